@@ -1,0 +1,107 @@
+"""JSON-lines files that are written while they are read: appended in one write, read without waiting."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Generic, TypeVar
+
+import msgspec
+
+T = TypeVar("T")
+
+
+class Tail(Generic[T]):
+    """Follows a file from its start; each `new()` gives the complete lines that came since the last call.
+
+    A half-written last line waits for its end, a broken line is counted in `unreadable` and skipped, a file that
+    does not exist yet is empty. Reads at most `window_bytes` a call, so that a huge file cannot stall its reader.
+    """
+
+    def __init__(self, path: Path, type: type[T], window_bytes: int = 8 << 20) -> None:
+        self.path = path
+        self.unreadable = 0
+        self.offset = 0
+        self._decoder = msgspec.json.Decoder(type)
+        self._window_bytes = window_bytes
+
+    def new(self) -> list[T]:
+        """Records that became complete since the last call; an unreadable file raises OSError."""
+        try:
+            fd = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
+        except FileNotFoundError:
+            return []
+        try:
+            if os.fstat(fd).st_size < self.offset:
+                self.offset = 0  # it was truncated: what is there now is new
+            chunk = os.pread(fd, self._window_bytes, self.offset)
+        finally:
+            os.close(fd)
+        end = chunk.rfind(b"\n") + 1
+        if end == 0 and len(chunk) == self._window_bytes:
+            # One line longer than the window is damage: step over it.
+            self.unreadable += 1
+            self.offset += len(chunk)
+            return []
+        self.offset += end
+        return list(self._decode(chunk[:end]))
+
+    def _decode(self, chunk: bytes) -> Iterator[T]:
+        for line in chunk.split(b"\n"):
+            if not line.strip(b" \r\0"):
+                continue
+            try:
+                yield self._decoder.decode(line)
+            except (msgspec.DecodeError, UnicodeDecodeError):
+                self.unreadable += 1
+
+
+def read_all(path: Path, type: type[T]) -> tuple[list[T], int]:
+    """Every readable record of a file, and how many lines could not be read."""
+    tail = Tail(path, type)
+    records: list[T] = []
+    while True:
+        before = tail.offset
+        records += tail.new()
+        if tail.offset == before:
+            return records, tail.unreadable
+
+
+class Appender:
+    """Appends records, one `write()` a line, to a file opened O_APPEND. A full disk raises OSError."""
+
+    def __init__(self, path: Path) -> None:
+        self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        self._encoder = msgspec.json.Encoder()
+
+    def write(self, record: msgspec.Struct) -> None:
+        """One line; None fields are written as null."""
+        os.write(self._fd, self._encoder.encode(record) + b"\n")
+
+    def close(self) -> None:
+        """Close the file; further writes are errors."""
+        os.close(self._fd)
+
+
+def write_atomically(path: Path, content: bytes) -> None:
+    """The whole file or nothing of it: temporary file, fsync, rename, fsync of the directory."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+    try:
+        try:
+            view = memoryview(content)
+            while view:
+                view = view[os.write(fd, view) :]
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+        os.rename(temporary, path)
+    except OSError:
+        temporary.unlink(missing_ok=True)
+        raise
+    directory = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(directory)
+    finally:
+        os.close(directory)

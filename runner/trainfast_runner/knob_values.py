@@ -1,0 +1,228 @@
+"""What a knob may hold: how its text is read, how its values are stepped through, how they are written."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from trainfast_runner.problem import Problem, nearest
+
+type_names = {int: "a whole number", float: "a number", str: "text"}
+KnobValue = int | float | str | None
+
+BYTE_UNITS = {
+    "B": 1,
+    "kB": 10**3,
+    "KB": 10**3,
+    "MB": 10**6,
+    "GB": 10**9,
+    "TB": 10**12,
+    "KiB": 2**10,
+    "MiB": 2**20,
+    "GiB": 2**30,
+    "TiB": 2**40,
+}
+
+
+class Values(Protocol):
+    """The set of values of one knob."""
+
+    def read(self, raw: object) -> KnobValue:
+        """A typed value from TOML or from the command line's text; raises Problem without a key."""
+
+    def ladder(self, current: KnobValue) -> Sequence[KnobValue]:
+        """The values the arrows step through, in order; contains `current`."""
+
+    def describe(self) -> str:
+        """What is allowed, in a few words."""
+
+
+@dataclass(frozen=True)
+class Choice:
+    """One of a fixed list of words. `pending` ones are declared and refused by name until they work."""
+
+    options: tuple[str, ...]
+    pending: tuple[str, ...] = ()
+
+    @property
+    def working(self) -> tuple[str, ...]:
+        """The options that can be chosen today."""
+        return tuple(option for option in self.options if option not in self.pending)
+
+    def read(self, raw: object) -> str:
+        if isinstance(raw, bool) and {"on", "off"} <= set(self.options):
+            raw = "on" if raw else "off"
+        if not isinstance(raw, str):
+            raise Problem(f"must be one of its names, not {raw!r}", allowed=self.working)
+        word = raw.strip()
+        if word in self.pending:
+            raise Problem(f"{word} is not available in this version", allowed=self.working)
+        if word not in self.options:
+            raise Problem(
+                f"{word!r} is not one of its values",
+                allowed=self.working,
+                nearest=nearest(word, self.working),
+            )
+        return word
+
+    def ladder(self, current: KnobValue) -> Sequence[KnobValue]:
+        return self.working
+
+    def describe(self) -> str:
+        return " ".join(self.working)
+
+
+@dataclass(frozen=True)
+class Whole:
+    """A whole number from `least` to `most`; `steps` are the stops of the arrows."""
+
+    least: int
+    most: int
+    steps: tuple[int, ...]
+
+    def read(self, raw: object) -> int:
+        number = _number(raw, int)
+        if not self.least <= number <= self.most:
+            raise Problem(f"{int(number)} is out of range", allowed=[self.describe()])
+        return int(number)
+
+    def ladder(self, current: KnobValue) -> Sequence[KnobValue]:
+        extra = [current] if isinstance(current, int) else []
+        return sorted({*self.steps, *extra})
+
+    def describe(self) -> str:
+        return f"a whole number from {self.least} to {self.most}"
+
+
+@dataclass(frozen=True)
+class Real:
+    """A number from `least` to `most` without unit."""
+
+    least: float
+    most: float
+    steps: tuple[float, ...]
+
+    def read(self, raw: object) -> float:
+        number = float(_number(raw, float))
+        if not self.least <= number <= self.most:
+            raise Problem(f"{number:g} is out of range", allowed=[self.describe()])
+        return number
+
+    def ladder(self, current: KnobValue) -> Sequence[KnobValue]:
+        extra = [float(current)] if isinstance(current, int | float) else []
+        return sorted({*self.steps, *extra})
+
+    def describe(self) -> str:
+        return f"a number from {self.least:g} to {self.most:g}"
+
+
+@dataclass(frozen=True)
+class BytesPerRank:
+    """Bytes with a unit, one value for every rank or one a rank joined by `+`; None is no limit."""
+
+    steps: tuple[str, ...]
+
+    def read(self, raw: object) -> str | None:
+        if raw in (None, "none", "auto"):
+            return None
+        if not isinstance(raw, str):
+            raise Problem(f"{raw!r} needs a unit", allowed=[self.describe()])
+        parse_bytes_per_rank(raw)
+        return raw.replace(" ", "")
+
+    def ladder(self, current: KnobValue) -> Sequence[KnobValue]:
+        stops: list[KnobValue] = [None, *self.steps]
+        return stops if current in stops else [*stops, current]
+
+    def describe(self) -> str:
+        return "bytes with a unit, such as 1536MiB, 2GiB, 1.5GB, or one a rank: 2GiB+1536MiB; none"
+
+
+@dataclass(frozen=True)
+class DeviceList:
+    """A count (`2`), or a list of indexes (`0+1`, `0+`); None lets the strategy choose.
+
+    With `always_list` a bare number is an index, not a count.
+    """
+
+    always_list: bool = False
+
+    def read(self, raw: object) -> int | str | None:
+        if raw in (None, "auto"):
+            return None
+        if isinstance(raw, bool) or not isinstance(raw, int | str):
+            raise Problem(f"{raw!r} is neither a count nor a list", allowed=[self.describe()])
+        text = str(raw).strip()
+        if self.always_list and text in {"", "none"}:
+            return ""
+        if not re.fullmatch(r"\d+(\+\d+)*\+?", text):
+            raise Problem(f"{text!r} is neither a count nor a list", allowed=[self.describe()])
+        indexes = [int(part) for part in text.split("+") if part]
+        if len(set(indexes)) != len(indexes):
+            raise Problem(f"{text!r} names a device twice", allowed=[self.describe()])
+        if "+" not in text and not self.always_list:
+            if indexes[0] < 1:
+                raise Problem("a count of devices starts at 1", allowed=[self.describe()])
+            return indexes[0]
+        return "+".join(map(str, indexes)) + ("+" if len(indexes) == 1 and not self.always_list else "")
+
+    def ladder(self, current: KnobValue) -> Sequence[KnobValue]:
+        stops: list[KnobValue] = [None] if self.always_list else [None, 1, 2, 4, 8]
+        return stops if current in stops else [*stops, current]
+
+    def describe(self) -> str:
+        if self.always_list:
+            return "device indexes joined by + such as 0+1, none, auto"
+        return "a count such as 2, indexes such as 0+1 or 0+, auto"
+
+
+@dataclass(frozen=True)
+class FreeText:
+    """Free text (a path); None when not given."""
+
+    def read(self, raw: object) -> str | None:
+        if raw in (None, "none", "auto"):
+            return None
+        if not isinstance(raw, str) or not raw:
+            raise Problem("must be a path", allowed=[self.describe()])
+        return raw
+
+    def ladder(self, current: KnobValue) -> Sequence[KnobValue]:
+        return [current]
+
+    def describe(self) -> str:
+        return "a path; none"
+
+
+def parse_bytes(text: str) -> int:
+    """Bytes of a figure with a unit: binary (`2GiB`) or decimal (`1.5GB`). Raises Problem without a unit."""
+    found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]+)\s*", text)
+    if not found or found[2] not in BYTE_UNITS:
+        units = [unit for unit in BYTE_UNITS if unit != "KB"]
+        raise Problem(f"{text!r} is not a number of bytes with a unit", allowed=units)
+    count = int(float(found[1]) * BYTE_UNITS[found[2]])
+    if count < 1:
+        raise Problem(f"{text!r} leaves no memory at all")
+    return count
+
+
+def parse_bytes_per_rank(text: str) -> list[int]:
+    """`2GiB` gives one figure for every rank, `2GiB+1536MiB` one for each."""
+    return [parse_bytes(part) for part in text.split("+")]
+
+
+def _number(raw: object, kind: type[int] | type[float]) -> int | float:
+    """An int or float from TOML or text; underscores as in TOML; raises Problem."""
+    refusal = Problem(f"must be {type_names[kind]}, not {raw!r}")
+    if isinstance(raw, bool) or not isinstance(raw, int | float | str):
+        raise refusal
+    if isinstance(raw, str):
+        try:
+            raw = kind(raw.strip())
+        except ValueError:
+            raise refusal from None
+    if kind is int and not isinstance(raw, int):
+        raise refusal
+    return raw

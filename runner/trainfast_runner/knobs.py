@@ -1,0 +1,445 @@
+"""The knob table: every setting of a run, declared once.
+
+The command line's `--set`, the panel on the screen, the checks of presets, the help and the exporters are all
+derived from `KNOBS`. A new knob is one entry here and the worker's handling of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from trainfast_runner.knob_values import (
+    BytesPerRank,
+    Choice,
+    DeviceList,
+    FreeText,
+    KnobValue,
+    Real,
+    Values,
+    Whole,
+)
+from trainfast_runner.problem import Problem, nearest
+
+Knobs = dict[str, KnobValue]
+
+POWERS_OF_TWO = tuple(2**power for power in range(14))
+ON_OFF = ("on", "off")
+
+
+@dataclass(frozen=True)
+class Equivalent:
+    """How the same setting is spelt elsewhere; empty where the other has no such setting."""
+
+    training_args: str = ""
+    accelerate: str = ""
+    deepspeed: str = ""
+    torchrun: str = ""
+
+
+@dataclass(frozen=True)
+class Knob:
+    """One setting. `speed` and `memory` are the text a person reads beside it."""
+
+    name: str
+    values: Values
+    default: KnobValue
+    group: str
+    what: str
+    speed: str
+    memory: str
+    new_process: bool = True
+    same_as: Equivalent = field(default_factory=Equivalent)
+
+    def read(self, raw: object) -> KnobValue:
+        """A typed value; raises Problem naming this knob."""
+        try:
+            return self.values.read(raw)
+        except Problem as problem:
+            raise Problem(
+                f"{self.name}: {problem.message}",
+                key=self.name,
+                allowed=problem.allowed or [self.values.describe()],
+                nearest=problem.nearest,
+            ) from None
+
+    def turn(self, current: KnobValue, by: int) -> KnobValue:
+        """The value `by` stops further along the ladder, held at its ends."""
+        ladder = list(self.values.ladder(current))
+        place = ladder.index(current) if current in ladder else 0
+        return ladder[max(0, min(len(ladder) - 1, place + by))]
+
+    def show(self, value: KnobValue) -> str:
+        """A value as a person types it after `--set name=`."""
+        if value is None:
+            return "auto" if isinstance(self.values, DeviceList) else "none"
+        return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+KNOBS: tuple[Knob, ...] = (
+    Knob(
+        "precision",
+        Choice(("fp32", "tf32", "fp16", "bf16", "bf16-pure")),
+        "fp32",
+        "compute",
+        "Number format of the matrix products. Weights stay fp32 except in bf16-pure. A cast weight is cached"
+        " within one autocast region, so it is cast once a micro-step. fp16 overflows above 65504 and needs"
+        " loss scaling; bf16 does not.",
+        "tf32 up to 3x over fp32 (Ampere and later), fp16 and bf16 about 2x and up to 5x on tensor cores",
+        "activations about half in fp16 and bf16; weights exist twice, so small batches may use more;"
+        " bf16-pure halves weights, gradients and optimizer states too",
+        same_as=Equivalent("fp16 / bf16 / tf32", "mixed_precision", "fp16.enabled / bf16.enabled", ""),
+    ),
+    Knob(
+        "batch_size",
+        Whole(1, 1_048_576, POWERS_OF_TWO),
+        8,
+        "batch",
+        "Samples of one micro-step on one data-parallel rank. Multiples of 8 suit fp16 tensor cores, of 64 an"
+        " A100. A larger batch is not always better for quality.",
+        "larger batches fill the device until it is full, then throughput stays flat",
+        "activations grow in proportion",
+        same_as=Equivalent("per_device_train_batch_size", "DataLoader(batch_size)", "train_micro_batch_size_per_gpu"),
+    ),
+    Knob(
+        "grad_accum",
+        Whole(1, 65_536, POWERS_OF_TWO[:11]),
+        1,
+        "batch",
+        "Micro-steps added up before one optimizer step. Not worth it when the batch already fits. Changes the"
+        " global batch, so learning rate and number of steps change with it.",
+        "20-30 % faster than stepping at each micro-batch; slower than the same batch in one piece",
+        "a large global batch at the memory of one micro-batch; gradients stay between micro-steps",
+        same_as=Equivalent("gradient_accumulation_steps", "gradient_accumulation_steps", "gradient_accumulation_steps"),
+    ),
+    Knob(
+        "seq_len",
+        Whole(8, 1_048_576, tuple(2**power for power in range(5, 16))),
+        256,
+        "batch",
+        "Tokens a sample. Multiples of 8, better 64, suit tensor cores.",
+        "attention costs grow with the square, everything else in proportion",
+        "activations grow in proportion (with the square for eager attention)",
+        same_as=Equivalent("max_seq_length (of the data)", "", ""),
+    ),
+    Knob(
+        "checkpointing",
+        Choice(("off", "full")),
+        "off",
+        "memory",
+        "Activation checkpointing: keep only the inputs of each layer and recompute the rest in the backward.",
+        "full recomputes each layer: about 20-30 % slower",
+        "activations shrink to one layer plus the boundaries between layers",
+        same_as=Equivalent("gradient_checkpointing", "", "activation_checkpointing"),
+    ),
+    Knob(
+        "optimizer",
+        Choice(
+            (
+                "adamw",
+                "adamw-loop",
+                "adamw-foreach",
+                "adamw-fused",
+                "adamw-8bit",
+                "paged-adamw-8bit",
+                "adafactor",
+                "sgd",
+            ),
+            pending=("paged-adamw-8bit",),
+        ),
+        "adamw",
+        "compute",
+        "What updates the weights. adamw is torch's own choice among loop, foreach and fused. Adafactor keeps"
+        " factored states and converges slower; 8-bit AdamW keeps quantized states and is as fast.",
+        "fused < foreach < loop in time a step; adafactor slowest",
+        "states: adamw 8 bytes a parameter, 8-bit 2, adafactor about 0, sgd with momentum 4;"
+        " foreach adds 4 bytes a parameter at its peak, fused none",
+        same_as=Equivalent("optim", "torch.optim / bitsandbytes", "optimizer.type"),
+    ),
+    Knob(
+        "attention",
+        Choice(("eager", "sdpa", "flash"), pending=("flash",)),
+        "sdpa",
+        "compute",
+        "Attention kernel: eager writes the whole score matrix, sdpa is torch's fused choice.",
+        "sdpa is faster than eager, more so on long sequences",
+        "eager keeps scores of heads x seq_len^2 a sample and layer; sdpa does not",
+        same_as=Equivalent("attn_implementation (of the model)", "attn_implementation", ""),
+    ),
+    Knob(
+        "compile",
+        Choice(("off", "default", "max-autotune"), pending=("default", "max-autotune")),
+        "off",
+        "compute",
+        "torch.compile of the model: a long first step, then faster ones; longer runs gain more.",
+        "up to about 2x once compiled; the first step takes tens of seconds",
+        "fused kernels keep fewer temporaries",
+        same_as=Equivalent("torch_compile", "dynamo_backend", ""),
+    ),
+    Knob(
+        "workers",
+        Whole(0, 256, (0, 1, 2, 4, 8, 16, 32)),
+        0,
+        "data",
+        "Processes that load data beside the training. 0 loads in the training process itself.",
+        "hides loading behind compute; more than the data needs does not help",
+        "each keeps prefetch batches in host memory",
+        same_as=Equivalent("dataloader_num_workers", "DataLoader(num_workers)", ""),
+    ),
+    Knob(
+        "pin_memory",
+        Choice(ON_OFF),
+        "off",
+        "data",
+        "Page-locked host memory for batches, so that copies to the GPU overlap with compute.",
+        "faster copies to the GPU; nothing on a CPU",
+        "the batches in flight, in host memory",
+        same_as=Equivalent("dataloader_pin_memory", "DataLoader(pin_memory)", ""),
+    ),
+    Knob(
+        "prefetch",
+        Whole(1, 256, (1, 2, 4, 8, 16)),
+        2,
+        "data",
+        "Batches each loader process prepares ahead. Without loader processes it has no effect.",
+        "smooths uneven loading times",
+        "workers x prefetch batches in host memory",
+        same_as=Equivalent("dataloader_prefetch_factor", "DataLoader(prefetch_factor)", ""),
+    ),
+    Knob(
+        "strategy",
+        Choice(
+            (
+                "single",
+                "dp",
+                "ddp",
+                "fsdp",
+                "zero1",
+                "zero2",
+                "zero3",
+                "zero2-offload",
+                "zero3-offload",
+                "tp",
+                "pp",
+                "naive-mp",
+                "ddp+tp",
+                "fsdp+tp",
+                "ddp+pp",
+            ),
+            pending=(
+                "dp",
+                "fsdp",
+                "zero1",
+                "zero2",
+                "zero3",
+                "zero2-offload",
+                "zero3-offload",
+                "tp",
+                "pp",
+                "naive-mp",
+                "ddp+tp",
+                "fsdp+tp",
+                "ddp+pp",
+            ),
+        ),
+        "single",
+        "parallel",
+        "How the model spreads over devices. ddp: a process a device, each with the whole model, one gradient"
+        " all-reduce that overlaps with the backward.",
+        "ddp is nearly N times one device when the link keeps up",
+        "ddp keeps the whole model on each device plus reduction buckets the size of the gradients",
+        same_as=Equivalent("(launcher)", "distributed_type", "zero_optimization.stage", "--nproc-per-node"),
+    ),
+    Knob(
+        "tp_degree",
+        Whole(2, 64, (2, 4, 8)),
+        2,
+        "parallel",
+        "Devices that share each layer's matrices in tensor parallelism.",
+        "only inside one machine with fast links",
+        "weights and states divided by the degree",
+    ),
+    Knob(
+        "pp_degree",
+        Whole(2, 64, (2, 4, 8)),
+        2,
+        "parallel",
+        "Stages the layers are cut into in pipeline parallelism.",
+        "the bubble shrinks with more micro-batches",
+        "weights and states divided by the degree",
+    ),
+    Knob(
+        "pp_schedule",
+        Choice(("gpipe", "1f1b", "interleaved")),
+        "gpipe",
+        "parallel",
+        "Order in which pipeline stages do forwards and backwards.",
+        "interleaved has the smallest bubble",
+        "1f1b keeps fewer micro-batches alive than gpipe",
+    ),
+    Knob(
+        "micro_batches",
+        Whole(1, 1024, POWERS_OF_TWO[:8]),
+        4,
+        "parallel",
+        "Chunks a batch is cut into in pipeline parallelism; 1 is naive model parallelism.",
+        "more chunks fill the bubble until each is too small for the device",
+        "gpipe keeps the activations of all of them",
+    ),
+    Knob(
+        "reshard",
+        Choice(ON_OFF),
+        "on",
+        "parallel",
+        "Whether FSDP frees the gathered weights after the forward.",
+        "off saves one all-gather a layer",
+        "off keeps the whole model during forward and backward",
+    ),
+    Knob(
+        "offload_path",
+        FreeText(),
+        None,
+        "parallel",
+        "Directory on an NVMe disk for the offloaded states of the zero*-offload strategies.",
+        "bound by the disk",
+        "states leave host memory too",
+        same_as=Equivalent(deepspeed="zero_optimization.offload_optimizer.nvme_path"),
+    ),
+    Knob(
+        "devices",
+        DeviceList(),
+        None,
+        "parallel",
+        "A count (2) or indexes (0+1) into what CUDA_VISIBLE_DEVICES leaves. auto: the GPU with most free memory"
+        " for single, all of them otherwise. Without a GPU a count is processes, up to 8.",
+        "",
+        "",
+        same_as=Equivalent("CUDA_VISIBLE_DEVICES", "--gpu_ids", "--include", "--nproc-per-node"),
+    ),
+    Knob(
+        "p2p",
+        Choice(ON_OFF),
+        "on",
+        "parallel",
+        "off sets NCCL_P2P_DISABLE=1: devices talk through host memory, as on a machine without NVLink.",
+        "off shows what the link is worth",
+        "none",
+        same_as=Equivalent("NCCL_P2P_DISABLE", "NCCL_P2P_DISABLE", "NCCL_P2P_DISABLE", "NCCL_P2P_DISABLE"),
+    ),
+    Knob(
+        "memory_limit",
+        BytesPerRank(("512MiB", "1GiB", "2GiB", "4GiB", "8GiB", "16GiB", "24GiB", "40GiB")),
+        None,
+        "memory",
+        "A real limit for each rank's allocations after its imports: RLIMIT_DATA on a CPU, a cap on the caching"
+        " allocator on a GPU (its context not counted).",
+        "none until it is near; then the allocator retries",
+        "what does not fit ends as out of memory",
+    ),
+    Knob(
+        "engine",
+        Choice(("native", "accelerate", "trainer"), pending=("accelerate", "trainer")),
+        "native",
+        "compute",
+        "Who runs the loop.",
+        "",
+        "",
+    ),
+    Knob(
+        "lr",
+        Real(0.0, 10.0, (1e-5, 3e-5, 1e-4, 3e-4, 1e-3, 3e-3)),
+        3e-4,
+        "optimization",
+        "Learning rate. With a global batch k times as large, the linear rule makes it k times as large.",
+        "none",
+        "none",
+        same_as=Equivalent("learning_rate", "optimizer(lr)", "optimizer.params.lr"),
+    ),
+    Knob(
+        "lr_schedule",
+        Choice(("constant", "linear")),
+        "constant",
+        "optimization",
+        "linear lets the rate fall to zero over the steps of the run.",
+        "none",
+        "none",
+        same_as=Equivalent("lr_scheduler_type", "get_scheduler", "scheduler.type"),
+    ),
+    Knob(
+        "weight_decay",
+        Real(0.0, 1.0, (0.0, 0.01, 0.1)),
+        0.0,
+        "optimization",
+        "Decoupled decay of weight matrices; biases and norms are left out.",
+        "none",
+        "none",
+        same_as=Equivalent("weight_decay", "optimizer(weight_decay)", "optimizer.params.weight_decay"),
+    ),
+    Knob(
+        "grad_clip",
+        Real(0.0, 1e6, (0.0, 0.5, 1.0)),
+        0.0,
+        "optimization",
+        "Largest gradient norm; 0 is off.",
+        "one pass over the gradients",
+        "none",
+        same_as=Equivalent("max_grad_norm", "clip_grad_norm_", "gradient_clipping"),
+    ),
+    Knob(
+        "seed",
+        Whole(0, 2**31 - 1, (0, 1, 42)),
+        42,
+        "optimization",
+        "Seed of the weights, the order of samples and the masks.",
+        "none",
+        "none",
+        same_as=Equivalent("seed", "set_seed", ""),
+    ),
+    Knob(
+        "steps",
+        Whole(1, 10_000_000, (10, 20, 30, 50, 100, 200, 500, 1000)),
+        50,
+        "run",
+        "Optimizer steps in total, the timing warm-up among them.",
+        "none",
+        "none",
+        same_as=Equivalent("max_steps", "", ""),
+    ),
+    Knob(
+        "timing_warmup",
+        Whole(0, 100_000, (0, 1, 3, 5, 10)),
+        3,
+        "run",
+        "First steps that are recorded but enter no figure: kernels are chosen and caches filled in them.",
+        "none",
+        "none",
+    ),
+    Knob(
+        "watch",
+        DeviceList(always_list=True),
+        None,
+        "run",
+        "NVML devices whose readings are joined to the run; auto: those its ranks use, none for a CPU run.",
+        "none",
+        "none",
+    ),
+)
+
+BY_NAME: Mapping[str, Knob] = {knob.name: knob for knob in KNOBS}
+
+
+def knob(name: str) -> Knob:
+    """The entry of that name. Raises Problem with the nearest name."""
+    if name not in BY_NAME:
+        raise Problem(
+            f"there is no knob {name!r}",
+            key=name,
+            allowed=None if nearest(name, BY_NAME) else BY_NAME,
+            nearest=nearest(name, BY_NAME),
+        )
+    return BY_NAME[name]
+
+
+def defaults() -> Knobs:
+    """Every knob at its default."""
+    return {entry.name: entry.default for entry in KNOBS}

@@ -1,0 +1,68 @@
+"""The one error a person can cause: said in one line, with what is allowed and the nearest valid name."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class Problem(Exception):
+    """Input that cannot be used. The command line prints it and exits with `exit_code`.
+
+    `where` is a file and line (`my.toml:7`) or the option it came from; `key` the knob or field at fault.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        key: str | None = None,
+        allowed: Iterable[str] | None = None,
+        nearest: str | None = None,
+        where: str | None = None,
+        exit_code: int = 2,
+    ) -> None:
+        self.message = message
+        self.key = key
+        self.allowed = None if allowed is None else [str(value) for value in allowed]
+        self.nearest = nearest
+        self.where = where
+        self.exit_code = exit_code
+        super().__init__(self.line())
+
+    def line(self) -> str:
+        """The whole problem as one line of text."""
+        text = f"{self.where}: {self.message}" if self.where else self.message
+        if self.nearest:
+            text += f"; did you mean {self.nearest}?"
+        if self.allowed:
+            text += f" (allowed: {', '.join(self.allowed)})"
+        return " ".join(text.split())
+
+    def at(self, where: str) -> Problem:
+        """The same problem, with the place it was found in (kept when it already has one)."""
+        return Problem(
+            self.message,
+            key=self.key,
+            allowed=self.allowed,
+            nearest=self.nearest,
+            where=self.where or where,
+            exit_code=self.exit_code,
+        )
+
+    def as_json(self) -> dict[str, object]:
+        """The object behind `error` in what `--json` prints for exit code 2."""
+        return {
+            "message": self.line(),
+            "key": self.key,
+            "allowed": self.allowed,
+            "nearest": self.nearest,
+        }
+
+
+def nearest(word: str, names: Iterable[str]) -> str | None:
+    """The closest valid name to a misspelt one, or None when nothing is close."""
+    by_fold = {name.replace("-", "").replace("_", "").lower(): name for name in names}
+    folded = word.replace("-", "").replace("_", "").lower()
+    found = difflib.get_close_matches(folded, by_fold, n=1, cutoff=0.6)
+    return by_fold[found[0]] if found else None

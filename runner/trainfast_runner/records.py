@@ -1,0 +1,295 @@
+"""The typed shape of every file in a run directory. Unknown fields are ignored, absent ones are None.
+
+Times are CLOCK_MONOTONIC nanoseconds; `run.json` holds one wall-clock anchor to turn them into dates.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+SCHEMA = 1
+
+STATES = (
+    "starting",
+    "running",
+    "stopping",
+    "finished",
+    "oom",
+    "failed",
+    "stopped",
+    "killed",
+    "lost",
+    "failed_to_start",
+)
+END_STATES = STATES[3:]
+EXIT_CODES = {
+    "finished": 0,
+    "oom": 3,
+    "failed": 4,
+    "killed": 4,
+    "failed_to_start": 4,
+    "lost": 5,
+    "stopped": 130,
+}
+
+
+class Clock(msgspec.Struct, frozen=True, kw_only=True):
+    """One instant on both clocks: `monotonic_ns` of this boot, `wall_ns` since the epoch."""
+
+    monotonic_ns: int
+    wall_ns: int
+
+
+class RunFile(msgspec.Struct, frozen=True, kw_only=True):
+    """`run.json`: all that was asked, written once before anything starts.
+
+    `memory_limit_bytes` is one figure a rank; `env` holds only what the launch changed.
+    """
+
+    schema: int = SCHEMA
+    run_id: str
+    preset: str
+    variant: str | None = None
+    title: str = ""
+    model: dict[str, Any] = {}
+    data: dict[str, Any] = {}
+    knobs: dict[str, Any] = {}
+    changed: list[str] = []
+    device: str = "cpu"
+    world_size: int = 1
+    device_uuids: list[str] = []
+    watch_uuids: list[str] = []
+    memory_limit_bytes: list[int] | None = None
+    python: str = ""
+    argv: list[str] = []
+    env: dict[str, str] = {}
+    versions: dict[str, str | None] = {}
+    cwd: str = ""
+    git_commit: str | None = None
+    boot_id: str = ""
+    clock: Clock
+    cache_dir: str = ""
+    start_temperature_c: float | None = None
+    foreign_processes: list[dict[str, Any]] = []
+    clean: bool = True
+
+
+class Step(msgspec.Struct, frozen=True, kw_only=True):
+    """A line of `steps.jsonl`: one optimizer step of one rank. Phases an engine cannot split are None."""
+
+    t_ns: int
+    step: int
+    warmup: bool = False
+    samples: int
+    tokens: int
+    loss: float | None = None
+    step_ms: float
+    data_ms: float | None = None
+    forward_ms: float | None = None
+    backward_ms: float | None = None
+    optimizer_ms: float | None = None
+    other_ms: float | None = None
+    peak_allocated_bytes: int | None = None
+    peak_reserved_bytes: int | None = None
+    alloc_retries: int | None = None
+    lr: float | None = None
+    loss_scale: float | None = None
+    phase_peaks: dict[str, int] | None = None
+
+
+class WorkerLine(msgspec.Struct, frozen=True, kw_only=True):
+    """A line of `worker.jsonl`. `kind` is started, phase, data, actual, overflow, exception, invalid or finished;
+    only the fields of its kind are set."""
+
+    t_ns: int
+    kind: str
+    rank: int | None = None
+    world_size: int | None = None
+    pid: int | None = None
+    start_ticks: int | None = None
+    phase: str | None = None
+    detail: str | None = None
+    step: int | None = None
+    type: str | None = None
+    message: str | None = None
+    chain: list[dict[str, str]] | None = None
+    traceback: str | None = None
+    is_oom: bool | None = None
+    key: str | None = None
+    allowed: list[str] | None = None
+    nearest: str | None = None
+    synthetic: bool | None = None
+    source: str | None = None
+    scale: float | None = None
+    # Of kind actual: what really ran.
+    wrapper: str | None = None
+    optimizer: str | None = None
+    param_dtype: str | None = None
+    compute_dtype: str | None = None
+    reduce_dtype: str | None = None
+    attention: str | None = None
+    device: str | None = None
+    zero_stage: int | None = None
+    mesh: dict[str, int] | None = None
+    pipeline_stages: int | None = None
+    compiled: bool | None = None
+    parameters: int | None = None
+    model_flops_per_sample: float | None = None
+    loader_workers_alive: int | None = None
+
+
+class Event(msgspec.Struct, frozen=True, kw_only=True):
+    """A line of `events.jsonl`. `kind` is supervisor, state, stop_requested, kill_sent, throttle_on, throttle_off,
+    xid, foreign_process, gpu_lost, gpu_back, output_trimmed or rank_gone."""
+
+    t_ns: int
+    kind: str
+    state: str | None = None
+    reason: str | None = None
+    pid: int | None = None
+    start_ticks: int | None = None
+    deadline_ns: int | None = None
+    rank: int | None = None
+    device: int | None = None
+    detail: str | None = None
+
+
+class Actual(msgspec.Struct, frozen=True, kw_only=True):
+    """What really ran, read from the live objects."""
+
+    wrapper: str | None = None
+    optimizer: str | None = None
+    param_dtype: str | None = None
+    compute_dtype: str | None = None
+    reduce_dtype: str | None = None
+    attention: str | None = None
+    world_size: int | None = None
+    device: str | None = None
+    zero_stage: int | None = None
+    mesh: dict[str, int] | None = None
+    pipeline_stages: int | None = None
+    compiled: bool | None = None
+
+
+class StepCount(msgspec.Struct, frozen=True, kw_only=True):
+    """Steps that enter the summary and those cut as timing warm-up."""
+
+    measured: int = 0
+    warmup: int = 0
+
+
+class Losses(msgspec.Struct, frozen=True, kw_only=True):
+    """Means of the first and last five recorded losses."""
+
+    first: float | None = None
+    last: float | None = None
+
+
+class Spread(msgspec.Struct, frozen=True, kw_only=True):
+    """A median and its median absolute deviation."""
+
+    median: float | None = None
+    mad: float | None = None
+
+
+class Throughput(msgspec.Struct, frozen=True, kw_only=True):
+    """Summed over data-parallel ranks, a second."""
+
+    samples_per_s: Spread = Spread()
+    tokens_per_s: Spread = Spread()
+
+
+class StepTime(msgspec.Struct, frozen=True, kw_only=True):
+    """Milliseconds of a step on rank 0: percentiles of the whole, medians of its phases."""
+
+    p50: float | None = None
+    p90: float | None = None
+    p99: float | None = None
+    data: float | None = None
+    forward: float | None = None
+    backward: float | None = None
+    optimizer: float | None = None
+    other: float | None = None
+
+
+class Flops(msgspec.Struct, frozen=True, kw_only=True):
+    """Model FLOPs a second and device, and their share of the peak."""
+
+    model_tflops_per_device: float | None = None
+    mfu: float | None = None
+    hfu: float | None = None
+    peak_tflops: float | None = None
+    peak_source: str | None = None
+
+
+class Memory(msgspec.Struct, frozen=True, kw_only=True):
+    """Bytes: the worst rank's allocator peaks, and the device's own figure."""
+
+    peak_allocated_bytes: int | None = None
+    peak_reserved_bytes: int | None = None
+    device_peak_used_bytes: int | None = None
+    predicted_bytes: int | None = None
+    alloc_retries: int | None = None
+
+
+class Energy(msgspec.Struct, frozen=True, kw_only=True):
+    """Joules over the measured window, summed over watched devices."""
+
+    joules: float | None = None
+    joules_per_sample: float | None = None
+
+
+class Throttle(msgspec.Struct, frozen=True, kw_only=True):
+    """Share of the measured window in which the worst watched device was throttled."""
+
+    thermal_fraction: float | None = None
+    power_fraction: float | None = None
+    devices: list[dict[str, Any]] = []
+
+
+class RunError(msgspec.Struct, frozen=True, kw_only=True):
+    """The exception that ended a run, as its rank wrote it."""
+
+    rank: int | None = None
+    phase: str | None = None
+    type: str | None = None
+    message: str | None = None
+    chain: list[dict[str, str]] = []
+
+
+class Conditions(msgspec.Struct, frozen=True, kw_only=True):
+    """What else was true of the machine; `clean` is False when the comparison with another run is in doubt."""
+
+    start_temperature_c: float | None = None
+    foreign_processes: list[dict[str, Any]] = []
+    clean: bool = True
+
+
+class Result(msgspec.Struct, frozen=True, kw_only=True):
+    """`result.json`, and what `run --json` prints."""
+
+    schema: int = SCHEMA
+    run_id: str
+    state: str
+    reason: str = ""
+    preset: str = ""
+    variant: str | None = None
+    synthetic_data: bool | None = None
+    started_wall_ns: int | None = None
+    seconds: float | None = None
+    knobs: dict[str, Any] = {}
+    actual: Actual = Actual()
+    steps: StepCount = StepCount()
+    loss: Losses = Losses()
+    throughput: Throughput = Throughput()
+    step_ms: StepTime = StepTime()
+    flops: Flops = Flops()
+    memory: Memory = Memory()
+    energy: Energy = Energy()
+    throttle: Throttle = Throttle()
+    diagnosis: list[Any] = []
+    error: RunError | None = None
+    conditions: Conditions = Conditions()
+    unreadable_lines: int = 0

@@ -1,0 +1,117 @@
+"""What one run is asked to do: a preset (and variant) with every `--set` applied, checked word by word."""
+
+from __future__ import annotations
+
+import glob
+import os
+import tomllib
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from trainfast_runner import presets
+from trainfast_runner.knobs import BY_NAME, Knobs, defaults, knob
+from trainfast_runner.presets import Preset
+from trainfast_runner.problem import Problem, nearest
+
+
+@dataclass(frozen=True)
+class RunSpec:
+    """Model, data and every knob of one run. `changed` names the knobs and fields set by `--set`."""
+
+    preset: str
+    variant: str | None
+    title: str
+    model: dict[str, Any]
+    data: dict[str, Any]
+    knobs: Knobs
+    changed: tuple[str, ...] = ()
+
+    @property
+    def name(self) -> str:
+        """The preset as it is written on the command line."""
+        return f"{self.preset}/{self.variant}" if self.variant else self.preset
+
+
+def resolve(reference: str, settings: Iterable[str] = ()) -> RunSpec:
+    """The run that `PRESET --set a=b ...` asks for. Raises Problem; touches no device and starts nothing."""
+    preset, variant = presets.load(reference)
+    spec = from_preset(preset, variant)
+    for setting in settings:
+        spec = with_setting(spec, setting)
+    return spec
+
+
+def from_preset(preset: Preset, variant: presets.Variant | None) -> RunSpec:
+    """A preset's run without further settings."""
+    data = {"kind": "text", "objective": "causal-lm", **preset.data}
+    return RunSpec(
+        preset=preset.name,
+        variant=variant.id if variant else None,
+        title=preset.title,
+        model=dict(preset.model),
+        data=data,
+        knobs={**defaults(), **preset.knobs, **(variant.knobs if variant else {})},
+    )
+
+
+def with_setting(spec: RunSpec, setting: str) -> RunSpec:
+    """`spec` with one `knob=value`, `model.FIELD=value` or `data.FIELD=value`. Raises Problem."""
+    key, separator, value = setting.partition("=")
+    key = key.strip()
+    if not separator or not key:
+        raise Problem(f"--set takes knob=value, not {setting!r}", key=key or setting)
+    model, data, knobs = dict(spec.model), dict(spec.data), dict(spec.knobs)
+    section, dot, name = key.partition(".")
+    if dot and section == "model":
+        if name in presets.MODEL_SOURCES:
+            # A path is taken from where the command is typed, and another model brings its own fields.
+            model = {name: os.path.abspath(os.path.expanduser(value)) if name == "path" else value}
+        else:
+            model[name] = _toml_value(value)
+    elif dot and section == "data":
+        given: object = value.split("+") if name == "paths" else value
+        data[name] = presets.read_data_field(name, given)
+        if name == "paths":
+            data.setdefault("kind", "files")
+    elif dot:
+        raise Problem(
+            f"there is no section {section!r}",
+            key=key,
+            allowed=["KNOB", "model.FIELD", "data.FIELD"],
+            nearest=nearest(section, ["model", "data"]),
+        )
+    else:
+        knobs[key] = knob(key).read(value.strip())
+    return RunSpec(
+        spec.preset, spec.variant, spec.title, model, data, knobs, tuple(dict.fromkeys((*spec.changed, key)))
+    )
+
+
+def expand_paths(data: dict[str, Any]) -> dict[str, Any]:
+    """`data` with `paths` as existing absolute files, globs expanded. Raises Problem when one matches nothing."""
+    if data["kind"] != "files":
+        return data
+    if not data.get("paths"):
+        raise Problem("data.kind files needs data.paths", key="data.paths")
+    files: list[str] = []
+    for pattern in data["paths"]:
+        matched = sorted(glob.glob(os.path.expanduser(pattern), recursive=True))
+        matched = [os.path.abspath(path) for path in matched if os.path.isfile(path)]
+        if not matched:
+            raise Problem(f"data.paths {pattern!r} matches no file", key="data.paths")
+        files += matched
+    return {**data, "paths": list(dict.fromkeys(files))}
+
+
+def _toml_value(text: str) -> Any:
+    """A number, boolean, list or quoted text as TOML reads it; anything else is text as it stands."""
+    try:
+        return tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        return text
+
+
+def differences(one: Knobs, other: Knobs) -> dict[str, tuple[Any, Any]]:
+    """The knobs in which two runs differ, in the table's order."""
+    return {name: (one.get(name), other.get(name)) for name in BY_NAME if one.get(name) != other.get(name)}
