@@ -1,0 +1,33 @@
+# `make run` and `make test` each work as the first command on a machine with Python >= 3.11, pip and make.
+PYTHON ?= python3
+VENV := .venv
+INSTALLED := $(VENV)/.installed
+
+.PHONY: run test install check bench clean
+
+run: install
+	@$(VENV)/bin/trainfast-tui
+
+test: install
+	$(VENV)/bin/python -m pytest -n 2 --dist loadgroup
+
+check: install
+	$(VENV)/bin/ruff check .
+	$(VENV)/bin/ruff format --check .
+	$(VENV)/bin/mypy
+	$(VENV)/bin/lint-imports
+
+bench: install
+	$(VENV)/bin/python benchmarks/run.py
+
+install: $(INSTALLED)
+
+# The stamp is the last thing written: an interrupted set-up starts over, a finished one costs nothing.
+$(INSTALLED): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "trainfast-tui needs Python >= 3.11; try: make PYTHON=python3.12")'
+	$(PYTHON) -m venv $(VENV)
+	$(VENV)/bin/python -m pip install --quiet --constraint constraints.txt --editable '.[train,test]'
+	@touch $@
+
+clean:
+	rm -rf $(VENV) dist build .mypy_cache .ruff_cache .pytest_cache
