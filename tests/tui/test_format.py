@@ -1,0 +1,156 @@
+"""Numbers with their units, and untrusted text made safe to show."""
+
+import math
+import unicodedata
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+from rich.cells import cell_len
+
+from trainfast_tui import format as fmt
+
+FORMATTERS = (
+    fmt.number,
+    fmt.size,
+    fmt.mebibytes,
+    fmt.count,
+    fmt.rate("samples"),
+    fmt.bytes_per_second,
+    fmt.milliseconds,
+    fmt.watts,
+    fmt.joules,
+    fmt.celsius,
+    fmt.megahertz,
+    fmt.percent,
+    fmt.signed_percent,
+    fmt.duration,
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (fmt.number(0.1234), "0.123"),
+        (fmt.number(9.996), "10.0"),
+        (fmt.number(99.96), "100"),
+        (fmt.number(12345.6), "12,346"),
+        (fmt.number(0), "0"),
+        (fmt.number(0.00001), "1.0e-05"),
+        (fmt.size(512), "512 B"),
+        (fmt.size(1024), "1.00 KiB"),
+        (fmt.size(39.5 * 2**30), "39.5 GiB"),
+        (fmt.size(1023.9 * 2**20), "1.00 GiB"),
+        (fmt.mebibytes(40960 * 2**20), "40960 MiB"),
+        (fmt.count(12345, "steps"), "12,345 steps"),
+        (fmt.count(7), "7"),
+        (fmt.per_second(12.34, "samples"), "12.3 samples/s"),
+        (fmt.bytes_per_second(1.25 * 2**30), "1.25 GiB/s"),
+        (fmt.milliseconds(12.34), "12.3 ms"),
+        (fmt.milliseconds(1234), "1,234 ms"),
+        (fmt.watts(250.6), "251 W"),
+        (fmt.joules(12345), "12.3 kJ"),
+        (fmt.joules(12.3), "12.3 J"),
+        (fmt.celsius(64), "64 °C"),
+        (fmt.megahertz(1980), "1980 MHz"),
+        (fmt.percent(97.6), "98 %"),
+        (fmt.percent(97.64, 1), "97.6 %"),
+        (fmt.signed_percent(3.44), "+3.4 %"),
+        (fmt.signed_percent(-0.01), "0.0 %"),
+        (fmt.delta(150, 162.3, fmt.milliseconds), "-12.3 ms (-7.6 %)"),
+        (fmt.delta(5, 0, fmt.watts), "+5 W"),
+        (fmt.delta(5, 5, fmt.watts), "0 W (0.0 %)"),
+        (fmt.delta(None, 5, fmt.watts), "–"),
+        (fmt.duration(0), "0 s"),
+        (fmt.duration(4.2), "4.2 s"),
+        (fmt.duration(9.99), "10 s"),
+        (fmt.duration(59.7), "1 min"),
+        (fmt.duration(125), "2 min 05 s"),
+        (fmt.duration(120), "2 min"),
+        (fmt.duration(3720), "1 h 02 min"),
+        (fmt.duration(3 * 86400 + 4 * 3600), "3 d 04 h"),
+        (fmt.duration(-125), "-2 min 05 s"),
+    ],
+)
+def test_reads_as(text: str, expected: str) -> None:
+    assert text == expected
+
+
+@pytest.mark.parametrize("formatter", FORMATTERS)
+def test_absent_is_never_zero(formatter: fmt.Formatter) -> None:
+    for value in (None, math.nan, math.inf, -math.inf):
+        assert formatter(value) == fmt.ABSENT
+
+
+@given(st.floats(allow_nan=False, allow_infinity=False), st.sampled_from(FORMATTERS))
+def test_every_number_has_a_text_of_one_line(value: float, formatter: fmt.Formatter) -> None:
+    text = formatter(value)
+    assert text.strip() == text
+    assert "\n" not in text
+
+
+@given(st.floats(0, 1e15))
+def test_a_size_reads_back_within_its_precision(size_bytes: float) -> None:
+    figure, unit = fmt.size(size_bytes).split()
+    factor = 1024 ** ("B", "KiB", "MiB", "GiB", "TiB", "PiB").index(unit)
+    assert float(figure.replace(",", "")) * factor == pytest.approx(size_bytes, rel=0.006, abs=0.5)
+
+
+@pytest.mark.parametrize(
+    ("untrusted", "expected"),
+    [
+        ("\x1b[31mred\x1b[0m", "red"),
+        ("\x1b]0;title\x07text", "text"),
+        ("\x1b]8;;http://x\x1b\\link\x1b]8;;\x1b\\", "link"),
+        ("\x9b31mred", "red"),
+        ("\x1bP1;2q#0\x1b\\after", "after"),
+        ("\x1b]52;c;cGFzdGU=", "52;c;cGFzdGU="),
+        ("\x1b(Bx\x1b7y\x1bcz", "xyz"),
+        ("a\tb", "a       b"),
+        ("loss: 1\r\nloss: 2", "loss: 1  loss: 2"),
+        ("user\u202etxt.exe", "usertxt.exe"),
+        ("a\x00b\x7fc\x85d", "abc d"),
+        ("half\ud83d", "half\ufffd"),
+        ("[bold]not markup[/]", "[bold]not markup[/]"),
+    ],
+)
+def test_control_sequences_are_taken_out(untrusted: str, expected: str) -> None:
+    assert fmt.plain(untrusted) == expected
+
+
+_hostile = st.lists(
+    st.one_of(
+        st.text(max_size=6),
+        st.sampled_from(["\x1b[", "\x1b]", "\x1b", "\x9b", "\x9d", "\x07", "\x1b\\", "\u202e", "\u2066", "31m"]),
+        st.characters(categories=["Cc", "Cf", "Cs", "Zl"]),
+    )
+).map("".join)
+
+
+@given(_hostile, st.none() | st.integers(-1, 40))
+@example("\x1b\x1b[[31m", None)
+def test_plain_text_is_harmless(untrusted: str, width: int | None) -> None:
+    text = fmt.plain(untrusted, width)
+    assert not [c for c in text if unicodedata.category(c) in ("Cc", "Cs", "Zl", "Zp")]
+    assert not set(text) & set("\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069\u200e\u200f\u061c")
+    text.encode()
+    if width is not None:
+        assert cell_len(text) <= max(width, 0)
+    assert fmt.plain(text, width) == text
+
+
+@given(st.text(), st.integers(0, 30), st.sampled_from(["left", "right"]))
+def test_fit_is_exact(text: str, width: int, align: str) -> None:
+    fitted = fmt.fit(text, width, "left" if align == "left" else "right")
+    assert cell_len(fitted) == width
+
+
+def test_a_wide_character_is_not_cut_in_half() -> None:
+    assert fmt.truncate("温度计", 5) == "温度…"
+    assert fmt.truncate("温度计", 4) == "温 …"
+    assert fmt.fit("温度", 6, "right") == "  温度"
+
+
+@given(st.text())
+def test_ascii_is_ascii(text: str) -> None:
+    assert fmt.to_ascii(text).isascii()

@@ -1,0 +1,386 @@
+"""The strip chart and the bar, by the text a person would see."""
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from rich.cells import cell_len
+from rich.segment import Segment
+from rich.style import Style
+from textual.app import App, ComposeResult
+from textual.geometry import Region
+
+from trainfast_tui import format as fmt
+from trainfast_tui.widgets.bar import Bar, bar_runs
+from trainfast_tui.widgets.braille import YRange, changed_cells, nice_ceiling, time_columns
+from trainfast_tui.widgets.strip_chart import ChartData, Limit, Series, Span, StripChart, paint
+
+S = 1_000_000_000
+
+
+def a_series(values: Sequence[float | None], every_s: float = 1.0, name: str = "GPU 0") -> Series:
+    return Series(name, [int(i * every_s * S) for i in range(len(values))], values)
+
+
+def a_chart(*series: Series, seconds: float = 120, **changes: Any) -> ChartData:
+    fields: dict[str, Any] = {
+        "title": "Power",
+        "series": series,
+        "t_min_ns": 0,
+        "t_max_ns": int(seconds * S),
+        "gap_ns": 3 * S,
+        "unit": fmt.watts,
+    }
+    return ChartData(**{**fields, **changes})
+
+
+def lines(data: ChartData, width: int = 80, height: int = 14, **options: Any) -> list[str]:
+    rows = paint(data, width, height, options.pop("y_range", None) or YRange(), {}, **options)
+    return ["".join(segment.text for segment in row) for row in rows]
+
+
+def plot(data: ChartData, width: int = 80, height: int = 14, **options: Any) -> list[str]:
+    """The rows of the plot alone, without title, gutter, marks and times."""
+    return [row[10:] for row in lines(data, width, height, **options)[1:-2]]
+
+
+def test_a_spike_of_one_sample_in_thousands_survives() -> None:
+    values: list[float | None] = [100.0] * 6000
+    values[3000] = 400.0
+    rows = plot(a_chart(a_series(values, 0.02)))
+    assert rows[0].strip(), "the spike's top must be drawn in the first row"
+    assert len(rows[0].strip()) == 1
+    assert abs(rows[0].index(rows[0].strip()) - 35) <= 1, "the spike stands in the middle"
+
+
+def test_absent_readings_and_late_samples_leave_a_gap() -> None:
+    values: list[float | None] = [200.0] * 120
+    values[40:60] = [None] * 20
+    late = Series("late", [i * S for i in range(120) if not 80 <= i < 100], [200.0] * 100)
+    for chart, start, end in ((a_chart(a_series(values)), 42, 58), (a_chart(late), 82, 98)):
+        rows = plot(chart)
+        columns = [any(row[x] != " " for row in rows) for x in range(70)]
+        assert not any(columns[start * 70 // 120 + 1 : end * 70 // 120 - 1])
+        assert all(columns[2 : start * 70 // 120 - 2])
+        assert all(columns[end * 70 // 120 + 3 : -1])
+
+
+def test_not_a_number_is_a_gap_and_not_an_error() -> None:
+    rows = lines(a_chart(a_series([100.0, math.nan, math.inf, -math.inf, 100.0] * 24)))
+    assert "100 W" in rows[0]
+
+
+def test_sparse_samples_are_joined() -> None:
+    rows = plot(a_chart(a_series([100.0] * 13, every_s=10.0), gap_ns=15 * S))
+    drawn = [row for row in rows if row.strip()]
+    assert len(drawn) == 1
+    assert " " not in drawn[0].strip()
+
+
+def test_throttled_time_has_letters_under_the_plot_and_a_shade() -> None:
+    chart = a_chart(
+        a_series([100.0] * 121),
+        spans=(Span(30 * S, 60 * S, "thermal"), Span(100 * S, None, "power")),
+    )
+    rows = paint(chart, 80, 14, YRange(), {"shade": Style(bgcolor="yellow")})
+    marks = "".join(segment.text for segment in rows[-2])
+    assert marks.startswith("throttle └")
+    assert 15 <= marks.count("T") <= 19
+    assert marks.endswith("PPPP")
+    shaded = sum(
+        len(segment.text)
+        for segment in rows[5]
+        if segment.style and segment.style.bgcolor and segment.style.bgcolor.name == "yellow"
+    )
+    assert shaded == marks.count("T") + marks.count("P")
+
+
+def test_the_shortest_throttling_is_still_marked() -> None:
+    rows = lines(a_chart(a_series([100.0] * 121), spans=(Span(60 * S, 60 * S + 1, "thermal"),)))
+    assert rows[-2].count("T") == 1
+
+
+def test_a_very_low_chart_still_marks_throttling() -> None:
+    chart = a_chart(Series("GPU 0", [60 * S], [9.0]), spans=(Span(0, None, "thermal"),))
+    for height in (1, 2):
+        assert lines(chart, 80, height)[-1].count("T") > 60
+
+
+def test_a_limit_has_a_line_a_label_and_its_value() -> None:
+    rows = lines(a_chart(a_series([100.0] * 121), limits=(Limit(300.0, "limit"),)))
+    (row,) = [row for row in rows if "╌" in row]
+    assert "╌limit╌" in row
+    assert row.startswith("   300 W ┤")
+
+
+def test_a_limit_out_of_reach_does_not_flatten_the_data() -> None:
+    rows = lines(a_chart(a_series([100.0] * 121), limits=(Limit(3000.0, "limit", stretch=False),)))
+    assert not any("╌" in row for row in rows)
+    assert "100 W" in rows[1]
+
+
+def test_labels_have_units_and_the_title_the_newest_value() -> None:
+    rows = lines(a_chart(a_series([50.0] * 120 + [87.0]), y_max=100.0))
+    assert rows[0].startswith("Power")
+    assert rows[0].endswith("GPU 0 87 W")
+    assert rows[1].startswith("   100 W ┤")
+    assert rows[-3].startswith("     0 W ┤")
+    assert rows[-1].split() == ["-2", "min", "now"]
+
+
+def test_a_stale_newest_value_reads_absent() -> None:
+    assert lines(a_chart(a_series([50.0] * 60)))[0].endswith("–")
+
+
+def test_two_series_differ_in_texture() -> None:
+    chart = a_chart(a_series([100.0] * 121), a_series([300.0] * 121, name="GPU 1"))
+    rows = [row.strip() for row in plot(chart) if row.strip()]
+    assert len(rows) == 2
+    assert set(rows[0]).isdisjoint(rows[1])
+
+
+def test_empty_data_says_the_owners_sentence() -> None:
+    for chart in (a_chart(), a_chart(a_series([None] * 9)), a_chart(Series("old", [-500 * S], [1.0]))):
+        rows = lines(ChartData(**{**_fields(chart), "empty": "No GPU was found."}))
+        assert sum("No GPU was found." in row for row in rows) == 1
+
+
+def _fields(chart: ChartData) -> dict[str, Any]:
+    return {name: getattr(chart, name) for name in ChartData.__dataclass_fields__}
+
+
+def test_names_cannot_send_control_sequences() -> None:
+    chart = a_chart(a_series([1.0], name="\x1b]0;evil\x07n\x9b31m"), title="a\x1b[2Jb", empty="\x1b[H")
+    assert "\x1b" not in "".join(lines(chart))
+    assert lines(chart)[0].startswith("ab")
+
+
+def test_the_range_grows_at_once_and_shrinks_late() -> None:
+    y_range = YRange(patience_ns=20 * S)
+    assert y_range.fit(0, 95, 0) == (0, 100)
+    assert y_range.fit(0, 310, 1 * S) == (0, 400)
+    for second in range(2, 22):
+        assert y_range.fit(0, 95, second * S) == (0, 400)
+    assert y_range.fit(0, 95, 22 * S) == (0, 100)
+
+
+def test_the_range_stays_while_the_data_returns() -> None:
+    y_range = YRange(patience_ns=20 * S)
+    y_range.fit(0, 400, 0)
+    for second in range(200):
+        high = 300 if second % 15 == 0 else 90
+        assert y_range.fit(0, high, second * S) == (0, 400)
+
+
+def test_ends_of_the_range_are_round() -> None:
+    assert nice_ceiling(0.73) == pytest.approx(0.8)
+    assert nice_ceiling(1000) == 1000
+    assert nice_ceiling(17 * 2**30, binary=True) == 20 * 2**30
+    assert nice_ceiling(16 * 2**30, binary=True) == 16 * 2**30
+
+
+def test_a_column_keeps_its_extremes() -> None:
+    columns = time_columns([0, 1, 2, 10, 11], [5.0, 9.0, 1.0, 4.0, 4.0], 0, 10, 3, 100)
+    assert columns == [(1.0, 9.0), (4.0, 4.0), None]
+
+
+def test_samples_after_the_window_are_not_drawn() -> None:
+    assert time_columns([0, 25, 99], [1.0, 2.0, 3.0], 0, 10, 3, 5) == [(1.0, 1.0), None, (2.0, 2.0)]
+
+
+def test_times_and_values_of_different_length_are_refused_by_nobody_but_end_at_the_shorter() -> None:
+    assert time_columns([0, 10, 20], [1.0], 0, 10, 3, 100) == [(1.0, 1.0), None, None]
+
+
+def test_ascii_has_only_ascii() -> None:
+    chart = a_chart(
+        a_series([60.0, None, 80.0] * 40, name="µ"),
+        a_series([20.0] * 120, name="zwei…"),
+        title="Temperatur °C – 温度",
+        unit=fmt.celsius,
+        spans=(Span(0, None, "thermal"),),
+        limits=(Limit(90.0, "≥ 90 °C"),),
+        empty="nichts – ",
+    )
+    for width in (3, 12, 40, 120):
+        text = "".join(lines(chart, width, 12, ascii=True))
+        assert text.isascii()
+    assert lines(ChartData(**{**_fields(chart), "series": ()}), 5, 8, ascii=True)
+    assert "*" in "".join(plot(chart, ascii=True))
+    assert "o" in "".join(plot(chart, ascii=True))
+
+
+_values = st.lists(st.one_of(st.none(), st.floats(), st.floats(0, 100)), max_size=60)
+_texts = st.text(max_size=12)
+
+
+@st.composite
+def charts(draw: st.DrawFn) -> ChartData:
+    t_min = draw(st.integers(-(10**12), 10**12))
+    t_max = t_min + draw(st.integers(-5, 10**12))
+    times = st.integers(t_min - 10**9, t_min + 10**12)
+    series = []
+    for _ in range(draw(st.integers(0, 4))):
+        values = draw(_values)
+        stamps = sorted(draw(st.lists(times, min_size=len(values), max_size=len(values))))
+        series.append(Series(draw(_texts), stamps, values))
+    spans = draw(st.lists(st.builds(Span, times, st.none() | times, _texts), max_size=3))
+    limits = draw(st.lists(st.builds(Limit, st.floats(), _texts, st.booleans()), max_size=2))
+    return ChartData(
+        title=draw(_texts),
+        series=tuple(series),
+        t_min_ns=t_min,
+        t_max_ns=t_max,
+        gap_ns=draw(st.integers(0, 10**12)),
+        unit=draw(st.sampled_from([fmt.watts, fmt.size, fmt.celsius, fmt.rate("samples")])),
+        spans=tuple(spans),
+        limits=tuple(limits),
+        y_min=draw(st.none() | st.just(0.0) | st.floats(-1e9, 1e9)),
+        y_max=draw(st.none() | st.floats(-1e9, 1e9)),
+        binary=draw(st.booleans()),
+        empty=draw(_texts),
+    )
+
+
+@settings(deadline=None, max_examples=200)
+@given(
+    st.lists(charts(), min_size=1, max_size=3),
+    st.integers(1, 60),
+    st.integers(1, 20),
+    st.booleans(),
+    st.booleans(),
+)
+def test_every_line_is_exactly_as_wide_as_the_chart(
+    shown: list[ChartData], width: int, height: int, ascii: bool, time_labels: bool
+) -> None:
+    y_range = YRange()
+    for data in shown:
+        rows = paint(data, width, height, y_range, {}, ascii=ascii, time_labels=time_labels)
+        assert len(rows) == height
+        for row in rows:
+            text = "".join(segment.text for segment in row)
+            assert cell_len(text) == width
+            assert text.isascii() or not ascii
+
+
+def test_no_size_is_no_error() -> None:
+    assert lines(a_chart(a_series([1.0])), 0, 3) == ["", "", ""]
+    assert lines(a_chart(a_series([1.0])), 5, 0) == []
+    assert len(lines(a_chart(a_series([1.0])), 1, 1)[0]) == 1
+
+
+def test_only_the_cells_that_differ_are_dirty() -> None:
+    red, blue = Style(color="red"), Style(color="blue")
+    old = [Segment("abc", red), Segment("defg", blue)]
+    assert changed_cells(old, list(old), 7) is None
+    assert changed_cells(old, [Segment("abc", red), Segment("dXfg", blue)], 7) == (4, 5)
+    assert changed_cells(old, [Segment("abcd", red), Segment("efg", blue)], 7) == (3, 4)
+    assert changed_cells([Segment("aaa", red)], [Segment("aba", red)], 3) == (1, 2)
+    assert changed_cells([Segment("温 ", red)], [Segment("温x", red)], 3) == (0, 3)
+
+
+_rows = st.lists(st.tuples(st.sampled_from("ab"), st.sampled_from(["red", "blue"])), min_size=8, max_size=8)
+
+
+@given(_rows, _rows)
+def test_what_lies_outside_the_dirty_cells_is_the_same(old: list[tuple[str, str]], new: list[tuple[str, str]]) -> None:
+    def row(cells: list[tuple[str, str]]) -> list[Segment]:
+        return [Segment(text, Style(color=color)) for text, color in cells]
+
+    span = changed_cells(row(old), row(new), 8)
+    if span is None:
+        assert old == new
+    else:
+        assert old[: span[0]] == new[: span[0]]
+        assert old[span[1] :] == new[span[1] :]
+
+
+class Screen(App[None]):
+    def compose(self) -> ComposeResult:
+        yield StripChart(id="chart")
+        yield Bar(label_width=18)
+
+
+def seen(chart: StripChart) -> list[str]:
+    return [chart.render_line(y).text for y in range(chart.size.height)]
+
+
+async def test_the_widget_shows_data_and_dirties_only_what_changed() -> None:
+    app = Screen()
+    async with app.run_test(size=(80, 15)) as pilot:
+        chart = app.query_one(StripChart)
+        assert not "".join(seen(chart)).strip()
+        values: list[float | None] = [100.0] * 121
+        chart.show(a_chart(a_series(values), seconds=120))
+        await pilot.pause()
+        before = seen(chart)
+        assert "Power" in before[0]
+
+        asked: list[tuple[Region, ...]] = []
+        refresh = chart.refresh
+
+        def watched(*regions: Region, **options: bool) -> StripChart:
+            asked.append(regions)
+            return refresh(*regions, **options)
+
+        chart.refresh = watched  # type: ignore[method-assign]
+        chart.show(a_chart(a_series(values), seconds=120))
+        assert asked == [], "the same picture is not sent again"
+        chart.show(a_chart(a_series([*values[:-1], 60.0]), seconds=120))
+        (regions,) = asked
+        assert sum(region.area for region in regions) < 40
+        await pilot.pause()
+        assert seen(chart) != before
+
+
+async def test_the_widget_follows_its_size_and_theme() -> None:
+    app = Screen()
+    async with app.run_test(size=(80, 15)) as pilot:
+        chart = app.query_one(StripChart)
+        chart.show(a_chart(a_series([100.0] * 121)))
+        for width, height in ((120, 30), (1, 2), (40, 5)):
+            await pilot.resize_terminal(width, height)
+            await pilot.pause()
+            assert {chart.render_line(y).cell_length for y in range(chart.size.height)} <= {width}
+        for theme in ("textual-light", "textual-ansi", "nord"):
+            if theme in app.available_themes:
+                app.theme = theme
+                await pilot.pause()
+                assert "Power" in chart.render_line(0).text
+
+
+async def test_the_bar_shows_its_share_and_label() -> None:
+    app = Screen()
+    async with app.run_test(size=(80, 15)) as pilot:
+        bar = app.query_one(Bar)
+        bar.show(0.5, "20480 / 40960 MiB", marker=0.9)
+        await pilot.pause()
+        text = bar.render_line(0).text
+        assert text.endswith("20480 / 40960 MiB")
+        assert text.count("█") == 30
+        assert text.index("┃") == 54
+
+
+def test_a_bar_knows_eighths_and_ascii() -> None:
+    def text(*arguments: Any, **options: Any) -> str:
+        return "".join(part for part, _ in bar_runs(*arguments, **options))
+
+    assert text(0.5, 8) == "████····"
+    assert text(1 / 16, 8) == "▌·······"
+    assert text(None, 4) == "····"
+    assert text(math.nan, 4, math.nan) == "····"
+    assert text(7.0, 4) == "████"
+    assert text(0.5, 8, 1.0, ascii=True) == "####...|"
+    assert text(0.5, 0) == ""
+
+
+@given(st.none() | st.floats(), st.integers(0, 50), st.none() | st.floats(), st.booleans())
+def test_a_bar_is_exactly_as_wide_as_asked(
+    fraction: float | None, width: int, marker: float | None, ascii: bool
+) -> None:
+    text = "".join(part for part, _ in bar_runs(fraction, width, marker, ascii=ascii))
+    assert cell_len(text) == width
+    assert text.isascii() or not ascii

@@ -1,0 +1,216 @@
+"""Numbers as a person reads them, always with their unit, and text made safe to show.
+
+An absent reading is `None` and reads as `ABSENT`, never as zero. A value that is not finite is absent too.
+"""
+
+import math
+import re
+from collections.abc import Callable
+from typing import Literal
+
+from rich.cells import cell_len, set_cell_size
+
+Formatter = Callable[[float | None], str]
+"""From a value (or None for absent) to its text with unit."""
+
+ABSENT = "–"
+"""What stands where a reading is missing."""
+
+_BINARY_UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB")
+
+
+def _finite(value: float | None) -> float | None:
+    return value if value is not None and math.isfinite(value) else None
+
+
+def number(value: float | None) -> str:
+    """Three significant digits without an exponent: `0.123`, `1.23`, `12.3`, `1,234`; no unit."""
+    if (value := _finite(value)) is None:
+        return ABSENT
+    magnitude = abs(value)
+    # The limits are those of the rounded text, so that 9.996 reads 10.0 and not 10.00.
+    if magnitude < 0.0005:
+        return "0" if magnitude == 0 else f"{value:.1e}"
+    if magnitude < 0.9995:
+        return f"{value:.3f}"
+    if magnitude < 9.995:
+        return f"{value:.2f}"
+    if magnitude < 99.95:
+        return f"{value:.1f}"
+    return f"{value:,.0f}" if magnitude < 1e15 else f"{value:.2e}"
+
+
+def size(size_bytes: float | None) -> str:
+    """Bytes in the largest binary unit that keeps the figure at 1 or more: `39.5 GiB`."""
+    if (value := _finite(size_bytes)) is None:
+        return ABSENT
+    unit = 0
+    while abs(value) >= 1023.5 and unit < len(_BINARY_UNITS) - 1:
+        value /= 1024
+        unit += 1
+    return f"{value:.0f} B" if unit == 0 else f"{number(value)} {_BINARY_UNITS[unit]}"
+
+
+def mebibytes(size_bytes: float | None) -> str:
+    """Bytes as whole MiB without separators, as nvidia-smi prints device memory: `40960 MiB`."""
+    value = _finite(size_bytes)
+    return ABSENT if value is None else f"{value / 2**20:.0f} MiB"
+
+
+def count(value: float | None, noun: str = "") -> str:
+    """A whole number with thousands separated, and what is counted: `12,345 steps`."""
+    if (value := _finite(value)) is None:
+        return ABSENT
+    return f"{value:,.0f} {noun}".rstrip()
+
+
+def per_second(value: float | None, noun: str) -> str:
+    """A rate: `12.3 samples/s`."""
+    return ABSENT if _finite(value) is None else f"{number(value)} {noun}/s"
+
+
+def rate(noun: str) -> Formatter:
+    """The formatter of rates of `noun`, for a chart's axis."""
+    return lambda value: per_second(value, noun)
+
+
+def bytes_per_second(value: float | None) -> str:
+    """Bytes a second in binary units: `1.25 GiB/s`."""
+    return ABSENT if _finite(value) is None else f"{size(value)}/s"
+
+
+def milliseconds(value_ms: float | None) -> str:
+    """Milliseconds, kept in milliseconds so that a column of them can be compared: `12.3 ms`."""
+    return ABSENT if _finite(value_ms) is None else f"{number(value_ms)} ms"
+
+
+def watts(value_w: float | None) -> str:
+    """Whole watts: `251 W`."""
+    value = _finite(value_w)
+    return ABSENT if value is None else f"{value:.0f} W"
+
+
+def joules(value_j: float | None) -> str:
+    """Joules, or kJ and MJ when large: `12.3 kJ`."""
+    if (value := _finite(value_j)) is None:
+        return ABSENT
+    for factor, unit in ((1e6, "MJ"), (1e3, "kJ")):
+        if abs(value) >= factor * 0.9995:
+            return f"{number(value / factor)} {unit}"
+    return f"{number(value)} J"
+
+
+def celsius(value_c: float | None) -> str:
+    """Whole degrees Celsius: `64 °C`."""
+    value = _finite(value_c)
+    return ABSENT if value is None else f"{value:.0f} °C"
+
+
+def megahertz(value_mhz: float | None) -> str:
+    """Whole megahertz without separators, as nvidia-smi prints clocks: `1980 MHz`."""
+    value = _finite(value_mhz)
+    return ABSENT if value is None else f"{value:.0f} MHz"
+
+
+def percent(value_percent: float | None, digits: int = 0) -> str:
+    """A figure that is already in percent: `98 %`."""
+    value = _finite(value_percent)
+    return ABSENT if value is None else f"{value:.{digits}f} %"
+
+
+def signed_percent(value_percent: float | None) -> str:
+    """A change in percent with its sign: `+3.4 %`; a change that rounds away reads `0.0 %`."""
+    if (value := _finite(value_percent)) is None:
+        return ABSENT
+    text = f"{value:+.1f}"
+    return "0.0 %" if float(text) == 0 else f"{text} %"
+
+
+def delta(new: float | None, old: float | None, formatter: Formatter) -> str:
+    """How `new` differs from `old`, in the formatter's unit and in percent: `-12.3 ms (-8.0 %)`.
+
+    The percentage is left out where `old` is zero; the whole is `ABSENT` where either side is absent.
+    """
+    after, before = _finite(new), _finite(old)
+    if after is None or before is None:
+        return ABSENT
+    change = after - before
+    text = formatter(abs(change))
+    if change:
+        text = ("+" if change > 0 else "-") + text
+    return f"{text} ({signed_percent(100 * change / abs(before))})" if before else text
+
+
+def duration(seconds: float | None) -> str:
+    """A length of time in its two largest units: `4.2 s`, `45 s`, `2 min 05 s`, `1 h 02 min`, `3 d 04 h`.
+
+    A second unit of zero is left out (`2 min`).
+    """
+    if (value := _finite(seconds)) is None:
+        return ABSENT
+    sign, value = ("-", -value) if value < 0 else ("", value)
+    if value < 9.95:
+        text = f"{value:.1f}"
+        return f"{sign if float(text) else ''}{text.removesuffix('.0')} s"
+    whole = round(value)
+    if whole < 60:
+        return f"{sign}{whole} s"
+    for large, large_name, small, small_name in (
+        (86400, "d", 3600, "h"),
+        (3600, "h", 60, "min"),
+        (60, "min", 1, "s"),
+    ):
+        if whole >= large:
+            rest = whole % large // small
+            return f"{sign}{whole // large} {large_name}" + (f" {rest:02d} {small_name}" if rest else "")
+    raise AssertionError("every whole number of seconds from 60 on has a unit")
+
+
+# A whole sequence first, so that its parameters go with it; then every control that is left alone.
+_UNSAFE = re.compile(
+    r"(?:\x1b[\]P^_X]|[\x90\x98\x9d-\x9f])[^\x07\x1b\x9c\n]*(?:\x07|\x1b\\|\x9c)"  # OSC DCS PM APC SOS
+    r"|(?:\x1b\[|\x9b)[0-?]*[ -/]*[@-~]"  # CSI
+    r"|\x1b[ -/]*[0-~]"  # two-character escapes and character set choices
+    r"|[\x00-\x08\x0e-\x1f\x7f-\x84\x86-\x9f]"  # C0 and C1, save those that separate words
+    r"|[\u061c\u200b\u200e\u200f\u202a-\u202e\u2060\u2066-\u2069\ufeff]"  # bidi overrides, zero width
+)
+_SEPARATORS = re.compile(r"[\n\r\v\f\x85\u2028\u2029]")
+_SURROGATES = re.compile(r"[\ud800-\udfff]")
+
+
+def plain(text: str, width: int | None = None) -> str:
+    """Untrusted text as one harmless line, of at most `width` terminal cells where that is given.
+
+    Control sequences, C0 and C1 controls and bidirectional overrides go; tabs and line ends become spaces;
+    a lone surrogate becomes U+FFFD, because a terminal's encoder would raise on it. A cut is marked by `…`.
+    """
+    text = _UNSAFE.sub("", text)
+    text = _SEPARATORS.sub(" ", text)
+    text = _SURROGATES.sub("\ufffd", text).expandtabs(8)
+    return text if width is None else truncate(text, width)
+
+
+def truncate(text: str, width: int) -> str:
+    """Text of at most `width` terminal cells; a cut is marked by `…`."""
+    if width <= 0:
+        return ""
+    if cell_len(text) <= width:
+        return text
+    return set_cell_size(text, width - 1) + "…"
+
+
+def fit(text: str, width: int, align: Literal["left", "right"] = "left") -> str:
+    """Text of exactly `width` terminal cells: cut with `…`, or padded with spaces."""
+    text = truncate(text, width)
+    padding = " " * (width - cell_len(text))
+    return text + padding if align == "left" else padding + text
+
+
+_ASCII = str.maketrans(
+    {"–": "-", "…": "~", "°": "", "µ": "u", "×": "x", "²": "2", "·": ".", "≥": ">", "≤": "<", "\u00a0": " "}
+)
+
+
+def to_ascii(text: str) -> str:
+    """Text for a terminal without Unicode: known signs by their likeness, any other by `?`."""
+    return text.translate(_ASCII).encode("ascii", "replace").decode("ascii")

@@ -1,0 +1,296 @@
+"""From samples to dots: time columns that keep their extremes, a y range that does not flicker, rows of dots.
+
+Nothing here knows Textual. Times are nanoseconds; a *dot column* is the narrowest slice of time drawn.
+"""
+
+import math
+from bisect import bisect_left
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from rich.cells import cell_len
+from rich.color import Color
+from rich.segment import Segment
+from rich.style import Style
+
+Columns = list[tuple[float, float] | None]
+"""Lowest and highest value of each dot column, oldest first; None is a gap."""
+
+
+@dataclass(frozen=True, slots=True)
+class Dots:
+    """How a character cell is divided: `2**x_bits` dots wide, `2**y_bits` high."""
+
+    x_bits: int
+    y_bits: int
+    glyphs: tuple[str, ...]
+    """The character of every mask of dots."""
+    masks: tuple[tuple[tuple[int, ...], ...], ...]
+    """`masks[x][top][bottom]`: the dots of column x of a cell from row `top` to row `bottom`."""
+
+
+def _braille() -> Dots:
+    # Unicode 16.0, chapter 21.1: dots 1-3 and 7 go down the left column, 4-6 and 8 down the right one.
+    bits = ((0x01, 0x02, 0x04, 0x40), (0x08, 0x10, 0x20, 0x80))
+    masks = tuple(
+        tuple(tuple(sum(column[top : bottom + 1]) for bottom in range(4)) for top in range(4)) for column in bits
+    )
+    return Dots(1, 2, (" ", *(chr(0x2800 + mask) for mask in range(1, 256))), masks)
+
+
+BRAILLE = _braille()
+WHOLE_CELLS = Dots(0, 0, (" ", "*"), (((1,),),))
+"""One dot a cell, for terminals without braille."""
+
+
+def time_columns(
+    times_ns: Sequence[int],
+    values: Sequence[float | None],
+    start_ns: int,
+    column_ns: int,
+    count: int,
+    gap_ns: int,
+) -> Columns:
+    """The extremes of `values` in each of `count` columns of `column_ns` from `start_ns` on.
+
+    Columns between two neighbouring samples hold the straight line between them, unless a value between them
+    is absent (None, NaN or infinite) or they lie more than `gap_ns` apart. `times_ns` must ascend.
+    """
+    columns: Columns = [None] * count
+    end_ns = start_ns + count * column_ns
+    # The sample before the window is needed for the line that enters it.
+    first = max(0, bisect_left(times_ns, start_ns) - 1)
+    last = bisect_left(times_ns, end_ns)
+    isfinite = math.isfinite
+    previous_column, previous_ns, previous_value = 0, 0, math.nan
+    connected = False
+    for time_ns, value in zip(times_ns[first:last], values[first:last], strict=False):
+        if value is None or not isfinite(value):
+            connected = False
+            continue
+        column = (time_ns - start_ns) // column_ns
+        if column >= 0:
+            held = columns[column]
+            if held is None:
+                columns[column] = (value, value)
+            elif value < held[0]:
+                columns[column] = (value, held[1])
+            elif value > held[1]:
+                columns[column] = (held[0], value)
+        if connected and column > previous_column + 1 and time_ns - previous_ns <= gap_ns:
+            slope = (value - previous_value) / (column - previous_column)
+            for between in range(max(previous_column + 1, 0), column):
+                level = previous_value + slope * (between - previous_column)
+                columns[between] = (level, level)
+        previous_column, previous_ns, previous_value = column, time_ns, value
+        connected = True
+    return columns
+
+
+def extremes(columns: Columns) -> tuple[float, float] | None:
+    """The lowest and highest value of all columns; None where all are gaps."""
+    held = [column for column in columns if column is not None]
+    return (min(low for low, _ in held), max(high for _, high in held)) if held else None
+
+
+def draw(
+    cells: bytearray,
+    width: int,
+    height: int,
+    columns: Columns,
+    y_range: tuple[float, float],
+    dots: Dots,
+    *,
+    first: int = 0,
+    stride: int = 1,
+) -> None:
+    """Set the dots of one series in `cells` (row-major, `width` x `height` cells).
+
+    Column i goes to dot column `first + i * stride`. Neighbouring columns are joined by a vertical line when
+    `stride` is 1; a larger stride leaves a dotted line, so that two series differ without colour.
+    Values outside `y_range` go to its edge.
+    """
+    low, high = y_range
+    bottom_dot = (height << dots.y_bits) - 1
+    scale = bottom_dot / (high - low)
+    x_mask, y_mask = (1 << dots.x_bits) - 1, (1 << dots.y_bits) - 1
+    x_bits, y_bits, masks = dots.x_bits, dots.y_bits, dots.masks
+    dot_width = width << x_bits
+    before: tuple[int, int] | None = None
+    for index, column in enumerate(columns):
+        x = first + index * stride
+        if column is None or not 0 <= x < dot_width:
+            before = None
+            continue
+        top = bottom_dot - int(min(max((column[1] - low) * scale + 0.5, 0), bottom_dot))
+        bottom = bottom_dot - int(min(max((column[0] - low) * scale + 0.5, 0), bottom_dot))
+        drawn_top, drawn_bottom = top, bottom
+        if before is not None and stride == 1:
+            drawn_bottom = max(bottom, before[0] - 1)
+            drawn_top = min(top, before[1] + 1)
+        before = (top, bottom)
+        by_row = masks[x & x_mask]
+        cell_top, cell_bottom = drawn_top >> y_bits, drawn_bottom >> y_bits
+        at = cell_top * width + (x >> x_bits)
+        if cell_top == cell_bottom:
+            cells[at] |= by_row[drawn_top & y_mask][drawn_bottom & y_mask]
+            continue
+        cells[at] |= by_row[drawn_top & y_mask][y_mask]
+        for _ in range(cell_top + 1, cell_bottom):
+            at += width
+            cells[at] |= by_row[0][y_mask]
+        cells[at + width] |= by_row[0][drawn_bottom & y_mask]
+
+
+_DECIMAL_STEPS = (1.0, 1.2, 1.5, 2.0, 2.5, 3.0, 4.0, 5.0, 6.0, 8.0, 10.0)
+_BINARY_STEPS = (1.0, 1.25, 1.5, 1.75, 2.0)
+
+
+def nice_ceiling(value: float, *, binary: bool = False) -> float:
+    """The least round number that is at least `value` (> 0): a short decimal, or a short multiple of 2**n."""
+    base = 2.0 if binary else 10.0
+    unit = base ** math.floor(math.log(value, base))
+    for step in _BINARY_STEPS if binary else _DECIMAL_STEPS:
+        # Rounding in the logarithm and the product may put a round value a hair above its own step.
+        if step * unit >= value * (1 - 1e-12):
+            return step * unit
+    return base * unit
+
+
+_LARGEST = 1e300
+
+
+class YRange:
+    """The range of a chart's y axis, in the data's unit. It grows at once and shrinks late.
+
+    It shrinks only after the data used less than half of it for `patience_ns` of the data's own time, so that
+    the picture keeps its scale while values move.
+    """
+
+    def __init__(self, patience_ns: int = 20_000_000_000) -> None:
+        self.patience_ns = patience_ns
+        self._range: tuple[float, float] | None = None
+        self._roomy_since_ns: int | None = None
+
+    def reset(self) -> None:
+        """Forget the range; the next fit starts anew."""
+        self._range = self._roomy_since_ns = None
+
+    def fit(
+        self,
+        low: float,
+        high: float,
+        now_ns: int,
+        *,
+        y_min: float | None = 0.0,
+        y_max: float | None = None,
+        binary: bool = False,
+    ) -> tuple[float, float]:
+        """The range to draw data from `low` to `high` with, at the data's time `now_ns`.
+
+        `y_min` and `y_max` are where the range ends as long as the data stays inside; None follows the data.
+        """
+        low, high = max(-_LARGEST, min(low, _LARGEST)), max(-_LARGEST, min(high, _LARGEST))
+        wanted = _round_range(low, high, y_min, y_max, binary)
+        held = self._range
+        if held is None or low < held[0] or high > held[1]:
+            if held is not None:
+                wanted = (min(wanted[0], held[0]), max(wanted[1], held[1]))
+            self._roomy_since_ns = None
+            self._range = wanted
+            return wanted
+        roomy = wanted[1] - wanted[0] < (held[1] - held[0]) and (
+            high - (low if y_min is None else min(low, y_min)) < 0.5 * (held[1] - held[0])
+        )
+        if not roomy:
+            self._roomy_since_ns = None
+        elif self._roomy_since_ns is None or now_ns < self._roomy_since_ns:
+            self._roomy_since_ns = now_ns
+        elif now_ns - self._roomy_since_ns >= self.patience_ns:
+            self._roomy_since_ns = None
+            self._range = wanted
+            return wanted
+        return held
+
+
+def _round_range(
+    low: float, high: float, y_min: float | None, y_max: float | None, binary: bool
+) -> tuple[float, float]:
+    """A range with round ends that holds the data and both fixed ends."""
+    bottom = low if y_min is None else min(low, y_min)
+    top = high if y_max is None else max(high, y_max)
+    if y_max is not None and top == y_max and y_min is not None and bottom == y_min and bottom < top:
+        return bottom, top
+    # A flat line needs a span, and one below the resolution of a float would divide by zero.
+    span = top - bottom
+    if span <= max(abs(top), abs(bottom)) * 1e-9 or span < 1e-250:
+        span = abs(top) * 0.1 if abs(top) > 1e-200 else 1.0
+    step = nice_ceiling(span, binary=binary)
+    if y_min is not None and bottom == y_min:
+        return bottom, top if y_max is not None and top == y_max and top > bottom else bottom + step
+    grid = step / 8 if binary else step / 10
+    bottom = math.floor(bottom / grid) * grid
+    if y_max is None or top != y_max or top <= bottom:
+        top = math.ceil(top / grid) * grid
+        if top <= bottom:
+            top = bottom + step
+    return bottom, top
+
+
+def runs(
+    text: list[str],
+    keys: bytearray,
+    shaded: bytes,
+    styles: Sequence[Style | None],
+    shaded_styles: Sequence[Style | None],
+) -> list[Segment]:
+    """One row as few segments. Key 0 is a blank: it takes its neighbour's style, as only the background shows."""
+    segments: list[Segment] = []
+    start, key, shade = 0, keys[0], shaded[0]
+    for cell in range(1, len(keys)):
+        next_key = keys[cell]
+        if shaded[cell] == shade:
+            if next_key == key or not next_key:
+                continue
+            if not key:
+                key = next_key
+                continue
+        segments.append(Segment("".join(text[start:cell]), (shaded_styles if shade else styles)[key]))
+        start, key, shade = cell, next_key, shaded[cell]
+    segments.append(Segment("".join(text[start:]), (shaded_styles if shade else styles)[key]))
+    return segments
+
+
+def changed_cells(old: list[Segment], new: list[Segment], width: int) -> tuple[int, int] | None:
+    """The half-open range of cells in which two rows of `width` cells differ; None where they are the same.
+
+    Only rows of single-width characters are narrowed down; others count as changed whole. Styles may have
+    neither underline nor reverse, which would show on a blank.
+    """
+    if old == new:
+        return None
+    if any(len(segment.text) != cell_len(segment.text) for row in (old, new) for segment in row):
+        return 0, width
+    start = _common_cells(_cells(old), _cells(new))
+    end = width - _common_cells(_cells(old, backwards=True), _cells(new, backwards=True))
+    return (start, end) if start < end else None
+
+
+_Cell = tuple[str, Style | Color | None]
+
+
+def _cells(row: list[Segment], *, backwards: bool = False) -> Iterator[_Cell]:
+    """Each character with what shows of its style: of a blank that is the background alone."""
+    for text, style, _ in reversed(row) if backwards else row:
+        background = style.bgcolor if style is not None else None
+        for character in reversed(text) if backwards else text:
+            yield (character, background) if character == " " else (character, style)
+
+
+def _common_cells(old: Iterator[_Cell], new: Iterator[_Cell]) -> int:
+    cells = 0
+    for left, right in zip(old, new, strict=False):
+        if left != right:
+            break
+        cells += 1
+    return cells
