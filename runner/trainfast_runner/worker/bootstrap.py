@@ -1,0 +1,34 @@
+"""The file a training process starts from: `PY bootstrap.py RUN_DIR`, alone or under `torch.distributed.run`.
+
+It loads the folder it stands in as the package `trainfast_worker`, whatever else that Python has installed.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from pathlib import Path
+
+FOLDER = Path(__file__).resolve().parent
+
+
+def register() -> None:
+    """Make this folder importable as `trainfast_worker`, and keep its files from shadowing anybody's modules."""
+    if "trainfast_worker" in sys.modules:
+        return
+    if sys.path and Path(sys.path[0] or ".").resolve() == FOLDER:
+        del sys.path[0]
+    spec = importlib.util.spec_from_file_location(
+        "trainfast_worker", FOLDER / "__init__.py", submodule_search_locations=[str(FOLDER)]
+    )
+    assert spec is not None and spec.loader is not None
+    package = importlib.util.module_from_spec(spec)
+    sys.modules["trainfast_worker"] = package
+    spec.loader.exec_module(package)
+
+
+# Outside the guard: processes started by forkserver or spawn run this file again and unpickle our classes.
+register()
+
+if __name__ == "__main__":
+    importlib.import_module("trainfast_worker.main").main(sys.argv[1])

@@ -1,0 +1,82 @@
+"""From a configuration to a model with random weights, ready for the chosen objective."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+import sys
+from typing import Any
+
+import torch
+import transformers
+from torch import nn
+
+from .invalid import InvalidInput
+from .spec import Knobs
+
+_CLASSES = {
+    "causal-lm": "AutoModelForCausalLM",
+    "masked-lm": "AutoModelForMaskedLM",
+    "sequence-classification": "AutoModelForSequenceClassification",
+}
+_ATTENTION = {"eager": "eager", "sdpa": "sdpa", "flash": "flash_attention_2"}
+
+
+def model_class(objective: str) -> Any:
+    """The transformers Auto class that puts the objective's head on a configuration."""
+    return getattr(transformers, _CLASSES[objective])
+
+
+def build_model(config: Any, objective: str, knobs: Knobs, device: torch.device) -> nn.Module:
+    """A model on `device`, its weights drawn from `seed`: the same on every rank.
+
+    Raises InvalidInput when the architecture has no such head or no such attention.
+    """
+    check_attention(knobs)
+    if objective == "sequence-classification" and config.pad_token_id is None:
+        # The head of a decoder reads the last token that is not padding; packed samples have none.
+        config.pad_token_id = 0
+    torch.manual_seed(knobs.seed)
+    weights = torch.bfloat16 if knobs.precision == "bf16-pure" else torch.float32
+    try:
+        with torch.device(device):
+            model = model_class(objective).from_config(
+                config,
+                attn_implementation=_ATTENTION[knobs.attention],
+                trust_remote_code=False,
+                **{_dtype_argument(): weights},
+            )
+    except (ValueError, ImportError, KeyError) as error:
+        reason = " ".join(str(error).split())[:600]
+        key = "attention" if "attention" in reason.lower() else "data.objective"
+        raise InvalidInput(f"{config.model_type} cannot be built: {reason}", key) from error
+    model.config.use_cache = False
+    if knobs.checkpointing == "full":
+        if not model.supports_gradient_checkpointing:
+            raise InvalidInput(f"{config.model_type} has no activation checkpointing", "checkpointing", ["off"], "off")
+        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    model.train()
+    built: nn.Module = model
+    return built
+
+
+def check_attention(knobs: Knobs) -> None:
+    """Raise InvalidInput where `attention=flash` cannot run: it needs its package and half precision."""
+    if knobs.attention != "flash":
+        return
+    if importlib.util.find_spec("flash_attn") is None:
+        raise InvalidInput(
+            f"attention=flash needs the package flash-attn: {sys.executable} -m pip install flash-attn "
+            "--no-build-isolation",
+            "attention",
+            ["eager", "sdpa"],
+            "sdpa",
+        )
+    if knobs.precision in ("fp32", "tf32"):
+        raise InvalidInput(f"attention=flash has no {knobs.precision} kernel", "attention", ["eager", "sdpa"], "sdpa")
+
+
+def _dtype_argument() -> str:
+    """`from_config`'s name for the weights' dtype, which changed in transformers 4.56."""
+    major, minor = (int(part) for part in importlib.metadata.version("transformers").split(".")[:2])
+    return "dtype" if (major, minor) >= (4, 56) else "torch_dtype"

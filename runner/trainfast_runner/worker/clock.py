@@ -1,0 +1,118 @@
+"""Which phase of the step time goes to, measured without making anything wait.
+
+`enter(phase)` ends one interval and begins the next, so the phases of a step add up to the step. On CPU the marks are
+monotonic times. On CUDA they are events on the stream, read a step later: what is measured is the device's own time,
+and a phase is only as long as it holds the device up.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Any, Protocol
+
+import torch
+
+PHASES = ("data", "forward", "backward", "optimizer", "other")
+
+
+class StepTimes(Protocol):
+    """The marks of one step, which `read` turns into times once the device has passed them."""
+
+    def read(self) -> tuple[int, dict[str, float]]:
+        """The step's end (CLOCK_MONOTONIC nanoseconds), and `step_ms` with every phase's `..._ms`."""
+
+
+class Clock(Protocol):
+    """Marks the phases of steps."""
+
+    def enter(self, phase: str) -> None:
+        """A phase begins here."""
+
+    def end_step(self) -> StepTimes:
+        """The step ends here, and the next one begins, in `other`."""
+
+
+def make_clock(device: torch.device) -> Clock:
+    """The clock of `device`, its first step beginning now."""
+    return CudaClock() if device.type == "cuda" else HostClock()
+
+
+def _fields(total_ms: float, phases_ms: dict[str, float]) -> dict[str, float]:
+    measured = {f"{name}_ms": phases_ms.get(name, 0.0) for name in PHASES if name != "other"}
+    return {"step_ms": total_ms, **measured, "other_ms": total_ms - sum(measured.values())}
+
+
+class HostClock:
+    """Marks are times already."""
+
+    def __init__(self) -> None:
+        self._step_start = self._since = time.monotonic_ns()
+        self._phase = "other"
+        self._spent_ns: dict[str, int] = {}
+
+    def enter(self, phase: str) -> None:
+        """Close the running interval now."""
+        now = time.monotonic_ns()
+        self._spent_ns[self._phase] = self._spent_ns.get(self._phase, 0) + now - self._since
+        self._phase, self._since = phase, now
+
+    def end_step(self) -> StepTimes:
+        """Times need no waiting."""
+        self.enter("other")
+        spent = {name: ns / 1e6 for name, ns in self._spent_ns.items()}
+        times = _Known(self._since, _fields((self._since - self._step_start) / 1e6, spent))
+        self._step_start, self._spent_ns = self._since, {}
+        return times
+
+
+class _Known:
+    def __init__(self, end_ns: int, fields: dict[str, float]) -> None:
+        self._answer = (end_ns, fields)
+
+    def read(self) -> tuple[int, dict[str, float]]:
+        return self._answer
+
+
+class CudaClock:
+    """Marks are events, taken from a pool and given back when read."""
+
+    def __init__(self) -> None:
+        self._pool: list[Any] = []
+        torch.cuda.synchronize()
+        self._end_ns = time.monotonic_ns()
+        self._marks: list[tuple[str, Any]] = [("other", self._mark())]
+
+    def enter(self, phase: str) -> None:
+        """Queue a mark behind the work so far."""
+        self._marks.append((phase, self._mark()))
+
+    def end_step(self) -> StepTimes:
+        """Queue the step's last mark, which is the next one's first."""
+        self.enter("other")
+        marks, self._marks = self._marks, [self._marks[-1]]
+        return _Marked(self, marks)
+
+    def settle(self, marks: list[tuple[str, Any]]) -> tuple[int, dict[str, float]]:
+        """Turn one step's marks into times; waits for its last mark only."""
+        marks[-1][1].synchronize()
+        spent: dict[str, float] = {}
+        for (phase, begin), (_, end) in zip(marks, marks[1:], strict=False):
+            spent[phase] = spent.get(phase, 0.0) + begin.elapsed_time(end)
+        total = sum(spent.values())
+        self._end_ns += round(total * 1e6)
+        self._pool.extend(event for _, event in marks[:-1])
+        return self._end_ns, _fields(total, spent)
+
+    def _mark(self) -> Any:
+        event = self._pool.pop() if self._pool else torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+        event.record()
+        return event
+
+
+class _Marked:
+    def __init__(self, clock: CudaClock, marks: list[tuple[str, Any]]) -> None:
+        self._clock = clock
+        self._marks = marks
+
+    def read(self) -> tuple[int, dict[str, float]]:
+        return self._clock.settle(self._marks)

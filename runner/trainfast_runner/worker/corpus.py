@@ -1,0 +1,173 @@
+"""Text as token ids, made once and cached: where the text comes from, and the file the ids are kept in.
+
+An entry of the cache is a directory named by a hash of everything it depends on: `ids.bin` (the ids, little-endian
+uint16 or uint32), `meta.json`, and `tokenizer.json` where the tokenizer was trained here. It appears by rename, under
+a file lock, so that ranks and runs that start together make it once.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import os
+import shutil
+import sys
+import sysconfig
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from .invalid import InvalidInput
+
+FORMAT = 1
+TEXT_LIMIT_BYTES = 8_000_000
+VOCAB_LIMIT = 8192
+# 256 bytes and the special tokens leave little room for merges below this.
+SMALLEST_VOCAB = 300
+_SKIPPED = {"site-packages", "dist-packages", "test", "tests", "idle_test", "__pycache__"}
+
+
+@dataclass(frozen=True)
+class Request:
+    """Which text, cut by which tokenizer. `tokenizer` None means a byte-level BPE trained on the text itself."""
+
+    kind: str
+    paths: list[str]
+    vocab: int
+    tokenizer: str | None = None
+    name: str | None = None
+    split: str = "train"
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """An entry of the cache. `sections` are (first token, label): the runs of text that share a source."""
+
+    folder: Path
+    source: str
+    dtype: str
+    tokens: int
+    vocab_size: int
+    mask_id: int | None
+    special_ids: list[int]
+    sections: list[tuple[int, int]]
+
+
+def stdlib_files() -> list[Path]:
+    """Sources of the running interpreter's standard library, tests left out, in a fixed order, up to 8 MB."""
+    root = Path(sysconfig.get_paths()["stdlib"])
+    chosen: list[Path] = []
+    total = 0
+    for path in sorted(root.rglob("*.py")):
+        if _SKIPPED.isdisjoint(path.relative_to(root).parts) and path.is_file():
+            total += path.stat().st_size
+            if total > TEXT_LIMIT_BYTES:
+                break
+            chosen.append(path)
+    if not chosen:
+        raise InvalidInput(
+            f"this Python has no sources of its standard library in {root}; use data.kind = 'files' or 'random'",
+            "data.kind",
+            ["files", "hub", "random"],
+        )
+    return chosen
+
+
+def open_corpus(request: Request, cache_dir: Path, build: Callable[[Request, Path], None]) -> Corpus:
+    """The cache's entry for `request`, made by `build(request, folder)` if there is none yet."""
+    key = _key(request)
+    folder = cache_dir / "tokens" / key
+    if not (folder / "meta.json").is_file():
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with open(folder.with_suffix(".lock"), "w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if not (folder / "meta.json").is_file():
+                half_made = folder.with_suffix(f".{os.getpid()}.tmp")
+                shutil.rmtree(half_made, ignore_errors=True)
+                half_made.mkdir()
+                try:
+                    build(request, half_made)
+                    shutil.rmtree(folder, ignore_errors=True)
+                    half_made.rename(folder)
+                finally:
+                    shutil.rmtree(half_made, ignore_errors=True)
+    meta = json.loads((folder / "meta.json").read_text())
+    return Corpus(folder=folder, **{**meta, "sections": [tuple(section) for section in meta["sections"]]})
+
+
+def describe(request: Request) -> str:
+    """The source in words, for the record and the screen."""
+    if request.kind == "text":
+        return f"Python {sys.version_info.major}.{sys.version_info.minor} standard library sources"
+    if request.kind == "hub":
+        return f"Hub dataset {request.name}, split {request.split}"
+    return f"{len(request.paths)} text file{'s' if len(request.paths) != 1 else ''}"
+
+
+def documents(request: Request) -> Iterator[tuple[str, int]]:
+    """Each document's text and its label: the number of its top-level source directory."""
+    if request.kind == "hub":
+        yield from _hub_documents(request)
+        return
+    if request.kind == "text":
+        root = Path(sysconfig.get_paths()["stdlib"])
+        files = [(path, path.relative_to(root).parts[0]) for path in stdlib_files()]
+    else:
+        files = [(Path(path), str(Path(path).parent)) for path in request.paths]
+    groups: dict[str, int] = {}
+    for path, group in files:
+        try:
+            text = path.read_text(encoding="utf-8", errors="replace")
+        except OSError as error:
+            raise InvalidInput(f"{path}: {error.strerror}", "data.paths") from error
+        if text:
+            yield text, groups.setdefault(group, len(groups))
+
+
+def _hub_documents(request: Request) -> Iterator[tuple[str, int]]:
+    try:
+        import datasets
+    except ImportError as error:
+        raise InvalidInput(
+            f"data.kind = 'hub' needs the package datasets: {sys.executable} -m pip install datasets",
+            "data.kind",
+            ["text", "files", "random"],
+        ) from error
+    try:
+        rows: Any = datasets.load_dataset(request.name, split=request.split)
+    except Exception as error:
+        reason = " ".join(str(error).split())
+        raise InvalidInput(f"the Hub dataset {request.name} could not be loaded: {reason}", "data.name") from error
+    column = next((name for name in rows.column_names if isinstance(rows[0][name], str)), None)
+    if column is None:
+        raise InvalidInput(f"{request.name} has no column of text among {rows.column_names}", "data.name")
+    for row in rows:
+        label = row.get("label", 0)
+        if row[column]:
+            yield row[column], label if isinstance(label, int) else 0
+
+
+def _key(request: Request) -> str:
+    parts: dict[str, Any] = {"format": FORMAT, **asdict(request)}
+    if request.kind == "text":
+        parts["python"] = [sys.version, sysconfig.get_paths()["stdlib"], TEXT_LIMIT_BYTES]
+    if request.kind == "files":
+        if not request.paths:
+            raise InvalidInput("data.kind = 'files' names no file", "data.paths")
+        parts["paths"] = [_stamp(Path(path)) for path in request.paths]
+    if request.tokenizer is not None and Path(request.tokenizer).is_dir():
+        parts["tokenizer_files"] = [_stamp(p) for p in sorted(Path(request.tokenizer).glob("*")) if p.is_file()]
+    digest = hashlib.sha256(json.dumps(parts, sort_keys=True).encode())
+    return f"{request.kind}-{digest.hexdigest()[:20]}"
+
+
+def _stamp(path: Path) -> list[Any]:
+    try:
+        status = path.stat()
+    except OSError as error:
+        raise InvalidInput(f"{path}: {error.strerror}", "data.paths") from error
+    if not path.is_file():
+        raise InvalidInput(f"{path} is not a file", "data.paths")
+    return [str(path), status.st_size, status.st_mtime_ns]

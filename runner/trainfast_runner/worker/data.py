@@ -1,0 +1,91 @@
+"""From `[data]` to an iterator of micro-batches for this rank."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torch.utils.data import DataLoader
+
+from .corpus import Request, describe, open_corpus
+from .model_config import vocab_size
+from .records import Journal
+from .samples import Batch, GlobalOrder, TokenSamples, as_is, random_samples, text_samples
+from .spec import RunSpec
+from .tokenize_text import build_in_child
+
+_TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model")
+
+
+@dataclass(frozen=True)
+class Stream:
+    """This rank's micro-batches in order, and what they are made of."""
+
+    batches: Iterator[Batch]
+    tokens_per_sample: int
+
+
+def open_stream(spec: RunSpec, config: Any, rank: int, ranks: int, journal: Journal) -> Stream:
+    """Prepare the data, write the `data` record, and start the loader (its worker processes too)."""
+    samples = _samples(spec, config, journal)
+    knobs = spec.knobs
+    order = GlobalOrder(len(samples), knobs.batch_size, knobs.grad_accum, rank, ranks, knobs.steps, knobs.seed)
+    loader: DataLoader[Batch] = DataLoader(
+        samples,
+        batch_sampler=order,
+        collate_fn=as_is,
+        num_workers=knobs.workers,
+        prefetch_factor=knobs.prefetch if knobs.workers else None,
+        persistent_workers=knobs.workers > 0,
+        pin_memory=knobs.pin_memory == "on",
+    )
+    return Stream(iter(loader), knobs.seq_len)
+
+
+def _samples(spec: RunSpec, config: Any, journal: Journal) -> TokenSamples:
+    data, knobs = spec.data, spec.knobs
+    vocab = vocab_size(config)
+    synthetic = data.kind == "random"
+    if synthetic:
+        source = "seeded random token ids"
+        samples = random_samples(vocab, data.objective, knobs.seq_len, knobs.seed)
+    else:
+        tokenizer = data.tokenizer or _model_tokenizer(spec.model)
+        wanted = Request(data.kind, data.paths, vocab, tokenizer, data.name, data.split)
+        source = describe(wanted)
+
+        def build(request: Request, folder: Path) -> None:
+            what = f"the tokenizer of {tokenizer}" if tokenizer else "a byte-level BPE trained on it"
+            journal.enter("data", f"tokenizing {source} with {what}, once")
+            build_in_child(request, folder)
+
+        corpus = open_corpus(wanted, spec.cache_dir, build)
+        samples = text_samples(corpus, data.objective, knobs.seq_len, getattr(config, "num_labels", 2), knobs.seed)
+    journal.write(
+        "data",
+        data_kind=data.kind,
+        synthetic=synthetic,
+        source=source,
+        samples=len(samples),
+        tokens=len(samples) * knobs.seq_len,
+    )
+    return samples
+
+
+def _model_tokenizer(model: dict[str, Any]) -> str | None:
+    """The model's own tokenizer: that of its directory, or of its Hub id where the Hub or its cache has it."""
+    if "path" in model:
+        here = Path(model["path"])
+        return str(here) if any((here / name).is_file() for name in _TOKENIZER_FILES) else None
+    if "hub" in model:
+        from huggingface_hub import hf_hub_download
+
+        try:
+            hf_hub_download(model["hub"], "tokenizer_config.json", token=os.environ.get("HF_TOKEN"))
+        except Exception:  # offline, gated, no such file: the text gets a tokenizer of its own, and the record says so
+            return None
+        return str(model["hub"])
+    return None

@@ -1,0 +1,112 @@
+"""Answers, as one JSON line, what a training Python has and what a model is, before anything is launched.
+
+`PY inspect_model.py '{"model": {...}, "objective": "causal-lm"}' [--count] [--devices]`. Without the two flags torch is
+not imported, which halves the time.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+import json
+import platform
+import sys
+from pathlib import Path
+from typing import Any
+
+PACKAGES = (
+    "torch",
+    "transformers",
+    "accelerate",
+    "bitsandbytes",
+    "deepspeed",
+    "tokenizers",
+    "datasets",
+    "flash-attn",
+)
+
+
+def main(arguments: list[str]) -> dict[str, Any]:
+    """The answer: `python`, `versions`, and as asked `config`, `model_type`, `parameters`, `devices` or `error`."""
+    from .invalid import InvalidInput
+    from .model_config import resolve_config
+
+    flags = {argument for argument in arguments if argument.startswith("--")}
+    request = json.loads(next((a for a in arguments if not a.startswith("--")), "{}"))
+    answer: dict[str, Any] = {"python": platform.python_version(), "versions": _versions()}
+    if not flags:
+        _hide_torch()
+    if "--devices" in flags:
+        answer["devices"] = _devices()
+    if request.get("model"):
+        if answer["versions"]["transformers"] is None:
+            answer["error"] = {"message": "this Python has no transformers", "key": "python", "allowed": []}
+            return {**answer, "install": "pip install torch transformers tokenizers"}
+        try:
+            config = resolve_config(request["model"])
+            answer["model_type"] = config.model_type
+            answer["config"] = config.to_dict()
+            if "--count" in flags:
+                answer["parameters"] = _count(config, request.get("objective", "causal-lm"))
+        except InvalidInput as error:
+            answer["error"] = error.as_fields()
+    return answer
+
+
+def _versions() -> dict[str, str | None]:
+    found: dict[str, str | None] = {}
+    for name in PACKAGES:
+        try:
+            found[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            found[name] = None
+    return found
+
+
+def _hide_torch() -> None:
+    """Let transformers think that there is no torch: a configuration does not need it, and importing it takes 1.5 s."""
+    real = importlib.util.find_spec
+
+    def find_spec(name: str, package: str | None = None) -> Any:
+        return None if name.partition(".")[0] in {"torch", "tensorflow", "jax"} else real(name, package)
+
+    importlib.util.find_spec = find_spec
+    import logging
+
+    logging.disable(logging.WARNING)
+
+
+def _count(config: Any, objective: str) -> int:
+    import torch
+
+    from .build import model_class
+
+    with torch.device("meta"):
+        model = model_class(objective).from_config(config)
+    return sum(parameter.numel() for parameter in model.parameters())
+
+
+def _devices() -> dict[str, Any]:
+    """CUDA as this Python sees it: `{available, count, bf16, names[], uuids[], total_bytes[]}`."""
+    import torch
+
+    if not torch.cuda.is_available():
+        return {"available": False, "count": 0, "bf16": None, "names": [], "uuids": [], "total_bytes": []}
+    found = [torch.cuda.get_device_properties(index) for index in range(torch.cuda.device_count())]
+    return {
+        "available": True,
+        "count": len(found),
+        "bf16": all(properties.major >= 8 for properties in found),
+        "names": [properties.name for properties in found],
+        "uuids": [f"GPU-{getattr(properties, 'uuid', '')}" for properties in found],
+        "total_bytes": [properties.total_memory for properties in found],
+    }
+
+
+if __name__ == "__main__":
+    here = Path(__file__).resolve().parent
+    spec = importlib.util.spec_from_file_location("trainfast_bootstrap", here / "bootstrap.py")
+    assert spec is not None and spec.loader is not None
+    bootstrap = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(bootstrap)
+    print(json.dumps(importlib.import_module("trainfast_worker.inspect_model").main(sys.argv[1:]), default=str))

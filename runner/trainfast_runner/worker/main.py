@@ -1,0 +1,56 @@
+"""The life of one rank: hold the lock, say who we are, train, and write down how it ended."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import sys
+import traceback
+from pathlib import Path
+from typing import NoReturn
+
+from .invalid import InvalidInput
+from .records import Journal, hold_alive_lock, start_ticks
+from .spec import read_spec
+
+EXIT_FAILED = 1
+EXIT_INVALID = 2
+
+
+def main(run_dir: str) -> None:
+    """Run one rank to its end. Ends the process itself, with 1 or 2, when the training could not."""
+    folder = Path(run_dir).resolve()
+    rank = int(os.environ.get("RANK", "0"))
+    hold_alive_lock(folder)
+    journal = Journal(folder, rank)
+    journal.write(
+        "started",
+        rank=rank,
+        local_rank=int(os.environ.get("LOCAL_RANK", "0")),
+        world_size=int(os.environ.get("WORLD_SIZE", "1")),
+        pid=os.getpid(),
+        start_ticks=start_ticks(),
+    )
+    try:
+        spec = read_spec(folder, rank)
+        journal.enter("import", "torch and transformers")
+        from .session import train_once
+
+        train_once(folder, spec, journal)
+    except InvalidInput as error:
+        journal.write("invalid", **error.as_fields())
+        print(f"invalid: {error}", file=sys.stderr)
+        _leave(EXIT_INVALID)
+    except BaseException as error:
+        journal.exception(error)
+        traceback.print_exc()
+        _leave(EXIT_FAILED)
+
+
+def _leave(code: int) -> NoReturn:
+    """End at once: tearing down a process group or a CUDA context after an error can wait for ever."""
+    for child in multiprocessing.active_children():
+        child.terminate()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)

@@ -1,0 +1,116 @@
+"""How much memory the training takes, and the limit it may not pass; all figures in bytes."""
+
+from __future__ import annotations
+
+import resource
+from typing import Protocol
+
+import torch
+
+PHASES = ("forward_backward", "optimizer")
+
+
+class Memory(Protocol):
+    """A device's memory counters. `boundary` closes a phase: notes its peak and starts the next one's."""
+
+    def start(self) -> None:
+        """Take the baseline and set the limit: after everything but the training is in memory."""
+
+    def boundary(self, phase: str) -> None:
+        """End `phase` here."""
+
+    def read(self) -> dict[str, object]:
+        """The step's memory fields, from the phases closed since the last read."""
+
+
+def make_memory(device: torch.device, limit_bytes: int | None) -> Memory:
+    """The counters of `device`."""
+    return CudaMemory(device, limit_bytes) if device.type == "cuda" else HostMemory(limit_bytes)
+
+
+def step_fields(peaks: dict[str, int], reserved: int, retries: int) -> dict[str, object]:
+    """The fields a step record has about memory."""
+    return {
+        "peak_allocated_bytes": max(peaks.values()),
+        "peak_reserved_bytes": reserved,
+        "alloc_retries": retries,
+        "phase_peaks": dict(peaks),
+    }
+
+
+class HostMemory:
+    """The CPU: the high-water mark of resident memory above what was resident before the model was built.
+
+    The limit is RLIMIT_DATA at VmData plus `limit_bytes`, so that the allocator itself refuses.
+    """
+
+    def __init__(self, limit_bytes: int | None) -> None:
+        self._limit_bytes = limit_bytes
+        self._baseline = 0
+        self._peaks = dict.fromkeys(PHASES, 0)
+        # Opened now: near the limit there may be no memory left to open them with.
+        self._status = open("/proc/self/status", "rb", buffering=0)
+        self._clear = open("/proc/self/clear_refs", "wb", buffering=0)
+
+    def start(self) -> None:
+        """Start the thread pools first, so that their stacks do not count."""
+        warm = torch.ones(256, 256, requires_grad=True)
+        (warm @ warm).sum().backward()  # type: ignore[no-untyped-call]
+        del warm
+        figures = self._read_status()
+        self._baseline = figures["VmRSS"]
+        if self._limit_bytes is not None:
+            cap = figures["VmData"] + self._limit_bytes
+            resource.setrlimit(resource.RLIMIT_DATA, (cap, cap))
+        self._clear.write(b"5")
+
+    def boundary(self, phase: str) -> None:
+        """Read VmHWM and reset it."""
+        self._peaks[phase] = max(0, self._read_status()["VmHWM"] - self._baseline)
+        self._clear.write(b"5")
+
+    def read(self) -> dict[str, object]:
+        """Reserved is what is allocated: the C library gives freed blocks back."""
+        return step_fields(self._peaks, max(self._peaks.values()), 0)
+
+    def _read_status(self) -> dict[str, int]:
+        self._status.seek(0)
+        found = {}
+        for line in self._status.read(4096).split(b"\n"):
+            name, _, value = line.partition(b":")
+            if name in (b"VmHWM", b"VmRSS", b"VmData"):
+                found[name.decode()] = int(value.split()[0]) * 1024
+        return found
+
+
+class CudaMemory:
+    """The caching allocator's own peaks. The limit caps the allocator; the context is not counted."""
+
+    def __init__(self, device: torch.device, limit_bytes: int | None) -> None:
+        self._device = device
+        self._limit_bytes = limit_bytes
+        self._peaks = dict.fromkeys(PHASES, 0)
+        self._reserved = 0
+        self._retries = 0
+
+    def start(self) -> None:
+        """Cap the allocator and reset its peaks."""
+        torch.cuda.set_device(self._device)
+        if self._limit_bytes is not None:
+            total = torch.cuda.get_device_properties(self._device).total_memory
+            torch.cuda.set_per_process_memory_fraction(min(1.0, self._limit_bytes / total), self._device)
+        torch.cuda.reset_peak_memory_stats(self._device)
+
+    def boundary(self, phase: str) -> None:
+        """Read and reset the allocator's peaks: host counters, nothing waits for the device."""
+        stats = torch.cuda.memory_stats_as_nested_dict(self._device)
+        self._peaks[phase] = stats["allocated_bytes"]["all"]["peak"]
+        self._reserved = max(self._reserved, stats["reserved_bytes"]["all"]["peak"])
+        self._retries = stats["num_alloc_retries"]
+        torch.cuda.reset_peak_memory_stats(self._device)
+
+    def read(self) -> dict[str, object]:
+        """`alloc_retries` counts from the start of the process."""
+        fields = step_fields(self._peaks, self._reserved, self._retries)
+        self._reserved = 0
+        return fields

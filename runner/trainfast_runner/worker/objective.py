@@ -1,0 +1,36 @@
+"""The loss of each objective, computed here from the logits so that every model and strategy shares one definition."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from .samples import IGNORED, Batch
+
+
+class Objective:
+    """Summed cross entropy over the counted targets; whoever adds the micro-batches divides by the global count."""
+
+    def __init__(self, name: str) -> None:
+        self.shifts = name == "causal-lm"
+
+    def targets(self, batch: Batch) -> Tensor:
+        """What each logit is compared with: the labels, for a causal model those of the next position."""
+        labels = batch["labels"]
+        return functional.pad(labels[:, 1:], (0, 1), value=IGNORED) if self.shifts else labels
+
+    def count(self, batches: list[Batch]) -> Tensor:
+        """How many targets count in all of `batches`, as an int64 scalar on their device."""
+        counts = [(self.targets(batch) != IGNORED).sum() for batch in batches]
+        return torch.stack(counts).sum()
+
+    def loss_sum(self, model: nn.Module, batch: Batch) -> Tensor:
+        """The sum of the targets' cross entropies, in fp32 whatever the model computes in."""
+        logits = model(input_ids=batch["input_ids"]).logits
+        return functional.cross_entropy(
+            logits.flatten(0, -2).float(),
+            self.targets(batch).flatten(),
+            ignore_index=IGNORED,
+            reduction="sum",
+        )

@@ -1,0 +1,94 @@
+"""What actually runs, read from the live objects: the other half of what was asked for."""
+
+from __future__ import annotations
+
+import multiprocessing
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+from .optimizer import implementation
+from .strategies import Strategy
+
+
+class ComputeDtype:
+    """Catches the dtype of the first matrix product a forward makes, then takes its hook away."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.name: str | None = None
+        layer = next((m for m in model.modules() if _is_matrix_product(m)), None)
+        self._hook = None if layer is None else layer.register_forward_hook(self._see)
+
+    def _see(self, _module: nn.Module, _inputs: Any, output: Any) -> None:
+        self.name = dtype_name(output.dtype)
+        if self._hook is not None:
+            self._hook.remove()
+
+
+def _is_matrix_product(module: nn.Module) -> bool:
+    weight = getattr(module, "weight", None)
+    leaf = next(module.children(), None) is None
+    return leaf and isinstance(weight, torch.Tensor) and weight.dim() == 2 and not isinstance(module, nn.Embedding)
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    """`float32` for `torch.float32`."""
+    return str(dtype).removeprefix("torch.")
+
+
+def actual_fields(
+    model: nn.Module,
+    module: nn.Module,
+    optimizer: Optimizer,
+    strategy: Strategy,
+    device: torch.device,
+    compute_dtype: str | None,
+    seq_len: int,
+) -> dict[str, Any]:
+    """The fields of an `actual` record; `model` is what was built, `module` what the strategy made of it."""
+    config: Any = model.config
+    text = config.get_text_config() if hasattr(config, "get_text_config") else config
+    return {
+        **strategy.facts(module),
+        "optimizer": type(optimizer).__name__,
+        "optimizer_implementation": implementation(optimizer),
+        "param_dtype": dtype_name(next(module.parameters()).dtype),
+        "compute_dtype": compute_dtype,
+        "attention": getattr(config, "_attn_implementation", None),
+        "checkpointing": "full" if any(getattr(m, "gradient_checkpointing", False) for m in model.modules()) else "off",
+        "world_size": torch.distributed.get_world_size() if torch.distributed.is_initialized() else 1,
+        "device": device.type,
+        "device_name": torch.cuda.get_device_name(device) if device.type == "cuda" else None,
+        "compiled": hasattr(module, "_orig_mod"),
+        "model_type": config.model_type,
+        "parameters": sum(p.numel() for p in model.parameters()),
+        "model_flops_per_sample": flops_per_sample(model, text, seq_len),
+        "layers": getattr(text, "num_hidden_layers", None),
+        "hidden_size": getattr(text, "hidden_size", None),
+        "vocab_size": getattr(text, "vocab_size", None),
+        "loader_workers_alive": len(multiprocessing.active_children()),
+    }
+
+
+def flops_per_sample(model: nn.Module, text: Any, seq_len: int) -> float | None:
+    """Model FLOPs of one sample's forward and backward, or None where the configuration lacks a field.
+
+    Per token 6N + 6*L*H*(d_qk + d_v)*s (torchtitan's formula; PaLM, appendix B, where d_qk = d_v). N counts the
+    parameters that multiply something: all but the input embeddings, whose lookup is free, unless they are tied to
+    the output projection. Attention is counted whole, without halving for causality.
+    """
+    layers = getattr(text, "num_hidden_layers", None)
+    heads = getattr(text, "num_attention_heads", None)
+    hidden = getattr(text, "hidden_size", None)
+    if not (isinstance(layers, int) and isinstance(heads, int) and isinstance(hidden, int)):
+        return None
+    head_dim = getattr(text, "head_dim", None) or hidden // heads
+    looked_up = {id(m.weight): m.weight.numel() for m in model.modules() if isinstance(m, nn.Embedding)}
+    find: Any = getattr(model, "get_output_embeddings", None)
+    output = find() if find else None
+    looked_up.pop(id(getattr(output, "weight", None)), None)
+    multiplied = sum(p.numel() for p in model.parameters()) - sum(looked_up.values())
+    per_token = 6 * multiplied + 6 * layers * heads * 2 * head_dim * seq_len
+    return float(per_token * seq_len)

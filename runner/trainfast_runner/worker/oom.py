@@ -1,0 +1,39 @@
+"""Out of memory is spelled many ways: one table of every spelling, for the worker and for whoever reads its log.
+
+Standard library only: the supervisor imports this file too.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+
+SPELLINGS: tuple[tuple[str, str], ...] = (
+    ("torch", r"\b(?:torch\.|torch\.cuda\.)?OutOfMemoryError\b"),
+    ("caching allocator", r"\b(?:CUDA|HIP|XPU|MPS(?: backend)?) out of memory\b"),
+    ("driver", r"\b(?:CUDA|HIP) (?:driver )?error:? ?(?:\(\d+\):? ?)?out of memory\b"),
+    ("driver code", r"\bcudaErrorMemoryAllocation\b|\bCUDA_ERROR_OUT_OF_MEMORY\b"),
+    # cuBLAS creates its handle and workspace lazily: with no memory left it says "not initialized".
+    ("cuBLAS", r"\bCUBLAS_STATUS_(?:ALLOC_FAILED|NOT_INITIALIZED)\b"),
+    ("cuSOLVER, cuSPARSE", r"\bCUS(?:OLVER|PARSE)_STATUS_(?:ALLOC_FAILED|INSUFFICIENT_RESOURCES)\b"),
+    ("cuDNN", r"\bCUDNN_STATUS_(?:NOT_SUPPORTED|ALLOC_FAILED|INTERNAL_ERROR)\b"),
+    ("cuDNN engines", r"\bunable to find an engine\b"),
+    ("NCCL", r"\bFailed to CUDA (?:m|c|host ?)alloc\b|\bCuda failure (?:2 )?'?out of memory"),
+    ("host allocator", r"\bDefaultCPUAllocator: (?:can't allocate memory|not enough memory)"),
+    ("host", r"\bMemoryError\b|\bstd::bad_alloc\b|\[Errno 12\]|\bCannot allocate memory\b"),
+    ("numpy", r"\bUnable to allocate \S+ \w+ for an array\b"),
+    ("bitsandbytes", r"\bError out of memory at line\b"),
+    ("kernel", r"\bOut of memory: Killed process\b|\boom-kill\b"),
+)
+
+# A kernel that asks for more shared memory than the chip has: no smaller batch cures it.
+_NOT_ONE = re.compile(r"out of resources?: *(?:shared memory|threads|registers)", re.IGNORECASE)
+_ANY = re.compile("|".join(f"(?:{pattern})" for _, pattern in SPELLINGS), re.IGNORECASE)
+
+
+def is_out_of_memory(texts: Iterable[str]) -> bool:
+    """Whether any link of an exception chain, each as `Type: message`, says that memory ran out.
+
+    A link that speaks of a kernel's own resources (Triton's shared memory) is not counted.
+    """
+    return any(_ANY.search(text) and not _NOT_ONE.search(text) for text in texts)

@@ -1,0 +1,83 @@
+"""The `optimizer` knob: one constructor each, over two groups of parameters."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+from .invalid import InvalidInput
+from .spec import Knobs
+
+_ADAMW_FLAGS: dict[str, dict[str, bool]] = {
+    "adamw": {},
+    "adamw-loop": {"foreach": False, "fused": False},
+    "adamw-foreach": {"foreach": True},
+    "adamw-fused": {"fused": True},
+}
+
+
+def build_optimizer(model: nn.Module, knobs: Knobs) -> Optimizer:
+    """The optimizer over `model`'s trainable parameters. Raises InvalidInput when its package is missing."""
+    groups = parameter_groups(model, knobs.weight_decay)
+    if knobs.optimizer in _ADAMW_FLAGS:
+        return torch.optim.AdamW(groups, lr=knobs.lr, **_ADAMW_FLAGS[knobs.optimizer])  # type: ignore[arg-type]
+    if knobs.optimizer == "sgd":
+        return torch.optim.SGD(groups, lr=knobs.lr)
+    if knobs.optimizer == "adafactor":
+        from transformers.optimization import Adafactor
+
+        # As the Trainer builds it: the given rate is used as it is.
+        adafactor: Optimizer = Adafactor(groups, lr=knobs.lr, scale_parameter=False, relative_step=False)
+        return adafactor
+    try:
+        from bitsandbytes.optim import AdamW8bit
+    except ImportError as error:
+        raise InvalidInput(
+            f"optimizer=adamw-8bit needs the package bitsandbytes: {sys.executable} -m pip install bitsandbytes",
+            "optimizer",
+            ["adamw", "adamw-fused", "adafactor", "sgd"],
+            "adafactor",
+        ) from error
+    eight_bit: Optimizer = AdamW8bit(groups, lr=knobs.lr)
+    return eight_bit
+
+
+def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
+    """Matrices and embeddings with weight decay; biases and norms, which are vectors, without."""
+    trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    groups = [
+        {"params": [p for p in trainable if p.dim() >= 2], "weight_decay": weight_decay},
+        {"params": [p for p in trainable if p.dim() < 2], "weight_decay": 0.0},
+    ]
+    return [group for group in groups if group["params"]]
+
+
+def implementation(optimizer: Optimizer) -> str | None:
+    """Which of torch's AdamW loops runs: loop, foreach or fused; None for other optimizers.
+
+    With neither flag given torch decides by the parameters' device, and this asks the function it asks.
+    """
+    if type(optimizer) is not torch.optim.AdamW:
+        return None
+    group = optimizer.param_groups[0]
+    if group["fused"]:
+        return "fused"
+    if group["foreach"] is None:
+        try:
+            from torch.optim.optimizer import _default_to_fused_or_foreach
+        except ImportError:
+            return None
+        _, foreach = _default_to_fused_or_foreach(group["params"], group["differentiable"], use_fused=False)
+        return "foreach" if foreach else "loop"
+    return "foreach" if group["foreach"] else "loop"
+
+
+def rate_at(step: int, knobs: Knobs) -> float:
+    """The learning rate of `step` (from 1): constant, or falling linearly to zero after the last step."""
+    if knobs.lr_schedule == "linear":
+        return knobs.lr * (knobs.steps - step + 1) / knobs.steps
+    return knobs.lr

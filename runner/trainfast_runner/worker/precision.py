@@ -1,0 +1,54 @@
+"""What numbers the training computes in, and fp16's loss scaling."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+_AUTOCAST = {"fp16": torch.float16, "bf16": torch.bfloat16}
+
+
+class Precision:
+    """One value of the `precision` knob, applied to the forward, the backward and the optimizer step."""
+
+    def __init__(self, name: str, device: torch.device) -> None:
+        self.device = device
+        self.autocast_dtype = _AUTOCAST.get(name)
+        self.scaler = torch.amp.GradScaler(device.type) if name == "fp16" else None
+        # The process's own settings, so that fp32 means fp32 and tf32 is what makes the difference.
+        torch.set_float32_matmul_precision("high" if name == "tf32" else "highest")
+        torch.backends.cudnn.allow_tf32 = name == "tf32"
+
+    def autocast(self) -> AbstractContextManager[Any]:
+        """The context a forward runs in."""
+        if self.autocast_dtype is None:
+            return nullcontext()
+        return torch.autocast(self.device.type, dtype=self.autocast_dtype)
+
+    def backward(self, loss: Tensor) -> None:
+        """Accumulate gradients, of the scaled loss under fp16."""
+        (loss if self.scaler is None else self.scaler.scale(loss)).backward()  # type: ignore[no-untyped-call]
+
+    def unscale(self, optimizer: Optimizer) -> None:
+        """Bring the gradients back to their own size, before anything reads them."""
+        if self.scaler is not None:
+            self.scaler.unscale_(optimizer)
+
+    def step(self, optimizer: Optimizer) -> None:
+        """Take the optimizer's step; fp16 skips it when a gradient overflowed, and lowers its scale."""
+        if self.scaler is None:
+            optimizer.step()
+        else:
+            self.scaler.step(optimizer)
+            self.scaler.update()
+
+    def scale(self) -> Tensor | None:
+        """The loss scale as a device tensor, so that reading it does not wait for the device; None without scaling."""
+        if self.scaler is None:
+            return None
+        scale: Tensor | None = self.scaler._scale
+        return None if scale is None else scale.detach()

@@ -1,0 +1,108 @@
+"""The files a rank writes: one JSON object a line, one `write()` a line, never waiting for a reader."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import time
+import traceback
+from pathlib import Path
+from typing import Any
+
+from .oom import is_out_of_memory
+
+LINE_LIMIT_BYTES = 4096
+TRACEBACK_CHARACTERS = 4000
+
+
+def rank_suffix(rank: int) -> str:
+    """Part of a file's name: empty for rank 0, `.rank1` and so on for the others."""
+    return "" if rank == 0 else f".rank{rank}"
+
+
+class RecordFile:
+    """An append-only JSON-lines file. Every line is one `os.write` to an O_APPEND descriptor, so lines never mix."""
+
+    def __init__(self, path: Path) -> None:
+        self._fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
+
+    def write(self, record: dict[str, Any]) -> None:
+        """Append `record`; a value JSON cannot hold (NaN, infinity) becomes null."""
+        try:
+            text = json.dumps(record, separators=(",", ":"), allow_nan=False, default=str)
+        except ValueError:
+            text = json.dumps(_finite(record), separators=(",", ":"), default=str)
+        os.write(self._fd, text.encode() + b"\n")
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, float):
+        return value if value == value and abs(value) != float("inf") else None
+    if isinstance(value, dict):
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_finite(item) for item in value]
+    return value
+
+
+class Journal:
+    """`worker.jsonl`: what actually ran, and how it ended. `phase` and `step` say where the rank is now."""
+
+    def __init__(self, run_dir: Path, rank: int) -> None:
+        self.rank = rank
+        self.phase = "import"
+        self.step: int | None = None
+        self._file = RecordFile(run_dir / f"worker{rank_suffix(rank)}.jsonl")
+
+    def write(self, kind: str, **fields: Any) -> None:
+        """Append one record of `kind`, stamped with CLOCK_MONOTONIC nanoseconds."""
+        self._file.write({"t_ns": time.monotonic_ns(), "kind": kind, **fields})
+
+    def enter(self, phase: str, detail: str = "") -> None:
+        """Say that a phase begins: import, data, model or train."""
+        self.phase = phase
+        self.write("phase", phase=phase, detail=detail)
+
+    def exception(self, error: BaseException) -> None:
+        """Write the `exception` record: type, message, the chain of causes, and whether memory ran out."""
+        chain = exception_chain(error)
+        text = "".join(traceback.format_exception(type(error), error, error.__traceback__))
+        self.write(
+            "exception",
+            rank=self.rank,
+            phase=self.phase,
+            step=self.step,
+            type=chain[0]["type"],
+            message=chain[0]["message"],
+            chain=chain,
+            traceback=text[-TRACEBACK_CHARACTERS:],
+            is_oom=is_out_of_memory(f"{link['type']}: {link['message']}" for link in chain),
+        )
+
+
+def exception_chain(error: BaseException) -> list[dict[str, str]]:
+    """The error and its causes, outermost first, as `{type, message}`; types outside builtins carry their module."""
+    chain: list[dict[str, str]] = []
+    seen: set[int] = set()
+    link: BaseException | None = error
+    while link is not None and id(link) not in seen:
+        seen.add(id(link))
+        kind = type(link)
+        name = kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
+        chain.append({"type": name, "message": str(link)[:2000]})
+        link = link.__cause__ or (None if link.__suppress_context__ else link.__context__)
+    return chain
+
+
+def hold_alive_lock(run_dir: Path) -> int:
+    """Take the run's shared lock for the life of this process; returns the descriptor, which is never closed."""
+    fd = os.open(run_dir / "alive.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    fcntl.flock(fd, fcntl.LOCK_SH)
+    return fd
+
+
+def start_ticks() -> int:
+    """When this process started, in clock ticks since boot (field 22 of `/proc/self/stat`): tells pids apart."""
+    stat = Path("/proc/self/stat").read_text()
+    return int(stat.rpartition(")")[2].split()[19])

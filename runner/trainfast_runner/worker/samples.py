@@ -1,0 +1,155 @@
+"""The training samples: fixed-length token ids and their labels, the same for an index whoever asks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.utils.data import Dataset, Sampler
+
+from .corpus import Corpus
+from .invalid import InvalidInput
+
+IGNORED = -100
+MASKED_FRACTION = 0.15
+RANDOM_SAMPLES = 512
+# The published guide draws its random data from these ids.
+RANDOM_IDS = (100, 30_000)
+BERT_MASK_ID = 103
+
+Batch = dict[str, Tensor]
+
+
+@dataclass(frozen=True)
+class Masking:
+    """BERT's masked-LM recipe (Devlin et al. 2018, 3.1): of 15 % chosen, 80 % masked, 10 % random, 10 % kept."""
+
+    mask_id: int
+    vocab_size: int
+    special_ids: tuple[int, ...]
+    seed: int
+
+    def __call__(self, ids: NDArray[np.int64], index: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Inputs and labels of sample `index`, drawn from (seed, index) alone."""
+        random = np.random.default_rng((self.seed, index))
+        chosen = (random.random(ids.shape) < MASKED_FRACTION) & ~np.isin(ids, self.special_ids)
+        fate = random.random(ids.shape)
+        inputs = np.where(chosen & (fate < 0.8), self.mask_id, ids)
+        replaced = chosen & (fate >= 0.8) & (fate < 0.9)
+        inputs = np.where(replaced, random.integers(0, self.vocab_size, ids.shape), inputs)
+        return inputs, np.where(chosen, ids, IGNORED)
+
+
+class TokenSamples(Dataset[Batch]):
+    """Samples cut from one array of ids. `classes` labels each sample; else `masking`; else the ids themselves."""
+
+    def __init__(
+        self,
+        ids: NDArray[np.unsignedinteger],
+        seq_len: int,
+        masking: Masking | None = None,
+        classes: NDArray[np.int64] | None = None,
+    ) -> None:
+        self.ids = ids
+        self.seq_len = seq_len
+        self.masking = masking
+        self.classes = classes
+        self.count = len(ids) // seq_len
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __getitems__(self, indices: list[int]) -> Batch:
+        """A whole batch at once: `input_ids` of (batch, seq_len), `labels` of the same shape or of (batch,)."""
+        rows = np.stack([self.ids[i * self.seq_len : (i + 1) * self.seq_len] for i in indices]).astype(np.int64)
+        if self.classes is not None:
+            return {"input_ids": torch.from_numpy(rows), "labels": torch.from_numpy(self.classes[indices])}
+        if self.masking is None:
+            inputs = torch.from_numpy(rows)
+            return {"input_ids": inputs, "labels": inputs}
+        pairs = [self.masking(row, index) for row, index in zip(rows, indices, strict=True)]
+        inputs, labels = (torch.from_numpy(np.stack(part)) for part in zip(*pairs, strict=True))
+        return {"input_ids": inputs, "labels": labels}
+
+    def __getitem__(self, index: int) -> Batch:
+        return {name: values[0] for name, values in self.__getitems__([index]).items()}
+
+
+def as_is(batch: Any) -> Any:
+    """The collate function of a dataset that already returns whole batches."""
+    return batch
+
+
+class GlobalOrder(Sampler[list[int]]):
+    """The micro-batches of one rank, so that step t's global batch is the same however many ranks share it.
+
+    Step t takes samples t*G ... (t+1)*G of a stream of seeded permutations, one an epoch, where G = batch_size *
+    grad_accum * ranks. Rank r's micro-batch m is the slice at (m * ranks + r) * batch_size of it.
+    """
+
+    def __init__(
+        self, samples: int, batch_size: int, grad_accum: int, rank: int, ranks: int, steps: int, seed: int
+    ) -> None:
+        self.samples = samples
+        self.batch_size = batch_size
+        self.grad_accum = grad_accum
+        self.rank = rank
+        self.ranks = ranks
+        self.steps = steps
+        self.seed = seed
+
+    def __len__(self) -> int:
+        return self.steps * self.grad_accum
+
+    def __iter__(self) -> Iterator[list[int]]:
+        epoch, order = -1, np.empty(0, dtype=np.int64)
+        for micro in range(len(self)):
+            start = (micro * self.ranks + self.rank) * self.batch_size
+            chosen: list[int] = []
+            for position in range(start, start + self.batch_size):
+                if position // self.samples != epoch:
+                    epoch = position // self.samples
+                    order = np.random.default_rng((self.seed, epoch)).permutation(self.samples)
+                chosen.append(int(order[position % self.samples]))
+            yield chosen
+
+
+def text_samples(corpus: Corpus, objective: str, seq_len: int, classes: int, seed: int) -> TokenSamples:
+    """Samples of `seq_len` tokens packed from a corpus, with no padding."""
+    ids = np.memmap(corpus.folder / "ids.bin", dtype=corpus.dtype, mode="r")
+    # Reading every page now keeps the page cache out of the training's memory figures.
+    int(ids.max()) if len(ids) else 0
+    if len(ids) < seq_len:
+        raise InvalidInput(
+            f"{corpus.source}: {len(ids)} tokens, fewer than one sample of seq_len={seq_len}",
+            "seq_len",
+            [f"1 to {len(ids)}"],
+            str(max(len(ids), 1)),
+        )
+    masking = None
+    if objective == "masked-lm":
+        if corpus.mask_id is None:
+            raise InvalidInput("this tokenizer has no mask token, which masked-lm needs", "data.tokenizer")
+        masking = Masking(corpus.mask_id, corpus.vocab_size, tuple(corpus.special_ids), seed)
+    labels = None
+    if objective == "sequence-classification":
+        firsts = np.array([first for first, _ in corpus.sections])
+        kinds = np.array([label for _, label in corpus.sections], dtype=np.int64)
+        starts = np.arange(len(ids) // seq_len) * seq_len
+        labels = kinds[np.searchsorted(firsts, starts, side="right") - 1] % classes
+    return TokenSamples(ids, seq_len, masking, labels)
+
+
+def random_samples(vocab_size: int, objective: str, seq_len: int, seed: int) -> TokenSamples:
+    """512 samples of seeded random ids: synthetic, good for speed and memory, with nothing in it to learn."""
+    high = min(RANDOM_IDS[1], vocab_size)
+    low = min(RANDOM_IDS[0], high - 1)
+    ids = np.random.default_rng(seed).integers(low, high, RANDOM_SAMPLES * seq_len, dtype=np.uint32)
+    masking = Masking(min(BERT_MASK_ID, vocab_size - 1), high, (), seed) if objective == "masked-lm" else None
+    classes = np.zeros(RANDOM_SAMPLES, dtype=np.int64) if objective == "sequence-classification" else None
+    return TokenSamples(ids, seq_len, masking, classes)

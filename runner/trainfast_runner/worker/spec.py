@@ -1,0 +1,118 @@
+"""`run.json` as typed values: what this process was asked to train. Standard library only."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from .invalid import InvalidInput, unknown_name
+
+
+@dataclass(frozen=True)
+class Knobs:
+    """The knobs this worker obeys; names and meanings are those of the knob table. Unknown ones are ignored."""
+
+    precision: str = "fp32"
+    batch_size: int = 8
+    grad_accum: int = 1
+    seq_len: int = 128
+    checkpointing: str = "off"
+    optimizer: str = "adamw"
+    attention: str = "sdpa"
+    compile: str = "off"
+    workers: int = 0
+    pin_memory: str = "off"
+    prefetch: int = 2
+    strategy: str = "single"
+    lr: float = 5e-5
+    lr_schedule: str = "constant"
+    weight_decay: float = 0.0
+    grad_clip: float = 0.0
+    seed: int = 0
+    steps: int = 20
+    timing_warmup: int = 3
+
+
+CHOICES: dict[str, tuple[str, ...]] = {
+    "precision": ("fp32", "tf32", "fp16", "bf16", "bf16-pure"),
+    "checkpointing": ("off", "full"),
+    "optimizer": (
+        "adamw",
+        "adamw-loop",
+        "adamw-foreach",
+        "adamw-fused",
+        "adamw-8bit",
+        "adafactor",
+        "sgd",
+    ),
+    "attention": ("eager", "sdpa", "flash"),
+    "compile": ("off",),
+    "pin_memory": ("on", "off"),
+    "strategy": ("single", "ddp"),
+    "lr_schedule": ("constant", "linear"),
+}
+AT_LEAST_ONE = ("batch_size", "grad_accum", "seq_len", "steps")
+OBJECTIVES = ("causal-lm", "masked-lm", "sequence-classification")
+DATA_KINDS = ("text", "files", "hub", "random")
+
+
+@dataclass(frozen=True)
+class Data:
+    """`[data]` of the preset, with every path absolute and every glob already expanded."""
+
+    kind: str = "text"
+    objective: str = "causal-lm"
+    paths: list[str] = field(default_factory=list)
+    tokenizer: str | None = None
+    name: str | None = None
+    split: str = "train"
+
+
+@dataclass(frozen=True)
+class RunSpec:
+    """Everything one rank needs to know. `memory_limit_bytes` is this rank's own, or None."""
+
+    run_id: str
+    model: dict[str, Any]
+    data: Data
+    knobs: Knobs
+    device: str
+    cache_dir: Path
+    memory_limit_bytes: int | None = None
+
+
+def read_spec(run_dir: Path, rank: int) -> RunSpec:
+    """Read `run.json`. Raises InvalidInput, naming the key, for a value this worker does not know."""
+    raw = json.loads((run_dir / "run.json").read_text())
+    knobs = _known(Knobs, raw.get("knobs", {}))
+    for name, allowed in CHOICES.items():
+        value = getattr(knobs, name)
+        if value not in allowed:
+            raise unknown_name(f"value of {name} that this worker runs", str(value), "", allowed)
+    for name in AT_LEAST_ONE:
+        if getattr(knobs, name) < 1:
+            raise InvalidInput(f"{name} must be at least 1, not {getattr(knobs, name)}", name, ["1 or more"])
+    data = _known(Data, raw.get("data", {}))
+    if data.objective not in OBJECTIVES:
+        raise unknown_name("data objective", data.objective, "data.objective=", OBJECTIVES)
+    if data.kind not in DATA_KINDS:
+        raise unknown_name("kind of data", data.kind, "data.kind=", DATA_KINDS)
+    limits = raw.get("memory_limit_bytes") or []
+    return RunSpec(
+        run_id=raw["run_id"],
+        model=raw["model"],
+        data=data,
+        knobs=knobs,
+        device=raw.get("device", "cpu"),
+        cache_dir=Path(raw["cache_dir"]),
+        memory_limit_bytes=limits[min(rank, len(limits) - 1)] if limits else None,
+    )
+
+
+def _known(kind: type[Any], raw: dict[str, Any]) -> Any:
+    """An instance of a dataclass from the keys it knows; absent and null values take its defaults."""
+    names = {f.name for f in dataclasses.fields(kind)}
+    return kind(**{key: value for key, value in raw.items() if key in names and value is not None})

@@ -1,0 +1,102 @@
+"""The step records: one line a step, written a step later, when the device has its figures ready."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .clock import StepTimes
+from .records import Journal, RecordFile, rank_suffix
+
+
+@dataclass
+class _Pending:
+    """A step that is over for the host, though perhaps not for the device."""
+
+    record: dict[str, Any]
+    times: StepTimes
+    figures: Tensor
+    """On the host: the loss, then under fp16 the loss scale."""
+    ready: Any
+    """What to wait for before `figures` may be read: a collective's handle, a CUDA event, or None."""
+
+
+class StepLog:
+    """Writes `steps.jsonl` (or this rank's). `add` takes a step that just ended and writes the one before it."""
+
+    def __init__(self, run_dir: Path, journal: Journal, samples: int, tokens: int, timing_warmup: int) -> None:
+        self._file = RecordFile(run_dir / f"steps{rank_suffix(journal.rank)}.jsonl")
+        self._journal = journal
+        self._constant = {"samples": samples, "tokens": tokens}
+        self._timing_warmup = timing_warmup
+        self._pending: _Pending | None = None
+        self._scale: float | None = None
+        self._lock = threading.Lock()
+
+    def add(
+        self,
+        step: int,
+        times: StepTimes,
+        loss: Tensor,
+        handle: Any,
+        scale: Tensor | None,
+        fields: dict[str, Any],
+    ) -> None:
+        """Note step `step` (from 1); `loss` is being summed over ranks until `handle`, if any, is ready."""
+        record = {"step": step, "warmup": step <= self._timing_warmup, **self._constant, **fields}
+        if loss.device.type == "cuda" and handle is not None:
+            # A stream waits for the sum here, not the host.
+            handle.wait()
+            handle = None
+        figures = loss if scale is None else torch.stack([loss, scale.to(loss.dtype)])
+        if figures.device.type == "cuda":
+            figures, handle = _copy_later(figures)
+        pending = _Pending(record, times, figures, handle)
+        with self._lock:
+            before, self._pending = self._pending, pending
+            if before is not None:
+                self._write(before)
+
+    def flush(self) -> None:
+        """Write the step still pending, if there is one."""
+        with self._lock:
+            before, self._pending = self._pending, None
+            if before is not None:
+                self._write(before)
+
+    def _write(self, pending: _Pending) -> None:
+        if pending.ready is not None:
+            pending.ready.wait()
+        t_ns, times = pending.times.read()
+        loss, *scale = pending.figures.reshape(-1).tolist()
+        record = {"t_ns": t_ns, **pending.record, "loss": loss, **times}
+        if scale:
+            record["loss_scale"] = scale[0]
+            if self._scale is not None and scale[0] < self._scale:
+                self._journal.write("overflow", step=record["step"], scale=scale[0])
+            self._scale = scale[0]
+        self._file.write(record)
+
+
+def _copy_later(figures: Tensor) -> tuple[Tensor, Any]:
+    """`figures` on their way to pinned host memory, and what says that they have arrived."""
+    host = torch.empty(figures.shape, dtype=figures.dtype, pin_memory=True)
+    host.copy_(figures, non_blocking=True)
+    arrived = torch.cuda.Event()  # type: ignore[no-untyped-call]
+    arrived.record()
+    return host, _Arrival(arrived)
+
+
+class _Arrival:
+    """A CUDA event under the name collectives use for waiting."""
+
+    def __init__(self, event: Any) -> None:
+        self._event = event
+
+    def wait(self) -> None:
+        self._event.synchronize()

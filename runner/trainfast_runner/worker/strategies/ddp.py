@@ -1,0 +1,64 @@
+"""Every rank holds the whole model; gradients are averaged in buckets while the backward runs."""
+
+from __future__ import annotations
+
+import os
+import socket
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from .single import Single
+
+
+class DataParallel(Single):
+    """torch's DistributedDataParallel over NCCL, or over gloo on CPU."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self.rank = int(os.environ["RANK"])
+        self.ranks = int(os.environ["WORLD_SIZE"])
+        self.gradient_factor = float(self.ranks)
+
+    def start(self) -> None:
+        """Join the group torchrun describes in the environment."""
+        if self.device.type == "cuda":
+            dist.init_process_group("nccl", device_id=self.device)
+            return
+        if any(name == "lo" for _, name in socket.if_nameindex()):
+            # All ranks are on this machine; gloo otherwise trusts the host's name to resolve.
+            os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+        dist.init_process_group("gloo")
+
+    def wrap(self, model: nn.Module) -> nn.Module:
+        """The model in DistributedDataParallel with torch's defaults."""
+        return DistributedDataParallel(model, device_ids=[self.device] if self.device.type == "cuda" else None)
+
+    def micro_step(self, module: nn.Module, last: bool) -> AbstractContextManager[Any]:
+        """All but the last micro-batch only accumulate."""
+        if last:
+            return nullcontext()
+        assert isinstance(module, DistributedDataParallel)
+        return module.no_sync()
+
+    def sum(self, value: Tensor) -> Tensor:
+        """An all-reduce; on CUDA it is queued like any kernel."""
+        dist.all_reduce(value)
+        return value
+
+    def sum_later(self, value: Tensor) -> Any:
+        """An all-reduce in the background."""
+        return dist.all_reduce(value, async_op=True)
+
+    def facts(self, module: nn.Module) -> dict[str, Any]:
+        """DDP reduces in the gradients' own dtype."""
+        dtype = next(module.parameters()).dtype
+        return {**super().facts(module), "reduce_dtype": str(dtype).removeprefix("torch.")}
+
+    def stop(self) -> None:
+        """Leave the group, every rank at its own end."""
+        dist.destroy_process_group()

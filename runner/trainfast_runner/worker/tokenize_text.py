@@ -1,0 +1,114 @@
+"""Cuts text into token ids and writes an entry of the cache.
+
+Runs in a process of its own, so that the hundreds of MB it touches do not become the training's memory baseline.
+"""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from .corpus import SMALLEST_VOCAB, VOCAB_LIMIT, Request, describe, documents
+from .invalid import InvalidInput
+
+PAD, END, MASK = "<pad>", "<end>", "<mask>"
+Encode = Callable[[list[str]], list[list[int]]]
+
+
+def build_in_child(request: Request, folder: Path) -> None:
+    """`build` in a fresh process; an InvalidInput raised there is raised here."""
+    with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
+        pool.submit(build, request, folder).result()
+
+
+def build(request: Request, folder: Path) -> None:
+    """Write `ids.bin` and `meta.json` (and `tokenizer.json`) of `request` into `folder`."""
+    # Several ranks may share the cores, and a forked DataLoader worker must not inherit a thread pool's lock.
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")
+    found = list(documents(request))
+    if not found:
+        raise InvalidInput(f"{describe(request)}: no text in it", "data.paths")
+    texts, labels = [text for text, _ in found], [label for _, label in found]
+    if request.tokenizer is None:
+        encode, meta = _train_bpe(texts, request.vocab, folder)
+    else:
+        encode, meta = _pretrained(request.tokenizer, request.vocab)
+    dtype = "<u2" if meta["vocab_size"] <= 1 << 16 else "<u4"
+    end = [meta.pop("end_id")] if meta["end_id"] is not None else []
+    sections: list[tuple[int, int]] = []
+    tokens = 0
+    with open(folder / "ids.bin", "wb") as out:
+        for start in range(0, len(texts), 64):
+            encoded = encode(texts[start : start + 64])
+            for ids, label in zip(encoded, labels[start : start + 64], strict=True):
+                if not sections or sections[-1][1] != label:
+                    sections.append((tokens, label))
+                document = np.asarray(ids + end, dtype=dtype)
+                tokens += document.size
+                out.write(document.tobytes())
+    meta.update(source=describe(request), dtype=dtype, tokens=tokens, sections=sections)
+    (folder / "meta.json").write_text(json.dumps(meta))
+
+
+def _train_bpe(texts: list[str], vocab: int, folder: Path) -> tuple[Encode, dict[str, Any]]:
+    """A byte-level BPE of at most `vocab` ids, trained on `texts`."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
+    if vocab < SMALLEST_VOCAB:
+        raise InvalidInput(
+            f"the model's vocab_size is {vocab}; a byte-level BPE needs at least {SMALLEST_VOCAB}",
+            "model.vocab_size",
+            [f"{SMALLEST_VOCAB} or more"],
+            str(SMALLEST_VOCAB),
+        )
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=min(vocab, VOCAB_LIMIT),
+        special_tokens=[PAD, END, MASK],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(texts, trainer)
+    tokenizer.save(str(folder / "tokenizer.json"))
+    meta = {
+        "vocab_size": tokenizer.get_vocab_size(),
+        "end_id": tokenizer.token_to_id(END),
+        "mask_id": tokenizer.token_to_id(MASK),
+        "special_ids": [tokenizer.token_to_id(name) for name in (PAD, END, MASK)],
+    }
+    return lambda batch: [encoding.ids for encoding in tokenizer.encode_batch(batch)], meta
+
+
+def _pretrained(name: str, vocab: int) -> tuple[Encode, dict[str, Any]]:
+    """The tokenizer of a directory or a Hub id, which must fit the model's vocabulary."""
+    from transformers import AutoTokenizer
+
+    try:
+        tokenizer: Any = AutoTokenizer.from_pretrained(name, trust_remote_code=False)
+    except Exception as error:
+        reason = " ".join(str(error).split())
+        raise InvalidInput(f"the tokenizer of {name} could not be loaded: {reason}", "data.tokenizer") from error
+    if len(tokenizer) > vocab:
+        raise InvalidInput(
+            f"the tokenizer of {name} has {len(tokenizer)} ids, the model's vocab_size is {vocab}",
+            "model.vocab_size",
+            [f"{len(tokenizer)} or more"],
+            str(len(tokenizer)),
+        )
+    end_id = tokenizer.eos_token_id if tokenizer.eos_token_id is not None else tokenizer.sep_token_id
+    meta = {
+        "vocab_size": len(tokenizer),
+        "end_id": end_id,
+        "mask_id": tokenizer.mask_token_id,
+        "special_ids": sorted(set(tokenizer.all_special_ids)),
+    }
+    return lambda batch: list(tokenizer(batch, add_special_tokens=False)["input_ids"]), meta
