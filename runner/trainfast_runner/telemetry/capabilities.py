@@ -1,0 +1,139 @@
+"""What to ask of a GPU: one table of NVML readings, each with its calls in order of preference."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import Enum
+from types import ModuleType
+from typing import Any
+
+from trainfast_runner.telemetry.readings import DeviceProcess
+
+Handle = Any
+"""An opaque `nvmlDevice_t` of the binding."""
+Ask = Callable[[ModuleType, Handle], tuple[Any, ...]]
+"""Asks NVML and returns one value for each field of its query; raises NVMLError when there is none."""
+
+
+class Pace(Enum):
+    """How often a reading is asked for."""
+
+    ONCE = "once"
+    TICK = "tick"
+    SPARSE = "sparse"
+
+
+@dataclass(frozen=True)
+class Query:
+    """Fields of `DeviceReading` that one NVML call fills."""
+
+    fields: tuple[str, ...]
+    pace: Pace
+    asks: tuple[Ask, ...]
+
+
+def _memory_v2(nv: ModuleType, handle: Handle) -> tuple[int, int, int]:
+    memory = nv.nvmlDeviceGetMemoryInfo(handle, version=nv.nvmlMemory_v2)
+    return memory.used, memory.total, memory.free
+
+
+def _memory_v1(nv: ModuleType, handle: Handle) -> tuple[int, int, int]:
+    memory = nv.nvmlDeviceGetMemoryInfo(handle)
+    return memory.used, memory.total, memory.free
+
+
+def _utilization(nv: ModuleType, handle: Handle) -> tuple[int, int]:
+    rates = nv.nvmlDeviceGetUtilizationRates(handle)
+    return rates.gpu, rates.memory
+
+
+def _slowdown_from_margin(nv: ModuleType, handle: Handle) -> tuple[int]:
+    return (nv.nvmlDeviceGetTemperature(handle, 0) + nv.nvmlDeviceGetMarginTemperature(handle),)
+
+
+def _processes(function: str) -> Ask:
+    def ask(nv: ModuleType, handle: Handle) -> tuple[list[DeviceProcess]]:
+        found = getattr(nv, function)(handle)
+        return ([DeviceProcess(pid=p.pid, memory_used_bytes=p.usedGpuMemory) for p in found],)
+
+    return ask
+
+
+def _one(function: str, *arguments: int) -> Ask:
+    def ask(nv: ModuleType, handle: Handle) -> tuple[int]:
+        return (getattr(nv, function)(handle, *arguments),)
+
+    return ask
+
+
+def _watts(function: str) -> Ask:
+    def ask(nv: ModuleType, handle: Handle) -> tuple[float]:
+        return (getattr(nv, function)(handle) / 1000,)
+
+    return ask
+
+
+_FIELD_MEMBERS = {1: "uiVal", 2: "ulVal", 3: "ullVal", 4: "sllVal", 5: "siVal", 6: "usVal"}
+"""`nvmlValueType_t` of nvml.h to the member of the value union; doubles are left out, no field here is one."""
+
+
+def _field(field_id: int) -> Ask:
+    def ask(nv: ModuleType, handle: Handle) -> tuple[int]:
+        entry = nv.nvmlDeviceGetFieldValues(handle, [field_id])[0]
+        # The call succeeds as a whole even when the field does not exist.
+        if entry.nvmlReturn != 0:
+            raise nv.NVMLError(entry.nvmlReturn)
+        return (getattr(entry.value, _FIELD_MEMBERS[entry.valueType]),)
+
+    return ask
+
+
+# Arguments below are enums of nvml.h: temperature sensor 0 is the GPU; threshold 0 is shutdown, 1 slowdown;
+# clock 1 is SM, 2 memory; field 82 is the memory's temperature, 74 and 75 the power and thermal policies.
+QUERIES: tuple[Query, ...] = (
+    Query(("memory_used_bytes", "memory_total_bytes", "memory_free_bytes"), Pace.TICK, (_memory_v2, _memory_v1)),
+    Query(("gpu_utilization_percent", "memory_utilization_percent"), Pace.TICK, (_utilization,)),
+    Query(
+        ("temperature_c",),
+        Pace.TICK,
+        (_one("nvmlDeviceGetTemperatureV", 0), _one("nvmlDeviceGetTemperature", 0)),
+    ),
+    Query(
+        ("slowdown_temperature_c",),
+        Pace.ONCE,
+        (_one("nvmlDeviceGetTemperatureThreshold", 1), _slowdown_from_margin),
+    ),
+    Query(("shutdown_temperature_c",), Pace.ONCE, (_one("nvmlDeviceGetTemperatureThreshold", 0),)),
+    Query(("memory_temperature_c",), Pace.TICK, (_field(82),)),
+    Query(("power_w",), Pace.TICK, (_watts("nvmlDeviceGetPowerUsage"),)),
+    Query(("energy_mj",), Pace.TICK, (_one("nvmlDeviceGetTotalEnergyConsumption"),)),
+    Query(("sm_clock_mhz",), Pace.TICK, (_one("nvmlDeviceGetClockInfo", 1),)),
+    Query(("memory_clock_mhz",), Pace.TICK, (_one("nvmlDeviceGetClockInfo", 2),)),
+    Query(("sm_clock_max_mhz",), Pace.ONCE, (_one("nvmlDeviceGetMaxClockInfo", 1),)),
+    Query(("memory_clock_max_mhz",), Pace.ONCE, (_one("nvmlDeviceGetMaxClockInfo", 2),)),
+    Query(
+        ("throttle_reasons",),
+        Pace.TICK,
+        (
+            _one("nvmlDeviceGetCurrentClocksEventReasons"),
+            _one("nvmlDeviceGetCurrentClocksThrottleReasons"),
+        ),
+    ),
+    Query(("power_violation_ns",), Pace.TICK, (_field(74),)),
+    Query(("thermal_violation_ns",), Pace.TICK, (_field(75),)),
+    Query(("fan_percent",), Pace.SPARSE, (_one("nvmlDeviceGetFanSpeed"),)),
+    Query(("power_limit_w",), Pace.SPARSE, (_watts("nvmlDeviceGetEnforcedPowerLimit"),)),
+    Query(("pcie_generation",), Pace.SPARSE, (_one("nvmlDeviceGetCurrPcieLinkGeneration"),)),
+    Query(("pcie_width",), Pace.SPARSE, (_one("nvmlDeviceGetCurrPcieLinkWidth"),)),
+    Query(("pcie_generation_max",), Pace.ONCE, (_one("nvmlDeviceGetMaxPcieLinkGeneration"),)),
+    Query(("pcie_width_max",), Pace.ONCE, (_one("nvmlDeviceGetMaxPcieLinkWidth"),)),
+    Query(
+        ("processes",),
+        Pace.SPARSE,
+        (
+            # By version: for an old driver the binding's unversioned function raises no NVMLError.
+            _processes("nvmlDeviceGetComputeRunningProcesses_v3"),
+            _processes("nvmlDeviceGetComputeRunningProcesses_v2"),
+        ),
+    ),
+)
+"""Left out on purpose: nvmlDeviceGetPcieThroughput (blocks 20 ms a direction) and the graphics processes."""

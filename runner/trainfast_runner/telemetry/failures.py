@@ -1,0 +1,90 @@
+"""What went wrong with NVML, in plain words with the cure. The codes are `nvmlReturn_t` of nvml.h."""
+
+import importlib.metadata
+from pathlib import Path
+from types import ModuleType
+from typing import Final
+
+UNINITIALIZED: Final = 1
+NOT_SUPPORTED: Final = 3
+NO_PERMISSION: Final = 4
+DRIVER_NOT_LOADED: Final = 9
+LIBRARY_NOT_FOUND: Final = 12
+FUNCTION_NOT_FOUND: Final = 13
+GPU_IS_LOST: Final = 15
+RESET_REQUIRED: Final = 16
+LIB_RM_VERSION_MISMATCH: Final = 18
+TRANSIENT: Final = frozenset({10, 11, 19, 20, 21, 27, 999})
+"""Timeout, interrupt trouble, in use, out of memory, no data yet, not ready, unknown: ask again next tick."""
+
+LIBRARY_FAILURES: Final = {
+    LIBRARY_NOT_FOUND: "no NVIDIA driver here: libnvidia-ml.so.1 was not found. Install the driver; in a "
+    "container, start it with --gpus all; if the file is elsewhere, put its folder in LD_LIBRARY_PATH",
+    DRIVER_NOT_LOADED: "the NVIDIA kernel module is not loaded: run `sudo modprobe nvidia`, or reboot after "
+    "a driver installation",
+    LIB_RM_VERSION_MISMATCH: "the driver was updated under the running system: reboot, or reload the nvidia "
+    "kernel modules",
+    UNINITIALIZED: "the connection to the NVIDIA driver was lost: trying again",
+}
+"""Failures of the whole library: no GPU answers until it is initialized again."""
+
+DEVICE_FAILURES: Final = {
+    GPU_IS_LOST: "GPU is lost: it no longer answers on its bus. Look for Xid 79 in `dmesg`, check power "
+    "cables and temperature; a reboot usually brings it back",
+    RESET_REQUIRED: "GPU needs a reset: end its processes and run `sudo nvidia-smi --gpu-reset`, or reboot",
+}
+"""Failures of one GPU: the others keep reporting."""
+
+_READING_FAILURES: Final = {
+    NOT_SUPPORTED: "not supported by this GPU and driver",
+    NO_PERMISSION: "the driver gives this to administrators only",
+    FUNCTION_NOT_FOUND: "the installed driver is too old for this reading",
+}
+
+BINDING_TOO_OLD: Final = "the installed pynvml module is too old for this reading: pip install --upgrade nvidia-ml-py"
+NO_BINDING: Final = "the pynvml module cannot be imported: pip install nvidia-ml-py"
+VANISHED: Final = "the driver no longer lists this GPU: look for Xid 79 in `dmesg`; a reboot usually brings it back"
+NO_DEVICES: Final = "the NVIDIA driver is loaded and lists no GPU"
+
+
+def initialization(code: int, text: str) -> str:
+    """Why NVML as a whole does not answer. `text` is the library's own name for the code."""
+    if code == NO_PERMISSION:
+        return (
+            "no permission to talk to the NVIDIA driver: check the /dev/nvidia* files and, in a container, "
+            "its device access"
+        )
+    return LIBRARY_FAILURES.get(code, f"NVML does not start: {text} (code {code})")
+
+
+def device(code: int, text: str) -> str:
+    """Why one GPU does not answer."""
+    if code == NO_PERMISSION:
+        return "no permission to talk to this GPU: check its /dev/nvidia* file"
+    return DEVICE_FAILURES.get(code, f"the driver gives no access to this GPU: {text} (code {code})")
+
+
+def reading(code: int, text: str) -> str:
+    """Why one reading of a GPU that otherwise answers is missing."""
+    return _READING_FAILURES.get(code, f"{text} (code {code})")
+
+
+def foreign_binding(nv: ModuleType) -> str | None:
+    """A sentence when the imported `pynvml` is not nvidia-ml-py's, None when it is.
+
+    The distributions `nvidia-ml-py3` and `pynvml` before 12 install a module of the same name, made for the
+    drivers of their day.
+    """
+    where = getattr(nv, "__file__", None)
+    cure = "pip uninstall pynvml nvidia-ml-py3, then pip install --force-reinstall nvidia-ml-py"
+    foreign = (
+        f"the pynvml module in {where or 'memory'} is not nvidia-ml-py's: some readings will be missing. Cure: {cure}"
+    )
+    try:
+        official = importlib.metadata.distribution("nvidia-ml-py")
+    except importlib.metadata.PackageNotFoundError:
+        return foreign
+    if where is None or not hasattr(nv, "nvmlMemory_v2"):
+        return foreign
+    expected = Path(str(official.locate_file("pynvml.py")))
+    return None if expected.exists() and expected.samefile(where) else foreign

@@ -1,0 +1,131 @@
+"""One thread that takes a tick a period, and the function that takes a single one."""
+
+import threading
+import time
+from collections.abc import Callable
+
+from trainfast_runner.telemetry.host import HostReader
+from trainfast_runner.telemetry.nvml import Nvml
+from trainfast_runner.telemetry.process_tree import ProcessTree
+from trainfast_runner.telemetry.readings import Tick
+
+_LONGEST_PERIOD_S = 10.0
+_TICKS_TO_SLOW_DOWN = 3
+"""One slow tick is an initialization or a GPU that just died; three in a row are the machine."""
+_TICKS_TO_SPEED_UP = 10
+
+
+def read_tick(nvml: Nvml, host: HostReader) -> Tick:
+    """One tick from readers that are already open; rates cover the time since their last one."""
+    t_ns = time.monotonic_ns()
+    devices, missing = nvml.sample(t_ns)
+    host_reading, host_missing = host.read()
+    return Tick(
+        t_ns=t_ns,
+        host=host_reading,
+        devices=devices,
+        missing=missing | host_missing,
+        sample_us=(time.monotonic_ns() - t_ns) // 1000,
+    )
+
+
+def take_tick(root_pid: int | None = None, *, settle_s: float = 0.2) -> Tick:
+    """A single complete tick. Blocks for `settle_s` seconds between two samples, so that rates are real.
+
+    `root_pid` adds the process tree below it as `host.run`.
+    """
+    nvml, host = Nvml(sparse_every=1), HostReader(sparse_every=1)
+    host.tree = None if root_pid is None else ProcessTree(root_pid)
+    try:
+        read_tick(nvml, host)
+        time.sleep(settle_s)
+        return read_tick(nvml, host)
+    finally:
+        nvml.close()
+
+
+class Sampler:
+    """Calls `on_tick` with a `Tick` every `period_s` seconds from one thread of its own.
+
+    The schedule is steady: a late tick is not made up for, and lateness does not add up. When ticks cost more
+    than `budget` of the period, the period doubles (to 10 s at most), `missing["sampler.period"]` says so, and
+    it comes back when ticks are cheap again. `on_tick` must not raise: what it raises ends the sampling and is
+    kept in `failure`.
+    """
+
+    def __init__(self, on_tick: Callable[[Tick], None], *, period_s: float = 1.0, budget: float = 0.2) -> None:
+        """`budget`: the share of the period that taking a tick may cost."""
+        if period_s <= 0:
+            raise ValueError(f"period_s is {period_s}: it must be above 0")
+        self.period_s = period_s
+        """The period now; longer than asked for while ticks are over budget."""
+        self.failure: BaseException | None = None
+        """What `on_tick` raised, or None."""
+        self._asked_period_s = period_s
+        self._budget = budget
+        self._on_tick = on_tick
+        self._root_pid: int | None = None
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="telemetry-sampler", daemon=True)
+        self._over, self._under = 0, 0
+
+    def start(self) -> None:
+        """Starts the thread. The first tick is taken at once; it has no rates yet."""
+        self._thread.start()
+
+    def set_root_pid(self, pid: int | None) -> None:
+        """Adds the process tree below `pid` to the coming ticks, or none. Safe from any thread."""
+        self._root_pid = pid
+
+    def stop(self, timeout_s: float = 2.0) -> bool:
+        """Ends the sampling and waits for the thread; False when a call into the driver holds it longer."""
+        self._stopping.set()
+        if self._thread.ident is not None:
+            self._thread.join(timeout_s)
+        return not self._thread.is_alive()
+
+    def _run(self) -> None:
+        # Both readers belong to this thread: NVML does not survive a fork, psutil keeps times by thread.
+        nvml, host = Nvml(), HostReader()
+        due_s = time.monotonic()
+        try:
+            while not self._stopping.wait(max(0.0, due_s - time.monotonic())):
+                self._follow(host)
+                tick = read_tick(nvml, host)
+                self._pace(tick)
+                self._on_tick(tick)
+                due_s = self._next(due_s)
+        except BaseException as error:
+            self.failure = error
+            raise
+        finally:
+            nvml.close()
+
+    def _follow(self, host: HostReader) -> None:
+        """Brings the watched process tree to what `set_root_pid` asked for last."""
+        pid = self._root_pid
+        if pid != (host.tree.root_pid if host.tree else None):
+            host.tree = None if pid is None else ProcessTree(pid)
+
+    def _next(self, due_s: float) -> float:
+        """The first moment of the schedule that is still to come."""
+        late_s = time.monotonic() - due_s
+        return due_s + self.period_s * (max(0, int(late_s // self.period_s)) + 1)
+
+    def _pace(self, tick: Tick) -> None:
+        """Doubles the period after ticks over budget, halves it after cheap ones, and says so in the tick."""
+        cost_s = tick.sample_us / 1e6
+        self._over = self._over + 1 if cost_s > self._budget * self.period_s else 0
+        # Half the period must hold the budget with room, or the period would swing.
+        self._under = self._under + 1 if cost_s < self._budget * self.period_s / 4 else 0
+        if self._over >= _TICKS_TO_SLOW_DOWN and self.period_s < _LONGEST_PERIOD_S:
+            self.period_s = min(self.period_s * 2, max(_LONGEST_PERIOD_S, self._asked_period_s))
+            self._over = 0
+        elif self._under >= _TICKS_TO_SPEED_UP and self.period_s > self._asked_period_s:
+            self.period_s = max(self.period_s / 2, self._asked_period_s)
+            self._under = 0
+        if self.period_s > self._asked_period_s:
+            tick.missing["sampler.period"] = (
+                f"a tick costs {cost_s * 1000:.0f} ms: sampling every {self.period_s:g} s "
+                f"instead of every {self._asked_period_s:g} s"
+            )

@@ -1,0 +1,135 @@
+"""What a person reads when the driver, a GPU or the binding is not there, and what goes on working."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pynvml
+import pytest
+from stand_in import Machine, gpus
+
+import trainfast_runner
+from trainfast_runner.telemetry.nvml import Nvml
+
+RUNNER = Path(next(iter(trainfast_runner.__path__))).parent
+
+
+def test_a_lost_gpu_is_said_the_others_go_on_and_it_comes_back(watch) -> None:
+    machine = Machine(gpus(3))
+    machine.gpus[1].lost = (3, 8)
+    look = watch(machine)
+    errors = {}
+    for at_s in range(20):
+        readings, missing = look(at_s)
+        assert [gpu.uuid for gpu in readings] == ["GPU-0", "GPU-1", "GPU-2"]
+        assert readings[0].temperature_c == readings[2].temperature_c == 50
+        errors[at_s] = readings[1].error
+        if readings[1].error:
+            assert readings[1].temperature_c is None
+            assert missing["gpu1"] == readings[1].error
+    assert errors[2] is None
+    assert "GPU is lost" in (errors[3] or "")
+    assert "GPU is lost" in (errors[7] or "")
+    assert errors[19] is None, "after the GPU came back it must report again"
+    assert readings[1].temperature_c == 50
+    assert machine.calls["nvmlInitWithFlags"] <= 5, "initializing again is paced by a growing delay"
+
+
+def test_a_gpu_lost_before_the_start_takes_its_place_when_it_comes(watch) -> None:
+    machine = Machine(gpus(2))
+    machine.gpus[0].lost = (0, 2)
+    look = watch(machine)
+    first, second = look(0)[0]
+    assert (first.index, first.uuid, second.index, second.uuid) == (0, None, 1, "GPU-1")
+    first, second = look(10)[0]
+    assert (first.index, first.uuid, first.error, second.index) == (0, "GPU-0", None, 1)
+
+
+def test_a_gpu_that_the_driver_stops_listing_does_not_vanish(watch) -> None:
+    machine = Machine(gpus(3))
+    look = watch(machine)
+    look(0)
+    machine.gpus = [machine.gpus[0], machine.gpus[2]]
+    machine.forgets = True
+    look(1)
+    readings, _ = look(5)
+    assert [(gpu.index, gpu.uuid) for gpu in readings] == [(0, "GPU-0"), (1, "GPU-1"), (2, "GPU-2")]
+    assert "no longer lists" in (readings[1].error or "")
+    assert readings[2].temperature_c == 50
+
+
+def test_a_lost_connection_is_opened_again_without_asking_everything_anew(watch) -> None:
+    machine = Machine(gpus(2))
+    look = watch(machine)
+    look(0)
+    machine.forgets = True
+    readings, missing = look(1)
+    assert {gpu.error for gpu in readings} == {missing["nvml"]}
+    assert "connection to the NVIDIA driver was lost" in missing["nvml"]
+    readings, missing = look(3)
+    assert [gpu.temperature_c for gpu in readings] == [50, 50]
+    assert missing == {}
+    assert machine.calls["nvmlDeviceGetMaxClockInfo"] == 2 * 2
+
+
+@pytest.mark.parametrize(
+    ("code", "sentence"),
+    [
+        (pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH, "driver was updated under the running system: reboot"),
+        (pynvml.NVML_ERROR_DRIVER_NOT_LOADED, "modprobe nvidia"),
+        (pynvml.NVML_ERROR_NO_PERMISSION, "/dev/nvidia"),
+        (pynvml.NVML_ERROR_UNKNOWN, "code 999"),
+    ],
+)
+def test_a_driver_that_does_not_start_is_explained_and_tried_again(watch, code: int, sentence: str) -> None:
+    machine = Machine(gpus(1), init_code=code)
+    look = watch(machine)
+    readings, missing = look(0)
+    assert readings == []
+    assert sentence in missing["nvml"]
+    machine.init_code = 0
+    assert look(0.5)[0] == [], "not before the delay has passed"
+    readings, missing = look(1.5)
+    assert readings[0].temperature_c == 50
+    assert missing == {}
+
+
+def test_no_gpu_is_said(watch) -> None:
+    assert watch(Machine([]))(0) == ([], {"nvml": "the NVIDIA driver is loaded and lists no GPU"})
+
+
+def test_no_library_gives_the_sentence_with_the_cure(monkeypatch: pytest.MonkeyPatch) -> None:
+    def nothing_to_load(_name: str) -> None:
+        raise OSError("libnvidia-ml.so.1: cannot open shared object file")
+
+    monkeypatch.setattr(pynvml, "nvmlLib", None)
+    monkeypatch.setattr(pynvml, "CDLL", nothing_to_load)
+    readings, missing = Nvml().sample(0)
+    assert readings == []
+    assert "libnvidia-ml.so.1 was not found" in missing["nvml"]
+    assert "LD_LIBRARY_PATH" in missing["nvml"]
+
+
+@pytest.mark.parametrize(
+    ("source", "key", "sentence"),
+    [
+        (
+            # The shape of nvidia-ml-py3: no version 2 structures, and byte strings.
+            "class NVMLError(Exception):\n    value = 12\ndef nvmlInit():\n    raise NVMLError()\n",
+            "nvml.binding",
+            "is not nvidia-ml-py's",
+        ),
+        ("raise ImportError('broken')\n", "nvml", "pip install nvidia-ml-py"),
+        ("", "nvml", "is not nvidia-ml-py's"),
+    ],
+    ids=["old binding", "broken binding", "something else by that name"],
+)
+def test_a_foreign_pynvml_is_named_with_the_cure(tmp_path: Path, source: str, key: str, sentence: str) -> None:
+    (tmp_path / "pynvml.py").write_text(source)
+    script = (
+        f"import sys; sys.path[:0] = [{str(tmp_path)!r}, {str(RUNNER)!r}]\n"
+        "from trainfast_runner.telemetry.nvml import Nvml\n"
+        f"print(Nvml().sample(0)[1][{key!r}])\n"
+    )
+    output = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout
+    assert sentence in output

@@ -1,0 +1,138 @@
+"""Readings of healthy GPUs, through pynvml's own packing, from a stand-in for the C library."""
+
+import pynvml
+import pytest
+from stand_in import MIB, Gpu, Machine, gpus
+
+
+def test_every_reading_arrives_in_its_unit(watch) -> None:
+    look = watch(Machine(gpus(1, processes={4242: 2048 * MIB})))
+    [gpu], missing = look(0)
+    assert missing == {}
+    assert (gpu.index, gpu.uuid, gpu.name, gpu.error) == (0, "GPU-0", "NVIDIA Stand-In 80GB", None)
+    assert gpu.memory_used_bytes == 1024 * MIB
+    assert gpu.memory_total_bytes == 81920 * MIB
+    assert gpu.memory_free_bytes == (81920 - 1024 - 512) * MIB, "what the driver reserves is not free"
+    assert (gpu.gpu_utilization_percent, gpu.memory_utilization_percent) == (97, 41)
+    assert (gpu.temperature_c, gpu.slowdown_temperature_c, gpu.shutdown_temperature_c) == (50, 92, 95)
+    assert (gpu.memory_temperature_c, gpu.fan_percent) == (60, 30)
+    assert (gpu.power_w, gpu.power_limit_w, gpu.energy_mj) == (250.0, 400.0, 5_000_000)
+    assert (gpu.sm_clock_mhz, gpu.sm_clock_max_mhz) == (1410, 1980)
+    assert (gpu.memory_clock_mhz, gpu.memory_clock_max_mhz) == (1593, 1593)
+    assert gpu.throttle_reasons == []
+    assert (gpu.power_violation_ns, gpu.thermal_violation_ns) == (0, 0)
+    assert (gpu.pcie_generation, gpu.pcie_width, gpu.pcie_generation_max, gpu.pcie_width_max) == (4, 16, 4, 16)
+    assert [(p.pid, p.memory_used_bytes, p.kind) for p in gpu.processes or []] == [(4242, 2048 * MIB, "compute")]
+
+
+def test_heat_ramp_turns_the_thermal_reason_on(watch) -> None:
+    look = watch(Machine(gpus(1, temperature=80, heats_per_s=1)))
+    seen = [(gpu.temperature_c, gpu.throttle_reasons) for at_s in (0, 6, 8) for gpu in look(at_s)[0]]
+    assert seen == [(80, []), (86, []), (88, ["sw_thermal"])]
+
+
+def test_power_cap_is_reported_and_a_flash_of_hardware_slowdown_is_not(watch) -> None:
+    machine = Machine(gpus(1, reasons=0x4))
+    look = watch(machine)
+    reasons = []
+    for at_s, bits in enumerate((0x4, 0xC, 0x4, 0xC, 0xC)):
+        machine.gpus[0].reasons = bits
+        reasons.append(look(at_s)[0][0].throttle_reasons)
+    assert reasons == [["sw_power_cap"]] * 4 + [["sw_power_cap", "hw_slowdown"]]
+
+
+def test_unsupported_readings_are_null_with_a_reason_and_are_asked_only_once(watch) -> None:
+    machine = Machine(gpus(1, unsupported=frozenset({"nvmlDeviceGetUtilizationRates", "field 82"})))
+    look = watch(machine)
+    for at_s in range(4):
+        [gpu], missing = look(at_s)
+        assert gpu.gpu_utilization_percent is None
+        assert gpu.memory_utilization_percent is None
+        assert gpu.memory_temperature_c is None
+        assert (gpu.temperature_c, gpu.power_w) == (50, 250.0), "one missing reading must not lose the others"
+        assert missing["gpu0.memory_temperature_c"] == "not supported by this GPU and driver"
+        assert missing["gpu0.gpu_utilization_percent"] == "not supported by this GPU and driver"
+    assert machine.calls["nvmlDeviceGetUtilizationRates"] == 1
+    # Probing asks for three fields, then the two that answered are asked for in each of four ticks.
+    assert machine.calls["nvmlDeviceGetFieldValues"] == 3 + 2 * 4
+
+
+def test_slow_questions_stay_off_the_hot_path(watch) -> None:
+    machine = Machine(gpus(1, processes={1: MIB}))
+    look = watch(machine)
+    for at_s in range(10):
+        assert look(at_s)[0][0].processes, "between two looks the last list stands"
+    # Each look is two C calls; one look at probing, then one in five ticks.
+    assert machine.calls["nvmlDeviceGetComputeRunningProcesses_v3"] == 2 * 3
+    assert machine.calls["nvmlDeviceGetMaxClockInfo"] == 2
+    assert "nvmlDeviceGetPcieThroughput" not in machine.calls
+
+
+@pytest.mark.parametrize(
+    "absent",
+    [
+        {"nvmlDeviceGetCurrentClocksEventReasons"},
+        {"nvmlDeviceGetTemperatureV"},
+        {"nvmlDeviceGetMemoryInfo_v2"},
+        {"nvmlDeviceGetComputeRunningProcesses_v3"},
+    ],
+)
+def test_an_older_driver_answers_through_its_older_functions(watch, absent: set[str]) -> None:
+    look = watch(Machine(gpus(1, reasons=0x4, processes={7: MIB}), absent=frozenset(absent)))
+    [gpu], missing = look(0)
+    assert missing == {}
+    assert gpu.throttle_reasons == ["sw_power_cap"]
+    assert gpu.temperature_c == 50
+    assert gpu.memory_total_bytes == 81920 * MIB
+    assert [p.pid for p in gpu.processes or []] == [7]
+
+
+def test_slowdown_temperature_comes_from_the_margin_where_there_is_no_threshold(watch) -> None:
+    look = watch(Machine(gpus(1, temperature=61, unsupported=frozenset({"nvmlDeviceGetTemperatureThreshold"}))))
+    [gpu], missing = look(0)
+    assert gpu.slowdown_temperature_c == 92
+    assert missing == {"gpu0.shutdown_temperature_c": "not supported by this GPU and driver"}
+
+
+def test_an_older_binding_loses_only_what_it_lacks(watch, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in (
+        "nvmlDeviceGetTemperatureV",
+        "nvmlDeviceGetCurrentClocksEventReasons",
+        "nvmlDeviceGetTotalEnergyConsumption",
+    ):
+        monkeypatch.delattr(pynvml, name)
+    look = watch(Machine(gpus(1, reasons=0x20)))
+    [gpu], missing = look(0)
+    assert (gpu.temperature_c, gpu.throttle_reasons, gpu.energy_mj) == (50, ["sw_thermal"], None)
+    assert list(missing) == ["gpu0.energy_mj"]
+    assert "pip install --upgrade nvidia-ml-py" in missing["gpu0.energy_mj"]
+
+
+@pytest.mark.parametrize(
+    ("violation_ns", "reasons", "sentence"),
+    [
+        (lambda _field, seconds: 10**12 - int(seconds * 1e9), 0, "backwards"),
+        (lambda _field, seconds: int(seconds * 5e9), 0, "faster than time"),
+        (lambda _field, _seconds: 0, 0x20, "stands still"),
+    ],
+)
+def test_a_violation_counter_that_cannot_be_one_is_given_up(watch, violation_ns, reasons: int, sentence: str) -> None:
+    look = watch(Machine(gpus(1, violation_ns=violation_ns, reasons=reasons)))
+    for at_s in range(8):
+        [gpu], missing = look(at_s)
+    assert gpu.thermal_violation_ns is None
+    assert sentence in missing["gpu0.thermal_violation_ns"]
+
+
+def test_a_live_violation_counter_is_reported(watch) -> None:
+    look = watch(Machine(gpus(1, reasons=0x20, violation_ns=lambda field, s: int(s * 5e8) if field == 75 else 0)))
+    seen = [look(at_s)[0][0] for at_s in range(8)]
+    assert [gpu.thermal_violation_ns for gpu in seen] == [at_s * 500_000_000 for at_s in range(8)]
+    assert {gpu.power_violation_ns for gpu in seen} == {0}
+
+
+def test_mixed_gpus_have_their_own_capabilities(watch) -> None:
+    old = Gpu(uuid="GPU-old", name="Old", unsupported=frozenset({"nvmlDeviceGetTotalEnergyConsumption"}))
+    look = watch(Machine([Gpu(uuid="GPU-new"), old]))
+    new, old_reading = look(0)[0]
+    assert (new.energy_mj, old_reading.energy_mj) == (5_000_000, None)

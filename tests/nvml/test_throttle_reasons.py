@@ -1,0 +1,47 @@
+import pytest
+
+from trainfast_runner.telemetry import throttle
+
+
+@pytest.mark.parametrize(
+    ("bits", "names"),
+    [
+        (0x0, []),
+        (0x1, ["idle"]),
+        (0x2, ["application_clocks"]),
+        (0x4, ["sw_power_cap"]),
+        (0x8, ["hw_slowdown"]),
+        (0x10, ["sync_boost"]),
+        (0x20, ["sw_thermal"]),
+        (0x40, ["hw_thermal"]),
+        (0x80, ["hw_power_brake"]),
+        (0x100, ["display_clock"]),
+        (0x24, ["sw_power_cap", "sw_thermal"]),
+        (0x200, ["0x200"]),
+        (0x8000000000000620, ["sw_thermal", "0x200", "0x400", "0x8000000000000000"]),
+    ],
+)
+def test_every_bit_gets_its_name_and_unknown_bits_stay_visible(bits: int, names: list[str]) -> None:
+    assert throttle.decode(bits) == names
+
+
+def test_idle_is_no_throttling_the_power_cap_is_information_and_heat_is_a_warning() -> None:
+    severities = [throttle.severity(name) for name in ("idle", "sw_power_cap", "sw_thermal", "hw_thermal", "0x200")]
+    assert severities == ["none", "info", "warning", "warning", "warning"]
+
+
+def test_reasons_are_sorted_into_heat_and_power() -> None:
+    kinds = {reason.name: throttle.kind(reason.name) for reason in throttle.REASONS}
+    assert {name for name, kind in kinds.items() if kind == "thermal"} == {"sw_thermal", "hw_thermal"}
+    assert {name for name, kind in kinds.items() if kind == "power"} == {"sw_power_cap", "hw_power_brake"}
+    assert throttle.kind("0x200") is None
+
+
+def test_words_are_for_people_and_keep_an_unknown_bit() -> None:
+    assert throttle.words("sw_thermal") == "thermal slowdown (software)"
+    assert "0x200" in throttle.words("0x200")
+
+
+def test_hardware_slowdown_is_believed_the_second_time() -> None:
+    assert throttle.decode(throttle.believed(0x2C, 0x20)) == ["sw_power_cap", "sw_thermal"]
+    assert throttle.decode(throttle.believed(0x2C, 0x08)) == ["sw_power_cap", "hw_slowdown", "sw_thermal"]
