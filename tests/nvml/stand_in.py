@@ -26,6 +26,7 @@ class Gpu:
 
     name: str = "NVIDIA Stand-In 80GB"
     uuid: str = ""
+    compute_capability: tuple[int, int] = (8, 0)
     memory_total: int = 81920 * MIB
     memory_used: int = 1024 * MIB
     memory_reserved: int = 512 * MIB
@@ -200,6 +201,11 @@ def _name(gpu: Gpu, _seconds: float, buffer: Any, _size: Any) -> int:
 def _uuid(gpu: Gpu, _seconds: float, buffer: Any, _size: Any) -> int:
     buffer.value = gpu.uuid.encode()
     return SUCCESS
+
+
+@_gpu_call("nvmlDeviceGetCudaComputeCapability")
+def _compute_capability(gpu: Gpu, _seconds: float, major: Any, minor: Any) -> int:
+    return _put(major, gpu.compute_capability[0]) or _put(minor, gpu.compute_capability[1])
 
 
 @_gpu_call("nvmlDeviceGetMemoryInfo")

@@ -1,6 +1,7 @@
 """The sampling thread: its schedule, its budget, and its end."""
 
 import os
+import statistics
 import threading
 import time
 
@@ -30,17 +31,17 @@ class Collected:
 
 
 def test_ticks_keep_the_period_without_drift() -> None:
-    with stand_in.installed(Machine(gpus(8))):
+    # Each tick costs 15 ms: a schedule that waits a period after each tick would be 0.3 s behind after twenty.
+    with stand_in.installed(Machine(gpus(1, slow_s=0.015))):
         collected = Collected()
         sampler = Sampler(collected, period_s=0.1, budget=10)
         sampler.start()
         ticks = collected.wait_for(21)
         assert sampler.stop()
-    passed_s = (ticks[-1].t_ns - ticks[0].t_ns) / 1e9
-    assert passed_s >= 1.95
-    # A late tick moves the schedule by whole periods: a loaded machine may cost some, drift would cost a fraction.
-    assert abs(passed_s / 0.1 - round(passed_s / 0.1)) < 0.35 or passed_s < 2.1
-    assert [gpu.index for gpu in ticks[-1].devices] == list(range(8))
+    since_first_s = [(tick.t_ns - ticks[0].t_ns) / 1e9 for tick in ticks]
+    assert since_first_s[-1] >= 1.95
+    off_schedule_s = [abs(passed - round(passed / 0.1) * 0.1) for passed in since_first_s]
+    assert statistics.median(off_schedule_s) < 0.015
     assert ticks[-1].host.cpu_percent is not None
 
 

@@ -50,6 +50,11 @@ def _slowdown_from_margin(nv: ModuleType, handle: Handle) -> tuple[int]:
     return (nv.nvmlDeviceGetTemperature(handle, 0) + nv.nvmlDeviceGetMarginTemperature(handle),)
 
 
+def _compute_capability(nv: ModuleType, handle: Handle) -> tuple[str]:
+    major, minor = nv.nvmlDeviceGetCudaComputeCapability(handle)
+    return (f"{major}.{minor}",)
+
+
 def _processes(function: str) -> Ask:
     def ask(nv: ModuleType, handle: Handle) -> tuple[list[DeviceProcess]]:
         found = getattr(nv, function)(handle)
@@ -102,6 +107,7 @@ QUERIES: tuple[Query, ...] = (
         Pace.ONCE,
         (_one("nvmlDeviceGetTemperatureThreshold", 1), _slowdown_from_margin),
     ),
+    Query(("compute_capability",), Pace.ONCE, (_compute_capability,)),
     Query(("shutdown_temperature_c",), Pace.ONCE, (_one("nvmlDeviceGetTemperatureThreshold", 0),)),
     Query(("memory_temperature_c",), Pace.TICK, (_field(82),)),
     Query(("power_w",), Pace.TICK, (_watts("nvmlDeviceGetPowerUsage"),)),

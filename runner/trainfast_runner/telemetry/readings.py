@@ -26,6 +26,8 @@ class DeviceReading(msgspec.Struct, frozen=True, kw_only=True):
     """NVML's index (PCI order) when the GPU was first seen; stable while this process samples."""
     uuid: str | None = None
     name: str | None = None
+    compute_capability: str | None = None
+    """As CUDA writes it: 8.0 is Ampere, the first with bf16 and TF32; 9.0 is Hopper."""
     memory_used_bytes: int | None = None
     memory_total_bytes: int | None = None
     memory_free_bytes: int | None = None
