@@ -71,6 +71,7 @@ class RunFile(msgspec.Struct, frozen=True, kw_only=True):
     boot_id: str = ""
     clock: Clock
     cache_dir: str = ""
+    used_before_bytes: dict[str, int] = {}
     start_temperature_c: float | None = None
     foreign_processes: list[dict[str, Any]] = []
     clean: bool = True

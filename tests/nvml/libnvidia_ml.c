@@ -122,6 +122,7 @@ int nvmlDeviceGetHandleByUUID(const char *uuid, Gpu **device) {
     int name arguments { State s; int code = look(d, &s); if (code) return code; body; return OK; }
 
 GPU_CALL(nvmlDeviceGetIndex, (Gpu *d, unsigned *out), *out = d->index)
+GPU_CALL(nvmlDeviceGetCudaComputeCapability, (Gpu *d, int *major, int *minor), *major = 8; *minor = 0)
 GPU_CALL(nvmlDeviceGetName, (Gpu *d, char *out, unsigned size), snprintf(out, size, "NVIDIA Stand-In 80GB"))
 GPU_CALL(nvmlDeviceGetUUID, (Gpu *d, char *out, unsigned size),
          snprintf(out, size, "GPU-00000000-0000-0000-0000-%012u", d->index))

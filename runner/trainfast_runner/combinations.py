@@ -1,0 +1,208 @@
+"""Which settings cannot work together, refused before launch with both named and the nearest that do."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from trainfast_runner.knob_values import parse_bytes_per_rank
+from trainfast_runner.knobs import Knobs
+from trainfast_runner.machine import MOST_CPU_PROCESSES, Machine
+from trainfast_runner.problem import Problem
+from trainfast_runner.spec import RunSpec
+
+DATA_PARALLEL = ("dp", "ddp", "fsdp", "zero1", "zero2", "zero3", "zero2-offload", "zero3-offload")
+AMPERE = (8, 0)
+
+
+@dataclass(frozen=True)
+class Facts:
+    """All that a rule may look at: what is asked, the machine, the model's configuration, what is installed."""
+
+    spec: RunSpec
+    machine: Machine
+    config: Mapping[str, Any]
+    versions: Mapping[str, str | None]
+    python: str
+
+    @property
+    def knobs(self) -> Knobs:
+        """The knobs asked for."""
+        return self.spec.knobs
+
+
+Rule = Callable[[Facts], Problem | None]
+
+
+def check(facts: Facts) -> None:
+    """Raise the first rule's Problem that applies; return when the combination can run."""
+    for rule in RULES:
+        problem = rule(facts)
+        if problem is not None:
+            raise problem
+
+
+def world_size(spec: RunSpec, machine: Machine) -> int:
+    """Number of ranks (processes) a run starts. Raises Problem when there are not as many devices."""
+    devices, strategy = spec.knobs["devices"], str(spec.knobs["strategy"])
+    if strategy == "single":
+        return 1
+    if machine.device == "cuda":
+        return len(machine.choose(_as_devices(devices), strategy))
+    if isinstance(devices, int):
+        return devices
+    return min(MOST_CPU_PROCESSES, max(2, machine.cores))
+
+
+def global_batch(knobs: Knobs, ranks: int) -> int:
+    """Samples of one optimizer step: batch_size x grad_accum x data-parallel degree."""
+    degree = ranks if knobs["strategy"] in DATA_PARALLEL else 1
+    return int(str(knobs["batch_size"])) * int(str(knobs["grad_accum"])) * degree
+
+
+def _as_devices(value: object) -> int | str | None:
+    return value if isinstance(value, int | str) else None
+
+
+def _warmup_leaves_steps(facts: Facts) -> Problem | None:
+    steps, warmup = facts.knobs["steps"], facts.knobs["timing_warmup"]
+    if isinstance(steps, int) and isinstance(warmup, int) and warmup >= steps:
+        return Problem(
+            f"timing_warmup={warmup} leaves no step of steps={steps} to measure",
+            key="timing_warmup",
+            nearest=f"timing_warmup={max(0, min(3, steps - 1))}",
+        )
+    return None
+
+
+def _devices_exist(facts: Facts) -> Problem | None:
+    devices, strategy = facts.knobs["devices"], str(facts.knobs["strategy"])
+    machine = facts.machine
+    try:
+        chosen = machine.choose(_as_devices(devices), strategy) if machine.device == "cuda" else ()
+        machine.watched(_as_text(facts.knobs["watch"]), chosen)
+    except Problem as problem:
+        return problem
+    if machine.device == "cuda":
+        count = len(chosen)
+    elif isinstance(devices, str):
+        return Problem(
+            f"devices={devices} names GPUs and a run here has none ({machine.missing or 'torch is a CPU build'});"
+            " without a GPU devices is a count of processes",
+            key="devices",
+            allowed=[f"1 to {MOST_CPU_PROCESSES}"],
+        )
+    else:
+        count = devices if isinstance(devices, int) else world_size(facts.spec, machine)
+        if count > MOST_CPU_PROCESSES:
+            return Problem(
+                f"devices={count}: at most {MOST_CPU_PROCESSES} processes on a CPU",
+                key="devices",
+                allowed=[f"1 to {MOST_CPU_PROCESSES}"],
+                nearest=f"devices={MOST_CPU_PROCESSES}",
+            )
+    if strategy == "single" and count > 1:
+        return Problem(
+            f"strategy=single trains on one device and devices={devices} asks for {count}",
+            key="strategy",
+            nearest=f"strategy=ddp with devices={devices}, or devices=1",
+        )
+    return None
+
+
+def _as_text(value: object) -> str | None:
+    return None if value is None else str(value)
+
+
+def _precision_has_hardware(facts: Facts) -> Problem | None:
+    precision = str(facts.knobs["precision"])
+    if precision == "tf32" and facts.machine.device == "cpu":
+        return Problem(
+            "precision=tf32 is a format of NVIDIA tensor cores and this run is on the CPU",
+            key="precision",
+            nearest="precision=fp32 or precision=bf16",
+        )
+    if precision not in {"tf32", "bf16", "bf16-pure"} or facts.machine.device == "cpu":
+        return None
+    chosen = facts.machine.choose(_as_devices(facts.knobs["devices"]), str(facts.knobs["strategy"]))
+    for gpu in chosen:
+        capability = compute_capability(gpu.compute_capability)
+        if capability is not None and capability < AMPERE:
+            return Problem(
+                f"precision={precision} needs an Ampere GPU (compute capability 8.0) or later and GPU {gpu.index},"
+                f" {gpu.name}, has {gpu.compute_capability}",
+                key="precision",
+                nearest="precision=fp16",
+            )
+    return None
+
+
+def compute_capability(text: str | None) -> tuple[int, int] | None:
+    """`8.6` as numbers that compare; None when it is not known."""
+    if text is None:
+        return None
+    major, _, minor = text.partition(".")
+    return int(major), int(minor or 0)
+
+
+def _optimizer_is_installed(facts: Facts) -> Problem | None:
+    if "8bit" in str(facts.knobs["optimizer"]) and not facts.versions.get("bitsandbytes"):
+        return Problem(
+            f"optimizer={facts.knobs['optimizer']} needs bitsandbytes; install with:"
+            f" {facts.python} -m pip install bitsandbytes",
+            key="optimizer",
+            nearest="optimizer=adamw-fused",
+        )
+    return None
+
+
+def _limit_for_every_rank(facts: Facts) -> Problem | None:
+    limit = facts.knobs["memory_limit"]
+    if not isinstance(limit, str):
+        return None
+    given, ranks = len(parse_bytes_per_rank(limit)), world_size(facts.spec, facts.machine)
+    if given not in (1, ranks):
+        return Problem(
+            f"memory_limit={limit} names {given} ranks and the run has {ranks}",
+            key="memory_limit",
+            allowed=["one value", f"{ranks} values joined by +"],
+        )
+    return None
+
+
+def _positions_suffice(facts: Facts) -> Problem | None:
+    """Learned positions end at the table's size; rotary ones do not."""
+    config, seq_len = facts.config, facts.knobs["seq_len"]
+    if any(key.startswith("rope") for key in config):
+        return None
+    field = next((key for key in ("n_positions", "max_position_embeddings") if isinstance(config.get(key), int)), None)
+    if field and isinstance(seq_len, int) and seq_len > config[field]:
+        return Problem(
+            f"seq_len={seq_len} is longer than the model's model.{field}={config[field]}",
+            key="seq_len",
+            nearest=f"seq_len={config[field]}, or model.{field}={seq_len}",
+        )
+    return None
+
+
+def _heads_divide(facts: Facts) -> Problem | None:
+    config = facts.config
+    width = next((config[key] for key in ("hidden_size", "n_embd") if isinstance(config.get(key), int)), None)
+    heads = next((config[key] for key in ("num_attention_heads", "n_head") if isinstance(config.get(key), int)), None)
+    if width and heads and not config.get("head_dim") and width % heads:
+        return Problem(
+            f"the hidden size {width} is not divisible by {heads} attention heads", key="model.num_attention_heads"
+        )
+    return None
+
+
+RULES: tuple[Rule, ...] = (
+    _warmup_leaves_steps,
+    _devices_exist,
+    _precision_has_hardware,
+    _optimizer_is_installed,
+    _limit_for_every_rank,
+    _positions_suffice,
+    _heads_divide,
+)

@@ -1,0 +1,319 @@
+"""From what is asked to a running supervisor: check everything, write `run.json`, start, hand over the lock."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from trainfast_runner import __version__, combinations, training_python
+from trainfast_runner.home import LOCK_FILE, RUN_FILE, Home, cache_directory, home_problem, is_alive, read_run_file
+from trainfast_runner.json_lines import write_atomically
+from trainfast_runner.knob_values import parse_bytes_per_rank
+from trainfast_runner.machine import Machine, look
+from trainfast_runner.problem import Problem
+from trainfast_runner.records import Clock, RunFile
+from trainfast_runner.spec import RunSpec, expand_paths
+from trainfast_runner.telemetry.readings import DeviceReading
+
+HANDOVER_S = 30.0
+MEMORY_SETTLED_BYTES = 64 << 20
+MEMORY_SETTLES_S = 10.0
+NOTHING_FITS = 3
+
+# With glibc's own, moving thresholds freed blocks stay in the process and the point where memory ends moves from
+# run to run; with these every tensor over 64 KiB is its own mapping and goes back when freed.
+MALLOC = {
+    "MALLOC_MMAP_THRESHOLD_": "65536",
+    "MALLOC_TRIM_THRESHOLD_": "65536",
+    "MALLOC_ARENA_MAX": "1",
+}
+
+
+@dataclass(frozen=True)
+class RunPlan:
+    """A checked run, ready to start: nothing in it can be refused any more but a busy device or a full disk."""
+
+    spec: RunSpec
+    device: str
+    world_size: int
+    gpus: tuple[DeviceReading, ...]
+    watched: tuple[DeviceReading, ...]
+    memory_limit_bytes: tuple[int, ...] | None
+    python: str
+    versions: dict[str, str | None]
+    env: dict[str, str]
+
+    @property
+    def device_uuids(self) -> list[str]:
+        """UUIDs of the GPUs the ranks use; empty on a CPU."""
+        return [gpu.uuid for gpu in self.gpus if gpu.uuid]
+
+    def argv(self, directory: Path) -> list[str]:
+        """The command of the training process; torchrun is called as a module, so it need not be on PATH."""
+        bootstrap = str(training_python.WORKER / "bootstrap.py")
+        if self.spec.knobs["strategy"] == "single":
+            return [self.python, bootstrap, str(directory)]
+        return [
+            self.python,
+            "-m",
+            "torch.distributed.run",
+            "--standalone",
+            f"--nproc-per-node={self.world_size}",
+            "--max-restarts=0",
+            bootstrap,
+            str(directory),
+        ]
+
+
+def plan(spec: RunSpec, python: str | None = None) -> RunPlan:
+    """Check a run against this machine and the training Python; about a second the first time.
+
+    Raises Problem; with exit code 3 when `memory_limit` is below what the parameters alone need.
+    """
+    spec = replace(spec, data=expand_paths(spec.data))
+    limit = spec.knobs["memory_limit"]
+    seen = training_python.inspect(python, spec.model, spec.data["objective"], count=limit is not None)
+    machine = look(seen.versions.get("torch"))
+    combinations.check(combinations.Facts(spec, machine, seen.config, seen.versions, seen.executable))
+    ranks = combinations.world_size(spec, machine)
+    devices = spec.knobs["devices"]
+    chosen: tuple[DeviceReading, ...] = ()
+    if machine.device == "cuda":
+        chosen = machine.choose(devices if not isinstance(devices, float) else None, str(spec.knobs["strategy"]))
+    watch = spec.knobs["watch"]
+    limits = None
+    if isinstance(limit, str):
+        given = parse_bytes_per_rank(limit)
+        limits = tuple(given * ranks if len(given) == 1 else given)
+        _refuse_hopeless_limit(spec, limits, seen.parameters)
+    knobs = {**spec.knobs}
+    if devices is None:
+        knobs["devices"] = ranks
+    return RunPlan(
+        spec=replace(spec, knobs=knobs),
+        device=machine.device,
+        world_size=ranks,
+        gpus=chosen,
+        watched=machine.watched(None if watch is None else str(watch), chosen),
+        memory_limit_bytes=limits,
+        python=seen.executable,
+        versions={
+            "trainfast-tui": __version__,
+            "python": seen.python_version,
+            "driver": machine.driver_version,
+            **seen.versions,
+        },
+        env=_environment(spec, machine, ranks, chosen, seen.executable),
+    )
+
+
+def start(plan: RunPlan, home: Home) -> Path:
+    """Start the run and return its directory once the supervisor holds its lock.
+
+    Raises Problem when a live run of this home uses one of its devices, or the home cannot be written.
+    """
+    home.ready()
+    busy = busy_with(plan, home)
+    if busy is not None:
+        raise Problem(
+            f"{_device_words(plan)} in use by {busy.run_id}",
+            key="devices",
+            nearest=f"trainfast-tui stop {busy.run_id}, or --wait",
+        )
+    clean = _wait_for_memory(plan, home)
+    run_id, directory = home.new_run(plan.spec.name)
+    try:
+        lock = os.open(directory / LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            # Ours until the supervisor has its own: a reader never sees a started run without a holder.
+            fcntl.flock(lock, fcntl.LOCK_SH)
+            write_atomically(directory / RUN_FILE, msgspec.json.encode(_run_file(plan, run_id, directory, clean)))
+            _spawn_supervisor(directory)
+        finally:
+            os.close(lock)
+    except OSError as error:
+        raise home_problem(home.path, error) from None
+    return directory
+
+
+def live_runs(home: Home) -> list[RunFile]:
+    """The runs of this home whose lock is held, oldest first."""
+    found = []
+    for run_id in home.run_ids():
+        directory = home.directory(run_id)
+        if not (directory / "result.json").exists() and is_alive(directory):
+            run = read_run_file(directory)
+            if run is not None:
+                found.append(run)
+    return found
+
+
+def busy_with(plan: RunPlan, home: Home) -> RunFile | None:
+    """A live run of this home on one of the plan's devices; the CPU is one device."""
+    for run in live_runs(home):
+        if run.device == plan.device and (plan.device == "cpu" or set(run.device_uuids) & set(plan.device_uuids)):
+            return run
+    return None
+
+
+def wait_for_devices(plan: RunPlan, home: Home, on_wait: Callable[[RunFile, float], None]) -> None:
+    """Return when no live run uses the plan's devices; `on_wait(run, seconds so far)` about twice a second."""
+    began = time.monotonic()
+    while (run := busy_with(plan, home)) is not None:
+        on_wait(run, time.monotonic() - began)
+        time.sleep(0.5)
+
+
+def _refuse_hopeless_limit(spec: RunSpec, limits: tuple[int, ...], parameters: int | None) -> None:
+    if parameters is None:
+        return
+    needed = parameters * (2 if spec.knobs["precision"] == "bf16-pure" else 4)
+    if min(limits) < needed:
+        raise Problem(
+            f"memory_limit={spec.knobs['memory_limit']} is below what the {parameters:,} parameters alone need:"
+            f" {needed:,} bytes ({needed / 2**20:,.0f} MiB)",
+            key="memory_limit",
+            exit_code=NOTHING_FITS,
+        )
+
+
+def _environment(
+    spec: RunSpec, machine: Machine, ranks: int, gpus: tuple[DeviceReading, ...], python: str
+) -> dict[str, str]:
+    """What the launch changes in the environment it inherits."""
+    bin_directory = os.path.dirname(python)
+    env = {
+        "PATH": os.pathsep.join([bin_directory, os.environ.get("PATH", os.defpath)]),
+        "PYTHONUNBUFFERED": "1",
+        "TOKENIZERS_PARALLELISM": "false",
+        "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
+        "CUDA_VISIBLE_DEVICES": ",".join(gpu.uuid or str(gpu.index) for gpu in gpus),
+        **MALLOC,
+    }
+    if machine.device == "cpu" and "OMP_NUM_THREADS" not in os.environ:
+        env["OMP_NUM_THREADS"] = str(max(1, machine.cores // ranks))
+    if spec.knobs["p2p"] == "off":
+        env["NCCL_P2P_DISABLE"] = "1"
+    return env
+
+
+def _run_file(plan: RunPlan, run_id: str, directory: Path, clean: bool) -> RunFile:
+    spec = plan.spec
+    temperatures = [gpu.temperature_c for gpu in plan.watched if gpu.temperature_c is not None]
+    return RunFile(
+        run_id=run_id,
+        preset=spec.preset,
+        variant=spec.variant,
+        title=spec.title,
+        model=spec.model,
+        data=spec.data,
+        knobs=dict(spec.knobs),
+        changed=list(spec.changed),
+        device=plan.device,
+        world_size=plan.world_size,
+        device_uuids=plan.device_uuids,
+        watch_uuids=[gpu.uuid for gpu in plan.watched if gpu.uuid],
+        memory_limit_bytes=list(plan.memory_limit_bytes) if plan.memory_limit_bytes else None,
+        used_before_bytes={gpu.uuid: gpu.memory_used_bytes for gpu in plan.gpus if gpu.uuid and gpu.memory_used_bytes},
+        python=plan.python,
+        argv=plan.argv(directory),
+        env=plan.env,
+        versions=plan.versions,
+        cwd=os.getcwd(),
+        git_commit=_git_commit(),
+        boot_id=boot_id(),
+        clock=Clock(monotonic_ns=time.monotonic_ns(), wall_ns=time.time_ns()),
+        cache_dir=str(cache_directory()),
+        start_temperature_c=max(temperatures, default=None),
+        foreign_processes=_foreign_processes(plan.gpus),
+        clean=clean,
+    )
+
+
+def boot_id() -> str:
+    """This boot of the machine: pids and monotonic times of another one mean nothing."""
+    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+
+
+def _spawn_supervisor(directory: Path) -> None:
+    """Start the supervisor in a session of its own and return when it has written its first event."""
+    log = os.open(directory / "supervisor.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+    try:
+        process = subprocess.Popen(
+            [sys.executable, "-P", "-m", "trainfast_runner.supervisor", str(directory)],
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+        )
+    finally:
+        os.close(log)
+    events = directory / "events.jsonl"
+    deadline = time.monotonic() + HANDOVER_S
+    while not (events.exists() and events.stat().st_size):
+        if process.poll() is not None or time.monotonic() > deadline:
+            said = (directory / "supervisor.log").read_text(errors="replace").strip().splitlines() or ["nothing"]
+            raise Problem(f"the supervisor did not start; it said: {said[-1]}", key="supervisor", exit_code=4)
+        time.sleep(0.01)
+
+
+def _wait_for_memory(plan: RunPlan, home: Home) -> bool:
+    """Wait until the devices have let go of the last run's memory. False when they have not within 10 s.
+
+    The measure is the used memory from before the last run on the same devices plus 64 MiB.
+    """
+    if not plan.gpus:
+        return True
+    before: dict[str, int] = {}
+    for run_id in reversed(home.run_ids()):
+        last = read_run_file(home.directory(run_id))
+        if last is not None and set(last.device_uuids) & set(plan.device_uuids):
+            before = last.used_before_bytes
+            break
+    deadline = time.monotonic() + MEMORY_SETTLES_S
+    while True:
+        machine = look(plan.versions.get("torch"))
+        used = {gpu.uuid: gpu.memory_used_bytes for gpu in machine.nvml_gpus if gpu.uuid and gpu.memory_used_bytes}
+        if all(
+            used.get(uuid, 0) <= bytes_before + MEMORY_SETTLED_BYTES
+            for uuid, bytes_before in before.items()
+            if uuid in plan.device_uuids
+        ):
+            return True
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.25)
+
+
+def _foreign_processes(gpus: tuple[DeviceReading, ...]) -> list[dict[str, Any]]:
+    return [
+        {"pid": process.pid, "device": gpu.index, "memory_used_bytes": process.memory_used_bytes}
+        for gpu in gpus
+        for process in gpu.processes or []
+    ]
+
+
+def _git_commit() -> str | None:
+    """The commit of the working directory, or None outside a checkout."""
+    try:
+        done = subprocess.run(
+            ["git", "rev-parse", "HEAD"], stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=2
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout.strip() or None if done.returncode == 0 else None
+
+
+def _device_words(plan: RunPlan) -> str:
+    if plan.device == "cpu":
+        return "the CPU is"
+    return f"GPU {', '.join(str(gpu.index) for gpu in plan.gpus)} is"

@@ -1,0 +1,115 @@
+"""What there is to train on: the GPUs CUDA_VISIBLE_DEVICES leaves, or the CPU as the device."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from trainfast_runner.problem import Problem
+from trainfast_runner.telemetry.nvml import Nvml
+from trainfast_runner.telemetry.readings import DeviceReading
+
+MOST_CPU_PROCESSES = 8
+
+
+@dataclass(frozen=True)
+class Machine:
+    """`device` is what training runs on: "cuda" or "cpu".
+
+    `gpus` are those a run may use, in PCI order; `nvml_gpus` all the driver lists; `missing` says why there is none.
+    """
+
+    device: str
+    gpus: tuple[DeviceReading, ...]
+    nvml_gpus: tuple[DeviceReading, ...]
+    cores: int
+    driver_version: str | None = None
+    missing: str | None = None
+
+    def choose(self, devices: int | str | None, strategy: str) -> tuple[DeviceReading, ...]:
+        """The GPUs of a run for the `devices` knob. Raises Problem naming what there is."""
+        usable = [gpu for gpu in self.gpus if gpu.error is None]
+        if not usable:
+            raise Problem("no GPU answers", key="devices")
+        if devices is None:
+            if strategy != "single":
+                return tuple(usable)
+            return (max(usable, key=lambda gpu: gpu.memory_free_bytes or 0),)
+        if isinstance(devices, int):
+            if devices > len(usable):
+                raise Problem(
+                    f"devices={devices}, but there {_are(len(usable))}",
+                    key="devices",
+                    allowed=[f"1 to {len(usable)}"],
+                    nearest=f"devices={len(usable)}",
+                )
+            by_free = sorted(usable, key=lambda gpu: -(gpu.memory_free_bytes or 0))
+            return tuple(sorted(by_free[:devices], key=lambda gpu: gpu.index))
+        return tuple(_at(self.gpus, index, "devices") for index in _indexes(devices))
+
+    def watched(self, watch: str | None, used: tuple[DeviceReading, ...]) -> tuple[DeviceReading, ...]:
+        """The GPUs whose readings are joined to a run, by NVML index. Raises Problem."""
+        if watch is None:
+            return used
+        return tuple(_at(self.nvml_gpus, index, "watch") for index in _indexes(watch))
+
+
+def look(torch_version: str | None, environment: Mapping[str, str] | None = None) -> Machine:
+    """The machine as a training Python with this torch build can use it; a build for the CPU has no GPU."""
+    environment = os.environ if environment is None else environment
+    nvml = Nvml()
+    readings, missing = nvml.sample(time.monotonic_ns())
+    nvml.close()
+    visible = _visible(readings, environment.get("CUDA_VISIBLE_DEVICES"))
+    has_cuda = torch_version is not None and "+cpu" not in torch_version
+    gpus = tuple(visible) if has_cuda else ()
+    return Machine(
+        device="cuda" if gpus else "cpu",
+        gpus=gpus,
+        nvml_gpus=tuple(readings),
+        cores=len(os.sched_getaffinity(0)),
+        driver_version=nvml.driver_version,
+        missing=missing.get("nvml"),
+    )
+
+
+def _visible(readings: list[DeviceReading], variable: str | None) -> list[DeviceReading]:
+    """What CUDA_VISIBLE_DEVICES leaves: indexes in PCI order or UUID prefixes; CUDA stops at the first bad entry."""
+    if variable is None:
+        return readings
+    chosen: list[DeviceReading] = []
+    for entry in variable.split(","):
+        entry = entry.strip()
+        if entry.isdigit():
+            matching = [gpu for gpu in readings if gpu.index == int(entry)]
+        else:
+            matching = [gpu for gpu in readings if entry and gpu.uuid and gpu.uuid.startswith(entry)]
+        if len(matching) != 1:
+            break
+        chosen += matching
+    return chosen
+
+
+def _indexes(text: int | str) -> list[int]:
+    return [int(part) for part in str(text).split("+") if part]
+
+
+def _at(gpus: tuple[DeviceReading, ...], index: int, key: str) -> DeviceReading:
+    if key == "devices":
+        if index < len(gpus):
+            return gpus[index]
+    else:
+        for gpu in gpus:
+            if gpu.index == index:
+                return gpu
+    raise Problem(
+        f"{key}={index}+: there is no GPU {index}; there {_are(len(gpus))}",
+        key=key,
+        allowed=[f"0 to {len(gpus) - 1}"] if gpus else ["none"],
+    )
+
+
+def _are(count: int) -> str:
+    return "is 1" if count == 1 else f"are {count}" if count else "is none"

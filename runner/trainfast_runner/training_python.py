@@ -1,0 +1,159 @@
+"""The Python that trains: ours or the user's own, what it has installed, and what it says a model is."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from trainfast_runner.home import cache_directory
+from trainfast_runner.json_lines import write_atomically
+from trainfast_runner.problem import Problem, nearest
+
+WORKER = Path(__file__).with_name("worker")
+NEEDED = ("torch", "transformers", "tokenizers")
+PATIENCE_S = 120
+
+
+@dataclass(frozen=True)
+class Inspection:
+    """`config` is the model's whole configuration; `parameters` its count when it was asked for."""
+
+    executable: str
+    python_version: str
+    versions: dict[str, str | None]
+    config: dict[str, Any]
+    parameters: int | None
+
+
+def inspect(python: str | None, model: dict[str, Any], objective: str, count: bool = False) -> Inspection:
+    """What the training Python has, and the model's configuration as its transformers understands it.
+
+    Takes about a second the first time and is remembered until something is installed there. With `count`
+    torch is imported and the parameters are counted without memory. Raises Problem.
+    """
+    executable = find(python)
+    request = json.dumps({"model": model, "objective": objective}, sort_keys=True)
+    remembered = cache_directory() / "inspected" / f"{_key(executable, request, count)}.json"
+    answer = _remembered(remembered)
+    if answer is None:
+        answer = _ask(executable, [request, *(["--count"] if count else [])])
+        if "error" not in answer:
+            _remember(remembered, answer)
+    versions = answer.get("versions") or {}
+    missing = [name for name in NEEDED if name in versions and versions[name] is None]
+    if missing:
+        raise missing_packages(executable, missing)
+    if answer.get("error"):
+        error = answer["error"]
+        raise Problem(
+            error.get("message", "the model cannot be configured"),
+            key=error.get("key"),
+            allowed=(error.get("allowed") or [])[:80] if not error.get("nearest") else None,
+            nearest=error.get("nearest"),
+        )
+    return Inspection(
+        executable=executable,
+        python_version=answer.get("python", ""),
+        versions=versions,
+        config=answer.get("config") or {},
+        parameters=answer.get("parameters"),
+    )
+
+
+def find(python: str | None) -> str:
+    """The absolute path of the training Python; a virtual environment's directory will do. Raises Problem."""
+    if python is None:
+        return sys.executable
+    # Not resolved: a virtual environment is known by the path of its link.
+    path = Path(os.path.abspath(os.path.expanduser(python)))
+    if path.is_dir():
+        path = path / "bin" / "python"
+    if not path.exists():
+        raise Problem(f"there is no Python at {path}", key="python", nearest=_sibling(path))
+    if not os.access(path, os.X_OK):
+        raise Problem(f"{path} cannot be executed", key="python")
+    return str(path)
+
+
+def missing_packages(executable: str, missing: Iterable[str]) -> Problem:
+    """The refusal of a Python that cannot train, with the command that mends it."""
+    names = " ".join(dict.fromkeys(missing))
+    return Problem(
+        f"{executable} has no {names.replace(' ', ', ')}; install with: {executable} -m pip install {names}",
+        key="python",
+    )
+
+
+def _ask(executable: str, arguments: list[str]) -> dict[str, Any]:
+    command = [executable, str(WORKER / "inspect_model.py"), *arguments]
+    environment = {**os.environ, "TOKENIZERS_PARALLELISM": "false"}
+    try:
+        done = subprocess.run(
+            command,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=PATIENCE_S,
+            env=environment,
+            start_new_session=True,
+        )
+    except OSError as error:
+        raise Problem(f"{executable} does not start: {error.strerror}", key="python") from None
+    except subprocess.TimeoutExpired:
+        raise Problem(f"{executable} did not answer within {PATIENCE_S} s", key="python") from None
+    for line in reversed(done.stdout.splitlines()):
+        try:
+            answer = json.loads(line)
+        except ValueError:
+            continue
+        if isinstance(answer, dict):
+            return answer
+    said = (done.stderr.strip().splitlines() or ["it said nothing"])[-1]
+    raise Problem(f"{executable} cannot describe the model: {said}", key="python")
+
+
+def _key(executable: str, request: str, count: bool) -> str:
+    """Changes when a package is installed or removed, when our own scripts change, or when a local model does."""
+    stamps = [f"{path}:{path.stat().st_mtime_ns}" for path in sorted(WORKER.glob("*.py"))]
+    prefix = Path(executable).parent.parent
+    roots = [prefix, Path(executable).resolve().parent.parent, Path.home() / ".local"]
+    for root in dict.fromkeys(roots):
+        for place in sorted(root.glob("lib/python3*/*-packages")):
+            stamps.append(f"{place}:{place.stat().st_mtime_ns}")
+    path = json.loads(request)["model"].get("path")
+    if path and Path(path).is_dir():
+        stamps += [f"{file}:{file.stat().st_mtime_ns}" for file in sorted(Path(path).glob("*.json"))]
+    return hashlib.sha256("\n".join([executable, request, str(count), *stamps]).encode()).hexdigest()[:32]
+
+
+def _remembered(path: Path) -> dict[str, Any] | None:
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
+    except (OSError, msgspec.DecodeError):
+        return None
+
+
+def _remember(path: Path, answer: dict[str, Any]) -> None:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(path, msgspec.json.encode(answer))
+    except OSError:
+        return  # without a cache every launch asks again, which costs a second and nothing else
+
+
+def _sibling(path: Path) -> str | None:
+    folder = path.parent
+    if not folder.is_dir():
+        return None
+    near = nearest(path.name, [file.name for file in folder.iterdir()])
+    return str(folder / near) if near else None
