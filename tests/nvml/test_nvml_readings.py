@@ -10,6 +10,7 @@ def test_every_reading_arrives_in_its_unit(watch) -> None:
     [gpu], missing = look(0)
     assert missing == {}
     assert (gpu.index, gpu.uuid, gpu.name, gpu.error) == (0, "GPU-0", "NVIDIA Stand-In 80GB", None)
+    assert gpu.compute_capability == "8.0"
     assert gpu.memory_used_bytes == 1024 * MIB
     assert gpu.memory_total_bytes == 81920 * MIB
     assert gpu.memory_free_bytes == (81920 - 1024 - 512) * MIB, "what the driver reserves is not free"

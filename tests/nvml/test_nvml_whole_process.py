@@ -35,6 +35,7 @@ def test_eight_gpus(nvml_folder: Path) -> None:
     assert len({gpu["uuid"] for gpu in tick["devices"]}) == 8
     assert [gpu["temperature_c"] for gpu in tick["devices"]] == [40 + index for index in range(8)]
     assert all(gpu["memory_total_bytes"] == 81920 * 1024**2 for gpu in tick["devices"])
+    assert {gpu["compute_capability"] for gpu in tick["devices"]} == {"8.0"}
     assert all(gpu["throttle_reasons"] == ["idle"] for gpu in tick["devices"])
     assert tick["missing"]["gpu7.fan_percent"] == "not supported by this GPU and driver"
     assert "nvml" not in tick["missing"]
