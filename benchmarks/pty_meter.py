@@ -1,7 +1,7 @@
 """What a terminal program costs: it runs in a pseudo-terminal, and what it sends and uses is measured.
 
-    python benchmarks/pty_meter.py --seconds 10 -- trainfast-tui monitor
-    python benchmarks/pty_meter.py --size 80x24 --until Presets --key 2:q --json -- trainfast-tui
+    python -m benchmarks.pty_meter --seconds 10 -- trainfast-tui monitor
+    python -m benchmarks.pty_meter --size 80x24 --until Presets --key 2:q --json -- trainfast-tui
 
 Linux only: the figures come from `/proc`. CPU counts the program itself and not its children.
 """

@@ -11,6 +11,7 @@ from rich.cells import cell_len
 from rich.segment import Segment
 from rich.style import Style
 from textual.app import App, ComposeResult
+from textual.color import Color
 from textual.geometry import Region
 
 from trainfast_tui import format as fmt
@@ -350,6 +351,25 @@ async def test_the_widget_follows_its_size_and_theme() -> None:
                 app.theme = theme
                 await pilot.pause()
                 assert "Power" in chart.render_line(0).text
+
+
+async def test_every_part_can_be_read_in_every_theme() -> None:
+    app = Screen()
+    async with app.run_test(size=(80, 15)) as pilot:
+        chart = app.query_one(StripChart)
+        data = a_chart(a_series([100.0] * 121), spans=(Span(0, None, "power"),), limits=(Limit(300, "limit"),))
+        chart.show(data)
+        for theme in sorted(app.available_themes):
+            app.theme = theme
+            await pilot.pause()
+            behind = chart.background_colors[1]
+            for y in range(chart.size.height):
+                for text, style, _ in chart.render_line(y):
+                    if style is None or style.color is None or theme.startswith("ansi") or not text.strip():
+                        continue
+                    ground = Color.from_rich_color(style.bgcolor) if style.bgcolor else behind
+                    seen_colour = Color.from_rich_color(style.color)
+                    assert abs(seen_colour.brightness - ground.brightness) > 0.1, (theme, text)
 
 
 async def test_the_bar_shows_its_share_and_label() -> None:

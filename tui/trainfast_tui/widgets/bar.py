@@ -9,6 +9,7 @@ from textual.strip import Strip
 from textual.widget import Widget
 
 from trainfast_tui.format import fit, plain, to_ascii
+from trainfast_tui.widgets.braille import ink
 
 BarTone = Literal["normal", "warning", "error"]
 _EIGHTHS = " ▏▎▍▌▋▊▉"
@@ -118,5 +119,5 @@ class Bar(Widget):
 
     def _styles(self) -> dict[str, Style]:
         if self._palette is None:
-            self._palette = {part: self.get_component_rich_style(f"bar--{part}", partial=True) for part in _PARTS}
+            self._palette = {part: ink(self.get_component_rich_style(f"bar--{part}")) for part in _PARTS}
         return self._palette

@@ -261,6 +261,11 @@ def runs(
     return segments
 
 
+def ink(style: Style) -> Style:
+    """The style without its background, so that the one behind it shows; without underline and reverse."""
+    return Style(color=style.color, bold=style.bold, dim=style.dim, italic=style.italic)
+
+
 def changed_cells(old: list[Segment], new: list[Segment], width: int) -> tuple[int, int] | None:
     """The half-open range of cells in which two rows of `width` cells differ; None where they are the same.
 

@@ -27,6 +27,7 @@ from trainfast_tui.widgets.braille import (
     changed_cells,
     draw,
     extremes,
+    ink,
     runs,
     time_columns,
 )
@@ -526,9 +527,10 @@ class StripChart(Widget):
 
     def _styles(self) -> dict[str, Style]:
         if self._palette is None:
-            self._palette = {
-                name: self.get_component_rich_style(f"strip-chart--{name}", partial=True) for name in (*TONES, *PARTS)
-            }
+            # Whole styles: a partial one leaves a muted colour unblended, which is white on a light theme.
+            whole = {name: self.get_component_rich_style(f"strip-chart--{name}") for name in (*TONES, *PARTS)}
+            self._palette = {name: ink(style) for name, style in whole.items()}
+            self._palette["shade"] = Style(bgcolor=whole["shade"].bgcolor)
         return self._palette
 
 
