@@ -21,7 +21,8 @@ def register() -> None:
     spec = importlib.util.spec_from_file_location(
         "trainfast_worker", FOLDER / "__init__.py", submodule_search_locations=[str(FOLDER)]
     )
-    assert spec is not None and spec.loader is not None
+    assert spec is not None
+    assert spec.loader is not None
     package = importlib.util.module_from_spec(spec)
     sys.modules["trainfast_worker"] = package
     spec.loader.exec_module(package)

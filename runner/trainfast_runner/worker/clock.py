@@ -7,6 +7,7 @@ and a phase is only as long as it holds the device up.
 
 from __future__ import annotations
 
+import itertools
 import time
 from typing import Any, Protocol
 
@@ -96,7 +97,7 @@ class CudaClock:
         """Turn one step's marks into times; waits for its last mark only."""
         marks[-1][1].synchronize()
         spent: dict[str, float] = {}
-        for (phase, begin), (_, end) in zip(marks, marks[1:], strict=False):
+        for (phase, begin), (_, end) in itertools.pairwise(marks):
             spent[phase] = spent.get(phase, 0.0) + begin.elapsed_time(end)
         total = sum(spent.values())
         self._end_ns += round(total * 1e6)

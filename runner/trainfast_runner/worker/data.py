@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,16 +19,8 @@ from .tokenize_text import build_in_child
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model")
 
 
-@dataclass(frozen=True)
-class Stream:
-    """This rank's micro-batches in order, and what they are made of."""
-
-    batches: Iterator[Batch]
-    tokens_per_sample: int
-
-
-def open_stream(spec: RunSpec, config: Any, rank: int, ranks: int, journal: Journal) -> Stream:
-    """Prepare the data, write the `data` record, and start the loader (its worker processes too)."""
+def open_batches(spec: RunSpec, config: Any, rank: int, ranks: int, journal: Journal) -> Iterator[Batch]:
+    """Prepare the data, write the `data` record, start the loader with its processes: this rank's micro-batches."""
     samples = _samples(spec, config, journal)
     knobs = spec.knobs
     order = GlobalOrder(len(samples), knobs.batch_size, knobs.grad_accum, rank, ranks, knobs.steps, knobs.seed)
@@ -42,7 +33,7 @@ def open_stream(spec: RunSpec, config: Any, rank: int, ranks: int, journal: Jour
         persistent_workers=knobs.workers > 0,
         pin_memory=knobs.pin_memory == "on",
     )
-    return Stream(iter(loader), knobs.seq_len)
+    return iter(loader)
 
 
 def _samples(spec: RunSpec, config: Any, journal: Journal) -> TokenSamples:

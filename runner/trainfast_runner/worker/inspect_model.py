@@ -106,7 +106,8 @@ def _devices() -> dict[str, Any]:
 if __name__ == "__main__":
     here = Path(__file__).resolve().parent
     spec = importlib.util.spec_from_file_location("trainfast_bootstrap", here / "bootstrap.py")
-    assert spec is not None and spec.loader is not None
+    assert spec is not None
+    assert spec.loader is not None
     bootstrap = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(bootstrap)
     print(json.dumps(importlib.import_module("trainfast_worker.inspect_model").main(sys.argv[1:]), default=str))

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import sys
 import traceback
 from pathlib import Path
-from typing import NoReturn
 
 from .invalid import InvalidInput
+from .leaving import leave
 from .records import Journal, hold_alive_lock, start_ticks
 from .spec import read_spec
 
@@ -40,17 +39,8 @@ def main(run_dir: str) -> None:
     except InvalidInput as error:
         journal.write("invalid", **error.as_fields())
         print(f"invalid: {error}", file=sys.stderr)
-        _leave(EXIT_INVALID)
+        leave(EXIT_INVALID)
     except BaseException as error:
         journal.exception(error)
         traceback.print_exc()
-        _leave(EXIT_FAILED)
-
-
-def _leave(code: int) -> NoReturn:
-    """End at once: tearing down a process group or a CUDA context after an error can wait for ever."""
-    for child in multiprocessing.active_children():
-        child.terminate()
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(code)
+        leave(EXIT_FAILED)

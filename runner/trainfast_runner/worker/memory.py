@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import resource
 from typing import Protocol
 
 import torch
 
 PHASES = ("forward_backward", "optimizer")
+RESERVE_BYTES = 16 << 20
 
 
 class Memory(Protocol):
@@ -21,6 +23,9 @@ class Memory(Protocol):
 
     def read(self) -> dict[str, object]:
         """The step's memory fields, from the phases closed since the last read."""
+
+    def release(self) -> None:
+        """The training is over, well or not: leave room for what is still to be written."""
 
 
 def make_memory(device: torch.device, limit_bytes: int | None) -> Memory:
@@ -48,9 +53,10 @@ class HostMemory:
         self._limit_bytes = limit_bytes
         self._baseline = 0
         self._peaks = dict.fromkeys(PHASES, 0)
-        # Opened now: near the limit there may be no memory left to open them with.
-        self._status = open("/proc/self/status", "rb", buffering=0)
-        self._clear = open("/proc/self/clear_refs", "wb", buffering=0)
+        self._status_fd = os.open("/proc/self/status", os.O_RDONLY | os.O_CLOEXEC)
+        self._clear_fd = os.open("/proc/self/clear_refs", os.O_WRONLY | os.O_CLOEXEC)
+        # Counted before the limit, never touched: room for writing down how the memory ran out.
+        self._reserve: bytearray | None = bytearray(RESERVE_BYTES)
 
     def start(self) -> None:
         """Start the thread pools first, so that their stacks do not count."""
@@ -62,21 +68,24 @@ class HostMemory:
         if self._limit_bytes is not None:
             cap = figures["VmData"] + self._limit_bytes
             resource.setrlimit(resource.RLIMIT_DATA, (cap, cap))
-        self._clear.write(b"5")
+        os.pwrite(self._clear_fd, b"5", 0)
 
     def boundary(self, phase: str) -> None:
         """Read VmHWM and reset it."""
         self._peaks[phase] = max(0, self._read_status()["VmHWM"] - self._baseline)
-        self._clear.write(b"5")
+        os.pwrite(self._clear_fd, b"5", 0)
 
     def read(self) -> dict[str, object]:
         """Reserved is what is allocated: the C library gives freed blocks back."""
         return step_fields(self._peaks, max(self._peaks.values()), 0)
 
+    def release(self) -> None:
+        """Give the reserve back under the limit."""
+        self._reserve = None
+
     def _read_status(self) -> dict[str, int]:
-        self._status.seek(0)
         found = {}
-        for line in self._status.read(4096).split(b"\n"):
+        for line in os.pread(self._status_fd, 4096, 0).split(b"\n"):
             name, _, value = line.partition(b":")
             if name in (b"VmHWM", b"VmRSS", b"VmData"):
                 found[name.decode()] = int(value.split()[0]) * 1024
@@ -114,3 +123,6 @@ class CudaMemory:
         fields = step_fields(self._peaks, self._reserved, self._retries)
         self._reserved = 0
         return fields
+
+    def release(self) -> None:
+        """The host has memory of its own."""

@@ -4,32 +4,59 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from .build import build_model, check_attention
 from .clock import make_clock
-from .data import open_stream
+from .data import open_batches
 from .invalid import InvalidInput
 from .loop import Rig, train
-from .memory import make_memory
+from .memory import Memory, make_memory
 from .model_config import check_seq_len, resolve_config
 from .objective import Objective
 from .observe import ComputeDtype, actual_fields
 from .optimizer import build_optimizer
 from .precision import Precision
 from .records import Journal
+from .samples import Batch
 from .spec import RunSpec
 from .step_log import StepLog
-from .strategies import make_strategy
+from .stopped import STEP_LOG_PATIENCE_S, keep_last_step_on_sigterm
+from .strategies import Strategy, make_strategy
+
+
+@dataclass(frozen=True)
+class Ground:
+    """What stands before the first byte of the training is counted."""
+
+    spec: RunSpec
+    config: Any
+    device: torch.device
+    precision: Precision
+    strategy: Strategy
+    batches: Iterator[Batch]
+    memory: Memory
 
 
 def train_once(run_dir: Path, spec: RunSpec, journal: Journal) -> None:
-    """Train as `spec` says. Raises InvalidInput for what cannot work, and whatever the training raises.
+    """Train as `spec` says. Raises InvalidInput for what cannot work, and whatever the training raises."""
+    ground = prepare(spec, journal)
+    journal.enter("model", f"building {ground.config.model_type} with random weights")
+    ground.memory.start()
+    try:
+        train_on(ground, run_dir, journal)
+    finally:
+        ground.memory.release()
+    ground.strategy.stop()
 
-    Data, process group and thread pools come before the memory baseline, the model and all that follows after it.
-    """
+
+def prepare(spec: RunSpec, journal: Journal) -> Ground:
+    """Data, loader processes and process group: everything that is not the training's own memory."""
     knobs = spec.knobs
     device = pick_device(spec.device)
     precision = Precision(knobs.precision, device)
@@ -38,54 +65,62 @@ def train_once(run_dir: Path, spec: RunSpec, journal: Journal) -> None:
     check_seq_len(config, knobs.seq_len)
     check_attention(knobs)
     strategy = make_strategy(knobs.strategy, device)
-    stream = open_stream(spec, config, strategy.rank, strategy.ranks, journal)
+    batches = open_batches(spec, config, strategy.rank, strategy.ranks, journal)
     strategy.start()
     memory = make_memory(device, spec.memory_limit_bytes)
+    return Ground(spec, config, device, precision, strategy, batches, memory)
 
-    journal.enter("model", f"building {config.model_type} with random weights")
-    memory.start()
-    model = build_model(config, spec.data.objective, knobs, device)
-    module = strategy.wrap(model)
+
+def train_on(ground: Ground, run_dir: Path, journal: Journal) -> None:
+    """Build the model and take the steps; every step that ended is on record, however the training ends."""
+    knobs, objective = ground.spec.knobs, ground.spec.data.objective
+    model = build_model(ground.config, objective, knobs, ground.device)
+    module = ground.strategy.wrap(model)
     optimizer = build_optimizer(module, knobs)
     # Weights are the same on every rank; dropout is not.
-    torch.manual_seed(knobs.seed + strategy.rank)
+    torch.manual_seed(knobs.seed + ground.strategy.rank)
     dtype = ComputeDtype(model)
 
     def write_actual() -> None:
-        facts = actual_fields(model, module, optimizer, strategy, device, dtype.name, knobs.seq_len)
-        journal.write("actual", **facts)
+        journal.write(
+            "actual",
+            **actual_fields(model, module, optimizer, ground.strategy, ground.device, dtype.name, knobs.seq_len),
+        )
 
     samples = knobs.batch_size * knobs.grad_accum
-    log = StepLog(run_dir, journal, samples, samples * stream.tokens_per_sample, knobs.timing_warmup)
+    log = StepLog(run_dir, journal, samples, samples * knobs.seq_len, knobs.timing_warmup)
+    keep_last_step_on_sigterm(log, journal)
     write_actual()
     journal.enter("train")
     began = time.monotonic()
     rig = Rig(
         knobs=knobs,
-        device=device,
+        device=ground.device,
         module=module,
         optimizer=optimizer,
-        objective=Objective(spec.data.objective),
-        precision=precision,
-        strategy=strategy,
-        batches=stream.batches,
-        clock=make_clock(device),
-        memory=memory,
+        objective=Objective(objective),
+        precision=ground.precision,
+        strategy=ground.strategy,
+        batches=ground.batches,
+        clock=make_clock(ground.device),
+        memory=ground.memory,
         log=log,
         journal=journal,
         after_first_step=write_actual,
     )
     try:
         train(rig)
-    finally:
         log.flush()
+    except BaseException:
+        log.flush(patience_s=STEP_LOG_PATIENCE_S)
+        raise
+    scaler = ground.precision.scaler
     journal.write(
         "finished",
         steps=knobs.steps,
         seconds=time.monotonic() - began,
-        scaler=precision.scaler.state_dict() if precision.scaler is not None else None,
+        scaler=scaler.state_dict() if scaler is not None else None,
     )
-    strategy.stop()
 
 
 def pick_device(name: str) -> torch.device:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import threading
+import time
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -62,12 +64,27 @@ class StepLog:
             if before is not None:
                 self._write(before)
 
-    def flush(self) -> None:
-        """Write the step still pending, if there is one."""
-        with self._lock:
+    def flush(self, patience_s: float | None = None) -> None:
+        """Write the step still pending, if there is one.
+
+        After an error another rank may never answer, so `patience_s` bounds the wait, and a step whose figures do not
+        arrive in it is given up. None waits.
+        """
+        if not self._lock.acquire(timeout=-1 if patience_s is None else patience_s):
+            return
+        try:
             before, self._pending = self._pending, None
-            if before is not None:
+            if before is None:
+                return
+            if patience_s is None:
                 self._write(before)
+            else:
+                # A device that failed answers every question with its failure: that is on record already.
+                with suppress(RuntimeError):
+                    if _arrives(before.ready, patience_s):
+                        self._write(before)
+        finally:
+            self._lock.release()
 
     def _write(self, pending: _Pending) -> None:
         if pending.ready is not None:
@@ -81,6 +98,16 @@ class StepLog:
                 self._journal.write("overflow", step=record["step"], scale=scale[0])
             self._scale = scale[0]
         self._file.write(record)
+
+
+def _arrives(ready: Any, patience_s: float) -> bool:
+    """Whether what `ready` stands for is complete within `patience_s` seconds."""
+    deadline = time.monotonic() + patience_s
+    while ready is not None and not ready.is_completed():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.01)
+    return True
 
 
 def _copy_later(figures: Tensor) -> tuple[Tensor, Any]:
@@ -100,3 +127,6 @@ class _Arrival:
 
     def wait(self) -> None:
         self._event.synchronize()
+
+    def is_completed(self) -> bool:
+        return bool(self._event.query())

@@ -1,0 +1,38 @@
+"""Being asked to stop: SIGTERM ends the process at once, with its last step on record."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from typing import Any
+
+from .leaving import leave
+from .records import Journal
+from .step_log import StepLog
+
+STEP_LOG_PATIENCE_S = 1.0
+EXIT_SIGTERM = 128 + signal.SIGTERM
+
+
+def keep_last_step_on_sigterm(log: StepLog, journal: Journal) -> None:
+    """Answer SIGTERM from a thread, since the main one may be waiting in a collective for a rank that is gone."""
+    receiver, sender = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+    os.set_blocking(receiver, True)
+    owner = os.getpid()
+
+    def watch() -> None:
+        while os.read(receiver, 1) != bytes([signal.SIGTERM]):
+            pass
+        log.flush(patience_s=STEP_LOG_PATIENCE_S)
+        journal.write("signal", signal="SIGTERM", phase=journal.phase, step=journal.step)
+        leave(EXIT_SIGTERM)
+
+    def in_main_thread(_number: int, _frame: Any) -> None:
+        # The thread above acts on the byte the interpreter wrote; a forked child has no such thread.
+        if os.getpid() != owner:
+            os._exit(EXIT_SIGTERM)
+
+    threading.Thread(target=watch, name="sigterm", daemon=True).start()
+    signal.set_wakeup_fd(sender, warn_on_full_buffer=False)
+    signal.signal(signal.SIGTERM, in_main_thread)
