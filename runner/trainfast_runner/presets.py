@@ -183,7 +183,7 @@ def _on_top_of(base: Preset, mine: Preset, keep_title: bool) -> Preset:
 
 def _model(raw: Mapping[str, Any], source: _Source, whole: bool) -> dict[str, Any]:
     model = source.table(raw, "model", ())
-    given = [key for key in MODEL_SOURCES if key in model]
+    given = [key for key in model if key in MODEL_SOURCES]
     if len(given) > 1 or (whole and not given):
         raise source.problem(
             ("model",) if len(given) < 2 else ("model", given[1]),

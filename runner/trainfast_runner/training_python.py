@@ -55,7 +55,7 @@ def inspect(python: str | None, model: dict[str, Any], objective: str, count: bo
     if answer.get("error"):
         error = answer["error"]
         raise Problem(
-            error.get("message", "the model cannot be configured"),
+            str(error.get("message", "the model cannot be configured")).partition("; did you mean")[0],
             key=error.get("key"),
             allowed=(error.get("allowed") or [])[:80] if not error.get("nearest") else None,
             nearest=error.get("nearest"),

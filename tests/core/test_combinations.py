@@ -1,0 +1,96 @@
+"""Settings that cannot work on this machine are refused before launch, both sides named."""
+
+from dataclasses import replace
+
+import pytest
+
+from trainfast_runner import combinations, machine
+from trainfast_runner.combinations import Facts
+from trainfast_runner.machine import Machine
+from trainfast_runner.problem import Problem
+from trainfast_runner.spec import resolve
+from trainfast_runner.telemetry.readings import DeviceReading
+
+GIB = 2**30
+
+
+def gpu(index: int, free_gib: int = 20, capability: str = "8.6") -> DeviceReading:
+    return DeviceReading(
+        index=index, uuid=f"GPU-{index}", name="Card", memory_free_bytes=free_gib * GIB, compute_capability=capability
+    )
+
+
+CPU = Machine(device="cpu", gpus=(), nvml_gpus=(), cores=2, missing="no driver")
+TWO = Machine(device="cuda", gpus=(gpu(0, 10), gpu(1, 20)), nvml_gpus=(gpu(0), gpu(1)), cores=8)
+OLD = replace(TWO, gpus=(gpu(0, capability="7.0"),), nvml_gpus=(gpu(0),))
+WATCHED = replace(CPU, nvml_gpus=(gpu(0), gpu(1)))
+
+
+def facts(where: Machine, *settings: str, preset: str = "tiny-llama", **config: object) -> Facts:
+    return Facts(resolve(preset, settings), where, config, {"bitsandbytes": None}, "/env/bin/python")
+
+
+@pytest.mark.parametrize(
+    ("where", "settings", "key", "said"),
+    [
+        (CPU, ["steps=3"], "timing_warmup", "leaves no step of steps=3"),
+        (CPU, ["devices=2"], "strategy", "strategy=single trains on one device and devices=2"),
+        (CPU, ["strategy=ddp", "devices=9"], "devices", "at most 8 processes on a CPU"),
+        (CPU, ["devices=0+1"], "devices", "names GPUs and a run here has none (no driver)"),
+        (CPU, ["watch=0"], "watch", "there is no GPU 0"),
+        (CPU, ["precision=tf32"], "precision", "tensor cores"),
+        (CPU, ["optimizer=adamw-8bit"], "optimizer", "/env/bin/python -m pip install bitsandbytes"),
+        (CPU, ["memory_limit=1GiB+2GiB"], "memory_limit", "names 2 ranks and the run has 1"),
+        (TWO, ["strategy=ddp", "devices=4"], "devices", "devices=4, but there are 2"),
+        (TWO, ["strategy=ddp", "devices=0+2"], "devices", "there is no GPU 2"),
+        (OLD, ["precision=bf16"], "precision", "compute capability 8.0"),
+        (OLD, ["precision=tf32"], "precision", "has 7.0"),
+    ],
+)
+def test_what_cannot_work_is_refused(where: Machine, settings: list[str], key: str, said: str) -> None:
+    with pytest.raises(Problem) as refused:
+        combinations.check(facts(where, *settings))
+    assert refused.value.key == key
+    assert said in refused.value.line()
+
+
+@pytest.mark.parametrize(
+    ("where", "settings"),
+    [
+        (CPU, []),
+        (CPU, ["strategy=ddp", "devices=2", "memory_limit=1GiB+2GiB"]),
+        (CPU, ["precision=bf16"]),
+        (TWO, ["precision=bf16"]),
+        (TWO, ["strategy=ddp"]),
+        (WATCHED, ["watch=0+1"]),
+    ],
+)
+def test_what_works_is_let_through(where: Machine, settings: list[str]) -> None:
+    combinations.check(facts(where, *settings))
+
+
+def test_a_sequence_beyond_the_position_table_is_refused_but_rotary_has_no_table() -> None:
+    with pytest.raises(Problem, match="model.max_position_embeddings=64"):
+        combinations.check(facts(CPU, max_position_embeddings=64))
+    combinations.check(facts(CPU, max_position_embeddings=64, rope_theta=10000.0))
+
+
+def test_single_takes_the_gpu_with_most_free_memory_and_ddp_all() -> None:
+    assert [one.index for one in TWO.choose(None, "single")] == [1]
+    assert [one.index for one in TWO.choose(None, "ddp")] == [0, 1]
+    assert [one.index for one in TWO.choose("0+", "single")] == [0]
+
+
+@pytest.mark.parametrize(
+    ("variable", "left"),
+    [(None, [0, 1, 2]), ("", []), ("-1", []), ("2,0", [2, 0]), ("GPU-1", [1]), ("0,9,1", [0])],
+)
+def test_cuda_visible_devices_is_honoured(variable: str | None, left: list[int]) -> None:
+    found = machine._visible([gpu(0), gpu(1), gpu(2)], variable)
+    assert [one.index for one in found] == left
+
+
+def test_the_global_batch_counts_data_parallel_ranks() -> None:
+    spec = resolve("tiny-llama", ["batch_size=4", "grad_accum=2", "strategy=ddp"])
+    assert combinations.global_batch(spec.knobs, 2) == 16
+    assert combinations.global_batch({**spec.knobs, "strategy": "single"}, 1) == 8

@@ -1,0 +1,109 @@
+"""The knob table: how values are read, refused, stepped through and written back."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from trainfast_runner.knob_values import BYTE_UNITS, parse_bytes, parse_bytes_per_rank
+from trainfast_runner.knobs import BY_NAME, KNOBS, defaults, knob
+from trainfast_runner.problem import Problem
+
+
+def test_every_default_is_a_value_of_its_knob() -> None:
+    for entry in KNOBS:
+        assert entry.read(entry.default if entry.default is not None else "auto") == entry.default
+        assert entry.default in list(entry.values.ladder(entry.default))
+
+
+def test_every_knob_says_what_it_does() -> None:
+    for entry in KNOBS:
+        assert len(entry.what) > 15, entry.name
+
+
+@pytest.mark.parametrize("entry", KNOBS, ids=lambda entry: entry.name)
+def test_what_is_shown_can_be_typed(entry) -> None:
+    for value in entry.values.ladder(entry.default):
+        assert entry.read(entry.show(value)) == value
+
+
+@pytest.mark.parametrize(
+    ("name", "raw", "value"),
+    [
+        ("batch_size", "16", 16),
+        ("batch_size", "1_024", 1024),
+        ("lr", "3e-4", 3e-4),
+        ("lr", 1, 1.0),
+        ("pin_memory", True, "on"),
+        ("devices", "2", 2),
+        ("devices", "0+1", "0+1"),
+        ("devices", "0+", "0+"),
+        ("devices", "auto", None),
+        ("watch", "0", "0"),
+        ("watch", 0, "0"),
+        ("watch", "0+3", "0+3"),
+        ("watch", "none", ""),
+        ("memory_limit", "2GiB+1536MiB", "2GiB+1536MiB"),
+        ("memory_limit", "none", None),
+    ],
+)
+def test_values_are_read(name: str, raw: object, value: object) -> None:
+    assert knob(name).read(raw) == value
+
+
+@pytest.mark.parametrize(
+    ("name", "raw", "said"),
+    [
+        ("batch_size", "0", "0 is out of range"),
+        ("batch_size", "many", "must be a whole number"),
+        ("batch_size", 2.5, "must be a whole number"),
+        ("batch_size", True, "must be a whole number"),
+        ("precision", "bf-16", "did you mean bf16?"),
+        ("strategy", "pp", "pp is not available in this version"),
+        ("devices", "0", "a count of devices starts at 1"),
+        ("devices", "1+1", "names a device twice"),
+        ("memory_limit", "2", "not a number of bytes with a unit"),
+        ("memory_limit", "0MiB", "no memory at all"),
+        ("lr", "nan", "out of range"),
+    ],
+)
+def test_bad_values_are_refused_by_name(name: str, raw: object, said: str) -> None:
+    with pytest.raises(Problem) as refused:
+        knob(name).read(raw)
+    assert said in refused.value.line()
+    assert refused.value.key == name
+    assert refused.value.line().startswith(f"{name}: ")
+    assert refused.value.allowed
+
+
+def test_a_misspelt_knob_gets_the_nearest() -> None:
+    with pytest.raises(Problem) as refused:
+        knob("batchsize")
+    assert refused.value.nearest == "batch_size"
+
+
+def test_arrows_stop_at_the_ends_and_find_back_from_an_odd_value() -> None:
+    batch = BY_NAME["batch_size"]
+    assert batch.turn(8, 1) == 16
+    assert batch.turn(12, 1) == 16
+    assert batch.turn(12, -1) == 8
+    assert batch.turn(1, -1) == 1
+    assert BY_NAME["precision"].turn("fp32", -1) == "fp32"
+
+
+@given(st.integers(1, 10**6), st.sampled_from(sorted(BYTE_UNITS)))
+def test_bytes_carry_their_unit(count: int, unit: str) -> None:
+    assert parse_bytes(f"{count}{unit}") == count * BYTE_UNITS[unit]
+    assert parse_bytes_per_rank(f"{count} {unit}+1GiB") == [count * BYTE_UNITS[unit], 2**30]
+
+
+@given(st.text(max_size=12))
+def test_no_text_breaks_a_knob(text: str) -> None:
+    for entry in KNOBS:
+        try:
+            entry.read(text)
+        except Problem:
+            continue
+
+
+def test_defaults_name_every_knob() -> None:
+    assert list(defaults()) == [entry.name for entry in KNOBS]

@@ -1,0 +1,131 @@
+"""Presets: what is shipped, how one extends another, and what a misspelt one is told, with file and line."""
+
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from trainfast_runner import presets
+from trainfast_runner.problem import Problem
+from trainfast_runner.spec import expand_paths, resolve
+
+
+@pytest.fixture
+def user_presets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    folder = tmp_path / "trainfast-tui" / "presets"
+    folder.mkdir(parents=True)
+    return folder
+
+
+def refusal(reference: str, *settings: str) -> Problem:
+    with pytest.raises(Problem) as refused:
+        resolve(reference, settings)
+    assert refused.value.exit_code == 2
+    assert "\n" not in refused.value.line()
+    return refused.value
+
+
+def test_every_shipped_preset_resolves_and_explains_itself() -> None:
+    shipped = {path.stem: path for path in presets.shipped_directory().glob("*.toml")}
+    assert {"tiny-llama", "gpt2-medium", "bert-large", "gpt2-xl", "llama-1b", "guide-single-gpu"} <= set(shipped)
+    for name, path in shipped.items():
+        assert path.read_text().startswith("#"), name
+        assert resolve(name).title != name
+
+
+def test_the_single_gpu_guide_has_its_nine_variants() -> None:
+    preset, _ = presets.load("guide-single-gpu")
+    assert len(preset.variants) == 9
+    assert preset.baseline == "vanilla"
+    assert preset.variant("fp16").published == {"time_s": 27.46, "samples_per_s": 18.64, "memory_mb": 13939}
+    assert preset.variant("all+adam8bit").published["memory_mb"] == 5363
+    spec = resolve("guide-single-gpu/accum+ckpt")
+    assert (spec.knobs["batch_size"], spec.knobs["grad_accum"], spec.knobs["checkpointing"]) == (1, 4, "full")
+    assert spec.data == {"kind": "random", "objective": "sequence-classification"}
+
+
+def test_a_user_preset_extends_a_shipped_one(user_presets: Path) -> None:
+    (user_presets / "mine.toml").write_text('schema = 1\nextends = "tiny-llama"\n[knobs]\nbatch_size = 3\n')
+    spec = resolve("mine", ["grad_accum=2", "model.num_hidden_layers=1", "data.kind=random"])
+    assert spec.knobs["batch_size"] == 3
+    assert spec.knobs["seq_len"] == 128
+    assert spec.knobs["grad_accum"] == 2
+    assert spec.model["num_hidden_layers"] == 1
+    assert spec.model["family"] == "llama"
+    assert spec.data["kind"] == "random"
+    assert spec.changed == ("grad_accum", "model.num_hidden_layers", "data.kind")
+
+
+def test_a_user_preset_may_refine_the_shipped_one_it_hides(user_presets: Path) -> None:
+    (user_presets / "tiny-llama.toml").write_text('schema = 1\nextends = "tiny-llama"\n[knobs]\nbatch_size = 5\n')
+    assert resolve("tiny-llama").knobs["batch_size"] == 5
+
+
+@pytest.mark.parametrize(
+    ("text", "line", "said"),
+    [
+        ('schema = 1\nextends = "tiny-llama"\n[knobs]\nbatchsize = 3\n', 4, "did you mean batch_size?"),
+        ('schema = 1\nextends = "tiny-llama"\n[knobs]\nseed = 1\nbatch_size = "lots"\n', 5, "must be a whole number"),
+        ('schema = 1\nextends = "tiny-lama"\n', 2, "did you mean tiny-llama?"),
+        ('schema = 1\nextends = "mine"\n', 2, "cannot extend itself"),
+        ('schema = 1\ntitel = "x"\nextends = "tiny-llama"\n', 2, "did you mean title?"),
+        ('schema = 2\n[model]\nfamily = "llama"\n', 1, "schema must be 1"),
+        ("schema = 1\n[model]\nhidden_size = 4\n", 2, "exactly one of hub, path, family"),
+        ('schema = 1\n[model]\nfamily = "llama"\nhub = "x"\n', 4, "exactly one of hub, path, family"),
+        ('schema = 1\n[model]\nfamily = "llama"\n[data]\nkind = "txt"\n', 5, "did you mean text?"),
+        (
+            'schema = 1\n[model]\nfamily = "llama"\n[[variants]]\nid = "a"\nknobs = { lr = "x" }\n',
+            6,
+            "must be a number",
+        ),
+        ('schema = 1\nbaseline = "b"\n[model]\nfamily = "llama"\n[[variants]]\nid = "a"\n', 2, "not a variant"),
+    ],
+)
+def test_a_broken_preset_is_told_file_line_and_key(user_presets: Path, text: str, line: int, said: str) -> None:
+    path = user_presets / "mine.toml"
+    path.write_text(text)
+    problem = refusal("mine")
+    assert problem.line().startswith(f"{path}:{line}: ")
+    assert said in problem.line()
+
+
+def test_invalid_toml_names_the_line(tmp_path: Path) -> None:
+    path = tmp_path / "x.toml"
+    path.write_text("schema = 1\n[model\n")
+    assert "line 2" in refusal(str(path)).line()
+
+
+def test_two_presets_cannot_extend_each_other(user_presets: Path) -> None:
+    (user_presets / "a.toml").write_text('schema = 1\nextends = "b"\n')
+    (user_presets / "b.toml").write_text('schema = 1\nextends = "a"\n')
+    assert "a extends b extends a" in refusal("a").line()
+
+
+@pytest.mark.parametrize(
+    ("reference", "settings", "key"),
+    [
+        ("tiny-lama", [], "tiny-lama"),
+        ("guide-single-gpu/fp61", [], "fp61"),
+        ("nowhere.toml", [], "nowhere.toml"),
+        ("tiny-llama", ["batchsize=8"], "batchsize"),
+        ("tiny-llama", ["batch_size"], "batch_size"),
+        ("tiny-llama", ["data.kindd=text"], "data.kindd"),
+        ("tiny-llama", ["modle.hidden_size=4"], "modle.hidden_size"),
+    ],
+)
+def test_a_bad_command_line_names_its_word(reference: str, settings: list[str], key: str) -> None:
+    assert refusal(reference, *settings).key == key
+
+
+def test_a_glob_that_matches_nothing_is_refused(tmp_path: Path) -> None:
+    spec = resolve("tiny-llama", ["data.kind=files", f"data.paths={tmp_path}/*.txt"])
+    with pytest.raises(Problem, match="matches no file"):
+        expand_paths(spec.data)
+    (tmp_path / "one.txt").write_text("text")
+    assert expand_paths(spec.data)["paths"] == [str(tmp_path / "one.txt")]
+
+
+def test_presets_are_plain_toml() -> None:
+    for path in presets.shipped_directory().glob("*.toml"):
+        assert tomllib.loads(path.read_text())["schema"] == 1
