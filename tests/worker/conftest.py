@@ -1,0 +1,140 @@
+"""Starts real workers on hand-written run directories, and reads what they leave there."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+WORKER = Path(__file__).parents[2] / "runner" / "trainfast_runner" / "worker"
+TINY: dict[str, dict[str, Any]] = {
+    "llama": {
+        "family": "llama",
+        "hidden_size": 64,
+        "intermediate_size": 128,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "vocab_size": 1024,
+        "max_position_embeddings": 128,
+    },
+    "bert": {
+        "family": "bert",
+        "hidden_size": 64,
+        "intermediate_size": 128,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "vocab_size": 1024,
+        "max_position_embeddings": 128,
+        "hidden_dropout_prob": 0.0,
+        "attention_probs_dropout_prob": 0.0,
+    },
+}
+KNOBS: dict[str, Any] = {
+    "precision": "fp32",
+    "batch_size": 8,
+    "grad_accum": 1,
+    "seq_len": 32,
+    "lr": 5e-3,
+    "steps": 6,
+    "timing_warmup": 2,
+    "strategy": "single",
+    "seed": 7,
+}
+
+
+@dataclass
+class Run:
+    """A finished worker's directory."""
+
+    folder: Path
+    code: int
+    stderr: str
+
+    def steps(self, rank: int = 0) -> list[dict[str, Any]]:
+        return _lines(self.folder / f"steps{'' if rank == 0 else f'.rank{rank}'}.jsonl")
+
+    def losses(self, rank: int = 0) -> list[float]:
+        return [step["loss"] for step in self.steps(rank)]
+
+    def records(self, kind: str, rank: int = 0) -> list[dict[str, Any]]:
+        name = f"worker{'' if rank == 0 else f'.rank{rank}'}.jsonl"
+        return [line for line in _lines(self.folder / name) if line["kind"] == kind]
+
+    def record(self, kind: str, rank: int = 0) -> dict[str, Any]:
+        """The last record of a kind, which is the one that counts."""
+        found = self.records(kind, rank)
+        assert found, f"no {kind} record; the worker said:\n{self.stderr[-3000:]}"
+        return found[-1]
+
+
+def _lines(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+@pytest.fixture(scope="session")
+def cache_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.getbasetemp() / "cache"
+
+
+@pytest.fixture(scope="session")
+def start(tmp_path_factory: pytest.TempPathFactory, cache_dir: Path) -> Callable[..., tuple[Path, list[str]]]:
+    """Write a `run.json`; returns the run directory and the command that trains it."""
+
+    def write(
+        model: dict[str, Any] | str = "llama",
+        data: dict[str, Any] | None = None,
+        ranks: int = 1,
+        memory_limit_bytes: list[int] | None = None,
+        cache: Path | None = None,
+        **knobs: Any,
+    ) -> tuple[Path, list[str]]:
+        folder = tmp_path_factory.mktemp("run")
+        spec = {
+            "schema": 1,
+            "run_id": folder.name,
+            "model": TINY[model] if isinstance(model, str) else model,
+            "data": {"kind": "text", "objective": "causal-lm", "paths": [], **(data or {})},
+            "knobs": {**KNOBS, **knobs, "a_knob_of_tomorrow": 1},
+            "device": "cpu",
+            "world_size": ranks,
+            "memory_limit_bytes": memory_limit_bytes,
+            "cache_dir": str(cache or cache_dir),
+        }
+        (folder / "run.json").write_text(json.dumps(spec))
+        torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
+        launcher = [*torchrun, "--max-restarts", "0"] if ranks > 1 else []
+        return folder, [sys.executable, *launcher, str(WORKER / "bootstrap.py"), str(folder)]
+
+    return write
+
+
+@pytest.fixture(scope="session")
+def environment() -> dict[str, str]:
+    """What the launcher sets for a CPU run."""
+    fixed = {"OMP_NUM_THREADS": "1", "MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536"}
+    return {**os.environ, **fixed, "MALLOC_ARENA_MAX": "1", "HF_HUB_OFFLINE": "1"}
+
+
+@pytest.fixture(scope="session")
+def train(start: Callable[..., tuple[Path, list[str]]], environment: dict[str, str]) -> Callable[..., Run]:
+    """Train to the end; equal requests share one run."""
+    done: dict[str, Run] = {}
+
+    def run(**request: Any) -> Run:
+        key = json.dumps(request, sort_keys=True, default=str)
+        if key not in done:
+            folder, command = start(**request)
+            ended = subprocess.run(
+                command, env=environment, cwd=folder, capture_output=True, text=True, timeout=120, check=False
+            )
+            done[key] = Run(folder, ended.returncode, ended.stderr)
+        return done[key]
+
+    return run

@@ -1,0 +1,83 @@
+"""How a training that cannot go on says so."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from trainfast_runner.worker.records import exception_chain
+
+Train = Callable[..., Any]
+
+
+def test_a_memory_limit_gives_the_allocators_own_error(train: Train) -> None:
+    run = train(batch_size=4096, memory_limit_bytes=[1 << 30])
+    assert run.code == 1
+    error = run.record("exception")
+    assert error["is_oom"] is True
+    assert "DefaultCPUAllocator: can't allocate memory" in error["message"]
+    assert (error["rank"], error["phase"], error["step"]) == (0, "forward", 1)
+    assert "loss_sum" in error["traceback"] or "DefaultCPUAllocator" in error["traceback"]
+    assert "DefaultCPUAllocator" in run.stderr
+
+
+def test_below_the_limit_it_trains(train: Train) -> None:
+    run = train(memory_limit_bytes=[1 << 30])
+    assert run.code == 0, run.stderr
+    assert max(step["peak_allocated_bytes"] for step in run.steps()) < 1 << 30
+
+
+@pytest.mark.parametrize(
+    ("request_", "key", "nearest"),
+    [
+        ({"model": {"family": "llama", "hiden_size": 64}}, "model.hiden_size", "hidden_size"),
+        ({"model": {"family": "lama"}}, "model.family=lama", "llama"),
+        ({"seq_len": 4096}, "seq_len", "128"),
+        ({"optimizer": "adamw-fussed"}, "adamw-fussed", "adamw-fused"),
+        ({"data": {"kind": "files", "paths": ["/no/such/file.txt"]}}, "data.paths", None),
+        (
+            {
+                "model": {"family": "gpt2", "n_embd": 64, "n_layer": 1, "n_head": 2, "vocab_size": 200},
+            },
+            "model.vocab_size",
+            "300",
+        ),
+    ],
+    ids=["field", "family", "seq_len", "optimizer", "file", "vocab"],
+)
+def test_a_mistake_names_its_key_and_the_nearest_name(
+    train: Train, request_: dict[str, Any], key: str, nearest: str | None
+) -> None:
+    run = train(**request_)
+    assert run.code == 2, run.stderr
+    invalid = run.record("invalid")
+    assert (invalid["key"], invalid["nearest"]) == (key, nearest)
+    assert invalid["message"] in run.stderr
+
+
+def test_an_exception_is_written_by_the_worker_itself(train: Train, tmp_path: Path) -> None:
+    not_a_folder = tmp_path / "cache"
+    not_a_folder.write_text("")
+    run = train(cache=not_a_folder)
+    assert run.code == 1
+    error = run.record("exception")
+    assert (error["type"], error["phase"], error["is_oom"]) == ("NotADirectoryError", "data", False)
+    assert error["chain"][0] == {"type": error["type"], "message": error["message"]}
+
+
+def test_a_chain_runs_from_the_outermost_error_to_its_cause() -> None:
+    def fail() -> None:
+        try:
+            raise MemoryError("no more")
+        except MemoryError as error:
+            raise RuntimeError("compiling failed") from error
+
+    with pytest.raises(RuntimeError) as caught:
+        fail()
+    assert exception_chain(caught.value) == [
+        {"type": "RuntimeError", "message": "compiling failed"},
+        {"type": "MemoryError", "message": "no more"},
+    ]

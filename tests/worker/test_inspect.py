@@ -1,0 +1,40 @@
+"""What a training Python answers about itself and a model, before a launch."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+SCRIPT = Path(__file__).parents[2] / "runner" / "trainfast_runner" / "worker" / "inspect_model.py"
+
+
+def ask(request: dict[str, Any], *flags: str) -> dict[str, Any]:
+    ended = subprocess.run(
+        [sys.executable, str(SCRIPT), json.dumps(request), *flags], capture_output=True, text=True, check=True
+    )
+    answer: dict[str, Any] = json.loads(ended.stdout.splitlines()[-1])
+    return answer
+
+
+def test_versions_fields_and_overrides() -> None:
+    answer = ask({"model": {"family": "bert", "hidden_size": 96}, "objective": "masked-lm"})
+    assert answer["versions"]["torch"]
+    assert answer["versions"]["transformers"]
+    assert answer["config"]["hidden_size"] == 96
+    assert answer["config"]["num_hidden_layers"] == 12
+    assert "error" not in answer
+
+
+def test_an_unknown_field_names_the_nearest() -> None:
+    error = ask({"model": {"family": "bert", "num_hidden_layer": 2}})["error"]
+    assert (error["key"], error["nearest"]) == ("model.num_hidden_layer", "num_hidden_layers")
+    assert "hidden_size" in error["allowed"]
+
+
+def test_the_count_is_the_models_own_and_there_is_no_gpu_to_invent() -> None:
+    answer = ask({"model": {"family": "gpt2"}, "objective": "causal-lm"}, "--count", "--devices")
+    assert answer["parameters"] == 124_439_808
+    assert answer["devices"]["count"] == len(answer["devices"]["uuids"])

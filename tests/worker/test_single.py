@@ -1,0 +1,194 @@
+"""One process: what it records, and that the knobs do what they say."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import signal
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+Train = Callable[..., Any]
+
+
+def test_every_step_is_on_record_with_phases_that_add_up(train: Train) -> None:
+    run = train(steps=20)
+    assert run.code == 0, run.stderr
+    steps = run.steps()
+    assert [step["step"] for step in steps] == list(range(1, 21))
+    assert [step["warmup"] for step in steps] == [True] * 2 + [False] * 18
+    for step in steps:
+        phases = sum(step[f"{name}_ms"] for name in ("data", "forward", "backward", "optimizer", "other"))
+        assert phases == pytest.approx(step["step_ms"], abs=1e-6)
+        assert min(step["forward_ms"], step["backward_ms"], step["optimizer_ms"]) > 0
+        assert (step["samples"], step["tokens"]) == (8, 256)
+        assert step["peak_allocated_bytes"] == step["peak_reserved_bytes"] == max(step["phase_peaks"].values()) > 0
+        assert step["alloc_retries"] == 0
+    for before, after in itertools.pairwise(steps):
+        assert after["t_ns"] - before["t_ns"] == pytest.approx(after["step_ms"] * 1e6, abs=1000)
+
+
+def test_it_learns_real_text(train: Train) -> None:
+    run = train(steps=20)
+    losses = run.losses()
+    assert losses[0] == pytest.approx(6.93, abs=0.15)  # log of the vocabulary
+    assert losses[-1] < losses[0] - 1.0
+    data = run.record("data")
+    assert (data["data_kind"], data["synthetic"]) == ("text", False)
+    assert "standard library" in data["source"]
+
+
+def test_what_ran_is_read_from_the_live_objects(train: Train) -> None:
+    run = train(steps=20)
+    assert run.record("started")["world_size"] == 1
+    actual = run.record("actual")
+    expected = {
+        "wrapper": "none",
+        "optimizer": "AdamW",
+        "optimizer_implementation": "loop",
+        "param_dtype": "float32",
+        "compute_dtype": "float32",
+        "reduce_dtype": None,
+        "attention": "sdpa",
+        "world_size": 1,
+        "device": "cpu",
+        "compiled": False,
+        "layers": 2,
+        "hidden_size": 64,
+        "vocab_size": 1024,
+    }
+    assert {name: actual[name] for name in expected} == expected
+    multiplied = actual["parameters"] - 1024 * 64
+    assert actual["model_flops_per_sample"] == 32 * (6 * multiplied + 6 * 2 * 64 * 2 * 32)
+    assert run.record("finished")["steps"] == 20
+
+
+@pytest.mark.parametrize("objective", ["causal-lm", "masked-lm"])
+def test_accumulation_equals_a_larger_batch(train: Train, objective: str) -> None:
+    model = {"causal-lm": "llama", "masked-lm": "bert"}[objective]
+    whole = train(model=model, data={"objective": objective})
+    parts = train(model=model, data={"objective": objective}, batch_size=2, grad_accum=4)
+    assert parts.losses() == pytest.approx(whole.losses(), abs=1e-4)
+    assert parts.steps()[0]["samples"] == 8
+
+
+def test_checkpointing_changes_memory_not_losses(train: Train) -> None:
+    model = {"num_hidden_layers": 6, **{k: v for k, v in LLAMA.items() if k != "num_hidden_layers"}}
+    common = {"model": model, "batch_size": 64, "steps": 3}
+    plain, checkpointed = train(**common), train(**common, checkpointing="full")
+    assert checkpointed.losses() == pytest.approx(plain.losses(), abs=1e-4)
+    assert checkpointed.record("actual")["checkpointing"] == "full"
+    peaks = [run.steps()[-1]["phase_peaks"]["forward_backward"] for run in (plain, checkpointed)]
+    assert peaks[1] < 0.8 * peaks[0]
+
+
+LLAMA: dict[str, Any] = {
+    "family": "llama",
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "vocab_size": 1024,
+    "max_position_embeddings": 128,
+}
+
+
+@pytest.mark.parametrize(
+    ("knobs", "expected"),
+    [
+        (
+            {"precision": "bf16", "optimizer": "adamw-8bit"},
+            {"optimizer": "AdamW8bit", "param_dtype": "float32", "compute_dtype": "bfloat16"},
+        ),
+        (
+            {"precision": "bf16-pure", "optimizer": "adafactor", "attention": "eager"},
+            {"optimizer": "Adafactor", "param_dtype": "bfloat16", "compute_dtype": "bfloat16", "attention": "eager"},
+        ),
+        (
+            {"optimizer": "adamw-fused", "workers": 2, "prefetch": 3, "grad_clip": 1.0, "lr_schedule": "linear"},
+            {"optimizer": "AdamW", "optimizer_implementation": "fused", "loader_workers_alive": 2},
+        ),
+        (
+            {"precision": "fp16", "optimizer": "adamw-foreach", "grad_clip": 1.0},
+            {"optimizer_implementation": "foreach", "param_dtype": "float32", "compute_dtype": "float16"},
+        ),
+        ({"precision": "tf32", "optimizer": "sgd", "lr": 0.1}, {"optimizer": "SGD"}),
+    ],
+    ids=lambda value: "-".join(map(str, value.values())) if isinstance(value, dict) else None,
+)
+def test_knobs_run_as_asked(train: Train, knobs: dict[str, Any], expected: dict[str, Any]) -> None:
+    run = train(**knobs)
+    assert run.code == 0, run.stderr
+    actual = run.record("actual")
+    assert {name: actual[name] for name in expected} == expected
+    losses = run.losses()
+    assert len(losses) == 6
+    assert losses[-1] < losses[0]
+
+
+def test_the_rate_falls_linearly_and_clipping_changes_the_path(train: Train) -> None:
+    run = train(optimizer="adamw-fused", workers=2, prefetch=3, grad_clip=1.0, lr_schedule="linear")
+    assert [step["lr"] for step in run.steps()] == pytest.approx([5e-3 * (6 - t) / 6 for t in range(6)])
+
+
+def test_fp16_records_its_scale_and_the_steps_it_skipped(train: Train) -> None:
+    run = train(precision="fp16", optimizer="adamw-foreach", grad_clip=1.0)
+    scales = [step["loss_scale"] for step in run.steps()]
+    skipped = {record["step"]: record["scale"] for record in run.records("overflow")}
+    fell = {n + 1: now for n, now in enumerate(scales) if now < (scales[n - 1] if n else 65536.0)}
+    assert skipped == fell
+    assert run.record("finished")["scaler"]["scale"] == scales[-1]
+
+
+def test_random_ids_are_called_synthetic(train: Train) -> None:
+    run = train(data={"kind": "random", "objective": "sequence-classification"}, model="bert")
+    assert run.code == 0, run.stderr
+    assert run.record("data")["synthetic"] is True
+    assert run.record("data")["samples"] == 512
+    assert run.losses()[-1] < run.losses()[0]  # every label is 0, as in the published guide
+
+
+def test_classification_of_text_counts_samples(train: Train) -> None:
+    run = train(data={"objective": "sequence-classification"}, model={**LLAMA, "num_labels": 3}, steps=3)
+    assert run.code == 0, run.stderr
+    assert run.losses()[0] == pytest.approx(1.0986, abs=0.3)
+
+
+def test_the_users_files_and_a_local_model_directory(train: Train, tmp_path_factory: pytest.TempPathFactory) -> None:
+    folder = tmp_path_factory.mktemp("model")
+    config = {"model_type": "gpt2", "n_embd": 64, "n_layer": 3, "n_head": 4, "vocab_size": 700, "n_positions": 64}
+    (folder / "config.json").write_text(json.dumps({**config, "architectures": ["GPT2LMHeadModel"]}))
+    texts = [folder / "a.txt", folder / "b.txt"]
+    for number, path in enumerate(texts):
+        path.write_text(" ".join(f"the {n * (number + 3) % 97} quick foxes" for n in range(3000)))
+    run = train(
+        model={"path": str(folder), "num_hidden_layers": 2},
+        data={"kind": "files", "paths": [str(path) for path in texts]},
+        steps=4,
+    )
+    assert run.code == 0, run.stderr
+    assert run.record("data")["source"] == "2 text files"
+    actual = run.record("actual")
+    assert (actual["layers"], actual["hidden_size"], actual["model_type"]) == (2, 64, "gpt2")
+
+
+def test_sigterm_leaves_every_finished_step_on_record(
+    start: Callable[..., tuple[Path, list[str]]], environment: dict[str, str]
+) -> None:
+    folder, command = start(steps=100_000, data={"kind": "random"}, workers=1)
+    steps = folder / "steps.jsonl"
+    with subprocess.Popen(command, env=environment, stderr=subprocess.DEVNULL) as process:
+        deadline = time.monotonic() + 60
+        while not (steps.exists() and steps.read_bytes().count(b"\n") > 5) and time.monotonic() < deadline:
+            time.sleep(0.05)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(timeout=10) == 143
+    said = [json.loads(line) for line in (folder / "worker.jsonl").read_text().splitlines()]
+    assert said[-1]["kind"] == "signal"
+    written = [json.loads(line)["step"] for line in steps.read_text().splitlines()]
+    assert written == list(range(1, said[-1]["step"]))
