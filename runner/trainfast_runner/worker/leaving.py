@@ -1,4 +1,4 @@
-"""Ending a process that cannot go on."""
+"""Ending the process."""
 
 from __future__ import annotations
 
@@ -9,7 +9,11 @@ from typing import NoReturn
 
 
 def leave(code: int) -> NoReturn:
-    """End at once: tearing down a process group or a CUDA context after an error can wait for ever."""
+    """End at once, without tearing anything down.
+
+    After an error, leaving a process group or a CUDA context can wait for ever; after a good end, gloo's threads
+    now and then abort a process that takes its group down.
+    """
     for child in multiprocessing.active_children():
         child.terminate()
     sys.stdout.flush()

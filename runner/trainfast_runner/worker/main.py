@@ -17,7 +17,7 @@ EXIT_INVALID = 2
 
 
 def main(run_dir: str) -> None:
-    """Run one rank to its end. Ends the process itself, with 1 or 2, when the training could not."""
+    """Run one rank to its end, and the process with it: exit code 0, 1 for an error, 2 for a mistake in the input."""
     folder = Path(run_dir).resolve()
     rank = int(os.environ.get("RANK", "0"))
     hold_alive_lock(folder)
@@ -44,3 +44,4 @@ def main(run_dir: str) -> None:
         journal.exception(error)
         traceback.print_exc()
         leave(EXIT_FAILED)
+    leave(0)

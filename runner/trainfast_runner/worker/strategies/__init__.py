@@ -42,7 +42,7 @@ class Strategy(Protocol):
         """What the live objects are: `wrapper, reduce_dtype, zero_stage, mesh, pipeline_stages`."""
 
     def stop(self) -> None:
-        """Leave the process group after the last step. Never called after an error."""
+        """Part from the other ranks after the last step. Never called after an error."""
 
 
 def make_strategy(name: str, device: torch.device) -> Strategy:

@@ -60,5 +60,5 @@ class DataParallel(Single):
         return {**super().facts(module), "reduce_dtype": str(dtype).removeprefix("torch.")}
 
     def stop(self) -> None:
-        """Leave the group, every rank at its own end."""
-        dist.destroy_process_group()
+        """Wait until no rank needs this one any more; the group goes with the process."""
+        dist.barrier()

@@ -55,4 +55,4 @@ class Single:
         }
 
     def stop(self) -> None:
-        """Nothing to leave."""
+        """Nobody to part from."""
