@@ -18,7 +18,7 @@ check: install
 	$(VENV)/bin/lint-imports
 
 bench: install
-	$(VENV)/bin/python benchmarks/run.py
+	$(VENV)/bin/python -m benchmarks
 
 install: $(INSTALLED)
 

@@ -70,7 +70,7 @@ def test_what_works_is_let_through(where: Machine, settings: list[str]) -> None:
 
 
 def test_a_sequence_beyond_the_position_table_is_refused_but_rotary_has_no_table() -> None:
-    with pytest.raises(Problem, match="model.max_position_embeddings=64"):
+    with pytest.raises(Problem, match=r"model\.max_position_embeddings=64"):
         combinations.check(facts(CPU, max_position_embeddings=64))
     combinations.check(facts(CPU, max_position_embeddings=64, rope_theta=10000.0))
 

@@ -1,0 +1,173 @@
+"""What the app itself costs: start-up, first paint, CPU and bytes with a live run, in a pseudo-terminal.
+
+    python -m benchmarks.app
+
+Eight GPUs come from the tests' stand-in NVML library, found by the ordinary loader; the run is a real one on the CPU.
+"""
+
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import msgspec
+from benchmarks.pty_meter import Measurement, measure
+
+from trainfast_runner.home import Home
+from trainfast_runner.records import Memory, Result, RunFile, Spread, Throughput
+
+HELP_MS = 150.0
+FIRST_PAINT_MS = 400.0
+CPU_PERCENT = 5.0
+BYTES_PER_S = 20_000.0
+FRAME_BYTES = 10_000
+RSS_MIB = 90.0
+HISTORY = 100
+LISTED = 10_000
+LIST_S = 1.0
+APP = str(Path(sys.executable).with_name("trainfast-tui"))
+
+Row = tuple[str, str, str, bool]
+
+
+def rows() -> list[Row]:
+    """Every budget of the app: what, measured, budget, held."""
+    with tempfile.TemporaryDirectory() as folder:
+        home = Path(folder) / "home"
+        environment = {**os.environ, **_eight_gpus(Path(folder)), "TRAINFAST_HOME": str(home)}
+        write_history(Home(home), HISTORY)
+        measured = [_start_up(environment), *_with_history(environment), *_with_a_live_run(environment)]
+        many = Path(folder) / "many"
+        write_history(Home(many), LISTED)
+        measured.append(_listing({**environment, "TRAINFAST_HOME": str(many)}))
+    return measured
+
+
+def write_history(home: Home, count: int) -> None:
+    """`count` finished runs, as small as a real one's records of its end."""
+    home.ready()
+    for number in range(count):
+        run_id = f"20260101-{number:06d}-tiny-llama-{number % 65536:04x}"
+        result = Result(
+            run_id=run_id,
+            state="finished",
+            preset="tiny-llama",
+            started_wall_ns=1_767_225_600_000_000_000 + number * 10**9,
+            seconds=12.0,
+            knobs={"batch_size": 8, "seq_len": 128, "precision": "fp32", "strategy": "single"},
+            throughput=Throughput(samples_per_s=Spread(median=100.0 + number, mad=1.0)),
+            memory=Memory(peak_allocated_bytes=300 << 20),
+        )
+        directory = home.directory(run_id)
+        directory.mkdir()
+        (directory / "result.json").write_bytes(msgspec.json.encode(result))
+    if count:
+        last = json.loads((directory / "result.json").read_bytes())
+        run = msgspec.convert(
+            {
+                "run_id": run_id,
+                "preset": "tiny-llama",
+                "knobs": last["knobs"],
+                "clock": {"monotonic_ns": 0, "wall_ns": 0},
+            },
+            RunFile,
+        )
+        (directory / "run.json").write_bytes(msgspec.json.encode(run))
+
+
+def _eight_gpus(folder: Path) -> dict[str, str]:
+    sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "nvml"))
+    import shared_object
+
+    variables: dict[str, str] = shared_object.environment(shared_object.build(folder), gpus=8)
+    return variables
+
+
+def _start_up(environment: Mapping[str, str]) -> Row:
+    """`--help` as a whole process beside a bare interpreter, in turn."""
+
+    def seconds(command: list[str]) -> float:
+        began = time.perf_counter()
+        subprocess.run(command, env=environment, stdout=subprocess.DEVNULL, check=True)
+        return time.perf_counter() - began
+
+    pairs = [(seconds([APP, "--help"]), seconds([sys.executable, "-c", ""])) for _ in range(15)]
+    ours, bare = (1e3 * statistics.median(column) for column in zip(*pairs, strict=True))
+    return "--help", f"{ours:.0f} ms (bare Python {bare:.0f} ms)", f"<= {HELP_MS:g} ms", ours <= HELP_MS
+
+
+def _with_history(environment: Mapping[str, str]) -> list[Row]:
+    paints = [
+        measure([APP], seconds=1, settle=1, env=dict(environment)).first_paint_ms or float("inf") for _ in range(5)
+    ]
+    ms = statistics.median(paints)
+    name = f"first paint with {HISTORY} runs, median of {len(paints)}"
+    return [(name, f"{ms:.0f} ms", f"<= {FIRST_PAINT_MS:g} ms", ms <= FIRST_PAINT_MS)]
+
+
+def _with_a_live_run(environment: Mapping[str, str]) -> list[Row]:
+    """The app beside a training that keeps both its own core and the machine busy."""
+    started = subprocess.run(
+        [APP, "run", "tiny-llama", "--set", "steps=1000000", "--set", "watch=0", "--detach", "--json"],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    run_id = json.loads(started.stdout.splitlines()[-1])["run_id"]
+    try:
+        _wait_for_steps(Path(environment["TRAINFAST_HOME"]) / "runs" / run_id)
+        seen: Measurement = measure([APP], columns=160, rows=48, seconds=20, settle=6, env=dict(environment))
+    finally:
+        subprocess.run([APP, "stop", run_id, "--now"], env=environment, capture_output=True, check=False)
+    seen = replace(seen, rss_mib=seen.rss_mib or float("inf"))
+    assert seen.rss_mib is not None
+    where = "live run, 8 GPUs, 160x48"
+    return [
+        (
+            f"CPU, {where}",
+            f"{seen.cpu_percent:.1f} % of a core",
+            f"<= {CPU_PERCENT:g} %",
+            seen.cpu_percent <= CPU_PERCENT,
+        ),
+        (
+            f"to the terminal, {where}",
+            f"{seen.bytes_per_s / 1e3:.1f} kB/s",
+            "<= 20 kB/s",
+            seen.bytes_per_s <= BYTES_PER_S,
+        ),
+        (
+            f"largest frame, {where}",
+            f"{seen.largest_frame_bytes / 1e3:.1f} kB",
+            "<= 10 kB",
+            seen.largest_frame_bytes <= FRAME_BYTES,
+        ),
+        (f"RSS, {where}", f"{seen.rss_mib:.0f} MiB", f"<= {RSS_MIB:g} MiB", seen.rss_mib <= RSS_MIB),
+    ]
+
+
+def _wait_for_steps(directory: Path) -> None:
+    deadline = time.monotonic() + 120
+    steps = directory / "steps.jsonl"
+    while not (steps.exists() and steps.stat().st_size):
+        if time.monotonic() > deadline or (directory / "result.json").exists():
+            raise RuntimeError(f"the run in {directory} takes no steps")
+        time.sleep(0.2)
+
+
+def _listing(environment: Mapping[str, str]) -> Row:
+    began = time.perf_counter()
+    subprocess.run([APP, "runs", "list"], env=environment, stdout=subprocess.DEVNULL, check=True)
+    seconds = time.perf_counter() - began
+    return f"runs list, {LISTED:,} runs", f"{seconds:.2f} s", f"<= {LIST_S:g} s", seconds <= LIST_S
+
+
+if __name__ == "__main__":
+    for row in rows():
+        print("  ".join(map(str, row)))

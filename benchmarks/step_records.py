@@ -1,0 +1,165 @@
+"""What the step records cost a training: blocks of steps with and without them, in turn, in one process.
+
+    python -m benchmarks.step_records [--pairs 30]
+
+One model is built once; a block with records has the real clock, memory peaks and file, a block without has none of
+them. The order within a pair alternates, so that drift of the machine falls on both sides alike.
+"""
+
+import argparse
+import contextlib
+import importlib
+import json
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from trainfast_runner.home import cache_directory
+from trainfast_runner.spec import resolve
+from trainfast_runner.training_python import WORKER
+
+# At import, because processes that the worker starts import this file again and unpickle the worker's classes.
+sys.path.insert(0, str(WORKER))
+importlib.import_module("bootstrap")
+
+BUDGET_PERCENT = 1.0
+BLOCK_STEPS = 10
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Percent by which records lengthen a step: the median over pairs, and its quartiles."""
+
+    pairs: int
+    steps_per_block: int
+    step_ms_without: float
+    step_ms_with: float
+    cost_percent: float
+    quartiles_percent: tuple[float, float]
+
+
+class NoClock:
+    """Marks nothing."""
+
+    def enter(self, phase: str) -> None:
+        """A phase begins."""
+
+    def end_step(self) -> Any:
+        """A step ends."""
+
+
+class NoMemory:
+    """Reads nothing."""
+
+    def boundary(self, phase: str) -> None:
+        """A phase ends."""
+
+    def read(self) -> dict[str, Any]:
+        """No peaks."""
+        return {}
+
+
+class NoLog:
+    """Writes nothing."""
+
+    def add(self, *figures: Any) -> None:
+        """A step's figures."""
+
+
+class SameStep:
+    """A journal that only carries what the loop leaves in it."""
+
+    step = 0
+    phase = "train"
+
+
+def measure(pairs: int = 30) -> Cost:
+    """Train tiny-llama in `pairs` pairs of blocks and compare them pair by pair."""
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        training(Path(folder), (2 * pairs + 2) * BLOCK_STEPS) as (train, recorded),
+    ):
+        bare = replace(
+            recorded, clock=NoClock(), memory=NoMemory(), log=NoLog(), journal=SameStep(), after_first_step=lambda: None
+        )
+        for rig in (recorded, bare):
+            train(rig)
+        ratios, with_ms, without_ms = [], [], []
+        for pair in range(pairs):
+            seconds = {}
+            for name, rig in [("with", recorded), ("without", bare)][:: 1 if pair % 2 else -1]:
+                began = time.perf_counter()
+                train(rig)
+                seconds[name] = time.perf_counter() - began
+            ratios.append(100 * (seconds["with"] / seconds["without"] - 1))
+            with_ms.append(1e3 * seconds["with"] / BLOCK_STEPS)
+            without_ms.append(1e3 * seconds["without"] / BLOCK_STEPS)
+    low, middle, high = statistics.quantiles(ratios, n=4)
+    return Cost(pairs, BLOCK_STEPS, statistics.median(without_ms), statistics.median(with_ms), middle, (low, high))
+
+
+@contextlib.contextmanager
+def training(folder: Path, steps: int) -> Iterator[tuple[Any, Any]]:
+    """The worker's own loop, and everything a step of it touches, writing into `folder`; data for `steps`."""
+    names = ("build", "clock", "loop", "objective", "optimizer", "records", "session", "spec", "step_log")
+    worker = {name: importlib.import_module(f"trainfast_worker.{name}") for name in names}
+    asked = resolve("tiny-llama", [f"steps={steps}", "timing_warmup=0"])
+    run = {"run_id": "benchmark", "model": asked.model, "data": asked.data, "knobs": asked.knobs, "device": "cpu"}
+    (folder / "run.json").write_text(
+        json.dumps(
+            {"schema": 1, **run, "world_size": 1, "memory_limit_bytes": None, "cache_dir": str(cache_directory())}
+        )
+    )
+    journal = worker["records"].Journal(folder, 0)
+    spec = worker["spec"].read_spec(folder, 0)
+    ground = worker["session"].prepare(spec, journal)
+    ground.memory.start()
+    objective = spec.data.objective
+    module = ground.strategy.wrap(worker["build"].build_model(ground.config, objective, spec.knobs, ground.device))
+    samples = spec.knobs.batch_size * spec.knobs.grad_accum
+    log = worker["step_log"].StepLog(folder, journal, samples, samples * spec.knobs.seq_len, 0)
+    yield (
+        worker["loop"].train,
+        worker["loop"].Rig(
+            knobs=replace(spec.knobs, steps=BLOCK_STEPS),
+            device=ground.device,
+            module=module,
+            optimizer=worker["optimizer"].build_optimizer(module, spec.knobs),
+            objective=worker["objective"].Objective(objective),
+            precision=ground.precision,
+            strategy=ground.strategy,
+            batches=ground.batches,
+            clock=worker["clock"].make_clock(ground.device),
+            memory=ground.memory,
+            log=log,
+            journal=journal,
+            after_first_step=lambda: None,
+        ),
+    )
+    log.flush()
+    ground.memory.release()
+
+
+def rows(cost: Cost) -> list[tuple[str, str, str, bool]]:
+    """The cost as a row of the table of budgets: what, measured, budget, held."""
+    spread = f"{cost.quartiles_percent[0]:+.2f} to {cost.quartiles_percent[1]:+.2f}"
+    return [
+        (
+            f"step records, {cost.pairs} pairs of {cost.steps_per_block} steps of {cost.step_ms_without:.1f} ms",
+            f"{cost.cost_percent:+.2f} % of a step (quartiles {spread})",
+            f"<= {BUDGET_PERCENT:g} %",
+            cost.cost_percent <= BUDGET_PERCENT,
+        )
+    ]
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0] if __doc__ else None)
+    parser.add_argument("--pairs", type=int, default=30)
+    for row in rows(measure(parser.parse_args().pairs)):
+        print("  ".join(map(str, row)))
