@@ -101,8 +101,8 @@ class Step(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class WorkerLine(msgspec.Struct, frozen=True, kw_only=True):
-    """A line of `worker.jsonl`. `kind` is started, phase, data, actual, overflow, exception, invalid or finished;
-    only the fields of its kind are set."""
+    """A line of `worker.jsonl`. `kind` is started, phase, data, actual, overflow, exception, invalid,
+    signal (the rank was told to end, and ends) or finished; only the fields of its kind are set."""
 
     t_ns: int
     kind: str
@@ -136,14 +136,17 @@ class WorkerLine(msgspec.Struct, frozen=True, kw_only=True):
     mesh: dict[str, int] | None = None
     pipeline_stages: int | None = None
     compiled: bool | None = None
+    optimizer_implementation: str | None = None
+    checkpointing: str | None = None
     parameters: int | None = None
     model_flops_per_sample: float | None = None
     loader_workers_alive: int | None = None
 
 
 class Event(msgspec.Struct, frozen=True, kw_only=True):
-    """A line of `events.jsonl`. `kind` is supervisor, state, stop_requested, kill_sent, throttle_on, throttle_off,
-    xid, foreign_process, gpu_lost, gpu_back, output_trimmed or rank_gone."""
+    """A line of `events.jsonl`. `kind` is supervisor, launched (the training's direct child), state, stop_requested,
+    kill_sent, throttle_on, throttle_off, xid, foreign_process, gpu_lost, gpu_back, output_trimmed, rank_gone or
+    trouble (something the supervisor could not write or read)."""
 
     t_ns: int
     kind: str
@@ -251,13 +254,19 @@ class Throttle(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RunError(msgspec.Struct, frozen=True, kw_only=True):
-    """The exception that ended a run, as its rank wrote it."""
+    """The exception that ended a run, as its rank wrote it.
+
+    `key`, `allowed` and `nearest` are set when the worker refused an input.
+    """
 
     rank: int | None = None
     phase: str | None = None
     type: str | None = None
     message: str | None = None
     chain: list[dict[str, str]] = []
+    key: str | None = None
+    allowed: list[str] | None = None
+    nearest: str | None = None
 
 
 class Conditions(msgspec.Struct, frozen=True, kw_only=True):

@@ -1,0 +1,91 @@
+"""What was asked beside what the worker's live objects said ran: a difference is an error, not a footnote."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from trainfast_runner.records import RunFile, WorkerLine
+
+PARAM_DTYPE = {"fp32": "float32", "tf32": "float32", "fp16": "float32", "bf16": "float32", "bf16-pure": "bfloat16"}
+COMPUTE_DTYPE = {"fp32": "float32", "tf32": "float32", "fp16": "float16", "bf16": "bfloat16", "bf16-pure": "bfloat16"}
+OPTIMIZER = {
+    "adamw": ("AdamW", None),
+    "adamw-loop": ("AdamW", "loop"),
+    "adamw-foreach": ("AdamW", "foreach"),
+    "adamw-fused": ("AdamW", "fused"),
+    "adamw-8bit": ("AdamW8bit", None),
+    "paged-adamw-8bit": ("PagedAdamW8bit", None),
+    "adafactor": ("Adafactor", None),
+    "sgd": ("SGD", None),
+}
+WRAPPER = {
+    "single": "none",
+    "dp": "DataParallel",
+    "ddp": "DistributedDataParallel",
+    "fsdp": "FSDPModule",
+    "zero1": "DeepSpeedEngine",
+    "zero2": "DeepSpeedEngine",
+    "zero3": "DeepSpeedEngine",
+    "zero2-offload": "DeepSpeedEngine",
+    "zero3-offload": "DeepSpeedEngine",
+    "tp": "DTensor",
+}
+
+
+def what_ran(worker: dict[int, list[WorkerLine]]) -> WorkerLine | None:
+    """The `actual` record of the lowest rank that wrote one, the last where it wrote several, or None."""
+    for rank in sorted(worker):
+        lines = [line for line in worker[rank] if line.kind == "actual"]
+        if lines:
+            return lines[-1]
+    return None
+
+
+def first_difference(run: RunFile | None, worker: dict[int, list[WorkerLine]]) -> str | None:
+    """The first field in which any rank ran something else than was asked, as a sentence; None when there is none.
+
+    A field that the worker could not read is not compared.
+    """
+    if run is None:
+        return None
+    for rank, lines in sorted(worker.items()):
+        ran = what_ran({rank: lines})
+        if ran is None:
+            continue
+        for field, asked, found in _pairs(run, ran):
+            if asked is not None and found is not None and asked != found:
+                return f"{field}: asked for {asked}, but rank {rank} ran {found}"
+    return None
+
+
+def _pairs(run: RunFile, ran: WorkerLine) -> list[tuple[str, Any, Any]]:
+    knobs = run.knobs
+    precision, strategy = str(knobs.get("precision")), str(knobs.get("strategy"))
+    wrapper = _wrapper(strategy)
+    name, implementation = OPTIMIZER.get(str(knobs.get("optimizer")), (None, None))
+    # DeepSpeed keeps half-precision parameters and wraps the optimizer: its engine is what was asked for.
+    engine = wrapper == "DeepSpeedEngine"
+    found_wrapper = None if ran.wrapper is None else "+".join(sorted(ran.wrapper.split("+")))
+    return [
+        ("world_size", run.world_size, ran.world_size),
+        ("device", run.device, None if ran.device is None else ran.device.partition(":")[0]),
+        (f"strategy={strategy} (wrapper)", wrapper, found_wrapper),
+        (f"precision={precision} (param_dtype)", None if engine else PARAM_DTYPE.get(precision), ran.param_dtype),
+        (f"precision={precision} (compute_dtype)", COMPUTE_DTYPE.get(precision), ran.compute_dtype),
+        ("optimizer", None if engine else name, ran.optimizer),
+        (f"optimizer={knobs.get('optimizer')} (implementation)", implementation, ran.optimizer_implementation),
+        ("checkpointing", knobs.get("checkpointing"), ran.checkpointing),
+    ]
+
+
+def _wrapper(strategy: str) -> str | None:
+    """The wrapper's name, parts in alphabetical order; None where it depends on more than the strategy."""
+    parts = [WRAPPER.get(part) for part in strategy.split("+")]
+    return None if None in parts else "+".join(sorted(part for part in parts if part))
+
+
+def as_fields(line: WorkerLine, type: type[msgspec.Struct]) -> dict[str, Any]:
+    """The fields of `line` that `type` has too."""
+    return {name: getattr(line, name) for name in type.__struct_fields__}

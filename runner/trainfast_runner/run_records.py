@@ -1,0 +1,102 @@
+"""All that a run directory holds, read as far as it is readable: half-written, cut short or damaged files included."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TypeVar
+
+import msgspec
+
+from trainfast_runner.home import read_run_file
+from trainfast_runner.json_lines import Tail
+from trainfast_runner.records import Event, RunFile, Step, WorkerLine
+
+T = TypeVar("T")
+
+EVENTS_FILE = "events.jsonl"
+TELEMETRY_FILE = "telemetry.jsonl"
+
+
+class DeviceSample(msgspec.Struct, frozen=True, kw_only=True):
+    """The part of a device's reading that enters a summary; `t_ns` is that of its tick."""
+
+    uuid: str | None = None
+    index: int | None = None
+    memory_used_bytes: int | None = None
+    temperature_c: float | None = None
+    energy_mj: int | None = None
+    power_violation_ns: int | None = None
+    thermal_violation_ns: int | None = None
+    throttle_reasons: list[str] | None = None
+
+
+class _DeviceTick(msgspec.Struct, frozen=True, kw_only=True):
+    t_ns: int
+    devices: list[DeviceSample] = []
+
+
+@dataclass
+class RunRecords:
+    """One run's records. Steps and worker lines are by rank, device samples by UUID as (t_ns, sample)."""
+
+    run: RunFile | None = None
+    steps: dict[int, list[Step]] = field(default_factory=dict)
+    worker: dict[int, list[WorkerLine]] = field(default_factory=dict)
+    devices: dict[str, list[tuple[int, DeviceSample]]] = field(default_factory=dict)
+    events: list[Event] = field(default_factory=list)
+    unreadable_lines: int = 0
+
+    def last_t_ns(self) -> int | None:
+        """The latest moment that anything was recorded, telemetry left out."""
+        times = [steps[-1].t_ns for steps in self.steps.values() if steps]
+        times += [lines[-1].t_ns for lines in self.worker.values() if lines]
+        times += [event.t_ns for event in self.events[-1:]]
+        return max(times, default=None)
+
+
+def read_records(directory: Path) -> RunRecords:
+    """Every readable record of a run; what could not be read is counted, never raised."""
+    records = RunRecords(run=read_run_file(directory))
+    for rank, path in rank_files(directory, "steps").items():
+        records.steps[rank] = list(_each(path, Step, records))
+    for rank, path in rank_files(directory, "worker").items():
+        records.worker[rank] = list(_each(path, WorkerLine, records))
+    records.events = list(_each(directory / EVENTS_FILE, Event, records))
+    wanted = {*records.run.watch_uuids, *records.run.device_uuids} if records.run else set()
+    # Ticks are many: only the devices of this run are kept, and a run without devices keeps none.
+    for tick in _each(directory / TELEMETRY_FILE, _DeviceTick, records):
+        for sample in tick.devices:
+            if sample.uuid is not None and sample.uuid in wanted:
+                records.devices.setdefault(sample.uuid, []).append((tick.t_ns, sample))
+    return records
+
+
+def rank_file(directory: Path, name: str, rank: int) -> Path:
+    """`steps.jsonl` of rank 0, `steps.rank1.jsonl` of rank 1, and so on; `name` is steps or worker."""
+    return directory / (f"{name}.jsonl" if rank == 0 else f"{name}.rank{rank}.jsonl")
+
+
+def rank_files(directory: Path, name: str) -> dict[int, Path]:
+    """The files of that name that exist, by rank in order."""
+    pattern = re.compile(rf"{name}(?:\.rank(\d+))?\.jsonl")
+    found = {}
+    for path in directory.glob(f"{name}*.jsonl"):
+        if match := pattern.fullmatch(path.name):
+            found[int(match[1] or 0)] = path
+    return dict(sorted(found.items()))
+
+
+def _each(path: Path, type: type[T], records: RunRecords) -> Iterator[T]:
+    tail = Tail(path, type)
+    before = -1
+    while tail.offset != before:
+        before = tail.offset
+        try:
+            yield from tail.new()
+        except OSError:
+            records.unreadable_lines += 1
+            return
+    records.unreadable_lines += tail.unreadable

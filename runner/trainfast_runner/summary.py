@@ -1,0 +1,185 @@
+"""The summary of a run: figures over its measured steps, from whatever its records hold."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Callable, Iterable
+
+from trainfast_runner.asked_and_ran import as_fields, what_ran
+from trainfast_runner.device_window import Window, energy_joules, peak_used_bytes, throttle_fractions
+from trainfast_runner.records import (
+    Actual,
+    Conditions,
+    Energy,
+    Flops,
+    Losses,
+    Memory,
+    Result,
+    RunFile,
+    Spread,
+    Step,
+    StepCount,
+    StepTime,
+    Throughput,
+    WorkerLine,
+)
+from trainfast_runner.run_records import RunRecords
+from trainfast_runner.verdict import Verdict
+
+LOSSES_IN_A_MEAN = 5
+MODEL_PARALLEL_AXES = ("tp", "pp")
+
+
+def summarise(run_id: str, records: RunRecords, verdict: Verdict, ended_ns: int | None) -> Result:
+    """`result.json` for records of any completeness; a figure that nothing supports is None.
+
+    `ended_ns` is the run's end on CLOCK_MONOTONIC, where it is known.
+    """
+    run, ran = records.run, what_ran(records.worker)
+    first_rank = records.steps[min(records.steps)] if records.steps else []
+    measured = [step for step in first_rank if not step.warmup]
+    window = _window(first_rank)
+    watched = [records.devices.get(uuid, []) for uuid in run.watch_uuids] if run else []
+    used = [records.devices.get(uuid, []) for uuid in (run.device_uuids or run.watch_uuids)] if run else []
+    throughput, samples = _throughput(records, ran)
+    joules = energy_joules(watched, window)
+    return Result(
+        run_id=run_id,
+        state=verdict.state,
+        reason=verdict.reason,
+        preset=run.preset if run else "",
+        variant=run.variant if run else None,
+        synthetic_data=_synthetic(records.worker),
+        started_wall_ns=run.clock.wall_ns if run else None,
+        seconds=(ended_ns - run.clock.monotonic_ns) / 1e9 if run and ended_ns is not None else None,
+        knobs=run.knobs if run else {},
+        actual=Actual(**as_fields(ran, Actual)) if ran else Actual(),
+        steps=StepCount(measured=len(measured), warmup=len(first_rank) - len(measured)),
+        loss=_losses(first_rank),
+        throughput=throughput,
+        step_ms=_step_time(measured),
+        flops=_flops(run, ran, throughput),
+        memory=_memory(records, peak_used_bytes(used)),
+        energy=Energy(joules=joules, joules_per_sample=joules / samples if joules is not None and samples else None),
+        throttle=throttle_fractions(watched, window),
+        error=verdict.error,
+        conditions=_conditions(records),
+        unreadable_lines=records.unreadable_lines,
+    )
+
+
+def spread(values: Iterable[float]) -> Spread:
+    """Median and median absolute deviation; None of nothing."""
+    found = list(values)
+    if not found:
+        return Spread()
+    middle = statistics.median(found)
+    return Spread(median=middle, mad=statistics.median(abs(value - middle) for value in found))
+
+
+def percentile(values: list[float], share: float) -> float | None:
+    """The value below which `share` (0 to 1) of the values lie, between two neighbours on a straight line."""
+    if not values:
+        return None
+    ordered = sorted(values)
+    place = share * (len(ordered) - 1)
+    low = math.floor(place)
+    high = min(low + 1, len(ordered) - 1)
+    return ordered[low] + (ordered[high] - ordered[low]) * (place - low)
+
+
+def _window(steps: list[Step]) -> Window | None:
+    """From the start of the first measured step to the end of the last."""
+    measured = [step for step in steps if not step.warmup]
+    if not measured:
+        return None
+    begin = measured[0].t_ns - round(measured[0].step_ms * 1e6)
+    return Window(begin, measured[-1].t_ns) if measured[-1].t_ns > begin else None
+
+
+def _throughput(records: RunRecords, ran: WorkerLine | None) -> tuple[Throughput, float]:
+    """Rates of the steps that every rank has measured, and the samples of all of those steps."""
+    ranks = [
+        {step.step: step for step in steps if not step.warmup and step.step_ms > 0} for steps in records.steps.values()
+    ]
+    if not ranks:
+        return Throughput(), 0.0
+    # Ranks that share a batch each record all of it: count it once.
+    sharing = math.prod((ran.mesh or {}).get(axis, 1) for axis in MODEL_PARALLEL_AXES) if ran else 1
+    common = [number for number in ranks[0] if all(number in rank for rank in ranks)]
+
+    def rates(count: Callable[[Step], int]) -> list[float]:
+        return [sum(count(rank[number]) * 1000 / rank[number].step_ms for rank in ranks) / sharing for number in common]
+
+    samples = sum(rank[number].samples for number in common for rank in ranks) / sharing
+    return Throughput(
+        samples_per_s=spread(rates(lambda step: step.samples)), tokens_per_s=spread(rates(lambda step: step.tokens))
+    ), samples
+
+
+def _step_time(measured: list[Step]) -> StepTime:
+    times = [step.step_ms for step in measured]
+
+    def phase(values: Iterable[float | None]) -> float | None:
+        return spread(value for value in values if value is not None).median
+
+    return StepTime(
+        p50=percentile(times, 0.5),
+        p90=percentile(times, 0.9),
+        p99=percentile(times, 0.99),
+        data=phase(step.data_ms for step in measured),
+        forward=phase(step.forward_ms for step in measured),
+        backward=phase(step.backward_ms for step in measured),
+        optimizer=phase(step.optimizer_ms for step in measured),
+        other=phase(step.other_ms for step in measured),
+    )
+
+
+def _losses(steps: list[Step]) -> Losses:
+    losses = [step.loss for step in steps if step.loss is not None]
+    if not losses:
+        return Losses()
+    return Losses(first=statistics.fmean(losses[:LOSSES_IN_A_MEAN]), last=statistics.fmean(losses[-LOSSES_IN_A_MEAN:]))
+
+
+def _flops(run: RunFile | None, ran: WorkerLine | None, throughput: Throughput) -> Flops:
+    rate = throughput.samples_per_s.median
+    if run is None or ran is None or ran.model_flops_per_sample is None or rate is None:
+        return Flops()
+    devices = max(run.world_size, len(run.device_uuids))
+    return Flops(model_tflops_per_device=ran.model_flops_per_sample * rate / devices / 1e12)
+
+
+def _memory(records: RunRecords, device_peak_used_bytes: int | None) -> Memory:
+    """Peaks of the worst rank, warm-up steps included: what did not fit then would not have fit."""
+    steps = [step for rank in records.steps.values() for step in rank]
+
+    def worst(values: Iterable[int | None]) -> int | None:
+        return max((value for value in values if value is not None), default=None)
+
+    return Memory(
+        peak_allocated_bytes=worst(step.peak_allocated_bytes for step in steps),
+        peak_reserved_bytes=worst(step.peak_reserved_bytes for step in steps),
+        device_peak_used_bytes=device_peak_used_bytes,
+        alloc_retries=worst(step.alloc_retries for step in steps),
+    )
+
+
+def _conditions(records: RunRecords) -> Conditions:
+    run = records.run
+    if run is None:
+        return Conditions(clean=False)
+    first = [samples[0][1].temperature_c for uuid in run.watch_uuids if (samples := records.devices.get(uuid))]
+    seen = max((temperature for temperature in first if temperature is not None), default=None)
+    lost = any(event.kind == "gpu_lost" for event in records.events)
+    return Conditions(
+        start_temperature_c=run.start_temperature_c if run.start_temperature_c is not None else seen,
+        foreign_processes=run.foreign_processes,
+        clean=run.clean and not run.foreign_processes and not lost,
+    )
+
+
+def _synthetic(worker: dict[int, list[WorkerLine]]) -> bool | None:
+    said = [line.synthetic for lines in worker.values() for line in lines if line.synthetic is not None]
+    return said[-1] if said else None

@@ -1,0 +1,301 @@
+"""The process that stands over one run: starts the training, watches it, ends it when asked, and says how it ended.
+
+`python -P -m trainfast_runner.supervisor RUN_DIR` with a `run.json` in it. It outlives the screen that started it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import msgspec
+
+from trainfast_runner.home import RESULT_FILE, read_run_file, shared_lock
+from trainfast_runner.json_lines import Appender, write_atomically
+from trainfast_runner.kernel_oom import oom_kills
+from trainfast_runner.output_log import CAP_BYTES, OUTPUT_FILE, OutputLog, read_log
+from trainfast_runner.process_tree import Identity, become_subreaper, descendants, identify, send
+from trainfast_runner.ranks import Gone, Ranks
+from trainfast_runner.records import Event, RunFile, WorkerLine
+from trainfast_runner.run_records import EVENTS_FILE, read_records
+from trainfast_runner.signals import Signals
+from trainfast_runner.stop_ladder import StopLadder
+from trainfast_runner.summary import summarise
+from trainfast_runner.telemetry_log import TelemetryLog
+from trainfast_runner.verdict import Evidence, Verdict, judge
+
+STOP_GRACE_S = 30.0
+LOST_RANK_GRACE_S = 5.0
+"""How long a training that has lost a rank may take to end after SIGTERM."""
+LEFTOVER_GRACE_S = 5.0
+"""How long processes the training left behind may take to end after SIGTERM."""
+REPORT_S = 1.0
+"""The launcher's time to see a lost rank itself and print which one it was."""
+EXCEPTION_S = 3.0
+"""Time between a rank's exception and the end of the training, before the rest is torn down."""
+TEARDOWN_S = 60.0
+"""Time between the last rank's word that it finished and the end of the training."""
+TICK_S = 0.25
+TAIL_LINES = 400
+RESULT_RETRIES = 40
+
+
+class Supervisor:
+    """One run from `starting` to `result.json`. `run` does all of it, in this order."""
+
+    def __init__(self, directory: Path, run: RunFile, *, grace_s: float, cap_bytes: int) -> None:
+        self.directory = directory
+        self.run_file = run
+        self._signals = Signals()
+        self._events: Appender | None = None
+        self._output = OutputLog(directory / OUTPUT_FILE, cap_bytes)
+        self._telemetry = TelemetryLog(directory, run.watch_uuids, self._tell, self._trouble)
+        self._ladder = StopLadder(grace_s, self._tell)
+        self._state = ""
+        self._child: Identity | None = None
+        self._exit_code: int | None = None
+        self._spawn_error: str | None = None
+        self._gone: list[Gone] = []
+        self._torn_down: str | None = None
+        self._oom_kills_before = oom_kills()
+        self._troubles: set[str] = set()
+
+    def run(self) -> None:
+        """Supervise the run to its end; the lock must be held."""
+        own = identify(os.getpid())
+        self._say("supervisor", pid=os.getpid(), start_ticks=own.start_ticks if own else None)
+        self._enter("starting")
+        become_subreaper()
+        self._telemetry.start()
+        self._launch()
+        if self._child is not None:
+            self._watch(self._child)
+            self._sweep()
+        self._finish()
+
+    def _launch(self) -> None:
+        """Start the training; a command that cannot be executed becomes the reason of the run's end."""
+        run = self.run_file
+        try:
+            output = self._output.open()
+            try:
+                process = subprocess.Popen(
+                    run.argv,
+                    cwd=run.cwd or None,
+                    env={**os.environ, **run.env},
+                    stdin=subprocess.DEVNULL,
+                    stdout=output,
+                    stderr=output,
+                    start_new_session=True,
+                )
+            finally:
+                os.close(output)
+        except (OSError, ValueError, IndexError) as error:
+            what = getattr(error, "filename", None) or (run.argv[0] if run.argv else "an empty command")
+            why = error.strerror if isinstance(error, OSError) else str(error)
+            self._spawn_error = f"cannot start {os.fsdecode(what)}: {why}"
+            return
+        # Popen must never wait for it: only `_collect` does, and so learns the true status.
+        process.returncode = 0
+        self._child = identify(process.pid) or Identity(process.pid, -1)
+        self._say("launched", pid=self._child.pid, start_ticks=self._child.start_ticks)
+        self._telemetry.follow(process.pid)
+
+    def _watch(self, child: Identity) -> None:
+        """Until the training's direct child has ended."""
+        ranks = Ranks(self.directory, self.run_file.world_size, child.pid)
+        try:
+            while not self._collect(child):
+                self._signals.wait(TICK_S, ranks.watched_fds())
+                self._obey(child)
+                self._follow(ranks)
+                self._tear_down_if_broken(ranks, child)
+                self._ladder.climb(child)
+                self._trim()
+            self._follow(ranks)
+        finally:
+            ranks.close()
+
+    def _collect(self, child: Identity) -> bool:
+        """Whether the direct child has ended; keeps its status. Nothing else is waited for before."""
+        pid, status = os.waitpid(child.pid, os.WNOHANG)
+        if pid == 0:
+            return False
+        self._exit_code = os.waitstatus_to_exitcode(status)
+        return True
+
+    def _obey(self, child: Identity) -> None:
+        """Act on the signals that came."""
+        for signum in self._signals.take():
+            if signum == signal.SIGUSR1:
+                self._ladder.kill_now(child)
+            else:
+                self._ladder.ask(child)
+            self._enter("stopping", "asked to stop")
+
+    def _follow(self, ranks: Ranks) -> None:
+        """Take in what the ranks wrote, and which of them are gone."""
+        try:
+            gone = ranks.follow()
+        except OSError as error:
+            self._trouble(f"{error.filename or 'the records'} cannot be read: {error.strerror}")
+            return
+        if ranks.in_training and self._state == "starting":
+            self._enter("running")
+        if self._ladder.begun:
+            return
+        for lost in gone:
+            self._gone.append(lost)
+            self._say("rank_gone", rank=lost.rank, detail="the process ended without a word")
+
+    def _tear_down_if_broken(self, ranks: Ranks, child: Identity) -> None:
+        """A training that can only hang from here on is ended, after time to end by itself."""
+        if self._ladder.begun:
+            return
+        now = time.monotonic_ns()
+        failed_ns, finished_ns = ranks.first_exception_ns, ranks.finished_ns
+        if self._gone and now > self._gone[0].t_ns + REPORT_S * 1e9:
+            self._torn_down = f"rank {self._gone[0].rank} ended without a word"
+        elif failed_ns is not None and now > failed_ns + EXCEPTION_S * 1e9:
+            self._torn_down = "the training did not end by itself after a rank had failed"
+        elif finished_ns is not None and now > finished_ns + TEARDOWN_S * 1e9:
+            self._torn_down = f"every rank finished, but the processes did not end within {TEARDOWN_S:g} s"
+        if self._torn_down is not None:
+            self._enter("stopping", self._torn_down)
+            self._ladder.tear_down(child, LOST_RANK_GRACE_S)
+
+    def _sweep(self) -> None:
+        """After the direct child: end and collect whatever it left behind, until nothing below this process is."""
+        deadline = time.monotonic() + (0 if self._ladder.killing else LEFTOVER_GRACE_S)
+        asked: set[Identity] = set()
+        while _collect_orphans():
+            kill = time.monotonic() >= deadline
+            for process in descendants(os.getpid()):
+                if kill or process not in asked:
+                    send(process, signal.SIGKILL if kill else signal.SIGTERM)
+                    asked.add(process)
+            self._signals.wait(TICK_S if kill or not asked else 0.05)
+            if signal.SIGUSR1 in self._signals.take():
+                deadline = 0.0
+
+    def _finish(self) -> None:
+        """The verdict, the summary, `result.json`."""
+        ended_ns = time.monotonic_ns()
+        self._telemetry.stop()
+        try:
+            self._output.compact()
+        except OSError as error:
+            self._trouble(f"{OUTPUT_FILE} cannot be compacted: {error.strerror}")
+        records = read_records(self.directory)
+        verdict = self._judge({rank: steps[-1].step for rank, steps in records.steps.items() if steps}, records.worker)
+        self._enter(verdict.state, verdict.reason)
+        records.events = []
+        result = summarise(self.run_file.run_id, records, verdict, ended_ns)
+        content = msgspec.json.encode(result) + b"\n"
+        for _ in range(RESULT_RETRIES):
+            try:
+                write_atomically(self.directory / RESULT_FILE, content)
+                return
+            except OSError as error:
+                # A disk that is full now may not be in a moment; after that the records speak for the run.
+                self._trouble(f"{RESULT_FILE} cannot be written: {error.strerror}")
+                self._signals.wait(TICK_S)
+
+    def _judge(self, last_step: dict[int, int], worker: dict[int, list[WorkerLine]]) -> Verdict:
+        before, after = self._oom_kills_before, oom_kills()
+        return judge(
+            Evidence(
+                run=self.run_file,
+                exit_code=self._exit_code,
+                spawn_error=self._spawn_error,
+                worker=worker,
+                last_step=last_step,
+                gone=tuple(lost.rank for lost in self._gone),
+                oom_kills=after - before if before is not None and after is not None else 0,
+                output_tail="\n".join(read_log(self._output.path, TAIL_LINES)),
+                stop_ns=self._ladder.asked_ns,
+                sigkill=self._ladder.killing,
+                grace_s=self._ladder.granted_s,
+                torn_down=self._torn_down,
+            )
+        )
+
+    def _trim(self) -> None:
+        """Hold the output under its cap."""
+        truncated_before = self._output.truncated
+        try:
+            dropped = self._output.trim()
+        except OSError as error:
+            self._trouble(f"{OUTPUT_FILE} cannot be trimmed: {error.strerror}")
+            return
+        if dropped and self._output.truncated and not truncated_before:
+            self._say("output_trimmed", detail="truncated: this file system cannot punch holes")
+        elif dropped and self._output.dropped_bytes == dropped:
+            self._say("output_trimmed", detail=f"over {self._output.cap_bytes} bytes: the middle is dropped")
+
+    def _enter(self, state: str, reason: str | None = None) -> None:
+        """A change of state, written once."""
+        if state != self._state:
+            self._state = state
+            self._say("state", state=state, reason=reason)
+
+    def _say(self, kind: str, **fields: object) -> None:
+        self._tell(msgspec.convert({"t_ns": time.monotonic_ns(), "kind": kind, **fields}, Event))
+
+    def _tell(self, event: Event) -> None:
+        """Append an event. A disk that takes none is no reason to stop supervising."""
+        try:
+            if self._events is None:
+                self._events = Appender(self.directory / EVENTS_FILE)
+            self._events.write(event)
+        except OSError as error:
+            _complain(f"{EVENTS_FILE}: {error.strerror}")
+
+    def _trouble(self, what: str) -> None:
+        """Something could not be written or read: recorded once where it can be, and gone on from."""
+        if what not in self._troubles:
+            self._troubles.add(what)
+            self._say("trouble", detail=what)
+            _complain(what)
+
+
+def main() -> None:
+    """Supervise the run in the directory named on the command line."""
+    parser = argparse.ArgumentParser(prog="trainfast_runner.supervisor", description=__doc__)
+    parser.add_argument("run_dir", type=Path)
+    parser.add_argument("--grace", type=float, default=STOP_GRACE_S, help="seconds between SIGTERM and SIGKILL")
+    parser.add_argument("--output-cap", type=int, default=CAP_BYTES, help="bytes of output.log that are kept")
+    asked = parser.parse_args()
+    directory = asked.run_dir.resolve()
+    run = read_run_file(directory)
+    if run is None:
+        parser.error(f"{directory} has no readable run.json")
+    with shared_lock(directory):
+        Supervisor(directory, run, grace_s=asked.grace, cap_bytes=asked.output_cap).run()
+
+
+def _collect_orphans() -> bool:
+    """Collect every child that has ended; whether any is left. Only after the direct child's own status is kept."""
+    while True:
+        try:
+            pid, _ = os.waitpid(-1, os.WNOHANG)
+        except ChildProcessError:
+            return False
+        if pid == 0:
+            return True
+
+
+def _complain(what: str) -> None:
+    """A line in supervisor.log; on a full disk there is nowhere left to say it."""
+    try:
+        os.write(2, f"{what}\n".encode())
+    except OSError:
+        return
+
+
+if __name__ == "__main__":
+    main()
