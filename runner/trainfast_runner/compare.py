@@ -1,0 +1,158 @@
+"""Two runs side by side: which settings differ, what changed, and whether the change is more than noise.
+
+The rule of significance, per figure: a median of n values has the variance 1 / (4 n f(m)^2), f the density at the
+median m, which for normal values makes its standard error sqrt(pi / 2) sigma / sqrt(n); sigma is estimated as
+1.4826 MAD (Rousseeuw & Croux, Alternatives to the Median Absolute Deviation, JASA 88, 1993). A difference counts when
+it is over three times the standard error of the difference of the two medians, and over 2 % of the first figure: a
+floor for what varies from process to process, which the steps of one run cannot show. With fewer than five measured
+steps on a side nothing is significant.
+
+A result holds the spread of throughput only. A step's phases are parts of the step, so each is held against the
+spread of the whole step; figures without spread (peak memory) only against the 2 %.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from trainfast_runner.knobs import BY_NAME
+from trainfast_runner.records import Result
+
+BETTER, WORSE = "better", "worse"
+NOISE = "no significant difference"
+CHANGED = "changed"
+UNKNOWN = "not measured in both"
+LEAST_STEPS = 5
+ERRORS_APART = 3.0
+RUN_TO_RUN = 0.02
+MEDIAN_ERROR = math.sqrt(math.pi / 2)
+MAD_TO_SIGMA = 1.4826
+TEMPERATURE_APART_C = 10.0
+PHASES = ("data", "forward", "backward", "optimizer", "other")
+
+
+@dataclass(frozen=True)
+class ComparisonRow:
+    """One figure of both runs. `unit` is samples/s, tokens/s, ms, bytes, J or empty; `delta` is b - a in that unit.
+
+    `verdict` is better, worse, changed (neither is better), "no significant difference" or "not measured in both".
+    """
+
+    label: str
+    unit: str
+    a: float | None
+    b: float | None
+    delta: float | None
+    percent: float | None
+    verdict: str
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """`knobs` are those that differ as (name, a, b); `notes` what makes the figures less comparable."""
+
+    a: str
+    b: str
+    knobs: list[tuple[str, Any, Any]]
+    rows: list[ComparisonRow]
+    notes: list[str]
+
+
+def compare(a: Result, b: Result) -> Comparison:
+    """What is different in `b`, seen from `a`."""
+    return Comparison(a.run_id, b.run_id, _knobs(a.knobs, b.knobs), list(_rows(a, b)), list(_notes(a, b)))
+
+
+def _knobs(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[tuple[str, Any, Any]]:
+    names = dict.fromkeys([*BY_NAME, *a, *b])
+    return [(name, a.get(name), b.get(name)) for name in names if a.get(name) != b.get(name)]
+
+
+def _rows(a: Result, b: Result) -> Iterator[ComparisonRow]:
+    noise = _relative_noise(a, b)
+    for label, unit, one, other in (
+        (
+            "throughput",
+            "samples/s",
+            a.throughput.samples_per_s.median,
+            b.throughput.samples_per_s.median,
+        ),
+        ("token throughput", "tokens/s", a.throughput.tokens_per_s.median, b.throughput.tokens_per_s.median),
+    ):
+        yield _row(label, unit, one, other, None if noise is None or one is None else noise * one, more_is_better=True)
+    step_noise = None if noise is None or a.step_ms.p50 is None else noise * a.step_ms.p50
+    yield _row("step", "ms", a.step_ms.p50, b.step_ms.p50, step_noise)
+    for name in PHASES:
+        yield _row(f"step: {name}", "ms", getattr(a.step_ms, name), getattr(b.step_ms, name), step_noise)
+    yield _row("peak allocated", "bytes", a.memory.peak_allocated_bytes, b.memory.peak_allocated_bytes, 0.0)
+    yield _row("peak reserved", "bytes", a.memory.peak_reserved_bytes, b.memory.peak_reserved_bytes, 0.0)
+    yield _row("device peak", "bytes", a.memory.device_peak_used_bytes, b.memory.device_peak_used_bytes, 0.0)
+    yield _row("energy a sample", "J", a.energy.joules_per_sample, b.energy.joules_per_sample, 0.0)
+    yield _row("last loss", "", a.loss.last, b.loss.last, 0.0, more_is_better=None)
+
+
+def _row(
+    label: str,
+    unit: str,
+    a: float | None,
+    b: float | None,
+    noise: float | None,
+    more_is_better: bool | None = False,
+) -> ComparisonRow:
+    """`noise` is the smallest difference that counts, in the figure's unit; None when nothing may count."""
+    if a is None or b is None:
+        return ComparisonRow(label, unit, a, b, None, None, UNKNOWN)
+    delta = b - a
+    percent = 100 * delta / abs(a) if a else None
+    if noise is None or abs(delta) <= max(noise, RUN_TO_RUN * abs(a)):
+        verdict = NOISE
+    elif more_is_better is None:
+        verdict = CHANGED
+    else:
+        verdict = BETTER if (delta > 0) == more_is_better else WORSE
+    return ComparisonRow(label, unit, a, b, delta, percent, verdict)
+
+
+def _relative_noise(a: Result, b: Result) -> float | None:
+    """The smallest significant difference of step times and rates as a share of the figure; None: too few steps."""
+    errors = []
+    for result in (a, b):
+        spread, steps = result.throughput.samples_per_s, result.steps.measured
+        if steps < LEAST_STEPS or not spread.median or spread.mad is None:
+            return None
+        errors.append(MEDIAN_ERROR * MAD_TO_SIGMA * (spread.mad / spread.median) / math.sqrt(steps))
+    return ERRORS_APART * math.hypot(*errors)
+
+
+def _notes(a: Result, b: Result) -> Iterator[str]:
+    if a.preset != b.preset or a.variant != b.variant:
+        yield f"different presets: {_name(a)} and {_name(b)}"
+    for result in (a, b):
+        if result.state != "finished":
+            yield f"{result.run_id} ended {result.state.replace('_', ' ')}: {result.reason}"
+        elif result.steps.measured < LEAST_STEPS:
+            yield f"{result.run_id} measured {result.steps.measured} steps: too few to tell a difference from noise"
+        if result.synthetic_data:
+            yield f"{result.run_id} trained on synthetic data: its loss says nothing"
+        if not result.conditions.clean:
+            yield f"{result.run_id} did not start under clean conditions"
+        if result.conditions.foreign_processes:
+            yield f"{result.run_id} shared its device with other processes"
+        for word, fraction in (
+            ("heat", result.throttle.thermal_fraction),
+            ("the power limit", result.throttle.power_fraction),
+        ):
+            if fraction:
+                yield f"{result.run_id} was held back by {word} for {100 * fraction:.1f} % of the measured time"
+    if a.actual.device != b.actual.device and a.actual.device and b.actual.device:
+        yield f"different devices: {a.actual.device} and {b.actual.device}"
+    start_a, start_b = a.conditions.start_temperature_c, b.conditions.start_temperature_c
+    if start_a is not None and start_b is not None and abs(start_a - start_b) > TEMPERATURE_APART_C:
+        yield f"the device started at {start_a:.0f} °C and at {start_b:.0f} °C"
+
+
+def _name(result: Result) -> str:
+    return f"{result.preset}/{result.variant}" if result.variant else result.preset

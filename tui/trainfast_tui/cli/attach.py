@@ -1,0 +1,41 @@
+"""`attach`: follow a live run as `run` does; Ctrl-C only leaves it."""
+
+from __future__ import annotations
+
+import argparse
+
+
+def add(parser: argparse.ArgumentParser) -> None:
+    """The arguments of the command."""
+    parser.add_argument("reference", metavar="RUN", help="an id, a unique prefix of one, or last")
+    parser.add_argument("--json", action="store_true", help="print the result as one JSON object, the last line")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """The exit code is the run's; 130 when it was left running."""
+    import sys
+
+    from trainfast_runner.home import Home
+    from trainfast_tui.cli.ended import result_of
+    from trainfast_tui.cli.following import HUNG_UP, caught, follow
+    from trainfast_tui.cli.output import print_json
+    from trainfast_tui.cli.run import report
+
+    home = Home()
+    directory = home.directory(home.find(arguments.reference))
+    result = result_of(directory)
+    if result is not None:
+        return report(result, arguments.json)
+    with caught() as signals:
+        result = follow(directory, signals, interrupt_stops=False)
+    if result is not None:
+        return report(result, arguments.json)
+    if signals.hung_up:
+        return HUNG_UP
+    print(f"left {directory.name} running", file=sys.stderr)
+    if arguments.json:
+        from trainfast_runner.follow import Follower
+        from trainfast_tui.cli.progress import so_far
+
+        print_json(so_far(Follower(directory).poll()))
+    return 130

@@ -1,0 +1,37 @@
+"""The names of all commands with one line each, in the order of the help; light, because `--help` reads it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Command:
+    """`words` is what is typed, `module` the file in this folder that does it."""
+
+    words: tuple[str, ...]
+    module: str
+    help: str
+
+
+COMMANDS = (
+    Command(("run",), "run", "train a preset, show its progress, print the figures"),
+    Command(("runs", "list"), "runs_list", "all runs, newest first"),
+    Command(("runs", "show"), "runs_show", "one run's result"),
+    Command(("runs", "compare"), "runs_compare", "which settings differ and what changed"),
+    Command(("runs", "rm"), "runs_rm", "delete runs"),
+    Command(("logs",), "logs", "what a run's training printed"),
+    Command(("stop",), "stop", "stop a live run"),
+    Command(("attach",), "attach", "follow a live run; Ctrl-C leaves it running"),
+    Command(("presets", "list"), "presets_list", "all presets"),
+    Command(("presets", "show"), "presets_show", "a preset's model, data, settings and variants"),
+    Command(("presets", "new"), "presets_new", "make a preset of your own from another"),
+    Command(("monitor",), "monitor", "this machine's GPUs and host, live"),
+    Command(("doctor",), "doctor", "what is wrong with this machine, with the cure"),
+)
+GROUPS = {"runs": "history and live runs", "presets": "recipes: shipped ones and your own"}
+
+
+def named(words: tuple[str, ...]) -> Command | None:
+    """The command of exactly these words."""
+    return next((command for command in COMMANDS if command.words == words), None)

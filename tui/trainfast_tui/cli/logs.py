@@ -1,0 +1,81 @@
+"""`logs`: what a run's training printed, with everything that could move the terminal's cursor taken out."""
+
+from __future__ import annotations
+
+import argparse
+import time
+from pathlib import Path
+
+
+def add(parser: argparse.ArgumentParser) -> None:
+    """The arguments of the command."""
+    parser.add_argument("reference", metavar="RUN", help="an id, a unique prefix of one, or last")
+    parser.add_argument("-f", "--follow", action="store_true", help="go on until the run ends")
+    parser.add_argument("-n", type=int, metavar="N", help="only the last N lines")
+    parser.add_argument("--json", action="store_true", help="print {run_id, lines[...]}")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Print the log."""
+    from trainfast_runner.home import Home
+    from trainfast_runner.output_log import OUTPUT_FILE, read_log
+    from trainfast_runner.problem import Problem
+    from trainfast_tui.cli.output import print_json, say
+    from trainfast_tui.format import plain
+
+    if arguments.n is not None and arguments.n < 0:
+        raise Problem(f"-n {arguments.n}: at least 0", key="-n")
+    if arguments.follow and arguments.json:
+        raise Problem("logs --json prints one object and -f never ends: take one of them", key="-f")
+    home = Home()
+    run_id = home.find(arguments.reference)
+    path = home.directory(run_id) / OUTPUT_FILE
+    if arguments.follow:
+        return _follow(home.directory(run_id), arguments.n)
+    lines = [plain(line) for line in read_log(path, arguments.n)]
+    if arguments.json:
+        print_json({"run_id": run_id, "lines": lines})
+    else:
+        for line in lines:
+            say(line)
+    return 0
+
+
+def _follow(directory: Path, last_lines: int | None) -> int:
+    """Print lines as they come; ends when the run has and all of it is printed."""
+    import sys
+
+    from trainfast_runner.home import is_alive
+    from trainfast_runner.output_log import OUTPUT_FILE, read_log
+    from trainfast_tui.cli.output import say
+    from trainfast_tui.format import plain
+
+    path = directory / OUTPUT_FILE
+    offset = path.stat().st_size if path.exists() else 0
+    for shown in read_log(path, last_lines):
+        say(plain(shown))
+    rest = b""
+    try:
+        while True:
+            alive = is_alive(directory)
+            if path.exists():
+                with path.open("rb") as file:
+                    if file.seek(0, 2) < offset:
+                        offset = file.tell()  # cut down at the end of the run: what is left was printed
+                    file.seek(offset)
+                    new = file.read(1 << 20)
+                offset += len(new)
+                *complete, rest = (rest + new).split(b"\n")
+                for line in complete:
+                    say(plain(line.replace(b"\0", b"").decode(errors="replace")))
+                sys.stdout.flush()
+                if new:
+                    continue
+            if not alive:
+                break
+            time.sleep(0.2)
+    except KeyboardInterrupt:
+        return 0
+    if rest:
+        say(plain(rest.decode(errors="replace")))
+    return 0

@@ -1,0 +1,106 @@
+"""`monitor`: the machine's readings as a table, or as JSON, one object a tick."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from trainfast_runner.telemetry.readings import Tick
+
+SHORTEST_S, LONGEST_S = 0.1, 3600.0
+
+
+def add(parser: argparse.ArgumentParser) -> None:
+    """The arguments of the command."""
+    parser.add_argument("--once", action="store_true", help="one reading, then exit")
+    parser.add_argument("--interval", type=float, default=1.0, metavar="S", help="seconds between readings (1)")
+    parser.add_argument("--json", action="store_true", help="print one JSON object a reading")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Print readings until Ctrl-C."""
+    from trainfast_runner.problem import Problem
+    from trainfast_runner.telemetry.sampler import take_tick
+
+    if not SHORTEST_S <= arguments.interval <= LONGEST_S:
+        raise Problem(
+            f"--interval {arguments.interval:g} is out of range",
+            key="--interval",
+            allowed=[f"{SHORTEST_S:g} to {LONGEST_S:g} seconds"],
+        )
+    if arguments.once:
+        _print(take_tick(), arguments.json)
+        return 0
+    try:
+        _stream(arguments.interval, arguments.json)
+    except KeyboardInterrupt:
+        pass  # the only way to end it, so not an error
+    return 0
+
+
+def _stream(interval_s: float, as_json: bool) -> None:
+    """One tick every `interval_s` seconds. Readers stay open, so rates cover the whole interval."""
+    from trainfast_runner.telemetry.host import HostReader
+    from trainfast_runner.telemetry.nvml import Nvml
+    from trainfast_runner.telemetry.sampler import read_tick
+
+    nvml, host = Nvml(), HostReader()
+    redraw = sys.stdout.isatty() and not as_json
+    try:
+        read_tick(nvml, host)
+        due = time.monotonic() + min(0.2, interval_s)
+        while True:
+            time.sleep(max(0.0, due - time.monotonic()))
+            tick = read_tick(nvml, host)
+            if redraw:
+                sys.stdout.write("\x1b[H\x1b[J")
+            _print(tick, as_json)
+            sys.stdout.flush()
+            due = max(due + interval_s, time.monotonic())
+    finally:
+        nvml.close()
+
+
+def _print(tick: Tick, as_json: bool) -> None:
+    from trainfast_tui.cli.output import print_json, say
+
+    if as_json:
+        print_json(tick)
+        return
+    for line in _lines(tick):
+        say(line)
+
+
+def _lines(tick: Tick) -> list[str]:
+    from trainfast_runner.telemetry import throttle
+    from trainfast_tui.cli.output import table
+    from trainfast_tui.format import ABSENT, celsius, mebibytes, megahertz, number, percent, plain, size, watts
+
+    host = tick.host
+    found = [
+        f"host  CPU {percent(host.cpu_percent)} of {host.cpu_count or ABSENT} cores"
+        f"  load {number(host.load_1m)}  memory {size(host.memory_used_bytes)} of {size(host.memory_total_bytes)}"
+        + (f"  {celsius(host.temperature_c)}" if host.temperature_c is not None else "")
+    ]
+    if not tick.devices:
+        return [*found, f"no GPU: {tick.missing.get('nvml', 'none is listed')}"]
+    rows = []
+    for gpu in tick.devices:
+        slow = ABSENT if gpu.throttle_reasons is None else ", ".join(map(throttle.words, gpu.throttle_reasons)) or "no"
+        rows.append(
+            (
+                str(gpu.index),
+                plain(gpu.name or ABSENT),
+                f"{mebibytes(gpu.memory_used_bytes)} / {mebibytes(gpu.memory_total_bytes)}",
+                percent(gpu.gpu_utilization_percent),
+                celsius(gpu.temperature_c),
+                f"{watts(gpu.power_w)} / {watts(gpu.power_limit_w)}",
+                f"{megahertz(gpu.sm_clock_mhz)} / {megahertz(gpu.sm_clock_max_mhz)}",
+                gpu.error or slow,
+            )
+        )
+    header = ("GPU", "NAME", "MEMORY", "BUSY", "TEMP", "POWER", "SM CLOCK", "THROTTLED")
+    return found + table(header, rows, right=(2, 3, 4, 5, 6), widest=48)

@@ -1,0 +1,143 @@
+"""From the words typed to the command that runs: misspelt words and options are answered with the nearest one."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import itertools
+from collections.abc import Callable
+from typing import Any, NoReturn
+
+from trainfast_runner.problem import Problem, nearest
+from trainfast_tui.cli.commands import COMMANDS, GROUPS, Command, named
+
+Run = Callable[[argparse.Namespace], int]
+Subparsers = Any
+"""What `ArgumentParser.add_subparsers` returns; argparse names its type privately."""
+
+
+class Parser(argparse.ArgumentParser):
+    """An argparse parser that raises Problem instead of printing its usage, and takes no abbreviated options."""
+
+    def __init__(self, *arguments: Any, **keywords: Any) -> None:
+        super().__init__(*arguments, **{"allow_abbrev": False, **keywords})
+
+    def error(self, message: str) -> NoReturn:
+        raise Problem(f"{message}; see {self.prog} --help")
+
+    def option_names(self) -> list[str]:
+        """Every option it takes, long ones first."""
+        names = [name for action in self._actions for name in action.option_strings]
+        return sorted(names, key=lambda name: not name.startswith("--"))
+
+
+def parse(arguments: list[str]) -> tuple[Run, argparse.Namespace]:
+    """The function to run and its arguments. Raises Problem; exits after `--help` and `--version`."""
+    command = _typed(arguments)
+    parser = _build(command)
+    parsed, extra = parser.parse_known_args(arguments)
+    if extra:
+        raise _unknown_argument(extra[0], parsed.leaf)
+    return parsed.run, parsed
+
+
+def _typed(arguments: list[str]) -> Command | None:
+    """The command whose words stand first; None for the app or a group alone. Raises Problem for another word."""
+    rest = list(arguments)
+    while rest and rest[0].startswith("-"):
+        # Options of the app may stand before a command; after an unknown one nothing can be told.
+        option = rest.pop(0)
+        if option == "--preset":
+            rest = rest[1:]
+        elif option != "--ascii" and not option.startswith("--preset="):
+            return None
+    words = list(itertools.takewhile(lambda word: not word.startswith("-"), rest))[:2]
+    if not words:
+        return None
+    first = words[0]
+    if first in GROUPS:
+        inside = [command.words[1] for command in COMMANDS if command.words[0] == first]
+        if len(words) == 1:
+            if not {"-h", "--help"} & set(arguments):
+                raise Problem(f"{first} needs to know what to do", key=first, allowed=inside)
+            return None
+        if words[1] not in inside:
+            raise Problem(
+                f"{first} has no command {words[1]!r}",
+                key=words[1],
+                allowed=inside,
+                nearest=_prefixed(first, nearest(words[1], inside)),
+            )
+        return named((first, words[1]))
+    found = named((first,))
+    if found is None:
+        known = list(dict.fromkeys(command.words[0] for command in COMMANDS))
+        raise Problem(f"there is no command {first!r}", key=first, allowed=known, nearest=nearest(first, known))
+    return found
+
+
+def _prefixed(group: str, word: str | None) -> str | None:
+    return f"{group} {word}" if word else None
+
+
+def _build(chosen: Command | None) -> Parser:
+    """All commands by name for the help; only the chosen one with its own arguments."""
+    parser = Parser(
+        prog="trainfast-tui",
+        description="Find the fastest way to train your model that fits. Without a command: the app.",
+        epilog="Exit codes: finished 0, wrong input 2, out of memory 3, failed or killed 4, lost 5, stopped 130.",
+    )
+    parser.add_argument("--version", action=_Version, nargs=0, help="print the version and exit")
+    parser.add_argument("--ascii", action="store_true", help="the app without Unicode characters")
+    parser.add_argument("--preset", metavar="PRESET", help="the preset that the app starts with")
+    parser.set_defaults(run=_open_app, leaf=parser)
+    top = parser.add_subparsers(title="commands", metavar="COMMAND", parser_class=Parser)
+    groups: dict[str, Subparsers] = {}
+    for command in COMMANDS:
+        place: Subparsers = top
+        if len(command.words) == 2:
+            name = command.words[0]
+            if name not in groups:
+                inside = ", ".join(other.words[1] for other in COMMANDS if other.words[0] == name)
+                about = f"{GROUPS[name]}: {inside}"
+                group = top.add_parser(name, help=about, description=about.capitalize() + ".")
+                groups[name] = group.add_subparsers(title="commands", metavar="COMMAND", parser_class=Parser)
+            place = groups[name]
+        if command is chosen:
+            module = importlib.import_module(f"trainfast_tui.cli.{command.module}")
+            leaf: Parser = place.add_parser(
+                command.words[-1], help=command.help, description=command.help.capitalize() + "."
+            )
+            module.add(leaf)
+            leaf.set_defaults(run=module.run, leaf=leaf)
+        else:
+            place.add_parser(command.words[-1], help=command.help, add_help=False)
+    return parser
+
+
+class _Version(argparse.Action):
+    def __call__(self, parser: argparse.ArgumentParser, *arguments: Any, **keywords: Any) -> None:
+        from trainfast_runner import __version__
+
+        print(f"trainfast-tui {__version__}")
+        parser.exit()
+
+
+def _open_app(parsed: argparse.Namespace) -> int:
+    import sys
+
+    if not (sys.stdin.isatty() and sys.stdout.isatty()):
+        raise Problem("the app needs a terminal; without one: trainfast-tui run PRESET, see trainfast-tui --help")
+    from trainfast_runner.home import Home
+    from trainfast_tui.app import run_app
+
+    return run_app(Home().ready(), ascii=parsed.ascii, preset=parsed.preset) or 0
+
+
+def _unknown_argument(word: str, leaf: Parser) -> Problem:
+    if not word.startswith("-"):
+        return Problem(f"{leaf.prog} does not take {word!r}", key=word)
+    option = word.partition("=")[0]
+    names = leaf.option_names()
+    close = nearest(option, [name for name in names if name.startswith("--")])
+    return Problem(f"{leaf.prog} has no option {option}", key=option, allowed=None if close else names, nearest=close)

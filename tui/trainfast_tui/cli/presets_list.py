@@ -1,0 +1,55 @@
+"""`presets list`: every preset that can be named; a broken one is a row that says what is wrong."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+
+def add(parser: argparse.ArgumentParser) -> None:
+    """The arguments of the command."""
+    parser.add_argument("--json", action="store_true", help="print {presets[...]}")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Print the presets by name."""
+    from trainfast_runner import presets
+    from trainfast_tui.cli.output import print_json, say, table
+    from trainfast_tui.format import plain
+
+    rows = [_row(name, path) for name, path in sorted(presets.names().items())]
+    if arguments.json:
+        print_json({"presets": rows})
+        return 0
+    cells = [
+        (
+            row["name"],
+            "shipped" if row["shipped"] else "yours",
+            str(row["variants"] or ""),
+            plain(f"broken: {row['error']}" if row["error"] else row["title"]),
+        )
+        for row in rows
+    ]
+    for line in table(("PRESET", "FROM", "VARIANTS", "TITLE"), cells, right=(2,), widest=120):
+        say(line)
+    return 0
+
+
+def _row(name: str, path: Path) -> dict[str, Any]:
+    from trainfast_runner import presets
+    from trainfast_runner.problem import Problem
+
+    row: dict[str, Any] = {
+        "name": name,
+        "title": None,
+        "shipped": path.parent == presets.shipped_directory(),
+        "variants": 0,
+        "path": str(path),
+        "error": None,
+    }
+    try:
+        preset, _ = presets.load(name)
+    except Problem as problem:
+        return {**row, "error": problem.line()}
+    return {**row, "title": preset.title, "variants": len(preset.variants)}

@@ -1,0 +1,33 @@
+"""`presets new`: a preset of one's own, from another one and some settings; comments are kept."""
+
+from __future__ import annotations
+
+import argparse
+
+from trainfast_tui.cli.run import add_settings
+
+
+def add(parser: argparse.ArgumentParser) -> None:
+    """The arguments of the command."""
+    parser.add_argument("name", metavar="NAME", help="its name, and that of its file")
+    parser.add_argument(
+        "--from", default="tiny-llama", metavar="PRESET", dest="source", help="what it starts from (tiny-llama)"
+    )
+    add_settings(parser)
+    parser.add_argument("--overwrite", action="store_true", help="replace a preset of yours of that name")
+    parser.add_argument("--json", action="store_true", help="print {name, path}")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Write the file and say where it is."""
+    from trainfast_runner.saving import save_preset
+    from trainfast_runner.spec import resolve
+    from trainfast_tui.cli.output import print_json, say
+
+    spec = resolve(arguments.source, arguments.settings)
+    path = save_preset(arguments.name, spec, overwrite=arguments.overwrite, source=arguments.source)
+    if arguments.json:
+        print_json({"name": arguments.name, "path": str(path)})
+    else:
+        say(f"{path}\nrun it with: trainfast-tui run {arguments.name}")
+    return 0

@@ -1,0 +1,88 @@
+"""`presets show`: what a preset means once all it extends is merged in, and what was published for its variants."""
+
+from __future__ import annotations
+
+import argparse
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from trainfast_runner.knobs import Knobs
+    from trainfast_runner.presets import Preset
+
+
+def add(parser: argparse.ArgumentParser) -> None:
+    """The arguments of the command."""
+    parser.add_argument("preset", metavar="PRESET", help="a name, NAME/VARIANT, or a path ending in .toml")
+    parser.add_argument("--json", action="store_true", help="print it as one JSON object")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Print model, data, knobs and variants."""
+    from trainfast_runner import presets
+    from trainfast_runner.spec import from_preset
+    from trainfast_tui.cli.output import pairs, print_json, say, table
+    from trainfast_tui.format import plain
+
+    preset, variant = presets.load(arguments.preset)
+    spec = from_preset(preset, variant)
+    if arguments.json:
+        print_json(
+            {
+                "name": spec.name,
+                "title": preset.title,
+                "shipped": preset.shipped,
+                "files": [str(path) for path in preset.files],
+                "model": spec.model,
+                "data": spec.data,
+                "knobs": spec.knobs,
+                "baseline": preset.baseline,
+                "variants": [{"id": row.id, "knobs": row.knobs, "published": row.published} for row in preset.variants],
+            }
+        )
+        return 0
+    say(f"{spec.name}: {plain(preset.title)}")
+    for path in preset.files:
+        say(f"from {path}")
+    for heading, fields in (("model", spec.model), ("data", spec.data)):
+        say(f"\n{heading}")
+        for line in pairs((f"  {key}", plain(_text(value))) for key, value in fields.items()):
+            say(line)
+    say("\nknobs")
+    for line in pairs(_knob_lines(spec.knobs, {**preset.knobs, **(variant.knobs if variant else {})})):
+        say(line)
+    if preset.variants and variant is None:
+        say("\nvariants (run one with: trainfast-tui run " + f"{preset.name}/ID)")
+        for line in table(*_variant_table(preset), widest=80):
+            say(line)
+    return 0
+
+
+def _knob_lines(knobs: Knobs, given: Knobs) -> Iterator[tuple[str, str]]:
+    from trainfast_runner.knobs import BY_NAME
+
+    for name, value in knobs.items():
+        yield f"  {name}", BY_NAME[name].show(value) + ("" if name in given else "  (default)")
+
+
+def _variant_table(preset: Preset) -> tuple[list[str], list[list[str]]]:
+    from trainfast_runner.knobs import BY_NAME
+
+    published = list(dict.fromkeys(key for row in preset.variants for key in row.published))
+    header = ["  ID", "KNOBS", *(f"published {key}" for key in published)]
+    rows = [
+        [
+            f"  {row.id}" + (" (baseline)" if row.id == preset.baseline else ""),
+            " ".join(f"{name}={BY_NAME[name].show(value)}" for name, value in row.knobs.items()),
+            *(_text(row.published.get(key, "")) for key in published),
+        ]
+        for row in preset.variants
+    ]
+    return header, rows
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, list):
+        return ", ".join(map(_text, value))
+    return str(value).lower() if isinstance(value, bool) else str(value)

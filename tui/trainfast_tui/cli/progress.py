@@ -1,0 +1,165 @@
+"""A live run in one line: a bar that redraws itself on a terminal, sparse plain lines anywhere else."""
+
+from __future__ import annotations
+
+import os
+import statistics
+import sys
+import time
+from typing import Any, TextIO
+
+from trainfast_runner.follow import RunSnapshot
+from trainfast_runner.records import SCHEMA
+from trainfast_tui.cli.output import shown
+from trainfast_tui.format import duration, milliseconds, number, per_second, plain, size, truncate
+
+RECENT_STEPS = 20
+BAR_CELLS = 20
+PLAIN_EVERY_S = 5.0
+PHASES = {
+    "import": "importing the training stack",
+    "data": "preparing the data",
+    "model": "building the model",
+    "train": "first step",
+}
+
+
+class Progress:
+    """Shows snapshots on stderr. Wait for `close` before printing anything else there."""
+
+    def __init__(self, stream: TextIO | None = None) -> None:
+        self._stream = stream or sys.stderr
+        self._live = self._stream.isatty() and os.environ.get("TERM", "dumb") != "dumb"
+        self._last = ""
+        self._last_state = ""
+        self._printed_at = float("-inf")
+
+    def show(self, snapshot: RunSnapshot) -> None:
+        """Paint a bar, or, without a terminal, a line when the phase changed or 5 s have passed."""
+        if snapshot.result is not None:
+            return
+        if self._live:
+            self._paint(status_line(snapshot, bar=_bar))
+            return
+        state = f"{snapshot.state} {'' if snapshot.steps else snapshot.phase}"
+        now = time.monotonic()
+        if state != self._last_state or now - self._printed_at >= PLAIN_EVERY_S:
+            self._last_state, self._printed_at = state, now
+            text = status_line(snapshot)
+            if text != self._last:
+                self._last = text
+                self._write(text + "\n")
+
+    def say(self, text: str) -> None:
+        """A line of its own, below or instead of the bar."""
+        self.close()
+        self._write(text + "\n")
+
+    def waiting(self, text: str) -> None:
+        """Show that something is waited for; on a terminal in place of the bar."""
+        if self._live:
+            self._paint(text)
+        elif time.monotonic() - self._printed_at >= PLAIN_EVERY_S:
+            self._printed_at = time.monotonic()
+            self._write(text + "\n")
+
+    def close(self) -> None:
+        """Take the bar away."""
+        if self._live and self._last:
+            self._write("\r\x1b[K")
+            self._last = ""
+
+    def _paint(self, text: str) -> None:
+        try:
+            width = os.get_terminal_size(self._stream.fileno()).columns
+        except OSError:
+            width = 80
+        text = truncate(text, width - 1)
+        if text != self._last:
+            self._last = text
+            self._write(f"\r{text}\x1b[K")
+
+    def _write(self, text: str) -> None:
+        try:
+            self._stream.write(shown(text, self._stream.encoding))
+            self._stream.flush()
+        except OSError:
+            pass  # the terminal has gone; the run goes on and so does whoever waits for its exit code
+
+
+def status_line(snapshot: RunSnapshot, bar: Any = None) -> str:
+    """State, step n of N, throughput, step time, loss, peak memory, time left."""
+    parts = [_state_words(snapshot)]
+    total = _total(snapshot)
+    if snapshot.steps:
+        done = snapshot.steps[-1].step
+        drawn = f" {bar(done / total)}" if bar and total else ""
+        parts[0] += f" {done}/{total}{drawn}" if total else f" step {done}"
+        parts += _figures(snapshot, total)
+    elif snapshot.phase and snapshot.stop_deadline_ns is None:
+        parts.append(PHASES.get(snapshot.phase, snapshot.phase) + (f": {snapshot.detail}" if snapshot.detail else ""))
+    return plain("  ".join(part for part in parts if part))
+
+
+def so_far(snapshot: RunSnapshot) -> dict[str, Any]:
+    """What is known of a live run, for `--json`; absent readings are null."""
+    run, last = snapshot.run, snapshot.steps[-1] if snapshot.steps else None
+    recent = snapshot.rates.samples_per_s[-RECENT_STEPS:]
+    return {
+        "schema": SCHEMA,
+        "run_id": snapshot.run_id,
+        "state": snapshot.state,
+        "reason": snapshot.reason,
+        "supervised": snapshot.supervised,
+        "preset": run.preset if run else None,
+        "variant": run.variant if run else None,
+        "knobs": run.knobs if run else {},
+        "synthetic_data": snapshot.synthetic,
+        "phase": snapshot.phase or None,
+        "step": last.step if last else 0,
+        "total_steps": _total(snapshot),
+        "loss": last.loss if last else None,
+        "step_ms": last.step_ms if last else None,
+        "samples_per_s": statistics.median(recent) if recent else None,
+        "peak_allocated_bytes": snapshot.peak_allocated_bytes,
+        "run_dir": str(snapshot.directory),
+    }
+
+
+def _state_words(snapshot: RunSnapshot) -> str:
+    alone = not snapshot.supervised and snapshot.state != "starting"
+    words = snapshot.state if not alone else f"{snapshot.state} (nobody watches over it)"
+    if snapshot.stop_deadline_ns is not None:
+        left_s = max(0.0, (snapshot.stop_deadline_ns - time.monotonic_ns()) / 1e9)
+        words += f", SIGKILL in {left_s:.0f} s"
+    return words
+
+
+def _figures(snapshot: RunSnapshot, total: int | None) -> list[str]:
+    recent = [step.step_ms for step in snapshot.steps[-RECENT_STEPS:] if not step.warmup]
+    rates = snapshot.rates.samples_per_s[-RECENT_STEPS:]
+    found = []
+    if recent and rates:
+        found += [per_second(statistics.median(rates), "samples"), milliseconds(statistics.median(recent))]
+    loss = next((step.loss for step in reversed(snapshot.steps) if step.loss is not None), None)
+    if loss is not None:
+        found.append(f"loss {number(loss)}")
+    if snapshot.peak_allocated_bytes is not None:
+        found.append(f"peak {size(snapshot.peak_allocated_bytes)}")
+    if recent and total:
+        left = total - snapshot.steps[-1].step
+        found.append(f"{duration(left * statistics.median(recent) / 1e3)} left")
+    return found
+
+
+def _total(snapshot: RunSnapshot) -> int | None:
+    steps = snapshot.run.knobs.get("steps") if snapshot.run else None
+    return steps if isinstance(steps, int) else None
+
+
+def _bar(fraction: float) -> str:
+    """Cells filled for a fraction from 0 to 1; an encoding without blocks gets # and dots."""
+    full = round(max(0.0, min(1.0, fraction)) * BAR_CELLS)
+    encoding = (sys.stderr.encoding or "").lower()
+    done, open_ = ("█", "░") if encoding.startswith("utf") else ("#", ".")
+    return done * full + open_ * (BAR_CELLS - full)

@@ -1,0 +1,102 @@
+"""`run`: one training run from a preset, followed to its end."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from trainfast_runner.home import Home
+    from trainfast_runner.launch import RunPlan
+    from trainfast_runner.records import Result, RunFile
+
+
+def add(parser: argparse.ArgumentParser) -> None:
+    """The arguments of the command."""
+    from trainfast_runner.knobs import BY_NAME
+
+    parser.add_argument("preset", metavar="PRESET", help="a name, NAME/VARIANT, or a path ending in .toml")
+    add_settings(parser)
+    parser.add_argument("--detach", action="store_true", help="print the run's id and leave it running")
+    parser.add_argument("--wait", action="store_true", help="wait while another run uses the device")
+    parser.add_argument("--cool-to", type=float, metavar="C", help="wait until the GPUs are below C degrees Celsius")
+    parser.add_argument("--python", metavar="PATH", help="train with this Python, whatever torch it has")
+    parser.add_argument("--json", action="store_true", help="print the result as one JSON object, the last line")
+    parser.epilog = f"Knobs: {', '.join(BY_NAME)}."
+
+
+def add_settings(parser: argparse.ArgumentParser) -> None:
+    """`--set`, as every command with a preset takes it."""
+    parser.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        metavar="KNOB=VALUE",
+        dest="settings",
+        help="change a knob, model.FIELD or data.FIELD; may be given again",
+    )
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Start the run and follow it. The exit code is the run's."""
+    from trainfast_runner import launch
+    from trainfast_runner.home import Home
+    from trainfast_runner.spec import resolve
+    from trainfast_tui.cli.following import HUNG_UP, caught, follow
+
+    home = Home().ready()
+    plan = launch.plan(resolve(arguments.preset, arguments.settings), arguments.python)
+    if arguments.wait:
+        _wait(plan, home)
+    if arguments.cool_to is not None:
+        from trainfast_tui.cli.cooling import wait_until_cool
+
+        wait_until_cool(plan, arguments.cool_to)
+    with caught() as signals:
+        directory = launch.start(plan, home)
+        if arguments.detach:
+            return _detached(directory, arguments.json)
+        result = follow(directory, signals, interrupt_stops=True)
+    if result is None:
+        return HUNG_UP
+    return report(result, arguments.json)
+
+
+def report(result: Result, as_json: bool) -> int:
+    """Print a result for a person or a program; the exit code that belongs to it."""
+    from trainfast_runner.records import EXIT_CODES
+    from trainfast_tui.cli import summary
+    from trainfast_tui.cli.output import print_json, say
+
+    if as_json:
+        print_json(result)
+    else:
+        for line in summary.lines(result):
+            say(line)
+    return EXIT_CODES.get(result.state, 4)
+
+
+def _detached(directory: Path, as_json: bool) -> int:
+    from trainfast_runner.recovery import state_of
+    from trainfast_tui.cli.output import print_json, say
+
+    if as_json:
+        print_json({"run_id": directory.name, "state": state_of(directory).state, "run_dir": str(directory)})
+    else:
+        say(directory.name)
+    return 0
+
+
+def _wait(plan: RunPlan, home: Home) -> None:
+    from trainfast_runner.launch import wait_for_devices
+    from trainfast_tui.cli.progress import Progress
+    from trainfast_tui.format import duration
+
+    progress = Progress()
+
+    def show(run: RunFile, seconds: float) -> None:
+        progress.waiting(f"waiting for {run.run_id} to end, {duration(seconds)} so far")
+
+    wait_for_devices(plan, home, show)
+    progress.close()

@@ -1,0 +1,83 @@
+"""`runs compare`: two runs side by side."""
+
+from __future__ import annotations
+
+import argparse
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from trainfast_runner.compare import ComparisonRow
+    from trainfast_runner.home import Home
+    from trainfast_runner.records import Result
+
+
+def add(parser: argparse.ArgumentParser) -> None:
+    """The arguments of the command."""
+    parser.add_argument("a", metavar="A", help="the run to compare with: an id, a unique prefix, or last")
+    parser.add_argument("b", metavar="B", help="the other run")
+    parser.add_argument("--json", action="store_true", help="print {a, b, knobs[...], rows[...], notes[...]}")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Print what differs and what it did."""
+    from trainfast_runner.compare import compare
+    from trainfast_runner.home import Home
+    from trainfast_tui.cli.output import print_json, say, table
+    from trainfast_tui.format import plain
+
+    home = Home()
+    found = compare(_result(home, arguments.a), _result(home, arguments.b))
+    if arguments.json:
+        print_json(found)
+        return 0
+    say(f"A  {found.a}\nB  {found.b}\n")
+    if found.knobs:
+        for line in table(("KNOB", "A", "B"), [(name, _show(name, a), _show(name, b)) for name, a, b in found.knobs]):
+            say(line)
+    else:
+        say("the same settings")
+    say()
+    rows = [_cells(row) for row in found.rows if row.a is not None or row.b is not None]
+    for line in table(("FIGURE", "A", "B", "CHANGE", "", ""), rows, right=(1, 2, 3, 4)):
+        say(line)
+    for note in found.notes:
+        say(f"note: {plain(note)}")
+    return 0
+
+
+def _result(home: Home, reference: str) -> Result:
+    from trainfast_runner.problem import Problem
+    from trainfast_tui.cli.ended import result_of
+
+    run_id = home.find(reference)
+    result = result_of(home.directory(run_id))
+    if result is None:
+        raise Problem(
+            f"{run_id} is still running: its figures are not final",
+            key=run_id,
+            nearest=f"trainfast-tui attach {run_id}, then compare",
+        )
+    return result
+
+
+def _show(name: str, value: Any) -> str:
+    from trainfast_runner.knobs import BY_NAME
+
+    return BY_NAME[name].show(value) if name in BY_NAME else str(value)
+
+
+def _cells(row: ComparisonRow) -> list[str]:
+    from trainfast_tui.format import signed_percent
+
+    change = "" if row.delta is None else ("-" if row.delta < 0 else "+") + _figure(abs(row.delta), row.unit)
+    percent = "" if row.percent is None else signed_percent(row.percent)
+    return [row.label, _figure(row.a, row.unit), _figure(row.b, row.unit), change, percent, row.verdict]
+
+
+def _figure(value: float | None, unit: str) -> str:
+    from trainfast_tui.format import joules, milliseconds, number, per_second, size
+
+    if unit.endswith("/s"):
+        return per_second(value, unit.removesuffix("/s"))
+    formatter = {"bytes": size, "ms": milliseconds, "J": joules}.get(unit, number)
+    return formatter(value)

@@ -1,0 +1,82 @@
+"""`runs list`: the history as a table, or one JSON object."""
+
+from __future__ import annotations
+
+import argparse
+import time
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from trainfast_runner.runs import RunRow
+
+
+def add(parser: argparse.ArgumentParser) -> None:
+    """The arguments of the command."""
+    parser.add_argument("--state", help="only runs in this state: running, finished, oom, failed, ...")
+    parser.add_argument("--preset", help="only runs of this preset, NAME or NAME/VARIANT")
+    parser.add_argument("-n", type=int, metavar="N", help="only the newest N")
+    parser.add_argument("--json", action="store_true", help="print {schema, runs[...]}")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Print the runs, newest first."""
+    import itertools
+
+    from trainfast_runner.home import Home
+    from trainfast_runner.problem import Problem, nearest
+    from trainfast_runner.records import SCHEMA, STATES
+    from trainfast_runner.runs import iter_rows
+    from trainfast_tui.cli.output import print_json, say, table
+
+    if arguments.state is not None and arguments.state not in STATES:
+        raise Problem(
+            f"there is no state {arguments.state!r}",
+            key="--state",
+            allowed=STATES,
+            nearest=nearest(arguments.state, STATES),
+        )
+    if arguments.n is not None and arguments.n < 1:
+        raise Problem(f"-n {arguments.n}: at least 1", key="-n")
+    wanted = (row for row in iter_rows(Home()) if _fits(row, arguments))
+    rows = list(itertools.islice(wanted, arguments.n))
+    if arguments.json:
+        print_json({"schema": SCHEMA, "runs": rows})
+    elif not rows:
+        say("no run fits" if arguments.state or arguments.preset else "no run yet: trainfast-tui run tiny-llama")
+    else:
+        for line in table(HEADER, map(_cells, rows), right=(3, 4, 5, 6)):
+            say(line)
+    return 0
+
+
+HEADER = ("RUN", "STATE", "STARTED", "SAMPLES", "STEP", "PEAK MEMORY", "TOOK", "NOTE")
+
+
+def _fits(row: RunRow, arguments: argparse.Namespace) -> bool:
+    if arguments.state is not None and row.state != arguments.state:
+        return False
+    return arguments.preset is None or arguments.preset in (row.preset, row.name)
+
+
+def _cells(row: RunRow) -> list[str]:
+    from trainfast_tui.format import ABSENT, duration, milliseconds, per_second, plain, size
+
+    started = ABSENT
+    if row.started_wall_ns is not None:
+        started = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(row.started_wall_ns / 1e9))
+    notes = [
+        "nobody watches over it" if row.supervised is False else "",
+        "synthetic data" if row.synthetic_data else "",
+        "" if row.clean else "conditions not clean",
+        row.reason if row.state not in ("finished", "running") else "",
+    ]
+    return [
+        row.run_id,
+        row.state,
+        started,
+        per_second(row.samples_per_s, "samples"),
+        milliseconds(row.step_ms_p50),
+        size(row.peak_allocated_bytes),
+        duration(row.seconds),
+        plain("; ".join(note for note in notes if note)),
+    ]

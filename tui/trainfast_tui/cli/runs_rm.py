@@ -1,0 +1,36 @@
+"""`runs rm`: delete runs; a live one is refused, and then nothing is deleted at all."""
+
+from __future__ import annotations
+
+import argparse
+
+
+def add(parser: argparse.ArgumentParser) -> None:
+    """The arguments of the command."""
+    parser.add_argument("references", metavar="RUN", nargs="+", help="ids, unique prefixes, or last")
+    parser.add_argument("--json", action="store_true", help="print {removed[...]}")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Delete and say which."""
+    from trainfast_runner.home import Home, is_alive
+    from trainfast_runner.problem import Problem
+    from trainfast_tui.cli.output import print_json, say
+
+    home = Home()
+    ids = list(dict.fromkeys(home.find(reference) for reference in arguments.references))
+    live = [run_id for run_id in ids if is_alive(home.directory(run_id))]
+    if live:
+        raise Problem(
+            f"{', '.join(live)} {'is' if len(live) == 1 else 'are'} still running; nothing was deleted",
+            key=live[0],
+            nearest=f"trainfast-tui stop {live[0]}",
+        )
+    for run_id in ids:
+        home.remove(run_id)
+    if arguments.json:
+        print_json({"removed": ids})
+    else:
+        for run_id in ids:
+            say(f"deleted {run_id}")
+    return 0

@@ -1,0 +1,40 @@
+"""`stop`: end a live run, with a countdown to SIGKILL."""
+
+from __future__ import annotations
+
+import argparse
+
+
+def add(parser: argparse.ArgumentParser) -> None:
+    """The arguments of the command."""
+    parser.add_argument("reference", metavar="RUN", help="an id, a unique prefix of one, or last")
+    parser.add_argument("--now", action="store_true", help="send SIGKILL at once")
+    parser.add_argument("--json", action="store_true", help="print the result as one JSON object")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Stop it and wait; 0 once nothing of it is left, however it ended."""
+    import sys
+
+    from trainfast_runner.home import Home
+    from trainfast_runner.problem import Problem
+    from trainfast_tui.cli import summary
+    from trainfast_tui.cli.ended import result_of
+    from trainfast_tui.cli.following import caught, stop
+    from trainfast_tui.cli.output import print_json, say
+
+    home = Home()
+    directory = home.directory(home.find(arguments.reference))
+    result = result_of(directory)
+    if result is not None:
+        raise Problem(f"{directory.name} is not running: it is {result.state}", key=directory.name)
+    with caught() as signals:
+        result = stop(directory, signals, now=arguments.now)
+    if result is None:
+        print(f"{directory.name} has been asked to stop and has not ended yet", file=sys.stderr)
+        return 130
+    if arguments.json:
+        print_json(result)
+    else:
+        say(summary.headline(result))
+    return 0

@@ -1,0 +1,126 @@
+"""A run's result as a person reads it: aligned figures with units, warnings beside them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from trainfast_runner.oom_advice import cheapest
+from trainfast_runner.records import Result
+from trainfast_tui.cli.output import pairs
+from trainfast_tui.format import (
+    ABSENT,
+    celsius,
+    count,
+    duration,
+    joules,
+    milliseconds,
+    number,
+    per_second,
+    percent,
+    plain,
+    size,
+)
+
+PHASES = ("data", "forward", "backward", "optimizer", "other")
+
+
+def lines(result: Result) -> list[str]:
+    """The whole summary."""
+    found = [headline(result), *pairs(_figures(result))]
+    found += [f"note: {note}" for note in notes(result)]
+    if result.state == "oom":
+        found += _advice(result)
+    return found
+
+
+def headline(result: Result) -> str:
+    """Which run, how it ended, and why."""
+    name = f"{result.preset}/{result.variant}" if result.variant else result.preset
+    reason = f": {plain(result.reason)}" if result.reason and result.state != "finished" else ""
+    return f"{result.run_id}  {name}  {result.state.replace('_', ' ')}{reason}"
+
+
+def notes(result: Result) -> Iterator[str]:
+    """What a reader of the figures has to know: data that are not real, a machine that was not alone."""
+    if result.synthetic_data:
+        yield "synthetic data: random tokens, so the loss says nothing"
+    if not result.conditions.clean:
+        yield "conditions were not clean: the device was not as free as before the last run"
+    if result.conditions.foreign_processes:
+        yield f"{count(len(result.conditions.foreign_processes))} other process(es) used the device"
+    for word, fraction in (
+        ("heat", result.throttle.thermal_fraction),
+        ("the power limit", result.throttle.power_fraction),
+    ):
+        if fraction:
+            yield f"held back by {word} for {percent(100 * fraction, 1)} of the measured time"
+    if result.unreadable_lines:
+        yield f"{count(result.unreadable_lines)} damaged line(s) in its records were left out"
+    for finding in result.diagnosis:
+        yield plain(finding if isinstance(finding, str) else str(finding.get("text", finding)))
+
+
+def _figures(result: Result) -> Iterator[tuple[str, str]]:
+    measured, warmup = result.steps.measured, result.steps.warmup
+    yield "steps", f"{count(measured)} measured, {count(warmup)} warm-up, {duration(result.seconds)} in all"
+    if measured:
+        for label, noun, spread in (
+            ("throughput", "samples", result.throughput.samples_per_s),
+            ("", "tokens", result.throughput.tokens_per_s),
+        ):
+            if spread.median is not None:
+                yield label, f"{per_second(spread.median, noun)} (median; MAD {number(spread.mad)})"
+        times = result.step_ms
+        yield "step", f"{milliseconds(times.p50)} (p90 {milliseconds(times.p90)}, p99 {milliseconds(times.p99)})"
+        phases = [(name, getattr(times, name)) for name in PHASES]
+        if any(value is not None for _, value in phases):
+            yield "phases", ", ".join(f"{name} {milliseconds(value)}" for name, value in phases if value is not None)
+    if result.loss.first is not None:
+        yield "loss", f"{number(result.loss.first)} to {number(result.loss.last)} (means of the first and last five)"
+    memory = result.memory
+    if memory.peak_allocated_bytes is not None:
+        reserved = ""
+        if memory.peak_reserved_bytes not in (None, memory.peak_allocated_bytes):
+            reserved = f", {size(memory.peak_reserved_bytes)} reserved"
+        device = f", device {size(memory.device_peak_used_bytes)}" if memory.device_peak_used_bytes else ""
+        yield "peak memory", f"{size(memory.peak_allocated_bytes)} allocated{reserved}{device}"
+    if memory.predicted_bytes is not None:
+        yield "predicted", size(memory.predicted_bytes)
+    if result.flops.model_tflops_per_device is not None:
+        mfu = f", {percent(100 * result.flops.mfu, 1)} of the peak" if result.flops.mfu is not None else ""
+        yield "model FLOPs", f"{number(result.flops.model_tflops_per_device)} TFLOP/s a device{mfu}"
+    if result.energy.joules is not None:
+        yield "energy", f"{joules(result.energy.joules)}, {joules(result.energy.joules_per_sample)} a sample"
+    if result.conditions.start_temperature_c is not None:
+        yield "started at", celsius(result.conditions.start_temperature_c)
+    if result.actual.world_size is not None:
+        yield "ran as", _actual(result)
+
+
+def _actual(result: Result) -> str:
+    actual = result.actual
+    ranks = "1 process" if actual.world_size == 1 else f"{actual.world_size} processes"
+    words = [ranks, f"on {actual.device}"]
+    if actual.wrapper not in (None, "none"):
+        words.append(str(actual.wrapper))
+    words += [word for word in (actual.compute_dtype, actual.optimizer, actual.attention) if word]
+    return plain(", ".join(words)) or ABSENT
+
+
+def _advice(result: Result) -> list[str]:
+    phase = result.error.phase if result.error else None
+    fixes = cheapest(result.knobs, result.actual.device or "cpu", phase, result.reason)
+    if not fixes:
+        return []
+    return ["to make it fit, cheapest first:"] + [
+        f"  {setting}  {rest}"
+        for setting, rest in zip(
+            *_columns([(f"--set {fix.knob}={fix.value}", f"{fix.saves}; speed: {fix.costs}") for fix in fixes]),
+            strict=True,
+        )
+    ]
+
+
+def _columns(rows: list[tuple[str, str]]) -> tuple[list[str], list[str]]:
+    width = max(len(left) for left, _ in rows)
+    return [left.ljust(width) for left, _ in rows], [right for _, right in rows]
