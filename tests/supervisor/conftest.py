@@ -1,0 +1,163 @@
+"""A run with a stand-in training under the real supervisor: real processes, real signals, real files."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from trainfast_runner.home import RESULT_FILE, is_alive, read_result, shared_lock
+from trainfast_runner.json_lines import read_all
+from trainfast_runner.process_tree import boot_id
+from trainfast_runner.records import Clock, Event, Result, RunFile, WorkerLine
+from trainfast_runner.recovery import ranks_of, state_of
+
+PRELUDE = (Path(__file__).parent / "stand_in_training.py").read_text()
+PATIENCE_S = 30.0
+
+
+def until(holds: Callable[[], Any], what: str, seconds: float = PATIENCE_S) -> Any:
+    """Poll until something is true and return it; the test fails, saying what never came, after `seconds`."""
+    deadline = time.monotonic() + seconds
+    while not (found := holds()):
+        assert time.monotonic() < deadline, f"waited {seconds:g} s for: {what}"
+        time.sleep(0.01)
+    return found
+
+
+class Run:
+    """One run directory and the supervisor over it."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.supervisor: subprocess.Popen[bytes] | None = None
+
+    def prepare(self, body: str, **fields: Any) -> None:
+        """Write the training's script and `run.json`; `fields` replace those of the run file."""
+        script = self.directory / "train.py"
+        script.write_text(PRELUDE + textwrap.dedent(body))
+        run = RunFile(
+            **{
+                "run_id": self.directory.name,
+                "preset": "stand-in",
+                "knobs": {"precision": "fp32", "strategy": "single", "optimizer": "adamw"},
+                "argv": [sys.executable, "-I", "-S", "-u", str(script), str(self.directory)],
+                "env": {},
+                "python": "/opt/env/bin/python",
+                "cwd": str(self.directory),
+                "boot_id": boot_id(),
+                "clock": Clock(monotonic_ns=time.monotonic_ns(), wall_ns=time.time_ns()),
+                **fields,
+            }
+        )
+        (self.directory / "run.json").write_bytes(msgspec.json.encode(run))
+
+    def supervise(self, *args: str, **popen: Any) -> None:
+        """Start the supervisor and wait for its first event, as a launch does."""
+        # Held until the supervisor has its own, or a reader would take the run for one that was left behind.
+        with shared_lock(self.directory), (self.directory / "supervisor.log").open("ab") as log:
+            self.supervisor = subprocess.Popen(
+                [sys.executable, "-P", "-m", "trainfast_runner.supervisor", str(self.directory), *args],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+                **popen,
+            )
+            events = self.directory / "events.jsonl"
+            until(lambda: events.exists() and (events.is_symlink() or events.stat().st_size), "the first event")
+
+    def start(self, body: str, *args: str, **fields: Any) -> None:
+        """Both of the above."""
+        self.prepare(body, **fields)
+        self.supervise(*args)
+
+    def end(self, seconds: float = PATIENCE_S) -> Result:
+        """Wait for the supervisor to end; the result it wrote."""
+        assert self.supervisor is not None
+        status = self.supervisor.wait(seconds)
+        said = (self.directory / "supervisor.log").read_text()
+        assert status == 0, said
+        result = read_result(self.directory)
+        assert result is not None, f"no result.json; the supervisor said: {said}"
+        return result
+
+    def result_of(self, body: str, *args: str, **fields: Any) -> Result:
+        """The result of a run from start to end."""
+        self.start(body, *args, **fields)
+        return self.end()
+
+    def signal(self, signum: int) -> None:
+        """Signal the supervisor."""
+        assert self.supervisor is not None
+        self.supervisor.send_signal(signum)
+
+    def events(self, kind: str) -> list[Event]:
+        """The events of that kind so far."""
+        return [event for event in read_all(self.directory / "events.jsonl", Event)[0] if event.kind == kind]
+
+    def worker(self, kind: str, rank: int = 0) -> list[WorkerLine]:
+        """The worker lines of that kind so far."""
+        name = "worker.jsonl" if rank == 0 else f"worker.rank{rank}.jsonl"
+        return [line for line in read_all(self.directory / name, WorkerLine)[0] if line.kind == kind]
+
+    def in_training(self) -> None:
+        """Wait until the supervisor says that the run is running."""
+        until(lambda: state_of(self.directory).state == "running", "the state running")
+
+    def child_pid(self) -> int:
+        """The training's direct child."""
+        pid = until(lambda: self.events("launched"), "the training to be launched")[0].pid
+        assert isinstance(pid, int)
+        return pid
+
+    def pids(self) -> list[int]:
+        """Every rank that ever said it started."""
+        return [line.pid for rank in range(8) for line in self.worker("started", rank) if line.pid is not None]
+
+    def clean_up(self) -> None:
+        """Leave no process behind, whatever the test did."""
+        if self.supervisor is not None and self.supervisor.poll() is None:
+            self.supervisor.send_signal(signal.SIGUSR1)
+            try:
+                self.supervisor.wait(10)
+            except subprocess.TimeoutExpired:
+                self.supervisor.kill()
+                self.supervisor.wait()
+        for rank in ranks_of(self.directory):
+            os.kill(rank.pid, signal.SIGKILL)
+
+
+def process_exists(pid: int) -> bool:
+    """Whether anything has that pid, a zombie included."""
+    return Path(f"/proc/{pid}").exists()
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Iterator[Run]:
+    directory = tmp_path / "20260101-000000-stand-in-0001"
+    directory.mkdir(mode=0o700)
+    made = Run(directory)
+    yield made
+    made.clean_up()
+
+
+@pytest.fixture
+def ended_clean() -> Callable[[Run], None]:
+    """Checks what must hold after every end: result there, lock free, no process left."""
+
+    def check(run: Run) -> None:
+        assert (run.directory / RESULT_FILE).exists()
+        assert not is_alive(run.directory)
+        assert not [pid for pid in run.pids() if process_exists(pid)]
+
+    return check

@@ -1,0 +1,161 @@
+"""How a run ends, as its result says it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import stat
+from collections.abc import Callable
+
+import pytest
+
+from trainfast_runner.recovery import state_of
+
+from .conftest import Run
+
+
+def test_finished(run: Run, ended_clean: Callable[[Run], None]) -> None:
+    result = run.result_of(
+        """
+        print("hello from the training", flush=True)
+        print(os.getsid(0) == os.getpid(), os.path.samefile("/dev/null", "/dev/fd/0"), flush=True)
+        begin(); train(steps=10); say("finished")
+        """
+    )
+    assert (result.state, result.reason) == ("finished", "took all 10 steps")
+    assert (result.steps.measured, result.steps.warmup) == (8, 2)
+    assert result.throughput.samples_per_s.median == pytest.approx(400)
+    assert (result.loss.first, result.loss.last) == (7.0, 2.0)
+    assert result.error is None
+    assert result.seconds is not None
+    assert 0 < result.seconds < 30
+    assert [event.state for event in run.events("state")] == ["starting", "running", "finished"]
+    output = run.directory / "output.log"
+    assert output.read_text() == "hello from the training\nTrue True\n"
+    assert stat.S_IMODE(output.stat().st_mode) == 0o600
+    assert (run.directory / "telemetry.jsonl").read_text().count('"host"') >= 1
+    assert not state_of(run.directory).supervised
+    ended_clean(run)
+
+
+@pytest.mark.parametrize(
+    ("body", "state", "reason"),
+    [
+        pytest.param(
+            "begin(); train(3); fail('ValueError', 'bad value\\nmore', phase='backward', step=4); os._exit(1)",
+            "failed",
+            "ValueError: bad value (step 4, phase backward)",
+            id="an exception in training",
+        ),
+        pytest.param(
+            "begin(); fail('ModuleNotFoundError', \"No module named 'torch'\", phase='import'); os._exit(1)",
+            "failed_to_start",
+            "ModuleNotFoundError: No module named 'torch' (phase import);"
+            " install it with: /opt/env/bin/python -m pip install torch transformers",
+            id="a Python without torch",
+        ),
+        pytest.param(
+            "begin(); train(2); fail('RuntimeError', \"[enforce fail at alloc_cpu.cpp:124] err == 0."
+            " DefaultCPUAllocator: can't allocate memory: you tried to allocate 2147483648 bytes.\","
+            " phase='forward', step=3, is_oom=True); os._exit(1)",
+            "oom",
+            "DefaultCPUAllocator: can't allocate memory: you tried to allocate 2147483648 bytes."
+            " (step 3, phase forward)",
+            id="an out-of-memory record",
+        ),
+        pytest.param(
+            "begin(); train(2); print('terminate called', 'std::bad_alloc', sep='\\n'); os.abort()",
+            "oom",
+            "std::bad_alloc (after step 2, phase train)",
+            id="memory ran out where nothing could be recorded",
+        ),
+        pytest.param(
+            "begin(); say('invalid', message='no field hiden', key='model.hiden', nearest='model.hidden'); os._exit(2)",
+            "failed_to_start",
+            "no field hiden",
+            id="input the worker refused",
+        ),
+        pytest.param(
+            "begin(); train(3)",
+            "failed",
+            "the training exited with status 0, but rank 0 never recorded that it finished",
+            id="status 0 without the worker's word",
+        ),
+        pytest.param(
+            "print('python: No module named torch.distributed.run'); sys.exit(1)",
+            "failed_to_start",
+            "the training exited with status 1: python: No module named torch.distributed.run",
+            id="no record at all",
+        ),
+        pytest.param(
+            "begin(); train(3); say('finished'); sys.exit(7)",
+            "failed",
+            "the training exited with status 7 (after step 3, phase train)",
+            id="finished, then another status",
+        ),
+        pytest.param(
+            "begin(); train(3, param_dtype='bfloat16'); say('finished')",
+            "failed",
+            "precision=fp32 (param_dtype): asked for float32, but rank 0 ran bfloat16",
+            id="something else ran than was asked",
+        ),
+        pytest.param(
+            "begin(); train(3); os.kill(os.getpid(), signal.SIGSEGV)",
+            "killed",
+            "the training process died of SIGSEGV, which nobody here sent (after step 3, phase train)",
+            id="a signal out of nowhere",
+        ),
+    ],
+)
+def test_end(run: Run, ended_clean: Callable[[Run], None], body: str, state: str, reason: str) -> None:
+    result = run.result_of(body)
+    assert (result.state, result.reason) == (state, reason)
+    assert result.error is not None
+    ended_clean(run)
+
+
+def test_refused_input_names_its_key(run: Run) -> None:
+    result = run.result_of("begin(); say('invalid', message='no', key='seq_len', allowed=['8'], nearest='8'); exit(2)")
+    assert result.error is not None
+    assert (result.error.key, result.error.allowed, result.error.nearest) == ("seq_len", ["8"], "8")
+
+
+@pytest.mark.parametrize(
+    ("fields", "reason"),
+    [
+        ({"argv": ["/no/such/python", "x"]}, "cannot start /no/such/python: No such file or directory"),
+        ({"argv": ["/etc/passwd"]}, "cannot start /etc/passwd: Permission denied"),
+        ({"cwd": "/no/such/directory"}, "cannot start /no/such/directory: No such file or directory"),
+        ({"argv": []}, "cannot start an empty command: list index out of range"),
+    ],
+)
+def test_command_that_cannot_be_executed(run: Run, fields: dict[str, object], reason: str) -> None:
+    result = run.result_of("", **fields)
+    assert result.state == "failed_to_start"
+    assert result.reason == reason
+
+
+def test_training_killed_from_outside(run: Run, ended_clean: Callable[[Run], None]) -> None:
+    run.start("begin(); train(3); wait_for_ever()")
+    run.in_training()
+    os.kill(run.child_pid(), signal.SIGKILL)
+    result = run.end()
+    assert result.state == "killed"
+    assert result.reason == ("the training process died of SIGKILL, which nobody here sent (after step 3, phase train)")
+    ended_clean(run)
+
+
+def test_lines_that_cannot_be_read_are_counted(run: Run) -> None:
+    result = run.result_of(
+        """
+        begin(); train(4)
+        with open(f"{RUN_DIR}/steps.jsonl", "ab") as file:
+            file.write(b"\\xff\\xfe not json\\n{\\"step\\": \\"three\\"}\\n")
+        train(4, first=5); say("finished"); say("a kind of the future", novelty=[1])
+        with open(f"{RUN_DIR}/steps.jsonl", "ab") as file:
+            file.write(b'{"t_ns": 5, "st')
+        """
+    )
+    assert result.state == "finished"
+    assert result.unreadable_lines == 2
+    assert result.steps.measured == 6

@@ -1,0 +1,153 @@
+"""Ending a run: the ladder from SIGTERM to SIGKILL, and that nothing survives it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from trainfast_runner.problem import Problem
+from trainfast_runner.recovery import state_of
+from trainfast_runner.stopping import kill_now, request_stop
+
+from .conftest import Run, process_exists, until
+
+IGNORES_TERM = "signal.signal(signal.SIGTERM, signal.SIG_IGN); begin(); train(3); wait_for_ever()"
+
+
+def test_stop(run: Run, ended_clean: Callable[[Run], None]) -> None:
+    run.start("begin(); train(3); wait_for_ever()")
+    run.in_training()
+    assert request_stop(run.directory)
+    result = run.end()
+    assert (result.state, result.reason) == ("stopped", "stopped as asked, after 3 steps")
+    assert [event.state for event in run.events("state")] == ["starting", "running", "stopping", "stopped"]
+    ended_clean(run)
+    with pytest.raises(Problem, match="is not running: it is stopped"):
+        request_stop(run.directory)
+
+
+def test_stop_that_needs_sigkill(run: Run, ended_clean: Callable[[Run], None]) -> None:
+    run.start(IGNORES_TERM, "--grace", "1")
+    run.in_training()
+    asked = time.monotonic_ns()
+    assert request_stop(run.directory)
+    until(lambda: state_of(run.directory).state == "stopping", "the state stopping")
+    now = state_of(run.directory)
+    assert now.supervised
+    assert now.stop_deadline_ns is not None
+    assert 0 < now.stop_deadline_ns - asked < 2e9
+    for _ in range(3):
+        request_stop(run.directory)
+    result = run.end()
+    assert result.state == "killed"
+    assert result.reason == "asked to stop, did not within 1 s and was killed, after 3 steps"
+    assert len(run.events("stop_requested")) == 1
+    assert len(run.events("kill_sent")) == 1
+    ended_clean(run)
+
+
+def test_kill_now(run: Run, ended_clean: Callable[[Run], None]) -> None:
+    run.start(IGNORES_TERM)
+    run.in_training()
+    run.signal(signal.SIGINT)
+    until(lambda: state_of(run.directory).state == "stopping", "the state stopping")
+    assert kill_now(run.directory)
+    result = run.end(seconds=10)
+    assert (result.state, result.reason) == ("killed", "killed as asked, after 3 steps")
+    ended_clean(run)
+
+
+def test_a_run_that_finishes_although_asked_to_stop_has_finished(run: Run) -> None:
+    run.start(
+        "signal.signal(signal.SIGTERM, lambda *_: (say('finished'), os._exit(0))); begin(); train(3); signal.pause()"
+    )
+    run.in_training()
+    request_stop(run.directory)
+    assert run.end().state == "finished"
+
+
+def test_everything_below_goes_wherever_it_hid(run: Run, ended_clean: Callable[[Run], None]) -> None:
+    """Ranks are sessions of their own, and one has let itself be orphaned: SIGKILL to a group misses them all."""
+    run.start(
+        """
+        def stubborn():
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)
+            if os.fork() == 0:
+                os.setsid()
+                if os.fork() == 0:
+                    begin(2, 2)  # an orphan of the second generation
+                    wait_for_ever()
+                os._exit(0)
+            train(3)
+            wait_for_ever()
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        spawn_rank(0, 2, stubborn); spawn_rank(1, 2, wait_for_ever)
+        wait_for_ever()
+        """,
+        "--grace",
+        "0.5",
+        world_size=2,
+    )
+    until(lambda: len(run.pids()) == 3, "three processes to say they started")
+    run.in_training()
+    request_stop(run.directory)
+    assert run.end().state == "killed"
+    assert len(run.pids()) == 3
+    ended_clean(run)
+
+
+def test_what_a_finished_training_left_behind_is_ended_too(run: Run, ended_clean: Callable[[Run], None]) -> None:
+    result = run.result_of(
+        """
+        def daemon():
+            os.mkfifo(f"{RUN_DIR}/ready"); signal.pause()
+        begin(); train(3)
+        spawn_rank(1, 1, daemon); wait_for("ready")
+        say("finished")
+        """
+    )
+    assert result.state == "finished"
+    assert len(run.pids()) == 2
+    ended_clean(run)
+
+
+def test_hangup_does_not_touch_the_run(run: Run) -> None:
+    run.start("begin(); train(3); wait_for('go'); train(3, first=4); say('finished')")
+    run.in_training()
+    run.signal(signal.SIGHUP)
+    (run.directory / "go").touch()
+    result = run.end()
+    assert (result.state, result.steps.measured) == ("finished", 4)
+    # Only the supervisor lets it pass by: the training has its own way with signals.
+    assert not process_exists(run.child_pid())
+
+
+def test_signals_are_not_left_ignored_in_the_training(run: Run) -> None:
+    result = run.result_of(
+        """
+        asked_for = (signal.SIGHUP, signal.SIGTERM, signal.SIGUSR1)
+        print([s.name for s in asked_for if signal.getsignal(s) == signal.SIG_IGN]); begin(); train(3); say("finished")
+        """
+    )
+    assert result.state == "finished"
+    assert (run.directory / "output.log").read_text() == "[]\n"
+
+
+def test_stop_does_not_signal_a_stranger_with_the_supervisors_pid(run: Run, tmp_path: Path) -> None:
+    """After a reboot, or once a pid went round, the number in the records belongs to somebody else: here to us."""
+    run.prepare("", boot_id="another boot of this machine")
+    ticks = Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19]
+    line = f'{{"t_ns": 1, "kind": "supervisor", "pid": {os.getpid()}, "start_ticks": {ticks}}}\n'
+    (run.directory / "events.jsonl").write_text(line)
+    with pytest.raises(Problem, match="lost"):
+        request_stop(run.directory)
+    run.prepare("")
+    (run.directory / "result.json").unlink()
+    (run.directory / "events.jsonl").write_text(line.replace(ticks, str(int(ticks) - 1)))
+    with pytest.raises(Problem, match="lost"):
+        kill_now(run.directory)
