@@ -30,9 +30,9 @@ class InvalidInput(Exception):
         return {"message": self.message, "key": self.key, "allowed": self.allowed, "nearest": self.nearest}
 
 
-def unknown_name(what: str, name: str, prefix: str, allowed: Iterable[str]) -> InvalidInput:
+def unknown_name(what: str, name: str, key: str, allowed: Iterable[str]) -> InvalidInput:
     """An `InvalidInput` for a name that does not exist: `what` reads "field of llama's configuration"."""
     names = sorted(allowed)
     close = difflib.get_close_matches(name, names, n=1)
     hint = f"; did you mean {close[0]!r}?" if close else ""
-    return InvalidInput(f"{name!r} is not a {what}{hint}", prefix + name, names, close[0] if close else None)
+    return InvalidInput(f"{name!r} is not a {what}{hint}", key, names, close[0] if close else None)

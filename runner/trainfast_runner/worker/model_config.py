@@ -31,7 +31,7 @@ def resolve_config(model: dict[str, Any]) -> Any:
     allowed = field_names(base)
     for name in overrides:
         if name not in allowed:
-            raise unknown_name(f"field of {base.model_type}'s configuration", name, "model.", allowed)
+            raise unknown_name(f"field of {base.model_type}'s configuration", name, f"model.{name}", allowed)
     try:
         if source == "family":
             return type(base)(**overrides)
@@ -57,7 +57,7 @@ def _from_family(family: str) -> Any:
     from transformers import CONFIG_MAPPING
 
     if family not in CONFIG_MAPPING:
-        raise unknown_name("model family of this transformers", family, "model.family=", CONFIG_MAPPING.keys())
+        raise unknown_name("model family of this transformers", family, "model.family", CONFIG_MAPPING.keys())
     return CONFIG_MAPPING[family]()
 
 

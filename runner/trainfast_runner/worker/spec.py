@@ -91,15 +91,15 @@ def read_spec(run_dir: Path, rank: int) -> RunSpec:
     for name, allowed in CHOICES.items():
         value = getattr(knobs, name)
         if value not in allowed:
-            raise unknown_name(f"value of {name} that this worker runs", str(value), "", allowed)
+            raise unknown_name(f"value of {name} that this worker runs", str(value), name, allowed)
     for name in AT_LEAST_ONE:
         if getattr(knobs, name) < 1:
             raise InvalidInput(f"{name} must be at least 1, not {getattr(knobs, name)}", name, ["1 or more"])
     data = _known(Data, raw.get("data", {}))
     if data.objective not in OBJECTIVES:
-        raise unknown_name("data objective", data.objective, "data.objective=", OBJECTIVES)
+        raise unknown_name("data objective", data.objective, "data.objective", OBJECTIVES)
     if data.kind not in DATA_KINDS:
-        raise unknown_name("kind of data", data.kind, "data.kind=", DATA_KINDS)
+        raise unknown_name("kind of data", data.kind, "data.kind", DATA_KINDS)
     limits = raw.get("memory_limit_bytes") or []
     return RunSpec(
         run_id=raw["run_id"],

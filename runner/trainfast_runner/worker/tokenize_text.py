@@ -30,8 +30,8 @@ def build_in_child(request: Request, folder: Path) -> None:
 
 def build(request: Request, folder: Path) -> None:
     """Write `ids.bin` and `meta.json` (and `tokenizer.json`) of `request` into `folder`."""
-    # Several ranks may share the cores, and a forked DataLoader worker must not inherit a thread pool's lock.
-    os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")
+    # The launcher forbids these threads where DataLoader workers are forked; nothing is forked from here.
+    os.environ["TOKENIZERS_PARALLELISM"] = "true"
     found = list(documents(request))
     if not found:
         raise InvalidInput(f"{describe(request)}: no text in it", "data.paths")
