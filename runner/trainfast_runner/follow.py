@@ -1,0 +1,336 @@
+"""A run as it looks right now: its directory read bit by bit, for a screen that shows it live or long after.
+
+`Follower.poll` reads only what is new since the last call, bounded in time and memory, and tolerates files that are
+missing, cut short or damaged.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import deque
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+import msgspec
+
+from trainfast_runner.combinations import DATA_PARALLEL
+from trainfast_runner.home import RESULT_FILE, Home, is_alive, read_result, read_run_file
+from trainfast_runner.json_lines import Tail
+from trainfast_runner.records import END_STATES, Result, RunFile, Step, WorkerLine
+from trainfast_runner.recovery import state_of
+from trainfast_runner.telemetry.readings import Tick
+
+T = TypeVar("T")
+
+STEPS_KEPT = 4000
+TICKS_KEPT = 1800
+LOG_LINES_KEPT = 400
+LOG_LINE_CHARACTERS = 2000
+LOG_WINDOW_BYTES = 256 << 10
+RECENT_BYTES = 4 << 20
+"""Of a longer steps or telemetry file only this much of its end is read; it holds more than is kept."""
+HEAD_BYTES = 32 << 10
+LOSSES_AT_START = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Rates:
+    """Throughput of each step, summed over data-parallel ranks; the three have one length. Newest last."""
+
+    times_ns: tuple[int, ...] = ()
+    samples_per_s: tuple[float, ...] = ()
+    tokens_per_s: tuple[float, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class RunSnapshot:
+    """All that a screen shows of a run, at one moment. `log` is untrusted text as the training wrote it."""
+
+    directory: Path
+    run: RunFile | None
+    state: str
+    supervised: bool
+    """False while something of the run goes on and nobody watches over it."""
+    reason: str
+    stop_deadline_ns: int | None
+    """When SIGKILL follows the stop that was asked for; CLOCK_MONOTONIC."""
+    result: Result | None
+    steps: tuple[Step, ...]
+    """Of rank 0, newest last, at most `STEPS_KEPT`."""
+    first_loss: float | None
+    """Mean of the first five recorded losses."""
+    peak_allocated_bytes: int | None
+    """The worst rank's."""
+    rates: Rates
+    ticks: tuple[Tick, ...]
+    """Newest last, at most `TICKS_KEPT`."""
+    phase: str
+    detail: str
+    synthetic: bool | None
+    actual: WorkerLine | None
+    """What really ran, as rank 0 read it from the live objects."""
+    error: WorkerLine | None
+    """The first exception a rank wrote."""
+    log: tuple[str, ...]
+    unreadable_lines: int
+
+    @property
+    def run_id(self) -> str:
+        """The name of the directory."""
+        return self.directory.name
+
+    @property
+    def is_live(self) -> bool:
+        """Whether anything of the run may still be running."""
+        return self.state not in END_STATES
+
+
+class Follower:
+    """Reads one run directory, a bit at each `poll`. Not safe to share between threads."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self._run: RunFile | None = None
+        self._steps: deque[Step] = deque(maxlen=STEPS_KEPT)
+        self._ticks: deque[Tick] = deque(maxlen=TICKS_KEPT)
+        self._rates = _SummedRates()
+        self._step_tails: dict[int, Tail[Step]] = {}
+        self._worker_tails: dict[int, Tail[WorkerLine]] = {}
+        self._telemetry = _recent(directory / "telemetry.jsonl", Tick)
+        self._log = _LogTail(directory / "output.log")
+        self._first_loss: float | None = None
+        self._peak_bytes: int | None = None
+        self._phase = self._detail = ""
+        self._synthetic: bool | None = None
+        self._actual: WorkerLine | None = None
+        self._error: WorkerLine | None = None
+        self._final: RunSnapshot | None = None
+
+    def poll(self) -> RunSnapshot:
+        """Read what is new and return everything known. Once a run has ended its last snapshot is kept."""
+        if self._final is not None:
+            return self._final
+        if self._run is None:
+            self._run = read_run_file(self.directory)
+        # The state first: what the files say afterwards is then at least as new as the state.
+        state = state_of(self.directory)
+        result = read_result(self.directory)
+        grew = self._read()
+        snapshot = RunSnapshot(
+            directory=self.directory,
+            run=self._run,
+            state=result.state if result else state.state,
+            supervised=state.supervised or state.ended or state.state == "starting",
+            reason=(result.reason if result else state.reason) or "",
+            stop_deadline_ns=state.stop_deadline_ns,
+            result=result,
+            steps=tuple(self._steps),
+            first_loss=self._first_loss,
+            peak_allocated_bytes=self._peak_bytes,
+            rates=self._rates.snapshot(),
+            ticks=tuple(self._ticks),
+            phase=self._phase,
+            detail=self._detail,
+            synthetic=self._synthetic if result is None else result.synthetic_data,
+            actual=self._actual,
+            error=self._error,
+            log=self._log.lines(),
+            unreadable_lines=self._telemetry.unreadable
+            + sum(tail.unreadable for tail in self._step_tails.values())
+            + sum(tail.unreadable for tail in self._worker_tails.values()),
+        )
+        if (result is not None or state.ended) and not grew:
+            self._final = snapshot
+        return snapshot
+
+    def _read(self) -> bool:
+        """Whether any file gave something new."""
+        self._find_ranks()
+        grew = False
+        for rank, tail in self._step_tails.items():
+            steps = _new(tail)
+            grew |= bool(steps)
+            self._take_steps(rank, steps)
+        for rank, worker in self._worker_tails.items():
+            lines = _new(worker)
+            grew |= bool(lines)
+            for line in lines:
+                self._take_line(rank, line)
+        ticks = _new(self._telemetry)
+        self._ticks.extend(ticks)
+        return self._log.read() or grew or bool(ticks)
+
+    def _find_ranks(self) -> None:
+        """Open the files of ranks that have come up since."""
+        try:
+            names = os.listdir(self.directory)
+        except OSError:
+            return
+        for name in names:
+            stem, _, rest = name.partition(".")
+            if stem not in ("steps", "worker") or not rest.endswith("jsonl"):
+                continue
+            number = rest.removesuffix("jsonl").removesuffix(".").removeprefix("rank")
+            if number and not number.isdecimal():
+                continue
+            rank = int(number or 0)
+            if stem == "steps" and rank not in self._step_tails:
+                self._step_tails[rank] = _recent(self.directory / name, Step)
+            elif stem == "worker" and rank not in self._worker_tails:
+                self._worker_tails[rank] = Tail(self.directory / name, WorkerLine)
+
+    def _take_steps(self, rank: int, steps: list[Step]) -> None:
+        if rank == 0:
+            if steps and (self._first_loss is None or len(self._steps) < LOSSES_AT_START):
+                self._first_loss = _first_loss(self._step_tails[0].path)
+            self._steps.extend(steps)
+        for step in steps:
+            if step.peak_allocated_bytes is not None:
+                self._peak_bytes = max(self._peak_bytes or 0, step.peak_allocated_bytes)
+        self._rates.add(rank, steps, self._summed_ranks())
+
+    def _summed_ranks(self) -> int:
+        """How many ranks train on samples of their own; the others share rank 0's."""
+        run = self._run
+        return run.world_size if run is not None and run.knobs.get("strategy") in DATA_PARALLEL else 1
+
+    def _take_line(self, rank: int, line: WorkerLine) -> None:
+        if line.kind in ("exception", "invalid"):
+            if self._error is None:
+                self._error = msgspec.structs.replace(line, rank=rank if line.rank is None else line.rank)
+        elif rank != 0:
+            return
+        elif line.kind == "phase":
+            self._phase, self._detail = line.phase or "", line.detail or ""
+        elif line.kind == "data":
+            self._synthetic = line.synthetic
+        elif line.kind == "actual":
+            self._actual = line
+
+
+def newest(home: Home) -> Path | None:
+    """The newest run of which something is alive, else the newest of all; None without any."""
+    ids = home.run_ids()
+    for run_id in reversed(ids):
+        directory = home.directory(run_id)
+        if not (directory / RESULT_FILE).exists() and is_alive(directory):
+            return directory
+    return home.directory(ids[-1]) if ids else None
+
+
+class _SummedRates:
+    """Adds up the ranks' rates of each step as soon as all of them have written it."""
+
+    def __init__(self) -> None:
+        self._times_ns: deque[int] = deque(maxlen=STEPS_KEPT)
+        self._samples: deque[float] = deque(maxlen=STEPS_KEPT)
+        self._tokens: deque[float] = deque(maxlen=STEPS_KEPT)
+        self._waiting: dict[int, list[tuple[int, float, float]]] = {}
+
+    def add(self, rank: int, steps: list[Step], ranks: int) -> None:
+        if rank >= ranks:
+            return
+        for step in steps:
+            if step.step_ms <= 0:
+                continue
+            seconds = step.step_ms / 1e3
+            parts = self._waiting.setdefault(step.step, [])
+            parts.append((step.t_ns, step.samples / seconds, step.tokens / seconds))
+            if len(parts) < ranks:
+                continue
+            self._times_ns.append(max(part[0] for part in parts))
+            self._samples.append(sum(part[1] for part in parts))
+            self._tokens.append(sum(part[2] for part in parts))
+            del self._waiting[step.step]
+        if len(self._waiting) > STEPS_KEPT:
+            # A rank that fell silent for good: what the others did alone is no throughput of the run.
+            for number in sorted(self._waiting)[:-STEPS_KEPT]:
+                del self._waiting[number]
+
+    def snapshot(self) -> Rates:
+        return Rates(tuple(self._times_ns), tuple(self._samples), tuple(self._tokens))
+
+
+class _LogTail:
+    """The last lines of `output.log`; a progress bar's carriage returns leave only what a terminal would show."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._offset: int | None = None
+        self._lines: deque[str] = deque(maxlen=LOG_LINES_KEPT)
+        self._rest = b""
+
+    def read(self) -> bool:
+        try:
+            fd = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC)
+        except OSError:
+            return False
+        try:
+            size = os.fstat(fd).st_size
+            if self._offset is None or size < self._offset or size - self._offset > LOG_WINDOW_BYTES:
+                # The start, a log cut down meanwhile, or more than is kept: go on near the end.
+                self._offset, self._rest = max(0, size - LOG_WINDOW_BYTES), b""
+                self._lines.clear()
+            chunk = os.pread(fd, LOG_WINDOW_BYTES, self._offset)
+        except OSError:
+            return False
+        finally:
+            os.close(fd)
+        self._offset += len(chunk)
+        *lines, self._rest = (self._rest + chunk).split(b"\n")
+        self._rest = self._rest[-4 * LOG_LINE_CHARACTERS :]
+        self._lines.extend(_shown(line) for line in lines)
+        return bool(chunk)
+
+    def lines(self) -> tuple[str, ...]:
+        rest = _shown(self._rest)
+        return (*self._lines, rest) if rest else tuple(self._lines)
+
+
+def _shown(line: bytes) -> str:
+    """One line after its carriage returns; the zero bytes of a hole are gone."""
+    last = line.replace(b"\0", b"").rstrip(b"\r").rpartition(b"\r")[2]
+    return last.decode(errors="replace")[:LOG_LINE_CHARACTERS]
+
+
+def _new(tail: Tail[T]) -> list[T]:
+    try:
+        return tail.new()
+    except OSError:
+        return []
+
+
+def _recent(path: Path, type: type[T]) -> Tail[T]:
+    """A tail that starts at a line near the end of a long file."""
+    tail = Tail(path, type)
+    try:
+        with path.open("rb") as file:
+            size = file.seek(0, os.SEEK_END)
+            if size > RECENT_BYTES:
+                file.seek(size - RECENT_BYTES)
+                file.readline()
+                tail.offset = file.tell()
+    except OSError:
+        pass  # it is not there yet: the tail waits for it
+    return tail
+
+
+def _first_loss(path: Path) -> float | None:
+    """Mean of the first losses in the file's head; later ones need not be read for it."""
+    try:
+        with path.open("rb") as file:
+            head = file.read(HEAD_BYTES)
+    except OSError:
+        return None
+    losses: list[float] = []
+    for line in head.split(b"\n")[:-1]:
+        try:
+            loss = msgspec.json.decode(line, type=Step).loss
+        except msgspec.DecodeError:
+            continue
+        if loss is not None:
+            losses.append(loss)
+        if len(losses) == LOSSES_AT_START:
+            break
+    return sum(losses) / len(losses) if losses else None

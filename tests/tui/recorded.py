@@ -1,0 +1,253 @@
+"""Run directories written by hand, every figure fixed, as a supervisor and its ranks would leave them."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from trainfast_runner.home import Home
+from trainfast_runner.knobs import defaults
+from trainfast_runner.records import (
+    Actual,
+    Clock,
+    Event,
+    Losses,
+    Memory,
+    Result,
+    RunError,
+    RunFile,
+    Spread,
+    Step,
+    StepCount,
+    StepTime,
+    Throughput,
+    WorkerLine,
+)
+from trainfast_runner.telemetry.readings import DeviceReading, HostReading, RunReading, Tick
+
+S = 1_000_000_000
+START_NS = 5_000 * S
+WALL_NS = 1_790_000_000 * S
+GIB = 2**30
+MIB = 2**20
+
+
+def a_step(number: int, *, step_ms: float = 480.0, batch: int = 8, seq_len: int = 128) -> Step:
+    """Step `number`; the first three are warm-up and slower, later ones wobble a little."""
+    took = step_ms * (2.5 if number == 1 else 1.0 + 0.05 * math.sin(number))
+    return Step(
+        t_ns=START_NS + 8 * S + int(number * step_ms * 1e6),
+        step=number,
+        warmup=number <= 3,
+        samples=batch,
+        tokens=batch * seq_len,
+        loss=8.3 * math.exp(-number / 80),
+        step_ms=took,
+        data_ms=took * 0.02,
+        forward_ms=took * 0.31,
+        backward_ms=took * 0.52,
+        optimizer_ms=took * 0.11,
+        other_ms=took * 0.04,
+        peak_allocated_bytes=412 * MIB + number * 1000,
+        peak_reserved_bytes=412 * MIB + number * 1000,
+        lr=1e-3,
+    )
+
+
+def a_gpu(index: int, second: int = 0, **changes: Any) -> DeviceReading:
+    """An H200 under load; GPU 3 runs hot and is held back."""
+    hot = index == 3
+    fields: dict[str, Any] = {
+        "index": index,
+        "uuid": f"GPU-{index:08d}",
+        "name": "NVIDIA H200",
+        "memory_used_bytes": (61 + index) * GIB,
+        "memory_total_bytes": 139 * GIB,
+        "memory_free_bytes": (78 - index) * GIB,
+        "gpu_utilization_percent": 96 + (second + index) % 4,
+        "temperature_c": 61 + index + (24 if hot else 0) + second % 3,
+        "slowdown_temperature_c": 91,
+        "power_w": 610.0 + 7 * index + second % 9,
+        "power_limit_w": 700.0,
+        "sm_clock_mhz": 1410 if hot else 1830,
+        "sm_clock_max_mhz": 1980,
+        "throttle_reasons": ["sw_thermal"] if hot else (["sw_power_cap"] if index == 1 else []),
+    }
+    return DeviceReading(**{**fields, **changes})
+
+
+def a_tick(second: int, *, gpus: int = 0, live: bool = True) -> Tick:
+    """The machine `second` seconds after the start."""
+    return Tick(
+        t_ns=START_NS + second * S,
+        host=HostReading(
+            cpu_percent=min(97.0, 12.0 + 8 * second) + 2 * math.sin(second),
+            cpu_count=2,
+            memory_used_bytes=int((2.6 + 0.02 * second) * GIB),
+            memory_total_bytes=int(7.75 * GIB),
+            run=RunReading(
+                cpu_percent=min(190.0, 16.0 * second),
+                memory_rss_bytes=(420 + 9 * second) * MIB,
+                processes=3,
+                threads=17,
+            )
+            if live
+            else None,
+        ),
+        devices=[a_gpu(index, second) for index in range(gpus)],
+        missing={} if gpus else {"nvml": "no NVIDIA driver"},
+        sample_us=900,
+    )
+
+
+def write_lines(path: Path, records: list[Any]) -> None:
+    """One JSON object a line."""
+    path.write_bytes(b"".join(msgspec.json.encode(record) + b"\n" for record in records))
+
+
+def a_run(
+    home: Home,
+    run_id: str = "20261121-054455-tiny-llama-7f3a",
+    *,
+    state: str = "finished",
+    steps: int = 30,
+    planned: int = 50,
+    step_ms: float = 480.0,
+    gpus: int = 0,
+    reason: str | None = None,
+    preset: str = "tiny-llama",
+    title: str = "Llama, 4 layers of 192, on this Python's own sources",
+    synthetic: bool = False,
+    error: RunError | None = None,
+    log: str = "tokenizing the standard library\nepoch 1\n",
+    knobs: dict[str, Any] | None = None,
+    with_result: bool = True,
+    memory_limit: list[int] | None = None,
+) -> Path:
+    """A run directory in `home`; without a result and with its lock held by the test it is live."""
+    home.ready()
+    directory = home.directory(run_id)
+    directory.mkdir(mode=0o700)
+    chosen = {**defaults(), "seq_len": 128, "lr": 1e-3, "steps": planned, "devices": 1, **(knobs or {})}
+    batch = int(str(chosen["batch_size"]))
+    run = RunFile(
+        run_id=run_id,
+        preset=preset,
+        title=title,
+        model={"family": "llama"},
+        data={"kind": "random" if synthetic else "text", "objective": "causal-lm"},
+        knobs=chosen,
+        device="cuda" if gpus else "cpu",
+        device_uuids=[f"GPU-{index:08d}" for index in range(gpus)],
+        memory_limit_bytes=memory_limit,
+        boot_id="",
+        clock=Clock(monotonic_ns=START_NS, wall_ns=WALL_NS),
+    )
+    (directory / "run.json").write_bytes(msgspec.json.encode(run))
+    (directory / "alive.lock").touch(mode=0o600)
+    all_steps = [a_step(number, step_ms=step_ms, batch=batch) for number in range(1, steps + 1)]
+    write_lines(directory / "steps.jsonl", all_steps)
+    lines = [
+        WorkerLine(t_ns=START_NS + S, kind="started", rank=0, world_size=1, pid=1, start_ticks=1),
+        WorkerLine(t_ns=START_NS + 2 * S, kind="phase", phase="data", detail="opening text data"),
+        WorkerLine(t_ns=START_NS + 3 * S, kind="data", synthetic=synthetic, source="text"),
+        WorkerLine(t_ns=START_NS + 4 * S, kind="phase", phase="model", detail=""),
+        WorkerLine(
+            t_ns=START_NS + 7 * S,
+            kind="actual",
+            wrapper="none",
+            compute_dtype="float32",
+            device="cuda" if gpus else "cpu",
+            world_size=1,
+        ),
+        WorkerLine(t_ns=START_NS + 8 * S, kind="phase", phase="train", detail=""),
+    ]
+    if error is not None:
+        lines.append(
+            WorkerLine(
+                t_ns=START_NS + 9 * S,
+                kind="exception",
+                rank=error.rank,
+                phase=error.phase,
+                step=steps + 1,
+                type=error.type,
+                message=error.message,
+                is_oom=state == "oom",
+            )
+        )
+    write_lines(directory / "worker.jsonl", lines)
+    seconds = 8 + int(steps * step_ms / 1000) + 1
+    write_lines(directory / "telemetry.jsonl", [a_tick(second, gpus=gpus) for second in range(seconds)])
+    write_lines(directory / "events.jsonl", [Event(t_ns=START_NS, kind="state", state="running")])
+    (directory / "output.log").write_text(log)
+    if with_result:
+        result = a_result(run, all_steps, state, reason, synthetic, error)
+        (directory / "result.json").write_bytes(msgspec.json.encode(result))
+    return directory
+
+
+def a_result(
+    run: RunFile, steps: list[Step], state: str, reason: str | None, synthetic: bool, error: RunError | None
+) -> Result:
+    """What the supervisor would sum up."""
+    counted = [step for step in steps if not step.warmup]
+    middle = counted[len(counted) // 2] if counted else None
+    rate = middle.samples / middle.step_ms * 1e3 if middle else None
+    tokens = middle.tokens / middle.step_ms * 1e3 if middle else None
+    return Result(
+        run_id=run.run_id,
+        state=state,
+        reason=reason if reason is not None else f"{len(steps)} of {run.knobs['steps']} steps",
+        preset=run.preset,
+        synthetic_data=synthetic,
+        started_wall_ns=WALL_NS,
+        seconds=8 + len(steps) * 0.5,
+        knobs=run.knobs,
+        actual=Actual(wrapper="none", world_size=1, device=run.device),
+        steps=StepCount(measured=len(counted), warmup=len(steps) - len(counted)),
+        loss=Losses(first=8.1, last=5.7) if steps else Losses(),
+        throughput=Throughput(
+            samples_per_s=Spread(median=rate, mad=rate and rate * 0.01),
+            tokens_per_s=Spread(median=tokens, mad=tokens and tokens * 0.01),
+        ),
+        step_ms=StepTime(
+            p50=middle.step_ms,
+            p90=middle.step_ms * 1.04,
+            p99=middle.step_ms * 1.05,
+            data=middle.data_ms,
+            forward=middle.forward_ms,
+            backward=middle.backward_ms,
+            optimizer=middle.optimizer_ms,
+            other=middle.other_ms,
+        )
+        if middle
+        else StepTime(),
+        memory=Memory(
+            peak_allocated_bytes=steps[-1].peak_allocated_bytes if steps else None,
+            peak_reserved_bytes=steps[-1].peak_reserved_bytes if steps else None,
+        ),
+        error=error,
+    )
+
+
+OOM_WORDS = (
+    "DefaultCPUAllocator: can't allocate memory: you tried to allocate 6442450944 bytes. Error code 12"
+    " (Cannot allocate memory)"
+)
+
+
+def an_oom_run(home: Home, run_id: str = "20261121-060102-tiny-llama-00aa") -> Path:
+    """A run that did not fit, in its first step."""
+    return a_run(
+        home,
+        run_id,
+        state="oom",
+        steps=0,
+        reason=OOM_WORDS,
+        error=RunError(rank=0, phase="forward", type="RuntimeError", message=OOM_WORDS),
+        knobs={"batch_size": 4096, "memory_limit": "1GiB"},
+        memory_limit=[GIB],
+    )

@@ -1,0 +1,215 @@
+"""The Textual app: what lives longer than a screen, and where messages from other threads arrive."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Iterable
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from textual.app import App, SystemCommand
+from textual.screen import Screen
+
+from trainfast_runner.home import Home
+from trainfast_runner.problem import Problem
+from trainfast_tui import themes
+from trainfast_tui.background import in_background
+from trainfast_tui.commands import COMMANDS, bindings
+from trainfast_tui.messages import Broke, Compared, MachineSeen, Refused, RunStarted, Said, SnapshotTaken, TerminalLost
+from trainfast_tui.next_run import NextRun, of_preset, of_run
+from trainfast_tui.pacing import Pacer
+from trainfast_tui.reader import Reader
+from trainfast_tui.run_control import RunControl
+from trainfast_tui.screens.main import MainScreen
+from trainfast_tui.snapshot import Snapshot
+
+if TYPE_CHECKING:
+    from trainfast_runner.machine import Machine
+
+CPU_PRESET, GPU_PRESET = "tiny-llama", "gpt2-medium"
+
+
+class TrainfastApp(App[int]):
+    """`next_run` is what `r` would start; `snapshot` the newest of the reader's."""
+
+    TITLE = "trainfast-tui"
+    BINDINGS = [*bindings("everywhere")]
+    ENABLE_COMMAND_PALETTE = True
+
+    def __init__(
+        self, home: Home, *, ascii: bool = False, preset: str | None = None, directory: Path | None = None
+    ) -> None:
+        super().__init__()
+        self.home = home
+        self.ascii = ascii
+        self.machine: Machine | None = None
+        self.next_run: NextRun | None = None
+        self.snapshot: Snapshot | None = None
+        self.touched = preset is not None
+        self.control = RunControl(home, self.post_message)
+        self.reader = Reader(home, self._post_snapshot, directory=directory)
+        self._preset = preset
+        self._pacer = Pacer()
+        self._adopted: str | None = None
+        themes.register(self)
+
+    def get_default_screen(self) -> Screen[Any]:
+        """The main screen is the one at the bottom."""
+        self._choose_preset(self._preset or (GPU_PRESET if os.path.exists("/dev/nvidia0") else CPU_PRESET))
+        return MainScreen(ascii=self.ascii)
+
+    def on_mount(self) -> None:
+        # Whatever is not needed for the first frame waits for it.
+        self.call_after_refresh(self._begin)
+
+    def _begin(self) -> None:
+        self.reader.start()
+        in_background("machine", _look_at_machine, self.post_message)
+
+    def on_unmount(self) -> None:
+        self.reader.stop()
+
+    @property
+    def main(self) -> MainScreen:
+        """The main screen, on top or below another."""
+        screen = self.screen_stack[0]
+        assert isinstance(screen, MainScreen)
+        return screen
+
+    def _post_snapshot(self, snapshot: Snapshot) -> None:
+        self.post_message(SnapshotTaken(snapshot))
+
+    def on_snapshot_taken(self, message: SnapshotTaken) -> None:
+        snapshot = self.snapshot = message.snapshot
+        late_s = (time.monotonic_ns() - snapshot.taken_ns) / 1e9
+        self.reader.period_s = self._pacer.note(late_s, _unwritten_frames(self))
+        self._adopt(snapshot)
+        if self.screen is self.main:
+            self.main.show_pace(self._pacer.words)
+            self.main.show_snapshot(snapshot)
+
+    def show_run(self, directory: Path) -> None:
+        """Follow this run on the main screen; its knobs become the next run's."""
+        self.touched, self._adopted = False, None
+        self.reader.follow(directory)
+
+    def on_machine_seen(self, message: MachineSeen) -> None:
+        self.machine = message.machine
+        if not self.touched and self._adopted is None:
+            self._choose_preset(GPU_PRESET if message.machine.device == "cuda" else CPU_PRESET)
+        self.main.show_knobs()
+
+    def on_run_started(self, message: RunStarted) -> None:
+        self.reader.follow(message.directory)
+
+    def on_refused(self, message: Refused) -> None:
+        self.main.refuse(message.problem)
+        self._say_on_top(message.problem.line(), "error")
+
+    def on_said(self, message: Said) -> None:
+        self.main.say(message.text)
+        self._say_on_top(message.text, "text")
+
+    def _say_on_top(self, text: str, tone: str) -> None:
+        """On the screen in sight as well, where that is another one."""
+        say = getattr(self.screen, "say", None)
+        if say is not None and self.screen is not self.main:
+            say(text, tone)
+
+    def on_compared(self, message: Compared) -> None:
+        from trainfast_tui.screens.compare import CompareScreen
+
+        self.push_screen(CompareScreen(message.a, message.b, ascii=self.ascii))
+
+    def on_broke(self, message: Broke) -> None:
+        raise message.error
+
+    def on_terminal_lost(self, message: TerminalLost) -> None:
+        self.exit(0)
+
+    def action_help(self) -> None:
+        from trainfast_tui.screens.help import HelpScreen
+
+        self.push_screen(HelpScreen(ascii=self.ascii))
+
+    def action_theme(self) -> None:
+        self.main.say(f"theme: {themes.turn(self)}")
+
+    async def action_quit(self) -> None:
+        self.exit(0)
+
+    def compare_with_previous(self, run_id: str) -> None:
+        """Open the comparison of a run with the newest ended one before it."""
+        from trainfast_tui.screens.compare import previous_of
+
+        in_background("compare", partial(previous_of, self.home, run_id), self.post_message)
+
+    def get_system_commands(self, screen: Screen[Any]) -> Iterable[SystemCommand]:
+        """The palette: the commands of this screen, from the one list of them."""
+        scope = getattr(screen, "SCOPE", "main")
+        for command in COMMANDS:
+            if command.palette and command.scope in (scope, "everywhere"):
+                prefix = "app" if command.scope == "everywhere" else "screen"
+                run = partial(self._palette_action, f"{prefix}.{command.id}")
+                yield SystemCommand(f"{command.label} ({command.key})", command.help, run)
+
+    async def _palette_action(self, action: str) -> None:
+        await self.run_action(action)
+
+    def _choose_preset(self, name: str) -> None:
+        try:
+            self.next_run = of_preset(name)
+        except Problem as problem:
+            self.call_after_refresh(partial(self._refuse, problem))
+
+    def _refuse(self, problem: Problem) -> None:
+        self.main.refuse(problem)
+
+    def _adopt(self, snapshot: Snapshot) -> None:
+        """The knobs of a run that comes onto the screen are those the next one is compared with."""
+        run = snapshot.run.run if snapshot.run is not None else None
+        if run is None or run.run_id == self._adopted:
+            return
+        self._adopted = run.run_id
+        if self.touched and self.next_run is not None:
+            self.next_run = self.next_run.compared_with(run.knobs)
+        else:
+            self.next_run = of_run(run)
+        self.main.show_knobs()
+
+
+def _look_at_machine() -> MachineSeen:
+    from importlib import metadata
+
+    from trainfast_runner.machine import look
+
+    try:
+        torch_version: str | None = metadata.version("torch")
+    except metadata.PackageNotFoundError:
+        torch_version = None
+    return MachineSeen(look(torch_version))
+
+
+def _unwritten_frames(app: App[Any]) -> int:
+    """Frames that wait for the terminal to take them; 0 where Textual does not tell."""
+    writer = getattr(app._driver, "_writer_thread", None)
+    queue = getattr(writer, "_queue", None)
+    return queue.qsize() if queue is not None else 0
+
+
+def run_app(home: Home, ascii: bool = False, preset: str | None = None) -> int:
+    """Open the app and return its exit status; says on leaving that a run goes on."""
+    from trainfast_tui.terminal_watch import watch
+
+    app = TrainfastApp(home, ascii=ascii, preset=preset)
+    watch(sys.stdin.fileno(), lambda: app.post_message(TerminalLost()))
+    # Without the mouse the terminal's own selection works, and no movement is sent over the link.
+    status = app.run(mouse=False)
+    run = app.snapshot.run if app.snapshot is not None else None
+    if run is not None and run.is_live:
+        print(f"{run.run_id} goes on without this screen.")
+        print(f"Come back with: trainfast-tui    follow it with: trainfast-tui attach {run.run_id}")
+    return app.return_code or status or 0

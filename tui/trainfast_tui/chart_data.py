@@ -1,0 +1,249 @@
+"""From a snapshot to what the charts draw: throughput and device readings on one time axis."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+from trainfast_runner.follow import RunSnapshot
+from trainfast_runner.telemetry import throttle
+from trainfast_runner.telemetry.readings import DeviceReading, Tick
+from trainfast_tui import format as fmt
+from trainfast_tui.snapshot import Snapshot
+from trainfast_tui.widgets.strip_chart import ChartData, Limit, Series, Span, Tone
+
+SECOND_NS = 1_000_000_000
+WINDOWS_S = (30, 60, 120, 300, 600, 1800)
+DEFAULT_WINDOW = 2
+TICK_GAP_NS = 5 * SECOND_NS
+LEAST_STEP_GAP_NS = 5 * SECOND_NS
+TONES: tuple[Tone, ...] = ("primary", "secondary", "accent", "success")
+MOST_LINES = 2
+"""More devices than this are shown as their highest and lowest reading."""
+
+
+@dataclass(frozen=True, slots=True)
+class TimeAxis:
+    """What all charts of one frame share."""
+
+    start_ns: int
+    end_ns: int
+    now_label: str
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """One device reading that can be charted."""
+
+    name: str
+    of: Callable[[DeviceReading], float | None]
+    unit: fmt.Formatter
+    limit: Callable[[DeviceReading], float | None] | None = None
+    limit_label: str = ""
+    y_max: float | None = None
+    binary: bool = False
+
+
+GPU_READINGS: tuple[Reading, ...] = (
+    Reading("GPU utilization", lambda gpu: gpu.gpu_utilization_percent, fmt.percent, y_max=100.0),
+    Reading(
+        "GPU memory",
+        lambda gpu: gpu.memory_used_bytes,
+        fmt.size,
+        lambda gpu: gpu.memory_total_bytes,
+        "total",
+        binary=True,
+    ),
+    Reading(
+        "temperature", lambda gpu: gpu.temperature_c, fmt.celsius, lambda gpu: gpu.slowdown_temperature_c, "slowdown"
+    ),
+    Reading("power", lambda gpu: gpu.power_w, fmt.watts, lambda gpu: gpu.power_limit_w, "cap"),
+    Reading("SM clock", lambda gpu: gpu.sm_clock_mhz, fmt.megahertz, lambda gpu: gpu.sm_clock_max_mhz, "most"),
+)
+
+
+def time_axis(snapshot: Snapshot, window: int) -> TimeAxis:
+    """The last `WINDOWS_S[window]` seconds: until now, or until the end of a run that is over."""
+    length_ns = WINDOWS_S[window] * SECOND_NS
+    run = snapshot.run
+    if run is None or run.is_live:
+        return TimeAxis(snapshot.taken_ns - length_ns, snapshot.taken_ns, "now")
+    end_ns = max([run.ticks[-1].t_ns] if run.ticks else [], default=0)
+    if run.steps:
+        end_ns = max(end_ns, run.steps[-1].t_ns)
+    first_ns = min([series[0].t_ns for series in (run.ticks, run.steps) if series], default=end_ns - length_ns)
+    # A short run fills the chart; of a long one its end is shown.
+    start_ns = max(end_ns - length_ns, min(first_ns, end_ns - 10 * SECOND_NS))
+    return TimeAxis(start_ns, end_ns, "end")
+
+
+def throughput(snapshot: Snapshot, axis: TimeAxis, noun: str, chosen: Sequence[str] = ()) -> ChartData:
+    """Throughput of each step; `noun` is samples or tokens."""
+    run = snapshot.run
+    rates = run.rates if run is not None else None
+    values: Sequence[float] = ()
+    if rates is not None:
+        values = rates.samples_per_s if noun == "samples" else rates.tokens_per_s
+    synthetic = " (synthetic data)" if run is not None and run.synthetic else ""
+    return ChartData(
+        title=f"throughput{synthetic}",
+        series=(Series(f"{noun}/s", rates.times_ns if rates is not None else (), values, "success"),),
+        t_min_ns=axis.start_ns,
+        t_max_ns=axis.end_ns,
+        gap_ns=_step_gap(run),
+        unit=fmt.number,
+        spans=_spans(run.ticks, chosen) if run is not None else (),
+        empty=_waiting_words(run),
+        now_label=axis.now_label,
+    )
+
+
+def device_charts(snapshot: Snapshot, axis: TimeAxis) -> list[ChartData]:
+    """A chart for each reading of the devices in use, the most telling first."""
+    run = snapshot.run
+    ticks = _ticks(snapshot)
+    if not any(tick.devices for tick in ticks[-1:]):
+        return _cpu_charts(ticks, axis, run is not None)
+    chosen = _chosen(run, ticks[-1])
+    return [_gpu_chart(reading, ticks, chosen, axis) for reading in GPU_READINGS]
+
+
+def used_uuids(run: RunSnapshot | None) -> frozenset[str]:
+    """UUIDs of the GPUs the run uses or watches."""
+    if run is None or run.run is None:
+        return frozenset()
+    return frozenset((*run.run.device_uuids, *run.run.watch_uuids))
+
+
+def _ticks(snapshot: Snapshot) -> Sequence[Tick]:
+    run = snapshot.run
+    if run is None:
+        return snapshot.ticks
+    if not run.is_live or not snapshot.ticks:
+        return run.ticks
+    first = run.ticks[0].t_ns if run.ticks else snapshot.taken_ns
+    return (*(tick for tick in snapshot.ticks if tick.t_ns < first), *run.ticks)
+
+
+def _chosen(run: RunSnapshot | None, tick: Tick) -> list[str]:
+    used = used_uuids(run)
+    uuids = [device.uuid for device in tick.devices if device.uuid]
+    return [uuid for uuid in uuids if uuid in used] or uuids
+
+
+def _gpu_chart(reading: Reading, ticks: Sequence[Tick], chosen: list[str], axis: TimeAxis) -> ChartData:
+    recent = [tick for tick in ticks if tick.t_ns >= axis.start_ns - TICK_GAP_NS]
+    times = [tick.t_ns for tick in recent]
+    by_uuid = [{device.uuid: device for device in tick.devices} for tick in recent]
+    columns: list[list[float | None]] = [
+        [None if (device := devices.get(uuid)) is None else reading.of(device) for devices in by_uuid]
+        for uuid in chosen
+    ]
+    newest = by_uuid[-1] if by_uuid else {}
+    if len(chosen) > MOST_LINES:
+        pairs = [[value for value in row if value is not None] for row in zip(*columns, strict=True)]
+        series: tuple[Series, ...] = (
+            Series(f"highest of {len(chosen)} GPUs", times, [max(row, default=None) for row in pairs], "primary"),
+            Series("lowest", times, [min(row, default=None) for row in pairs], "secondary"),
+        )
+    else:
+        series = tuple(
+            Series(f"GPU {newest[uuid].index}" if uuid in newest else "GPU", times, column, TONES[place % len(TONES)])
+            for place, (uuid, column) in enumerate(zip(chosen, columns, strict=True))
+        )
+    return ChartData(
+        title=reading.name,
+        series=series,
+        t_min_ns=axis.start_ns,
+        t_max_ns=axis.end_ns,
+        gap_ns=TICK_GAP_NS,
+        unit=reading.unit,
+        spans=_spans(recent, chosen),
+        limits=_limits(reading, [newest[uuid] for uuid in chosen if uuid in newest]),
+        y_max=reading.y_max,
+        binary=reading.binary,
+        empty="This GPU does not report it." if recent else "No samples yet.",
+        now_label=axis.now_label,
+    )
+
+
+def _limits(reading: Reading, devices: Sequence[DeviceReading]) -> tuple[Limit, ...]:
+    if reading.limit is None:
+        return ()
+    values = [value for device in devices if (value := reading.limit(device)) is not None]
+    return (Limit(min(values), reading.limit_label),) if values else ()
+
+
+def _cpu_charts(ticks: Sequence[Tick], axis: TimeAxis, has_run: bool) -> list[ChartData]:
+    recent = [tick for tick in ticks if tick.t_ns >= axis.start_ns - TICK_GAP_NS]
+    times = [tick.t_ns for tick in recent]
+    cores = next((tick.host.cpu_count for tick in reversed(recent) if tick.host.cpu_count), None)
+    run_cpu = [
+        None if (run := tick.host.run) is None or run.cpu_percent is None or not cores else run.cpu_percent / cores
+        for tick in recent
+    ]
+    cpu = [Series("machine", times, [tick.host.cpu_percent for tick in recent], "primary")]
+    memory = [Series("machine", times, [tick.host.memory_used_bytes for tick in recent], "primary")]
+    if has_run:
+        run_memory = [None if tick.host.run is None else tick.host.run.memory_rss_bytes for tick in recent]
+        cpu.insert(0, Series("this run", times, run_cpu, "secondary"))
+        memory.insert(0, Series("this run", times, run_memory, "secondary"))
+    chart = partial(
+        ChartData, t_min_ns=axis.start_ns, t_max_ns=axis.end_ns, gap_ns=TICK_GAP_NS, now_label=axis.now_label
+    )
+    return [
+        chart(title="CPU of all cores", series=tuple(cpu), unit=fmt.percent, y_max=100.0),
+        chart(title="memory", series=tuple(memory), unit=fmt.size, binary=True),
+    ]
+
+
+def _spans(ticks: Sequence[Tick], chosen: Sequence[str]) -> tuple[Span, ...]:
+    """Stretches in which a chosen device was held back by heat or power; with none chosen, any device."""
+    spans: list[Span] = []
+    start: dict[str, int] = {}
+    for tick in ticks:
+        kinds: set[str] = {
+            kind
+            for device in tick.devices
+            if not chosen or device.uuid in chosen
+            for reason in device.throttle_reasons or ()
+            if (kind := throttle.kind(reason)) is not None
+        }
+        for ended in [kind for kind in start if kind not in kinds]:
+            spans.append(Span(start.pop(ended), tick.t_ns, ended))
+        for held in kinds:
+            start.setdefault(held, tick.t_ns)
+    # Heat over power where both hold: the later span is drawn over the earlier.
+    spans += [Span(since, ticks[-1].t_ns, kind) for kind, since in start.items()]
+    return tuple(sorted(spans, key=lambda span: span.kind))
+
+
+def _step_gap(run: RunSnapshot | None) -> int:
+    """Steps come as fast as they are: a gap is several of them missing."""
+    if run is None or not run.steps:
+        return LEAST_STEP_GAP_NS
+    longest = max(step.step_ms for step in run.steps[-20:])
+    return max(LEAST_STEP_GAP_NS, int(longest * 4e6))
+
+
+PHASE_WORDS = {
+    "import": "importing torch and transformers",
+    "data": "preparing the data",
+    "model": "building the model",
+    "train": "first step",
+}
+
+
+def starting_words(run: RunSnapshot) -> str:
+    """What a run without steps is doing."""
+    if not run.is_live:
+        return "This run ended before its first step."
+    words = PHASE_WORDS.get(run.phase, run.phase or "starting the training process")
+    return f"Starting: {words}" + (f" ({run.detail})" if run.detail else "") + "…"
+
+
+def _waiting_words(run: RunSnapshot | None) -> str:
+    if run is None:
+        return "Press r to start a run."
+    return starting_words(run) if not run.steps else "No steps in this stretch of time."

@@ -1,0 +1,144 @@
+"""What is said in the middle of the screen: before the first run, and about a run that did not simply finish."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from trainfast_runner.follow import RunSnapshot
+from trainfast_runner.oom_advice import Fix, cheapest
+from trainfast_tui import format as fmt
+
+LOG_LINES = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """A headline with its tone, the reason, knobs to turn, the log's last words, and what to try."""
+
+    headline: str
+    tone: str
+    reason: str
+    fixes: tuple[Fix, ...] = ()
+    log: tuple[str, ...] = ()
+    advice: str = ""
+
+
+def ending(run: RunSnapshot) -> Ending | None:
+    """What there is to say, or None while the run is simply running."""
+    if run.is_live:
+        if run.supervised:
+            return None
+        return Ending(
+            "running without its supervisor",
+            "warning",
+            run.reason or "The supervisor is gone and the training goes on: no telemetry, no time limit, no result.",
+            advice="s stops it and cleans up; the records so far are kept.",
+        )
+    make = _ENDINGS.get(run.state)
+    return None if make is None else make(run)
+
+
+def _finished(run: RunSnapshot) -> Ending:
+    return Ending(
+        "finished",
+        "success",
+        run.reason,
+        advice="Turn a knob and press r to see what it does; c compares with the run before.",
+    )
+
+
+def _oom(run: RunSnapshot) -> Ending:
+    phase, where = _where(run)
+    knobs = run.run.knobs if run.run is not None else {}
+    limits = run.run.memory_limit_bytes if run.run is not None else None
+    device = run.run.device if run.run is not None else "cpu"
+    fixes = cheapest(knobs, device, phase, run.reason, min(limits) if limits else None)
+    limit = f". The limit was {fmt.size(min(limits))} a rank." if limits else ""
+    return Ending(
+        f"out of memory{where}",
+        "error",
+        f"{(run.reason or _message(run)).rstrip('.')}{limit}",
+        tuple(fixes),
+        advice="1, 2 or 3 sets that knob; r runs again.",
+    )
+
+
+def _failed(run: RunSnapshot) -> Ending:
+    return Ending(
+        f"failed{_where(run)[1]}",
+        "error",
+        run.reason or _message(run),
+        log=_last_words(run),
+        advice="l shows the whole log. Turn what it names and press r.",
+    )
+
+
+def _failed_to_start(run: RunSnapshot) -> Ending:
+    return Ending(
+        "failed to start",
+        "error",
+        run.reason or _message(run),
+        log=_last_words(run),
+        advice="l shows the whole log; trainfast-tui doctor looks for what is missing on this machine.",
+    )
+
+
+def _stopped(run: RunSnapshot) -> Ending:
+    return Ending(
+        "stopped", "warning", run.reason or "Asked to end, and ended.", advice="Its steps are kept. r runs again."
+    )
+
+
+def _killed(run: RunSnapshot) -> Ending:
+    return Ending(
+        "killed",
+        "warning",
+        run.reason or "It had to be killed.",
+        log=_last_words(run),
+        advice="Its steps are kept. r runs again; l shows its last words.",
+    )
+
+
+def _lost(run: RunSnapshot) -> Ending:
+    return Ending(
+        "lost",
+        "warning",
+        run.reason or "Nothing of it is left and it wrote no result.",
+        log=_last_words(run),
+        advice="Its records are kept. trainfast-tui doctor says whether this machine ends programs at logout.",
+    )
+
+
+_ENDINGS = {
+    "finished": _finished,
+    "oom": _oom,
+    "failed": _failed,
+    "failed_to_start": _failed_to_start,
+    "stopped": _stopped,
+    "killed": _killed,
+    "lost": _lost,
+}
+
+
+def _where(run: RunSnapshot) -> tuple[str | None, str]:
+    """The phase an error came from, and rank, phase and step in words."""
+    result_error = run.result.error if run.result is not None else None
+    line = run.error
+    phase = (result_error.phase if result_error is not None else None) or (line.phase if line is not None else None)
+    rank = result_error.rank if result_error is not None else (line.rank if line is not None else None)
+    step = line.step if line is not None else None
+    words = [f"in {phase}" if phase else "", f"at step {step}" if step is not None else ""]
+    if rank is not None and run.run is not None and run.run.world_size > 1:
+        words.append(f"on rank {rank}")
+    said = " ".join(word for word in words if word)
+    return phase, f" {said}" if said else ""
+
+
+def _message(run: RunSnapshot) -> str:
+    line = run.error
+    return "" if line is None else f"{line.type or ''}: {line.message or ''}".strip(": ")
+
+
+def _last_words(run: RunSnapshot) -> tuple[str, ...]:
+    lines = [line for line in run.log if line.strip()]
+    return tuple(lines[-LOG_LINES:])

@@ -1,0 +1,78 @@
+"""What happened outside the event loop, told to the app. Past tense, frozen content."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from textual.message import Message
+
+from trainfast_runner.problem import Problem
+from trainfast_runner.records import Result
+from trainfast_tui.snapshot import Snapshot
+
+if TYPE_CHECKING:
+    from trainfast_runner.machine import Machine
+
+
+class SnapshotTaken(Message):
+    """The reader has looked again. Only the newest counts: one that still waits is dropped."""
+
+    def __init__(self, snapshot: Snapshot) -> None:
+        super().__init__()
+        self.snapshot = snapshot
+
+    def can_replace(self, message: Message) -> bool:
+        return isinstance(message, SnapshotTaken)
+
+
+class MachineSeen(Message):
+    """The devices a run could use are known."""
+
+    def __init__(self, machine: Machine) -> None:
+        super().__init__()
+        self.machine = machine
+
+
+class RunStarted(Message):
+    """A run's supervisor holds its lock."""
+
+    def __init__(self, directory: Path) -> None:
+        super().__init__()
+        self.directory = directory
+
+
+class Refused(Message):
+    """Something asked for cannot be done; `problem` says why in one line."""
+
+    def __init__(self, problem: Problem) -> None:
+        super().__init__()
+        self.problem = problem
+
+
+class Said(Message):
+    """A line for the status line."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.text = text
+
+
+class TerminalLost(Message):
+    """Nobody is at the other end of the terminal any more."""
+
+
+class Broke(Message):
+    """Our own code failed in a background thread; the app raises it where it is seen."""
+
+    def __init__(self, error: BaseException) -> None:
+        super().__init__()
+        self.error = error
+
+
+class Compared(Message):
+    """Two ended runs, to be put side by side."""
+
+    def __init__(self, a: Result, b: Result) -> None:
+        super().__init__()
+        self.a, self.b = a, b

@@ -1,0 +1,102 @@
+"""What `r` would start: a preset with turned knobs, and how it differs from the run on the screen."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from trainfast_runner import presets
+from trainfast_runner.knobs import BY_NAME, Knobs, defaults, knob
+from trainfast_runner.problem import Problem
+from trainfast_runner.records import RunFile
+from trainfast_runner.spec import RunSpec, resolve, with_setting
+
+if TYPE_CHECKING:
+    from trainfast_runner.machine import Machine
+
+
+@dataclass(frozen=True)
+class NextRun:
+    """`spec` is what would run; `before` the knobs of the run on the screen; `preset_knobs` the preset's own."""
+
+    spec: RunSpec
+    preset_knobs: Knobs
+    before: Knobs | None = None
+
+    def shown(self, name: str) -> str:
+        """A knob's value as it is typed."""
+        return BY_NAME[name].show(self.spec.knobs[name])
+
+    def is_changed(self, name: str) -> bool:
+        """Whether the knob differs from the run on the screen, or without one from the preset."""
+        reference = self.preset_knobs if self.before is None else self.before
+        return not _same(name, reference.get(name), self.spec.knobs[name])
+
+    def turn(self, name: str, by: int, *, around: bool = False) -> NextRun:
+        """The knob `by` stops along its ladder; `around` goes on at the other end."""
+        entry, current = BY_NAME[name], self.spec.knobs[name]
+        value = entry.turn(current, by)
+        if around and value == current:
+            ladder = list(entry.values.ladder(current))
+            value = ladder[0 if by > 0 else -1]
+        return self.type(name, entry.show(value))
+
+    def type(self, name: str, text: str) -> NextRun:
+        """The knob at a typed value. Raises Problem."""
+        return replace(self, spec=with_setting(self.spec, f"{knob(name).name}={text}"))
+
+    def reset(self, name: str) -> NextRun:
+        """The knob at its preset's value."""
+        spec = self.spec
+        knobs = {**spec.knobs, name: self.preset_knobs[name]}
+        changed = tuple(one for one in spec.changed if one != name)
+        return replace(self, spec=replace(spec, knobs=knobs, changed=changed))
+
+    def compared_with(self, before: Knobs | None) -> NextRun:
+        """The same run, seen beside another one."""
+        return replace(self, before=before)
+
+    def global_batch(self, machine: Machine | None) -> tuple[int, int] | None:
+        """Samples of one optimizer step and the data-parallel ranks that share them; None while unknown."""
+        from trainfast_runner.combinations import global_batch, world_size
+
+        if machine is None:
+            return None
+        try:
+            ranks = world_size(self.spec, machine)
+        except Problem:
+            return None
+        per_rank = global_batch(self.spec.knobs, 1)
+        total = global_batch(self.spec.knobs, ranks)
+        return total, total // per_rank if per_rank else 1
+
+
+def of_preset(reference: str) -> NextRun:
+    """A preset or variant as written. Raises Problem."""
+    spec = resolve(reference)
+    return NextRun(spec, dict(spec.knobs))
+
+
+def of_run(run: RunFile) -> NextRun:
+    """The run again: its model, data and knobs, whatever has become of the preset."""
+    preset_knobs = _preset_knobs(run)
+    knobs = {**defaults(), **{name: value for name, value in run.knobs.items() if name in BY_NAME}}
+    if "devices" not in run.changed:
+        # The launcher wrote down how many it chose; the next run chooses anew.
+        knobs["devices"] = preset_knobs.get("devices")
+    spec = RunSpec(run.preset, run.variant, run.title, run.model, run.data, knobs, tuple(run.changed))
+    return NextRun(spec, preset_knobs, before=run.knobs)
+
+
+def _preset_knobs(run: RunFile) -> Knobs:
+    name = f"{run.preset}/{run.variant}" if run.variant else run.preset
+    try:
+        preset, variant = presets.load(name)
+    except Problem:
+        return defaults()
+    return {**defaults(), **preset.knobs, **(variant.knobs if variant else {})}
+
+
+def _same(name: str, reference: object, value: object) -> bool:
+    # "As many as the strategy takes" is no change from the number it took.
+    return reference == value or (name in ("devices", "watch") and value is None)

@@ -1,0 +1,36 @@
+"""How often to repaint: late frames are a slow terminal's way of saying that it cannot take more."""
+
+from __future__ import annotations
+
+FASTEST_S = 0.5
+SLOWEST_S = 4.0
+LATE_S = 0.4
+"""A snapshot that waited longer for the event loop than this was held up by output."""
+BACKLOG = 2
+"""More frames than this waiting to be written are a slow terminal."""
+CALM_TO_SPEED_UP = 6
+
+
+class Pacer:
+    """Doubles the period when frames are late, halves it after a calm stretch."""
+
+    def __init__(self) -> None:
+        self.period_s = FASTEST_S
+        self._calm = 0
+
+    def note(self, late_s: float, backlog: int = 0) -> float:
+        """Take in one snapshot's delay and the frames still unwritten; the period from now on."""
+        if late_s > LATE_S or backlog > BACKLOG:
+            self.period_s = min(SLOWEST_S, self.period_s * 2)
+            self._calm = 0
+        else:
+            self._calm += 1
+            if self._calm >= CALM_TO_SPEED_UP and self.period_s > FASTEST_S:
+                self.period_s = max(FASTEST_S, self.period_s / 2)
+                self._calm = 0
+        return self.period_s
+
+    @property
+    def words(self) -> str:
+        """What the footer says while the terminal is slow; empty otherwise."""
+        return f"slow terminal: repainting every {self.period_s:g} s" if self.period_s > FASTEST_S else ""

@@ -1,0 +1,105 @@
+"""The one thread that reads: it follows a run's files, samples the machine, and posts a snapshot twice a second."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from trainfast_runner.home import Home
+from trainfast_runner.problem import Problem
+from trainfast_tui.snapshot import Snapshot
+
+if TYPE_CHECKING:
+    from trainfast_runner.follow import Follower, RunSnapshot
+    from trainfast_runner.telemetry.readings import Tick
+    from trainfast_runner.telemetry.sampler import Sampler
+
+PERIOD_S = 0.5
+TICKS_KEPT = 1800
+FRESH_NS = 4_000_000_000
+"""A live run's own samples count as the machine's while they are at most this old."""
+
+
+class Reader(threading.Thread):
+    """Calls `post` with a `Snapshot` every `period_s` seconds, first with the newest run of the home."""
+
+    def __init__(self, home: Home, post: Callable[[Snapshot], object], *, directory: Path | None = None) -> None:
+        super().__init__(name="trainfast-reader", daemon=True)
+        self.period_s = PERIOD_S
+        """Seconds between two snapshots; may be changed at any time."""
+        self._home = home
+        self._post = post
+        self._wanted = directory
+        self._looked = directory is not None
+        self._follower: Follower | None = None
+        self._sampler: Sampler | None = None
+        self._ticks: deque[Tick] = deque(maxlen=TICKS_KEPT)
+        self._stopping = False
+        self._wake = threading.Event()
+
+    def follow(self, directory: Path | None) -> None:
+        """Show this run from now on, or none. Safe from any thread."""
+        self._wanted, self._looked = directory, True
+        self._wake.set()
+
+    def stop(self, timeout_s: float = 1.0) -> None:
+        """End the thread; does not wait longer than `timeout_s`."""
+        self._stopping = True
+        self._wake.set()
+        if self.ident is not None:
+            self.join(timeout_s)
+
+    def run(self) -> None:
+        while not self._stopping:
+            began = time.monotonic()
+            self._post(self._take())
+            self._wake.wait(max(0.05, self.period_s - (time.monotonic() - began)))
+            self._wake.clear()
+        if self._sampler is not None:
+            self._sampler.stop(timeout_s=0.2)
+
+    def _take(self) -> Snapshot:
+        trouble: str | None = None
+        run: RunSnapshot | None = None
+        try:
+            run = self._poll()
+        except Problem as problem:
+            trouble = problem.line()
+        except OSError as error:
+            trouble = f"cannot read the run: {error}"
+        self._sample(run)
+        return Snapshot(
+            taken_ns=time.monotonic_ns(), run=run, ticks=tuple(self._ticks), looked=self._looked, trouble=trouble
+        )
+
+    def _poll(self) -> RunSnapshot | None:
+        from trainfast_runner.follow import Follower, newest
+
+        if not self._looked:
+            found = newest(self._home)
+            if not self._looked:
+                self._wanted, self._looked = found, True
+        directory = self._wanted
+        if directory is None or not directory.exists():
+            self._follower = None
+            return None
+        if self._follower is None or self._follower.directory != directory:
+            self._follower = Follower(directory)
+        return self._follower.poll()
+
+    def _sample(self, run: RunSnapshot | None) -> None:
+        """Sample the machine here, unless the run's supervisor does."""
+        newest = run.ticks[-1].t_ns if run is not None and run.is_live and run.ticks else 0
+        supplied = time.monotonic_ns() - newest < FRESH_NS
+        if supplied and self._sampler is not None:
+            self._sampler.stop(timeout_s=0.2)
+            self._sampler = None
+        elif not supplied and self._sampler is None:
+            from trainfast_runner.telemetry.sampler import Sampler
+
+            self._sampler = Sampler(self._ticks.append)
+            self._sampler.start()

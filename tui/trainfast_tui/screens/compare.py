@@ -1,0 +1,178 @@
+"""Two runs side by side: the knobs that differ, and what that did to throughput, memory and the step."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from textual.app import ComposeResult
+from textual.screen import Screen
+
+from trainfast_runner.compare import Comparison, ComparisonRow, compare
+from trainfast_runner.home import Home
+from trainfast_runner.knobs import BY_NAME
+from trainfast_runner.problem import Problem
+from trainfast_runner.records import Result
+from trainfast_runner.recovery import settle
+from trainfast_tui import format as fmt
+from trainfast_tui.commands import bindings, of
+from trainfast_tui.messages import Compared
+from trainfast_tui.widgets.painted import Line, Painted, rule, wrap
+from trainfast_tui.widgets.small_parts import Footer, state_words
+
+TONES = {"better": "success", "worse": "error"}
+SIGNS = {"better": "✓ ", "worse": "✗ "}
+
+
+def comparison_of(home: Home, a: str, b: str) -> Compared:
+    """The results of two runs. Raises Problem for one that has not ended."""
+    return Compared(_result(home, a), _result(home, b))
+
+
+def previous_of(home: Home, run_id: str) -> Compared:
+    """A run and the newest ended one before it. Raises Problem where there is none."""
+    for earlier in reversed([id for id in home.run_ids() if id < run_id]):
+        result = settle(home.directory(earlier))
+        if result is not None:
+            return Compared(result, _result(home, run_id))
+    raise Problem("There is no earlier run to compare with; turn a knob and press r.", key=run_id)
+
+
+def _result(home: Home, run_id: str) -> Result:
+    result = settle(home.directory(run_id))
+    if result is None:
+        raise Problem(f"{run_id} has not ended yet: its figures are not final", key=run_id)
+    return result
+
+
+class CompareScreen(Screen[None]):
+    """`a` is what `b` is compared with."""
+
+    SCOPE = "compare"
+    BINDINGS = [*bindings("compare")]
+    DEFAULT_CSS = "CompareScreen { layout: vertical; overflow: hidden; }"
+
+    def __init__(self, a: Result, b: Result, *, ascii: bool) -> None:
+        super().__init__()
+        self._a, self._b = a, b
+        self._ascii = ascii
+
+    def compose(self) -> ComposeResult:
+        yield ComparisonTable(self._a, self._b, ascii=self._ascii)
+        yield Footer([*of("compare"), *of("everywhere")], ascii=self._ascii)
+
+    def action_swap(self) -> None:
+        self._a, self._b = self._b, self._a
+        self.query_one(ComparisonTable).compare(self._a, self._b)
+
+    def action_scroll(self, by: int) -> None:
+        self.query_one(ComparisonTable).scroll_lines(by)
+
+    def action_back(self) -> None:
+        self.dismiss()
+
+
+class ComparisonTable(Painted):
+    """Scrolls where the terminal is low."""
+
+    DEFAULT_CSS = "ComparisonTable { height: 1fr; }"
+
+    def __init__(self, a: Result, b: Result, *, ascii: bool) -> None:
+        super().__init__(ascii=ascii)
+        self.compare(a, b)
+        self._top = 0
+
+    def compare(self, a: Result, b: Result) -> None:
+        """Compare these from now on."""
+        self._a, self._b = a, b
+        self._found = compare(a, b)
+        if self.is_mounted:
+            self.repaint()
+
+    def scroll_lines(self, by: int) -> None:
+        """Show `by` lines further down."""
+        self._top += by
+        self.repaint()
+
+    def lines(self, width: int, height: int) -> list[Line]:
+        found = self._found
+        body = [
+            rule("compare", width),
+            _run_line("A", self._a),
+            _run_line("B", self._b),
+            [],
+            *_knob_lines(found, width),
+            [],
+            *_figure_lines(found, width),
+            [],
+            *([(line, "warning")] for note in found.notes for line in wrap(f"note: {note}", width)),
+        ]
+        self._top = max(0, min(self._top, len(body) - height))
+        return body[self._top :]
+
+
+def _run_line(letter: str, result: Result) -> Line:
+    line: Line = [
+        (f"{letter}  ", "key"),
+        (result.run_id, "title"),
+        (f"  {state_words(result.state)}, {result.steps.measured} steps measured", "muted"),
+    ]
+    if result.synthetic_data:
+        line += [("  ", "text"), (" synthetic data ", "badge")]
+    return line
+
+
+def _knob_lines(found: Comparison, width: int) -> list[Line]:
+    if not found.knobs:
+        return [[("The same settings.", "text")]]
+    lines: list[Line] = [[(f"{'knob':<18}{'A':>16}{'B':>16}", "muted")]]
+    for name, a, b in found.knobs:
+        lines.append(
+            [
+                (fmt.fit(fmt.plain(name), 18), "title"),
+                (fmt.fit(_value(name, a), 16, "right"), "text"),
+                (fmt.fit(_value(name, b), 16, "right"), "warning"),
+            ]
+        )
+    return lines
+
+
+def _value(name: str, value: Any) -> str:
+    return fmt.plain(BY_NAME[name].show(value) if name in BY_NAME else str(value))
+
+
+def _figure_lines(found: Comparison, width: int) -> list[Line]:
+    wide = width >= 100
+    column = 18 if wide else 15
+    head = f"{'figure':<18}{'A':>{column}}{'B':>{column}}" + (f"{'change':>18}" if wide else "") + f"{'':>10}"
+    lines: list[Line] = [[(head, "muted")]]
+    for row in found.rows:
+        if row.a is None and row.b is None:
+            continue
+        figures = [(fmt.fit(figure(value, row.unit), column, "right"), "text") for value in (row.a, row.b)]
+        if wide:
+            figures.append((fmt.fit(_change(row), 18, "right"), "text"))
+        percent = "" if row.percent is None else fmt.signed_percent(row.percent)
+        tone = TONES.get(row.verdict, "muted")
+        lines.append(
+            [
+                (f"{row.label:<18}", "title"),
+                *figures,
+                (fmt.fit(percent, 10, "right") + "  ", "text" if tone == "muted" else tone),
+                (SIGNS.get(row.verdict, "") + row.verdict, tone),
+            ]
+        )
+    return lines
+
+
+def figure(value: float | None, unit: str) -> str:
+    """A figure of a comparison in its unit."""
+    if unit.endswith("/s"):
+        return fmt.per_second(value, unit.removesuffix("/s"))
+    return {"bytes": fmt.size, "ms": fmt.milliseconds, "J": fmt.joules}.get(unit, fmt.number)(value)
+
+
+def _change(row: ComparisonRow) -> str:
+    if row.delta is None:
+        return ""
+    sign = "" if not row.delta else ("+" if row.delta > 0 else "-")
+    return sign + figure(abs(row.delta), row.unit)

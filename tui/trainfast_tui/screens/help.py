@@ -1,0 +1,104 @@
+"""Every key, and every knob with what it does to speed and memory."""
+
+from __future__ import annotations
+
+from textual.app import ComposeResult
+from textual.screen import Screen
+
+from trainfast_runner.knobs import BY_NAME
+from trainfast_tui.commands import KEY_WORDS, bindings, of
+from trainfast_tui.widgets.knob_panel import group_of_knobs
+from trainfast_tui.widgets.painted import Line, Painted, rule, wrap
+from trainfast_tui.widgets.small_parts import Footer
+
+SCOPES = {
+    "main": "on the main screen",
+    "runs": "in the list of runs",
+    "compare": "in a comparison",
+    "everywhere": "everywhere",
+}
+ABOUT = (
+    "trainfast-tui trains a preset for real, for seconds, and shows what the machine did meanwhile."
+    " Turn one knob, run again, compare. No weights are kept."
+)
+SIGNS = (
+    ("•", "a knob that differs from the run on the screen"),
+    ("▸", "the cursor; beside a GPU: the run uses it"),
+    ("T P", "below a chart, and shaded: held back by heat (thermal) or by power"),
+)
+LABEL = 14
+
+
+class HelpScreen(Screen[None]):
+    """Made from the list of commands and the knob table."""
+
+    SCOPE = "help"
+    BINDINGS = [*bindings("help")]
+    DEFAULT_CSS = "HelpScreen { layout: vertical; overflow: hidden; }"
+
+    def __init__(self, *, ascii: bool) -> None:
+        super().__init__()
+        self._ascii = ascii
+
+    def compose(self) -> ComposeResult:
+        yield HelpText(ascii=self._ascii)
+        yield Footer([*of("help"), *of("everywhere")], ascii=self._ascii)
+
+    def action_scroll(self, by: int) -> None:
+        self.query_one(HelpText).scroll_lines(by)
+
+    def action_back(self) -> None:
+        self.dismiss()
+
+
+class HelpText(Painted):
+    """The whole help, from a line on."""
+
+    DEFAULT_CSS = "HelpText { height: 1fr; }"
+
+    def __init__(self, *, ascii: bool) -> None:
+        super().__init__(ascii=ascii)
+        self._top = 0
+
+    def scroll_lines(self, by: int) -> None:
+        """Show `by` lines further down."""
+        self._top += by
+        self.repaint()
+
+    def lines(self, width: int, height: int) -> list[Line]:
+        body = help_lines(width)
+        self._top = max(0, min(self._top, len(body) - height))
+        return body[self._top :]
+
+
+def help_lines(width: int) -> list[Line]:
+    """The help in lines of `width` cells."""
+    lines: list[Line] = [rule("help", width), *([(line, "text")] for line in wrap(ABOUT, width))]
+    for scope, title in SCOPES.items():
+        lines += [[], rule(f"keys {title}", width)]
+        for command in of(scope):
+            keys = ", ".join(
+                KEY_WORDS.get(key, key) for key in command.keys if not key.startswith(("upper_", "equals"))
+            )
+            lines += _entry(keys, command.help, "key", width)
+        if scope == "everywhere":
+            lines += _entry("ctrl+p", "Every command by its name.", "key", width)
+    lines += [[], rule("signs", width)]
+    for sign, meaning in SIGNS:
+        lines += _entry(sign, meaning, "key", width)
+    for group, names in group_of_knobs():
+        lines += [[], rule(f"knobs: {group}", width)]
+        for name in names:
+            entry = BY_NAME[name]
+            lines += _entry(name, entry.what, "title", width)
+            for label, text in (("speed", entry.speed), ("memory", entry.memory)):
+                lines += _entry("", f"{label}: {text}", "text", width) if text else []
+            takes = f"takes {entry.values.describe()}; default {entry.show(entry.default)}"
+            lines += [[(" " * LABEL, "text"), (line, "muted")] for line in wrap(takes, width - LABEL)]
+    return lines
+
+
+def _entry(label: str, text: str, tone: str, width: int) -> list[Line]:
+    first, *rest = wrap(text, max(10, width - LABEL)) or [""]
+    head: Line = [(f"{label:<{LABEL - 1}} ", tone), (first, "text")]
+    return [head, *([(" " * LABEL + line, "text")] for line in rest)]

@@ -1,0 +1,144 @@
+"""The main screen: devices, charts, the run's numbers, and the knobs of the next run."""
+
+from __future__ import annotations
+
+import time
+
+from textual import events
+from textual.app import ComposeResult
+from textual.containers import Horizontal, Vertical
+from textual.screen import Screen
+
+from trainfast_runner.problem import Problem
+from trainfast_tui import chart_data
+from trainfast_tui.commands import bindings, of
+from trainfast_tui.endings import Ending, ending
+from trainfast_tui.next_run import NextRun
+from trainfast_tui.screens.main_actions import MainActions
+from trainfast_tui.snapshot import Snapshot
+from trainfast_tui.widgets.charts import Charts
+from trainfast_tui.widgets.devices import DevicesPanel
+from trainfast_tui.widgets.ending_panel import EndingPanel
+from trainfast_tui.widgets.knob_panel import KnobPanel
+from trainfast_tui.widgets.small_parts import Footer, Header, LogPane, StatusLine, TooSmall, Welcome
+from trainfast_tui.widgets.step_panel import StepPanel
+
+LEAST_WIDTH, LEAST_HEIGHT = 80, 24
+WIDE = 120
+
+
+class MainScreen(MainActions, Screen[None]):
+    """Shows the newest snapshot and the next run's knobs; its actions are in `MainActions`."""
+
+    BINDINGS = [*bindings("main")]
+    AUTO_FOCUS = "KnobPanel"
+    DEFAULT_CSS = """
+    MainScreen { layout: vertical; overflow: hidden; }
+    #body { height: 1fr; }
+    #middle { width: 1fr; height: 1fr; padding: 0 1 0 0; }
+    #side { width: 32; height: 1fr; border-left: solid $panel; padding: 0 0 0 1; }
+    #side:ansi { border-left: solid ansi_bright_black; }
+    #side.-ascii { border-left: ascii $panel; }
+    MainScreen.-wide #side { width: 48; }
+    MainScreen.-small #body, MainScreen.-small DevicesPanel, MainScreen.-small LogPane { display: none; }
+    MainScreen.-small TooSmall { display: block; }
+    MainScreen.-no-steps StepPanel { display: none; }
+    MainScreen.-first Charts, MainScreen.-first StepPanel { display: none; }
+    """
+
+    def __init__(self, *, ascii: bool = False) -> None:
+        super().__init__()
+        self.ascii = ascii
+        self.snapshot: Snapshot | None = None
+        self._followed: str | None = None
+
+    def compose(self) -> ComposeResult:
+        plain = self.ascii
+        yield Header(ascii=plain)
+        yield DevicesPanel(ascii=plain)
+        yield TooSmall(ascii=plain)
+        with Horizontal(id="body"):
+            with Vertical(id="middle"):
+                yield Welcome(ascii=plain)
+                yield EndingPanel(ascii=plain)
+                yield Charts(ascii=plain)
+                yield StepPanel(ascii=plain)
+            with Vertical(id="side", classes="-ascii" if plain else ""):
+                yield KnobPanel(ascii=plain)
+        yield LogPane(ascii=plain)
+        yield StatusLine(ascii=plain)
+        yield Footer([*of("main"), *of("everywhere")], ascii=plain)
+
+    def on_mount(self) -> None:
+        self.show_knobs()
+
+    def on_resize(self, event: events.Resize) -> None:
+        size = event.size
+        self.set_class(size.width < LEAST_WIDTH or size.height < LEAST_HEIGHT, "-small")
+        self.set_class(size.width >= WIDE, "-wide")
+
+    def on_screen_resume(self) -> None:
+        # Another screen was on top: what happened meanwhile is painted now.
+        if self.trainfast.snapshot is not None:
+            self.show_snapshot(self.trainfast.snapshot)
+
+    def show_snapshot(self, snapshot: Snapshot) -> None:
+        """Paint what is new."""
+        self.snapshot = snapshot
+        run = snapshot.run
+        self.set_class(run is None and snapshot.looked, "-first")
+        self.query_one(Welcome).set_class(run is None and snapshot.looked, "-shown")
+        self.query_one(Header).show(run, snapshot.looked)
+        self.query_one(TooSmall).show(run)
+        used = chart_data.used_uuids(run)
+        self.query_one(DevicesPanel).show(snapshot.tick, used, run is not None and run.is_live)
+        self.query_one(EndingPanel).show(ending(run) if run is not None else None)
+        self.query_one(Charts).show(snapshot)
+        self.query_one(StepPanel).show(run)
+        self.set_class(run is not None and not run.is_live and not run.steps, "-no-steps")
+        self.query_one(LogPane).show(run.log if run is not None else ())
+        self._tell(snapshot)
+
+    def show_knobs(self) -> None:
+        """Paint the next run's knobs."""
+        next_run = self.next_run
+        if next_run is None:
+            return
+        self.query_one(KnobPanel).show(next_run, next_run.global_batch(self.machine))
+        self.query_one(Welcome).show(next_run.spec.name)
+
+    def refuse(self, problem: Problem) -> None:
+        """Say what cannot be done, at the knob it is about."""
+        self.query_one(KnobPanel).refuse(problem)
+        self.say(problem.line(), "error")
+
+    def say(self, text: str, tone: str = "text") -> None:
+        """A line for the status line."""
+        self.query_one(StatusLine).say(text, tone)
+
+    def show_pace(self, words: str) -> None:
+        """How slow the terminal is."""
+        self.query_one(Footer).show_pace(words)
+
+    def current_ending(self) -> Ending | None:
+        """What the middle of the screen says about the run's end."""
+        run = self.snapshot.run if self.snapshot is not None else None
+        return ending(run) if run is not None else None
+
+    @property
+    def next_run(self) -> NextRun | None:
+        return self.trainfast.next_run
+
+    def _tell(self, snapshot: Snapshot) -> None:
+        status = self.query_one(StatusLine)
+        run = snapshot.run
+        deadline = run.stop_deadline_ns if run is not None and run.is_live else None
+        status.count_down(None if deadline is None else (deadline - time.monotonic_ns()) / 1e9)
+        if snapshot.trouble is not None:
+            status.say(snapshot.trouble, "error")
+        # What was said of the run before, such as that it is being started, is over with the next one.
+        key = f"{run.run_id} {run.state}" if run is not None else None
+        if key != self._followed:
+            self._followed = key
+            if run is not None and snapshot.trouble is None:
+                status.say(f"{run.run_id}: {run.reason or run.state}", "muted")

@@ -1,0 +1,228 @@
+"""What the keys of the main screen do."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from trainfast_runner.knobs import BY_NAME
+from trainfast_runner.problem import Problem
+from trainfast_tui.next_run import NextRun, of_preset
+from trainfast_tui.snapshot import Snapshot
+from trainfast_tui.widgets.charts import Charts
+from trainfast_tui.widgets.knob_panel import KnobPanel
+from trainfast_tui.widgets.small_parts import LogPane
+
+if TYPE_CHECKING:
+    from textual.screen import Screen
+
+    from trainfast_runner.machine import Machine
+    from trainfast_tui.app import TrainfastApp
+    from trainfast_tui.endings import Ending
+
+    Base = Screen[None]
+else:
+    Base = object
+
+
+class MainActions(Base):
+    """Mixed into the main screen, which has the widgets."""
+
+    ascii: bool
+    snapshot: Snapshot | None
+
+    if TYPE_CHECKING:
+
+        def say(self, text: str, tone: str = "text") -> None: ...
+        def refuse(self, problem: Problem) -> None: ...
+        def show_knobs(self) -> None: ...
+        def current_ending(self) -> Ending | None: ...
+        @property
+        def next_run(self) -> NextRun | None: ...
+
+    @property
+    def trainfast(self) -> TrainfastApp:
+        """The app, as what it is."""
+        app: Any = self.app
+        return app  # type: ignore[no-any-return]
+
+    @property
+    def machine(self) -> Machine | None:
+        return self.trainfast.machine
+
+    @property
+    def panel(self) -> KnobPanel:
+        return self.query_one(KnobPanel)
+
+    def change(self, next_run: NextRun) -> None:
+        """These are the next run's knobs from now on."""
+        self.trainfast.next_run = next_run
+        self.trainfast.touched = True
+        self.show_knobs()
+
+    def action_run(self) -> None:
+        next_run, snapshot = self.next_run, self.snapshot
+        if next_run is None:
+            self.say("There is no preset to run; p chooses one.", "warning")
+            return
+        run = snapshot.run if snapshot is not None else None
+        if run is None or not run.is_live:
+            self.say(f"Starting {next_run.spec.name}…")
+            self.trainfast.control.start(next_run.spec)
+            return
+        from trainfast_tui.screens.dialogs import Confirm
+
+        done = run.steps[-1].step if run.steps else 0
+        question = f"{run.run_id} is {run.state}, at step {done}. Stop it and start {next_run.spec.name}?"
+        self.app.push_screen(
+            Confirm(question, "stop it, then run", ascii=self.ascii),
+            partial(self._stop_then_run, run.directory, next_run),
+        )
+
+    def _stop_then_run(self, directory: Any, next_run: NextRun, yes: object) -> None:
+        if yes:
+            self.say(f"Stopping {directory.name}, then starting {next_run.spec.name}…")
+            self.trainfast.control.stop_then_start(directory, next_run.spec)
+
+    def action_stop(self) -> None:
+        run = self.snapshot.run if self.snapshot is not None else None
+        if run is None or not run.is_live:
+            self.say("Nothing is running.")
+            return
+        from trainfast_tui.screens.dialogs import Confirm
+
+        if run.state == "stopping" or run.stop_deadline_ns is not None:
+            question = f"Kill {run.run_id} now? What it has not written yet is lost; its records so far are kept."
+            self.app.push_screen(Confirm(question, "kill it", ascii=self.ascii), partial(self._kill, run.directory))
+        elif run.supervised:
+            self.say("Asking it to stop…")
+            self.trainfast.control.stop(run.directory)
+        else:
+            question = f"{run.run_id} has no supervisor any more. Stop its processes and clean up?"
+            self.app.push_screen(
+                Confirm(question, "stop them", ascii=self.ascii), partial(self._clean_up, run.directory)
+            )
+
+    def _kill(self, directory: Any, yes: object) -> None:
+        if yes:
+            self.trainfast.control.kill(directory)
+
+    def _clean_up(self, directory: Any, yes: object) -> None:
+        if yes:
+            self.say("Stopping its processes; SIGKILL after 30 s…")
+            self.trainfast.control.stop(directory)
+
+    def action_move(self, by: int) -> None:
+        self.panel.move(by)
+
+    def action_turn(self, by: int, around: bool = False) -> None:
+        if self.next_run is None:
+            return
+        try:
+            self.change(self.next_run.turn(self.panel.current, by, around=around))
+        except Problem as problem:
+            self.refuse(problem)
+
+    def action_cycle(self) -> None:
+        self.action_turn(1, True)
+
+    def action_reset_knob(self) -> None:
+        if self.next_run is not None:
+            self.change(self.next_run.reset(self.panel.current))
+
+    def action_fix(self, place: int) -> None:
+        ending = self.current_ending()
+        if ending is None or place >= len(ending.fixes) or self.next_run is None:
+            return
+        fix = ending.fixes[place]
+        try:
+            self.change(self.next_run.type(fix.knob, fix.value))
+        except Problem as problem:
+            self.refuse(problem)
+            return
+        self.panel.move_to(fix.knob)
+        self.say(f"{fix.knob} = {fix.value}; r runs it")
+
+    def action_type_value(self) -> None:
+        if self.next_run is None:
+            return
+        from trainfast_tui.screens.dialogs import Ask
+
+        entry = BY_NAME[self.panel.current]
+        self.app.push_screen(
+            Ask(entry.name, entry.values.describe(), self.next_run.shown(entry.name), entry.read, ascii=self.ascii),
+            partial(self._typed, entry.name),
+        )
+
+    def _typed(self, name: str, text: object) -> None:
+        if isinstance(text, str) and self.next_run is not None:
+            self.change(self.next_run.type(name, text))
+
+    def action_preset(self) -> None:
+        from trainfast_tui.preset_list import choices
+        from trainfast_tui.screens.dialogs import Pick
+
+        current = self.next_run.spec.name if self.next_run is not None else None
+        self.app.push_screen(Pick("What to train", choices(), current, ascii=self.ascii), self._picked)
+
+    def _picked(self, name: object) -> None:
+        if not isinstance(name, str):
+            return
+        try:
+            chosen = of_preset(name)
+        except Problem as problem:
+            self.refuse(problem)
+            return
+        before = self.next_run.before if self.next_run is not None else None
+        self.change(chosen.compared_with(before))
+        self.say(f"{chosen.spec.name}: {chosen.spec.title}")
+
+    def action_save(self) -> None:
+        next_run = self.next_run
+        if next_run is None:
+            return
+        from trainfast_runner.saving import save_preset
+        from trainfast_tui.screens.dialogs import Ask
+
+        def save(name: str) -> None:
+            # Refused names and a full disk are said in the dialog, which stays open.
+            try:
+                self.say(f"saved: {save_preset(name, next_run.spec)}")
+            except OSError as error:
+                raise Problem(f"not saved: {error}", key="name") from None
+
+        hint = "A name; it becomes a file of your own presets, with the comments of the preset it comes from."
+        self.app.push_screen(Ask("Save these knobs as", hint, "", save, ascii=self.ascii))
+
+    def action_compare(self) -> None:
+        run = self.snapshot.run if self.snapshot is not None else None
+        if run is None:
+            self.say("Nothing to compare yet; r starts a run.")
+        elif run.result is None:
+            self.say("This run has not ended yet; compare when it has.")
+        else:
+            self.trainfast.compare_with_previous(run.run_id)
+
+    def action_history(self) -> None:
+        from trainfast_tui.screens.runs import RunsScreen
+
+        self.app.push_screen(RunsScreen(self.trainfast.home, ascii=self.ascii))
+
+    def action_log(self) -> None:
+        self.query_one(LogPane).toggle_class("-open")
+
+    def action_log_scroll(self, by: int) -> None:
+        log = self.query_one(LogPane)
+        if log.display:
+            log.scroll_pages(by)
+        else:
+            self.panel.move(by * 8)
+
+    def action_rate(self) -> None:
+        self.query_one(Charts).turn_rate()
+
+    def action_reading(self) -> None:
+        self.query_one(Charts).next_reading()
+
+    def action_zoom(self, by: int) -> None:
+        self.say(f"The charts show {self.query_one(Charts).zoom(by)}.")

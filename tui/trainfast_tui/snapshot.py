@@ -1,0 +1,33 @@
+"""What the reader thread hands to the screen: one frozen value, read without locks."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from trainfast_runner.follow import RunSnapshot
+from trainfast_runner.telemetry.readings import Tick
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """The run being followed and the machine, at one moment."""
+
+    taken_ns: int
+    """CLOCK_MONOTONIC."""
+    run: RunSnapshot | None
+    """None until one is found, or where there is none."""
+    ticks: tuple[Tick, ...]
+    """The machine's last minutes, sampled by the app itself while no run samples it. Newest last."""
+    looked: bool
+    """Whether the home has been searched: without a run this is then a first start."""
+    trouble: str | None = None
+    """What keeps the reader from reading, in one line."""
+
+    @property
+    def tick(self) -> Tick | None:
+        """The newest sample of the machine, whoever took it."""
+        own = self.ticks[-1] if self.ticks else None
+        theirs = self.run.ticks[-1] if self.run is not None and self.run.is_live and self.run.ticks else None
+        if own is None or theirs is None:
+            return own or theirs
+        return theirs if theirs.t_ns >= own.t_ns else own

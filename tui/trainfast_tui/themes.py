@@ -1,0 +1,58 @@
+"""The terminal's own colours by default, so that the app looks like everything else there; others by choice."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from textual.app import App
+from textual.theme import BUILTIN_THEMES, Theme
+
+TERMINAL_DARK, TERMINAL_LIGHT = "terminal-dark", "terminal-light"
+ORDER = (TERMINAL_DARK, TERMINAL_LIGHT, "textual-dark", "textual-light")
+
+
+def _terminal(name: str, *, dark: bool) -> Theme:
+    base = BUILTIN_THEMES["ansi-dark" if dark else "ansi-light"]
+    return Theme(
+        name=name,
+        ansi=True,
+        dark=dark,
+        # Plain blue is hard to read on black in many palettes.
+        primary="ansi_bright_blue" if dark else "ansi_blue",
+        secondary="ansi_magenta",
+        success="ansi_green",
+        accent="ansi_cyan",
+        warning="ansi_yellow" if dark else "ansi_red",
+        error="ansi_red",
+        foreground="ansi_default",
+        background="ansi_default",
+        surface="ansi_default",
+        panel="ansi_default",
+        boost="ansi_default",
+        variables={
+            **base.variables,
+            "block-cursor-foreground": "ansi_bright_white",
+            "block-cursor-background": "ansi_blue",
+        },
+    )
+
+
+def register(app: App[Any]) -> None:
+    """Make our themes known and take the one that fits the terminal."""
+    app.register_theme(_terminal(TERMINAL_DARK, dark=True))
+    app.register_theme(_terminal(TERMINAL_LIGHT, dark=False))
+    app.theme = TERMINAL_LIGHT if is_light(os.environ.get("COLORFGBG", "")) else TERMINAL_DARK
+
+
+def is_light(colorfgbg: str) -> bool:
+    """Whether the variable some terminals set (`foreground;background`) names a light background: 7 or 9 to 15."""
+    background = colorfgbg.rpartition(";")[2]
+    return background.isdecimal() and (int(background) == 7 or 9 <= int(background) <= 15)
+
+
+def turn(app: App[Any]) -> str:
+    """Take the next theme; its name."""
+    at = ORDER.index(app.theme) if app.theme in ORDER else -1
+    app.theme = ORDER[(at + 1) % len(ORDER)]
+    return app.theme

@@ -1,0 +1,89 @@
+"""The column of charts: throughput on top, below it as many device readings as there is room for."""
+
+from __future__ import annotations
+
+from textual.app import ComposeResult
+from textual.containers import Vertical
+
+from trainfast_tui import chart_data
+from trainfast_tui.snapshot import Snapshot
+from trainfast_tui.widgets.strip_chart import StripChart
+
+MOST_DEVICE_CHARTS = 4
+LEAST_ROWS = 6
+GUTTER = 11
+
+
+class Charts(Vertical):
+    """Charts on one time axis. `noun` is what throughput counts; `first` the device reading that comes first."""
+
+    DEFAULT_CSS = """
+    Charts { height: 1fr; width: 1fr; }
+    Charts StripChart { height: 1fr; }
+    Charts .-away { display: none; }
+    """
+
+    def __init__(self, *, ascii: bool = False, id: str | None = None) -> None:
+        super().__init__(id=id)
+        self._ascii = ascii
+        self._snapshot: Snapshot | None = None
+        self._window = chart_data.DEFAULT_WINDOW
+        self._noun = "samples"
+        self._first = 0
+
+    def compose(self) -> ComposeResult:
+        yield StripChart(ascii=self._ascii, gutter=GUTTER, time_labels=False, id="throughput")
+        # The lowest chart carries the time axis of all; the first reading stands right below throughput.
+        for place in reversed(range(MOST_DEVICE_CHARTS)):
+            yield StripChart(
+                ascii=self._ascii,
+                gutter=GUTTER,
+                time_labels=place == 0,
+                id=f"device{place}",
+                classes="-away" if place else "",
+            )
+
+    def show(self, snapshot: Snapshot) -> None:
+        """Draw this snapshot."""
+        self._snapshot = snapshot
+        self.repaint()
+
+    def repaint(self) -> None:
+        """Draw the charts there is room for."""
+        snapshot, height = self._snapshot, self.size.height
+        if snapshot is None or not height:
+            return
+        axis = chart_data.time_axis(snapshot, self._window)
+        devices = chart_data.device_charts(snapshot, axis)
+        devices = [*devices[self._first % len(devices) :], *devices[: self._first % len(devices)]]
+        fitting = max(0, min(len(devices), height // LEAST_ROWS - 1, MOST_DEVICE_CHARTS))
+        if fitting == 0 and height >= 8:
+            fitting = 1
+        chosen = sorted(chart_data.used_uuids(snapshot.run))
+        top = self.query_one("#throughput", StripChart)
+        top.show(chart_data.throughput(snapshot, axis, self._noun, chosen))
+        for place in range(MOST_DEVICE_CHARTS):
+            chart = self.query_one(f"#device{place}", StripChart)
+            chart.set_class(place >= fitting, "-away")
+            if place < fitting:
+                chart.show(devices[fitting - 1 - place])
+
+    def on_resize(self) -> None:
+        self.repaint()
+
+    def zoom(self, by: int) -> str:
+        """Show a longer (1) or shorter (-1) time; how long it is now."""
+        self._window = max(0, min(len(chart_data.WINDOWS_S) - 1, self._window + by))
+        self.repaint()
+        seconds = chart_data.WINDOWS_S[self._window]
+        return f"{seconds} s" if seconds < 60 else f"{seconds // 60} min"
+
+    def turn_rate(self) -> None:
+        """Samples a second become tokens a second and back."""
+        self._noun = "tokens" if self._noun == "samples" else "samples"
+        self.repaint()
+
+    def next_reading(self) -> None:
+        """The device reading after this one comes first."""
+        self._first += 1
+        self.repaint()

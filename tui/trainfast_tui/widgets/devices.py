@@ -1,0 +1,144 @@
+"""The devices on top of the screen, a row each: the GPUs, and the machine they are in; or the CPU as the device."""
+
+from __future__ import annotations
+
+from trainfast_runner.telemetry import throttle
+from trainfast_runner.telemetry.readings import DeviceReading, HostReading, Tick
+from trainfast_tui import format as fmt
+from trainfast_tui.widgets.bar import bar_runs
+from trainfast_tui.widgets.painted import Line, Painted
+
+WIDE = 120
+NEARLY_FULL = 0.93
+NEAR_SLOWDOWN_C = 5
+SHORT_WORDS = {
+    "sw_power_cap": "power limit",
+    "hw_slowdown": "hardware slowdown",
+    "sw_thermal": "thermal slowdown",
+    "hw_thermal": "thermal slowdown (hardware)",
+    "hw_power_brake": "power brake",
+    "application_clocks": "application clocks",
+    "sync_boost": "sync boost",
+    "display_clock": "display clock",
+}
+
+
+class DevicesPanel(Painted):
+    """Shows the newest tick. Its height is the number of rows."""
+
+    DEFAULT_CSS = "DevicesPanel { height: 2; }"
+
+    def __init__(self, *, ascii: bool = False, id: str | None = None) -> None:
+        super().__init__(ascii=ascii, id=id)
+        self._tick: Tick | None = None
+        self._used: frozenset[str] = frozenset()
+        self._run_live = False
+
+    def show(self, tick: Tick | None, used: frozenset[str], run_live: bool) -> None:
+        """`used` are the UUIDs of the run's GPUs; `run_live` says whether a run's process tree is meant."""
+        self._tick, self._used, self._run_live = tick, used, run_live
+        rows = 1 + (max(len(tick.devices), 1) if tick is not None and tick.devices else 1)
+        if self.styles.height is None or self.styles.height.value != rows:
+            self.styles.height = rows
+        self.repaint()
+
+    def lines(self, width: int, height: int) -> list[Line]:
+        tick = self._tick
+        if tick is None:
+            return [[("devices: looking…", "muted")]]
+        host = self._host_lines(tick.host, width, has_gpu=bool(tick.devices))
+        if not tick.devices:
+            return host
+        return [_gpu_line(device, width, device.uuid in self._used, self._ascii) for device in tick.devices] + host
+
+    def _host_lines(self, host: HostReading, width: int, has_gpu: bool) -> list[Line]:
+        wide = width >= WIDE
+        bar = 18 if wide else 8
+        used, total = host.memory_used_bytes, host.memory_total_bytes
+        cores = f" {host.cpu_count} cores" if host.cpu_count else ""
+        head: Line = [(fmt.fit("CPU", 4) if has_gpu else "CPU", "title"), (f"{cores} ", "muted")]
+        head += _bar(_share(host.cpu_percent, 100), bar, self._ascii)
+        head += [(fmt.fit(fmt.percent(host.cpu_percent), 6, "right"), "text"), ("   memory ", "muted")]
+        head += _bar(_share(used, total), bar, self._ascii)
+        head += [(f" {fmt.size(used)} of {fmt.size(total)}", "text")]
+        if host.temperature_c is not None:
+            head += [(f"   {fmt.celsius(host.temperature_c)}", "text")]
+        run = host.run
+        if run is not None and self._run_live:
+            tail: Line = [
+                (" this run: " if wide else " run: ", "muted"),
+                (f"{fmt.percent(run.cpu_percent)} of a core", "text"),
+                ("  memory ", "muted"),
+                (fmt.size(run.memory_rss_bytes), "text"),
+                ("  ", "muted"),
+                (fmt.count(run.processes, "process" if run.processes == 1 else "processes"), "text"),
+                (f", {fmt.count(run.threads, 'threads')}" if wide else "", "text"),
+            ]
+        elif has_gpu:
+            tail = []
+        else:
+            tail = [(" no GPU: training runs on the CPU", "muted")]
+        if has_gpu:
+            return [[*head, ("  ", "text"), *tail]]
+        return [head, tail]
+
+
+def _gpu_line(device: DeviceReading, width: int, used: bool, ascii: bool) -> Line:
+    wide = width >= WIDE
+    line: Line = [("▸" if used else " ", "primary"), (f"GPU {device.index} ", "title")]
+    if wide:
+        name = (device.name or "").removeprefix("NVIDIA ")
+        line.append((fmt.fit(fmt.plain(name), 18) + " ", "muted"))
+    if device.error is not None:
+        return [*line, ("not answering: ", "error"), (device.error, "error")]
+    share = _share(device.memory_used_bytes, device.memory_total_bytes)
+    line += _bar(share, 16 if wide else 6, ascii)
+    if wide:
+        memory = f" {fmt.size(device.memory_used_bytes)} of {fmt.size(device.memory_total_bytes)}"
+        line.append((fmt.fit(memory, 22), "text"))
+    else:
+        line.append((fmt.fit(f" {fmt.size(device.memory_used_bytes)}", 10), "text"))
+    line.append((fmt.fit(fmt.percent(device.gpu_utilization_percent), 6, "right"), "text"))
+    line += _temperature(device, wide)
+    power = f"{fmt.watts(device.power_w).removesuffix(' W')}/{fmt.watts(device.power_limit_w)}"
+    line.append((fmt.fit(power, 12, "right"), "text"))
+    clock = fmt.megahertz(device.sm_clock_mhz).removesuffix(" MHz")
+    most = fmt.megahertz(device.sm_clock_max_mhz)
+    if wide:
+        line.append((fmt.fit(f"SM {clock}/{most}", 19, "right"), "text"))
+    else:
+        line.append((fmt.fit(f"{clock} MHz" if clock != fmt.ABSENT else clock, 9, "right"), "text"))
+    return line + _badges(device, wide)
+
+
+def _temperature(device: DeviceReading, wide: bool) -> Line:
+    temperature, slowdown = device.temperature_c, device.slowdown_temperature_c
+    text = fmt.celsius(temperature)
+    left = None if temperature is None or slowdown is None else slowdown - temperature
+    tone = "warning" if left is not None and left <= NEAR_SLOWDOWN_C else "text"
+    if left is None:
+        return [(fmt.fit(text, 7, "right"), tone), (" " * (21 if wide else 0), "text")]
+    if wide:
+        return [(fmt.fit(text, 7, "right"), tone), (fmt.fit(f" {left} below slowdown", 21), "muted")]
+    return [(fmt.fit(text, 7, "right"), tone)]
+
+
+def _badges(device: DeviceReading, wide: bool) -> Line:
+    """Throttle reasons in words; an idle GPU says idle, one that is not held back says nothing."""
+    line: Line = []
+    for name in device.throttle_reasons or ():
+        severity = throttle.severity(name)
+        words = throttle.words(name) if wide else SHORT_WORDS.get(name, throttle.words(name))
+        tone = {"none": "muted", "info": "badge"}.get(severity, "alarm")
+        line += [("  " if wide else " ", "text"), (f" {words} " if tone != "muted" else words, tone)]
+    return line
+
+
+def _share(used: float | None, total: float | None) -> float | None:
+    return None if used is None or not total else used / total
+
+
+def _bar(share: float | None, width: int, ascii: bool) -> Line:
+    tone = "warning" if share is not None and share >= NEARLY_FULL else "primary"
+    tones = {"fill": tone, "track": "muted", "marker": "error"}
+    return [(text, tones[part]) for text, part in bar_runs(share, width, ascii=ascii)]

@@ -1,0 +1,148 @@
+"""The knobs of the next run, in groups, with what the one under the cursor does to speed and memory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from trainfast_runner.knobs import BY_NAME, KNOBS
+from trainfast_runner.problem import Problem
+from trainfast_tui.next_run import NextRun
+from trainfast_tui.widgets.painted import Line, Painted, rule, wrap
+
+GROUPS = ("batch", "compute", "memory", "data", "parallel", "optimization", "run")
+NAME_WIDTH = 15
+PAGE_ROWS = 5
+
+
+def in_order() -> tuple[str, ...]:
+    """Names of all knobs as the panel lists them: by group, the most turned groups first."""
+    known = [*GROUPS, *(entry.group for entry in KNOBS)]
+    groups = list(dict.fromkeys(known))
+    return tuple(entry.name for group in groups for entry in KNOBS if entry.group == group)
+
+
+class KnobPanel(Painted, can_focus=True):
+    """A list with a cursor over the text about the knob under it. It shows; the screen turns."""
+
+    DEFAULT_CSS = "KnobPanel { height: 1fr; width: 1fr; }"
+
+    def __init__(self, *, ascii: bool = False, id: str | None = None) -> None:
+        super().__init__(ascii=ascii, id=id)
+        self._next: NextRun | None = None
+        self._global_batch: tuple[int, int] | None = None
+        self._refusal: Problem | None = None
+        self._names = in_order()
+        self._at = 0
+        self._top = 0
+
+    @property
+    def current(self) -> str:
+        """The name of the knob under the cursor."""
+        return self._names[self._at]
+
+    def show(self, next_run: NextRun | None, global_batch: tuple[int, int] | None) -> None:
+        """Show these knobs; a refusal of other ones is forgotten."""
+        self._next, self._global_batch, self._refusal = next_run, global_batch, None
+        self.repaint()
+
+    def refuse(self, problem: Problem) -> None:
+        """Say why a value was not taken, at the knob it is about."""
+        self._refusal = problem
+        if problem.key in self._names:
+            self._at = self._names.index(problem.key)
+        self.repaint()
+
+    def move(self, by: int) -> None:
+        """The cursor `by` knobs further down, held at the ends."""
+        self.move_to(self._names[max(0, min(len(self._names) - 1, self._at + by))])
+
+    def move_to(self, name: str) -> None:
+        """The cursor on this knob."""
+        self._at = self._names.index(name)
+        self._refusal = None
+        self.repaint()
+
+    def lines(self, width: int, height: int) -> list[Line]:
+        next_run = self._next
+        if next_run is None:
+            return [rule("next run", width)]
+        head = self._head(next_run, width)
+        about = self._about(width, max(3, min(13, (height - len(head)) // 2)))
+        room = max(1, height - len(head) - len(about))
+        rows, cursor = self._list(next_run, width)
+        if len(rows) <= room:
+            self._top = 0
+        else:
+            # The group's title stays in sight when the cursor reaches its first knob.
+            self._top = max(0, min(self._top, cursor - 1, len(rows) - room))
+            self._top = max(self._top, cursor - room + 1)
+        shown = rows[self._top : self._top + room]
+        shown += [[] for _ in range(room - len(shown))]
+        return [*head, *shown, *about]
+
+    def _head(self, next_run: NextRun, width: int) -> list[Line]:
+        lines = [rule("next run", width), [("preset ", "muted"), (next_run.spec.name, "title")]]
+        if self._global_batch is not None:
+            total, ranks = self._global_batch
+            knobs = next_run.spec.knobs
+            sign = " x " if width >= 40 else "x"
+            factors = " = " + sign.join(str(factor) for factor in (knobs["batch_size"], knobs["grad_accum"], ranks))
+            if width >= 40:
+                factors += " rank" if ranks == 1 else " ranks"
+            lines.append([("global batch ", "muted"), (f"{total:,}", "title"), (factors, "muted")])
+        return lines
+
+    def _list(self, next_run: NextRun, width: int) -> tuple[list[Line], int]:
+        rows: list[Line] = []
+        cursor, group = 0, ""
+        for place, name in enumerate(self._names):
+            entry = BY_NAME[name]
+            if entry.group != group:
+                group = entry.group
+                rows.append([(group, "muted")])
+            changed = next_run.is_changed(name)
+            if place == self._at:
+                cursor = len(rows)
+            rows.append(_knob_row(name, next_run, changed, place == self._at, width))
+        return rows, cursor
+
+    def _about(self, width: int, room: int) -> list[Line]:
+        if self._refusal is not None:
+            lines: list[Line] = [[(line, "error")] for line in wrap(f"Refused: {self._refusal.line()}", width)]
+            return [rule("", width)[1:], *lines[: room - 1]]
+        entry = BY_NAME[self.current]
+        lines = [[(line, "text")] for line in wrap(entry.what, width)]
+        for label, text in (("speed", entry.speed), ("memory", entry.memory)):
+            if text:
+                first, *rest = wrap(text, max(8, width - 7))
+                lines.append([(f"{label:<7}", "secondary"), (first, "text")])
+                lines += [[(" " * 7 + line, "text")] for line in rest]
+        lines += [[(line, "muted")] for line in wrap(f"takes {entry.values.describe()}", width)]
+        # The short texts about speed and memory are worth more than the end of a long description.
+        cut = len(lines) - (room - 1)
+        if cut > 0:
+            what = len(wrap(entry.what, width))
+            keep = max(1, what - cut)
+            lines = [*lines[:keep], *lines[what:]][: room - 1]
+        return [rule(self.current, width), *lines]
+
+
+def _knob_row(name: str, next_run: NextRun, changed: bool, here: bool, width: int) -> Line:
+    value = next_run.shown(name)
+    mark = "•" if changed else " "
+    pointer = "▸" if here else " "
+    row: Line = [(f"{pointer}{mark}{name:<{NAME_WIDTH}}", "cursor" if here else ("title" if changed else "text"))]
+    before = next_run.before
+    was = ""
+    if changed and before is not None and name in before:
+        was = f"  was {BY_NAME[name].show(before[name])}"
+    if here:
+        return [*row, (f"{value}{was}", "cursor")]
+    return [*row, (value, "warning" if changed else "text"), (was, "muted")]
+
+
+def group_of_knobs() -> Iterator[tuple[str, tuple[str, ...]]]:
+    """The groups and the knobs in each, in the panel's order."""
+    names = in_order()
+    for group in dict.fromkeys(BY_NAME[name].group for name in names):
+        yield group, tuple(name for name in names if BY_NAME[name].group == group)

@@ -1,0 +1,164 @@
+"""A widget drawn line by line from tones: it sends only the cells that changed, and can show nothing but plain text."""
+
+from __future__ import annotations
+
+from rich.cells import cell_len
+from rich.segment import Segment
+from rich.style import Style
+from textual.geometry import Region
+from textual.strip import Strip
+from textual.widget import Widget
+
+from trainfast_tui.format import plain, to_ascii, truncate
+from trainfast_tui.widgets.braille import changed_cells, ink
+
+Piece = tuple[str, str]
+"""Text and the name of its tone."""
+Line = list[Piece]
+
+TONES = ("text", "title", "muted", "primary", "secondary", "accent", "success", "warning", "error", "key")
+FILLED = ("cursor", "badge", "alarm")
+"""Tones with a background of their own."""
+
+
+class Painted(Widget):
+    """Draws the lines that `lines` gives. Call `repaint` when what they show has changed."""
+
+    ALLOW_SELECT = False
+    COMPONENT_CLASSES = {f"painted--{tone}" for tone in (*TONES, *FILLED)}
+    DEFAULT_CSS = """
+    Painted {
+        height: 1; width: 1fr;
+        .painted--title { text-style: bold; }
+        .painted--muted { color: $text-muted; }
+        .painted--primary { color: $text-primary; }
+        .painted--secondary { color: $text-secondary; }
+        .painted--accent { color: $text-accent; }
+        .painted--success { color: $text-success; }
+        .painted--warning { color: $text-warning; text-style: bold; }
+        .painted--error { color: $text-error; text-style: bold; }
+        .painted--key { color: $text-accent; text-style: bold; }
+        .painted--cursor { color: $block-cursor-foreground; background: $block-cursor-background; text-style: bold; }
+        .painted--badge { color: $block-cursor-foreground; background: $primary; text-style: bold; }
+        .painted--alarm { color: $block-cursor-foreground; background: $error; text-style: bold; }
+    }
+    """
+
+    def __init__(self, *, ascii: bool = False, id: str | None = None, classes: str | None = None) -> None:
+        super().__init__(id=id, classes=classes)
+        self._ascii = ascii
+        self._rows: list[list[Segment]] | None = None
+        self._rows_size = (0, 0)
+        self._palette: dict[str, Style] | None = None
+
+    def lines(self, width: int, height: int) -> list[Line]:
+        """What to draw; longer lines are cut, missing ones are blank."""
+        raise NotImplementedError
+
+    def repaint(self) -> None:
+        """Draw again, and send what is different."""
+        old, size = self._rows, tuple(self.size)
+        self._rows = None
+        if not old or self._rows_size != size or not self.is_on_screen:
+            self.refresh()
+            return
+        regions = [
+            Region(span[0], y, span[1] - span[0], 1)
+            for y, (before, after) in enumerate(zip(old, self._painted(), strict=True))
+            if (span := changed_cells(before, after, size[0])) is not None
+        ]
+        if regions:
+            self.refresh(*regions)
+
+    def render_line(self, y: int) -> Strip:
+        rows, width = self._painted(), self.size.width
+        return Strip(rows[y], width) if y < len(rows) else Strip.blank(width)
+
+    def notify_style_update(self) -> None:
+        """Forget what was painted in the old theme."""
+        self._palette = self._rows = None
+        super().notify_style_update()
+
+    def _painted(self) -> list[list[Segment]]:
+        width, height = self.size
+        if self._rows is None or self._rows_size != (width, height):
+            self._rows_size = (width, height)
+            lines = self.lines(width, height)[:height] if width and height else []
+            lines += [[] for _ in range(height - len(lines))]
+            self._rows = [self._row(line, width) for line in lines]
+        return self._rows
+
+    def _row(self, line: Line, width: int) -> list[Segment]:
+        styles = self._styles()
+        row: list[Segment] = []
+        room, style = width, styles["text"]
+        for text, tone in line:
+            text = plain(text)
+            if self._ascii:
+                text = to_ascii(text.translate(LIKENESS))
+            length = cell_len(text)
+            if length > room:
+                text = truncate(text, room)
+                text = to_ascii(text) if self._ascii else text
+                length = cell_len(text)
+            if text:
+                style = styles[tone]
+                row.append(Segment(text, style))
+            room -= length
+            if room <= 0:
+                break
+        if room > 0:
+            # A filled line is filled to its end.
+            row.append(Segment(" " * room, style if line and line[-1][1] == "cursor" else styles["text"]))
+        return row
+
+    def _styles(self) -> dict[str, Style]:
+        if self._palette is None:
+            palette = {tone: ink(self.get_component_rich_style(f"painted--{tone}")) for tone in TONES}
+            for tone in FILLED:
+                style = self.get_component_rich_style(f"painted--{tone}")
+                palette[tone] = Style(color=style.color, bgcolor=style.bgcolor, bold=style.bold)
+            self._palette = palette
+        return self._palette
+
+
+LIKENESS = str.maketrans(
+    {
+        "▸": ">",
+        "•": "*",
+        "●": "*",
+        "○": "o",
+        "✓": "v",
+        "✗": "x",
+        "█": "#",
+        "▓": "%",
+        "▒": "+",
+        "░": ":",
+        "─": "-",
+        "│": "|",
+        "↑": "^",
+        "↓": "v",
+        "←": "<",
+        "→": ">",
+        "Δ": "d",
+        "±": "+",
+    }
+)
+"""Signs of ours that have a likeness in ASCII, one cell for one cell."""
+
+
+def rule(title: str, width: int, tone: str = "muted") -> Line:
+    """A section's title with a line to the right edge."""
+    return [(f"{title} ", "title"), ("─" * max(0, width - cell_len(title) - 1), tone)]
+
+
+def wrap(text: str, width: int) -> list[str]:
+    """Words of one paragraph in lines of at most `width` cells; a longer word is cut."""
+    lines: list[str] = []
+    line = ""
+    for word in plain(text).split():
+        if line and cell_len(line) + 1 + cell_len(word) > width:
+            lines.append(line)
+            line = ""
+        line = f"{line} {word}" if line else truncate(word, width)
+    return [*lines, line] if line else lines

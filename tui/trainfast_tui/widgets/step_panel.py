@@ -1,0 +1,214 @@
+"""The numbers of the run: how far it is, how fast, where a step's time goes, loss and memory."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from statistics import median
+
+from trainfast_runner.follow import RunSnapshot
+from trainfast_runner.records import Result, Step
+from trainfast_tui import format as fmt
+from trainfast_tui.widgets.bar import bar_runs
+from trainfast_tui.widgets.painted import Line, Painted
+
+RECENT = 20
+"""Figures of a live run are medians of this many steps."""
+PHASES = (
+    ("data", "░", "warning"),
+    ("forward", "█", "primary"),
+    ("backward", "▓", "secondary"),
+    ("optimizer", "▒", "accent"),
+    ("other", "·", "muted"),
+)
+
+
+class StepPanel(Painted):
+    """Five lines about the run on the screen."""
+
+    DEFAULT_CSS = "StepPanel { height: 5; }"
+
+    def __init__(self, *, ascii: bool = False, id: str | None = None) -> None:
+        super().__init__(ascii=ascii, id=id)
+        self._run: RunSnapshot | None = None
+
+    def show(self, run: RunSnapshot | None) -> None:
+        """Show the figures of this run."""
+        self._run = run
+        self.repaint()
+
+    def lines(self, width: int, height: int) -> list[Line]:
+        run = self._run
+        if run is None:
+            return []
+        result = run.result
+        figures = _of_result(result) if result is not None and result.steps.measured else _of_steps(run)
+        return [
+            _progress(run, width, self._ascii),
+            _speed(figures, width),
+            _quality(run, result, width),
+            *_phases(figures.phases, width, self._ascii),
+        ]
+
+
+class Figures:
+    """Medians over the steps that count: a second's throughput and a step's milliseconds."""
+
+    def __init__(
+        self,
+        samples_per_s: float | None,
+        tokens_per_s: float | None,
+        step_ms: float | None,
+        phases: dict[str, float | None],
+        of: str,
+    ) -> None:
+        self.samples_per_s = samples_per_s
+        self.tokens_per_s = tokens_per_s
+        self.step_ms = step_ms
+        self.phases = phases
+        self.of = of
+
+
+def _of_result(result: Result) -> Figures:
+    times = result.step_ms
+    return Figures(
+        result.throughput.samples_per_s.median,
+        result.throughput.tokens_per_s.median,
+        times.p50,
+        {name: getattr(times, name) for name, _, _ in PHASES},
+        f"medians of {result.steps.measured} steps",
+    )
+
+
+def recent_figures(run: RunSnapshot) -> Figures:
+    """The figures to show of a run now: its result's, or the medians of its latest steps."""
+    result = run.result
+    return _of_result(result) if result is not None and result.steps.measured else _of_steps(run)
+
+
+def _of_steps(run: RunSnapshot) -> Figures:
+    steps = counted(run.steps)
+    last = steps[-RECENT:]
+    rates = run.rates
+    kept = min(len(last), len(rates.samples_per_s))
+    said = f"medians of the last {len(last)} steps" if last and not last[0].warmup else "warming up"
+    return Figures(
+        _median(rates.samples_per_s[-kept:] if kept else ()),
+        _median(rates.tokens_per_s[-kept:] if kept else ()),
+        _median([step.step_ms for step in last]),
+        {name: _median([getattr(step, f"{name}_ms") for step in last]) for name, _, _ in PHASES},
+        said if last else "",
+    )
+
+
+def counted(steps: Sequence[Step]) -> Sequence[Step]:
+    """The latest steps without timing warm-up, or while there is nothing else the warm-up itself."""
+    last = steps[-RECENT:]
+    return [step for step in last if not step.warmup] or last
+
+
+def _median(values: Sequence[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return median(known) if known else None
+
+
+def planned_steps(run: RunSnapshot) -> int | None:
+    """How many steps the run was asked for."""
+    steps = run.run.knobs.get("steps") if run.run is not None else None
+    return steps if isinstance(steps, int) else None
+
+
+def seconds_left(run: RunSnapshot) -> float | None:
+    """Until the last step, at the pace of the latest steps."""
+    planned, steps = planned_steps(run), counted(run.steps)
+    if not run.is_live or planned is None or not steps:
+        return None
+    step_ms = _median([step.step_ms for step in steps])
+    return None if step_ms is None else max(0, planned - run.steps[-1].step) * step_ms / 1e3
+
+
+def _progress(run: RunSnapshot, width: int, ascii: bool) -> Line:
+    done, planned = (run.steps[-1].step if run.steps else 0), planned_steps(run)
+    share = done / planned if planned else None
+    left = seconds_left(run)
+    if run.is_live:
+        end = f"{fmt.duration(left)} left" if left is not None else ""
+    else:
+        took = run.result.seconds if run.result is not None else None
+        end = f"took {fmt.duration(took)}" if took is not None else ""
+    words = f"step {fmt.count(done)} of {fmt.count(planned)}" if planned else f"step {fmt.count(done)}"
+    label = f" {fmt.percent(None if share is None else 100 * share)}  {end}"
+    line: Line = [(fmt.fit(words, 19) + " ", "title")]
+    bar = bar_runs(share, max(8, width - 20 - max(22, len(label))), ascii=ascii)
+    line += [(text, {"fill": "primary", "track": "muted", "marker": "error"}[part]) for text, part in bar]
+    return [*line, (label, "text")]
+
+
+def _speed(figures: Figures, width: int) -> Line:
+    wide = width >= 78
+    line: Line = [
+        (fmt.fit(fmt.per_second(figures.samples_per_s, "samples"), 19 if wide else 17) + " ", "title"),
+        (fmt.fit(fmt.per_second(figures.tokens_per_s, "tokens"), 18 if wide else 16), "text"),
+        (f"{fmt.milliseconds(figures.step_ms)}{' a step' if wide else ''}", "text"),
+    ]
+    if wide:
+        line.append((f"   {figures.of}", "muted"))
+    return line
+
+
+def _quality(run: RunSnapshot, result: Result | None, width: int) -> Line:
+    losses = [step.loss for step in run.steps[-5:] if step.loss is not None]
+    first = result.loss.first if result is not None and result.loss.first is not None else run.first_loss
+    last = result.loss.last if result is not None and result.loss.last is not None else _median(losses)
+    peak = result.memory.peak_allocated_bytes if result is not None else None
+    line: Line = [
+        (fmt.fit(f"loss {fmt.number(first)} → {fmt.number(last)}", 19) + " ", "text"),
+        ("peak memory ", "muted"),
+        (fmt.size(peak if peak is not None else run.peak_allocated_bytes), "text"),
+    ]
+    predicted = result.memory.predicted_bytes if result is not None else None
+    if predicted is not None:
+        line += [(f" (predicted {fmt.size(predicted)})", "muted")]
+    if run.synthetic:
+        line += [("  ", "text"), (" synthetic data ", "badge")]
+    actual = run.actual
+    if actual is not None and width >= 78:
+        ranks = f"{actual.world_size} ranks, " if actual.world_size and actual.world_size > 1 else ""
+        wrapper = f"{actual.wrapper}, " if actual.wrapper not in (None, "none") else ""
+        line += [(f"   {ranks}{wrapper}{actual.compute_dtype or ''} on {actual.device or ''}", "muted")]
+    return line
+
+
+def _phases(phases: dict[str, float | None], width: int, ascii: bool) -> list[Line]:
+    """A stacked bar of one line, and what its parts are."""
+    known = [(name, glyph, tone, phases[name]) for name, glyph, tone in PHASES]
+    total = sum(value for *_, value in known if value)
+    if not total:
+        return []
+    cells = _cells([value or 0.0 for *_, value in known], width)
+    bar: Line = [
+        ((glyph if not ascii else name[0]) * count, tone)
+        for (name, glyph, tone, _), count in zip(known, cells, strict=True)
+    ]
+    legend: Line = []
+    short = width < 78
+    for name, glyph, tone, value in known:
+        sign = name[0] if ascii else glyph
+        label = {"optimizer": "optim", "backward": "back", "forward": "fwd"}.get(name, name) if short else name
+        text = fmt.number(value) if short else fmt.milliseconds(value)
+        legend += [(f"{sign} ", tone), (f"{label} ", "muted"), (text, "text"), (" " if short else "   ", "text")]
+    return [bar, legend]
+
+
+def _cells(values: list[float], width: int) -> list[int]:
+    """Cells of each part: their sum is `width`, and what is not zero gets at least one while there is room."""
+    total = sum(values)
+    exact = [value / total * width for value in values]
+    cells = [max(1, int(part)) if part > 0 else 0 for part in exact]
+    by_rest = sorted(range(len(values)), key=lambda i: exact[i] - cells[i], reverse=True)
+    while sum(cells) < width:
+        for place in by_rest:
+            if exact[place] > 0 and sum(cells) < width:
+                cells[place] += 1
+    while sum(cells) > width:
+        cells[cells.index(max(cells))] -= 1
+    return cells
