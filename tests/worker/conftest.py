@@ -80,7 +80,9 @@ def _lines(path: Path) -> list[dict[str, Any]]:
 
 @pytest.fixture(scope="session")
 def cache_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.getbasetemp() / "cache"
+    """One for all processes of a parallel test run: the tokenizer is trained once."""
+    base = tmp_path_factory.getbasetemp()
+    return (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "cache"
 
 
 @pytest.fixture(scope="session")
