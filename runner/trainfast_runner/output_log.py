@@ -15,6 +15,7 @@ from trainfast_runner.json_lines import write_atomically
 OUTPUT_FILE = "output.log"
 CAP_BYTES = 64 << 20
 _FALLOC_KEEP_SIZE, _FALLOC_PUNCH_HOLE = 0x01, 0x02
+_PAGE = 1 << 12
 _BLOCK = 1 << 16
 
 
@@ -30,7 +31,8 @@ class OutputLog:
         self.dropped_bytes = 0
         self.truncated = False
         self.cap_bytes = cap_bytes
-        self._keep_bytes = cap_bytes // 4
+        # Whole pages: what is left of a page at the edge of a hole would stay on disk.
+        self._keep_bytes = max(_PAGE, cap_bytes // 4 // _PAGE * _PAGE)
         self._hole_end = self._keep_bytes
 
     def open(self) -> int:
@@ -44,7 +46,7 @@ class OutputLog:
             size = os.fstat(fd).st_size
             if size - self._hole_end + self._keep_bytes <= self.cap_bytes:
                 return 0
-            hole_end = size - self._keep_bytes
+            hole_end = (size - self._keep_bytes) // _PAGE * _PAGE
             if _punch(fd, self._hole_end, hole_end - self._hole_end):
                 dropped, self._hole_end = hole_end - self._hole_end, hole_end
             else:
@@ -66,7 +68,9 @@ class OutputLog:
             tail = file.read()
         head = head[: head.rfind(b"\n") + 1] or head + b"\n"
         mark = f"[trainfast-tui: {self.dropped_bytes} bytes of output were dropped here]\n".encode()
-        write_atomically(self.path, head + mark + tail[tail.find(b"\n") + 1 :])
+        # A hole ends within a line; after a truncation the next write begins one.
+        whole_lines = 0 if self.truncated else tail.find(b"\n") + 1
+        write_atomically(self.path, head + mark + tail[whole_lines:])
 
 
 def read_log(path: Path, last_lines: int | None = None) -> list[str]:

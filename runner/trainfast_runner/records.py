@@ -5,11 +5,17 @@ Times are CLOCK_MONOTONIC nanoseconds; `run.json` holds one wall-clock anchor to
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
 SCHEMA = 1
+
+# Figures outside these bounds are damage: the line counts as unreadable, and no arithmetic on it can overflow.
+Count = Annotated[int, msgspec.Meta(ge=0, le=2**62)]
+Milliseconds = Annotated[float, msgspec.Meta(ge=0, le=1e12)]
+Bounded = Annotated[float, msgspec.Meta(ge=-1e300, le=1e300)]
+Degree = Annotated[int, msgspec.Meta(ge=1, le=1_000_000)]
 
 STATES = (
     "starting",
@@ -80,21 +86,21 @@ class RunFile(msgspec.Struct, frozen=True, kw_only=True):
 class Step(msgspec.Struct, frozen=True, kw_only=True):
     """A line of `steps.jsonl`: one optimizer step of one rank. Phases an engine cannot split are None."""
 
-    t_ns: int
-    step: int
+    t_ns: Count
+    step: Count
     warmup: bool = False
-    samples: int
-    tokens: int
-    loss: float | None = None
-    step_ms: float
+    samples: Count
+    tokens: Count
+    loss: Bounded | None = None
+    step_ms: Milliseconds
     data_ms: float | None = None
     forward_ms: float | None = None
     backward_ms: float | None = None
     optimizer_ms: float | None = None
     other_ms: float | None = None
-    peak_allocated_bytes: int | None = None
-    peak_reserved_bytes: int | None = None
-    alloc_retries: int | None = None
+    peak_allocated_bytes: Count | None = None
+    peak_reserved_bytes: Count | None = None
+    alloc_retries: Count | None = None
     lr: float | None = None
     loss_scale: float | None = None
     phase_peaks: dict[str, int] | None = None
@@ -104,15 +110,15 @@ class WorkerLine(msgspec.Struct, frozen=True, kw_only=True):
     """A line of `worker.jsonl`. `kind` is started, phase, data, actual, overflow, exception, invalid,
     signal (the rank was told to end, and ends) or finished; only the fields of its kind are set."""
 
-    t_ns: int
+    t_ns: Count
     kind: str
-    rank: int | None = None
-    world_size: int | None = None
-    pid: int | None = None
-    start_ticks: int | None = None
+    rank: Count | None = None
+    world_size: Count | None = None
+    pid: Count | None = None
+    start_ticks: Count | None = None
     phase: str | None = None
     detail: str | None = None
-    step: int | None = None
+    step: Count | None = None
     type: str | None = None
     message: str | None = None
     chain: list[dict[str, str]] | None = None
@@ -132,14 +138,14 @@ class WorkerLine(msgspec.Struct, frozen=True, kw_only=True):
     reduce_dtype: str | None = None
     attention: str | None = None
     device: str | None = None
-    zero_stage: int | None = None
-    mesh: dict[str, int] | None = None
-    pipeline_stages: int | None = None
+    zero_stage: Count | None = None
+    mesh: dict[str, Degree] | None = None
+    pipeline_stages: Count | None = None
     compiled: bool | None = None
     optimizer_implementation: str | None = None
     checkpointing: str | None = None
     parameters: int | None = None
-    model_flops_per_sample: float | None = None
+    model_flops_per_sample: Bounded | None = None
     loader_workers_alive: int | None = None
 
 
@@ -148,7 +154,7 @@ class Event(msgspec.Struct, frozen=True, kw_only=True):
     kill_sent, throttle_on, throttle_off, xid, foreign_process, gpu_lost, gpu_back, output_trimmed, rank_gone or
     trouble (something the supervisor could not write or read)."""
 
-    t_ns: int
+    t_ns: Count
     kind: str
     state: str | None = None
     reason: str | None = None

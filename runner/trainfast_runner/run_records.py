@@ -12,7 +12,7 @@ import msgspec
 
 from trainfast_runner.home import read_run_file
 from trainfast_runner.json_lines import Tail
-from trainfast_runner.records import Event, RunFile, Step, WorkerLine
+from trainfast_runner.records import Count, Event, RunFile, Step, WorkerLine
 
 T = TypeVar("T")
 
@@ -25,16 +25,16 @@ class DeviceSample(msgspec.Struct, frozen=True, kw_only=True):
 
     uuid: str | None = None
     index: int | None = None
-    memory_used_bytes: int | None = None
+    memory_used_bytes: Count | None = None
     temperature_c: float | None = None
-    energy_mj: int | None = None
-    power_violation_ns: int | None = None
-    thermal_violation_ns: int | None = None
+    energy_mj: Count | None = None
+    power_violation_ns: Count | None = None
+    thermal_violation_ns: Count | None = None
     throttle_reasons: list[str] | None = None
 
 
 class _DeviceTick(msgspec.Struct, frozen=True, kw_only=True):
-    t_ns: int
+    t_ns: Count
     devices: list[DeviceSample] = []
 
 

@@ -1,0 +1,42 @@
+"""A disk that takes nothing more: the training goes on, and what can be said is said."""
+
+from __future__ import annotations
+
+from trainfast_runner.home import read_result
+
+from .conftest import Run
+
+TRAINING = "begin(); train(5); say('finished')"
+
+
+def test_full_disk_under_the_supervisors_own_files(run: Run) -> None:
+    run.prepare(TRAINING)
+    for name in ("telemetry.jsonl", "events.jsonl"):
+        (run.directory / name).symlink_to("/dev/full")
+    run.supervise()
+    result = run.end()
+    assert (result.state, result.steps.measured) == ("finished", 3)
+    said = (run.directory / "supervisor.log").read_text()
+    assert "events.jsonl: No space left on device" in said
+    assert "telemetry.jsonl: No space left on device" in said
+
+
+def test_full_disk_is_recorded_where_it_can_be(run: Run) -> None:
+    run.prepare(TRAINING)
+    (run.directory / "telemetry.jsonl").symlink_to("/dev/full")
+    run.supervise()
+    assert run.end().state == "finished"
+    assert [event.detail for event in run.events("trouble")] == ["telemetry.jsonl: No space left on device"]
+
+
+def test_records_that_cannot_be_read_do_not_end_the_run(run: Run) -> None:
+    run.prepare("wait_for('ready')\nsay = lambda *a, **k: None\nbegin(); train(5)")
+    (run.directory / "worker.jsonl").mkdir()
+    run.supervise()
+    (run.directory / "ready").touch()
+    result = run.end()
+    assert result.state == "failed"
+    assert result.steps.measured == 3
+    assert result.unreadable_lines == 1
+    assert run.events("trouble")
+    assert read_result(run.directory) == result

@@ -1,0 +1,103 @@
+"""output.log: everything that is printed, until it is too much."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from trainfast_runner.output_log import OutputLog, read_log
+
+from .conftest import Run
+
+MIB = 1 << 20
+
+
+def test_a_flood_of_output_keeps_its_head_and_tail(run: Run) -> None:
+    result = run.result_of(
+        """
+        print("the first line")
+        line = b"x" * 1023 + b"\\n"
+        begin(); train(3)
+        for _ in range(24):
+            os.write(1, line * 1024)
+            time.sleep(0.02)
+        print("the last line"); say("finished")
+        """,
+        "--output-cap",
+        str(4 * MIB),
+    )
+    assert result.state == "finished"
+    assert [event.detail for event in run.events("output_trimmed")] == [f"over {4 * MIB} bytes: the middle is dropped"]
+    path = run.directory / "output.log"
+    lines = path.read_text().splitlines()
+    assert (lines[0], lines[-1]) == ("the first line", "the last line")
+    marks = [line for line in lines if line.startswith("[trainfast-tui: ")]
+    assert len(marks) == 1
+    dropped = int(marks[0].split()[1])
+    kept = path.stat().st_size - len(marks[0]) - 1
+    written = 24 * MIB + len("the first line\nthe last line\n")
+    # Two lines cut in half at the seams are left out.
+    assert 0 <= written - dropped - kept <= 2 * 1024
+    assert kept <= 8 * MIB
+    assert "\0" not in path.read_text()
+
+
+def test_a_live_log_with_a_hole_is_readable(tmp_path: Path) -> None:
+    log = OutputLog(tmp_path / "output.log", cap_bytes=4 * MIB)
+    fd = log.open()
+    for number in range(12):
+        os.write(fd, b"x\n" * (MIB // 2) + f"block {number}\n".encode())
+        log.trim()
+    os.close(fd)
+    assert log.dropped_bytes
+    assert not log.truncated
+    assert log.path.stat().st_size > 12 * MIB
+    assert log.path.stat().st_blocks * 512 <= 5 * MIB
+    lines = read_log(log.path)
+    assert (lines[0], lines[-1]) == ("x", "block 11")
+    assert sum("were dropped here" in line for line in lines) == 1
+    assert not any("\0" in line for line in lines)
+    assert read_log(log.path, 2) == lines[-2:]
+    log.compact()
+    compacted = read_log(log.path)
+    assert (compacted[0], compacted[-1]) == ("x", "block 11")
+    assert set(compacted[:-1]) - {f"block {number}" for number in range(11)} == {
+        "x",
+        f"[trainfast-tui: {log.dropped_bytes} bytes of output were dropped here]",
+    }
+
+
+def test_without_holes_in_files_the_log_is_truncated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("trainfast_runner.output_log._punch", lambda *_: False)
+    log = OutputLog(tmp_path / "output.log", cap_bytes=4 * MIB)
+    fd = log.open()
+    os.write(fd, b"first\n" + b"y\n" * (3 * MIB))
+    assert log.trim() > 0
+    assert log.truncated
+    os.write(fd, b"last\n")
+    os.close(fd)
+    log.compact()
+    lines = read_log(log.path)
+    assert (lines[0], lines[-1]) == ("first", "last")
+    assert any(f"{log.dropped_bytes} bytes of output were dropped here" in line for line in lines)
+
+
+def test_no_log_is_no_lines(tmp_path: Path) -> None:
+    assert read_log(tmp_path / "output.log", 5) == []
+
+
+@given(
+    st.lists(st.text(st.characters(exclude_characters="\n\r\0", exclude_categories=("Cs",))), max_size=30), st.data()
+)
+def test_last_lines_are_the_last_lines(
+    tmp_path_factory: pytest.TempPathFactory, lines: list[str], data: st.DataObject
+) -> None:
+    path = tmp_path_factory.mktemp("log") / "output.log"
+    path.write_bytes("".join(f"{line}\n" for line in lines).encode())
+    count = data.draw(st.integers(0, 40))
+    assert read_log(path, count) == (lines[-count:] if count else [])
+    assert read_log(path) == lines

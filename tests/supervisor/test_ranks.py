@@ -1,0 +1,95 @@
+"""Several ranks: one that is lost or fails is the verdict for all, and nobody is left waiting."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable
+
+from .conftest import Run, until
+
+LAUNCHER = """
+def end(*_):
+    for pid in pids:
+        os.kill(pid, signal.SIGTERM)
+    os._exit(1)
+signal.signal(signal.SIGTERM, end)
+"""
+
+
+def test_rank_that_vanishes_ends_the_run_within_seconds(run: Run, ended_clean: Callable[[Run], None]) -> None:
+    run.start(
+        LAUNCHER
+        + "life = lambda: (train(5, world_size=2), wait_for_ever())\n"
+        + "pids = [spawn_rank(n, 2, life) for n in range(2)]; wait_for_ever()",
+        world_size=2,
+    )
+    until(lambda: run.worker("phase", 0)[1:] and run.worker("phase", 1)[1:], "both ranks in training")
+    run.in_training()
+    lost = run.worker("started", 1)[0].pid
+    assert lost is not None
+    began = time.monotonic()
+    os.kill(lost, signal.SIGKILL)
+    result = run.end()
+    assert time.monotonic() - began < 10
+    assert result.state == "failed"
+    assert result.reason.startswith("rank 1 ended without a word (after step")
+    assert result.error is not None
+    assert (result.error.rank, result.error.phase) == (1, "train")
+    assert [event.rank for event in run.events("rank_gone")] == [1]
+    ended_clean(run)
+
+
+def test_exception_of_one_rank_ends_the_others_that_wait_for_it(run: Run, ended_clean: Callable[[Run], None]) -> None:
+    result = run.result_of(
+        LAUNCHER
+        + """
+        def life():
+            train(3)
+            if RANK == 1:
+                fail("ValueError", "bad batch", phase="data", step=4)
+                os._exit(1)
+            wait_for_ever()
+        pids = [spawn_rank(n, 2, life) for n in range(2)]
+        wait_for_ever()
+        """.replace("\n        ", "\n"),
+        world_size=2,
+        knobs={},
+    )
+    assert (result.state, result.reason) == ("failed", "ValueError: bad batch (rank 1, step 4, phase data)")
+    assert result.error is not None
+    assert (result.error.rank, result.error.type) == (1, "ValueError")
+    ended_clean(run)
+
+
+def test_rank_that_never_finishes_its_record_is_named(run: Run) -> None:
+    result = run.result_of(
+        """
+        def life():
+            train(3, world_size=2)
+            say("finished") if RANK == 0 else say("signal")
+        for n in range(2):
+            os.waitpid(spawn_rank(n, 2, life), 0)
+        """,
+        world_size=2,
+    )
+    assert result.state == "failed"
+    assert result.reason == "the training exited with status 0, but rank 1 never recorded that it finished"
+
+
+def test_throughput_is_the_sum_of_the_ranks(run: Run) -> None:
+    result = run.result_of(
+        """
+        def life():
+            train(6, world_size=2, wrapper="DistributedDataParallel"); say("finished")
+        for pid in [spawn_rank(n, 2, life) for n in range(2)]:
+            os.waitpid(pid, 0)
+        """,
+        world_size=2,
+        knobs={"strategy": "ddp"},
+    )
+    assert result.state == "finished", result.reason
+    assert result.throughput.samples_per_s.median == 800
+    assert result.throughput.tokens_per_s.median == 8000
+    assert result.steps.measured == 4

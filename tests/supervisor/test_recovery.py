@@ -1,0 +1,136 @@
+"""A run whose supervisor died: it goes on, is shown for what it is, can be ended, and is never forgotten."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from pathlib import Path
+
+import pytest
+
+from trainfast_runner.home import is_alive, read_result
+from trainfast_runner.problem import Problem
+from trainfast_runner.process_tree import identify
+from trainfast_runner.recovery import RunState, settle, state_of
+from trainfast_runner.stopping import request_stop, stop_unsupervised
+
+from .conftest import Run, until
+
+
+def kill_supervisor(run: Run) -> None:
+    assert run.supervisor is not None
+    run.supervisor.kill()
+    run.supervisor.wait()
+
+
+def test_the_training_outlives_its_supervisor_and_is_lost_only_in_name(run: Run) -> None:
+    run.start("begin(); train(5); wait_for('go'); train(5, first=6); say('finished')")
+    run.in_training()
+    kill_supervisor(run)
+    now = state_of(run.directory)
+    assert (now.state, now.supervised, now.ended) == ("running", False, False)
+    assert settle(run.directory) is None
+    assert request_stop(run.directory) is False
+    (run.directory / "go").touch()
+    until(lambda: state_of(run.directory).ended, "the run to end")
+    result = read_result(run.directory)
+    assert result is not None
+    assert result.state == "lost"
+    assert result.reason == (
+        "the supervisor ended before the run did: 10 steps recorded; every rank had recorded that it finished"
+    )
+    assert result.steps.measured == 8
+    assert result.throughput.samples_per_s.median == 400
+    assert result.seconds is not None
+
+
+def test_a_run_without_supervisor_is_ended_by_hand(run: Run) -> None:
+    """Its launcher obeys, one rank does not, and another process keeps the lock open."""
+    run.start(
+        """
+        def stubborn():
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)
+            train(3)
+            if os.fork() == 0:  # like a data loader: it inherits the lock
+                say("started", pid=os.getpid())
+                wait_for_ever()
+            wait_for_ever()
+        spawn_rank(0, 1, stubborn)
+        wait_for_ever()
+        """
+    )
+    until(lambda: len(run.pids()) == 2, "two processes")
+    kill_supervisor(run)
+    left: list[float] = []
+    result = stop_unsupervised(run.directory, 0.5, left.append)
+    assert result is not None
+    assert result.state == "lost"
+    assert "3 steps recorded; no end was recorded" in result.reason
+    assert left[0] > left[-1] == 0.0
+    assert not is_alive(run.directory)
+    assert not [pid for pid in [run.child_pid(), *run.pids()] if identify(pid)]
+    with pytest.raises(Problem, match="is not running: it is lost"):
+        stop_unsupervised(run.directory, 0.5)
+
+
+def test_a_supervised_run_is_not_ended_behind_its_supervisors_back(run: Run) -> None:
+    run.start("begin(); train(3); wait_for_ever()")
+    run.in_training()
+    with pytest.raises(Problem, match="has a supervisor"):
+        stop_unsupervised(run.directory, 1.0)
+
+
+def test_readers_that_come_at_once_agree(run: Run) -> None:
+    run.start("begin(); train(5); wait_for_ever()")
+    run.in_training()
+    kill_supervisor(run)
+    os.kill(run.child_pid(), signal.SIGKILL)
+    until(lambda: identify(run.child_pid()) is None, "the training to end")
+    seen: list[RunState] = []
+    readers = [threading.Thread(target=lambda: seen.append(state_of(run.directory))) for _ in range(8)]
+    for reader in readers:
+        reader.start()
+    for reader in readers:
+        reader.join()
+    assert len(seen) == 8
+    assert {state.state for state in seen} == {"lost"}
+    assert not [path for path in run.directory.iterdir() if path.name.startswith(".")]
+
+
+def test_a_reader_that_comes_before_the_lock_is_free_sees_a_live_run(run: Run) -> None:
+    run.start("begin(); wait_for_ever()")
+    until(lambda: run.worker("started"), "the rank")
+    assert settle(run.directory) is None
+    assert state_of(run.directory).state == "starting"
+
+
+def test_supervisor_that_fell_between_its_verdict_and_the_result(run: Run) -> None:
+    run.prepare("")
+    (run.directory / "alive.lock").touch()
+    (run.directory / "events.jsonl").write_text(
+        '{"t_ns": 1, "kind": "state", "state": "oom", "reason": "CUDA out of memory"}\n{"t_ns": 2, "ki'
+    )
+    result = settle(run.directory)
+    assert result is not None
+    assert result.state == "lost"
+    assert result.reason.endswith("the supervisor's own verdict was oom: CUDA out of memory")
+
+
+def test_nothing_but_an_empty_directory(tmp_path: Path) -> None:
+    assert state_of(tmp_path).state == "starting"
+    os.utime(tmp_path, (0, 0))
+    now = state_of(tmp_path)
+    assert now.state == "lost"
+    assert "run.json is missing" in (now.reason or "")
+    assert settle(tmp_path) is None
+
+
+def test_a_home_that_cannot_be_written_still_tells(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    run.prepare("")
+    # A directory stands where the temporary file must go: works for root too, whom no permission stops.
+    (run.directory / f".result.json.{os.getpid()}").mkdir()
+    result = settle(run.directory)
+    assert result is not None
+    assert result.state == "lost"
+    assert read_result(run.directory) is None

@@ -1,0 +1,191 @@
+"""The figures of a result, from records whose right answers are known."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from trainfast_runner.records import Clock, Result, RunFile
+from trainfast_runner.recovery import settle
+from trainfast_runner.run_records import read_records
+from trainfast_runner.summary import percentile, spread, summarise
+from trainfast_runner.verdict import Verdict
+
+S = 1_000_000_000
+GPU = "GPU-0001"
+
+
+def write_lines(path: Path, records: list[dict[str, Any]]) -> None:
+    path.write_text("".join(json.dumps(record) + "\n" for record in records))
+
+
+def result_of(directory: Path, **run: Any) -> Result:
+    fields = {"run_id": "r", "preset": "p", "clock": Clock(monotonic_ns=0, wall_ns=7), **run}
+    (directory / "run.json").write_bytes(msgspec.json.encode(RunFile(**fields)))
+    return summarise("r", read_records(directory), Verdict("finished", ""), 60 * S)
+
+
+def step(number: int, ms: float, **fields: Any) -> dict[str, Any]:
+    """A step that ended at second `number`."""
+    return {"t_ns": number * S, "step": number, "samples": 8, "tokens": 80, "step_ms": ms, **fields}
+
+
+def test_medians_leave_the_warm_up_out(tmp_path: Path) -> None:
+    times = [9000, 9000, 100, 100, 100, 400]
+    write_lines(
+        tmp_path / "steps.jsonl",
+        [
+            step(n, ms, warmup=n <= 2, data_ms=ms / 10, peak_allocated_bytes=100 - n, loss=None if n == 6 else n)
+            for n, ms in enumerate(times, 1)
+        ],
+    )
+    result = result_of(tmp_path)
+    assert (result.steps.warmup, result.steps.measured) == (2, 4)
+    assert result.step_ms.p50 == 100
+    assert result.step_ms.p90 == pytest.approx(310)
+    assert (result.step_ms.data, result.step_ms.forward) == (10, None)
+    assert (result.throughput.samples_per_s.median, result.throughput.samples_per_s.mad) == (80, 0)
+    assert result.throughput.tokens_per_s.median == 800
+    assert (result.loss.first, result.loss.last) == (3, 3)
+    assert result.memory.peak_allocated_bytes == 99  # the warm-up's peak is a peak too
+    assert (result.seconds, result.started_wall_ns) == (60, 7)
+
+
+def test_ranks_that_share_a_batch_are_counted_once(tmp_path: Path) -> None:
+    for rank in range(4):
+        suffix = f".rank{rank}" if rank else ""
+        write_lines(tmp_path / f"steps{suffix}.jsonl", [step(n, 100, peak_allocated_bytes=rank) for n in range(1, 5)])
+    write_lines(
+        tmp_path / "worker.jsonl",
+        [{"t_ns": 1, "kind": "actual", "mesh": {"dp": 2, "tp": 2}, "model_flops_per_sample": 1e12}],
+    )
+    result = result_of(tmp_path, world_size=4)
+    assert result.throughput.samples_per_s.median == 160
+    assert result.flops.model_tflops_per_device == pytest.approx(40)
+    assert (result.flops.mfu, result.flops.peak_tflops) == (None, None)
+    assert result.memory.peak_allocated_bytes == 3
+    assert result.actual.mesh == {"dp": 2, "tp": 2}
+
+
+def device(t: float, **fields: Any) -> dict[str, Any]:
+    return {"t_ns": round(t * S), "devices": [{"index": 0, "uuid": GPU, **fields}, {"index": 1, "uuid": "GPU-other"}]}
+
+
+def test_energy_and_throttling_come_from_counters_over_the_measured_window(tmp_path: Path) -> None:
+    # Measured: steps 3 to 10, from second 2 to second 10. 200 W; held back by heat a quarter of the time from 4 on.
+    write_lines(tmp_path / "steps.jsonl", [step(n, 1000, warmup=n <= 2) for n in range(1, 11)])
+    write_lines(
+        tmp_path / "telemetry.jsonl",
+        [
+            device(
+                t + 0.5,
+                energy_mj=5_000_000 + t * 200_000,
+                thermal_violation_ns=max(0, round((t + 0.5 - 4) * S / 4)),
+                power_violation_ns=123,
+                memory_used_bytes=t,
+            )
+            for t in range(13)
+        ],
+    )
+    result = result_of(tmp_path, watch_uuids=[GPU], device_uuids=[GPU])
+    assert result.energy.joules == pytest.approx(1600)
+    assert result.energy.joules_per_sample == pytest.approx(1600 / 64)
+    assert result.throttle.thermal_fraction == pytest.approx(0.25 * 6 / 8, abs=0.01)
+    assert result.throttle.power_fraction == 0
+    assert result.throttle.devices[0]["thermal_source"] == "counter"
+    assert result.memory.device_peak_used_bytes == 12
+
+
+def test_without_counters_the_sampled_reasons_are_counted(tmp_path: Path) -> None:
+    write_lines(tmp_path / "steps.jsonl", [step(n, 1000) for n in range(1, 11)])
+    write_lines(
+        tmp_path / "telemetry.jsonl",
+        [device(t, throttle_reasons=["sw_power_cap"] if t < 5 else ["idle"]) for t in range(12)],
+    )
+    result = result_of(tmp_path, watch_uuids=[GPU])
+    assert (result.throttle.thermal_fraction, result.throttle.power_fraction) == (0, 0.5)
+    assert result.throttle.devices[0]["power_source"] == "sampled"
+    assert result.energy.joules is None
+
+
+def test_no_gpu_no_gpu_figures(tmp_path: Path) -> None:
+    write_lines(tmp_path / "steps.jsonl", [step(n, 1000) for n in range(1, 11)])
+    write_lines(tmp_path / "telemetry.jsonl", [device(t, energy_mj=t, throttle_reasons=[]) for t in range(12)])
+    result = result_of(tmp_path)
+    assert (result.energy.joules, result.throttle.thermal_fraction, result.throttle.devices) == (None, None, [])
+    assert result.memory.device_peak_used_bytes is None
+
+
+def test_readings_that_cover_too_little_give_no_figure(tmp_path: Path) -> None:
+    write_lines(tmp_path / "steps.jsonl", [step(n, 1000) for n in range(1, 11)])
+    write_lines(tmp_path / "telemetry.jsonl", [device(t, energy_mj=t) for t in (8, 9)])
+    assert result_of(tmp_path, watch_uuids=[GPU]).energy.joules is None
+
+
+def test_spread_and_percentiles() -> None:
+    assert spread([]).median is None
+    assert (spread([1, 2, 3, 100]).median, spread([1, 2, 3, 100]).mad) == (2.5, 1)
+    assert percentile([], 0.5) is None
+    assert percentile([3.0], 0.99) == 3
+    assert percentile([1.0, 2.0], 0.25) == 1.25
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=6,
+)
+NAMES = st.sampled_from(
+    ["t_ns", "kind", "step", "samples", "tokens", "step_ms", "loss", "warmup", "chain", "mesh", "devices", "uuid"]
+)
+NUMBERS = st.integers(-(2**63), 2**63) | st.floats()
+WHOLE = st.integers(-(2**62), 2**62) | st.integers(0, 3)
+DEVICE = st.fixed_dictionaries(
+    {"uuid": st.just("u")},
+    optional={"energy_mj": WHOLE, "thermal_violation_ns": WHOLE, "throttle_reasons": st.just(["sw_thermal"])},
+)
+LINES = st.lists(
+    st.binary(max_size=40)
+    | st.dictionaries(NAMES, JSON | NUMBERS, max_size=6).map(lambda record: json.dumps(record).encode())
+    | st.fixed_dictionaries(
+        {"t_ns": WHOLE, "step": WHOLE, "samples": WHOLE, "tokens": WHOLE, "step_ms": st.floats(allow_nan=False)},
+        optional={"loss": st.floats(), "peak_allocated_bytes": WHOLE, "warmup": st.booleans()},
+    ).map(lambda record: json.dumps(record).encode())
+    | st.fixed_dictionaries(
+        {"t_ns": WHOLE, "kind": st.sampled_from(["actual", "finished", "exception", "invalid"])},
+        optional={
+            "mesh": st.dictionaries(st.sampled_from(["dp", "tp"]), WHOLE),
+            "model_flops_per_sample": st.floats(allow_nan=False, allow_infinity=False),
+            "message": st.text(max_size=20),
+        },
+    ).map(lambda record: json.dumps(record).encode())
+    | st.fixed_dictionaries({"t_ns": WHOLE, "devices": st.lists(DEVICE, max_size=2)}).map(
+        lambda record: json.dumps(record).encode()
+    ),
+    max_size=8,
+)
+
+
+@settings(max_examples=80, deadline=None)
+@given(steps=LINES, rank1=LINES, worker=LINES, events=LINES, ticks=LINES)
+def test_no_records_are_too_broken_for_a_result(
+    steps: list[bytes], rank1: list[bytes], worker: list[bytes], events: list[bytes], ticks: list[bytes]
+) -> None:
+    with tempfile.TemporaryDirectory() as name:
+        directory = Path(name)
+        files = {"steps": steps, "steps.rank1": rank1, "worker": worker, "events": events, "telemetry": ticks}
+        for stem, lines in files.items():
+            (directory / f"{stem}.jsonl").write_bytes(b"\n".join(lines))
+        run = RunFile(run_id="r", preset="p", watch_uuids=["u"], clock=Clock(monotonic_ns=0, wall_ns=0))
+        (directory / "run.json").write_bytes(msgspec.json.encode(run))
+        result = settle(directory)
+        assert result is not None
+        assert result.state == "lost"
+        assert msgspec.json.decode((directory / "result.json").read_bytes(), type=Result) is not None

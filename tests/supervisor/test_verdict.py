@@ -1,0 +1,157 @@
+"""The verdict on evidence that no test can bring about for real: the kernel's OOM killer, torchrun's own words."""
+
+from __future__ import annotations
+
+import pytest
+
+from trainfast_runner.records import Clock, RunFile, WorkerLine
+from trainfast_runner.verdict import Evidence, judge, one_line
+
+RUN = RunFile(run_id="r", preset="p", world_size=2, clock=Clock(monotonic_ns=0, wall_ns=0))
+TORCHRUN_REPORT = """
+torch.distributed.elastic.multiprocessing.errors.ChildFailedError:
+============================================================
+bootstrap.py FAILED
+------------------------------------------------------------
+Failures:
+  <NO_OTHER_FAILURES>
+------------------------------------------------------------
+Root Cause (first observed failure):
+[0]:
+  time      : 2026-11-21_06:41:41
+  host      : box
+  rank      : 1 (local_rank: 1)
+  exitcode  : {code} (pid: 12345)
+  error_file: <N/A>
+============================================================
+"""
+
+
+def life(*kinds: str, t_ns: int = 10, **last: object) -> list[WorkerLine]:
+    """A rank's lines: started, in training, then one of each kind, the last with more fields."""
+    lines = [
+        WorkerLine(t_ns=1, kind="started"),
+        WorkerLine(t_ns=2, kind="phase", phase="train"),
+        *(WorkerLine(t_ns=t_ns, kind=kind) for kind in kinds[:-1]),
+    ]
+    return lines + [WorkerLine(t_ns=t_ns, kind=kind, **last) for kind in kinds[-1:]]  # type: ignore[arg-type]
+
+
+PEER_LOST = {"type": "RuntimeError", "message": "[gloo/transport/tcp/pair.cc:598] Connection closed by peer"}
+
+
+def test_kernel_oom_killer_took_a_rank() -> None:
+    evidence = Evidence(
+        run=RUN,
+        exit_code=1,
+        worker={0: life("exception", **PEER_LOST), 1: life()},
+        last_step={0: 7, 1: 7},
+        gone=(1,),
+        oom_kills=1,
+        output_tail=TORCHRUN_REPORT.format(code=-9),
+    )
+    verdict = judge(evidence)
+    assert verdict.state == "oom"
+    assert verdict.reason == (
+        "the kernel's out-of-memory killer ended the process: host memory was full (rank 1, after step 7, phase train)"
+    )
+    assert verdict.error is not None
+    assert verdict.error.rank == 1
+
+
+@pytest.mark.parametrize(("oom_kills", "state"), [(0, "killed"), (1, "oom")])
+def test_sigkill_of_the_only_process(oom_kills: int, state: str) -> None:
+    run = RunFile(run_id="r", preset="p", clock=RUN.clock)
+    assert judge(Evidence(run=run, exit_code=-9, worker={0: life()}, oom_kills=oom_kills)).state == state
+
+
+def test_kernel_oom_killer_took_a_loader() -> None:
+    message = "DataLoader worker (pid 77) is killed by signal: Killed. "
+    worker = {0: life("exception", type="RuntimeError", message=message), 1: life("finished")}
+    assert judge(Evidence(run=RUN, exit_code=1, worker=worker, oom_kills=1)).state == "oom"
+    assert judge(Evidence(run=RUN, exit_code=1, worker=worker)).state == "failed"
+
+
+def test_lost_rank_is_blamed_and_not_the_one_that_noticed() -> None:
+    evidence = Evidence(
+        run=RUN,
+        exit_code=1,
+        worker={0: life("exception", **PEER_LOST), 1: life()},
+        gone=(1,),
+        output_tail=TORCHRUN_REPORT.format(code=-9),
+    )
+    verdict = judge(evidence)
+    assert (verdict.state, verdict.reason) == ("failed", "rank 1 died of SIGKILL (phase train)")
+
+
+def test_ranks_that_torchrun_ended_are_not_blamed() -> None:
+    """Rank 1 raised; torchrun then ended rank 0, which had no time for a word."""
+    error = {"type": "torch.distributed.DistBackendError", "message": "NCCL error: unhandled system error"}
+    evidence = Evidence(
+        run=RUN,
+        exit_code=1,
+        worker={0: life(), 1: life("exception", **error)},
+        gone=(0,),
+        output_tail=TORCHRUN_REPORT.format(code=1),
+    )
+    verdict = judge(evidence)
+    assert verdict.state == "failed"
+    assert verdict.reason.startswith("torch.distributed.DistBackendError: NCCL error")
+    assert verdict.error is not None
+    assert verdict.error.rank == 1
+
+
+def test_memory_that_ran_out_on_one_rank_outweighs_what_the_others_saw_first() -> None:
+    worker = {
+        0: life("exception", t_ns=10, **PEER_LOST),
+        1: life("exception", t_ns=11, type="torch.OutOfMemoryError", message="CUDA out of memory. Tried 2 GiB"),
+    }
+    verdict = judge(Evidence(run=RUN, exit_code=1, worker=worker))
+    assert verdict.state == "oom"
+    assert verdict.reason == "CUDA out of memory. Tried 2 GiB (rank 1, phase train)"
+
+
+def test_what_happened_before_the_stop_request_outweighs_it() -> None:
+    worker = {0: life("exception", t_ns=10, type="ValueError", message="bad"), 1: life("signal")}
+    assert judge(Evidence(run=RUN, exit_code=1, worker=worker, stop_ns=20)).state == "failed"
+    assert judge(Evidence(run=RUN, exit_code=1, worker=worker, stop_ns=5)).state == "stopped"
+
+
+def test_sigterm_from_a_stranger() -> None:
+    run = RunFile(run_id="r", preset="p", clock=RUN.clock)
+    verdict = judge(Evidence(run=run, exit_code=143, worker={0: life("signal")}))
+    assert (verdict.state, "SIGTERM" in verdict.reason) == ("killed", True)
+
+
+def test_a_training_that_could_not_end_after_it_had_finished() -> None:
+    worker = {0: life("finished"), 1: life("finished")}
+    verdict = judge(Evidence(run=RUN, exit_code=-15, worker=worker, torn_down="every rank finished, but ..."))
+    assert (verdict.state, verdict.reason) == ("failed", "every rank finished, but ...")
+
+
+@pytest.mark.parametrize(
+    ("field", "asked", "ran"),
+    [
+        ("world_size", {}, {"world_size": 1}),
+        ("strategy", {"strategy": "fsdp"}, {"wrapper": "DistributedDataParallel"}),
+        ("optimizer", {"optimizer": "adamw-8bit"}, {"optimizer": "AdamW"}),
+        ("optimizer", {"optimizer": "adamw-fused"}, {"optimizer": "AdamW", "optimizer_implementation": "foreach"}),
+        ("precision", {"precision": "bf16"}, {"compute_dtype": "float32"}),
+        ("checkpointing", {"checkpointing": "full"}, {"checkpointing": "off"}),
+    ],
+)
+def test_what_ran_is_not_what_was_asked(field: str, asked: dict[str, str], ran: dict[str, object]) -> None:
+    run = RunFile(run_id="r", preset="p", world_size=2, knobs=asked, clock=RUN.clock)
+    honest = {0: life("actual", "finished"), 1: life("actual", "finished")}
+    assert judge(Evidence(run=run, exit_code=0, worker=honest)).state == "finished"
+    actual = WorkerLine(t_ns=5, kind="actual", **ran)  # type: ignore[arg-type]
+    verdict = judge(Evidence(run=run, exit_code=0, worker={0: honest[0], 1: [*life("finished"), actual]}))
+    assert verdict.state == "failed"
+    assert verdict.reason.startswith(field)
+    assert "rank 1" in verdict.reason
+
+
+def test_a_reason_is_one_short_line() -> None:
+    assert one_line("\n\n  first \nsecond") == "first"
+    assert len(one_line("x" * 1000)) == 300
+    assert one_line("") == ""
