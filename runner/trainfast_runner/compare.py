@@ -3,9 +3,9 @@
 The rule of significance, per figure: a median of n values has the variance 1 / (4 n f(m)^2), f the density at the
 median m, which for normal values makes its standard error sqrt(pi / 2) sigma / sqrt(n); sigma is estimated as
 1.4826 MAD (Rousseeuw & Croux, Alternatives to the Median Absolute Deviation, JASA 88, 1993). A difference counts when
-it is over three times the standard error of the difference of the two medians, and over 2 % of the first figure: a
-floor for what varies from process to process, which the steps of one run cannot show. With fewer than five measured
-steps on a side nothing is significant.
+it is over three times the standard error of the difference of the two medians, taken between logarithms so that a
+rate and its time per step get the same answer, and over 2 %: a floor for what varies from process to process, which
+the steps of one run cannot show. With fewer than five measured steps on a side nothing is significant.
 
 A result holds the spread of throughput only. A step's phases are parts of the step, so each is held against the
 spread of the whole step; figures without spread (peak memory) only against the 2 %.
@@ -73,47 +73,52 @@ def _knobs(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[tuple[str, Any, A
 
 def _rows(a: Result, b: Result) -> Iterator[ComparisonRow]:
     noise = _relative_noise(a, b)
+    rates_a, rates_b = a.throughput, b.throughput
     for label, unit, one, other in (
-        (
-            "throughput",
-            "samples/s",
-            a.throughput.samples_per_s.median,
-            b.throughput.samples_per_s.median,
-        ),
-        ("token throughput", "tokens/s", a.throughput.tokens_per_s.median, b.throughput.tokens_per_s.median),
+        ("throughput", "samples/s", rates_a.samples_per_s.median, rates_b.samples_per_s.median),
+        ("token throughput", "tokens/s", rates_a.tokens_per_s.median, rates_b.tokens_per_s.median),
     ):
-        yield _row(label, unit, one, other, None if noise is None or one is None else noise * one, more_is_better=True)
-    step_noise = None if noise is None or a.step_ms.p50 is None else noise * a.step_ms.p50
-    yield _row("step", "ms", a.step_ms.p50, b.step_ms.p50, step_noise)
+        yield _row(label, unit, one, other, _ratio_counts(one, other, noise), more_is_better=True)
+    step_a, step_b = a.step_ms.p50, b.step_ms.p50
+    yield _row("step", "ms", step_a, step_b, _ratio_counts(step_a, step_b, noise))
+    step_noise = None if noise is None or step_a is None or step_b is None else noise * max(step_a, step_b)
     for name in PHASES:
-        yield _row(f"step: {name}", "ms", getattr(a.step_ms, name), getattr(b.step_ms, name), step_noise)
-    yield _row("peak allocated", "bytes", a.memory.peak_allocated_bytes, b.memory.peak_allocated_bytes, 0.0)
-    yield _row("peak reserved", "bytes", a.memory.peak_reserved_bytes, b.memory.peak_reserved_bytes, 0.0)
-    yield _row("device peak", "bytes", a.memory.device_peak_used_bytes, b.memory.device_peak_used_bytes, 0.0)
-    yield _row("energy a sample", "J", a.energy.joules_per_sample, b.energy.joules_per_sample, 0.0)
-    yield _row("last loss", "", a.loss.last, b.loss.last, 0.0, more_is_better=None)
+        one, other = getattr(a.step_ms, name), getattr(b.step_ms, name)
+        counts = _ratio_counts(one, other, 0.0) and step_noise is not None and abs(other - one) > step_noise
+        yield _row(f"step: {name}", "ms", one, other, counts)
+    for label, unit, one, other in (
+        ("peak allocated", "bytes", a.memory.peak_allocated_bytes, b.memory.peak_allocated_bytes),
+        ("peak reserved", "bytes", a.memory.peak_reserved_bytes, b.memory.peak_reserved_bytes),
+        ("device peak", "bytes", a.memory.device_peak_used_bytes, b.memory.device_peak_used_bytes),
+        ("energy a sample", "J", a.energy.joules_per_sample, b.energy.joules_per_sample),
+    ):
+        yield _row(label, unit, one, other, _ratio_counts(one, other, 0.0))
+    yield _row("last loss", "", a.loss.last, b.loss.last, _ratio_counts(a.loss.last, b.loss.last, 0.0), None)
 
 
 def _row(
-    label: str,
-    unit: str,
-    a: float | None,
-    b: float | None,
-    noise: float | None,
-    more_is_better: bool | None = False,
+    label: str, unit: str, a: float | None, b: float | None, counts: bool, more_is_better: bool | None = False
 ) -> ComparisonRow:
-    """`noise` is the smallest difference that counts, in the figure's unit; None when nothing may count."""
     if a is None or b is None:
         return ComparisonRow(label, unit, a, b, None, None, UNKNOWN)
     delta = b - a
     percent = 100 * delta / abs(a) if a else None
-    if noise is None or abs(delta) <= max(noise, RUN_TO_RUN * abs(a)):
+    if not counts:
         verdict = NOISE
     elif more_is_better is None:
         verdict = CHANGED
     else:
         verdict = BETTER if (delta > 0) == more_is_better else WORSE
     return ComparisonRow(label, unit, a, b, delta, percent, verdict)
+
+
+def _ratio_counts(a: float | None, b: float | None, noise: float | None) -> bool:
+    """Whether the ratio of two figures is over `noise` (a share) and the floor; None: nothing counts."""
+    if a is None or b is None or noise is None:
+        return False
+    if a <= 0 or b <= 0:
+        return a != b
+    return abs(math.log(b / a)) > max(noise, math.log1p(RUN_TO_RUN))
 
 
 def _relative_noise(a: Result, b: Result) -> float | None:

@@ -92,7 +92,11 @@ def list_rows(home: Home) -> list[RunRow]:
 def iter_rows(home: Home) -> Iterator[RunRow]:
     """The rows one by one, newest first, so that a reader who wants ten reads ten."""
     for run_id in reversed(home.run_ids()):
-        yield _ended(f"{home.runs}/{run_id}/{RESULT_FILE}") or row_of(home, run_id)
+        row = _ended(f"{home.runs}/{run_id}/{RESULT_FILE}")
+        if row is not None:
+            yield row
+        elif home.directory(run_id).is_dir():
+            yield row_of(home, run_id)
 
 
 def row_of(home: Home, run_id: str) -> RunRow:
@@ -103,7 +107,7 @@ def row_of(home: Home, run_id: str) -> RunRow:
         return row
     result = settle(directory)
     if result is not None:
-        return _row(msgspec.convert(msgspec.to_builtins(result), _Brief))
+        return _row(_decoder.decode(msgspec.json.encode(result)))
     run, now = read_run_file(directory), state_of(directory)
     return RunRow(
         run_id=run_id,

@@ -101,7 +101,7 @@ def _flatten(document: TOMLDocument, preset: presets.Preset) -> None:
 def _set(
     document: TOMLDocument, section: str, values: dict[str, Any], before: Any, relative: tuple[str, ...] = ()
 ) -> None:
-    """Write the values that changed; those in `relative` that stand here too, because the file moves to another folder."""
+    """Write the values that changed, and those in `relative` that stand here: the file moves to another folder."""
     here = document.get(section, {})
     changed = {
         key: value

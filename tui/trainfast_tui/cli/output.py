@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 import msgspec
 from rich.cells import cell_len
 
-from trainfast_tui.format import fit, to_ascii
+from trainfast_tui.format import fit, to_ascii, truncate
 
 
 def print_json(value: Any) -> None:
@@ -31,8 +32,17 @@ def shown(text: str, encoding: str | None) -> str:
     return text
 
 
+def say_table(
+    header: Sequence[str], rows: Iterable[Sequence[str]], right: Iterable[int] = (), widest: int = 120
+) -> None:
+    """Print a table; a terminal gets lines no longer than it is wide, a pipe all of them."""
+    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+    for line in table(header, rows, right, widest):
+        say(line if width is None else truncate(line, width))
+
+
 def table(
-    header: Sequence[str], rows: Iterable[Sequence[str]], right: Iterable[int] = (), widest: int = 60
+    header: Sequence[str], rows: Iterable[Sequence[str]], right: Iterable[int] = (), widest: int = 120
 ) -> list[str]:
     """Aligned lines, the header first; columns in `right` are set to the right, none is over `widest` cells."""
     lines = [list(header), *([*row] for row in rows)]

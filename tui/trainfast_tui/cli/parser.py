@@ -135,9 +135,10 @@ def _open_app(parsed: argparse.Namespace) -> int:
 
 
 def _unknown_argument(word: str, leaf: Parser) -> Problem:
+    name = leaf.prog.removeprefix("trainfast-tui ")
     if not word.startswith("-"):
-        return Problem(f"{leaf.prog} does not take {word!r}", key=word)
+        return Problem(f"{name} does not take {word!r}", key=word)
     option = word.partition("=")[0]
     names = leaf.option_names()
     close = nearest(option, [name for name in names if name.startswith("--")])
-    return Problem(f"{leaf.prog} has no option {option}", key=option, allowed=None if close else names, nearest=close)
+    return Problem(f"{name} has no option {option}", key=option, allowed=None if close else names, nearest=close)

@@ -15,7 +15,7 @@ def add(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Print the presets by name."""
     from trainfast_runner import presets
-    from trainfast_tui.cli.output import print_json, say, table
+    from trainfast_tui.cli.output import print_json, say_table
     from trainfast_tui.format import plain
 
     rows = [_row(name, path) for name, path in sorted(presets.names().items())]
@@ -31,8 +31,7 @@ def run(arguments: argparse.Namespace) -> int:
         )
         for row in rows
     ]
-    for line in table(("PRESET", "FROM", "VARIANTS", "TITLE"), cells, right=(2,), widest=120):
-        say(line)
+    say_table(("PRESET", "FROM", "VARIANTS", "TITLE"), cells, right=(2,), widest=120)
     return 0
 
 

@@ -22,7 +22,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Print model, data, knobs and variants."""
     from trainfast_runner import presets
     from trainfast_runner.spec import from_preset
-    from trainfast_tui.cli.output import pairs, print_json, say, table
+    from trainfast_tui.cli.output import pairs, print_json, say, say_table
     from trainfast_tui.format import plain
 
     preset, variant = presets.load(arguments.preset)
@@ -54,8 +54,7 @@ def run(arguments: argparse.Namespace) -> int:
         say(line)
     if preset.variants and variant is None:
         say("\nvariants (run one with: trainfast-tui run " + f"{preset.name}/ID)")
-        for line in table(*_variant_table(preset), widest=80):
-            say(line)
+        say_table(*_variant_table(preset), widest=80)
     return 0
 
 

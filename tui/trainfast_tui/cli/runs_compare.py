@@ -22,7 +22,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Print what differs and what it did."""
     from trainfast_runner.compare import compare
     from trainfast_runner.home import Home
-    from trainfast_tui.cli.output import print_json, say, table
+    from trainfast_tui.cli.output import print_json, say, say_table
     from trainfast_tui.format import plain
 
     home = Home()
@@ -32,14 +32,12 @@ def run(arguments: argparse.Namespace) -> int:
         return 0
     say(f"A  {found.a}\nB  {found.b}\n")
     if found.knobs:
-        for line in table(("KNOB", "A", "B"), [(name, _show(name, a), _show(name, b)) for name, a, b in found.knobs]):
-            say(line)
+        say_table(("KNOB", "A", "B"), [(name, _show(name, a), _show(name, b)) for name, a, b in found.knobs])
     else:
         say("the same settings")
     say()
     rows = [_cells(row) for row in found.rows if row.a is not None or row.b is not None]
-    for line in table(("FIGURE", "A", "B", "CHANGE", "", ""), rows, right=(1, 2, 3, 4)):
-        say(line)
+    say_table(("FIGURE", "A", "B", "CHANGE", "", ""), rows, right=(1, 2, 3, 4))
     for note in found.notes:
         say(f"note: {plain(note)}")
     return 0
@@ -69,7 +67,9 @@ def _show(name: str, value: Any) -> str:
 def _cells(row: ComparisonRow) -> list[str]:
     from trainfast_tui.format import signed_percent
 
-    change = "" if row.delta is None else ("-" if row.delta < 0 else "+") + _figure(abs(row.delta), row.unit)
+    change = "" if row.delta is None else _figure(abs(row.delta), row.unit)
+    if row.delta:
+        change = ("-" if row.delta < 0 else "+") + change
     percent = "" if row.percent is None else signed_percent(row.percent)
     return [row.label, _figure(row.a, row.unit), _figure(row.b, row.unit), change, percent, row.verdict]
 

@@ -26,7 +26,7 @@ def run(arguments: argparse.Namespace) -> int:
     from trainfast_runner.problem import Problem, nearest
     from trainfast_runner.records import SCHEMA, STATES
     from trainfast_runner.runs import iter_rows
-    from trainfast_tui.cli.output import print_json, say, table
+    from trainfast_tui.cli.output import print_json, say, say_table
 
     if arguments.state is not None and arguments.state not in STATES:
         raise Problem(
@@ -44,8 +44,7 @@ def run(arguments: argparse.Namespace) -> int:
     elif not rows:
         say("no run fits" if arguments.state or arguments.preset else "no run yet: trainfast-tui run tiny-llama")
     else:
-        for line in table(HEADER, map(_cells, rows), right=(3, 4, 5, 6)):
-            say(line)
+        say_table(HEADER, map(_cells, rows), right=(3, 4, 5, 6))
     return 0
 
 

@@ -1,0 +1,374 @@
+"""What is wrong with this machine, or would be in the middle of a run: each finding with its cure.
+
+Everything is only looked at: no driver is changed, nothing is installed, no run is started.
+"""
+
+from __future__ import annotations
+
+import json
+import locale
+import os
+import pwd
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from trainfast_runner.home import Home, cache_directory
+from trainfast_runner.problem import Problem
+from trainfast_runner.telemetry.readings import Tick
+from trainfast_runner.telemetry.sampler import take_tick
+from trainfast_runner.training_python import NEEDED, find
+
+State = Literal["ok", "warn", "fail"]
+
+USEFUL = ("accelerate", "bitsandbytes", "deepspeed", "datasets", "numpy")
+ENOUGH_HOME_BYTES = 1 << 30
+ENOUGH_SHM_BYTES = 1 << 30
+ENOUGH_MEMORY_BYTES = 4 << 30
+SMALLEST_TERMINAL = (80, 24)
+ASK_VERSIONS = """
+import json, platform, sys
+from importlib import metadata
+found = {"python": platform.python_version()}
+for name in sys.argv[1:]:
+    try:
+        found[name] = metadata.version(name)
+    except metadata.PackageNotFoundError:
+        found[name] = None
+print(json.dumps(found))
+"""
+
+
+@dataclass(frozen=True)
+class Check:
+    """One finding. `fail`: no run can be started here; `warn`: something will not work, or may surprise."""
+
+    name: str
+    state: State
+    finding: str
+    cure: str | None = None
+
+
+def examine(home: Home, python: str | None = None) -> list[Check]:
+    """All checks, the essential ones first. Takes under a second."""
+    versions: dict[str, str | None] = {}
+    return [
+        *_python(python, versions),
+        *_home(home),
+        *_memory(),
+        *_gpus(take_tick(settle_s=0.05), versions.get("torch")),
+        *_compiler(python),
+        *_shared_memory(),
+        *_logout(),
+        *_terminal(os.environ),
+    ]
+
+
+def is_healthy(checks: list[Check]) -> bool:
+    """Whether a run can be started here."""
+    return all(check.state != "fail" for check in checks)
+
+
+def _python(python: str | None, versions: dict[str, str | None]) -> Iterator[Check]:
+    """The Python that trains, and what it can import, which is put into `versions`."""
+    try:
+        executable = find(python)
+        versions.update(_versions(executable))
+    except Problem as problem:
+        yield Check("training Python", "fail", problem.line(), "give another one with --python PATH")
+        return
+    yield Check("training Python", "ok", f"{executable}, Python {versions.pop('python')}")
+    missing = [name for name in NEEDED if not versions.get(name)]
+    installed = ", ".join(f"{name} {version}" for name, version in versions.items() if version)
+    if missing:
+        which = '"trainfast-tui[train]"' if python is None else " ".join(missing)
+        yield Check(
+            "training stack",
+            "fail",
+            f"no {', '.join(missing)}; runs cannot be started with this Python",
+            f"{executable} -m pip install {which}; or train with another Python: --python PATH",
+        )
+    else:
+        yield Check("training stack", "ok", installed)
+    optional = [name for name in USEFUL if not versions.get(name)]
+    if optional and not missing:
+        yield Check(
+            "optional packages",
+            "warn" if set(optional) - {"datasets"} else "ok",
+            f"no {', '.join(optional)}: the knobs and data that need them are refused",
+            f"{executable} -m pip install {' '.join(optional)}",
+        )
+
+
+def _versions(executable: str) -> dict[str, str | None]:
+    """Versions by distribution, None where it is not installed; `python` is the interpreter's. Raises Problem."""
+    try:
+        done = subprocess.run(
+            [executable, "-c", ASK_VERSIONS, *NEEDED, *USEFUL],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=30,
+        )
+        found: dict[str, str | None] = json.loads(done.stdout)
+    except (OSError, ValueError, subprocess.TimeoutExpired):
+        raise Problem(f"{executable} does not answer as a Python does", key="python") from None
+    return found
+
+
+def _home(home: Home) -> Iterator[Check]:
+    try:
+        home.ready()
+    except Problem as problem:
+        yield Check("run directory", "fail", problem.line(), "set TRAINFAST_HOME to a directory you can write")
+        return
+    free = shutil.disk_usage(home.path).free
+    enough = free >= ENOUGH_HOME_BYTES
+    yield Check(
+        "run directory",
+        "ok" if enough else "warn",
+        f"{home.path} can be written, {_gib(free)} free, {len(home.run_ids())} runs",
+        None if enough else "free some space, or delete old runs: trainfast-tui runs rm RUN",
+    )
+    cache = cache_directory()
+    try:
+        cache.mkdir(parents=True, exist_ok=True)
+        writable = os.access(cache, os.W_OK)
+    except OSError:
+        writable = False
+    if not writable:
+        yield Check(
+            "cache",
+            "warn",
+            f"{cache} cannot be written: text is tokenized again for every run",
+            "set XDG_CACHE_HOME to a directory you can write",
+        )
+
+
+def _memory() -> Iterator[Check]:
+    """The least memory limit of the control groups this process is in."""
+    limit, where = cgroup_memory_limit()
+    if limit is None:
+        yield Check("memory limit", "ok", "no control group limits this session's memory")
+    else:
+        enough = limit >= ENOUGH_MEMORY_BYTES
+        yield Check(
+            "memory limit",
+            "ok" if enough else "warn",
+            f"{where} allows {_gib(limit)}: over it the kernel kills, and the run ends as out of memory",
+            None if enough else "raise the container's limit, or set memory_limit below it",
+        )
+
+
+def cgroup_memory_limit(
+    proc: Path = Path("/proc/self/cgroup"), root: Path = Path("/sys/fs/cgroup")
+) -> tuple[int | None, str]:
+    """Bytes of the tightest limit (v2 `memory.max`, v1 `memory.limit_in_bytes`) and its file; None without one."""
+    found: list[tuple[int, str]] = []
+    try:
+        lines = proc.read_text().splitlines()
+    except OSError:
+        return None, ""
+    for line in lines:
+        _, _, rest = line.partition(":")
+        controllers, _, group = rest.partition(":")
+        if controllers == "":
+            base, name = root, "memory.max"
+        elif "memory" in controllers.split(","):
+            base, name = root / "memory", "memory.limit_in_bytes"
+        else:
+            continue
+        # Inside a container the group's path is often the host's, and the limit stands at the mount's root.
+        below = Path(group.lstrip("/"))
+        for part in (below, *below.parents):
+            try:
+                value = (base / part / name).read_text().strip()
+            except OSError:
+                continue
+            # cgroup v1 writes "no limit" as the largest multiple of the page size that fits 63 bits.
+            if value.isdecimal() and int(value) < 1 << 60:
+                found.append((int(value), str(base / part / name)))
+    return min(found, default=(None, ""))
+
+
+def _gpus(tick: Tick, torch: str | None) -> Iterator[Check]:
+    """NVML, every GPU, whether this build of torch can use them, and the readings that this machine does not give."""
+    binding, failure = tick.missing.get("nvml.binding"), tick.missing.get("nvml")
+    if binding:
+        yield Check("NVML binding", "warn", *_split_cure(binding))
+    if failure and not tick.devices:
+        state: State = "warn" if Path("/dev/nvidiactl").exists() or _has_nvidia_card() else "ok"
+        yield Check("GPU", state, f"none: {failure}. Training runs on the CPU", None)
+    for gpu in tick.devices:
+        if gpu.error:
+            yield Check(f"GPU {gpu.index}", "warn", f"{gpu.name or 'a GPU'}: {gpu.error}")
+        else:
+            memory = f", {_gib(gpu.memory_total_bytes)}" if gpu.memory_total_bytes else ""
+            yield Check(f"GPU {gpu.index}", "ok", f"{gpu.name}{memory}")
+    if tick.devices and torch is not None and "+cpu" in torch:
+        yield Check(
+            "GPU and torch",
+            "warn",
+            f"torch {torch} is a build for the CPU: it will not use the GPUs",
+            "pip install --force-reinstall torch, from the index https://pytorch.org names for your driver",
+        )
+    yield from _missing_readings(tick)
+
+
+def _missing_readings(tick: Tick) -> Iterator[Check]:
+    """Readings grouped by why they are missing, so that eight GPUs say it once."""
+    by_reason: dict[str, list[str]] = {}
+    for key, reason in tick.missing.items():
+        if key in ("nvml", "nvml.binding") or re.fullmatch(r"gpu\d+", key):
+            continue
+        by_reason.setdefault(reason, []).append(key)
+    for reason, keys in by_reason.items():
+        yield Check("missing readings", "ok", f"{', '.join(keys)}: {reason}")
+
+
+def _has_nvidia_card(devices: Path = Path("/sys/bus/pci/devices")) -> bool:
+    """Whether the PCI bus lists a display or 3D controller (class 0x03) of vendor 0x10de, driver or not."""
+    try:
+        entries = list(devices.iterdir())
+    except OSError:
+        return False
+    for entry in entries:
+        try:
+            vendor, kind = (entry / "vendor").read_text().strip(), (entry / "class").read_text().strip()
+        except OSError:
+            continue
+        if vendor == "0x10de" and kind.startswith("0x03"):
+            return True
+    return False
+
+
+def _compiler(python: str | None) -> Iterator[Check]:
+    """What DeepSpeed's extensions and torch.compile build with; a launch puts the Python's own bin first in PATH."""
+    folders = os.pathsep.join([os.path.dirname(python or sys.executable), os.environ.get("PATH", os.defpath)])
+    compiler = os.environ.get("CXX") or next((name for name in ("g++", "c++", "clang++") if shutil.which(name)), None)
+    if compiler and shutil.which(compiler.split()[0]):
+        yield Check("C++ compiler", "ok", str(shutil.which(compiler.split()[0])))
+    else:
+        yield Check(
+            "C++ compiler",
+            "warn",
+            "none found: strategies zero1 to zero3 and compile on the CPU are refused",
+            "install g++: apt-get install g++, dnf install gcc-c++, or pacman -S gcc",
+        )
+    ninja = shutil.which("ninja", path=folders)
+    if ninja:
+        yield Check("ninja", "ok", ninja)
+    else:
+        yield Check(
+            "ninja",
+            "warn",
+            "none found: DeepSpeed cannot build its extensions, so zero1 to zero3 are refused",
+            f"{python or sys.executable} -m pip install ninja",
+        )
+
+
+def _shared_memory() -> Iterator[Check]:
+    """DataLoader workers hand their batches over through /dev/shm."""
+    try:
+        size = shutil.disk_usage("/dev/shm").total
+    except OSError:
+        yield Check(
+            "/dev/shm", "warn", "not mounted: workers above 0 cannot pass batches", "mount -t tmpfs tmpfs /dev/shm"
+        )
+        return
+    enough = size >= ENOUGH_SHM_BYTES
+    yield Check(
+        "/dev/shm",
+        "ok" if enough else "warn",
+        f"{_gib(size)}" + ("" if enough else ": DataLoader workers and NCCL may end with a bus error"),
+        None if enough else "start the container with --shm-size=8g or --ipc=host",
+    )
+
+
+def _logout() -> Iterator[Check]:
+    """Whether logind ends a user's processes at logout: a run that was left going would end with the session."""
+    user = pwd.getpwuid(os.getuid()).pw_name
+    kills, exempt = kill_user_processes()
+    lingers = Path("/var/lib/systemd/linger", user).exists()
+    if not Path("/run/systemd/seats").exists() or not kills or user in exempt:
+        yield Check("logout", "ok", "runs go on when this session ends")
+        return
+    # Lingering keeps the user's manager, not the session's scope: a run has to be started inside the former.
+    cure = "sudo loginctl enable-linger " + user + ", then systemd-run --user --scope trainfast-tui"
+    known = "lingering is on, but only for what systemd-run --user starts" if lingers else "lingering is off"
+    yield Check(
+        "logout",
+        "warn",
+        f"logind has KillUserProcesses=yes: runs end when you log out ({known})",
+        f"{cure}; or set KillUserProcesses=no in /etc/systemd/logind.conf",
+    )
+
+
+def kill_user_processes(
+    roots: tuple[Path, ...] = (Path("/usr/lib"), Path("/run"), Path("/etc")),
+) -> tuple[bool, list[str]]:
+    """logind's KillUserProcesses and its excluded users, as logind.conf(5) reads them: drop-ins last, by name."""
+    files: dict[str, Path] = {}
+    for root in roots:
+        files.update({path.name: path for path in sorted((root / "systemd/logind.conf.d").glob("*.conf"))})
+    main = [path for root in reversed(roots) if (path := root / "systemd/logind.conf").is_file()][:1]
+    kills, exempt = False, ["root"]
+    for path in [*main, *(files[name] for name in sorted(files))]:
+        try:
+            text = path.read_text(errors="replace")
+        except OSError:
+            continue
+        for line in text.splitlines():
+            key, _, value = (part.strip() for part in line.partition("="))
+            if key == "KillUserProcesses":
+                kills = value.lower() in ("1", "yes", "true", "on", "y", "t")
+            elif key == "KillExcludeUsers":
+                exempt = value.split()
+    return kills, exempt
+
+
+def _terminal(environment: Mapping[str, str]) -> Iterator[Check]:
+    """What the app will be drawn on."""
+    term = environment.get("TERM", "")
+    if not sys.stdout.isatty():
+        yield Check("terminal", "ok", "stdout is not a terminal: the app is not opened here, all commands work")
+        return
+    columns, lines = shutil.get_terminal_size()
+    if term in ("", "dumb"):
+        yield Check("terminal", "warn", f"TERM={term or 'unset'} cannot move a cursor", "export TERM=xterm-256color")
+    else:
+        true_colour = environment.get("COLORTERM", "") in ("truecolor", "24bit")
+        colours = "24-bit colour" if true_colour else "256 colours" if "256" in term else "16 colours or fewer"
+        multiplexer = ", in tmux" if environment.get("TMUX") else ", in screen" if environment.get("STY") else ""
+        small = columns < SMALLEST_TERMINAL[0] or lines < SMALLEST_TERMINAL[1]
+        poor = "256" not in term and not true_colour
+        cure = "make the window at least 80x24" if small else "export TERM=xterm-256color, in tmux tmux-256color"
+        yield Check(
+            "terminal",
+            "warn" if small or poor else "ok",
+            f"{term}, {colours}, {columns}x{lines}{multiplexer}",
+            cure if small or poor else None,
+        )
+    encoding = (sys.stdout.encoding or locale.getpreferredencoding(False)).lower().replace("-", "")
+    if encoding != "utf8":
+        yield Check(
+            "locale",
+            "warn",
+            f"this terminal's encoding is {encoding}: charts cannot be drawn in braille",
+            "export LANG=C.UTF-8, or start the app with --ascii",
+        )
+
+
+def _split_cure(sentence: str) -> tuple[str, str | None]:
+    finding, _, cure = sentence.partition(" Cure: ")
+    return finding, cure or None
+
+
+def _gib(value: float) -> str:
+    return f"{value / 2**30:,.1f} GiB"

@@ -1,0 +1,134 @@
+"""Runs the real console script in a subprocess, with a home of its own."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+SCRIPT = Path(sys.executable).with_name("trainfast-tui")
+COMMAND = [str(SCRIPT)] if SCRIPT.exists() else [sys.executable, "-m", "trainfast_tui.cli"]
+PATIENCE_S = 120.0
+SMALL = [
+    *("--set", "data.kind=random", "--set", "model.hidden_size=32", "--set", "model.num_hidden_layers=1"),
+    *("--set", "batch_size=2", "--set", "seq_len=16"),
+]
+"""Settings that make a step of tiny-llama take milliseconds."""
+
+
+@dataclass
+class Done:
+    """How a command ended and what it said."""
+
+    code: int
+    out: str
+    err: str
+
+    @property
+    def json(self) -> Any:
+        """The last line of stdout as JSON."""
+        return json.loads(self.out.splitlines()[-1])
+
+    def refused(self) -> str:
+        """The one line of a refusal; fails when it was none."""
+        assert self.code == 2, f"exit code {self.code}\n{self.out}\n{self.err}"
+        assert "Traceback" not in self.err
+        lines = self.err.strip().splitlines()
+        assert len(lines) == 1, f"a refusal is one line:\n{self.err}"
+        assert lines[0].startswith("trainfast-tui: ")
+        return lines[0]
+
+
+@dataclass
+class Cli:
+    """The command line with `home` as TRAINFAST_HOME and configuration and cache beside it."""
+
+    home: Path
+    config: Path
+    cache: Path
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """The environment of every command."""
+        return {
+            **os.environ,
+            "TRAINFAST_HOME": str(self.home),
+            "XDG_CONFIG_HOME": str(self.config),
+            "XDG_CACHE_HOME": str(self.cache),
+            "PYTHONIOENCODING": "utf-8",
+            "OMP_NUM_THREADS": "1",
+        }
+
+    @property
+    def presets(self) -> Path:
+        """The folder of the user's own presets, made when it is missing."""
+        folder = self.config / "trainfast-tui" / "presets"
+        folder.mkdir(parents=True, exist_ok=True)
+        return folder
+
+    def __call__(self, *arguments: str, **environment: str) -> Done:
+        """Run a command to its end."""
+        done = subprocess.run(
+            [*COMMAND, *arguments],
+            env={**self.environment, **environment},
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=PATIENCE_S,
+        )
+        return Done(done.returncode, done.stdout, done.stderr)
+
+    def start(self, *arguments: str) -> Started:
+        """Start a command that is going to be signalled; its stderr goes to a file."""
+        return Started(self, arguments)
+
+
+class Started:
+    """A command that runs."""
+
+    def __init__(self, cli: Cli, arguments: tuple[str, ...]) -> None:
+        self._err = cli.config.parent / f"stderr-{time.monotonic_ns()}"
+        with self._err.open("w") as err:
+            self.process = subprocess.Popen(
+                [*COMMAND, *arguments],
+                env=cli.environment,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=err,
+                text=True,
+            )
+
+    @property
+    def err(self) -> str:
+        """What it has said on stderr so far."""
+        return self._err.read_text()
+
+    def until_said(self, *words: str) -> None:
+        """Wait until stderr holds one of the words."""
+        until(lambda: any(word in self.err for word in words) or self.process.poll() is not None, " or ".join(words))
+        assert any(word in self.err for word in words), f"it ended without saying {words}:\n{self.err}"
+
+    def signal(self, number: signal.Signals) -> None:
+        """Send a signal to the command alone, not to what it started."""
+        self.process.send_signal(number)
+
+    def end(self) -> Done:
+        """Wait for it."""
+        out, _ = self.process.communicate(timeout=PATIENCE_S)
+        return Done(self.process.returncode, out, self.err)
+
+
+def until(holds: Callable[[], Any], what: str, seconds: float = PATIENCE_S) -> Any:
+    """Poll until something is true and return it."""
+    deadline = time.monotonic() + seconds
+    while not (found := holds()):
+        assert time.monotonic() < deadline, f"waited {seconds:g} s for: {what}"
+        time.sleep(0.02)
+    return found

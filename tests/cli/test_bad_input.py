@@ -1,0 +1,131 @@
+"""Input that cannot be used: one line that names the file, the key and the nearest name, and no run left behind."""
+
+from __future__ import annotations
+
+import os
+import stat
+import sys
+import venv
+from pathlib import Path
+
+import pytest
+
+from cli.command import Cli
+
+STAND_IN_PYTHON = """#!{python}
+# Answers as a Python with a CUDA build of torch does when it is asked what it has.
+import json
+print(json.dumps({{"python": "3.12.0", "versions": {{"torch": "2.9.0+cu130", "transformers": "5.0.0",
+    "tokenizers": "0.22.0"}}, "config": {{}}}}))
+"""
+
+
+@pytest.mark.parametrize(
+    ("setting", "said", "key", "nearest"),
+    [
+        ("batchsize=8", "there is no knob 'batchsize'", "batchsize", "batch_size"),
+        ("batch_size=many", "batch_size: must be a whole number, not 'many'", "batch_size", None),
+        ("batch_size=0", "batch_size: 0 is out of range", "batch_size", None),
+        ("precision=bf17", "precision: 'bf17' is not one of its values", "precision", "bf16"),
+        ("memory_limit=2", "memory_limit: '2' is not a number of bytes with a unit", "memory_limit", None),
+        ("steps", "--set takes knob=value", "steps", None),
+        ("dta.kind=text", "there is no section 'dta'", "dta.kind", "data"),
+        ("data.knd=text", "there is no data field 'knd'", "data.knd", "kind"),
+        ("timing_warmup=50", "leaves no step of steps=50 to measure", "timing_warmup", "timing_warmup=3"),
+        ("devices=4", "strategy=single trains on one device and devices=4 asks for 4", "strategy", None),
+        ("model.hidden_sise=64", "hidden_sise", "model.hidden_sise", "hidden_size"),
+    ],
+)
+def test_a_setting_that_cannot_be(cli: Cli, setting: str, said: str, key: str, nearest: str | None) -> None:
+    done = cli("run", "tiny-llama", "--set", setting, "--json")
+    assert said in done.refused()
+    assert done.json["error"]["key"] == key
+    if nearest is not None:
+        assert done.json["error"]["nearest"] == nearest
+    assert cli("runs", "list", "--json").json["runs"] == []
+
+
+def test_an_unknown_preset(cli: Cli) -> None:
+    done = cli("run", "tiny-lama", "--json")
+    assert "did you mean tiny-llama?" in done.refused()
+    assert "gpt2-medium" in done.json["error"]["allowed"]
+
+
+def test_an_unknown_variant(cli: Cli) -> None:
+    assert "did you mean adafactor?" in cli("run", "guide-single-gpu/adafctor").refused()
+
+
+def test_a_preset_that_extends_itself_through_another(cli: Cli) -> None:
+    (cli.presets / "one.toml").write_text('schema = 1\nextends = "two"\n')
+    (cli.presets / "two.toml").write_text('schema = 1\nextends = "one"\n')
+    line = cli("run", "one").refused()
+    assert "a preset cannot extend itself: one extends two extends one" in line
+    assert f"{cli.presets / 'two.toml'}:2" in line
+
+
+def test_a_misspelt_knob_in_a_preset_names_its_line(cli: Cli) -> None:
+    path = cli.presets / "mine.toml"
+    path.write_text('schema = 1\nextends = "tiny-llama"\n\n[knobs]\nbatchsize = 4\n')
+    line = cli("run", "mine").refused()
+    assert f"{path}:5: there is no knob 'batchsize'; did you mean batch_size?" in line
+
+
+def test_a_glob_that_matches_nothing(cli: Cli) -> None:
+    settings = ["--set", "data.kind=files", "--set", "data.paths=/nowhere/*.txt"]
+    done = cli("run", "tiny-llama", *settings, "--json")
+    assert "data.paths '/nowhere/*.txt' matches no file" in done.refused()
+    assert done.json["error"]["key"] == "data.paths"
+
+
+def test_four_devices_where_there_are_two(cli: Cli, nvml_library: Path, tmp_path: Path) -> None:
+    python = tmp_path / "python"
+    python.write_text(STAND_IN_PYTHON.format(python=sys.executable))
+    python.chmod(python.stat().st_mode | stat.S_IXUSR)
+    machine = {"LD_LIBRARY_PATH": str(nvml_library), "NVML_STAND_IN_GPUS": "2", "CUDA_VISIBLE_DEVICES": "0,1"}
+    settings = ["--set", "strategy=ddp", "--set", "devices=4", "--python", str(python)]
+    done = cli("run", "tiny-llama", *settings, "--json", **machine)
+    assert "devices=4, but there are 2" in done.refused()
+    assert done.json["error"]["nearest"] == "devices=2"
+
+
+def test_a_python_without_torch_is_told_how_to_get_it(cli: Cli, tmp_path: Path) -> None:
+    venv.create(tmp_path / "empty", with_pip=False, symlinks=True)
+    line = cli("run", "tiny-llama", "--python", str(tmp_path / "empty")).refused()
+    assert f"install with: {tmp_path}/empty/bin/python -m pip install torch transformers tokenizers" in line
+
+
+def test_a_python_that_is_not_there(cli: Cli) -> None:
+    assert "there is no Python at /nowhere/python" in cli("run", "tiny-llama", "--python", "/nowhere/python").refused()
+
+
+@pytest.mark.parametrize("command", [["run", "tiny-llama"], ["runs", "list"], ["runs", "show", "last"]])
+def test_a_home_that_is_a_file(cli: Cli, tmp_path: Path, command: list[str]) -> None:
+    home = tmp_path / "file"
+    home.write_text("not a directory")
+    line = cli(*command, TRAINFAST_HOME=str(home)).refused()
+    assert f"cannot use {home}: a part of this path is a file" in line
+    assert "set TRAINFAST_HOME to another directory" in line
+
+
+def test_a_home_below_what_cannot_be_written(cli: Cli) -> None:
+    # /proc takes no new directory from anyone, root included.
+    line = cli("run", "tiny-llama", TRAINFAST_HOME="/proc/trainfast").refused()
+    assert "cannot use /proc/trainfast" in line
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
+def test_a_home_without_permission(cli: Cli, tmp_path: Path) -> None:
+    locked = tmp_path / "locked"
+    locked.mkdir(mode=0o500)
+    assert "no permission" in cli("run", "tiny-llama", TRAINFAST_HOME=str(locked / "home")).refused()
+
+
+def test_a_limit_below_the_parameters_is_an_answer_without_a_run(cli: Cli) -> None:
+    done = cli("run", "tiny-llama", "--set", "memory_limit=1MiB", "--json")
+    assert done.code == 3
+    assert "is below what the 3,344,064 parameters alone need" in done.json["error"]["message"]
+    assert cli("runs", "list", "--json").json["runs"] == []
+
+
+def test_no_temperature_to_wait_for(cli: Cli) -> None:
+    assert "there is no temperature to wait for" in cli("run", "tiny-llama", "--cool-to", "40").refused()

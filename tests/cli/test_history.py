@@ -1,0 +1,170 @@
+"""`runs`: what was trained before, listed, shown, compared and deleted."""
+
+from __future__ import annotations
+
+import resource
+
+import msgspec
+import pytest
+
+from cli.command import Cli
+from cli.history import result, write, write_lost
+from trainfast_runner.records import Conditions, RunError
+
+
+def test_an_empty_history_says_what_to_do(cli: Cli) -> None:
+    assert cli("runs", "list").out == "no run yet: trainfast-tui run tiny-llama\n"
+    assert cli("runs", "list", "--json").json == {"schema": 1, "runs": []}
+    assert "there is no run yet" in cli("runs", "show", "last").refused()
+
+
+def test_list_is_newest_first_and_filtered(cli: Cli) -> None:
+    write(cli.home, result("20261101-100000-tiny-llama-aaaa"))
+    write(cli.home, result("20261102-100000-guide-vanilla-bbbb", preset="guide", variant="vanilla", state="oom"))
+    write(cli.home, result("20261103-100000-tiny-llama-cccc", synthetic_data=True))
+    rows = cli("runs", "list", "--json").json["runs"]
+    assert [row["run_id"][-4:] for row in rows] == ["cccc", "bbbb", "aaaa"]
+    assert rows[0]["samples_per_s"] == 100.0
+    assert rows[0]["knobs"]["batch_size"] == 8
+    assert rows[1]["step_ms_p50"] == 80.0
+    assert [row["run_id"][-4:] for row in cli("runs", "list", "--state", "oom", "--json").json["runs"]] == ["bbbb"]
+    for preset in ("guide", "guide/vanilla"):
+        assert len(cli("runs", "list", "--preset", preset, "--json").json["runs"]) == 1
+    assert len(cli("runs", "list", "-n", "2", "--json").json["runs"]) == 2
+    table = cli("runs", "list").out.splitlines()
+    assert table[0].split() == ["RUN", "STATE", "STARTED", "SAMPLES", "STEP", "PEAK", "MEMORY", "TOOK", "NOTE"]
+    assert "synthetic data" in table[1]
+    assert "100 samples/s" in table[3]
+    assert "200 MiB" in table[3]
+
+
+def test_a_lost_run_gets_its_result_and_keeps_its_steps(cli: Cli) -> None:
+    write_lost(cli.home, "20261101-100000-tiny-llama-aaaa", steps=7)
+    (row,) = cli("runs", "list", "--json").json["runs"]
+    assert row["state"] == "lost"
+    assert "7 steps recorded" in row["reason"]
+    shown = cli("runs", "show", "last", "--json")
+    assert shown.code == 0
+    assert shown.json["state"] == "lost"
+    assert shown.json["steps"]["measured"] == 4
+    assert cli("attach", "last").code == 5
+
+
+def test_a_damaged_result_is_no_crash(cli: Cli) -> None:
+    write(cli.home, result("20261101-100000-tiny-llama-aaaa"))
+    write_lost(cli.home, "20261102-100000-tiny-llama-bbbb", steps=2)
+    (cli.home / "runs" / "20261102-100000-tiny-llama-bbbb" / "result.json").write_bytes(b'{"schema": 1, "run')
+    (cli.home / "runs" / "stray-file").write_text("")
+    (cli.home / "runs" / "stray-directory").mkdir()
+    done = cli("runs", "list", "--json")
+    assert done.code == 0, done.err
+    by_id = {row["run_id"][-4:]: row["state"] for row in done.json["runs"]}
+    assert by_id["aaaa"] == "finished"
+    assert by_id["bbbb"] == "lost"
+
+
+def test_a_newer_result_is_read_as_far_as_it_is_known(cli: Cli) -> None:
+    one = msgspec.to_builtins(result("20261101-100000-tiny-llama-aaaa"))
+    directory = cli.home / "runs" / one["run_id"]
+    directory.mkdir(parents=True)
+    (directory / "result.json").write_bytes(msgspec.json.encode({**one, "schema": 9, "horoscope": {"sign": "leo"}}))
+    assert cli("runs", "list", "--json").json["runs"][0]["state"] == "finished"
+    assert cli("runs", "show", "last").code == 0
+
+
+def test_text_of_a_training_process_cannot_reach_the_terminal(cli: Cli) -> None:
+    nasty = "boom \x1b]0;owned\x07\x1b[31m\r\nsecond"
+    write(cli.home, result("20261101-100000-t-aaaa", state="failed", reason=nasty, error=RunError(message=nasty)))
+    for command in (["runs", "list"], ["runs", "show", "last"]):
+        out = cli(*command).out
+        assert "boom" in out
+        assert "\x1b" not in out
+        assert "owned" not in out
+
+
+def test_references(cli: Cli) -> None:
+    write(cli.home, result("20261101-100000-tiny-llama-aaaa"))
+    write(cli.home, result("20261102-100000-tiny-llama-bbbb"))
+    assert cli("runs", "show", "20261101", "--json").json["run_id"].endswith("aaaa")
+    assert cli("runs", "show", "last", "--json").json["run_id"].endswith("bbbb")
+    assert "fits 2 runs" in cli("runs", "show", "2026").refused()
+    assert "did you mean 20261102-100000-tiny-llama-bbbb?" in cli("logs", "20261102-100000-tiny-lama-bbbb").refused()
+
+
+def test_rm_deletes_all_or_nothing(cli: Cli) -> None:
+    write(cli.home, result("20261101-100000-tiny-llama-aaaa"))
+    write(cli.home, result("20261102-100000-tiny-llama-bbbb"))
+    cli("runs", "rm", "last", "nothing-like-it").refused()
+    assert len(cli("runs", "list", "--json").json["runs"]) == 2
+    done = cli("runs", "rm", "20261101", "20261101-100000-tiny-llama-aaaa", "--json")
+    assert done.json == {"removed": ["20261101-100000-tiny-llama-aaaa"]}
+    assert len(cli("runs", "list", "--json").json["runs"]) == 1
+
+
+def test_stop_of_an_ended_run_says_its_state(cli: Cli) -> None:
+    write(cli.home, result("20261101-100000-tiny-llama-aaaa", state="oom"))
+    assert "is not running: it is oom" in cli("stop", "last").refused()
+
+
+@pytest.mark.parametrize(
+    ("state", "code"), [("finished", 0), ("oom", 3), ("failed", 4), ("killed", 4), ("stopped", 130)]
+)
+def test_attach_to_an_ended_run_has_its_exit_code(cli: Cli, state: str, code: int) -> None:
+    write(cli.home, result("20261101-100000-tiny-llama-aaaa", state=state))
+    done = cli("attach", "last", "--json")
+    assert done.code == code
+    assert done.json["state"] == state
+
+
+def test_compare_tells_a_difference_from_noise(cli: Cli) -> None:
+    write(cli.home, result("20261101-100000-tiny-llama-aaaa", samples_per_s=100.0, mad=1.0))
+    write(cli.home, result("20261102-100000-tiny-llama-bbbb", samples_per_s=101.0, mad=1.0))
+    write(cli.home, result("20261103-100000-tiny-llama-cccc", samples_per_s=130.0, mad=1.0, knobs={"batch_size": 16}))
+    write(cli.home, result("20261104-100000-tiny-llama-dddd", samples_per_s=130.0, mad=60.0))
+    write(cli.home, result("20261105-100000-tiny-llama-eeee", samples_per_s=130.0, mad=1.0, steps=3))
+    verdicts = {}
+    for other in ("20261102", "20261103", "20261104", "20261105"):
+        found = cli("runs", "compare", "20261101", other, "--json").json
+        rows = {row["label"]: row for row in found["rows"]}
+        verdicts[other] = (rows["throughput"]["verdict"], rows["step"]["verdict"])
+    same = ("no significant difference", "no significant difference")
+    assert verdicts == {"20261102": same, "20261103": ("better", "better"), "20261104": same, "20261105": same}
+    found = cli("runs", "compare", "20261101", "20261103", "--json").json
+    assert found["knobs"] == [["batch_size", 8, 16]]
+    throughput = found["rows"][0]
+    assert (throughput["unit"], throughput["delta"], throughput["percent"]) == ("samples/s", 30.0, 30.0)
+    text = cli("runs", "compare", "20261101", "20261103").out
+    assert "batch_size  8  16" in text
+    assert "+30.0 samples/s" in text
+    assert "+30.0 %" in text
+    assert "step: forward" in text
+
+
+def test_compare_says_what_makes_it_doubtful(cli: Cli) -> None:
+    write(cli.home, result("20261101-100000-tiny-llama-aaaa", synthetic_data=True))
+    dirty = Conditions(clean=False, foreign_processes=[{"pid": 1}])
+    write(cli.home, result("20261102-100000-tiny-llama-bbbb", state="oom", reason="no memory", conditions=dirty))
+    text = cli("runs", "compare", "20261101", "last").out
+    assert "the same settings" in text
+    for words in (
+        "synthetic data",
+        "ended oom: no memory",
+        "did not start under clean conditions",
+        "shared its device",
+    ):
+        assert words in text
+
+
+def test_ten_thousand_runs_list_within_a_second_of_cpu(cli: Cli) -> None:
+    encoded = msgspec.json.encode(result("20261101-100000-tiny-llama-0000")).decode()
+    for number in range(10_000):
+        run_id = f"20261101-{number:06d}-tiny-llama-{number:04x}"
+        directory = cli.home / "runs" / run_id
+        directory.mkdir(parents=True)
+        (directory / "result.json").write_text(encoded.replace("20261101-100000-tiny-llama-0000", run_id))
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    done = cli("runs", "list", "--json")
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    assert len(done.json["runs"]) == 10_000
+    # Processor time, because wall time on a machine that trains something else says little.
+    assert (after.ru_utime - before.ru_utime) + (after.ru_stime - before.ru_stime) < 1.0

@@ -1,0 +1,94 @@
+"""`monitor` and `doctor`: the machine as it is, with and without GPUs."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+
+from cli.command import Cli
+from trainfast_runner.doctor import cgroup_memory_limit, kill_user_processes
+
+
+def test_monitor_gives_the_hosts_real_readings(cli: Cli) -> None:
+    tick = cli("monitor", "--once", "--json").json
+    assert set(tick) >= {"schema", "t_ns", "host", "devices", "missing"}
+    assert 0 <= tick["host"]["cpu_percent"] <= 100
+    total_kib = int(Path("/proc/meminfo").read_text().split()[1])
+    assert tick["host"]["memory_total_bytes"] == total_kib * 1024
+    assert 0 < tick["host"]["memory_used_bytes"] < tick["host"]["memory_total_bytes"]
+
+
+def test_monitor_shows_eight_gpus(cli: Cli, nvml_library: Path) -> None:
+    machine = {"LD_LIBRARY_PATH": str(nvml_library), "NVML_STAND_IN_GPUS": "8"}
+    tick = cli("monitor", "--once", "--json", **machine).json
+    assert [gpu["temperature_c"] for gpu in tick["devices"]] == [40 + index for index in range(8)]
+    assert all(gpu["throttle_reasons"] == ["idle"] for gpu in tick["devices"])
+    lines = cli("monitor", "--once", **machine).out.splitlines()
+    assert len(lines) == 10
+    assert lines[1].split()[:2] == ["GPU", "NAME"]
+
+
+def test_monitor_streams_until_it_is_interrupted(cli: Cli) -> None:
+    started = cli.start("monitor", "--json", "--interval", "0.1")
+    lines = [started.process.stdout.readline() for _ in range(3)] if started.process.stdout else []
+    started.signal(signal.SIGINT)
+    done = started.end()
+    assert done.code == 0, done.err
+    assert all(line.startswith('{"schema":') for line in lines)
+
+
+def test_doctor_names_what_is_there(cli: Cli) -> None:
+    found = cli("doctor", "--json")
+    assert found.code == 0
+    checks = {check["name"]: check for check in found.json["checks"]}
+    assert found.json["healthy"]
+    assert "torch " in checks["training stack"]["finding"]
+    for name in ("run directory", "memory limit", "C++ compiler", "ninja", "/dev/shm", "logout"):
+        assert checks[name]["state"] in ("ok", "warn")
+        assert checks[name]["finding"]
+    for check in found.json["checks"]:
+        assert check["state"] != "warn" or check["cure"] or check["name"].startswith("GPU")
+
+
+def test_doctor_says_why_runs_cannot_start(cli: Cli, tmp_path: Path) -> None:
+    bad_home = tmp_path / "file"
+    bad_home.write_text("")
+    found = cli("doctor", "--json", TRAINFAST_HOME=str(bad_home))
+    assert found.code == 0
+    assert not found.json["healthy"]
+    (check,) = [check for check in found.json["checks"] if check["name"] == "run directory"]
+    assert check["state"] == "fail"
+    assert "TRAINFAST_HOME" in check["cure"]
+    assert "mended" in cli("doctor", "--python", "/nowhere").out
+
+
+def test_doctor_sees_gpus_that_this_torch_cannot_use(cli: Cli, nvml_library: Path) -> None:
+    machine = {"LD_LIBRARY_PATH": str(nvml_library), "NVML_STAND_IN_GPUS": "2"}
+    text = cli("doctor", **machine).out
+    assert "GPU 0" in text
+    assert "GPU 1" in text
+    assert "not supported by this GPU and driver" in text
+
+
+def test_the_last_drop_in_decides_what_logind_does(tmp_path: Path) -> None:
+    etc = tmp_path / "etc/systemd"
+    drop_ins = etc / "logind.conf.d"
+    drop_ins.mkdir(parents=True)
+    (etc / "logind.conf").write_text("[Login]\n#KillUserProcesses=yes\n")
+    assert kill_user_processes((tmp_path / "etc",)) == (False, ["root"])
+    (drop_ins / "10-kill.conf").write_text("[Login]\nKillUserProcesses=yes\nKillExcludeUsers=root ann\n")
+    assert kill_user_processes((tmp_path / "etc",)) == (True, ["root", "ann"])
+    (drop_ins / "20-keep.conf").write_text("[Login]\nKillUserProcesses = no\n")
+    assert kill_user_processes((tmp_path / "etc",))[0] is False
+
+
+def test_the_tightest_memory_limit_above_us_counts(tmp_path: Path) -> None:
+    group = tmp_path / "fs/job/step"
+    group.mkdir(parents=True)
+    (group / "memory.max").write_text("max\n")
+    (group.parent / "memory.max").write_text(f"{3 << 30}\n")
+    cgroup = tmp_path / "cgroup"
+    cgroup.write_text("0::/job/step\n")
+    limit, where = cgroup_memory_limit(cgroup, tmp_path / "fs")
+    assert limit == 3 << 30
+    assert where == str(group.parent / "memory.max")

@@ -1,0 +1,98 @@
+"""`presets`: listed, shown, and made from one another with their comments kept."""
+
+from __future__ import annotations
+
+import tomllib
+
+import pytest
+
+from cli.command import Cli
+
+
+def test_a_broken_preset_is_a_row(cli: Cli) -> None:
+    (cli.presets / "broken.toml").write_text("schema = 1\nmodle = 3\n")
+    done = cli("presets", "list", "--json")
+    assert done.code == 0
+    rows = {row["name"]: row for row in done.json["presets"]}
+    assert rows["tiny-llama"]["shipped"]
+    assert rows["guide-single-gpu"]["variants"] == 9
+    assert "did you mean model?" in rows["broken"]["error"]
+    assert "broken: " in cli("presets", "list").out
+
+
+def test_show_resolves_a_variant_and_prints_what_was_published(cli: Cli) -> None:
+    shown = cli("presets", "show", "guide-single-gpu/fp16", "--json").json
+    assert shown["knobs"]["precision"] == "fp16"
+    assert shown["knobs"]["seq_len"] == 512
+    assert shown["model"]["family"] == "bert"
+    text = cli("presets", "show", "guide-single-gpu").out
+    assert "published samples_per_s" in text
+    assert "vanilla (baseline)" in text
+    assert "18.64" in text
+
+
+def test_new_keeps_comments_and_changes_only_what_was_set(cli: Cli) -> None:
+    settings = ["--set", "batch_size=16", "--set", "model.hidden_size=256", "--set", "memory_limit=2GiB"]
+    made = cli("presets", "new", "mine", "--from", "tiny-llama", *settings, "--json").json
+    text = (cli.presets / "mine.toml").read_text()
+    assert made == {"name": "mine", "path": str(cli.presets / "mine.toml")}
+    assert "# the byte-level BPE is trained to this size, once" in text
+    assert text.startswith("# A Llama small enough")
+    before = cli("presets", "show", "tiny-llama", "--json").json
+    after = cli("presets", "show", "mine", "--json").json
+    assert after["knobs"] == {**before["knobs"], "batch_size": 16, "memory_limit": "2GiB"}
+    assert after["model"] == {**before["model"], "hidden_size": 256}
+    assert after["data"] == before["data"]
+    assert not after["shipped"]
+
+
+def test_new_from_a_variant_has_its_knobs_and_no_variants(cli: Cli) -> None:
+    assert cli("presets", "new", "half", "--from", "guide-single-gpu/fp16").code == 0
+    shown = cli("presets", "show", "half", "--json").json
+    assert shown["knobs"]["precision"] == "fp16"
+    assert shown["variants"] == []
+
+
+def test_new_from_a_table_keeps_its_variants(cli: Cli) -> None:
+    assert cli("presets", "new", "table", "--from", "guide-single-gpu", "--set", "steps=16").code == 0
+    shown = cli("presets", "show", "table", "--json").json
+    assert len(shown["variants"]) == 9
+    assert shown["knobs"]["steps"] == 16
+
+
+def test_new_over_a_parent_stays_an_extension(cli: Cli) -> None:
+    (cli.presets / "child.toml").write_text('schema = 1\nextends = "tiny-llama"\n\n[knobs]\nlr = 1e-4  # slower\n')
+    assert cli("presets", "new", "grandchild", "--from", "child", "--set", "batch_size=2").code == 0
+    raw = tomllib.loads((cli.presets / "grandchild.toml").read_text())
+    assert raw["extends"] == "tiny-llama"
+    assert raw["knobs"] == {"lr": 1e-4, "batch_size": 2}
+    assert "# slower" in (cli.presets / "grandchild.toml").read_text()
+
+
+def test_another_model_brings_its_own_fields(cli: Cli) -> None:
+    settings = ["--set", "model.family=gpt2", "--set", "model.n_layer=2", "--set", "memory_limit=none"]
+    assert cli("presets", "new", "other", *settings).code == 0
+    assert cli("presets", "show", "other", "--json").json["model"] == {"family": "gpt2", "n_layer": 2}
+
+
+def test_new_from_a_path_makes_its_paths_absolute(cli: Cli) -> None:
+    source = cli.presets.parent.parent / "here.toml"
+    source.write_text('schema = 1\nextends = "tiny-llama"\n[data]\nkind = "files"\npaths = ["notes.txt"]  # my notes\n')
+    assert cli("presets", "new", "mine", "--from", str(source)).code == 0
+    assert cli("presets", "show", "mine", "--json").json["data"]["paths"] == [str(source.parent / "notes.txt")]
+
+
+def test_new_refuses_to_overwrite_unless_told(cli: Cli) -> None:
+    assert cli("presets", "new", "mine").code == 0
+    assert "you already have a preset mine" in cli("presets", "new", "mine").refused()
+    assert cli("presets", "new", "mine", "--overwrite", "--set", "steps=9").code == 0
+    assert cli("presets", "show", "mine", "--json").json["knobs"]["steps"] == 9
+
+
+@pytest.mark.parametrize("name", ["", ".hidden", "a/b", "../up", "x.toml", "with space", "a" * 65])
+def test_new_refuses_bad_names(cli: Cli, name: str) -> None:
+    assert "cannot name a preset" in cli("presets", "new", name).refused()
+
+
+def test_new_where_nothing_can_be_written(cli: Cli) -> None:
+    assert "cannot use /proc/" in cli("presets", "new", "mine", XDG_CONFIG_HOME="/proc/nothing").refused()

@@ -1,0 +1,88 @@
+"""What the command line says about itself, and to a misspelt word."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from cli.command import COMMAND, Cli
+
+LISTED = ("run", "runs", "logs", "stop", "attach", "presets", "monitor", "doctor")
+
+
+def test_help_lists_every_command(cli: Cli) -> None:
+    done = cli("--help")
+    assert done.code == 0
+    for word in (*LISTED, "list, show, compare, rm", "list, show, new"):
+        assert word in done.out
+
+
+@pytest.mark.parametrize(
+    "words",
+    [["run"], ["runs"], ["runs", "list"], ["runs", "compare"], ["logs"], ["stop"], ["presets", "new"], ["monitor"]],
+)
+def test_every_command_has_help(cli: Cli, words: list[str]) -> None:
+    done = cli(*words, "--help")
+    assert done.code == 0
+    assert done.out.startswith(f"usage: trainfast-tui {' '.join(words)}")
+
+
+def test_help_imports_nothing_heavy() -> None:
+    script = (
+        "import sys\nfrom trainfast_tui.cli import main\n"
+        "try: main(['--help'])\nexcept SystemExit: pass\n"
+        "print([n for n in ('msgspec', 'textual', 'rich', 'psutil', 'pynvml', 'tomlkit') if n in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "[]"
+
+
+@pytest.mark.parametrize(
+    ("words", "nearest"),
+    [
+        (["rnus"], "runs"),
+        (["presets", "lst"], "presets list"),
+        (["doctr"], "doctor"),
+        (["run", "tiny-llama", "--detatch"], "--detach"),
+        (["runs", "list", "--jsn"], "--json"),
+        (["monitor", "--onec"], "--once"),
+    ],
+)
+def test_a_misspelt_word_names_the_nearest(cli: Cli, words: list[str], nearest: str) -> None:
+    assert f"did you mean {nearest}?" in cli(*words).refused()
+
+
+def test_a_refusal_is_an_object_with_json(cli: Cli) -> None:
+    done = cli("runs", "lst", "--json")
+    done.refused()
+    error = done.json["error"]
+    assert error["key"] == "lst"
+    assert error["nearest"] == "runs list"
+    assert error["allowed"] == ["list", "show", "compare", "rm"]
+
+
+@pytest.mark.parametrize("words", [["runs"], ["run"], ["runs", "list", "-n", "x"], ["runs", "list", "extra"]])
+def test_incomplete_commands_are_one_line(cli: Cli, words: list[str]) -> None:
+    cli(*words).refused()
+
+
+def test_the_app_needs_a_terminal(cli: Cli) -> None:
+    assert "needs a terminal" in cli().refused()
+
+
+def test_a_full_disk_behind_stdout_is_said() -> None:
+    with open("/dev/full", "w") as full:
+        done = subprocess.run([*COMMAND, "presets", "list"], stdout=full, stderr=subprocess.PIPE, text=True)
+    assert done.returncode == 2
+    assert done.stderr.strip() == "trainfast-tui: No space left on device"
+
+
+def test_a_reader_that_leaves_is_no_error() -> None:
+    done = subprocess.run(
+        ["bash", "-c", f"'{COMMAND[0]}' {' '.join(COMMAND[1:])} presets show guide-single-gpu | true"],
+        capture_output=True,
+        text=True,
+    )
+    assert done.stderr == ""

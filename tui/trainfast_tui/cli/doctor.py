@@ -1,0 +1,35 @@
+"""`doctor`: what is wrong with this machine, each finding with its cure."""
+
+from __future__ import annotations
+
+import argparse
+
+
+def add(parser: argparse.ArgumentParser) -> None:
+    """The arguments of the command."""
+    parser.add_argument("--python", metavar="PATH", help="look at this training Python instead of our own")
+    parser.add_argument("--json", action="store_true", help="print {healthy, checks[...]}")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Print the findings; the exit code is 0 whatever they are."""
+    from trainfast_runner.doctor import examine, is_healthy
+    from trainfast_runner.home import Home
+    from trainfast_tui.cli.output import print_json, say
+    from trainfast_tui.format import fit, plain
+
+    checks = examine(Home(), arguments.python)
+    if arguments.json:
+        print_json({"healthy": is_healthy(checks), "checks": checks})
+        return 0
+    width = max(len(check.name) for check in checks)
+    for check in checks:
+        say(f"{check.state:<4}  {fit(check.name, width)}  {plain(check.finding)}")
+        if check.cure:
+            say(f"      {' ' * width}  cure: {plain(check.cure)}")
+    warnings = sum(check.state == "warn" for check in checks)
+    if not is_healthy(checks):
+        say("\nRuns cannot be started here until what is marked fail is mended.")
+    else:
+        say("\nRuns can be started here" + (f"; {warnings} warning(s)." if warnings else "."))
+    return 0
