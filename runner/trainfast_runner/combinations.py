@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from trainfast_runner.knob_values import parse_bytes_per_rank
-from trainfast_runner.knobs import Knobs
+from trainfast_runner.knobs import BY_NAME, Knobs
 from trainfast_runner.machine import MOST_CPU_PROCESSES, Machine
 from trainfast_runner.problem import Problem
 from trainfast_runner.spec import RunSpec
@@ -171,6 +171,20 @@ def _limit_for_every_rank(facts: Facts) -> Problem | None:
     return None
 
 
+def _set_knobs_matter(facts: Facts) -> Problem | None:
+    """A knob that was turned by hand and would do nothing is a misunderstanding."""
+    strategy = facts.knobs["strategy"]
+    for name in facts.spec.changed:
+        entry = BY_NAME.get(name)
+        if entry is not None and entry.only_with and strategy not in entry.only_with:
+            return Problem(
+                f"{name} does nothing with strategy={strategy}; it belongs to strategy {' or '.join(entry.only_with)}",
+                key=name,
+                nearest=f"leaving {name} out",
+            )
+    return None
+
+
 def _positions_suffice(facts: Facts) -> Problem | None:
     """Learned positions end at the table's size; rotary ones do not."""
     config, seq_len = facts.config, facts.knobs["seq_len"]
@@ -199,6 +213,7 @@ def _heads_divide(facts: Facts) -> Problem | None:
 
 RULES: tuple[Rule, ...] = (
     _warmup_leaves_steps,
+    _set_knobs_matter,
     _devices_exist,
     _precision_has_hardware,
     _optimizer_is_installed,

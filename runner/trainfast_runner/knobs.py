@@ -50,6 +50,14 @@ class Knob:
     memory: str
     new_process: bool = True
     same_as: Equivalent = field(default_factory=Equivalent)
+    only_with: tuple[str, ...] = ()
+    """The strategies it matters to; empty means all."""
+
+    def applies(self, knobs: Mapping[str, KnobValue]) -> bool:
+        """Whether turning it can change anything in a run with these knobs."""
+        if isinstance(self.values, Choice) and len(self.values.working) < 2:
+            return False
+        return not self.only_with or knobs["strategy"] in self.only_with
 
     def read(self, raw: object) -> KnobValue:
         """A typed value; raises Problem naming this knob."""
@@ -258,6 +266,7 @@ KNOBS: tuple[Knob, ...] = (
         "Devices that share each layer's matrices in tensor parallelism.",
         "only inside one machine with fast links",
         "weights and states divided by the degree",
+        only_with=("tp", "ddp+tp", "fsdp+tp"),
     ),
     Knob(
         "pp_degree",
@@ -267,6 +276,7 @@ KNOBS: tuple[Knob, ...] = (
         "Stages the layers are cut into in pipeline parallelism.",
         "the bubble shrinks with more micro-batches",
         "weights and states divided by the degree",
+        only_with=("pp", "ddp+pp"),
     ),
     Knob(
         "pp_schedule",
@@ -276,6 +286,7 @@ KNOBS: tuple[Knob, ...] = (
         "Order in which pipeline stages do forwards and backwards.",
         "interleaved has the smallest bubble",
         "1f1b keeps fewer micro-batches alive than gpipe",
+        only_with=("pp", "ddp+pp"),
     ),
     Knob(
         "micro_batches",
@@ -285,6 +296,7 @@ KNOBS: tuple[Knob, ...] = (
         "Chunks a batch is cut into in pipeline parallelism; 1 is naive model parallelism.",
         "more chunks fill the bubble until each is too small for the device",
         "gpipe keeps the activations of all of them",
+        only_with=("pp", "ddp+pp"),
     ),
     Knob(
         "reshard",
@@ -294,6 +306,7 @@ KNOBS: tuple[Knob, ...] = (
         "Whether FSDP frees the gathered weights after the forward.",
         "off saves one all-gather a layer",
         "off keeps the whole model during forward and backward",
+        only_with=("fsdp", "fsdp+tp"),
     ),
     Knob(
         "offload_path",
@@ -304,6 +317,7 @@ KNOBS: tuple[Knob, ...] = (
         "bound by the disk",
         "states leave host memory too",
         same_as=Equivalent(deepspeed="zero_optimization.offload_optimizer.nvme_path"),
+        only_with=("zero2-offload", "zero3-offload"),
     ),
     Knob(
         "devices",

@@ -34,6 +34,7 @@ def facts(where: Machine, *settings: str, preset: str = "tiny-llama", **config: 
     ("where", "settings", "key", "said"),
     [
         (CPU, ["steps=3"], "timing_warmup", "leaves no step of steps=3"),
+        (CPU, ["tp_degree=4"], "tp_degree", "does nothing with strategy=single"),
         (CPU, ["devices=2"], "strategy", "strategy=single trains on one device and devices=2"),
         (CPU, ["strategy=ddp", "devices=9"], "devices", "at most 8 processes on a CPU"),
         (CPU, ["devices=0+1"], "devices", "names GPUs and a run here has none (no driver)"),

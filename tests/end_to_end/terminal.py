@@ -1,0 +1,69 @@
+"""A real terminal: tmux with a program in it, typed into and looked at."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import shutil
+import signal
+import subprocess
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from cli.command import until
+
+needs_tmux = pytest.mark.skipif(shutil.which("tmux") is None, reason="tmux is not installed")
+
+
+class Terminal:
+    """One tmux server with one window; `close` ends it."""
+
+    def __init__(self, folder: Path, columns: int, rows: int, environment: Mapping[str, str]) -> None:
+        self._tmux = ["tmux", "-S", str(folder / "tmux.socket"), "-f", "/dev/null"]
+        self._environment = {**environment, "TERM": "xterm-256color", "LANG": "C.UTF-8"}
+        self._size = ["-x", str(columns), "-y", str(rows)]
+
+    def open(self, command: list[str]) -> None:
+        """Run `command`; the terminal stays when it ends, with what it left on the screen."""
+        # Not bare `tmux kill`: each test has a server of its own, found by its socket.
+        line = f"{shlex.join(command)}; echo ended with $?; exec cat"
+        self._call("new-session", "-d", *self._size, line)
+
+    def press(self, *keys: str) -> None:
+        """Type keys by tmux's names, or characters."""
+        self._call("send-keys", *keys)
+
+    def screen(self) -> str:
+        """What stands on the screen now."""
+        return self._call("capture-pane", "-p")
+
+    def until_shows(self, *words: str, seconds: float = 60.0) -> str:
+        """Wait until all the words stand on the screen; gives the screen."""
+
+        def shows() -> str | None:
+            now = self.screen()
+            return now if all(word in now for word in words) else None
+
+        try:
+            found: str = until(shows, f"{words} on the screen", seconds)
+        except AssertionError as error:
+            raise AssertionError(f"{error}\n{self.screen()}") from None
+        return found
+
+    def kill_program(self) -> None:
+        """SIGKILL to the program in the terminal, and to nothing else."""
+        shell = int(self._call("display-message", "-p", "#{pane_pid}"))
+        children = subprocess.run(["pgrep", "-P", str(shell)], capture_output=True, text=True).stdout.split()
+        for pid in children:
+            os.kill(int(pid), signal.SIGKILL)
+
+    def close(self) -> None:
+        """End the terminal; whatever runs in it gets SIGHUP."""
+        subprocess.run([*self._tmux, "kill-server"], capture_output=True)
+
+    def _call(self, *arguments: str) -> str:
+        done = subprocess.run([*self._tmux, *arguments], capture_output=True, text=True, env=self._environment)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
