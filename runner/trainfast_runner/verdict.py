@@ -19,8 +19,8 @@ _PEER_LOST = re.compile(
     r"|DistBackendError|DistNetworkError|TCPStore|SignalException|socket",
     re.IGNORECASE,
 )
-# The summary torchrun prints: which rank it saw fail first, and how.
-_ROOT_CAUSE = re.compile(r"Root Cause.*?rank\s*: (\d+).*?exitcode\s*: (-?\d+) \(pid: \d+\)", re.DOTALL)
+# The report torchrun prints: the ranks it saw fail, each with its exit code.
+_REPORTED = re.compile(r"rank\s*: (\d+) \(local_rank: \d+\)\s+exitcode\s*: (-?\d+) \(pid: \d+\)")
 _TRAINING_STACK = re.compile(r"No module named '(torch|transformers|tokenizers|numpy)\b")
 
 
@@ -61,7 +61,17 @@ def judge(evidence: Evidence) -> Verdict:
     """The verdict. What happened first decides: an error from before a stop request outweighs the request."""
     if evidence.spawn_error is not None:
         return Verdict("failed_to_start", evidence.spawn_error, RunError(message=evidence.spawn_error))
-    for ruling in (_finished, _refused, _raised, _kernel_killed, _rank_lost, _stopped, _printed_oom, _ended):
+    for ruling in (
+        _finished,
+        _refused,
+        _told_to_end,
+        _raised,
+        _kernel_killed,
+        _rank_lost,
+        _stopped,
+        _printed_oom,
+        _ended,
+    ):
         verdict = ruling(evidence)
         if verdict is not None:
             return verdict
@@ -100,6 +110,21 @@ def _refused(evidence: Evidence) -> Verdict | None:
         )
         return Verdict("failed_to_start", one_line(line.message or "the worker refused its input"), error)
     return None
+
+
+def _told_to_end(evidence: Evidence) -> Verdict | None:
+    """SIGTERM came to a rank, from nobody here, before anything else went wrong."""
+    if evidence.stop_ns is not None or evidence.torn_down or evidence.gone:
+        return None
+    told, failed = next(_first(evidence, "signal"), None), next(_first(evidence, "exception"), None)
+    if told is None or (failed is not None and failed[1].t_ns < told[1].t_ns):
+        return None
+    rank, line = told
+    everyone = all(_has(lines, "signal") for lines in _all_ranks(evidence))
+    subject = "the training process" if everyone else f"rank {rank}"
+    reason = f"{subject} was ended by SIGTERM, which nobody here sent ({_where(evidence, None, line, of=rank)})"
+    error = RunError(rank=rank, phase=_phase(evidence, rank), type="SIGTERM", message=reason)
+    return Verdict("killed" if everyone else "failed", reason, error)
 
 
 def _raised(evidence: Evidence) -> Verdict | None:
@@ -178,9 +203,6 @@ def _printed_oom(evidence: Evidence) -> Verdict | None:
 def _ended(evidence: Evidence) -> Verdict:
     """The direct child's exit is all there is to go by."""
     code = evidence.exit_code if evidence.exit_code is not None else 0
-    told_to_end = any(_has(lines, "signal") for lines in evidence.worker.values())
-    if code == 128 + signal.SIGTERM and told_to_end:
-        code = -signal.SIGTERM
     if evidence.torn_down:
         return Verdict("failed", evidence.torn_down, RunError(message=evidence.torn_down))
     where = _where(evidence, 0, None)
@@ -244,12 +266,12 @@ def _blames_a_peer(line: WorkerLine) -> bool:
 
 def _lost_rank(evidence: Evidence) -> tuple[int | None, int | None]:
     """The rank whose silent end came first, and its exit code where torchrun printed one; (None, None) without one."""
-    found = _ROOT_CAUSE.search(evidence.output_tail)
-    if found and evidence.gone:
-        # torchrun ends the other ranks itself: when the first to fail could say why, nobody was lost.
-        lost = int(found[1]) in evidence.gone
-        return (int(found[1]), int(found[2])) if lost else (None, None)
-    return (evidence.gone[0], None) if evidence.gone else (None, None)
+    codes = {int(rank): int(code) for rank, code in _REPORTED.findall(evidence.output_tail)}
+    if not codes:
+        return (evidence.gone[0], None) if evidence.gone else (None, None)
+    # A rank that is missing in the report was ended by torchrun itself, after another one had failed.
+    failed = [rank for rank in evidence.gone if codes.get(rank, -signal.SIGTERM) != -signal.SIGTERM]
+    return (failed[0], codes[failed[0]]) if failed else (None, None)
 
 
 def _error(evidence: Evidence, rank: int, line: WorkerLine) -> RunError:

@@ -84,6 +84,15 @@ def test_lost_rank_is_blamed_and_not_the_one_that_noticed() -> None:
     assert (verdict.state, verdict.reason) == ("failed", "rank 1 died of SIGKILL (phase train)")
 
 
+def test_lost_rank_is_blamed_although_torchrun_saw_the_other_one_first() -> None:
+    report = TORCHRUN_REPORT.format(code=-9).replace("Root Cause", "Failures") + TORCHRUN_REPORT.replace(
+        "rank      : 1 (local_rank: 1)", "rank      : 0 (local_rank: 0)"
+    ).format(code=1)
+    worker = {0: life("exception", **PEER_LOST), 1: life()}
+    verdict = judge(Evidence(run=RUN, exit_code=1, worker=worker, gone=(1,), output_tail=report))
+    assert verdict.reason == "rank 1 died of SIGKILL (phase train)"
+
+
 def test_ranks_that_torchrun_ended_are_not_blamed() -> None:
     """Rank 1 raised; torchrun then ended rank 0, which had no time for a word."""
     error = {"type": "torch.distributed.DistBackendError", "message": "NCCL error: unhandled system error"}
@@ -121,6 +130,14 @@ def test_sigterm_from_a_stranger() -> None:
     run = RunFile(run_id="r", preset="p", clock=RUN.clock)
     verdict = judge(Evidence(run=run, exit_code=143, worker={0: life("signal")}))
     assert (verdict.state, "SIGTERM" in verdict.reason) == ("killed", True)
+    worker = {0: life("exception", t_ns=11, **PEER_LOST), 1: life("signal")}
+    verdict = judge(Evidence(run=RUN, exit_code=1, worker=worker))
+    assert (verdict.state, verdict.reason) == (
+        "failed",
+        "rank 1 was ended by SIGTERM, which nobody here sent (phase train)",
+    )
+    worker = {0: life("exception", t_ns=9, type="ValueError", message="bad"), 1: life("signal")}
+    assert judge(Evidence(run=RUN, exit_code=1, worker=worker)).reason == "ValueError: bad (rank 0, phase train)"
 
 
 def test_a_training_that_could_not_end_after_it_had_finished() -> None:

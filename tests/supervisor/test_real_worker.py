@@ -1,0 +1,81 @@
+"""The real worker under the real supervisor: what stand-ins cannot prove."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from trainfast_runner import worker
+from trainfast_runner.stopping import request_stop
+
+from .conftest import Run, until
+
+BOOTSTRAP = str(Path(worker.__file__).parent / "bootstrap.py")
+MODEL = {
+    "family": "llama",
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "vocab_size": 30100,
+    "max_position_embeddings": 64,
+}
+
+
+def real(run: Run, ranks: int, steps: int) -> dict[str, Any]:
+    launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}", "--max-restarts=0"]
+    return {
+        "argv": [sys.executable, *(launcher if ranks > 1 else []), BOOTSTRAP, str(run.directory)],
+        "env": {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"},
+        "model": MODEL,
+        "data": {"kind": "random", "objective": "causal-lm"},
+        "world_size": ranks,
+        "knobs": {
+            "precision": "fp32",
+            "batch_size": 2,
+            "seq_len": 16,
+            "optimizer": "adamw",
+            "strategy": "ddp" if ranks > 1 else "single",
+            "steps": steps,
+            "timing_warmup": 2,
+            "checkpointing": "off",
+        },
+    }
+
+
+def test_a_rank_of_torchrun_is_killed(run: Run, ended_clean: Callable[[Run], None]) -> None:
+    run.start("", **real(run, ranks=2, steps=1_000_000))
+    for name in ("steps.jsonl", "steps.rank1.jsonl"):
+        path = run.directory / name
+        until(
+            lambda path=path: path.exists() and path.read_bytes().count(b"\n") > 4, f"five lines in {name}", seconds=60
+        )
+    run.in_training()
+    lost = run.worker("started", 1)[0].pid
+    assert lost is not None
+    os.kill(lost, signal.SIGKILL)
+    result = run.end(seconds=20)
+    assert result.state == "failed"
+    assert result.reason.startswith("rank 1 died of SIGKILL (after step ")
+    assert result.error is not None
+    assert result.error.rank == 1
+    assert result.actual.wrapper == "DistributedDataParallel"
+    assert result.throughput.samples_per_s.median
+    ended_clean(run)
+
+
+def test_a_stop_keeps_every_step(run: Run, ended_clean: Callable[[Run], None]) -> None:
+    run.start("", **real(run, ranks=1, steps=1_000_000))
+    path = run.directory / "steps.jsonl"
+    until(lambda: path.exists() and path.stat().st_size, "a step", seconds=60)
+    request_stop(run.directory)
+    result = run.end(seconds=20)
+    assert result.state == "stopped"
+    recorded = (run.directory / "steps.jsonl").read_bytes().splitlines()
+    assert result.steps.measured + result.steps.warmup == len(recorded) > 0
+    assert result.synthetic_data is True
+    ended_clean(run)
