@@ -63,7 +63,7 @@ def test_exception_of_one_rank_ends_the_others_that_wait_for_it(run: Run, ended_
     ended_clean(run)
 
 
-def test_rank_that_never_finishes_its_record_is_named(run: Run) -> None:
+def test_rank_that_was_told_to_end_by_a_stranger_is_named(run: Run) -> None:
     result = run.result_of(
         """
         def life():
@@ -75,7 +75,7 @@ def test_rank_that_never_finishes_its_record_is_named(run: Run) -> None:
         world_size=2,
     )
     assert result.state == "failed"
-    assert result.reason == "the training exited with status 0, but rank 1 never recorded that it finished"
+    assert result.reason == "rank 1 was ended by SIGTERM, which nobody here sent (phase train)"
 
 
 def test_throughput_is_the_sum_of_the_ranks(run: Run) -> None:
