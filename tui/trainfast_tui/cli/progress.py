@@ -71,7 +71,8 @@ class Progress:
 
     def _paint(self, text: str) -> None:
         try:
-            width = os.get_terminal_size(self._stream.fileno()).columns
+            # A terminal that does not know its size says 0.
+            width = os.get_terminal_size(self._stream.fileno()).columns or 80
         except OSError:
             width = 80
         text = truncate(text, width - 1)

@@ -1,0 +1,123 @@
+"""What must hold for any text after `--set`, and for a record file cut off anywhere."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import tempfile
+from pathlib import Path
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from trainfast_runner.json_lines import Tail, read_all
+from trainfast_runner.knobs import BY_NAME, KNOBS, Knob
+from trainfast_runner.problem import Problem
+from trainfast_runner.records import Step
+from trainfast_runner.spec import resolve, with_setting
+
+BASE = resolve("tiny-llama")
+KEYS = st.one_of(
+    st.sampled_from([*BY_NAME, "model.hidden_size", "data.kind", "data.paths", "data.", ".", "model."]), st.text()
+)
+STEPS = st.builds(
+    Step,
+    t_ns=st.integers(0, 2**62),
+    step=st.integers(1, 10**9),
+    warmup=st.booleans(),
+    samples=st.integers(0, 10**9),
+    tokens=st.integers(0, 10**12),
+    loss=st.none() | st.floats(-1e300, 1e300),
+    step_ms=st.floats(0, 1e9),
+)
+
+
+@given(key=KEYS, value=st.text())
+def test_a_setting_is_taken_or_refused_in_one_line(key: str, value: str) -> None:
+    refusal = None
+    try:
+        spec = with_setting(BASE, f"{key}={value}")
+    except Problem as problem:
+        refusal = problem
+    if refusal is not None:
+        assert refusal.exit_code == 2
+        assert "\n" not in refusal.line()
+    else:
+        assert spec.changed == (f"{key}={value}".partition("=")[0].strip(),)
+
+
+@given(text=st.text())
+def test_any_text_at_all_is_no_crash(text: str) -> None:
+    with contextlib.suppress(Problem):
+        with_setting(BASE, text)
+
+
+@pytest.mark.parametrize("entry", KNOBS, ids=lambda entry: str(entry.name))
+@given(data=st.data())
+def test_every_value_reads_back_as_it_is_shown(entry: Knob, data: st.DataObject) -> None:
+    value = data.draw(st.sampled_from(list(entry.values.ladder(entry.default))))
+    assert entry.read(entry.show(value)) == value
+    spec = with_setting(BASE, f"{entry.name}={entry.show(value)}")
+    assert spec.knobs[entry.name] == value
+
+
+@given(steps=st.lists(STEPS, max_size=8), cuts=st.lists(st.integers(1, 400), max_size=12))
+def test_a_file_that_grows_in_any_pieces_gives_each_record_once(steps: list[Step], cuts: list[int]) -> None:
+    content = b"".join(msgspec.json.encode(step) + b"\n" for step in steps)
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "steps.jsonl"
+        tail = Tail(path, Step)
+        found: list[Step] = []
+        place = 0
+        for length in [*cuts, len(content)]:
+            with path.open("ab") as file:
+                file.write(content[place : place + length])
+            place += length
+            found += tail.new()
+        assert found == steps
+        assert tail.unreadable == 0
+
+
+@given(steps=st.lists(STEPS, min_size=1, max_size=8), keep=st.floats(0, 1))
+def test_a_file_cut_off_anywhere_keeps_every_whole_record(steps: list[Step], keep: float) -> None:
+    content = b"".join(msgspec.json.encode(step) + b"\n" for step in steps)
+    content = content[: round(len(content) * keep)]
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "steps.jsonl"
+        path.write_bytes(content)
+        found, unreadable = read_all(path, Step)
+    assert found == steps[: content.count(b"\n")]
+    assert unreadable == 0
+
+
+@given(
+    steps=st.lists(STEPS, min_size=1, max_size=6),
+    damage=st.lists(st.binary(min_size=1, max_size=60).filter(lambda line: b"\n" not in line), max_size=4),
+    seed=st.randoms(),
+)
+def test_damaged_lines_are_counted_and_cost_no_other_record(
+    steps: list[Step], damage: list[bytes], seed: object
+) -> None:
+    lines = [msgspec.json.encode(step) for step in steps]
+    for broken in damage:
+        lines.insert(seed.randrange(len(lines) + 1), b"{" + broken)  # type: ignore[attr-defined]
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "steps.jsonl"
+        path.write_bytes(b"".join(line + b"\n" for line in lines))
+        found, unreadable = read_all(path, Step)
+    assert found == steps
+    assert unreadable == len(damage)
+
+
+@given(steps=st.lists(STEPS, min_size=2, max_size=6))
+def test_a_file_cut_back_is_read_from_its_start(steps: list[Step]) -> None:
+    lines = [msgspec.json.encode(step) + b"\n" for step in steps]
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "steps.jsonl"
+        path.write_bytes(b"".join(lines))
+        tail = Tail(path, Step)
+        assert tail.new() == steps
+        os.truncate(path, len(lines[0]))
+        assert tail.new() == steps[:1]

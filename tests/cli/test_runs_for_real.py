@@ -1,0 +1,176 @@
+"""`run`, `attach`, `logs`, `stop`: real trainings, real signals."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import select
+import signal
+import subprocess
+import time
+
+import pytest
+
+from cli.command import COMMAND, SMALL, Cli, Done, until
+from trainfast_runner.home import Home, is_alive
+
+# One process of the test run shares the finished training among these tests.
+pytestmark = pytest.mark.xdist_group("trainings-of-the-command-line")
+
+ENDLESS = ["--set", "steps=1000000"]
+
+
+def test_run_prints_the_result(trained: tuple[Cli, Done]) -> None:
+    _, done = trained
+    result = done.json
+    assert done.out.count("\n") == 1
+    assert result["state"] == "finished"
+    assert result["synthetic_data"] is False
+    assert result["steps"] == {"measured": 9, "warmup": 3}
+    assert result["throughput"]["samples_per_s"]["median"] > 0
+    assert result["loss"]["last"] < result["loss"]["first"]
+    for phase in ("data", "forward", "backward", "optimizer", "other"):
+        assert result["step_ms"][phase] >= 0
+    assert result["memory"]["peak_allocated_bytes"] > 0
+    assert result["actual"]["world_size"] == 1
+
+
+def test_progress_goes_to_stderr_in_plain_lines(trained: tuple[Cli, Done]) -> None:
+    _, done = trained
+    assert "building the model" in done.err
+    assert "\x1b" not in done.err
+    assert "\r" not in done.err
+
+
+def test_the_run_is_in_the_history(trained: tuple[Cli, Done]) -> None:
+    cli, done = trained
+    rows = cli("runs", "list", "--json").json["runs"]
+    assert [row["run_id"] for row in rows] == [done.json["run_id"]]
+    text = cli("runs", "show", "last").out
+    assert "samples/s (median; MAD" in text
+    assert "settings: " in text
+    assert "steps=12" in text
+    assert cli("runs", "show", "last", "--json").json == done.json
+    assert cli("logs", "last", "--json").json["run_id"] == done.json["run_id"]
+    assert cli("logs", "last", "-f").code == 0
+    assert cli("attach", "last").code == 0
+
+
+def test_out_of_memory_is_a_result_with_advice(cli: Cli) -> None:
+    settings = ["--set", "steps=5", "--set", "memory_limit=700MiB", "--set", "batch_size=4096"]
+    done = cli("run", "tiny-llama", "--set", "data.kind=random", *settings)
+    assert done.code == 3, done.err
+    assert "  oom: " in done.out
+    assert "--set batch_size=" in done.out
+    shown = cli("runs", "show", "last", "--json").json
+    assert shown["state"] == "oom"
+    assert "allocate" in shown["reason"]
+
+
+def test_ctrl_c_stops_the_run_and_says_so(cli: Cli) -> None:
+    started = cli.start("run", "tiny-llama", *SMALL, *ENDLESS, "--json")
+    started.until_said("running 1")
+    started.signal(signal.SIGINT)
+    done = started.end()
+    assert done.code == 130, done.err
+    assert "stopping the run; SIGKILL follows after 30 s, Ctrl-C again sends it now" in done.err
+    assert json.loads(done.out)["state"] == "stopped"
+    assert json.loads(done.out)["steps"]["measured"] > 0
+
+
+def test_a_second_ctrl_c_kills_at_once(cli: Cli) -> None:
+    started = cli.start("run", "tiny-llama", *SMALL, *ENDLESS, "--json")
+    started.until_said("importing the training stack")
+    started.signal(signal.SIGINT)
+    started.until_said("stopping the run")
+    started.signal(signal.SIGINT)
+    done = started.end()
+    assert done.code in (4, 130), done.err
+    assert json.loads(done.out)["state"] in ("killed", "stopped")
+
+
+def test_a_detached_run_is_attached_to_waited_for_and_stopped(cli: Cli) -> None:
+    detached = cli("run", "tiny-llama", *SMALL, *ENDLESS, "--detach", "--json")
+    assert detached.code == 0, detached.err
+    run_id = detached.json["run_id"]
+    directory = Home(cli.home).directory(run_id)
+    assert detached.json["run_dir"] == str(directory)
+    assert detached.json["state"] in ("starting", "running")
+
+    attached = cli.start("attach", "last")
+    attached.until_said("running 1", "running 2", "running 3")
+    attached.signal(signal.SIGINT)
+    assert attached.end().code == 130
+    assert is_alive(directory)
+
+    hung_up = cli.start("attach", run_id)
+    hung_up.until_said("running")
+    hung_up.signal(signal.SIGHUP)
+    assert hung_up.end().code == 129
+    assert is_alive(directory)
+
+    (row,) = cli("runs", "list", "--json").json["runs"]
+    assert (row["state"], row["supervised"]) == ("running", True)
+    so_far = cli("runs", "show", "last", "--json").json
+    assert so_far["state"] == "running"
+    assert so_far["step"] > 0
+    assert "is still running; nothing was deleted" in cli("runs", "rm", "last").refused()
+    assert f"in use by {run_id}" in cli("run", "tiny-llama").refused()
+
+    waiting = cli.start("run", "tiny-llama", *SMALL, "--set", "steps=4", "--wait", "--json")
+    waiting.until_said(f"waiting for {run_id} to end")
+    stopped = cli("stop", run_id, "--json")
+    assert stopped.code == 0, stopped.err
+    assert stopped.json["state"] == "stopped"
+    assert not is_alive(directory)
+    waited = waiting.end()
+    assert waited.code == 0, waited.err
+    assert waited.json["steps"] == {"measured": 1, "warmup": 3}
+    assert cli("runs", "rm", run_id).code == 0
+
+
+def test_the_terminal_gets_a_bar_that_redraws_itself(cli: Cli) -> None:
+    master, slave = pty.openpty()
+    process = subprocess.Popen(
+        [*COMMAND, "run", "tiny-llama", *SMALL, "--set", "steps=400"],
+        env={**cli.environment, "TERM": "xterm-256color"},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=slave,
+    )
+    os.close(slave)
+    painted = b""
+    deadline = time.monotonic() + 120
+    while time.monotonic() < deadline:
+        ready, _, _ = select.select([master], [], [], 0.1)
+        if ready:
+            try:
+                painted += os.read(master, 65536)
+            except OSError:
+                break  # the last writer has closed its side
+        elif process.poll() is not None:
+            break
+    out, _ = process.communicate(timeout=60)
+    os.close(master)
+    text = painted.decode()
+    assert process.returncode == 0, text
+    assert "/400 " in text
+    assert "█" in text
+    assert text.count("\r") > 3
+    assert text.endswith("\x1b[K")
+    assert "synthetic data" in out.decode()
+
+
+def test_a_killed_command_leaves_the_run_running(cli: Cli) -> None:
+    started = cli.start("run", "tiny-llama", *SMALL, *ENDLESS)
+    started.until_said("running")
+    started.signal(signal.SIGKILL)
+    started.end()
+    (row,) = cli("runs", "list", "--json").json["runs"]
+    assert row["state"] == "running"
+    directory = Home(cli.home).directory(row["run_id"])
+    done = cli("stop", "last", "--now", "--json")
+    assert done.code == 0, done.err
+    assert done.json["state"] == "killed"
+    until(lambda: not is_alive(directory), "nothing of the run is left", 10)
