@@ -294,9 +294,8 @@ def _shared_memory() -> Iterator[Check]:
 def _logout() -> Iterator[Check]:
     """Whether logind ends a user's processes at logout: a run that was left going would end with the session."""
     user = pwd.getpwuid(os.getuid()).pw_name
-    kills, exempt = kill_user_processes()
     lingers = Path("/var/lib/systemd/linger", user).exists()
-    if not Path("/run/systemd/seats").exists() or not kills or user in exempt:
+    if not Path("/run/systemd/seats").exists() or not ends_at_logout(user):
         yield Check("logout", "ok", "runs go on when this session ends")
         return
     # Lingering keeps the user's manager, not the session's scope: a run has to be started inside the former.
@@ -310,27 +309,27 @@ def _logout() -> Iterator[Check]:
     )
 
 
-def kill_user_processes(
-    roots: tuple[Path, ...] = (Path("/usr/lib"), Path("/run"), Path("/etc")),
-) -> tuple[bool, list[str]]:
-    """logind's KillUserProcesses and its excluded users, as logind.conf(5) reads them: drop-ins last, by name."""
+def ends_at_logout(user: str, roots: tuple[Path, ...] = (Path("/usr/lib"), Path("/run"), Path("/etc"))) -> bool:
+    """Whether logind.conf(5) makes logind kill this user's processes at logout: drop-ins are read last, by name.
+
+    The default is compiled in and differs between distributions; the file they ship shows it as a comment.
+    """
     files: dict[str, Path] = {}
     for root in roots:
         files.update({path.name: path for path in sorted((root / "systemd/logind.conf.d").glob("*.conf"))})
     main = [path for root in reversed(roots) if (path := root / "systemd/logind.conf").is_file()][:1]
-    kills, exempt = False, ["root"]
+    said = {"#KillUserProcesses": "no", "KillExcludeUsers": "root", "KillOnlyUsers": ""}
     for path in [*main, *(files[name] for name in sorted(files))]:
         try:
-            text = path.read_text(errors="replace")
+            lines = path.read_text(errors="replace").splitlines()
         except OSError:
             continue
-        for line in text.splitlines():
-            key, _, value = (part.strip() for part in line.partition("="))
-            if key == "KillUserProcesses":
-                kills = value.lower() in ("1", "yes", "true", "on", "y", "t")
-            elif key == "KillExcludeUsers":
-                exempt = value.split()
-    return kills, exempt
+        said.update(
+            (key.strip(), value.strip()) for key, found, value in (line.partition("=") for line in lines) if found
+        )
+    kills = said.get("KillUserProcesses", said["#KillUserProcesses"]).lower() in ("1", "yes", "true", "on", "y", "t")
+    only = said["KillOnlyUsers"].split()
+    return kills and user not in said["KillExcludeUsers"].split() and (not only or user in only)
 
 
 def _terminal(environment: Mapping[str, str]) -> Iterator[Check]:

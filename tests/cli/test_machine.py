@@ -6,7 +6,7 @@ import signal
 from pathlib import Path
 
 from cli.command import Cli
-from trainfast_runner.doctor import cgroup_memory_limit, kill_user_processes
+from trainfast_runner.doctor import cgroup_memory_limit, ends_at_logout
 
 
 def test_monitor_gives_the_hosts_real_readings(cli: Cli) -> None:
@@ -74,12 +74,18 @@ def test_the_last_drop_in_decides_what_logind_does(tmp_path: Path) -> None:
     etc = tmp_path / "etc/systemd"
     drop_ins = etc / "logind.conf.d"
     drop_ins.mkdir(parents=True)
+    (etc / "logind.conf").write_text("[Login]\n#KillUserProcesses=no\n")
+    roots = (tmp_path / "etc",)
+    assert not ends_at_logout("ann", roots)
+    # What stands in the shipped file as a comment is what that distribution compiled in.
     (etc / "logind.conf").write_text("[Login]\n#KillUserProcesses=yes\n")
-    assert kill_user_processes((tmp_path / "etc",)) == (False, ["root"])
+    assert ends_at_logout("ann", roots)
+    assert not ends_at_logout("root", roots)
     (drop_ins / "10-kill.conf").write_text("[Login]\nKillUserProcesses=yes\nKillExcludeUsers=root ann\n")
-    assert kill_user_processes((tmp_path / "etc",)) == (True, ["root", "ann"])
+    assert not ends_at_logout("ann", roots)
+    assert ends_at_logout("bob", roots)
     (drop_ins / "20-keep.conf").write_text("[Login]\nKillUserProcesses = no\n")
-    assert kill_user_processes((tmp_path / "etc",))[0] is False
+    assert not ends_at_logout("bob", roots)
 
 
 def test_the_tightest_memory_limit_above_us_counts(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ import pytest
 
 from cli.command import COMMAND, SMALL, Cli, Done, until
 from trainfast_runner.home import Home, is_alive
+from trainfast_runner.recovery import state_of
 
 # One process of the test run shares the finished training among these tests.
 pytestmark = pytest.mark.xdist_group("trainings-of-the-command-line")
@@ -162,15 +163,24 @@ def test_the_terminal_gets_a_bar_that_redraws_itself(cli: Cli) -> None:
     assert "synthetic data" in out.decode()
 
 
-def test_a_killed_command_leaves_the_run_running(cli: Cli) -> None:
+def test_a_run_whose_watchers_were_killed_goes_on_and_can_be_stopped(cli: Cli) -> None:
     started = cli.start("run", "tiny-llama", *SMALL, *ENDLESS)
     started.until_said("running")
     started.signal(signal.SIGKILL)
     started.end()
     (row,) = cli("runs", "list", "--json").json["runs"]
-    assert row["state"] == "running"
+    assert (row["state"], row["supervised"]) == ("running", True)
+
     directory = Home(cli.home).directory(row["run_id"])
-    done = cli("stop", "last", "--now", "--json")
+    supervisor = state_of(directory).supervisor_pid
+    assert supervisor is not None
+    os.kill(supervisor, signal.SIGKILL)
+    until(lambda: not state_of(directory).supervised, "the supervisor has ended")
+    assert "nobody watches over it" in cli("runs", "list").out
+
+    done = cli("stop", "last", "--json")
     assert done.code == 0, done.err
-    assert done.json["state"] == "killed"
-    until(lambda: not is_alive(directory), "nothing of the run is left", 10)
+    assert "stopping its processes from here" in done.err
+    assert done.json["state"] == "lost"
+    assert done.json["throughput"]["samples_per_s"]["median"] > 0
+    assert not is_alive(directory)
