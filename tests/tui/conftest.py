@@ -1,0 +1,47 @@
+"""An empty home, a quiet clock, and runs that a test keeps alive."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from trainfast_runner.home import Home
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Home:
+    """A home without runs."""
+    return Home(tmp_path / "home").ready()
+
+
+@pytest.fixture(autouse=True)
+def _one_place(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
+    """Dates, presets and colours do not depend on who runs the tests."""
+    monkeypatch.setenv("TZ", "UTC")
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    monkeypatch.delenv("COLORFGBG", raising=False)
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    time.tzset()
+    yield
+    monkeypatch.undo()
+    time.tzset()
+
+
+@pytest.fixture
+def hold() -> Iterator[Callable[[Path], None]]:
+    """Hold a run's lock, as its processes would, until the test ends."""
+    held: list[int] = []
+
+    def lock(directory: Path) -> None:
+        fd = os.open(directory / "alive.lock", os.O_RDWR | os.O_CREAT)
+        fcntl.flock(fd, fcntl.LOCK_SH)
+        held.append(fd)
+
+    yield lock
+    for fd in held:
+        os.close(fd)

@@ -1,0 +1,70 @@
+"""The app without its threads: it shows the snapshots a test gives it, and nothing else moves."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from recorded import START_NS, S, a_tick
+from textual.pilot import Pilot
+
+from trainfast_runner.follow import Follower
+from trainfast_runner.machine import Machine
+from trainfast_runner.process_tree import identify
+from trainfast_runner.records import Event
+from trainfast_runner.telemetry.readings import Tick
+from trainfast_tui.app import TrainfastApp
+from trainfast_tui.messages import MachineSeen, SnapshotTaken
+from trainfast_tui.snapshot import Snapshot
+
+CPU = Machine(device="cpu", gpus=(), nvml_gpus=(), cores=2)
+
+
+class StillApp(TrainfastApp):
+    """Sees a machine of two cores; no thread is started."""
+
+    def begin(self) -> None:
+        self.post_message(MachineSeen(CPU))
+
+
+def a_snapshot(directory: Path | None, *, second: int = 30, ticks: tuple[Tick, ...] = ()) -> Snapshot:
+    """What the reader would post `second` seconds after the recorded start."""
+    run = None
+    if directory is not None:
+        follower = Follower(directory)
+        follower.poll()
+        run = follower.poll()
+    return Snapshot(
+        taken_ns=START_NS + second * S,
+        run=run,
+        ticks=ticks or tuple(a_tick(at, live=False) for at in range(max(0, second - 20), second)),
+        looked=True,
+    )
+
+
+def own_supervisor() -> Event:
+    """The record of a supervisor that is this very process: alive for as long as the test."""
+    own = identify(os.getpid())
+    assert own is not None
+    return Event(t_ns=START_NS, kind="supervisor", pid=own.pid, start_ticks=own.start_ticks)
+
+
+def given(snapshot: Snapshot, *keys: str) -> Callable[[Pilot[Any]], Any]:
+    """For `run_before`: the app gets this snapshot, then these keys."""
+
+    async def run(pilot: Pilot[Any]) -> None:
+        pilot.app.post_message(SnapshotTaken(snapshot))
+        await pilot.pause()
+        for key in keys:
+            await pilot.press(key)
+            await pilot.pause()
+
+    return run
+
+
+def screen_text(app: TrainfastApp) -> str:
+    """The whole screen as a person reads it."""
+    strips = app.screen._compositor.render_strips()
+    return "\n".join("".join(segment.text for segment in strip) for strip in strips)

@@ -1,0 +1,178 @@
+"""Following a run directory while it is written, and the threads around the app."""
+
+from __future__ import annotations
+
+import os
+import pty
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+import pytest
+from recorded import START_NS, S, a_run, a_step, a_tick, write_lines
+from still import own_supervisor
+
+from trainfast_runner.follow import LOG_LINES_KEPT, STEPS_KEPT, Follower, newest
+from trainfast_runner.home import Home
+from trainfast_runner.records import Event, Step
+from trainfast_tui.messages import SnapshotTaken
+from trainfast_tui.pacing import FASTEST_S, SLOWEST_S, Pacer
+from trainfast_tui.reader import Reader
+from trainfast_tui.snapshot import Snapshot
+
+
+def append(path: Path, *records: msgspec.Struct) -> None:
+    with path.open("ab") as file:
+        for record in records:
+            file.write(msgspec.json.encode(record) + b"\n")
+
+
+def live(home: Home, hold: Callable[[Path], None], **options: object) -> Path:
+    directory = a_run(home, with_result=False, **options)  # type: ignore[arg-type]
+    hold(directory)
+    write_lines(directory / "events.jsonl", [own_supervisor(), Event(t_ns=START_NS, kind="state", state="running")])
+    return directory
+
+
+def test_a_poll_gives_what_came_since_the_last(home: Home, hold: Callable[[Path], None]) -> None:
+    directory = live(home, hold, steps=10)
+    follower = Follower(directory)
+    first = follower.poll()
+    assert (first.state, first.supervised, len(first.steps)) == ("running", True, 10)
+    with (directory / "steps.jsonl").open("ab") as file:
+        half = msgspec.json.encode(a_step(12))
+        file.write(msgspec.json.encode(a_step(11)) + b"\nbroken\n" + half[:20])
+        file.flush()
+        second = follower.poll()
+        assert [step.step for step in second.steps][-1] == 11
+        assert second.unreadable_lines == 1
+        file.write(half[20:] + b"\n")
+    assert follower.poll().steps[-1].step == 12
+
+
+def test_throughput_is_summed_when_every_rank_has_written_the_step(home: Home, hold: Callable[[Path], None]) -> None:
+    directory = live(home, hold, steps=0, knobs={"strategy": "ddp", "devices": 2})
+    run = msgspec.json.decode((directory / "run.json").read_bytes())
+    (directory / "run.json").write_bytes(msgspec.json.encode({**run, "world_size": 2}))
+    follower = Follower(directory)
+    append(directory / "steps.jsonl", *(a_step(number) for number in (1, 2, 3)))
+    append(directory / "steps.rank1.jsonl", *(a_step(number) for number in (1, 2)))
+    snapshot = follower.poll()
+    one = a_step(2)
+    assert len(snapshot.rates.samples_per_s) == 2
+    assert snapshot.rates.samples_per_s[1] == pytest.approx(2 * one.samples / one.step_ms * 1e3)
+    assert len(snapshot.steps) == 3
+
+
+def test_of_a_long_run_only_the_end_is_read_and_the_first_loss(home: Home, hold: Callable[[Path], None]) -> None:
+    directory = live(home, hold, steps=0)
+    write_lines(directory / "steps.jsonl", [a_step(number, step_ms=1.0) for number in range(1, 20_001)])
+    (directory / "output.log").write_text("".join(f"line {number}\n" for number in range(50_000)))
+    began = time.perf_counter()
+    snapshot = Follower(directory).poll()
+    assert time.perf_counter() - began < 2.0
+    assert len(snapshot.steps) == STEPS_KEPT
+    assert snapshot.steps[-1].step == 20_000
+    assert snapshot.first_loss is not None
+    assert snapshot.first_loss > 7.9
+    assert len(snapshot.log) == LOG_LINES_KEPT
+    assert snapshot.log[-1] == "line 49999"
+
+
+def test_damage_and_holes_are_survived(home: Home) -> None:
+    directory = a_run(home)
+    (directory / "run.json").write_bytes(b"{")
+    (directory / "telemetry.jsonl").write_bytes(b"\0" * 5000 + b"\n{}\n" + msgspec.json.encode(a_tick(1)) + b"\n")
+    (directory / "output.log").write_bytes(b"head\n" + b"\0" * 10_000 + b"tail \xff\xfe\r\n")
+    snapshot = Follower(directory).poll()
+    assert snapshot.run is None
+    assert snapshot.state == "finished"
+    assert len(snapshot.ticks) == 1
+    assert snapshot.log == ("head", "tail ��")
+    empty = home.directory("20261121-000000-empty-0000")
+    empty.mkdir()
+    assert Follower(empty).poll().steps == ()
+    assert Follower(home.directory("never")).poll().state == "lost"
+
+
+def test_an_unknown_field_of_a_newer_version_is_ignored(home: Home) -> None:
+    directory = a_run(home, steps=1)
+    line = msgspec.json.decode((directory / "steps.jsonl").read_bytes(), type=dict)
+    (directory / "steps.jsonl").write_bytes(msgspec.json.encode({**line, "from_the_future": [1]}) + b"\n")
+    assert Follower(directory).poll().steps == (msgspec.json.decode(msgspec.json.encode(line), type=Step),)
+
+
+def test_the_newest_live_run_goes_before_a_newer_ended_one(home: Home, hold: Callable[[Path], None]) -> None:
+    assert newest(home) is None
+    running = live(home, hold)
+    a_run(home, "20261122-000000-tiny-llama-ffff")
+    assert newest(home) == running
+
+
+def test_the_reader_follows_and_stops_at_once(home: Home, hold: Callable[[Path], None]) -> None:
+    directory = live(home, hold)
+    taken: list[Snapshot] = []
+    seen = threading.Event()
+
+    def post(snapshot: Snapshot) -> None:
+        taken.append(snapshot)
+        if snapshot.run is not None and snapshot.ticks:
+            seen.set()
+
+    reader = Reader(home, post)
+    reader.start()
+    assert seen.wait(10)
+    assert taken[-1].run is not None
+    assert taken[-1].run.directory == directory
+    assert taken[-1].tick is not None
+    began = time.monotonic()
+    reader.stop()
+    assert not reader.is_alive()
+    assert time.monotonic() - began < 1.0
+
+
+def test_only_the_newest_snapshot_counts() -> None:
+    snapshot = Snapshot(taken_ns=START_NS + S, run=None, ticks=(), looked=True)
+    assert SnapshotTaken(snapshot).can_replace(SnapshotTaken(snapshot))
+
+
+def test_a_slow_terminal_halves_the_pace_until_it_keeps_up() -> None:
+    pacer = Pacer()
+    assert pacer.note(0.01) == FASTEST_S
+    assert pacer.words == ""
+    assert pacer.note(0.9) == 2 * FASTEST_S
+    assert pacer.words == "slow terminal: repainting every 1 s"
+    for _ in range(5):
+        pacer.note(0.0, backlog=9)
+    assert pacer.period_s == SLOWEST_S
+    for _ in range(40):
+        pacer.note(0.0)
+    assert pacer.period_s == FASTEST_S
+    assert pacer.words == ""
+
+
+def test_a_terminal_that_hung_up_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    from trainfast_tui import terminal_watch
+
+    left = threading.Event()
+    lost = threading.Event()
+    ended: list[int] = []
+    monkeypatch.setattr(terminal_watch, "GRACE_S", 0.05)
+
+    def end(status: int) -> None:
+        ended.append(status)
+        left.set()
+
+    monkeypatch.setattr(os, "_exit", end)
+    try:
+        master, slave = pty.openpty()
+        terminal_watch.watch(slave, lost.set)
+        assert not lost.wait(0.2)
+        os.close(master)
+        assert lost.wait(5)
+        assert left.wait(5)
+    finally:
+        os.close(slave)
+    assert ended == [129]

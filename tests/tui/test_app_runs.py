@@ -1,0 +1,197 @@
+"""The list of runs and the comparison of two."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from recorded import a_run, an_oom_run
+from still import StillApp, a_snapshot, screen_text
+from textual.pilot import Pilot
+
+from trainfast_runner.home import Home
+from trainfast_runner.runs import RunRow
+from trainfast_tui.messages import SnapshotTaken
+from trainfast_tui.screens.runs import RunsListed, RunsScreen
+from trainfast_tui.widgets.runs_table import ORDERS, RunsTable, fits, ordered
+
+FIRST, SECOND = "20261121-054455-tiny-llama-7f3a", "20261121-055012-tiny-llama-91bc"
+
+
+async def until(pilot: Pilot[Any], words: str, seconds: float = 10.0) -> str:
+    """The screen's text as soon as `words` stand on it."""
+    deadline = time.monotonic() + seconds
+    while words not in (text := screen_text(pilot.app)):  # type: ignore[arg-type]
+        assert time.monotonic() < deadline, f"{words!r} never came:\n{text}"
+        await pilot.pause(0.05)
+    return text
+
+
+def two_runs(home: Home) -> list[Path]:
+    """The second with twice the batch, faster a sample and slower a step."""
+    return [
+        a_run(home, FIRST),
+        a_run(home, SECOND, knobs={"batch_size": 16}, step_ms=700.0),
+    ]
+
+
+async def test_the_runs_are_listed_newest_first_with_what_was_turned(home: Home) -> None:
+    two_runs(home)
+    an_oom_run(home)
+    a_run(home, "20261121-070000-bert-large-aaaa", preset="bert-large", synthetic=True)
+    app = StillApp(home)
+    async with app.run_test(size=(160, 48)) as pilot:
+        await pilot.press("h")
+        text = await until(pilot, "runs   4")
+        rows = text.splitlines()[2:6]
+        assert "bert-large" in rows[0]
+        assert "synthetic data" in rows[0]
+        assert "out of memory" in rows[1]
+        assert "batch_size=4096" in rows[1]
+        assert "DefaultCPUAll" in rows[1]
+        assert "batch_size=16" in rows[2]
+        assert "✓ finished" in rows[3]
+        await pilot.press("o")
+        assert "samples/s↓" in screen_text(app)
+        assert "batch_size=16" in screen_text(app).splitlines()[2]
+        await pilot.press("slash", *"oom batch_size=4096", "enter")
+        await until(pilot, "runs   1 of 4")
+        assert app.screen.query_one(RunsTable).current is not None
+
+
+async def test_two_marked_runs_are_compared_in_figures_and_percent(home: Home) -> None:
+    two_runs(home)
+    app = StillApp(home)
+    async with app.run_test(size=(120, 40)) as pilot:
+        await pilot.press("h")
+        await until(pilot, "runs   2")
+        await pilot.press("space", "down", "space", "c")
+        text = await until(pilot, "compare ─")
+        assert f"A  {FIRST}" in text
+        assert f"B  {SECOND}" in text
+        knob = next(line for line in text.splitlines() if line.startswith("batch_size"))
+        assert knob.split() == ["batch_size", "8", "16"]
+        assert "seq_len" not in text, "only knobs that differ"
+        rate = next(line for line in text.splitlines() if line.startswith("throughput"))
+        assert "+36.3 %" in rate or "+37" in rate
+        assert "✓ better" in rate
+        step = next(line for line in text.splitlines() if line.startswith("step "))
+        assert "✗ worse" in step
+        assert "step: backward" in text
+        peak = next(line for line in text.splitlines() if line.startswith("peak allocated"))
+        assert "no significant difference" in peak
+        await pilot.press("x")
+        assert f"A  {SECOND}" in screen_text(app)
+        await pilot.press("escape")
+        await until(pilot, "runs   2")
+
+
+async def test_c_on_the_main_screen_compares_with_the_run_before(home: Home) -> None:
+    directories = two_runs(home)
+    app = StillApp(home)
+    async with app.run_test(size=(80, 24)) as pilot:
+        app.post_message(SnapshotTaken(a_snapshot(directories[1])))
+        await pilot.pause()
+        await pilot.press("c")
+        text = await until(pilot, "compare ─")
+        assert f"A  {FIRST}" in text
+        await pilot.press("escape")
+        app.post_message(SnapshotTaken(a_snapshot(directories[0])))
+        await pilot.pause()
+        await pilot.press("c")
+        await until(pilot, "There is no earlier run")
+
+
+async def test_synthetic_data_is_said_in_a_comparison(home: Home) -> None:
+    a_run(home, FIRST)
+    second = a_run(home, SECOND, synthetic=True)
+    app = StillApp(home)
+    async with app.run_test(size=(120, 40)) as pilot:
+        app.post_message(SnapshotTaken(a_snapshot(second)))
+        await pilot.pause()
+        await pilot.press("c")
+        text = await until(pilot, "compare ─")
+        assert "synthetic data" in next(line for line in text.splitlines() if line.startswith("B  "))
+        assert "trained on synthetic data" in text
+
+
+async def test_a_live_run_cannot_be_deleted_and_an_ended_one_can(home: Home, hold: Callable[[Path], None]) -> None:
+    two_runs(home)
+    live = a_run(home, "20261121-080000-tiny-llama-bbbb", with_result=False)
+    hold(live)
+    app = StillApp(home)
+    async with app.run_test(size=(120, 40)) as pilot:
+        await pilot.press("h")
+        await until(pilot, "runs   3")
+        await pilot.press("d")
+        await until(pilot, "y  delete it")
+        await pilot.press("y")
+        await until(pilot, "is still running")
+        assert live.exists()
+        await pilot.press("down", "d")
+        await until(pilot, "y  delete it")
+        await pilot.press("y")
+        await until(pilot, f"deleted {SECOND}")
+        assert not home.directory(SECOND).exists()
+        assert home.directory(FIRST).exists()
+
+
+async def test_enter_opens_a_run_on_the_main_screen(home: Home) -> None:
+    two_runs(home)
+    app = StillApp(home)
+    async with app.run_test(size=(120, 40)) as pilot:
+        await pilot.press("h")
+        await until(pilot, "runs   2")
+        await pilot.press("down", "enter")
+        await pilot.pause()
+        assert app.screen is app.main
+        assert app.reader._wanted == home.directory(FIRST)
+
+
+async def test_ten_thousand_runs_do_not_hold_up_the_screen(home: Home) -> None:
+    rows = [
+        RunRow(f"20260101-{number:06d}-tiny-llama-aaaa", "tiny-llama", None, "finished", samples_per_s=float(number))
+        for number in range(10_000)
+    ]
+    app = StillApp(home)
+    async with app.run_test(size=(120, 40)) as pilot:
+        await pilot.press("h")
+        screen = app.screen
+        assert isinstance(screen, RunsScreen)
+        await until(pilot, "No run fits")
+        screen.post_message(RunsListed(rows))
+        await until(pilot, "runs   10,000")
+        longest = await _longest_wait(pilot, ["down", "pagedown", "end", "home", "o", "O", "pagedown"])
+        assert longest < 0.5
+        assert screen.query_one(RunsTable).current is not None
+
+
+async def _longest_wait(pilot: Pilot[Any], keys: list[str]) -> float:
+    longest = 0.0
+    for key in keys:
+        began = time.perf_counter()
+        await pilot.press(key)
+        await asyncio.sleep(0)
+        longest = max(longest, time.perf_counter() - began)
+    return longest
+
+
+def test_runs_without_a_figure_come_last_in_either_order() -> None:
+    rows = [
+        RunRow("a", "p", None, "oom"),
+        RunRow("b", "p", None, "finished", samples_per_s=2.0),
+        RunRow("c", "p", None, "finished", samples_per_s=3.0),
+    ]
+    by_rate = next(order for order in ORDERS if order.name == "samples/s")
+    assert [row.run_id for row in ordered(rows, by_rate, False)] == ["c", "b", "a"]
+    assert [row.run_id for row in ordered(rows, by_rate, True)] == ["b", "c", "a"]
+
+
+def test_a_filter_wants_every_word() -> None:
+    row = RunRow("20260101-000000-x", "bert-large", None, "oom", knobs={"batch_size": 64})
+    assert fits(row, "bert memory batch_size=64")
+    assert not fits(row, "bert finished")
+    assert fits(row, "")

@@ -1,0 +1,105 @@
+"""How the screens look, from recorded runs. A wanted change is taken over with `pytest --snapshot-update`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from recorded import START_NS, S, a_run, an_oom_run, write_lines
+from still import StillApp, a_snapshot, given, own_supervisor
+
+from trainfast_runner.home import Home
+from trainfast_runner.records import Event
+
+SnapCompare = Callable[..., bool]
+
+
+@pytest.fixture
+def live(home: Home, hold: Callable[[Path], None]) -> Callable[..., Path]:
+    """Makes a run that is in the middle of its steps."""
+
+    def make(**options: Any) -> Path:
+        directory = a_run(home, with_result=False, **options)
+        hold(directory)
+        state = Event(t_ns=START_NS + S, kind="state", state="running")
+        write_lines(directory / "events.jsonl", [own_supervisor(), state])
+        return directory
+
+    return make
+
+
+def test_a_live_run(home: Home, live: Callable[..., Path], snap_compare: SnapCompare) -> None:
+    before = given(a_snapshot(live(), second=23))
+    assert snap_compare(StillApp(home), terminal_size=(160, 48), run_before=before)
+
+
+def test_a_live_run_on_the_smallest_screen(home: Home, live: Callable[..., Path], snap_compare: SnapCompare) -> None:
+    before = given(a_snapshot(live(), second=23))
+    assert snap_compare(StillApp(home), terminal_size=(80, 24), run_before=before)
+
+
+def test_eight_gpus(home: Home, live: Callable[..., Path], snap_compare: SnapCompare) -> None:
+    before = given(a_snapshot(live(gpus=8), second=23))
+    assert snap_compare(StillApp(home), terminal_size=(160, 48), run_before=before)
+
+
+def test_the_first_start(home: Home, snap_compare: SnapCompare) -> None:
+    assert snap_compare(StillApp(home), terminal_size=(100, 30), run_before=given(a_snapshot(None)))
+
+
+def test_out_of_memory(home: Home, snap_compare: SnapCompare) -> None:
+    before = given(a_snapshot(an_oom_run(home)))
+    assert snap_compare(StillApp(home), terminal_size=(120, 36), run_before=before)
+
+
+def test_turned_knobs_and_the_log_in_a_light_theme(home: Home, snap_compare: SnapCompare) -> None:
+    log = "".join(f"step {number} done\n" for number in range(30))
+    before = given(a_snapshot(a_run(home, log=log)), "right", "down", "right", "l", "f2", "f2", "f2")
+    assert snap_compare(StillApp(home), terminal_size=(120, 40), run_before=before)
+
+
+def test_ascii(home: Home, live: Callable[..., Path], snap_compare: SnapCompare) -> None:
+    before = given(a_snapshot(live(), second=23))
+    assert snap_compare(StillApp(home, ascii=True), terminal_size=(100, 30), run_before=before)
+
+
+def test_a_comparison(home: Home, snap_compare: SnapCompare) -> None:
+    from trainfast_runner.home import read_result
+    from trainfast_tui.messages import Compared
+
+    results = [
+        read_result(a_run(home, "20261121-054455-tiny-llama-7f3a")),
+        read_result(a_run(home, "20261121-055012-tiny-llama-91bc", knobs={"batch_size": 16}, step_ms=700.0)),
+    ]
+    assert results[0] is not None
+    assert results[1] is not None
+    compared = Compared(results[0], results[1])
+
+    async def before(pilot: Any) -> None:
+        pilot.app.post_message(compared)
+        await pilot.pause()
+
+    assert snap_compare(StillApp(home), terminal_size=(120, 32), run_before=before)
+
+
+def test_the_list_of_runs(home: Home, snap_compare: SnapCompare) -> None:
+    from trainfast_runner.runs import list_rows
+    from trainfast_tui.screens.runs import RunsListed, RunsScreen
+
+    a_run(home, "20261121-054455-tiny-llama-7f3a")
+    a_run(home, "20261121-055012-bert-large-91bc", preset="bert-large", synthetic=True, knobs={"precision": "bf16"})
+    an_oom_run(home)
+    rows = list_rows(home)
+
+    class Listed(RunsScreen):
+        def action_reload(self) -> None:
+            self.post_message(RunsListed(rows))
+
+    async def before(pilot: Any) -> None:
+        await pilot.app.push_screen(Listed(home, ascii=False))
+        await pilot.pause()
+        await pilot.press("space", "down")
+
+    assert snap_compare(StillApp(home), terminal_size=(120, 20), run_before=before)
