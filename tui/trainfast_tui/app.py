@@ -18,7 +18,17 @@ from trainfast_runner.problem import Problem
 from trainfast_tui import themes
 from trainfast_tui.background import in_background
 from trainfast_tui.commands import COMMANDS, bindings
-from trainfast_tui.messages import Broke, Compared, MachineSeen, Refused, RunStarted, Said, SnapshotTaken, TerminalLost
+from trainfast_tui.messages import (
+    Broke,
+    Compared,
+    MachineSeen,
+    Refused,
+    RunStarted,
+    Said,
+    SnapshotTaken,
+    TerminalLost,
+    said_no,
+)
 from trainfast_tui.next_run import NextRun, of_preset, of_run
 from trainfast_tui.pacing import Pacer
 from trainfast_tui.reader import Reader
@@ -63,9 +73,10 @@ class TrainfastApp(App[int]):
 
     def on_mount(self) -> None:
         # Whatever is not needed for the first frame waits for it.
-        self.call_after_refresh(self._begin)
+        self.call_after_refresh(self.begin)
 
-    def _begin(self) -> None:
+    def begin(self) -> None:
+        """Start the threads that look at runs and machine."""
         self.reader.start()
         in_background("machine", _look_at_machine, self.post_message)
 
@@ -84,7 +95,7 @@ class TrainfastApp(App[int]):
 
     def on_snapshot_taken(self, message: SnapshotTaken) -> None:
         snapshot = self.snapshot = message.snapshot
-        late_s = (time.monotonic_ns() - snapshot.taken_ns) / 1e9
+        late_s = (time.monotonic_ns() - message.posted_ns) / 1e9
         self.reader.period_s = self._pacer.note(late_s, _unwritten_frames(self))
         self._adopt(snapshot)
         if self.screen is self.main:
@@ -106,12 +117,12 @@ class TrainfastApp(App[int]):
         self.reader.follow(message.directory)
 
     def on_refused(self, message: Refused) -> None:
-        self.main.refuse(message.problem)
+        self._refuse(message.problem)
         self._say_on_top(message.problem.line(), "error")
 
     def on_said(self, message: Said) -> None:
-        self.main.say(message.text)
-        self._say_on_top(message.text, "text")
+        self.main.say(message.text, message.tone)
+        self._say_on_top(message.text, message.tone)
 
     def _say_on_top(self, text: str, tone: str) -> None:
         """On the screen in sight as well, where that is another one."""
@@ -145,7 +156,7 @@ class TrainfastApp(App[int]):
         """Open the comparison of a run with the newest ended one before it."""
         from trainfast_tui.screens.compare import previous_of
 
-        in_background("compare", partial(previous_of, self.home, run_id), self.post_message)
+        in_background("compare", partial(previous_of, self.home, run_id), self.post_message, said_no)
 
     def get_system_commands(self, screen: Screen[Any]) -> Iterable[SystemCommand]:
         """The palette: the commands of this screen, from the one list of them."""

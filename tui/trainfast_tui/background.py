@@ -11,16 +11,21 @@ from trainfast_runner.problem import Problem
 from trainfast_tui.messages import Broke, Refused
 
 
-def in_background(name: str, work: Callable[[], Message | None], post: Callable[[Message], object]) -> threading.Thread:
-    """Run `work` and post the message it returns, or why it could not be done."""
+def in_background(
+    name: str,
+    work: Callable[[], Message | None],
+    post: Callable[[Message], object],
+    refused: Callable[[Problem], Message] = Refused,
+) -> threading.Thread:
+    """Run `work` and post the message it returns, or what `refused` makes of why it could not be done."""
 
     def call() -> None:
         try:
             message = work()
         except Problem as problem:
-            message = Refused(problem)
+            message = refused(problem)
         except OSError as error:
-            message = Refused(Problem(f"{name}: {error}", key=name))
+            message = refused(Problem(f"{name}: {error}", key=name))
         except Exception as error:
             message = Broke(error)
         if message is not None:

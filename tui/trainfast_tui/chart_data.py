@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import TYPE_CHECKING
 
-from trainfast_runner.follow import RunSnapshot
-from trainfast_runner.telemetry import throttle
-from trainfast_runner.telemetry.readings import DeviceReading, Tick
 from trainfast_tui import format as fmt
 from trainfast_tui.snapshot import Snapshot
 from trainfast_tui.widgets.strip_chart import ChartData, Limit, Series, Span, Tone
+
+if TYPE_CHECKING:
+    from trainfast_runner.follow import RunSnapshot
+    from trainfast_runner.telemetry.readings import DeviceReading, Tick
 
 SECOND_NS = 1_000_000_000
 WINDOWS_S = (30, 60, 120, 300, 600, 1800)
@@ -65,10 +67,15 @@ GPU_READINGS: tuple[Reading, ...] = (
 
 def time_axis(snapshot: Snapshot, window: int) -> TimeAxis:
     """The last `WINDOWS_S[window]` seconds: until now, or until the end of a run that is over."""
-    length_ns = WINDOWS_S[window] * SECOND_NS
     run = snapshot.run
     if run is None or run.is_live:
-        return TimeAxis(snapshot.taken_ns - length_ns, snapshot.taken_ns, "now")
+        length_s = WINDOWS_S[window]
+        if run is not None and run.run is not None:
+            # A young run fills the chart; the axis grows in few steps, because each sends the whole picture.
+            age_s = (snapshot.taken_ns - run.run.clock.monotonic_ns) / 1e9
+            length_s = next((shorter for shorter in WINDOWS_S[:window] if shorter >= age_s > 0), length_s)
+        return TimeAxis(snapshot.taken_ns - length_s * SECOND_NS, snapshot.taken_ns, "now")
+    length_ns = WINDOWS_S[window] * SECOND_NS
     end_ns = max([run.ticks[-1].t_ns] if run.ticks else [], default=0)
     if run.steps:
         end_ns = max(end_ns, run.steps[-1].t_ns)
@@ -200,6 +207,8 @@ def _cpu_charts(ticks: Sequence[Tick], axis: TimeAxis, has_run: bool) -> list[Ch
 
 def _spans(ticks: Sequence[Tick], chosen: Sequence[str]) -> tuple[Span, ...]:
     """Stretches in which a chosen device was held back by heat or power; with none chosen, any device."""
+    from trainfast_runner.telemetry import throttle
+
     spans: list[Span] = []
     start: dict[str, int] = {}
     for tick in ticks:

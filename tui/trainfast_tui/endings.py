@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from trainfast_runner.follow import RunSnapshot
 from trainfast_runner.oom_advice import Fix, cheapest
 from trainfast_tui import format as fmt
+
+if TYPE_CHECKING:
+    from trainfast_runner.follow import RunSnapshot
 
 LOG_LINES = 4
 

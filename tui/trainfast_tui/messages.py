@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -21,6 +22,7 @@ class SnapshotTaken(Message):
     def __init__(self, snapshot: Snapshot) -> None:
         super().__init__()
         self.snapshot = snapshot
+        self.posted_ns = time.monotonic_ns()
 
     def can_replace(self, message: Message) -> bool:
         return isinstance(message, SnapshotTaken)
@@ -43,7 +45,7 @@ class RunStarted(Message):
 
 
 class Refused(Message):
-    """Something asked for cannot be done; `problem` says why in one line."""
+    """The next run cannot be started as it is; `problem` says why in one line."""
 
     def __init__(self, problem: Problem) -> None:
         super().__init__()
@@ -53,9 +55,14 @@ class Refused(Message):
 class Said(Message):
     """A line for the status line."""
 
-    def __init__(self, text: str) -> None:
+    def __init__(self, text: str, tone: str = "text") -> None:
         super().__init__()
-        self.text = text
+        self.text, self.tone = text, tone
+
+
+def said_no(problem: Problem) -> Said:
+    """A refusal that is about no knob."""
+    return Said(problem.line(), "warning")
 
 
 class TerminalLost(Message):

@@ -94,7 +94,7 @@ class Reader(threading.Thread):
     def _sample(self, run: RunSnapshot | None) -> None:
         """Sample the machine here, unless the run's supervisor does."""
         newest = run.ticks[-1].t_ns if run is not None and run.is_live and run.ticks else 0
-        supplied = time.monotonic_ns() - newest < FRESH_NS
+        supplied = 0 <= time.monotonic_ns() - newest < FRESH_NS
         if supplied and self._sampler is not None:
             self._sampler.stop(timeout_s=0.2)
             self._sampler = None

@@ -12,7 +12,7 @@ from trainfast_runner.home import Home, is_alive
 from trainfast_runner.problem import Problem
 from trainfast_runner.spec import RunSpec
 from trainfast_tui.background import in_background
-from trainfast_tui.messages import RunStarted, Said
+from trainfast_tui.messages import RunStarted, Said, said_no
 
 LOOK_EVERY_S = 0.1
 GRACE_S = 30.0
@@ -33,11 +33,11 @@ class RunControl:
 
     def stop(self, directory: Path) -> None:
         """Ask the run to end; its supervisor kills it after the countdown."""
-        in_background("stop", lambda: self._stop(directory), self._post)
+        in_background("stop", lambda: self._stop(directory), self._post, said_no)
 
     def kill(self, directory: Path) -> None:
         """SIGKILL to all of the run at once."""
-        in_background("kill", lambda: self._kill(directory), self._post)
+        in_background("kill", lambda: self._kill(directory), self._post, said_no)
 
     def stop_then_start(self, directory: Path, spec: RunSpec) -> None:
         """End one run and start the next as soon as nothing of the first is left."""

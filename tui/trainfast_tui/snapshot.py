@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from trainfast_runner.follow import RunSnapshot
-from trainfast_runner.telemetry.readings import Tick
+if TYPE_CHECKING:
+    from trainfast_runner.follow import RunSnapshot
+    from trainfast_runner.telemetry.readings import Tick
 
 
 @dataclass(frozen=True, slots=True)

@@ -36,6 +36,7 @@ class Dialog(ModalScreen[object]):
         border: none; height: auto; max-height: 16; padding: 0; background: $surface;
         text-wrap: nowrap; text-overflow: ellipsis; scrollbar-size-vertical: 1;
     }
+    Dialog .-ascii OptionList { text-overflow: clip; scrollbar-size-vertical: 0; }
     """
 
     def __init__(self, title: str, *, ascii: bool) -> None:
@@ -54,8 +55,12 @@ class Dialog(ModalScreen[object]):
 
     def text(self, content: str, classes: str = "") -> Static:
         """Text that is shown as it stands."""
-        shown = "\n".join(plain(line) for line in content.split("\n"))
-        return Static(Text(to_ascii(shown) if self._ascii else shown), classes=classes, markup=False)
+        shown = "\n".join(self.shown(line) for line in content.split("\n"))
+        return Static(Text(shown), classes=classes, markup=False)
+
+    def shown(self, line: str) -> str:
+        """One line without anything a terminal would act on."""
+        return to_ascii(plain(line)) if self._ascii else plain(line)
 
     def action_leave(self) -> None:
         """Close without an answer."""
@@ -101,8 +106,7 @@ class Ask(Dialog):
             if self._check is not None:
                 self._check(event.value)
         except Problem as problem:
-            line = plain(problem.line())
-            self.query_one(".wrong", Static).update(Text(to_ascii(line) if self._ascii else line))
+            self.query_one(".wrong", Static).update(Text(self.shown(problem.line())))
             return
         self.dismiss(event.value)
 
@@ -117,7 +121,7 @@ class Pick(Dialog):
 
     def body(self) -> ComposeResult:
         wide = max((len(value) for value, _ in self._choices), default=0)
-        options = [Option(Text(plain(f"{value:<{wide}}  {label}"))) for value, label in self._choices]
+        options = [Option(Text(self.shown(f"{value:<{wide}}  {label}"))) for value, label in self._choices]
         picker = OptionList(*options, markup=False)
         values = [value for value, _ in self._choices]
         picker.highlighted = values.index(self._current) if self._current in values else 0

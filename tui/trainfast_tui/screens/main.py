@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import time
-
 from textual import events
 from textual.app import ComposeResult
 from textual.containers import Horizontal, Vertical
@@ -133,7 +131,7 @@ class MainScreen(MainActions, Screen[None]):
         status = self.query_one(StatusLine)
         run = snapshot.run
         deadline = run.stop_deadline_ns if run is not None and run.is_live else None
-        status.count_down(None if deadline is None else (deadline - time.monotonic_ns()) / 1e9)
+        status.count_down(None if deadline is None else (deadline - snapshot.taken_ns) / 1e9)
         if snapshot.trouble is not None:
             status.say(snapshot.trouble, "error")
         # What was said of the run before, such as that it is being started, is over with the next one.

@@ -14,6 +14,7 @@ from trainfast_runner.problem import Problem
 from trainfast_runner.runs import RunRow, list_rows
 from trainfast_tui.background import in_background
 from trainfast_tui.commands import bindings, of
+from trainfast_tui.messages import said_no
 from trainfast_tui.widgets.runs_table import ORDERS, RunsTable, fits, ordered
 from trainfast_tui.widgets.small_parts import Footer, StatusLine
 
@@ -80,7 +81,7 @@ class RunsScreen(Screen[None]):
         self.query_one("#status", StatusLine).say(text, tone)
 
     def action_reload(self) -> None:
-        in_background("runs", lambda: RunsListed(list_rows(self._home)), self.post_message)
+        in_background("runs", lambda: RunsListed(list_rows(self._home)), self.post_message, said_no)
 
     def action_move(self, by: int) -> None:
         self.table.move(by)
@@ -124,7 +125,7 @@ class RunsScreen(Screen[None]):
             return
         from trainfast_tui.screens.compare import comparison_of
 
-        in_background("compare", partial(comparison_of, self._home, a, b), self.app.post_message)
+        in_background("compare", partial(comparison_of, self._home, a, b), self.app.post_message, said_no)
 
     def action_open(self) -> None:
         row = self.table.current

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from trainfast_runner.telemetry import throttle
-from trainfast_runner.telemetry.readings import DeviceReading, HostReading, Tick
+from typing import TYPE_CHECKING
+
 from trainfast_tui import format as fmt
 from trainfast_tui.widgets.bar import bar_runs
 from trainfast_tui.widgets.painted import Line, Painted
+
+if TYPE_CHECKING:
+    from trainfast_runner.telemetry.readings import DeviceReading, HostReading, Tick
 
 WIDE = 120
 NEARLY_FULL = 0.93
@@ -125,6 +128,9 @@ def _temperature(device: DeviceReading, wide: bool) -> Line:
 
 def _badges(device: DeviceReading, wide: bool) -> Line:
     """Throttle reasons in words; an idle GPU says idle, one that is not held back says nothing."""
+    # Importing it brings the sampler along, for which the first frame should not wait.
+    from trainfast_runner.telemetry import throttle
+
     line: Line = []
     for name in device.throttle_reasons or ():
         severity = throttle.severity(name)

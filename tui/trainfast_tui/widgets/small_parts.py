@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
-from trainfast_runner.follow import RunSnapshot
 from trainfast_tui import format as fmt
 from trainfast_tui.commands import Command
 from trainfast_tui.widgets.painted import Line, Painted, rule, wrap
 from trainfast_tui.widgets.step_panel import planned_steps, recent_figures
+
+if TYPE_CHECKING:
+    from trainfast_runner.follow import RunSnapshot
 
 STATE_SIGNS = {
     "starting": ("○", "secondary"),

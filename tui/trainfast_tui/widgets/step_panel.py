@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from statistics import median
+from typing import TYPE_CHECKING
 
-from trainfast_runner.follow import RunSnapshot
 from trainfast_runner.records import Result, Step
 from trainfast_tui import format as fmt
 from trainfast_tui.widgets.bar import bar_runs
 from trainfast_tui.widgets.painted import Line, Painted
+
+if TYPE_CHECKING:
+    from trainfast_runner.follow import RunSnapshot
 
 RECENT = 20
 """Figures of a live run are medians of this many steps."""
