@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import shlex
 import shutil
@@ -21,13 +22,15 @@ class Terminal:
     """One tmux server with one window; `close` ends it."""
 
     def __init__(self, folder: Path, columns: int, rows: int, environment: Mapping[str, str]) -> None:
-        self._tmux = ["tmux", "-S", str(folder / "tmux.socket"), "-f", "/dev/null"]
+        self._sockets = (folder / f"tmux{number}.socket" for number in itertools.count())
+        self._tmux: list[str] = []
         self._environment = {**environment, "TERM": "xterm-256color", "LANG": "C.UTF-8"}
         self._size = ["-x", str(columns), "-y", str(rows)]
 
     def open(self, command: list[str]) -> None:
         """Run `command`; the terminal stays when it ends, with what it left on the screen."""
-        # Not bare `tmux kill`: each test has a server of its own, found by its socket.
+        # A server that was told to end may still hold its socket for a moment: every one has its own.
+        self._tmux = ["tmux", "-S", str(next(self._sockets)), "-f", "/dev/null"]
         line = f"{shlex.join(command)}; echo ended with $?; exec cat"
         self._call("new-session", "-d", *self._size, line)
 
@@ -61,7 +64,8 @@ class Terminal:
 
     def close(self) -> None:
         """End the terminal; whatever runs in it gets SIGHUP."""
-        subprocess.run([*self._tmux, "kill-server"], capture_output=True)
+        if self._tmux:
+            subprocess.run([*self._tmux, "kill-server"], capture_output=True)
 
     def _call(self, *arguments: str) -> str:
         done = subprocess.run([*self._tmux, *arguments], capture_output=True, text=True, env=self._environment)

@@ -11,7 +11,17 @@ import pytest
 
 from cli.command import SMALL, Cli
 
-OURS = ("trainfast", "_editable_impl_trainfast", "textual", "msgspec", "psutil", "pynvml", "nvidia_ml", "rich", "tomlkit")
+OURS = (
+    "trainfast",
+    "_editable_impl_trainfast",
+    "textual",
+    "msgspec",
+    "psutil",
+    "pynvml",
+    "nvidia_ml",
+    "rich",
+    "tomlkit",
+)
 
 
 @pytest.fixture(scope="module")

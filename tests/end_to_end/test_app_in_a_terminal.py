@@ -1,0 +1,93 @@
+"""The app as a person meets it: in a terminal, by keyboard, with real runs."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from cli.command import COMMAND, Cli, until
+from end_to_end.terminal import Terminal, needs_tmux
+
+pytestmark = needs_tmux
+QUICK = """schema = 1
+extends = "tiny-llama"
+[model]
+hidden_size = 64
+num_hidden_layers = 2
+[knobs]
+seq_len = 32
+steps = {steps}
+"""
+
+
+@pytest.fixture
+def terminal(tmp_path: Path, cli: Cli) -> Iterator[Terminal]:
+    opened = Terminal(tmp_path, 160, 48, cli.environment)
+    yield opened
+    opened.close()
+
+
+def results(cli: Cli) -> list[dict]:
+    return [json.loads(path.read_text()) for path in sorted(cli.home.glob("runs/*/result.json"))]
+
+
+def live_steps(cli: Cli) -> int:
+    return sum(len(path.read_text().splitlines()) for path in cli.home.glob("runs/*/steps.jsonl"))
+
+
+def test_run_turn_a_knob_run_again_and_compare(cli: Cli, terminal: Terminal) -> None:
+    (cli.presets / "quick.toml").write_text(QUICK.format(steps=12))
+    terminal.open([*COMMAND, "--preset", "quick"])
+    terminal.until_shows("No run yet", "batch_size", "r run", "q quit")
+    terminal.press("r")
+    terminal.until_shows("finished", "step 12 of 12", "samples/s")
+    terminal.press("Right")
+    terminal.until_shows("global batch 16")
+    terminal.press("r")
+    until(lambda: len(results(cli)) == 2, "two results")
+    terminal.until_shows("step 12 of 12")
+    terminal.press("c")
+    screen = terminal.until_shows("throughput", "batch_size", "peak allocated")
+    assert any(line.split() == ["batch_size", "8", "16"] for line in screen.splitlines())
+    assert [run["knobs"]["batch_size"] for run in results(cli)] == [8, 16]
+    assert [run["state"] for run in results(cli)] == ["finished", "finished"]
+
+
+def test_a_killed_app_loses_no_run(cli: Cli, terminal: Terminal) -> None:
+    (cli.presets / "quick.toml").write_text(QUICK.format(steps=300))
+    terminal.open([*COMMAND, "--preset", "quick"])
+    terminal.until_shows("No run yet")
+    terminal.press("r")
+    until(lambda: live_steps(cli) > 5, "steps")
+    terminal.kill_program()
+    terminal.until_shows("ended with 137")
+    assert not results(cli)
+    terminal.close()
+    terminal.open([*COMMAND])
+    terminal.until_shows("of 300")
+    until(lambda: results(cli), "the run's own end")
+    terminal.until_shows("finished", "step 300 of 300")
+    assert results(cli)[0]["state"] == "finished"
+    assert live_steps(cli) == 300
+
+
+def test_out_of_memory_is_said_with_its_cures(cli: Cli, terminal: Terminal) -> None:
+    terminal.open([*COMMAND, "--preset", "tiny-llama"])
+    terminal.until_shows("No run yet")
+    terminal.press("Enter")
+    terminal.until_shows("╭")
+    terminal.press("C-u")
+    terminal.press("4096", "Enter")
+    terminal.until_shows("global batch 4,096")
+    cli("presets", "new", "huge", "--from", "tiny-llama", "--set", "batch_size=4096", "--set", "memory_limit=512MiB")
+    terminal.press("q")
+    terminal.until_shows("ended with 0")
+    terminal.close()
+    terminal.open([*COMMAND, "--preset", "huge"])
+    terminal.until_shows("No run yet")
+    terminal.press("r")
+    terminal.until_shows("DefaultCPUAllocator", "batch_size=")
+    assert results(cli)[0]["state"] == "oom"
