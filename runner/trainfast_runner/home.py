@@ -61,7 +61,7 @@ class Home:
         """Ids of all runs, oldest first."""
         try:
             with os.scandir(self.runs) as entries:
-                return sorted(entry.name for entry in entries if not entry.name.startswith("."))
+                return sorted(entry.name for entry in entries if not entry.name.startswith(".") and entry.is_dir())
         except FileNotFoundError:
             return []
         except OSError as error:

@@ -8,6 +8,9 @@ from dataclasses import dataclass
 from typing import Any
 
 OPTIMIZER_PHASE = "optimizer"
+# A forward keeps dozens of tensors of the size of the one that failed; Korthikanti et al. (2022) count 34 bytes a
+# token, hidden unit and layer for half precision, which is 17 tensors a layer.
+ACTIVATIONS_ALIVE = 32
 
 
 @dataclass(frozen=True)
@@ -77,12 +80,12 @@ def _state_fixes(knobs: Mapping[str, Any], device: str) -> list[Fix]:
 
 
 def _smaller_batch(batch: int, reason: str, limit_bytes: int | None) -> int:
-    """Half, or, where one request alone passed a quarter of the limit, the power of two that brings it below."""
+    """Half, or, where many such requests pass the limit, the power of two that brings them below."""
     smaller = 1 << ((batch - 1).bit_length() - 1)
     found = re.search(r"allocate (\d[\d.]*) ?(bytes|KiB|MiB|GiB)", reason)
     if found and limit_bytes:
         unit = {"bytes": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}[found[2]]
         request = float(found[1].rstrip(".")) * unit
-        while smaller > 1 and request * smaller / batch > limit_bytes / 4:
+        while smaller > 1 and request * smaller / batch > limit_bytes / ACTIVATIONS_ALIVE:
             smaller //= 2
     return smaller

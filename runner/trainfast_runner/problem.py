@@ -9,6 +9,7 @@ from collections.abc import Iterable
 class Problem(Exception):
     """Input that cannot be used. The command line prints it and exits with `exit_code`.
 
+    `nearest` is a name, or a piece of advice of several words.
     `where` is a file and line (`my.toml:7`) or the option it came from; `key` the knob or field at fault.
     """
 
@@ -34,7 +35,7 @@ class Problem(Exception):
         """The whole problem as one line of text."""
         text = f"{self.where}: {self.message}" if self.where else self.message
         if self.nearest:
-            text += f"; did you mean {self.nearest}?"
+            text += f"; try {self.nearest}" if " " in self.nearest else f"; did you mean {self.nearest}?"
         if self.allowed:
             text += f" (allowed: {', '.join(self.allowed)})"
         return " ".join(text.split())

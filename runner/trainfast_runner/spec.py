@@ -72,8 +72,8 @@ def with_setting(spec: RunSpec, setting: str) -> RunSpec:
     elif dot and section == "data":
         given: object = value.split("+") if name == "paths" else value
         data[name] = presets.read_data_field(name, given)
-        if name == "paths":
-            data.setdefault("kind", "files")
+        if name == "paths" and "data.kind" not in spec.changed:
+            data["kind"] = "files"
     elif dot:
         raise Problem(
             f"there is no section {section!r}",
