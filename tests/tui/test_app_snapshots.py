@@ -16,6 +16,13 @@ from trainfast_runner.records import Event
 SnapCompare = Callable[..., bool]
 
 
+def assert_looks(snap_compare: SnapCompare, app: StillApp, **options: Any) -> None:
+    """The picture is the recorded one, and not that of an app that broke."""
+    same = snap_compare(app, **options)
+    assert app.return_code == 0
+    assert same
+
+
 @pytest.fixture
 def live(home: Home, hold: Callable[[Path], None]) -> Callable[..., Path]:
     """Makes a run that is in the middle of its steps."""
@@ -32,37 +39,37 @@ def live(home: Home, hold: Callable[[Path], None]) -> Callable[..., Path]:
 
 def test_a_live_run(home: Home, live: Callable[..., Path], snap_compare: SnapCompare) -> None:
     before = given(a_snapshot(live(), second=23))
-    assert snap_compare(StillApp(home), terminal_size=(160, 48), run_before=before)
+    assert_looks(snap_compare, StillApp(home), terminal_size=(160, 48), run_before=before)
 
 
 def test_a_live_run_on_the_smallest_screen(home: Home, live: Callable[..., Path], snap_compare: SnapCompare) -> None:
     before = given(a_snapshot(live(), second=23))
-    assert snap_compare(StillApp(home), terminal_size=(80, 24), run_before=before)
+    assert_looks(snap_compare, StillApp(home), terminal_size=(80, 24), run_before=before)
 
 
 def test_eight_gpus(home: Home, live: Callable[..., Path], snap_compare: SnapCompare) -> None:
     before = given(a_snapshot(live(gpus=8), second=23))
-    assert snap_compare(StillApp(home), terminal_size=(160, 48), run_before=before)
+    assert_looks(snap_compare, StillApp(home), terminal_size=(160, 48), run_before=before)
 
 
 def test_the_first_start(home: Home, snap_compare: SnapCompare) -> None:
-    assert snap_compare(StillApp(home), terminal_size=(100, 30), run_before=given(a_snapshot(None)))
+    assert_looks(snap_compare, StillApp(home), terminal_size=(100, 30), run_before=given(a_snapshot(None)))
 
 
 def test_out_of_memory(home: Home, snap_compare: SnapCompare) -> None:
     before = given(a_snapshot(an_oom_run(home)))
-    assert snap_compare(StillApp(home), terminal_size=(120, 36), run_before=before)
+    assert_looks(snap_compare, StillApp(home), terminal_size=(120, 36), run_before=before)
 
 
 def test_turned_knobs_and_the_log_in_a_light_theme(home: Home, snap_compare: SnapCompare) -> None:
     log = "".join(f"step {number} done\n" for number in range(30))
     before = given(a_snapshot(a_run(home, log=log)), "right", "down", "right", "l", "f2", "f2", "f2")
-    assert snap_compare(StillApp(home), terminal_size=(120, 40), run_before=before)
+    assert_looks(snap_compare, StillApp(home), terminal_size=(120, 40), run_before=before)
 
 
 def test_ascii(home: Home, live: Callable[..., Path], snap_compare: SnapCompare) -> None:
     before = given(a_snapshot(live(), second=23))
-    assert snap_compare(StillApp(home, ascii=True), terminal_size=(100, 30), run_before=before)
+    assert_looks(snap_compare, StillApp(home, ascii=True), terminal_size=(100, 30), run_before=before)
 
 
 def test_a_comparison(home: Home, snap_compare: SnapCompare) -> None:
@@ -81,7 +88,7 @@ def test_a_comparison(home: Home, snap_compare: SnapCompare) -> None:
         pilot.app.post_message(compared)
         await pilot.pause()
 
-    assert snap_compare(StillApp(home), terminal_size=(120, 32), run_before=before)
+    assert_looks(snap_compare, StillApp(home), terminal_size=(120, 32), run_before=before)
 
 
 def test_the_list_of_runs(home: Home, snap_compare: SnapCompare) -> None:
@@ -102,4 +109,4 @@ def test_the_list_of_runs(home: Home, snap_compare: SnapCompare) -> None:
         await pilot.pause()
         await pilot.press("space", "down")
 
-    assert snap_compare(StillApp(home), terminal_size=(120, 20), run_before=before)
+    assert_looks(snap_compare, StillApp(home), terminal_size=(120, 20), run_before=before)

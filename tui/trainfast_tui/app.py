@@ -98,7 +98,7 @@ class TrainfastApp(App[int]):
         late_s = (time.monotonic_ns() - message.posted_ns) / 1e9
         self.reader.period_s = self._pacer.note(late_s, _unwritten_frames(self))
         self._adopt(snapshot)
-        if self.screen is self.main:
+        if self.screen is self.main and self.main.is_ready:
             self.main.show_pace(self._pacer.words)
             self.main.show_snapshot(snapshot)
 

@@ -48,6 +48,8 @@ class MainScreen(MainActions, Screen[None]):
         super().__init__()
         self.ascii = ascii
         self.snapshot: Snapshot | None = None
+        self.is_ready = False
+        """Whether the widgets are there; snapshots may come before them."""
         self._followed: str | None = None
 
     def compose(self) -> ComposeResult:
@@ -68,7 +70,9 @@ class MainScreen(MainActions, Screen[None]):
         yield Footer([*of("main"), *of("everywhere")], ascii=plain)
 
     def on_mount(self) -> None:
+        self.is_ready = True
         self.show_knobs()
+        self.on_screen_resume()
 
     def on_resize(self, event: events.Resize) -> None:
         size = event.size
@@ -82,6 +86,8 @@ class MainScreen(MainActions, Screen[None]):
 
     def show_snapshot(self, snapshot: Snapshot) -> None:
         """Paint what is new."""
+        if not self.is_ready:
+            return
         self.snapshot = snapshot
         run = snapshot.run
         self.set_class(run is None and snapshot.looked, "-first")
@@ -100,7 +106,7 @@ class MainScreen(MainActions, Screen[None]):
     def show_knobs(self) -> None:
         """Paint the next run's knobs."""
         next_run = self.next_run
-        if next_run is None:
+        if next_run is None or not self.is_ready:
             return
         self.query_one(KnobPanel).show(next_run, next_run.global_batch(self.machine))
         self.query_one(Welcome).show(next_run.spec.name)

@@ -4,14 +4,23 @@ from __future__ import annotations
 
 from textual.app import ComposeResult
 from textual.containers import Vertical
+from textual.strip import Strip
 
 from trainfast_tui import chart_data
 from trainfast_tui.snapshot import Snapshot
+from trainfast_tui.widgets.painted import on_background
 from trainfast_tui.widgets.strip_chart import StripChart
 
 MOST_DEVICE_CHARTS = 4
 LEAST_ROWS = 6
 GUTTER = 11
+
+
+class Chart(StripChart):
+    """A strip chart on the theme's background."""
+
+    def render_line(self, y: int) -> Strip:
+        return on_background(self, super().render_line(y))
 
 
 class Charts(Vertical):
@@ -32,10 +41,10 @@ class Charts(Vertical):
         self._first = 0
 
     def compose(self) -> ComposeResult:
-        yield StripChart(ascii=self._ascii, gutter=GUTTER, time_labels=False, id="throughput")
+        yield Chart(ascii=self._ascii, gutter=GUTTER, time_labels=False, id="throughput")
         # The lowest chart carries the time axis of all; the first reading stands right below throughput.
         for place in reversed(range(MOST_DEVICE_CHARTS)):
-            yield StripChart(
+            yield Chart(
                 ascii=self._ascii,
                 gutter=GUTTER,
                 time_labels=place == 0,

@@ -62,7 +62,7 @@ class DevicesPanel(Painted):
         head: Line = [(fmt.fit("CPU", 4) if has_gpu else "CPU", "title"), (f"{cores} ", "muted")]
         head += _bar(_share(host.cpu_percent, 100), bar, self._ascii)
         head += [(fmt.fit(fmt.percent(host.cpu_percent), 6, "right"), "text"), ("   memory ", "muted")]
-        head += _bar(_share(used, total), bar, self._ascii)
+        head += _bar(_share(used, total), bar, self._ascii, NEARLY_FULL)
         head += [(f" {fmt.size(used)} of {fmt.size(total)}", "text")]
         if host.temperature_c is not None:
             head += [(f"   {fmt.celsius(host.temperature_c)}", "text")]
@@ -95,7 +95,7 @@ def _gpu_line(device: DeviceReading, width: int, used: bool, ascii: bool) -> Lin
     if device.error is not None:
         return [*line, ("not answering: ", "error"), (device.error, "error")]
     share = _share(device.memory_used_bytes, device.memory_total_bytes)
-    line += _bar(share, 16 if wide else 6, ascii)
+    line += _bar(share, 16 if wide else 6, ascii, NEARLY_FULL)
     if wide:
         memory = f" {fmt.size(device.memory_used_bytes)} of {fmt.size(device.memory_total_bytes)}"
         line.append((fmt.fit(memory, 22), "text"))
@@ -144,7 +144,8 @@ def _share(used: float | None, total: float | None) -> float | None:
     return None if used is None or not total else used / total
 
 
-def _bar(share: float | None, width: int, ascii: bool) -> Line:
-    tone = "warning" if share is not None and share >= NEARLY_FULL else "primary"
+def _bar(share: float | None, width: int, ascii: bool, nearly_full: float = 2.0) -> Line:
+    """From the share `nearly_full` on the bar warns; a busy CPU is no reason to."""
+    tone = "warning" if share is not None and share >= nearly_full else "primary"
     tones = {"fill": tone, "track": "muted", "marker": "error"}
     return [(text, tones[part]) for text, part in bar_runs(share, width, ascii=ascii)]

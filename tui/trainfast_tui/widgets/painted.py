@@ -31,6 +31,7 @@ class Painted(Widget):
         height: 1; width: 1fr;
         .painted--title { text-style: bold; }
         .painted--muted { color: $text-muted; }
+        &:ansi .painted--muted { color: ansi_default; text-style: dim; }
         .painted--primary { color: $text-primary; }
         .painted--secondary { color: $text-secondary; }
         .painted--accent { color: $text-accent; }
@@ -72,7 +73,8 @@ class Painted(Widget):
 
     def render_line(self, y: int) -> Strip:
         rows, width = self._painted(), self.size.width
-        return Strip(rows[y], width) if y < len(rows) else Strip.blank(width)
+        strip = Strip(rows[y], width) if y < len(rows) else Strip.blank(width)
+        return on_background(self, strip)
 
     def notify_style_update(self) -> None:
         """Forget what was painted in the old theme."""
@@ -120,6 +122,13 @@ class Painted(Widget):
                 palette[tone] = Style(color=style.color, bgcolor=style.bgcolor, bold=style.bold)
             self._palette = palette
         return self._palette
+
+
+def on_background(widget: Widget, strip: Strip) -> Strip:
+    """The strip over the background its widget has in this theme; in the terminal's own colours over none."""
+    if widget.app.native_ansi_color:
+        return strip
+    return strip.apply_style(Style(bgcolor=widget.rich_style.bgcolor))
 
 
 LIKENESS = str.maketrans(

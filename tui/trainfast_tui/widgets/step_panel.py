@@ -140,8 +140,8 @@ def _progress(run: RunSnapshot, width: int, ascii: bool) -> Line:
         end = f"took {fmt.duration(took)}" if took is not None else ""
     words = f"step {fmt.count(done)} of {fmt.count(planned)}" if planned else f"step {fmt.count(done)}"
     label = f" {fmt.percent(None if share is None else 100 * share)}  {end}"
-    line: Line = [(fmt.fit(words, 19) + " ", "title")]
-    bar = bar_runs(share, max(8, width - 20 - max(22, len(label))), ascii=ascii)
+    line: Line = [(f"{words:<19} ", "title")]
+    bar = bar_runs(share, max(4, width - max(20, len(words) + 1) - max(22, len(label))), ascii=ascii)
     line += [(text, {"fill": "primary", "track": "muted", "marker": "error"}[part]) for text, part in bar]
     return [*line, (label, "text")]
 

@@ -1,0 +1,93 @@
+"""The app beside a real training: started with r, seen live, outlived, stopped."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from still import screen_text
+from textual.pilot import Pilot
+
+from trainfast_runner.follow import Follower
+from trainfast_runner.home import Home, is_alive
+from trainfast_runner.problem import Problem
+from trainfast_runner.stopping import kill_now
+from trainfast_tui.app import TrainfastApp
+
+PATIENCE_S = 60.0
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Iterator[Home]:
+    """A home of which nothing is alive when the test ends."""
+    home = Home(tmp_path / "home").ready()
+    yield home
+    for run_id in home.run_ids():
+        directory = home.directory(run_id)
+        with contextlib.suppress(Problem):
+            kill_now(directory)
+        wait_for(lambda directory=directory: not is_alive(directory))  # type: ignore[misc]
+
+
+def wait_for(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + PATIENCE_S
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+async def until(pilot: Pilot[Any], words: str) -> str:
+    deadline = time.monotonic() + PATIENCE_S
+    while words not in (text := screen_text(pilot.app)):  # type: ignore[arg-type]
+        assert time.monotonic() < deadline, f"{words!r} never came:\n{text}"
+        await pilot.pause(0.1)
+    return text
+
+
+async def test_r_trains_q_leaves_it_running_and_s_stops_it(home: Home) -> None:
+    pytest.importorskip("torch")
+    first = TrainfastApp(home, preset="tiny-llama")
+    async with first.run_test(size=(160, 48)) as pilot:
+        await until(pilot, "No run yet.")
+        assert first.next_run is not None
+        first.next_run = first.next_run.type("steps", "100000").type("seq_len", "32").type("batch_size", "2")
+        await pilot.press("r")
+        await until(pilot, "● running")
+        text = await until(pilot, "medians of the last")
+        assert "samples/s" in text
+        assert "this run" in text, "the supervisor's telemetry is on the screen"
+        await pilot.press("q")
+        await pilot.pause()
+    run_id = home.run_ids()[0]
+    directory = home.directory(run_id)
+    assert is_alive(directory), "leaving the app does not end the run"
+    second = TrainfastApp(home)
+    async with second.run_test(size=(160, 48)) as pilot:
+        await until(pilot, "● running")
+        assert second.next_run is not None
+        assert second.next_run.spec.knobs["batch_size"] == 2, "the next run starts from the one on the screen"
+        await pilot.press("s")
+        await until(pilot, "○ stopped")
+        text = await until(pilot, "Its steps are kept")
+        assert run_id in text
+    steps = Follower(directory).poll().steps
+    assert steps
+    assert steps[-1].step < 100_000
+
+
+async def test_what_cannot_run_is_refused_at_its_knob(home: Home) -> None:
+    pytest.importorskip("torch")
+    app = TrainfastApp(home, preset="tiny-llama")
+    async with app.run_test(size=(160, 48)) as pilot:
+        await until(pilot, "No run yet.")
+        assert app.next_run is not None
+        app.next_run = app.next_run.type("steps", "3")
+        await pilot.press("r")
+        text = await until(pilot, "Refused:")
+        assert "timing_warmup=3 leaves no step of steps=3" in text
+        assert "▸ timing_warmup" in text, "the cursor stands on the knob it is about"
+        assert home.run_ids() == []

@@ -1,0 +1,95 @@
+"""The pictures of the documentation: from a real training when asked for, else from recorded runs.
+
+    TRAINFAST_SCREENSHOTS=1 pytest tests/tui/test_screenshots.py
+
+trains tiny-llama three times and writes docs/screens/*.svg.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from recorded import a_run, an_oom_run
+from still import StillApp, a_snapshot, screen_text
+from textual.pilot import Pilot
+
+from trainfast_runner.home import Home
+from trainfast_tui.app import TrainfastApp
+from trainfast_tui.messages import SnapshotTaken
+
+SCREENS = Path(__file__).resolve().parents[2] / "docs" / "screens"
+NAMES = ("first-start", "live", "compare", "out-of-memory", "runs")
+PATIENCE_S = 120.0
+asked = pytest.mark.skipif(not os.environ.get("TRAINFAST_SCREENSHOTS"), reason="writes docs/screens only when asked to")
+
+
+async def until(pilot: Pilot[Any], words: str) -> None:
+    deadline = time.monotonic() + PATIENCE_S
+    while words not in (text := screen_text(pilot.app)):  # type: ignore[arg-type]
+        assert time.monotonic() < deadline, f"{words!r} never came:\n{text}"
+        await pilot.pause(0.1)
+
+
+def picture(app: TrainfastApp, name: str, folder: Path) -> Path:
+    """The screen as an SVG that no web font is needed for."""
+    path = folder / f"{name}.svg"
+    path.write_text(app.export_screenshot(title="trainfast-tui", simplify=True), encoding="utf-8")
+    return path
+
+
+@asked
+async def test_pictures_of_a_real_training(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    SCREENS.mkdir(parents=True, exist_ok=True)
+    app = TrainfastApp(Home(tmp_path / "home").ready(), preset="tiny-llama")
+    async with app.run_test(size=(140, 42)) as pilot:
+        app.theme = "textual-dark"
+        await until(pilot, "No run yet.")
+        await until(pilot, "global batch")
+        picture(app, "first-start", SCREENS)
+        await pilot.press("r")
+        await until(pilot, "step 35 of 50")
+        picture(app, "live", SCREENS)
+        await until(pilot, "✓ finished")
+        await pilot.press("right", "r")
+        await until(pilot, "● running")
+        await until(pilot, "✓ finished")
+        await pilot.press("c")
+        await until(pilot, "compare ─")
+        picture(app, "compare", SCREENS)
+        await pilot.press("escape")
+        assert app.next_run is not None
+        app.next_run = app.next_run.type("batch_size", "4096").type("memory_limit", "1GiB")
+        app.main.show_knobs()
+        await pilot.press("r")
+        await until(pilot, "OUT OF MEMORY")
+        picture(app, "out-of-memory", SCREENS)
+        await pilot.press("h")
+        await until(pilot, "runs   3")
+        picture(app, "runs", SCREENS)
+
+
+async def test_pictures_can_be_made_of_recorded_runs(home: Home, tmp_path: Path) -> None:
+    app = StillApp(home)
+    async with app.run_test(size=(140, 42)) as pilot:
+        for name, snapshot in (
+            ("first-start", a_snapshot(None)),
+            ("live", a_snapshot(a_run(home))),
+            ("out-of-memory", a_snapshot(an_oom_run(home))),
+        ):
+            app.post_message(SnapshotTaken(snapshot))
+            await pilot.pause()
+            svg = picture(app, name, tmp_path).read_text()
+            assert "next" in svg
+            assert svg.count("<text") > 40
+
+
+def test_the_documentation_has_every_picture() -> None:
+    if not SCREENS.exists():
+        pytest.skip("docs/screens has not been written yet")
+    for name in NAMES:
+        assert (SCREENS / f"{name}.svg").stat().st_size > 10_000
