@@ -71,7 +71,7 @@ def _warmup_leaves_steps(facts: Facts) -> Problem | None:
         return Problem(
             f"timing_warmup={warmup} leaves no step of steps={steps} to measure",
             key="timing_warmup",
-            nearest=f"timing_warmup={max(0, min(3, steps - 1))}",
+            advice=f"timing_warmup={max(0, min(3, steps - 1))}",
         )
     return None
 
@@ -100,13 +100,13 @@ def _devices_exist(facts: Facts) -> Problem | None:
                 f"devices={count}: at most {MOST_CPU_PROCESSES} processes on a CPU",
                 key="devices",
                 allowed=[f"1 to {MOST_CPU_PROCESSES}"],
-                nearest=f"devices={MOST_CPU_PROCESSES}",
+                advice=f"devices={MOST_CPU_PROCESSES}",
             )
     if strategy == "single" and count > 1:
         return Problem(
             f"strategy=single trains on one device and devices={devices} asks for {count}",
             key="strategy",
-            nearest=f"strategy=ddp with devices={devices}, or devices=1",
+            advice=f"strategy=ddp with devices={devices}, or devices=1",
         )
     return None
 
@@ -121,7 +121,7 @@ def _precision_has_hardware(facts: Facts) -> Problem | None:
         return Problem(
             "precision=tf32 is a format of NVIDIA tensor cores and this run is on the CPU",
             key="precision",
-            nearest="precision=fp32 or precision=bf16",
+            advice="precision=fp32 or precision=bf16",
         )
     if precision not in {"tf32", "bf16", "bf16-pure"} or facts.machine.device == "cpu":
         return None
@@ -133,7 +133,7 @@ def _precision_has_hardware(facts: Facts) -> Problem | None:
                 f"precision={precision} needs an Ampere GPU (compute capability 8.0) or later and GPU {gpu.index},"
                 f" {gpu.name}, has {gpu.compute_capability}",
                 key="precision",
-                nearest="precision=fp16",
+                advice="precision=fp16",
             )
     return None
 
@@ -152,7 +152,7 @@ def _optimizer_is_installed(facts: Facts) -> Problem | None:
             f"optimizer={facts.knobs['optimizer']} needs bitsandbytes; install with:"
             f" {facts.python} -m pip install bitsandbytes",
             key="optimizer",
-            nearest="optimizer=adamw-fused",
+            advice="optimizer=adamw-fused",
         )
     return None
 
@@ -180,7 +180,7 @@ def _set_knobs_matter(facts: Facts) -> Problem | None:
             return Problem(
                 f"{name} does nothing with strategy={strategy}; it belongs to strategy {' or '.join(entry.only_with)}",
                 key=name,
-                nearest=f"leaving {name} out",
+                advice=f"leaving {name} out",
             )
     return None
 
@@ -195,7 +195,7 @@ def _positions_suffice(facts: Facts) -> Problem | None:
         return Problem(
             f"seq_len={seq_len} is longer than the model's model.{field}={config[field]}",
             key="seq_len",
-            nearest=f"seq_len={config[field]}, or model.{field}={seq_len}",
+            advice=f"seq_len={config[field]}, or model.{field}={seq_len}",
         )
     return None
 

@@ -76,7 +76,7 @@ class Home:
         ids = self.run_ids()
         if reference == "last":
             if not ids:
-                raise Problem("there is no run yet", key="last", nearest="trainfast-tui run tiny-llama")
+                raise Problem("there is no run yet", key="last", advice="trainfast-tui run tiny-llama")
             return ids[-1]
         if reference in ids:
             return reference
@@ -111,7 +111,7 @@ class Home:
         """Delete a run's directory. Raises Problem while anything of it is alive."""
         directory = self.directory(run_id)
         if is_alive(directory):
-            raise Problem(f"{run_id} is still running", key=run_id, nearest=f"trainfast-tui stop {run_id}")
+            raise Problem(f"{run_id} is still running", key=run_id, advice=f"trainfast-tui stop {run_id}")
         shutil.rmtree(directory)
 
 

@@ -128,7 +128,7 @@ def start(plan: RunPlan, home: Home) -> Path:
         raise Problem(
             f"{_device_words(plan)} in use by {busy.run_id}",
             key="devices",
-            nearest=f"trainfast-tui stop {busy.run_id}, or --wait",
+            advice=f"trainfast-tui stop {busy.run_id}, or --wait",
         )
     clean = _wait_for_memory(plan, home)
     run_id, directory = home.new_run(plan.spec.name)

@@ -43,7 +43,7 @@ class Machine:
                     f"devices={devices}, but there {_are(len(usable))}",
                     key="devices",
                     allowed=[f"1 to {len(usable)}"],
-                    nearest=f"devices={len(usable)}",
+                    advice=f"devices={len(usable)}",
                 )
             by_free = sorted(usable, key=lambda gpu: -(gpu.memory_free_bytes or 0))
             return tuple(sorted(by_free[:devices], key=lambda gpu: gpu.index))

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 class Problem(Exception):
     """Input that cannot be used. The command line prints it and exits with `exit_code`.
 
-    `nearest` is a name, or a piece of advice of several words.
+    `nearest` is the valid name closest to a misspelt one, `advice` what to do instead where no name was misspelt.
     `where` is a file and line (`my.toml:7`) or the option it came from; `key` the knob or field at fault.
     """
 
@@ -20,6 +20,7 @@ class Problem(Exception):
         key: str | None = None,
         allowed: Iterable[str] | None = None,
         nearest: str | None = None,
+        advice: str | None = None,
         where: str | None = None,
         exit_code: int = 2,
     ) -> None:
@@ -27,6 +28,7 @@ class Problem(Exception):
         self.key = key
         self.allowed = None if allowed is None else [str(value) for value in allowed]
         self.nearest = nearest
+        self.advice = advice
         self.where = where
         self.exit_code = exit_code
         super().__init__(self.line())
@@ -35,7 +37,9 @@ class Problem(Exception):
         """The whole problem as one line of text."""
         text = f"{self.where}: {self.message}" if self.where else self.message
         if self.nearest:
-            text += f"; try {self.nearest}" if " " in self.nearest else f"; did you mean {self.nearest}?"
+            text += f"; did you mean {self.nearest}?"
+        if self.advice:
+            text += f"; try {self.advice}"
         if self.allowed:
             text += f" (allowed: {', '.join(self.allowed)})"
         return " ".join(text.split())
@@ -47,6 +51,7 @@ class Problem(Exception):
             key=self.key,
             allowed=self.allowed,
             nearest=self.nearest,
+            advice=self.advice,
             where=self.where or where,
             exit_code=self.exit_code,
         )
@@ -57,7 +62,7 @@ class Problem(Exception):
             "message": self.line(),
             "key": self.key,
             "allowed": self.allowed,
-            "nearest": self.nearest,
+            "nearest": self.nearest or self.advice,
         }
 
 

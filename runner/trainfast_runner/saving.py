@@ -36,7 +36,7 @@ def save_preset(name: str, spec: RunSpec, overwrite: bool = False, source: str |
         )
     path = presets.user_directory() / f"{name}.toml"
     if path.exists() and not overwrite:
-        raise Problem(f"you already have a preset {name}: {path}", key="name", nearest="another name, or --overwrite")
+        raise Problem(f"you already have a preset {name}: {path}", key="name", advice="another name, or --overwrite")
     preset, _ = presets.load(source or spec.preset)
     document = _document(preset)
     _refuse_circle(document, name)
@@ -59,7 +59,7 @@ def _document(preset: presets.Preset) -> TOMLDocument:
 def _refuse_circle(document: TOMLDocument, name: str) -> None:
     """A preset may refine the shipped one of its name, never a user's own: that is the file being written."""
     if document.get("extends") == name and not (presets.shipped_directory() / f"{name}.toml").is_file():
-        raise Problem(f"{name} would extend itself", key="name", nearest="another name")
+        raise Problem(f"{name} would extend itself", key="name", advice="another name")
 
 
 def _write(document: TOMLDocument, spec: RunSpec, preset: presets.Preset) -> None:

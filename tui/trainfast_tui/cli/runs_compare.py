@@ -53,7 +53,7 @@ def _result(home: Home, reference: str) -> Result:
         raise Problem(
             f"{run_id} is still running: its figures are not final",
             key=run_id,
-            nearest=f"trainfast-tui attach {run_id}, then compare",
+            advice=f"trainfast-tui attach {run_id}, then compare",
         )
     return result
 

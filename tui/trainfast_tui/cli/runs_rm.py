@@ -24,7 +24,7 @@ def run(arguments: argparse.Namespace) -> int:
         raise Problem(
             f"{', '.join(live)} {'is' if len(live) == 1 else 'are'} still running; nothing was deleted",
             key=live[0],
-            nearest=f"trainfast-tui stop {live[0]}",
+            advice=f"trainfast-tui stop {live[0]}",
         )
     for run_id in ids:
         home.remove(run_id)
