@@ -106,7 +106,7 @@ def measure(pairs: int = 30) -> Cost:
 @contextlib.contextmanager
 def training(folder: Path, steps: int) -> Iterator[tuple[Any, Any]]:
     """The worker's own loop, and everything a step of it touches, writing into `folder`; data for `steps`."""
-    names = ("build", "clock", "loop", "objective", "optimizer", "records", "session", "spec", "step_log")
+    names = ("build", "clock", "loop", "objective", "records", "session", "spec", "step_log")
     worker = {name: importlib.import_module(f"trainfast_worker.{name}") for name in names}
     asked = resolve("tiny-llama", [f"steps={steps}", "timing_warmup=0"])
     run = {"run_id": "benchmark", "model": asked.model, "data": asked.data, "knobs": asked.knobs, "device": "cpu"}
@@ -120,7 +120,8 @@ def training(folder: Path, steps: int) -> Iterator[tuple[Any, Any]]:
     ground = worker["session"].prepare(spec, journal)
     ground.memory.start()
     objective = spec.data.objective
-    module = ground.strategy.wrap(worker["build"].build_model(ground.config, objective, spec.knobs, ground.device))
+    model = worker["build"].build_model(ground.config, objective, spec.knobs, ground.device)
+    module, optimizer = ground.strategy.prepare(model, spec.knobs)
     samples = spec.knobs.batch_size * spec.knobs.grad_accum
     log = worker["step_log"].StepLog(folder, journal, samples, samples * spec.knobs.seq_len, 0)
     yield (
@@ -129,7 +130,7 @@ def training(folder: Path, steps: int) -> Iterator[tuple[Any, Any]]:
             knobs=replace(spec.knobs, steps=BLOCK_STEPS),
             device=ground.device,
             module=module,
-            optimizer=worker["optimizer"].build_optimizer(module, spec.knobs),
+            optimizer=optimizer,
             objective=worker["objective"].Objective(objective),
             precision=ground.precision,
             strategy=ground.strategy,

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.optim import Optimizer
 
 from .clock import Clock
@@ -47,10 +47,10 @@ def train(rig: Rig) -> None:
         rate = rate_at(step, rig.knobs)
         for group in rig.optimizer.param_groups:
             group["lr"] = rate
-        loss = accumulate_gradients(rig)
+        loss = rig.strategy.accumulate(rig)
         rig.memory.boundary("forward_backward")
         enter(rig, "optimizer")
-        update(rig)
+        rig.strategy.update(rig)
         rig.memory.boundary("optimizer")
         enter(rig, "other")
         handle = rig.strategy.sum_later(loss)
@@ -58,37 +58,6 @@ def train(rig: Rig) -> None:
         rig.log.add(step, times, loss, handle, rig.precision.scale(), {"lr": rate, **rig.memory.read()})
         if step == 1:
             rig.after_first_step()
-
-
-def accumulate_gradients(rig: Rig) -> Tensor:
-    """Forward and backward of every micro-batch; returns this rank's share of the global mean loss.
-
-    Every target of the global batch weighs the same, whichever rank and micro-batch it is in, so all are counted
-    before the first forward.
-    """
-    enter(rig, "data")
-    micro_batches = [to_device(next(rig.batches), rig.device) for _ in range(rig.knobs.grad_accum)]
-    enter(rig, "other")
-    count = rig.strategy.sum(rig.objective.count(micro_batches)).clamp(min=1)
-    total = torch.zeros((), device=rig.device)
-    for number, batch in enumerate(micro_batches, start=1):
-        with rig.strategy.micro_step(rig.module, last=number == len(micro_batches)):
-            enter(rig, "forward")
-            with rig.precision.autocast():
-                loss = rig.objective.loss_sum(rig.module, batch) / count
-            enter(rig, "backward")
-            rig.precision.backward(loss * rig.strategy.gradient_factor)
-        total += loss.detach()
-    return total
-
-
-def update(rig: Rig) -> None:
-    """Clip where asked, take the optimizer's step, and free the gradients."""
-    if rig.knobs.grad_clip > 0:
-        rig.precision.unscale(rig.optimizer)
-        rig.strategy.clip(rig.module.parameters(), rig.knobs.grad_clip)
-    rig.precision.step(rig.optimizer)
-    rig.optimizer.zero_grad(set_to_none=True)
 
 
 def enter(rig: Rig, phase: str) -> None:

@@ -20,7 +20,6 @@ from .memory import Memory, make_memory
 from .model_config import check_seq_len, resolve_config
 from .objective import Objective
 from .observe import ComputeDtype, actual_fields
-from .optimizer import build_optimizer
 from .precision import Precision
 from .records import Journal
 from .samples import Batch
@@ -64,7 +63,7 @@ def prepare(spec: RunSpec, journal: Journal) -> Ground:
     config = resolve_config(spec.model)
     check_seq_len(config, knobs.seq_len)
     check_attention(knobs)
-    strategy = make_strategy(knobs.strategy, device)
+    strategy = make_strategy(knobs, device)
     batches = open_batches(spec, config, strategy.rank, strategy.ranks, journal)
     strategy.start()
     memory = make_memory(device, spec.memory_limit_bytes)
@@ -75,8 +74,7 @@ def train_on(ground: Ground, run_dir: Path, journal: Journal) -> None:
     """Build the model and take the steps; every step that ended is on record, however the training ends."""
     knobs, objective = ground.spec.knobs, ground.spec.data.objective
     model = build_model(ground.config, objective, knobs, ground.device)
-    module = ground.strategy.wrap(model)
-    optimizer = build_optimizer(module, knobs)
+    module, optimizer = ground.strategy.prepare(model, knobs)
     # Weights are the same on every rank; dropout is not.
     torch.manual_seed(knobs.seed + ground.strategy.rank)
     dtype = ComputeDtype(model)

@@ -27,6 +27,13 @@ class Knobs:
     pin_memory: str = "off"
     prefetch: int = 2
     strategy: str = "single"
+    tp_degree: int = 2
+    pp_degree: int = 2
+    pp_schedule: str = "gpipe"
+    micro_batches: int = 4
+    reshard: str = "on"
+    offload_path: str | None = None
+    engine: str = "native"
     lr: float = 5e-5
     lr_schedule: str = "constant"
     weight_decay: float = 0.0
@@ -45,13 +52,33 @@ CHOICES: dict[str, tuple[str, ...]] = {
         "adamw-foreach",
         "adamw-fused",
         "adamw-8bit",
+        "paged-adamw-8bit",
         "adafactor",
         "sgd",
     ),
     "attention": ("eager", "sdpa", "flash"),
-    "compile": ("off",),
+    "compile": ("off", "default", "max-autotune"),
     "pin_memory": ("on", "off"),
-    "strategy": ("single", "ddp"),
+    "strategy": (
+        "single",
+        "dp",
+        "ddp",
+        "fsdp",
+        "zero1",
+        "zero2",
+        "zero3",
+        "zero2-offload",
+        "zero3-offload",
+        "tp",
+        "pp",
+        "naive-mp",
+        "ddp+tp",
+        "fsdp+tp",
+        "ddp+pp",
+    ),
+    "pp_schedule": ("gpipe", "1f1b", "interleaved"),
+    "reshard": ("on", "off"),
+    "engine": ("native", "accelerate", "trainer"),
     "lr_schedule": ("constant", "linear"),
 }
 AT_LEAST_ONE = ("batch_size", "grad_accum", "seq_len", "steps")

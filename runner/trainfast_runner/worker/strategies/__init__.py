@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Iterable
 from contextlib import AbstractContextManager
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from ..invalid import unknown_name
+from ..spec import Knobs
+
+if TYPE_CHECKING:
+    from ..loop import Rig
 
 
 class Strategy(Protocol):
@@ -23,8 +31,17 @@ class Strategy(Protocol):
     def start(self) -> None:
         """Join the process group; called before any memory is counted."""
 
-    def wrap(self, model: nn.Module) -> nn.Module:
-        """The module whose forward the loop calls, with the parameters the optimizer gets."""
+    def prepare(self, model: nn.Module, knobs: Knobs) -> tuple[nn.Module, Optimizer]:
+        """The module whose forward the loop calls, and the optimizer over its parameters."""
+
+    def accumulate(self, rig: Rig) -> Tensor:
+        """Forward and backward of the step's micro-batches; this rank's share of the global mean loss."""
+
+    def backward(self, rig: Rig, loss: Tensor) -> None:
+        """Backward of one micro-batch, whose `loss` is divided by the targets of the whole global batch."""
+
+    def update(self, rig: Rig) -> None:
+        """The optimizer's step, clipped where asked; gradients are free afterwards."""
 
     def micro_step(self, module: nn.Module, last: bool) -> AbstractContextManager[Any]:
         """The context of one micro-batch's forward and backward; gradients are exchanged in the `last`."""
@@ -45,12 +62,17 @@ class Strategy(Protocol):
         """Part from the other ranks after the last step. Never called after an error."""
 
 
-def make_strategy(name: str, device: torch.device) -> Strategy:
-    """The strategy called `name` in the knob table."""
-    if name == "ddp":
-        from .ddp import DataParallel
+STRATEGIES = {
+    "single": ("single", "Single"),
+    "ddp": ("ddp", "DataParallel"),
+}
+"""File and class of each strategy; a file is imported only when its strategy runs."""
 
-        return DataParallel(device)
-    from .single import Single
 
-    return Single()
+def make_strategy(knobs: Knobs, device: torch.device) -> Strategy:
+    """The strategy the knobs name, made from them and this rank's device."""
+    if knobs.strategy not in STRATEGIES:
+        raise unknown_name("strategy that this worker runs", knobs.strategy, "strategy", tuple(STRATEGIES))
+    file, name = STRATEGIES[knobs.strategy]
+    made: Strategy = getattr(importlib.import_module(f".{file}", __package__), name)(knobs, device)
+    return made

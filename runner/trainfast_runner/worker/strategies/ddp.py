@@ -12,14 +12,15 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from ..spec import Knobs
 from .single import Single
 
 
 class DataParallel(Single):
     """torch's DistributedDataParallel over NCCL, or over gloo on CPU."""
 
-    def __init__(self, device: torch.device) -> None:
-        self.device = device
+    def __init__(self, knobs: Knobs, device: torch.device) -> None:
+        super().__init__(knobs, device)
         self.rank = int(os.environ["RANK"])
         self.ranks = int(os.environ["WORLD_SIZE"])
         self.gradient_factor = float(self.ranks)

@@ -4,11 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DataParallel, DistributedDataParallel
+from torch.optim import Optimizer
+
+from ..optimizer import build_optimizer
+from ..spec import Knobs
+
+if TYPE_CHECKING:
+    from ..loop import Rig
 
 WRAPPERS = (DistributedDataParallel, DataParallel)
 
@@ -20,12 +27,37 @@ class Single:
     ranks = 1
     gradient_factor = 1.0
 
+    def __init__(self, knobs: Knobs, device: torch.device) -> None:
+        self.knobs = knobs
+        self.device = device
+
     def start(self) -> None:
         """Nothing to join."""
 
     def wrap(self, model: nn.Module) -> nn.Module:
         """The model itself."""
         return model
+
+    def prepare(self, model: nn.Module, knobs: Knobs) -> tuple[nn.Module, Optimizer]:
+        """Wrap, then build the optimizer over what the wrapping left."""
+        module = self.wrap(model)
+        return module, build_optimizer(module, knobs)
+
+    def accumulate(self, rig: Rig) -> Tensor:
+        """Micro-batch after micro-batch."""
+        from ..micro_steps import accumulate_gradients
+
+        return accumulate_gradients(rig)
+
+    def backward(self, rig: Rig, loss: Tensor) -> None:
+        """Gradients come out summed over ranks."""
+        rig.precision.backward(loss * self.gradient_factor)
+
+    def update(self, rig: Rig) -> None:
+        """Clip, step, free."""
+        from ..micro_steps import update
+
+        update(rig)
 
     def micro_step(self, module: nn.Module, last: bool) -> AbstractContextManager[Any]:
         """No context."""
