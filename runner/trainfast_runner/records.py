@@ -81,6 +81,8 @@ class RunFile(msgspec.Struct, frozen=True, kw_only=True):
     start_temperature_c: float | None = None
     foreign_processes: list[dict[str, Any]] = []
     clean: bool = True
+    calibration: dict[str, Any] | None = None
+    """What `doctor --calibrate` measured on this device, where it did."""
 
 
 class Step(msgspec.Struct, frozen=True, kw_only=True):
@@ -145,7 +147,10 @@ class WorkerLine(msgspec.Struct, frozen=True, kw_only=True):
     optimizer_implementation: str | None = None
     checkpointing: str | None = None
     parameters: int | None = None
+    device_name: str | None = None
     model_flops_per_sample: Bounded | None = None
+    recomputed_flops_per_sample: Bounded | None = None
+    notebook_flops_per_sample: Bounded | None = None
     loader_workers_alive: int | None = None
 
 
@@ -225,13 +230,21 @@ class StepTime(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Flops(msgspec.Struct, frozen=True, kw_only=True):
-    """Model FLOPs a second and device, and their share of the peak."""
+    """TFLOP/s of one device, and what share of its peak (0 to 1) that is.
+
+    `mfu` counts the model's FLOPs only, `hfu` also what checkpointing computes twice. `notebook_tflops_per_device` is
+    counted by the "Transformers Benchmarks" notebook's formula. `measured_peak_tflops` is what `doctor --calibrate`
+    reached on this device, `of_measured_peak` the hardware's FLOPs as a share of it.
+    """
 
     model_tflops_per_device: float | None = None
     mfu: float | None = None
     hfu: float | None = None
     peak_tflops: float | None = None
     peak_source: str | None = None
+    notebook_tflops_per_device: float | None = None
+    measured_peak_tflops: float | None = None
+    of_measured_peak: float | None = None
 
 
 class Memory(msgspec.Struct, frozen=True, kw_only=True):

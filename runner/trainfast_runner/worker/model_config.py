@@ -76,15 +76,47 @@ def _from_files(source: str, where: str) -> Any:
         ) from error
 
 
+def text_part(config: Any) -> Any:
+    """The part of a configuration that describes its language model; the configuration itself where it is one."""
+    # An encoder-decoder calls its decoder its text part, and answers with a copy that lacks the encoder.
+    if getattr(config, "is_encoder_decoder", False) or not hasattr(config, "get_text_config"):
+        return config
+    return config.get_text_config()
+
+
 def vocab_size(config: Any) -> int:
-    """The number of token ids of the text part of a configuration."""
-    text = config.get_text_config() if hasattr(config, "get_text_config") else config
-    return int(text.vocab_size)
+    """The number of token ids of the text part of a configuration. Raises InvalidInput where it reads no text."""
+    size = getattr(text_part(config), "vocab_size", None)
+    if size is None:
+        raise InvalidInput(f"{config.model_type} reads no text: it has no vocab_size", "data.kind", ["jpeg"], "jpeg")
+    return int(size)
+
+
+def patches(config: Any) -> int:
+    """Patches that an image of the configured size is cut into. Raises InvalidInput where it reads no images."""
+    size, patch = getattr(config, "image_size", None), getattr(config, "patch_size", None)
+    if not isinstance(size, int) or not isinstance(patch, int) or patch < 1:
+        raise InvalidInput(
+            f"{config.model_type} reads no images cut into patches: it has no image_size and patch_size",
+            "data.objective",
+            ["causal-lm", "masked-lm", "sequence-classification", "seq2seq"],
+        )
+    return (size // patch) ** 2
+
+
+def split_tokens(seq_len: int) -> tuple[int, int]:
+    """How many of a sample's tokens an encoder reads and a decoder then writes: the first half, the rest."""
+    return seq_len // 2, seq_len - seq_len // 2
+
+
+def tokens_per_sample(config: Any, objective: str, seq_len: int) -> int:
+    """What a sample counts as in tokens: those of text, or an image's patches and its class token."""
+    return patches(config) + 1 if objective == "image-classification" else seq_len
 
 
 def check_seq_len(config: Any, seq_len: int) -> None:
     """Raise InvalidInput when the model has fewer positions than `seq_len` asks for."""
-    text = config.get_text_config() if hasattr(config, "get_text_config") else config
+    text = text_part(config)
     positions = getattr(text, "max_position_embeddings", None)
     if positions is not None and seq_len > positions:
         raise InvalidInput(

@@ -9,6 +9,11 @@ from torch.nn import functional
 from .samples import IGNORED, Batch
 
 
+def inputs(batch: Batch) -> Batch:
+    """What of a batch goes into the model: all but the labels, under the names of its forward."""
+    return {name: values for name, values in batch.items() if name != "labels"}
+
+
 class Objective:
     """Summed cross entropy over the counted targets; whoever adds the micro-batches divides by the global count."""
 
@@ -27,7 +32,7 @@ class Objective:
 
     def loss_sum(self, model: nn.Module, batch: Batch) -> Tensor:
         """The sum of the targets' cross entropies, in fp32 whatever the model computes in."""
-        logits = model(input_ids=batch["input_ids"]).logits
+        logits = model(**inputs(batch)).logits
         return functional.cross_entropy(
             logits.flatten(0, -2).float(),
             self.targets(batch).flatten(),

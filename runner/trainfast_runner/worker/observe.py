@@ -9,6 +9,8 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
+from .flops import SampleFlops
+from .model_config import text_part
 from .optimizer import implementation
 from .strategies import Strategy
 
@@ -45,11 +47,11 @@ def actual_fields(
     strategy: Strategy,
     device: torch.device,
     compute_dtype: str | None,
-    seq_len: int,
+    flops: SampleFlops | None,
 ) -> dict[str, Any]:
     """The fields of an `actual` record; `model` is what was built, `module` what the strategy made of it."""
     config: Any = model.config
-    text = config.get_text_config() if hasattr(config, "get_text_config") else config
+    text = text_part(config)
     return {
         **strategy.facts(module),
         "optimizer": type(optimizer).__name__,
@@ -64,31 +66,11 @@ def actual_fields(
         "compiled": hasattr(module, "_orig_mod"),
         "model_type": config.model_type,
         "parameters": sum(p.numel() for p in model.parameters()),
-        "model_flops_per_sample": flops_per_sample(model, text, seq_len),
+        "model_flops_per_sample": flops.model if flops else None,
+        "recomputed_flops_per_sample": flops.recomputed if flops else None,
+        "notebook_flops_per_sample": flops.notebook if flops else None,
         "layers": getattr(text, "num_hidden_layers", None),
         "hidden_size": getattr(text, "hidden_size", None),
         "vocab_size": getattr(text, "vocab_size", None),
         "loader_workers_alive": len(multiprocessing.active_children()),
     }
-
-
-def flops_per_sample(model: nn.Module, text: Any, seq_len: int) -> float | None:
-    """Model FLOPs of one sample's forward and backward, or None where the configuration lacks a field.
-
-    Per token 6N + 6*L*H*(d_qk + d_v)*s (torchtitan's formula; PaLM, appendix B, where d_qk = d_v). N counts the
-    parameters that multiply something: all but the input embeddings, whose lookup is free, unless they are tied to
-    the output projection. Attention is counted whole, without halving for causality.
-    """
-    layers = getattr(text, "num_hidden_layers", None)
-    heads = getattr(text, "num_attention_heads", None)
-    hidden = getattr(text, "hidden_size", None)
-    if not (isinstance(layers, int) and isinstance(heads, int) and isinstance(hidden, int)):
-        return None
-    head_dim = getattr(text, "head_dim", None) or hidden // heads
-    looked_up = {id(m.weight): m.weight.numel() for m in model.modules() if isinstance(m, nn.Embedding)}
-    find: Any = getattr(model, "get_output_embeddings", None)
-    output = find() if find else None
-    looked_up.pop(id(getattr(output, "weight", None)), None)
-    multiplied = sum(p.numel() for p in model.parameters()) - sum(looked_up.values())
-    per_token = 6 * multiplied + 6 * layers * heads * 2 * head_dim * seq_len
-    return float(per_token * seq_len)

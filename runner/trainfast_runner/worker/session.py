@@ -14,10 +14,11 @@ import torch
 from .build import build_model, check_attention
 from .clock import make_clock
 from .data import open_batches
+from .flops import flops_per_sample
 from .invalid import InvalidInput
 from .loop import Rig, train
 from .memory import Memory, make_memory
-from .model_config import check_seq_len, resolve_config
+from .model_config import check_seq_len, resolve_config, tokens_per_sample
 from .objective import Objective
 from .observe import ComputeDtype, actual_fields
 from .precision import Precision
@@ -74,6 +75,8 @@ def train_on(ground: Ground, run_dir: Path, journal: Journal) -> None:
     """Build the model and take the steps; every step that ended is on record, however the training ends."""
     knobs, objective = ground.spec.knobs, ground.spec.data.objective
     model = build_model(ground.config, objective, knobs, ground.device)
+    # Counted before the strategy cuts the model into pieces.
+    flops = flops_per_sample(model, objective, knobs.seq_len, knobs.checkpointing)
     module, optimizer = ground.strategy.prepare(model, knobs)
     # Weights are the same on every rank; dropout is not.
     torch.manual_seed(knobs.seed + ground.strategy.rank)
@@ -82,11 +85,12 @@ def train_on(ground: Ground, run_dir: Path, journal: Journal) -> None:
     def write_actual() -> None:
         journal.write(
             "actual",
-            **actual_fields(model, module, optimizer, ground.strategy, ground.device, dtype.name, knobs.seq_len),
+            **actual_fields(model, module, optimizer, ground.strategy, ground.device, dtype.name, flops),
         )
 
     samples = knobs.batch_size * knobs.grad_accum
-    log = StepLog(run_dir, journal, samples, samples * knobs.seq_len, knobs.timing_warmup)
+    tokens = samples * tokens_per_sample(ground.config, objective, knobs.seq_len)
+    log = StepLog(run_dir, journal, samples, tokens, knobs.timing_warmup)
     keep_last_step_on_sigterm(log, journal)
     write_actual()
     journal.enter("train")

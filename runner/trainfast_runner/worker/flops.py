@@ -1,0 +1,111 @@
+"""Floating-point operations of one sample's forward and backward, counted from the model and its configuration."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Any
+
+from torch import nn
+
+from .model_config import patches, split_tokens, text_part
+
+_ADDED = re.compile(r"(^|\.)(position_embeddings|cls_token|mask_token|distillation_token)$")
+"""Parameters that are only added, never multiplied."""
+_ONE_TOKEN = re.compile(r"(^|\.)(pooler|classifier)\.")
+"""Heads that look at one token of a sample."""
+_ENCODER = re.compile(r"(^|\.)encoder\.")
+_CROSS_KEYS = re.compile(r"\.(EncDecAttention\.[kv]|encoder_attn\.[kv]_proj)\.")
+"""What a decoder multiplies with the encoder's tokens."""
+
+
+@dataclass(frozen=True)
+class SampleFlops:
+    """FLOPs a sample. `recomputed` comes on top of `model` and is no progress; `notebook` counts its own way."""
+
+    model: float
+    recomputed: float
+    notebook: float | None
+
+
+@dataclass(frozen=True)
+class _Shape:
+    """Layers and tokens a sample; a model without a decoder of its own has zeros there."""
+
+    layers: int
+    tokens: int
+    decoder_layers: int = 0
+    decoder_tokens: int = 0
+
+    @property
+    def scores(self) -> int:
+        """Pairs of tokens that attend to each other, over all layers."""
+        own = self.layers * self.tokens**2 + self.decoder_layers * self.decoder_tokens**2
+        return own + self.decoder_layers * self.decoder_tokens * self.tokens
+
+
+def flops_per_sample(model: nn.Module, objective: str, seq_len: int, checkpointing: str) -> SampleFlops | None:
+    """The counts of one sample, or None where the configuration lacks a field. Count before the model is sharded.
+
+    Per token 6N + 6*L*H*(d_qk + d_v)*s (torchtitan's formula; PaLM, appendix B, where d_qk = d_v). N counts the
+    parameters that multiply that token: not the input embeddings, whose lookup is free, unless they are tied to the
+    output projection; of a mixture's experts only the share that is active. An encoder's parameters meet the encoder's
+    tokens, a decoder's its own. Attention is counted whole, without halving for causality. Full checkpointing repeats
+    the forward, a third of the model's FLOPs.
+    """
+    config: Any = model.config
+    text = text_part(config)
+    layers, heads, hidden = (
+        getattr(text, name, None) for name in ("num_hidden_layers", "num_attention_heads", "hidden_size")
+    )
+    if not (isinstance(layers, int) and isinstance(heads, int) and isinstance(hidden, int)):
+        return None
+    shape = _shape(config, text, layers, objective, seq_len)
+    head_dim = getattr(text, "head_dim", None) or hidden // heads
+    counted = 6.0 * _multiplications(model, text, shape) + 6.0 * heads * 2 * head_dim * shape.scores
+    repeats = 4 if checkpointing == "full" else 3
+    notebook = None
+    if not shape.decoder_layers and objective != "image-classification":
+        notebook = repeats * notebook_forward(layers, hidden, seq_len, int(text.vocab_size))
+    return SampleFlops(counted, counted / 3 if checkpointing == "full" else 0.0, notebook)
+
+
+def notebook_forward(layers: int, hidden: int, seq_len: int, vocab: int) -> float:
+    """Forward FLOPs of a sample as the "Transformers Benchmarks" notebook counts them for a BERT or a GPT-2."""
+    attention = 4 * hidden * seq_len**2 + 8 * seq_len * hidden**2
+    return float(layers * (attention + 16 * seq_len * hidden**2) + 2 * seq_len * hidden * vocab)
+
+
+def _shape(config: Any, text: Any, layers: int, objective: str, seq_len: int) -> _Shape:
+    if objective == "image-classification":
+        return _Shape(layers, patches(config) + 1)
+    if objective == "seq2seq":
+        read, written = split_tokens(seq_len)
+        decoder: int = getattr(text, "num_decoder_layers", None) or getattr(text, "decoder_layers", layers)
+        return _Shape(layers, read, decoder, written)
+    return _Shape(layers, seq_len)
+
+
+def _multiplications(model: nn.Module, text: Any, shape: _Shape) -> float:
+    """Sum over parameters of their size times the tokens of a sample that each is multiplied with."""
+    looked_up = {id(m.weight) for m in model.modules() if isinstance(m, nn.Embedding)}
+    find: Any = getattr(model, "get_output_embeddings", None)
+    output = find() if find else None
+    looked_up.discard(id(getattr(output, "weight", None)))
+    experts = getattr(text, "num_local_experts", None) or getattr(text, "num_experts", None)
+    active = (getattr(text, "num_experts_per_tok", None) or experts or 1) / (experts or 1)
+    total = 0.0
+    for name, parameter in model.named_parameters():
+        if id(parameter) in looked_up or _ADDED.search(name):
+            continue
+        share = active if ".experts." in name else 1.0
+        total += parameter.numel() * share * _tokens(name, shape)
+    return total
+
+
+def _tokens(name: str, shape: _Shape) -> int:
+    if _ONE_TOKEN.search(name):
+        return 1
+    if shape.decoder_layers and not _ENCODER.search(name) and not _CROSS_KEYS.search(name):
+        return shape.decoder_tokens
+    return shape.tokens
