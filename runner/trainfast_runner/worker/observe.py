@@ -32,7 +32,13 @@ class ComputeDtype:
 def _is_matrix_product(module: nn.Module) -> bool:
     weight = getattr(module, "weight", None)
     leaf = next(module.children(), None) is None
-    return leaf and isinstance(weight, torch.Tensor) and weight.dim() == 2 and not isinstance(module, nn.Embedding)
+    # A parameter that ZeRO-3 took away keeps its shape there.
+    return leaf and isinstance(weight, torch.Tensor) and len(getattr(weight, "ds_shape", weight.shape)) == 2 and not isinstance(module, nn.Embedding)
+
+
+def whole_size(parameter: torch.Tensor) -> int:
+    """Elements of a parameter, of the whole one where DeepSpeed left this rank an empty tensor in its place."""
+    return int(getattr(parameter, "ds_numel", parameter.numel()))
 
 
 def dtype_name(dtype: torch.dtype) -> str:
@@ -65,7 +71,7 @@ def actual_fields(
         "device_name": torch.cuda.get_device_name(device) if device.type == "cuda" else None,
         "compiled": hasattr(module, "_orig_mod"),
         "model_type": config.model_type,
-        "parameters": sum(p.numel() for p in model.parameters()),
+        "parameters": sum(whole_size(p) for p in model.parameters()),
         "model_flops_per_sample": flops.model if flops else None,
         "recomputed_flops_per_sample": flops.recomputed if flops else None,
         "notebook_flops_per_sample": flops.notebook if flops else None,

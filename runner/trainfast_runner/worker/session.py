@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import time
 from collections.abc import Iterator
@@ -59,12 +60,12 @@ def prepare(spec: RunSpec, journal: Journal) -> Ground:
     """Data, loader processes and process group: everything that is not the training's own memory."""
     knobs = spec.knobs
     device = pick_device(spec.device)
-    precision = Precision(knobs.precision, device)
     journal.enter("data", f"opening {spec.data.kind} data")
     config = resolve_config(spec.model)
     check_seq_len(config, knobs.seq_len)
     check_attention(knobs)
     strategy = make_strategy(knobs, device)
+    precision = strategy.make_precision()
     batches = open_batches(spec, config, strategy.rank, strategy.ranks, journal)
     strategy.start()
     memory = make_memory(device, spec.memory_limit_bytes)
@@ -78,6 +79,9 @@ def train_on(ground: Ground, run_dir: Path, journal: Journal) -> None:
     # Counted before the strategy cuts the model into pieces.
     flops = flops_per_sample(model, objective, knobs.seq_len, knobs.checkpointing)
     module, optimizer = ground.strategy.prepare(model, knobs)
+    if journal.rank == 0:
+        for name, document in ground.strategy.documents().items():
+            (run_dir / name).write_text(json.dumps(document, indent=2) + "\n")
     # Weights are the same on every rank; dropout is not.
     torch.manual_seed(knobs.seed + ground.strategy.rank)
     dtype = ComputeDtype(model)

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from ..invalid import unknown_name
+from ..precision import Precision
 from ..spec import Knobs
 
 if TYPE_CHECKING:
@@ -27,6 +28,9 @@ class Strategy(Protocol):
     """The data-parallel degree: into how many slices the global batch is cut."""
     gradient_factor: float
     """What the loss is multiplied by, so that gradients come out summed over ranks (DDP averages them)."""
+
+    def make_precision(self) -> Precision:
+        """The `precision` knob as this strategy applies it."""
 
     def start(self) -> None:
         """Join the process group; called before any memory is counted."""
@@ -57,6 +61,9 @@ class Strategy(Protocol):
 
     def facts(self, module: nn.Module) -> dict[str, Any]:
         """What the live objects are: `wrapper, reduce_dtype, zero_stage, mesh, pipeline_stages`."""
+
+    def documents(self) -> dict[str, Any]:
+        """JSON documents the run directory keeps, by file name; asked for once, after `prepare`."""
 
     def stop(self) -> None:
         """Part from the other ranks after the last step. Never called after an error."""

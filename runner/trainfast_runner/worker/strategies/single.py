@@ -12,6 +12,7 @@ from torch.nn.parallel import DataParallel, DistributedDataParallel
 from torch.optim import Optimizer
 
 from ..optimizer import build_optimizer
+from ..precision import Precision
 from ..spec import Knobs
 
 if TYPE_CHECKING:
@@ -30,6 +31,10 @@ class Single:
     def __init__(self, knobs: Knobs, device: torch.device) -> None:
         self.knobs = knobs
         self.device = device
+
+    def make_precision(self) -> Precision:
+        """Autocast and the loss scaler are ours."""
+        return Precision(self.knobs.precision, self.device)
 
     def start(self) -> None:
         """Nothing to join."""
@@ -85,6 +90,10 @@ class Single:
             "mesh": None,
             "pipeline_stages": None,
         }
+
+    def documents(self) -> dict[str, Any]:
+        """Nothing."""
+        return {}
 
     def stop(self) -> None:
         """Nobody to part from."""
