@@ -1,0 +1,191 @@
+"""ZeRO through DeepSpeed: optimizer states, gradients and parameters each kept by one rank only, or off the device."""
+
+from __future__ import annotations
+
+import fcntl
+import logging
+import os
+import shutil
+import sys
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from ..invalid import InvalidInput
+from ..optimizer import build_optimizer, parameter_groups
+from ..precision import Precision
+from ..spec import Knobs
+from .ddp import DataParallel
+from .zero_config import ZERO, deepspeed_config
+
+if TYPE_CHECKING:
+    from ..loop import Rig
+
+
+class DeepSpeedZero(DataParallel):
+    """zero1, zero2, zero3 and the two with offload: DeepSpeed's engine around the same loop."""
+
+    def __init__(self, knobs: Knobs, device: torch.device) -> None:
+        super().__init__(knobs, device)
+        self.zero = ZERO[knobs.strategy]
+        self.config: dict[str, Any] = {}
+        self.loss_scale = EngineLossScale(knobs.precision, device)
+
+    def make_precision(self) -> Precision:
+        """DeepSpeed casts and scales itself."""
+        return self.loss_scale
+
+    def start(self) -> None:
+        """Join the group, hand it to DeepSpeed, and build the extensions this run will call."""
+        super().start()
+        deepspeed = _import_deepspeed()
+        # DeepSpeed would compile its shared-memory all-reduce for the CPU, which only inference calls.
+        deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
+        deepspeed.init_distributed(auto_mpi_discovery=False, verbose=False)
+        if self.zero.offload and self.knobs.optimizer == "adamw":
+            self.cpu_adam = _built("CPUAdamBuilder")
+        if self.knobs.offload_path is not None and not _built("AsyncIOBuilder"):
+            raise InvalidInput(
+                "offload_path needs DeepSpeed's async_io extension, which cannot be built here; output.log says why",
+                "offload_path",
+                ["leaving offload_path out: the states stay in host memory"],
+            )
+
+    def prepare(self, model: nn.Module, knobs: Knobs) -> tuple[nn.Module, Optimizer]:
+        """The engine, and the optimizer inside it, whose groups hold the learning rate."""
+        import deepspeed
+
+        size = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
+        self.config = deepspeed_config(knobs, self.ranks, size, self.device.type)
+        engine, *_ = deepspeed.initialize(
+            model=model, optimizer=self._optimizer(model), config=self.config, dist_init_required=False
+        )
+        self.loss_scale.engine = engine
+        optimizer: Optimizer = engine.basic_optimizer
+        return engine, optimizer
+
+    def documents(self) -> dict[str, Any]:
+        """The configuration DeepSpeed was given."""
+        return {"deepspeed.json": self.config}
+
+    def micro_step(self, module: Any, last: bool) -> AbstractContextManager[Any]:
+        """Tell the engine which backward ends the step."""
+        module.set_gradient_accumulation_boundary(last)
+        return nullcontext()
+
+    def backward(self, rig: Rig, loss: Tensor) -> None:
+        """The engine averages over ranks; the loss is divided by the global count already, so not by accumulation."""
+        engine: Any = rig.module
+        engine.backward(loss * self.gradient_factor, scale_wrt_gas=False)
+
+    def update(self, rig: Rig) -> None:
+        """The engine clips, steps and frees."""
+        engine: Any = rig.module
+        engine.step()
+
+    def facts(self, module: Any) -> dict[str, Any]:
+        """The stage is read from the optimizer the engine made, not from its configuration."""
+        return {
+            "wrapper": type(module).__name__,
+            "reduce_dtype": str(module.communication_data_type).removeprefix("torch."),
+            "zero_stage": live_stage(module.optimizer),
+            "mesh": None,
+            "pipeline_stages": None,
+        }
+
+    def _optimizer(self, model: nn.Module) -> Optimizer:
+        """As for every strategy, but plain adamw on offloaded states is DeepSpeed's vectorized one where it builds."""
+        if not getattr(self, "cpu_adam", False):
+            return build_optimizer(model, self.knobs)
+        from deepspeed.ops.adam import DeepSpeedCPUAdam
+
+        groups = parameter_groups(model, self.knobs.weight_decay)
+        states = self.knobs.precision != "bf16-pure"
+        made: Optimizer = DeepSpeedCPUAdam(groups, lr=self.knobs.lr, adamw_mode=True, fp32_optimizer_states=states)
+        return made
+
+
+class EngineLossScale(Precision):
+    """No autocast and no scaler of ours; fp16's scale is the engine's."""
+
+    def __init__(self, name: str, device: torch.device) -> None:
+        super().__init__("tf32" if name == "tf32" else "fp32", device)
+        self.scales = name == "fp16"
+        self.engine: Any = None
+
+    def scale(self) -> Tensor | None:
+        """The loss scale of the last step, a host number; None without scaling."""
+        if not self.scales or self.engine is None:
+            return None
+        return torch.tensor(float(self.engine.optimizer.loss_scale))
+
+
+def live_stage(optimizer: Any) -> int | None:
+    """1, 2 or 3 by what the engine's optimizer is; None when it is none of ZeRO's."""
+    from deepspeed.runtime.bf16_optimizer import BF16_Optimizer
+    from deepspeed.runtime.zero.stage3 import DeepSpeedZeroOptimizer_Stage3
+    from deepspeed.runtime.zero.stage_1_and_2 import DeepSpeedZeroOptimizer
+
+    if isinstance(optimizer, DeepSpeedZeroOptimizer_Stage3):
+        return 3
+    if isinstance(optimizer, DeepSpeedZeroOptimizer):
+        return 2 if optimizer.partition_gradients else 1
+    return 1 if isinstance(optimizer, BF16_Optimizer) else None
+
+
+def _import_deepspeed() -> Any:
+    try:
+        import deepspeed
+    except ImportError as error:
+        raise InvalidInput(
+            f"the zero strategies need the package deepspeed: {sys.executable} -m pip install deepspeed",
+            "strategy",
+            ["ddp", "fsdp"],
+            "fsdp",
+        ) from error
+    logging.getLogger("DeepSpeed").setLevel(logging.WARNING)
+    return deepspeed
+
+
+def _built(builder: str) -> bool:
+    """Build one of DeepSpeed's extensions, or load what an earlier run built; False, with the reason printed."""
+    from deepspeed.ops import op_builder
+
+    if not shutil.which(os.environ.get("CXX", "c++").split()[0]) or not shutil.which("ninja"):
+        print(f"deepspeed: {builder}: no C++ compiler or no ninja on PATH", file=sys.stderr)
+        return False
+    try:
+        with _only_builder():
+            getattr(op_builder, builder)().load(verbose=False)
+    except Exception as error:
+        print(f"deepspeed: {builder}: {error}", file=sys.stderr)
+        return False
+    return True
+
+
+@contextmanager
+def _only_builder() -> Iterator[None]:
+    """One process at a time builds in TORCH_EXTENSIONS_DIR.
+
+    torch marks a build by a file, and waits for ever for one that a killed build left behind. The kernel lets go of
+    a flock when its holder dies, so any such file found while holding it is stale.
+    """
+    given = os.environ.get("TORCH_EXTENSIONS_DIR")
+    if not given:
+        yield
+        return
+    folder = Path(given)
+    folder.mkdir(parents=True, exist_ok=True)
+    fd = os.open(folder / "builder.flock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX)
+        for baton in folder.glob("*/lock"):
+            baton.unlink(missing_ok=True)
+        yield
+    finally:
+        os.close(fd)
