@@ -32,8 +32,10 @@ class ComputeDtype:
 def _is_matrix_product(module: nn.Module) -> bool:
     weight = getattr(module, "weight", None)
     leaf = next(module.children(), None) is None
+    if not leaf or not isinstance(weight, torch.Tensor) or isinstance(module, nn.Embedding):
+        return False
     # A parameter that ZeRO-3 took away keeps its shape there.
-    return leaf and isinstance(weight, torch.Tensor) and len(getattr(weight, "ds_shape", weight.shape)) == 2 and not isinstance(module, nn.Embedding)
+    return len(getattr(weight, "ds_shape", weight.shape)) == 2
 
 
 def whole_size(parameter: torch.Tensor) -> int:

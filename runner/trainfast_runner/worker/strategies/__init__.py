@@ -72,6 +72,11 @@ class Strategy(Protocol):
 STRATEGIES = {
     "single": ("single", "Single"),
     "ddp": ("ddp", "DataParallel"),
+    "zero1": ("deepspeed_zero", "DeepSpeedZero"),
+    "zero2": ("deepspeed_zero", "DeepSpeedZero"),
+    "zero3": ("deepspeed_zero", "DeepSpeedZero"),
+    "zero2-offload": ("deepspeed_zero", "DeepSpeedZero"),
+    "zero3-offload": ("deepspeed_zero", "DeepSpeedZero"),
 }
 """File and class of each strategy; a file is imported only when its strategy runs."""
 
