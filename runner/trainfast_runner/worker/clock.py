@@ -1,6 +1,8 @@
 """Which phase of the step time goes to, measured without making anything wait.
 
-`enter(phase)` ends one interval and begins the next, so the phases of a step add up to the step. On CPU the marks are
+`enter(phase)` ends one interval and begins the next, so the phases of a step add up to the step. Where forward and
+backward cannot be told apart (a pipeline's schedule interleaves them) their phase is `forward_backward`: both are then
+null, their time is in `other`, and the phases that are not null still add up to the step. On CPU the marks are
 monotonic times. On CUDA they are events on the stream, read a step later: what is measured is the device's own time,
 and a phase is only as long as it holds the device up.
 """
@@ -14,12 +16,14 @@ from typing import Any, Protocol
 import torch
 
 PHASES = ("data", "forward", "backward", "optimizer", "other")
+UNSPLIT = "forward_backward"
+"""The phase of a forward and backward that cannot be told apart."""
 
 
 class StepTimes(Protocol):
     """The marks of one step, which `read` turns into times once the device has passed them."""
 
-    def read(self) -> tuple[int, dict[str, float]]:
+    def read(self) -> tuple[int, dict[str, float | None]]:
         """The step's end (CLOCK_MONOTONIC nanoseconds), and `step_ms` with every phase's `..._ms`."""
 
 
@@ -38,9 +42,11 @@ def make_clock(device: torch.device) -> Clock:
     return CudaClock() if device.type == "cuda" else HostClock()
 
 
-def _fields(total_ms: float, phases_ms: dict[str, float]) -> dict[str, float]:
-    measured = {f"{name}_ms": phases_ms.get(name, 0.0) for name in PHASES if name != "other"}
-    return {"step_ms": total_ms, **measured, "other_ms": total_ms - sum(measured.values())}
+def _fields(total_ms: float, phases_ms: dict[str, float]) -> dict[str, float | None]:
+    unknown = ("forward", "backward") if UNSPLIT in phases_ms else ()
+    measured = {name: phases_ms.get(name, 0.0) for name in PHASES if name != "other" and name not in unknown}
+    known = {f"{name}_ms": measured.get(name) for name in PHASES if name != "other"}
+    return {"step_ms": total_ms, **known, "other_ms": total_ms - sum(measured.values())}
 
 
 class HostClock:
@@ -67,10 +73,10 @@ class HostClock:
 
 
 class _Known:
-    def __init__(self, end_ns: int, fields: dict[str, float]) -> None:
+    def __init__(self, end_ns: int, fields: dict[str, float | None]) -> None:
         self._answer = (end_ns, fields)
 
-    def read(self) -> tuple[int, dict[str, float]]:
+    def read(self) -> tuple[int, dict[str, float | None]]:
         return self._answer
 
 
@@ -93,7 +99,7 @@ class CudaClock:
         marks, self._marks = self._marks, [self._marks[-1]]
         return _Marked(self, marks)
 
-    def settle(self, marks: list[tuple[str, Any]]) -> tuple[int, dict[str, float]]:
+    def settle(self, marks: list[tuple[str, Any]]) -> tuple[int, dict[str, float | None]]:
         """Turn one step's marks into times; waits for its last mark only."""
         marks[-1][1].synchronize()
         spent: dict[str, float] = {}
@@ -115,5 +121,5 @@ class _Marked:
         self._clock = clock
         self._marks = marks
 
-    def read(self) -> tuple[int, dict[str, float]]:
+    def read(self) -> tuple[int, dict[str, float | None]]:
         return self._clock.settle(self._marks)

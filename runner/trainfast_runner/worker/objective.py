@@ -32,10 +32,10 @@ class Objective:
 
     def loss_sum(self, model: nn.Module, batch: Batch) -> Tensor:
         """The sum of the targets' cross entropies, in fp32 whatever the model computes in."""
-        logits = model(**inputs(batch)).logits
+        return self.sum_of(model(**inputs(batch)).logits, self.targets(batch))
+
+    def sum_of(self, logits: Tensor, targets: Tensor) -> Tensor:
+        """The sum of the cross entropies of `logits`, which have the targets' shape and the classes after it."""
         return functional.cross_entropy(
-            logits.flatten(0, -2).float(),
-            self.targets(batch).flatten(),
-            ignore_index=IGNORED,
-            reduction="sum",
+            logits.flatten(0, -2).float(), targets.flatten(), ignore_index=IGNORED, reduction="sum"
         )

@@ -84,7 +84,7 @@ def train_on(ground: Ground, run_dir: Path, journal: Journal) -> None:
             (run_dir / name).write_text(json.dumps(document, indent=2) + "\n")
     # Weights are the same on every rank; dropout is not.
     torch.manual_seed(knobs.seed + ground.strategy.rank)
-    dtype = ComputeDtype(model)
+    dtype = ComputeDtype(module)
 
     def write_actual() -> None:
         journal.write(

@@ -77,6 +77,8 @@ STRATEGIES = {
     "zero3": ("deepspeed_zero", "DeepSpeedZero"),
     "zero2-offload": ("deepspeed_zero", "DeepSpeedZero"),
     "zero3-offload": ("deepspeed_zero", "DeepSpeedZero"),
+    "pp": ("pipeline", "Pipeline"),
+    "ddp+pp": ("pipeline", "Pipeline"),
 }
 """File and class of each strategy; a file is imported only when its strategy runs."""
 

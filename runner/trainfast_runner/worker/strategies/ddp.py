@@ -27,13 +27,7 @@ class DataParallel(Single):
 
     def start(self) -> None:
         """Join the group torchrun describes in the environment."""
-        if self.device.type == "cuda":
-            dist.init_process_group("nccl", device_id=self.device)
-            return
-        if any(name == "lo" for _, name in socket.if_nameindex()):
-            # All ranks are on this machine; gloo otherwise trusts the host's name to resolve.
-            os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-        dist.init_process_group("gloo")
+        join_group(self.device)
 
     def wrap(self, model: nn.Module) -> nn.Module:
         """The model in DistributedDataParallel with torch's defaults."""
@@ -63,3 +57,14 @@ class DataParallel(Single):
     def stop(self) -> None:
         """Wait until no rank needs this one any more; the group goes with the process."""
         dist.barrier()
+
+
+def join_group(device: torch.device) -> None:
+    """Join the group of all ranks that torchrun describes in the environment: NCCL, or gloo on CPU."""
+    if device.type == "cuda":
+        dist.init_process_group("nccl", device_id=device)
+        return
+    if any(name == "lo" for _, name in socket.if_nameindex()):
+        # All ranks are on this machine; gloo otherwise trusts the host's name to resolve.
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    dist.init_process_group("gloo")

@@ -1,0 +1,248 @@
+"""Cutting a transformers model into pipeline stages: slices of its own layer list, run by its own forward.
+
+A stage is the model with the layers of the other stages taken out, and with modules that pass their input on where
+the embedding (but on the first stage), the final norm and the head (but on the last) were. Masks, positions and rotary
+tables are made by the model's own code on every stage. torch's `pipeline()` export is not used: it drops activation
+checkpointing and unties tied embeddings.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..invalid import InvalidInput
+
+
+class _PassOn(nn.Module):
+    """Stands for an embedding whose output came from the stage before."""
+
+    def forward(self, inputs_embeds: Tensor, **_unused: Any) -> Tensor:
+        return inputs_embeds
+
+
+class _NothingToAdd(nn.Module):
+    """Stands for a position table that the first stage has already added."""
+
+    def forward(self, position_ids: Tensor) -> Tensor:
+        return torch.zeros((), device=position_ids.device)
+
+
+Stand = Callable[[], nn.Module] | None
+"""What makes the module that stands where one was taken out; None where nothing is needed."""
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Where a family keeps its layers, what only the first stage needs (`entry`), and only the last (`exit`)."""
+
+    layers: str
+    entry: dict[str, Stand]
+    exit: dict[str, Stand]
+    heads: tuple[str, ...]
+    """Ends of the names of the classes that can be cut so."""
+
+
+_LLAMA = Layout(
+    "model.layers",
+    {"model.embed_tokens": None},
+    {"model.norm": nn.Identity, "lm_head": None},
+    ("ForCausalLM",),
+)
+LAYOUTS: dict[str, Layout] = {
+    "llama": _LLAMA,
+    "mistral": _LLAMA,
+    "qwen3": _LLAMA,
+    "mixtral": _LLAMA,
+    "gpt2": Layout(
+        "transformer.h",
+        {"transformer.wte": None, "transformer.wpe": _NothingToAdd, "transformer.drop": nn.Identity},
+        {"transformer.ln_f": nn.Identity, "lm_head": None},
+        ("LMHeadModel",),
+    ),
+    "bert": Layout(
+        "bert.encoder.layer",
+        {"bert.embeddings": _PassOn},
+        {"bert.pooler": None, "cls": None, "dropout": None, "classifier": None},
+        ("ForMaskedLM", "ForSequenceClassification"),
+    ),
+}
+
+
+class Stage(nn.Module):
+    """One stage: token ids or the hidden states before it in, hidden states or (on the last) logits out."""
+
+    def __init__(self, model: nn.Module, first: bool, last: bool) -> None:
+        super().__init__()
+        self.model = model
+        self.first = first
+        self.last = last
+        self.autocast: Callable[[], AbstractContextManager[Any]] = nullcontext
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """`(batch, seq)` or `(batch, seq, hidden)` to `(batch, seq, hidden)` or logits."""
+        name = "input_ids" if self.first else "inputs_embeds"
+        model: Any = self.model
+        with self.autocast():
+            if self.last:
+                logits: Tensor = model(**{name: inputs}).logits
+                return logits
+            hidden: Tensor = model.base_model(**{name: inputs}).last_hidden_state
+            return hidden
+
+
+@dataclass(frozen=True)
+class Cut:
+    """A model with its layers divided: stage s has layers `bounds[s]` up to `bounds[s + 1]`."""
+
+    model: nn.Module
+    layout: Layout
+    bounds: tuple[int, ...]
+
+    @property
+    def stages(self) -> int:
+        """How many stages."""
+        return len(self.bounds) - 1
+
+    def tied(self) -> list[nn.Parameter]:
+        """The parameters that first and last stage both have: tied embeddings."""
+        first = {id(parameter) for parameter in _parameters(self._parts(self.layout.entry))}
+        return [parameter for parameter in _parameters(self._parts(self.layout.exit)) if id(parameter) in first]
+
+    def stage(self, index: int) -> Stage:
+        """Stage `index`; it shares its parameters with the model it is cut from."""
+        first, last = index == 0, index == self.stages - 1
+        begin, end = self.bounds[index], self.bounds[index + 1]
+        layers = _at(self.model, self.layout.layers)
+        assert isinstance(layers, nn.ModuleList)
+        shared = [*layers, *self._parts(self.layout.entry), *self._parts(self.layout.exit)]
+        # What is in the memo is referred to, not copied: only the frame around the layers is new.
+        frame = copy.deepcopy(self.model, {id(module): module for module in shared})
+        _put(frame, self.layout.layers, nn.ModuleList(list(layers)[begin:end]))
+        for gone, places in ((not first, self.layout.entry), (not last, self.layout.exit)):
+            for path, stand in places.items() if gone else ():
+                if _at(frame, path) is not None:
+                    _put(frame, path, stand() if stand else None)
+        config: Any = frame.config
+        if getattr(config, "layer_types", None):
+            # Indexed by the position in the layer list. Past the configuration's own check of its length.
+            config.__dict__["layer_types"] = config.layer_types[begin:end]
+        return Stage(frame, first, last)
+
+    def forget_others(self, mine: Iterable[nn.Module]) -> None:
+        """Free the parameters that no module of `mine` has; the model keeps their shapes, for counting."""
+        kept = {id(parameter) for module in mine for parameter in module.parameters()}
+        shapes: dict[nn.Parameter, nn.Parameter] = {}
+        for module in self.model.modules():
+            for name, parameter in module._parameters.items():
+                if parameter is None or id(parameter) in kept:
+                    continue
+                if parameter not in shapes:
+                    empty = torch.empty_like(parameter, device="meta")
+                    shapes[parameter] = nn.Parameter(empty, requires_grad=parameter.requires_grad)
+                module._parameters[name] = shapes[parameter]
+
+    def _parts(self, places: dict[str, Stand]) -> list[nn.Module]:
+        found = [_at(self.model, path) for path in places]
+        return [module for module in found if module is not None]
+
+
+def cut(model: nn.Module, stages: int, seq_len: int) -> Cut:
+    """Divide `model` into `stages` of about equal FLOPs.
+
+    Raises InvalidInput for a model whose parts are not known here, or with fewer layers than stages.
+    """
+    config: Any = model.config
+    layout, head = LAYOUTS.get(config.model_type), type(model).__name__
+    if layout is None:
+        raise InvalidInput(
+            f"a pipeline can be cut from {', '.join(sorted(LAYOUTS))}, not from {config.model_type}",
+            "strategy",
+            ["single", "ddp", "fsdp"],
+            "fsdp",
+        )
+    if not head.endswith(layout.heads):
+        raise InvalidInput(
+            f"a pipeline can be cut from {config.model_type} with the head {' or '.join(layout.heads)}, not {head}",
+            "data.objective",
+        )
+    layers = _at(model, layout.layers)
+    assert isinstance(layers, nn.ModuleList)
+    if stages > len(layers):
+        raise InvalidInput(
+            f"{stages} pipeline stages are more than the model's {len(layers)} layers",
+            "pp_degree",
+            [f"up to {len(layers)} stages"],
+        )
+    whole = Cut(model, layout, (0, len(layers)))
+    head_cost = sum(_multiplied(part, config) for part in whole._parts(layout.exit))
+    if head.endswith("ForSequenceClassification"):
+        # It reads one token of a sample.
+        head_cost /= seq_len
+    costs = [_multiplied(layer, config) + _scores(config, seq_len) for layer in layers]
+    return Cut(model, layout, balance(costs, head_cost, stages))
+
+
+def balance(costs: list[float], head: float, stages: int) -> tuple[int, ...]:
+    """Bounds of `stages` runs of layers, none empty, whose dearest stage is cheapest; `head` is on the last stage.
+
+    Among equals the one with the smallest sum of squares: the most even.
+    """
+    before = [0.0]
+    for cost in costs:
+        before.append(before[-1] + cost)
+    count = len(costs)
+    # best[end] for the first s stages covering `end` layers: (dearest, squares, bounds).
+    best: dict[int, tuple[float, float, tuple[int, ...]]] = {0: (0.0, 0.0, (0,))}
+    for stage in range(1, stages + 1):
+        extra = head if stage == stages else 0.0
+        following: dict[int, tuple[float, float, tuple[int, ...]]] = {}
+        for end in range(stage, count - (stages - stage) + 1):
+            options = []
+            for begin, (dearest, squares, bounds) in best.items():
+                if begin < end:
+                    cost = before[end] - before[begin] + extra
+                    options.append((max(dearest, cost), squares + cost * cost, (*bounds, end)))
+            following[end] = min(options)
+        best = following
+    return best[count][2]
+
+
+def _multiplied(module: nn.Module, config: Any) -> float:
+    """Parameters a token is multiplied with: a sixth of its training FLOPs. Of experts only those it is sent to."""
+    experts = getattr(config, "num_local_experts", None) or 1
+    share = getattr(config, "num_experts_per_tok", experts) / experts
+    total = 0.0
+    for name, parameter in module.named_parameters():
+        total += parameter.numel() * (share if ".experts." in name else 1)
+    return total
+
+
+def _scores(config: Any, seq_len: int) -> float:
+    """Attention's own products in the same unit: H * (d_qk + d_v) * s a token and layer (torchtitan's formula)."""
+    head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    return float(config.num_attention_heads * 2 * head_dim * seq_len)
+
+
+def _parameters(modules: list[nn.Module]) -> list[nn.Parameter]:
+    return [parameter for module in modules for parameter in module.parameters()]
+
+
+def _at(model: nn.Module, path: str) -> nn.Module | None:
+    found: Any = model
+    for name in path.split("."):
+        found = getattr(found, name, None)
+    return found if isinstance(found, nn.Module) else None
+
+
+def _put(model: nn.Module, path: str, module: nn.Module | None) -> None:
+    parent, _, name = path.rpartition(".")
+    owner = _at(model, parent) if parent else model
+    assert owner is not None
+    owner._modules[name] = module
