@@ -98,3 +98,29 @@ def test_the_tightest_memory_limit_above_us_counts(tmp_path: Path) -> None:
     limit, where = cgroup_memory_limit(cgroup, tmp_path / "fs")
     assert limit == 3 << 30
     assert where == str(group.parent / "memory.max")
+
+
+def test_topo_draws_two_islands_of_four(cli: Cli, nvml_library: Path) -> None:
+    machine = {"LD_LIBRARY_PATH": str(nvml_library), "NVML_STAND_IN_GPUS": "8"}
+    found = cli("topo", "--json", **machine).json
+    assert set(found) >= {"schema", "devices", "matrix", "legend", "advice"}
+    near, far = ["NV4"] * 4, ["SYS"] * 4
+    for index, row in enumerate(found["matrix"]):
+        island = [*near[: index % 4], "X", *near[index % 4 + 1 :]]
+        assert row == (island + far if index < 4 else far + island)
+    assert [device["numa_node"] for device in found["devices"]] == [0] * 4 + [1] * 4
+    assert {device["nvlinks"] for device in found["devices"]} == {12}
+    assert "tp_degree at most 4" in " ".join(found["advice"])
+    lines = cli("topo", **machine).out.splitlines()
+    assert lines[1].split() == [*(f"GPU{index}" for index in range(8)), "CPU", "AFFINITY", "NUMA"]
+    assert lines[2].split()[:10] == ["GPU0", "X", *near[1:], *far, "0-31"]
+    assert any("NV#" in line for line in lines)
+
+
+def test_topo_without_a_gpu_is_one_sentence(cli: Cli) -> None:
+    done = cli("topo", "--json")
+    assert done.code == 0
+    assert (done.json["devices"], done.json["matrix"]) == ([], [])
+    text = cli("topo").out.splitlines()
+    assert len(text) == 1
+    assert text[0].startswith("No GPU to draw, runs train on the CPU: ")

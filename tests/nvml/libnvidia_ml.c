@@ -7,7 +7,10 @@
  *   memory GPU USED_MIB                                      beside what the processes use
  *   lost GPU FROM_S TO_S                                     the GPU does not answer
  *   process GPU PID USED_MIB FROM_S TO_S                     a compute process
- * GPU is an index or * for all. */
+ * GPU is an index or * for all.
+ *
+ * Links: GPUs 0-3, 4-7, ... are islands, on one NUMA node of 32 CPUs each; every pair within one is joined by four
+ * NVLinks, what crosses goes over the system. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -161,3 +164,35 @@ GPU_CALL(nvmlDeviceGetFieldValues, (Gpu *d, int count, Field *out), for (int i =
     out[i].value_type = 1;
     out[i].value.ui = (unsigned)s.temperature_c + 8;
 })
+
+enum { ISLAND = 4, LINKS_A_PAIR = 4, LINKS = LINKS_A_PAIR * (ISLAND - 1), FIRST_BUS = 0x10 };
+typedef struct { char legacy[16]; unsigned domain, bus, device, device_id, subsystem_id; char bus_id[32]; } Pci;
+
+static void put_bus(Pci *out, unsigned index) {
+    memset(out, 0, sizeof *out);
+    out->bus = FIRST_BUS + index;
+    snprintf(out->bus_id, sizeof out->bus_id, "00000000:%02X:00.0", out->bus);
+}
+
+/* The GPU at the other end of a link: the others of the island in turn, LINKS_A_PAIR links each. */
+static unsigned link_end(unsigned index, unsigned link) {
+    unsigned first = index / ISLAND * ISLAND, other = first + link / LINKS_A_PAIR;
+    return other >= index ? other + 1 : other;
+}
+
+GPU_CALL(nvmlDeviceGetPciInfo_v3, (Gpu *d, Pci *out), put_bus(out, d->index))
+GPU_CALL(nvmlDeviceGetCpuAffinity, (Gpu *d, unsigned words, unsigned long *out),
+         memset(out, 0, words * sizeof *out); unsigned node = d->index / ISLAND;
+         if (node / 2 < words) out[node / 2] = 0xFFFFFFFFul << node % 2 * 32)
+GPU_CALL(nvmlDeviceGetMemoryAffinity, (Gpu *d, unsigned words, unsigned long *out, unsigned scope),
+         (void)scope; memset(out, 0, words * sizeof *out); out[0] = 1ul << d->index / ISLAND)
+GPU_CALL(nvmlDeviceGetTopologyCommonAncestor, (Gpu *d, Gpu *other, unsigned *out),
+         *out = d->index / ISLAND == other->index / ISLAND ? 40 : 50)
+GPU_CALL(nvmlDeviceGetP2PStatus, (Gpu *d, Gpu *other, unsigned capability, unsigned *out),
+         *out = capability == 2 && d->index / ISLAND != other->index / ISLAND ? 5 : 0)
+GPU_CALL(nvmlDeviceGetNvLinkState, (Gpu *d, unsigned link, unsigned *out), if (link >= LINKS) return INVALID_ARGUMENT;
+         *out = link_end(d->index, link) < gpu_count())
+GPU_CALL(nvmlDeviceGetNvLinkRemoteDeviceType, (Gpu *d, unsigned link, unsigned *out),
+         if (link >= LINKS) return INVALID_ARGUMENT; *out = 0)
+GPU_CALL(nvmlDeviceGetNvLinkRemotePciInfo_v2, (Gpu *d, unsigned link, Pci *out),
+         if (link >= LINKS) return INVALID_ARGUMENT; put_bus(out, link_end(d->index, link)))

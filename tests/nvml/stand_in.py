@@ -14,7 +14,7 @@ from typing import Any
 
 import pynvml
 
-SUCCESS, UNINITIALIZED, NOT_SUPPORTED = 0, 1, 3
+SUCCESS, UNINITIALIZED, INVALID_ARGUMENT, NOT_SUPPORTED = 0, 1, 2, 3
 INSUFFICIENT_SIZE, FUNCTION_NOT_FOUND, GPU_IS_LOST = 7, 13, 15
 MIB = 1024**2
 SW_THERMAL = 0x20
@@ -46,6 +46,15 @@ class Gpu:
     reasons: int = 0
     violation_ns: Callable[[int, float], int] = lambda _field, seconds: 0
     pcie: tuple[int, int] = (4, 16)
+    pcie_max: tuple[int, int] = (4, 16)
+    bus: int = 0
+    """Its PCI bus number."""
+    node: int = 0
+    """Its NUMA node, of 32 CPUs each; between nodes the common ancestor is the system, within one the host bridge."""
+    links: tuple[int | str | None, ...] = ()
+    """Where each NVLink leads: a bus number, "switch", or None where it is down."""
+    peer_access: int = 0
+    """What it answers for every other GPU, as `nvmlGpuP2PStatus_t`."""
     processes: dict[int, int] = field(default_factory=dict)
     lost: tuple[float, float] | None = None
     """From and to which second of the machine's time the GPU does not answer."""
@@ -125,7 +134,7 @@ def _gpu_call(name: str) -> Callable[[_Function], _Function]:
 
     def register(function: _Function) -> _Function:
         def checked(machine: Machine, handle: Any, *arguments: Any) -> int:
-            gpu = machine.gpus[(ctypes.cast(handle, ctypes.c_void_p).value or 0) - _FIRST_HANDLE]
+            gpu = _gpu(machine, handle)
             seconds = machine.clock()
             if _is_lost(gpu, seconds):
                 return GPU_IS_LOST
@@ -140,6 +149,10 @@ def _gpu_call(name: str) -> Callable[[_Function], _Function]:
 
 
 _FIRST_HANDLE = 0x1000
+
+
+def _gpu(machine: Machine, handle: Any) -> Gpu:
+    return machine.gpus[(ctypes.cast(handle, ctypes.c_void_p).value or 0) - _FIRST_HANDLE]
 
 
 def _is_lost(gpu: Gpu, seconds: float) -> bool:
@@ -306,15 +319,71 @@ def _fields(gpu: Gpu, seconds: float, count: Any, values: Any) -> int:
 
 
 @_gpu_call("nvmlDeviceGetCurrPcieLinkGeneration")
-@_gpu_call("nvmlDeviceGetMaxPcieLinkGeneration")
 def _generation(gpu: Gpu, _seconds: float, generation: Any) -> int:
     return _put(generation, gpu.pcie[0])
 
 
+@_gpu_call("nvmlDeviceGetMaxPcieLinkGeneration")
+def _generation_max(gpu: Gpu, _seconds: float, generation: Any) -> int:
+    return _put(generation, gpu.pcie_max[0])
+
+
 @_gpu_call("nvmlDeviceGetCurrPcieLinkWidth")
-@_gpu_call("nvmlDeviceGetMaxPcieLinkWidth")
 def _width(gpu: Gpu, _seconds: float, width: Any) -> int:
     return _put(width, gpu.pcie[1])
+
+
+@_gpu_call("nvmlDeviceGetMaxPcieLinkWidth")
+def _width_max(gpu: Gpu, _seconds: float, width: Any) -> int:
+    return _put(width, gpu.pcie_max[1])
+
+
+@_gpu_call("nvmlDeviceGetPciInfo_v3")
+def _pci_info(gpu: Gpu, _seconds: float, info: Any) -> int:
+    info._obj.busId = b"00000000:%02X:00.0" % gpu.bus
+    return SUCCESS
+
+
+@_gpu_call("nvmlDeviceGetCpuAffinity")
+def _cpu_affinity(gpu: Gpu, _seconds: float, _words: Any, mask: Any) -> int:
+    mask._obj[0] = 0xFFFFFFFF << 32 * gpu.node
+    return SUCCESS
+
+
+@_gpu_call("nvmlDeviceGetMemoryAffinity")
+def _memory_affinity(gpu: Gpu, _seconds: float, _words: Any, mask: Any, _scope: Any) -> int:
+    mask._obj[0] = 1 << gpu.node
+    return SUCCESS
+
+
+@_machine_call("nvmlDeviceGetTopologyCommonAncestor")
+def _common_ancestor(machine: Machine, one: Any, other: Any, level: Any) -> int:
+    a, b = (_gpu(machine, handle) for handle in (one, other))
+    return _put(level, 30 if a.node == b.node else 50)
+
+
+@_machine_call("nvmlDeviceGetP2PStatus")
+def _peer_status(machine: Machine, one: Any, other: Any, _capability: Any, status: Any) -> int:
+    return _put(status, max(_gpu(machine, handle).peer_access for handle in (one, other)))
+
+
+@_gpu_call("nvmlDeviceGetNvLinkState")
+def _link_state(gpu: Gpu, _seconds: float, link: Any, is_active: Any) -> int:
+    if link >= len(gpu.links):
+        return INVALID_ARGUMENT if gpu.links else NOT_SUPPORTED
+    return _put(is_active, int(gpu.links[link] is not None))
+
+
+@_gpu_call("nvmlDeviceGetNvLinkRemoteDeviceType")
+def _link_end_kind(gpu: Gpu, _seconds: float, link: Any, kind: Any) -> int:
+    return _put(kind, 2 if gpu.links[link] == "switch" else 0)
+
+
+@_gpu_call("nvmlDeviceGetNvLinkRemotePciInfo_v2")
+def _link_end(gpu: Gpu, _seconds: float, link: Any, info: Any) -> int:
+    end = gpu.links[link]
+    info._obj.busId = b"00000000:%02X:00.0" % (end if isinstance(end, int) else 0xF0)
+    return SUCCESS
 
 
 @_gpu_call("nvmlDeviceGetComputeRunningProcesses_v2")

@@ -313,11 +313,13 @@ def test_each_command_has_its_own_key_and_a_method() -> None:
     from trainfast_tui.screens.help import HelpScreen
     from trainfast_tui.screens.main import MainScreen
     from trainfast_tui.screens.runs import RunsScreen
+    from trainfast_tui.screens.topo import TopoScreen
 
     owners = {
         "main": MainScreen,
         "runs": RunsScreen,
         "compare": CompareScreen,
+        "topo": TopoScreen,
         "help": HelpScreen,
         "everywhere": TrainfastApp,
     }

@@ -16,7 +16,7 @@ class Command:
     label: str
     help: str
     scope: str
-    """main, runs, compare, help, or everywhere."""
+    """main, runs, compare, topo, help, or everywhere."""
     footer: bool = True
     palette: bool = True
 
@@ -62,6 +62,7 @@ COMMANDS: tuple[Command, ...] = (
     Command("save", ("w",), "save", "Save the knobs as a preset of your own.", "main", footer=False),
     Command("compare", ("c",), "compare", "Compare this run with the one before it.", "main"),
     Command("history", ("h",), "runs", "All runs: filter, sort, mark two and compare.", "main"),
+    Command("topo", ("o",), "topology", "How the GPUs are connected, and what it means.", "main", footer=False),
     Command("log", ("l",), "log", "Show or hide what the training prints.", "main"),
     Command("log_scroll(-1)", ("pageup",), "log up", "Scroll the log back.", "main", footer=False, palette=False),
     Command("log_scroll(1)", ("pagedown",), "log down", "Scroll the log on.", "main", footer=False, palette=False),
@@ -93,6 +94,12 @@ COMMANDS: tuple[Command, ...] = (
     Command("swap", ("x",), "swap", "Exchange the two sides.", "compare"),
     Command("scroll(-1)", ("up", "k"), "up", "Scroll up.", "compare", footer=False, palette=False),
     Command("scroll(1)", ("down", "j"), "down", "Scroll down.", "compare", footer=False, palette=False),
+    Command("back", ("escape", "o"), "back", "Back to the main screen.", "topo"),
+    Command("reload", ("f5",), "ask again", "Ask the driver again.", "topo"),
+    Command("scroll(-1)", ("up", "k"), "up", "Scroll up.", "topo", footer=False, palette=False),
+    Command("scroll(1)", ("down", "j"), "down", "Scroll down.", "topo", footer=False, palette=False),
+    Command("scroll(-20)", ("pageup",), "page up", "A page up.", "topo", footer=False, palette=False),
+    Command("scroll(20)", ("pagedown", "space"), "page down", "A page down.", "topo", footer=False, palette=False),
     Command("back", ("escape",), "back", "Close the help.", "help"),
     Command("scroll(-1)", ("up", "k"), "up", "Scroll up.", "help"),
     Command("scroll(1)", ("down", "j"), "down", "Scroll down.", "help"),

@@ -27,6 +27,7 @@ COMMANDS = (
     Command(("presets", "show"), "presets_show", "a preset's model, data, settings and variants"),
     Command(("presets", "new"), "presets_new", "make a preset of your own from another"),
     Command(("monitor",), "monitor", "this machine's GPUs and host, live"),
+    Command(("topo",), "topo", "how the GPUs are connected, and what it means for the strategies"),
     Command(("doctor",), "doctor", "what is wrong with this machine, with the cure"),
 )
 GROUPS = {"runs": "history and live runs", "presets": "recipes: shipped ones and your own"}

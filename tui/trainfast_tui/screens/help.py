@@ -15,6 +15,7 @@ SCOPES = {
     "main": "on the main screen",
     "runs": "in the list of runs",
     "compare": "in a comparison",
+    "topo": "in the topology",
     "everywhere": "everywhere",
 }
 ABOUT = (

@@ -208,6 +208,11 @@ class MainActions(Base):
 
         self.app.push_screen(RunsScreen(self.trainfast.home, ascii=self.ascii))
 
+    def action_topo(self) -> None:
+        from trainfast_tui.screens.topo import TopoScreen
+
+        self.app.push_screen(TopoScreen(ascii=self.ascii))
+
     def action_log(self) -> None:
         self.query_one(LogPane).toggle_class("-open")
 

@@ -1,0 +1,93 @@
+"""How GPUs are connected: the matrix from NVML's own answers, and what it is said to mean."""
+
+from __future__ import annotations
+
+import stand_in
+from stand_in import Gpu, Machine, gpus
+
+from trainfast_runner.interconnect import interconnect, meaning
+from trainfast_runner.telemetry.topology import Topology, ranges, read_topology
+
+
+def seen(machine: Machine) -> Topology:
+    with stand_in.installed(machine):
+        return read_topology()
+
+
+def two(**settings: object) -> list[Gpu]:
+    """Two GPUs on buses 0 and 1."""
+    found = gpus(2, **settings)
+    found[1].bus = 1
+    return found
+
+
+def test_bonded_links_are_counted_for_each_peer_and_links_that_are_down_are_not() -> None:
+    one, other = two()
+    one.links, other.links = (1, 1, None, 1), (0, 0, None, 0)
+    topology = seen(Machine([one, other]))
+    assert topology.matrix == [["X", "NV3"], ["NV3", "X"]]
+    assert [device.nvlinks for device in topology.devices] == [3, 3]
+    assert interconnect(topology).all_nvlink
+    assert "about equal over NVLink" in " ".join(meaning(topology))
+
+
+def test_gpus_on_a_switch_reach_each_other_over_all_their_links() -> None:
+    machine = Machine([Gpu(uuid=f"GPU-{index}", bus=index, links=("switch",) * 18) for index in range(4)])
+    assert {sign for row in seen(machine).matrix for sign in row} == {"X", "NV18"}
+    for gpu in machine.gpus:
+        gpu.peer_access = 5
+    assert {sign for row in seen(machine).matrix for sign in row} == {"X", "PHB"}, "partitions do not see each other"
+
+
+def test_without_nvlink_the_pcie_path_decides_and_pp_is_preferred() -> None:
+    near, far = two()
+    far.node = 1
+    topology = seen(Machine([near, far]))
+    assert topology.matrix == [["X", "SYS"], ["SYS", "X"]]
+    assert [device.nvlinks for device in topology.devices] == [None, None]
+    assert [(device.cpu_affinity, device.numa_node) for device in topology.devices] == [("0-31", 0), ("32-63", 1)]
+    said = " ".join(meaning(topology))
+    assert "pp beats tp and zero" in said
+    assert "131 s" in said
+    assert "NUMA nodes" in said
+
+
+def test_a_narrow_slot_is_a_finding_and_an_idle_generation_is_not() -> None:
+    idle = Gpu(uuid="GPU-0", pcie=(1, 16), utilization=(0, 0))
+    narrow = Gpu(uuid="GPU-1", bus=1, pcie=(4, 8))
+    topology = seen(Machine([idle, narrow]))
+    assert [device.pcie_below_max for device in topology.devices] == ["generation", "width"]
+    said = " ".join(meaning(topology))
+    assert "GPU 1 uses 8 of 16 PCIe lanes" in said
+    assert "GPU 0: PCIe generation below the maximum while idle" in said
+
+
+def test_peers_that_cannot_read_each_other_are_said() -> None:
+    topology = seen(Machine(two(peer_access=1)))
+    assert topology.p2p == [[None, "the chipset does not support it"], ["the chipset does not support it", None]]
+    assert "NCCL copies through host memory" in " ".join(meaning(topology))
+
+
+def test_a_lost_gpu_and_an_old_driver_lose_only_their_own_answers() -> None:
+    lost = two()
+    lost[1].lost = (0.0, 9.0)
+    topology = seen(Machine(lost))
+    assert topology.matrix == [["X", "?"], ["?", "X"]]
+    assert "GPU is lost" in (topology.devices[1].error or "")
+    names = {name for name in stand_in._FUNCTIONS if "NvLink" in name or "P2P" in name or "Affinity" in name}
+    old = seen(Machine(two(), absent=frozenset(names)))
+    assert old.matrix == [["X", "PHB"], ["PHB", "X"]]
+    assert old.p2p == [[None, None], [None, None]]
+    assert old.devices[0].cpu_affinity is None
+
+
+def test_no_gpu_is_one_sentence() -> None:
+    topology = seen(Machine([]))
+    assert (topology.devices, topology.matrix) == ([], [])
+    [sentence] = meaning(topology)
+    assert "lists no GPU" in sentence
+
+
+def test_ranges_of_cpus() -> None:
+    assert ranges([0, 1, 2, 5, 64, 65]) == "0-2,5,64-65"
+    assert ranges([]) == ""

@@ -1,0 +1,57 @@
+"""The topology screen: the matrix, and its meaning, at any size."""
+
+from __future__ import annotations
+
+import stand_in
+from recorded import a_run
+from stand_in import Gpu, Machine
+from still import StillApp, a_snapshot, screen_text
+
+from trainfast_runner.home import Home
+from trainfast_tui.messages import SnapshotTaken
+
+ISLANDS = Machine(
+    [
+        Gpu(
+            uuid=f"GPU-{index}",
+            bus=index,
+            node=index // 4,
+            links=tuple(b for b in range(8) if b != index and b // 4 == index // 4),
+        )
+        for index in range(8)
+    ]
+)
+
+
+async def opened(home: Home, machine: Machine, size: tuple[int, int], **options: bool) -> str:
+    app = StillApp(home, **options)
+    with stand_in.installed(machine):
+        async with app.run_test(size=size) as pilot:
+            app.post_message(SnapshotTaken(a_snapshot(a_run(home))))
+            await pilot.pause()
+            await pilot.press("o")
+            while "Asking the driver" in (text := screen_text(app)) or ("for training" not in text and size[1] > 40):
+                await pilot.pause(0.01)
+            await pilot.press("o")
+            await pilot.pause()
+            assert "next run" in screen_text(app), "the same key leads back"
+            return text
+
+
+async def test_the_matrix_and_what_it_means(home: Home) -> None:
+    text = await opened(home, ISLANDS, (120, 48))
+    row = next(line for line in text.splitlines() if line.startswith("GPU5"))
+    assert row.split() == ["GPU5", *["SYS"] * 4, "NV1", "X", "NV1", "NV1", "32-63", "1"]
+    assert "NV#   over # bonded NVLinks" in text
+    assert "pp across the groups sends the least" in text
+    assert "o back" not in text, "Esc is the key that the footer shows"
+
+
+async def test_it_fits_the_smallest_terminal_and_ascii(home: Home) -> None:
+    text = await opened(home, ISLANDS, (80, 24), ascii=True)
+    assert text.isascii()
+    assert "GPU7" in text
+
+
+async def test_without_a_gpu_it_says_why(home: Home) -> None:
+    assert "No GPU to draw" in await opened(home, Machine([]), (80, 48))

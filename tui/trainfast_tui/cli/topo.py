@@ -1,0 +1,35 @@
+"""`topo`: how the GPUs are connected, as `nvidia-smi topo -m` draws it, and what it means for the strategies."""
+
+from __future__ import annotations
+
+import argparse
+
+
+def add(parser: argparse.ArgumentParser) -> None:
+    """The arguments of the command."""
+    parser.add_argument(
+        "--json", action="store_true", help="print {devices, matrix, p2p, legend, advice}"
+    )
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Print matrix, links, legend and advice; the exit code is 0 with and without a GPU."""
+    import msgspec
+
+    from trainfast_runner.interconnect import meaning
+    from trainfast_runner.telemetry.topology import LEGEND, read_topology
+    from trainfast_tui.cli.output import print_json, say
+    from trainfast_tui.topology_text import sections
+
+    topology = read_topology()
+    if arguments.json:
+        print_json({**msgspec.to_builtins(topology), "legend": LEGEND, "advice": meaning(topology)})
+        return 0
+    if not topology.devices:
+        say(*meaning(topology))
+        return 0
+    for place, (title, lines) in enumerate(sections(topology)):
+        say(f"{'' if place == 0 else chr(10)}{title}")
+        for line in lines:
+            say(f"  {line}")
+    return 0
