@@ -67,6 +67,9 @@ def implementation(optimizer: Optimizer) -> str | None:
     if group["fused"]:
         return "fused"
     if group["foreach"] is None:
+        if not group["params"]:
+            # ZeRO-3 shows the optimizer its parameters only while it steps.
+            return None
         try:
             from torch.optim.optimizer import _default_to_fused_or_foreach
         except ImportError:
