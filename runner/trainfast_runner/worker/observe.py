@@ -7,24 +7,29 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch._dynamo import OptimizedModule
 from torch.optim import Optimizer
 
+from .compilation import bare
 from .flops import SampleFlops
 from .model_config import text_part
-from .optimizer import implementation
+from .optimizer import class_name, implementation
 from .strategies import Strategy
 
 
 class ComputeDtype:
-    """Catches the dtype of the first matrix product a forward makes, then takes its hook away."""
+    """Catches the dtype of the first matrix product a forward makes, then takes its hook away.
 
-    def __init__(self, model: nn.Module) -> None:
+    A hook inside a compiled module would be compiled into it, so there the logits tell: a matrix product makes them.
+    """
+
+    def __init__(self, model: nn.Module, compiled: bool) -> None:
         self.name: str | None = None
-        layer = next((m for m in model.modules() if _is_matrix_product(m)), None)
+        layer = model if compiled else next((m for m in model.modules() if _is_matrix_product(m)), None)
         self._hook = None if layer is None else layer.register_forward_hook(self._see)
 
     def _see(self, _module: nn.Module, _inputs: Any, output: Any) -> None:
-        self.name = dtype_name(output.dtype)
+        self.name = dtype_name(getattr(output, "logits", output).dtype)
         if self._hook is not None:
             self._hook.remove()
 
@@ -39,8 +44,8 @@ def _is_matrix_product(module: nn.Module) -> bool:
 
 
 def whole_size(parameter: torch.Tensor) -> int:
-    """Elements of a parameter, of the whole one where DeepSpeed left this rank an empty tensor in its place."""
-    return int(getattr(parameter, "ds_numel", parameter.numel()))
+    """Elements of a parameter: of the whole one where this rank has a slice of it, or DeepSpeed's empty stand-in."""
+    return int(getattr(parameter, "ds_numel", getattr(parameter, "whole_numel", parameter.numel())))
 
 
 def dtype_name(dtype: torch.dtype) -> str:
@@ -61,8 +66,8 @@ def actual_fields(
     config: Any = model.config
     text = text_part(config)
     return {
-        **strategy.facts(module),
-        "optimizer": type(optimizer).__name__,
+        **strategy.facts(bare(module)),
+        "optimizer": class_name(optimizer),
         "optimizer_implementation": implementation(optimizer),
         "param_dtype": dtype_name(next(module.parameters()).dtype),
         "compute_dtype": compute_dtype,
@@ -71,7 +76,7 @@ def actual_fields(
         "world_size": torch.distributed.get_world_size() if torch.distributed.is_initialized() else 1,
         "device": device.type,
         "device_name": torch.cuda.get_device_name(device) if device.type == "cuda" else None,
-        "compiled": hasattr(module, "_orig_mod"),
+        "compiled": isinstance(module, OptimizedModule),
         "model_type": config.model_type,
         "parameters": sum(whole_size(p) for p in model.parameters()),
         "model_flops_per_sample": flops.model if flops else None,

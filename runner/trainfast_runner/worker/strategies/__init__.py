@@ -79,6 +79,10 @@ STRATEGIES = {
     "zero3-offload": ("deepspeed_zero", "DeepSpeedZero"),
     "pp": ("pipeline", "Pipeline"),
     "ddp+pp": ("pipeline", "Pipeline"),
+    "fsdp": ("fsdp", "FullySharded"),
+    "tp": ("tensor_parallel", "TensorParallel"),
+    "ddp+tp": ("tensor_parallel", "DataTensorParallel"),
+    "fsdp+tp": ("tensor_parallel", "ShardedTensorParallel"),
 }
 """File and class of each strategy; a file is imported only when its strategy runs."""
 

@@ -1,0 +1,26 @@
+"""A model's transformer blocks: the pieces that strategies shard, place and cut between."""
+
+from __future__ import annotations
+
+from torch import nn
+
+from ..invalid import InvalidInput
+
+
+def transformer_blocks(model: nn.Module) -> list[nn.Module]:
+    """The members of the outermost lists of layers, in the order they run; an encoder's before a decoder's.
+
+    Raises InvalidInput for a model without such a list.
+    """
+    found: list[nn.Module] = []
+    inside: set[int] = set()
+    for module in model.modules():
+        if isinstance(module, nn.ModuleList) and id(module) not in inside:
+            inside |= {id(nested) for nested in module.modules()}
+            # One object may be listed under two names.
+            found += [block for block in module if all(block is not other for other in found)]
+    if not found:
+        raise InvalidInput(
+            f"{type(model).__name__} has no list of layers to spread", "strategy", ["single", "ddp"], "ddp"
+        )
+    return found

@@ -1,0 +1,104 @@
+"""FSDP2: parameters, gradients and optimizer states each cut over the ranks, and gathered block by block."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.tensor import DTensor
+
+from ..invalid import InvalidInput
+from ..spec import Knobs
+from .blocks import transformer_blocks
+from .ddp import DataParallel
+
+PARAM_DTYPE = {"bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+class FullySharded(DataParallel):
+    """`fully_shard` on each transformer block and on the rest."""
+
+    def wrap(self, model: nn.Module) -> nn.Module:
+        """The same model, its parameters now slices."""
+        shard(model, init_device_mesh(self.device.type, (self.ranks,), mesh_dim_names=("dp",)), self.knobs)
+        return model
+
+    def micro_step(self, module: Any, last: bool) -> AbstractContextManager[Any]:
+        """Until the last micro-batch the gradients stay whole, unreduced, on each rank."""
+        module.set_requires_gradient_sync(last)
+        return nullcontext()
+
+    def clip(self, parameters: Iterable[Tensor], max_norm: float) -> None:
+        """By the norm over all slices."""
+        clip_slices(parameters, max_norm)
+
+    def facts(self, module: nn.Module) -> dict[str, Any]:
+        """Read from the parameters and from FSDP's own state."""
+        return {**super().facts(module), **sharded_facts(module)}
+
+
+def shard(model: nn.Module, mesh: DeviceMesh, knobs: Knobs) -> None:
+    """Shard `model` over the one-dimensional `mesh`, in place.
+
+    In mixed precision the gathered weights are in half precision already, and gradients are reduced in fp32; autocast
+    stays, for what it keeps in fp32 inside the model.
+    """
+    try:
+        from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+    except ImportError as error:
+        raise InvalidInput(
+            f"strategy={knobs.strategy} needs torch 2.6 or later, and this is {torch.__version__}",
+            "strategy",
+            ["ddp", "zero2", "zero3"],
+            "ddp",
+        ) from error
+    half = PARAM_DTYPE.get(knobs.precision)
+    policy = MixedPrecisionPolicy(param_dtype=half, reduce_dtype=torch.float32) if half else MixedPrecisionPolicy()
+    for block in transformer_blocks(model):
+        fully_shard(block, mesh=mesh, reshard_after_forward=knobs.reshard == "on", mp_policy=policy)
+    # What the root keeps is needed again at once in the backward: by torch's own default it stays gathered.
+    fully_shard(model, mesh=mesh, mp_policy=policy)
+
+
+def clip_slices(parameters: Iterable[Tensor], max_norm: float) -> None:
+    """Scale the gradients of DTensors down to a norm of at most `max_norm` over the whole of them."""
+    held = list(parameters)
+    norm = torch.nn.utils.get_total_norm([p.grad for p in held if p.grad is not None])
+    # The norm of slices is a sum still to be taken over the mesh.
+    whole = norm.full_tensor() if isinstance(norm, DTensor) else norm
+    torch.nn.utils.clip_grads_with_norm_(held, max_norm, whole)
+
+
+def sharded_facts(module: nn.Module) -> dict[str, Any]:
+    """`wrapper, mesh, reduce_dtype, reshard` of a sharded model, from the live objects."""
+    from torch.distributed.fsdp import FSDPModule
+
+    parameter = next(module.parameters())
+    group = _block_group(module)
+    reduce_dtype = getattr(group, "_reduce_dtype", None) or parameter.dtype
+    return {
+        "wrapper": FSDPModule.__name__ if isinstance(module, FSDPModule) else "none",
+        "mesh": mesh_of(parameter),
+        "reduce_dtype": str(reduce_dtype).removeprefix("torch."),
+        "reshard": None if group is None else "off" if group.post_forward_mesh_info is None else "on",
+    }
+
+
+def mesh_of(tensor: Tensor) -> dict[str, int] | None:
+    """The axes of a DTensor's device mesh and their sizes; None for a plain tensor."""
+    if not isinstance(tensor, DTensor) or tensor.device_mesh.mesh_dim_names is None:
+        return None
+    return dict(zip(tensor.device_mesh.mesh_dim_names, tensor.device_mesh.shape, strict=True))
+
+
+def _block_group(module: nn.Module) -> Any:
+    """FSDP's record of a block's parameters, which has no public reader; None where this torch keeps it elsewhere."""
+    blocks: list[Any] = transformer_blocks(module)
+    try:
+        return blocks[0]._get_fsdp_state()._fsdp_param_group
+    except AttributeError:
+        return None

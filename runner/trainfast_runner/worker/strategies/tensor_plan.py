@@ -1,0 +1,179 @@
+"""Which layers tensor parallelism cuts, and how: the model's own plan where transformers ships one, else ours.
+
+The cut is that of Megatron-LM (Shoeybi et al. 2019, section 3): the matrices that open an attention or an MLP by
+columns, those that close it by rows, so that each pair costs one all-reduce forward and one backward.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import nn
+
+from ..invalid import InvalidInput
+
+OUR_PLANS: Mapping[str, Mapping[str, str]] = {
+    "gpt2": {
+        "h.*.attn.c_attn": "packed_colwise",
+        "h.*.attn.c_proj": "rowwise",
+        "h.*.mlp.c_fc": "colwise",
+        "h.*.mlp.c_proj": "rowwise",
+    },
+    "bert": {
+        "encoder.layer.*.attention.self.query": "colwise",
+        "encoder.layer.*.attention.self.key": "colwise",
+        "encoder.layer.*.attention.self.value": "colwise",
+        "encoder.layer.*.attention.output.dense": "rowwise",
+        "encoder.layer.*.intermediate.dense": "colwise",
+        "encoder.layer.*.output.dense": "rowwise",
+    },
+}
+"""For families whose transformers code has none; the styles are transformers' own names."""
+
+GATHERED = ("colwise_gather_output", "colwise_rep")
+SUMMED = ("replicated_with_grad_allreduce",)
+
+
+@dataclass(frozen=True)
+class Slice:
+    """A parameter cut along `dim`. `parts` matrices lie packed there (query, key and value), each cut by itself."""
+
+    dim: int
+    parts: int = 1
+
+
+@dataclass
+class Plan:
+    """What is done to parameters and modules, all by their full names; what is not named is the same on every rank."""
+
+    slices: dict[str, Slice] = field(default_factory=dict)
+    summed: set[str] = field(default_factory=set)
+    """Whole on every rank, used on that rank's heads only: their gradients are summed over ranks."""
+    once: set[str] = field(default_factory=set)
+    """Biases added after a sum over ranks: one rank adds them."""
+    enters: set[str] = field(default_factory=set)
+    """Modules into which whole activations go, each rank computing with its own slice."""
+    reduces: set[str] = field(default_factory=set)
+    """Modules whose outputs are summed over ranks."""
+    gathers: set[str] = field(default_factory=set)
+    """Modules whose outputs are joined along the last dimension."""
+
+
+def plan_for(model: nn.Module, degree: int) -> Plan:
+    """The cut of `model` into `degree` slices. Raises InvalidInput when its family has no plan or does not divide."""
+    config: Any = model.config
+    written = _written(model)
+    plan, modules = Plan(), dict(model.named_modules())
+    for name, module in modules.items():
+        for parameter in [None, *dict(module.named_parameters(recurse=False))]:
+            full = name if parameter is None else f"{name}.{parameter}"
+            style = next((style for pattern, style in written.items() if pattern.fullmatch(full)), None)
+            if style is None:
+                continue
+            if parameter is None:
+                _cut_module(plan, model, name, module, style, degree)
+            else:
+                _cut_parameter(plan, full, style, config)
+    for name, module in modules.items():
+        _norm_of_heads(plan, name, module)
+    parameters = dict(model.named_parameters())
+    for name, cut in plan.slices.items():
+        size = parameters[name].shape[cut.dim] if name in parameters else 0
+        if size % (degree * cut.parts):
+            raise InvalidInput(
+                f"{config.model_type}: tp_degree={degree} does not divide the {size // cut.parts} columns of {name}",
+                "tp_degree",
+            )
+    if not plan.slices:
+        raise InvalidInput(f"the tensor-parallel plan of {config.model_type} names no layer of this model", "strategy")
+    return plan
+
+
+def _written(model: nn.Module) -> dict[re.Pattern[str], str]:
+    """The plan as it is written: patterns of full names, and the style of each."""
+    config: Any = model.config
+    own = getattr(config, "base_model_tp_plan", None) or OUR_PLANS.get(config.model_type)
+    if not own:
+        raise InvalidInput(
+            f"{config.model_type} has no tensor-parallel plan: transformers ships none, and we have one for"
+            f" {' and '.join(OUR_PLANS)}",
+            "strategy",
+            ["fsdp", "ddp"],
+            "fsdp",
+        )
+    prefix = str(getattr(model, "base_model_prefix", ""))
+    base = f"{prefix}." if hasattr(model, prefix) else ""
+    named = {f"{base}{pattern}": style for pattern, style in own.items()}
+    named.update(getattr(type(model), "_tp_plan", None) or {})
+    return {re.compile(re.escape(name).replace(r"\*", r"\d+")): style for name, style in named.items()}
+
+
+def _cut_module(plan: Plan, model: nn.Module, name: str, module: nn.Module, style: str, degree: int) -> None:
+    # transformers' Conv1D keeps its matrix as (in, out), nn.Linear as (out, in).
+    out, into = (1, 0) if type(module).__name__ == "Conv1D" else (0, 1)
+    bias = getattr(module, "bias", None) is not None
+    if style in GATHERED:
+        weight: Any = module.weight
+        tied = sum(weight is other for one in model.modules() for other in one._parameters.values()) > 1
+        if tied or weight.shape[out] % degree:
+            return
+        plan.gathers.add(name)
+    if style in ("colwise", *GATHERED):
+        plan.slices[f"{name}.weight"] = Slice(out)
+        if bias:
+            plan.slices[f"{name}.bias"] = Slice(0)
+        plan.enters.add(name)
+    elif style == "packed_colwise" and type(module).__name__ == "Conv1D":
+        plan.slices[f"{name}.weight"] = Slice(out, parts=3)
+        plan.slices[f"{name}.bias"] = Slice(0, parts=3)
+        plan.enters.add(name)
+        _split_smaller(model, name, degree)
+    elif style == "rowwise":
+        plan.slices[f"{name}.weight"] = Slice(into)
+        if bias:
+            plan.once.add(f"{name}.bias")
+        plan.reduces.add(name)
+    elif style in SUMMED:
+        plan.summed |= {f"{name}.{parameter}" for parameter, _ in module.named_parameters(recurse=False)}
+    elif style == "moe_tp_experts" and set(module._parameters) == {"gate_up_proj", "down_proj"}:
+        plan.enters.add(name)
+        plan.reduces.add(name)
+    else:
+        raise _unknown(name, style, model.config)
+
+
+def _cut_parameter(plan: Plan, name: str, style: str, config: Any) -> None:
+    """Experts keep their matrices as one tensor of (experts, out, in)."""
+    if style == "packed_colwise":
+        plan.slices[name] = Slice(1, parts=2)
+    elif style == "rowwise":
+        plan.slices[name] = Slice(2)
+    else:
+        raise _unknown(name, style, config)
+
+
+def _unknown(name: str, style: str, config: Any) -> InvalidInput:
+    return InvalidInput(
+        f"the tensor-parallel plan of {getattr(config, 'model_type', 'this model')} cuts {name} as {style!r},"
+        " which this worker does not do",
+        "strategy",
+        ["fsdp", "ddp"],
+        "fsdp",
+    )
+
+
+def _norm_of_heads(plan: Plan, name: str, module: nn.Module) -> None:
+    """A norm over each head's own queries or keys sees only this rank's heads, whether or not the plan says so."""
+    parent, _, last = name.rpartition(".")
+    if last in ("q_norm", "k_norm") and f"{parent}.q_proj" in plan.enters:
+        plan.summed |= {f"{name}.{parameter}" for parameter, _ in module.named_parameters(recurse=False)}
+
+
+def _split_smaller(model: nn.Module, name: str, degree: int) -> None:
+    """GPT-2's attention splits the packed projection at a fixed width."""
+    attention: Any = model.get_submodule(name.rpartition(".")[0])
+    if hasattr(attention, "split_size"):
+        attention.split_size //= degree

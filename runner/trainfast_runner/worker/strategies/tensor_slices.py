@@ -1,0 +1,161 @@
+"""Puts a tensor-parallel plan on a model: parameters become slices, and hooks exchange what crosses them.
+
+At rest every parameter is a DTensor, those that are not cut as replicas, so that one optimizer takes them all. In
+its module's forward each is this rank's plain tensor, so that any module computes as it always does.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Replicate, Shard
+
+from .tensor_plan import Plan, Slice
+
+
+def cut(model: nn.Module, plan: Plan, mesh: DeviceMesh) -> None:
+    """Replace the parameters by DTensors over the one-dimensional `mesh`, in place, and hang in the exchanges."""
+    exchange(model, plan, mesh)
+    made: dict[int, nn.Parameter] = {}
+    for name, module in model.named_modules():
+        held = [key for key, parameter in module._parameters.items() if parameter is not None]
+        for key in held:
+            whole = module._parameters[key]
+            assert whole is not None
+            # Tied parameters stay one.
+            if id(whole) not in made:
+                made[id(whole)] = _at_rest(whole, plan.slices.get(f"{name}.{key}"), mesh)
+            module._parameters[key] = made[id(whole)]
+        if held:
+            swap = _Swap(name, plan, mesh)
+            module.register_forward_pre_hook(swap.in_forward, prepend=True)
+            # Also when checkpointing breaks a recomputation off by an exception.
+            module.register_forward_hook(swap.at_rest, always_call=True)
+
+
+def exchange(model: nn.Module, plan: Plan, mesh: DeviceMesh) -> None:
+    """Hooks on the modules whose inputs or outputs cross from whole to sliced or back."""
+    group = mesh.get_group()
+    for name, module in model.named_modules():
+        if name in plan.enters:
+            module.register_forward_pre_hook(_Enter(group), with_kwargs=True)
+        if name in plan.reduces:
+            module.register_forward_hook(_Leave(group, _Sum))
+        elif name in plan.gathers:
+            module.register_forward_hook(_Leave(group, _Join))
+
+
+def _at_rest(whole: nn.Parameter, cut: Slice | None, mesh: DeviceMesh) -> nn.Parameter:
+    local, placement = whole.detach(), Replicate() if cut is None else Shard(cut.dim)
+    if cut is not None:
+        rank, degree = mesh.get_local_rank(), mesh.size()
+        packed = local.chunk(cut.parts, dim=cut.dim)
+        local = torch.cat([one.chunk(degree, dim=cut.dim)[rank] for one in packed], dim=cut.dim).clone()
+    return nn.Parameter(
+        DTensor.from_local(local, mesh, [placement], run_check=False), requires_grad=whole.requires_grad
+    )
+
+
+class _Swap:
+    """One module's parameters: DTensors at rest, this rank's plain tensors while it computes."""
+
+    def __init__(self, name: str, plan: Plan, mesh: DeviceMesh) -> None:
+        self.summed = {key.rpartition(".")[2] for key in plan.summed if key.rpartition(".")[0] == name}
+        self.once = {key.rpartition(".")[2] for key in plan.once if key.rpartition(".")[0] == name}
+        self.group = mesh.get_group()
+        self.first = mesh.get_local_rank() == 0
+        self.held: dict[str, nn.Parameter | None] = {}
+
+    def in_forward(self, module: nn.Module, _inputs: Any) -> None:
+        self.held = dict(module._parameters)
+        for key, parameter in self.held.items():
+            if parameter is not None:
+                module._parameters[key] = self._local(key, parameter)  # type: ignore[assignment]
+
+    def at_rest(self, module: nn.Module, _inputs: Any, _output: Any) -> None:
+        module._parameters.update(self.held)
+        self.held = {}
+
+    def _local(self, key: str, parameter: Tensor) -> Tensor:
+        local: Tensor = parameter.to_local() if isinstance(parameter, DTensor) else parameter
+        if key in self.summed:
+            copied: Tensor = _Copy.apply(local, self.group)  # type: ignore[no-untyped-call]
+            return copied
+        if key in self.once and not self.first:
+            # Zero, with the whole gradient: the sum over ranks then holds the bias once.
+            return local - local.detach()
+        return local
+
+
+class _Enter:
+    """Before a module: what goes in is whole on every rank, its gradient is the sum of theirs."""
+
+    def __init__(self, group: Any) -> None:
+        self.group = group
+
+    def __call__(self, _module: nn.Module, inputs: tuple[Any, ...], named: dict[str, Any]) -> Any:
+        return tuple(self._copy(value) for value in inputs), {key: self._copy(value) for key, value in named.items()}
+
+    def _copy(self, value: Any) -> Any:
+        differentiable = isinstance(value, Tensor) and value.is_floating_point()
+        return _Copy.apply(value, self.group) if differentiable else value  # type: ignore[no-untyped-call]
+
+
+class _Leave:
+    """After a module: its output made whole again."""
+
+    def __init__(self, group: Any, how: type[torch.autograd.Function]) -> None:
+        self.group = group
+        self.how = how
+
+    def __call__(self, _module: nn.Module, _inputs: Any, output: Tensor) -> Any:
+        return self.how.apply(output, self.group)  # type: ignore[no-untyped-call]
+
+
+class _Copy(torch.autograd.Function):
+    """Forward as it is, backward summed over ranks (Megatron's f)."""
+
+    @staticmethod
+    def forward(ctx: Any, value: Tensor, group: Any) -> Tensor:
+        ctx.group = group
+        return value.view_as(value)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        gradient = gradient.contiguous().clone()
+        dist.all_reduce(gradient, group=ctx.group)
+        return gradient, None
+
+
+class _Sum(torch.autograd.Function):
+    """Forward summed over ranks, backward as it is (Megatron's g)."""
+
+    @staticmethod
+    def forward(_ctx: Any, value: Tensor, group: Any) -> Tensor:
+        total = value.contiguous().clone()
+        dist.all_reduce(total, group=group)
+        return total
+
+    @staticmethod
+    def backward(_ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        return gradient, None
+
+
+class _Join(torch.autograd.Function):
+    """Forward joined along the last dimension, backward this rank's part."""
+
+    @staticmethod
+    def forward(ctx: Any, value: Tensor, group: Any) -> Tensor:
+        ctx.place, ctx.degree = dist.get_rank(group), dist.get_world_size(group)
+        value = value.contiguous()
+        parts = [torch.empty_like(value) for _ in range(ctx.degree)]
+        dist.all_gather(parts, value, group=group)
+        return torch.cat(parts, dim=-1)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        return gradient.chunk(ctx.degree, dim=-1)[ctx.place].contiguous(), None
