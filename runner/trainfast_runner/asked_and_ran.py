@@ -6,6 +6,7 @@ from typing import Any
 
 import msgspec
 
+from trainfast_runner.pipeline_rules import PIPELINES, STAGES_PER_RANK
 from trainfast_runner.records import RunFile, WorkerLine
 
 PARAM_DTYPE = {"fp32": "float32", "tf32": "float32", "fp16": "float32", "bf16": "float32", "bf16-pure": "bfloat16"}
@@ -32,6 +33,7 @@ WRAPPER = {
     "zero3-offload": "DeepSpeedEngine",
     "tp": "DTensor",
 }
+SCHEDULE = {"gpipe": "ScheduleGPipe", "1f1b": "Schedule1F1B", "interleaved": "ScheduleInterleaved1F1B"}
 
 
 def what_ran(worker: dict[int, list[WorkerLine]]) -> WorkerLine | None:
@@ -64,6 +66,10 @@ def _pairs(run: RunFile, ran: WorkerLine) -> list[tuple[str, Any, Any]]:
     knobs = run.knobs
     precision, strategy = str(knobs.get("precision")), str(knobs.get("strategy"))
     wrapper = _wrapper(strategy)
+    pipelines = strategy in PIPELINES
+    degree, schedule = int(knobs.get("pp_degree") or 1), str(knobs.get("pp_schedule"))
+    if pipelines:
+        wrapper = SCHEDULE.get(schedule)
     name, implementation = OPTIMIZER.get(str(knobs.get("optimizer")), (None, None))
     # DeepSpeed keeps half-precision parameters and wraps the optimizer: its engine is what was asked for.
     engine = wrapper == "DeepSpeedEngine"
@@ -77,6 +83,8 @@ def _pairs(run: RunFile, ran: WorkerLine) -> list[tuple[str, Any, Any]]:
         ("optimizer", None if engine else name, ran.optimizer),
         (f"optimizer={knobs.get('optimizer')} (implementation)", implementation, ran.optimizer_implementation),
         ("checkpointing", knobs.get("checkpointing"), ran.checkpointing),
+        ("pipeline_stages", degree * STAGES_PER_RANK.get(schedule, 1) if pipelines else None, ran.pipeline_stages),
+        ("mesh", {"dp": run.world_size // degree, "pp": degree} if pipelines else None, ran.mesh),
     ]
 
 

@@ -6,9 +6,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from trainfast_runner.knob_values import parse_bytes_per_rank
+from trainfast_runner.knob_values import KnobValue, parse_bytes_per_rank
 from trainfast_runner.knobs import BY_NAME, Knobs
 from trainfast_runner.machine import MOST_CPU_PROCESSES, Machine
+from trainfast_runner.pipeline_rules import pipeline_fits
 from trainfast_runner.problem import Problem
 from trainfast_runner.spec import RunSpec
 
@@ -31,6 +32,11 @@ class Facts:
         """The knobs asked for."""
         return self.spec.knobs
 
+    @property
+    def ranks(self) -> int:
+        """Number of processes the run starts."""
+        return world_size(self.spec, self.machine)
+
 
 Rule = Callable[[Facts], Problem | None]
 
@@ -45,19 +51,30 @@ def check(facts: Facts) -> None:
 
 def world_size(spec: RunSpec, machine: Machine) -> int:
     """Number of ranks (processes) a run starts. Raises Problem when there are not as many devices."""
-    devices, strategy = spec.knobs["devices"], str(spec.knobs["strategy"])
+    devices, strategy = devices_asked(spec.knobs), str(spec.knobs["strategy"])
     if strategy == "single":
         return 1
     if machine.device == "cuda":
         return len(machine.choose(_as_devices(devices), strategy))
     if isinstance(devices, int):
         return devices
+    if strategy == "ddp+pp":
+        return 2 * int(str(spec.knobs["pp_degree"]))
     return min(MOST_CPU_PROCESSES, max(2, machine.cores))
+
+
+def devices_asked(knobs: Knobs) -> KnobValue:
+    """The `devices` knob, or what the strategy itself says about it: one pipeline has pp_degree devices."""
+    if knobs["devices"] is None and knobs["strategy"] == "pp":
+        return knobs["pp_degree"]
+    return knobs["devices"]
 
 
 def global_batch(knobs: Knobs, ranks: int) -> int:
     """Samples of one optimizer step: batch_size x grad_accum x data-parallel degree."""
     degree = ranks if knobs["strategy"] in DATA_PARALLEL else 1
+    if knobs["strategy"] == "ddp+pp":
+        degree = ranks // int(str(knobs["pp_degree"]))
     return int(str(knobs["batch_size"])) * int(str(knobs["grad_accum"])) * degree
 
 
@@ -77,7 +94,7 @@ def _warmup_leaves_steps(facts: Facts) -> Problem | None:
 
 
 def _devices_exist(facts: Facts) -> Problem | None:
-    devices, strategy = facts.knobs["devices"], str(facts.knobs["strategy"])
+    devices, strategy = devices_asked(facts.knobs), str(facts.knobs["strategy"])
     machine = facts.machine
     try:
         chosen = machine.choose(_as_devices(devices), strategy) if machine.device == "cuda" else ()
@@ -125,7 +142,7 @@ def _precision_has_hardware(facts: Facts) -> Problem | None:
         )
     if precision not in {"tf32", "bf16", "bf16-pure"} or facts.machine.device == "cpu":
         return None
-    chosen = facts.machine.choose(_as_devices(facts.knobs["devices"]), str(facts.knobs["strategy"]))
+    chosen = facts.machine.choose(_as_devices(devices_asked(facts.knobs)), str(facts.knobs["strategy"]))
     for gpu in chosen:
         capability = compute_capability(gpu.compute_capability)
         if capability is not None and capability < AMPERE:
@@ -220,4 +237,5 @@ RULES: tuple[Rule, ...] = (
     _limit_for_every_rank,
     _positions_suffice,
     _heads_divide,
+    pipeline_fits,
 )

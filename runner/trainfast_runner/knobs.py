@@ -243,11 +243,9 @@ KNOBS: tuple[Knob, ...] = (
                 "zero2-offload",
                 "zero3-offload",
                 "tp",
-                "pp",
                 "naive-mp",
                 "ddp+tp",
                 "fsdp+tp",
-                "ddp+pp",
             ),
         ),
         "single",
@@ -273,9 +271,11 @@ KNOBS: tuple[Knob, ...] = (
         Whole(2, 64, (2, 4, 8)),
         2,
         "parallel",
-        "Stages the layers are cut into in pipeline parallelism.",
-        "the bubble shrinks with more micro-batches",
-        "weights and states divided by the degree",
+        "Devices in one pipeline: the layers are cut into as many stages of about equal FLOPs (twice as many with"
+        " pp_schedule=interleaved). With ddp+pp devices / pp_degree pipelines run side by side.",
+        "a device idles while the pipeline fills and drains: a share of (p - 1) / (m + p - 1) of the step with p"
+        " devices and m micro_batches",
+        "weights, gradients and states divided by the degree; the first stage has the embedding, the last the head",
         only_with=("pp", "ddp+pp"),
     ),
     Knob(
@@ -283,9 +283,10 @@ KNOBS: tuple[Knob, ...] = (
         Choice(("gpipe", "1f1b", "interleaved")),
         "gpipe",
         "parallel",
-        "Order in which pipeline stages do forwards and backwards.",
-        "interleaved has the smallest bubble",
-        "1f1b keeps fewer micro-batches alive than gpipe",
+        "Order in which pipeline stages do forwards and backwards. gpipe: all forwards, then all backwards. 1f1b: one"
+        " forward, one backward in turn. interleaved: 1f1b with two stages a device.",
+        "gpipe and 1f1b have the same bubble, interleaved half of it for twice the messages",
+        "gpipe keeps the activations of all micro_batches, 1f1b at most those of pp_degree",
         only_with=("pp", "ddp+pp"),
     ),
     Knob(
@@ -293,8 +294,9 @@ KNOBS: tuple[Knob, ...] = (
         Whole(1, 1024, POWERS_OF_TWO[:8]),
         4,
         "parallel",
-        "Chunks a batch is cut into in pipeline parallelism; 1 is naive model parallelism.",
-        "more chunks fill the bubble until each is too small for the device",
+        "Chunks a batch is cut into in pipeline parallelism; must divide batch_size. 1 is naive model parallelism;"
+        " 1f1b needs at least pp_degree.",
+        "more chunks shrink the bubble until each is too small to fill the device",
         "gpipe keeps the activations of all of them",
         only_with=("pp", "ddp+pp"),
     ),

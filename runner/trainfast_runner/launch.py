@@ -86,7 +86,7 @@ def plan(spec: RunSpec, python: str | None = None) -> RunPlan:
     machine = look(seen.versions.get("torch"))
     combinations.check(combinations.Facts(spec, machine, seen.config, seen.versions, seen.executable))
     ranks = combinations.world_size(spec, machine)
-    devices = spec.knobs["devices"]
+    devices = combinations.devices_asked(spec.knobs)
     chosen: tuple[DeviceReading, ...] = ()
     if machine.device == "cuda":
         chosen = machine.choose(devices if not isinstance(devices, float) else None, str(spec.knobs["strategy"]))
@@ -97,7 +97,7 @@ def plan(spec: RunSpec, python: str | None = None) -> RunPlan:
         limits = tuple(given * ranks if len(given) == 1 else given)
         _refuse_hopeless_limit(spec, limits, seen.parameters)
     knobs = {**spec.knobs}
-    if devices is None:
+    if knobs["devices"] is None:
         knobs["devices"] = ranks
     return RunPlan(
         spec=replace(spec, knobs=knobs),
