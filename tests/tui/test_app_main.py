@@ -9,8 +9,11 @@ from typing import Any
 import pytest
 from recorded import GIB, OOM_WORDS, START_NS, S, a_run, a_tick, an_oom_run, write_lines
 from still import StillApp, a_snapshot, own_supervisor, screen_text
+from textual.events import Key
 
 from trainfast_runner.home import Home
+from trainfast_runner.knob_values import Choice
+from trainfast_runner.knobs import BY_NAME
 from trainfast_runner.records import Event, RunError
 from trainfast_tui.messages import SnapshotTaken
 from trainfast_tui.snapshot import Snapshot
@@ -190,10 +193,14 @@ async def test_strategy_ddp_counts_every_rank(home: Home) -> None:
         app.post_message(SnapshotTaken(a_snapshot(None)))
         await pilot.pause()
         app.main.query_one(KnobPanel).move_to("strategy")
-        await pilot.press("space")
-        assert "global batch 16 = 8 x 1 x 2 ranks" in screen_text(app)
-        await pilot.press("space")
         assert app.next_run is not None
+        app.main.change(app.next_run.type("strategy", "ddp"))
+        await pilot.pause()
+        assert "global batch 16 = 8 x 1 x 2 ranks" in screen_text(app)
+        values = BY_NAME["strategy"].values
+        assert isinstance(values, Choice)
+        app.main.change(app.next_run.type("strategy", values.working[-1]))
+        await pilot.press("space")
         assert app.next_run.spec.knobs["strategy"] == "single", "space goes on at the first value"
 
 
@@ -214,6 +221,34 @@ async def test_a_typed_value_is_checked_before_it_is_taken(home: Home) -> None:
         assert app.next_run.spec.knobs["attention"] == "eager"
         await pilot.press("backspace")
         assert app.next_run.spec.knobs["attention"] == "sdpa"
+
+
+def burst(app: StillApp, *keys: str) -> None:
+    """Keys that arrive in one read, as they do over a slow link."""
+    for key in keys:
+        app.post_message(Key(key, key if len(key) == 1 else {"enter": "\r"}.get(key)))
+
+
+async def test_what_is_typed_ahead_of_a_dialog_lands_in_it(home: Home) -> None:
+    app = StillApp(home)
+    async with app.run_test(size=SMALL) as pilot:
+        app.post_message(SnapshotTaken(a_snapshot(a_run(home))))
+        await pilot.pause()
+        burst(app, "enter", "3", "2", "enter", "down", "enter", "4", "enter")
+        await pilot.pause()
+        await pilot.pause()
+        assert app.next_run is not None
+        assert app.next_run.spec.knobs["batch_size"] == 32
+        assert app.next_run.spec.knobs["grad_accum"] == 4, "what comes after Enter is for the screen below"
+        burst(app, "enter", "x", "enter", "backspace", "6", "enter")
+        await pilot.pause()
+        await pilot.pause()
+        assert app.next_run.spec.knobs["grad_accum"] == 6, "a refused text is mended by what follows it"
+        burst(app, "p", "home", "enter")
+        await pilot.pause()
+        await pilot.pause()
+        assert app.screen is app.main
+        assert app.next_run.spec.preset == "bert-large"
 
 
 async def test_the_preset_picker_takes_a_variant(home: Home) -> None:

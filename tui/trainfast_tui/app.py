@@ -9,7 +9,9 @@ from collections.abc import Iterable
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
 
+from textual import events
 from textual.app import App, SystemCommand
 from textual.screen import Screen
 
@@ -64,6 +66,8 @@ class TrainfastApp(App[int]):
         self._preset = preset
         self._pacer = Pacer()
         self._adopted: str | None = None
+        self._typed_on: WeakKeyDictionary[events.Key, Screen[Any]] = WeakKeyDictionary()
+        """The screen that was on top when a key arrived."""
         themes.register(self)
 
     def get_default_screen(self) -> Screen[Any]:
@@ -89,6 +93,20 @@ class TrainfastApp(App[int]):
         screen = self.screen_stack[0]
         assert isinstance(screen, MainScreen)
         return screen
+
+    async def on_event(self, event: events.Event) -> None:
+        """Keys that were typed ahead of a dialog go to it, though the screen below it was asked first."""
+        if isinstance(event, events.Key):
+            from trainfast_tui.screens.dialogs import Dialog
+
+            screen = self.screen
+            if not event.is_forwarded:
+                self._typed_on[event] = screen
+            early = self._typed_on.get(event, screen) is not screen
+            if isinstance(screen, Dialog) and (early or (screen.focused is None and not screen.is_ready)):
+                screen.take(event)
+                return
+        await super().on_event(event)
 
     def _post_snapshot(self, snapshot: Snapshot) -> None:
         self.post_message(SnapshotTaken(snapshot))

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from rich.text import Text
+from textual import events
 from textual.app import ComposeResult
 from textual.binding import Binding
 from textual.containers import Vertical
 from textual.screen import ModalScreen
+from textual.widget import Widget
 from textual.widgets import Input, OptionList, Static
 from textual.widgets.option_list import Option
 
@@ -17,7 +19,11 @@ from trainfast_tui.format import plain, to_ascii
 
 
 class Dialog(ModalScreen[object]):
-    """What the three have in common: a box in the middle, left with Esc."""
+    """What the three have in common: a box in the middle, left with Esc.
+
+    Over a slow link the key that opens a dialog and those meant for it arrive in one read, before its widgets are
+    there: `take` keeps them for as long as it is not ready.
+    """
 
     BINDINGS = [Binding("escape", "leave", "leave", show=False)]
     DEFAULT_CSS = """
@@ -43,6 +49,26 @@ class Dialog(ModalScreen[object]):
         super().__init__()
         self._title = title
         self._ascii = ascii
+        self._kept: list[tuple[str, str | None]] = []
+        self.is_ready = True
+        """Whether keys can be given to its widgets."""
+
+    def take(self, event: events.Key) -> None:
+        """A key that was typed ahead, and came to the screen below."""
+        self._kept.append((event.key, event.character))
+        if self.is_ready and self.focused is not None:
+            self.replay(self.focused)
+
+    def replay(self, widget: Widget) -> None:
+        """Give `widget` the keys kept so far; from now on it gets them by itself."""
+        self.is_ready = True
+        kept, self._kept = self._kept, []
+        for key, character in kept:
+            widget._forward_event(events.Key(key, character))
+
+    def on_descendant_focus(self, event: events.DescendantFocus) -> None:
+        if not self.is_ready:
+            self.replay(event.widget)
 
     def compose(self) -> ComposeResult:
         with Vertical(classes="dialog -ascii" if self._ascii else "dialog"):
@@ -84,6 +110,25 @@ class Confirm(Dialog):
         self.dismiss(True)
 
 
+class Field(Input):
+    """An input that takes nothing more after Enter until the dialog has said whether the text will do."""
+
+    def __init__(self, value: str, dialog: Dialog) -> None:
+        super().__init__(value, select_on_focus=True)
+        self._dialog = dialog
+
+    async def on_key(self, event: events.Key) -> None:
+        if not self._dialog.is_ready:
+            self._dialog.take(event)
+        elif event.key == "enter":
+            self._dialog.is_ready = False
+            await self.action_submit()
+        else:
+            return
+        event.stop()
+        event.prevent_default()
+
+
 class Ask(Dialog):
     """One line of text; stays open until `check` accepts it. Dismissed with the text."""
 
@@ -94,9 +139,10 @@ class Ask(Dialog):
         self._hint = hint
         self._value = value
         self._check = check
+        self.is_ready = False
 
     def body(self) -> ComposeResult:
-        yield Input(self._value, select_on_focus=True)
+        yield Field(self._value, self)
         yield self.text(self._hint, "hint")
         yield self.text("", "wrong")
 
@@ -107,8 +153,12 @@ class Ask(Dialog):
                 self._check(event.value)
         except Problem as problem:
             self.query_one(".wrong", Static).update(Text(self.shown(problem.line())))
+            self.replay(event.input)
             return
         self.dismiss(event.value)
+        # What was typed after Enter is meant for the screen below.
+        for key, character in self._kept:
+            self.app.post_message(events.Key(key, character))
 
 
 class Pick(Dialog):
@@ -118,6 +168,7 @@ class Pick(Dialog):
         super().__init__(title, ascii=ascii)
         self._choices = choices
         self._current = current
+        self.is_ready = False
 
     def body(self) -> ComposeResult:
         wide = max((len(value) for value, _ in self._choices), default=0)
