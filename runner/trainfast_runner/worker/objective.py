@@ -35,7 +35,11 @@ class Objective:
         return self.sum_of(model(**inputs(batch)).logits, self.targets(batch))
 
     def sum_of(self, logits: Tensor, targets: Tensor) -> Tensor:
-        """The sum of the cross entropies of `logits`, which have the targets' shape and the classes after it."""
-        return functional.cross_entropy(
-            logits.flatten(0, -2).float(), targets.flatten(), ignore_index=IGNORED, reduction="sum"
+        """The sum of the cross entropies of `logits`, which have the targets' shape and the classes after it.
+
+        Computed where the logits are, and brought to the targets' device.
+        """
+        loss = functional.cross_entropy(
+            logits.flatten(0, -2).float(), targets.flatten().to(logits.device), ignore_index=IGNORED, reduction="sum"
         )
+        return loss.to(targets.device)

@@ -6,7 +6,7 @@ import json
 import os
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -65,6 +65,10 @@ def prepare(spec: RunSpec, journal: Journal) -> Ground:
     check_seq_len(config, knobs.seq_len)
     check_attention(knobs)
     strategy = make_strategy(knobs, device)
+    if strategy.slices > 1:
+        # One process loads for all of its devices.
+        knobs = replace(knobs, batch_size=knobs.batch_size * strategy.slices)
+        spec = replace(spec, knobs=knobs)
     precision = strategy.make_precision()
     batches = open_batches(spec, config, strategy.rank, strategy.ranks, journal)
     strategy.start()

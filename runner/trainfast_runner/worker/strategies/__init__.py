@@ -26,6 +26,8 @@ class Strategy(Protocol):
     """This process's data-parallel rank: which slice of the global batch it takes."""
     ranks: int
     """The data-parallel degree: into how many slices the global batch is cut."""
+    slices: int
+    """How many such slices it takes: one but for `dp`, which feeds a GPU with each."""
     gradient_factor: float
     """What the loss is multiplied by, so that gradients come out summed over ranks (DDP averages them)."""
 
@@ -79,6 +81,8 @@ STRATEGIES = {
     "zero3-offload": ("deepspeed_zero", "DeepSpeedZero"),
     "pp": ("pipeline", "Pipeline"),
     "ddp+pp": ("pipeline", "Pipeline"),
+    "dp": ("one_process", "ThreadedDataParallel"),
+    "naive-mp": ("one_process", "SpreadLayers"),
     "fsdp": ("fsdp", "FullySharded"),
     "tp": ("tensor_parallel", "TensorParallel"),
     "ddp+tp": ("tensor_parallel", "DataTensorParallel"),

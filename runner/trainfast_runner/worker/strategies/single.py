@@ -26,6 +26,7 @@ class Single:
 
     rank = 0
     ranks = 1
+    slices = 1
     gradient_factor = 1.0
 
     def __init__(self, knobs: Knobs, device: torch.device) -> None:

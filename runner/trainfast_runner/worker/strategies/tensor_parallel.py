@@ -89,13 +89,13 @@ class DataTensorParallel(TensorParallel):
     DDP knows plain tensors only: the model trains on the slices' own storage, and the optimizer sees that as DTensors.
     """
 
-    slices: list[tuple[nn.Parameter, nn.Parameter]]
+    held: list[tuple[nn.Parameter, nn.Parameter]]
     """Each slice as the plain parameter DDP reduces, and as the DTensor over the same storage."""
 
     def prepare(self, model: nn.Module, knobs: Knobs) -> tuple[nn.Module, Optimizer]:
         """The model in DDP over the `dp` axis, the optimizer over the DTensors."""
         module = self.wrap(model)
-        return module, build_optimizer(nn.ParameterList(whole for _, whole in self.slices), knobs)
+        return module, build_optimizer(nn.ParameterList(whole for _, whole in self.held), knobs)
 
     def wrap(self, model: nn.Module) -> nn.Module:
         """Cut, then show DDP the plain slices."""
@@ -109,7 +109,7 @@ class DataTensorParallel(TensorParallel):
                         local.whole_numel = parameter.numel()
                         plain[parameter] = local
                     module._parameters[name] = plain[parameter]
-        self.slices = [(local, whole) for whole, local in plain.items()]
+        self.held = [(local, whole) for whole, local in plain.items()]
         devices = [self.device] if self.device.type == "cuda" else None
         return DistributedDataParallel(model, device_ids=devices, process_group=self.mesh.get_group("dp"))
 
@@ -120,21 +120,21 @@ class DataTensorParallel(TensorParallel):
 
     def update(self, rig: Rig) -> None:
         """Hand the reduced gradients to the DTensors, and free both after the step."""
-        for local, whole in self.slices:
+        for local, whole in self.held:
             if local.grad is not None and isinstance(whole, DTensor):
                 whole.grad = DTensor.from_local(local.grad, whole.device_mesh, whole.placements, run_check=False)
         super().update(rig)
-        for local, _ in self.slices:
+        for local, _ in self.held:
             local.grad = None
 
     def clip(self, parameters: Iterable[Tensor], max_norm: float) -> None:
         """The DTensors know which of the gradients are slices."""
-        super().clip([whole for _, whole in self.slices], max_norm)
+        super().clip([whole for _, whole in self.held], max_norm)
 
     def facts(self, module: nn.Module) -> dict[str, Any]:
         """DDP from the module, the rest from the DTensors over its storage."""
         found = Single.facts(self, module)
-        inner = tensor_facts(whole for _, whole in self.slices)
+        inner = tensor_facts(whole for _, whole in self.held)
         dtype = next(module.parameters()).dtype
         return {
             **found,

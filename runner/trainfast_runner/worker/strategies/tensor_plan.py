@@ -60,6 +60,8 @@ class Plan:
     """Modules whose outputs are summed over ranks."""
     gathers: set[str] = field(default_factory=set)
     """Modules whose outputs are joined along the last dimension."""
+    widths: list[tuple[str, str]] = field(default_factory=list)
+    """Modules and attributes of theirs that hold a width, which a slice has less of."""
 
 
 def plan_for(model: nn.Module, degree: int) -> Plan:
@@ -126,11 +128,14 @@ def _cut_module(plan: Plan, model: nn.Module, name: str, module: nn.Module, styl
         if bias:
             plan.slices[f"{name}.bias"] = Slice(0)
         plan.enters.add(name)
-    elif style == "packed_colwise" and type(module).__name__ == "Conv1D":
+        if out == 1:
+            plan.widths.append((name, "nf"))
+    elif style == "packed_colwise" and out == 1:
         plan.slices[f"{name}.weight"] = Slice(out, parts=3)
         plan.slices[f"{name}.bias"] = Slice(0, parts=3)
         plan.enters.add(name)
-        _split_smaller(model, name, degree)
+        # GPT-2's attention splits the packed projection at a fixed width.
+        plan.widths += [(name, "nf"), (name.rpartition(".")[0], "split_size")]
     elif style == "rowwise":
         plan.slices[f"{name}.weight"] = Slice(into)
         if bias:
@@ -170,10 +175,3 @@ def _norm_of_heads(plan: Plan, name: str, module: nn.Module) -> None:
     parent, _, last = name.rpartition(".")
     if last in ("q_norm", "k_norm") and f"{parent}.q_proj" in plan.enters:
         plan.summed |= {f"{name}.{parameter}" for parameter, _ in module.named_parameters(recurse=False)}
-
-
-def _split_smaller(model: nn.Module, name: str, degree: int) -> None:
-    """GPT-2's attention splits the packed projection at a fixed width."""
-    attention: Any = model.get_submodule(name.rpartition(".")[0])
-    if hasattr(attention, "split_size"):
-        attention.split_size //= degree

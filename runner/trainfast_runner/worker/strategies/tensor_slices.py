@@ -20,6 +20,9 @@ from .tensor_plan import Plan, Slice
 def cut(model: nn.Module, plan: Plan, mesh: DeviceMesh) -> None:
     """Replace the parameters by DTensors over the one-dimensional `mesh`, in place, and hang in the exchanges."""
     exchange(model, plan, mesh)
+    for name, width in plan.widths:
+        module = model.get_submodule(name)
+        setattr(module, width, getattr(module, width) // mesh.size())
     made: dict[int, nn.Parameter] = {}
     for name, module in model.named_modules():
         held = [key for key, parameter in module._parameters.items() if parameter is not None]

@@ -1,0 +1,115 @@
+"""Several GPUs in one process: the model copied to each (`dp`), or its layers spread over them (`naive-mp`)."""
+
+from __future__ import annotations
+
+from itertools import chain
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parallel import DataParallel
+
+from ..invalid import InvalidInput
+from ..spec import Knobs
+from .blocks import transformer_blocks
+from .single import Single
+
+
+class ThreadedDataParallel(Single):
+    """`dp`: torch's nn.DataParallel, which copies the model and scatters the batch from the first GPU every step."""
+
+    def __init__(self, knobs: Knobs, device: torch.device) -> None:
+        super().__init__(knobs, device)
+        self.slices = len(visible_gpus(knobs))
+
+    def wrap(self, model: nn.Module) -> nn.Module:
+        """Over every GPU this process sees."""
+        return DataParallel(model)
+
+    def facts(self, module: nn.Module) -> dict[str, Any]:
+        """The devices are the wrapper's own."""
+        found = super().facts(module)
+        return {**found, "mesh": {"dp": len(module.device_ids)} if isinstance(module, DataParallel) else None}
+
+
+class SpreadLayers(Single):
+    """`naive-mp`: as many blocks on each GPU; the activations move, and one GPU works at a time."""
+
+    def __init__(self, knobs: Knobs, device: torch.device) -> None:
+        super().__init__(knobs, device)
+        self.devices = visible_gpus(knobs)
+
+    def wrap(self, model: nn.Module) -> nn.Module:
+        """The same model, in its places."""
+        spread(model, self.devices)
+        return model
+
+    def facts(self, module: nn.Module) -> dict[str, Any]:
+        """How many devices hold parameters."""
+        places = {parameter.device for parameter in module.parameters()}
+        return {**super().facts(module), "mesh": {"mp": len(places)}}
+
+
+def visible_gpus(knobs: Knobs) -> list[torch.device]:
+    """The GPUs of this process. Raises InvalidInput when they are fewer than two."""
+    count = torch.cuda.device_count()
+    if count < 2:
+        raise InvalidInput(
+            f"strategy={knobs.strategy} uses several GPUs from one process, and this one sees {count}",
+            "strategy",
+            ["single", "ddp"],
+            "ddp" if count == 0 else "single",
+        )
+    return [torch.device("cuda", index) for index in range(count)]
+
+
+def spread(model: nn.Module, devices: list[torch.device]) -> None:
+    """Move blocks of layers to `devices` in turn; what comes before them to the first, what comes after to the last.
+
+    Every placed module first fetches its inputs, so nothing else has to know where it is.
+    """
+    blocks = transformer_blocks(model)
+    inside = {id(nested) for block in blocks for nested in block.modules()}
+    before: list[nn.Module] = []
+    after: list[nn.Module] = []
+    for module in model.modules():
+        if id(module) in inside:
+            inside.add(0)
+        elif any(True for _ in module.parameters(recurse=False)):
+            (after if 0 in inside else before).append(module)
+        elif any(True for _ in module.buffers(recurse=False)):
+            # Rotary tables: their inputs are the first block's.
+            before.append(module)
+    # In this order, so that an embedding tied to the head stays with the first device and the head goes there.
+    for module in after:
+        _move_own(module, devices[-1])
+    for place, block in enumerate(blocks):
+        block.to(devices[place * len(devices) // len(blocks)])
+    for module in before:
+        _move_own(module, devices[0])
+    for module in (*before, *blocks, *after):
+        module.register_forward_pre_hook(fetch, with_kwargs=True, prepend=True)
+
+
+def fetch(module: nn.Module, inputs: tuple[Any, ...], named: dict[str, Any]) -> tuple[Any, Any]:
+    """The inputs of `module` on the device its parameters or buffers are on."""
+    device = next(tensor.device for tensor in chain(module.parameters(), module.buffers()))
+    return _to(inputs, device), _to(named, device)
+
+
+def _move_own(module: nn.Module, device: torch.device) -> None:
+    """Only its own tensors, not those of the modules in it."""
+    for parameter in module.parameters(recurse=False):
+        parameter.data = parameter.data.to(device)
+    for name, buffer in list(module.named_buffers(recurse=False)):
+        module._buffers[name] = buffer.to(device)
+
+
+def _to(value: Any, device: torch.device) -> Any:
+    if isinstance(value, Tensor):
+        return value.to(device, non_blocking=True)
+    if isinstance(value, tuple | list):
+        return type(value)(_to(one, device) for one in value)
+    if type(value) is dict:
+        return {key: _to(one, device) for key, one in value.items()}
+    return value
