@@ -34,26 +34,47 @@ def build_optimizer(model: nn.Module, knobs: Knobs) -> Optimizer:
         adafactor: Optimizer = Adafactor(groups, lr=knobs.lr, scale_parameter=False, relative_step=False)
         return adafactor
     try:
-        from bitsandbytes.optim import AdamW8bit
+        from bitsandbytes.optim import AdamW8bit, PagedAdamW8bit
     except ImportError as error:
         raise InvalidInput(
-            f"optimizer=adamw-8bit needs the package bitsandbytes: {sys.executable} -m pip install bitsandbytes",
+            f"optimizer={knobs.optimizer} needs the package bitsandbytes: {sys.executable} -m pip install bitsandbytes",
             "optimizer",
             ["adamw", "adamw-fused", "adafactor", "sgd"],
             "adafactor",
         ) from error
-    eight_bit: Optimizer = AdamW8bit(groups, lr=knobs.lr)
+    if knobs.optimizer == "paged-adamw-8bit" and groups[0]["params"][0].device.type == "cpu":
+        raise InvalidInput(
+            "optimizer=paged-adamw-8bit pages its states between a GPU and the host; on a CPU they stay where they are",
+            "optimizer",
+            ["adamw-8bit"],
+            "adamw-8bit",
+        )
+    eight_bit: Optimizer = (PagedAdamW8bit if knobs.optimizer == "paged-adamw-8bit" else AdamW8bit)(groups, lr=knobs.lr)
     return eight_bit
 
 
 def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
-    """Matrices and embeddings with weight decay; biases and norms, which are vectors, without."""
-    trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    """Matrices and embeddings with weight decay; biases and norms without.
+
+    Norms, and all biases but those an expert or a pair of positions has one of, are vectors. Embeddings decay as they
+    do in the Trainer; one that is tied to the output projection is a matrix of it, and is here once.
+    """
+    trainable = [(name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad]
+    decays = {name: p.dim() >= 2 and "bias" not in name for name, p in trainable}
     groups = [
-        {"params": [p for p in trainable if p.dim() >= 2], "weight_decay": weight_decay},
-        {"params": [p for p in trainable if p.dim() < 2], "weight_decay": 0.0},
+        {"params": [p for name, p in trainable if decays[name]], "weight_decay": weight_decay},
+        {"params": [p for name, p in trainable if not decays[name]], "weight_decay": 0.0},
     ]
     return [group for group in groups if group["params"]]
+
+
+def class_name(optimizer: Optimizer) -> str:
+    """The class, as bitsandbytes itself names it: the Trainer builds its AdamW with `optim_bits=8`."""
+    name = type(optimizer).__name__
+    if type(optimizer).__module__.startswith("bitsandbytes") and name == "AdamW":
+        bits = getattr(getattr(optimizer, "args", None), "optim_bits", 32)
+        return f"{'Paged' if getattr(optimizer, 'is_paged', False) else ''}AdamW{'8bit' if bits == 8 else ''}"
+    return name
 
 
 def implementation(optimizer: Optimizer) -> str | None:

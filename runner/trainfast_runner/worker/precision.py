@@ -46,6 +46,10 @@ class Precision:
             self.scaler.step(optimizer)
             self.scaler.update()
 
+    def initial_scale(self) -> float | None:
+        """The loss scale before the first step; None without scaling."""
+        return None if self.scaler is None else float(self.scaler.get_scale())
+
     def scale(self) -> Tensor | None:
         """The loss scale as a device tensor, so that reading it does not wait for the device; None without scaling."""
         if self.scaler is None:

@@ -14,10 +14,12 @@ import torch
 
 from .build import build_model, check_attention
 from .clock import make_clock
+from .compilation import CompileWatch, bare
 from .data import open_batches
+from .engines import Engine, make_engine
 from .flops import flops_per_sample
 from .invalid import InvalidInput
-from .loop import Rig, train
+from .loop import Rig
 from .memory import Memory, make_memory
 from .model_config import check_seq_len, resolve_config, tokens_per_sample
 from .objective import Objective
@@ -25,6 +27,7 @@ from .observe import ComputeDtype, actual_fields
 from .precision import Precision
 from .records import Journal
 from .samples import Batch
+from .sdpa_backend import SdpaBackend
 from .spec import RunSpec
 from .step_log import StepLog
 from .stopped import STEP_LOG_PATIENCE_S, keep_last_step_on_sigterm
@@ -40,6 +43,7 @@ class Ground:
     device: torch.device
     precision: Precision
     strategy: Strategy
+    engine: Engine
     batches: Iterator[Batch]
     memory: Memory
 
@@ -70,10 +74,11 @@ def prepare(spec: RunSpec, journal: Journal) -> Ground:
         knobs = replace(knobs, batch_size=knobs.batch_size * strategy.slices)
         spec = replace(spec, knobs=knobs)
     precision = strategy.make_precision()
+    engine = make_engine(knobs, strategy, device, precision)
     batches = open_batches(spec, config, strategy.rank, strategy.ranks, journal)
     strategy.start()
     memory = make_memory(device, spec.memory_limit_bytes)
-    return Ground(spec, config, device, precision, strategy, batches, memory)
+    return Ground(spec, config, device, precision, strategy, engine, batches, memory)
 
 
 def train_on(ground: Ground, run_dir: Path, journal: Journal) -> None:
@@ -82,23 +87,28 @@ def train_on(ground: Ground, run_dir: Path, journal: Journal) -> None:
     model = build_model(ground.config, objective, knobs, ground.device)
     # Counted before the strategy cuts the model into pieces.
     flops = flops_per_sample(model, objective, knobs.seq_len, knobs.checkpointing)
-    module, optimizer = ground.strategy.prepare(model, knobs)
+    module, optimizer = ground.engine.prepare(model)
     if journal.rank == 0:
         for name, document in ground.strategy.documents().items():
             (run_dir / name).write_text(json.dumps(document, indent=2) + "\n")
     # Weights are the same on every rank; dropout is not.
     torch.manual_seed(knobs.seed + ground.strategy.rank)
-    dtype = ComputeDtype(module)
+    compiled = module is not bare(module)
+    dtype = ComputeDtype(module, compiled)
+    sdpa = SdpaBackend(knobs.attention == "sdpa" and not compiled)
 
     def write_actual() -> None:
         journal.write(
             "actual",
-            **actual_fields(model, module, optimizer, ground.strategy, ground.device, dtype.name, flops),
+            engine=ground.engine.name,
+            sdpa_backend=sdpa.name,
+            **actual_fields(model, *ground.engine.live(), ground.strategy, ground.device, dtype.name, flops),
         )
 
     samples = knobs.batch_size * knobs.grad_accum
     tokens = samples * tokens_per_sample(ground.config, objective, knobs.seq_len)
-    log = StepLog(run_dir, journal, samples, tokens, knobs.timing_warmup)
+    watch = CompileWatch() if compiled else None
+    log = StepLog(run_dir, journal, samples, tokens, knobs.timing_warmup, watch, ground.precision.initial_scale())
     keep_last_step_on_sigterm(log, journal)
     write_actual()
     journal.enter("train")
@@ -119,7 +129,7 @@ def train_on(ground: Ground, run_dir: Path, journal: Journal) -> None:
         after_first_step=write_actual,
     )
     try:
-        train(rig)
+        ground.engine.train(rig)
         log.flush()
     except BaseException:
         log.flush(patience_s=STEP_LOG_PATIENCE_S)

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from .clock import StepTimes
+from .compilation import CompileWatch
 from .records import Journal, RecordFile, rank_suffix
 
 
@@ -31,13 +32,23 @@ class _Pending:
 class StepLog:
     """Writes `steps.jsonl` (or this rank's). `add` takes a step that just ended and writes the one before it."""
 
-    def __init__(self, run_dir: Path, journal: Journal, samples: int, tokens: int, timing_warmup: int) -> None:
+    def __init__(
+        self,
+        run_dir: Path,
+        journal: Journal,
+        samples: int,
+        tokens: int,
+        timing_warmup: int,
+        compile_watch: CompileWatch | None = None,
+        initial_scale: float | None = None,
+    ) -> None:
         self._file = RecordFile(run_dir / f"steps{rank_suffix(journal.rank)}.jsonl")
         self._journal = journal
         self._constant = {"samples": samples, "tokens": tokens}
         self._timing_warmup = timing_warmup
         self._pending: _Pending | None = None
-        self._scale: float | None = None
+        self._compile_watch = compile_watch
+        self._scale = initial_scale
         self._lock = threading.Lock()
 
     def add(
@@ -51,6 +62,8 @@ class StepLog:
     ) -> None:
         """Note step `step` (from 1); `loss` is being summed over ranks until `handle`, if any, is ready."""
         record = {"step": step, "warmup": step <= self._timing_warmup, **self._constant, **fields}
+        if self._compile_watch is not None and self._compile_watch.take():
+            record.update(warmup=True, compiling=True)
         if loss.device.type == "cuda" and handle is not None:
             # A stream waits for the sum here, not the host.
             handle.wait()

@@ -12,6 +12,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from ..compilation import bare
 from ..spec import Knobs
 from .single import Single
 
@@ -37,8 +38,9 @@ class DataParallel(Single):
         """All but the last micro-batch only accumulate."""
         if last:
             return nullcontext()
-        assert isinstance(module, DistributedDataParallel)
-        return module.no_sync()
+        wrapped = bare(module)
+        assert isinstance(wrapped, DistributedDataParallel)
+        return wrapped.no_sync()
 
     def sum(self, value: Tensor) -> Tensor:
         """An all-reduce; on CUDA it is queued like any kernel."""

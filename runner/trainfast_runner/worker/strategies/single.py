@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 from torch.optim import Optimizer
 
+from ..compilation import compiled
 from ..optimizer import build_optimizer
 from ..precision import Precision
 from ..spec import Knobs
@@ -45,9 +46,9 @@ class Single:
         return model
 
     def prepare(self, model: nn.Module, knobs: Knobs) -> tuple[nn.Module, Optimizer]:
-        """Wrap, then build the optimizer over what the wrapping left."""
+        """Wrap, build the optimizer over what the wrapping left, and compile where asked."""
         module = self.wrap(model)
-        return module, build_optimizer(module, knobs)
+        return compiled(module, knobs, self.device), build_optimizer(module, knobs)
 
     def accumulate(self, rig: Rig) -> Tensor:
         """Micro-batch after micro-batch."""

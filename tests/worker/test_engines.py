@@ -1,0 +1,51 @@
+"""The Accelerate loop and the Trainer train what the native loop trains, and say what they are."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+Train = Callable[..., Any]
+
+DDP = {"ranks": 2, "strategy": "ddp", "batch_size": 2, "grad_accum": 2}
+MASKED = {"model": "bert", "data": {"objective": "masked-lm"}, "lr_schedule": "linear", "grad_clip": 0.5}
+
+
+@pytest.mark.parametrize("engine", ["accelerate", "trainer"])
+def test_the_loss_curve_is_the_native_one(train: Train, engine: str) -> None:
+    native = train(steps=10, weight_decay=0.1)
+    other = train(steps=10, weight_decay=0.1, engine=engine)
+    assert other.code == 0, other.stderr
+    assert native.losses()[-1] < 0.9 * native.losses()[0]
+    assert other.losses() == pytest.approx(native.losses(), rel=1e-4)
+
+
+@pytest.mark.parametrize("engine", ["accelerate", "trainer"])
+def test_two_ranks_that_count_different_targets_learn_the_same(train: Train, engine: str) -> None:
+    native = train(**MASKED)
+    other = train(**MASKED, **DDP, engine=engine)
+    assert other.code == 0, other.stderr
+    assert other.losses() == pytest.approx(native.losses(), rel=1e-4)
+    assert other.losses(rank=1) == other.losses()
+    assert [step["lr"] for step in other.steps()] == pytest.approx([step["lr"] for step in native.steps()])
+    for rank in (0, 1):
+        actual = other.record("actual", rank)
+        assert actual["engine"] == engine
+        assert (actual["wrapper"], actual["world_size"]) == ("DistributedDataParallel", 2)
+        assert (actual["optimizer"], actual["param_dtype"]) == ("AdamW", "float32")
+        assert [step["samples"] for step in other.steps(rank)] == [4] * 6
+
+
+@pytest.mark.parametrize("engine", ["accelerate", "trainer"])
+def test_a_phase_the_engine_does_not_split_is_null(train: Train, engine: str) -> None:
+    steps = train(steps=10, weight_decay=0.1, engine=engine).steps()
+    assert [step["step"] for step in steps] == list(range(1, 11))
+    for step in steps:
+        measured = [step[f"{name}_ms"] for name in ("data", "forward", "backward", "optimizer", "other")]
+        assert (step["forward_ms"] is None) == (step["backward_ms"] is None) == (engine == "trainer")
+        assert min(step["data_ms"], step["optimizer_ms"]) > 0
+        known = sum(value for value in measured if value is not None)
+        assert known == pytest.approx(step["step_ms"], abs=1e-6)
+        assert step["peak_allocated_bytes"] == max(step["phase_peaks"].values()) > 0
