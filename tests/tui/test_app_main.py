@@ -10,6 +10,7 @@ import pytest
 from recorded import GIB, OOM_WORDS, START_NS, S, a_run, a_tick, an_oom_run, write_lines
 from still import StillApp, a_snapshot, own_supervisor, screen_text
 from textual.events import Key
+from textual.pilot import Pilot
 
 from trainfast_runner.home import Home
 from trainfast_runner.knob_values import Choice
@@ -223,10 +224,18 @@ async def test_a_typed_value_is_checked_before_it_is_taken(home: Home) -> None:
         assert app.next_run.spec.knobs["attention"] == "sdpa"
 
 
-def burst(app: StillApp, *keys: str) -> None:
-    """Keys that arrive in one read, as they do over a slow link."""
+async def burst(pilot: Pilot[Any], knob: str, value: object, *keys: str) -> None:
+    """Keys that arrive in one read, as they do over a slow link, until they have set the knob."""
+    app = pilot.app
+    assert isinstance(app, StillApp)
     for key in keys:
         app.post_message(Key(key, key if len(key) == 1 else {"enter": "\r"}.get(key)))
+    for _ in range(200):
+        await pilot.pause()
+        assert app.next_run is not None
+        if app.next_run.spec.knobs[knob] == value and app.screen is app.main:
+            return
+    pytest.fail(f"{keys} left {knob} at {app.next_run.shown(knob)} and this screen:\n{screen_text(app)}")
 
 
 async def test_what_is_typed_ahead_of_a_dialog_lands_in_it(home: Home) -> None:
@@ -234,20 +243,12 @@ async def test_what_is_typed_ahead_of_a_dialog_lands_in_it(home: Home) -> None:
     async with app.run_test(size=SMALL) as pilot:
         app.post_message(SnapshotTaken(a_snapshot(a_run(home))))
         await pilot.pause()
-        burst(app, "enter", "3", "2", "enter", "down", "enter", "4", "enter")
-        await pilot.pause()
-        await pilot.pause()
+        # What comes after Enter is for the screen below; a refused text is mended by what follows it.
+        await burst(pilot, "grad_accum", 4, "enter", "3", "2", "enter", "down", "enter", "4", "enter")
         assert app.next_run is not None
         assert app.next_run.spec.knobs["batch_size"] == 32
-        assert app.next_run.spec.knobs["grad_accum"] == 4, "what comes after Enter is for the screen below"
-        burst(app, "enter", "x", "enter", "backspace", "6", "enter")
-        await pilot.pause()
-        await pilot.pause()
-        assert app.next_run.spec.knobs["grad_accum"] == 6, "a refused text is mended by what follows it"
-        burst(app, "p", "home", "enter")
-        await pilot.pause()
-        await pilot.pause()
-        assert app.screen is app.main
+        await burst(pilot, "grad_accum", 6, "enter", "x", "enter", "backspace", "6", "enter")
+        await burst(pilot, "lr", 5e-5, "p", "home", "enter")
         assert app.next_run.spec.preset == "bert-large"
 
 

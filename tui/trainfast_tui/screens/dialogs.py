@@ -111,18 +111,22 @@ class Confirm(Dialog):
 
 
 class Field(Input):
-    """An input that takes nothing more after Enter until the dialog has said whether the text will do."""
+    """An input that takes nothing more after Enter until the dialog has said whether the text will do.
+
+    Its own keys are acted on at once, in the order typed; through the app's bindings an Enter would overtake them.
+    """
 
     def __init__(self, value: str, dialog: Dialog) -> None:
         super().__init__(value, select_on_focus=True)
         self._dialog = dialog
 
     async def on_key(self, event: events.Key) -> None:
+        bindings = self._bindings.key_to_bindings.get(event.key, [])
         if not self._dialog.is_ready:
             self._dialog.take(event)
-        elif event.key == "enter":
-            self._dialog.is_ready = False
-            await self.action_submit()
+        elif bindings:
+            self._dialog.is_ready = event.key != "enter"
+            await self.app.run_action(bindings[0].action, self)
         else:
             return
         event.stop()
