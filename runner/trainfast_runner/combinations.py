@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from trainfast_runner.data_rules import DATA_RULES
 from trainfast_runner.knob_values import KnobValue, parse_bytes_per_rank
 from trainfast_runner.knobs import BY_NAME, Knobs
 from trainfast_runner.machine import MOST_CPU_PROCESSES, Machine
@@ -238,4 +239,5 @@ RULES: tuple[Rule, ...] = (
     _positions_suffice,
     _heads_divide,
     pipeline_fits,
+    *DATA_RULES,
 )

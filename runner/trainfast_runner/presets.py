@@ -20,8 +20,6 @@ MODEL_SOURCES = ("hub", "path", "family")
 DATA_KINDS = ("text", "files", "hub", "random", "jpeg")
 OBJECTIVES = ("causal-lm", "masked-lm", "sequence-classification", "seq2seq", "image-classification")
 DATA_KEYS = ("kind", "objective", "paths", "tokenizer", "name", "split")
-PENDING_KINDS = ("jpeg",)
-PENDING_OBJECTIVES = ("seq2seq", "image-classification")
 VARIANT_KEYS = ("id", "knobs", "published")
 
 
@@ -229,18 +227,13 @@ def read_data_field(key: str, value: object) -> object:
     if not isinstance(value, str):
         raise Problem(f"data.{key} must be text, not {value!r}", key=f"data.{key}")
     options = {"kind": DATA_KINDS, "objective": OBJECTIVES}.get(key)
-    pending = {"kind": PENDING_KINDS, "objective": PENDING_OBJECTIVES}.get(key, ())
-    if options:
-        working = [option for option in options if option not in pending]
-        if value in pending:
-            raise Problem(f"data.{key} {value} is not available in this version", key=f"data.{key}", allowed=working)
-        if value not in options:
-            raise Problem(
-                f"data.{key} {value!r} is not known",
-                key=f"data.{key}",
-                allowed=working,
-                nearest=nearest(value, working),
-            )
+    if options and value not in options:
+        raise Problem(
+            f"data.{key} {value!r} is not known",
+            key=f"data.{key}",
+            allowed=options,
+            nearest=nearest(value, options),
+        )
     return value
 
 

@@ -72,7 +72,7 @@ def with_setting(spec: RunSpec, setting: str) -> RunSpec:
     elif dot and section == "data":
         given: object = value.split("+") if name == "paths" else value
         data[name] = presets.read_data_field(name, given)
-        if name == "paths" and "data.kind" not in spec.changed:
+        if name == "paths" and "data.kind" not in spec.changed and data["kind"] != "jpeg":
             data["kind"] = "files"
     elif dot:
         raise Problem(
@@ -89,19 +89,34 @@ def with_setting(spec: RunSpec, setting: str) -> RunSpec:
 
 
 def expand_paths(data: dict[str, Any]) -> dict[str, Any]:
-    """`data` with `paths` as existing absolute files, globs expanded. Raises Problem when one matches nothing."""
-    if data["kind"] != "files":
+    """`data` with `paths` as existing absolute files, globs expanded, of a folder its JPEG files.
+
+    Raises Problem when one matches nothing. Of kind jpeg without paths is the data that is drawn for it.
+    """
+    kind = data["kind"]
+    if kind not in ("files", "jpeg") or (kind == "jpeg" and not data.get("paths")):
         return data
     if not data.get("paths"):
         raise Problem("data.kind files needs data.paths", key="data.paths")
     files: list[str] = []
     for pattern in data["paths"]:
         matched = sorted(glob.glob(os.path.expanduser(pattern), recursive=True))
+        if kind == "jpeg":
+            matched = [path for match in matched for path in _images_below(match)]
         matched = [os.path.abspath(path) for path in matched if os.path.isfile(path)]
         if not matched:
-            raise Problem(f"data.paths {pattern!r} matches no file", key="data.paths")
+            what = "JPEG file" if kind == "jpeg" else "file"
+            raise Problem(f"data.paths {pattern!r} matches no {what}", key="data.paths")
         files += matched
     return {**data, "paths": list(dict.fromkeys(files))}
+
+
+def _images_below(match: str) -> list[str]:
+    """A file itself; of a folder every JPEG file in it and its folders."""
+    if not os.path.isdir(match):
+        return [match]
+    found = (os.path.join(folder, name) for folder, _, names in os.walk(match) for name in names)
+    return sorted(path for path in found if path.lower().endswith((".jpg", ".jpeg")))
 
 
 def _toml_value(text: str) -> Any:

@@ -10,9 +10,10 @@ from typing import Any
 from torch.utils.data import DataLoader
 
 from .corpus import Request, describe, open_corpus
-from .model_config import vocab_size
+from .images import ImageSamples, image_samples
+from .model_config import split_tokens, tokens_per_sample, vocab_size
 from .records import Journal
-from .samples import Batch, GlobalOrder, TokenSamples, as_is, random_samples, text_samples
+from .samples import Batch, GlobalOrder, Halves, TokenSamples, as_is, random_samples, text_samples
 from .spec import RunSpec
 from .tokenize_text import build_in_child
 
@@ -36,13 +37,38 @@ def open_batches(spec: RunSpec, config: Any, rank: int, ranks: int, journal: Jou
     return iter(loader)
 
 
-def _samples(spec: RunSpec, config: Any, journal: Journal) -> TokenSamples:
+def _samples(spec: RunSpec, config: Any, journal: Journal) -> TokenSamples | ImageSamples:
+    """The samples `[data]` describes, with the `data` record written."""
+    samples: TokenSamples | ImageSamples
+    if spec.data.kind == "jpeg":
+
+        def drawing(what: str) -> None:
+            journal.enter("data", what)
+
+        samples = image_samples(spec.data.paths, config, spec.knobs.seed, spec.cache_dir, drawing)
+        synthetic, source = samples.photographs.synthetic, samples.photographs.source
+    else:
+        samples, synthetic, source = _tokens(spec, config, journal)
+    journal.write(
+        "data",
+        data_kind=spec.data.kind,
+        synthetic=synthetic,
+        source=source,
+        samples=len(samples),
+        tokens=len(samples) * tokens_per_sample(config, spec.data.objective, spec.knobs.seq_len),
+    )
+    return samples
+
+
+def _tokens(spec: RunSpec, config: Any, journal: Journal) -> tuple[TokenSamples, bool, str]:
+    """Samples of token ids, whether they are synthetic, and their source in words."""
     data, knobs = spec.data, spec.knobs
+    halves = _halves(config, knobs.seq_len) if data.objective == "seq2seq" else None
     vocab = vocab_size(config)
     synthetic = data.kind == "random"
     if synthetic:
         source = "seeded random token ids"
-        samples = random_samples(vocab, data.objective, knobs.seq_len, knobs.seed)
+        samples = random_samples(vocab, data.objective, knobs.seq_len, knobs.seed, halves)
     else:
         tokenizer = data.tokenizer or _model_tokenizer(spec.model)
         wanted = Request(data.kind, data.paths, vocab, tokenizer, data.name, data.split)
@@ -54,16 +80,15 @@ def _samples(spec: RunSpec, config: Any, journal: Journal) -> TokenSamples:
             build_in_child(request, folder)
 
         corpus = open_corpus(wanted, spec.cache_dir, build)
-        samples = text_samples(corpus, data.objective, knobs.seq_len, getattr(config, "num_labels", 2), knobs.seed)
-    journal.write(
-        "data",
-        data_kind=data.kind,
-        synthetic=synthetic,
-        source=source,
-        samples=len(samples),
-        tokens=len(samples) * knobs.seq_len,
-    )
-    return samples
+        classes = getattr(config, "num_labels", 2)
+        samples = text_samples(corpus, data.objective, knobs.seq_len, classes, knobs.seed, halves)
+    return samples, synthetic, source
+
+
+def _halves(config: Any, seq_len: int) -> Halves:
+    """How a sample is shared between encoder and decoder; a T5 starts writing from its padding id."""
+    starts = (getattr(config, name, None) for name in ("decoder_start_token_id", "pad_token_id"))
+    return Halves(split_tokens(seq_len)[0], next((start for start in starts if start is not None), 0))
 
 
 def _model_tokenizer(model: dict[str, Any]) -> str | None:

@@ -81,7 +81,8 @@ def _shape(config: Any, text: Any, layers: int, objective: str, seq_len: int) ->
         return _Shape(layers, patches(config) + 1)
     if objective == "seq2seq":
         read, written = split_tokens(seq_len)
-        decoder: int = getattr(text, "num_decoder_layers", None) or getattr(text, "decoder_layers", layers)
+        decoders = (getattr(text, name, None) for name in ("num_decoder_layers", "decoder_layers"))
+        decoder = next((count for count in decoders if isinstance(count, int)), layers)
         return _Shape(layers, read, decoder, written)
     return _Shape(layers, seq_len)
 

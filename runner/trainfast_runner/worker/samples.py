@@ -1,4 +1,7 @@
-"""The training samples: fixed-length token ids and their labels, the same for an index whoever asks."""
+"""The training samples: fixed-length token ids and their labels, the same for an index whoever asks.
+
+Text is packed: every sample is full, none is longer than another, so any first batch is as heavy as all that follow.
+"""
 
 from __future__ import annotations
 
@@ -45,6 +48,24 @@ class Masking:
         return inputs, np.where(chosen, ids, IGNORED)
 
 
+@dataclass(frozen=True)
+class Halves:
+    """Sequence to sequence out of plain text: the encoder reads the first `read` ids, the decoder writes the rest.
+
+    The decoder's input is what it is to write, moved one place on behind `start_id`.
+    """
+
+    read: int
+    start_id: int
+
+    def __call__(self, rows: NDArray[np.int64]) -> Batch:
+        """The batch of these rows: `input_ids`, `decoder_input_ids`, `labels`."""
+        labels = rows[:, self.read :]
+        given = np.concatenate([np.full_like(labels[:, :1], self.start_id), labels[:, :-1]], axis=1)
+        parts = {"input_ids": rows[:, : self.read], "decoder_input_ids": given, "labels": labels}
+        return {name: torch.from_numpy(np.ascontiguousarray(part)) for name, part in parts.items()}
+
+
 class TokenSamples(Dataset[Batch]):
     """Samples cut from one array of ids. `classes` labels each sample; else `masking`; else the ids themselves."""
 
@@ -54,21 +75,29 @@ class TokenSamples(Dataset[Batch]):
         seq_len: int,
         masking: Masking | None = None,
         classes: NDArray[np.int64] | None = None,
+        halves: Halves | None = None,
     ) -> None:
         self.ids = ids
         self.seq_len = seq_len
         self.masking = masking
         self.classes = classes
+        self.halves = halves
         self.count = len(ids) // seq_len
 
     def __len__(self) -> int:
         return self.count
 
-    def __getitems__(self, indices: list[int]) -> Batch:
-        """A whole batch at once: `input_ids` of (batch, seq_len), `labels` of the same shape or of (batch,)."""
+    def __getitems__(self, draws: list[int]) -> Batch:
+        """A whole batch at once: `input_ids` of (batch, seq_len), `labels` of the same shape or of (batch,).
+
+        A sample is the same in every epoch, so of a draw only the index counts.
+        """
+        indices = [draw % self.count for draw in draws]
         rows = np.stack([self.ids[i * self.seq_len : (i + 1) * self.seq_len] for i in indices]).astype(np.int64)
         if self.classes is not None:
             return {"input_ids": torch.from_numpy(rows), "labels": torch.from_numpy(self.classes[indices])}
+        if self.halves is not None:
+            return self.halves(rows)
         if self.masking is None:
             inputs = torch.from_numpy(rows)
             return {"input_ids": inputs, "labels": inputs}
@@ -89,7 +118,8 @@ class GlobalOrder(Sampler[list[int]]):
     """The micro-batches of one rank, so that step t's global batch is the same however many ranks share it.
 
     Step t takes samples t*G ... (t+1)*G of a stream of seeded permutations, one an epoch, where G = batch_size *
-    grad_accum * ranks. Rank r's micro-batch m is the slice at (m * ranks + r) * batch_size of it.
+    grad_accum * ranks. Rank r's micro-batch m is the slice at (m * ranks + r) * batch_size of it. A sample is drawn
+    as its index plus `samples` for each epoch before, so that augmentation can differ from epoch to epoch.
     """
 
     def __init__(
@@ -115,11 +145,13 @@ class GlobalOrder(Sampler[list[int]]):
                 if position // self.samples != epoch:
                     epoch = position // self.samples
                     order = np.random.default_rng((self.seed, epoch)).permutation(self.samples)
-                chosen.append(int(order[position % self.samples]))
+                chosen.append(epoch * self.samples + int(order[position % self.samples]))
             yield chosen
 
 
-def text_samples(corpus: Corpus, objective: str, seq_len: int, classes: int, seed: int) -> TokenSamples:
+def text_samples(
+    corpus: Corpus, objective: str, seq_len: int, classes: int, seed: int, halves: Halves | None = None
+) -> TokenSamples:
     """Samples of `seq_len` tokens packed from a corpus, with no padding."""
     ids = np.memmap(corpus.folder / "ids.bin", dtype=corpus.dtype, mode="r")
     # Reading every page now keeps the page cache out of the training's memory figures.
@@ -142,14 +174,16 @@ def text_samples(corpus: Corpus, objective: str, seq_len: int, classes: int, see
         kinds = np.array([label for _, label in corpus.sections], dtype=np.int64)
         starts = np.arange(len(ids) // seq_len) * seq_len
         labels = kinds[np.searchsorted(firsts, starts, side="right") - 1] % classes
-    return TokenSamples(ids, seq_len, masking, labels)
+    return TokenSamples(ids, seq_len, masking, labels, halves)
 
 
-def random_samples(vocab_size: int, objective: str, seq_len: int, seed: int) -> TokenSamples:
+def random_samples(
+    vocab_size: int, objective: str, seq_len: int, seed: int, halves: Halves | None = None
+) -> TokenSamples:
     """512 samples of seeded random ids: synthetic, good for speed and memory, with nothing in it to learn."""
     high = min(RANDOM_IDS[1], vocab_size)
     low = min(RANDOM_IDS[0], high - 1)
     ids = np.random.default_rng(seed).integers(low, high, RANDOM_SAMPLES * seq_len, dtype=np.uint32)
     masking = Masking(min(BERT_MASK_ID, vocab_size - 1), high, (), seed) if objective == "masked-lm" else None
     classes = np.zeros(RANDOM_SAMPLES, dtype=np.int64) if objective == "sequence-classification" else None
-    return TokenSamples(ids, seq_len, masking, classes)
+    return TokenSamples(ids, seq_len, masking, classes, halves)

@@ -82,8 +82,8 @@ CHOICES: dict[str, tuple[str, ...]] = {
     "lr_schedule": ("constant", "linear"),
 }
 AT_LEAST_ONE = ("batch_size", "grad_accum", "seq_len", "steps")
-OBJECTIVES = ("causal-lm", "masked-lm", "sequence-classification")
-DATA_KINDS = ("text", "files", "hub", "random")
+OBJECTIVES = ("causal-lm", "masked-lm", "sequence-classification", "seq2seq", "image-classification")
+DATA_KINDS = ("text", "files", "hub", "random", "jpeg")
 
 
 @dataclass(frozen=True)
@@ -127,6 +127,11 @@ def read_spec(run_dir: Path, rank: int) -> RunSpec:
         raise unknown_name("data objective", data.objective, "data.objective", OBJECTIVES)
     if data.kind not in DATA_KINDS:
         raise unknown_name("kind of data", data.kind, "data.kind", DATA_KINDS)
+    if (data.kind == "jpeg") != (data.objective == "image-classification"):
+        raise InvalidInput(
+            f"data.kind={data.kind} cannot serve data.objective={data.objective}: jpeg goes with image-classification",
+            "data.kind",
+        )
     limits = raw.get("memory_limit_bytes") or []
     return RunSpec(
         run_id=raw["run_id"],

@@ -1,0 +1,69 @@
+"""Which models, objectives and kinds of data do not go together, and links that are not there."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from trainfast_runner.problem import Problem
+
+if TYPE_CHECKING:
+    from trainfast_runner.combinations import Facts
+
+
+def _images_are_classified(facts: Facts) -> Problem | None:
+    kind, objective = facts.spec.data["kind"], facts.spec.data["objective"]
+    if (kind == "jpeg") == (objective == "image-classification"):
+        return None
+    return Problem(
+        f"data.kind={kind} cannot serve data.objective={objective}: images are classified, text is not images",
+        key="data.kind",
+        advice="data.kind=jpeg with data.objective=image-classification"
+        if kind == "jpeg"
+        else "data.kind=jpeg, or data.objective=causal-lm",
+    )
+
+
+def _model_takes_the_data(facts: Facts) -> Problem | None:
+    config, data = facts.config, facts.spec.data
+    model = config.get("model_type")
+    if model is None:
+        return None
+    if data["kind"] == "jpeg":
+        if isinstance(config.get("image_size"), int) and isinstance(config.get("patch_size"), int):
+            return None
+        return Problem(
+            f"data.kind=jpeg needs a model that reads images as patches, and {model} has no image_size and patch_size",
+            key="data.kind",
+            advice="model.family=vit, or data.kind=text",
+        )
+    if data["objective"] == "seq2seq" and not config.get("is_encoder_decoder"):
+        return Problem(
+            f"data.objective=seq2seq needs an encoder and a decoder, and model.family={model} has not both",
+            key="data.objective",
+            advice="model.family=t5, or data.objective=causal-lm",
+        )
+    if "vocab_size" not in config and "text_config" not in config:
+        return Problem(
+            f"data.kind={data['kind']} is text and {model} reads none: it has no vocab_size",
+            key="data.kind",
+            advice="data.kind=jpeg with data.objective=image-classification",
+        )
+    return None
+
+
+def _link_is_between_gpus(facts: Facts) -> Problem | None:
+    if facts.knobs["p2p"] == "off" and facts.machine.device == "cpu":
+        return Problem(
+            "p2p=off closes the direct link between GPUs: it needs two GPUs, and this run is on the CPU",
+            key="p2p",
+            advice="p2p=on",
+        )
+    return None
+
+
+DATA_RULES: tuple[Callable[[Facts], Problem | None], ...] = (
+    _images_are_classified,
+    _model_takes_the_data,
+    _link_is_between_gpus,
+)

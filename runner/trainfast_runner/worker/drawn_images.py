@@ -1,0 +1,84 @@
+"""Pictures to train on where there are none: drawn from a seed, once, and kept as JPEG files in the cache.
+
+They are no photographs, but they cost what photographs cost: gradients, soft noise as of texture, and shapes with
+sharp edges make files of a photograph's size that take as long to decode. Shape and colour tell the class, so a model
+can learn something.
+"""
+
+from __future__ import annotations
+
+import colorsys
+import fcntl
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from .images import Photographs
+
+FORMAT = 1
+COUNT = 512
+SIZE = (320, 240)
+CLASSES = 10
+QUALITY = 90
+SEED = 20_190_401
+
+
+def drawn_photographs(cache_dir: Path, on_make: Callable[[str], None]) -> Photographs:
+    """The pictures in the cache, made under a lock if they are not there; `on_make` is told what is being done."""
+    folder = cache_dir / "images" / f"drawn-{FORMAT}-{COUNT}-{SIZE[0]}x{SIZE[1]}"
+    if not folder.is_dir():
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with open(folder.with_suffix(".lock"), "w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if not folder.is_dir():
+                on_make(f"drawing {COUNT} JPEG files of {SIZE[0]}x{SIZE[1]}, once")
+                _make(folder)
+    paths = [folder / f"{index:04}.jpg" for index in range(COUNT)]
+    source = f"{COUNT} JPEG files of {SIZE[0]}x{SIZE[1]} drawn from a seed"
+    return Photographs(paths, np.arange(COUNT, dtype=np.int64) % CLASSES, source, synthetic=True)
+
+
+def draw(index: int) -> Any:
+    """Picture `index`, a Pillow image: the same wherever it is drawn."""
+    from PIL import Image, ImageDraw
+
+    random = np.random.default_rng((SEED, index))
+    width, height = SIZE
+    kind = index % CLASSES
+    slopes = random.uniform(-1, 1, (3, 2))
+    across, down = np.meshgrid(np.linspace(-1, 1, width), np.linspace(-1, 1, height))
+    ground = np.stack([a * across + b * down for a, b in slopes], axis=-1) * 50 + random.uniform(70, 180, 3)
+    for cells, strength in ((8, 30), (40, 18), (160, 12)):
+        # Noise at several scales, as surfaces have.
+        coarse = random.integers(0, 256, (max(2, cells * height // width), cells, 3), dtype=np.uint8)
+        texture = Image.fromarray(coarse).resize(SIZE, Image.Resampling.BICUBIC)
+        ground += (np.asarray(texture, dtype=np.float64) - 128) / 128 * strength
+    ground += random.normal(0, 6, ground.shape)
+    image = Image.fromarray(ground.clip(0, 255).astype(np.uint8))
+    pen = ImageDraw.Draw(image)
+    for _ in range(int(random.integers(4, 9))):
+        x, y = random.uniform(0, width), random.uniform(0, height)
+        reach = random.uniform(0.1, 0.3) * height
+        hue = (kind + random.uniform(-0.25, 0.25)) / CLASSES
+        colour = tuple(round(255 * part) for part in colorsys.hsv_to_rgb(hue % 1, 0.8, random.uniform(0.5, 1)))
+        if kind % 2:
+            pen.regular_polygon((x, y, reach), 3 + kind // 2, int(random.integers(360)), fill=colour)
+        else:
+            pen.ellipse((x - reach, y - reach, x + reach, y + reach), fill=colour)
+    return image
+
+
+def _make(folder: Path) -> None:
+    half_made = folder.with_suffix(f".{os.getpid()}.tmp")
+    shutil.rmtree(half_made, ignore_errors=True)
+    half_made.mkdir()
+    try:
+        for index in range(COUNT):
+            draw(index).save(half_made / f"{index:04}.jpg", quality=QUALITY)
+        half_made.rename(folder)
+    finally:
+        shutil.rmtree(half_made, ignore_errors=True)

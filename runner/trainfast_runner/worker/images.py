@@ -1,0 +1,131 @@
+"""JPEG files as training samples: decoded, cropped, flipped and scaled with Pillow by whoever loads the batch."""
+
+from __future__ import annotations
+
+import io
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch.utils.data import Dataset
+
+from .invalid import InvalidInput
+from .samples import Batch
+
+CROP_AREA = (0.08, 1.0)
+CROP_RATIO = (3 / 4, 4 / 3)
+CROP_TRIES = 10
+MEAN, DEVIATION = 0.5, 0.5
+
+
+@dataclass(frozen=True)
+class Photographs:
+    """JPEG files and the class of each."""
+
+    paths: list[Path]
+    classes: NDArray[np.int64]
+    source: str
+    synthetic: bool
+
+
+class ImageSamples(Dataset[Batch]):
+    """A sample is a random piece of a JPEG file, `size` x `size`: the recipe ImageNet models are trained with.
+
+    A piece of 8 to 100 % of the area and of an aspect ratio of 3/4 to 4/3 (Szegedy et al. 2014, section 6), mirrored
+    half of the time. Which one is drawn from (seed, index, epoch) alone, so every rank, strategy and number of workers
+    sees the same.
+    """
+
+    def __init__(self, photographs: Photographs, size: int, channels: int, seed: int) -> None:
+        self.photographs = photographs
+        self.size = size
+        self.mode = "L" if channels == 1 else "RGB"
+        self.seed = seed
+
+    def __len__(self) -> int:
+        return len(self.photographs.paths)
+
+    def __getitems__(self, draws: list[int]) -> Batch:
+        """A whole batch: `pixel_values` of (batch, channels, size, size) in -1 to 1, `labels` of (batch,).
+
+        A draw is the sample's index plus, for each epoch before, the number of samples.
+        """
+        pixels = np.stack([self._pixels(*reversed(divmod(draw, len(self)))) for draw in draws])
+        labels = self.photographs.classes[np.asarray(draws) % len(self)]
+        return {"pixel_values": torch.from_numpy(pixels), "labels": torch.from_numpy(labels)}
+
+    def __getitem__(self, draw: int) -> Batch:
+        return {name: values[0] for name, values in self.__getitems__([draw]).items()}
+
+    def _pixels(self, index: int, epoch: int) -> NDArray[np.float32]:
+        from PIL import Image
+
+        random = np.random.default_rng((self.seed, index, epoch))
+        path = self.photographs.paths[index]
+        try:
+            with Image.open(io.BytesIO(path.read_bytes())) as file:
+                box = crop_box(file.size, random)
+                image = file.convert(self.mode).resize((self.size, self.size), Image.Resampling.BILINEAR, box)
+        except OSError as error:
+            raise InvalidInput(f"{path}: {error.strerror or error}", "data.paths") from error
+        if random.random() < 0.5:
+            image = image.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
+        values = (np.asarray(image, dtype=np.float32) / 255 - MEAN) / DEVIATION
+        planes = values[None] if values.ndim == 2 else values.transpose(2, 0, 1)
+        return np.ascontiguousarray(planes)
+
+
+def crop_box(size: tuple[int, int], random: np.random.Generator) -> tuple[int, int, int, int]:
+    """A random piece of an image of (width, height) as left, top, right, bottom; the whole where none fits."""
+    width, height = size
+    for _ in range(CROP_TRIES):
+        area = width * height * random.uniform(*CROP_AREA)
+        ratio = math.exp(random.uniform(math.log(CROP_RATIO[0]), math.log(CROP_RATIO[1])))
+        across, down = round(math.sqrt(area * ratio)), round(math.sqrt(area / ratio))
+        if 0 < across <= width and 0 < down <= height:
+            left, top = int(random.integers(width - across + 1)), int(random.integers(height - down + 1))
+            return left, top, left + across, top + down
+    return 0, 0, width, height
+
+
+def users_photographs(paths: list[str]) -> Photographs:
+    """The user's own files; the folder a file is in is its class, numbered in the order of the folders' names."""
+    files = [Path(path) for path in paths]
+    folders = {folder: number for number, folder in enumerate(sorted({file.parent for file in files}))}
+    classes = np.array([folders[file.parent] for file in files], dtype=np.int64)
+    return Photographs(files, classes, f"{len(files)} JPEG files of {len(folders)} folders", synthetic=False)
+
+
+def image_samples(
+    paths: list[str], config: Any, seed: int, cache_dir: Path, on_make: Callable[[str], None]
+) -> ImageSamples:
+    """Samples of the user's files, or of pictures drawn once into the cache.
+
+    Raises InvalidInput for a model whose head has fewer classes than there are folders.
+    """
+    try:
+        import PIL  # noqa: F401
+    except ImportError as error:
+        raise InvalidInput("data.kind = 'jpeg' needs the package pillow: pip install pillow", "data.kind") from error
+    if paths:
+        photographs = users_photographs(paths)
+    else:
+        from .drawn_images import CLASSES, drawn_photographs
+
+        photographs = drawn_photographs(cache_dir, on_make)
+        # Any head will do for pictures that mean nothing.
+        photographs.classes[:] %= min(int(config.num_labels), CLASSES)
+    found = int(photographs.classes.max()) + 1
+    if found > int(config.num_labels):
+        raise InvalidInput(
+            f"the files are in {found} folders, one a class, and the model has {config.num_labels} classes",
+            "model.num_labels",
+            [f"{found} or more"],
+            str(found),
+        )
+    return ImageSamples(photographs, int(config.image_size), int(getattr(config, "num_channels", 3)), seed)
