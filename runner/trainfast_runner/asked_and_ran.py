@@ -8,6 +8,7 @@ import msgspec
 
 from trainfast_runner.pipeline_rules import PIPELINES, STAGES_PER_RANK
 from trainfast_runner.records import RunFile, WorkerLine
+from trainfast_runner.sharded_rules import mesh_asked
 
 PARAM_DTYPE = {"fp32": "float32", "tf32": "float32", "fp16": "float32", "bf16": "float32", "bf16-pure": "bfloat16"}
 COMPUTE_DTYPE = {"fp32": "float32", "tf32": "float32", "fp16": "float16", "bf16": "bfloat16", "bf16-pure": "bfloat16"}
@@ -32,6 +33,7 @@ WRAPPER = {
     "zero2-offload": "DeepSpeedEngine",
     "zero3-offload": "DeepSpeedEngine",
     "tp": "DTensor",
+    "naive-mp": "none",
 }
 SCHEDULE = {"gpipe": "ScheduleGPipe", "1f1b": "Schedule1F1B", "interleaved": "ScheduleInterleaved1F1B"}
 
@@ -70,6 +72,8 @@ def _pairs(run: RunFile, ran: WorkerLine) -> list[tuple[str, Any, Any]]:
     degree, schedule = int(knobs.get("pp_degree") or 1), str(knobs.get("pp_schedule"))
     if pipelines:
         wrapper = SCHEDULE.get(schedule)
+    devices = max(run.world_size, len(run.device_uuids))
+    mesh = {"dp": run.world_size // degree, "pp": degree} if pipelines else mesh_asked(knobs, devices)
     name, implementation = OPTIMIZER.get(str(knobs.get("optimizer")), (None, None))
     # DeepSpeed keeps half-precision parameters and wraps the optimizer: its engine is what was asked for.
     engine = wrapper == "DeepSpeedEngine"
@@ -84,7 +88,8 @@ def _pairs(run: RunFile, ran: WorkerLine) -> list[tuple[str, Any, Any]]:
         (f"optimizer={knobs.get('optimizer')} (implementation)", implementation, ran.optimizer_implementation),
         ("checkpointing", knobs.get("checkpointing"), ran.checkpointing),
         ("pipeline_stages", degree * STAGES_PER_RANK.get(schedule, 1) if pipelines else None, ran.pipeline_stages),
-        ("mesh", {"dp": run.world_size // degree, "pp": degree} if pipelines else None, ran.mesh),
+        ("mesh", mesh, ran.mesh),
+        ("reshard", knobs.get("reshard") if strategy in ("fsdp", "fsdp+tp") else None, ran.reshard),
     ]
 
 

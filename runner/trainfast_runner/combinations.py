@@ -12,6 +12,7 @@ from trainfast_runner.knobs import BY_NAME, Knobs
 from trainfast_runner.machine import MOST_CPU_PROCESSES, Machine
 from trainfast_runner.pipeline_rules import pipeline_fits
 from trainfast_runner.problem import Problem
+from trainfast_runner.sharded_rules import ONE_PROCESS, SHARDED_RULES, TENSOR_PARALLEL
 from trainfast_runner.spec import RunSpec
 
 DATA_PARALLEL = ("dp", "ddp", "fsdp", "zero1", "zero2", "zero3", "zero2-offload", "zero3-offload")
@@ -38,6 +39,11 @@ class Facts:
         """Number of processes the run starts."""
         return world_size(self.spec, self.machine)
 
+    @property
+    def devices(self) -> int:
+        """Number of devices the run uses."""
+        return device_count(self.spec, self.machine)
+
 
 Rule = Callable[[Facts], Problem | None]
 
@@ -52,6 +58,11 @@ def check(facts: Facts) -> None:
 
 def world_size(spec: RunSpec, machine: Machine) -> int:
     """Number of ranks (processes) a run starts. Raises Problem when there are not as many devices."""
+    return 1 if spec.knobs["strategy"] in ONE_PROCESS else device_count(spec, machine)
+
+
+def device_count(spec: RunSpec, machine: Machine) -> int:
+    """Number of devices a run uses; on a CPU each rank is one. Raises Problem when there are not as many."""
     devices, strategy = devices_asked(spec.knobs), str(spec.knobs["strategy"])
     if strategy == "single":
         return 1
@@ -61,22 +72,31 @@ def world_size(spec: RunSpec, machine: Machine) -> int:
         return devices
     if strategy == "ddp+pp":
         return 2 * int(str(spec.knobs["pp_degree"]))
+    if strategy in TENSOR_PARALLEL:
+        return 2 * int(str(spec.knobs["tp_degree"]))
     return min(MOST_CPU_PROCESSES, max(2, machine.cores))
 
 
 def devices_asked(knobs: Knobs) -> KnobValue:
     """The `devices` knob, or what the strategy itself says about it: one pipeline has pp_degree devices."""
-    if knobs["devices"] is None and knobs["strategy"] == "pp":
-        return knobs["pp_degree"]
+    if knobs["devices"] is None and knobs["strategy"] in ("pp", "tp"):
+        return knobs[f"{knobs['strategy']}_degree"]
     return knobs["devices"]
 
 
-def global_batch(knobs: Knobs, ranks: int) -> int:
+def data_parallel_degree(knobs: Knobs, devices: int) -> int:
+    """Into how many slices that many devices cut the global batch."""
+    strategy = knobs.get("strategy")
+    if strategy in DATA_PARALLEL:
+        return devices
+    if strategy in ("ddp+pp", "ddp+tp", "fsdp+tp"):
+        return max(1, devices // int(str(knobs[f"{str(strategy)[-2:]}_degree"])))
+    return 1
+
+
+def global_batch(knobs: Knobs, devices: int) -> int:
     """Samples of one optimizer step: batch_size x grad_accum x data-parallel degree."""
-    degree = ranks if knobs["strategy"] in DATA_PARALLEL else 1
-    if knobs["strategy"] == "ddp+pp":
-        degree = ranks // int(str(knobs["pp_degree"]))
-    return int(str(knobs["batch_size"])) * int(str(knobs["grad_accum"])) * degree
+    return int(str(knobs["batch_size"])) * int(str(knobs["grad_accum"])) * data_parallel_degree(knobs, devices)
 
 
 def _as_devices(value: object) -> int | str | None:
@@ -239,5 +259,6 @@ RULES: tuple[Rule, ...] = (
     _positions_suffice,
     _heads_divide,
     pipeline_fits,
+    *SHARDED_RULES,
     *DATA_RULES,
 )

@@ -14,7 +14,7 @@ from typing import TypeVar
 
 import msgspec
 
-from trainfast_runner.combinations import DATA_PARALLEL
+from trainfast_runner.combinations import data_parallel_degree
 from trainfast_runner.home import RESULT_FILE, Home, is_alive, read_result, read_run_file
 from trainfast_runner.json_lines import Tail
 from trainfast_runner.records import END_STATES, Result, RunFile, Step, WorkerLine
@@ -193,7 +193,7 @@ class Follower:
     def _summed_ranks(self) -> int:
         """How many ranks train on samples of their own; the others share rank 0's."""
         run = self._run
-        return run.world_size if run is not None and run.knobs.get("strategy") in DATA_PARALLEL else 1
+        return 1 if run is None else data_parallel_degree(run.knobs, run.world_size)
 
     def _take_line(self, rank: int, line: WorkerLine) -> None:
         if line.kind in ("exception", "invalid"):

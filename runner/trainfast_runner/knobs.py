@@ -235,25 +235,23 @@ KNOBS: tuple[Knob, ...] = (
                 "ddp+pp",
             ),
             pending=(
-                "dp",
-                "fsdp",
                 "zero1",
                 "zero2",
                 "zero3",
                 "zero2-offload",
                 "zero3-offload",
-                "tp",
-                "naive-mp",
-                "ddp+tp",
-                "fsdp+tp",
             ),
         ),
         "single",
         "parallel",
         "How the model spreads over devices. ddp: a process a device, each with the whole model, one gradient"
-        " all-reduce that overlaps with the backward.",
-        "ddp is nearly N times one device when the link keeps up",
-        "ddp keeps the whole model on each device plus reduction buckets the size of the gradients",
+        " all-reduce that overlaps with the backward. dp: one process, a thread a GPU, the model copied every step."
+        " fsdp: weights, gradients and states cut over devices, gathered block by block. tp: each matrix cut over"
+        " devices, all on the same samples. naive-mp: whole layers on each GPU. a+b: groups of b inside a.",
+        "ddp is nearly N times one device when the link keeps up; dp is slower, its first GPU does more; fsdp moves"
+        " 1.5x ddp's data; tp waits for four all-reduces a layer; naive-mp uses one GPU at a time",
+        "ddp keeps the whole model on each device plus reduction buckets the size of the gradients; fsdp 1/N of it plus"
+        " one gathered block; tp 1/N of the cut matrices, embeddings whole; naive-mp 1/N of the layers",
         same_as=Equivalent("(launcher)", "distributed_type", "zero_optimization.stage", "--nproc-per-node"),
     ),
     Knob(
@@ -261,9 +259,10 @@ KNOBS: tuple[Knob, ...] = (
         Whole(2, 64, (2, 4, 8)),
         2,
         "parallel",
-        "Devices that share each layer's matrices in tensor parallelism.",
-        "only inside one machine with fast links",
-        "weights and states divided by the degree",
+        "Devices that share each layer's matrices in tensor parallelism; must divide the attention heads, the key-value"
+        " heads and the MLP's width. With ddp+tp and fsdp+tp devices / tp_degree groups share the global batch.",
+        "two all-reduces of the activations a layer forward and two backward: only inside one machine with fast links",
+        "weights, gradients and states of the cut layers divided by the degree; embeddings and norms whole on each",
         only_with=("tp", "ddp+tp", "fsdp+tp"),
     ),
     Knob(
@@ -305,9 +304,9 @@ KNOBS: tuple[Knob, ...] = (
         Choice(ON_OFF),
         "on",
         "parallel",
-        "Whether FSDP frees the gathered weights after the forward.",
-        "off saves one all-gather a layer",
-        "off keeps the whole model during forward and backward",
+        "Whether FSDP frees a block's gathered weights after its forward, and gathers them again for its backward.",
+        "off saves one all-gather a block: two thirds of on's traffic",
+        "off keeps the whole model's weights from the forward to the backward",
         only_with=("fsdp", "fsdp+tp"),
     ),
     Knob(

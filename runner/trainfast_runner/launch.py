@@ -21,6 +21,7 @@ from trainfast_runner.knob_values import parse_bytes_per_rank
 from trainfast_runner.machine import Machine, look
 from trainfast_runner.problem import Problem
 from trainfast_runner.records import Clock, RunFile
+from trainfast_runner.sharded_rules import ONE_PROCESS
 from trainfast_runner.spec import RunSpec, expand_paths
 from trainfast_runner.telemetry.readings import DeviceReading
 
@@ -61,7 +62,7 @@ class RunPlan:
     def argv(self, directory: Path) -> list[str]:
         """The command of the training process; torchrun is called as a module, so it need not be on PATH."""
         bootstrap = str(training_python.WORKER / "bootstrap.py")
-        if self.spec.knobs["strategy"] == "single":
+        if self.spec.knobs["strategy"] in ONE_PROCESS:
             return [self.python, bootstrap, str(directory)]
         return [
             self.python,
@@ -98,7 +99,7 @@ def plan(spec: RunSpec, python: str | None = None) -> RunPlan:
         _refuse_hopeless_limit(spec, limits, seen.parameters)
     knobs = {**spec.knobs}
     if knobs["devices"] is None:
-        knobs["devices"] = ranks
+        knobs["devices"] = combinations.device_count(spec, machine)
     return RunPlan(
         spec=replace(spec, knobs=knobs),
         device=machine.device,

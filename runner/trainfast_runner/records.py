@@ -146,6 +146,7 @@ class WorkerLine(msgspec.Struct, frozen=True, kw_only=True):
     compiled: bool | None = None
     optimizer_implementation: str | None = None
     checkpointing: str | None = None
+    reshard: str | None = None
     parameters: int | None = None
     device_name: str | None = None
     model_flops_per_sample: Bounded | None = None

@@ -95,3 +95,66 @@ def test_the_global_batch_counts_data_parallel_ranks() -> None:
     spec = resolve("tiny-llama", ["batch_size=4", "grad_accum=2", "strategy=ddp"])
     assert combinations.global_batch(spec.knobs, 2) == 16
     assert combinations.global_batch({**spec.knobs, "strategy": "single"}, 1) == 8
+
+
+LLAMA = {"model_type": "llama", "vocab_size": 4096, "base_model_tp_plan": {"layers.*.self_attn.q_proj": "colwise"}}
+
+
+@pytest.mark.parametrize(
+    ("where", "settings", "config", "key", "said"),
+    [
+        (CPU, ["strategy=dp"], {}, "strategy", "two or more GPUs from one process, and a run here has none"),
+        (CPU, ["strategy=naive-mp"], {}, "strategy", "try strategy=pp"),
+        (OLD, ["strategy=dp"], {}, "devices", "and devices=auto is one"),
+        (CPU, ["strategy=fsdp", "optimizer=adafactor"], {}, "optimizer", "reads whole matrices"),
+        (CPU, ["strategy=tp"], {"model_type": "t5"}, "strategy", "has no plan for t5"),
+        (
+            CPU,
+            ["strategy=fsdp+tp"],
+            {**LLAMA, "base_model_tp_plan": {"a": "local"}},
+            "strategy",
+            "cuts layers as local, which is not done here",
+        ),
+        (CPU, ["strategy=tp"], {**LLAMA, "num_attention_heads": 3}, "tp_degree", "does not divide the model's 3 heads"),
+        (
+            CPU,
+            ["strategy=tp", "tp_degree=4"],
+            {**LLAMA, "num_attention_heads": 4, "num_key_value_heads": 2},
+            "tp_degree",
+            "does not divide the model's 2 key-value heads",
+        ),
+        (CPU, ["strategy=tp", "devices=4"], LLAMA, "devices", "try devices=2, or tp_degree=4"),
+        (CPU, ["strategy=ddp+tp", "devices=3"], LLAMA, "devices", "needs two or more groups of 2 devices"),
+        (CPU, ["strategy=fsdp+tp", "devices=2"], LLAMA, "devices", "strategy=tp with devices=2"),
+        (CPU, ["reshard=off", "strategy=ddp"], {}, "reshard", "does nothing with strategy=ddp"),
+    ],
+)
+def test_what_a_sharded_model_cannot_do_is_refused(
+    where: Machine, settings: list[str], config: dict[str, object], key: str, said: str
+) -> None:
+    with pytest.raises(Problem) as refused:
+        combinations.check(Facts(resolve("tiny-llama", settings), where, config, {"bitsandbytes": "0.49"}, "python"))
+    assert refused.value.key == key
+    assert said in refused.value.line()
+
+
+@pytest.mark.parametrize(
+    ("where", "settings", "processes", "devices", "global_batch"),
+    [
+        (CPU, ["strategy=tp"], 2, 2, 8),
+        (CPU, ["strategy=tp", "tp_degree=4"], 4, 4, 8),
+        (CPU, ["strategy=ddp+tp"], 4, 4, 16),
+        (CPU, ["strategy=fsdp+tp", "devices=8"], 8, 8, 32),
+        (CPU, ["strategy=fsdp"], 2, 2, 16),
+        (TWO, ["strategy=tp"], 2, 2, 8),
+        (TWO, ["strategy=dp"], 1, 2, 16),
+        (TWO, ["strategy=naive-mp"], 1, 2, 8),
+    ],
+)
+def test_processes_devices_and_the_global_batch_are_told_apart(
+    where: Machine, settings: list[str], processes: int, devices: int, global_batch: int
+) -> None:
+    asked = Facts(resolve("tiny-llama", settings), where, LLAMA, {}, "python")
+    combinations.check(asked)
+    assert (asked.ranks, asked.devices) == (processes, devices)
+    assert combinations.global_batch(asked.knobs, asked.devices) == global_batch

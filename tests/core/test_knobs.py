@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainfast_runner.knob_values import BYTE_UNITS, parse_bytes, parse_bytes_per_rank
+from trainfast_runner.knob_values import BYTE_UNITS, Choice, parse_bytes, parse_bytes_per_rank
 from trainfast_runner.knobs import BY_NAME, KNOBS, defaults, knob
 from trainfast_runner.problem import Problem
 
@@ -58,7 +58,6 @@ def test_values_are_read(name: str, raw: object, value: object) -> None:
         ("batch_size", 2.5, "must be a whole number"),
         ("batch_size", True, "must be a whole number"),
         ("precision", "bf-16", "did you mean bf16?"),
-        ("strategy", "pp", "pp is not available in this version"),
         ("devices", "0", "a count of devices starts at 1"),
         ("devices", "1+1", "names a device twice"),
         ("memory_limit", "2", "not a number of bytes with a unit"),
@@ -73,6 +72,11 @@ def test_bad_values_are_refused_by_name(name: str, raw: object, said: str) -> No
     assert refused.value.key == name
     assert refused.value.line().startswith(f"{name}: ")
     assert refused.value.allowed
+
+
+def test_a_value_of_a_later_version_is_refused_as_such() -> None:
+    with pytest.raises(Problem, match="b is not available in this version"):
+        Choice(("a", "b"), pending=("b",)).read("b")
 
 
 def test_a_misspelt_knob_gets_the_nearest() -> None:

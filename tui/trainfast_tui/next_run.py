@@ -58,16 +58,16 @@ class NextRun:
 
     def global_batch(self, machine: Machine | None) -> tuple[int, int] | None:
         """Samples of one optimizer step and the data-parallel ranks that share them; None while unknown."""
-        from trainfast_runner.combinations import global_batch, world_size
+        from trainfast_runner.combinations import device_count, global_batch
 
         if machine is None:
             return None
         try:
-            ranks = world_size(self.spec, machine)
+            devices = device_count(self.spec, machine)
         except Problem:
             return None
         per_rank = global_batch(self.spec.knobs, 1)
-        total = global_batch(self.spec.knobs, ranks)
+        total = global_batch(self.spec.knobs, devices)
         return total, total // per_rank if per_rank else 1
 
 

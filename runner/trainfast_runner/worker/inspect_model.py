@@ -45,7 +45,9 @@ def main(arguments: list[str]) -> dict[str, Any]:
         try:
             config = resolve_config(request["model"])
             answer["model_type"] = config.model_type
-            answer["config"] = config.to_dict()
+            # The plan belongs to the class and is left out of what a configuration stores.
+            plan = getattr(config, "base_model_tp_plan", None)
+            answer["config"] = {**config.to_dict(), "base_model_tp_plan": plan}
             if "--count" in flags:
                 answer["parameters"] = _count(config, request.get("objective", "causal-lm"))
         except InvalidInput as error:

@@ -1,0 +1,168 @@
+"""What the strategies that shard, slice or spread a model need of the other knobs, the devices and the model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from trainfast_runner.knobs import Knobs
+from trainfast_runner.problem import Problem
+
+if TYPE_CHECKING:
+    from trainfast_runner.combinations import Facts
+
+ONE_PROCESS = ("single", "dp", "naive-mp")
+"""Strategies whose devices, one or several, belong to one process."""
+TENSOR_PARALLEL = ("tp", "ddp+tp", "fsdp+tp")
+SHARDED = ("fsdp", *TENSOR_PARALLEL)
+OUR_PLANS = ("bert", "gpt2")
+"""Families without a plan of transformers' own, for which the worker's `tensor_plan.py` has one."""
+STYLES = {
+    "colwise",
+    "rowwise",
+    "packed_colwise",
+    "moe_tp_experts",
+    "replicated_with_grad_allreduce",
+    "colwise_gather_output",
+    "colwise_rep",
+}
+"""What the worker knows how to cut."""
+HEADS = ("num_attention_heads", "n_head", "num_key_value_heads")
+WIDTHS = ("intermediate_size", "n_inner")
+FLAT_OPTIMIZERS = ("adamw", "adamw-loop", "adamw-foreach", "adamw-fused", "sgd")
+
+
+def mesh_asked(knobs: Knobs, devices: int) -> dict[str, int] | None:
+    """The device mesh of these strategies on that many devices; None for the others."""
+    strategy, degree = knobs.get("strategy"), int(str(knobs.get("tp_degree") or 1))
+    if strategy in ("dp", "fsdp"):
+        return {"dp": devices}
+    if strategy == "naive-mp":
+        return {"mp": devices}
+    if strategy == "tp":
+        return {"tp": degree}
+    return {"dp": devices // degree, "tp": degree} if strategy in TENSOR_PARALLEL else None
+
+
+def _several_gpus(facts: Facts) -> Problem | None:
+    strategy = facts.knobs["strategy"]
+    if strategy not in ("dp", "naive-mp"):
+        return None
+    what = "copies the model to each" if strategy == "dp" else "puts layers on each"
+    if facts.machine.device != "cuda":
+        return Problem(
+            f"strategy={strategy} {what} of two or more GPUs from one process, and a run here has none"
+            f" ({facts.machine.missing or 'torch is a CPU build'})",
+            key="strategy",
+            advice="strategy=ddp" if strategy == "dp" else "strategy=pp",
+        )
+    if facts.devices < 2:
+        return Problem(
+            f"strategy={strategy} {what} of two or more GPUs, and devices={facts.knobs['devices'] or 'auto'} is one",
+            key="devices",
+            advice="devices=2 where there are two, or strategy=single",
+        )
+    return None
+
+
+def _optimizer_takes_slices(facts: Facts) -> Problem | None:
+    strategy, optimizer = facts.knobs["strategy"], facts.knobs["optimizer"]
+    if strategy not in SHARDED or optimizer in FLAT_OPTIMIZERS:
+        return None
+    why = "reads whole matrices" if optimizer == "adafactor" else "quantizes plain tensors"
+    return Problem(
+        f"optimizer={optimizer} {why}, and with strategy={strategy} a rank has slices (DTensors)",
+        key="optimizer",
+        allowed=FLAT_OPTIMIZERS,
+        advice=f"optimizer=adamw-fused, or strategy=ddp with optimizer={optimizer}",
+    )
+
+
+def _engine_is_ours(facts: Facts) -> Problem | None:
+    strategy, engine = facts.knobs["strategy"], facts.knobs["engine"]
+    if engine == "native" or strategy not in (*TENSOR_PARALLEL, "naive-mp"):
+        return None
+    return Problem(f"engine={engine} cannot run strategy={strategy}", key="engine", advice="engine=native")
+
+
+def _hooks_are_not_compiled(facts: Facts) -> Problem | None:
+    strategy = facts.knobs["strategy"]
+    if facts.knobs["compile"] == "off" or strategy not in (*TENSOR_PARALLEL, "naive-mp", "dp"):
+        return None
+    return Problem(
+        f"compile={facts.knobs['compile']} does not work with strategy={strategy}, which exchanges data between layers",
+        key="compile",
+        advice="compile=off, or strategy=ddp",
+    )
+
+
+def _family_has_a_plan(facts: Facts) -> Problem | None:
+    strategy, family = facts.knobs["strategy"], facts.config.get("model_type")
+    if strategy not in TENSOR_PARALLEL or not isinstance(family, str) or family in OUR_PLANS:
+        return None
+    plan: Any = facts.config.get("base_model_tp_plan")
+    instead = "strategy=fsdp" if strategy == "tp" else f"strategy={str(strategy).removesuffix('+tp')}"
+    if not plan:
+        return Problem(
+            f"strategy={strategy} has no plan for {family}: transformers ships none (it does for llama, mistral,"
+            f" mixtral, qwen3, gemma3_text, gpt_neox), and ours are for {' and '.join(OUR_PLANS)}",
+            key="strategy",
+            advice=instead,
+        )
+    unknown = sorted(set(plan.values()) - STYLES)
+    if unknown:
+        return Problem(
+            f"strategy={strategy}: the plan of {family} cuts layers as {', '.join(unknown)}, which is not done here",
+            key="strategy",
+            advice=instead,
+        )
+    return None
+
+
+def _degree_divides_the_model(facts: Facts) -> Problem | None:
+    if facts.knobs["strategy"] not in TENSOR_PARALLEL:
+        return None
+    degree = int(str(facts.knobs["tp_degree"]))
+    for field in (*HEADS, *WIDTHS):
+        size = facts.config.get(field)
+        if isinstance(size, int) and size % degree:
+            working = [count for count in range(2, degree) if size % count == 0]
+            what = "key-value heads" if "key_value" in field else "heads" if field in HEADS else "columns of its MLP"
+            return Problem(
+                f"tp_degree={degree} does not divide the model's {size} {what} (model.{field})",
+                key="tp_degree",
+                advice=f"tp_degree={working[-1]}" if working else "strategy=fsdp",
+            )
+    return None
+
+
+def _devices_fill_the_mesh(facts: Facts) -> Problem | None:
+    strategy = facts.knobs["strategy"]
+    if strategy not in TENSOR_PARALLEL:
+        return None
+    degree, devices = int(str(facts.knobs["tp_degree"])), facts.devices
+    if strategy == "tp" and devices != degree:
+        return Problem(
+            f"strategy=tp with tp_degree={degree} runs on {degree} devices, not on devices={devices}",
+            key="devices",
+            advice=f"devices={degree}" + (f", or tp_degree={devices}" if devices > 1 else ""),
+        )
+    if strategy != "tp" and (devices % degree or devices == degree):
+        return Problem(
+            f"strategy={strategy} with tp_degree={degree} needs two or more groups of {degree} devices,"
+            f" and devices={devices} are not",
+            key="devices",
+            advice=f"devices={2 * degree}, or strategy=tp with devices={degree}",
+        )
+    return None
+
+
+SHARDED_RULES: tuple[Callable[[Facts], Problem | None], ...] = (
+    _several_gpus,
+    _optimizer_takes_slices,
+    _engine_is_ours,
+    _hooks_are_not_compiled,
+    _family_has_a_plan,
+    _degree_divides_the_model,
+    _devices_fill_the_mesh,
+)
