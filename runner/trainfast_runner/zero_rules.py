@@ -1,0 +1,142 @@
+"""What ZeRO through DeepSpeed needs of the other knobs and of the machine."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from trainfast_runner.extensions import has_libaio, missing_tool
+from trainfast_runner.problem import Problem
+
+if TYPE_CHECKING:
+    from trainfast_runner.combinations import Facts
+
+STAGE = {"zero1": 1, "zero2": 2, "zero3": 3, "zero2-offload": 2, "zero3-offload": 3}
+"""ZeRO's stage by strategy: 1 shards optimizer states, 2 gradients too, 3 parameters too."""
+EIGHT_BIT = ("adamw-8bit", "paged-adamw-8bit")
+CPU_INFO = Path("/proc/cpuinfo")
+
+
+def _deepspeed_is_installed(facts: Facts) -> Problem | None:
+    if facts.versions.get("deepspeed"):
+        return None
+    return Problem(
+        f"strategy={facts.knobs['strategy']} needs deepspeed; install with: {facts.python} -m pip install deepspeed",
+        key="strategy",
+        advice="strategy=fsdp",
+    )
+
+
+def _optimizer_takes_flat_slices(facts: Facts) -> Problem | None:
+    strategy, optimizer = str(facts.knobs["strategy"]), facts.knobs["optimizer"]
+    if optimizer == "adafactor":
+        return Problem(
+            f"optimizer=adafactor factors whole matrices, and with strategy={strategy} it is given flat slices:"
+            " it would keep full states and learn something else",
+            key="optimizer",
+            advice="optimizer=adamw-fused, or strategy=ddp with optimizer=adafactor",
+        )
+    if optimizer in EIGHT_BIT and (STAGE[strategy] == 3 or "offload" in strategy):
+        why = (
+            "quantizes states on the GPU, and the offloaded step runs on the CPU"
+            if "offload" in strategy
+            else "keeps its states per parameter, and ZeRO-3 swaps the parameters it is given at every step"
+        )
+        return Problem(
+            f"optimizer={optimizer} {why} (strategy={strategy})",
+            key="optimizer",
+            advice=f"strategy=zero2 with optimizer={optimizer}, or optimizer=adamw",
+        )
+    return None
+
+
+def _half_precision_on_a_cpu(facts: Facts) -> Problem | None:
+    """DeepSpeed asks oneDNN, which has fp16 on a CPU with the AVX512-FP16 instructions only."""
+    if facts.knobs["precision"] != "fp16" or facts.machine.device != "cpu":
+        return None
+    try:
+        if "avx512_fp16" in CPU_INFO.read_text():
+            return None
+    except OSError:
+        pass
+    return Problem(
+        f"precision=fp16 with strategy={facts.knobs['strategy']} needs a CPU with AVX512-FP16, and this one has none",
+        key="precision",
+        advice="precision=bf16",
+    )
+
+
+def _engine_is_not_compiled(facts: Facts) -> Problem | None:
+    if facts.knobs["compile"] == "off":
+        return None
+    return Problem(
+        f"compile={facts.knobs['compile']} does not work with strategy={facts.knobs['strategy']}: DeepSpeed's hooks"
+        " gather and reduce between the layers, where a compiled graph has no place for them",
+        key="compile",
+        advice="compile=off, or strategy=ddp",
+    )
+
+
+def _loop_is_ours(facts: Facts) -> Problem | None:
+    strategy, engine = facts.knobs["strategy"], facts.knobs["engine"]
+    if engine == "native":
+        return None
+    return Problem(f"engine={engine} does not run strategy={strategy} here", key="engine", advice="engine=native")
+
+
+def _offload_path_takes_files(facts: Facts) -> Problem | None:
+    """Only ZeRO-3 offloads to a disk, through an extension that is built on the spot."""
+    path, strategy = facts.knobs["offload_path"], facts.knobs["strategy"]
+    if path is None:
+        return None
+    if strategy != "zero3-offload":
+        return Problem(
+            f"offload_path={path} does nothing with strategy={strategy}: DeepSpeed offloads to a disk in ZeRO-3 only",
+            key="offload_path",
+            advice="strategy=zero3-offload, or leaving offload_path out",
+        )
+    folder = Path(str(path)).expanduser()
+    if not folder.is_dir():
+        what = "is a file" if folder.exists() else "does not exist"
+        return Problem(
+            f"offload_path={path} {what}; strategy={strategy} needs a directory to put states in",
+            key="offload_path",
+            advice=f"mkdir -p {path}",
+        )
+    if not os.access(folder, os.W_OK | os.X_OK):
+        return Problem(
+            f"offload_path={path} cannot be written, which strategy={strategy} does",
+            key="offload_path",
+            advice="a directory of your own on the NVMe disk",
+        )
+    missing = missing_tool(facts.python)
+    if missing is None and not has_libaio(facts.python):
+        missing = "libaio with its header", "apt-get install libaio-dev"
+    if missing is not None:
+        what, command = missing
+        return Problem(
+            f"offload_path={path} needs DeepSpeed's async_io extension, which builds with {what}; install with:"
+            f" {command}",
+            key="offload_path",
+            advice="leaving offload_path out: the states stay in host memory",
+        )
+    return None
+
+
+_RULES: tuple[Callable[[Facts], Problem | None], ...] = (
+    _deepspeed_is_installed,
+    _optimizer_takes_flat_slices,
+    _half_precision_on_a_cpu,
+    _engine_is_not_compiled,
+    _loop_is_ours,
+    _offload_path_takes_files,
+)
+
+
+def zero_fits(facts: Facts) -> Problem | None:
+    """The first of these rules that a zero* run breaks."""
+    if facts.knobs["strategy"] not in STAGE:
+        return None
+    return next((problem for rule in _RULES if (problem := rule(facts)) is not None), None)
