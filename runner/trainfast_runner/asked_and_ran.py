@@ -9,6 +9,7 @@ import msgspec
 from trainfast_runner.pipeline_rules import PIPELINES, STAGES_PER_RANK
 from trainfast_runner.records import RunFile, WorkerLine
 from trainfast_runner.sharded_rules import mesh_asked
+from trainfast_runner.zero_rules import STAGE
 
 PARAM_DTYPE = {"fp32": "float32", "tf32": "float32", "fp16": "float32", "bf16": "float32", "bf16-pure": "bfloat16"}
 COMPUTE_DTYPE = {"fp32": "float32", "tf32": "float32", "fp16": "float16", "bf16": "bfloat16", "bf16-pure": "bfloat16"}
@@ -75,20 +76,24 @@ def _pairs(run: RunFile, ran: WorkerLine) -> list[tuple[str, Any, Any]]:
     devices = max(run.world_size, len(run.device_uuids))
     mesh = {"dp": run.world_size // degree, "pp": degree} if pipelines else mesh_asked(knobs, devices)
     name, implementation = OPTIMIZER.get(str(knobs.get("optimizer")), (None, None))
-    # DeepSpeed keeps half-precision parameters and wraps the optimizer: its engine is what was asked for.
-    engine = wrapper == "DeepSpeedEngine"
+    zero = strategy in STAGE
+    # DeepSpeed keeps its fp32 copy of the weights in the optimizer, and has an AdamW of its own for offloaded states.
+    param_dtype = (COMPUTE_DTYPE if zero else PARAM_DTYPE).get(precision)
+    if zero and ran.optimizer == "DeepSpeedCPUAdam" and strategy.endswith("-offload"):
+        name = name if name != "AdamW" else "DeepSpeedCPUAdam"
     found_wrapper = None if ran.wrapper is None else "+".join(sorted(ran.wrapper.split("+")))
     return [
         ("world_size", run.world_size, ran.world_size),
         ("device", run.device, None if ran.device is None else ran.device.partition(":")[0]),
         (f"strategy={strategy} (wrapper)", wrapper, found_wrapper),
-        (f"precision={precision} (param_dtype)", None if engine else PARAM_DTYPE.get(precision), ran.param_dtype),
+        (f"precision={precision} (param_dtype)", param_dtype, ran.param_dtype),
         (f"precision={precision} (compute_dtype)", COMPUTE_DTYPE.get(precision), ran.compute_dtype),
-        ("optimizer", None if engine else name, ran.optimizer),
+        ("optimizer", name, ran.optimizer),
         (f"optimizer={knobs.get('optimizer')} (implementation)", implementation, ran.optimizer_implementation),
         ("checkpointing", knobs.get("checkpointing"), ran.checkpointing),
         ("pipeline_stages", degree * STAGES_PER_RANK.get(schedule, 1) if pipelines else None, ran.pipeline_stages),
         ("mesh", mesh, ran.mesh),
+        (f"strategy={strategy} (zero_stage)", STAGE.get(strategy), ran.zero_stage),
         ("reshard", knobs.get("reshard") if strategy in ("fsdp", "fsdp+tp") else None, ran.reshard),
     ]
 

@@ -14,7 +14,8 @@ from typing import Any
 
 import msgspec
 
-from trainfast_runner import __version__, combinations, training_python
+from trainfast_runner import __version__, combinations, training_python, zero_rules
+from trainfast_runner.extensions import extensions_directory, search_path
 from trainfast_runner.home import LOCK_FILE, RUN_FILE, Home, cache_directory, home_problem, is_alive, read_run_file
 from trainfast_runner.json_lines import write_atomically
 from trainfast_runner.knob_values import parse_bytes_per_rank
@@ -114,7 +115,7 @@ def plan(spec: RunSpec, python: str | None = None) -> RunPlan:
             "driver": machine.driver_version,
             **seen.versions,
         },
-        env=_environment(spec, machine, ranks, chosen, seen.executable),
+        env=_environment(spec, machine, ranks, chosen, seen),
     )
 
 
@@ -189,12 +190,15 @@ def _refuse_hopeless_limit(spec: RunSpec, limits: tuple[int, ...], parameters: i
 
 
 def _environment(
-    spec: RunSpec, machine: Machine, ranks: int, gpus: tuple[DeviceReading, ...], python: str
+    spec: RunSpec,
+    machine: Machine,
+    ranks: int,
+    gpus: tuple[DeviceReading, ...],
+    seen: training_python.Inspection,
 ) -> dict[str, str]:
     """What the launch changes in the environment it inherits."""
-    bin_directory = os.path.dirname(python)
     env = {
-        "PATH": os.pathsep.join([bin_directory, os.environ.get("PATH", os.defpath)]),
+        "PATH": search_path(seen.executable),
         "PYTHONUNBUFFERED": "1",
         "TOKENIZERS_PARALLELISM": "false",
         "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
@@ -205,6 +209,10 @@ def _environment(
         env["OMP_NUM_THREADS"] = os.environ.get("OMP_NUM_THREADS", str(max(1, machine.cores // ranks)))
         # Threads that spin for work stall the training many times over as soon as anything else wants a core.
         env["OMP_WAIT_POLICY"] = os.environ.get("OMP_WAIT_POLICY", "PASSIVE")
+    if spec.knobs["strategy"] in zero_rules.STAGE:
+        env["DS_ACCELERATOR"] = machine.device
+        extensions = str(extensions_directory(seen.versions, seen.python_version))
+        env["TORCH_EXTENSIONS_DIR"] = os.environ.get("TORCH_EXTENSIONS_DIR", extensions)
     if spec.knobs["p2p"] == "off":
         env["NCCL_P2P_DISABLE"] = "1"
     return env

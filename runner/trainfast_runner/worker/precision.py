@@ -50,6 +50,10 @@ class Precision:
         """The loss scale before the first step; None without scaling."""
         return None if self.scaler is None else float(self.scaler.get_scale())
 
+    def state(self) -> dict[str, Any] | None:
+        """The scaler's state at the end of a training; None without scaling."""
+        return None if self.scaler is None else self.scaler.state_dict()
+
     def scale(self) -> Tensor | None:
         """The loss scale as a device tensor, so that reading it does not wait for the device; None without scaling."""
         if self.scaler is None:

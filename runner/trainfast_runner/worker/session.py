@@ -134,12 +134,11 @@ def train_on(ground: Ground, run_dir: Path, journal: Journal) -> None:
     except BaseException:
         log.flush(patience_s=STEP_LOG_PATIENCE_S)
         raise
-    scaler = ground.precision.scaler
     journal.write(
         "finished",
         steps=knobs.steps,
         seconds=time.monotonic() - began,
-        scaler=scaler.state_dict() if scaler is not None else None,
+        scaler=ground.precision.state(),
     )
 
 

@@ -32,7 +32,9 @@ class DeepSpeedZero(DataParallel):
 
     def __init__(self, knobs: Knobs, device: torch.device) -> None:
         super().__init__(knobs, device)
+        _refuse(knobs)
         self.zero = ZERO[knobs.strategy]
+        self.cpu_adam = False
         self.config: dict[str, Any] = {}
         self.loss_scale = EngineLossScale(knobs.precision, device)
 
@@ -100,7 +102,7 @@ class DeepSpeedZero(DataParallel):
 
     def _optimizer(self, model: nn.Module) -> Optimizer:
         """As for every strategy, but plain adamw on offloaded states is DeepSpeed's vectorized one where it builds."""
-        if not getattr(self, "cpu_adam", False):
+        if not self.cpu_adam:
             return build_optimizer(model, self.knobs)
         from deepspeed.ops.adam import DeepSpeedCPUAdam
 
@@ -118,11 +120,19 @@ class EngineLossScale(Precision):
         self.scales = name == "fp16"
         self.engine: Any = None
 
+    def initial_scale(self) -> float | None:
+        """DeepSpeed keeps the scale on the host."""
+        return float(self.engine.optimizer.loss_scale) if self.scales else None
+
+    def state(self) -> dict[str, Any] | None:
+        """The last scale, and how many steps overflowed and were skipped."""
+        scale = self.initial_scale()
+        return None if scale is None else {"scale": scale, "skipped_steps": self.engine.skipped_steps}
+
     def scale(self) -> Tensor | None:
-        """The loss scale of the last step, a host number; None without scaling."""
-        if not self.scales or self.engine is None:
-            return None
-        return torch.tensor(float(self.engine.optimizer.loss_scale))
+        """The loss scale after the last step."""
+        scale = self.initial_scale()
+        return None if scale is None else torch.full((), scale, device=self.device)
 
 
 def live_stage(optimizer: Any) -> int | None:
@@ -136,6 +146,22 @@ def live_stage(optimizer: Any) -> int | None:
     if isinstance(optimizer, DeepSpeedZeroOptimizer):
         return 2 if optimizer.partition_gradients else 1
     return 1 if isinstance(optimizer, BF16_Optimizer) else None
+
+
+def _refuse(knobs: Knobs) -> None:
+    """Raise InvalidInput for what the engine would do differently than asked."""
+    with_strategy = f"does not work with strategy={knobs.strategy}"
+    if knobs.compile != "off":
+        raise InvalidInput(f"compile={knobs.compile} {with_strategy}", "compile", ["off"], "off")
+    if knobs.optimizer == "adafactor":
+        raise InvalidInput(
+            f"optimizer=adafactor {with_strategy}: it factors matrices and is given flat slices",
+            "optimizer",
+            ["adamw", "adamw-fused", "sgd"],
+            "adamw",
+        )
+    if "8bit" in knobs.optimizer and knobs.strategy not in ("zero1", "zero2"):
+        raise InvalidInput(f"optimizer={knobs.optimizer} {with_strategy}", "optimizer", ["adamw", "sgd"], "adamw")
 
 
 def _import_deepspeed() -> Any:
