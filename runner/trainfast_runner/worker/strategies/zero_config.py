@@ -62,7 +62,7 @@ def _place(knobs: Knobs, device: str) -> dict[str, Any]:
 
 
 def _precision(name: str) -> dict[str, Any]:
-    """Half-precision parameters with fp32 masters in the sharded optimizer; bf16-pure keeps no fp32 copy of anything."""
+    """Half-precision parameters with fp32 masters in the sharded optimizer; bf16-pure keeps no fp32 copy."""
     if name == "fp16":
         return {"fp16": {"enabled": True, "loss_scale": 0}}
     if name == "bf16":
