@@ -64,8 +64,8 @@ class StepLog:
         record = {"step": step, "warmup": step <= self._timing_warmup, **self._constant, **fields}
         if self._compile_watch is not None and self._compile_watch.take():
             record.update(warmup=True, compiling=True)
-        if loss.device.type == "cuda" and handle is not None:
-            # A stream waits for the sum here, not the host.
+        if handle is not None and (loss.device.type == "cuda" or scale is not None):
+            # On CUDA a stream waits for the sum here, not the host; a copy must be made after it.
             handle.wait()
             handle = None
         figures = loss if scale is None else torch.stack([loss, scale.to(loss.dtype)])
