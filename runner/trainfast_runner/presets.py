@@ -20,16 +20,21 @@ MODEL_SOURCES = ("hub", "path", "family")
 DATA_KINDS = ("text", "files", "hub", "random", "jpeg")
 OBJECTIVES = ("causal-lm", "masked-lm", "sequence-classification", "seq2seq", "image-classification")
 DATA_KEYS = ("kind", "objective", "paths", "tokenizer", "name", "split")
-VARIANT_KEYS = ("id", "knobs", "published")
+VARIANT_KEYS = ("id", "model", "data", "knobs", "published")
 
 
 @dataclass(frozen=True)
 class Variant:
-    """One row of a table preset: knobs on top of the preset's own, and the figures published for it."""
+    """One row of a table preset: knobs on top of the preset's own, and the figures published for it.
+
+    `model` and `data` override fields of the preset's; a `model` that names its own source takes its place.
+    """
 
     id: str
     knobs: Knobs
     published: dict[str, Any] = field(default_factory=dict)
+    model: dict[str, Any] = field(default_factory=dict)
+    data: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -56,6 +61,10 @@ class Preset:
                 return row
         ids = [row.id for row in self.variants]
         raise Problem(f"preset {self.name} has no variant {id!r}", key=id, allowed=ids, nearest=nearest(id, ids))
+
+    def model_of(self, variant: Variant | None) -> dict[str, Any]:
+        """`[model]` of the preset, or of one of its variants."""
+        return merged_model(self.model, variant.model if variant else {})
 
 
 def shipped_directory() -> Path:
@@ -119,8 +128,8 @@ def _load_file(path: Path, above: tuple[Path, ...]) -> Preset:
     mine = Preset(
         name=path.stem,
         title=source.text(raw, "title", ()) or path.stem,
-        model=_model(raw, source, whole="extends" not in raw),
-        data=_data(raw, source),
+        model=_model(raw, source, (), whole="extends" not in raw),
+        data=_data(raw, source, ()),
         knobs=source.knobs(source.table(raw, "knobs", ()), ("knobs",)),
         baseline=source.text(raw, "baseline", ()),
         variants=_variants(raw, source),
@@ -162,15 +171,18 @@ def _parent(reference: str, source: _Source, above: tuple[Path, ...]) -> Preset:
     return _load_file(path, chain)
 
 
+def merged_model(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
+    """`over` on top of `base`; where it names another model nothing of the old one stays."""
+    another = any(key in over for key in MODEL_SOURCES)
+    # Fields given for the old model need not exist in the new.
+    return dict(over) if another else {**base, **over}
+
+
 def _on_top_of(base: Preset, mine: Preset, keep_title: bool) -> Preset:
-    model = dict(base.model)
-    if any(key in mine.model for key in MODEL_SOURCES):
-        # Another model: fields given for the old one need not exist in the new.
-        model = {}
     return replace(
         mine,
         title=base.title if keep_title else mine.title,
-        model={**model, **mine.model},
+        model=merged_model(base.model, mine.model),
         data={**base.data, **mine.data},
         knobs={**base.knobs, **mine.knobs},
         baseline=mine.baseline or (base.baseline if not mine.variants else None),
@@ -179,31 +191,31 @@ def _on_top_of(base: Preset, mine: Preset, keep_title: bool) -> Preset:
     )
 
 
-def _model(raw: Mapping[str, Any], source: _Source, whole: bool) -> dict[str, Any]:
-    model = source.table(raw, "model", ())
+def _model(raw: Mapping[str, Any], source: _Source, at: tuple[str | int, ...], whole: bool) -> dict[str, Any]:
+    model = source.table(raw, "model", at)
     given = [key for key in model if key in MODEL_SOURCES]
     if len(given) > 1 or (whole and not given):
         raise source.problem(
-            ("model",) if len(given) < 2 else ("model", given[1]),
+            (*at, "model") if len(given) < 2 else (*at, "model", given[1]),
             f"[model] needs exactly one of hub, path, family; it has {' and '.join(given) or 'none'}",
             allowed=MODEL_SOURCES,
         )
     for key in given:
         if not isinstance(model[key], str) or not model[key]:
-            raise source.problem(("model", key), f"model.{key} must be text, not {model[key]!r}")
+            raise source.problem((*at, "model", key), f"model.{key} must be text, not {model[key]!r}")
     if "path" in model:
         model["path"] = str((source.path.parent / Path(model["path"]).expanduser()).resolve())
     return model
 
 
-def _data(raw: Mapping[str, Any], source: _Source) -> dict[str, Any]:
-    data = source.table(raw, "data", ())
+def _data(raw: Mapping[str, Any], source: _Source, at: tuple[str | int, ...]) -> dict[str, Any]:
+    data = source.table(raw, "data", at)
     for key, value in data.items():
         try:
             data[key] = read_data_field(key, value)
         except Problem as problem:
             raise source.problem(
-                ("data", key), problem.message, allowed=problem.allowed, nearest=problem.nearest
+                (*at, "data", key), problem.message, allowed=problem.allowed, nearest=problem.nearest
             ) from None
     if "paths" in data:
         data["paths"] = [str(source.path.parent / Path(path).expanduser()) for path in data["paths"]]
@@ -255,6 +267,8 @@ def _variants(raw: Mapping[str, Any], source: _Source) -> tuple[Variant, ...]:
                 id,
                 source.knobs(source.table(row, "knobs", at), (*at, "knobs")),
                 source.table(row, "published", at),
+                _model(row, source, at, whole=False),
+                _data(row, source, at),
             )
         )
     return tuple(found)

@@ -44,12 +44,12 @@ def resolve(reference: str, settings: Iterable[str] = ()) -> RunSpec:
 
 def from_preset(preset: Preset, variant: presets.Variant | None) -> RunSpec:
     """A preset's run without further settings."""
-    data = {"kind": "text", "objective": "causal-lm", **preset.data}
+    data = {"kind": "text", "objective": "causal-lm", **preset.data, **(variant.data if variant else {})}
     return RunSpec(
         preset=preset.name,
         variant=variant.id if variant else None,
         title=preset.title,
-        model=dict(preset.model),
+        model=preset.model_of(variant),
         data=data,
         knobs={**defaults(), **preset.knobs, **(variant.knobs if variant else {})},
     )

@@ -38,7 +38,7 @@ def run(arguments: argparse.Namespace) -> int:
                 "data": spec.data,
                 "knobs": spec.knobs,
                 "baseline": preset.baseline,
-                "variants": [{"id": row.id, "knobs": row.knobs, "published": row.published} for row in preset.variants],
+                "variants": preset.variants,
             }
         )
         return 0
@@ -67,13 +67,20 @@ def _knob_lines(knobs: Knobs, given: Knobs) -> Iterator[tuple[str, str]]:
 
 def _variant_table(preset: Preset) -> tuple[list[str], list[list[str]]]:
     from trainfast_runner.knobs import BY_NAME
+    from trainfast_tui.format import plain
 
     published = list(dict.fromkeys(key for row in preset.variants for key in row.published))
     header = ["  ID", "KNOBS", *(f"published {key}" for key in published)]
     rows = [
         [
             f"  {row.id}" + (" (baseline)" if row.id == preset.baseline else ""),
-            " ".join(f"{name}={BY_NAME[name].show(value)}" for name, value in row.knobs.items()),
+            " ".join(
+                [
+                    *(f"model.{name}={plain(_text(value))}" for name, value in row.model.items()),
+                    *(f"data.{name}={plain(_text(value))}" for name, value in row.data.items()),
+                    *(f"{name}={BY_NAME[name].show(value)}" for name, value in row.knobs.items()),
+                ]
+            ),
             *(_text(row.published.get(key, "")) for key in published),
         ]
         for row in preset.variants
