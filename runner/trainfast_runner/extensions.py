@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import shutil
 import subprocess
@@ -13,10 +14,10 @@ from trainfast_runner.home import cache_directory
 USES_LIBAIO = b"#include <libaio.h>\nint main() { return io_submit(0, 0, 0); }\n"
 
 
-def extensions_directory(versions: Mapping[str, str | None], python_version: str) -> Path:
-    """One directory for each set of versions: torch puts an extension of the same name over another version's."""
-    names = [f"python{python_version}", *(f"{name}{versions.get(name)}" for name in ("torch", "deepspeed"))]
-    return cache_directory() / "extensions" / "-".join(names)
+def extensions_directory(python: str, versions: Mapping[str, str | None]) -> Path:
+    """One directory for each training Python and its versions: elsewhere torch would build the same name anew."""
+    names = [f"{name}{versions.get(name)}" for name in ("torch", "deepspeed")]
+    return cache_directory() / "extensions" / "-".join([*names, hashlib.sha256(python.encode()).hexdigest()[:8]])
 
 
 def search_path(python: str) -> str:

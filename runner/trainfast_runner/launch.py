@@ -211,7 +211,7 @@ def _environment(
         env["OMP_WAIT_POLICY"] = os.environ.get("OMP_WAIT_POLICY", "PASSIVE")
     if spec.knobs["strategy"] in zero_rules.STAGE:
         env["DS_ACCELERATOR"] = machine.device
-        extensions = str(extensions_directory(seen.versions, seen.python_version))
+        extensions = str(extensions_directory(seen.executable, seen.versions))
         env["TORCH_EXTENSIONS_DIR"] = os.environ.get("TORCH_EXTENSIONS_DIR", extensions)
     if spec.knobs["p2p"] == "off":
         env["NCCL_P2P_DISABLE"] = "1"

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import json
 import os
 import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from trainfast_runner.extensions import extensions_directory, search_path
 
 WORKER = Path(__file__).parents[2] / "runner" / "trainfast_runner" / "worker"
 TINY: dict[str, dict[str, Any]] = {
@@ -120,8 +124,14 @@ def start(tmp_path_factory: pytest.TempPathFactory, cache_dir: Path) -> Callable
 @pytest.fixture(scope="session")
 def environment() -> dict[str, str]:
     """What the launcher sets for a CPU run."""
+    versions = {name: importlib.metadata.version(name) for name in ("torch", "deepspeed") if find_spec(name)}
+    deepspeed = {
+        "DS_ACCELERATOR": "cpu",
+        "TORCH_EXTENSIONS_DIR": str(extensions_directory(sys.executable, versions)),
+        "PATH": search_path(sys.executable),
+    }
     fixed = {"OMP_NUM_THREADS": "1", "MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536"}
-    return {**os.environ, **fixed, "MALLOC_ARENA_MAX": "1", "HF_HUB_OFFLINE": "1"}
+    return {**os.environ, **deepspeed, **fixed, "MALLOC_ARENA_MAX": "1", "HF_HUB_OFFLINE": "1"}
 
 
 @pytest.fixture(scope="session")
