@@ -185,6 +185,7 @@ def _built(builder: str) -> bool:
     if not shutil.which(os.environ.get("CXX", "c++").split()[0]) or not shutil.which("ninja"):
         print(f"deepspeed: {builder}: no C++ compiler or no ninja on PATH", file=sys.stderr)
         return False
+    print(f"deepspeed: {builder}: loading, and on this Python's first time compiling it, a minute or so", flush=True)
     try:
         with _only_builder():
             getattr(op_builder, builder)().load(verbose=False)

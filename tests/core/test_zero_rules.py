@@ -1,0 +1,78 @@
+"""What ZeRO cannot do is refused before launch, with what does work."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from trainfast_runner import combinations, extensions, zero_rules
+from trainfast_runner.combinations import Facts
+from trainfast_runner.machine import Machine
+from trainfast_runner.problem import Problem
+from trainfast_runner.spec import resolve
+
+CPU = Machine(device="cpu", gpus=(), nvml_gpus=(), cores=2)
+INSTALLED = {"deepspeed": "0.19.8", "bitsandbytes": "0.50"}
+
+
+def refusal(*settings: str, versions: dict[str, str | None] = INSTALLED) -> Problem:
+    with pytest.raises(Problem) as refused:
+        combinations.check(Facts(resolve("tiny-llama", settings), CPU, {}, versions, "/env/bin/python"))
+    return refused.value
+
+
+@pytest.mark.parametrize(
+    ("settings", "key", "said", "instead"),
+    [
+        (["strategy=zero3", "optimizer=adamw-8bit"], "optimizer", "strategy=zero3", "strategy=zero2"),
+        (["strategy=zero2-offload", "optimizer=adamw-8bit"], "optimizer", "strategy=zero2-offload", "zero2"),
+        (["strategy=zero1", "optimizer=adafactor"], "optimizer", "strategy=zero1", "strategy=ddp"),
+        (["strategy=zero2", "compile=default"], "compile", "strategy=zero2", "compile=off"),
+        (["strategy=zero2", "engine=trainer"], "engine", "strategy=zero2", "engine=native"),
+        (["strategy=zero2-offload", "offload_path=/tmp"], "offload_path", "belongs to strategy zero3-offload", ""),
+        (["strategy=zero3-offload", "offload_path=/nowhere"], "offload_path", "does not exist", "mkdir -p /nowhere"),
+        (["strategy=zero3-offload", f"offload_path={__file__}"], "offload_path", "is a file", ""),
+    ],
+)
+def test_what_cannot_work_is_refused(settings: list[str], key: str, said: str, instead: str) -> None:
+    problem = refusal(*settings)
+    assert problem.key == key
+    assert settings[-1].partition("=")[0] in problem.message
+    assert said in problem.message
+    assert instead in (problem.advice or "")
+
+
+def test_deepspeed_is_named_with_the_command_that_installs_it() -> None:
+    said = refusal("strategy=zero1", versions={"deepspeed": None}).line()
+    assert "/env/bin/python -m pip install deepspeed" in said
+
+
+def test_a_disk_needs_a_compiler_and_libaio(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = ["strategy=zero3-offload", f"offload_path={tmp_path}"]
+    monkeypatch.setattr(zero_rules, "missing_tool", lambda python: None)
+    monkeypatch.setattr(zero_rules, "has_libaio", lambda python: False)
+    assert "apt-get install libaio-dev" in refusal(*settings).line()
+    monkeypatch.undo()
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("CXX", raising=False)
+    assert "apt-get install g++" in refusal(*settings).line()
+    (tmp_path / "c++").write_text("#!/bin/sh\n")
+    (tmp_path / "c++").chmod(0o755)
+    assert extensions.missing_tool("/env/bin/python") == ("ninja", "/env/bin/python -m pip install ninja")
+
+
+def test_half_precision_needs_the_instructions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    flags = tmp_path / "cpuinfo"
+    flags.write_text("flags: avx512f\n")
+    monkeypatch.setattr(zero_rules, "CPU_INFO", flags)
+    assert refusal("strategy=zero2", "precision=fp16").advice == "precision=bf16"
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [["strategy=zero1"], ["strategy=zero2", "optimizer=adamw-8bit"], ["strategy=zero3-offload", "precision=bf16"]],
+)
+def test_what_works_is_let_through(settings: list[str]) -> None:
+    facts = Facts(resolve("tiny-llama", settings), CPU, {}, INSTALLED, "/env/bin/python")
+    combinations.check(facts)

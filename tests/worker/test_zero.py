@@ -1,0 +1,78 @@
+"""ZeRO through DeepSpeed learns what one process learns, and says which stage ran."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from trainfast_runner.extensions import missing_tool
+
+Train = Callable[..., Any]
+
+pytestmark = pytest.mark.skipif(importlib.util.find_spec("deepspeed") is None, reason="deepspeed is not installed")
+
+LEARNING = {"steps": 10}
+SHARED = {"ranks": 2, "batch_size": 2, "grad_accum": 2}
+BUILD = "from deepspeed.ops.op_builder import CPUAdamBuilder; CPUAdamBuilder().load(verbose=False)"
+
+
+@pytest.fixture(scope="module")
+def cpu_adam(environment: dict[str, str]) -> None:
+    """DeepSpeed's AdamW for offloaded states, compiled on a machine's first test run only."""
+    missing = missing_tool(sys.executable)
+    if missing is not None:
+        pytest.skip(f"DeepSpeed's CPU AdamW is built with {missing[0]}, which is not here: {missing[1]}")
+    if not (Path(environment["TORCH_EXTENSIONS_DIR"]) / "cpu_adam" / "cpu_adam.so").exists():
+        subprocess.run([sys.executable, "-c", BUILD], env=environment, check=True, timeout=600)
+
+
+@pytest.mark.parametrize(
+    ("strategy", "stage", "settings", "optimizer"),
+    [
+        ("zero1", 1, {}, "AdamW"),
+        ("zero2", 2, {"grad_clip": 0.1}, "AdamW"),
+        ("zero3", 3, {}, "AdamW"),
+        ("zero3-offload", 3, {"grad_clip": 0.1, "optimizer": "adamw-loop"}, "AdamW"),
+    ],
+)
+def test_every_stage_learns_what_one_process_learns(
+    train: Train, strategy: str, stage: int, settings: dict[str, Any], optimizer: str
+) -> None:
+    clip = {name: value for name, value in settings.items() if name == "grad_clip"}
+    check(train(**LEARNING, **clip), train(**LEARNING, **SHARED, strategy=strategy, **settings), stage, optimizer, clip)
+
+
+@pytest.mark.usefixtures("cpu_adam")
+def test_offloaded_states_step_with_deepspeeds_own_adamw(train: Train) -> None:
+    both = train(**LEARNING, **SHARED, strategy="zero2-offload")
+    check(train(**LEARNING), both, 2, "DeepSpeedCPUAdam", {})
+    offload = json.loads((both.folder / "deepspeed.json").read_text())["zero_optimization"]["offload_optimizer"]
+    assert offload["device"] == "cpu"
+
+
+def test_clipping_is_not_what_happens_anyway(train: Train) -> None:
+    free, clipped = train(**LEARNING).losses(), train(**LEARNING, grad_clip=0.1).losses()
+    assert abs(clipped[-1] - free[-1]) > 2e-4 * free[-1]
+
+
+def check(single: Any, both: Any, stage: int, optimizer: str, clip: dict[str, float]) -> None:
+    """The same losses, on both ranks; the live objects; the configuration beside the records."""
+    assert both.code == 0, both.stderr
+    assert single.losses()[-1] < 0.9 * single.losses()[0]
+    assert both.losses() == pytest.approx(single.losses(), rel=1e-4)
+    assert both.losses(rank=1) == both.losses()
+    actual = both.record("actual", rank=1)
+    assert (actual["wrapper"], actual["zero_stage"], actual["optimizer"]) == ("DeepSpeedEngine", stage, optimizer)
+    assert (actual["param_dtype"], actual["reduce_dtype"], actual["compute_dtype"]) == ("float32",) * 3
+    assert actual["parameters"] == single.record("actual")["parameters"]
+    config = json.loads((both.folder / "deepspeed.json").read_text())
+    assert config["zero_optimization"]["stage"] == stage
+    assert config["gradient_clipping"] == clip.get("grad_clip", 0.0)
+    assert (config["train_batch_size"], config["gradient_accumulation_steps"]) == (8, 2)
