@@ -23,7 +23,7 @@ class _Pending:
 
     record: dict[str, Any]
     times: StepTimes
-    figures: Tensor
+    figures: list[Tensor]
     """On the host: the loss, then under fp16 the loss scale."""
     ready: Any
     """What to wait for before `figures` may be read: a collective's handle, a CUDA event, or None."""
@@ -68,9 +68,11 @@ class StepLog:
             # On CUDA a stream waits for the sum here, not the host; a copy must be made after it.
             handle.wait()
             handle = None
-        figures = loss if scale is None else torch.stack([loss, scale.to(loss.dtype)])
-        if figures.device.type == "cuda":
-            figures, handle = _copy_later(figures)
+        # The loss may still be on its way here; the scale is the scaler's own tensor and changes in place.
+        figures = [loss] if scale is None else [loss, scale.to(loss.dtype, copy=True)]
+        if loss.device.type == "cuda":
+            host, handle = _copy_later(torch.stack(figures))
+            figures = list(host)
         pending = _Pending(record, times, figures, handle)
         with self._lock:
             before, self._pending = self._pending, pending
@@ -103,7 +105,7 @@ class StepLog:
         if pending.ready is not None:
             pending.ready.wait()
         t_ns, times = pending.times.read()
-        loss, *scale = pending.figures.reshape(-1).tolist()
+        loss, *scale = (figure.item() for figure in pending.figures)
         record = {"t_ns": t_ns, **pending.record, "loss": loss, **times}
         if scale:
             record["loss_scale"] = scale[0]
