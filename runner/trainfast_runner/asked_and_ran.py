@@ -23,6 +23,7 @@ OPTIMIZER = {
     "adafactor": ("Adafactor", None),
     "sgd": ("SGD", None),
 }
+ATTENTION = {"eager": "eager", "sdpa": "sdpa", "flash": "flash_attention_2"}
 WRAPPER = {
     "single": "none",
     "dp": "DataParallel",
@@ -91,6 +92,9 @@ def _pairs(run: RunFile, ran: WorkerLine) -> list[tuple[str, Any, Any]]:
         ("optimizer", name, ran.optimizer),
         (f"optimizer={knobs.get('optimizer')} (implementation)", implementation, ran.optimizer_implementation),
         ("checkpointing", knobs.get("checkpointing"), ran.checkpointing),
+        ("engine", knobs.get("engine"), ran.engine),
+        (f"attention={knobs.get('attention')}", ATTENTION.get(str(knobs.get("attention"))), ran.attention),
+        (f"compile={knobs.get('compile')} (compiled)", knobs.get("compile", "off") != "off", ran.compiled),
         ("pipeline_stages", degree * STAGES_PER_RANK.get(schedule, 1) if pipelines else None, ran.pipeline_stages),
         ("mesh", mesh, ran.mesh),
         (f"strategy={strategy} (zero_stage)", STAGE.get(strategy), ran.zero_stage),

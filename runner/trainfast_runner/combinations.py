@@ -14,6 +14,7 @@ from trainfast_runner.pipeline_rules import pipeline_fits
 from trainfast_runner.problem import Problem
 from trainfast_runner.sharded_rules import ONE_PROCESS, SHARDED_RULES, TENSOR_PARALLEL
 from trainfast_runner.spec import RunSpec
+from trainfast_runner.technique_rules import TECHNIQUE_RULES
 from trainfast_runner.zero_rules import zero_fits
 
 DATA_PARALLEL = ("dp", "ddp", "fsdp", "zero1", "zero2", "zero3", "zero2-offload", "zero3-offload")
@@ -263,4 +264,5 @@ RULES: tuple[Rule, ...] = (
     *SHARDED_RULES,
     zero_fits,
     *DATA_RULES,
+    *TECHNIQUE_RULES,
 )

@@ -153,7 +153,6 @@ KNOBS: tuple[Knob, ...] = (
                 "adafactor",
                 "sgd",
             ),
-            pending=("paged-adamw-8bit",),
         ),
         "adamw",
         "compute",
@@ -166,20 +165,22 @@ KNOBS: tuple[Knob, ...] = (
     ),
     Knob(
         "attention",
-        Choice(("eager", "sdpa", "flash"), pending=("flash",)),
+        Choice(("eager", "sdpa", "flash")),
         "sdpa",
         "compute",
-        "Attention kernel: eager writes the whole score matrix, sdpa is torch's fused choice.",
+        "Attention kernel: eager writes the whole score matrix, sdpa is torch's fused choice, flash is the package"
+        " flash-attn (a GPU, and fp16 or bf16).",
         "sdpa is faster than eager, more so on long sequences",
         "eager keeps scores of heads x seq_len^2 a sample and layer; sdpa does not",
         same_as=Equivalent("attn_implementation (of the model)", "attn_implementation", ""),
     ),
     Knob(
         "compile",
-        Choice(("off", "default", "max-autotune"), pending=("default", "max-autotune")),
+        Choice(("off", "default", "max-autotune")),
         "off",
         "compute",
-        "torch.compile of the model: a long first step, then faster ones; longer runs gain more.",
+        "torch.compile of the model: a long first step, then faster ones; longer runs gain more. The result says after"
+        " how many steps it has paid for itself. single and ddp only.",
         "up to about 2x once compiled; the first step takes tens of seconds",
         "fused kernels keep fewer temporaries",
         same_as=Equivalent("torch_compile", "dynamo_backend", ""),
@@ -352,12 +353,13 @@ KNOBS: tuple[Knob, ...] = (
     ),
     Knob(
         "engine",
-        Choice(("native", "accelerate", "trainer"), pending=("accelerate", "trainer")),
+        Choice(("native", "accelerate", "trainer")),
         "native",
         "compute",
-        "Who runs the loop.",
-        "",
-        "",
+        "Who runs the loop: the one here, the short Accelerate loop, or the Hugging Face Trainer, on the same samples"
+        " and loss. The last two run single and ddp.",
+        "the Trainer does a little more around each step",
+        "none",
     ),
     Knob(
         "lr",

@@ -105,6 +105,7 @@ class Step(msgspec.Struct, frozen=True, kw_only=True):
     alloc_retries: Count | None = None
     lr: float | None = None
     loss_scale: float | None = None
+    compiling: bool = False
     phase_peaks: dict[str, int] | None = None
 
 
@@ -146,6 +147,8 @@ class WorkerLine(msgspec.Struct, frozen=True, kw_only=True):
     compiled: bool | None = None
     optimizer_implementation: str | None = None
     checkpointing: str | None = None
+    engine: str | None = None
+    sdpa_backend: str | None = None
     reshard: str | None = None
     parameters: int | None = None
     device_name: str | None = None
@@ -187,6 +190,8 @@ class Actual(msgspec.Struct, frozen=True, kw_only=True):
     mesh: dict[str, int] | None = None
     pipeline_stages: int | None = None
     compiled: bool | None = None
+    engine: str | None = None
+    sdpa_backend: str | None = None
 
 
 class StepCount(msgspec.Struct, frozen=True, kw_only=True):
@@ -258,6 +263,23 @@ class Memory(msgspec.Struct, frozen=True, kw_only=True):
     alloc_retries: int | None = None
 
 
+class CompileCost(msgspec.Struct, frozen=True, kw_only=True):
+    """What compiling took on top of steady steps, and how many of those win it back against `compared_with`, the
+    latest such run with compile=off; `reason` says why a figure is missing."""
+
+    cold_seconds: float | None = None
+    break_even_steps: float | None = None
+    compared_with: str | None = None
+    reason: str | None = None
+
+
+class LossScaling(msgspec.Struct, frozen=True, kw_only=True):
+    """fp16's loss scale after the last step, and the steps skipped because a gradient overflowed."""
+
+    loss_scale: float | None = None
+    skipped_steps: int = 0
+
+
 class Energy(msgspec.Struct, frozen=True, kw_only=True):
     """Joules over the measured window, summed over watched devices."""
 
@@ -319,6 +341,8 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
     memory: Memory = Memory()
     energy: Energy = Energy()
     throttle: Throttle = Throttle()
+    compile: CompileCost | None = None
+    precision: LossScaling | None = None
     diagnosis: list[Any] = []
     error: RunError | None = None
     conditions: Conditions = Conditions()

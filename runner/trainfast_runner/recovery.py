@@ -80,7 +80,7 @@ def settle(directory: Path) -> Result | None:
         if result is not None:
             return result
         records = read_records(directory)
-        result = summarise(directory.name, records, _lost(records), records.last_t_ns())
+        result = summarise(directory, records, _lost(records), records.last_t_ns())
         with contextlib.suppress(OSError):  # A full or read-only disk: the next reader tries again.
             write_atomically(directory / RESULT_FILE, msgspec.json.encode(result) + b"\n")
         return result

@@ -5,8 +5,10 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Callable, Iterable
+from pathlib import Path
 
 from trainfast_runner.asked_and_ran import as_fields, what_ran
+from trainfast_runner.compile_cost import compile_cost
 from trainfast_runner.device_window import Window, energy_joules, peak_used_bytes, throttle_fractions
 from trainfast_runner.records import (
     Actual,
@@ -14,6 +16,7 @@ from trainfast_runner.records import (
     Energy,
     Flops,
     Losses,
+    LossScaling,
     Memory,
     Result,
     RunFile,
@@ -31,7 +34,7 @@ LOSSES_IN_A_MEAN = 5
 MODEL_PARALLEL_AXES = ("tp", "pp")
 
 
-def summarise(run_id: str, records: RunRecords, verdict: Verdict, ended_ns: int | None) -> Result:
+def summarise(directory: Path, records: RunRecords, verdict: Verdict, ended_ns: int | None) -> Result:
     """`result.json` for records of any completeness; a figure that nothing supports is None.
 
     `ended_ns` is the run's end on CLOCK_MONOTONIC, where it is known.
@@ -45,7 +48,7 @@ def summarise(run_id: str, records: RunRecords, verdict: Verdict, ended_ns: int 
     throughput, samples = _throughput(records, ran)
     joules = energy_joules(watched, window)
     return Result(
-        run_id=run_id,
+        run_id=run.run_id if run else directory.name,
         state=verdict.state,
         reason=verdict.reason,
         preset=run.preset if run else "",
@@ -63,6 +66,8 @@ def summarise(run_id: str, records: RunRecords, verdict: Verdict, ended_ns: int 
         memory=_memory(records, peak_used_bytes(used)),
         energy=Energy(joules=joules, joules_per_sample=joules / samples if joules is not None and samples else None),
         throttle=throttle_fractions(watched, window),
+        compile=compile_cost(records, directory),
+        precision=_loss_scaling(records),
         error=verdict.error,
         conditions=_conditions(records),
         unreadable_lines=records.unreadable_lines,
@@ -164,6 +169,15 @@ def _memory(records: RunRecords, device_peak_used_bytes: int | None) -> Memory:
         device_peak_used_bytes=device_peak_used_bytes,
         alloc_retries=worst(step.alloc_retries for step in steps),
     )
+
+
+def _loss_scaling(records: RunRecords) -> LossScaling | None:
+    """None where the loss was not scaled; every rank scales alike."""
+    scales = [step.loss_scale for step in records.steps.get(0, []) if step.loss_scale is not None]
+    if not scales:
+        return None
+    skipped = sum(line.kind == "overflow" for line in records.worker.get(0, []))
+    return LossScaling(loss_scale=scales[-1], skipped_steps=skipped)
 
 
 def _conditions(records: RunRecords) -> Conditions:

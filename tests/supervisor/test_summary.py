@@ -29,7 +29,7 @@ def write_lines(path: Path, records: list[dict[str, Any]]) -> None:
 def result_of(directory: Path, **run: Any) -> Result:
     fields = {"run_id": "r", "preset": "p", "clock": Clock(monotonic_ns=0, wall_ns=7), **run}
     (directory / "run.json").write_bytes(msgspec.json.encode(RunFile(**fields)))
-    return summarise("r", read_records(directory), Verdict("finished", ""), 60 * S)
+    return summarise(directory, read_records(directory), Verdict("finished", ""), 60 * S)
 
 
 def step(number: int, ms: float, **fields: Any) -> dict[str, Any]:
