@@ -258,7 +258,7 @@ def _compiler(python: str | None) -> Iterator[Check]:
         yield Check(
             "C++ compiler",
             "warn",
-            "none found: strategies zero1 to zero3 and compile on the CPU are refused",
+            "none found: compile on the CPU and offload_path are refused; zero*-offload steps with torch's AdamW",
             "install g++: apt-get install g++, dnf install gcc-c++, or pacman -S gcc",
         )
     ninja = shutil.which("ninja", path=folders)
@@ -268,7 +268,8 @@ def _compiler(python: str | None) -> Iterator[Check]:
         yield Check(
             "ninja",
             "warn",
-            "none found: DeepSpeed cannot build its extensions, so zero1 to zero3 are refused",
+            "none found: DeepSpeed cannot build its extensions: offload_path is refused; zero*-offload steps with"
+            " torch's AdamW",
             f"{python or sys.executable} -m pip install ninja",
         )
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import fcntl
+import importlib
 import logging
 import os
 import shutil
 import sys
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,6 +26,15 @@ from .zero_config import ZERO, deepspeed_config
 
 if TYPE_CHECKING:
     from ..loop import Rig
+
+
+IMPORTED_LATER = (
+    "deepspeed.runtime.zero.muon.muon_optimizer",
+    "deepspeed.runtime.bf16_optimizer",
+    "deepspeed.runtime.zero.stage3",
+    "deepspeed.runtime.zero.stage_1_and_2",
+)
+"""What DeepSpeed imports while it makes an engine: 40 MiB, torch's compiler among it, that are not the training's."""
 
 
 class DeepSpeedZero(DataParallel):
@@ -175,6 +185,10 @@ def _import_deepspeed() -> Any:
             "fsdp",
         ) from error
     logging.getLogger("DeepSpeed").setLevel(logging.WARNING)
+    for name in IMPORTED_LATER:
+        # Where a version has no such module it will not import it later either.
+        with suppress(ImportError):
+            importlib.import_module(name)
     return deepspeed
 
 
