@@ -80,13 +80,13 @@ def spread(model: nn.Module, devices: list[torch.device]) -> None:
         elif any(True for _ in module.buffers(recurse=False)):
             # Rotary tables: their inputs are the first block's.
             before.append(module)
-    # In this order, so that an embedding tied to the head stays with the first device and the head goes there.
-    for module in after:
-        _move_own(module, devices[-1])
+    placed: dict[int, nn.Parameter] = {}
+    for module in before:
+        _move_own(module, devices[0], placed)
     for place, block in enumerate(blocks):
         block.to(devices[place * len(devices) // len(blocks)])
-    for module in before:
-        _move_own(module, devices[0])
+    for module in after:
+        _move_own(module, devices[-1], placed)
     for module in (*before, *blocks, *after):
         module.register_forward_pre_hook(fetch, with_kwargs=True, prepend=True)
 
@@ -97,10 +97,14 @@ def fetch(module: nn.Module, inputs: tuple[Any, ...], named: dict[str, Any]) -> 
     return _to(inputs, device), _to(named, device)
 
 
-def _move_own(module: nn.Module, device: torch.device) -> None:
-    """Only its own tensors, not those of the modules in it."""
-    for parameter in module.parameters(recurse=False):
-        parameter.data = parameter.data.to(device)
+def _move_own(module: nn.Module, device: torch.device, placed: dict[int, nn.Parameter]) -> None:
+    """Only its own tensors, not those of the modules in it. A tied parameter stays where it was `placed` first."""
+    for name, parameter in module._parameters.items():
+        if parameter is not None:
+            if id(parameter) not in placed:
+                moved = nn.Parameter(parameter.detach().to(device), requires_grad=parameter.requires_grad)
+                placed[id(parameter)] = placed[id(moved)] = moved
+            module._parameters[name] = placed[id(parameter)]
     for name, buffer in list(module.named_buffers(recurse=False)):
         module._buffers[name] = buffer.to(device)
 

@@ -1,0 +1,148 @@
+"""Models cut over real processes learn what one process learns, and say how they are cut."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import json
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import CONFIG_MAPPING, AutoModelForCausalLM
+
+from trainfast_runner.training_python import WORKER
+
+Train = Callable[..., Any]
+
+# One global batch of 8 in every run.
+STEPS = {"steps": 10, "batch_size": 8}
+TWO_SLICES = {"steps": 10, "batch_size": 2, "grad_accum": 2}
+SHARDED: dict[str, dict[str, Any]] = {
+    "fsdp": {"ranks": 2, "strategy": "fsdp", **TWO_SLICES},
+    "tp": {"ranks": 2, "strategy": "tp", **STEPS},
+    "ddp+tp": {"ranks": 4, "strategy": "ddp+tp", **TWO_SLICES},
+    "fsdp+tp": {"ranks": 4, "strategy": "fsdp+tp", **TWO_SLICES},
+}
+RAN = {
+    "fsdp": ("FSDPModule", {"dp": 2}),
+    "tp": ("DTensor", {"tp": 2}),
+    "ddp+tp": ("DTensor+DistributedDataParallel", {"dp": 2, "tp": 2}),
+    "fsdp+tp": ("DTensor+FSDPModule", {"dp": 2, "tp": 2}),
+}
+FALL = 0.9
+"""The last loss of the reference is at most this share of the first: a wrong gradient then shows."""
+
+# Two processes whose row-cut matrices keep their partial sums to themselves.
+MIS_SHARDED = """
+import importlib, importlib.util, sys
+spec = importlib.util.spec_from_file_location("bootstrap", {bootstrap!r})
+bootstrap = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(bootstrap)
+slices = importlib.import_module("trainfast_worker.strategies.tensor_slices")
+slices._Sum.forward = staticmethod(lambda ctx, value, group: value.clone())
+importlib.import_module("trainfast_worker.main").main(sys.argv[1])
+"""
+
+
+def same_as(losses: list[float]) -> Any:
+    """Equal within what the order of fp32 sums explains."""
+    return pytest.approx(losses, rel=1e-4)
+
+
+@pytest.fixture(scope="module")
+def reference(train: Train) -> list[float]:
+    """One process, on a curve that falls."""
+    losses: list[float] = train(**STEPS).losses()
+    assert losses[-1] <= FALL * losses[0]
+    return losses
+
+
+@pytest.mark.parametrize("strategy", SHARDED)
+def test_a_sharded_model_learns_what_one_process_learns(train: Train, reference: list[float], strategy: str) -> None:
+    run = train(**SHARDED[strategy])
+    assert run.code == 0, run.stderr[-3000:]
+    assert run.losses() == same_as(reference)
+    for rank in range(1, SHARDED[strategy]["ranks"]):
+        assert run.losses(rank) == run.losses()
+
+
+@pytest.mark.parametrize("strategy", SHARDED)
+def test_every_rank_says_what_it_is(train: Train, strategy: str) -> None:
+    run = train(**SHARDED[strategy])
+    wrapper, mesh = RAN[strategy]
+    for rank in range(SHARDED[strategy]["ranks"]):
+        actual = run.record("actual", rank)
+        assert (actual["wrapper"], actual["mesh"]) == (wrapper, mesh)
+        assert actual["parameters"] == train(**STEPS).record("actual")["parameters"]
+    assert {step["samples"] for step in run.steps()} == {8 if strategy == "tp" else 4}
+
+
+def test_a_mis_sharded_run_fails_the_same_comparison(
+    start: Callable[..., tuple[Path, list[str]]], environment: dict[str, str], reference: list[float]
+) -> None:
+    folder, command = start(**{**SHARDED["tp"], "steps": 4})
+    broken = folder / "mis_sharded.py"
+    broken.write_text(MIS_SHARDED.format(bootstrap=command[-2]))
+    subprocess.run(
+        [*command[:-2], str(broken), command[-1]], env=environment, cwd=folder, timeout=120, check=True, stderr=-1
+    )
+    losses = [json.loads(line)["loss"] for line in (folder / "steps.jsonl").read_text().splitlines()]
+    assert len(losses) == 4
+    assert losses != same_as(reference[:4])
+
+
+def test_a_plan_of_ours_cuts_packed_matrices_and_biases(train: Train) -> None:
+    model = {"family": "gpt2", "n_embd": 64, "n_layer": 2, "n_head": 4, "vocab_size": 1024, "n_positions": 128}
+    model = {**model, "resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
+    single = train(model=model, steps=4)
+    run = train(model=model, ranks=2, strategy="tp", steps=4, optimizer="adamw-foreach", checkpointing="full")
+    assert run.losses() == same_as(single.losses()), run.stderr[-3000:]
+    assert run.record("actual")["optimizer_implementation"] == "foreach"
+
+
+def test_weights_may_stay_gathered_in_half_precision(train: Train) -> None:
+    run = train(ranks=2, strategy="fsdp", steps=3, batch_size=4, precision="bf16", reshard="off", grad_clip=0.5)
+    assert run.code == 0, run.stderr[-3000:]
+    actual = run.record("actual")
+    assert (actual["reshard"], actual["param_dtype"], actual["compute_dtype"]) == ("off", "float32", "bfloat16")
+    assert actual["reduce_dtype"] == "float32"
+    assert run.losses() == pytest.approx(train(**STEPS).losses()[:3], rel=1e-2)
+
+
+def in_worker(name: str) -> Any:
+    """A module of the worker, loaded as its own bootstrap loads it."""
+    spec = importlib.util.spec_from_file_location("bootstrap", WORKER / "bootstrap.py")
+    assert spec is not None
+    assert spec.loader is not None
+    spec.loader.exec_module(importlib.util.module_from_spec(spec))
+    return importlib.import_module(f"trainfast_worker.{name}")
+
+
+def a_model(family: str, **fields: Any) -> Any:
+    """A model of transformers, without memory."""
+    config = CONFIG_MAPPING[family](vocab_size=64, **fields)
+    with torch.device("meta"):
+        return AutoModelForCausalLM.from_config(config)
+
+
+def test_a_family_without_a_plan_is_refused_by_name() -> None:
+    plan_for = in_worker("strategies.tensor_plan").plan_for
+    with pytest.raises(in_worker("invalid").InvalidInput, match="opt has no tensor-parallel plan"):
+        plan_for(a_model("opt", num_hidden_layers=1), 2)
+    with pytest.raises(in_worker("invalid").InvalidInput, match="tp_degree=5 does not divide the 768 columns"):
+        plan_for(a_model("gpt2", n_layer=1), 5)
+
+
+def test_layers_are_spread_in_order_and_fetch_their_inputs() -> None:
+    """Over the two devices there are everywhere: the CPU, and torch's `meta`, which has shapes but no memory."""
+    model = a_model("llama", hidden_size=16, intermediate_size=16, num_hidden_layers=3, num_attention_heads=2)
+    model.to_empty(device="cpu")
+    in_worker("strategies.one_process").spread(model, [torch.device("cpu"), torch.device("meta")])
+    places = [next(block.parameters()).device.type for block in model.model.layers]
+    assert places == ["cpu", "cpu", "meta"]
+    assert (model.model.embed_tokens.weight.device.type, model.lm_head.weight.device.type) == ("cpu", "meta")
+    assert model(input_ids=torch.zeros(1, 8, dtype=torch.long), use_cache=False).logits.device.type == "meta"
