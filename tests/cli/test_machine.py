@@ -124,3 +124,12 @@ def test_topo_without_a_gpu_is_one_sentence(cli: Cli) -> None:
     text = cli("topo").out.splitlines()
     assert len(text) == 1
     assert text[0].startswith("No GPU to draw, runs train on the CPU: ")
+
+
+def test_a_preset_is_shown_with_advice_for_this_machine(cli: Cli) -> None:
+    advice = {one["knob"]: one for one in cli("presets", "show", "gpt2-medium", "--json").json["advice"]}
+    assert advice["strategy"]["value"] == "single"
+    assert "50304 instead of 50257" in advice["model"]["text"]
+    text = cli("presets", "show", "gpt2-medium").out
+    assert "advice for this machine" in text
+    assert advice["strategy"]["text"] in text

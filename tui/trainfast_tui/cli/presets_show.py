@@ -8,8 +8,10 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from trainfast_runner.advisor import Advice
     from trainfast_runner.knobs import Knobs
     from trainfast_runner.presets import Preset
+    from trainfast_runner.spec import RunSpec
 
 
 def add(parser: argparse.ArgumentParser) -> None:
@@ -27,6 +29,7 @@ def run(arguments: argparse.Namespace) -> int:
 
     preset, variant = presets.load(arguments.preset)
     spec = from_preset(preset, variant)
+    advice = _advice(spec)
     if arguments.json:
         print_json(
             {
@@ -39,6 +42,7 @@ def run(arguments: argparse.Namespace) -> int:
                 "knobs": spec.knobs,
                 "baseline": preset.baseline,
                 "variants": preset.variants,
+                "advice": advice,
             }
         )
         return 0
@@ -55,7 +59,31 @@ def run(arguments: argparse.Namespace) -> int:
     if preset.variants and variant is None:
         say("\nvariants (run one with: trainfast-tui run " + f"{preset.name}/ID)")
         say_table(*_variant_table(preset), widest=80)
+    say("\nadvice for this machine")
+    for line in pairs((f"  {one.knob}", plain(one.text)) for one in advice):
+        say(line)
     return 0
+
+
+def _advice(spec: RunSpec) -> list[Advice]:
+    """What the advisor says of the preset as it is, and of the model's own shapes."""
+    from importlib import metadata
+
+    from trainfast_runner.advisor import advise, model_advice
+    from trainfast_runner.home import Home
+    from trainfast_runner.machine import look
+    from trainfast_runner.situation import gather
+
+    try:
+        torch_version: str | None = metadata.version("torch")
+    except metadata.PackageNotFoundError:
+        torch_version = None
+    machine = look(torch_version)
+    situation = gather(spec, machine, Home())
+    found = advise(spec, spec.knobs, machine, situation)
+    # On a CPU shapes cost nothing, but the preset is read for other machines as well.
+    shapes = model_advice(situation)
+    return [one for one in found if one.knob != "model"] + ([shapes] if shapes else [])
 
 
 def _knob_lines(knobs: Knobs, given: Knobs) -> Iterator[tuple[str, str]]:

@@ -1,0 +1,88 @@
+"""Estimates from a model's configuration alone: its parameters, and the bytes a training step keeps for each.
+
+The rules are the guides' ("Anatomy of a model's memory" and the ZeRO paper, Rajbhandari et al. 2020): they leave out
+activations, temporary buffers and the CUDA context, and are said to be estimates wherever they are shown.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+MIXED = ("fp16", "bf16")
+HALF_BYTES, FULL_BYTES = 2, 4
+CONTEXT_BYTES = 3 << 29
+"""CUDA context and kernels: 1 to 2 GB outside the allocator."""
+
+
+@dataclass(frozen=True)
+class ModelSize:
+    """Estimated numbers of parameters: in all, and of the largest layer (a block or the vocabulary's table)."""
+
+    parameters: int
+    largest_layer: int
+
+
+def model_size(config: Mapping[str, Any]) -> ModelSize | None:
+    """Parameters by the shapes of a transformers configuration; None for a kind of model it does not know."""
+    hidden = _first(config, "hidden_size", "n_embd", "d_model")
+    layers = _first(config, "num_hidden_layers", "n_layer", "num_layers")
+    heads = _first(config, "num_attention_heads", "n_head", "num_heads")
+    if not (hidden and layers and heads):
+        return None
+    inner = _first(config, "intermediate_size", "n_inner", "d_ff") or 4 * hidden
+    per_head = _first(config, "head_dim", "d_kv") or hidden // heads
+    kv_heads = _first(config, "num_key_value_heads") or heads
+    attention = 2 * hidden * heads * per_head + 2 * hidden * kv_heads * per_head
+    gated = any(key.startswith("rope") for key in config) or "gated" in str(config.get("feed_forward_proj", ""))
+    experts = _first(config, "num_local_experts", "num_experts") or 1
+    feed_forward = (3 if gated else 2) * hidden * inner * experts
+    block = attention + feed_forward
+    decoder = _first(config, "num_decoder_layers") or (layers if config.get("is_encoder_decoder") else 0)
+    blocks = layers * block + (decoder or 0) * (block + attention)
+    vocabulary = (_first(config, "vocab_size") or 0) * hidden
+    positions = 0 if gated else (_first(config, "n_positions", "max_position_embeddings") or 0) * hidden
+    tables = vocabulary * (1 if config.get("tie_word_embeddings", True) else 2) + positions
+    return ModelSize(blocks + tables, max(block, vocabulary))
+
+
+def _first(config: Mapping[str, Any], *names: str) -> int | None:
+    return next((value for name in names if isinstance(value := config.get(name), int) and value), None)
+
+
+def bytes_per_parameter(precision: str, optimizer: str) -> int:
+    """Weights, gradients and optimizer states of one device that keeps everything.
+
+    fp32 AdamW 16, mixed 18 (the cast weights exist beside the fp32 ones), 8-bit AdamW 10, bf16-pure AdamW 8.
+    """
+    width = HALF_BYTES if precision == "bf16-pure" else FULL_BYTES
+    states = 0 if optimizer in ("sgd", "adafactor") else 2 if "8bit" in optimizer else 2 * width
+    return 2 * width + states + (HALF_BYTES if precision in MIXED else 0)
+
+
+def state_bytes(size: ModelSize, strategy: str, devices: int, precision: str, optimizer: str) -> int:
+    """Estimated bytes of weights, gradients and states that each of `devices` keeps under a strategy.
+
+    ZeRO-1 shards the states, ZeRO-2 the gradients as well (2P + 18P/N under mixed precision), ZeRO-3 and FSDP all of
+    it but the largest layer, which is gathered whole; offloaded parts are in host memory.
+    """
+    count, each = size.parameters, bytes_per_parameter(precision, optimizer)
+    weights = HALF_BYTES if precision not in ("fp32", "tf32") else FULL_BYTES
+    gathered = FULL_BYTES * size.largest_layer
+    if strategy == "ddp":
+        # Its reduction buckets hold every gradient a second time.
+        return count * (each + (HALF_BYTES if precision == "bf16-pure" else FULL_BYTES))
+    if strategy == "zero1":
+        return count * (weights + FULL_BYTES) + count * max(0, each - weights - FULL_BYTES) // devices
+    if strategy == "zero2":
+        return count * weights + count * each // devices
+    if strategy == "zero2-offload":
+        return count * 2 * weights
+    if strategy == "zero3-offload":
+        return gathered
+    if strategy.startswith(("zero3", "fsdp")):
+        return gathered + count * each // devices
+    if strategy in ("tp", "pp", "naive-mp"):
+        return count * each // devices
+    return count * each

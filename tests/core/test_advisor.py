@@ -1,0 +1,147 @@
+"""The guides' decisions: which strategy for which model on which machine, and what else there is to say."""
+
+from __future__ import annotations
+
+import pytest
+
+from trainfast_runner.advisor import Advice, Measured, Situation, advise
+from trainfast_runner.interconnect import Interconnect
+from trainfast_runner.knobs import BY_NAME
+from trainfast_runner.machine import Machine
+from trainfast_runner.model_size import ModelSize, bytes_per_parameter, model_size, state_bytes
+from trainfast_runner.spec import resolve
+from trainfast_runner.telemetry.readings import DeviceReading
+
+GIB = 2**30
+CPU = Machine(device="cpu", gpus=(), nvml_gpus=(), cores=2)
+SMALL = ModelSize(355_000_000, 51_000_000)
+LARGE = ModelSize(8_030_000_000, 525_000_000)
+HUGE_LAYER = ModelSize(60_000_000_000, 6_000_000_000)
+ALL_NVLINK = Interconnect(islands=((0, 1, 2, 3),), slowest="NV18")
+TWO_ISLANDS = Interconnect(islands=((0, 1), (2, 3)), slowest="SYS")
+ONLY_PCIE = Interconnect(islands=((0,), (1,), (2,), (3,)), slowest="PHB")
+
+
+def gpus(count: int, gib: int = 24) -> Machine:
+    found = tuple(
+        DeviceReading(index=index, uuid=f"GPU-{index}", name="Card", memory_total_bytes=gib * GIB)
+        for index in range(count)
+    )
+    return Machine(device="cuda", gpus=found, nvml_gpus=found, cores=8)
+
+
+def told(machine: Machine, situation: Situation, *settings: str, preset: str = "tiny-llama") -> dict[str, Advice]:
+    spec = resolve(preset, settings)
+    return {one.knob: one for one in advise(spec, resolve(preset).knobs, machine, situation)}
+
+
+@pytest.mark.parametrize(
+    ("machine", "size", "links", "value", "said"),
+    [
+        (CPU, SMALL, None, "single", "share these 2 cores"),
+        (gpus(1), SMALL, None, "single", "DeepSpeed only slows a model that already fits"),
+        (gpus(4), SMALL, ONLY_PCIE, "ddp", "exchanges gradients only"),
+        (gpus(4, 80), LARGE, ALL_NVLINK, "fsdp", "about equal"),
+        (gpus(4, 80), LARGE, ONLY_PCIE, "pp", "without NVLink pp beats tp and zero"),
+        (gpus(4, 80), LARGE, TWO_ISLANDS, "pp", "tp stays within a group"),
+        (gpus(4), HUGE_LAYER, ALL_NVLINK, "tp", "not even the largest layer fits one GPU"),
+        (gpus(4), LARGE, ALL_NVLINK, "zero3-offload", "does not fit 4 GPUs together"),
+        (gpus(1, 24), ModelSize(3_000_000_000, 200_000_000), None, "zero2-offload", "checkpointing=full"),
+    ],
+)
+def test_the_decision_tree(
+    machine: Machine, size: ModelSize, links: Interconnect | None, value: str, said: str
+) -> None:
+    advice = told(machine, Situation(size=size, links=links), "precision=bf16")["strategy"]
+    assert advice.value == value
+    assert said in advice.text
+    assert advice.text.startswith(value) or machine.device == "cpu"
+    if machine.device == "cuda" and value != "tp":
+        assert "estimate: 18 bytes" in advice.text
+
+
+def test_what_was_measured_goes_before_the_tree() -> None:
+    measured = tuple(
+        Measured(f"run-{strategy}", {"strategy": strategy, "batch_size": 8}, "finished", rate)
+        for strategy, rate in (("ddp", 40.0), ("zero2", 44.0), ("single", 25.0))
+    )
+    advice = told(gpus(2), Situation(size=SMALL, measured=measured))["strategy"]
+    assert advice.value == "zero2"
+    assert "fastest of ddp, single and zero2 measured here, 44 samples/s (run-zero2)" in advice.text
+
+
+def test_the_linear_rule_holds_whenever_the_global_batch_is_not_the_presets() -> None:
+    assert "lr" not in told(CPU, Situation()), "nothing has changed"
+    assert "lr" not in told(CPU, Situation(), "batch_size=4", "grad_accum=2"), "the global batch is the same"
+    advice = told(CPU, Situation(), "batch_size=16", "grad_accum=2")["lr"]
+    assert advice.value == "0.004"
+    assert "32, 4 x the preset's 8" in advice.text
+    half = told(CPU, Situation(), "batch_size=4")["lr"]
+    assert half.value == "0.0005"
+    ddp = told(CPU, Situation(), "strategy=ddp", "devices=2")["lr"]
+    assert ddp.value == "0.002"
+    assert "dp divides one batch among the GPUs" in ddp.text
+
+
+def test_shapes_are_aligned_where_there_are_tensor_cores() -> None:
+    situation = Situation(shapes={"hidden_size": 1020, "vocab_size": 50257})
+    found = told(gpus(1), situation, "batch_size=12", "seq_len=100")
+    assert found["batch_size"].value in ("8", "16")
+    assert found["seq_len"].value in ("96", "104")
+    assert "model.vocab_size=50304 instead of 50257" in found["model"].text
+    assert "model.hidden_size=1024 instead of 1020" in found["model"].text
+    assert set(told(CPU, situation, "batch_size=8")) == {"strategy"}, "on a CPU in fp32 they cost nothing"
+
+
+def test_accumulating_what_fits_is_advised_against_and_what_does_not_fit_is_not() -> None:
+    def run(state: str) -> Measured:
+        return Measured("run-1", {"strategy": "single", "batch_size": 32}, state, 10.0 if state == "finished" else None)
+
+    settings = ("batch_size=8", "grad_accum=4")
+    assert "fitted here (run-1)" in told(CPU, Situation(measured=(run("finished"),)), *settings)["grad_accum"].text
+    kept = told(CPU, Situation(measured=(run("oom"),)), *settings)["grad_accum"]
+    assert kept.value is None
+    assert "4 is right: batch_size=32 did not fit" in kept.text
+    assert told(CPU, Situation(), *settings)["grad_accum"].value == "1"
+
+
+def test_every_value_advised_is_one_its_knob_takes() -> None:
+    situation = Situation(size=LARGE, links=ALL_NVLINK, shapes={"vocab_size": 50257})
+    for machine in (CPU, gpus(1), gpus(4), gpus(4, 80)):
+        for one in advise(
+            resolve("tiny-llama", ["batch_size=12", "grad_accum=4", "seq_len=100"]),
+            resolve("tiny-llama").knobs,
+            machine,
+            situation,
+        ):
+            if one.value is not None and one.knob != "strategy":
+                BY_NAME[one.knob].read(one.value)
+
+
+def test_bytes_a_parameter_are_the_guides() -> None:
+    rules = {
+        ("bf16", "adamw"): 18,
+        ("fp32", "adamw"): 16,
+        ("fp32", "adamw-8bit"): 10,
+        ("bf16-pure", "adamw"): 8,
+        ("fp32", "sgd"): 8,
+    }
+    assert {names: bytes_per_parameter(*names) for names in rules} == rules
+    size, billion = ModelSize(10**9, 10**8), 10**9
+    assert state_bytes(size, "zero2", 4, "bf16", "adamw") == 2 * billion + 18 * billion // 4
+    assert state_bytes(size, "zero3", 4, "bf16", "adamw") == 4 * 10**8 + 18 * billion // 4
+
+
+def test_parameters_follow_from_a_configuration() -> None:
+    gpt2_medium = {
+        "n_embd": 1024,
+        "n_layer": 24,
+        "n_head": 16,
+        "n_positions": 1024,
+        "vocab_size": 50257,
+        "tie_word_embeddings": True,
+    }
+    size = model_size(gpt2_medium)
+    assert size is not None
+    assert size.parameters == pytest.approx(354_823_168, rel=0.01)
+    assert model_size({"model_type": "unheard-of"}) is None
