@@ -111,30 +111,7 @@ def _runs(schedule: str, chunks: int, degree: int) -> bool:
     return schedule == "gpipe" or chunks % max(1, chunks // degree) == 0
 
 
-def _stages_are_not_compiled(facts: Facts) -> Problem | None:
-    if facts.knobs["compile"] == "off":
-        return None
-    return Problem(
-        f"compile={facts.knobs['compile']} does not work with strategy={facts.knobs['strategy']}:"
-        " stages are run by the pipeline's schedule, not compiled",
-        key="compile",
-        advice="compile=off, or strategy=ddp",
-    )
-
-
-def _engine_is_ours(facts: Facts) -> Problem | None:
-    if facts.knobs["engine"] == "native":
-        return None
-    return Problem(
-        f"engine={facts.knobs['engine']} has no pipeline and cannot run strategy={facts.knobs['strategy']}",
-        key="engine",
-        advice="engine=native",
-    )
-
-
 _RULES: tuple[Callable[[Facts], Problem | None], ...] = (
-    _engine_is_ours,
-    _stages_are_not_compiled,
     _family_can_be_cut,
     _devices_fill_the_mesh,
     _layers_for_every_stage,
