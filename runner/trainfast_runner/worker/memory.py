@@ -28,9 +28,9 @@ class Memory(Protocol):
         """The training is over, well or not: leave room for what is still to be written."""
 
 
-def make_memory(device: torch.device, limit_bytes: int | None) -> Memory:
-    """The counters of `device`."""
-    return CudaMemory(device, limit_bytes) if device.type == "cuda" else HostMemory(limit_bytes)
+def make_memory(devices: list[torch.device], limit_bytes: int | None) -> Memory:
+    """The counters of a process's devices."""
+    return CudaMemory(devices, limit_bytes) if devices[0].type == "cuda" else HostMemory(limit_bytes)
 
 
 def step_fields(peaks: dict[str, int], reserved: int, retries: int) -> dict[str, object]:
@@ -93,10 +93,10 @@ class HostMemory:
 
 
 class CudaMemory:
-    """The caching allocator's own peaks. The limit caps the allocator; the context is not counted."""
+    """The caching allocator's own peaks, of the fullest device. The limit caps each; the context is not counted."""
 
-    def __init__(self, device: torch.device, limit_bytes: int | None) -> None:
-        self._device = device
+    def __init__(self, devices: list[torch.device], limit_bytes: int | None) -> None:
+        self._devices = devices
         self._limit_bytes = limit_bytes
         self._peaks = dict.fromkeys(PHASES, 0)
         self._reserved = 0
@@ -104,19 +104,21 @@ class CudaMemory:
 
     def start(self) -> None:
         """Cap the allocator and reset its peaks."""
-        torch.cuda.set_device(self._device)
-        if self._limit_bytes is not None:
-            total = torch.cuda.get_device_properties(self._device).total_memory
-            torch.cuda.set_per_process_memory_fraction(min(1.0, self._limit_bytes / total), self._device)
-        torch.cuda.reset_peak_memory_stats(self._device)
+        torch.cuda.set_device(self._devices[0])
+        for device in self._devices:
+            if self._limit_bytes is not None:
+                total = torch.cuda.get_device_properties(device).total_memory
+                torch.cuda.set_per_process_memory_fraction(min(1.0, self._limit_bytes / total), device)
+            torch.cuda.reset_peak_memory_stats(device)
 
     def boundary(self, phase: str) -> None:
         """Read and reset the allocator's peaks: host counters, nothing waits for the device."""
-        stats = torch.cuda.memory_stats_as_nested_dict(self._device)
-        self._peaks[phase] = stats["allocated_bytes"]["all"]["peak"]
-        self._reserved = max(self._reserved, stats["reserved_bytes"]["all"]["peak"])
-        self._retries = stats["num_alloc_retries"]
-        torch.cuda.reset_peak_memory_stats(self._device)
+        stats = [torch.cuda.memory_stats_as_nested_dict(device) for device in self._devices]
+        self._peaks[phase] = max(one["allocated_bytes"]["all"]["peak"] for one in stats)
+        self._reserved = max(self._reserved, *(one["reserved_bytes"]["all"]["peak"] for one in stats))
+        self._retries = sum(one["num_alloc_retries"] for one in stats)
+        for device in self._devices:
+            torch.cuda.reset_peak_memory_stats(device)
 
     def read(self) -> dict[str, object]:
         """`alloc_retries` counts from the start of the process."""

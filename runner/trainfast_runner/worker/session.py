@@ -77,7 +77,7 @@ def prepare(spec: RunSpec, journal: Journal) -> Ground:
     engine = make_engine(knobs, strategy, device, precision)
     batches = open_batches(spec, config, strategy.rank, strategy.ranks, journal)
     strategy.start()
-    memory = make_memory(device, spec.memory_limit_bytes)
+    memory = make_memory(strategy.devices, spec.memory_limit_bytes)
     return Ground(spec, config, device, precision, strategy, engine, batches, memory)
 
 

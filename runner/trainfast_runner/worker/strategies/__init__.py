@@ -28,6 +28,8 @@ class Strategy(Protocol):
     """The data-parallel degree: into how many slices the global batch is cut."""
     slices: int
     """How many such slices it takes: one but for `dp`, which feeds a GPU with each."""
+    devices: list[torch.device]
+    """What this process trains on."""
     gradient_factor: float
     """What the loss is multiplied by, so that gradients come out summed over ranks (DDP averages them)."""
 

@@ -20,7 +20,8 @@ class ThreadedDataParallel(Single):
 
     def __init__(self, knobs: Knobs, device: torch.device) -> None:
         super().__init__(knobs, device)
-        self.slices = len(visible_gpus(knobs))
+        self.devices = visible_gpus(knobs)
+        self.slices = len(self.devices)
 
     def wrap(self, model: nn.Module) -> nn.Module:
         """Over every GPU this process sees."""

@@ -33,6 +33,7 @@ class Single:
     def __init__(self, knobs: Knobs, device: torch.device) -> None:
         self.knobs = knobs
         self.device = device
+        self.devices = [device]
 
     def make_precision(self) -> Precision:
         """Autocast and the loss scaler are ours."""
