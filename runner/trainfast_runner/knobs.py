@@ -241,15 +241,17 @@ KNOBS: tuple[Knob, ...] = (
         "How the model spreads over devices. ddp: a process a device, each with the whole model, one gradient"
         " all-reduce that overlaps with the backward. dp: one process, a thread a GPU, the model copied every step."
         " fsdp: weights, gradients and states cut over devices, gathered block by block. tp: each matrix cut over"
-        " devices, all on the same samples. naive-mp: whole layers on each GPU. a+b: groups of b inside a."
+        " devices, all on the same samples. pp: runs of layers on each device, fed micro-batch after micro-batch."
+        " naive-mp: whole layers on each GPU, one at a time. a+b: groups of b inside a."
         " zero1, zero2, zero3 (DeepSpeed): each rank keeps its share of the optimizer states, then of the gradients,"
         " then of the parameters; -offload keeps it in host memory, or under offload_path on a disk, and steps on the"
         " CPU. There bf16 and fp16 keep half-precision weights and a sharded fp32 copy.",
         "ddp is nearly N times one device when the link keeps up; dp is slower, its first GPU does more; fsdp moves"
-        " 1.5x ddp's data; tp waits for four all-reduces a layer; naive-mp uses one GPU at a time;"
+        " 1.5x ddp's data; tp waits for four all-reduces a layer; naive-mp uses one GPU at a time; pp sends only the activations between"
+        " neighbours and idles in its bubble;"
         " zero1 and zero2 send what ddp sends, zero3 half as much again, and only slow a model that already fits",
         "ddp keeps the whole model on each device plus reduction buckets the size of the gradients; fsdp 1/N of it plus"
-        " one gathered block; tp 1/N of the cut matrices, embeddings whole; naive-mp 1/N of the layers;"
+        " one gathered block; tp 1/N of the cut matrices, embeddings whole; naive-mp and pp 1/N of the layers;"
         " zero1 1/N of the optimizer states, zero2 of the gradients too, zero3 of the parameters too",
         same_as=Equivalent("(launcher)", "distributed_type", "zero_optimization.stage", "--nproc-per-node"),
     ),
