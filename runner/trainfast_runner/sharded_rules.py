@@ -78,24 +78,6 @@ def _optimizer_takes_slices(facts: Facts) -> Problem | None:
     )
 
 
-def _engine_is_ours(facts: Facts) -> Problem | None:
-    strategy, engine = facts.knobs["strategy"], facts.knobs["engine"]
-    if engine == "native" or strategy not in (*TENSOR_PARALLEL, "naive-mp"):
-        return None
-    return Problem(f"engine={engine} cannot run strategy={strategy}", key="engine", advice="engine=native")
-
-
-def _hooks_are_not_compiled(facts: Facts) -> Problem | None:
-    strategy = facts.knobs["strategy"]
-    if facts.knobs["compile"] == "off" or strategy not in (*TENSOR_PARALLEL, "naive-mp", "dp"):
-        return None
-    return Problem(
-        f"compile={facts.knobs['compile']} does not work with strategy={strategy}, which exchanges data between layers",
-        key="compile",
-        advice="compile=off, or strategy=ddp",
-    )
-
-
 def _family_has_a_plan(facts: Facts) -> Problem | None:
     strategy, family = facts.knobs["strategy"], facts.config.get("model_type")
     if strategy not in TENSOR_PARALLEL or not isinstance(family, str) or family in OUR_PLANS:
@@ -160,8 +142,6 @@ def _devices_fill_the_mesh(facts: Facts) -> Problem | None:
 SHARDED_RULES: tuple[Callable[[Facts], Problem | None], ...] = (
     _several_gpus,
     _optimizer_takes_slices,
-    _engine_is_ours,
-    _hooks_are_not_compiled,
     _family_has_a_plan,
     _degree_divides_the_model,
     _devices_fill_the_mesh,
