@@ -44,6 +44,10 @@ def facts(where: Machine, *settings: str, preset: str = "tiny-llama", **config: 
         (CPU, ["memory_limit=1GiB+2GiB"], "memory_limit", "names 2 ranks and the run has 1"),
         (TWO, ["strategy=ddp", "devices=4"], "devices", "devices=4, but there are 2"),
         (TWO, ["strategy=ddp", "devices=0+2"], "devices", "there is no GPU 2"),
+        (CPU, ["optimizer=paged-adamw-8bit"], "optimizer", "optimizer=paged-adamw-8bit"),
+        (CPU, ["attention=flash"], "attention", "attention=sdpa"),
+        (TWO, ["attention=flash"], "attention", "/env/bin/python -m pip install flash-attn"),
+        (CPU, ["engine=trainer"], "engine", "/env/bin/python -m pip install accelerate"),
         (OLD, ["precision=bf16"], "precision", "compute capability 8.0"),
         (OLD, ["precision=tf32"], "precision", "has 7.0"),
     ],
@@ -158,3 +162,29 @@ def test_processes_devices_and_the_global_batch_are_told_apart(
     combinations.check(asked)
     assert (asked.ranks, asked.devices) == (processes, devices)
     assert combinations.global_batch(asked.knobs, asked.devices) == global_batch
+
+
+@pytest.mark.parametrize(
+    ("settings", "key", "said"),
+    [
+        (["engine=trainer", "strategy=fsdp"], "engine", "not strategy=fsdp"),
+        (["engine=accelerate", "strategy=fsdp"], "engine", "not strategy=fsdp"),
+        (["engine=accelerate", "precision=fp16"], "precision", "in fp32 without a word"),
+        (["engine=trainer", "compile=default"], "compile", "compile=default with engine=native"),
+        (["compile=default", "strategy=fsdp", "devices=2"], "compile", "compile=default with strategy=ddp"),
+        (["optimizer=paged-adamw-8bit"], "optimizer", "optimizer=adamw-8bit"),
+    ],
+)
+def test_techniques_that_would_do_something_else_are_refused(settings: list[str], key: str, said: str) -> None:
+    asked = facts(CPU, *settings)
+    with pytest.raises(Problem) as refused:
+        combinations.check(replace(asked, versions={"accelerate": "1", "bitsandbytes": "1"}))
+    assert refused.value.key == key
+    assert said in refused.value.line()
+
+
+def test_compiling_needs_a_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("CXX", raising=False)
+    monkeypatch.setenv("PATH", "/nowhere")
+    with pytest.raises(Problem, match=r"PATH has no g\+\+; install with: apt install g\+\+; try compile=off"):
+        combinations.check(facts(CPU, "compile=default"))

@@ -143,8 +143,10 @@ def train(start: Callable[..., tuple[Path, list[str]]], environment: dict[str, s
         key = json.dumps(request, sort_keys=True, default=str)
         if key not in done:
             folder, command = start(**request)
+            # Compiling takes half a minute of a free core, and several times that of a busy one.
+            patience_s = 500 if request.get("compile", "off") != "off" else 120
             ended = subprocess.run(
-                command, env=environment, cwd=folder, capture_output=True, text=True, timeout=120, check=False
+                command, env=environment, cwd=folder, capture_output=True, text=True, timeout=patience_s, check=False
             )
             done[key] = Run(folder, ended.returncode, ended.stderr)
         return done[key]

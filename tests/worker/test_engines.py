@@ -25,7 +25,7 @@ def test_the_loss_curve_is_the_native_one(train: Train, engine: str) -> None:
 @pytest.mark.parametrize("engine", ["accelerate", "trainer"])
 def test_two_ranks_that_count_different_targets_learn_the_same(train: Train, engine: str) -> None:
     native = train(**MASKED)
-    other = train(**MASKED, **DDP, engine=engine)
+    other = train(**MASKED, **DDP, engine=engine, optimizer="adamw-foreach")
     assert other.code == 0, other.stderr
     assert other.losses() == pytest.approx(native.losses(), rel=1e-4)
     assert other.losses(rank=1) == other.losses()
@@ -34,8 +34,24 @@ def test_two_ranks_that_count_different_targets_learn_the_same(train: Train, eng
         actual = other.record("actual", rank)
         assert actual["engine"] == engine
         assert (actual["wrapper"], actual["world_size"]) == ("DistributedDataParallel", 2)
-        assert (actual["optimizer"], actual["param_dtype"]) == ("AdamW", "float32")
+        assert (actual["optimizer"], actual["optimizer_implementation"]) == ("AdamW", "foreach")
         assert [step["samples"] for step in other.steps(rank)] == [4] * 6
+
+
+@pytest.mark.parametrize(
+    ("knobs", "key"),
+    [
+        ({"strategy": "fsdp", "ranks": 2}, "engine"),
+        ({"precision": "fp16"}, "precision"),
+        ({"compile": "default"}, "compile"),
+    ],
+)
+def test_what_an_engine_would_quietly_do_otherwise_is_refused(knobs: dict[str, Any], key: str, train: Train) -> None:
+    run = train(engine="trainer", **knobs)
+    assert run.code != 0
+    assert run.record("invalid")["key"] == key
+    assert "engine=trainer" in run.record("invalid")["message"]
+    assert not run.steps()
 
 
 @pytest.mark.parametrize("engine", ["accelerate", "trainer"])

@@ -34,7 +34,7 @@ def build_model(config: Any, objective: str, knobs: Knobs, device: torch.device)
 
     Raises InvalidInput when the architecture has no such head or no such attention.
     """
-    check_attention(knobs)
+    check_attention(knobs, device)
     if objective == "sequence-classification" and config.pad_token_id is None:
         # The head of a decoder reads the last token that is not padding; packed samples have none.
         config.pad_token_id = 0
@@ -62,10 +62,12 @@ def build_model(config: Any, objective: str, knobs: Knobs, device: torch.device)
     return built
 
 
-def check_attention(knobs: Knobs) -> None:
-    """Raise InvalidInput where `attention=flash` cannot run: it needs its package and half precision."""
+def check_attention(knobs: Knobs, device: torch.device) -> None:
+    """Raise InvalidInput where `attention=flash` cannot run: it needs a GPU, its package and half precision."""
     if knobs.attention != "flash":
         return
+    if device.type == "cpu":
+        raise InvalidInput("attention=flash is a GPU kernel", "attention", ["eager", "sdpa"], "sdpa")
     if importlib.util.find_spec("flash_attn") is None:
         raise InvalidInput(
             f"attention=flash needs the package flash-attn: {sys.executable} -m pip install flash-attn "

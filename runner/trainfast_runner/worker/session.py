@@ -67,7 +67,7 @@ def prepare(spec: RunSpec, journal: Journal) -> Ground:
     journal.enter("data", f"opening {spec.data.kind} data")
     config = resolve_config(spec.model)
     check_seq_len(config, knobs.seq_len)
-    check_attention(knobs)
+    check_attention(knobs, device)
     strategy = make_strategy(knobs, device)
     if strategy.slices > 1:
         # One process loads for all of its devices.

@@ -1,0 +1,42 @@
+"""A compiled module trains the same; the steps that compile are known and enter no figure."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+Train = Callable[..., Any]
+SMALLEST: dict[str, Any] = {
+    "family": "llama",
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "vocab_size": 1024,
+    "max_position_embeddings": 128,
+}
+
+
+@pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs g++ on a CPU")
+def test_a_compiled_module_learns_the_same_and_says_which_steps_compiled(train: Train) -> None:
+    asked: dict[str, Any] = {"model": SMALLEST, "grad_accum": 2, "timing_warmup": 0}
+    eager, compiled = train(**asked), train(**asked, compile="default")
+    assert compiled.code == 0, compiled.stderr[-3000:]
+    assert compiled.losses() == pytest.approx(eager.losses(), rel=1e-4)
+    assert [step["step"] for step in compiled.steps() if step.get("compiling")] == [1]
+    assert [step["warmup"] for step in compiled.steps()] == [True] + [False] * 5
+    actual = compiled.record("actual")
+    assert (actual["compiled"], actual["wrapper"], actual["compute_dtype"]) == (True, "none", "float32")
+    assert eager.record("actual")["compiled"] is False
+
+
+def test_which_attention_kernel_ran_is_on_record(train: Train) -> None:
+    assert train(steps=20).record("actual")["sdpa_backend"] == "flash_attention"
+    eager = train(precision="bf16-pure", optimizer="adafactor", attention="eager")
+    assert eager.record("actual")["sdpa_backend"] is None
+    refused = train(attention="flash", precision="bf16")
+    assert refused.code == 2
+    assert refused.record("invalid")["key"] == "attention"
