@@ -248,8 +248,8 @@ KNOBS: tuple[Knob, ...] = (
         " then of the parameters; -offload keeps it in host memory, or under offload_path on a disk, and steps on the"
         " CPU. There bf16 and fp16 keep half-precision weights and a sharded fp32 copy.",
         "ddp is nearly N times one device when the link keeps up; dp is slower, its first GPU does more; fsdp moves"
-        " 1.5x ddp's data; tp waits for four all-reduces a layer; naive-mp uses one GPU at a time; pp sends only the activations between"
-        " neighbours and idles in its bubble;"
+        " 1.5x ddp's data; tp waits for four all-reduces a layer; naive-mp uses one GPU at a time;"
+        " pp sends only activations, to its neighbours, and idles in its bubble;"
         " zero1 and zero2 send what ddp sends, zero3 half as much again, and only slow a model that already fits",
         "ddp keeps the whole model on each device plus reduction buckets the size of the gradients; fsdp 1/N of it plus"
         " one gathered block; tp 1/N of the cut matrices, embeddings whole; naive-mp and pp 1/N of the layers;"
