@@ -14,6 +14,7 @@ from trainfast_runner.follow import Follower
 from trainfast_runner.machine import Machine
 from trainfast_runner.process_tree import identify
 from trainfast_runner.records import Event
+from trainfast_runner.spec import RunSpec
 from trainfast_runner.telemetry.readings import Tick
 from trainfast_tui.app import TrainfastApp
 from trainfast_tui.messages import MachineSeen, SnapshotTaken
@@ -27,6 +28,9 @@ class StillApp(TrainfastApp):
 
     def begin(self) -> None:
         self.post_message(MachineSeen(CPU))
+
+    def gather(self, spec: RunSpec, machine: Machine) -> None:
+        """Nothing is known of the model."""
 
 
 def a_snapshot(directory: Path | None, *, second: int = 30, ticks: tuple[Tick, ...] = ()) -> Snapshot:

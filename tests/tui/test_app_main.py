@@ -12,11 +12,15 @@ from still import StillApp, a_snapshot, own_supervisor, screen_text
 from textual.events import Key
 from textual.pilot import Pilot
 
+from trainfast_runner.advisor import Measured, Situation
 from trainfast_runner.home import Home
 from trainfast_runner.knob_values import Choice
 from trainfast_runner.knobs import BY_NAME
+from trainfast_runner.problem import Problem
 from trainfast_runner.records import Event, RunError
-from trainfast_tui.messages import SnapshotTaken
+from trainfast_tui.messages import Refused, SituationSeen, SnapshotTaken
+from trainfast_tui.next_run import of_preset
+from trainfast_tui.preset_list import choices
 from trainfast_tui.snapshot import Snapshot
 from trainfast_tui.widgets.knob_panel import KnobPanel
 
@@ -205,6 +209,58 @@ async def test_strategy_ddp_counts_every_rank(home: Home) -> None:
         assert app.next_run.spec.knobs["strategy"] == "single", "space goes on at the first value"
 
 
+async def test_only_knobs_that_matter_to_the_strategy_are_listed(home: Home) -> None:
+    app = StillApp(home)
+    async with app.run_test(size=FULL) as pilot:
+        app.post_message(SnapshotTaken(a_snapshot(None)))
+        await pilot.pause()
+        assert "pp_schedule" not in screen_text(app)
+        assert app.next_run is not None
+        app.main.change(app.next_run.type("strategy", "pp").type("pp_schedule", "1f1b"))
+        app.main.query_one(KnobPanel).move_to("pp_schedule")
+        await pilot.pause()
+        assert "▸•pp_schedule" in screen_text(app)
+        app.main.change(app.next_run.type("strategy", "single"))
+        await pilot.pause()
+        text = screen_text(app)
+        assert "pp_schedule" not in text
+        assert "▸•strategy" in text or "▸ strategy" in text, "the cursor goes to the nearest knob above"
+        assert "pp_schedule" not in app.next_run.spec.changed, "what cannot be seen is not refused at the next start"
+
+
+async def test_a_refusal_about_an_unlisted_knob_still_reaches_the_screen(home: Home) -> None:
+    app = StillApp(home)
+    async with app.run_test(size=FULL) as pilot:
+        app.post_message(SnapshotTaken(a_snapshot(None)))
+        await pilot.pause()
+        app.post_message(Refused(Problem("pp_degree=9: there are 4 layers", key="pp_degree", advice="pp_degree=4")))
+        await pilot.pause()
+        app.post_message(SituationSeen(Situation()))
+        await pilot.pause()
+        text = screen_text(app)
+        assert "Refused: pp_degree=9: there are 4 layers; try" in text
+        assert text.count("pp_degree=9: there are 4 layers; try pp_degree=4") == 1, "in the status line, in one piece"
+
+
+async def test_advice_stands_beside_its_knob(home: Home) -> None:
+    app = StillApp(home)
+    async with app.run_test(size=FULL) as pilot:
+        app.post_message(SnapshotTaken(a_snapshot(a_run(home))))
+        await pilot.pause()
+        assert "advice" not in screen_text(app), "nothing to say about a batch of 8 on a CPU"
+        await pilot.press("right")
+        panel = app.main.query_one(KnobPanel)
+        panel.move_to("lr")
+        await pilot.pause()
+        assert "advice lr=0.002: the global batch is 16, 2 x" in screen_text(app)
+        fitted = Measured("run-7", {"strategy": "single", "batch_size": 64}, "finished", 40.0)
+        app.post_message(SituationSeen(Situation(measured=(fitted,))))
+        panel.move_to("grad_accum")
+        await pilot.press("right", "right")
+        await pilot.pause()
+        assert "(run-7)" in screen_text(app)
+
+
 async def test_a_typed_value_is_checked_before_it_is_taken(home: Home) -> None:
     app = StillApp(home)
     async with app.run_test(size=SMALL) as pilot:
@@ -248,8 +304,8 @@ async def test_what_is_typed_ahead_of_a_dialog_lands_in_it(home: Home) -> None:
         assert app.next_run is not None
         assert app.next_run.spec.knobs["batch_size"] == 32
         await burst(pilot, "grad_accum", 6, "enter", "x", "enter", "backspace", "6", "enter")
-        await burst(pilot, "lr", 5e-5, "p", "home", "enter")
-        assert app.next_run.spec.preset == "bert-large"
+        await burst(pilot, "batch_size", of_preset(choices()[0][0]).spec.knobs["batch_size"], "p", "home", "enter")
+        assert app.next_run.spec.preset == choices()[0][0]
 
 
 async def test_the_preset_picker_takes_a_variant(home: Home) -> None:

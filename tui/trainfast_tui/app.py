@@ -27,6 +27,7 @@ from trainfast_tui.messages import (
     Refused,
     RunStarted,
     Said,
+    SituationSeen,
     SnapshotTaken,
     TerminalLost,
     said_no,
@@ -39,7 +40,9 @@ from trainfast_tui.screens.main import MainScreen
 from trainfast_tui.snapshot import Snapshot
 
 if TYPE_CHECKING:
+    from trainfast_runner.advisor import Situation
     from trainfast_runner.machine import Machine
+    from trainfast_runner.spec import RunSpec
 
 CPU_PRESET, GPU_PRESET = "tiny-llama", "gpt2-medium"
 
@@ -60,11 +63,13 @@ class TrainfastApp(App[int]):
         self.machine: Machine | None = None
         self.next_run: NextRun | None = None
         self.snapshot: Snapshot | None = None
+        self.situation: Situation | None = None
         self.touched = preset is not None
         self.control = RunControl(home, self.post_message)
         self.reader = Reader(home, self._post_snapshot, directory=directory)
         self._preset = preset
         self._pacer = Pacer()
+        self._looked_for: tuple[str, str, str] | None = None
         self._adopted: str | None = None
         self._typed_on: WeakKeyDictionary[events.Key, Screen[Any]] = WeakKeyDictionary()
         """The screen that was on top when a key arrived."""
@@ -116,6 +121,7 @@ class TrainfastApp(App[int]):
         late_s = (time.monotonic_ns() - message.posted_ns) / 1e9
         self.reader.period_s = self._pacer.note(late_s, _unwritten_frames(self))
         self._adopt(snapshot)
+        self.look_around()
         if self.screen is self.main and self.main.is_ready:
             self.main.show_pace(self._pacer.words)
             self.main.show_snapshot(snapshot)
@@ -129,7 +135,32 @@ class TrainfastApp(App[int]):
         self.machine = message.machine
         if not self.touched and self._adopted is None:
             self._choose_preset(GPU_PRESET if message.machine.device == "cuda" else CPU_PRESET)
+        self.look_around()
         self.main.show_knobs()
+
+    def look_around(self) -> None:
+        """Gather what the advisor needs when model or history have changed; never while a run is measured."""
+        machine, next_run, snapshot = self.machine, self.next_run, self.snapshot
+        run = snapshot.run if snapshot is not None else None
+        if machine is None or next_run is None or (run is not None and run.is_live):
+            return
+        spec = next_run.spec
+        key = (spec.name, repr(spec.model), run.run_id if run is not None else "")
+        if key == self._looked_for:
+            return
+        if self._looked_for is None or key[:2] != self._looked_for[:2]:
+            self.situation = None
+        self._looked_for = key
+        self.gather(spec, machine)
+
+    def gather(self, spec: RunSpec, machine: Machine) -> None:
+        """Ask for the situation in a thread."""
+        in_background("advice", partial(_situation, spec, machine, self.home), self.post_message, said_no)
+
+    def on_situation_seen(self, message: SituationSeen) -> None:
+        self.situation = message.situation
+        if self.main.is_ready:
+            self.main.show_knobs()
 
     def on_run_started(self, message: RunStarted) -> None:
         self.reader.follow(message.directory)
@@ -220,6 +251,12 @@ def _look_at_machine() -> MachineSeen:
     except metadata.PackageNotFoundError:
         torch_version = None
     return MachineSeen(look(torch_version))
+
+
+def _situation(spec: RunSpec, machine: Machine, home: Home) -> SituationSeen:
+    from trainfast_runner.situation import gather
+
+    return SituationSeen(gather(spec, machine, home))
 
 
 def _unwritten_frames(app: App[Any]) -> int:

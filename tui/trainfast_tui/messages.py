@@ -13,6 +13,7 @@ from trainfast_runner.records import Result
 from trainfast_tui.snapshot import Snapshot
 
 if TYPE_CHECKING:
+    from trainfast_runner.advisor import Situation
     from trainfast_runner.machine import Machine
 
 
@@ -34,6 +35,14 @@ class MachineSeen(Message):
     def __init__(self, machine: Machine) -> None:
         super().__init__()
         self.machine = machine
+
+
+class SituationSeen(Message):
+    """What the advisor has to know about the next run's model and its runs so far."""
+
+    def __init__(self, situation: Situation) -> None:
+        super().__init__()
+        self.situation = situation
 
 
 class RunStarted(Message):

@@ -12,6 +12,7 @@ from trainfast_runner.records import RunFile
 from trainfast_runner.spec import RunSpec, resolve, with_setting
 
 if TYPE_CHECKING:
+    from trainfast_runner.advisor import Situation
     from trainfast_runner.machine import Machine
 
 
@@ -42,8 +43,14 @@ class NextRun:
         return self.type(name, entry.show(value))
 
     def type(self, name: str, text: str) -> NextRun:
-        """The knob at a typed value. Raises Problem."""
-        return replace(self, spec=with_setting(self.spec, f"{knob(name).name}={text}"))
+        """The knob at a typed value. Raises Problem. Knobs that the new strategy has no use for are given up."""
+        turned = replace(self, spec=with_setting(self.spec, f"{knob(name).name}={text}"))
+        if name == "strategy":
+            for other in turned.spec.changed:
+                entry = BY_NAME.get(other)
+                if entry is not None and entry.only_with and not entry.applies(turned.spec.knobs):
+                    turned = turned.reset(other)
+        return turned
 
     def reset(self, name: str) -> NextRun:
         """The knob at its preset's value."""
@@ -55,6 +62,19 @@ class NextRun:
     def compared_with(self, before: Knobs | None) -> NextRun:
         """The same run, seen beside another one."""
         return replace(self, before=before)
+
+    def advice(self, machine: Machine | None, situation: Situation | None) -> dict[str, str]:
+        """What the advisor says, by the name of the knob that it stands beside; empty while the machine is unknown."""
+        from trainfast_runner.advisor import Situation, advise
+
+        if machine is None:
+            return {}
+        found = {one.knob: one for one in advise(self.spec, self.preset_knobs, machine, situation or Situation())}
+        shapes = found.pop("model", None)
+        said = {name: one.text for name, one in found.items()}
+        if shapes is not None:
+            said["batch_size"] = " ".join(filter(None, (said.get("batch_size"), shapes.text)))
+        return said
 
     def global_batch(self, machine: Machine | None) -> tuple[int, int] | None:
         """Samples of one optimizer step and the data-parallel ranks that share them; None while unknown."""

@@ -7,9 +7,7 @@ import argparse
 
 def add(parser: argparse.ArgumentParser) -> None:
     """The arguments of the command."""
-    parser.add_argument(
-        "--json", action="store_true", help="print {devices, matrix, p2p, legend, advice}"
-    )
+    parser.add_argument("--json", action="store_true", help="print {devices, matrix, p2p, legend, advice}")
 
 
 def run(arguments: argparse.Namespace) -> int:

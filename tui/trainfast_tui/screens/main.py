@@ -108,7 +108,8 @@ class MainScreen(MainActions, Screen[None]):
         next_run = self.next_run
         if next_run is None or not self.is_ready:
             return
-        self.query_one(KnobPanel).show(next_run, next_run.global_batch(self.machine))
+        advice = next_run.advice(self.machine, self.trainfast.situation)
+        self.query_one(KnobPanel).show(next_run, next_run.global_batch(self.machine), advice)
         self.query_one(Welcome).show(next_run.spec.name)
 
     def refuse(self, problem: Problem) -> None:

@@ -58,6 +58,7 @@ class MainActions(Base):
         """These are the next run's knobs from now on."""
         self.trainfast.next_run = next_run
         self.trainfast.touched = True
+        self.trainfast.look_around()
         self.show_knobs()
 
     def action_run(self) -> None:

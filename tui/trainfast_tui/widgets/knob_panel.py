@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from trainfast_runner.knobs import BY_NAME, KNOBS
 from trainfast_runner.problem import Problem
@@ -11,7 +11,8 @@ from trainfast_tui.widgets.painted import Line, Painted, rule, wrap
 
 GROUPS = ("batch", "compute", "memory", "data", "parallel", "optimization", "run")
 NAME_WIDTH = 15
-PAGE_ROWS = 5
+ABOUT_ROWS, ADVISED_ROWS = 13, 16
+"""The most lines about a knob, and about one there is advice for."""
 
 
 def in_order() -> tuple[str, ...]:
@@ -30,6 +31,7 @@ class KnobPanel(Painted, can_focus=True):
         super().__init__(ascii=ascii, id=id)
         self._next: NextRun | None = None
         self._global_batch: tuple[int, int] | None = None
+        self._advice: Mapping[str, str] = {}
         self._refusal: Problem | None = None
         self._names = in_order()
         self._at = 0
@@ -40,10 +42,25 @@ class KnobPanel(Painted, can_focus=True):
         """The name of the knob under the cursor."""
         return self._names[self._at]
 
-    def show(self, next_run: NextRun | None, global_batch: tuple[int, int] | None) -> None:
-        """Show these knobs; a refusal of other ones is forgotten."""
-        self._next, self._global_batch, self._refusal = next_run, global_batch, None
+    def show(
+        self, next_run: NextRun | None, global_batch: tuple[int, int] | None, advice: Mapping[str, str] | None = None
+    ) -> None:
+        """Show these knobs, those that matter to the strategy; a refusal of other ones is forgotten.
+
+        `advice` is a paragraph by the name of its knob.
+        """
+        if next_run is not self._next:
+            self._refusal = None
+        self._next, self._global_batch, self._advice = next_run, global_batch, advice or {}
+        if next_run is not None:
+            self._list_only(tuple(name for name in in_order() if BY_NAME[name].applies(next_run.spec.knobs)))
         self.repaint()
+
+    def _list_only(self, names: tuple[str, ...]) -> None:
+        """The cursor stays on its knob, or goes to the nearest one above that is left."""
+        above = self._names[: self._at + 1]
+        self._names = names
+        self._at = next((names.index(name) for name in reversed(above) if name in names), 0)
 
     def refuse(self, problem: Problem) -> None:
         """Say why a value was not taken, at the knob it is about."""
@@ -57,8 +74,9 @@ class KnobPanel(Painted, can_focus=True):
         self.move_to(self._names[max(0, min(len(self._names) - 1, self._at + by))])
 
     def move_to(self, name: str) -> None:
-        """The cursor on this knob."""
-        self._at = self._names.index(name)
+        """The cursor on this knob, where it is listed."""
+        if name in self._names:
+            self._at = self._names.index(name)
         self._refusal = None
         self.repaint()
 
@@ -67,7 +85,8 @@ class KnobPanel(Painted, can_focus=True):
         if next_run is None:
             return [rule("next run", width)]
         head = self._head(next_run, width)
-        about = self._about(width, max(3, min(13, (height - len(head)) // 2)))
+        most = ADVISED_ROWS if self.current in self._advice else ABOUT_ROWS
+        about = self._about(width, max(3, min(most, (height - len(head)) // 2)))
         room = max(1, height - len(head) - len(about))
         rows, cursor = self._list(next_run, width)
         if len(rows) <= room:
@@ -112,10 +131,11 @@ class KnobPanel(Painted, can_focus=True):
             return [rule("", width)[1:], *lines[: room - 1]]
         entry = BY_NAME[self.current]
         lines = [[(line, "text")] for line in wrap(entry.what, width)]
-        for label, text in (("speed", entry.speed), ("memory", entry.memory)):
+        advice = self._advice.get(self.current, "")
+        for label, text in (("advice", advice), ("speed", entry.speed), ("memory", entry.memory)):
             if text:
                 first, *rest = wrap(text, max(8, width - 7))
-                lines.append([(f"{label:<7}", "secondary"), (first, "text")])
+                lines.append([(f"{label:<7}", "accent" if text is advice else "secondary"), (first, "text")])
                 lines += [[(" " * 7 + line, "text")] for line in rest]
         lines += [[(line, "muted")] for line in wrap(f"takes {entry.values.describe()}", width)]
         # The short texts about speed and memory are worth more than the end of a long description.
