@@ -113,7 +113,8 @@ class Follower:
             return self._final
         if self._run is None:
             self._run = read_run_file(self.directory)
-        # The state first: what the files say afterwards is then at least as new as the state.
+        # First whether anything lives, then the state: what the files say afterwards is at least as new as both.
+        alive = is_alive(self.directory)
         state = state_of(self.directory)
         result = read_result(self.directory)
         grew = self._read()
@@ -140,7 +141,8 @@ class Follower:
             + sum(tail.unreadable for tail in self._step_tails.values())
             + sum(tail.unreadable for tail in self._worker_tails.values()),
         )
-        if (result is not None or state.ended) and not grew:
+        # The supervisor says how the run ended before it writes the result: until it is gone, that may still come.
+        if (result is not None or (state.ended and not alive)) and not grew:
             self._final = snapshot
         return snapshot
 

@@ -16,6 +16,7 @@ class Command:
 
 COMMANDS = (
     Command(("run",), "run", "train a preset, show its progress, print the figures"),
+    Command(("bench",), "bench", "a preset's variants as a table against its baseline and the published figures"),
     Command(("runs", "list"), "runs_list", "all runs, newest first"),
     Command(("runs", "show"), "runs_show", "one run's result"),
     Command(("runs", "compare"), "runs_compare", "which settings differ and what changed"),

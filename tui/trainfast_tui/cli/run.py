@@ -48,7 +48,7 @@ def run(arguments: argparse.Namespace) -> int:
     home = Home().ready()
     plan = launch.plan(resolve(arguments.preset, arguments.settings), arguments.python)
     if arguments.wait:
-        _wait(plan, home)
+        wait_for_device(plan, home)
     if arguments.cool_to is not None:
         from trainfast_tui.cli.cooling import wait_until_cool
 
@@ -88,7 +88,8 @@ def _detached(directory: Path, as_json: bool) -> int:
     return 0
 
 
-def _wait(plan: RunPlan, home: Home) -> None:
+def wait_for_device(plan: RunPlan, home: Home) -> None:
+    """Return when no other run uses the plan's devices; the wait is told on stderr."""
     from trainfast_runner.launch import wait_for_devices
     from trainfast_tui.cli.progress import Progress
     from trainfast_tui.format import duration

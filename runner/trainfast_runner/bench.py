@@ -1,0 +1,189 @@
+"""A preset's variants as one table: each trained for real, beside the baseline and the figures published for it.
+
+Runs interleave (A B A B), so that a machine that warms up or slows down does so for every row alike. A row that cannot
+run here is a row with its reason.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from trainfast_runner import presets
+from trainfast_runner.compare import compare
+from trainfast_runner.problem import Problem, nearest
+from trainfast_runner.records import Result
+from trainfast_runner.spec import RunSpec, from_preset, with_setting
+
+REFUSED = "refused"
+"""State of a row that this machine or training Python cannot run at all."""
+NOT_RUN = "not_run"
+"""State of a row that the bench was stopped before."""
+Outcome = Result | Problem
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One row to be run."""
+
+    id: str
+    spec: RunSpec
+    published: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Bench:
+    """What is to be run: `baseline` is the id of one of the entries."""
+
+    preset: str
+    title: str
+    baseline: str
+    entries: tuple[Entry, ...]
+
+
+@dataclass(frozen=True)
+class Row:
+    """One row of the table. `result` is that of its middle run, by throughput.
+
+    `vs_baseline_percent` is how much more samples a second than the baseline, `ratio` the measured over the published
+    samples a second; `samples_per_s` holds every finished run's.
+    """
+
+    id: str
+    state: str
+    reason: str
+    result: Result | None
+    vs_baseline_percent: float | None
+    published: Mapping[str, Any]
+    ratio: float | None
+    verdict: str | None = None
+    samples_per_s: list[float] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Table:
+    """What `bench --json` prints."""
+
+    preset: str
+    baseline: str
+    rows: list[Row]
+
+    @property
+    def baseline_state(self) -> str:
+        """How the baseline ended."""
+        return next(row.state for row in self.rows if row.id == self.baseline)
+
+
+def prepare(reference: str, settings: Sequence[str] = (), scale_batch: float = 1.0) -> Bench:
+    """The rows of PRESET, or of NAME/VARIANT that one and the baseline, with every setting applied. Raises Problem.
+
+    `scale_batch` multiplies each row's batch_size, which stays at least 1.
+    """
+    preset, chosen = presets.load(reference)
+    if not preset.variants:
+        tables = [name for name in presets.names() if _has_variants(name)]
+        raise Problem(
+            f"preset {preset.name} has no variants to compare",
+            key=reference,
+            allowed=tables,
+            nearest=nearest(preset.name, tables),
+            advice=f"trainfast-tui run {preset.name}",
+        )
+    baseline = preset.baseline or preset.variants[0].id
+    entries = []
+    for variant in preset.variants:
+        if chosen is None or variant.id in (chosen.id, baseline):
+            spec = from_preset(preset, variant)
+            for setting in settings:
+                spec = with_setting(spec, setting)
+            entries.append(Entry(variant.id, _scaled(spec, scale_batch), variant.published))
+    return Bench(preset.name, preset.title, baseline, tuple(entries))
+
+
+def order(bench: Bench, repeat: int) -> Iterator[tuple[int, Entry]]:
+    """Every run as (repetition from 1, row): the baseline first in each repetition."""
+    ordered = sorted(bench.entries, key=lambda entry: entry.id != bench.baseline)
+    for repetition in range(1, repeat + 1):
+        for entry in ordered:
+            yield repetition, entry
+
+
+def again_is_pointless(outcomes: Iterable[Outcome]) -> bool:
+    """Whether a row need not be repeated: it cannot run here, or does not fit."""
+    return any(isinstance(outcome, Problem) or outcome.state == "oom" for outcome in outcomes)
+
+
+def tabulate(bench: Bench, outcomes: Mapping[str, Sequence[Outcome]]) -> Table:
+    """The table of what has been run so far; `outcomes` by row id."""
+    base = _middle(outcomes.get(bench.baseline, ()))
+    rows = [_row(entry, outcomes.get(entry.id, ()), base, entry.id == bench.baseline) for entry in bench.entries]
+    return Table(bench.preset, bench.baseline, rows)
+
+
+def _has_variants(name: str) -> bool:
+    try:
+        return bool(presets.load(name)[0].variants)
+    except Problem:
+        return False
+
+
+def _scaled(spec: RunSpec, factor: float) -> RunSpec:
+    if factor == 1.0:
+        return spec
+    batch = max(1, round(int(str(spec.knobs["batch_size"])) * factor))
+    changed = tuple(dict.fromkeys((*spec.changed, "batch_size")))
+    return replace(spec, knobs={**spec.knobs, "batch_size": batch}, changed=changed)
+
+
+def _row(entry: Entry, outcomes: Sequence[Outcome], base: Result | None, is_baseline: bool) -> Row:
+    state, reason = _ending(outcomes)
+    result = _middle(outcomes)
+    finished = [_rate(outcome) for outcome in outcomes if isinstance(outcome, Result)]
+    rates = [rate for rate in finished if rate is not None]
+    rate = statistics.median(rates) if rates else None
+    base_rate = _rate(base) if base else None
+    published = entry.published.get("samples_per_s")
+    compared = compare(base, result).rows[0].verdict if base and result and not is_baseline else None
+    return Row(
+        id=entry.id,
+        state=state,
+        reason=reason,
+        result=result,
+        vs_baseline_percent=0.0 if is_baseline and rate else _percent(rate, base_rate),
+        published=entry.published,
+        ratio=rate / published if rate and isinstance(published, int | float) and published else None,
+        verdict=compared,
+        samples_per_s=rates,
+    )
+
+
+def _ending(outcomes: Sequence[Outcome]) -> tuple[str, str]:
+    """State and reason of a row: what went wrong in any of its runs, else how the last one ended."""
+    if not outcomes:
+        return NOT_RUN, "the bench was stopped before it"
+    for outcome in outcomes:
+        if isinstance(outcome, Problem):
+            return REFUSED, outcome.line()
+        if outcome.state != "finished":
+            return outcome.state, outcome.reason
+    last = outcomes[-1]
+    return (last.state, last.reason) if isinstance(last, Result) else (REFUSED, last.line())
+
+
+def _middle(outcomes: Sequence[Outcome]) -> Result | None:
+    """The finished run of middle throughput, the slower of two; without one the last that ended some other way."""
+    results = [outcome for outcome in outcomes if isinstance(outcome, Result)]
+    finished = sorted((result for result in results if _rate(result)), key=lambda result: _rate(result) or 0.0)
+    if finished:
+        return finished[(len(finished) - 1) // 2]
+    return results[-1] if results else None
+
+
+def _rate(result: Result) -> float | None:
+    return result.throughput.samples_per_s.median if result.state == "finished" else None
+
+
+def _percent(rate: float | None, base: float | None) -> float | None:
+    return 100 * (rate / base - 1) if rate and base else None

@@ -1,0 +1,92 @@
+"""The table of a bench as Markdown: ours and the published figures side by side."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from trainfast_runner.bench import Bench, Row, Table
+from trainfast_runner.compare import NOISE
+from trainfast_runner.knobs import BY_NAME
+
+MEASURED = ("samples/s", "vs baseline", "step ms", "peak MiB", "TFLOP/s", "notebook's TFLOP/s")
+ALWAYS = ("batch_size", "seq_len", "precision", "strategy")
+"""Settings shown for the baseline; other rows show what is different in them."""
+
+
+def markdown(bench: Bench, table: Table, command: str) -> str:
+    """A heading, the command that makes it again, the table, and what to know when reading it."""
+    published = list(dict.fromkeys(key for row in table.rows for key in row.published))
+    shown = [place for place in range(len(MEASURED)) if any(_measured(row)[place] for row in table.rows)]
+    header = ["variant", "settings", *(MEASURED[place] for place in shown)]
+    header += [*(f"published {key}" for key in published), "ours / published", "state"]
+    lines = [f"# {_cell(bench.title)}", "", f"`{command}`", "", _line(header)]
+    # Text to the left, figures to the right.
+    lines.append(_line(["---", "---", *["---:"] * (len(header) - 3), "---"]))
+    settings = {entry.id: entry.spec.knobs for entry in bench.entries}
+    common = settings[bench.baseline]
+    for row in table.rows:
+        mine = settings[row.id]
+        is_baseline = row.id == bench.baseline
+        differing = ALWAYS if is_baseline else [name for name in BY_NAME if mine[name] != common[name]]
+        cells = [
+            _cell(row.id) + (" (baseline)" if is_baseline else ""),
+            " ".join(f"{name}={BY_NAME[name].show(mine[name])}" for name in differing),
+            *(_measured(row)[place] for place in shown),
+            *(_cell(str(row.published.get(key, ""))) for key in published),
+            "" if row.ratio is None else f"{row.ratio:.3g}",
+            _state(row),
+        ]
+        lines.append(_line(cells))
+    return "\n".join([*lines, "", *_notes(table), ""])
+
+
+def _measured(row: Row) -> list[str]:
+    """The cells of `MEASURED`, empty where there is no reading."""
+    result = row.result
+    if result is None or not row.samples_per_s:
+        return [""] * len(MEASURED)
+    percent = "" if row.vs_baseline_percent is None else f"{row.vs_baseline_percent:+.1f} %"
+    if row.verdict == NOISE:
+        percent += " (noise)"
+    peak = result.memory.device_peak_used_bytes or result.memory.peak_allocated_bytes
+    rate = sorted(row.samples_per_s)
+    middle = (rate[(len(rate) - 1) // 2] + rate[len(rate) // 2]) / 2
+    return [
+        f"{middle:.4g}",
+        percent,
+        "" if result.step_ms.p50 is None else f"{result.step_ms.p50:.4g}",
+        "" if peak is None else f"{peak / 2**20:,.0f}",
+        _figure(result.flops.model_tflops_per_device),
+        _figure(result.flops.notebook_tflops_per_device),
+    ]
+
+
+def _figure(value: float | None) -> str:
+    return "" if value is None else f"{value:.3g}"
+
+
+def _state(row: Row) -> str:
+    if row.state == "finished":
+        return "finished"
+    return f"{row.state.replace('_', ' ')}: {_cell(row.reason)}"
+
+
+def _notes(table: Table) -> Iterator[str]:
+    results = [row.result for row in table.rows if row.result is not None]
+    if any(row.published for row in table.rows):
+        yield "Published figures were measured on other hardware and software; they are facts to compare with."
+    if any(result.memory.device_peak_used_bytes is None for result in results):
+        yield "Peak MiB is the worst rank's allocations; no device memory could be read."
+    if any(result.synthetic_data for result in results):
+        yield "Some rows trained on synthetic data: their losses say nothing."
+    if any(not result.conditions.clean for result in results):
+        yield "Some runs did not start under clean conditions; see `trainfast-tui runs show`."
+
+
+def _line(cells: list[str]) -> str:
+    return "| " + " | ".join(cells) + " |"
+
+
+def _cell(text: str) -> str:
+    """Text that cannot end a cell or a line of a Markdown table."""
+    return " ".join(text.split()).replace("|", "\\|")

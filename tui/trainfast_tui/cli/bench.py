@@ -1,0 +1,138 @@
+"""`bench`: a preset's variants, each run for real, as a table against its baseline and the published figures."""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from trainfast_runner.bench import Bench, Entry, Outcome, Table
+    from trainfast_runner.home import Home
+    from trainfast_tui.cli.following import Signals
+
+INTERRUPTED = 130
+
+
+def add(parser: argparse.ArgumentParser) -> None:
+    """The arguments of the command."""
+    from trainfast_tui.cli.run import add_settings
+
+    parser.add_argument(
+        "preset", metavar="PRESET", help="a preset with variants; NAME/VARIANT runs it and the baseline"
+    )
+    add_settings(parser)
+    parser.add_argument("--repeat", type=int, default=1, metavar="N", help="run every variant N times, A B A B")
+    parser.add_argument(
+        "--scale-batch", type=float, default=1.0, metavar="F", help="multiply every variant's batch by F, at least 1"
+    )
+    parser.add_argument("-o", dest="output", metavar="FILE", help="write the table there too, as Markdown")
+    parser.add_argument("--wait", action="store_true", help="wait while another run uses the device")
+    parser.add_argument("--cool-to", type=float, metavar="C", help="wait until the GPUs are below C degrees Celsius")
+    parser.add_argument("--python", metavar="PATH", help="train with this Python, whatever torch it has")
+    parser.add_argument("--json", action="store_true", help="print {preset, baseline, rows[...]}")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Run the rows one after another. Exit code 0 when the baseline finished, else what became of it."""
+    from trainfast_runner.bench import prepare, tabulate
+    from trainfast_runner.bench_report import markdown
+    from trainfast_runner.home import Home
+    from trainfast_runner.problem import Problem
+    from trainfast_runner.records import EXIT_CODES
+    from trainfast_tui.cli.following import HUNG_UP, caught
+    from trainfast_tui.cli.output import print_json, say
+
+    if arguments.repeat < 1:
+        raise Problem(f"--repeat {arguments.repeat} runs nothing", key="--repeat", allowed=["1 or more"])
+    if not 0 < arguments.scale_batch < float("inf"):
+        raise Problem("--scale-batch must be above 0", key="--scale-batch", allowed=["such as 0.25 or 2"])
+    bench = prepare(arguments.preset, arguments.settings, arguments.scale_batch)
+    if arguments.output and not Path(arguments.output).absolute().parent.is_dir():
+        raise Problem(f"there is no folder {Path(arguments.output).absolute().parent}", key="-o")
+    outcomes: dict[str, list[Outcome]] = {entry.id: [] for entry in bench.entries}
+    with caught() as signals:
+        went_on = _run_all(bench, outcomes, Home().ready(), signals, arguments)
+    if signals.hung_up:
+        return HUNG_UP
+    table = tabulate(bench, outcomes)
+    text = markdown(bench, table, _command(arguments))
+    if arguments.output:
+        Path(arguments.output).write_text(text, encoding="utf-8")
+    if arguments.json:
+        print_json({"preset": table.preset, "baseline": table.baseline, "rows": table.rows})
+    else:
+        say(text.rstrip())
+    return _exit_code(table, went_on, EXIT_CODES)
+
+
+def _exit_code(table: Table, went_on: bool, codes: dict[str, int]) -> int:
+    if not went_on:
+        return INTERRUPTED
+    return codes.get(table.baseline_state, 4)
+
+
+def _run_all(
+    bench: Bench,
+    outcomes: dict[str, list[Outcome]],
+    home: Home,
+    signals: Signals,
+    arguments: argparse.Namespace,
+) -> bool:
+    """Fill `outcomes`; False when Ctrl-C or the terminal's end broke it off."""
+    from trainfast_runner.bench import again_is_pointless, order
+    from trainfast_runner.problem import Problem
+    from trainfast_runner.records import Result
+    from trainfast_tui.cli.progress import Progress
+    from trainfast_tui.format import plain
+
+    total = len(bench.entries) * arguments.repeat
+    for number, (_, entry) in enumerate(order(bench, arguments.repeat), start=1):
+        if again_is_pointless(outcomes[entry.id]):
+            continue
+        if signals.interrupts or signals.hung_up:
+            return False
+        Progress().say(plain(f"{bench.preset} {number}/{total}: {entry.id}"))
+        outcome = _run_one(entry, home, signals, arguments)
+        if outcome is None:
+            return False
+        outcomes[entry.id].append(outcome)
+        if isinstance(outcome, Problem):
+            Progress().say(plain(f"refused: {outcome.line()}"))
+        elif isinstance(outcome, Result) and outcome.state != "finished":
+            Progress().say(plain(f"{outcome.state.replace('_', ' ')}: {outcome.reason}"))
+            if outcome.state == "stopped" or signals.interrupts:
+                return False
+    return True
+
+
+def _run_one(entry: Entry, home: Home, signals: Signals, arguments: argparse.Namespace) -> Outcome | None:
+    """One run to its end, or why it cannot start; None when the terminal has gone."""
+    from trainfast_runner import launch
+    from trainfast_runner.problem import Problem
+    from trainfast_tui.cli.cooling import wait_until_cool
+    from trainfast_tui.cli.following import follow
+    from trainfast_tui.cli.run import wait_for_device
+
+    try:
+        plan = launch.plan(entry.spec, arguments.python)
+    except Problem as problem:
+        return problem
+    if arguments.wait:
+        wait_for_device(plan, home)
+    if arguments.cool_to is not None:
+        wait_until_cool(plan, arguments.cool_to)
+    return follow(launch.start(plan, home), signals, interrupt_stops=True)
+
+
+def _command(arguments: argparse.Namespace) -> str:
+    """The command line that makes the table again."""
+    words = ["trainfast-tui", "bench", arguments.preset]
+    for setting in arguments.settings:
+        words += ["--set", setting]
+    if arguments.repeat != 1:
+        words += ["--repeat", str(arguments.repeat)]
+    if arguments.scale_batch != 1:
+        words += ["--scale-batch", f"{arguments.scale_batch:g}"]
+    return shlex.join(words)
