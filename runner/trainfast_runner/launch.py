@@ -15,6 +15,7 @@ from typing import Any
 import msgspec
 
 from trainfast_runner import __version__, combinations, training_python, zero_rules
+from trainfast_runner.calibration import ceiling_of
 from trainfast_runner.extensions import extensions_directory, search_path
 from trainfast_runner.home import LOCK_FILE, RUN_FILE, Home, cache_directory, home_problem, is_alive, read_run_file
 from trainfast_runner.json_lines import write_atomically
@@ -139,7 +140,7 @@ def start(plan: RunPlan, home: Home) -> Path:
         try:
             # Ours until the supervisor has its own: a reader never sees a started run without a holder.
             fcntl.flock(lock, fcntl.LOCK_SH)
-            write_atomically(directory / RUN_FILE, msgspec.json.encode(_run_file(plan, run_id, directory, clean)))
+            write_atomically(directory / RUN_FILE, msgspec.json.encode(_run_file(plan, home, run_id, directory, clean)))
             _spawn_supervisor(directory)
         finally:
             os.close(lock)
@@ -218,7 +219,7 @@ def _environment(
     return env
 
 
-def _run_file(plan: RunPlan, run_id: str, directory: Path, clean: bool) -> RunFile:
+def _run_file(plan: RunPlan, home: Home, run_id: str, directory: Path, clean: bool) -> RunFile:
     spec = plan.spec
     temperatures = [gpu.temperature_c for gpu in plan.watched if gpu.temperature_c is not None]
     return RunFile(
@@ -248,6 +249,7 @@ def _run_file(plan: RunPlan, run_id: str, directory: Path, clean: bool) -> RunFi
         start_temperature_c=max(temperatures, default=None),
         foreign_processes=_foreign_processes(plan.gpus),
         clean=clean,
+        calibration=ceiling_of(home, plan.device, plan.gpus[0].name if plan.gpus else None),
     )
 
 

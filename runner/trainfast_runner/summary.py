@@ -10,6 +10,7 @@ from pathlib import Path
 from trainfast_runner.asked_and_ran import as_fields, what_ran
 from trainfast_runner.compile_cost import compile_cost
 from trainfast_runner.device_window import Window, energy_joules, peak_used_bytes, throttle_fractions
+from trainfast_runner.peaks import peak_of
 from trainfast_runner.records import (
     Actual,
     Conditions,
@@ -149,11 +150,41 @@ def _losses(steps: list[Step]) -> Losses:
 
 
 def _flops(run: RunFile | None, ran: WorkerLine | None, throughput: Throughput) -> Flops:
+    """TFLOP/s of one device, beside the maker's peak on a GPU and the measured ceiling on either."""
     rate = throughput.samples_per_s.median
     if run is None or ran is None or ran.model_flops_per_sample is None or rate is None:
         return Flops()
     devices = max(run.world_size, len(run.device_uuids))
-    return Flops(model_tflops_per_device=ran.model_flops_per_sample * rate / devices / 1e12)
+    per_device = rate / devices / 1e12
+    model = ran.model_flops_per_sample * per_device
+    hardware = model + (ran.recomputed_flops_per_sample or 0.0) * per_device
+    precision = str(run.knobs.get("precision"))
+    ceiling = _measured_ceiling(run, precision)
+    known = peak_of(ran.device_name)
+    peak, source = (known.of(precision), known.source) if known else (None, None)
+    if run.device == "cpu":
+        peak, source = ceiling, "measured by doctor --calibrate"
+    return Flops(
+        model_tflops_per_device=model,
+        mfu=model / peak if peak else None,
+        hfu=hardware / peak if peak else None,
+        peak_tflops=peak,
+        peak_source=source if peak else None,
+        notebook_tflops_per_device=None
+        if ran.notebook_flops_per_sample is None
+        else ran.notebook_flops_per_sample * per_device,
+        measured_peak_tflops=ceiling,
+        of_measured_peak=hardware / ceiling if ceiling else None,
+    )
+
+
+def _measured_ceiling(run: RunFile, precision: str) -> float | None:
+    """TFLOP/s that `doctor --calibrate` reached on one device; the ranks of a CPU run share its cores."""
+    tflops = (run.calibration or {}).get("tflops")
+    reached = tflops.get(precision.removesuffix("-pure")) if isinstance(tflops, dict) else None
+    if not isinstance(reached, int | float) or reached <= 0:
+        return None
+    return reached / max(1, run.world_size) if run.device == "cpu" else float(reached)
 
 
 def _memory(records: RunRecords, device_peak_used_bytes: int | None) -> Memory:

@@ -8,6 +8,9 @@ import argparse
 def add(parser: argparse.ArgumentParser) -> None:
     """The arguments of the command."""
     parser.add_argument("--python", metavar="PATH", help="look at this training Python instead of our own")
+    parser.add_argument(
+        "--calibrate", action="store_true", help="measure what the device reaches, for the share of it a run uses"
+    )
     parser.add_argument("--json", action="store_true", help="print {healthy, checks[...]}")
 
 
@@ -18,15 +21,25 @@ def run(arguments: argparse.Namespace) -> int:
     from trainfast_tui.cli.output import print_json, say
     from trainfast_tui.format import fit, plain
 
-    checks = examine(Home(), arguments.python)
+    home = Home()
+    checks = examine(home, arguments.python)
+    ceiling = None
+    if arguments.calibrate:
+        from trainfast_runner.calibration import calibrate
+
+        ceiling = calibrate(home, arguments.python)
     if arguments.json:
-        print_json({"healthy": is_healthy(checks), "checks": checks})
+        measured = {"calibration": ceiling} if ceiling else {}
+        print_json({"healthy": is_healthy(checks), "checks": checks, **measured})
         return 0
     width = max(len(check.name) for check in checks)
     for check in checks:
         say(f"{check.state:<4}  {fit(check.name, width)}  {plain(check.finding)}")
         if check.cure:
             say(f"      {' ' * width}  cure: {plain(check.cure)}")
+    if ceiling is not None:
+        rates = ", ".join(f"{name} {tflops:.3g} TFLOP/s" for name, tflops in ceiling.tflops.items())
+        say(f"\nmeasured on {plain(ceiling.name)}: {rates}; copy {ceiling.copy_gb_per_s:.3g} GB/s (read and written)")
     warnings = sum(check.state == "warn" for check in checks)
     if not is_healthy(checks):
         say("\nRuns cannot be started here until what is marked fail is mended.")

@@ -1,0 +1,89 @@
+"""What this device really reaches: a short test of matrix products in each number format, and of copying.
+
+`PY calibrate.py [DEVICE]` prints one JSON line: `{device, name, threads, torch, tflops{precision: TFLOP/s},
+copy_gb_per_s}`. Copying counts the bytes read and the bytes written. A CPU has no name that torch knows.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import json
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+TEST_S = 0.4
+"""About how long each test runs."""
+CPU_SIDE, GPU_SIDE = 1024, 8192
+COPY_BYTES = {"cpu": 1 << 27, "cuda": 1 << 30}
+
+
+def main(kind: str) -> dict[str, Any]:
+    """The best of several measurements for each format the device has; takes a few seconds."""
+    import torch
+
+    device = torch.device(kind)
+    side = GPU_SIDE if kind == "cuda" else CPU_SIDE
+    formats = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+    if kind == "cuda" and torch.cuda.get_device_capability(device)[0] >= 8:
+        formats = {"tf32": torch.float32, **formats}
+    elif kind == "cuda":
+        del formats["bf16"]
+    else:
+        # fp16 has no fast unit on most CPUs: its product would take longer than all the others.
+        del formats["fp16"]
+    reached: dict[str, float] = {}
+    with torch.no_grad():
+        for name, dtype in formats.items():
+            torch.set_float32_matmul_precision("high" if name == "tf32" else "highest")
+            left, right = (torch.randn(side, side, device=device, dtype=dtype) for _ in range(2))
+            out = torch.empty_like(left)
+
+            def multiply(left: Any = left, right: Any = right, out: Any = out) -> None:
+                torch.mm(left, right, out=out)
+
+            reached[name] = 2 * side**3 / _best_seconds(multiply, device) / 1e12
+        source = torch.ones(COPY_BYTES[kind], dtype=torch.uint8, device=device)
+        target = torch.empty_like(source)
+        copied = 2 * source.numel() / _best_seconds(lambda: target.copy_(source), device) / 1e9
+    return {
+        "device": kind,
+        "name": torch.cuda.get_device_name(device) if kind == "cuda" else None,
+        "threads": torch.get_num_threads(),
+        "torch": torch.__version__,
+        "tflops": reached,
+        "copy_gb_per_s": copied,
+    }
+
+
+def _best_seconds(work: Callable[[], Any], device: Any) -> float:
+    """The shortest time of one `work`, from several within `TEST_S` after a first that is not counted."""
+    import torch
+
+    def once() -> float:
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        began = time.perf_counter()
+        work()
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        return time.perf_counter() - began
+
+    once()
+    times = [once()]
+    while sum(times) < TEST_S:
+        times.append(once())
+    return min(times)
+
+
+if __name__ == "__main__":
+    here = Path(__file__).resolve().parent
+    spec = importlib.util.spec_from_file_location("trainfast_bootstrap", here / "bootstrap.py")
+    assert spec is not None
+    assert spec.loader is not None
+    bootstrap = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(bootstrap)
+    print(json.dumps(importlib.import_module("trainfast_worker.calibrate").main(*sys.argv[1:2] or ["cpu"])))
