@@ -60,8 +60,10 @@ class Choice:
         if word in self.pending:
             raise Problem(f"{word} is not available in this version", allowed=self.working)
         if word not in self.options:
+            parts = word.split("+")
+            apart = len(parts) > 1 and all(part in self.options for part in parts)
             raise Problem(
-                f"{word!r} is not one of its values",
+                f"{' and '.join(parts)} do not work together" if apart else f"{word!r} is not one of its values",
                 allowed=self.working,
                 nearest=nearest(word, self.working),
             )

@@ -1,0 +1,88 @@
+"""Settings that cannot work together: refused before launch, both named, and at once."""
+
+from __future__ import annotations
+
+import resource
+from pathlib import Path
+
+import pytest
+
+from cli.command import Cli
+
+WARM = ("strategy=ddp", "devices=9")
+SECONDS = 1.0
+
+BAD = [
+    # What is asked, the knob at fault, words that the line must hold, the way out.
+    (["strategy=zero3+pp"], "strategy", ["zero3 and pp do not work together"], "zero3"),
+    (["strategy=zero3", "devices=2", "optimizer=adamw-8bit"], "optimizer", ["strategy=zero3"], "strategy=zero2"),
+    (["strategy=zero2", "devices=2", "optimizer=adafactor"], "optimizer", ["strategy=zero2"], "optimizer=adamw"),
+    (["strategy=zero2", "devices=2", "compile=default"], "compile", ["strategy=zero2"], "compile=off"),
+    (["strategy=zero3-offload", "devices=2", "offload_path=/nowhere/nvme"], "offload_path", ["zero3-offload"], "mkdir"),
+    (["strategy=fsdp", "devices=2", "optimizer=adamw-8bit"], "optimizer", ["strategy=fsdp"], "adamw-fused"),
+    (["strategy=fsdp", "devices=2", "optimizer=adafactor"], "optimizer", ["strategy=fsdp"], "adamw-fused"),
+    (["strategy=tp", "devices=2", "optimizer=adafactor"], "optimizer", ["strategy=tp"], "adamw-fused"),
+    (["strategy=tp", "tp_degree=3"], "tp_degree", ["4 heads"], "tp_degree=2"),
+    (["strategy=ddp+tp", "devices=3"], "devices", ["tp_degree=2"], "devices=4"),
+    (["strategy=tp", "compile=default"], "compile", ["strategy=tp"], "compile=off"),
+    (["strategy=pp", "pp_degree=8"], "pp_degree", ["4 layers"], "pp_degree=4"),
+    (["strategy=pp", "micro_batches=3"], "micro_batches", ["batch_size=8"], "micro_batches=2"),
+    (["strategy=pp", "compile=default"], "compile", ["strategy=pp"], "compile=off"),
+    (["strategy=pp", "engine=trainer"], "engine", ["strategy=pp"], "engine=native"),
+    (["strategy=fsdp", "engine=accelerate"], "engine", ["strategy=fsdp"], "engine=native"),
+    (["strategy=dp", "devices=2"], "strategy", ["two or more GPUs"], "strategy=ddp"),
+    (["strategy=naive-mp", "devices=2"], "strategy", ["two or more GPUs"], "strategy=pp"),
+    (["strategy=ddp", "devices=2", "p2p=off"], "p2p", ["on the CPU"], "p2p=on"),
+    (["strategy=ddp", "reshard=off"], "reshard", ["strategy=ddp"], "leaving reshard out"),
+    (["optimizer=paged-adamw-8bit"], "optimizer", ["on the CPU"], "optimizer=adamw-8bit"),
+    (["attention=flash"], "attention", ["on the CPU"], "attention=sdpa"),
+    (["precision=tf32"], "precision", ["on the CPU"], "precision=bf16"),
+    (["strategy=ddp", "devices=9"], "devices", ["at most 8 processes"], "devices=8"),
+    (["devices=4"], "strategy", ["strategy=single", "devices=4"], "strategy=ddp"),
+    (["pp_schedule=1f1b"], "pp_schedule", ["strategy=single"], "leaving pp_schedule out"),
+    pytest.param(
+        ["strategy=zero2", "devices=2", "precision=fp16"],
+        "precision",
+        ["strategy=zero2"],
+        "precision=bf16",
+        marks=pytest.mark.skipif(
+            "avx512_fp16" in Path("/proc/cpuinfo").read_text(), reason="this CPU has fp16 instructions"
+        ),
+    ),
+]
+
+
+@pytest.fixture(scope="module")
+def warmed(cache: Path, tmp_path_factory: pytest.TempPathFactory) -> Cli:
+    """A command line that has asked the training Python about the model before."""
+    folder = tmp_path_factory.mktemp("refused")
+    cli = Cli(folder / "home", folder / "config", cache)
+    assert refused(cli, *WARM)
+    return cli
+
+
+def refused(cli: Cli, *settings: str) -> dict[str, object]:
+    """The refusal's object; fails when the run was not refused."""
+    done = cli(
+        "run", "tiny-llama", *(word for setting in settings for word in ("--set", setting)), "--detach", "--json"
+    )
+    done.refused()
+    error = done.json["error"]
+    assert isinstance(error, dict)
+    return error
+
+
+@pytest.mark.parametrize(("settings", "key", "said", "instead"), BAD, ids=lambda value: str(value)[:60])
+def test_a_combination_that_cannot_work(
+    warmed: Cli, settings: list[str], key: str, said: list[str], instead: str
+) -> None:
+    # Its own time, which on an idle machine is the time that passes: others use this machine as well.
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    error = refused(warmed, *settings)
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    assert after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime < SECONDS
+    assert error["key"] == key
+    for words in said:
+        assert words in str(error["message"])
+    assert instead in str(error["nearest"])
+    assert not (warmed.home / "runs").exists() or not list((warmed.home / "runs").iterdir())
