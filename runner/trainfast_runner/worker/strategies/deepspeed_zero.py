@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
@@ -22,6 +23,7 @@ from ..optimizer import build_optimizer, parameter_groups
 from ..precision import Precision
 from ..spec import Knobs
 from .ddp import DataParallel
+from .offload_scratch import Scratch
 from .zero_config import ZERO, deepspeed_config
 
 if TYPE_CHECKING:
@@ -45,6 +47,7 @@ class DeepSpeedZero(DataParallel):
         _refuse(knobs)
         self.zero = ZERO[knobs.strategy]
         self.cpu_adam = False
+        self.scratch: Scratch | None = None
         self.config: dict[str, Any] = {}
         self.loss_scale = EngineLossScale(knobs.precision, device)
 
@@ -72,8 +75,8 @@ class DeepSpeedZero(DataParallel):
         """The engine, and the optimizer inside it, whose groups hold the learning rate."""
         import deepspeed
 
-        size = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
-        self.config = deepspeed_config(knobs, self.ranks, size, self.device.type)
+        sizes = [parameter.numel() for parameter in model.parameters() if parameter.requires_grad]
+        self.config = deepspeed_config(knobs, self.ranks, sizes, self.device.type, self._disk())
         engine, *_ = deepspeed.initialize(
             model=model, optimizer=self._optimizer(model), config=self.config, dist_init_required=False
         )
@@ -109,6 +112,23 @@ class DeepSpeedZero(DataParallel):
             "mesh": None,
             "pipeline_stages": None,
         }
+
+    def stop(self) -> None:
+        """As in DDP; what was offloaded to a disk goes."""
+        super().stop()
+        if self.scratch is not None:
+            self.scratch.remove()
+
+    def _disk(self) -> str | None:
+        """The directory below `offload_path` that rank 0 makes for all; None without one."""
+        if self.knobs.offload_path is None:
+            return None
+        name: list[str | None] = [None]
+        if self.rank == 0:
+            self.scratch = Scratch(Path(self.knobs.offload_path).expanduser().absolute())
+            name = [str(self.scratch.path)]
+        dist.broadcast_object_list(name)
+        return name[0]
 
     def _optimizer(self, model: nn.Module) -> Optimizer:
         """As for every strategy, but plain adamw on offloaded states is DeepSpeed's vectorized one where it builds."""

@@ -9,6 +9,7 @@ from ..spec import Knobs
 
 # DeepSpeed's default buckets hold 5e8 elements and are allocated whole, 2 GB in fp32, however small the model is.
 LARGEST_BUCKET_ELEMENTS = 500_000_000
+ALIGNED_ELEMENTS = 65_536
 NEVER = 1_000_000_000
 
 
@@ -29,15 +30,23 @@ ZERO = {
 }
 
 
-def deepspeed_config(knobs: Knobs, ranks: int, parameters: int, device: str) -> dict[str, Any]:
-    """The configuration `deepspeed.initialize` takes, for a model of `parameters` elements on a cpu or cuda device."""
+def deepspeed_config(knobs: Knobs, ranks: int, sizes: list[int], device: str, disk: str | None) -> dict[str, Any]:
+    """The configuration `deepspeed.initialize` takes.
+
+    `sizes` are the elements of each trainable parameter, `device` is cpu or cuda, `disk` a directory for what is
+    offloaded, or None for host memory.
+    """
     zero = ZERO[knobs.strategy]
-    bucket = max(1, min(LARGEST_BUCKET_ELEMENTS, parameters))
+    bucket = max(1, min(LARGEST_BUCKET_ELEMENTS, sum(sizes)))
     stage: dict[str, Any] = {"stage": zero.stage, "reduce_bucket_size": bucket, "allgather_bucket_size": bucket}
     if zero.offload:
-        stage["offload_optimizer"] = _place(knobs, device)
+        # Page-locked memory only means something to a GPU.
+        place = {"device": "cpu" if disk is None else "nvme", "pin_memory": device == "cuda"}
+        if disk is not None:
+            place["nvme_path"] = disk
+        stage["offload_optimizer"] = place
         if zero.stage == 3:
-            stage["offload_param"] = _place(knobs, device)
+            stage["offload_param"] = place if disk is None else {**place, "buffer_size": _buffer(sizes, ranks)}
     return {
         "train_batch_size": knobs.batch_size * knobs.grad_accum * ranks,
         "train_micro_batch_size_per_gpu": knobs.batch_size,
@@ -54,11 +63,10 @@ def deepspeed_config(knobs: Knobs, ranks: int, parameters: int, device: str) -> 
     }
 
 
-def _place(knobs: Knobs, device: str) -> dict[str, Any]:
-    """Where offloaded tensors go; page-locked memory only means something to a GPU."""
-    if knobs.offload_path is None:
-        return {"device": "cpu", "pin_memory": device == "cuda"}
-    return {"device": "nvme", "nvme_path": knobs.offload_path, "pin_memory": device == "cuda"}
+def _buffer(sizes: list[int], ranks: int) -> int:
+    """Elements of one of five buffers: a rank's share of the largest parameter, with room for the disk's alignment."""
+    share = -(-max(sizes, default=1) // ranks)
+    return (share // ALIGNED_ELEMENTS + 1) * ALIGNED_ELEMENTS
 
 
 def _precision(name: str) -> dict[str, Any]:
