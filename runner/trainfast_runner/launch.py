@@ -102,6 +102,9 @@ def plan(spec: RunSpec, python: str | None = None) -> RunPlan:
     knobs = {**spec.knobs}
     if knobs["devices"] is None:
         knobs["devices"] = combinations.device_count(spec, machine)
+    if knobs["offload_path"] is not None:
+        # The ranks start in another directory.
+        knobs["offload_path"] = os.path.abspath(os.path.expanduser(str(knobs["offload_path"])))
     return RunPlan(
         spec=replace(spec, knobs=knobs),
         device=machine.device,
