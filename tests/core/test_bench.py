@@ -1,0 +1,75 @@
+"""The table of a bench, from results whose right answers are known."""
+
+from __future__ import annotations
+
+import pytest
+
+from trainfast_runner.bench import NOT_RUN, REFUSED, Bench, Outcome, again_is_pointless, order, prepare, tabulate
+from trainfast_runner.bench_report import markdown
+from trainfast_runner.problem import Problem
+from trainfast_runner.records import Result, Spread, StepCount, Throughput
+
+
+def ended(rate: float, state: str = "finished", reason: str = "") -> Result:
+    throughput = Throughput(samples_per_s=Spread(median=rate, mad=0.01))
+    return Result(run_id="r", state=state, reason=reason, throughput=throughput, steps=StepCount(measured=9))
+
+
+@pytest.fixture
+def bench() -> Bench:
+    return prepare("benchmarks-bert", ["seq_len=32"], 0.01)
+
+
+def test_settings_and_scale_reach_every_row(bench: Bench) -> None:
+    assert [entry.spec.knobs["batch_size"] for entry in bench.entries] == [1, 1, 1, 1, 1, 3]
+    assert {entry.spec.knobs["seq_len"] for entry in bench.entries} == {32}
+    assert [entry.id for entry in prepare("benchmarks-bert/bert_4").entries] == ["bert_1", "bert_4"]
+
+
+def test_runs_interleave_with_the_baseline_first() -> None:
+    multi = prepare("guide-dp-ddp-nvlink")
+    assert [(n, entry.id) for n, entry in order(multi, 2)] == [
+        (1, "ddp"),
+        (1, "dp"),
+        (1, "ddp-nop2p"),
+        (2, "ddp"),
+        (2, "dp"),
+        (2, "ddp-nop2p"),
+    ]
+
+
+def test_rows_stand_beside_the_baseline_and_the_published_figure(bench: Bench) -> None:
+    outcomes: dict[str, list[Outcome]] = {
+        "bert_1": [ended(100), ended(50), ended(90)],
+        "bert_2": [ended(180)],
+        "bert_3": [ended(0, "oom", "could not allocate")],
+        "bert_4": [Problem("no such | unit", key="precision")],
+    }
+    table = tabulate(bench, outcomes)
+    base, faster, oom, refused, *rest = table.rows
+    assert (base.vs_baseline_percent, base.samples_per_s) == (0.0, [100, 50, 90])
+    assert base.result is not None
+    assert base.result.throughput.samples_per_s.median == 90
+    assert faster.vs_baseline_percent == pytest.approx(100)
+    assert faster.ratio == pytest.approx(180 / 133.5)
+    assert faster.verdict == "better"
+    assert (oom.state, oom.reason, oom.vs_baseline_percent, oom.ratio) == ("oom", "could not allocate", None, None)
+    assert (refused.state, refused.result) == (REFUSED, None)
+    assert [row.state for row in rest] == [NOT_RUN] * 2
+    assert again_is_pointless(outcomes["bert_3"])
+    assert again_is_pointless(outcomes["bert_4"])
+    assert not again_is_pointless(outcomes["bert_1"])
+    lines = markdown(bench, table, "trainfast-tui bench x").splitlines()
+    rows = [line for line in lines if line.startswith("| bert_")]
+    assert len(rows) == 6
+    assert "+100.0 %" in rows[1]
+    assert "133.5" in rows[1]
+    # A reason cannot break the table.
+    assert "no such \\| unit" in rows[3]
+
+
+def test_a_preset_without_variants_is_told_what_has_some() -> None:
+    with pytest.raises(Problem) as refused:
+        prepare("tiny-llama")
+    assert "no variants" in refused.value.line()
+    assert "benchmarks-bert" in (refused.value.allowed or [])

@@ -1,0 +1,49 @@
+"""What a card can do by its maker's figures, found by the name its driver gives it."""
+
+from __future__ import annotations
+
+import pytest
+
+from trainfast_runner.peaks import PEAKS, peak_of
+
+
+@pytest.mark.parametrize(
+    ("name", "precision", "tflops"),
+    [
+        ("Tesla V100-SXM2-16GB", "fp16", 125.0),
+        ("Tesla V100-SXM2-16GB", "bf16", None),
+        ("NVIDIA A100-SXM4-80GB", "bf16", 312.0),
+        ("NVIDIA A100 80GB PCIe", "tf32", 156.0),
+        ("NVIDIA H100 80GB HBM3", "bf16-pure", 989.4),
+        ("NVIDIA H100 PCIe", "bf16", 756.0),
+        ("NVIDIA H200", "bf16", 989.4),
+        ("NVIDIA H200 NVL", "bf16", 835.5),
+        ("NVIDIA B200", "bf16", 2250.0),
+        ("Tesla T4", "fp16", 65.0),
+        ("NVIDIA TITAN RTX", "fp16", 130.5),
+        ("TITAN RTX", "fp32", 16.3),
+        ("NVIDIA RTX A6000", "bf16", 154.8),
+        ("NVIDIA RTX 6000 Ada Generation", "bf16", 364.4),
+        ("NVIDIA RTX PRO 6000 Blackwell Workstation Edition", "bf16", 503.8),
+        ("NVIDIA GeForce RTX 3090", "fp16", 71.2),
+        ("NVIDIA GeForce RTX 4070 Ti SUPER", "fp32", 44.1),
+        ("NVIDIA GeForce RTX 5090", "tf32", 104.8),
+    ],
+)
+def test_a_card_is_known_by_its_drivers_name(name: str, precision: str, tflops: float | None) -> None:
+    peak = peak_of(name)
+    assert peak is not None
+    assert peak.of(precision) == (tflops if tflops is None else pytest.approx(tflops))
+
+
+@pytest.mark.parametrize(
+    "name",
+    [None, "", "NVIDIA GeForce RTX 4090 Laptop GPU", "NVIDIA A100X", "NVIDIA H100 80GB HBM3 MIG 1g.10gb", "AMD Radeon"],
+)
+def test_a_card_that_only_looks_alike_has_no_peak(name: str | None) -> None:
+    assert peak_of(name) is None
+
+
+def test_every_peak_has_a_source() -> None:
+    assert all(peak.source.startswith("NVIDIA ") for peak in PEAKS.values())
+    assert all(peak.half > peak.fp32 for peak in PEAKS.values())

@@ -1,0 +1,121 @@
+"""Images that are really decoded, and text for an encoder and a decoder."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+Train = Callable[..., Any]
+VIT = {
+    "family": "vit",
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "image_size": 32,
+    "patch_size": 8,
+    "num_labels": 3,
+}
+T5 = {
+    "family": "t5",
+    "d_model": 32,
+    "d_kv": 16,
+    "d_ff": 64,
+    "num_layers": 1,
+    "num_decoder_layers": 1,
+    "num_heads": 2,
+    "vocab_size": 1024,
+    "dropout_rate": 0.0,
+}
+JPEG = {"kind": "jpeg", "objective": "image-classification"}
+VISION = {"model": VIT, "data": JPEG, "batch_size": 8, "lr": 1e-3, "steps": 5}
+
+
+@pytest.fixture(scope="module")
+def photographs(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    """Twelve small files of noise in two folders."""
+    from PIL import Image
+
+    folder = tmp_path_factory.mktemp("photographs")
+    random = np.random.default_rng(0)
+    for kind in ("cats", "dogs"):
+        (folder / kind).mkdir()
+        for number in range(6):
+            pixels = random.integers(0, 256, (40, 50 + number, 3), dtype=np.uint8)
+            Image.fromarray(pixels).save(folder / kind / f"{number}.jpg")
+    return sorted(str(path) for path in folder.rglob("*.jpg"))
+
+
+def test_workers_and_ranks_see_the_same_images(train: Train, photographs: list[str]) -> None:
+    data = {**JPEG, "paths": photographs}
+    alone = train(**{**VISION, "data": data})
+    assert alone.code == 0, alone.stderr
+    helped = train(**{**VISION, "data": data}, workers=2)
+    assert helped.record("actual")["loader_workers_alive"] == 2
+    assert helped.losses() == alone.losses()
+    both = train(**{**VISION, "data": data, "batch_size": 4}, ranks=2, strategy="ddp")
+    assert both.losses() == pytest.approx(alone.losses(), rel=1e-4)
+    said = alone.record("data")
+    assert (said["synthetic"], said["samples"]) == (False, 12)
+    # 16 patches and the class token a sample.
+    assert [step["tokens"] for step in alone.steps()] == [8 * 17] * 5
+
+
+def test_more_folders_than_classes_are_refused(train: Train, photographs: list[str]) -> None:
+    refused = train(**{**VISION, "model": {**VIT, "num_labels": 1}, "data": {**JPEG, "paths": photographs}})
+    assert refused.code == 2
+    assert refused.record("invalid")["key"] == "model.num_labels"
+
+
+def test_a_crop_depends_on_seed_index_and_epoch_alone(photographs: list[str]) -> None:
+    from trainfast_runner.worker.images import ImageSamples, users_photographs
+
+    found = users_photographs(photographs)
+    samples = ImageSamples(found, 16, 3, seed=3)
+    first, other = samples.__getitems__([2, 7]), samples.__getitems__([7, 2])
+    assert first["pixel_values"].shape == (2, 3, 16, 16)
+    assert torch.equal(first["pixel_values"], other["pixel_values"].flip(0))
+    assert first["labels"].tolist() == [0, 1]
+    assert first["pixel_values"].abs().max() <= 1
+    next_epoch = samples.__getitems__([2 + len(samples)])
+    assert not torch.equal(next_epoch["pixel_values"][0], first["pixel_values"][0])
+    assert next_epoch["labels"].tolist() == [0]
+    assert not torch.equal(ImageSamples(found, 16, 3, seed=4)[2]["pixel_values"], first["pixel_values"][0])
+
+
+def test_pictures_are_drawn_alike_and_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from trainfast_runner.worker import drawn_images
+
+    monkeypatch.setattr(drawn_images, "COUNT", 12)
+    told: list[str] = []
+    drawn = drawn_images.drawn_photographs(tmp_path, told.append)
+    assert drawn.synthetic
+    assert [path.read_bytes()[:3] for path in drawn.paths] == [b"\xff\xd8\xff"] * 12
+    assert sorted(set(drawn.classes.tolist())) == list(range(10))
+    assert drawn_images.drawn_photographs(tmp_path, told.append).paths == drawn.paths
+    assert told == ["drawing 12 JPEG files of 320x240, once"]
+    assert drawn_images.draw(5).tobytes() == drawn_images.draw(5).tobytes()
+    # Too smooth a picture would cost nothing to decode.
+    assert sum(path.stat().st_size for path in drawn.paths) / 12 > 15_000
+
+
+def test_an_encoder_decoder_learns_the_second_half(train: Train) -> None:
+    run = train(model=T5, data={"objective": "seq2seq"}, lr=3e-2, steps=12)
+    assert run.code == 0, run.stderr
+    assert run.losses()[-1] < 0.9 * run.losses()[0]
+    both = train(model=T5, data={"objective": "seq2seq"}, lr=3e-2, steps=12, ranks=2, strategy="ddp", batch_size=4)
+    assert both.losses() == pytest.approx(run.losses(), rel=1e-4)
+
+
+def test_halves_of_a_row_and_the_shifted_input() -> None:
+    from trainfast_runner.worker.samples import Halves
+
+    batch = Halves(read=2, start_id=0)(np.array([[5, 6, 7, 8, 9]]))
+    assert batch["input_ids"].tolist() == [[5, 6]]
+    assert batch["labels"].tolist() == [[7, 8, 9]]
+    assert batch["decoder_input_ids"].tolist() == [[0, 7, 8]]
