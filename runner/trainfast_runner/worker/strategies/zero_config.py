@@ -45,8 +45,11 @@ def deepspeed_config(knobs: Knobs, ranks: int, sizes: list[int], device: str, di
         if disk is not None:
             place["nvme_path"] = disk
         stage["offload_optimizer"] = place
-        if zero.stage == 3:
-            stage["offload_param"] = place if disk is None else {**place, "buffer_size": _buffer(sizes, ranks)}
+        if zero.stage == 3 and disk is not None and device == "cuda":
+            stage["offload_param"] = {**place, "buffer_size": _buffer(sizes, ranks)}
+        elif zero.stage == 3:
+            # DeepSpeed 0.19 writes fp32 parameters to a disk as bf16 on a CPU that has no fp16.
+            stage["offload_param"] = {"device": "cpu", "pin_memory": device == "cuda"}
     return {
         "train_batch_size": knobs.batch_size * knobs.grad_accum * ranks,
         "train_micro_batch_size_per_gpu": knobs.batch_size,
