@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from trainfast_runner.oom_advice import cheapest
-from trainfast_runner.records import Result
+from trainfast_runner.records import Flops, Result
 from trainfast_tui.cli.output import pairs
 from trainfast_tui.format import (
     ABSENT,
@@ -87,8 +87,7 @@ def _figures(result: Result) -> Iterator[tuple[str, str]]:
     if memory.predicted_bytes is not None:
         yield "predicted", size(memory.predicted_bytes)
     if result.flops.model_tflops_per_device is not None:
-        mfu = f", {percent(100 * result.flops.mfu, 1)} of the peak" if result.flops.mfu is not None else ""
-        yield "model FLOPs", f"{number(result.flops.model_tflops_per_device)} TFLOP/s a device{mfu}"
+        yield "model FLOPs", _flops(result.flops)
     if result.energy.joules is not None:
         yield "energy", f"{joules(result.energy.joules)}, {joules(result.energy.joules_per_sample)} a sample"
     if result.conditions.start_temperature_c is not None:
@@ -124,3 +123,15 @@ def _advice(result: Result) -> list[str]:
 def _columns(rows: list[tuple[str, str]]) -> tuple[list[str], list[str]]:
     width = max(len(left) for left, _ in rows)
     return [left.ljust(width) for left, _ in rows], [right for _, right in rows]
+
+
+def _flops(flops: Flops) -> str:
+    """What the device did of the model's work, and what share of its peak that is; recomputing is no such work."""
+    text = f"{number(flops.model_tflops_per_device)} TFLOP/s a device"
+    if flops.mfu is not None:
+        text += f", {percent(100 * flops.mfu, 1)} of {number(flops.peak_tflops)} ({flops.peak_source})"
+    if flops.hfu is not None and flops.hfu != flops.mfu:
+        text += f"; {percent(100 * flops.hfu, 1)} with what is computed twice"
+    if flops.of_measured_peak is not None and flops.measured_peak_tflops != flops.peak_tflops:
+        text += f"; {percent(100 * flops.of_measured_peak, 1)} of the measured {number(flops.measured_peak_tflops)}"
+    return text
