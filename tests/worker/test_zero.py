@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from trainfast_runner.extensions import missing_tool
+from trainfast_runner.extensions import has_libaio, missing_tool
 
 Train = Callable[..., Any]
 
@@ -20,17 +20,40 @@ pytestmark = pytest.mark.skipif(importlib.util.find_spec("deepspeed") is None, r
 
 LEARNING = {"steps": 10}
 SHARED = {"ranks": 2, "batch_size": 2, "grad_accum": 2}
-BUILD = "from deepspeed.ops.op_builder import CPUAdamBuilder; CPUAdamBuilder().load(verbose=False)"
+BUILD = "import sys, deepspeed.ops.op_builder as ops; getattr(ops, sys.argv[1])().load(verbose=False)"
+# Wide enough that DeepSpeed finds its states worth writing: under 1 MiB they stay in memory.
+WIDE = {
+    "family": "llama",
+    "hidden_size": 512,
+    "intermediate_size": 1024,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 4,
+    "vocab_size": 1024,
+    "max_position_embeddings": 128,
+}
+
+
+def built(name: str, builder: str, environment: dict[str, str]) -> None:
+    """Compile an extension before the run that is timed out; skips the test where that cannot be done."""
+    missing = missing_tool(sys.executable)
+    if missing is not None:
+        pytest.skip(f"DeepSpeed's {name} is built with {missing[0]}, which is not here: {missing[1]}")
+    if not (Path(environment["TORCH_EXTENSIONS_DIR"]) / name / f"{name}.so").exists():
+        subprocess.run([sys.executable, "-c", BUILD, builder], env=environment, check=True, timeout=600)
 
 
 @pytest.fixture(scope="module")
 def cpu_adam(environment: dict[str, str]) -> None:
     """DeepSpeed's AdamW for offloaded states, compiled on a machine's first test run only."""
-    missing = missing_tool(sys.executable)
-    if missing is not None:
-        pytest.skip(f"DeepSpeed's CPU AdamW is built with {missing[0]}, which is not here: {missing[1]}")
-    if not (Path(environment["TORCH_EXTENSIONS_DIR"]) / "cpu_adam" / "cpu_adam.so").exists():
-        subprocess.run([sys.executable, "-c", BUILD], env=environment, check=True, timeout=600)
+    built("cpu_adam", "CPUAdamBuilder", environment)
+
+
+@pytest.fixture(scope="module")
+def async_io(environment: dict[str, str]) -> None:
+    """DeepSpeed's reads and writes of a disk."""
+    if not has_libaio(sys.executable):
+        pytest.skip("DeepSpeed's async_io is built with libaio, which is not here: apt-get install libaio-dev")
+    built("async_io", "AsyncIOBuilder", environment)
 
 
 @pytest.mark.parametrize(
@@ -55,6 +78,18 @@ def test_offloaded_states_step_with_deepspeeds_own_adamw(train: Train) -> None:
     check(train(**LEARNING), both, 2, "DeepSpeedCPUAdam", {})
     offload = json.loads((both.folder / "deepspeed.json").read_text())["zero_optimization"]["offload_optimizer"]
     assert offload["device"] == "cpu"
+
+
+@pytest.mark.usefixtures("cpu_adam", "async_io")
+def test_states_on_a_disk_are_the_same_states_and_go_with_the_run(train: Train, tmp_path: Path) -> None:
+    short = {"model": WIDE, "steps": 4, "lr": 1e-3, "timing_warmup": 1}
+    both = train(**short, ranks=2, batch_size=4, strategy="zero3-offload", offload_path=str(tmp_path))
+    assert both.code == 0, both.stderr
+    assert both.losses() == pytest.approx(train(**short).losses(), rel=1e-4)
+    assert json.loads((both.folder / "deepspeed.json").read_text())["zero_optimization"]["offload_optimizer"][
+        "nvme_path"
+    ].startswith(str(tmp_path))
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_clipping_is_not_what_happens_anyway(train: Train) -> None:
