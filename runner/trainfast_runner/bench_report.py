@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 from trainfast_runner.bench import Bench, Row, Table
 from trainfast_runner.compare import NOISE
@@ -22,15 +23,16 @@ def markdown(bench: Bench, table: Table, command: str) -> str:
     lines = [f"# {_cell(bench.title)}", "", f"`{command}`", "", _line(header)]
     # Text to the left, figures to the right.
     lines.append(_line(["---", "---", *["---:"] * (len(header) - 3), "---"]))
-    settings = {entry.id: entry.spec.knobs for entry in bench.entries}
-    common = settings[bench.baseline]
+    specs = {entry.id: entry.spec for entry in bench.entries}
+    common = specs[bench.baseline]
     for row in table.rows:
-        mine = settings[row.id]
+        mine = specs[row.id]
         is_baseline = row.id == bench.baseline
-        differing = ALWAYS if is_baseline else [name for name in BY_NAME if mine[name] != common[name]]
+        names = ALWAYS if is_baseline else [name for name in BY_NAME if mine.knobs[name] != common.knobs[name]]
+        settings = [f"{name}={BY_NAME[name].show(mine.knobs[name])}" for name in names]
         cells = [
             _cell(row.id) + (" (baseline)" if is_baseline else ""),
-            " ".join(f"{name}={BY_NAME[name].show(mine[name])}" for name in differing),
+            _cell(" ".join([*_other_fields("model", mine.model, common.model), *settings])),
             *(_measured(row)[place] for place in shown),
             *(_cell(str(row.published.get(key, ""))) for key in published),
             "" if row.ratio is None else f"{row.ratio:.3g}",
@@ -38,6 +40,11 @@ def markdown(bench: Bench, table: Table, command: str) -> str:
         ]
         lines.append(_line(cells))
     return "\n".join([*lines, "", *_notes(table), ""])
+
+
+def _other_fields(section: str, mine: Mapping[str, Any], common: Mapping[str, Any]) -> list[str]:
+    """The fields of a row's model that are not those of the baseline's."""
+    return [f"{section}.{name}={value}" for name, value in mine.items() if common.get(name) != value]
 
 
 def _measured(row: Row) -> list[str]:

@@ -64,6 +64,7 @@ def test_rows_stand_beside_the_baseline_and_the_published_figure(bench: Bench) -
     assert len(rows) == 6
     assert "+100.0 %" in rows[1]
     assert "133.5" in rows[1]
+    assert "model." not in rows[1]
     # A reason cannot break the table.
     assert "no such \\| unit" in rows[3]
 
@@ -73,3 +74,11 @@ def test_a_preset_without_variants_is_told_what_has_some() -> None:
         prepare("tiny-llama")
     assert "no variants" in refused.value.line()
     assert "benchmarks-bert" in (refused.value.allowed or [])
+
+
+def test_a_row_of_another_model_says_which() -> None:
+    multi = prepare("benchmarks-multi-gpu")
+    lines = markdown(multi, tabulate(multi, {}), "x").splitlines()
+    row = next(line for line in lines if line.startswith("| mgpt_2"))
+    assert "model.family=gpt2" in row
+    assert "model.num_hidden_layers=48" in row
