@@ -7,13 +7,13 @@ import os
 import platform
 import sys
 
-from benchmarks import app, step_records
+from benchmarks import app, engines, step_records
 
 
 def main() -> int:
     """Measure, print, say whether all budgets held."""
     print(f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}")
-    table = [*app.rows(), *step_records.rows(step_records.measure())]
+    table = [*app.rows(), *step_records.rows(step_records.measure()), *engines.rows(engines.measure())]
     texts = [row[:3] for row in table]
     widths = [max(map(len, column)) for column in zip(*texts, strict=True)]
     for what, measured, budget, held in table:

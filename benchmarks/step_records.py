@@ -104,11 +104,11 @@ def measure(pairs: int = 30) -> Cost:
 
 
 @contextlib.contextmanager
-def training(folder: Path, steps: int) -> Iterator[tuple[Any, Any]]:
-    """The worker's own loop, and everything a step of it touches, writing into `folder`; data for `steps`."""
+def training(folder: Path, steps: int, *settings: str) -> Iterator[tuple[Any, Any]]:
+    """The worker's engine and everything a step of it touches, writing into `folder`; data for `steps`."""
     names = ("build", "clock", "loop", "objective", "records", "session", "spec", "step_log")
     worker = {name: importlib.import_module(f"trainfast_worker.{name}") for name in names}
-    asked = resolve("tiny-llama", [f"steps={steps}", "timing_warmup=0"])
+    asked = resolve("tiny-llama", [f"steps={steps}", "timing_warmup=0", *settings])
     run = {"run_id": "benchmark", "model": asked.model, "data": asked.data, "knobs": asked.knobs, "device": "cpu"}
     (folder / "run.json").write_text(
         json.dumps(
@@ -121,11 +121,11 @@ def training(folder: Path, steps: int) -> Iterator[tuple[Any, Any]]:
     ground.memory.start()
     objective = spec.data.objective
     model = worker["build"].build_model(ground.config, objective, spec.knobs, ground.device)
-    module, optimizer = ground.strategy.prepare(model, spec.knobs)
+    module, optimizer = ground.engine.prepare(model)
     samples = spec.knobs.batch_size * spec.knobs.grad_accum
     log = worker["step_log"].StepLog(folder, journal, samples, samples * spec.knobs.seq_len, 0)
     yield (
-        worker["loop"].train,
+        ground.engine.train,
         worker["loop"].Rig(
             knobs=replace(spec.knobs, steps=BLOCK_STEPS),
             device=ground.device,

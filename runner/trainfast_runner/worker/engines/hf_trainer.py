@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
-from transformers import Trainer, TrainerCallback, TrainingArguments
+from transformers import PrinterCallback, Trainer, TrainerCallback, TrainingArguments
 
 from ..clock import StepTimes
 from ..loop import Rig, enter, to_device
@@ -88,6 +88,8 @@ class HfTrainer:
             optimizer_cls_and_kwargs=chosen,
             callbacks=[StepRecords(self)],
         )
+        # What it would print at the end is in the records.
+        self.trainer.remove_callback(PrinterCallback)
         self.trainer.create_optimizer()
         self.precision.scaler = self.trainer.accelerator.scaler
         return self.live()
@@ -100,6 +102,7 @@ class HfTrainer:
     def train(self, rig: Rig) -> None:
         """The Trainer's own loop."""
         self.trainer.rig = rig
+        self.trainer.args.max_steps = rig.knobs.steps
         self.trainer.loss = torch.zeros((), device=rig.device)
         self.trainer.train()
 

@@ -1,0 +1,95 @@
+"""The native loop against the Hugging Face Trainer on one spec: blocks of steps of each, in turn, in one process.
+
+    python -m benchmarks.engines [--pairs 10]
+
+Below the budget our loop would be slower than what a user has already; far above it, it would leave something out.
+"""
+
+import argparse
+import os
+import statistics
+import tempfile
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from benchmarks.step_records import training
+
+# As the launcher does, before torch is imported: threads that spin for work stall a training on a busy machine.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+
+BUDGET = (0.97, 1.15)
+BLOCK_STEPS = 11
+"""The first is left out: what an engine does before it takes steps falls into it."""
+
+
+@dataclass(frozen=True)
+class Race:
+    """`ratio` is the native engine's samples/s over the Trainer's: the median over pairs, and its quartiles."""
+
+    pairs: int
+    native_samples_per_s: float
+    trainer_samples_per_s: float
+    ratio: float
+    quartiles: tuple[float, float]
+
+
+class Kept:
+    """A step log that keeps the times in memory."""
+
+    def __init__(self) -> None:
+        self.step_ms: list[float] = []
+
+    def add(self, step: int, times: Any, *_: Any) -> None:
+        """Note a step's time; the first of a block is none."""
+        if step > 1:
+            self.step_ms.append(times.read()[1]["step_ms"])
+
+    def median(self) -> float:
+        """Of the block that ended, which is then forgotten."""
+        found, self.step_ms = statistics.median(self.step_ms), []
+        return found
+
+
+def measure(pairs: int = 10) -> Race:
+    """Train tiny-llama on short samples in `pairs` pairs of blocks, after one pair to warm up."""
+    with ExitStack() as stack:
+        racers = []
+        for engine in ("native", "trainer"):
+            folder = stack.enter_context(tempfile.TemporaryDirectory())
+            steps = (pairs + 1) * BLOCK_STEPS
+            train, rig = stack.enter_context(training(Path(folder), steps, f"engine={engine}", "seq_len=64"))
+            log = Kept()
+            racers.append((train, replace(rig, knobs=replace(rig.knobs, steps=BLOCK_STEPS), log=log), log))
+        samples = racers[0][1].knobs.batch_size * racers[0][1].knobs.grad_accum
+        rates: list[list[float]] = [[], []]
+        for pair in range(pairs + 1):
+            for place in (0, 1) if pair % 2 else (1, 0):
+                train, rig, log = racers[place]
+                train(rig)
+                rates[place].append(1000 * samples / log.median())
+    native, trainer = (each[1:] for each in rates)
+    ratios = [one / other for one, other in zip(native, trainer, strict=True)]
+    low, middle, high = statistics.quantiles(ratios, n=4)
+    return Race(pairs, statistics.median(native), statistics.median(trainer), middle, (low, high))
+
+
+def rows(race: Race) -> list[tuple[str, str, str, bool]]:
+    """The race as a row of the table of budgets: what, measured, budget, held."""
+    return [
+        (
+            f"engine=native over engine=trainer, {race.pairs} pairs of {BLOCK_STEPS - 1} steps",
+            f"{race.ratio:.3f} (quartiles {race.quartiles[0]:.3f} to {race.quartiles[1]:.3f};"
+            f" {race.native_samples_per_s:.1f} and {race.trainer_samples_per_s:.1f} samples/s)",
+            f"{BUDGET[0]:g} to {BUDGET[1]:g}",
+            BUDGET[0] <= race.ratio <= BUDGET[1],
+        )
+    ]
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0] if __doc__ else None)
+    parser.add_argument("--pairs", type=int, default=10)
+    for row in rows(measure(parser.parse_args().pairs)):
+        print("  ".join(map(str, row)))
