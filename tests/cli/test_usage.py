@@ -9,7 +9,7 @@ import pytest
 
 from cli.command import COMMAND, Cli
 
-LISTED = ("run", "runs", "logs", "stop", "attach", "presets", "monitor", "topo", "doctor")
+LISTED = ("run", "runs", "logs", "stop", "attach", "presets", "export", "monitor", "topo", "doctor")
 
 
 def test_help_lists_every_command(cli: Cli) -> None:

@@ -1,0 +1,78 @@
+"""`export`: settings that another program takes, and that come back to the same run."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from cli.command import Cli, Done
+from trainfast_runner.home import Home, read_run_file
+from trainfast_runner.records import RunFile
+from trainfast_runner.spec import RunSpec, resolve
+
+
+def exported(trained: tuple[Cli, Done], form: str) -> str:
+    cli, _ = trained
+    done = cli("export", "last", "--to", form, "--json")
+    assert done.code == 0, done.err
+    assert done.json["to"] == form
+    return str(done.json["text"])
+
+
+def recorded(trained: tuple[Cli, Done]) -> RunFile:
+    cli, done = trained
+    run = read_run_file(Home(cli.home).directory(done.json["run_id"]))
+    assert run is not None
+    return run
+
+
+def assert_same(spec: RunSpec, run: RunFile) -> None:
+    assert spec.model == run.model
+    assert {**spec.knobs, "devices": None} == {**run.knobs, "devices": None}
+
+
+def test_the_command_starts_the_same_run(trained: tuple[Cli, Done]) -> None:
+    words = shlex.split(exported(trained, "command"))
+    assert words[:3] == ["trainfast-tui", "run", "tiny-llama"]
+    assert_same(resolve(words[2], words[4::2]), recorded(trained))
+    assert words[3::2] == ["--set"] * len(words[4::2])
+
+
+def test_the_preset_is_the_same_run(trained: tuple[Cli, Done], tmp_path: Path) -> None:
+    file = tmp_path / "mine.toml"
+    file.write_text(exported(trained, "preset"))
+    assert_same(resolve(str(file)), recorded(trained))
+
+
+def test_training_arguments_are_taken_by_the_trainer(trained: tuple[Cli, Done], tmp_path: Path) -> None:
+    pytest.importorskip("transformers")
+    check = (
+        "\nassert (args.per_device_train_batch_size, args.max_steps, args.learning_rate) == (4, 12, 3e-3)"
+        "\nassert args.max_grad_norm == 0.0"
+    )
+    script = tmp_path / "script.py"
+    script.write_text(exported(trained, "training-args") + check)
+    done = subprocess.run([sys.executable, str(script)], cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "# seq_len=64: max_seq_length (of the data)" in script.read_text()
+
+
+def test_accelerate_and_deepspeed_take_theirs(trained: tuple[Cli, Done], tmp_path: Path) -> None:
+    config_args = pytest.importorskip("accelerate.commands.config.config_args")
+    file = tmp_path / "accelerate.yaml"
+    file.write_text(exported(trained, "accelerate"))
+    config = config_args.load_config_from_file(str(file))
+    assert (config.distributed_type, config.mixed_precision, config.num_processes) == ("NO", "no", 1)
+    deepspeed = json.loads(exported(trained, "deepspeed"))
+    assert deepspeed["train_micro_batch_size_per_gpu"] == 4
+    assert deepspeed["gradient_clipping"] == 0.0
+
+
+def test_an_unknown_form_names_the_nearest(trained: tuple[Cli, Done]) -> None:
+    cli, _ = trained
+    assert "did you mean deepspeed?" in cli("export", "last", "--to", "deepsped").refused()

@@ -1,0 +1,38 @@
+"""`export`: a run's settings for a script of one's own."""
+
+from __future__ import annotations
+
+import argparse
+
+
+def add(parser: argparse.ArgumentParser) -> None:
+    """The arguments of the command."""
+    parser.add_argument("reference", metavar="RUN", help="an id, a unique prefix of one, or last")
+    parser.add_argument(
+        "--to", required=True, metavar="FORM", help="training-args, accelerate, deepspeed, command or preset"
+    )
+    parser.add_argument("--json", action="store_true", help="print {run_id, to, text, left_out}")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Print the text, and on stderr what it cannot say."""
+    import sys
+
+    from trainfast_runner.export import export
+    from trainfast_runner.home import Home, read_run_file
+    from trainfast_runner.problem import Problem
+    from trainfast_tui.cli.output import print_json, say
+
+    home = Home()
+    directory = home.directory(home.find(arguments.reference))
+    recorded = read_run_file(directory)
+    if recorded is None:
+        raise Problem(f"{directory.name} has no readable run.json", key=arguments.reference)
+    exported = export(recorded, directory, arguments.to)
+    if arguments.json:
+        print_json(exported)
+        return 0
+    say(exported.text)
+    if exported.left_out and arguments.to == "deepspeed":
+        print(f"not said here: {', '.join(exported.left_out)}", file=sys.stderr)
+    return 0
