@@ -189,3 +189,36 @@ def test_no_records_are_too_broken_for_a_result(
         assert result is not None
         assert result.state == "lost"
         assert msgspec.json.decode((directory / "result.json").read_bytes(), type=Result) is not None
+
+
+def test_fp16_says_its_scale_and_what_it_skipped(tmp_path: Path) -> None:
+    write_lines(tmp_path / "steps.jsonl", [step(n, 100, loss_scale=scale) for n, scale in ((1, 32768.0), (2, 16384.0))])
+    write_lines(tmp_path / "worker.jsonl", [{"t_ns": n, "kind": "overflow", "step": n, "scale": 1.0} for n in (1, 2)])
+    result = result_of(tmp_path)
+    assert result.precision is not None
+    assert (result.precision.loss_scale, result.precision.skipped_steps) == (16384, 2)
+
+
+def test_compiling_pays_for_itself_against_the_latest_equal_run_that_was_not_compiled(tmp_path: Path) -> None:
+    def run(name: str, ms: float, **knobs: Any) -> Result:
+        directory = tmp_path / name
+        directory.mkdir()
+        cold = {"warmup": True, "compiling": knobs.get("compile", "off") != "off"}
+        write_lines(directory / "steps.jsonl", [step(1, 9000 + ms, **cold), *(step(n, ms) for n in range(2, 6))])
+        result = result_of(directory, run_id=name, knobs=knobs)
+        (directory / "result.json").write_bytes(msgspec.json.encode(result))
+        return result
+
+    alone = run("1", 40, compile="default", batch_size=8).compile
+    assert alone is not None
+    assert (alone.cold_seconds, alone.break_even_steps, alone.compared_with) == (9, None, None)
+    assert "no finished run with compile=off" in (alone.reason or "")
+    for name, ms, batch_size in (("2", 90, 8), ("3", 100, 8), ("4", 500, 16)):
+        assert run(name, ms, compile="off", batch_size=batch_size).compile is None
+    paid = run("5", 40, compile="default", batch_size=8, steps=5).compile
+    assert paid is not None
+    assert (paid.cold_seconds, paid.break_even_steps, paid.compared_with) == (9, 150, "3")
+    never = run("6", 400, compile="default", batch_size=8).compile
+    assert never is not None
+    assert never.break_even_steps is None
+    assert (never.reason or "").startswith("never: a compiled step takes 400.0 ms")
