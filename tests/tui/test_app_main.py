@@ -286,6 +286,23 @@ async def test_a_terminal_too_small_still_shows_the_essentials(home: Home, hold:
     assert "batch_size" not in text
 
 
+async def test_every_theme_can_be_turned_to_and_back(home: Home) -> None:
+    app = StillApp(home)
+    async with app.run_test(size=FULL) as pilot:
+        app.post_message(SnapshotTaken(a_snapshot(a_run(home))))
+        await pilot.pause()
+        for name in ("terminal-light", "textual-dark", "textual-light", "terminal-dark"):
+            await pilot.press("f2")
+            # At once, while the style sheet may still be the old theme's.
+            assert "finished" in screen_text(app)
+            await pilot.pause()
+            assert f"theme: {name}" in screen_text(app)
+        for name in ("textual-dark", "terminal-dark", "textual-light"):
+            app.theme = name
+            assert "finished" in screen_text(app)
+            await pilot.pause()
+
+
 async def test_ascii_is_only_ascii(home: Home) -> None:
     snapshot = a_snapshot(a_run(home, gpus=4), ticks=(a_tick(20, gpus=4),))
     for keys in ((), ("enter",), ("question_mark",), ("p",)):

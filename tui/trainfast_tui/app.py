@@ -60,7 +60,7 @@ class TrainfastApp(App[int]):
         self.snapshot: Snapshot | None = None
         self.touched = preset is not None
         self.control = RunControl(home, self.post_message)
-        self.reader = Reader(home, self._post_snapshot, directory=directory)
+        self.reader = Reader(home, self._post_snapshot, self._post_broke, directory=directory)
         self._preset = preset
         self._pacer = Pacer()
         self._adopted: str | None = None
@@ -92,6 +92,9 @@ class TrainfastApp(App[int]):
 
     def _post_snapshot(self, snapshot: Snapshot) -> None:
         self.post_message(SnapshotTaken(snapshot))
+
+    def _post_broke(self, error: BaseException) -> None:
+        self.post_message(Broke(error))
 
     def on_snapshot_taken(self, message: SnapshotTaken) -> None:
         snapshot = self.snapshot = message.snapshot

@@ -192,14 +192,21 @@ def _phases(phases: dict[str, float | None], width: int, ascii: bool) -> list[Li
         ((glyph if not ascii else name[0]) * count, tone)
         for (name, glyph, tone, _), count in zip(known, cells, strict=True)
     ]
+    legend = _legend(known, ascii, short=False)
+    if sum(len(text) for text, _ in legend) - 3 > width:
+        legend = _legend(known, ascii, short=True)
+    return [bar, legend]
+
+
+def _legend(known: Sequence[tuple[str, str, str, float | None]], ascii: bool, *, short: bool) -> Line:
+    """What the parts of the bar are, and how long each takes; in short without units."""
     legend: Line = []
-    short = width < 78
     for name, glyph, tone, value in known:
         sign = name[0] if ascii else glyph
         label = {"optimizer": "optim", "backward": "back", "forward": "fwd"}.get(name, name) if short else name
         text = fmt.number(value) if short else fmt.milliseconds(value)
         legend += [(f"{sign} ", tone), (f"{label} ", "muted"), (text, "text"), (" " if short else "   ", "text")]
-    return [bar, legend]
+    return legend
 
 
 def _cells(values: list[float], width: int) -> list[int]:
