@@ -23,7 +23,7 @@ from trainfast_tui.app import TrainfastApp
 from trainfast_tui.messages import SnapshotTaken
 
 SCREENS = Path(__file__).resolve().parents[2] / "docs" / "screens"
-NAMES = ("first-start", "live", "compare", "out-of-memory", "runs")
+NAMES = ("first-start", "live", "turned-knob", "second-run", "compare", "out-of-memory", "runs")
 PATIENCE_S = 120.0
 asked = pytest.mark.skipif(not os.environ.get("TRAINFAST_SCREENSHOTS"), reason="writes docs/screens only when asked to")
 
@@ -57,8 +57,13 @@ async def test_pictures_of_a_real_training(tmp_path: Path) -> None:
         await until(pilot, "step (3[5-9]|4[0-9]) of 50")
         picture(app, "live", SCREENS)
         await until(pilot, "✓ finished")
-        await pilot.press("right", "r")
+        await pilot.press("right")
+        await until(pilot, "global batch 16")
+        picture(app, "turned-knob", SCREENS)
+        await pilot.press("r")
         await until(pilot, "● running")
+        await until(pilot, "step (3[5-9]|4[0-9]) of 50")
+        picture(app, "second-run", SCREENS)
         await until(pilot, "✓ finished")
         await pilot.press("c")
         await until(pilot, "compare ─")
