@@ -50,7 +50,13 @@ class TrainfastApp(App[int]):
     ENABLE_COMMAND_PALETTE = True
 
     def __init__(
-        self, home: Home, *, ascii: bool = False, preset: str | None = None, directory: Path | None = None
+        self,
+        home: Home,
+        *,
+        ascii: bool = False,
+        preset: str | None = None,
+        python: str | None = None,
+        directory: Path | None = None,
     ) -> None:
         super().__init__()
         self.home = home
@@ -59,7 +65,7 @@ class TrainfastApp(App[int]):
         self.next_run: NextRun | None = None
         self.snapshot: Snapshot | None = None
         self.touched = preset is not None
-        self.control = RunControl(home, self.post_message)
+        self.control = RunControl(home, self.post_message, python)
         self.reader = Reader(home, self._post_snapshot, self._post_broke, directory=directory)
         self._preset = preset
         self._pacer = Pacer()
@@ -214,11 +220,11 @@ def _unwritten_frames(app: App[Any]) -> int:
     return queue.qsize() if queue is not None else 0
 
 
-def run_app(home: Home, ascii: bool = False, preset: str | None = None) -> int:
+def run_app(home: Home, ascii: bool = False, preset: str | None = None, python: str | None = None) -> int:
     """Open the app and return its exit status; says on leaving that a run goes on."""
     from trainfast_tui.terminal_watch import watch
 
-    app = TrainfastApp(home, ascii=ascii, preset=preset)
+    app = TrainfastApp(home, ascii=ascii, preset=preset, python=python)
     watch(sys.stdin.fileno(), lambda: app.post_message(TerminalLost()))
     # Without the mouse the terminal's own selection works, and no movement is sent over the link.
     status = app.run(mouse=False)

@@ -21,10 +21,11 @@ GIVE_UP_S = 60.0
 
 
 class RunControl:
-    """Talks to supervisors. `post` takes messages from any thread."""
+    """Talks to supervisors. `post` takes messages from any thread; `python` trains, None for this one."""
 
-    def __init__(self, home: Home, post: Callable[[Message], object]) -> None:
+    def __init__(self, home: Home, post: Callable[[Message], object], python: str | None = None) -> None:
         self._home = home
+        self._python = python
         self._post = post
 
     def start(self, spec: RunSpec) -> None:
@@ -46,7 +47,7 @@ class RunControl:
     def _start(self, spec: RunSpec) -> Message:
         from trainfast_runner import launch
 
-        plan = launch.plan(spec)
+        plan = launch.plan(spec, self._python)
         return RunStarted(launch.start(plan, self._home))
 
     def _stop(self, directory: Path) -> Message:
@@ -68,7 +69,7 @@ class RunControl:
         from trainfast_runner import launch
 
         # What cannot start is said before anything is stopped for it.
-        plan = launch.plan(spec)
+        plan = launch.plan(spec, self._python)
         if is_alive(directory):
             self._stop(directory)
         deadline = time.monotonic() + GIVE_UP_S

@@ -47,9 +47,9 @@ def _typed(arguments: list[str]) -> Command | None:
     while rest and rest[0].startswith("-"):
         # Options of the app may stand before a command; after an unknown one nothing can be told.
         option = rest.pop(0)
-        if option == "--preset":
+        if option in ("--preset", "--python"):
             rest = rest[1:]
-        elif option != "--ascii" and not option.startswith("--preset="):
+        elif option != "--ascii" and not option.startswith(("--preset=", "--python=")):
             return None
     words = list(itertools.takewhile(lambda word: not word.startswith("-"), rest))[:2]
     if not words:
@@ -90,6 +90,7 @@ def _build(chosen: Command | None) -> Parser:
     parser.add_argument("--version", action=_Version, nargs=0, help="print the version and exit")
     parser.add_argument("--ascii", action="store_true", help="the app without Unicode characters")
     parser.add_argument("--preset", metavar="PRESET", help="the preset that the app starts with")
+    parser.add_argument("--python", metavar="PATH", dest="app_python", help="the Python that the app trains with")
     parser.set_defaults(run=_open_app, leaf=parser)
     top = parser.add_subparsers(title="commands", metavar="COMMAND", parser_class=Parser)
     groups: dict[str, Subparsers] = {}
@@ -131,7 +132,7 @@ def _open_app(parsed: argparse.Namespace) -> int:
     from trainfast_runner.home import Home
     from trainfast_tui.app import run_app
 
-    return run_app(Home().ready(), ascii=parsed.ascii, preset=parsed.preset) or 0
+    return run_app(Home().ready(), ascii=parsed.ascii, preset=parsed.preset, python=parsed.app_python) or 0
 
 
 def _unknown_argument(word: str, leaf: Parser) -> Problem:
