@@ -68,6 +68,7 @@ class TrainfastApp(App[int]):
         self.control = RunControl(home, self.post_message, python)
         self.reader = Reader(home, self._post_snapshot, self._post_broke, directory=directory)
         self._preset = preset
+        self._python = python
         self._pacer = Pacer()
         self._adopted: str | None = None
         themes.register(self)
@@ -84,7 +85,7 @@ class TrainfastApp(App[int]):
     def begin(self) -> None:
         """Start the threads that look at runs and machine."""
         self.reader.start()
-        in_background("machine", _look_at_machine, self.post_message)
+        in_background("machine", lambda: _look_at_machine(self._python), self.post_message)
 
     def on_unmount(self) -> None:
         self.reader.stop()
@@ -201,14 +202,14 @@ class TrainfastApp(App[int]):
         self.main.show_knobs()
 
 
-def _look_at_machine() -> MachineSeen:
-    from importlib import metadata
-
+def _look_at_machine(python: str | None) -> MachineSeen:
+    """The machine as the training Python's torch can use it; without a torch there is no GPU to train on."""
     from trainfast_runner.machine import look
+    from trainfast_runner.training_python import inspect
 
     try:
-        torch_version: str | None = metadata.version("torch")
-    except metadata.PackageNotFoundError:
+        torch_version = inspect(python, {}, "causal-lm").versions.get("torch")
+    except Problem:
         torch_version = None
     return MachineSeen(look(torch_version))
 
