@@ -93,6 +93,18 @@ def missing_packages(executable: str, missing: Iterable[str]) -> Problem:
     )
 
 
+def working_directory() -> str:
+    """Where the command was typed; empty, which keeps it all the same, where its name cannot be written down."""
+    try:
+        path = os.getcwd()
+        path.encode()
+    except FileNotFoundError:
+        return "/"  # it has been deleted, and the training's libraries do not load without one
+    except UnicodeEncodeError:
+        return ""
+    return path
+
+
 def _ask(executable: str, arguments: list[str]) -> dict[str, Any]:
     command = [executable, str(WORKER / "inspect_model.py"), *arguments]
     environment = {**os.environ, "TOKENIZERS_PARALLELISM": "false"}
@@ -105,6 +117,7 @@ def _ask(executable: str, arguments: list[str]) -> dict[str, Any]:
             errors="replace",
             timeout=PATIENCE_S,
             env=environment,
+            cwd=working_directory() or None,
             start_new_session=True,
         )
     except OSError as error:
@@ -126,7 +139,7 @@ def _key(executable: str, request: str, count: bool) -> str:
     """Changes when a package is installed or removed, when our own scripts change, or when a local model does."""
     stamps = [f"{path}:{path.stat().st_mtime_ns}" for path in sorted(WORKER.glob("*.py"))]
     prefix = Path(executable).parent.parent
-    roots = [prefix, Path(executable).resolve().parent.parent, Path.home() / ".local"]
+    roots = [prefix, Path(executable).resolve().parent.parent, Path(os.path.expanduser("~/.local"))]
     for root in dict.fromkeys(roots):
         for place in sorted(root.glob("lib/python3*/*-packages")):
             stamps.append(f"{place}:{place.stat().st_mtime_ns}")

@@ -47,20 +47,24 @@ def run(arguments: argparse.Namespace) -> int:
 
     home = Home().ready()
     plan = launch.plan(resolve(arguments.preset, arguments.settings), arguments.python)
-    if arguments.wait:
-        _wait(plan, home)
-    if arguments.cool_to is not None:
-        from trainfast_tui.cli.cooling import wait_until_cool
+    while True:
+        if arguments.wait:
+            _wait(plan, home)
+        if arguments.cool_to is not None:
+            from trainfast_tui.cli.cooling import wait_until_cool
 
-        wait_until_cool(plan, arguments.cool_to)
-    with caught() as signals:
-        directory = launch.start(plan, home)
-        if arguments.detach:
-            return _detached(directory, arguments.json)
-        result = follow(directory, signals, interrupt_stops=True)
-    if result is None:
-        return HUNG_UP
-    return report(result, arguments.json)
+            wait_until_cool(plan, arguments.cool_to)
+        with caught() as signals:
+            try:
+                directory = launch.start(plan, home)
+            except launch.DevicesBusy:
+                if not arguments.wait:
+                    raise
+                continue  # another one that waited was faster
+            if arguments.detach:
+                return _detached(directory, arguments.json)
+            result = follow(directory, signals, interrupt_stops=True)
+        return HUNG_UP if result is None else report(result, arguments.json)
 
 
 def report(result: Result, as_json: bool) -> int:
