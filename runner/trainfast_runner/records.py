@@ -84,7 +84,10 @@ class RunFile(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Step(msgspec.Struct, frozen=True, kw_only=True):
-    """A line of `steps.jsonl`: one optimizer step of one rank. Phases an engine cannot split are None."""
+    """A line of `steps.jsonl`: one optimizer step of one rank. Phases an engine cannot split are None.
+
+    JSON has no NaN or infinity: such a loss is None with `loss_not_finite`.
+    """
 
     t_ns: Count
     step: Count
@@ -104,6 +107,7 @@ class Step(msgspec.Struct, frozen=True, kw_only=True):
     lr: float | None = None
     loss_scale: float | None = None
     phase_peaks: dict[str, int] | None = None
+    loss_not_finite: bool = False
 
 
 class WorkerLine(msgspec.Struct, frozen=True, kw_only=True):
@@ -191,10 +195,14 @@ class StepCount(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Losses(msgspec.Struct, frozen=True, kw_only=True):
-    """Means of the first and last five recorded losses."""
+    """Means of the first and last five recorded losses, None where one of those is not a finite number.
+
+    `not_finite` counts the steps whose loss was none.
+    """
 
     first: float | None = None
     last: float | None = None
+    not_finite: int = 0
 
 
 class Spread(msgspec.Struct, frozen=True, kw_only=True):

@@ -137,10 +137,15 @@ def _step_time(measured: list[Step]) -> StepTime:
 
 
 def _losses(steps: list[Step]) -> Losses:
-    losses = [step.loss for step in steps if step.loss is not None]
-    if not losses:
-        return Losses()
-    return Losses(first=statistics.fmean(losses[:LOSSES_IN_A_MEAN]), last=statistics.fmean(losses[-LOSSES_IN_A_MEAN:]))
+    losses = [step.loss for step in steps if step.loss is not None or step.loss_not_finite]
+
+    def mean(few: list[float | None]) -> float | None:
+        finite = [loss for loss in few if loss is not None]
+        return statistics.fmean(finite) if finite and len(finite) == len(few) else None
+
+    return Losses(
+        first=mean(losses[:LOSSES_IN_A_MEAN]), last=mean(losses[-LOSSES_IN_A_MEAN:]), not_finite=losses.count(None)
+    )
 
 
 def _flops(run: RunFile | None, ran: WorkerLine | None, throughput: Throughput) -> Flops:

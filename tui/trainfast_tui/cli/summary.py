@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from trainfast_runner.oom_advice import cheapest
-from trainfast_runner.records import Result
+from trainfast_runner.records import SCHEMA, Result
 from trainfast_tui.cli.output import pairs
 from trainfast_tui.format import (
     ABSENT,
@@ -42,8 +42,12 @@ def headline(result: Result) -> str:
 
 def notes(result: Result) -> Iterator[str]:
     """What a reader of the figures has to know: data that are not real, a machine that was not alone."""
+    if result.schema > SCHEMA:
+        yield f"written by a newer trainfast-tui (schema {result.schema}, not {SCHEMA}): some of it may be missing"
     if result.synthetic_data:
         yield "synthetic data: random tokens, so the loss says nothing"
+    if result.loss.not_finite:
+        yield f"the loss was not a finite number in {count(result.loss.not_finite)} step(s): the training diverged"
     if not result.conditions.clean:
         yield "conditions were not clean: the device was not as free as before the last run"
     if result.conditions.foreign_processes:
@@ -75,7 +79,7 @@ def _figures(result: Result) -> Iterator[tuple[str, str]]:
         phases = [(name, getattr(times, name)) for name in PHASES]
         if any(value is not None for _, value in phases):
             yield "phases", ", ".join(f"{name} {milliseconds(value)}" for name, value in phases if value is not None)
-    if result.loss.first is not None:
+    if result.loss.first is not None or result.loss.last is not None:
         yield "loss", f"{number(result.loss.first)} to {number(result.loss.last)} (means of the first and last five)"
     memory = result.memory
     if memory.peak_allocated_bytes is not None:
