@@ -99,6 +99,8 @@ def _indexes(text: int | str) -> list[int]:
 def _at(gpus: tuple[DeviceReading, ...], index: int, key: str) -> DeviceReading:
     if key == "devices":
         if index < len(gpus):
+            if gpus[index].error is not None:
+                raise Problem(f"devices={index}+: that GPU does not answer: {gpus[index].error}", key=key)
             return gpus[index]
     else:
         for gpu in gpus:

@@ -112,7 +112,7 @@ def _load_file(path: Path, above: tuple[Path, ...]) -> Preset:
         raise Problem(f"cannot read preset {path}: {error}", key=str(path)) from None
     try:
         raw = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
+    except ValueError as error:  # TOMLDecodeError, or a whole number of more digits than Python reads
         raise Problem(f"{path}: not valid TOML: {error}", key=str(path)) from None
     source = _Source(path, text)
     source.known_keys(raw, TOP_KEYS, ())
