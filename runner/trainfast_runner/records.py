@@ -82,6 +82,15 @@ class RunFile(msgspec.Struct, frozen=True, kw_only=True):
     foreign_processes: list[dict[str, Any]] = []
     clean: bool = True
 
+    def changes(self) -> dict[str, Any]:
+        """What `--set` or the screen changed of the preset, `knob`, `model.FIELD` or `data.FIELD`, with its value."""
+        sections = {"model": self.model, "data": self.data}
+        found = {}
+        for key in self.changed:
+            section, dot, name = key.partition(".")
+            found[key] = sections.get(section, {}).get(name) if dot else self.knobs.get(key)
+        return found
+
 
 class Step(msgspec.Struct, frozen=True, kw_only=True):
     """A line of `steps.jsonl`: one optimizer step of one rank. Phases an engine cannot split are None.
@@ -149,6 +158,9 @@ class WorkerLine(msgspec.Struct, frozen=True, kw_only=True):
     optimizer_implementation: str | None = None
     checkpointing: str | None = None
     parameters: int | None = None
+    layers: Count | None = None
+    hidden_size: Count | None = None
+    vocab_size: Count | None = None
     model_flops_per_sample: Bounded | None = None
     loader_workers_alive: int | None = None
 
@@ -185,6 +197,11 @@ class Actual(msgspec.Struct, frozen=True, kw_only=True):
     mesh: dict[str, int] | None = None
     pipeline_stages: int | None = None
     compiled: bool | None = None
+    optimizer_implementation: str | None = None
+    parameters: int | None = None
+    layers: int | None = None
+    hidden_size: int | None = None
+    vocab_size: int | None = None
 
 
 class StepCount(msgspec.Struct, frozen=True, kw_only=True):
@@ -292,7 +309,10 @@ class Conditions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Result(msgspec.Struct, frozen=True, kw_only=True):
-    """`result.json`, and what `run --json` prints."""
+    """`result.json`, and what `run --json` prints.
+
+    `changed` is what `--set` or the screen changed of the preset: knobs, `model.FIELD` and `data.FIELD` with values.
+    """
 
     schema: int = SCHEMA
     run_id: str
@@ -304,6 +324,7 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
     started_wall_ns: int | None = None
     seconds: float | None = None
     knobs: dict[str, Any] = {}
+    changed: dict[str, Any] = {}
     actual: Actual = Actual()
     steps: StepCount = StepCount()
     loss: Losses = Losses()

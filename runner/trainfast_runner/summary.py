@@ -54,6 +54,7 @@ def summarise(run_id: str, records: RunRecords, verdict: Verdict, ended_ns: int 
         started_wall_ns=run.clock.wall_ns if run else None,
         seconds=(ended_ns - run.clock.monotonic_ns) / 1e9 if run and ended_ns is not None else None,
         knobs=run.knobs if run else {},
+        changed=run.changes() if run else {},
         actual=Actual(**as_fields(ran, Actual)) if ran else Actual(),
         steps=StepCount(measured=len(measured), warmup=len(first_rank) - len(measured)),
         loss=_losses(first_rank),
