@@ -17,7 +17,8 @@ from trainfast_runner.recovery import settle, state_of
 class RunRow:
     """One run in a list. `seconds` is the whole run's, rates are a second and summed over data-parallel ranks.
 
-    `changed` is what was changed of the preset. `supervised` is None once a run has ended, False while it lives and nobody watches over it.
+    `changed` is what was changed of the preset.
+    `supervised` is None once a run has ended, False while it lives and nobody watches over it.
     """
 
     run_id: str

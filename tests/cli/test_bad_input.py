@@ -33,6 +33,8 @@ print(json.dumps({{"python": "3.12.0", "versions": {{"torch": "2.9.0+cu130", "tr
         ("data.knd=text", "there is no data field 'knd'", "data.knd", "kind"),
         ("timing_warmup=50", "leaves no step of steps=50 to measure", "timing_warmup", "timing_warmup=3"),
         ("devices=4", "strategy=single trains on one device and devices=4 asks for 4", "strategy", None),
+        ("seq_len=100000", "seq_len=100000 is longer than the model's", "seq_len", None),
+        ("model.vocab_size=5", "needs at least 300", "model.vocab_size", None),
         ("model.hidden_sise=64", "hidden_sise", "model.hidden_sise", "hidden_size"),
     ],
 )
