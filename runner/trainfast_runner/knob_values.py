@@ -202,7 +202,10 @@ def parse_bytes(text: str) -> int:
     found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]+)\s*", text)
     if not found or found[2] not in BYTE_UNITS:
         units = [unit for unit in BYTE_UNITS if unit != "KB"]
-        raise Problem(f"{text!r} is not a number of bytes with a unit", allowed=units)
+        folded = {unit.lower(): unit for unit in units}
+        meant = folded.get(found[2].lower()) if found else None
+        near = f"{found[1]}{meant}" if found and meant else None
+        raise Problem(f"{text!r} is not a number of bytes with a unit", allowed=units, nearest=near)
     size = float(found[1]) * BYTE_UNITS[found[2]]
     if size < 1:
         raise Problem(f"{text!r} leaves no memory at all")

@@ -107,7 +107,7 @@ def _at(gpus: tuple[DeviceReading, ...], index: int, key: str) -> DeviceReading:
             if gpu.index == index:
                 return gpu
     raise Problem(
-        f"{key}={index}+: there is no GPU {index}; there {_are(len(gpus))}",
+        f"{key}={index}{'+' if key == 'devices' else ''}: there is no GPU {index}; there {_are(len(gpus))}",
         key=key,
         allowed=[f"0 to {len(gpus) - 1}"] if gpus else ["none"],
     )

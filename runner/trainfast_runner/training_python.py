@@ -21,6 +21,10 @@ from trainfast_runner.problem import Problem, nearest
 WORKER = Path(__file__).with_name("worker")
 NEEDED = ("torch", "transformers", "tokenizers")
 PATIENCE_S = 120
+FAMILIAR = (
+    *("llama", "qwen3", "qwen2", "mistral", "mixtral", "gemma3_text", "phi3", "gpt2", "gpt_neox", "opt", "olmo2"),
+    *("bert", "roberta", "distilbert", "deberta-v2", "modernbert", "electra", "albert"),
+)
 
 
 @dataclass(frozen=True)
@@ -57,7 +61,7 @@ def inspect(python: str | None, model: dict[str, Any], objective: str, count: bo
         raise Problem(
             str(error.get("message", "the model cannot be configured")).partition("; did you mean")[0],
             key=error.get("key"),
-            allowed=(error.get("allowed") or [])[:80] if not error.get("nearest") else None,
+            allowed=_familiar_first(error.get("allowed") or []) if not error.get("nearest") else None,
             nearest=error.get("nearest"),
         )
     return Inspection(
@@ -67,6 +71,11 @@ def inspect(python: str | None, model: dict[str, Any], objective: str, count: bo
         config=answer.get("config") or {},
         parameters=answer.get("parameters"),
     )
+
+
+def _familiar_first(names: list[str]) -> list[str]:
+    """The names with the families that most people train in front, so that a list cut short holds them."""
+    return [*(name for name in FAMILIAR if name in names), *(name for name in names if name not in FAMILIAR)]
 
 
 def find(python: str | None) -> str:
@@ -131,6 +140,9 @@ def _ask(executable: str, arguments: list[str]) -> dict[str, Any]:
             continue
         if isinstance(answer, dict):
             return answer
+    if arguments[0] in done.stderr:
+        # What was given to it came back: whatever it is, it took our request for something else.
+        raise Problem(f"{executable} does not answer as a Python does", key="python")
     said = (done.stderr.strip().splitlines() or ["it said nothing"])[-1]
     raise Problem(f"{executable} cannot describe the model: {said}", key="python")
 

@@ -33,6 +33,8 @@ print(json.dumps({{"python": "3.12.0", "versions": {{"torch": "2.9.0+cu130", "tr
         ("data.knd=text", "there is no data field 'knd'", "data.knd", "kind"),
         ("timing_warmup=50", "leaves no step of steps=50 to measure", "timing_warmup", "timing_warmup=3"),
         ("devices=4", "strategy=single trains on one device and devices=4 asks for 4", "strategy", None),
+        ("memory_limit=1 gb", "did you mean 1GB?", "memory_limit", "1GB"),
+        ("watch=7", "watch=7: there is no GPU 7", "watch", None),
         ("seq_len=100000", "seq_len=100000 is longer than the model's", "seq_len", None),
         ("model.vocab_size=5", "needs at least 300", "model.vocab_size", None),
         ("model.hidden_sise=64", "hidden_sise", "model.hidden_sise", "hidden_size"),
@@ -98,6 +100,18 @@ def test_a_python_without_torch_is_told_how_to_get_it(cli: Cli, tmp_path: Path) 
 
 def test_a_python_that_is_not_there(cli: Cli) -> None:
     assert "there is no Python at /nowhere/python" in cli("run", "tiny-llama", "--python", "/nowhere/python").refused()
+
+
+def test_a_program_that_is_no_python_is_one_plain_line(cli: Cli) -> None:
+    line = cli("run", "tiny-llama", "--python", "/bin/ls").refused()
+    assert line == "trainfast-tui: /bin/ls does not answer as a Python does"
+
+
+def test_a_long_list_of_families_begins_with_familiar_ones_and_says_that_it_is_cut(cli: Cli) -> None:
+    done = cli("run", "tiny-llama", "--set", "model.family=zzzzzz", "--json")
+    assert "(allowed: llama, " in done.refused()
+    assert " more)" in done.refused()
+    assert len(done.json["error"]["allowed"]) > 100
 
 
 @pytest.mark.parametrize("command", [["run", "tiny-llama"], ["runs", "list"], ["runs", "show", "last"]])

@@ -4,22 +4,30 @@ from __future__ import annotations
 
 import argparse
 
+PYTHON_CHECKS = ("training Python", "training stack")
+
 
 def add(parser: argparse.ArgumentParser) -> None:
     """The arguments of the command."""
+    parser.epilog = "Exit code: 0 whatever is found; 2 for a --python PATH that cannot train."
     parser.add_argument("--python", metavar="PATH", help="look at this training Python instead of our own")
     parser.add_argument("--json", action="store_true", help="print {healthy, checks[...]}")
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print the findings; the exit code is 0 whatever they are."""
+    """Print the findings; the exit code is 0 whatever they are, but 2 for a `--python` that cannot train."""
     from trainfast_runner.doctor import examine, is_healthy
     from trainfast_runner.home import Home
+    from trainfast_runner.problem import Problem
     from trainfast_tui.cli.output import print_json, say
     from trainfast_tui.format import fit, plain
 
     checks = examine(Home(), arguments.python)
+    given = [check for check in checks if check.name in PYTHON_CHECKS and check.state == "fail"]
+    unusable = Problem(given[0].finding, key="python") if given and arguments.python is not None else None
     if arguments.json:
+        if unusable is not None:
+            raise unusable
         print_json({"healthy": is_healthy(checks), "checks": checks})
         return 0
     width = max(len(check.name) for check in checks)
@@ -32,4 +40,6 @@ def run(arguments: argparse.Namespace) -> int:
         say("\nRuns cannot be started here until what is marked fail is mended.")
     else:
         say("\nRuns can be started here" + (f"; {warnings} warning(s)." if warnings else "."))
+    if unusable is not None:
+        raise unusable
     return 0

@@ -15,6 +15,8 @@ Run = Callable[[argparse.Namespace], int]
 Subparsers = Any
 """What `ArgumentParser.add_subparsers` returns; argparse names its type privately."""
 
+APP_OPTIONS = ("--preset", "--python", "--ascii", "--version", "--help")
+
 
 class Parser(argparse.ArgumentParser):
     """An argparse parser that raises Problem instead of printing its usage, and takes no abbreviated options."""
@@ -50,6 +52,11 @@ def _typed(arguments: list[str]) -> Command | None:
         if option in ("--preset", "--python"):
             rest = rest[1:]
         elif option != "--ascii" and not option.startswith(("--preset=", "--python=")):
+            name = option.partition("=")[0]
+            if name.startswith("--") and name not in APP_OPTIONS:
+                close = nearest(name, APP_OPTIONS)
+                allowed = None if close else APP_OPTIONS
+                raise Problem(f"trainfast-tui has no option {name}", key=name, allowed=allowed, nearest=close)
             return None
     words = list(itertools.takewhile(lambda word: not word.startswith("-"), rest))[:2]
     if not words:
@@ -101,19 +108,22 @@ def _build(chosen: Command | None) -> Parser:
             if name not in groups:
                 inside = ", ".join(other.words[1] for other in COMMANDS if other.words[0] == name)
                 about = f"{GROUPS[name]}: {inside}"
-                group = top.add_parser(name, help=about, description=about.capitalize() + ".")
+                group = top.add_parser(name, help=about, description=_sentence(about))
                 groups[name] = group.add_subparsers(title="commands", metavar="COMMAND", parser_class=Parser)
             place = groups[name]
         if command is chosen:
             module = importlib.import_module(f"trainfast_tui.cli.{command.module}")
-            leaf: Parser = place.add_parser(
-                command.words[-1], help=command.help, description=command.help.capitalize() + "."
-            )
+            leaf: Parser = place.add_parser(command.words[-1], help=command.help, description=_sentence(command.help))
             module.add(leaf)
             leaf.set_defaults(run=module.run, leaf=leaf)
         else:
             place.add_parser(command.words[-1], help=command.help, add_help=False)
     return parser
+
+
+def _sentence(words: str) -> str:
+    """The words with a capital and a full stop; `GPUs` stays as it is."""
+    return f"{words[0].upper()}{words[1:]}."
 
 
 class _Version(argparse.Action):
