@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import os
+import pty
 import stat
+import subprocess
 import sys
 import venv
 from pathlib import Path
 
 import pytest
 
-from cli.command import Cli
+from cli.command import COMMAND, Cli
 
 STAND_IN_PYTHON = """#!{python}
 # Answers as a Python with a CUDA build of torch does when it is asked what it has.
@@ -105,6 +107,24 @@ def test_a_python_that_is_not_there(cli: Cli) -> None:
 def test_a_program_that_is_no_python_is_one_plain_line(cli: Cli) -> None:
     line = cli("run", "tiny-llama", "--python", "/bin/ls").refused()
     assert line == "trainfast-tui: /bin/ls does not answer as a Python does"
+
+
+def test_a_slow_training_python_is_waited_for_in_words(cli: Cli, tmp_path: Path) -> None:
+    python = tmp_path / "python"
+    python.write_text("#!/bin/sh\nsleep 2\n")
+    python.chmod(python.stat().st_mode | stat.S_IXUSR)
+    ours, theirs = pty.openpty()
+    done = subprocess.run(
+        [*COMMAND, "run", "tiny-llama", "--python", str(python)],
+        env={**cli.environment, "TERM": "xterm"},
+        stdin=subprocess.DEVNULL,
+        stderr=theirs,
+    )
+    os.close(theirs)
+    said = os.read(ours, 65536).decode()
+    os.close(ours)
+    assert done.returncode == 2
+    assert said.index("checking…") < said.index("\x1b[K") < said.index("it said nothing")
 
 
 def test_a_long_list_of_families_begins_with_familiar_ones_and_says_that_it_is_cut(cli: Cli) -> None:

@@ -44,9 +44,12 @@ def run(arguments: argparse.Namespace) -> int:
     from trainfast_runner.home import Home
     from trainfast_runner.spec import resolve
     from trainfast_tui.cli.following import HUNG_UP, caught, follow
+    from trainfast_tui.cli.progress import said_when_slow
 
     home = Home().ready()
-    plan = launch.plan(resolve(arguments.preset, arguments.settings), arguments.python)
+    spec = resolve(arguments.preset, arguments.settings)
+    with said_when_slow("checking…"):
+        plan = launch.plan(spec, arguments.python)
     while True:
         if arguments.wait:
             _wait(plan, home)
