@@ -15,7 +15,7 @@ def brief(changed: Mapping[str, Any], cells: int) -> str:
     """As many whole settings as fit, and how many more there are: a value is never cut."""
     words = settings(changed)
     for kept in range(len(words), 0, -1):
-        more = f" +{len(words) - kept} more" if kept < len(words) else ""
+        more = f" +{len(words) - kept}" if kept < len(words) else ""
         text = " ".join(words[:kept]) + more
         if len(text) <= cells:
             return text

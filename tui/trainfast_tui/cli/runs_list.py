@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import shutil
 import sys
 import textwrap
 import time
@@ -75,6 +76,12 @@ def _fits(row: RunRow, arguments: argparse.Namespace) -> bool:
     return arguments.preset is None or arguments.preset in (row.preset, row.name)
 
 
+def _cells_for_changes() -> int:
+    """What leaves room for the id, the state and the rate on a terminal of 80 columns."""
+    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+    return CHANGED_CELLS if width is None else min(CHANGED_CELLS, width * 2 // 7)
+
+
 def _in_words(note: str) -> str:
     """The note; on a terminal as many of its words as leave room for the figures."""
     return textwrap.shorten(note, NOTE_CELLS, placeholder=" …") if sys.stdout.isatty() else note
@@ -96,7 +103,7 @@ def _cells(row: RunRow) -> list[str]:
     return [
         row.run_id,
         row.state,
-        plain(brief(row.changed, CHANGED_CELLS)),
+        plain(brief(row.changed, _cells_for_changes())),
         per_second(row.samples_per_s, "samples"),
         milliseconds(row.step_ms_p50),
         size(row.peak_allocated_bytes),
