@@ -172,7 +172,7 @@ def test_a_slow_terminal_halves_the_pace_until_it_keeps_up() -> None:
     assert pacer.note(0.01) == FASTEST_S
     assert pacer.words == ""
     assert pacer.note(0.9) == 2 * FASTEST_S
-    assert pacer.words == "slow terminal: repainting every 1 s"
+    assert pacer.words == "the screen is behind: repainting every 1 s"
     for _ in range(5):
         pacer.note(0.0, backlog=9)
     assert pacer.period_s == SLOWEST_S

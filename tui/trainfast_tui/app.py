@@ -85,7 +85,7 @@ class TrainfastApp(App[int]):
     def begin(self) -> None:
         """Start the threads that look at runs and machine."""
         self.reader.start()
-        in_background("machine", lambda: _look_at_machine(self._python), self.post_message)
+        in_background("machine", lambda: _look_at_machine(self._python), self.post_message, said_no)
 
     def on_unmount(self) -> None:
         self.reader.stop()
@@ -108,13 +108,16 @@ class TrainfastApp(App[int]):
         late_s = (time.monotonic_ns() - message.posted_ns) / 1e9
         self.reader.period_s = self._pacer.note(late_s, _unwritten_frames(self))
         self._adopt(snapshot)
-        if self.screen is self.main and self.main.is_ready:
+        self.control.note_shown(snapshot.run.directory if snapshot.run is not None else None)
+        # A dialog leaves the main screen in sight.
+        if self.main.is_ready and all(screen.is_modal for screen in self.screen_stack[1:]):
             self.main.show_pace(self._pacer.words)
             self.main.show_snapshot(snapshot)
 
     def show_run(self, directory: Path) -> None:
         """Follow this run on the main screen; its knobs become the next run's."""
         self.touched, self._adopted = False, None
+        self.control.note_left()
         self.reader.follow(directory)
 
     def on_machine_seen(self, message: MachineSeen) -> None:
@@ -124,9 +127,11 @@ class TrainfastApp(App[int]):
         self.main.show_knobs()
 
     def on_run_started(self, message: RunStarted) -> None:
+        self.control.note_started(message.directory)
         self.reader.follow(message.directory)
 
     def on_refused(self, message: Refused) -> None:
+        self.control.note_refused()
         self._refuse(message.problem)
         self._say_on_top(message.problem.line(), "error")
 
@@ -163,7 +168,7 @@ class TrainfastApp(App[int]):
         self.exit(0)
 
     def compare_with_previous(self, run_id: str) -> None:
-        """Open the comparison of a run with the newest ended one before it."""
+        """Open the comparison of a run with the finished one before it, or else the newest other one."""
         from trainfast_tui.screens.compare import previous_of
 
         in_background("compare", partial(previous_of, self.home, run_id), self.post_message, said_no)
@@ -222,9 +227,14 @@ def _unwritten_frames(app: App[Any]) -> int:
 
 
 def run_app(home: Home, ascii: bool = False, preset: str | None = None, python: str | None = None) -> int:
-    """Open the app and return its exit status; says on leaving that a run goes on."""
+    """Open the app and return its exit status; says on leaving that a run goes on.
+
+    Raises Problem, before anything is drawn, for a preset that cannot be loaded.
+    """
     from trainfast_tui.terminal_watch import watch
 
+    if preset is not None:
+        of_preset(preset)
     app = TrainfastApp(home, ascii=ascii, preset=preset, python=python)
     watch(sys.stdin.fileno(), lambda: app.post_message(TerminalLost()))
     # Without the mouse the terminal's own selection works, and no movement is sent over the link.

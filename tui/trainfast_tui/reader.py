@@ -44,6 +44,8 @@ class Reader(threading.Thread):
         self._broke = broke
         self._wanted = directory
         self._looked = directory is not None
+        self._choosing = threading.Lock()
+        """Held while `_wanted` and `_looked` change, so that a search never undoes a choice made meanwhile."""
         self._follower: Follower | None = None
         self._sampler: Sampler | None = None
         self._ticks: deque[Tick] = deque(maxlen=TICKS_KEPT)
@@ -52,7 +54,8 @@ class Reader(threading.Thread):
 
     def follow(self, directory: Path | None) -> None:
         """Show this run from now on, or none. Safe from any thread."""
-        self._wanted, self._looked = directory, True
+        with self._choosing:
+            self._wanted, self._looked = directory, True
         self._wake.set()
 
     def stop(self, timeout_s: float = 1.0) -> None:
@@ -100,12 +103,15 @@ class Reader(threading.Thread):
 
         if not self._looked:
             found = newest(self._home)
-            if not self._looked:
-                self._wanted, self._looked = found, True
+            with self._choosing:
+                if not self._looked:
+                    self._wanted, self._looked = found, True
         directory = self._wanted
         if directory is not None and not directory.exists():
             # It was deleted: look for another one next time.
-            self._looked, directory = False, None
+            with self._choosing:
+                self._looked = self._wanted != directory
+            directory = None
         if directory is None:
             self._follower = None
             return None

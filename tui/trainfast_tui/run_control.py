@@ -27,9 +27,34 @@ class RunControl:
         self._home = home
         self._python = python
         self._post = post
+        self._is_starting = False
+        self._unseen: Path | None = None
+
+    @property
+    def is_starting(self) -> bool:
+        """Whether a run was asked for that neither came onto the screen nor was refused."""
+        return self._is_starting or self._unseen is not None
+
+    def note_started(self, directory: Path) -> None:
+        """The run asked for is there; what the reader shows may still be the one before."""
+        self._is_starting, self._unseen = False, directory
+
+    def note_refused(self) -> None:
+        """The run asked for will not come."""
+        self._is_starting = False
+
+    def note_shown(self, directory: Path | None) -> None:
+        """The reader shows this run."""
+        if self._unseen is not None and (directory == self._unseen or not self._unseen.exists()):
+            self._unseen = None
+
+    def note_left(self) -> None:
+        """Another run was chosen to be shown: do not wait for the one that was started."""
+        self._unseen = None
 
     def start(self, spec: RunSpec) -> None:
         """Check and start a run: RunStarted, or Refused."""
+        self._is_starting = True
         in_background("start", lambda: self._start(spec), self._post)
 
     def stop(self, directory: Path) -> None:
@@ -42,6 +67,7 @@ class RunControl:
 
     def stop_then_start(self, directory: Path, spec: RunSpec) -> None:
         """End one run and start the next as soon as nothing of the first is left."""
+        self._is_starting = True
         in_background("stop then start", lambda: self._stop_then_start(directory, spec), self._post)
 
     def _start(self, spec: RunSpec) -> Message:
