@@ -90,7 +90,7 @@ class DevicesPanel(Painted):
                 (fmt.size(run.memory_rss_bytes), "text"),
                 ("  ", "muted"),
                 (fmt.count(run.processes, "process" if run.processes == 1 else "processes"), "text"),
-                (f", {fmt.count(run.threads, "threads")}" if wide and not has_gpu else "", "text"),
+                (f", {fmt.count(run.threads, 'threads')}" if wide and not has_gpu else "", "text"),
             ]
         elif has_gpu:
             tail = []
