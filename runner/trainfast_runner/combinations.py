@@ -19,6 +19,7 @@ from trainfast_runner.zero_rules import zero_fits
 
 DATA_PARALLEL = ("dp", "ddp", "fsdp", "zero1", "zero2", "zero3", "zero2-offload", "zero3-offload")
 AMPERE = (8, 0)
+SMALLEST_VOCAB = 300  # of the worker's corpus.py, which is not imported here
 
 
 @dataclass(frozen=True)
@@ -226,16 +227,31 @@ def _set_knobs_matter(facts: Facts) -> Problem | None:
 
 
 def _positions_suffice(facts: Facts) -> Problem | None:
-    """Learned positions end at the table's size; rotary ones do not."""
+    """A table of learned positions ends there, and rotary ones were not made for more: the worker refuses both."""
     config, seq_len = facts.config, facts.knobs["seq_len"]
-    if any(key.startswith("rope") for key in config):
-        return None
+    nested = config.get("text_config")
+    if isinstance(nested, dict):
+        config = {**config, **nested}
     field = next((key for key in ("n_positions", "max_position_embeddings") if isinstance(config.get(key), int)), None)
     if field and isinstance(seq_len, int) and seq_len > config[field]:
         return Problem(
             f"seq_len={seq_len} is longer than the model's model.{field}={config[field]}",
             key="seq_len",
             advice=f"seq_len={config[field]}, or model.{field}={seq_len}",
+        )
+    return None
+
+
+def _vocabulary_holds_bytes(facts: Facts) -> Problem | None:
+    """A family has no tokenizer of its own: one is trained on the text, and it starts from every byte."""
+    vocab, data = facts.config.get("vocab_size"), facts.spec.data
+    trained = data.get("kind") != "random" and not data.get("tokenizer") and "family" in facts.spec.model
+    if trained and isinstance(vocab, int) and vocab < SMALLEST_VOCAB:
+        return Problem(
+            f"model.vocab_size={vocab} is too small: a byte-level BPE needs at least {SMALLEST_VOCAB}",
+            key="model.vocab_size",
+            allowed=[f"{SMALLEST_VOCAB} or more"],
+            advice=f"model.vocab_size={SMALLEST_VOCAB}, or data.kind=random",
         )
     return None
 
@@ -259,6 +275,7 @@ RULES: tuple[Rule, ...] = (
     _optimizer_is_installed,
     _limit_for_every_rank,
     _positions_suffice,
+    _vocabulary_holds_bytes,
     _heads_divide,
     pipeline_fits,
     *SHARDED_RULES,

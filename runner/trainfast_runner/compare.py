@@ -15,16 +15,21 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from trainfast_runner.knobs import BY_NAME
 from trainfast_runner.records import Result
+from trainfast_runner.state_words import state_words
 
 BETTER, WORSE = "better", "worse"
 NOISE = "no significant difference"
 CHANGED = "changed"
 UNKNOWN = "not measured in both"
+OTHER_BATCH, OTHER_DEVICES = "other batch", "other devices"
+"""A step that does other work, or is shared out otherwise, is neither better nor worse for taking longer."""
+BATCH_KNOBS = ("batch_size", "grad_accum", "seq_len")
+DEVICE_KNOBS = ("strategy", "devices", "tp_degree", "pp_degree", "micro_batches")
 LEAST_STEPS = 5
 ERRORS_APART = 3.0
 RUN_TO_RUN = 0.02
@@ -38,7 +43,8 @@ PHASES = ("data", "forward", "backward", "optimizer", "other")
 class ComparisonRow:
     """One figure of both runs. `unit` is samples/s, tokens/s, ms, bytes, J or empty; `delta` is b - a in that unit.
 
-    `verdict` is better, worse, changed (neither is better), "no significant difference" or "not measured in both".
+    `verdict` is better, worse, changed (neither is better), "no significant difference", "not measured in both", or
+    for a step and its phases where a step is not the same work in both "other batch" or "other devices".
     """
 
     label: str
@@ -80,12 +86,13 @@ def _rows(a: Result, b: Result) -> Iterator[ComparisonRow]:
     ):
         yield _row(label, unit, one, other, _ratio_counts(one, other, noise), more_is_better=True)
     step_a, step_b = a.step_ms.p50, b.step_ms.p50
-    yield _row("step", "ms", step_a, step_b, _ratio_counts(step_a, step_b, noise))
+    other_work = _other_work(a, b)
+    yield _of_step(_row("step", "ms", step_a, step_b, _ratio_counts(step_a, step_b, noise)), other_work)
     step_noise = None if noise is None or step_a is None or step_b is None else noise * max(step_a, step_b)
     for name in PHASES:
         one, other = getattr(a.step_ms, name), getattr(b.step_ms, name)
         counts = _ratio_counts(one, other, 0.0) and step_noise is not None and abs(other - one) > step_noise
-        yield _row(f"step: {name}", "ms", one, other, counts)
+        yield _of_step(_row(f"step: {name}", "ms", one, other, counts), other_work)
     for label, unit, one, other in (
         ("peak allocated", "bytes", a.memory.peak_allocated_bytes, b.memory.peak_allocated_bytes),
         ("peak reserved", "bytes", a.memory.peak_reserved_bytes, b.memory.peak_reserved_bytes),
@@ -110,6 +117,19 @@ def _row(
     else:
         verdict = BETTER if (delta > 0) == more_is_better else WORSE
     return ComparisonRow(label, unit, a, b, delta, percent, verdict)
+
+
+def _other_work(a: Result, b: Result) -> str | None:
+    """Why a step of one run is not the work of a step of the other; None where it is."""
+    if any(a.knobs.get(name) != b.knobs.get(name) for name in BATCH_KNOBS):
+        return OTHER_BATCH
+    worlds = a.actual.world_size, b.actual.world_size
+    shared_out = None not in worlds and worlds[0] != worlds[1]
+    return OTHER_DEVICES if shared_out or any(a.knobs.get(n) != b.knobs.get(n) for n in DEVICE_KNOBS) else None
+
+
+def _of_step(row: ComparisonRow, other_work: str | None) -> ComparisonRow:
+    return row if other_work is None or row.delta is None else replace(row, verdict=other_work)
 
 
 def _ratio_counts(a: float | None, b: float | None, noise: float | None) -> bool:
@@ -137,7 +157,7 @@ def _notes(a: Result, b: Result) -> Iterator[str]:
         yield f"different presets: {_name(a)} and {_name(b)}"
     for result in (a, b):
         if result.state != "finished":
-            yield f"{result.run_id} ended {result.state.replace('_', ' ')}: {result.reason}"
+            yield f"{result.run_id} ended {state_words(result.state)}: {result.reason}"
         elif result.steps.measured < LEAST_STEPS:
             yield f"{result.run_id} measured {result.steps.measured} steps: too few to tell a difference from noise"
         if result.synthetic_data:

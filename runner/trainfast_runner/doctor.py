@@ -115,6 +115,7 @@ def _versions(executable: str) -> dict[str, str | None]:
             text=True,
             errors="replace",
             timeout=30,
+            env={**os.environ, "PYTHONSAFEPATH": "1"},  # no json.py of the working directory
         )
         found: dict[str, str | None] = json.loads(done.stdout)
     except (OSError, ValueError, subprocess.TimeoutExpired):
@@ -294,7 +295,10 @@ def _shared_memory() -> Iterator[Check]:
 
 def _logout() -> Iterator[Check]:
     """Whether logind ends a user's processes at logout: a run that was left going would end with the session."""
-    user = pwd.getpwuid(os.getuid()).pw_name
+    try:
+        user = pwd.getpwuid(os.getuid()).pw_name
+    except KeyError:  # as in a container that runs under any uid
+        user = str(os.getuid())
     lingers = Path("/var/lib/systemd/linger", user).exists()
     if not Path("/run/systemd/seats").exists() or not ends_at_logout(user):
         yield Check("logout", "ok", "runs go on when this session ends")

@@ -25,17 +25,45 @@ T = TypeVar("T")
 RUN_FILE = "run.json"
 RESULT_FILE = "result.json"
 LOCK_FILE = "alive.lock"
+LAUNCH_LOCK_FILE = "launch.lock"
+STAMP, STAMP_EXAMPLE = "%Y%m%d-%H%M%S", "20261121-054455"
+MOST_AHEAD_S = 60
+"""A newest run further in the future than this was started by a clock that was wrong."""
+LEAVING_S = 5.0
+"""How long a supervisor may take from `result.json` to its own end."""
 
 
 def home_directory() -> Path:
     """`$TRAINFAST_HOME`, or `trainfast-tui` in the XDG state directory. Need not exist."""
     given = os.environ.get("TRAINFAST_HOME")
-    return Path(given).expanduser().absolute() if given else Path(platformdirs.user_state_dir("trainfast-tui"))
+    expanded = os.path.expanduser(given or platformdirs.user_state_dir("trainfast-tui"))
+    if expanded.startswith("~"):
+        # A user without an entry in the password file, as containers have them, and without HOME.
+        whose = expanded.partition("/")[0]
+        raise Problem(
+            f"there is no home directory for {whose}: set TRAINFAST_HOME to a directory you can write",
+            key="TRAINFAST_HOME",
+        )
+    try:
+        path = os.path.abspath(expanded)
+        path.encode()
+    except FileNotFoundError:
+        raise Problem(
+            f"{expanded} starts in the current directory, which has been deleted: cd to another one",
+            key="TRAINFAST_HOME",
+        ) from None
+    except UnicodeEncodeError:
+        raise Problem(f"{os.fsencode(expanded)!r} is not UTF-8: give another directory", key="TRAINFAST_HOME") from None
+    return Path(path)
 
 
 def cache_directory() -> Path:
-    """`trainfast-tui` in the XDG cache directory: tokenizers, tokenized text, facts about Pythons and models."""
-    return Path(platformdirs.user_cache_dir("trainfast-tui"))
+    """`trainfast-tui` in the XDG cache directory: tokenizers, tokenized text, facts about Pythons and models.
+
+    `cache` in the home for a user who has no directory of their own.
+    """
+    path = platformdirs.user_cache_dir("trainfast-tui")
+    return home_directory() / "cache" if path.startswith("~") else Path(path)
 
 
 class Home:
@@ -95,7 +123,7 @@ class Home:
     def new_run(self, slug: str) -> tuple[str, Path]:
         """A new, empty run directory. Raises Problem when the home cannot be written."""
         self.ready()
-        stamp = time.strftime("%Y%m%d-%H%M%S")
+        stamp = self._next_stamp()
         word = re.sub(r"[^a-z0-9]+", "-", slug.lower()).strip("-")[:40] or "run"
         while True:
             run_id = f"{stamp}-{word}-{secrets.token_hex(2)}"
@@ -107,10 +135,31 @@ class Home:
                 raise home_problem(self.path, error) from None
             return run_id, self.directory(run_id)
 
+    def _next_stamp(self) -> str:
+        """This second, or the one after the newest run's: of two runs started in one second the later is `last`."""
+        now = time.time()
+        newest = "".join(self.run_ids()[-1:])[: len(STAMP_EXAMPLE)]
+        # UTC, in which no hour comes twice.
+        for ahead_s in range(MOST_AHEAD_S):
+            stamp = time.strftime(STAMP, time.gmtime(now + ahead_s))
+            if stamp > newest:
+                return stamp
+        return time.strftime(STAMP, time.gmtime(now))
+
+    @contextmanager
+    def launching(self) -> Iterator[None]:
+        """One launch at a time: whoever looks for a free device in here can start on it."""
+        fd = os.open(self.path / LAUNCH_LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX)
+            yield
+        finally:
+            os.close(fd)
+
     def remove(self, run_id: str) -> None:
         """Delete a run's directory. Raises Problem while anything of it is alive."""
         directory = self.directory(run_id)
-        if is_alive(directory):
+        if stays_alive(directory):
             raise Problem(f"{run_id} is still running", key=run_id, advice=f"trainfast-tui stop {run_id}")
         shutil.rmtree(directory)
 
@@ -142,7 +191,7 @@ def shared_lock(directory: Path) -> Iterator[int]:
 def is_alive(directory: Path) -> bool:
     """Whether any process of the run still holds its lock."""
     try:
-        fd = os.open(directory / LOCK_FILE, os.O_RDWR | os.O_CLOEXEC)
+        fd = open_lock(directory)
     except FileNotFoundError:
         return False
     try:
@@ -151,6 +200,27 @@ def is_alive(directory: Path) -> bool:
         return True
     finally:
         os.close(fd)
+    return False
+
+
+def open_lock(directory: Path) -> int:
+    """A descriptor of the run's lock, to ask for all of it. Raises FileNotFoundError where there is none."""
+    try:
+        # NFS gives an exclusive lock only to who may write.
+        return os.open(directory / LOCK_FILE, os.O_RDWR | os.O_CLOEXEC)
+    except OSError as error:
+        if error.errno not in (errno.EACCES, errno.EPERM, errno.EROFS):
+            raise
+        return os.open(directory / LOCK_FILE, os.O_RDONLY | os.O_CLOEXEC)
+
+
+def stays_alive(directory: Path) -> bool:
+    """As `is_alive`, but a run that has its result is given the moment its supervisor needs to end."""
+    deadline = time.monotonic() + LEAVING_S
+    while is_alive(directory):
+        if time.monotonic() > deadline or not (directory / RESULT_FILE).exists():
+            return True
+        time.sleep(0.02)
     return False
 
 

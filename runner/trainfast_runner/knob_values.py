@@ -24,6 +24,7 @@ BYTE_UNITS = {
     "GiB": 2**30,
     "TiB": 2**40,
 }
+MOST_BYTES = 2**62
 
 
 class Values(Protocol):
@@ -159,8 +160,8 @@ class DeviceList:
         text = str(raw).strip()
         if self.always_list and text in {"", "none"}:
             return ""
-        if not re.fullmatch(r"\d+(\+\d+)*\+?", text):
-            raise Problem(f"{text!r} is neither a count nor a list", allowed=[self.describe()])
+        if not re.fullmatch(r"\d{1,4}(\+\d{1,4})*\+?", text):
+            raise Problem(f"{text[:40]!r} is neither a count nor a list", allowed=[self.describe()])
         indexes = [int(part) for part in text.split("+") if part]
         if len(set(indexes)) != len(indexes):
             raise Problem(f"{text!r} names a device twice", allowed=[self.describe()])
@@ -203,11 +204,16 @@ def parse_bytes(text: str) -> int:
     found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]+)\s*", text)
     if not found or found[2] not in BYTE_UNITS:
         units = [unit for unit in BYTE_UNITS if unit != "KB"]
-        raise Problem(f"{text!r} is not a number of bytes with a unit", allowed=units)
-    count = int(float(found[1]) * BYTE_UNITS[found[2]])
-    if count < 1:
+        folded = {unit.lower(): unit for unit in units}
+        meant = folded.get(found[2].lower()) if found else None
+        near = f"{found[1]}{meant}" if found and meant else None
+        raise Problem(f"{text!r} is not a number of bytes with a unit", allowed=units, nearest=near)
+    size = float(found[1]) * BYTE_UNITS[found[2]]
+    if size < 1:
         raise Problem(f"{text!r} leaves no memory at all")
-    return count
+    if size > MOST_BYTES:
+        raise Problem(f"{found[1][:20]} {found[2]} is more than any machine has")
+    return int(size)
 
 
 def parse_bytes_per_rank(text: str) -> list[int]:

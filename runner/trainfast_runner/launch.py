@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
+import shutil
+import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -17,11 +19,20 @@ import msgspec
 from trainfast_runner import __version__, combinations, training_python, zero_rules
 from trainfast_runner.calibration import ceiling_of
 from trainfast_runner.extensions import extensions_directory, search_path
-from trainfast_runner.home import LOCK_FILE, RUN_FILE, Home, cache_directory, home_problem, is_alive, read_run_file
+from trainfast_runner.home import (
+    RUN_FILE,
+    Home,
+    cache_directory,
+    home_problem,
+    is_alive,
+    read_run_file,
+    shared_lock,
+)
 from trainfast_runner.json_lines import write_atomically
 from trainfast_runner.knob_values import parse_bytes_per_rank
 from trainfast_runner.machine import Machine, look
 from trainfast_runner.problem import Problem
+from trainfast_runner.process_tree import boot_id
 from trainfast_runner.records import Clock, RunFile
 from trainfast_runner.sharded_rules import ONE_PROCESS
 from trainfast_runner.spec import RunSpec, expand_paths
@@ -126,30 +137,49 @@ def plan(spec: RunSpec, python: str | None = None) -> RunPlan:
 def start(plan: RunPlan, home: Home) -> Path:
     """Start the run and return its directory once the supervisor holds its lock.
 
-    Raises Problem when a live run of this home uses one of its devices, or the home cannot be written.
+    Raises DevicesBusy when a live run of this home uses one of its devices, Problem when the home cannot be written.
     """
     home.ready()
+    _refuse_busy(plan, home)
+    plan, clean = _settled(plan, home)
+    with ExitStack() as ours:
+        try:
+            with home.launching():
+                _refuse_busy(plan, home)
+                run_id, directory = home.new_run(plan.spec.name)
+                # Ours until the supervisor has its own: a reader never sees a started run without a holder.
+                ours.enter_context(shared_lock(directory))
+                _write_run_file(_run_file(plan, home, run_id, directory, clean), directory)
+            _spawn_supervisor(directory)
+        except OSError as error:
+            raise home_problem(home.path, error) from None
+    return directory
+
+
+class DevicesBusy(Problem):
+    """A live run of this home uses a device that was asked for; it can be waited for."""
+
+
+def _refuse_busy(plan: RunPlan, home: Home) -> None:
     busy = busy_with(plan, home)
     if busy is not None:
-        raise Problem(
+        raise DevicesBusy(
             f"{_device_words(plan)} in use by {busy.run_id}",
             key="devices",
             advice=f"trainfast-tui stop {busy.run_id}, or --wait",
         )
-    clean = _wait_for_memory(plan, home)
-    run_id, directory = home.new_run(plan.spec.name)
+
+
+def _write_run_file(run: RunFile, directory: Path) -> None:
+    """Write `run.json`, or leave nothing of the run."""
     try:
-        lock = os.open(directory / LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        try:
-            # Ours until the supervisor has its own: a reader never sees a started run without a holder.
-            fcntl.flock(lock, fcntl.LOCK_SH)
-            write_atomically(directory / RUN_FILE, msgspec.json.encode(_run_file(plan, home, run_id, directory, clean)))
-            _spawn_supervisor(directory)
-        finally:
-            os.close(lock)
-    except OSError as error:
-        raise home_problem(home.path, error) from None
-    return directory
+        write_atomically(directory / RUN_FILE, msgspec.json.encode(run))
+    except UnicodeEncodeError as error:
+        shutil.rmtree(directory, ignore_errors=True)
+        raise Problem(f"{os.fsencode(error.object)!r} is not UTF-8 and cannot be recorded") from None
+    except OSError:
+        shutil.rmtree(directory, ignore_errors=True)
+        raise
 
 
 def live_runs(home: Home) -> list[RunFile]:
@@ -204,12 +234,14 @@ def _environment(
     env = {
         "PATH": search_path(seen.executable),
         "PYTHONUNBUFFERED": "1",
+        # torchrun's `-m` and the processes multiprocessing spawns would import a random.py of the working directory.
+        "PYTHONSAFEPATH": "1",
         "TOKENIZERS_PARALLELISM": "false",
         "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
         "CUDA_VISIBLE_DEVICES": ",".join(gpu.uuid or str(gpu.index) for gpu in gpus),
-        **MALLOC,
     }
     if machine.device == "cpu":
+        env.update(MALLOC)
         env["OMP_NUM_THREADS"] = os.environ.get("OMP_NUM_THREADS", str(max(1, machine.cores // ranks)))
         # Threads that spin for work stall the training many times over as soon as anything else wants a core.
         env["OMP_WAIT_POLICY"] = os.environ.get("OMP_WAIT_POLICY", "PASSIVE")
@@ -244,7 +276,7 @@ def _run_file(plan: RunPlan, home: Home, run_id: str, directory: Path, clean: bo
         argv=plan.argv(directory),
         env=plan.env,
         versions=plan.versions,
-        cwd=os.getcwd(),
+        cwd=training_python.working_directory(),
         git_commit=_git_commit(),
         boot_id=boot_id(),
         clock=Clock(monotonic_ns=time.monotonic_ns(), wall_ns=time.time_ns()),
@@ -254,11 +286,6 @@ def _run_file(plan: RunPlan, home: Home, run_id: str, directory: Path, clean: bo
         clean=clean,
         calibration=ceiling_of(home, plan.device, plan.gpus[0].name if plan.gpus else None),
     )
-
-
-def boot_id() -> str:
-    """This boot of the machine: pids and monotonic times of another one mean nothing."""
-    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
 
 
 def _spawn_supervisor(directory: Path) -> None:
@@ -278,37 +305,45 @@ def _spawn_supervisor(directory: Path) -> None:
     deadline = time.monotonic() + HANDOVER_S
     while not (events.exists() and events.stat().st_size):
         if process.poll() is not None or time.monotonic() > deadline:
+            # Before it has begun it dies of this; a late one ends all that it started.
+            process.send_signal(signal.SIGUSR1)
             said = (directory / "supervisor.log").read_text(errors="replace").strip().splitlines() or ["nothing"]
             raise Problem(f"the supervisor did not start; it said: {said[-1]}", key="supervisor", exit_code=4)
         time.sleep(0.01)
 
 
-def _wait_for_memory(plan: RunPlan, home: Home) -> bool:
-    """Wait until the devices have let go of the last run's memory. False when they have not within 10 s.
+def _settled(plan: RunPlan, home: Home) -> tuple[RunPlan, bool]:
+    """The plan with what its devices read now, once they have let go of the last run's memory.
 
-    The measure is the used memory from before the last run on the same devices plus 64 MiB.
+    The measure is the used memory from before the last run on the same devices plus 64 MiB; False when they are
+    still over it after 10 s. The plan's own readings may be from before a long wait.
     """
-    if not plan.gpus:
-        return True
-    before: dict[str, int] = {}
+    if not plan.gpus and not plan.watched:
+        return plan, True
+    before = _used_before_last_run(plan, home)
+    deadline = time.monotonic() + MEMORY_SETTLES_S
+    while True:
+        now = {gpu.uuid: gpu for gpu in look(plan.versions.get("torch")).nvml_gpus if gpu.uuid}
+        clean = all((now[uuid].memory_used_bytes or 0) <= limit for uuid, limit in before.items() if uuid in now)
+        if clean or time.monotonic() > deadline:
+            gpus, watched = (
+                tuple(now.get(gpu.uuid or "", gpu) for gpu in group) for group in (plan.gpus, plan.watched)
+            )
+            return replace(plan, gpus=gpus, watched=watched), clean
+        time.sleep(0.25)
+
+
+def _used_before_last_run(plan: RunPlan, home: Home) -> dict[str, int]:
+    """The most that each of the plan's devices may hold, by UUID; empty where none was used before."""
     for run_id in reversed(home.run_ids()):
         last = read_run_file(home.directory(run_id))
         if last is not None and set(last.device_uuids) & set(plan.device_uuids):
-            before = last.used_before_bytes
-            break
-    deadline = time.monotonic() + MEMORY_SETTLES_S
-    while True:
-        machine = look(plan.versions.get("torch"))
-        used = {gpu.uuid: gpu.memory_used_bytes for gpu in machine.nvml_gpus if gpu.uuid and gpu.memory_used_bytes}
-        if all(
-            used.get(uuid, 0) <= bytes_before + MEMORY_SETTLED_BYTES
-            for uuid, bytes_before in before.items()
-            if uuid in plan.device_uuids
-        ):
-            return True
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(0.25)
+            return {
+                uuid: used + MEMORY_SETTLED_BYTES
+                for uuid, used in last.used_before_bytes.items()
+                if uuid in plan.device_uuids
+            }
+    return {}
 
 
 def _foreign_processes(gpus: tuple[DeviceReading, ...]) -> list[dict[str, Any]]:

@@ -99,13 +99,15 @@ def _indexes(text: int | str) -> list[int]:
 def _at(gpus: tuple[DeviceReading, ...], index: int, key: str) -> DeviceReading:
     if key == "devices":
         if index < len(gpus):
+            if gpus[index].error is not None:
+                raise Problem(f"devices={index}+: that GPU does not answer: {gpus[index].error}", key=key)
             return gpus[index]
     else:
         for gpu in gpus:
             if gpu.index == index:
                 return gpu
     raise Problem(
-        f"{key}={index}+: there is no GPU {index}; there {_are(len(gpus))}",
+        f"{key}={index}{'+' if key == 'devices' else ''}: there is no GPU {index}; there {_are(len(gpus))}",
         key=key,
         allowed=[f"0 to {len(gpus) - 1}"] if gpus else ["none"],
     )

@@ -115,15 +115,21 @@ def _load_file(path: Path, above: tuple[Path, ...]) -> Preset:
         text = path.read_text(encoding="utf-8")
     except FileNotFoundError:
         raise Problem(f"there is no preset file {path}", key=str(path)) from None
-    except (OSError, UnicodeDecodeError) as error:
+    except IsADirectoryError:
+        raise Problem(f"{path} is a directory, not a preset file", key=str(path)) from None
+    except OSError as error:
+        raise Problem(f"cannot read preset {path}: {error.strerror}", key=str(path)) from None
+    except UnicodeDecodeError as error:
         raise Problem(f"cannot read preset {path}: {error}", key=str(path)) from None
     try:
         raw = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
+    except ValueError as error:  # TOMLDecodeError, or a whole number of more digits than Python reads
         raise Problem(f"{path}: not valid TOML: {error}", key=str(path)) from None
     source = _Source(path, text)
     source.known_keys(raw, TOP_KEYS, ())
-    if raw.get("schema") != SCHEMA:
+    if "schema" not in raw:
+        raise source.problem(("schema",), f"schema is missing: add schema = {SCHEMA}")
+    if raw["schema"] != SCHEMA:
         raise source.problem(("schema",), f"schema must be {SCHEMA}", allowed=[str(SCHEMA)])
     mine = Preset(
         name=path.stem,

@@ -5,6 +5,8 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable
 
+MOST_SHOWN = 60
+
 
 class Problem(Exception):
     """Input that cannot be used. The command line prints it and exits with `exit_code`.
@@ -41,7 +43,9 @@ class Problem(Exception):
         if self.advice:
             text += f"; try {self.advice}"
         if self.allowed:
-            text += f" (allowed: {', '.join(self.allowed)})"
+            more = len(self.allowed) - MOST_SHOWN
+            shown = [*self.allowed[:MOST_SHOWN], *([f"… and {more} more"] if more > 0 else [])]
+            text += f" (allowed: {', '.join(shown)})"
         return " ".join(text.split())
 
     def at(self, where: str) -> Problem:

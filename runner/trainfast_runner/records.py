@@ -84,9 +84,21 @@ class RunFile(msgspec.Struct, frozen=True, kw_only=True):
     calibration: dict[str, Any] | None = None
     """What `doctor --calibrate` measured on this device, where it did."""
 
+    def changes(self) -> dict[str, Any]:
+        """What `--set` or the screen changed of the preset, `knob`, `model.FIELD` or `data.FIELD`, with its value."""
+        sections = {"model": self.model, "data": self.data}
+        found = {}
+        for key in self.changed:
+            section, dot, name = key.partition(".")
+            found[key] = sections.get(section, {}).get(name) if dot else self.knobs.get(key)
+        return found
+
 
 class Step(msgspec.Struct, frozen=True, kw_only=True):
-    """A line of `steps.jsonl`: one optimizer step of one rank. Phases an engine cannot split are None."""
+    """A line of `steps.jsonl`: one optimizer step of one rank. Phases an engine cannot split are None.
+
+    JSON has no NaN or infinity: such a loss is None with `loss_not_finite`.
+    """
 
     t_ns: Count
     step: Count
@@ -107,6 +119,7 @@ class Step(msgspec.Struct, frozen=True, kw_only=True):
     loss_scale: float | None = None
     compiling: bool = False
     phase_peaks: dict[str, int] | None = None
+    loss_not_finite: bool = False
 
 
 class WorkerLine(msgspec.Struct, frozen=True, kw_only=True):
@@ -152,6 +165,9 @@ class WorkerLine(msgspec.Struct, frozen=True, kw_only=True):
     reshard: str | None = None
     parameters: int | None = None
     device_name: str | None = None
+    layers: Count | None = None
+    hidden_size: Count | None = None
+    vocab_size: Count | None = None
     model_flops_per_sample: Bounded | None = None
     recomputed_flops_per_sample: Bounded | None = None
     notebook_flops_per_sample: Bounded | None = None
@@ -192,6 +208,11 @@ class Actual(msgspec.Struct, frozen=True, kw_only=True):
     compiled: bool | None = None
     engine: str | None = None
     sdpa_backend: str | None = None
+    optimizer_implementation: str | None = None
+    parameters: int | None = None
+    layers: int | None = None
+    hidden_size: int | None = None
+    vocab_size: int | None = None
 
 
 class StepCount(msgspec.Struct, frozen=True, kw_only=True):
@@ -202,10 +223,14 @@ class StepCount(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Losses(msgspec.Struct, frozen=True, kw_only=True):
-    """Means of the first and last five recorded losses."""
+    """Means of the first and last five recorded losses, None where one of those is not a finite number.
+
+    `not_finite` counts the steps whose loss was none.
+    """
 
     first: float | None = None
     last: float | None = None
+    not_finite: int = 0
 
 
 class Spread(msgspec.Struct, frozen=True, kw_only=True):
@@ -320,7 +345,10 @@ class Conditions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Result(msgspec.Struct, frozen=True, kw_only=True):
-    """`result.json`, and what `run --json` prints."""
+    """`result.json`, and what `run --json` prints.
+
+    `changed` is what `--set` or the screen changed of the preset: knobs, `model.FIELD` and `data.FIELD` with values.
+    """
 
     schema: int = SCHEMA
     run_id: str
@@ -332,6 +360,7 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
     started_wall_ns: int | None = None
     seconds: float | None = None
     knobs: dict[str, Any] = {}
+    changed: dict[str, Any] = {}
     actual: Actual = Actual()
     steps: StepCount = StepCount()
     loss: Losses = Losses()

@@ -12,10 +12,10 @@ from pathlib import Path
 
 import msgspec
 
-from trainfast_runner.home import LOCK_FILE, RESULT_FILE, RUN_FILE, is_alive, read_result, read_run_file
+from trainfast_runner.home import RESULT_FILE, RUN_FILE, is_alive, open_lock, read_result, read_run_file
 from trainfast_runner.json_lines import read_all, write_atomically
 from trainfast_runner.process_tree import Identity, boot_id, is_running
-from trainfast_runner.records import END_STATES, Event, Result, RunError
+from trainfast_runner.records import END_STATES, SCHEMA, Event, Result, RunError
 from trainfast_runner.run_records import EVENTS_FILE, RunRecords, read_records
 from trainfast_runner.summary import summarise
 from trainfast_runner.verdict import Verdict, one_line
@@ -60,13 +60,16 @@ def state_of(directory: Path) -> RunState:
         return RunState(state="starting")
     if is_alive(directory):
         return _live(directory)
+    if _result_is_newer(directory):
+        return RunState(state="lost", reason="result.json was written by a newer trainfast-tui: update this one")
     return RunState(state="lost", reason="run.json is missing or unreadable: nothing is known of this run")
 
 
 def settle(directory: Path) -> Result | None:
     """The result of a run that has ended, written now from its records when its supervisor could not.
 
-    None while anything of it is alive, and where there is no readable `run.json`. In a home that cannot be
+    None while anything of it is alive, where there is no readable `run.json`, and where a newer version wrote the
+    result in a way that this one cannot read. In a home that cannot be
     written the result is given all the same.
     """
     result = read_result(directory)
@@ -77,13 +80,25 @@ def settle(directory: Path) -> Result | None:
             return read_result(directory)
         # Whoever held the lock before may have written it.
         result = read_result(directory)
-        if result is not None:
+        if result is not None or _result_is_newer(directory):
             return result
         records = read_records(directory)
         result = summarise(directory, records, _lost(records), records.last_t_ns())
         with contextlib.suppress(OSError):  # A full or read-only disk: the next reader tries again.
             write_atomically(directory / RESULT_FILE, msgspec.json.encode(result) + b"\n")
         return result
+
+
+def _result_is_newer(directory: Path) -> bool:
+    """Whether the unreadable `result.json` is whole, and of a schema that is only unknown here."""
+    try:
+        return msgspec.json.decode((directory / RESULT_FILE).read_bytes(), type=_Versioned).schema > SCHEMA
+    except (OSError, msgspec.DecodeError):
+        return False
+
+
+class _Versioned(msgspec.Struct, frozen=True):
+    schema: int = 0
 
 
 def supervisor_of(directory: Path) -> Identity | None:
@@ -183,7 +198,7 @@ def _lost(records: RunRecords) -> Verdict:
 def _exclusive_lock(directory: Path) -> Iterator[bool]:
     """The run's lock for this reader alone; False when someone else keeps it, longer than another reader would."""
     try:
-        fd = os.open(directory / LOCK_FILE, os.O_RDONLY | os.O_CLOEXEC)
+        fd = open_lock(directory)
     except FileNotFoundError:
         # Nobody can hold what is not there, and whoever made this run had it first.
         yield True

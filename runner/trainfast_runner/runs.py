@@ -17,6 +17,7 @@ from trainfast_runner.recovery import settle, state_of
 class RunRow:
     """One run in a list. `seconds` is the whole run's, rates are a second and summed over data-parallel ranks.
 
+    `changed` is what was changed of the preset.
     `supervised` is None once a run has ended, False while it lives and nobody watches over it.
     """
 
@@ -28,6 +29,7 @@ class RunRow:
     started_wall_ns: int | None = None
     seconds: float | None = None
     knobs: dict[str, Any] = field(default_factory=dict)
+    changed: dict[str, Any] = field(default_factory=dict)
     samples_per_s: float | None = None
     tokens_per_s: float | None = None
     step_ms_p50: float | None = None
@@ -75,6 +77,7 @@ class _Brief(msgspec.Struct, frozen=True):
     started_wall_ns: int | None = None
     seconds: float | None = None
     knobs: dict[str, Any] = {}
+    changed: dict[str, Any] = {}
     throughput: _Throughput = _Throughput()
     step_ms: _StepTime = _StepTime()
     memory: _Memory = _Memory()
@@ -117,6 +120,7 @@ def row_of(home: Home, run_id: str) -> RunRow:
         reason=now.reason or "",
         started_wall_ns=run.clock.wall_ns if run else None,
         knobs=run.knobs if run else {},
+        changed=run.changes() if run else {},
         clean=run.clean if run else True,
         supervised=None if now.ended else now.supervised or now.state == "starting",
     )
@@ -147,6 +151,7 @@ def _row(brief: _Brief) -> RunRow:
         started_wall_ns=brief.started_wall_ns,
         seconds=brief.seconds,
         knobs=brief.knobs,
+        changed=brief.changed,
         samples_per_s=brief.throughput.samples_per_s.median,
         tokens_per_s=brief.throughput.tokens_per_s.median,
         step_ms_p50=brief.step_ms.p50,

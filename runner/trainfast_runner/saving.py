@@ -25,8 +25,8 @@ def save_preset(name: str, spec: RunSpec, overwrite: bool = False, source: str |
     """Write `spec` as the user's preset `name` and return its file; comments of what it started from stay.
 
     `source` is what the spec was resolved from, when that was a path and not a preset's name. A spec of a variant
-    becomes a preset without variants. Raises Problem for a bad name, an existing preset of the user's without
-    `overwrite`, and a directory that cannot be written.
+    becomes a preset without variants. Raises Problem for a bad name, an existing preset of the user's or a
+    shipped one of that name without `overwrite`, and a directory that cannot be written.
     """
     if not NAME.fullmatch(name) or name.endswith(".toml"):
         raise Problem(
@@ -37,6 +37,10 @@ def save_preset(name: str, spec: RunSpec, overwrite: bool = False, source: str |
     path = presets.user_directory() / f"{name}.toml"
     if path.exists() and not overwrite:
         raise Problem(f"you already have a preset {name}: {path}", key="name", advice="another name, or --overwrite")
+    if not overwrite and (presets.shipped_directory() / path.name).is_file():
+        raise Problem(
+            f"{name} would hide the shipped preset of that name", key="name", advice="another name, or --overwrite"
+        )
     preset, _ = presets.load(source or spec.preset)
     document = _document(preset)
     _refuse_circle(document, name)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from trainfast_runner import presets
-from trainfast_runner.knobs import BY_NAME, Knobs, defaults, knob
+from trainfast_runner.knobs import Knobs, defaults, knob
 from trainfast_runner.presets import Preset
 from trainfast_runner.problem import Problem, nearest
 
@@ -100,7 +100,9 @@ def expand_paths(data: dict[str, Any]) -> dict[str, Any]:
         raise Problem("data.kind files needs data.paths", key="data.paths")
     files: list[str] = []
     for pattern in data["paths"]:
-        matched = sorted(glob.glob(os.path.expanduser(pattern), recursive=True))
+        place = os.path.expanduser(pattern)
+        # A file of that very name needs no pattern: its name may hold [ or *.
+        matched = [place] if os.path.exists(place) else sorted(glob.glob(place, recursive=True))
         if kind == "jpeg":
             matched = [path for match in matched for path in _images_below(match)]
         matched = [os.path.abspath(path) for path in matched if os.path.isfile(path)]
@@ -123,10 +125,5 @@ def _toml_value(text: str) -> Any:
     """A number, boolean, list or quoted text as TOML reads it; anything else is text as it stands."""
     try:
         return tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
+    except ValueError:  # not TOML, or a whole number of more digits than Python reads
         return text
-
-
-def differences(one: Knobs, other: Knobs) -> dict[str, tuple[Any, Any]]:
-    """The knobs in which two runs differ, in the table's order."""
-    return {name: (one.get(name), other.get(name)) for name in BY_NAME if one.get(name) != other.get(name)}

@@ -58,6 +58,7 @@ def summarise(directory: Path, records: RunRecords, verdict: Verdict, ended_ns: 
         started_wall_ns=run.clock.wall_ns if run else None,
         seconds=(ended_ns - run.clock.monotonic_ns) / 1e9 if run and ended_ns is not None else None,
         knobs=run.knobs if run else {},
+        changed=run.changes() if run else {},
         actual=Actual(**as_fields(ran, Actual)) if ran else Actual(),
         steps=StepCount(measured=len(measured), warmup=len(first_rank) - len(measured)),
         loss=_losses(first_rank),
@@ -143,10 +144,15 @@ def _step_time(measured: list[Step]) -> StepTime:
 
 
 def _losses(steps: list[Step]) -> Losses:
-    losses = [step.loss for step in steps if step.loss is not None]
-    if not losses:
-        return Losses()
-    return Losses(first=statistics.fmean(losses[:LOSSES_IN_A_MEAN]), last=statistics.fmean(losses[-LOSSES_IN_A_MEAN:]))
+    losses = [step.loss for step in steps if step.loss is not None or step.loss_not_finite]
+
+    def mean(few: list[float | None]) -> float | None:
+        finite = [loss for loss in few if loss is not None]
+        return statistics.fmean(finite) if finite and len(finite) == len(few) else None
+
+    return Losses(
+        first=mean(losses[:LOSSES_IN_A_MEAN]), last=mean(losses[-LOSSES_IN_A_MEAN:]), not_finite=losses.count(None)
+    )
 
 
 def _flops(run: RunFile | None, ran: WorkerLine | None, throughput: Throughput) -> Flops:

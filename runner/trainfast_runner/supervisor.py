@@ -275,6 +275,9 @@ def main() -> None:
     if run is None:
         parser.error(f"{directory} has no readable run.json")
     with shared_lock(directory):
+        if (directory / RESULT_FILE).exists():
+            # Whoever launched this died before the lock was ours, and a reader has written the run off.
+            parser.error(f"{directory} has ended already")
         Supervisor(directory, run, grace_s=asked.grace, cap_bytes=asked.output_cap).run()
 
 

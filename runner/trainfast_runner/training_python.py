@@ -21,6 +21,10 @@ from trainfast_runner.problem import Problem, nearest
 WORKER = Path(__file__).with_name("worker")
 NEEDED = ("torch", "transformers", "tokenizers")
 PATIENCE_S = 120
+FAMILIAR = (
+    *("llama", "qwen3", "qwen2", "mistral", "mixtral", "gemma3_text", "phi3", "gpt2", "gpt_neox", "opt", "olmo2"),
+    *("bert", "roberta", "distilbert", "deberta-v2", "modernbert", "electra", "albert"),
+)
 
 
 @dataclass(frozen=True)
@@ -57,7 +61,7 @@ def inspect(python: str | None, model: dict[str, Any], objective: str, count: bo
         raise Problem(
             str(error.get("message", "the model cannot be configured")).partition("; did you mean")[0],
             key=error.get("key"),
-            allowed=(error.get("allowed") or [])[:80] if not error.get("nearest") else None,
+            allowed=_familiar_first(error.get("allowed") or []) if not error.get("nearest") else None,
             nearest=error.get("nearest"),
         )
     return Inspection(
@@ -67,6 +71,11 @@ def inspect(python: str | None, model: dict[str, Any], objective: str, count: bo
         config=answer.get("config") or {},
         parameters=answer.get("parameters"),
     )
+
+
+def _familiar_first(names: list[str]) -> list[str]:
+    """The names with the families that most people train in front, so that a list cut short holds them."""
+    return [*(name for name in FAMILIAR if name in names), *(name for name in names if name not in FAMILIAR)]
 
 
 def find(python: str | None) -> str:
@@ -93,6 +102,18 @@ def missing_packages(executable: str, missing: Iterable[str]) -> Problem:
     )
 
 
+def working_directory() -> str:
+    """Where the command was typed; empty, which keeps it all the same, where its name cannot be written down."""
+    try:
+        path = os.getcwd()
+        path.encode()
+    except FileNotFoundError:
+        return "/"  # it has been deleted, and the training's libraries do not load without one
+    except UnicodeEncodeError:
+        return ""
+    return path
+
+
 def _ask(executable: str, arguments: list[str]) -> dict[str, Any]:
     command = [executable, str(WORKER / "inspect_model.py"), *arguments]
     environment = {**os.environ, "TOKENIZERS_PARALLELISM": "false"}
@@ -105,6 +126,7 @@ def _ask(executable: str, arguments: list[str]) -> dict[str, Any]:
             errors="replace",
             timeout=PATIENCE_S,
             env=environment,
+            cwd=working_directory() or None,
             start_new_session=True,
         )
     except OSError as error:
@@ -118,6 +140,9 @@ def _ask(executable: str, arguments: list[str]) -> dict[str, Any]:
             continue
         if isinstance(answer, dict):
             return answer
+    if arguments[0] in done.stderr:
+        # What was given to it came back: whatever it is, it took our request for something else.
+        raise Problem(f"{executable} does not answer as a Python does", key="python")
     said = (done.stderr.strip().splitlines() or ["it said nothing"])[-1]
     raise Problem(f"{executable} cannot describe the model: {said}", key="python")
 
@@ -126,7 +151,7 @@ def _key(executable: str, request: str, count: bool) -> str:
     """Changes when a package is installed or removed, when our own scripts change, or when a local model does."""
     stamps = [f"{path}:{path.stat().st_mtime_ns}" for path in sorted(WORKER.glob("*.py"))]
     prefix = Path(executable).parent.parent
-    roots = [prefix, Path(executable).resolve().parent.parent, Path.home() / ".local"]
+    roots = [prefix, Path(executable).resolve().parent.parent, Path(os.path.expanduser("~/.local"))]
     for root in dict.fromkeys(roots):
         for place in sorted(root.glob("lib/python3*/*-packages")):
             stamps.append(f"{place}:{place.stat().st_mtime_ns}")

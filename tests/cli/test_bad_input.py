@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import os
+import pty
 import stat
+import subprocess
 import sys
 import venv
 from pathlib import Path
 
 import pytest
 
-from cli.command import Cli
+from cli.command import COMMAND, Cli
 
 STAND_IN_PYTHON = """#!{python}
 # Answers as a Python with a CUDA build of torch does when it is asked what it has.
@@ -33,6 +35,10 @@ print(json.dumps({{"python": "3.12.0", "versions": {{"torch": "2.9.0+cu130", "tr
         ("data.knd=text", "there is no data field 'knd'", "data.knd", "kind"),
         ("timing_warmup=50", "leaves no step of steps=50 to measure", "timing_warmup", "timing_warmup=3"),
         ("devices=4", "strategy=single trains on one device and devices=4 asks for 4", "strategy", None),
+        ("memory_limit=1 gb", "did you mean 1GB?", "memory_limit", "1GB"),
+        ("watch=7", "watch=7: there is no GPU 7", "watch", None),
+        ("seq_len=100000", "seq_len=100000 is longer than the model's", "seq_len", None),
+        ("model.vocab_size=5", "needs at least 300", "model.vocab_size", None),
         ("model.hidden_sise=64", "hidden_sise", "model.hidden_sise", "hidden_size"),
     ],
 )
@@ -96,6 +102,36 @@ def test_a_python_without_torch_is_told_how_to_get_it(cli: Cli, tmp_path: Path) 
 
 def test_a_python_that_is_not_there(cli: Cli) -> None:
     assert "there is no Python at /nowhere/python" in cli("run", "tiny-llama", "--python", "/nowhere/python").refused()
+
+
+def test_a_program_that_is_no_python_is_one_plain_line(cli: Cli) -> None:
+    line = cli("run", "tiny-llama", "--python", "/bin/ls").refused()
+    assert line == "trainfast-tui: /bin/ls does not answer as a Python does"
+
+
+def test_a_slow_training_python_is_waited_for_in_words(cli: Cli, tmp_path: Path) -> None:
+    python = tmp_path / "python"
+    python.write_text("#!/bin/sh\nsleep 2\n")
+    python.chmod(python.stat().st_mode | stat.S_IXUSR)
+    ours, theirs = pty.openpty()
+    done = subprocess.run(
+        [*COMMAND, "run", "tiny-llama", "--python", str(python)],
+        env={**cli.environment, "TERM": "xterm"},
+        stdin=subprocess.DEVNULL,
+        stderr=theirs,
+    )
+    os.close(theirs)
+    said = os.read(ours, 65536).decode()
+    os.close(ours)
+    assert done.returncode == 2
+    assert said.index("checking…") < said.index("\x1b[K") < said.index("it said nothing")
+
+
+def test_a_long_list_of_families_begins_with_familiar_ones_and_says_that_it_is_cut(cli: Cli) -> None:
+    done = cli("run", "tiny-llama", "--set", "model.family=zzzzzz", "--json")
+    assert "(allowed: llama, " in done.refused()
+    assert " more)" in done.refused()
+    assert len(done.json["error"]["allowed"]) > 100
 
 
 @pytest.mark.parametrize("command", [["run", "tiny-llama"], ["runs", "list"], ["runs", "show", "last"]])

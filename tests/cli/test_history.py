@@ -9,7 +9,8 @@ import pytest
 
 from cli.command import Cli
 from cli.history import result, write, write_lost
-from trainfast_runner.records import Conditions, RunError
+from trainfast_runner.records import Actual, Conditions, RunError
+from trainfast_tui.cli.output import narrowed
 
 
 def test_an_empty_history_says_what_to_do(cli: Cli) -> None:
@@ -32,10 +33,55 @@ def test_list_is_newest_first_and_filtered(cli: Cli) -> None:
         assert len(cli("runs", "list", "--preset", preset, "--json").json["runs"]) == 1
     assert len(cli("runs", "list", "-n", "2", "--json").json["runs"]) == 2
     table = cli("runs", "list").out.splitlines()
-    assert table[0].split() == ["RUN", "STATE", "STARTED", "SAMPLES", "STEP", "PEAK", "MEMORY", "TOOK", "NOTE"]
+    assert table[0].split() == [
+        *("RUN", "STATE", "CHANGED", "SAMPLES", "STEP", "PEAK", "MEMORY", "TOOK", "STARTED", "NOTE")
+    ]
     assert "synthetic data" in table[1]
     assert "100 samples/s" in table[3]
     assert "200 MiB" in table[3]
+
+
+def test_what_was_changed_tells_runs_of_one_preset_apart(cli: Cli) -> None:
+    changed = {"batch_size": 64, "memory_limit": "1GiB", "model.hidden_size": 32, "data.paths": ["/a/b.txt", "/c.txt"]}
+    write(cli.home, result("20261101-100000-tiny-llama-aaaa"))
+    write(cli.home, result("20261102-100000-tiny-llama-bbbb", changed=changed))
+    assert cli("runs", "list", "--json").json["runs"][0]["changed"] == changed
+    table = cli("runs", "list").out
+    assert "batch_size=64 memory_limit=1GiB +2 " in table
+    shown = cli("runs", "show", "last").out
+    assert "settings: batch_size=64 memory_limit=1GiB model.hidden_size=32 data.paths=/a/b.txt+/c.txt" in shown
+    assert "settings: as the preset sets them" in cli("runs", "show", "20261101").out
+
+
+def test_a_narrow_terminal_goes_without_columns_and_cuts_no_number() -> None:
+    rows = [["run-one", "finished", "batch_size=64", "1,234 samples/s"]]
+    header = ["RUN", "STATE", "CHANGED", "SAMPLES"]
+    for width in range(16, 60):
+        lines = narrowed(header, rows, (3,), 120, (1, 2, 3), width)
+        assert all(len(line) <= width for line in lines)
+        words = set(" ".join(rows[0]).split())
+        assert set(lines[1].split()) <= words
+
+
+def test_few_steps_have_no_percentiles(cli: Cli) -> None:
+    write(cli.home, result("20261101-100000-tiny-llama-aaaa", steps=3))
+    text = cli("runs", "show", "last").out
+    assert "few steps" in text
+    assert "p90" not in text
+    assert "MAD" not in text
+
+
+def test_which_adamw_ran_is_said(cli: Cli) -> None:
+    ran = Actual(device="cpu", world_size=1, optimizer="AdamW", optimizer_implementation="fused")
+    write(cli.home, result("20261101-100000-tiny-llama-aaaa", actual=ran))
+    assert "AdamW (fused)" in cli("runs", "show", "last").out
+
+
+def test_a_preset_that_was_never_there_is_refused(cli: Cli) -> None:
+    write(cli.home, result("20261101-100000-gone-aaaa", preset="gone"))
+    assert "did you mean tiny-llama?" in cli("runs", "list", "--preset", "tiny-lama").refused()
+    assert cli("runs", "list", "--preset", "tiny-llama").out == "no run fits\n"
+    assert cli("runs", "list", "--preset", "gone", "--state", "oom").out == "no run fits\n"
 
 
 def test_a_lost_run_gets_its_result_and_keeps_its_steps(cli: Cli) -> None:
@@ -128,7 +174,7 @@ def test_compare_tells_a_difference_from_noise(cli: Cli) -> None:
         rows = {row["label"]: row for row in found["rows"]}
         verdicts[other] = (rows["throughput"]["verdict"], rows["step"]["verdict"])
     same = ("no significant difference", "no significant difference")
-    assert verdicts == {"20261102": same, "20261103": ("better", "better"), "20261104": same, "20261105": same}
+    assert verdicts == {"20261102": same, "20261103": ("better", "other batch"), "20261104": same, "20261105": same}
     found = cli("runs", "compare", "20261101", "20261103", "--json").json
     assert found["knobs"] == [["batch_size", 8, 16]]
     throughput = found["rows"][0]
@@ -148,7 +194,7 @@ def test_compare_says_what_makes_it_doubtful(cli: Cli) -> None:
     assert "the same settings" in text
     for words in (
         "synthetic data",
-        "ended oom: no memory",
+        "ended out of memory: no memory",
         "did not start under clean conditions",
         "shared its device",
     ):

@@ -59,7 +59,11 @@ def test_doctor_says_why_runs_cannot_start(cli: Cli, tmp_path: Path) -> None:
     (check,) = [check for check in found.json["checks"] if check["name"] == "run directory"]
     assert check["state"] == "fail"
     assert "TRAINFAST_HOME" in check["cure"]
-    assert "mended" in cli("doctor", "--python", "/nowhere").out
+    given = cli("doctor", "--python", "/nowhere")
+    assert "mended" in given.out
+    assert "there is no Python at /nowhere" in given.refused()
+    assert "there is no Python" in cli("doctor", "--python", "/nowhere", "--json").json["error"]["message"]
+    assert "2 for a --python PATH that cannot train" in " ".join(cli("doctor", "--help").out.split())
 
 
 def test_doctor_sees_gpus_that_this_torch_cannot_use(cli: Cli, nvml_library: Path) -> None:

@@ -89,6 +89,19 @@ def test_new_refuses_to_overwrite_unless_told(cli: Cli) -> None:
     assert cli("presets", "show", "mine", "--json").json["knobs"]["steps"] == 9
 
 
+def test_new_hides_a_shipped_preset_only_when_told(cli: Cli) -> None:
+    assert "tiny-llama would hide the shipped preset" in cli("presets", "new", "tiny-llama").refused()
+    assert not list(cli.presets.iterdir())
+    assert cli("presets", "new", "tiny-llama", "--overwrite").code == 0
+
+
+def test_a_directory_and_a_preset_without_schema_are_told_in_words(cli: Cli) -> None:
+    (cli.presets / "folder.toml").mkdir()
+    assert "is a directory, not a preset file" in cli("run", str(cli.presets / "folder.toml")).refused()
+    (cli.presets / "mine.toml").write_text('extends = "tiny-llama"\n')
+    assert "schema is missing: add schema = 1" in cli("run", "mine").refused()
+
+
 @pytest.mark.parametrize("name", ["", ".hidden", "a/b", "../up", "x.toml", "with space", "a" * 65])
 def test_new_refuses_bad_names(cli: Cli, name: str) -> None:
     assert "cannot name a preset" in cli("presets", "new", name).refused()

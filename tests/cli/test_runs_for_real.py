@@ -9,6 +9,7 @@ import select
 import signal
 import subprocess
 import time
+from pathlib import Path
 
 import pytest
 
@@ -184,3 +185,28 @@ def test_a_run_whose_watchers_were_killed_goes_on_and_can_be_stopped(cli: Cli) -
     assert done.json["state"] == "lost"
     assert done.json["throughput"]["samples_per_s"]["median"] > 0
     assert not is_alive(directory)
+
+
+def test_a_training_that_diverges_says_so(cli: Cli) -> None:
+    settings = ["optimizer=sgd", "lr=10", "steps=40"]
+    done = cli("run", "tiny-llama", *SMALL, *(word for setting in settings for word in ("--set", setting)), "--json")
+    assert done.json["state"] == "finished"
+    assert done.json["loss"]["last"] is None
+    assert done.json["loss"]["not_finite"] > 5
+    assert "the training diverged" in cli("runs", "show", "last").out
+
+
+def test_a_run_that_waited_is_recorded_as_it_started(cli: Cli, nvml_library: Path, tmp_path: Path) -> None:
+    """With --cool-to the GPU is hot when the run is planned and cool when it starts."""
+    scenario = tmp_path / "scenario"
+    scenario.write_text("ramp 0 0 90 1 80 345\nramp 0 12 30 1 80 345\n")
+    machine = {
+        "LD_LIBRARY_PATH": str(nvml_library),
+        "NVML_STAND_IN_GPUS": "1",
+        "NVML_STAND_IN_SCENARIO": str(scenario),
+    }
+    wanted = ["--set", "steps=5", "--set", "watch=0", "--cool-to", "60"]
+    done = cli("run", "tiny-llama", *SMALL, *wanted, "--json", **machine)
+    assert "cooling" in done.err
+    assert done.json["state"] == "finished"
+    assert done.json["conditions"]["start_temperature_c"] < 60

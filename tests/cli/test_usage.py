@@ -43,6 +43,7 @@ def test_help_imports_nothing_heavy() -> None:
     ("words", "nearest"),
     [
         (["rnus"], "runs"),
+        (["--presett", "x"], "--preset"),
         (["presets", "lst"], "presets list"),
         (["doctr"], "doctor"),
         (["run", "tiny-llama", "--detatch"], "--detach"),
@@ -52,6 +53,10 @@ def test_help_imports_nothing_heavy() -> None:
 )
 def test_a_misspelt_word_names_the_nearest(cli: Cli, words: list[str], nearest: str) -> None:
     assert f"did you mean {nearest}?" in cli(*words).refused()
+
+
+def test_help_keeps_the_case_of_names(cli: Cli) -> None:
+    assert "This machine's GPUs and host" in cli("monitor", "--help").out
 
 
 def test_a_refusal_is_an_object_with_json(cli: Cli) -> None:

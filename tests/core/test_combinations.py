@@ -10,6 +10,7 @@ from trainfast_runner.machine import Machine
 from trainfast_runner.problem import Problem
 from trainfast_runner.spec import resolve
 from trainfast_runner.telemetry.readings import DeviceReading
+from trainfast_runner.worker.corpus import SMALLEST_VOCAB
 
 GIB = 2**30
 
@@ -74,10 +75,25 @@ def test_what_works_is_let_through(where: Machine, settings: list[str]) -> None:
     combinations.check(facts(where, *settings))
 
 
-def test_a_sequence_beyond_the_position_table_is_refused_but_rotary_has_no_table() -> None:
-    with pytest.raises(Problem, match=r"model\.max_position_embeddings=64"):
-        combinations.check(facts(CPU, max_position_embeddings=64))
-    combinations.check(facts(CPU, max_position_embeddings=64, rope_theta=10000.0))
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"max_position_embeddings": 64},
+        {"max_position_embeddings": 64, "rope_theta": 10000.0},
+        {"text_config": {"max_position_embeddings": 64}},
+    ],
+)
+def test_a_sequence_beyond_the_models_positions_is_refused(config: dict[str, object]) -> None:
+    with pytest.raises(Problem, match=r"model\.max_position_embeddings=64") as refused:
+        combinations.check(facts(CPU, **config))
+    assert refused.value.as_json()["nearest"] == "seq_len=64, or model.max_position_embeddings=128"
+
+
+def test_a_vocabulary_too_small_for_bytes_is_refused_where_a_tokenizer_is_trained() -> None:
+    assert combinations.SMALLEST_VOCAB == SMALLEST_VOCAB
+    with pytest.raises(Problem, match="needs at least 300"):
+        combinations.check(facts(CPU, vocab_size=5))
+    combinations.check(facts(CPU, "data.kind=random", vocab_size=5))
 
 
 def test_single_takes_the_gpu_with_most_free_memory_and_ddp_all() -> None:

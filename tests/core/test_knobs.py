@@ -62,6 +62,9 @@ def test_values_are_read(name: str, raw: object, value: object) -> None:
         ("devices", "1+1", "names a device twice"),
         ("memory_limit", "2", "not a number of bytes with a unit"),
         ("memory_limit", "0MiB", "no memory at all"),
+        ("memory_limit", "9" * 400 + "GiB", "more than any machine has"),
+        ("memory_limit", "99999999TiB", "more than any machine has"),
+        ("devices", "9" * 5000 + "+1", "neither a count nor a list"),
         ("lr", "nan", "out of range"),
     ],
 )

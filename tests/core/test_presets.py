@@ -7,7 +7,7 @@ import pytest
 
 from trainfast_runner import presets
 from trainfast_runner.problem import Problem
-from trainfast_runner.spec import expand_paths, resolve
+from trainfast_runner.spec import expand_paths, resolve, with_setting
 
 
 @pytest.fixture
@@ -130,3 +130,20 @@ def test_a_glob_that_matches_nothing_is_refused(tmp_path: Path) -> None:
 def test_presets_are_plain_toml() -> None:
     for path in presets.shipped_directory().glob("*.toml"):
         assert tomllib.loads(path.read_text())["schema"] == 1
+
+
+def test_a_file_whose_name_looks_like_a_pattern_is_found(tmp_path: Path) -> None:
+    text = tmp_path / "notes [1].txt"
+    text.write_text("some text")
+    (tmp_path / "notes 1.txt").write_text("other text")
+    assert expand_paths({"kind": "files", "paths": [str(text)]})["paths"] == [str(text)]
+
+
+@pytest.mark.parametrize("number", ["9" * 5000, "-" + "9" * 5000])
+def test_a_number_of_thousands_of_digits_is_refused(tmp_path: Path, number: str) -> None:
+    assert with_setting(resolve("tiny-llama"), f"model.hidden_size={number}").model["hidden_size"] == number
+    path = tmp_path / "huge.toml"
+    path.write_text(f'schema = 1\nextends = "tiny-llama"\n[knobs]\nsteps = {number}\n')
+    with pytest.raises(Problem) as refused:
+        resolve(str(path))
+    assert str(path) in refused.value.line()

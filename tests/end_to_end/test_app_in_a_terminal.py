@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import venv
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -91,3 +92,11 @@ def test_out_of_memory_is_said_with_its_cures(cli: Cli, terminal: Terminal) -> N
     terminal.press("r")
     terminal.until_shows("DefaultCPUAllocator", "OUT OF MEMORY", "batch_size = 128")
     assert results(cli)[0]["state"] == "oom"
+
+
+def test_the_app_trains_with_the_python_it_is_given(cli: Cli, terminal: Terminal, tmp_path: Path) -> None:
+    venv.create(tmp_path / "empty", with_pip=False, symlinks=True)
+    terminal.open([*COMMAND, "--python", str(tmp_path / "empty")])
+    terminal.until_shows("No run yet")
+    terminal.press("r")
+    terminal.until_shows("has no torch", "pip install torch")

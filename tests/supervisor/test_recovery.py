@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 import threading
 from pathlib import Path
 
@@ -134,3 +136,27 @@ def test_a_home_that_cannot_be_written_still_tells(run: Run, monkeypatch: pytest
     assert result is not None
     assert result.state == "lost"
     assert read_result(run.directory) is None
+
+
+def test_a_result_of_a_newer_version_is_never_overwritten(run: Run) -> None:
+    run.prepare("")
+    newer = b'{"schema": 9, "run_id": {"of": "another shape"}, "state": "finished"}\n'
+    (run.directory / "result.json").write_bytes(newer)
+    assert settle(run.directory) is None
+    now = state_of(run.directory)
+    assert (now.ended, now.reason) == (True, "result.json was written by a newer trainfast-tui: update this one")
+    assert (run.directory / "result.json").read_bytes() == newer
+
+
+def test_a_run_that_was_written_off_is_not_started(run: Run) -> None:
+    """Its launcher died before the supervisor had the lock, and a reader wrote its result in between."""
+    run.prepare("begin(); train(5); say('finished')")
+    result = settle(run.directory)
+    assert result is not None
+    assert result.state == "lost"
+    done = subprocess.run(
+        [sys.executable, "-P", "-m", "trainfast_runner.supervisor", str(run.directory)], capture_output=True, text=True
+    )
+    assert done.returncode == 2
+    assert "has ended already" in done.stderr
+    assert read_result(run.directory) == result

@@ -58,6 +58,20 @@ def test_medians_leave_the_warm_up_out(tmp_path: Path) -> None:
     assert (result.seconds, result.started_wall_ns) == (60, 7)
 
 
+def test_a_training_that_diverged_has_no_last_loss(tmp_path: Path) -> None:
+    """JSON has no NaN: such a loss is null and marked, and the mean of the finite ones before it would be a lie."""
+    lines = [step(n, 100, loss=float(n)) if n <= 5 else step(n, 100, loss_not_finite=True) for n in range(1, 8)]
+    write_lines(tmp_path / "steps.jsonl", lines)
+    loss = result_of(tmp_path).loss
+    assert (loss.first, loss.last, loss.not_finite) == (3, None, 2)
+
+
+def test_fewer_than_five_losses_are_their_own_mean(tmp_path: Path) -> None:
+    write_lines(tmp_path / "steps.jsonl", [step(n, 100, loss=float(n)) for n in (1, 2)])
+    loss = result_of(tmp_path).loss
+    assert (loss.first, loss.last, loss.not_finite) == (1.5, 1.5, 0)
+
+
 def test_ranks_that_share_a_batch_are_counted_once(tmp_path: Path) -> None:
     for rank in range(4):
         suffix = f".rank{rank}" if rank else ""

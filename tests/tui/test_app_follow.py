@@ -133,6 +133,35 @@ def test_the_reader_follows_and_stops_at_once(home: Home, hold: Callable[[Path],
     assert time.monotonic() - began < 1.0
 
 
+def test_a_reader_that_breaks_says_so(home: Home) -> None:
+    told: list[BaseException] = []
+
+    def post(snapshot: Snapshot) -> None:
+        raise ZeroDivisionError
+
+    reader = Reader(home, post, told.append)
+    reader.start()
+    reader.join(10)
+    assert [type(error) for error in told] == [ZeroDivisionError]
+
+
+def test_a_deleted_run_makes_room_for_the_newest(home: Home) -> None:
+    first = a_run(home, "20261121-000000-tiny-llama-0001")
+    second = a_run(home, "20261121-000001-tiny-llama-0002")
+    seen: list[Path | None] = []
+    reader = Reader(home, lambda snapshot: seen.append(snapshot.run.directory if snapshot.run else None))
+    reader.period_s = 0.05
+    reader.start()
+    deadline = time.monotonic() + 10
+    while second not in seen and time.monotonic() < deadline:
+        time.sleep(0.02)
+    home.remove(second.name)
+    while first not in seen and time.monotonic() < deadline:
+        time.sleep(0.02)
+    reader.stop()
+    assert seen[-1] == first
+
+
 def test_only_the_newest_snapshot_counts() -> None:
     snapshot = Snapshot(taken_ns=START_NS + S, run=None, ticks=(), looked=True)
     assert SnapshotTaken(snapshot).can_replace(SnapshotTaken(snapshot))
@@ -143,7 +172,7 @@ def test_a_slow_terminal_halves_the_pace_until_it_keeps_up() -> None:
     assert pacer.note(0.01) == FASTEST_S
     assert pacer.words == ""
     assert pacer.note(0.9) == 2 * FASTEST_S
-    assert pacer.words == "slow terminal: repainting every 1 s"
+    assert pacer.words == "the screen is behind: repainting every 1 s"
     for _ in range(5):
         pacer.note(0.0, backlog=9)
     assert pacer.period_s == SLOWEST_S

@@ -58,7 +58,7 @@ async def test_a_live_run_shows_where_it_is_and_how_fast(home: Home, hold: Calla
     assert "16.6 samples/s" in text or "16.7 samples/s" in text
     assert "medians of the last 20 steps" in text
     assert "loss 8.0" in text
-    assert "peak memory 412 MiB" in text
+    assert "peak allocated 412 MiB" in text
     for phase in ("data", "forward", "backward", "optimizer", "other"):
         assert f"{phase} " in text.splitlines()[-3]
     assert "this run" in text
@@ -120,11 +120,11 @@ async def test_out_of_memory_stands_in_the_middle_with_three_cures(home: Home) -
     assert "OUT OF MEMORY IN FORWARD AT STEP 1" in text
     assert "DefaultCPUAllocator: can't allocate memory" in text
     assert "The limit was 1.00" in text
-    for cure in (" 1 batch_size = ", " 2 precision = bf16", " 3 checkpointing = full"):
+    for cure in (" 1 batch_size = ", " 2 optimizer = ", " 3 optimizer = adafactor"):
         assert cure in text
     assert app.next_run is not None
-    assert app.next_run.spec.knobs["checkpointing"] == "full", "the key of a cure sets the knob"
-    assert "checkpointing = full; r runs it" in text
+    assert app.next_run.spec.knobs["optimizer"] == "adafactor", "the key of a cure sets the knob"
+    assert "optimizer = adafactor; r runs it" in text
     assert OOM_WORDS.startswith("Default")
 
 
@@ -373,9 +373,26 @@ async def test_synthetic_data_is_said_wherever_its_figures_are(home: Home) -> No
 async def test_a_terminal_too_small_still_shows_the_essentials(home: Home, hold: Callable[[Path], None]) -> None:
     text, _ = await shown(home, a_snapshot(a_live_run(home, hold), second=23), size=(60, 20))
     assert "This terminal is 60x20; the screen needs 80x24." in text
-    for essential in ("● running", "step 30 of 50", "samples/s", "peak memory 412 MiB", "q quit"):
+    for essential in ("● running", "step 30 of 50", "samples/s", "peak allocated 412 MiB", "q quit"):
         assert essential in text
     assert "batch_size" not in text
+
+
+async def test_every_theme_can_be_turned_to_and_back(home: Home) -> None:
+    app = StillApp(home)
+    async with app.run_test(size=FULL) as pilot:
+        app.post_message(SnapshotTaken(a_snapshot(a_run(home))))
+        await pilot.pause()
+        for name in ("terminal-light", "textual-dark", "textual-light", "terminal-dark"):
+            await pilot.press("f2")
+            # At once, while the style sheet may still be the old theme's.
+            assert "finished" in screen_text(app)
+            await pilot.pause()
+            assert f"theme: {name}" in screen_text(app)
+        for name in ("textual-dark", "terminal-dark", "textual-light"):
+            app.theme = name
+            assert "finished" in screen_text(app)
+            await pilot.pause()
 
 
 async def test_ascii_is_only_ascii(home: Home) -> None:
@@ -449,6 +466,66 @@ async def test_the_default_preset_follows_the_machine(home: Home) -> None:
         assert app.next_run.spec.preset == "gpt2-medium"
     text, _ = await shown(home, a_snapshot(None), preset="no-such-preset")
     assert "there is no preset 'no-such-preset'" in text
+
+
+async def test_few_measured_steps_are_said_to_be_few(home: Home) -> None:
+    one, _ = await shown(home, a_snapshot(a_run(home, "20261121-000000-tiny-llama-0001", steps=4)))
+    assert "few steps: only 1 measured" in one
+    two, _ = await shown(home, a_snapshot(a_run(home, "20261121-000000-tiny-llama-0002", steps=5)))
+    assert "few steps: medians of 2 steps" in two
+
+
+async def test_a_run_without_a_step_promises_none_and_shows_its_last_memory(home: Home) -> None:
+    import msgspec
+
+    directory = a_run(home, state="stopped", steps=0, reason="stopped after 0 steps", log="")
+    gone = a_tick(9)
+    run = msgspec.structs.replace(gone.host.run, memory_rss_bytes=0, processes=0)  # type: ignore[type-var]
+    with (directory / "telemetry.jsonl").open("ab") as file:
+        gone = msgspec.structs.replace(gone, host=msgspec.structs.replace(gone.host, run=run))
+        file.write(msgspec.json.encode(gone) + b"\n")
+    text, _ = await shown(home, a_snapshot(directory), "l")
+    assert "Its steps are kept" not in text
+    assert "No step was completed." in text
+    assert "process memory 492 MiB" in text
+    assert text.splitlines()[-3].startswith("It printed nothing."), "an empty log takes two lines"
+
+
+async def test_on_the_smallest_screen_phases_have_their_unit_and_keys_one_row(
+    home: Home, hold: Callable[[Path], None]
+) -> None:
+    directory = a_live_run(home, hold)
+    text, _ = await shown(home, a_snapshot(directory, second=23), size=SMALL)
+    assert "▓ back 249 ms" in text
+    assert "other 19.1 ms" in text
+    assert "step 30 of 50 █████████" in text
+    tiny, _ = await shown(home, a_snapshot(directory, second=23), size=(60, 20))
+    assert tiny.count("q quit") == 1
+
+
+async def test_zooming_says_what_the_charts_show(home: Home) -> None:
+    snapshot = a_snapshot(a_run(home))
+    text, _ = await shown(home, snapshot, "plus")
+    assert "The charts show 22 s: there is nothing shorter to show." in text
+    text, _ = await shown(home, a_snapshot(None), "minus")
+    assert "The charts show 5 min." in text
+    text, _ = await shown(home, snapshot, "g")
+    assert "first reading: memory" in text
+
+
+async def test_the_cpu_keeps_its_last_figure_until_the_next(home: Home) -> None:
+    import msgspec
+
+    tick = a_tick(20, live=False)
+    blank = msgspec.structs.replace(tick, host=msgspec.structs.replace(tick.host, cpu_percent=None))
+    app = StillApp(home)
+    async with app.run_test(size=FULL) as pilot:
+        for one in (tick, blank):
+            app.post_message(SnapshotTaken(a_snapshot(None, ticks=(one,))))
+            await pilot.pause()
+        row = next(line for line in screen_text(app).splitlines() if line.startswith("CPU"))
+        assert "–" not in row
+        assert " 99 %" in row
 
 
 async def test_the_next_run_starts_from_the_run_on_the_screen(home: Home) -> None:

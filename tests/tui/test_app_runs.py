@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
 from recorded import a_run, an_oom_run
 from still import StillApp, a_snapshot, screen_text
 from textual.pilot import Pilot
@@ -79,7 +80,7 @@ async def test_two_marked_runs_are_compared_in_figures_and_percent(home: Home) -
         assert "+36.3 %" in rate or "+37" in rate
         assert "✓ better" in rate
         step = next(line for line in text.splitlines() if line.startswith("step "))
-        assert "✗ worse" in step
+        assert step.rstrip().endswith("other batch"), "a larger batch makes a longer step, not a worse one"
         assert "step: backward" in text
         peak = next(line for line in text.splitlines() if line.startswith("peak allocated"))
         assert "no significant difference" in peak
@@ -102,7 +103,12 @@ async def test_c_on_the_main_screen_compares_with_the_run_before(home: Home) -> 
         app.post_message(SnapshotTaken(a_snapshot(directories[0])))
         await pilot.pause()
         await pilot.press("c")
-        await until(pilot, "There is no earlier run")
+        text = await until(pilot, "compare ─")
+        assert f"B  {SECOND}" in text, "where no run came before, the newest other one"
+        await pilot.press("escape")
+        home.remove(SECOND)
+        await pilot.press("c")
+        await until(pilot, "There is no other ended run")
 
 
 async def test_synthetic_data_is_said_in_a_comparison(home: Home) -> None:
@@ -127,9 +133,8 @@ async def test_a_live_run_cannot_be_deleted_and_an_ended_one_can(home: Home, hol
         await pilot.press("h")
         await until(pilot, "runs   3")
         await pilot.press("d")
-        await until(pilot, "y  delete it")
-        await pilot.press("y")
-        await until(pilot, "is still running")
+        text = await until(pilot, "is still running: Enter opens it, s stops it")
+        assert "y  delete it" not in text
         assert live.exists()
         await pilot.press("down", "d")
         await until(pilot, "y  delete it")
@@ -151,7 +156,56 @@ async def test_enter_opens_a_run_on_the_main_screen(home: Home) -> None:
         assert app.reader._wanted == home.directory(FIRST)
 
 
-async def test_ten_thousand_runs_do_not_hold_up_the_screen(home: Home) -> None:
+async def test_the_list_follows_the_home_by_itself(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("trainfast_tui.screens.runs.REFRESH_S", 0.05)
+    two_runs(home)
+    app = StillApp(home)
+    async with app.run_test(size=(120, 40)) as pilot:
+        await pilot.press("h")
+        await until(pilot, "runs   2")
+        await pilot.press("down", "space")
+        an_oom_run(home)
+        text = await until(pilot, "runs   3")
+        row = next(line for line in text.splitlines() if line.startswith("▸●"))
+        assert "batch_size=16" not in row, "cursor and mark stay on their run"
+        home.remove(SECOND)
+        await until(pilot, "runs   2")
+
+
+async def test_on_a_narrow_list_the_order_is_one_that_can_be_seen(home: Home) -> None:
+    two_runs(home)
+    app = StillApp(home)
+    async with app.run_test(size=(80, 24)) as pilot:
+        await pilot.press("h")
+        text = await until(pilot, "runs   2   by started, newest first")
+        assert "d delete" in text.splitlines()[-1]
+        assert text.splitlines()[-1].rstrip().endswith("q quit")
+        seen = set()
+        for _ in range(4):
+            await pilot.press("o")
+            text = screen_text(app)
+            assert "↓" in text or "↑" in text
+            seen.add(text.splitlines()[0].split("by ")[1].split(",")[0])
+        assert seen == {"started", "samples/s", "preset", "state"}
+        await pilot.resize_terminal(60, 20)
+        text = await until(pilot, "runs   2")
+        assert "24.0" in text, "a figure is there whole"
+
+
+async def test_runs_without_a_step_are_told_in_a_line(home: Home) -> None:
+    a_run(home, FIRST)
+    second = an_oom_run(home)
+    app = StillApp(home)
+    async with app.run_test(size=(120, 40)) as pilot:
+        app.post_message(SnapshotTaken(a_snapshot(second)))
+        await pilot.pause()
+        await pilot.press("c")
+        text = await until(pilot, "B has not measured a step: there is no speed to compare.")
+        assert "not measured in both" not in text
+
+
+async def test_ten_thousand_runs_do_not_hold_up_the_screen(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("trainfast_tui.screens.runs.REFRESH_S", 3600.0)
     rows = [
         RunRow(f"20260101-{number:06d}-tiny-llama-aaaa", "tiny-llama", None, "finished", samples_per_s=float(number))
         for number in range(10_000)

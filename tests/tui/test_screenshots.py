@@ -8,6 +8,7 @@ trains tiny-llama three times and writes docs/screens/*.svg.
 from __future__ import annotations
 
 import os
+import re
 import time
 from pathlib import Path
 from typing import Any
@@ -22,14 +23,15 @@ from trainfast_tui.app import TrainfastApp
 from trainfast_tui.messages import SnapshotTaken
 
 SCREENS = Path(__file__).resolve().parents[2] / "docs" / "screens"
-NAMES = ("first-start", "live", "compare", "out-of-memory", "runs")
+NAMES = ("first-start", "live", "turned-knob", "second-run", "compare", "out-of-memory", "runs")
 PATIENCE_S = 120.0
 asked = pytest.mark.skipif(not os.environ.get("TRAINFAST_SCREENSHOTS"), reason="writes docs/screens only when asked to")
 
 
 async def until(pilot: Pilot[Any], words: str) -> None:
+    """Wait for words, given as a regular expression, to stand on the screen."""
     deadline = time.monotonic() + PATIENCE_S
-    while words not in (text := screen_text(pilot.app)):  # type: ignore[arg-type]
+    while not re.search(words, text := screen_text(pilot.app)):  # type: ignore[arg-type]
         assert time.monotonic() < deadline, f"{words!r} never came:\n{text}"
         await pilot.pause(0.1)
 
@@ -48,15 +50,20 @@ async def test_pictures_of_a_real_training(tmp_path: Path) -> None:
     app = TrainfastApp(Home(tmp_path / "home").ready(), preset="tiny-llama")
     async with app.run_test(size=(140, 42)) as pilot:
         app.theme = "textual-dark"
-        await until(pilot, "No run yet.")
+        await until(pilot, "No run yet")
         await until(pilot, "global batch")
         picture(app, "first-start", SCREENS)
         await pilot.press("r")
-        await until(pilot, "step 35 of 50")
+        await until(pilot, "step (3[5-9]|4[0-9]) of 50")
         picture(app, "live", SCREENS)
         await until(pilot, "✓ finished")
-        await pilot.press("right", "r")
+        await pilot.press("right")
+        await until(pilot, "global batch 16")
+        picture(app, "turned-knob", SCREENS)
+        await pilot.press("r")
         await until(pilot, "● running")
+        await until(pilot, "step (3[5-9]|4[0-9]) of 50")
+        picture(app, "second-run", SCREENS)
         await until(pilot, "✓ finished")
         await pilot.press("c")
         await until(pilot, "compare ─")

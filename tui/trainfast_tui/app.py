@@ -55,7 +55,13 @@ class TrainfastApp(App[int]):
     ENABLE_COMMAND_PALETTE = True
 
     def __init__(
-        self, home: Home, *, ascii: bool = False, preset: str | None = None, directory: Path | None = None
+        self,
+        home: Home,
+        *,
+        ascii: bool = False,
+        preset: str | None = None,
+        python: str | None = None,
+        directory: Path | None = None,
     ) -> None:
         super().__init__()
         self.home = home
@@ -65,9 +71,10 @@ class TrainfastApp(App[int]):
         self.snapshot: Snapshot | None = None
         self.situation: Situation | None = None
         self.touched = preset is not None
-        self.control = RunControl(home, self.post_message)
-        self.reader = Reader(home, self._post_snapshot, directory=directory)
+        self.control = RunControl(home, self.post_message, python)
+        self.reader = Reader(home, self._post_snapshot, self._post_broke, directory=directory)
         self._preset = preset
+        self._python = python
         self._pacer = Pacer()
         self._looked_for: tuple[str, str, str] | None = None
         self._adopted: str | None = None
@@ -87,7 +94,7 @@ class TrainfastApp(App[int]):
     def begin(self) -> None:
         """Start the threads that look at runs and machine."""
         self.reader.start()
-        in_background("machine", _look_at_machine, self.post_message)
+        in_background("machine", lambda: _look_at_machine(self._python), self.post_message, said_no)
 
     def on_unmount(self) -> None:
         self.reader.stop()
@@ -116,19 +123,25 @@ class TrainfastApp(App[int]):
     def _post_snapshot(self, snapshot: Snapshot) -> None:
         self.post_message(SnapshotTaken(snapshot))
 
+    def _post_broke(self, error: BaseException) -> None:
+        self.post_message(Broke(error))
+
     def on_snapshot_taken(self, message: SnapshotTaken) -> None:
         snapshot = self.snapshot = message.snapshot
         late_s = (time.monotonic_ns() - message.posted_ns) / 1e9
         self.reader.period_s = self._pacer.note(late_s, _unwritten_frames(self))
         self._adopt(snapshot)
         self.look_around()
-        if self.screen is self.main and self.main.is_ready:
+        self.control.note_shown(snapshot.run.directory if snapshot.run is not None else None)
+        # A dialog leaves the main screen in sight.
+        if self.main.is_ready and all(screen.is_modal for screen in self.screen_stack[1:]):
             self.main.show_pace(self._pacer.words)
             self.main.show_snapshot(snapshot)
 
     def show_run(self, directory: Path) -> None:
         """Follow this run on the main screen; its knobs become the next run's."""
         self.touched, self._adopted = False, None
+        self.control.note_left()
         self.reader.follow(directory)
 
     def on_machine_seen(self, message: MachineSeen) -> None:
@@ -163,9 +176,11 @@ class TrainfastApp(App[int]):
             self.main.show_knobs()
 
     def on_run_started(self, message: RunStarted) -> None:
+        self.control.note_started(message.directory)
         self.reader.follow(message.directory)
 
     def on_refused(self, message: Refused) -> None:
+        self.control.note_refused()
         self._refuse(message.problem)
         self._say_on_top(message.problem.line(), "error")
 
@@ -202,7 +217,7 @@ class TrainfastApp(App[int]):
         self.exit(0)
 
     def compare_with_previous(self, run_id: str) -> None:
-        """Open the comparison of a run with the newest ended one before it."""
+        """Open the comparison of a run with the finished one before it, or else the newest other one."""
         from trainfast_tui.screens.compare import previous_of
 
         in_background("compare", partial(previous_of, self.home, run_id), self.post_message, said_no)
@@ -241,14 +256,14 @@ class TrainfastApp(App[int]):
         self.main.show_knobs()
 
 
-def _look_at_machine() -> MachineSeen:
-    from importlib import metadata
-
+def _look_at_machine(python: str | None) -> MachineSeen:
+    """The machine as the training Python's torch can use it; without a torch there is no GPU to train on."""
     from trainfast_runner.machine import look
+    from trainfast_runner.training_python import inspect
 
     try:
-        torch_version: str | None = metadata.version("torch")
-    except metadata.PackageNotFoundError:
+        torch_version = inspect(python, {}, "causal-lm").versions.get("torch")
+    except Problem:
         torch_version = None
     return MachineSeen(look(torch_version))
 
@@ -266,11 +281,16 @@ def _unwritten_frames(app: App[Any]) -> int:
     return queue.qsize() if queue is not None else 0
 
 
-def run_app(home: Home, ascii: bool = False, preset: str | None = None) -> int:
-    """Open the app and return its exit status; says on leaving that a run goes on."""
+def run_app(home: Home, ascii: bool = False, preset: str | None = None, python: str | None = None) -> int:
+    """Open the app and return its exit status; says on leaving that a run goes on.
+
+    Raises Problem, before anything is drawn, for a preset that cannot be loaded.
+    """
     from trainfast_tui.terminal_watch import watch
 
-    app = TrainfastApp(home, ascii=ascii, preset=preset)
+    if preset is not None:
+        of_preset(preset)
+    app = TrainfastApp(home, ascii=ascii, preset=preset, python=python)
     watch(sys.stdin.fileno(), lambda: app.post_message(TerminalLost()))
     # Without the mouse the terminal's own selection works, and no movement is sent over the link.
     status = app.run(mouse=False)

@@ -184,18 +184,12 @@ def _limits(reading: Reading, devices: Sequence[DeviceReading]) -> tuple[Limit, 
 
 def _cpu_charts(ticks: Sequence[Tick], axis: TimeAxis, has_run: bool) -> list[ChartData]:
     recent = [tick for tick in ticks if tick.t_ns >= axis.start_ns - TICK_GAP_NS]
-    times = [tick.t_ns for tick in recent]
     cores = next((tick.host.cpu_count for tick in reversed(recent) if tick.host.cpu_count), None)
-    run_cpu = [
-        None if (run := tick.host.run) is None or run.cpu_percent is None or not cores else run.cpu_percent / cores
-        for tick in recent
-    ]
-    cpu = [Series("machine", times, [tick.host.cpu_percent for tick in recent], "primary")]
-    memory = [Series("machine", times, [tick.host.memory_used_bytes for tick in recent], "primary")]
+    cpu = [_series("machine", recent, lambda tick: tick.host.cpu_percent, "primary")]
+    memory = [_series("machine", recent, lambda tick: tick.host.memory_used_bytes, "primary")]
     if has_run:
-        run_memory = [None if tick.host.run is None else tick.host.run.memory_rss_bytes for tick in recent]
-        cpu.insert(0, Series("this run", times, run_cpu, "secondary"))
-        memory.insert(0, Series("this run", times, run_memory, "secondary"))
+        cpu.insert(0, _series("this run", recent, partial(_run_cpu_percent, cores), "secondary"))
+        memory.insert(0, _series("process memory", recent, _run_memory_bytes, "secondary"))
     chart = partial(
         ChartData, t_min_ns=axis.start_ns, t_max_ns=axis.end_ns, gap_ns=TICK_GAP_NS, now_label=axis.now_label
     )
@@ -203,6 +197,26 @@ def _cpu_charts(ticks: Sequence[Tick], axis: TimeAxis, has_run: bool) -> list[Ch
         chart(title="CPU of all cores", series=tuple(cpu), unit=fmt.percent, y_max=100.0),
         chart(title="memory", series=tuple(memory), unit=fmt.size, binary=True),
     ]
+
+
+def _series(name: str, ticks: Sequence[Tick], of: Callable[[Tick], float | None], tone: Tone) -> Series:
+    """A reading over time up to its last value: what a first or last tick cannot tell yet does not hide it."""
+    known = len(ticks)
+    while known and of(ticks[known - 1]) is None:
+        known -= 1
+    shown = ticks[:known]
+    return Series(name, [tick.t_ns for tick in shown], [of(tick) for tick in shown], tone)
+
+
+def _run_cpu_percent(cores: int | None, tick: Tick) -> float | None:
+    run = tick.host.run
+    return None if run is None or run.cpu_percent is None or not cores or not run.processes else run.cpu_percent / cores
+
+
+def _run_memory_bytes(tick: Tick) -> float | None:
+    """Resident memory of the run's processes; none of them left is no reading, not zero bytes."""
+    run = tick.host.run
+    return None if run is None or not run.processes else run.memory_rss_bytes or None
 
 
 def _spans(ticks: Sequence[Tick], chosen: Sequence[str]) -> tuple[Span, ...]:
@@ -237,7 +251,7 @@ def _step_gap(run: RunSnapshot | None) -> int:
 
 
 PHASE_WORDS = {
-    "import": "importing torch and transformers",
+    "import": "importing the training stack",
     "data": "preparing the data",
     "model": "building the model",
     "train": "first step",
@@ -247,7 +261,7 @@ PHASE_WORDS = {
 def starting_words(run: RunSnapshot) -> str:
     """What a run without steps is doing."""
     if not run.is_live:
-        return "This run ended before its first step."
+        return "No step was completed."
     words = PHASE_WORDS.get(run.phase, run.phase or "starting the training process")
     return f"Starting: {words}" + (f" ({run.detail})" if run.detail else "") + "…"
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from trainfast_runner.oom_advice import Fix, cheapest
 from trainfast_tui import format as fmt
 
@@ -55,7 +57,8 @@ def _oom(run: RunSnapshot) -> Ending:
     knobs = run.run.knobs if run.run is not None else {}
     limits = run.run.memory_limit_bytes if run.run is not None else None
     device = run.run.device if run.run is not None else "cpu"
-    fixes = cheapest(knobs, device, phase, run.reason, min(limits) if limits else None)
+    model = {} if run.actual is None else msgspec.structs.asdict(run.actual)
+    fixes = cheapest(knobs, device, phase, run.reason or _message(run), min(limits) if limits else None, model)
     limit = f". The limit was {fmt.size(min(limits))} a rank." if limits else ""
     return Ending(
         f"out of memory{where}",
@@ -87,9 +90,7 @@ def _failed_to_start(run: RunSnapshot) -> Ending:
 
 
 def _stopped(run: RunSnapshot) -> Ending:
-    return Ending(
-        "stopped", "warning", run.reason or "Asked to end, and ended.", advice="Its steps are kept. r runs again."
-    )
+    return Ending("stopped", "warning", run.reason or "Asked to end, and ended.", advice=f"{_kept(run)}r runs again.")
 
 
 def _killed(run: RunSnapshot) -> Ending:
@@ -98,7 +99,7 @@ def _killed(run: RunSnapshot) -> Ending:
         "warning",
         run.reason or "It had to be killed.",
         log=_last_words(run),
-        advice="Its steps are kept. r runs again; l shows its last words.",
+        advice=f"{_kept(run)}r runs again; l shows its last words.",
     )
 
 
@@ -135,6 +136,10 @@ def _where(run: RunSnapshot) -> tuple[str | None, str]:
         words.append(f"on rank {rank}")
     said = " ".join(word for word in words if word)
     return phase, f" {said}" if said else ""
+
+
+def _kept(run: RunSnapshot) -> str:
+    return "Its steps are kept. " if run.steps else ""
 
 
 def _message(run: RunSnapshot) -> str:

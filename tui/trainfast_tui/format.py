@@ -141,6 +141,15 @@ def delta(new: float | None, old: float | None, formatter: Formatter) -> str:
     return f"{text} ({signed_percent(100 * change / abs(before))})" if before else text
 
 
+_FACTORS = {**{unit: 1024.0**power for power, unit in enumerate(_BINARY_UNITS)}, "kJ": 1e3, "MJ": 1e6}
+
+
+def as_shown(text: str) -> float:
+    """The value that a formatted figure says, in the formatter's own unit: 1,572,864.0 of `1.50 MiB`."""
+    figure, _, unit = text.partition(" ")
+    return float(figure.replace(",", "")) * _FACTORS.get(unit, 1.0)
+
+
 def duration(seconds: float | None) -> str:
     """A length of time in its two largest units: `4.2 s`, `45 s`, `2 min 05 s`, `1 h 02 min`, `3 d 04 h`.
 

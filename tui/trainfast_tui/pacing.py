@@ -1,11 +1,11 @@
-"""How often to repaint: late frames are a slow terminal's way of saying that it cannot take more."""
+"""How often to repaint: late frames say that the terminal, or a busy CPU, cannot take more."""
 
 from __future__ import annotations
 
 FASTEST_S = 0.5
 SLOWEST_S = 4.0
 LATE_S = 0.4
-"""A snapshot that waited longer for the event loop than this was held up by output."""
+"""A snapshot that waited longer for the event loop than this was held up, by output or by a busy CPU."""
 BACKLOG = 2
 """More frames than this waiting to be written are a slow terminal."""
 CALM_TO_SPEED_UP = 6
@@ -32,5 +32,5 @@ class Pacer:
 
     @property
     def words(self) -> str:
-        """What the footer says while the terminal is slow; empty otherwise."""
-        return f"slow terminal: repainting every {self.period_s:g} s" if self.period_s > FASTEST_S else ""
+        """What the footer says while frames come late, whatever makes them; empty otherwise."""
+        return f"the screen is behind: repainting every {self.period_s:g} s" if self.period_s > FASTEST_S else ""

@@ -27,14 +27,25 @@ FRESH_NS = 4_000_000_000
 class Reader(threading.Thread):
     """Calls `post` with a `Snapshot` every `period_s` seconds, first with the newest run of the home."""
 
-    def __init__(self, home: Home, post: Callable[[Snapshot], object], *, directory: Path | None = None) -> None:
+    def __init__(
+        self,
+        home: Home,
+        post: Callable[[Snapshot], object],
+        broke: Callable[[BaseException], object] | None = None,
+        *,
+        directory: Path | None = None,
+    ) -> None:
+        """`broke` is told what ended the thread against its will; `directory` is the run to begin with."""
         super().__init__(name="trainfast-reader", daemon=True)
         self.period_s = PERIOD_S
         """Seconds between two snapshots; may be changed at any time."""
         self._home = home
         self._post = post
+        self._broke = broke
         self._wanted = directory
         self._looked = directory is not None
+        self._choosing = threading.Lock()
+        """Held while `_wanted` and `_looked` change, so that a search never undoes a choice made meanwhile."""
         self._follower: Follower | None = None
         self._sampler: Sampler | None = None
         self._ticks: deque[Tick] = deque(maxlen=TICKS_KEPT)
@@ -43,7 +54,8 @@ class Reader(threading.Thread):
 
     def follow(self, directory: Path | None) -> None:
         """Show this run from now on, or none. Safe from any thread."""
-        self._wanted, self._looked = directory, True
+        with self._choosing:
+            self._wanted, self._looked = directory, True
         self._wake.set()
 
     def stop(self, timeout_s: float = 1.0) -> None:
@@ -54,13 +66,23 @@ class Reader(threading.Thread):
             self.join(timeout_s)
 
     def run(self) -> None:
+        try:
+            self._read_on()
+        except Exception as error:
+            if self._broke is None:
+                raise
+            # A reader that died in silence would leave the last picture standing as if it were true.
+            self._broke(error)
+        finally:
+            if self._sampler is not None:
+                self._sampler.stop(timeout_s=0.2)
+
+    def _read_on(self) -> None:
         while not self._stopping:
             began = time.monotonic()
             self._post(self._take())
             self._wake.wait(max(0.05, self.period_s - (time.monotonic() - began)))
             self._wake.clear()
-        if self._sampler is not None:
-            self._sampler.stop(timeout_s=0.2)
 
     def _take(self) -> Snapshot:
         trouble: str | None = None
@@ -81,10 +103,16 @@ class Reader(threading.Thread):
 
         if not self._looked:
             found = newest(self._home)
-            if not self._looked:
-                self._wanted, self._looked = found, True
+            with self._choosing:
+                if not self._looked:
+                    self._wanted, self._looked = found, True
         directory = self._wanted
-        if directory is None or not directory.exists():
+        if directory is not None and not directory.exists():
+            # It was deleted: look for another one next time.
+            with self._choosing:
+                self._looked = self._wanted != directory
+            directory = None
+        if directory is None:
             self._follower = None
             return None
         if self._follower is None or self._follower.directory != directory:

@@ -21,14 +21,40 @@ GIVE_UP_S = 60.0
 
 
 class RunControl:
-    """Talks to supervisors. `post` takes messages from any thread."""
+    """Talks to supervisors. `post` takes messages from any thread; `python` trains, None for this one."""
 
-    def __init__(self, home: Home, post: Callable[[Message], object]) -> None:
+    def __init__(self, home: Home, post: Callable[[Message], object], python: str | None = None) -> None:
         self._home = home
+        self._python = python
         self._post = post
+        self._is_starting = False
+        self._unseen: Path | None = None
+
+    @property
+    def is_starting(self) -> bool:
+        """Whether a run was asked for that neither came onto the screen nor was refused."""
+        return self._is_starting or self._unseen is not None
+
+    def note_started(self, directory: Path) -> None:
+        """The run asked for is there; what the reader shows may still be the one before."""
+        self._is_starting, self._unseen = False, directory
+
+    def note_refused(self) -> None:
+        """The run asked for will not come."""
+        self._is_starting = False
+
+    def note_shown(self, directory: Path | None) -> None:
+        """The reader shows this run."""
+        if self._unseen is not None and (directory == self._unseen or not self._unseen.exists()):
+            self._unseen = None
+
+    def note_left(self) -> None:
+        """Another run was chosen to be shown: do not wait for the one that was started."""
+        self._unseen = None
 
     def start(self, spec: RunSpec) -> None:
         """Check and start a run: RunStarted, or Refused."""
+        self._is_starting = True
         in_background("start", lambda: self._start(spec), self._post)
 
     def stop(self, directory: Path) -> None:
@@ -41,12 +67,13 @@ class RunControl:
 
     def stop_then_start(self, directory: Path, spec: RunSpec) -> None:
         """End one run and start the next as soon as nothing of the first is left."""
+        self._is_starting = True
         in_background("stop then start", lambda: self._stop_then_start(directory, spec), self._post)
 
     def _start(self, spec: RunSpec) -> Message:
         from trainfast_runner import launch
 
-        plan = launch.plan(spec)
+        plan = launch.plan(spec, self._python)
         return RunStarted(launch.start(plan, self._home))
 
     def _stop(self, directory: Path) -> Message:
@@ -68,7 +95,7 @@ class RunControl:
         from trainfast_runner import launch
 
         # What cannot start is said before anything is stopped for it.
-        plan = launch.plan(spec)
+        plan = launch.plan(spec, self._python)
         if is_alive(directory):
             self._stop(directory)
         deadline = time.monotonic() + GIVE_UP_S

@@ -84,9 +84,10 @@ def open_corpus(request: Request, cache_dir: Path, build: Callable[[Request, Pat
         with open(folder.with_suffix(".lock"), "w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             if not (folder / "meta.json").is_file():
+                for left_behind in folder.parent.glob(f"{folder.name}.*.tmp"):
+                    shutil.rmtree(left_behind, ignore_errors=True)
                 half_made = folder.with_suffix(f".{os.getpid()}.tmp")
-                shutil.rmtree(half_made, ignore_errors=True)
-                half_made.mkdir()
+                half_made.mkdir(mode=0o700)
                 try:
                     build(request, half_made)
                     shutil.rmtree(folder, ignore_errors=True)

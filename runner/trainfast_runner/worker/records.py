@@ -12,7 +12,6 @@ from typing import Any
 
 from .oom import is_out_of_memory
 
-LINE_LIMIT_BYTES = 4096
 TRACEBACK_CHARACTERS = 4000
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from contextlib import suppress
@@ -107,6 +108,8 @@ class StepLog:
         t_ns, times = pending.times.read()
         loss, *scale = (figure.item() for figure in pending.figures)
         record = {"t_ns": t_ns, **pending.record, "loss": loss, **times}
+        if not math.isfinite(loss):
+            record["loss_not_finite"] = True
         if scale:
             record["loss_scale"] = scale[0]
             if self._scale is not None and scale[0] < self._scale:

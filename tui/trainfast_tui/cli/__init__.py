@@ -7,6 +7,10 @@ from __future__ import annotations
 
 import os
 import sys
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from trainfast_runner.problem import Problem
 
 CUT_OFF = 141
 INTERRUPTED = 130
@@ -15,6 +19,7 @@ INTERRUPTED = 130
 def main(arguments: list[str] | None = None) -> int:
     """Run one command and return its exit code. What a person got wrong is one line on stderr, never a traceback."""
     arguments = sys.argv[1:] if arguments is None else arguments
+    _open_closed_streams()
     try:
         return _finish(_run(arguments))
     except KeyboardInterrupt:
@@ -25,8 +30,7 @@ def main(arguments: list[str] | None = None) -> int:
         return CUT_OFF
     except OSError as error:
         _drop_stdout()
-        place = f"{error.filename}: " if error.filename else ""
-        print(f"trainfast-tui: {place}{error.strerror or error}", file=sys.stderr)
+        print(f"trainfast-tui: {error.strerror or error}", file=sys.stderr)
         return 2
 
 
@@ -38,12 +42,28 @@ def _run(arguments: list[str]) -> int:
         command, parsed = parser.parse(arguments)
         return command(parsed)
     except Problem as problem:
-        print(f"trainfast-tui: {problem.line()}", file=sys.stderr)
-        if "--json" in arguments:
-            import json
+        return _refuse(problem, arguments)
+    except OSError as error:
+        if error.filename is None:
+            raise  # of our own output, so there is nowhere to say more
+        return _refuse(Problem(f"{os.fsdecode(error.filename)}: {error.strerror or error}"), arguments)
 
-            print(json.dumps({"error": problem.as_json()}))
-        return problem.exit_code
+
+def _refuse(problem: Problem, arguments: list[str]) -> int:
+    print(f"trainfast-tui: {problem.line()}", file=sys.stderr)
+    if "--json" in arguments:
+        import json
+
+        print(json.dumps({"error": problem.as_json()}))
+    return problem.exit_code
+
+
+def _open_closed_streams() -> None:
+    """What was started with stdin, stdout or stderr closed (`>&-`) reads and writes nothing there."""
+    for name in ("stdin", "stdout", "stderr"):
+        if getattr(sys, name) is None:
+            # In this order each gets its own number, which no file of ours can take any more.
+            setattr(sys, name, os.fdopen(os.open(os.devnull, os.O_RDWR), "r" if name == "stdin" else "w"))
 
 
 def _finish(code: int) -> int:

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import argparse
 
+PYTHON_CHECKS = ("training Python", "training stack")
+
 
 def add(parser: argparse.ArgumentParser) -> None:
     """The arguments of the command."""
+    parser.epilog = "Exit code: 0 whatever is found; 2 for a --python PATH that cannot train."
     parser.add_argument("--python", metavar="PATH", help="look at this training Python instead of our own")
     parser.add_argument(
         "--calibrate", action="store_true", help="measure what the device reaches, for the share of it a run uses"
@@ -15,14 +18,19 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print the findings; the exit code is 0 whatever they are."""
+    """Print the findings; the exit code is 0 whatever they are, but 2 for a `--python` that cannot train."""
     from trainfast_runner.doctor import examine, is_healthy
     from trainfast_runner.home import Home
+    from trainfast_runner.problem import Problem
     from trainfast_tui.cli.output import print_json, say
     from trainfast_tui.format import fit, plain
 
     home = Home()
     checks = examine(home, arguments.python)
+    given = [check for check in checks if check.name in PYTHON_CHECKS and check.state == "fail"]
+    unusable = Problem(given[0].finding, key="python") if given and arguments.python is not None else None
+    if arguments.json and unusable is not None:
+        raise unusable
     ceiling = None
     if arguments.calibrate:
         from trainfast_runner.calibration import calibrate
@@ -45,4 +53,6 @@ def run(arguments: argparse.Namespace) -> int:
         say("\nRuns cannot be started here until what is marked fail is mended.")
     else:
         say("\nRuns can be started here" + (f"; {warnings} warning(s)." if warnings else "."))
+    if unusable is not None:
+        raise unusable
     return 0

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from trainfast_runner.home import is_alive
 from trainfast_runner.problem import Problem
-from trainfast_runner.records import Result
+from trainfast_runner.records import EXIT_CODES, Result
 from trainfast_runner.recovery import settle, state_of
 
 
@@ -16,5 +16,7 @@ def result_of(directory: Path) -> Result | None:
     if result is None and not is_alive(directory):
         now = state_of(directory)
         if now.ended:
-            raise Problem(f"{directory.name} has no result: {now.reason}", key=directory.name)
+            raise Problem(
+                f"{directory.name} has no result: {now.reason}", key=directory.name, exit_code=EXIT_CODES["lost"]
+            )
     return result

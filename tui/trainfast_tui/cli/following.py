@@ -14,6 +14,7 @@ from trainfast_runner.problem import Problem
 from trainfast_runner.records import Result
 from trainfast_runner.recovery import state_of
 from trainfast_runner.stopping import kill_now, request_stop, stop_unsupervised
+from trainfast_tui.cli.ended import result_of
 from trainfast_tui.cli.progress import Progress
 
 LOOK_EVERY_S = 0.15
@@ -56,6 +57,8 @@ def caught() -> Iterator[Signals]:
 def follow(directory: Path, signals: Signals, *, interrupt_stops: bool) -> Result | None:
     """The result once the run has ended; None when the run was left alone and goes on.
 
+    Raises Problem when the run's records are gone, as after `runs rm`.
+
     With `interrupt_stops` the first Ctrl-C asks the run to stop (SIGKILL follows after 30 s) and the second kills it.
     """
     follower, progress = Follower(directory), Progress()
@@ -63,8 +66,8 @@ def follow(directory: Path, signals: Signals, *, interrupt_stops: bool) -> Resul
     try:
         while True:
             snapshot = follower.poll()
-            if snapshot.result is not None:
-                return snapshot.result
+            if not snapshot.is_live:
+                return result_of(directory)
             progress.show(snapshot)
             if signals.hung_up or (signals.interrupts and not interrupt_stops):
                 return None

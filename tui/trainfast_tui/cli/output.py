@@ -33,12 +33,42 @@ def shown(text: str, encoding: str | None) -> str:
 
 
 def say_table(
-    header: Sequence[str], rows: Iterable[Sequence[str]], right: Iterable[int] = (), widest: int = 120
+    header: Sequence[str],
+    rows: Iterable[Sequence[str]],
+    right: Iterable[int] = (),
+    widest: int = 120,
+    drop: Sequence[int] = (),
 ) -> None:
-    """Print a table; a terminal gets lines no longer than it is wide, a pipe all of them."""
+    """Print a table; a terminal gets lines no longer than it is wide, a pipe all of them.
+
+    Where it is too narrow the columns in `drop` are left out, the first ones first, so that no figure is cut.
+    """
     width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
-    for line in table(header, rows, right, widest):
+    for line in narrowed(header, [list(row) for row in rows], right, widest, drop, width):
         say(line if width is None else truncate(line, width))
+
+
+def narrowed(
+    header: Sequence[str],
+    rows: Sequence[Sequence[str]],
+    right: Iterable[int],
+    widest: int,
+    drop: Sequence[int],
+    width: int | None,
+) -> list[str]:
+    """The lines of a table without as many columns of `drop` as it takes to fit in `width` cells; None: all."""
+    aligned, left_out = set(right), 0
+    while True:
+        kept = [place for place in range(len(header)) if place not in drop[:left_out]]
+        lines = table(
+            [header[place] for place in kept],
+            [[row[place] for place in kept] for row in rows],
+            [new for new, place in enumerate(kept) if place in aligned],
+            widest,
+        )
+        if width is None or left_out == len(drop) or max(map(cell_len, lines)) <= width:
+            return lines
+        left_out += 1
 
 
 def table(

@@ -15,6 +15,8 @@ Run = Callable[[argparse.Namespace], int]
 Subparsers = Any
 """What `ArgumentParser.add_subparsers` returns; argparse names its type privately."""
 
+APP_OPTIONS = ("--preset", "--python", "--ascii", "--version", "--help")
+
 
 class Parser(argparse.ArgumentParser):
     """An argparse parser that raises Problem instead of printing its usage, and takes no abbreviated options."""
@@ -47,9 +49,14 @@ def _typed(arguments: list[str]) -> Command | None:
     while rest and rest[0].startswith("-"):
         # Options of the app may stand before a command; after an unknown one nothing can be told.
         option = rest.pop(0)
-        if option == "--preset":
+        if option in ("--preset", "--python"):
             rest = rest[1:]
-        elif option != "--ascii" and not option.startswith("--preset="):
+        elif option != "--ascii" and not option.startswith(("--preset=", "--python=")):
+            name = option.partition("=")[0]
+            if name.startswith("--") and name not in APP_OPTIONS:
+                close = nearest(name, APP_OPTIONS)
+                allowed = None if close else APP_OPTIONS
+                raise Problem(f"trainfast-tui has no option {name}", key=name, allowed=allowed, nearest=close)
             return None
     words = list(itertools.takewhile(lambda word: not word.startswith("-"), rest))[:2]
     if not words:
@@ -90,6 +97,7 @@ def _build(chosen: Command | None) -> Parser:
     parser.add_argument("--version", action=_Version, nargs=0, help="print the version and exit")
     parser.add_argument("--ascii", action="store_true", help="the app without Unicode characters")
     parser.add_argument("--preset", metavar="PRESET", help="the preset that the app starts with")
+    parser.add_argument("--python", metavar="PATH", dest="app_python", help="the Python that the app trains with")
     parser.set_defaults(run=_open_app, leaf=parser)
     top = parser.add_subparsers(title="commands", metavar="COMMAND", parser_class=Parser)
     groups: dict[str, Subparsers] = {}
@@ -100,19 +108,22 @@ def _build(chosen: Command | None) -> Parser:
             if name not in groups:
                 inside = ", ".join(other.words[1] for other in COMMANDS if other.words[0] == name)
                 about = f"{GROUPS[name]}: {inside}"
-                group = top.add_parser(name, help=about, description=about.capitalize() + ".")
+                group = top.add_parser(name, help=about, description=_sentence(about))
                 groups[name] = group.add_subparsers(title="commands", metavar="COMMAND", parser_class=Parser)
             place = groups[name]
         if command is chosen:
             module = importlib.import_module(f"trainfast_tui.cli.{command.module}")
-            leaf: Parser = place.add_parser(
-                command.words[-1], help=command.help, description=command.help.capitalize() + "."
-            )
+            leaf: Parser = place.add_parser(command.words[-1], help=command.help, description=_sentence(command.help))
             module.add(leaf)
             leaf.set_defaults(run=module.run, leaf=leaf)
         else:
             place.add_parser(command.words[-1], help=command.help, add_help=False)
     return parser
+
+
+def _sentence(words: str) -> str:
+    """The words with a capital and a full stop; `GPUs` stays as it is."""
+    return f"{words[0].upper()}{words[1:]}."
 
 
 class _Version(argparse.Action):
@@ -131,7 +142,7 @@ def _open_app(parsed: argparse.Namespace) -> int:
     from trainfast_runner.home import Home
     from trainfast_tui.app import run_app
 
-    return run_app(Home().ready(), ascii=parsed.ascii, preset=parsed.preset) or 0
+    return run_app(Home().ready(), ascii=parsed.ascii, preset=parsed.preset, python=parsed.app_python) or 0
 
 
 def _unknown_argument(word: str, leaf: Parser) -> Problem:

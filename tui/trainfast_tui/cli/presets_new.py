@@ -14,7 +14,9 @@ def add(parser: argparse.ArgumentParser) -> None:
         "--from", default="tiny-llama", metavar="PRESET", dest="source", help="what it starts from (tiny-llama)"
     )
     add_settings(parser)
-    parser.add_argument("--overwrite", action="store_true", help="replace a preset of yours of that name")
+    parser.add_argument(
+        "--overwrite", action="store_true", help="replace a preset of yours of that name, or hide a shipped one"
+    )
     parser.add_argument("--json", action="store_true", help="print {name, path}")
 
 

@@ -5,7 +5,10 @@ from __future__ import annotations
 import os
 import statistics
 import sys
+import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, TextIO
 
 from trainfast_runner.follow import RunSnapshot
@@ -16,12 +19,31 @@ from trainfast_tui.format import duration, milliseconds, number, per_second, pla
 RECENT_STEPS = 20
 BAR_CELLS = 20
 PLAIN_EVERY_S = 5.0
+SLOW_S = 1.0
 PHASES = {
     "import": "importing the training stack",
     "data": "preparing the data",
     "model": "building the model",
     "train": "first step",
 }
+
+
+@contextmanager
+def said_when_slow(text: str) -> Iterator[None]:
+    """Show `text` on a terminal while what stands inside takes over a second; elsewhere a refusal stays one line."""
+    progress = Progress()
+    if not progress.is_live:
+        yield
+        return
+    timer = threading.Timer(SLOW_S, progress.waiting, [text])
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+        timer.join()
+        progress.close()
 
 
 class Progress:
@@ -33,6 +55,11 @@ class Progress:
         self._last = ""
         self._last_state = ""
         self._printed_at = float("-inf")
+
+    @property
+    def is_live(self) -> bool:
+        """Whether there is a terminal that takes a line back."""
+        return self._live
 
     def show(self, snapshot: RunSnapshot) -> None:
         """Paint a bar, or, without a terminal, a line when the phase changed or 5 s have passed."""

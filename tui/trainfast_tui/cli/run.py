@@ -44,23 +44,31 @@ def run(arguments: argparse.Namespace) -> int:
     from trainfast_runner.home import Home
     from trainfast_runner.spec import resolve
     from trainfast_tui.cli.following import HUNG_UP, caught, follow
+    from trainfast_tui.cli.progress import said_when_slow
 
     home = Home().ready()
-    plan = launch.plan(resolve(arguments.preset, arguments.settings), arguments.python)
-    if arguments.wait:
-        wait_for_device(plan, home)
-    if arguments.cool_to is not None:
-        from trainfast_tui.cli.cooling import wait_until_cool
+    spec = resolve(arguments.preset, arguments.settings)
+    with said_when_slow("checking…"):
+        plan = launch.plan(spec, arguments.python)
+    while True:
+        if arguments.wait:
+            wait_for_device(plan, home)
+        if arguments.cool_to is not None:
+            from trainfast_tui.cli.cooling import wait_until_cool
 
-        wait_until_cool(plan, arguments.cool_to)
-    with caught() as signals:
-        directory = launch.start(plan, home)
-        if arguments.detach:
-            return _detached(directory, arguments.json)
-        result = follow(directory, signals, interrupt_stops=True)
-    if result is None:
-        return HUNG_UP
-    return report(result, arguments.json)
+
+            wait_until_cool(plan, arguments.cool_to)
+        with caught() as signals:
+            try:
+                directory = launch.start(plan, home)
+            except launch.DevicesBusy:
+                if not arguments.wait:
+                    raise
+                continue  # another one that waited was faster
+            if arguments.detach:
+                return _detached(directory, arguments.json)
+            result = follow(directory, signals, interrupt_stops=True)
+        return HUNG_UP if result is None else report(result, arguments.json)
 
 
 def report(result: Result, as_json: bool) -> int:

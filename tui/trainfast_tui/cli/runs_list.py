@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import shutil
+import sys
+import textwrap
 import time
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from trainfast_runner.home import Home
     from trainfast_runner.runs import RunRow
 
 
@@ -39,16 +43,31 @@ def run(arguments: argparse.Namespace) -> int:
         raise Problem(f"-n {arguments.n}: at least 1", key="-n")
     wanted = (row for row in iter_rows(Home()) if _fits(row, arguments))
     rows = list(itertools.islice(wanted, arguments.n))
+    if not rows and arguments.preset is not None:
+        _refuse_unknown(arguments.preset, Home())
     if arguments.json:
         print_json({"schema": SCHEMA, "runs": rows})
     elif not rows:
         say("no run fits" if arguments.state or arguments.preset else "no run yet: trainfast-tui run tiny-llama")
     else:
-        say_table(HEADER, map(_cells, rows), right=(3, 4, 5, 6))
+        say_table(HEADER, map(_cells, rows), right=(3, 4, 5, 6), drop=DROPPED)
     return 0
 
 
-HEADER = ("RUN", "STATE", "STARTED", "SAMPLES", "STEP", "PEAK MEMORY", "TOOK", "NOTE")
+HEADER = ("RUN", "STATE", "CHANGED", "SAMPLES", "STEP", "PEAK MEMORY", "TOOK", "STARTED", "NOTE")
+DROPPED = (8, 7, 6, 4, 5, 3, 2)
+"""The columns that a narrow terminal goes without, the first ones first; the id tells when a run started."""
+CHANGED_CELLS = 48
+NOTE_CELLS = 40
+
+
+def _refuse_unknown(preset: str, home: Home) -> None:
+    """Raise Problem for a preset that neither is there nor was ever run."""
+    from trainfast_runner import presets
+    from trainfast_runner.runs import iter_rows
+
+    if not any(preset in (row.preset, row.name) for row in iter_rows(home)):
+        presets.load(preset)
 
 
 def _fits(row: RunRow, arguments: argparse.Namespace) -> bool:
@@ -57,7 +76,19 @@ def _fits(row: RunRow, arguments: argparse.Namespace) -> bool:
     return arguments.preset is None or arguments.preset in (row.preset, row.name)
 
 
+def _cells_for_changes() -> int:
+    """What leaves room for the id, the state and the rate on a terminal of 80 columns."""
+    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+    return CHANGED_CELLS if width is None else min(CHANGED_CELLS, width * 2 // 7)
+
+
+def _in_words(note: str) -> str:
+    """The note; on a terminal as many of its words as leave room for the figures."""
+    return textwrap.shorten(note, NOTE_CELLS, placeholder=" …") if sys.stdout.isatty() else note
+
+
 def _cells(row: RunRow) -> list[str]:
+    from trainfast_tui.cli.changed import brief
     from trainfast_tui.format import ABSENT, duration, milliseconds, per_second, plain, size
 
     started = ABSENT
@@ -72,10 +103,11 @@ def _cells(row: RunRow) -> list[str]:
     return [
         row.run_id,
         row.state,
-        started,
+        plain(brief(row.changed, _cells_for_changes())),
         per_second(row.samples_per_s, "samples"),
         milliseconds(row.step_ms_p50),
         size(row.peak_allocated_bytes),
         duration(row.seconds),
-        plain("; ".join(note for note in notes if note)),
+        started,
+        _in_words(plain("; ".join(note for note in notes if note))),
     ]

@@ -13,13 +13,13 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Delete and say which."""
-    from trainfast_runner.home import Home, is_alive
+    from trainfast_runner.home import Home, stays_alive
     from trainfast_runner.problem import Problem
     from trainfast_tui.cli.output import print_json, say
 
     home = Home()
     ids = list(dict.fromkeys(home.find(reference) for reference in arguments.references))
-    live = [run_id for run_id in ids if is_alive(home.directory(run_id))]
+    live = [run_id for run_id in ids if stays_alive(home.directory(run_id))]
     if live:
         raise Problem(
             f"{', '.join(live)} {'is' if len(live) == 1 else 'are'} still running; nothing was deleted",

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import argparse
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from trainfast_runner.records import Result, RunFile
 
 
 def add(parser: argparse.ArgumentParser) -> None:
@@ -13,7 +17,7 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Print it; exit code 0 however the run ended."""
-    from trainfast_runner.home import Home
+    from trainfast_runner.home import Home, read_run_file
     from trainfast_tui.cli import summary
     from trainfast_tui.cli.ended import result_of
     from trainfast_tui.cli.output import print_json, say
@@ -27,8 +31,7 @@ def run(arguments: argparse.Namespace) -> int:
         else:
             for line in summary.lines(result):
                 say(line)
-            for line in _settings(result.knobs):
-                say(line)
+            say(_settings(result, read_run_file(directory)))
         return 0
     from trainfast_runner.follow import Follower
     from trainfast_tui.cli.progress import so_far, status_line
@@ -42,14 +45,10 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _settings(knobs: dict[str, object]) -> list[str]:
-    """The knobs that are not at their default."""
-    from trainfast_runner.knobs import BY_NAME, defaults
+def _settings(result: Result, run: RunFile | None) -> str:
+    """What was changed of the preset; results of older versions leave it to `run.json`."""
+    from trainfast_tui.cli.changed import settings
+    from trainfast_tui.format import plain
 
-    usual = defaults()
-    changed = [
-        f"{name}={BY_NAME[name].show(value)}"  # type: ignore[arg-type]
-        for name, value in knobs.items()
-        if name in BY_NAME and value != usual[name]
-    ]
-    return [f"settings: {' '.join(changed)}"] if changed else []
+    changed = result.changed or (run.changes() if run is not None else {})
+    return f"settings: {plain(' '.join(settings(changed)))}" if changed else "settings: as the preset sets them"

@@ -32,6 +32,11 @@ def run(arguments: argparse.Namespace) -> int:
         result = stop(directory, signals, now=arguments.now)
     if result is None:
         print(f"{directory.name} has been asked to stop and has not ended yet", file=sys.stderr)
+        if arguments.json:
+            from trainfast_runner.follow import Follower
+            from trainfast_tui.cli.progress import so_far
+
+            print_json(so_far(Follower(directory).poll()))
         return 130
     if arguments.json:
         print_json(result)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import msgspec
+
 from trainfast_runner.oom_advice import cheapest
-from trainfast_runner.records import Flops, Result
+from trainfast_runner.records import SCHEMA, Flops, Result
 from trainfast_tui.cli.output import pairs
 from trainfast_tui.format import (
     ABSENT,
@@ -21,6 +23,8 @@ from trainfast_tui.format import (
     size,
 )
 
+FEW_STEPS = 5
+"""Below this many measured steps a percentile or a deviation says nothing."""
 PHASES = ("data", "forward", "backward", "optimizer", "other")
 
 
@@ -42,8 +46,12 @@ def headline(result: Result) -> str:
 
 def notes(result: Result) -> Iterator[str]:
     """What a reader of the figures has to know: data that are not real, a machine that was not alone."""
+    if result.schema > SCHEMA:
+        yield f"written by a newer trainfast-tui (schema {result.schema}, not {SCHEMA}): some of it may be missing"
     if result.synthetic_data:
         yield "synthetic data: random tokens, so the loss says nothing"
+    if result.loss.not_finite:
+        yield f"the loss was not a finite number in {count(result.loss.not_finite)} step(s): the training diverged"
     if not result.conditions.clean:
         yield "conditions were not clean: the device was not as free as before the last run"
     if result.conditions.foreign_processes:
@@ -64,18 +72,21 @@ def _figures(result: Result) -> Iterator[tuple[str, str]]:
     measured, warmup = result.steps.measured, result.steps.warmup
     yield "steps", f"{count(measured)} measured, {count(warmup)} warm-up, {duration(result.seconds)} in all"
     if measured:
+        few = measured < FEW_STEPS
         for label, noun, spread in (
             ("throughput", "samples", result.throughput.samples_per_s),
             ("", "tokens", result.throughput.tokens_per_s),
         ):
             if spread.median is not None:
-                yield label, f"{per_second(spread.median, noun)} (median; MAD {number(spread.mad)})"
+                mad = "few steps" if few else f"MAD {number(spread.mad)}"
+                yield label, f"{per_second(spread.median, noun)} (median; {mad})"
         times = result.step_ms
-        yield "step", f"{milliseconds(times.p50)} (p90 {milliseconds(times.p90)}, p99 {milliseconds(times.p99)})"
+        tail = "few steps" if few else f"p90 {milliseconds(times.p90)}, p99 {milliseconds(times.p99)}"
+        yield "step", f"{milliseconds(times.p50)} ({tail})"
         phases = [(name, getattr(times, name)) for name in PHASES]
         if any(value is not None for _, value in phases):
             yield "phases", ", ".join(f"{name} {milliseconds(value)}" for name, value in phases if value is not None)
-    if result.loss.first is not None:
+    if result.loss.first is not None or result.loss.last is not None:
         yield "loss", f"{number(result.loss.first)} to {number(result.loss.last)} (means of the first and last five)"
     memory = result.memory
     if memory.peak_allocated_bytes is not None:
@@ -102,13 +113,18 @@ def _actual(result: Result) -> str:
     words = [ranks, f"on {actual.device}"]
     if actual.wrapper not in (None, "none"):
         words.append(str(actual.wrapper))
-    words += [word for word in (actual.compute_dtype, actual.optimizer, actual.attention) if word]
+    optimizer = actual.optimizer
+    if optimizer and actual.optimizer_implementation:
+        optimizer = f"{optimizer} ({actual.optimizer_implementation})"
+    words += [word for word in (actual.compute_dtype, optimizer, actual.attention) if word]
     return plain(", ".join(words)) or ABSENT
 
 
 def _advice(result: Result) -> list[str]:
     phase = result.error.phase if result.error else None
-    fixes = cheapest(result.knobs, result.actual.device or "cpu", phase, result.reason)
+    said = result.reason or (result.error.message if result.error else None) or ""
+    model = msgspec.structs.asdict(result.actual)
+    fixes = cheapest(result.knobs, result.actual.device or "cpu", phase, said, model=model)
     if not fixes:
         return []
     return ["to make it fit, cheapest first:"] + [

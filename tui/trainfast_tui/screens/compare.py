@@ -13,11 +13,12 @@ from trainfast_runner.knobs import BY_NAME
 from trainfast_runner.problem import Problem
 from trainfast_runner.records import Result
 from trainfast_runner.recovery import settle
+from trainfast_runner.state_words import state_words
 from trainfast_tui import format as fmt
 from trainfast_tui.commands import bindings, of
 from trainfast_tui.messages import Compared
 from trainfast_tui.widgets.painted import Line, Painted, rule, wrap
-from trainfast_tui.widgets.small_parts import Footer, state_words
+from trainfast_tui.widgets.small_parts import Footer
 
 TONES = {"better": "success", "worse": "error"}
 SIGNS = {"better": "✓ ", "worse": "✗ "}
@@ -29,12 +30,23 @@ def comparison_of(home: Home, a: str, b: str) -> Compared:
 
 
 def previous_of(home: Home, run_id: str) -> Compared:
-    """A run and the newest ended one before it. Raises Problem where there is none."""
-    for earlier in reversed([id for id in home.run_ids() if id < run_id]):
-        result = settle(home.directory(earlier))
-        if result is not None:
-            return Compared(result, _result(home, run_id))
-    raise Problem("There is no earlier run to compare with; turn a knob and press r.", key=run_id)
+    """A run beside the newest finished one before it, else the newest after it; A is the older.
+
+    Where no other run finished, one that ended otherwise will do. Raises Problem where there is none.
+    """
+    ids = home.run_ids()
+    before, after = [id for id in ids if id < run_id], [id for id in ids if id > run_id]
+    ended: Result | None = None
+    for other in (*reversed(before), *reversed(after)):
+        result = settle(home.directory(other))
+        ended = ended or result
+        if result is not None and result.state == "finished":
+            ended = result
+            break
+    if ended is None:
+        raise Problem("There is no other ended run to compare with; turn a knob and press r.", key=run_id)
+    this = _result(home, run_id)
+    return Compared(ended, this) if ended.run_id < run_id else Compared(this, ended)
 
 
 def _result(home: Home, run_id: str) -> Result:
@@ -141,13 +153,21 @@ def _value(name: str, value: Any) -> str:
 
 
 def _figure_lines(found: Comparison, width: int) -> list[Line]:
+    rows = [row for row in found.rows if row.a is not None or row.b is not None]
+    step = next(row for row in found.rows if row.label == "step")
+    without = [letter for letter, value in (("A", step.a), ("B", step.b)) if value is None]
+    said: list[Line] = []
+    if without:
+        who = "Neither run has" if len(without) == 2 else f"{without[0]} has not"
+        said = [[(f"{who} measured a step: there is no speed to compare.", "text")]]
+        rows = [row for row in rows if row.delta is not None]
+        if not rows:
+            return said
     wide = width >= 100
     column = 18 if wide else 15
     head = f"{'figure':<18}{'A':>{column}}{'B':>{column}}" + (f"{'change':>18}" if wide else "") + f"{'':>10}"
-    lines: list[Line] = [[(head, "muted")]]
-    for row in found.rows:
-        if row.a is None and row.b is None:
-            continue
+    lines: list[Line] = [*said, [(head, "muted")]]
+    for row in rows:
         figures = [(fmt.fit(figure(value, row.unit), column, "right"), "text") for value in (row.a, row.b)]
         if wide:
             figures.append((fmt.fit(_change(row), 18, "right"), "text"))
@@ -172,7 +192,10 @@ def figure(value: float | None, unit: str) -> str:
 
 
 def _change(row: ComparisonRow) -> str:
-    if row.delta is None:
+    """The difference of the two figures as they are shown, so that it is what a person gets by subtracting."""
+    if row.a is None or row.b is None:
         return ""
-    sign = "" if not row.delta else ("+" if row.delta > 0 else "-")
-    return sign + figure(abs(row.delta), row.unit)
+    shown_a, shown_b = (fmt.as_shown(figure(value, row.unit)) for value in (row.a, row.b))
+    delta = shown_b - shown_a
+    sign = "" if not delta else ("+" if delta > 0 else "-")
+    return sign + figure(abs(delta), row.unit)

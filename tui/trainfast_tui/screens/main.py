@@ -8,6 +8,7 @@ from textual.containers import Horizontal, Vertical
 from textual.screen import Screen
 
 from trainfast_runner.problem import Problem
+from trainfast_runner.state_words import state_words
 from trainfast_tui import chart_data
 from trainfast_tui.commands import bindings, of
 from trainfast_tui.endings import Ending, ending
@@ -23,6 +24,8 @@ from trainfast_tui.widgets.step_panel import StepPanel
 
 LEAST_WIDTH, LEAST_HEIGHT = 80, 24
 WIDE = 120
+NARROW = 100
+"""Below this width the step's figures take a line more."""
 
 
 class MainScreen(MainActions, Screen[None]):
@@ -40,6 +43,7 @@ class MainScreen(MainActions, Screen[None]):
     MainScreen.-wide #side { width: 48; }
     MainScreen.-small #body, MainScreen.-small DevicesPanel, MainScreen.-small LogPane { display: none; }
     MainScreen.-small TooSmall { display: block; }
+    MainScreen.-narrow StepPanel { height: 6; }
     MainScreen.-no-steps StepPanel { display: none; }
     MainScreen.-first Charts, MainScreen.-first StepPanel { display: none; }
     """
@@ -78,6 +82,7 @@ class MainScreen(MainActions, Screen[None]):
         size = event.size
         self.set_class(size.width < LEAST_WIDTH or size.height < LEAST_HEIGHT, "-small")
         self.set_class(size.width >= WIDE, "-wide")
+        self.set_class(size.width < NARROW, "-narrow")
 
     def on_screen_resume(self) -> None:
         # Another screen was on top: what happened meanwhile is painted now.
@@ -100,8 +105,9 @@ class MainScreen(MainActions, Screen[None]):
         self.query_one(Charts).show(snapshot)
         self.query_one(StepPanel).show(run)
         self.set_class(run is not None and not run.is_live and not run.steps, "-no-steps")
-        self.query_one(LogPane).show(run.log if run is not None else ())
+        self.query_one(LogPane).show(run.log if run is not None else (), run is not None and not run.is_live)
         self._tell(snapshot)
+        self.drop_answered_question(run)
 
     def show_knobs(self) -> None:
         """Paint the next run's knobs."""
@@ -146,4 +152,4 @@ class MainScreen(MainActions, Screen[None]):
         if key != self._followed:
             self._followed = key
             if run is not None and snapshot.trouble is None:
-                status.say(f"{run.run_id}: {run.reason or run.state}", "muted")
+                status.say(f"{run.run_id}: {run.reason or state_words(run.state)}", "muted")

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from trainfast_runner.knobs import BY_NAME
 from trainfast_runner.problem import Problem
+from trainfast_runner.state_words import state_words
 from trainfast_tui.next_run import NextRun, of_preset
 from trainfast_tui.snapshot import Snapshot
 from trainfast_tui.widgets.charts import Charts
@@ -16,6 +18,7 @@ from trainfast_tui.widgets.small_parts import LogPane
 if TYPE_CHECKING:
     from textual.screen import Screen
 
+    from trainfast_runner.follow import RunSnapshot
     from trainfast_runner.machine import Machine
     from trainfast_tui.app import TrainfastApp
     from trainfast_tui.endings import Ending
@@ -30,6 +33,8 @@ class MainActions(Base):
 
     ascii: bool
     snapshot: Snapshot | None
+    _question: tuple[Screen[object] | None, str] = None, ""
+    """The dialog that asks about a live run, and that run's id."""
 
     if TYPE_CHECKING:
 
@@ -66,19 +71,33 @@ class MainActions(Base):
         if next_run is None:
             self.say("There is no preset to run; p chooses one.", "warning")
             return
+        if self.trainfast.control.is_starting:
+            self.say("A run is being started already; r again when it is on the screen.", "warning")
+            return
         run = snapshot.run if snapshot is not None else None
         if run is None or not run.is_live:
             self.say(f"Starting {next_run.spec.name}…")
             self.trainfast.control.start(next_run.spec)
             return
+        done = run.steps[-1].step if run.steps else 0
+        question = f"{run.run_id} is {state_words(run.state)}, at step {done}. Stop it and start {next_run.spec.name}?"
+        self._ask_about(run, question, "stop it, then run", partial(self._stop_then_run, run.directory, next_run))
+
+    def _ask_about(self, run: RunSnapshot, question: str, yes: str, then: Callable[[object], None]) -> None:
+        """Ask what makes sense only while this run lives."""
         from trainfast_tui.screens.dialogs import Confirm
 
-        done = run.steps[-1].step if run.steps else 0
-        question = f"{run.run_id} is {run.state}, at step {done}. Stop it and start {next_run.spec.name}?"
-        self.app.push_screen(
-            Confirm(question, "stop it, then run", ascii=self.ascii),
-            partial(self._stop_then_run, run.directory, next_run),
-        )
+        self._question = Confirm(question, yes, ascii=self.ascii), run.run_id
+        self.app.push_screen(self._question[0], then)
+
+    def drop_answered_question(self, run: RunSnapshot | None) -> None:
+        """Close the question about a run that has ended by itself, and say so."""
+        dialog, run_id = self._question
+        if run is None or run.is_live or run.run_id != run_id or self.app.screen is not dialog:
+            return
+        self._question = None, ""
+        dialog.dismiss(None)
+        self.say(f"{run_id} has ended by itself: {state_words(run.state)}. r starts the next run.", "warning")
 
     def _stop_then_run(self, directory: Any, next_run: NextRun, yes: object) -> None:
         if yes:
@@ -90,19 +109,15 @@ class MainActions(Base):
         if run is None or not run.is_live:
             self.say("Nothing is running.")
             return
-        from trainfast_tui.screens.dialogs import Confirm
-
         if run.state == "stopping" or run.stop_deadline_ns is not None:
             question = f"Kill {run.run_id} now? What it has not written yet is lost; its records so far are kept."
-            self.app.push_screen(Confirm(question, "kill it", ascii=self.ascii), partial(self._kill, run.directory))
+            self._ask_about(run, question, "kill it", partial(self._kill, run.directory))
         elif run.supervised:
             self.say("Asking it to stop…")
             self.trainfast.control.stop(run.directory)
         else:
             question = f"{run.run_id} has no supervisor any more. Stop its processes and clean up?"
-            self.app.push_screen(
-                Confirm(question, "stop them", ascii=self.ascii), partial(self._clean_up, run.directory)
-            )
+            self._ask_about(run, question, "stop them", partial(self._clean_up, run.directory))
 
     def _kill(self, directory: Any, yes: object) -> None:
         if yes:
@@ -228,7 +243,7 @@ class MainActions(Base):
         self.query_one(Charts).turn_rate()
 
     def action_reading(self) -> None:
-        self.query_one(Charts).next_reading()
+        self.say(self.query_one(Charts).next_reading())
 
     def action_zoom(self, by: int) -> None:
-        self.say(f"The charts show {self.query_one(Charts).zoom(by)}.")
+        self.say(self.query_one(Charts).zoom(by))

@@ -9,17 +9,28 @@ from textual.app import ComposeResult
 from textual.message import Message
 from textual.screen import Screen
 
-from trainfast_runner.home import Home
+from trainfast_runner.home import Home, is_alive
 from trainfast_runner.problem import Problem
-from trainfast_runner.runs import RunRow, list_rows
+from trainfast_runner.runs import RunRow, list_rows, row_of
+from trainfast_runner.state_words import state_words
 from trainfast_tui.background import in_background
 from trainfast_tui.commands import bindings, of
-from trainfast_tui.messages import said_no
-from trainfast_tui.widgets.runs_table import ORDERS, RunsTable, fits, ordered
+from trainfast_tui.messages import Said, said_no
+from trainfast_tui.widgets.runs_table import ORDERS, RunsTable, fits, ordered, orders_of
 from trainfast_tui.widgets.small_parts import Footer, StatusLine
 
 if TYPE_CHECKING:
     from trainfast_tui.app import TrainfastApp
+
+
+REFRESH_S = 2.0
+
+
+def listed_again(home: Home, known: list[RunRow]) -> list[RunRow]:
+    """The home's runs, newest first, reading only those that are new or had not ended when `known` was read."""
+    settled = {row.run_id: row for row in known if row.supervised is None and row.seconds is not None}
+    ids = reversed(home.run_ids())
+    return [settled.get(run_id) or row_of(home, run_id) for run_id in ids]
 
 
 class RunsListed(Message):
@@ -43,28 +54,54 @@ class RunsScreen(Screen[None]):
         self._ascii = ascii
         self._rows: list[RunRow] = []
         self._filter = ""
-        self._order = 0
+        self._order = ORDERS[0].name
         self._reverse = False
+        self._is_listing = False
+        self._is_listed = False
 
     def compose(self) -> ComposeResult:
         yield StatusLine(ascii=self._ascii, id="head")
         yield RunsTable(ascii=self._ascii)
         yield StatusLine(ascii=self._ascii, id="status")
-        yield Footer([*of("runs"), *of("everywhere")], ascii=self._ascii)
+        # Where the keys do not fit the last go first: the order is said above, deleting is nowhere else.
+        keys = sorted(of("runs"), key=lambda command: command.id == "sort")
+        yield Footer([*keys, *of("everywhere")], ascii=self._ascii)
 
     def on_mount(self) -> None:
         self.query_one("#head", StatusLine).say("runs", "title")
         self.action_reload()
+        self.set_interval(REFRESH_S, self._look_again)
 
-    def on_runs_listed(self, message: RunsListed) -> None:
-        self._rows = message.rows
+    def on_resize(self) -> None:
         self._show()
 
+    def on_runs_listed(self, message: RunsListed) -> None:
+        self._is_listing, self._is_listed = False, True
+        if message.rows != self._rows or not self._rows:
+            self._rows = message.rows
+            self._show()
+
+    def _look_again(self) -> None:
+        """What has started, ended or gone meanwhile; nothing while an earlier look is still under way."""
+        if self._is_listing or not self._is_listed:
+            return
+        self._is_listing = True
+        known = self._rows
+        in_background("runs", lambda: RunsListed(listed_again(self._home, known)), self.post_message, self._could_not)
+
+    def _could_not(self, problem: Problem) -> Said:
+        self._is_listing = False
+        return said_no(problem)
+
     def _show(self) -> None:
+        if not self._is_listed:
+            return
         rows = [row for row in self._rows if fits(row, self._filter)] if self._filter else self._rows
-        order = ORDERS[self._order]
+        orders = orders_of(self.size.width)
+        order = next((one for one in orders if one.name == self._order), orders[0])
         self.table.show(ordered(rows, order, self._reverse), order, self._reverse)
         said = f"runs   {len(rows):,} of {len(self._rows):,}" if self._filter else f"runs   {len(rows):,}"
+        said += f"   by {order.name}, {order.words[self._reverse]}"
         self.query_one("#head", StatusLine).say(said + (f"   with “{self._filter}”" if self._filter else ""), "title")
 
     @property
@@ -96,7 +133,9 @@ class RunsScreen(Screen[None]):
         self.table.mark()
 
     def action_sort(self) -> None:
-        self._order = (self._order + 1) % len(ORDERS)
+        names = [order.name for order in orders_of(self.size.width)]
+        here = names.index(self._order) if self._order in names else 0
+        self._order = names[(here + 1) % len(names)]
         self._show()
 
     def action_reverse(self) -> None:
@@ -137,9 +176,12 @@ class RunsScreen(Screen[None]):
         row = self.table.current
         if row is None:
             return
+        if is_alive(self._home.directory(row.run_id)):
+            self.say(f"{row.run_id} is still running: Enter opens it, s stops it; then it can be deleted.", "warning")
+            return
         from trainfast_tui.screens.dialogs import Confirm
 
-        question = f"Delete {row.run_id} ({row.name}, {row.state}) and all its records?"
+        question = f"Delete {row.run_id} ({row.name}, {state_words(row.state)}) and all its records?"
         self.app.push_screen(Confirm(question, "delete it", ascii=self._ascii), partial(self._delete, row.run_id))
 
     def _delete(self, run_id: str, yes: object) -> None:

@@ -7,6 +7,7 @@ from textual.containers import Vertical
 from textual.strip import Strip
 
 from trainfast_tui import chart_data
+from trainfast_tui import format as fmt
 from trainfast_tui.snapshot import Snapshot
 from trainfast_tui.widgets.painted import on_background
 from trainfast_tui.widgets.strip_chart import StripChart
@@ -81,18 +82,37 @@ class Charts(Vertical):
         self.repaint()
 
     def zoom(self, by: int) -> str:
-        """Show a longer (1) or shorter (-1) time; how long it is now."""
-        self._window = max(0, min(len(chart_data.WINDOWS_S) - 1, self._window + by))
-        self.repaint()
-        seconds = chart_data.WINDOWS_S[self._window]
-        return f"{seconds} s" if seconds < 60 else f"{seconds // 60} min"
+        """Show a longer (1) or shorter (-1) time; what is shown now, in words."""
+        before, window = self._shown_s(self._window), self._window
+        # Of a short run several lengths are the same picture: go on to the first that is another one.
+        while 0 <= window + by < len(chart_data.WINDOWS_S):
+            window += by
+            if self._shown_s(window) != before:
+                self._window = window
+                self.repaint()
+                return f"The charts show {fmt.duration(self._shown_s(window))}."
+        return f"The charts show {fmt.duration(before)}: there is nothing {'longer' if by > 0 else 'shorter'} to show."
+
+    def _shown_s(self, window: int) -> float:
+        """Seconds on the time axis at this window."""
+        if self._snapshot is None:
+            return chart_data.WINDOWS_S[window]
+        axis = chart_data.time_axis(self._snapshot, window)
+        return (axis.end_ns - axis.start_ns) / 1e9
 
     def turn_rate(self) -> None:
         """Samples a second become tokens a second and back."""
         self._noun = "tokens" if self._noun == "samples" else "samples"
         self.repaint()
 
-    def next_reading(self) -> None:
-        """The device reading after this one comes first."""
+    def next_reading(self) -> str:
+        """The device reading after this one comes first; which one that is, in words."""
+        snapshot = self._snapshot
+        if snapshot is None:
+            return "Nothing has been read yet."
+        readings = chart_data.device_charts(snapshot, chart_data.time_axis(snapshot, self._window))
+        if len(readings) < 2:
+            return f"There is no other reading than {readings[0].title}." if readings else "There is no reading."
         self._first += 1
         self.repaint()
+        return f"first reading: {readings[self._first % len(readings)].title}"

@@ -36,14 +36,29 @@ class DevicesPanel(Painted):
         self._tick: Tick | None = None
         self._used: frozenset[str] = frozenset()
         self._run_live = False
+        self._cpu_percent: float | None = None
+        self._run_cpu_percent: float | None = None
 
     def show(self, tick: Tick | None, used: frozenset[str], run_live: bool) -> None:
         """`used` are the UUIDs of the run's GPUs; `run_live` says whether a run's process tree is meant."""
         self._tick, self._used, self._run_live = tick, used, run_live
+        self._keep_cpu(tick)
         rows = 1 + (max(len(tick.devices), 1) if tick is not None and tick.devices else 1)
         if self.styles.height is None or self.styles.height.value != rows:
             self.styles.height = rows
         self.repaint()
+
+    def _keep_cpu(self, tick: Tick | None) -> None:
+        """A sampler's first tick cannot tell how busy the CPU was: the figure before it stands until the next."""
+        if tick is None:
+            return
+        if tick.host.cpu_percent is not None:
+            self._cpu_percent = tick.host.cpu_percent
+        run = tick.host.run
+        if run is None or not self._run_live:
+            self._run_cpu_percent = None
+        elif run.cpu_percent is not None:
+            self._run_cpu_percent = run.cpu_percent
 
     def lines(self, width: int, height: int) -> list[Line]:
         tick = self._tick
@@ -60,8 +75,8 @@ class DevicesPanel(Painted):
         used, total = host.memory_used_bytes, host.memory_total_bytes
         cores = f" {host.cpu_count} cores" if host.cpu_count else ""
         head: Line = [(fmt.fit("CPU", 4) if has_gpu else "CPU", "title"), (f"{cores} ", "muted")]
-        head += _bar(_share(host.cpu_percent, 100), bar, self._ascii)
-        head += [(fmt.fit(fmt.percent(host.cpu_percent), 6, "right"), "text"), ("   memory ", "muted")]
+        head += _bar(_share(self._cpu_percent, 100), bar, self._ascii)
+        head += [(fmt.fit(fmt.percent(self._cpu_percent), 6, "right"), "text"), ("   memory ", "muted")]
         head += _bar(_share(used, total), bar, self._ascii, NEARLY_FULL)
         head += [(f" {fmt.size(used)} of {fmt.size(total)}", "text")]
         if host.temperature_c is not None:
@@ -70,12 +85,12 @@ class DevicesPanel(Painted):
         if run is not None and self._run_live:
             tail: Line = [
                 (" this run: " if wide else " run: ", "muted"),
-                (f"{fmt.percent(run.cpu_percent)} of a core", "text"),
-                ("  memory ", "muted"),
+                (f"{fmt.percent(self._run_cpu_percent)} of a core", "text"),
+                ("  process memory ", "muted"),
                 (fmt.size(run.memory_rss_bytes), "text"),
                 ("  ", "muted"),
                 (fmt.count(run.processes, "process" if run.processes == 1 else "processes"), "text"),
-                (f", {fmt.count(run.threads, 'threads')}" if wide else "", "text"),
+                (f", {fmt.count(run.threads, 'threads')}" if wide and not has_gpu else "", "text"),
             ]
         elif has_gpu:
             tail = []

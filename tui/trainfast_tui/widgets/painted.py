@@ -29,9 +29,9 @@ class Painted(Widget):
     DEFAULT_CSS = """
     Painted {
         height: 1; width: 1fr;
+        /* Never dim: while themes change Textual blends it with a background that is not there yet, and breaks. */
         .painted--title { text-style: bold; }
         .painted--muted { color: $text-muted; }
-        &:ansi .painted--muted { color: ansi_default; text-style: dim; }
         .painted--primary { color: $text-primary; }
         .painted--secondary { color: $text-secondary; }
         .painted--accent { color: $text-accent; }
@@ -49,7 +49,7 @@ class Painted(Widget):
         super().__init__(id=id, classes=classes)
         self._ascii = ascii
         self._rows: list[list[Segment]] | None = None
-        self._rows_size = (0, 0)
+        self._painted_for = (0, 0, False)
         self._palette: dict[str, Style] | None = None
 
     def lines(self, width: int, height: int) -> list[Line]:
@@ -58,15 +58,15 @@ class Painted(Widget):
 
     def repaint(self) -> None:
         """Draw again, and send what is different."""
-        old, size = self._rows, tuple(self.size)
+        old, key = self._rows, self._key()
         self._rows = None
-        if not old or self._rows_size != size or not self.is_on_screen:
+        if not old or self._painted_for != key or not self.is_on_screen:
             self.refresh()
             return
         regions = [
             Region(span[0], y, span[1] - span[0], 1)
             for y, (before, after) in enumerate(zip(old, self._painted(), strict=True))
-            if (span := changed_cells(before, after, size[0])) is not None
+            if (span := changed_cells(before, after, key[0])) is not None
         ]
         if regions:
             self.refresh(*regions)
@@ -82,13 +82,19 @@ class Painted(Widget):
         super().notify_style_update()
 
     def _painted(self) -> list[list[Segment]]:
-        width, height = self.size
-        if self._rows is None or self._rows_size != (width, height):
-            self._rows_size = (width, height)
+        width, height, native = key = self._key()
+        if self._rows is None or self._painted_for != key:
+            if native != self._painted_for[2]:
+                self._palette = None
+            self._painted_for = key
             lines = self.lines(width, height)[:height] if width and height else []
             lines += [[] for _ in range(height - len(lines))]
             self._rows = [self._row(line, width) for line in lines]
         return self._rows
+
+    def _key(self) -> tuple[int, int, bool]:
+        """What the rows are painted for: width, height, and whether in the terminal's own colours."""
+        return (*self.size, self.app.native_ansi_color)
 
     def _row(self, line: Line, width: int) -> list[Segment]:
         styles = self._styles()
@@ -137,6 +143,7 @@ LIKENESS = str.maketrans(
         "•": "*",
         "●": "*",
         "○": "o",
+        "■": "#",
         "✓": "v",
         "✗": "x",
         "█": "#",

@@ -8,9 +8,10 @@ from dataclasses import dataclass
 
 from trainfast_runner.knobs import BY_NAME, defaults
 from trainfast_runner.runs import RunRow
+from trainfast_runner.state_words import state_words
 from trainfast_tui import format as fmt
 from trainfast_tui.widgets.painted import Line, Painted
-from trainfast_tui.widgets.small_parts import STATE_SIGNS, state_words
+from trainfast_tui.widgets.small_parts import STATE_SIGNS
 
 LEFT_OUT = ("steps", "timing_warmup", "devices", "watch", "seed")
 """Knobs that say little about what was tried."""
@@ -20,7 +21,9 @@ WIDE = 110
 Columns = tuple[tuple[str, int], ...]
 COLUMNS: Columns = (("started", 18), ("preset", 26), ("state", 17), ("samples/s", 12), ("peak memory", 14))
 NARROW: Columns = (("started", 16), ("preset", 15), ("state", 17), ("samples/s", 12))
+NARROWEST: Columns = (("preset", 15), ("state", 17), ("samples/s", 12))
 """Columns and their widths, the space behind them included."""
+FULL_WIDTH = 80
 FIGURES = ("samples/s", "peak memory")
 
 
@@ -31,14 +34,27 @@ class Order:
     name: str
     key: Callable[[RunRow], float | str | None]
     newest_first: bool = True
+    words: tuple[str, str] = ("most first", "least first")
+    """The usual direction and the other one, as a person says them."""
+
+
+def columns_of(width: int) -> Columns:
+    """The columns there is room for; a column is there whole or not at all."""
+    return COLUMNS if width >= WIDE else NARROW if width >= FULL_WIDTH else NARROWEST
+
+
+def orders_of(width: int) -> tuple[Order, ...]:
+    """The orders that can be seen: by a column that is there, and always by the start."""
+    shown = {"started", *(name for name, _ in columns_of(width))}
+    return tuple(order for order in ORDERS if order.name in shown)
 
 
 ORDERS = (
-    Order("started", lambda row: row.run_id),
+    Order("started", lambda row: row.run_id, words=("newest first", "oldest first")),
     Order("samples/s", lambda row: row.samples_per_s),
     Order("peak memory", lambda row: row.peak_allocated_bytes),
-    Order("preset", lambda row: row.name, newest_first=False),
-    Order("state", lambda row: row.state, newest_first=False),
+    Order("preset", lambda row: row.name, newest_first=False, words=("a to z", "z to a")),
+    Order("state", lambda row: row.state, newest_first=False, words=("a to z", "z to a")),
 )
 
 
@@ -122,13 +138,13 @@ class RunsTable(Painted):
         self._top = max(0, min(self._top, self._at, len(self._shown) - room))
         self._top = max(self._top, self._at - room + 1)
         shown = self._shown[self._top : self._top + room]
-        columns = NARROW if width < WIDE else COLUMNS
+        columns = columns_of(width)
         return [
             _heading(columns, self._order, self._reverse),
-            *(self._line(place, row, columns) for place, row in enumerate(shown, self._top)),
+            *(self._line(place, row, columns, width) for place, row in enumerate(shown, self._top)),
         ]
 
-    def _line(self, place: int, row: RunRow, columns: Columns) -> Line:
+    def _line(self, place: int, row: RunRow, columns: Columns, width: int) -> Line:
         here = place == self._at
         sign, tone = STATE_SIGNS.get(row.state, ("○", "text"))
         state = state_words(row.state) + (" (alone)" if row.supervised is False else "")
@@ -140,8 +156,9 @@ class RunsTable(Painted):
             "peak memory": (fmt.size(row.peak_allocated_bytes), "text"),
         }
         line: Line = [(f"{'▸' if here else ' '}{'●' if row.run_id in self.marked else ' '} ", "accent")]
-        line += [(_cell(name, cells[name][0], width), cells[name][1]) for name, width in columns]
-        line += [("synthetic data  " if row.synthetic_data else "", "warning"), (_knobs(row), "text")]
+        line += [(_cell(name, cells[name][0], room), cells[name][1]) for name, room in columns]
+        line.append(("synthetic data  " if row.synthetic_data else "", "warning"))
+        line.append((_knobs(row, width - sum(len(text) for text, _ in line)), "text"))
         line += [(f"  {row.reason}" if row.state != "finished" else "", "muted")]
         return [(text, "cursor") for text, _ in line] if here else line
 
@@ -159,13 +176,18 @@ def _cell(column: str, text: str, width: int) -> str:
     return fmt.fit(text, width - 2, "right" if column in FIGURES else "left") + "  "
 
 
-def _knobs(row: RunRow) -> str:
-    """The knobs that are not at their default."""
-    return " ".join(
+def _knobs(row: RunRow, room: int) -> str:
+    """The knobs that are not at their default, as many as fit whole: half a number would be another one."""
+    turned = [
         f"{name}={BY_NAME[name].show(value)}"
         for name, value in row.knobs.items()
         if name in BY_NAME and name not in LEFT_OUT and value != DEFAULTS[name]
-    )
+    ]
+    shown = " ".join(turned)
+    while turned and len(shown) > room:
+        turned.pop()
+        shown = " ".join([*turned, "…"])
+    return shown
 
 
 def _started(row: RunRow) -> str:

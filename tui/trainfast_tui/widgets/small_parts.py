@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from trainfast_runner.state_words import state_words
 from trainfast_tui import format as fmt
 from trainfast_tui.commands import Command
 from trainfast_tui.widgets.painted import Line, Painted, rule, wrap
@@ -21,16 +22,10 @@ STATE_SIGNS = {
     "oom": ("✗", "error"),
     "failed": ("✗", "error"),
     "failed_to_start": ("✗", "error"),
-    "stopped": ("○", "warning"),
+    "stopped": ("■", "warning"),
     "killed": ("✗", "warning"),
     "lost": ("✗", "warning"),
 }
-STATE_WORDS = {"oom": "out of memory", "failed_to_start": "failed to start"}
-
-
-def state_words(state: str) -> str:
-    """A state as a person says it."""
-    return STATE_WORDS.get(state, state)
 
 
 class Header(Painted):
@@ -88,7 +83,7 @@ class StatusLine(Painted):
 
 
 class Footer(Painted):
-    """The keys of the screen, and at the right how slow the terminal is."""
+    """The keys of the screen, and at the right how far the screen is behind."""
 
     def __init__(self, commands: Sequence[Command], *, ascii: bool = False, id: str | None = None) -> None:
         super().__init__(ascii=ascii, id=id)
@@ -96,7 +91,7 @@ class Footer(Painted):
         self._pace = ""
 
     def show_pace(self, words: str) -> None:
-        """What is said about a slow terminal; empty for nothing."""
+        """What is said about late frames; empty for nothing."""
         if words != self._pace:
             self._pace = words
             self.repaint()
@@ -110,9 +105,9 @@ class Footer(Painted):
             shown.remove(droppable[-1])
         line: Line = []
         for command in shown:
-            line += [(command.key, "key"), (f" {command.label}  ", "muted")]
+            line += [("  " if line else "", "muted"), (command.key, "key"), (f" {command.label}", "muted")]
         if self._pace:
-            line += [(" " * (room - sum(map(_length, shown)) + 1), "muted"), (self._pace, "warning")]
+            line += [(" " * (room - sum(map(_length, shown)) + 3), "muted"), (self._pace, "warning")]
         return [line]
 
 
@@ -126,17 +121,20 @@ class LogPane(Painted):
     DEFAULT_CSS = """
     LogPane { height: 40%; display: none; }
     LogPane.-open { display: block; }
+    LogPane.-empty { height: 2; }
     """
 
     def __init__(self, *, ascii: bool = False, id: str | None = None) -> None:
-        super().__init__(ascii=ascii, id=id)
+        super().__init__(ascii=ascii, id=id, classes="-empty")
         self._log: tuple[str, ...] = ()
+        self._ended = False
         self._back = 0
 
-    def show(self, log: tuple[str, ...]) -> None:
-        """Show these lines, newest last."""
-        if log is not self._log:
-            self._log = log
+    def show(self, log: tuple[str, ...], ended: bool) -> None:
+        """Show these lines, newest last; of an `ended` run no more will come."""
+        if log is not self._log or ended != self._ended:
+            self._log, self._ended = log, ended
+            self.set_class(not log, "-empty")
             if self.display:
                 self.repaint()
 
@@ -153,7 +151,8 @@ class LogPane(Painted):
         shown = self._log[max(0, end - room) : end]
         title = "log" if not self._back else f"log, {self._back} lines back"
         body: list[Line] = [[(line, "text")] for line in shown]
-        return [rule(title, width), *(body or [[("Nothing printed yet.", "muted")]])]
+        nothing = "It printed nothing." if self._ended else "Nothing printed yet."
+        return [rule(title, width), *(body or [[(nothing, "muted")]])]
 
 
 class Welcome(Painted):
@@ -228,9 +227,8 @@ class TooSmall(Painted):
             [(f"{sign} {state_words(run.state)}", tone), (f"  {run.run_id}", "muted")],
             [(f"step {fmt.count(done)} of {fmt.count(planned)}", "title")],
             [(fmt.per_second(figures.samples_per_s, "samples"), "title"), _synthetic(run)],
-            [("peak memory ", "muted"), (fmt.size(peak), "text")],
+            [("peak allocated ", "muted"), (fmt.size(peak), "text")],
             [(run.reason, "text")],
-            [("r run  s stop  q quit", "muted")],
         ]
 
 

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
 RECENT = 20
 """Figures of a live run are medians of this many steps."""
+LEAST_STEPS = 5
+"""As in a comparison: fewer measured steps tell no difference from noise."""
 PHASES = (
     ("data", "░", "warning"),
     ("forward", "█", "primary"),
@@ -26,9 +28,11 @@ PHASES = (
 
 
 class StepPanel(Painted):
-    """Five lines about the run on the screen."""
+    """Five lines about the run on the screen, six where it is narrow."""
 
     DEFAULT_CSS = "StepPanel { height: 5; }"
+    NARROW = 66
+    """Below this many columns the phases of a step need two lines."""
 
     def __init__(self, *, ascii: bool = False, id: str | None = None) -> None:
         super().__init__(ascii=ascii, id=id)
@@ -49,7 +53,7 @@ class StepPanel(Painted):
             _progress(run, width, self._ascii),
             _speed(figures, width),
             _quality(run, result, width),
-            *_phases(figures.phases, width, self._ascii),
+            *_phases(figures.phases, width, height, self._ascii),
         ]
 
 
@@ -78,7 +82,7 @@ def _of_result(result: Result) -> Figures:
         result.throughput.tokens_per_s.median,
         times.p50,
         {name: getattr(times, name) for name, _, _ in PHASES},
-        f"medians of {result.steps.measured} steps",
+        _of_words(result.steps.measured, ""),
     )
 
 
@@ -93,7 +97,7 @@ def _of_steps(run: RunSnapshot) -> Figures:
     last = steps[-RECENT:]
     rates = run.rates
     kept = min(len(last), len(rates.samples_per_s))
-    said = f"medians of the last {len(last)} steps" if last and not last[0].warmup else "warming up"
+    said = _of_words(len(last), "the last ") if last and not last[0].warmup else "warming up"
     return Figures(
         _median(rates.samples_per_s[-kept:] if kept else ()),
         _median(rates.tokens_per_s[-kept:] if kept else ()),
@@ -101,6 +105,13 @@ def _of_steps(run: RunSnapshot) -> Figures:
         {name: _median([getattr(step, f"{name}_ms") for step in last]) for name, _, _ in PHASES},
         said if last else "",
     )
+
+
+def _of_words(steps: int, which: str) -> str:
+    """What the figures are medians of; too few to rely on is said."""
+    if steps == 1:
+        return "few steps: only 1 measured"
+    return ("few steps: " if steps < LEAST_STEPS else "") + f"medians of {which}{steps} steps"
 
 
 def counted(steps: Sequence[Step]) -> Sequence[Step]:
@@ -140,8 +151,10 @@ def _progress(run: RunSnapshot, width: int, ascii: bool) -> Line:
         end = f"took {fmt.duration(took)}" if took is not None else ""
     words = f"step {fmt.count(done)} of {fmt.count(planned)}" if planned else f"step {fmt.count(done)}"
     label = f" {fmt.percent(None if share is None else 100 * share)}  {end}"
-    line: Line = [(f"{words:<19} ", "title")]
-    bar = bar_runs(share, max(4, width - max(20, len(words) + 1) - max(22, len(label))), ascii=ascii)
+    narrow = width < StepPanel.NARROW
+    line: Line = [(f"{words} " if narrow else f"{words:<19} ", "title")]
+    beside = len(words) + 1 + len(label) if narrow else max(20, len(words) + 1) + max(22, len(label))
+    bar = bar_runs(share, max(4, width - beside), ascii=ascii)
     line += [(text, {"fill": "primary", "track": "muted", "marker": "error"}[part]) for text, part in bar]
     return [*line, (label, "text")]
 
@@ -165,7 +178,7 @@ def _quality(run: RunSnapshot, result: Result | None, width: int) -> Line:
     peak = result.memory.peak_allocated_bytes if result is not None else None
     line: Line = [
         (fmt.fit(f"loss {fmt.number(first)} → {fmt.number(last)}", 19) + " ", "text"),
-        ("peak memory ", "muted"),
+        ("peak allocated ", "muted"),
         (fmt.size(peak if peak is not None else run.peak_allocated_bytes), "text"),
     ]
     predicted = result.memory.predicted_bytes if result is not None else None
@@ -181,8 +194,8 @@ def _quality(run: RunSnapshot, result: Result | None, width: int) -> Line:
     return line
 
 
-def _phases(phases: dict[str, float | None], width: int, ascii: bool) -> list[Line]:
-    """A stacked bar of one line, and what its parts are."""
+def _phases(phases: dict[str, float | None], width: int, height: int, ascii: bool) -> list[Line]:
+    """A stacked bar of one line, and what its parts are in one line or, where it is narrow, in two."""
     known = [(name, glyph, tone, phases[name]) for name, glyph, tone in PHASES]
     total = sum(value for *_, value in known if value)
     if not total:
@@ -192,14 +205,23 @@ def _phases(phases: dict[str, float | None], width: int, ascii: bool) -> list[Li
         ((glyph if not ascii else name[0]) * count, tone)
         for (name, glyph, tone, _), count in zip(known, cells, strict=True)
     ]
+    legend = _legend(known, ascii, short=False)
+    if sum(len(text) for text, _ in legend) - 3 <= width:
+        return [bar, legend]
+    if height > 5:
+        return [bar, _legend(known[:3], ascii, short=True), _legend(known[3:], ascii, short=True)]
+    return [bar, _legend(known, ascii, short=True)]
+
+
+def _legend(known: Sequence[tuple[str, str, str, float | None]], ascii: bool, *, short: bool) -> Line:
+    """What the parts of the bar are, and how long each takes; in short the unit stands once, at the end."""
     legend: Line = []
-    short = width < 78
     for name, glyph, tone, value in known:
         sign = name[0] if ascii else glyph
         label = {"optimizer": "optim", "backward": "back", "forward": "fwd"}.get(name, name) if short else name
         text = fmt.number(value) if short else fmt.milliseconds(value)
         legend += [(f"{sign} ", tone), (f"{label} ", "muted"), (text, "text"), (" " if short else "   ", "text")]
-    return [bar, legend]
+    return [*legend, ("ms", "text")] if short else legend
 
 
 def _cells(values: list[float], width: int) -> list[int]:

@@ -1,0 +1,10 @@
+"""The states of a run in words: one for each, wherever a person reads it."""
+
+from __future__ import annotations
+
+STATE_WORDS = {"oom": "out of memory", "failed_to_start": "failed to start"}
+
+
+def state_words(state: str) -> str:
+    """A state as a person says it."""
+    return STATE_WORDS.get(state, state.replace("_", " "))

@@ -1,0 +1,55 @@
+"""Commands that meet: launches on one device, a run deleted the moment it ends, runs started in one second."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from pathlib import Path
+
+from cli.command import SMALL, Cli, until
+from trainfast_runner.home import Home
+
+RUN = ["run", "tiny-llama", *SMALL, "--set", "steps=6", "--json"]
+
+
+def test_of_launches_at_the_same_time_one_gets_the_device(cli: Cli) -> None:
+    cli("presets", "list")
+    started = [cli.start(*RUN) for _ in range(3)]
+    ended = [one.end() for one in started]
+    assert sorted(done.code for done in ended) == [0, 2, 2]
+    for done in ended:
+        if done.code:
+            assert "in use by" in done.json["error"]["message"]
+    assert len(cli("runs", "list", "--json").json["runs"]) == 1
+
+
+def test_launches_that_wait_get_the_device_one_after_the_other(cli: Cli) -> None:
+    started = [cli.start(*RUN, "--wait") for _ in range(3)]
+    ended = [one.end() for one in started]
+    assert [done.json["state"] for done in ended] == ["finished"] * 3
+    times = []
+    for done in ended:
+        run = json.loads((cli.home / "runs" / done.json["run_id"] / "run.json").read_text())
+        begin = run["clock"]["wall_ns"]
+        times.append((begin, begin + done.json["seconds"] * 1e9))
+    times.sort()
+    assert all(end <= begin for (_, end), (begin, _) in itertools.pairwise(times))
+
+
+def test_a_run_can_be_deleted_the_moment_its_result_is_there(cli: Cli) -> None:
+    started = cli.start(*RUN)
+    until(lambda: list(cli.home.glob("runs/*/result.json")), "the result")
+    done = cli("runs", "rm", "last")
+    assert done.code == 0, done.err
+    # Its own command either saw the result before, or says what became of it.
+    assert started.end().code in (0, 5)
+
+
+def test_ids_sort_in_the_order_of_the_launches(tmp_path: Path) -> None:
+    home = Home(tmp_path)
+    made = [home.new_run(word)[0] for word in ("zebra", "monkey", "ant")]
+    assert home.run_ids() == made
+    assert home.find("last") == made[-1]
+    # A clock that once was years ahead does not lead the ids along.
+    home.directory("20991231-235959-future-0000").mkdir()
+    assert home.new_run("now")[0] < "2099"

@@ -1,0 +1,106 @@
+"""Commands typed where a person may well be: beside a random.py, in a deleted folder, without HOME, without stdout."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from cli.command import COMMAND, PATIENCE_S, SMALL, Cli, Done
+
+SHADOWED = ("random", "json", "tempfile", "socket", "torch", "numpy", "transformers", "trainfast_runner")
+RUN = ["run", "tiny-llama", *SMALL, "--set", "steps=6"]
+
+
+def typed_in(
+    cli: Cli, folder: str | bytes, *arguments: str, before: str = ":", after: str = "", **changed: str
+) -> Done:
+    """A command after `cd folder`, through a shell that does `before` it and closes or redirects with `after`."""
+    done = subprocess.run(
+        ["bash", "-c", f'{before}; "$@" {after}', "bash", *COMMAND, *arguments],
+        cwd=folder,
+        env={name: value for name, value in {**cli.environment, **changed}.items() if value},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+    )
+    return Done(done.returncode, done.stdout, done.stderr)
+
+
+@pytest.fixture
+def shadows(tmp_path: Path) -> Path:
+    """A working directory with files named like modules that the training imports."""
+    folder = tmp_path / "my project"
+    folder.mkdir()
+    for name in SHADOWED:
+        (folder / f"{name}.py").write_text(f"raise RuntimeError('the {name}.py of the working directory')\n")
+    return folder
+
+
+def test_files_named_like_modules_do_not_reach_torchrun(cli: Cli, shadows: Path) -> None:
+    done = typed_in(cli, shadows, *RUN, "--set", "strategy=ddp", "--set", "devices=2", "--json")
+    assert done.json["state"] == "finished", done.json["reason"]
+
+
+def test_files_named_like_modules_do_not_reach_the_tokenizer_and_the_loaders(
+    cli: Cli, shadows: Path, tmp_path: Path
+) -> None:
+    text = shadows / "my text [1].txt"
+    text.write_text("to be or not to be, that is the question\n" * 200)
+    settings = ["data.kind=files", f"data.paths={text}", "steps=5", "seq_len=16", "batch_size=2", "workers=1"]
+    arguments = [word for setting in settings for word in ("--set", setting)]
+    done = typed_in(cli, shadows, "run", "tiny-llama", *arguments, "--json", XDG_CACHE_HOME=str(tmp_path / "empty"))
+    assert done.json["state"] == "finished", done.json["reason"]
+    cached = [folder for folder in (tmp_path / "empty").rglob("tokens/*") if folder.is_dir()]
+    assert [oct(folder.stat().st_mode & 0o777) for folder in cached] == ["0o700"]
+
+
+def test_files_named_like_modules_do_not_reach_doctor(cli: Cli, shadows: Path) -> None:
+    assert typed_in(cli, shadows, "doctor", "--json").json["healthy"]
+
+
+def test_a_deleted_working_directory_is_no_obstacle(cli: Cli, tmp_path: Path) -> None:
+    gone = "mkdir gone && cd gone && rmdir ../gone"
+    done = typed_in(cli, tmp_path, *RUN, "--json", before=gone)
+    assert done.json["state"] == "finished", done.json["reason"]
+    refusal = typed_in(cli, tmp_path, "runs", "list", before=gone, TRAINFAST_HOME="relative").refused()
+    assert "the current directory, which has been deleted" in refusal
+
+
+def test_a_working_directory_that_is_not_utf8_is_no_obstacle(cli: Cli, tmp_path: Path) -> None:
+    folder = os.fsencode(tmp_path) + b"/caf\xe9"
+    os.mkdir(folder)
+    done = typed_in(cli, folder, *RUN, "--json")
+    assert done.json["state"] == "finished", done.json["reason"]
+
+
+def test_a_home_that_is_not_utf8_is_refused(cli: Cli, tmp_path: Path) -> None:
+    assert "is not UTF-8" in typed_in(cli, tmp_path, "runs", "list", TRAINFAST_HOME="/tmp/caf\udce9").refused()
+
+
+def test_a_relative_home_with_spaces_and_letters(cli: Cli, tmp_path: Path) -> None:
+    done = typed_in(cli, tmp_path, *RUN, "--json", TRAINFAST_HOME="mein Häuschen", LC_ALL="C")
+    assert done.json["state"] == "finished", done.json["reason"]
+    folder = tmp_path / "mein Häuschen" / "runs" / done.json["run_id"]
+    for path in (folder, *folder.iterdir()):
+        assert path.stat().st_mode & 0o077 == 0, path
+
+
+def test_a_user_without_a_home_directory_is_told(cli: Cli) -> None:
+    done = cli("runs", "list", "--json", TRAINFAST_HOME="~nobody-of-this-name/runs")
+    assert "set TRAINFAST_HOME" in done.refused()
+    assert done.json["error"]["key"] == "TRAINFAST_HOME"
+
+
+@pytest.mark.parametrize("closed", [">&-", "2>&-", ">&- 2>&-", "<&- >&- 2>&-"])
+def test_closed_streams_change_nothing_but_what_is_seen(cli: Cli, tmp_path: Path, closed: str) -> None:
+    done = typed_in(cli, tmp_path, "runs", "list", "--json", after=closed)
+    assert (done.code, done.err) == (0, "")
+
+
+def test_a_run_needs_no_open_stream(cli: Cli, tmp_path: Path) -> None:
+    assert typed_in(cli, tmp_path, *RUN, after="<&- >&- 2>&-").code == 0
+    assert cli("runs", "show", "last", "--json").json["state"] == "finished"

@@ -1,0 +1,168 @@
+"""Starting a run from the screen: once however often `r` is pressed, and what a question does meanwhile."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from recorded import START_NS, S, a_result, a_run, a_step, write_lines
+from still import StillApp, a_snapshot, own_supervisor, screen_text
+from test_app_runs import until
+from textual.pilot import Pilot
+
+from trainfast_runner import launch
+from trainfast_runner.home import Home, read_run_file
+from trainfast_runner.problem import Problem
+from trainfast_runner.records import Event
+from trainfast_tui.messages import SnapshotTaken
+
+OLD, NEW = "20261121-054455-tiny-llama-7f3a", "20261121-060000-tiny-llama-0001"
+
+
+class Launches:
+    """Stands in for the launcher: counts, and holds every start until `go` is set."""
+
+    def __init__(self, home: Home) -> None:
+        self.home = home
+        self.count = 0
+        self.refusal: Problem | None = None
+        self.go = threading.Event()
+
+    def plan(self, spec: object, python: str | None) -> object:
+        self.count += 1
+        return spec
+
+    def start(self, plan: object, home: Home) -> Path:
+        self.go.wait(10)
+        if self.refusal is not None:
+            raise self.refusal
+        return a_run(home, NEW, with_result=False)
+
+
+@pytest.fixture
+def launches(home: Home, monkeypatch: pytest.MonkeyPatch) -> Launches:
+    found = Launches(home)
+    monkeypatch.setattr(launch, "plan", found.plan)
+    monkeypatch.setattr(launch, "start", found.start)
+    return found
+
+
+async def show(pilot: Pilot[Any], directory: Path, second: int = 23) -> None:
+    pilot.app.post_message(SnapshotTaken(a_snapshot(directory, second=second)))
+    await pilot.pause()
+
+
+def live(home: Home, hold: Callable[[Path], None], run_id: str = OLD, **options: Any) -> Path:
+    directory = a_run(home, run_id, with_result=False, **options)
+    hold(directory)
+    running = Event(t_ns=START_NS + S, kind="state", state="running")
+    write_lines(directory / "events.jsonl", [own_supervisor(), running])
+    return directory
+
+
+def end(directory: Path) -> None:
+    """The supervisor has written how the run ended."""
+    run = read_run_file(directory)
+    assert run is not None
+    result = a_result(run, [], "finished", "50 of 50 steps", False, None)
+    (directory / "result.json").write_bytes(msgspec.json.encode(result))
+
+
+async def test_r_pressed_twice_starts_one_run(home: Home, launches: Launches, hold: Callable[[Path], None]) -> None:
+    app = StillApp(home)
+    old = a_run(home)
+    async with app.run_test(size=(120, 40)) as pilot:
+        await show(pilot, old)
+        await pilot.press("r", "r")
+        await until(pilot, "A run is being started already")
+        launches.go.set()
+        while app.control.is_starting and not (home.runs / NEW).exists():
+            await pilot.pause(0.02)
+        # Its supervisor runs, and what is on the screen is still the run before.
+        await show(pilot, old)
+        await pilot.press("r")
+        await until(pilot, "A run is being started already")
+        assert launches.count == 1
+        hold(home.directory(NEW))
+        await show(pilot, home.directory(NEW))
+        assert not app.control.is_starting
+        await pilot.press("r")
+        await until(pilot, "y  stop it, then run")
+
+
+async def test_after_a_refusal_r_starts_again(home: Home, launches: Launches) -> None:
+    launches.refusal = Problem("no room for it", key="batch_size")
+    launches.go.set()
+    app = StillApp(home)
+    async with app.run_test(size=(120, 40)) as pilot:
+        await show(pilot, a_run(home))
+        await pilot.press("r")
+        await until(pilot, "Refused: no room for it")
+        await pilot.press("r")
+        while launches.count < 2:
+            await pilot.pause(0.02)
+
+
+async def test_a_started_run_is_followed_beside_a_newer_live_one(home: Home, hold: Callable[[Path], None]) -> None:
+    from trainfast_tui.reader import Reader
+
+    live(home, hold, "20991231-000000-tiny-llama-ffff")
+    started = live(home, hold, NEW)
+    seen: list[Path | None] = []
+    told = threading.Event()
+
+    def post(snapshot: Any) -> None:
+        seen.append(snapshot.run.directory if snapshot.run is not None else None)
+        if len(seen) == 1:
+            reader.follow(started)
+        if len(seen) > 3:
+            told.set()
+
+    reader = Reader(home, post)
+    reader.period_s = 0.05
+    reader.start()
+    assert told.wait(10)
+    reader.stop()
+    assert set(seen[1:]) == {started}
+
+
+async def test_below_a_question_the_run_goes_on_being_painted(home: Home, hold: Callable[[Path], None]) -> None:
+    directory = live(home, hold, steps=10)
+    app = StillApp(home)
+    async with app.run_test(size=(120, 40)) as pilot:
+        await show(pilot, directory)
+        await pilot.press("r")
+        await until(pilot, "y  stop it, then run")
+        with (directory / "steps.jsonl").open("ab") as file:
+            file.write(msgspec.json.encode(a_step(11)) + b"\n")
+        await show(pilot, directory)
+        text = screen_text(app)
+        assert "step 11 of 50" in text
+        assert "y  stop it, then run" in text
+
+
+async def test_a_question_about_a_run_that_ends_meanwhile_closes_and_says_so(
+    home: Home, hold: Callable[[Path], None]
+) -> None:
+    directory = live(home, hold)
+    app = StillApp(home)
+    async with app.run_test(size=(120, 40)) as pilot:
+        await show(pilot, directory)
+        await pilot.press("r")
+        await until(pilot, "y  stop it, then run")
+        end(directory)
+        await show(pilot, directory)
+        text = await until(pilot, "has ended by itself: finished. r starts the next run.")
+        assert "y  stop it, then run" not in text
+        assert app.screen is app.main
+
+
+def test_a_preset_that_is_not_there_fails_before_the_app_opens(home: Home) -> None:
+    from trainfast_tui.app import run_app
+
+    with pytest.raises(Problem, match="there is no preset 'nope'"):
+        run_app(home, preset="nope")

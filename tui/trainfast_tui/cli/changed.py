@@ -1,0 +1,32 @@
+"""What a person changed of a preset, as it is typed after `--set`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+
+def settings(changed: Mapping[str, Any]) -> list[str]:
+    """One `knob=value`, `model.FIELD=value` or `data.FIELD=value` each."""
+    return [f"{key}={_shown(key, value)}" for key, value in changed.items()]
+
+
+def brief(changed: Mapping[str, Any], cells: int) -> str:
+    """As many whole settings as fit, and how many more there are: a value is never cut."""
+    words = settings(changed)
+    for kept in range(len(words), 0, -1):
+        more = f" +{len(words) - kept}" if kept < len(words) else ""
+        text = " ".join(words[:kept]) + more
+        if len(text) <= cells:
+            return text
+    return f"{len(words)} changed" if words else ""
+
+
+def _shown(key: str, value: Any) -> str:
+    from trainfast_runner.knobs import BY_NAME
+
+    if key in BY_NAME:
+        return BY_NAME[key].show(value)
+    if isinstance(value, list):
+        return "+".join(map(str, value))
+    return str(value).lower() if isinstance(value, bool) else str(value)
