@@ -56,7 +56,6 @@ def run(arguments: argparse.Namespace) -> int:
         if arguments.cool_to is not None:
             from trainfast_tui.cli.cooling import wait_until_cool
 
-
             wait_until_cool(plan, arguments.cool_to)
         with caught() as signals:
             try:
