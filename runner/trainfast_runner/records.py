@@ -158,9 +158,10 @@ class WorkerLine(msgspec.Struct, frozen=True, kw_only=True):
     optimizer_implementation: str | None = None
     checkpointing: str | None = None
     parameters: int | None = None
-    layers: Count | None = None
-    hidden_size: Count | None = None
-    vocab_size: Count | None = None
+    # As the model's configuration has them: some families keep a list here.
+    layers: Any = None
+    hidden_size: Any = None
+    vocab_size: Any = None
     model_flops_per_sample: Bounded | None = None
     loader_workers_alive: int | None = None
 
@@ -199,9 +200,9 @@ class Actual(msgspec.Struct, frozen=True, kw_only=True):
     compiled: bool | None = None
     optimizer_implementation: str | None = None
     parameters: int | None = None
-    layers: int | None = None
-    hidden_size: int | None = None
-    vocab_size: int | None = None
+    layers: Any = None
+    hidden_size: Any = None
+    vocab_size: Any = None
 
 
 class StepCount(msgspec.Struct, frozen=True, kw_only=True):
