@@ -107,9 +107,10 @@ def _activation_bytes(knobs: Mapping[str, Any], model: Mapping[str, Any]) -> flo
     With full checkpointing a layer keeps its input alone, and one layer is whole. Masked-LM and classification heads
     of fewer outputs make it an upper bound.
     """
-    layers, hidden, vocab = (model.get(name) for name in ("layers", "hidden_size", "vocab_size"))
-    if not (layers and hidden and vocab):
+    sizes = [model.get(name) for name in ("layers", "hidden_size", "vocab_size")]
+    if not all(isinstance(size, int) and size > 0 for size in sizes):
         return None
+    layers, hidden, vocab = (int(size or 0) for size in sizes)
     tensors = layers + TENSORS_A_LAYER if knobs.get("checkpointing") == "full" else layers * TENSORS_A_LAYER
     element = 4 if knobs.get("precision") in {"fp32", "tf32"} else 2
     tokens = int(knobs.get("batch_size") or 1) * int(knobs.get("seq_len") or 1)

@@ -165,9 +165,10 @@ class WorkerLine(msgspec.Struct, frozen=True, kw_only=True):
     reshard: str | None = None
     parameters: int | None = None
     device_name: str | None = None
-    layers: Count | None = None
-    hidden_size: Count | None = None
-    vocab_size: Count | None = None
+    # As the model's configuration has them: some families keep a list here.
+    layers: Any = None
+    hidden_size: Any = None
+    vocab_size: Any = None
     model_flops_per_sample: Bounded | None = None
     recomputed_flops_per_sample: Bounded | None = None
     notebook_flops_per_sample: Bounded | None = None
@@ -210,9 +211,9 @@ class Actual(msgspec.Struct, frozen=True, kw_only=True):
     sdpa_backend: str | None = None
     optimizer_implementation: str | None = None
     parameters: int | None = None
-    layers: int | None = None
-    hidden_size: int | None = None
-    vocab_size: int | None = None
+    layers: Any = None
+    hidden_size: Any = None
+    vocab_size: Any = None
 
 
 class StepCount(msgspec.Struct, frozen=True, kw_only=True):

@@ -12,6 +12,8 @@ def test_a_batch_far_too_large_is_brought_down_to_where_its_request_fits() -> No
     assert (fixes[0].knob, fixes[0].value) == ("batch_size", "8")
     assert "grad_accum=512" in fixes[0].costs
     assert len(fixes) == 3
+    stages = {"parameters": None, "layers": [2, 2, 6, 2], "hidden_size": 96, "vocab_size": None}
+    assert cheapest(knobs, "cpu", "forward", ALLOCATOR, limit_bytes=2**30, model=stages) == fixes
 
 
 def test_in_the_optimizer_step_the_states_come_first() -> None:

@@ -51,7 +51,7 @@ def test_run_turn_a_knob_run_again_and_compare(cli: Cli, terminal: Terminal) -> 
     until(lambda: len(results(cli)) == 2, "two results")
     terminal.until_shows("step 12 of 12")
     terminal.press("c")
-    screen = terminal.until_shows("throughput", "batch_size", "peak allocated")
+    screen = terminal.until_shows("compare ─", "throughput", "peak allocated")
     assert any(line.split() == ["batch_size", "8", "16"] for line in screen.splitlines())
     assert [run["knobs"]["batch_size"] for run in results(cli)] == [8, 16]
     assert [run["state"] for run in results(cli)] == ["finished", "finished"]
@@ -90,7 +90,7 @@ def test_out_of_memory_is_said_with_its_cures(cli: Cli, terminal: Terminal) -> N
     terminal.open([*COMMAND, "--preset", "huge"])
     terminal.until_shows("No run yet")
     terminal.press("r")
-    terminal.until_shows("DefaultCPUAllocator", "OUT OF MEMORY", "batch_size = 128")
+    terminal.until_shows("DefaultCPUAllocator", "OUT OF MEMORY", "batch_size = 8 ")
     assert results(cli)[0]["state"] == "oom"
 
 

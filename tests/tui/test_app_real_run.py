@@ -71,7 +71,7 @@ async def test_r_trains_q_leaves_it_running_and_s_stops_it(home: Home) -> None:
         assert second.next_run is not None
         assert second.next_run.spec.knobs["batch_size"] == 2, "the next run starts from the one on the screen"
         await pilot.press("s")
-        await until(pilot, "○ stopped")
+        await until(pilot, "■ stopped")
         text = await until(pilot, "Its steps are kept")
         assert run_id in text
     steps = Follower(directory).poll().steps
