@@ -105,7 +105,9 @@ class KnobPanel(Painted, can_focus=True):
             total, ranks = self._global_batch
             knobs = next_run.spec.knobs
             sign = " x " if width >= 40 else "x"
-            factors = " = " + sign.join(str(factor) for factor in (knobs["batch_size"], knobs["grad_accum"], ranks))
+            factors = " = " + sign.join(
+                f"{int(str(factor)):,}" for factor in (knobs["batch_size"], knobs["grad_accum"], ranks)
+            )
             if width >= 40:
                 factors += " rank" if ranks == 1 else " ranks"
             lines.append([("global batch ", "muted"), (f"{total:,}", "title"), (factors, "muted")])
