@@ -3,12 +3,15 @@ PYTHON ?= python3
 VENV := .venv
 INSTALLED := $(VENV)/.installed
 
-.PHONY: run test install check bench clean
+.PHONY: run test test-all install check bench clean
 
 run: install
 	@$(VENV)/bin/trainfast-tui
 
 test: install
+	$(VENV)/bin/python -m pytest -n 2 --dist loadgroup -m "not long"
+
+test-all: install
 	$(VENV)/bin/python -m pytest -n 2 --dist loadgroup
 
 check: install

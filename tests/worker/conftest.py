@@ -82,6 +82,16 @@ def _lines(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
 
+LONG = ("compile", "engines", "images_and_seq2seq", "optimizers", "pipeline", "sharded", "zero")
+"""Files whose tests start many trainings of several processes: `make test-all` runs them, `make test` does not."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if item.path.parent == Path(__file__).parent and item.path.stem.removeprefix("test_") in LONG:
+            item.add_marker(pytest.mark.long)
+
+
 @pytest.fixture(scope="session")
 def cache_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """One for all processes of a parallel test run: the tokenizer is trained once."""
