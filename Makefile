@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 INSTALLED := $(VENV)/.installed
 
-.PHONY: run test test-all install check bench clean
+.PHONY: run test test-long install check bench clean
 
 run: install
 	@$(VENV)/bin/trainfast-tui
@@ -11,8 +11,8 @@ run: install
 test: install
 	$(VENV)/bin/python -m pytest -n 2 --dist loadgroup -m "not long"
 
-test-all: install
-	$(VENV)/bin/python -m pytest -n 2 --dist loadgroup
+test-long: install
+	$(VENV)/bin/python -m pytest -n 2 --dist loadgroup -m long
 
 check: install
 	$(VENV)/bin/ruff check .

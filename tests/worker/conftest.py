@@ -83,7 +83,7 @@ def _lines(path: Path) -> list[dict[str, Any]]:
 
 
 LONG = ("compile", "engines", "images_and_seq2seq", "optimizers", "pipeline", "sharded", "zero")
-"""Files whose tests start many trainings of several processes: `make test-all` runs them, `make test` does not."""
+"""Files whose tests start many trainings of several processes: `make test-long` runs them, `make test` does not."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
