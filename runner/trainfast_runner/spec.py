@@ -14,6 +14,9 @@ from trainfast_runner.knobs import Knobs, defaults, knob
 from trainfast_runner.presets import Preset
 from trainfast_runner.problem import Problem, nearest
 
+DATA_DEFAULTS = {"kind": "text", "objective": "causal-lm"}
+"""What `[data]` means where it says nothing."""
+
 
 @dataclass(frozen=True)
 class RunSpec:
@@ -44,7 +47,7 @@ def resolve(reference: str, settings: Iterable[str] = ()) -> RunSpec:
 
 def from_preset(preset: Preset, variant: presets.Variant | None) -> RunSpec:
     """A preset's run without further settings."""
-    data = {"kind": "text", "objective": "causal-lm", **preset.data, **(variant.data if variant else {})}
+    data = {**DATA_DEFAULTS, **preset.data, **(variant.data if variant else {})}
     return RunSpec(
         preset=preset.name,
         variant=variant.id if variant else None,

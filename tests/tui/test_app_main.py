@@ -16,10 +16,12 @@ from trainfast_runner.advisor import Measured, Situation
 from trainfast_runner.home import Home
 from trainfast_runner.knob_values import Choice
 from trainfast_runner.knobs import BY_NAME
+from trainfast_runner.machine import Machine
 from trainfast_runner.problem import Problem
-from trainfast_runner.records import Event, RunError
+from trainfast_runner.records import Clock, Event, RunError, RunFile
+from trainfast_runner.situation import gather
 from trainfast_tui.messages import Refused, SituationSeen, SnapshotTaken
-from trainfast_tui.next_run import of_preset
+from trainfast_tui.next_run import of_preset, of_run
 from trainfast_tui.preset_list import choices
 from trainfast_tui.snapshot import Snapshot
 from trainfast_tui.widgets.knob_panel import KnobPanel
@@ -103,6 +105,13 @@ async def test_an_absent_reading_is_absent_and_not_zero(home: Home) -> None:
     assert " 0 °C" not in row
     assert "–" in row
     assert "not answering: the GPU has fallen off the bus" in text
+
+
+async def test_the_next_run_of_an_old_record_that_says_nothing_of_its_data(home: Home) -> None:
+    old = RunFile(run_id="20250101-000000-old-0000", preset="tiny-llama", clock=Clock(monotonic_ns=0, wall_ns=0))
+    spec = of_run(old).spec
+    assert spec.data == {"kind": "text", "objective": "causal-lm"}
+    assert gather(spec, Machine(device="cpu", gpus=(), nvml_gpus=(), cores=2), home).measured == ()
 
 
 async def test_the_first_start_says_what_to_press(home: Home) -> None:

@@ -168,7 +168,7 @@ class TrainfastApp(App[int]):
 
     def gather(self, spec: RunSpec, machine: Machine) -> None:
         """Ask for the situation in a thread."""
-        in_background("advice", partial(_situation, spec, machine, self.home), self.post_message, said_no)
+        in_background("advice", partial(_situation, spec, machine, self.home, self._python), self.post_message, said_no)
 
     def on_situation_seen(self, message: SituationSeen) -> None:
         self.situation = message.situation
@@ -268,10 +268,10 @@ def _look_at_machine(python: str | None) -> MachineSeen:
     return MachineSeen(look(torch_version))
 
 
-def _situation(spec: RunSpec, machine: Machine, home: Home) -> SituationSeen:
+def _situation(spec: RunSpec, machine: Machine, home: Home, python: str | None) -> SituationSeen:
     from trainfast_runner.situation import gather
 
-    return SituationSeen(gather(spec, machine, home))
+    return SituationSeen(gather(spec, machine, home, python))
 
 
 def _unwritten_frames(app: App[Any]) -> int:

@@ -9,7 +9,7 @@ from trainfast_runner import presets
 from trainfast_runner.knobs import BY_NAME, Knobs, defaults, knob
 from trainfast_runner.problem import Problem
 from trainfast_runner.records import RunFile
-from trainfast_runner.spec import RunSpec, resolve, with_setting
+from trainfast_runner.spec import DATA_DEFAULTS, RunSpec, resolve, with_setting
 
 if TYPE_CHECKING:
     from trainfast_runner.advisor import Situation
@@ -104,7 +104,9 @@ def of_run(run: RunFile) -> NextRun:
     if "devices" not in run.changed:
         # The launcher wrote down how many it chose; the next run chooses anew.
         knobs["devices"] = preset_knobs.get("devices")
-    spec = RunSpec(run.preset, run.variant, run.title, run.model, run.data, knobs, tuple(run.changed))
+    spec = RunSpec(
+        run.preset, run.variant, run.title, run.model, {**DATA_DEFAULTS, **run.data}, knobs, tuple(run.changed)
+    )
     return NextRun(spec, preset_knobs, before=run.knobs)
 
 
