@@ -145,7 +145,9 @@ class KnobPanel(Painted, can_focus=True):
         if cut > 0:
             what = len(wrap(entry.what, width))
             keep = max(1, what - cut)
-            lines = [*lines[:keep], *lines[what:]][: room - 1]
+            # Help has the whole text; what is left of it here says that there is more.
+            last = wrap(entry.what, width)[keep - 1][: width - 2].rstrip()
+            lines = [*lines[: keep - 1], [(f"{last} …", "text")], *lines[what:]][: room - 1]
         return [rule(self.current, width), *lines]
 
 
