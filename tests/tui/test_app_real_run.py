@@ -54,7 +54,7 @@ async def test_r_trains_q_leaves_it_running_and_s_stops_it(home: Home) -> None:
     async with first.run_test(size=(160, 48)) as pilot:
         await until(pilot, "No run yet.")
         assert first.next_run is not None
-        first.next_run = first.next_run.type("steps", "100000").type("seq_len", "32").type("batch_size", "2")
+        first.main.change(first.next_run.type("steps", "100000").type("seq_len", "32").type("batch_size", "2"))
         await pilot.press("r")
         await until(pilot, "● running")
         text = await until(pilot, "medians of the last")
@@ -85,7 +85,7 @@ async def test_what_cannot_run_is_refused_at_its_knob(home: Home) -> None:
     async with app.run_test(size=(160, 48)) as pilot:
         await until(pilot, "No run yet.")
         assert app.next_run is not None
-        app.next_run = app.next_run.type("steps", "3")
+        app.main.change(app.next_run.type("steps", "3"))
         await pilot.press("r")
         text = await until(pilot, "Refused:")
         assert "timing_warmup=3 leaves no step of steps=3" in text
