@@ -19,6 +19,7 @@ from trainfast_tui.widgets.charts import Charts
 from trainfast_tui.widgets.devices import DevicesPanel
 from trainfast_tui.widgets.ending_panel import EndingPanel
 from trainfast_tui.widgets.knob_panel import KnobPanel
+from trainfast_tui.widgets.memory_bar import MemoryBar
 from trainfast_tui.widgets.small_parts import Footer, Header, LogPane, StatusLine, TooSmall, Welcome
 from trainfast_tui.widgets.step_panel import StepPanel
 
@@ -69,6 +70,7 @@ class MainScreen(MainActions, Screen[None]):
                 yield StepPanel(ascii=plain)
             with Vertical(id="side", classes="-ascii" if plain else ""):
                 yield KnobPanel(ascii=plain)
+                yield MemoryBar(ascii=plain)
         yield LogPane(ascii=plain)
         yield StatusLine(ascii=plain)
         yield Footer([*of("main"), *of("everywhere")], ascii=plain)

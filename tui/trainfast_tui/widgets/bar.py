@@ -1,6 +1,7 @@
 """A horizontal bar of one line: memory or utilization, with its figure as text beside it."""
 
 import math
+from collections.abc import Sequence
 from typing import Literal
 
 from rich.segment import Segment
@@ -46,6 +47,24 @@ def bar_runs(
             runs.append((cells[start:cell], parts[start]))
             start = cell
     return runs
+
+
+def shares(values: Sequence[float], width: int) -> list[int]:
+    """Cells of each part of a stacked bar: their sum is `width`, and what is not zero gets at least one while there
+    is room. Values that are all zero get none."""
+    total = sum(values)
+    if not total:
+        return [0] * len(values)
+    exact = [value / total * width for value in values]
+    cells = [max(1, int(part)) if part > 0 else 0 for part in exact]
+    by_rest = sorted(range(len(values)), key=lambda i: exact[i] - cells[i], reverse=True)
+    while sum(cells) < width:
+        for place in by_rest:
+            if exact[place] > 0 and sum(cells) < width:
+                cells[place] += 1
+    while sum(cells) > width:
+        cells[cells.index(max(cells))] -= 1
+    return cells
 
 
 class Bar(Widget):

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from trainfast_runner.records import Result, Step
 from trainfast_tui import format as fmt
-from trainfast_tui.widgets.bar import bar_runs
+from trainfast_tui.widgets.bar import bar_runs, shares
 from trainfast_tui.widgets.painted import Line, Painted
 
 if TYPE_CHECKING:
@@ -200,7 +200,7 @@ def _phases(phases: dict[str, float | None], width: int, height: int, ascii: boo
     total = sum(value for *_, value in known if value)
     if not total:
         return []
-    cells = _cells([value or 0.0 for *_, value in known], width)
+    cells = shares([value or 0.0 for *_, value in known], width)
     bar: Line = [
         ((glyph if not ascii else name[0]) * count, tone)
         for (name, glyph, tone, _), count in zip(known, cells, strict=True)
@@ -222,18 +222,3 @@ def _legend(known: Sequence[tuple[str, str, str, float | None]], ascii: bool, *,
         text = fmt.number(value) if short else fmt.milliseconds(value)
         legend += [(f"{sign} ", tone), (f"{label} ", "muted"), (text, "text"), (" " if short else "   ", "text")]
     return [*legend, ("ms", "text")] if short else legend
-
-
-def _cells(values: list[float], width: int) -> list[int]:
-    """Cells of each part: their sum is `width`, and what is not zero gets at least one while there is room."""
-    total = sum(values)
-    exact = [value / total * width for value in values]
-    cells = [max(1, int(part)) if part > 0 else 0 for part in exact]
-    by_rest = sorted(range(len(values)), key=lambda i: exact[i] - cells[i], reverse=True)
-    while sum(cells) < width:
-        for place in by_rest:
-            if exact[place] > 0 and sum(cells) < width:
-                cells[place] += 1
-    while sum(cells) > width:
-        cells[cells.index(max(cells))] -= 1
-    return cells

@@ -1,0 +1,110 @@
+"""The memory bar: what it says of a prediction, of its limit, of a measurement, and while there is none."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+
+import pytest
+from recorded import GIB, MIB
+from still import StillApp, screen_text
+
+from trainfast_runner.home import Home
+from trainfast_tui.forecast import Forecast, Measured, MemoryView, Room
+from trainfast_tui.widgets.memory_bar import MemoryBar
+
+FULL, SMALL = (160, 48), (80, 24)
+PARTS = (("params", 200 * MIB), ("grads", 200 * MIB), ("optimizer", 400 * MIB), ("activations", 600 * MIB))
+FITS = Forecast(1400 * MIB, PARTS, "forward_backward", 8, Room(2 * GIB, "memory_limit"), max_batch=16)
+
+
+async def shown(home: Home, view: MemoryView, size: tuple[int, int] = FULL, *, ascii: bool = False) -> list[str]:
+    """The bar's own lines, right of the charts."""
+    app = StillApp(home, ascii=ascii)
+    async with app.run_test(size=size) as pilot:
+        await pilot.pause()
+        app.main.query_one(MemoryBar).show(view)
+        await pilot.pause()
+        region = app.main.query_one(MemoryBar).region
+        lines = screen_text(app).splitlines()[region.y : region.bottom]
+        return [line[region.x : region.right].rstrip() for line in lines]
+
+
+async def test_the_prediction_stands_by_category_against_the_limit(home: Home) -> None:
+    title, bar, *legend, total, left = await shown(home, MemoryView(FITS))
+    assert title.startswith("memory at its peak: forward and backward ")
+    assert len(bar) == 46
+    assert [bar.count(sign) for sign in "█▓▒░"] == [5, 4, 9, 13], "each category in proportion"
+    assert bar.endswith("·┃"), "what is free, and the limit"
+    assert "█ parameters 200 MiB" in legend[0]
+    assert "▓ gradients 200 MiB" in legend[0]
+    assert "▒ optimizer 400 MiB" in legend[1]
+    assert "░ activations 600 MiB" in legend[1]
+    assert total == "predicted 1.37 GiB of 2.00 GiB (memory_limit)"
+    assert left == "648 MiB left  batch_size up to 16"
+
+
+async def test_the_smallest_screen_has_three_lines_with_total_limit_headroom_and_batch(home: Home) -> None:
+    total, bar, left = await shown(home, MemoryView(FITS), SMALL)
+    assert total.startswith("predicted 1.37 GiB of 2.00 GiB")
+    assert bar.endswith("┃")
+    assert left == "648 MiB left  batch <= 16"
+
+
+async def test_what_does_not_fit_says_by_how_much_and_the_limit_stands_inside_the_bar(home: Home) -> None:
+    large = replace(FITS, total_bytes=4 * GIB, parts=(("activations", 4 * GIB),), max_batch=0)
+    lines = await shown(home, MemoryView(large))
+    assert lines[1][23] == "┃"
+    assert lines[1].count("░") == 45
+    assert lines[-1] == "2.00 GiB too much; batch_size 1 does not fit"
+    lines = await shown(home, MemoryView(replace(large, max_batch=3)))
+    assert lines[-1] == "does not fit: 2.00 GiB too much  batch <= 3"
+
+
+async def test_beside_a_measurement_stands_the_difference_in_percent(home: Home) -> None:
+    same = MemoryView(FITS, measured=Measured(1386 * MIB, 1400 * MIB, same_knobs=True))
+    lines = await shown(home, same)
+    assert lines[-1] == "measured 1.35 GiB, -1.0 % of the prediction"
+    assert set(lines[-2]) == {"━"}
+    assert len(lines[-2]) < len(lines[1])
+    other = await shown(home, MemoryView(FITS, measured=Measured(700 * MIB, 800 * MIB, same_knobs=False)))
+    assert other[-1] == "measured 700 MiB, -12.5 %", "of another prediction than the one above it"
+    assert len(await shown(home, same, SMALL)) == 5
+
+
+async def test_a_measurement_without_its_prediction_has_no_percentage(home: Home) -> None:
+    lines = await shown(home, MemoryView(FITS, measured=Measured(700 * MIB, None, same_knobs=False)))
+    assert lines[-1] == "measured 700 MiB with other knobs"
+    unknown = MemoryView(words="cannot be traced", failed=True, measured=Measured(700 * MIB, None, same_knobs=True))
+    assert (await shown(home, unknown))[-1] == "measured 700 MiB"
+
+
+@pytest.mark.parametrize("size", [FULL, SMALL])
+async def test_while_the_model_is_traced_and_when_it_cannot_be_a_line_says_so(
+    home: Home, size: tuple[int, int]
+) -> None:
+    tracing = MemoryView(words="tracing the model…", since_ns=time.monotonic_ns() - 3_200_000_000)
+    lines = await shown(home, tracing, size)
+    assert lines[0].startswith("memory ─")
+    assert lines[1] == "tracing the model… 3 s"
+    why = "no prediction: the tracer does not follow mamba, whose kernel is not PyTorch's; b searches by trying"
+    lines = await shown(home, MemoryView(words=why, failed=True), size)
+    assert lines[1].startswith("no prediction: the tracer")
+
+
+async def test_in_ascii_every_category_has_a_letter(home: Home) -> None:
+    lines = await shown(home, MemoryView(FITS, measured=Measured(1386 * MIB, None, same_knobs=True)), ascii=True)
+    assert "".join(lines).isascii()
+    assert lines[1].startswith("pppppggggoooooooooaaa")
+    assert "p parameters 200 MiB" in lines[2]
+    assert lines[1].endswith("|")
+
+
+async def test_a_context_counts_where_the_room_is_the_device_s(home: Home) -> None:
+    on_gpu = replace(FITS, room=Room(2 * GIB, "free on GPU 0", with_context=True), context_bytes=512 * MIB)
+    lines = await shown(home, MemoryView(on_gpu))
+    assert "┄" in lines[1]
+    assert any("┄ context 512 MiB" in line for line in lines)
+    assert lines[-2] == "predicted 1.37 GiB + context of 2.00 GiB"
+    assert lines[-1].startswith("136 MiB left")
+    assert (await shown(home, MemoryView(on_gpu), SMALL))[0] == "needs 1.87 GiB of 2.00 GiB"

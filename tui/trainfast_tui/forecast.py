@@ -1,0 +1,67 @@
+"""What the memory bar shows: the predicted peak beside its limit, or why there is none, and what was measured."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Room:
+    """What one rank may use. `words` say whose figure it is; `with_context` whether a CUDA context counts in it."""
+
+    limit_bytes: int
+    words: str
+    with_context: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Forecast:
+    """The predicted peak of one rank. `parts` are (category, bytes) as they stand at the peak of `phase`.
+
+    `context_bytes` comes on top of `total_bytes`, which is the allocator's peak; None where it is unknown or a CPU's.
+    """
+
+    total_bytes: int
+    parts: tuple[tuple[str, int], ...]
+    phase: str
+    batch_size: int
+    room: Room | None = None
+    max_batch: int | None = None
+    context_bytes: int | None = None
+    basis: str = ""
+
+    @property
+    def needed_bytes(self) -> int:
+        """What has to fit in the room."""
+        context = self.context_bytes if self.room is not None and self.room.with_context else None
+        return self.total_bytes + (context or 0)
+
+    @property
+    def headroom_bytes(self) -> int | None:
+        """What is left of the room; negative where it does not fit."""
+        return None if self.room is None else self.room.limit_bytes - self.needed_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """The worst rank's peak in the run on the screen, and what was predicted for it.
+
+    `same_knobs`: whether the next run is that run again, so that the forecast is about the same thing.
+    """
+
+    peak_bytes: int
+    predicted_bytes: int | None
+    same_knobs: bool
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryView:
+    """A forecast, or else `words` that say why there is none (yet); and a measurement where there is one."""
+
+    forecast: Forecast | None = None
+    words: str = ""
+    failed: bool = False
+    """Whether `words` say that there will be none."""
+    since_ns: int | None = None
+    """CLOCK_MONOTONIC at which the trace that is under way began."""
+    measured: Measured | None = None

@@ -1,0 +1,204 @@
+"""The memory of the next run: its predicted peak by category against the limit, and under it what was measured."""
+
+from __future__ import annotations
+
+import time
+
+from textual.geometry import Size
+
+from trainfast_tui import format as fmt
+from trainfast_tui.forecast import Forecast, Measured, MemoryView
+from trainfast_tui.widgets.bar import shares
+from trainfast_tui.widgets.painted import Line, Painted, rule, wrap
+
+CATEGORIES = (
+    ("params", "parameters", "█", "primary"),
+    ("grads", "gradients", "▓", "secondary"),
+    ("optimizer", "optimizer", "▒", "accent"),
+    ("activations", "activations", "░", "success"),
+    ("temporary", "temporary", "▚", "text"),
+    ("communication", "communication", "≈", "primary"),
+    ("context", "context", "┄", "muted"),
+)
+"""Key, the word in the legend, its sign in the bar and its tone. In ASCII the sign is the word's first letter."""
+ASCII_SIGNS = {"context": "x", "communication": "m"}
+MEASURED = "━"
+LIMIT = "┃"
+ROOMY = 40
+"""From this many columns on, on a screen of `TALL` lines, the legend has room."""
+TALL = 34
+PHASES = {"forward_backward": "forward and backward", "optimizer": "optimizer step"}
+
+
+class MemoryBar(Painted):
+    """As high as what it says; hidden until there is something to say."""
+
+    DEFAULT_CSS = """
+    MemoryBar { height: auto; display: none; }
+    MemoryBar.-says { display: block; }
+    """
+
+    def __init__(self, *, ascii: bool = False, id: str | None = None) -> None:
+        super().__init__(ascii=ascii, id=id)
+        self._view: MemoryView | None = None
+
+    def show(self, view: MemoryView | None) -> None:
+        """Show this, or nothing."""
+        if view == self._view and (view is None or view.since_ns is None):
+            return
+        before = self._height()
+        self._view = view
+        self.set_class(view is not None, "-says")
+        if self._height() != before:
+            self._rows = None
+            self.refresh(layout=True)
+        else:
+            self.repaint()
+
+    def get_content_height(self, container: Size, viewport: Size, width: int) -> int:
+        return len(self.lines(width, 100))
+
+    def lines(self, width: int, height: int) -> list[Line]:
+        view = self._view
+        if view is None or width <= 0:
+            return []
+        roomy = width >= ROOMY and self.screen.size.height >= TALL
+        lines = _predicted(view, width, roomy, self._ascii)
+        if view.measured is not None:
+            lines += _measured(view, view.measured, width, self._ascii)
+        return lines
+
+    def _height(self) -> int:
+        width = self.size.width
+        return len(self.lines(width, 100)) if width else -1
+
+
+def _predicted(view: MemoryView, width: int, roomy: bool, ascii: bool) -> list[Line]:
+    forecast = view.forecast
+    if forecast is None:
+        return [rule("memory", width), *_words(view, width, 4 if roomy else 2)]
+    bar = _bar(forecast, view.measured, width, ascii)
+    if not roomy:
+        return [_total(forecast, width), bar, _room_left(forecast, width)]
+    title = rule(f"memory at its peak: {PHASES.get(forecast.phase, forecast.phase)}", width)
+    return [title, bar, *_legend(forecast, width, ascii), _total(forecast, width), _room_left(forecast, width)]
+
+
+def _words(view: MemoryView, width: int, most: int) -> list[Line]:
+    words = view.words
+    if view.since_ns is not None:
+        words += f" {fmt.duration((time.monotonic_ns() - view.since_ns) // 1_000_000_000)}"
+    lines = wrap(words, width)
+    if len(lines) > most:
+        lines = [*lines[: most - 1], f"{lines[most - 1][: width - 2]} …"]
+    return [[(line, "warning" if view.failed else "muted")] for line in lines]
+
+
+def _total(forecast: Forecast, width: int) -> Line:
+    room = forecast.room
+    if room is None:
+        return [("predicted ", "muted"), (fmt.size(forecast.total_bytes), "title")]
+    of = f" of {fmt.size(room.limit_bytes)}"
+    with_context = room.with_context and forecast.context_bytes
+    if with_context and width < ROOMY:
+        # The allocator's peak and the context do not both have room.
+        return [("needs ", "muted"), (fmt.size(forecast.needed_bytes), "title"), (of, "text")]
+    line: Line = [("predicted ", "muted"), (fmt.size(forecast.total_bytes), "title")]
+    line.append((" + context" if with_context else "", "text"))
+    line.append((of, "text"))
+    whose = f" ({room.words})"
+    return [*line, (whose, "muted")] if sum(len(text) for text, _ in line) + len(whose) <= width else line
+
+
+def _room_left(forecast: Forecast, width: int) -> Line:
+    left = forecast.headroom_bytes
+    if left is None:
+        return [("no limit is known", "muted")]
+    most = forecast.max_batch
+    if left < 0 and most == 0:
+        text = f"{fmt.size(-left)} too much; batch_size 1 does not fit"
+        return [(text if len(text) <= width else "does not fit, nor does batch 1", "error")]
+    line: Line = [(f"{fmt.size(left)} left", "success")]
+    if left < 0:
+        line = [(f"does not fit: {fmt.size(-left)} too much", "error")]
+    if most is not None:
+        room = width - len(line[0][0]) - 2
+        words = (f"batch_size up to {most:,}", f"batch <= {most:,}")
+        line += [(f"  {text}", "text") for text in words if len(text) <= room][:1]
+    return line
+
+
+def _bar(forecast: Forecast, measured: Measured | None, width: int, ascii: bool) -> Line:
+    """The categories side by side, then what is free, with the limit as a line across."""
+    scale = _scale(forecast, measured)
+    parts = _shown_parts(forecast)
+    used = max(1, min(width, round(forecast.needed_bytes / scale * width)))
+    cells = shares([float(size) for _, size in parts], used)
+    signs = {key: (_ascii_sign(key) if ascii else sign, tone) for key, _, sign, tone in CATEGORIES}
+    painted: list[tuple[str, str]] = []
+    for (key, _), count in zip(parts, cells, strict=True):
+        painted += [signs[key]] * count
+    painted += [("." if ascii else "·", "muted")] * (width - len(painted))
+    if forecast.room is not None:
+        at = min(width - 1, int(forecast.room.limit_bytes / scale * width))
+        painted[at] = ("|" if ascii else LIMIT, "error")
+    return _runs(painted)
+
+
+def _scale(forecast: Forecast | None, measured: Measured | None) -> float:
+    """Bytes of the whole width: the limit, or more where the prediction or the measurement is beyond it."""
+    room = forecast.room.limit_bytes if forecast is not None and forecast.room is not None else 0
+    needed = forecast.needed_bytes if forecast is not None else 0
+    return float(max(room, needed, measured.peak_bytes if measured is not None else 0, 1))
+
+
+def _shown_parts(forecast: Forecast) -> list[tuple[str, int]]:
+    parts = [(key, size) for key, size in forecast.parts if size > 0]
+    if forecast.room is not None and forecast.room.with_context and forecast.context_bytes:
+        parts.append(("context", forecast.context_bytes))
+    return parts
+
+
+def _legend(forecast: Forecast, width: int, ascii: bool) -> list[Line]:
+    """Two to a line: sign, word and figure."""
+    sizes = dict(_shown_parts(forecast))
+    column = width // 2
+    cells: list[Line] = []
+    for key, word, sign, tone in CATEGORIES:
+        if key in sizes:
+            text = fmt.fit(f"{word} {fmt.size(sizes[key])}", column - 3)
+            cells.append([(f"{_ascii_sign(key) if ascii else sign} ", tone), (f"{text} ", "text")])
+    return [[piece for cell in cells[at : at + 2] for piece in cell] for at in range(0, len(cells), 2)]
+
+
+def _measured(view: MemoryView, measured: Measured, width: int, ascii: bool) -> list[Line]:
+    """The measured peak on the scale of the bar above it, and its difference to what was predicted for that run."""
+    filled = max(1, min(width, round(measured.peak_bytes / _scale(view.forecast, measured) * width)))
+    bar: Line = [(("=" if ascii else MEASURED) * filled, "title")]
+    words: Line = [("measured ", "muted"), (fmt.size(measured.peak_bytes), "title")]
+    predicted = measured.predicted_bytes
+    if predicted is None and measured.same_knobs and view.forecast is not None:
+        predicted = view.forecast.total_bytes
+    of = "" if measured.same_knobs else "with other knobs"
+    if predicted:
+        difference = fmt.signed_percent(100 * (measured.peak_bytes - predicted) / predicted)
+        words.append((f", {difference}", "text"))
+        of = "of the prediction" if measured.same_knobs else f"of its {fmt.size(predicted)} predicted"
+    if sum(len(text) for text, _ in words) + len(of) + 1 <= width:
+        words.append((f" {of}", "muted"))
+    return [bar, words]
+
+
+def _ascii_sign(key: str) -> str:
+    return ASCII_SIGNS.get(key, key[0])
+
+
+def _runs(painted: list[tuple[str, str]]) -> Line:
+    """Neighbouring cells of one tone as one piece."""
+    line: Line = []
+    for sign, tone in painted:
+        if line and line[-1][1] == tone:
+            line[-1] = (line[-1][0] + sign, tone)
+        else:
+            line.append((sign, tone))
+    return line
