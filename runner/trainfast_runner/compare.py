@@ -100,6 +100,9 @@ def _rows(a: Result, b: Result) -> Iterator[ComparisonRow]:
         ("energy a sample", "J", a.energy.joules_per_sample, b.energy.joules_per_sample),
     ):
         yield _row(label, unit, one, other, _ratio_counts(one, other, 0.0))
+        if label == "peak allocated":
+            one, other = a.memory.predicted_bytes, b.memory.predicted_bytes
+            yield _row("peak predicted", "bytes", one, other, _ratio_counts(one, other, 0.0), None)
     yield _row("last loss", "", a.loss.last, b.loss.last, _ratio_counts(a.loss.last, b.loss.last, 0.0), None)
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from cli.command import Cli
 from cli.history import result, write, write_lost
-from trainfast_runner.records import Actual, Conditions, RunError
+from trainfast_runner.records import Actual, Conditions, Memory, RunError
 from trainfast_tui.cli.output import narrowed
 
 
@@ -214,3 +214,18 @@ def test_ten_thousand_runs_list_within_a_second_of_cpu(cli: Cli) -> None:
     assert len(done.json["runs"]) == 10_000
     # Processor time, because wall time on a machine that trains something else says little.
     assert (after.ru_utime - before.ru_utime) + (after.ru_stime - before.ru_stime) < 1.0
+
+
+def test_prediction_and_measurement_stand_together(cli: Cli) -> None:
+    mib = 1 << 20
+    first = Memory(peak_allocated_bytes=200 * mib, peak_reserved_bytes=200 * mib, predicted_bytes=204 * mib)
+    second = Memory(peak_allocated_bytes=260 * mib, peak_reserved_bytes=260 * mib, predicted_bytes=255 * mib)
+    write(cli.home, result("20261101-100000-tiny-llama-aaaa", memory=first))
+    write(cli.home, result("20261102-100000-tiny-llama-bbbb", memory=second))
+    shown = [" ".join(line.split()) for line in cli("runs", "show", "20261101").out.splitlines()]
+    at = shown.index("peak memory 200 MiB allocated")
+    assert shown[at + 1] == "predicted 204 MiB, -2.0 %"
+    table = [line.split() for line in cli("runs", "compare", "20261101", "last").out.splitlines()]
+    rows = {" ".join(line[:2]): line[2:6] for line in table if line[:1] == ["peak"]}
+    assert rows["peak allocated"] == ["200", "MiB", "260", "MiB"]
+    assert rows["peak predicted"] == ["204", "MiB", "255", "MiB"]

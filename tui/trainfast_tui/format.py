@@ -141,6 +141,15 @@ def delta(new: float | None, old: float | None, formatter: Formatter) -> str:
     return f"{text} ({signed_percent(100 * change / abs(before))})" if before else text
 
 
+def against_prediction(measured_bytes: float | None, predicted_bytes: float | None) -> str:
+    """What was predicted, and how far the measurement is from it: `predicted 419 MiB, -1.7 %`; empty without one."""
+    measured, predicted = _finite(measured_bytes), _finite(predicted_bytes)
+    if not predicted:
+        return ""
+    words = f"predicted {size(predicted)}"
+    return words if measured is None else f"{words}, {signed_percent(100 * (measured - predicted) / predicted)}"
+
+
 _FACTORS = {**{unit: 1024.0**power for power, unit in enumerate(_BINARY_UNITS)}, "kJ": 1e3, "MJ": 1e6}
 
 

@@ -11,6 +11,7 @@ from trainfast_runner.records import SCHEMA, Flops, Result
 from trainfast_tui.cli.output import pairs
 from trainfast_tui.format import (
     ABSENT,
+    against_prediction,
     celsius,
     count,
     duration,
@@ -96,7 +97,8 @@ def _figures(result: Result) -> Iterator[tuple[str, str]]:
         device = f", device {size(memory.device_peak_used_bytes)}" if memory.device_peak_used_bytes else ""
         yield "peak memory", f"{size(memory.peak_allocated_bytes)} allocated{reserved}{device}"
     if memory.predicted_bytes is not None:
-        yield "predicted", size(memory.predicted_bytes)
+        label = "" if memory.peak_allocated_bytes is not None else "peak memory"
+        yield label, against_prediction(memory.peak_allocated_bytes, memory.predicted_bytes)
     if result.flops.model_tflops_per_device is not None:
         yield "model FLOPs", _flops(result.flops)
     if result.energy.joules is not None:

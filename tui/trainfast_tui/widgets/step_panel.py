@@ -182,8 +182,8 @@ def _quality(run: RunSnapshot, result: Result | None, width: int) -> Line:
         (fmt.size(peak if peak is not None else run.peak_allocated_bytes), "text"),
     ]
     predicted = result.memory.predicted_bytes if result is not None else None
-    if predicted is not None:
-        line += [(f" (predicted {fmt.size(predicted)})", "muted")]
+    if predicted is not None and width >= 78:
+        line += [(f" ({fmt.against_prediction(peak, predicted)})", "muted")]
     if run.synthetic:
         line += [("  ", "text"), (" synthetic data ", "badge")]
     actual = run.actual
