@@ -1,8 +1,9 @@
-"""What a GPU's matrix units can do at most, by the makers' own figures: dense TFLOP/s without sparsity.
+"""What a GPU's matrix units can do at most, by the maker's own figures: dense TFLOP/s, without sparsity.
 
 Half precision is with fp32 accumulation, as training does it: GeForce cards then run at half of the rate that is
-usually advertised. fp32 is that of the CUDA cores. No figure knows of a power cap or of the clocks of a hot room:
-`doctor --calibrate` measures what this card really reaches.
+usually advertised. fp32 is that of the CUDA cores. Where a document prints only the figure with sparsity, half of it
+stands here. A card whose figures were not found in a document is not in the table. No figure knows of a power cap or
+of the clocks of a hot room: `doctor --calibrate` measures what this card really reaches.
 """
 
 from __future__ import annotations
@@ -10,21 +11,45 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-VOLTA = "NVIDIA Tesla V100 datasheet"
-TURING = "NVIDIA Turing GPU Architecture whitepaper (2018)"
-T4 = "NVIDIA T4 datasheet"
-A100 = "NVIDIA A100 datasheet"
-AMPERE_CENTER = "NVIDIA A10, A30 and A40 datasheets"
-GA102 = "NVIDIA Ampere GA102 GPU Architecture whitepaper (2021), appendix"
-HOPPER = "NVIDIA H100 datasheet"
-H200 = "NVIDIA H200 datasheet"
+# images.nvidia.com/content/technologies/volta/pdf/volta-v100-datasheet-update-us-1165301-r5.pdf
+VOLTA = "NVIDIA V100 datasheet (1165301-r5)"
+# www.nvidia.com/content/dam/en-zz/Solutions/Data-Center/tesla-t4/t4-tensor-core-datasheet-951643.pdf
+T4 = "NVIDIA T4 datasheet (951643)"
+# images.nvidia.com/.../turing-architecture/NVIDIA-Turing-Architecture-Whitepaper.pdf; reference cards, with a fan.
+TURING = "NVIDIA Turing GPU Architecture whitepaper (2018), appendix A"
+QUADRO = "NVIDIA Quadro RTX 8000 datasheet"
+# www.nvidia.com/content/dam/en-zz/Solutions/Data-Center/a100/pdf/nvidia-a100-datasheet-us-nvidia-1758950-r4-web.pdf
+A100 = "NVIDIA A100 datasheet (1758950-r4)"
+# www.nvidia.com/content/dam/en-zz/Solutions/Data-Center/a10/pdf/a10-datasheet.pdf and those of its siblings.
+A10 = "NVIDIA A10 datasheet"
+A30 = "NVIDIA A30 datasheet"
+A40 = "NVIDIA A40 datasheet"
+# www.nvidia.com/content/PDF/nvidia-ampere-ga-102-gpu-architecture-whitepaper-v2.pdf
+GA102 = "NVIDIA Ampere GA102 GPU Architecture whitepaper (v2, 2021)"
+# www.nvidia.com/content/dam/en-zz/Solutions/products/workstations/nvidia-rtx-a5000-datasheet.pdf and its sibling;
+# tensor performance printed with sparsity: 153.4 and 222.2 TFLOPS.
+A4000 = "NVIDIA RTX A4000 datasheet"
+A5000 = "NVIDIA RTX A5000 datasheet"
+# www.nvidia.com/en-us/data-center/h100 and /h200, printed with sparsity.
+H100 = "NVIDIA H100 datasheet"
+H200 = "NVIDIA H200 datasheet (the chip of the H100)"
+HOPPER = "NVIDIA H100 Tensor Core GPU Architecture whitepaper"
+# Printed with sparsity: 4.5 PFLOPS for half precision, 2.2 for tf32.
 BLACKWELL = "NVIDIA HGX B200 datasheet, per GPU"
-ADA_CENTER = "NVIDIA L4, L40 and L40S datasheets"
-ADA = "NVIDIA Ada GPU Architecture whitepaper (2023), appendix"
-ADA_PRO = "NVIDIA RTX 6000 Ada Generation datasheet"
-AMPERE_PRO = "NVIDIA RTX A-series datasheets"
-BLACKWELL_PRO = "NVIDIA RTX PRO Blackwell GPU Architecture whitepaper (2025)"
-BLACKWELL_RTX = "NVIDIA RTX Blackwell GPU Architecture whitepaper (2025), appendix"
+# resources.nvidia.com/en-us-data-center-overview/l4-gpu-datasheet, printed with sparsity.
+L4 = "NVIDIA L4 datasheet"
+L40 = "NVIDIA L40 datasheet"
+L40S = "NVIDIA L40S datasheet"
+# www.nvidia.com/.../rtx-6000/proviz-print-rtx6000-datasheet-web-2504660.pdf: 1457 TFLOPS of FP8 with sparsity, four
+# times half precision.
+ADA_6000 = "NVIDIA RTX 6000 Ada Generation datasheet (2504660)"
+BLACKWELL_PRO = "NVIDIA RTX Blackwell PRO GPU Architecture whitepaper (v1.0, 2025), appendix A"
+# The rates of the three generations, printed for one card each: RTX 3090 (35.6, 35.6 tf32, 71 half), RTX 4090 (82.6,
+# 82.6, 165.2) and RTX 5090 (104.8, 104.8, 209.5).
+AMPERE_RATES = "NVIDIA's cores x boost clock, rates of the Ampere GA102 whitepaper (v2, 2021)"
+# images.nvidia.com/aem-dam/Solutions/geforce/ada/nvidia-ada-gpu-architecture.pdf
+ADA_RATES = "NVIDIA's cores x boost clock, rates of the Ada GPU Architecture whitepaper (v2.1), appendix A"
+BLACKWELL_RATES = "NVIDIA's cores x boost clock, rates of the RTX Blackwell GPU Architecture whitepaper (2025)"
 
 
 @dataclass(frozen=True)
@@ -48,82 +73,84 @@ class Peak:
         return self.half if self.bf16 else None
 
 
-def _geforce(fp32: float, source: str) -> Peak:
-    """A GeForce card since Ampere: half precision at twice, tf32 at once the rate of the CUDA cores."""
-    return Peak(fp32, fp32, round(2 * fp32, 1), True, source)
+def _geforce(cores: int, boost_mhz: int, source: str) -> Peak:
+    """A GeForce card since Ampere, from CUDA cores and boost clock as its maker lists them.
 
-
-def _workstation(fp32: float, source: str) -> Peak:
-    """The same chips in a workstation card: half precision at four times, tf32 at twice the CUDA cores' rate."""
-    return Peak(fp32, round(2 * fp32, 1), round(4 * fp32, 1), True, source)
+    A core multiplies and adds once a clock; tf32 runs at that same rate, half precision at twice that rate.
+    """
+    fp32 = 2 * cores * boost_mhz / 1e6
+    return Peak(round(fp32, 1), round(fp32, 1), round(2 * fp32, 1), True, source)
 
 
 PEAKS: dict[str, Peak] = {
     "V100 SXM": Peak(15.7, None, 125.0, False, VOLTA),
     "V100 PCIe": Peak(14.0, None, 112.0, False, VOLTA),
+    "V100S PCIe": Peak(16.4, None, 130.0, False, VOLTA),
     "T4": Peak(8.1, None, 65.0, False, T4),
     "A100": Peak(19.5, 156.0, 312.0, True, A100),
-    "A10": Peak(31.2, 62.5, 125.0, True, AMPERE_CENTER),
-    "A30": Peak(10.3, 82.0, 165.0, True, AMPERE_CENTER),
-    "A40": Peak(37.4, 74.8, 149.7, True, AMPERE_CENTER),
-    "H100 SXM": Peak(67.0, 494.7, 989.4, True, HOPPER),
+    "A10": Peak(31.2, 62.5, 125.0, True, A10),
+    "A30": Peak(10.3, 82.0, 165.0, True, A30),
+    "A40": Peak(37.4, 74.8, 149.7, True, A40),
+    "H100 SXM": Peak(66.9, 494.7, 989.4, True, HOPPER),
     "H100 PCIe": Peak(51.2, 378.0, 756.0, True, HOPPER),
-    "H100 NVL": Peak(60.0, 417.5, 835.5, True, HOPPER),
-    "H200": Peak(67.0, 494.7, 989.4, True, H200),
+    "H100 NVL": Peak(60.0, 417.5, 835.5, True, H100),
+    "H200": Peak(66.9, 494.7, 989.4, True, H200),
     "H200 NVL": Peak(60.0, 417.5, 835.5, True, H200),
-    "B200": Peak(75.0, 1125.0, 2250.0, True, BLACKWELL),
-    "L4": Peak(30.3, 60.0, 121.0, True, ADA_CENTER),
-    "L40": Peak(90.5, 90.5, 181.1, True, ADA_CENTER),
-    "L40S": Peak(91.6, 183.0, 362.1, True, ADA_CENTER),
-    "TITAN RTX": Peak(16.3, None, 130.5, False, TURING),
-    "Quadro RTX 8000": Peak(16.3, None, 130.5, False, TURING),
+    "B200": Peak(75.0, 1100.0, 2250.0, True, BLACKWELL),
+    "L4": Peak(30.3, 60.0, 121.0, True, L4),
+    "L40": Peak(90.5, 90.5, 181.05, True, L40),
+    "L40S": Peak(91.6, 183.0, 362.05, True, L40S),
+    "TITAN RTX": Peak(16.3, None, 130.5, False, GA102),
+    "Quadro RTX 8000": Peak(16.3, None, 130.5, False, QUADRO),
     "Quadro RTX 6000": Peak(16.3, None, 130.5, False, TURING),
-    "RTX A4000": _workstation(19.2, AMPERE_PRO),
-    "RTX A5000": _workstation(27.8, AMPERE_PRO),
-    "RTX A6000": _workstation(38.7, AMPERE_PRO),
-    "RTX 6000 Ada": _workstation(91.1, ADA_PRO),
-    "RTX PRO 6000 Blackwell": Peak(125.0, 251.9, 503.8, True, BLACKWELL_PRO),
-    "RTX 3060": _geforce(12.7, GA102),
-    "RTX 3060 Ti": _geforce(16.2, GA102),
-    "RTX 3070": _geforce(20.3, GA102),
-    "RTX 3070 Ti": _geforce(21.7, GA102),
-    "RTX 3080": _geforce(29.8, GA102),
-    "RTX 3080 Ti": _geforce(34.1, GA102),
-    "RTX 3090": _geforce(35.6, GA102),
-    "RTX 3090 Ti": _geforce(40.0, GA102),
-    "RTX 4060": _geforce(15.1, ADA),
-    "RTX 4060 Ti": _geforce(22.1, ADA),
-    "RTX 4070": _geforce(29.1, ADA),
-    "RTX 4070 SUPER": _geforce(35.5, ADA),
-    "RTX 4070 Ti": _geforce(40.1, ADA),
-    "RTX 4070 Ti SUPER": _geforce(44.1, ADA),
-    "RTX 4080": _geforce(48.7, ADA),
-    "RTX 4080 SUPER": _geforce(52.2, ADA),
-    "RTX 4090": _geforce(82.6, ADA),
-    "RTX 5060 Ti": _geforce(23.7, BLACKWELL_RTX),
-    "RTX 5070": _geforce(30.9, BLACKWELL_RTX),
-    "RTX 5070 Ti": _geforce(43.9, BLACKWELL_RTX),
-    "RTX 5080": _geforce(56.3, BLACKWELL_RTX),
-    "RTX 5090": _geforce(104.8, BLACKWELL_RTX),
+    "RTX A4000": Peak(19.2, 38.3, 76.7, True, A4000),
+    "RTX A5000": Peak(27.8, 55.5, 111.1, True, A5000),
+    "RTX A6000": Peak(38.7, 77.4, 154.8, True, GA102),
+    "RTX 6000 Ada": Peak(91.1, 182.1, 364.2, True, ADA_6000),
+    "RTX PRO 6000 Blackwell": Peak(126.0, 251.9, 503.8, True, BLACKWELL_PRO),
+    "RTX 2080 Ti": Peak(13.4, None, 53.8, False, TURING),
+    "RTX 3060": _geforce(3584, 1777, AMPERE_RATES),
+    "RTX 3060 Ti": _geforce(4864, 1665, AMPERE_RATES),
+    "RTX 3070": _geforce(5888, 1725, AMPERE_RATES),
+    "RTX 3070 Ti": _geforce(6144, 1770, AMPERE_RATES),
+    # The one of 10 GB; that of 12 GB has the same name and 3 % more cores.
+    "RTX 3080": _geforce(8704, 1710, AMPERE_RATES),
+    "RTX 3080 Ti": _geforce(10240, 1665, AMPERE_RATES),
+    "RTX 3090": _geforce(10496, 1695, AMPERE_RATES),
+    "RTX 3090 Ti": _geforce(10752, 1860, AMPERE_RATES),
+    "RTX 4060": _geforce(3072, 2460, ADA_RATES),
+    "RTX 4060 Ti": _geforce(4352, 2535, ADA_RATES),
+    "RTX 4070": _geforce(5888, 2475, ADA_RATES),
+    "RTX 4070 SUPER": _geforce(7168, 2475, ADA_RATES),
+    "RTX 4070 Ti": _geforce(7680, 2610, ADA_RATES),
+    "RTX 4070 Ti SUPER": _geforce(8448, 2610, ADA_RATES),
+    "RTX 4080": _geforce(9728, 2505, ADA_RATES),
+    "RTX 4080 SUPER": _geforce(10240, 2550, ADA_RATES),
+    "RTX 4090": _geforce(16384, 2520, ADA_RATES),
+    "RTX 4090 D": _geforce(14592, 2520, ADA_RATES),
+    "RTX 5060": _geforce(3840, 2497, BLACKWELL_RATES),
+    "RTX 5060 Ti": _geforce(4608, 2572, BLACKWELL_RATES),
+    "RTX 5070": _geforce(6144, 2512, BLACKWELL_RATES),
+    "RTX 5070 Ti": _geforce(8960, 2452, BLACKWELL_RATES),
+    "RTX 5080": _geforce(10752, 2617, BLACKWELL_RATES),
+    "RTX 5090": _geforce(21760, 2407, BLACKWELL_RATES),
 }
 _PATTERNS: tuple[tuple[str, str], ...] = (
-    (r"V100-SXM\d.*", "V100 SXM"),
-    (r"V100-PCIE.*|V100 PCIe.*", "V100 PCIe"),
-    (r"A100[- ].*", "A100"),
-    (r"H100 PCIe", "H100 PCIe"),
-    (r"H100 NVL", "H100 NVL"),
-    (r"H100( 80GB HBM3|-SXM.*| SXM.*)", "H100 SXM"),
-    (r"H200( SXM.*)?", "H200"),
-    (r"B200( SXM.*)?", "B200"),
+    (r"V100-SXM2-\d+GB", "V100 SXM"),
+    (r"V100-PCIE-\d+GB", "V100 PCIe"),
+    (r"V100S-PCIE-\d+GB", "V100S PCIe"),
+    (r"A100-(SXM4|PCIE|PCIe)-\d+GB|A100 80GB PCIe", "A100"),
+    (r"H100 80GB HBM3", "H100 SXM"),
     (r"RTX 6000 Ada Generation", "RTX 6000 Ada"),
-    (r"RTX PRO 6000 Blackwell (Workstation|Server) Edition", "RTX PRO 6000 Blackwell"),
+    # Its server and Max-Q editions have lower clocks.
+    (r"RTX PRO 6000 Blackwell Workstation Edition", "RTX PRO 6000 Blackwell"),
 )
 
 
 def peak_of(device_name: str | None) -> Peak | None:
     """The peak of the card a driver calls by this name; None for one that is not in the table.
 
-    A laptop's card shares its name with a desktop's but not its figures: the whole name must fit.
+    A laptop's card or a MIG slice shares its name with the whole card but not its figures: the whole name must fit.
     """
     if not device_name:
         return None

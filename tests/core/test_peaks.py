@@ -23,9 +23,18 @@ from trainfast_runner.peaks import PEAKS, peak_of
         ("NVIDIA TITAN RTX", "fp16", 130.5),
         ("TITAN RTX", "fp32", 16.3),
         ("NVIDIA RTX A6000", "bf16", 154.8),
-        ("NVIDIA RTX 6000 Ada Generation", "bf16", 364.4),
+        ("NVIDIA RTX 6000 Ada Generation", "bf16", 364.2),
+        ("NVIDIA RTX A5000", "tf32", 55.5),
+        ("NVIDIA L40", "bf16", 181.05),
+        ("NVIDIA L40S", "tf32", 183.0),
+        ("NVIDIA B200", "tf32", 1100.0),
         ("NVIDIA RTX PRO 6000 Blackwell Workstation Edition", "bf16", 503.8),
+        # GeForce with fp32 accumulation, as the three whitepapers print it: 71, 165.2 and 209.5.
         ("NVIDIA GeForce RTX 3090", "fp16", 71.2),
+        ("NVIDIA GeForce RTX 4090", "bf16", 165.2),
+        ("NVIDIA GeForce RTX 5090", "bf16", 209.5),
+        ("NVIDIA GeForce RTX 2080 Ti", "fp16", 53.8),
+        ("NVIDIA GeForce RTX 2080 Ti", "bf16", None),
         ("NVIDIA GeForce RTX 4070 Ti SUPER", "fp32", 44.1),
         ("NVIDIA GeForce RTX 5090", "tf32", 104.8),
     ],
@@ -38,12 +47,25 @@ def test_a_card_is_known_by_its_drivers_name(name: str, precision: str, tflops: 
 
 @pytest.mark.parametrize(
     "name",
-    [None, "", "NVIDIA GeForce RTX 4090 Laptop GPU", "NVIDIA A100X", "NVIDIA H100 80GB HBM3 MIG 1g.10gb", "AMD Radeon"],
+    [
+        None,
+        "",
+        "AMD Radeon",
+        "NVIDIA A100X",
+        "NVIDIA A100-SXM4-40GB MIG 1g.5gb",
+        "NVIDIA GeForce RTX 4090 Laptop GPU",
+        "NVIDIA H100 80GB HBM3 MIG 1g.10gb",
+        "NVIDIA RTX PRO 6000 Blackwell Max-Q Workstation Edition",
+    ],
 )
 def test_a_card_that_only_looks_alike_has_no_peak(name: str | None) -> None:
     assert peak_of(name) is None
 
 
-def test_every_peak_has_a_source() -> None:
-    assert all(peak.source.startswith("NVIDIA ") for peak in PEAKS.values())
-    assert all(peak.half > peak.fp32 for peak in PEAKS.values())
+def test_every_peak_has_a_source_and_rates_that_go_together() -> None:
+    for name, peak in PEAKS.items():
+        assert peak.source.startswith("NVIDIA"), name
+        assert 1.9 <= peak.half / peak.fp32 <= 30, name
+        # Every unit that knows tf32 does half precision at twice its rate.
+        assert peak.tf32 is None or peak.half / peak.tf32 == pytest.approx(2, rel=0.03), name
+        assert peak.bf16 == (peak.tf32 is not None), name
