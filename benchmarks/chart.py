@@ -24,7 +24,9 @@ from textual.widgets import Sparkline
 
 from trainfast_tui.format import watts
 from trainfast_tui.widgets.braille import YRange
-from trainfast_tui.widgets.strip_chart import TONES, ChartData, Limit, Series, Span, StripChart, paint
+from trainfast_tui.widgets.chart_model import TONES, ChartData, Limit, Series, Span
+from trainfast_tui.widgets.chart_paint import paint
+from trainfast_tui.widgets.strip_chart import StripChart
 
 WIDTH, HEIGHT, POINTS = 120, 16, 600
 SECOND_NS = 1_000_000_000

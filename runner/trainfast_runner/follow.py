@@ -17,14 +17,16 @@ import msgspec
 from trainfast_runner.combinations import data_parallel_degree
 from trainfast_runner.home import RESULT_FILE, Home, is_alive, read_result, read_run_file
 from trainfast_runner.json_lines import Tail
-from trainfast_runner.records import END_STATES, Result, RunFile, Step, WorkerLine
+from trainfast_runner.records import END_STATES, Event, Result, RunFile, Step, WorkerLine
 from trainfast_runner.recovery import state_of
+from trainfast_runner.run_records import EVENTS_FILE
 from trainfast_runner.telemetry.readings import Tick
 
 T = TypeVar("T")
 
 STEPS_KEPT = 4000
 TICKS_KEPT = 1800
+EVENTS_KEPT = 1000
 LOG_LINES_KEPT = 400
 LOG_LINE_CHARACTERS = 2000
 LOG_WINDOW_BYTES = 256 << 10
@@ -65,6 +67,8 @@ class RunSnapshot:
     rates: Rates
     ticks: tuple[Tick, ...]
     """Newest last, at most `TICKS_KEPT`."""
+    events: tuple[Event, ...]
+    """Newest last, at most `EVENTS_KEPT`."""
     phase: str
     detail: str
     synthetic: bool | None
@@ -98,6 +102,8 @@ class Follower:
         self._step_tails: dict[int, Tail[Step]] = {}
         self._worker_tails: dict[int, Tail[WorkerLine]] = {}
         self._telemetry = _recent(directory / "telemetry.jsonl", Tick)
+        self._events: deque[Event] = deque(maxlen=EVENTS_KEPT)
+        self._event_tail = _recent(directory / EVENTS_FILE, Event)
         self._log = _LogTail(directory / "output.log")
         self._first_loss: float | None = None
         self._peak_bytes: int | None = None
@@ -131,6 +137,7 @@ class Follower:
             peak_allocated_bytes=self._peak_bytes,
             rates=self._rates.snapshot(),
             ticks=tuple(self._ticks),
+            events=tuple(self._events),
             phase=self._phase,
             detail=self._detail,
             synthetic=self._synthetic if result is None else result.synthetic_data,
@@ -138,6 +145,7 @@ class Follower:
             error=self._error,
             log=self._log.lines(),
             unreadable_lines=self._telemetry.unreadable
+            + self._event_tail.unreadable
             + sum(tail.unreadable for tail in self._step_tails.values())
             + sum(tail.unreadable for tail in self._worker_tails.values()),
         )
@@ -161,7 +169,9 @@ class Follower:
                 self._take_line(rank, line)
         ticks = _new(self._telemetry)
         self._ticks.extend(ticks)
-        return self._log.read() or grew or bool(ticks)
+        events = _new(self._event_tail)
+        self._events.extend(events)
+        return self._log.read() or grew or bool(ticks) or bool(events)
 
     def _find_ranks(self) -> None:
         """Open the files of ranks that have come up since."""

@@ -17,7 +17,10 @@ from textual.geometry import Region
 from trainfast_tui import format as fmt
 from trainfast_tui.widgets.bar import Bar, bar_runs
 from trainfast_tui.widgets.braille import YRange, changed_cells, nice_ceiling, time_columns
-from trainfast_tui.widgets.strip_chart import ChartData, Limit, Series, Span, StripChart, paint
+from trainfast_tui.widgets.chart_model import ChartData, Limit, Series, Span
+from trainfast_tui.widgets.chart_paint import paint
+from trainfast_tui.widgets.shading import SHADES
+from trainfast_tui.widgets.strip_chart import StripChart
 
 S = 1_000_000_000
 
@@ -86,17 +89,38 @@ def test_throttled_time_has_letters_under_the_plot_and_a_shade() -> None:
         a_series([100.0] * 121),
         spans=(Span(30 * S, 60 * S, "thermal"), Span(100 * S, None, "power")),
     )
-    rows = paint(chart, 80, 14, YRange(), {"shade": Style(bgcolor="yellow")})
+    palette = {"thermal": Style(bgcolor="red"), "power": Style(bgcolor="yellow")}
+    rows = paint(chart, 80, 14, YRange(), palette)
     marks = "".join(segment.text for segment in rows[-2])
     assert marks.startswith("throttle └")
     assert 15 <= marks.count("T") <= 19
     assert marks.endswith("PPPP")
-    shaded = sum(
-        len(segment.text)
-        for segment in rows[5]
-        if segment.style and segment.style.bgcolor and segment.style.bgcolor.name == "yellow"
-    )
-    assert shaded == marks.count("T") + marks.count("P")
+    for letter, colour in (("T", "red"), ("P", "yellow")):
+        for row in (rows[1], rows[5]):
+            shaded = [one for one in row if one.style and one.style.bgcolor and one.style.bgcolor.name == colour]
+            assert sum(len(one.text) for one in shaded) == marks.count(letter)
+
+
+def test_each_cause_has_a_texture_and_a_word_that_need_no_colour() -> None:
+    causes = ("thermal", "power", "brake", "sync_boost", "hardware", "moonlight")
+    spans = tuple(Span(20 * S * at, (20 * at + 12) * S, cause) for at, cause in enumerate(causes))
+    chart = a_chart(a_series([100.0] * 121), spans=spans)
+    for ascii in (False, True):
+        rows = lines(chart, 200, 14, ascii=ascii)
+        fills = {row[10 + int((20 * at + 6) / 120 * 190)] for at in range(6) for row in rows[2:3]}
+        assert len(fills - {" "}) == 6, "six causes, six textures"
+        assert rows[-1].count("held back by heat") == 1
+        for words in ("at the power limit", "power brake", "sync boost", "hardware slowdown", "moonlight"):
+            assert words in rows[-1]
+    assert "held back by heat" not in lines(a_chart(a_series([100.0] * 121)))[-1]
+
+
+def test_of_two_causes_at_once_the_worse_is_drawn() -> None:
+    both = (Span(0, None, "thermal"), Span(0, None, "power"))
+    for spans in (both, both[::-1]):
+        marks = lines(a_chart(a_series([100.0] * 121), spans=spans))[-2]
+        assert "T" in marks
+        assert "P" not in marks
 
 
 def test_the_shortest_throttling_is_still_marked() -> None:
@@ -357,7 +381,9 @@ async def test_every_part_can_be_read_in_every_theme() -> None:
     app = Screen()
     async with app.run_test(size=(80, 15)) as pilot:
         chart = app.query_one(StripChart)
-        data = a_chart(a_series([100.0] * 121), spans=(Span(0, None, "power"),), limits=(Limit(300, "limit"),))
+        causes = [shade.kind for shade in SHADES]
+        spans = tuple(Span(20 * S * at, 20 * S * (at + 1), cause) for at, cause in enumerate(causes))
+        data = a_chart(a_series([100.0] * 121), spans=spans, limits=(Limit(300, "limit"),))
         chart.show(data)
         for theme in sorted(app.available_themes):
             app.theme = theme

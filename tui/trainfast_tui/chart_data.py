@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from trainfast_tui import format as fmt
 from trainfast_tui.snapshot import Snapshot
-from trainfast_tui.widgets.strip_chart import ChartData, Limit, Series, Span, Tone
+from trainfast_tui.widgets.chart_model import ChartData, Limit, Series, Span, Tone
 
 if TYPE_CHECKING:
     from trainfast_runner.follow import RunSnapshot
@@ -219,27 +219,40 @@ def _run_memory_bytes(tick: Tick) -> float | None:
     return None if run is None or not run.processes else run.memory_rss_bytes or None
 
 
-def _spans(ticks: Sequence[Tick], chosen: Sequence[str]) -> tuple[Span, ...]:
-    """Stretches in which a chosen device was held back by heat or power; with none chosen, any device."""
-    from trainfast_runner.telemetry import throttle
+CAUSES = {
+    "sw_power_cap": "power",
+    "hw_slowdown": "hardware",
+    "sync_boost": "sync_boost",
+    "sw_thermal": "thermal",
+    "hw_thermal": "thermal",
+    "hw_power_brake": "brake",
+}
+"""What a throttle reason is shaded as. Clocks that somebody set hold a GPU back as well, but not against their will."""
+UMBRELLA = "hardware"
+"""The bit that is set together with the one that says why."""
 
+
+def _spans(ticks: Sequence[Tick], chosen: Sequence[str]) -> tuple[Span, ...]:
+    """Stretches in which a chosen device was held back, by cause; with none chosen, any device."""
     spans: list[Span] = []
     start: dict[str, int] = {}
     for tick in ticks:
-        kinds: set[str] = {
-            kind
-            for device in tick.devices
-            if not chosen or device.uuid in chosen
-            for reason in device.throttle_reasons or ()
-            if (kind := throttle.kind(reason)) is not None
-        }
+        kinds = _causes(tick, chosen)
         for ended in [kind for kind in start if kind not in kinds]:
             spans.append(Span(start.pop(ended), tick.t_ns, ended))
         for held in kinds:
             start.setdefault(held, tick.t_ns)
-    # Heat over power where both hold: the later span is drawn over the earlier.
     spans += [Span(since, ticks[-1].t_ns, kind) for kind, since in start.items()]
-    return tuple(sorted(spans, key=lambda span: span.kind))
+    return tuple(sorted(spans, key=lambda span: (span.start_ns, span.kind)))
+
+
+def _causes(tick: Tick, chosen: Sequence[str]) -> set[str]:
+    found: set[str] = set()
+    for device in tick.devices:
+        if device.throttle_reasons and (not chosen or device.uuid in chosen):
+            kinds = {CAUSES[reason] for reason in device.throttle_reasons if reason in CAUSES}
+            found |= kinds - {UMBRELLA} if kinds & {"thermal", "brake"} else kinds
+    return found
 
 
 def _step_gap(run: RunSnapshot | None) -> int:

@@ -9,6 +9,7 @@ from trainfast_runner.knobs import BY_NAME
 from trainfast_tui.commands import KEY_WORDS, bindings, of
 from trainfast_tui.widgets.knob_panel import group_of_knobs
 from trainfast_tui.widgets.painted import Line, Painted, rule, wrap
+from trainfast_tui.widgets.shading import SHADES
 from trainfast_tui.widgets.small_parts import Footer
 
 SCOPES = {
@@ -25,7 +26,7 @@ ABOUT = (
 SIGNS = (
     ("•", "a knob that differs from the run on the screen"),
     ("▸", "the cursor; beside a GPU: the run uses it"),
-    ("T P", "below a chart, and shaded: held back by heat (thermal) or by power"),
+    *((f"{shade.letter} {shade.glyph * 2}", f"below a chart, and as its shade: {shade.words}") for shade in SHADES),
 )
 LABEL = 14
 
