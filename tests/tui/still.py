@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from recorded import START_NS, S, a_tick
+from recorded import MIB, START_NS, S, a_tick
 from textual.pilot import Pilot
 
 from trainfast_runner.follow import Follower
@@ -17,7 +17,9 @@ from trainfast_runner.records import Event
 from trainfast_runner.spec import RunSpec
 from trainfast_runner.telemetry.readings import Tick
 from trainfast_tui.app import TrainfastApp
-from trainfast_tui.messages import MachineSeen, SnapshotTaken
+from trainfast_tui.forecast import Forecast, MemoryView, Room
+from trainfast_tui.forecasting import Question
+from trainfast_tui.messages import MachineSeen, MemoryForeseen, SnapshotTaken
 from trainfast_tui.snapshot import Snapshot
 
 CPU = Machine(device="cpu", gpus=(), nvml_gpus=(), cores=2)
@@ -26,8 +28,16 @@ CPU = Machine(device="cpu", gpus=(), nvml_gpus=(), cores=2)
 class StillApp(TrainfastApp):
     """Sees a machine of two cores; no thread is started."""
 
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self.questions: list[Question] = []
+
     def begin(self) -> None:
         self.post_message(MachineSeen(CPU))
+
+    def predict(self, question: Question) -> None:
+        """Kept for the test to look at."""
+        self.questions.append(question)
 
     def gather(self, spec: RunSpec, machine: Machine) -> None:
         """Nothing is known of the model."""
@@ -55,11 +65,31 @@ def own_supervisor() -> Event:
     return Event(t_ns=START_NS, kind="supervisor", pid=own.pid, start_ticks=own.start_ticks)
 
 
-def given(snapshot: Snapshot, *keys: str) -> Callable[[Pilot[Any]], Any]:
-    """For `run_before`: the app gets this snapshot, then these keys."""
+FORESEEN = MemoryView(
+    Forecast(
+        total_bytes=418 * MIB,
+        parts=(
+            ("params", 12 * MIB),
+            ("grads", 12 * MIB),
+            ("optimizer", 24 * MIB),
+            ("activations", 310 * MIB),
+            ("temporary", 60 * MIB),
+        ),
+        phase="forward_backward",
+        batch_size=8,
+        room=Room(1 << 30, "memory_limit"),
+        max_batch=21,
+    )
+)
+
+
+def given(snapshot: Snapshot, *keys: str, foreseen: MemoryView | None = FORESEEN) -> Callable[[Pilot[Any]], Any]:
+    """For `run_before`: the app gets this snapshot and this prediction, then these keys."""
 
     async def run(pilot: Pilot[Any]) -> None:
         pilot.app.post_message(SnapshotTaken(snapshot))
+        if foreseen is not None:
+            pilot.app.post_message(MemoryForeseen(foreseen))
         await pilot.pause()
         for key in keys:
             await pilot.press(key)

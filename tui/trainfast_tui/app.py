@@ -24,6 +24,7 @@ from trainfast_tui.messages import (
     Broke,
     Compared,
     MachineSeen,
+    MemoryForeseen,
     Refused,
     RunStarted,
     Said,
@@ -43,6 +44,8 @@ if TYPE_CHECKING:
     from trainfast_runner.advisor import Situation
     from trainfast_runner.machine import Machine
     from trainfast_runner.spec import RunSpec
+    from trainfast_runner.telemetry.readings import HostReading
+    from trainfast_tui.forecasting import Forecaster, Question
 
 CPU_PRESET, GPU_PRESET = "tiny-llama", "gpt2-medium"
 
@@ -76,6 +79,8 @@ class TrainfastApp(App[int]):
         self._preset = preset
         self._python = python
         self._pacer = Pacer()
+        self._forecaster: Forecaster | None = None
+        self._foreseen_for: tuple[RunSpec, bool, str] | None = None
         self._looked_for: tuple[str, str, str] | None = None
         self._adopted: str | None = None
         self._typed_on: WeakKeyDictionary[events.Key, Screen[Any]] = WeakKeyDictionary()
@@ -132,6 +137,7 @@ class TrainfastApp(App[int]):
         self.reader.period_s = self._pacer.note(late_s, _unwritten_frames(self))
         self._adopt(snapshot)
         self.look_around()
+        self.foresee()
         self.control.note_shown(snapshot.run.directory if snapshot.run is not None else None)
         # A dialog leaves the main screen in sight.
         if self.main.is_ready and all(screen.is_modal for screen in self.screen_stack[1:]):
@@ -149,6 +155,7 @@ class TrainfastApp(App[int]):
         if not self.touched and self._adopted is None:
             self._choose_preset(GPU_PRESET if message.machine.device == "cuda" else CPU_PRESET)
         self.look_around()
+        self.foresee()
         self.main.show_knobs()
 
     def look_around(self) -> None:
@@ -165,6 +172,32 @@ class TrainfastApp(App[int]):
             self.situation = None
         self._looked_for = key
         self.gather(spec, machine)
+
+    def foresee(self) -> None:
+        """Predict the next run's memory when its knobs have changed, or when a run has begun or ended."""
+        from trainfast_tui.forecasting import Question
+
+        machine, next_run, snapshot = self.machine, self.next_run, self.snapshot
+        if machine is None or next_run is None:
+            return
+        run = snapshot.run if snapshot is not None else None
+        is_busy = self.control.is_starting or (run is not None and run.is_live)
+        key = (next_run.spec, is_busy, run.run_id if run is not None else "")
+        if key != self._foreseen_for:
+            self._foreseen_for = key
+            host = snapshot.tick.host if snapshot is not None and snapshot.tick is not None else None
+            self.predict(Question(next_run.spec, machine, free_of(host), may_trace=not is_busy))
+
+    def predict(self, question: Question) -> None:
+        """Have the question answered in a thread."""
+        if self._forecaster is None:
+            from trainfast_tui.forecasting import Forecaster
+
+            self._forecaster = Forecaster(self.post_message, self._python)
+        self._forecaster.ask(question)
+
+    def on_memory_foreseen(self, message: MemoryForeseen) -> None:
+        self.main.show_memory(message.view)
 
     def gather(self, spec: RunSpec, machine: Machine) -> None:
         """Ask for the situation in a thread."""
@@ -272,6 +305,13 @@ def _situation(spec: RunSpec, machine: Machine, home: Home, python: str | None) 
     from trainfast_runner.situation import gather
 
     return SituationSeen(gather(spec, machine, home, python))
+
+
+def free_of(host: HostReading | None) -> int | None:
+    """Bytes of the host's memory that nobody uses."""
+    if host is None or host.memory_total_bytes is None or host.memory_used_bytes is None:
+        return None
+    return max(0, host.memory_total_bytes - host.memory_used_bytes)
 
 
 def _unwritten_frames(app: App[Any]) -> int:

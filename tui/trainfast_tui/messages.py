@@ -10,6 +10,7 @@ from textual.message import Message
 
 from trainfast_runner.problem import Problem
 from trainfast_runner.records import Result
+from trainfast_tui.forecast import MemoryView
 from trainfast_tui.snapshot import Snapshot
 
 if TYPE_CHECKING:
@@ -43,6 +44,14 @@ class SituationSeen(Message):
     def __init__(self, situation: Situation) -> None:
         super().__init__()
         self.situation = situation
+
+
+class MemoryForeseen(Message):
+    """The next run's memory has been predicted, or why it has not."""
+
+    def __init__(self, view: MemoryView) -> None:
+        super().__init__()
+        self.view = view
 
 
 class RunStarted(Message):

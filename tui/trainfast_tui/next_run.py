@@ -10,9 +10,11 @@ from trainfast_runner.knobs import BY_NAME, Knobs, defaults, knob
 from trainfast_runner.problem import Problem
 from trainfast_runner.records import RunFile
 from trainfast_runner.spec import DATA_DEFAULTS, RunSpec, resolve, with_setting
+from trainfast_tui.forecast import Measured
 
 if TYPE_CHECKING:
     from trainfast_runner.advisor import Situation
+    from trainfast_runner.follow import RunSnapshot
     from trainfast_runner.machine import Machine
 
 
@@ -32,6 +34,13 @@ class NextRun:
         """Whether the knob differs from the run on the screen, or without one from the preset."""
         reference = self.preset_knobs if self.before is None else self.before
         return not _same(name, reference.get(name), self.spec.knobs[name])
+
+    def repeats(self, run: RunFile) -> bool:
+        """Whether it would be that run again."""
+        spec = self.spec
+        return (spec.preset, spec.variant, spec.model) == (run.preset, run.variant, run.model) and all(
+            _same(name, run.knobs.get(name), value) for name, value in spec.knobs.items()
+        )
 
     def turn(self, name: str, by: int, *, around: bool = False) -> NextRun:
         """The knob `by` stops along its ladder; `around` goes on at the other end."""
@@ -108,6 +117,14 @@ def of_run(run: RunFile) -> NextRun:
         run.preset, run.variant, run.title, run.model, {**DATA_DEFAULTS, **run.data}, knobs, tuple(run.changed)
     )
     return NextRun(spec, preset_knobs, before=run.knobs)
+
+
+def measured_memory(run: RunSnapshot | None, next_run: NextRun | None) -> Measured | None:
+    """What the run on the screen took, once its optimizer's states are there."""
+    if run is None or run.run is None or run.peak_allocated_bytes is None or len(run.steps) < 2:
+        return None
+    predicted = run.result.memory.predicted_bytes if run.result is not None else None
+    return Measured(run.peak_allocated_bytes, predicted, next_run is not None and next_run.repeats(run.run))
 
 
 def _preset_knobs(run: RunFile) -> Knobs:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from textual import events
 from textual.app import ComposeResult
 from textual.containers import Horizontal, Vertical
@@ -12,7 +14,8 @@ from trainfast_runner.state_words import state_words
 from trainfast_tui import chart_data
 from trainfast_tui.commands import bindings, of
 from trainfast_tui.endings import Ending, ending
-from trainfast_tui.next_run import NextRun
+from trainfast_tui.forecast import MemoryView
+from trainfast_tui.next_run import NextRun, measured_memory
 from trainfast_tui.screens.main_actions import MainActions
 from trainfast_tui.snapshot import Snapshot
 from trainfast_tui.widgets.charts import Charts
@@ -56,6 +59,7 @@ class MainScreen(MainActions, Screen[None]):
         self.is_ready = False
         """Whether the widgets are there; snapshots may come before them."""
         self._followed: str | None = None
+        self._memory: MemoryView | None = None
 
     def compose(self) -> ComposeResult:
         plain = self.ascii
@@ -107,6 +111,7 @@ class MainScreen(MainActions, Screen[None]):
         self.query_one(Charts).show(snapshot)
         self.query_one(StepPanel).show(run)
         self.set_class(run is not None and not run.is_live and not run.steps, "-no-steps")
+        self.show_memory(self._memory)
         self.query_one(LogPane).show(run.log if run is not None else (), run is not None and not run.is_live)
         self._tell(snapshot)
         self.drop_answered_question(run)
@@ -119,6 +124,16 @@ class MainScreen(MainActions, Screen[None]):
         advice = next_run.advice(self.machine, self.trainfast.situation)
         self.query_one(KnobPanel).show(next_run, next_run.global_batch(self.machine), advice)
         self.query_one(Welcome).show(next_run.spec.name)
+
+    def show_memory(self, foreseen: MemoryView | None) -> None:
+        """Paint the next run's memory, and below it what the run on the screen took."""
+        self._memory = foreseen
+        if not self.is_ready:
+            return
+        measured = measured_memory(self.snapshot.run if self.snapshot is not None else None, self.next_run)
+        if measured is not None:
+            foreseen = replace(foreseen or MemoryView(), measured=measured)
+        self.query_one(MemoryBar).show(foreseen)
 
     def refuse(self, problem: Problem) -> None:
         """Say what cannot be done, at the knob it is about."""

@@ -64,6 +64,7 @@ class MainActions(Base):
         self.trainfast.next_run = next_run
         self.trainfast.touched = True
         self.trainfast.look_around()
+        self.trainfast.foresee()
         self.show_knobs()
 
     def action_run(self) -> None:
@@ -78,6 +79,7 @@ class MainActions(Base):
         if run is None or not run.is_live:
             self.say(f"Starting {next_run.spec.name}…")
             self.trainfast.control.start(next_run.spec)
+            self.trainfast.foresee()
             return
         done = run.steps[-1].step if run.steps else 0
         question = f"{run.run_id} is {state_words(run.state)}, at step {done}. Stop it and start {next_run.spec.name}?"

@@ -1,0 +1,201 @@
+"""The next run's memory, predicted beside the event loop: what is asked, which answer counts, when to keep still."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from recorded import GIB, MIB, START_NS, S, a_gpu, a_run, write_lines
+from still import CPU, StillApp, a_snapshot, own_supervisor
+from textual.message import Message
+
+from trainfast_runner import memory_model
+from trainfast_runner.home import Home
+from trainfast_runner.machine import Machine
+from trainfast_runner.memory_model import Prediction, Untraceable
+from trainfast_runner.records import Event
+from trainfast_runner.spec import RunSpec, resolve
+from trainfast_tui.forecast import MemoryView, Room
+from trainfast_tui.forecasting import NOT_NOW, Forecaster, Question, room_of
+from trainfast_tui.messages import MemoryForeseen, SnapshotTaken
+
+
+class TenMiBASample:
+    """A memory model whose arithmetic fits in a head."""
+
+    def predict(self, spec: RunSpec, ranks: int = 1) -> Prediction:
+        batch = int(str(spec.knobs["batch_size"]))
+        return Prediction(
+            total_bytes=(100 + 10 * batch) * MIB,
+            params_bytes=25 * MIB,
+            grads_bytes=25 * MIB,
+            optimizer_bytes=50 * MIB,
+            activations_bytes=10 * batch * MIB,
+            temporary_bytes=0,
+            communication_bytes=0,
+            phase="forward_backward",
+        )
+
+    def max_batch(self, spec: RunSpec, ranks: int, limit_bytes: int) -> int | None:
+        most = (limit_bytes // MIB - 100) // 10
+        return most if most > 0 else None
+
+
+class Tracer:
+    """Stands in for the predictor: remembers models by sequence length, and holds every trace until `go` is set."""
+
+    def __init__(self) -> None:
+        self.known = {128}
+        self.traced: list[int] = []
+        self.refusal: Untraceable | None = None
+        self.go = threading.Event()
+
+    def cached(self, spec: RunSpec, device: str = "cpu", python: str | None = None) -> TenMiBASample | None:
+        return TenMiBASample() if spec.knobs["seq_len"] in self.known else None
+
+    def trace(self, spec: RunSpec, device: str = "cpu", python: str | None = None) -> TenMiBASample:
+        length = int(str(spec.knobs["seq_len"]))
+        self.traced.append(length)
+        assert self.go.wait(10)
+        if self.refusal is not None:
+            raise self.refusal
+        self.known.add(length)
+        return TenMiBASample()
+
+
+@pytest.fixture
+def tracer(monkeypatch: pytest.MonkeyPatch) -> Tracer:
+    found = Tracer()
+    monkeypatch.setattr(memory_model, "cached_model", found.cached)
+    monkeypatch.setattr(memory_model, "trace_model", found.trace)
+    return found
+
+
+class Answers:
+    """What a forecaster posts, in order."""
+
+    def __init__(self) -> None:
+        self._posted: queue.Queue[Message] = queue.Queue()
+        self.forecaster = Forecaster(self._posted.put)
+
+    def ask(self, *settings: str, free_bytes: int | None = 4 * GIB, may_trace: bool = True) -> None:
+        self.forecaster.ask(Question(resolve("tiny-llama", settings), CPU, free_bytes, may_trace))
+
+    def next(self) -> MemoryView:
+        message = self._posted.get(timeout=10)
+        assert isinstance(message, MemoryForeseen), message
+        return message.view
+
+
+def test_a_model_that_was_traced_before_is_answered_without_a_trace(tracer: Tracer) -> None:
+    answers = Answers()
+    answers.ask("seq_len=128", "batch_size=12", "memory_limit=1GiB")
+    found = answers.next().forecast
+    assert found is not None
+    assert found.total_bytes == 220 * MIB
+    assert dict(found.parts)["activations"] == 120 * MIB
+    assert found.room == Room(GIB, "memory_limit")
+    assert found.headroom_bytes == (1024 - 220) * MIB
+    assert found.max_batch == 92
+    assert tracer.traced == []
+
+
+def test_an_unknown_model_is_traced_and_then_answered(tracer: Tracer) -> None:
+    answers = Answers()
+    answers.ask("seq_len=64")
+    view = answers.next()
+    assert view.words == "tracing the model…"
+    assert view.since_ns is not None
+    tracer.go.set()
+    assert answers.next().forecast is not None
+    assert tracer.traced == [64]
+
+
+def test_the_newest_question_is_answered_while_an_older_one_s_trace_goes_on(tracer: Tracer) -> None:
+    answers = Answers()
+    answers.ask("seq_len=64")
+    answers.next()
+    answers.ask("seq_len=128", "batch_size=2")
+    found = answers.next().forecast
+    assert found is not None
+    assert found.batch_size == 2
+    tracer.go.set()
+    found = answers.next().forecast
+    assert found is not None
+    assert found.batch_size == 2, "the trace of other knobs does not come onto the screen"
+
+
+def test_a_model_the_tracer_cannot_follow_says_why_and_is_not_tried_again(tracer: Tracer) -> None:
+    tracer.refusal = Untraceable("the tracer does not follow its kernels")
+    tracer.go.set()
+    answers = Answers()
+    answers.ask("seq_len=64")
+    while (view := answers.next()).since_ns is not None:
+        pass
+    assert view == MemoryView(words="no prediction: the tracer does not follow its kernels", failed=True)
+    answers.ask("seq_len=64", "memory_limit=none")
+    assert answers.next().failed
+    assert tracer.traced == [64]
+
+
+def test_nothing_is_traced_while_a_run_is_measured(tracer: Tracer) -> None:
+    answers = Answers()
+    answers.ask("seq_len=64", may_trace=False)
+    assert answers.next() == MemoryView(words=NOT_NOW)
+    answers.ask("seq_len=128", may_trace=False)
+    assert answers.next().forecast is not None, "what is known costs nothing"
+    assert tracer.traced == []
+
+
+def test_batch_1_that_does_not_fit_is_batch_zero_and_no_limit_is_none(tracer: Tracer) -> None:
+    answers = Answers()
+    answers.ask("seq_len=128", "memory_limit=64MiB")
+    found = answers.next().forecast
+    assert found is not None
+    assert found.max_batch == 0
+    answers.ask("seq_len=128", free_bytes=None)
+    found = answers.next().forecast
+    assert found is not None
+    assert (found.room, found.max_batch) == (None, None)
+
+
+def test_the_room_is_the_limit_the_fullest_gpu_or_a_share_of_the_host() -> None:
+    gpus = (a_gpu(0, memory_free_bytes=10 * GIB), a_gpu(1, memory_free_bytes=4 * GIB))
+    two = Machine(device="cuda", gpus=gpus, nvml_gpus=gpus, cores=2)
+    assert room_of(Question(resolve("tiny-llama"), two, GIB, True), 1) == Room(10 * GIB, "free on GPU 0", True)
+    ddp = resolve("tiny-llama", ["strategy=ddp"])
+    assert room_of(Question(ddp, two, GIB, True), 2) == Room(4 * GIB, "free on GPU 1", True)
+    assert room_of(Question(ddp, CPU, 4 * GIB, True), 2) == Room(2 * GIB, "free, shared by 2 processes")
+    tight = resolve("tiny-llama", ["strategy=ddp", "devices=2", "memory_limit=2GiB+1536MiB"])
+    assert room_of(Question(tight, CPU, None, True), 2) == Room(1536 * MIB, "memory_limit")
+
+
+async def test_every_turn_of_a_knob_asks_once_and_a_live_run_forbids_the_trace(
+    home: Home, hold: Callable[[Path], None]
+) -> None:
+    app = StillApp(home)
+    ended = a_snapshot(a_run(home))
+    async with app.run_test(size=(120, 40)) as pilot:
+
+        async def show(snapshot: Any) -> None:
+            app.post_message(SnapshotTaken(snapshot))
+            await pilot.pause()
+
+        await show(ended)
+        asked = len(app.questions)
+        await show(ended)
+        assert len(app.questions) == asked, "a snapshot without news asks nothing"
+        await pilot.press("right")
+        assert len(app.questions) == asked + 1
+        assert app.questions[-1].spec.knobs["batch_size"] == 16
+        assert app.questions[-1].may_trace
+        assert app.questions[-1].free_bytes is not None
+        live = a_run(home, "20261121-060000-tiny-llama-0001", with_result=False)
+        hold(live)
+        write_lines(live / "events.jsonl", [own_supervisor(), Event(t_ns=START_NS + S, kind="state", state="running")])
+        await show(a_snapshot(live, second=23))
+        assert not app.questions[-1].may_trace

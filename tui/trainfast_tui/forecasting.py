@@ -1,0 +1,168 @@
+"""Predicts the next run's memory beside the event loop: at once from an earlier trace, or after tracing the model."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from textual.message import Message
+
+from trainfast_runner.problem import Problem
+from trainfast_tui.forecast import Forecast, MemoryView, Room
+from trainfast_tui.messages import Broke, MemoryForeseen
+
+if TYPE_CHECKING:
+    from trainfast_runner.machine import Machine
+    from trainfast_runner.memory_model import MemoryModel
+    from trainfast_runner.spec import RunSpec
+
+NOT_NOW = "no prediction while a run is measured: tracing the model would slow it"
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """The knobs as they stand. `may_trace` is False while a run is measured: a trace would take its CPU."""
+
+    spec: RunSpec
+    machine: Machine
+    free_bytes: int | None
+    """What the host has free now."""
+    may_trace: bool
+
+
+class Forecaster:
+    """Posts `MemoryForeseen`. Of several questions only the newest is answered; a trace is not waited for."""
+
+    def __init__(self, post: Callable[[Message], object], python: str | None = None) -> None:
+        self._post = post
+        self._python = python
+        self._wake = threading.Condition()
+        self._question: Question | None = None
+        self._answered = True
+        self._to_trace: Question | None = None
+        self._failed: dict[str, str] = {}
+        """Why a model cannot be traced, by what it was."""
+        self._started = False
+
+    def ask(self, question: Question) -> None:
+        """Answer this one from now on. Returns at once."""
+        with self._wake:
+            self._question, self._answered = question, False
+            if not question.may_trace:
+                self._to_trace = None
+            if not self._started:
+                self._started = True
+                for name, work in (("forecast", self._answer_on), ("trace", self._trace_on)):
+                    threading.Thread(target=self._guarded, args=(work,), name=f"trainfast-{name}", daemon=True).start()
+            self._wake.notify_all()
+
+    def _guarded(self, work: Callable[[], None]) -> None:
+        try:
+            work()
+        except Exception as error:
+            # A thread that died in silence would leave the last bar standing as if it were about these knobs.
+            self._post(Broke(error))
+
+    def _answer_on(self) -> None:
+        while True:
+            with self._wake:
+                self._wake.wait_for(lambda: not self._answered)
+                question = self._question
+                self._answered = True
+            if question is None:
+                continue
+            view = self._answer(question)
+            with self._wake:
+                outdated = not self._answered
+            if not outdated:
+                self._post(MemoryForeseen(view))
+
+    def _answer(self, question: Question) -> MemoryView:
+        from trainfast_runner.memory_model import cached_model
+
+        spec, machine = question.spec, question.machine
+        try:
+            model = cached_model(spec, machine.device, self._python)
+            if model is not None:
+                return MemoryView(forecast(model, question))
+        except Problem as problem:
+            return MemoryView(words=f"no prediction: {problem.line()}", failed=True)
+        why = self._failed.get(_key(spec))
+        if why is not None:
+            return MemoryView(words=f"no prediction: {why}", failed=True)
+        if not question.may_trace:
+            return MemoryView(words=NOT_NOW)
+        with self._wake:
+            self._to_trace = question
+            self._wake.notify_all()
+        return MemoryView(words="tracing the model…", since_ns=time.monotonic_ns())
+
+    def _trace_on(self) -> None:
+        from trainfast_runner.memory_model import trace_model
+
+        while True:
+            with self._wake:
+                self._wake.wait_for(lambda: self._to_trace is not None)
+                question, self._to_trace = self._to_trace, None
+            assert question is not None
+            try:
+                trace_model(question.spec, question.machine.device, self._python)
+            except Problem as problem:
+                self._failed[_key(question.spec)] = problem.line()
+            except OSError as error:
+                self._failed[_key(question.spec)] = str(error)
+            with self._wake:
+                # Whatever is asked by now: the trace may answer it.
+                self._answered = False
+                self._wake.notify_all()
+
+
+def forecast(model: MemoryModel, question: Question) -> Forecast:
+    """What the model says of these knobs, on this machine. Raises Problem for a combination it does not know."""
+    from trainfast_runner.combinations import world_size
+    from trainfast_runner.memory_model import CATEGORIES
+
+    spec = question.spec
+    ranks = world_size(spec, question.machine)
+    found = model.predict(spec, ranks)
+    room = room_of(question, ranks)
+    most = None
+    if room is not None:
+        context = (found.context_bytes or 0) if room.with_context else 0
+        most = model.max_batch(spec, ranks, max(0, room.limit_bytes - context)) or 0
+    return Forecast(
+        total_bytes=found.total_bytes,
+        parts=tuple((name, found.category(name)) for name in CATEGORIES),
+        phase=found.phase,
+        batch_size=int(str(spec.knobs["batch_size"])),
+        room=room,
+        max_batch=most,
+        context_bytes=found.context_bytes,
+        basis=found.basis,
+    )
+
+
+def room_of(question: Question, ranks: int) -> Room | None:
+    """What one rank may use: `memory_limit`, else what the fullest of its GPUs or the host has free."""
+    from trainfast_runner.knob_values import parse_bytes_per_rank
+
+    knobs, machine = question.spec.knobs, question.machine
+    limit = knobs["memory_limit"]
+    if isinstance(limit, str):
+        return Room(min(parse_bytes_per_rank(limit)), "memory_limit")
+    if machine.device == "cuda":
+        devices = knobs["devices"]
+        chosen = machine.choose(devices if isinstance(devices, int | str) else None, str(knobs["strategy"]))
+        free = [(gpu.memory_free_bytes, gpu.index) for gpu in chosen if gpu.memory_free_bytes is not None]
+        return Room(min(free)[0], f"free on GPU {min(free)[1]}", with_context=True) if free else None
+    if question.free_bytes is None:
+        return None
+    whose = "free" if ranks == 1 else f"free, shared by {ranks} processes"
+    return Room(question.free_bytes // max(1, ranks), whose)
+
+
+def _key(spec: RunSpec) -> str:
+    return repr((spec.model, spec.data, spec.knobs))
