@@ -1,0 +1,125 @@
+"""A search from outside: start one as a process of its own, pause it, let it go on, cancel it."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import msgspec
+
+from trainfast_runner.home import Home
+from trainfast_runner.problem import Problem
+from trainfast_runner.process_tree import Identity, boot_id, send
+from trainfast_runner.search.journal import PAUSE_FILE, Conducted, is_conducted, read_journal
+from trainfast_runner.spec import RunSpec
+
+MODULE = "trainfast_runner.search"
+
+
+class Order(msgspec.Struct, frozen=True, kw_only=True):
+    """What `python -m trainfast_runner.search` reads from its stdin."""
+
+    home: str
+    preset: str
+    variant: str | None = None
+    title: str = ""
+    model: dict[str, object]
+    data: dict[str, object]
+    knobs: dict[str, object]
+    changed: list[str] = []
+    python: str | None = None
+    no_oom: bool = False
+    proof_steps: int = 10
+    fresh: bool = False
+
+    def spec(self) -> RunSpec:
+        """What is to be searched."""
+        return RunSpec(self.preset, self.variant, self.title, self.model, self.data, self.knobs, tuple(self.changed))  # type: ignore[arg-type]
+
+
+def start_search(
+    spec: RunSpec,
+    home: Home,
+    python: str | None = None,
+    *,
+    no_oom: bool = False,
+    proof_steps: int = 10,
+    fresh: bool = False,
+) -> Path:
+    """Start, or continue, the search for the largest batch of `spec`; the directory of its journal.
+
+    The conductor is a session of its own and outlives the caller. Returns once it holds the search, which takes as
+    long as checking the spec against the training Python: seconds. Raises Problem with what the conductor refused.
+    """
+    order = Order(
+        home=str(home.path),
+        preset=spec.preset,
+        variant=spec.variant,
+        title=spec.title,
+        model=dict(spec.model),
+        data=dict(spec.data),
+        knobs=dict(spec.knobs),
+        changed=list(spec.changed),
+        python=python,
+        no_oom=no_oom,
+        proof_steps=proof_steps,
+        fresh=fresh,
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-P", "-m", MODULE],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+    assert process.stdin is not None
+    assert process.stdout is not None
+    process.stdin.write(msgspec.json.encode(order))
+    process.stdin.close()
+    # It says one line, its directory or what is wrong, and then closes its output.
+    said = process.stdout.readline()
+    process.stdout.close()
+    try:
+        answer = msgspec.json.decode(said)
+    except msgspec.DecodeError:
+        raise Problem("the search did not start", key="search", exit_code=4) from None
+    if "error" in answer:
+        error = answer["error"]
+        raise Problem(error["message"], key=error["key"], exit_code=error["exit_code"])
+    return Path(answer["search_dir"])
+
+
+def pause(directory: Path) -> None:
+    """Ask the search to wait after the probe it is at."""
+    (directory / PAUSE_FILE).touch(mode=0o600)
+
+
+def resume(directory: Path) -> None:
+    """Let a paused search go on."""
+    (directory / PAUSE_FILE).unlink(missing_ok=True)
+
+
+def cancel(directory: Path, patience_s: float = 0.0) -> bool:
+    """Ask the conductor to stop what runs and end; the journal stays, and the same command continues it.
+
+    Whether somebody could be told. With `patience_s` it waits that long for the conductor to be gone.
+    """
+    conductor = conductor_of(directory)
+    told = conductor is not None and send(conductor, signal.SIGTERM)
+    deadline = time.monotonic() + patience_s
+    while is_conducted(directory) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    return told
+
+
+def conductor_of(directory: Path) -> Identity | None:
+    """The process that conducts the search now, if one does, in this boot of the machine."""
+    if not is_conducted(directory):
+        return None
+    for line in reversed(read_journal(directory)):
+        if isinstance(line, Conducted):
+            return Identity(line.pid, line.start_ticks) if line.boot_id == boot_id() else None
+    return None
