@@ -10,7 +10,7 @@ import pytest
 Train = Callable[..., Any]
 
 
-@pytest.mark.parametrize("objective", ["causal-lm", "masked-lm"])
+@pytest.mark.parametrize("objective", ["causal-lm", pytest.param("masked-lm", marks=pytest.mark.long)])
 def test_two_ranks_equal_one_process_at_the_same_global_batch(train: Train, objective: str) -> None:
     model = {"causal-lm": "llama", "masked-lm": "bert"}[objective]
     single = train(model=model, data={"objective": objective})

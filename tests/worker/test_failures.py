@@ -34,9 +34,9 @@ def test_below_the_limit_it_trains(train: Train) -> None:
     ("request_", "key", "nearest"),
     [
         ({"model": {"family": "llama", "hiden_size": 64}}, "model.hiden_size", "hidden_size"),
-        ({"model": {"family": "lama"}}, "model.family", "llama"),
-        ({"seq_len": 4096}, "seq_len", "128"),
-        ({"optimizer": "adamw-fussed"}, "optimizer", "adamw-fused"),
+        pytest.param({"model": {"family": "lama"}}, "model.family", "llama", marks=pytest.mark.long),
+        pytest.param({"seq_len": 4096}, "seq_len", "128", marks=pytest.mark.long),
+        pytest.param({"optimizer": "adamw-fussed"}, "optimizer", "adamw-fused", marks=pytest.mark.long),
         ({"data": {"kind": "files", "paths": ["/no/such/file.txt"]}}, "data.paths", None),
         (
             {

@@ -68,7 +68,7 @@ def test_what_ran_is_read_from_the_live_objects(train: Train) -> None:
     assert run.record("finished")["steps"] == 20
 
 
-@pytest.mark.parametrize("objective", ["causal-lm", "masked-lm"])
+@pytest.mark.parametrize("objective", ["causal-lm", pytest.param("masked-lm", marks=pytest.mark.long)])
 def test_accumulation_equals_a_larger_batch(train: Train, objective: str) -> None:
     model = {"causal-lm": "llama", "masked-lm": "bert"}[objective]
     whole = train(model=model, data={"objective": objective})
@@ -105,9 +105,10 @@ LLAMA: dict[str, Any] = {
             {"precision": "bf16", "optimizer": "adamw-8bit"},
             {"optimizer": "AdamW8bit", "param_dtype": "float32", "compute_dtype": "bfloat16"},
         ),
-        (
+        pytest.param(
             {"precision": "bf16-pure", "optimizer": "adafactor", "attention": "eager"},
             {"optimizer": "Adafactor", "param_dtype": "bfloat16", "compute_dtype": "bfloat16", "attention": "eager"},
+            marks=pytest.mark.long,
         ),
         (
             {"optimizer": "adamw-fused", "workers": 2, "prefetch": 3, "grad_clip": 1.0, "lr_schedule": "linear"},
@@ -117,7 +118,9 @@ LLAMA: dict[str, Any] = {
             {"precision": "fp16", "optimizer": "adamw-foreach", "grad_clip": 1.0},
             {"optimizer_implementation": "foreach", "param_dtype": "float32", "compute_dtype": "float16"},
         ),
-        ({"precision": "tf32", "optimizer": "sgd", "lr": 0.1}, {"optimizer": "SGD"}),
+        pytest.param(
+            {"precision": "tf32", "optimizer": "sgd", "lr": 0.1}, {"optimizer": "SGD"}, marks=pytest.mark.long
+        ),
     ],
     ids=lambda value: "-".join(map(str, value.values())) if isinstance(value, dict) else None,
 )
@@ -153,6 +156,7 @@ def test_random_ids_are_called_synthetic(train: Train) -> None:
     assert run.losses()[-1] < run.losses()[0]  # every label is 0, as in the published guide
 
 
+@pytest.mark.long
 def test_classification_of_text_counts_samples(train: Train) -> None:
     run = train(data={"objective": "sequence-classification"}, model={**LLAMA, "num_labels": 3}, steps=3)
     assert run.code == 0, run.stderr
