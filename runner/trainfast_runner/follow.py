@@ -17,15 +17,17 @@ import msgspec
 from trainfast_runner.combinations import data_parallel_degree
 from trainfast_runner.home import RESULT_FILE, Home, is_alive, read_result, read_run_file
 from trainfast_runner.json_lines import Tail
-from trainfast_runner.records import END_STATES, Event, Result, RunFile, Step, WorkerLine
+from trainfast_runner.records import END_STATES, Diagnosis, Event, Result, RunFile, Step, WorkerLine
 from trainfast_runner.recovery import state_of
-from trainfast_runner.run_records import EVENTS_FILE
+from trainfast_runner.run_records import EVENTS_FILE, TELEMETRY_FILE
+from trainfast_runner.step_conditions import StepConditions, StepJoin
 from trainfast_runner.telemetry.readings import Tick
 
 T = TypeVar("T")
 
 STEPS_KEPT = 4000
 TICKS_KEPT = 1800
+CONDITIONS_KEPT = 600
 EVENTS_KEPT = 1000
 LOG_LINES_KEPT = 400
 LOG_LINE_CHARACTERS = 2000
@@ -78,6 +80,11 @@ class RunSnapshot:
     """The first exception a rank wrote."""
     log: tuple[str, ...]
     unreadable_lines: int
+    conditions: tuple[StepConditions, ...] = ()
+    """What the watched devices did in the newest steps, oldest first, at most `CONDITIONS_KEPT`. A step is joined when
+    a sample after its end has come, so the last second of steps is not in it yet."""
+    diagnosis: tuple[Diagnosis, ...] = ()
+    """What holds the run back, the costliest first: now where it runs, in all where it has ended."""
 
     @property
     def run_id(self) -> str:
@@ -101,9 +108,11 @@ class Follower:
         self._rates = _SummedRates()
         self._step_tails: dict[int, Tail[Step]] = {}
         self._worker_tails: dict[int, Tail[WorkerLine]] = {}
-        self._telemetry = _recent(directory / "telemetry.jsonl", Tick)
+        self._telemetry = _recent(directory / TELEMETRY_FILE, Tick)
         self._events: deque[Event] = deque(maxlen=EVENTS_KEPT)
         self._event_tail = _recent(directory / EVENTS_FILE, Event)
+        self._join: StepJoin | None = None
+        self._conditions: deque[StepConditions] = deque(maxlen=CONDITIONS_KEPT)
         self._log = _LogTail(directory / "output.log")
         self._first_loss: float | None = None
         self._peak_bytes: int | None = None
@@ -124,6 +133,9 @@ class Follower:
         state = state_of(self.directory)
         result = read_result(self.directory)
         grew = self._read()
+        # The supervisor says how the run ended before it writes the result: until it is gone, that may still come.
+        over = (result is not None or (state.ended and not alive)) and not grew
+        self._join_steps(final=over)
         snapshot = RunSnapshot(
             directory=self.directory,
             run=self._run,
@@ -148,9 +160,10 @@ class Follower:
             + self._event_tail.unreadable
             + sum(tail.unreadable for tail in self._step_tails.values())
             + sum(tail.unreadable for tail in self._worker_tails.values()),
+            conditions=tuple(self._conditions),
+            diagnosis=tuple(result.diagnosis) if result else (),
         )
-        # The supervisor says how the run ended before it writes the result: until it is gone, that may still come.
-        if (result is not None or (state.ended and not alive)) and not grew:
+        if over:
             self._final = snapshot
         return snapshot
 
@@ -169,9 +182,23 @@ class Follower:
                 self._take_line(rank, line)
         ticks = _new(self._telemetry)
         self._ticks.extend(ticks)
+        join = self._joining()
+        if join is not None:
+            for tick in ticks:
+                join.see(tick.t_ns, tick.devices)
         events = _new(self._event_tail)
         self._events.extend(events)
         return self._log.read() or grew or bool(ticks) or bool(events)
+
+    def _joining(self) -> StepJoin | None:
+        """The join of this run's steps; None before `run.json` is there."""
+        if self._join is None and self._run is not None:
+            self._join = StepJoin(self._run.watch_uuids, samples_factor=self._summed_ranks(), keep=TICKS_KEPT)
+        return self._join
+
+    def _join_steps(self, *, final: bool) -> None:
+        if self._join is not None:
+            self._conditions.extend(self._join.joined(final=final))
 
     def _find_ranks(self) -> None:
         """Open the files of ranks that have come up since."""
@@ -197,6 +224,9 @@ class Follower:
             if steps and (self._first_loss is None or len(self._steps) < LOSSES_AT_START):
                 self._first_loss = _first_loss(self._step_tails[0].path)
             self._steps.extend(steps)
+            if (join := self._joining()) is not None:
+                for step in steps:
+                    join.add(step)
         for step in steps:
             if step.peak_allocated_bytes is not None:
                 self._peak_bytes = max(self._peak_bytes or 0, step.peak_allocated_bytes)

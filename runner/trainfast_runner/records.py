@@ -307,17 +307,24 @@ class LossScaling(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Energy(msgspec.Struct, frozen=True, kw_only=True):
-    """Joules over the measured window, summed over watched devices."""
+    """Joules over the measured window, summed over watched devices; `source` is "energy counter", or "integrated
+    power" where a device has no such counter."""
 
     joules: float | None = None
     joules_per_sample: float | None = None
+    source: str | None = None
 
 
 class Throttle(msgspec.Struct, frozen=True, kw_only=True):
-    """Share of the measured window in which the worst watched device was throttled."""
+    """Share of the measured window in which the worst watched device was throttled, by cause.
+
+    `devices` has each device's shares with what they come from (`step_conditions.SOURCES`) and `lost_ms_per_step`.
+    """
 
     thermal_fraction: float | None = None
     power_fraction: float | None = None
+    brake_fraction: float | None = None
+    sync_boost_fraction: float | None = None
     devices: list[dict[str, Any]] = []
 
 
@@ -338,11 +345,39 @@ class RunError(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Conditions(msgspec.Struct, frozen=True, kw_only=True):
-    """What else was true of the machine; `clean` is False when the comparison with another run is in doubt."""
+    """What else was true of the machine; `clean` is False when the comparison with another run is in doubt.
+
+    From `steady_from_step` on neither temperature nor step time drifted any more; `still_warming` says that they
+    still did at the end, None that the steps are too few to tell. The slopes are those of the last steady or drifting
+    stretch. No measured step is left out for it.
+    """
 
     start_temperature_c: float | None = None
     foreign_processes: list[dict[str, Any]] = []
     clean: bool = True
+    driver: str | None = None
+    steady_from_step: int | None = None
+    still_warming: bool | None = None
+    temperature_slope_c_per_min: float | None = None
+    step_drift_percent: float | None = None
+
+
+class Diagnosis(msgspec.Struct, frozen=True, kw_only=True):
+    """One thing that holds a run back: the sentence, the figures it rests on, and what to try.
+
+    `rule` names an entry of `diagnosis_rules.RULES`, which has the thresholds and their sources. The names of
+    `evidence` carry their units. `cost_fraction` is the share of a step it takes, where that can be told; `severity`
+    is warning or info. `device` is an NVML index.
+    """
+
+    rule: str
+    line: str
+    advice: str = msgspec.field(name="try", default="")
+    severity: str = "info"
+    cost_fraction: float | None = None
+    evidence: dict[str, float | int | str | None] = {}
+    device: int | None = None
+    rank: int | None = None
 
 
 class Result(msgspec.Struct, frozen=True, kw_only=True):
@@ -373,7 +408,8 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
     throttle: Throttle = Throttle()
     compile: CompileCost | None = None
     precision: LossScaling | None = None
-    diagnosis: list[Any] = []
+    diagnosis: list[Diagnosis] = []
+    """What held the run back, the costliest first."""
     error: RunError | None = None
     conditions: Conditions = Conditions()
     unreadable_lines: int = 0

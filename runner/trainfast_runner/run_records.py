@@ -27,9 +27,24 @@ class DeviceSample(msgspec.Struct, frozen=True, kw_only=True):
     index: int | None = None
     memory_used_bytes: Count | None = None
     temperature_c: float | None = None
+    slowdown_temperature_c: float | None = None
     energy_mj: Count | None = None
+    power_w: float | None = None
+    power_limit_w: float | None = None
+    sm_clock_mhz: float | None = None
+    sm_clock_max_mhz: float | None = None
+    gpu_utilization_percent: float | None = None
+    pcie_generation: Count | None = None
+    pcie_generation_max: Count | None = None
+    pcie_width: Count | None = None
+    pcie_width_max: Count | None = None
     power_violation_ns: Count | None = None
     thermal_violation_ns: Count | None = None
+    sync_boost_violation_ns: Count | None = None
+    sw_power_cap_ns: Count | None = None
+    sw_thermal_slowdown_ns: Count | None = None
+    hw_thermal_slowdown_ns: Count | None = None
+    hw_power_brake_ns: Count | None = None
     throttle_reasons: list[str] | None = None
 
 

@@ -9,12 +9,11 @@ from pathlib import Path
 
 from trainfast_runner.asked_and_ran import as_fields, what_ran
 from trainfast_runner.compile_cost import compile_cost
-from trainfast_runner.device_window import Window, energy_joules, peak_used_bytes, throttle_fractions
+from trainfast_runner.device_window import energy, peak_used_bytes, throttle, window_of
 from trainfast_runner.peaks import peak_of
 from trainfast_runner.records import (
     Actual,
     Conditions,
-    Energy,
     Flops,
     Losses,
     LossScaling,
@@ -29,6 +28,7 @@ from trainfast_runner.records import (
     WorkerLine,
 )
 from trainfast_runner.run_records import RunRecords
+from trainfast_runner.step_conditions import join_of
 from trainfast_runner.verdict import Verdict
 
 LOSSES_IN_A_MEAN = 5
@@ -43,11 +43,11 @@ def summarise(directory: Path, records: RunRecords, verdict: Verdict, ended_ns: 
     run, ran = records.run, what_ran(records.worker)
     first_rank = records.steps[min(records.steps)] if records.steps else []
     measured = [step for step in first_rank if not step.warmup]
-    window = _window(first_rank)
-    watched = [records.devices.get(uuid, []) for uuid in run.watch_uuids] if run else []
+    window = window_of(measured)
     used = [records.devices.get(uuid, []) for uuid in (run.device_uuids or run.watch_uuids)] if run else []
     throughput, samples = _throughput(records, ran)
-    joules = energy_joules(watched, window)
+    join = join_of(records.devices, run.watch_uuids if run else [], 1.0)
+    devices = join.window(window.begin_ns, window.end_ns) if window else []
     return Result(
         run_id=run.run_id if run else directory.name,
         state=verdict.state,
@@ -66,8 +66,8 @@ def summarise(directory: Path, records: RunRecords, verdict: Verdict, ended_ns: 
         step_ms=_step_time(measured),
         flops=_flops(run, ran, throughput),
         memory=_memory(records, peak_used_bytes(used)),
-        energy=Energy(joules=joules, joules_per_sample=joules / samples if joules is not None and samples else None),
-        throttle=throttle_fractions(watched, window),
+        energy=energy(devices, samples),
+        throttle=throttle(devices, window, len(measured)),
         compile=compile_cost(records, directory),
         precision=_loss_scaling(records),
         error=verdict.error,
@@ -94,15 +94,6 @@ def percentile(values: list[float], share: float) -> float | None:
     low = math.floor(place)
     high = min(low + 1, len(ordered) - 1)
     return ordered[low] + (ordered[high] - ordered[low]) * (place - low)
-
-
-def _window(steps: list[Step]) -> Window | None:
-    """From the start of the first measured step to the end of the last."""
-    measured = [step for step in steps if not step.warmup]
-    if not measured:
-        return None
-    begin = measured[0].t_ns - round(measured[0].step_ms * 1e6)
-    return Window(begin, measured[-1].t_ns) if measured[-1].t_ns > begin else None
 
 
 def _throughput(records: RunRecords, ran: WorkerLine | None) -> tuple[Throughput, float]:
@@ -227,6 +218,7 @@ def _conditions(records: RunRecords) -> Conditions:
     return Conditions(
         start_temperature_c=run.start_temperature_c if run.start_temperature_c is not None else seen,
         foreign_processes=run.foreign_processes,
+        driver=run.versions.get("driver"),
         clean=run.clean and not run.foreign_processes and not lost,
     )
 

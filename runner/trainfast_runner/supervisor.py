@@ -193,7 +193,6 @@ class Supervisor:
         records = read_records(self.directory)
         verdict = self._judge({rank: steps[-1].step for rank, steps in records.steps.items() if steps}, records.worker)
         self._enter(verdict.state, verdict.reason)
-        records.events = []
         result = summarise(self.directory, records, verdict, ended_ns)
         content = msgspec.json.encode(result) + b"\n"
         for _ in range(RESULT_RETRIES):

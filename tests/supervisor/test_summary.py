@@ -113,7 +113,7 @@ def test_energy_and_throttling_come_from_counters_over_the_measured_window(tmp_p
     assert result.energy.joules_per_sample == pytest.approx(1600 / 64)
     assert result.throttle.thermal_fraction == pytest.approx(0.25 * 6 / 8, abs=0.01)
     assert result.throttle.power_fraction == 0
-    assert result.throttle.devices[0]["thermal_source"] == "counter"
+    assert result.throttle.devices[0]["thermal_source"] == "policy counter"
     assert result.memory.device_peak_used_bytes == 12
 
 
@@ -125,7 +125,7 @@ def test_without_counters_the_sampled_reasons_are_counted(tmp_path: Path) -> Non
     )
     result = result_of(tmp_path, watch_uuids=[GPU])
     assert (result.throttle.thermal_fraction, result.throttle.power_fraction) == (0, 0.5)
-    assert result.throttle.devices[0]["power_source"] == "sampled"
+    assert result.throttle.devices[0]["power_source"] == "sampled reasons"
     assert result.energy.joules is None
 
 

@@ -66,7 +66,7 @@ def notes(result: Result) -> Iterator[str]:
     if result.unreadable_lines:
         yield f"{count(result.unreadable_lines)} damaged line(s) in its records were left out"
     for finding in result.diagnosis:
-        yield plain(finding if isinstance(finding, str) else str(finding.get("text", finding)))
+        yield plain(finding.line)
 
 
 def _figures(result: Result) -> Iterator[tuple[str, str]]:

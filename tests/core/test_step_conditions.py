@@ -1,0 +1,143 @@
+"""Steps joined to device samples whose right answers are known."""
+
+from __future__ import annotations
+
+import pytest
+
+from trainfast_runner.records import Step
+from trainfast_runner.run_records import DeviceSample
+from trainfast_runner.step_conditions import DeviceConditions, StepJoin, join_of
+
+MS = 1_000_000
+S = 1_000 * MS
+GPU = "GPU-0"
+
+
+def sample(uuid: str = GPU, **fields: object) -> DeviceSample:
+    return DeviceSample(uuid=uuid, index=int(uuid[-1]), **fields)  # type: ignore[arg-type]
+
+
+def step(number: int, end_ms: float, ms: float, samples: int = 4) -> Step:
+    return Step(t_ns=round(end_ms * MS), step=number, samples=samples, tokens=0, step_ms=ms)
+
+
+def window(samples: list[tuple[float, DeviceSample]], begin_s: float, end_s: float) -> DeviceConditions:
+    join = join_of({GPU: [(round(t * S), one) for t, one in samples]}, [GPU], 1.0)
+    return join.window(round(begin_s * S), round(end_s * S))[0]
+
+
+def test_a_step_gets_its_share_of_what_the_counters_grew_between_two_samples() -> None:
+    join = StepJoin([GPU], samples_factor=2)
+    join.see(
+        0, [sample(thermal_violation_ns=0, energy_mj=0, temperature_c=60, sm_clock_mhz=1500, sm_clock_max_mhz=2000)]
+    )
+    join.add(step(1, end_ms=600, ms=200))
+    join.add(step(2, end_ms=1200, ms=600))
+    assert join.joined() == []
+    join.see(
+        S,
+        [
+            sample(
+                thermal_violation_ns=500 * MS,
+                energy_mj=300_000,
+                temperature_c=70,
+                sm_clock_mhz=1500,
+                sm_clock_max_mhz=2000,
+            )
+        ],
+    )
+    (first,) = join.joined()
+    assert first.step == 1
+    assert first.throttled_ms["thermal"] == pytest.approx(100)
+    assert first.throttled_ms["power"] is None
+    assert first.sources == {"thermal": "policy counter"}
+    assert first.energy_joules == pytest.approx(60)
+    assert first.joules_per_sample == pytest.approx(60 / 8)
+    assert first.clock_loss_fraction == pytest.approx(0.25)
+    assert first.temperature_c == 60
+    assert first.devices[0].lost_ms["thermal"] == pytest.approx(25)
+    # The second ends after the last sample: when no more will come, what is known of it speaks for all of it.
+    assert join.joined() == []
+    (second,) = join.joined(final=True)
+    assert second.throttled_ms["thermal"] == pytest.approx(300)
+
+
+def test_the_worst_device_speaks_for_a_step_and_energy_is_summed() -> None:
+    join = StepJoin(["GPU-0", "GPU-1"])
+    for t in (0, 1):
+        join.see(
+            t * S,
+            [
+                sample("GPU-0", sync_boost_violation_ns=0, energy_mj=t * 1000),
+                sample("GPU-1", sync_boost_violation_ns=t * 100 * MS, energy_mj=t * 3000),
+                sample("GPU-2", sync_boost_violation_ns=t * 900 * MS),
+            ],
+        )
+    join.add(step(1, end_ms=1000, ms=1000))
+    (one,) = join.joined()
+    assert one.throttled_ms["sync_boost"] == pytest.approx(100)
+    assert one.energy_joules == pytest.approx(4)
+    assert [device.index for device in one.devices] == [0, 1]
+
+
+def test_the_counter_of_the_reason_goes_before_the_policys_and_that_before_sampled_reasons() -> None:
+    hot = ["sw_thermal"]
+    both = [
+        (float(t), sample(sw_thermal_slowdown_ns=t * 100 * MS, hw_thermal_slowdown_ns=t * 50 * MS,
+                          thermal_violation_ns=t * 500 * MS, throttle_reasons=hot))
+        for t in range(4)
+    ]  # fmt: skip
+    found = window(both, 0, 3)
+    assert found.throttled_ms["thermal"] == pytest.approx(450)
+    assert found.sources["thermal"] == "reason counter"
+    policy = [(float(t), sample(thermal_violation_ns=t * 500 * MS, throttle_reasons=hot)) for t in range(4)]
+    found = window(policy, 0, 3)
+    assert (found.throttled_ms["thermal"], found.sources["thermal"]) == (pytest.approx(1500), "policy counter")
+    bits = [(float(t), sample(throttle_reasons=hot if t == 1 else [])) for t in range(4)]
+    found = window(bits, 0, 3)
+    assert (found.throttled_ms["thermal"], found.sources["thermal"]) == (pytest.approx(1000), "sampled reasons")
+    assert (found.throttled_ms["brake"], found.sources["brake"]) == (0, "sampled reasons")
+
+
+def test_a_counter_the_sampler_gave_up_on_counts_nowhere() -> None:
+    """It stood still while the reasons said otherwise: its zeros are worth nothing either."""
+    samples = [
+        (float(t), sample(thermal_violation_ns=7 if t < 6 else None, throttle_reasons=["hw_thermal"])) for t in range(9)
+    ]
+    found = window(samples, 0, 8)
+    assert (found.throttled_ms["thermal"], found.sources["thermal"]) == (pytest.approx(8000), "sampled reasons")
+
+
+def test_a_gpu_lost_for_most_of_the_time_gives_no_figure_for_it() -> None:
+    samples = [(float(t), sample(energy_mj=t * 1000) if t < 3 or t > 8 else sample()) for t in range(11)]
+    assert window(samples, 0, 10).energy_joules is None
+    assert window(samples, 0, 3).energy_joules == pytest.approx(3)
+
+
+def test_without_an_energy_counter_power_is_integrated_and_said_so() -> None:
+    samples = [(float(t), sample(power_w=100.0 + 100 * t)) for t in range(3)]
+    found = window(samples, 0, 2)
+    assert (found.energy_joules, found.energy_source) == (pytest.approx(400), "integrated power")
+
+
+def test_a_counter_that_catches_up_never_throttles_longer_than_the_time() -> None:
+    samples = [(float(t), sample(power_violation_ns=[0, 0, 2 * S][t])) for t in range(3)]
+    assert window(samples, 1, 2).throttled_ms["power"] == pytest.approx(1000)
+
+
+def test_a_long_live_run_keeps_only_what_new_steps_need() -> None:
+    join = StepJoin([GPU], keep=10)
+    for t in range(1000):
+        join.see(t * S, [sample(thermal_violation_ns=t * 100 * MS, energy_mj=t * 1000)])
+        join.add(step(t + 1, end_ms=t * 1000, ms=500))
+        for one in join.joined():
+            if t > 1:
+                assert one.throttled_ms["thermal"] == pytest.approx(50)
+                assert one.energy_joules == pytest.approx(0.5)
+
+
+def test_without_devices_there_is_nothing_to_join() -> None:
+    join = StepJoin([])
+    join.add(step(1, end_ms=500, ms=500))
+    join.see(S, [])
+    assert join.joined(final=True) == []
