@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-SOURCE = Path(__file__).with_name("libnvidia_ml.c")
+SOURCES = [str(Path(__file__).with_name(name)) for name in ("libnvidia_ml.c", "scenario.c")]
 
 
 def build(folder: Path) -> Path:
@@ -16,9 +16,8 @@ def build(folder: Path) -> Path:
     if compiler is None:
         pytest.skip("no C compiler: the stand-in NVML library cannot be built")
     library = folder / "libnvidia-ml.so.1"
-    subprocess.run(
-        [compiler, "-shared", "-fPIC", "-O1", "-Wall", "-Werror", "-o", str(library), str(SOURCE)], check=True
-    )
+    flags = ["-shared", "-fPIC", "-O1", "-Wall", "-Werror", "-o", str(library)]
+    subprocess.run([compiler, *flags, *SOURCES, "-lm", "-lpthread"], check=True)
     return folder
 
 

@@ -1,0 +1,65 @@
+"""The compiled stand-in does what the scenario says, and its counters are the scenario's exact integrals."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import scenario
+import shared_object
+from scenario import Moment, Scenario, thermal_ramp
+
+ASK = """
+import ctypes, json, sys, time
+import pynvml as nv
+nv.nvmlInit()
+gpu = nv.nvmlDeviceGetHandleByIndex(0)
+before = time.monotonic_ns()
+fields = nv.nvmlDeviceGetFieldValues(gpu, [74, 75, 76, 269, 270, 271, 251, 83])
+after = time.monotonic_ns()
+print(json.dumps([before, after, [[f.nvmlReturn, f.valueType, f.value.ullVal] for f in fields],
+                  nv.nvmlDeviceGetTemperature(gpu, 0), nv.nvmlDeviceGetCurrentClocksEventReasons(gpu)]))
+"""
+
+
+def ask(folder: Path, path: Path) -> list:
+    environment = shared_object.environment(folder, gpus=1, scenario=path)
+    done = subprocess.run([sys.executable, "-c", ASK], env=environment, capture_output=True, check=True)
+    return json.loads(done.stdout)
+
+
+def test_the_counters_are_the_integrals_of_the_ramp(nvml_folder: Path, tmp_path: Path) -> None:
+    ramp = thermal_ramp()
+    ramp.origin_ns -= 13_100_000_000
+    before, after, fields, _, _ = ask(nvml_folder, ramp.write(tmp_path / "scenario"))
+    base_ns = 5_000_000_000
+    for position, bits in ((1, scenario.THERMAL), (3, scenario.SW_THERMAL), (4, scenario.HW_THERMAL)):
+        code, kind, value = fields[position]
+        low, high = (base_ns + ramp.held_s(0, bits, (t - ramp.origin_ns) / 1e9) * 1e9 for t in (before, after))
+        assert (code, kind) == (0, 3)
+        assert low - 1000 <= value <= high + 1000
+    assert fields[6] == [0, 1, 1], "251 means power smoothing to this driver, and succeeds"
+
+
+def test_a_ramp_is_between_its_lines_and_begins_again() -> None:
+    ramp = Scenario(0, 10, {0: [Moment(0, 50, 0), Moment(4, 90, 0x20), Moment(6, 90, 0x1)]})
+    assert [ramp.at(0, s).temperature_c for s in (0, 2, 5, 9, 12)] == [50, 70, 90, 90, 70]
+    assert [ramp.at(0, s).reasons for s in (3, 5, 7, 15)] == [0, 0x20, 1, 0x20]
+    assert ramp.fraction(0, scenario.THERMAL, 0, 10**10) == pytest.approx(0.2)
+    assert ramp.fraction(0, scenario.THERMAL, 5 * 10**9, 25 * 10**9) == pytest.approx(0.2)
+
+
+def test_a_scenario_without_an_origin_begins_when_its_file_was_written(nvml_folder: Path, tmp_path: Path) -> None:
+    path = tmp_path / "scenario"
+    path.write_text("ramp 0 0 50 0 200 1700\nramp 0 100 90 20 250 1200\ncounters 251\n")
+    half_way = time.time() - 50
+    os.utime(path, (half_way, half_way))
+    _, _, fields, temperature, reasons = ask(nvml_folder, path)
+    assert 69 <= temperature <= 75
+    assert reasons == 0
+    assert fields[3][0] != 0, "this driver has its counters at 251 to 253"
+    assert fields[6][:2] == [0, 3]
+    assert 10_000_000 <= fields[7][2] < 18_000_000, "about 50 s at 200 W, in mJ, on top of the 5 kJ before"
