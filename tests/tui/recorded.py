@@ -103,6 +103,42 @@ def a_tick(second: int, *, gpus: int = 0, live: bool = True) -> Tick:
     )
 
 
+RAMP = range(20, 32)
+"""The seconds in which the thermal ramp holds its GPU back."""
+
+
+def a_ramp_tick(second: int) -> Tick:
+    """A CPU run that watches GPU 0, which heats up, is held back in the seconds of `RAMP`, and cools again."""
+    held = second in RAMP
+    heat = 55 + 1.6 * second if second < RAMP.start else 87 + (second % 2 if held else 1.5 * (RAMP.stop - second))
+    gpu = a_gpu(
+        0,
+        temperature_c=int(heat),
+        sm_clock_mhz=1215 if held else 1980,
+        power_w=430.0 if held else 655.0 + second % 7,
+        throttle_reasons=["sw_thermal"] if held else (["sw_power_cap"] if second >= 36 else []),
+        thermal_violation_ns=S * max(0, min(second, RAMP.stop) - RAMP.start),
+        energy_mj=600_000 * second,
+    )
+    return msgspec.structs.replace(a_tick(second), devices=[gpu], missing={})
+
+
+def a_thermal_ramp(home: Home, **options: Any) -> Path:
+    """A run of 60 steps joined to the GPU of `a_ramp_tick`, with the events its supervisor would have written."""
+    directory = a_run(home, steps=60, planned=80, **options)
+    run = msgspec.json.decode((directory / "run.json").read_bytes())
+    (directory / "run.json").write_bytes(msgspec.json.encode({**run, "watch_uuids": ["GPU-00000000"]}))
+    write_lines(directory / "telemetry.jsonl", [a_ramp_tick(second) for second in range(38)])
+    told = [
+        Event(t_ns=START_NS + 8 * S, kind="state", state="running"),
+        Event(t_ns=START_NS + RAMP.start * S, kind="throttle_on", device=0, detail="sw_thermal"),
+        Event(t_ns=START_NS + RAMP.stop * S, kind="throttle_off", device=0, detail="sw_thermal"),
+        Event(t_ns=START_NS + 36 * S, kind="throttle_on", device=0, detail="sw_power_cap"),
+    ]
+    write_lines(directory / "events.jsonl", told)
+    return directory
+
+
 def write_lines(path: Path, records: list[Any]) -> None:
     """One JSON object a line."""
     path.write_bytes(b"".join(msgspec.json.encode(record) + b"\n" for record in records))

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from recorded import START_NS, S, a_run, an_oom_run, write_lines
+from recorded import START_NS, S, a_run, a_thermal_ramp, an_oom_run, write_lines
 from still import StillApp, a_snapshot, given, own_supervisor
 
 from trainfast_runner.home import Home
@@ -50,6 +50,11 @@ def test_a_live_run_on_the_smallest_screen(home: Home, live: Callable[..., Path]
 def test_eight_gpus(home: Home, live: Callable[..., Path], snap_compare: SnapCompare) -> None:
     before = given(a_snapshot(live(gpus=8), second=23))
     assert_looks(snap_compare, StillApp(home), terminal_size=(160, 48), run_before=before)
+
+
+def test_the_thermal_ramp_is_shaded_on_every_chart(home: Home, snap_compare: SnapCompare) -> None:
+    before = given(a_snapshot(a_thermal_ramp(home), second=38), "e")
+    assert_looks(snap_compare, StillApp(home), terminal_size=(140, 48), run_before=before)
 
 
 def test_the_first_start(home: Home, snap_compare: SnapCompare) -> None:

@@ -79,6 +79,8 @@ def time_axis(snapshot: Snapshot, window: int) -> TimeAxis:
     end_ns = max([run.ticks[-1].t_ns] if run.ticks else [], default=0)
     if run.steps:
         end_ns = max(end_ns, run.steps[-1].t_ns)
+    # The last event is the end itself, unless the end was only found out later.
+    end_ns = max([end_ns, *(event.t_ns for event in run.events[-1:] if event.t_ns - end_ns < TICK_GAP_NS)])
     first_ns = min([series[0].t_ns for series in (run.ticks, run.steps) if series], default=end_ns - length_ns)
     # A short run fills the chart; of a long one its end is shown.
     start_ns = max(end_ns - length_ns, min(first_ns, end_ns - 10 * SECOND_NS))

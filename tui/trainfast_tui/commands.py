@@ -73,6 +73,8 @@ COMMANDS: tuple[Command, ...] = (
     Command("fix(2)", ("3",), "third cure", "After out of memory: set the third knob proposed.", "main", footer=False),
     Command("rate", ("t",), "samples or tokens", "Throughput in samples a second or in tokens.", "main", footer=False),
     Command("reading", ("g",), "next reading", "Another device reading in the chart.", "main", footer=False),
+    Command("event(-1)", ("e",), "earlier event", "What happened earlier, in words.", "main", footer=False),
+    Command("event(1)", ("E", "upper_e"), "later event", "What happened later, in words.", "main", footer=False),
     Command("zoom(-1)", ("plus", "equals_sign"), "shorter time", "Show a shorter time.", "main", footer=False),
     Command("zoom(1)", ("minus",), "longer time", "Show a longer time.", "main", footer=False),
     Command("back", ("escape", "h"), "back", "Back to the main screen.", "runs"),

@@ -247,5 +247,8 @@ class MainActions(Base):
     def action_reading(self) -> None:
         self.say(self.query_one(Charts).next_reading())
 
+    def action_event(self, by: int) -> None:
+        self.say(self.query_one(Charts).next_event(by))
+
     def action_zoom(self, by: int) -> None:
         self.say(self.query_one(Charts).zoom(by))

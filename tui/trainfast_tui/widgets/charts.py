@@ -9,12 +9,16 @@ from textual.strip import Strip
 from trainfast_tui import chart_data
 from trainfast_tui import format as fmt
 from trainfast_tui.snapshot import Snapshot
+from trainfast_tui.timeline import MachineMoments, Moment, moments_of_run
+from trainfast_tui.widgets.event_line import EventLine
 from trainfast_tui.widgets.painted import on_background
 from trainfast_tui.widgets.strip_chart import StripChart
 
 MOST_DEVICE_CHARTS = 4
 LEAST_ROWS = 6
 GUTTER = 11
+ROWS_FOR_EVENTS = (9, 20)
+"""From this height on there is a row for events, and two rows."""
 
 
 class Chart(StripChart):
@@ -40,6 +44,7 @@ class Charts(Vertical):
         self._window = chart_data.DEFAULT_WINDOW
         self._noun = "samples"
         self._first = 0
+        self._machine = MachineMoments()
 
     def compose(self) -> ComposeResult:
         yield Chart(ascii=self._ascii, gutter=GUTTER, time_labels=False, id="throughput")
@@ -52,6 +57,7 @@ class Charts(Vertical):
                 id=f"device{place}",
                 classes="-away" if place else "",
             )
+        yield EventLine(ascii=self._ascii, gutter=GUTTER)
 
     def show(self, snapshot: Snapshot) -> None:
         """Draw this snapshot."""
@@ -64,6 +70,7 @@ class Charts(Vertical):
         if snapshot is None or not height:
             return
         axis = chart_data.time_axis(snapshot, self._window)
+        height -= self._show_events(snapshot, axis, height)
         devices = chart_data.device_charts(snapshot, axis)
         devices = [*devices[self._first % len(devices) :], *devices[: self._first % len(devices)]]
         fitting = max(0, min(len(devices), height // LEAST_ROWS - 1, MOST_DEVICE_CHARTS))
@@ -77,6 +84,25 @@ class Charts(Vertical):
             chart.set_class(place >= fitting, "-away")
             if place < fitting:
                 chart.show(devices[fitting - 1 - place])
+
+    def _show_events(self, snapshot: Snapshot, axis: chart_data.TimeAxis, height: int) -> int:
+        """The rows that the events take."""
+        rows = sum(height >= least for least in ROWS_FOR_EVENTS)
+        line = self.query_one(EventLine)
+        line.set_class(not rows, "-away")
+        if rows:
+            line.styles.height = rows
+            line.show(self._moments(snapshot), axis)
+        return rows
+
+    def _moments(self, snapshot: Snapshot) -> list[Moment]:
+        if snapshot.run is not None:
+            return moments_of_run(snapshot.run)
+        return self._machine.of(snapshot.ticks)
+
+    def next_event(self, by: int) -> str:
+        """Choose an earlier or later event; what it is, in words."""
+        return self.query_one(EventLine).move(by)
 
     def on_resize(self) -> None:
         self.repaint()

@@ -1,0 +1,109 @@
+"""The time line: what happened to run and machine, said in words, on the axis of the charts."""
+
+from __future__ import annotations
+
+import msgspec
+from recorded import RAMP, START_NS, S, a_gpu, a_ramp_tick, a_run, a_step, a_thermal_ramp, a_tick, write_lines
+from still import StillApp, a_snapshot, screen_text
+from textual.app import App, ComposeResult
+
+from trainfast_runner.follow import Follower
+from trainfast_runner.home import Home
+from trainfast_runner.records import Event
+from trainfast_tui.chart_data import TimeAxis
+from trainfast_tui.messages import SnapshotTaken
+from trainfast_tui.timeline import MachineMoments, moments_of_run
+from trainfast_tui.widgets.event_line import EventLine
+
+
+def words_of(home: Home, *events: Event) -> list[str]:
+    directory = a_run(home)
+    write_lines(directory / "events.jsonl", list(events))
+    return [moment.words for moment in moments_of_run(Follower(directory).poll())]
+
+
+def test_what_begins_and_ends_says_how_long_it_lasted(home: Home) -> None:
+    assert words_of(
+        home,
+        Event(t_ns=START_NS, kind="throttle_on", device=3, detail="sw_thermal"),
+        Event(t_ns=START_NS + S, kind="gpu_lost", device=1, detail="GPU is lost"),
+        Event(t_ns=START_NS + 9 * S, kind="gpu_back", device=1),
+        Event(t_ns=START_NS + 12 * S, kind="throttle_off", device=3, detail="sw_thermal"),
+        Event(t_ns=START_NS + 13 * S, kind="never heard of"),
+        Event(t_ns=START_NS + 14 * S, kind="xid", device=0, detail="79"),
+    ) == [
+        "GPU 3: thermal slowdown (software)",
+        "GPU 1 was lost: GPU is lost",
+        "GPU 1 answers again, after 8 s",
+        "GPU 3: no longer: thermal slowdown (software), after 12 s",
+        "GPU 0: Xid error 79",
+    ]
+
+
+def test_a_compilation_stands_where_it_began(home: Home) -> None:
+    directory = a_run(home, steps=2)
+    first = a_step(1)
+    write_lines(directory / "steps.jsonl", [msgspec.structs.replace(first, compiling=True, step_ms=7000.0)])
+    moment = next(one for one in moments_of_run(Follower(directory).poll()) if one.sign == "c")
+    assert moment.t_ns == first.t_ns - 7 * S
+    assert moment.words == "step 1 compiled: it took 7 s"
+
+
+def test_a_machine_without_a_run_tells_from_its_samples_and_looks_at_each_once() -> None:
+    machine = MachineMoments()
+    ticks = [a_ramp_tick(second) for second in range(RAMP.stop + 1)]
+    lost = msgspec.structs.replace(a_tick(40), devices=[a_gpu(0, error="it does not answer", throttle_reasons=None)])
+    found = [moment.words for moment in machine.of([*ticks, lost])]
+    assert found == [
+        "GPU 0: thermal slowdown (software)",
+        "GPU 0: no longer: thermal slowdown (software), after 12 s",
+        "GPU 0 was lost: it does not answer",
+    ]
+    assert [moment.words for moment in machine.of([*ticks, lost])] == found
+
+
+class Line(App[None]):
+    """The event line and nothing else."""
+
+    def compose(self) -> ComposeResult:
+        yield EventLine(gutter=11)
+
+
+def text_of(line: EventLine, width: int, height: int) -> list[str]:
+    return ["".join(text for text, _ in row) for row in line.lines(width, height)]
+
+
+async def test_the_newest_is_told_and_an_earlier_one_can_be_chosen(home: Home) -> None:
+    app = StillApp(home)
+    async with app.run_test(size=(140, 48)) as pilot:
+        app.post_message(SnapshotTaken(a_snapshot(a_thermal_ramp(home), second=38)))
+        await pilot.pause()
+        assert "P  GPU 0: at the power limit  1 s before the end  4 of 4, e earlier" in screen_text(app)
+        await pilot.press("e", "e")
+        assert "t  GPU 0: no longer: thermal slowdown (software), after 12 s  5 s before the end" in screen_text(app)
+        await pilot.press("E", "E")
+        assert "The newest event is shown as it comes." in screen_text(app)
+
+
+async def test_signs_stand_under_their_time_and_the_weightiest_of_a_cell_wins() -> None:
+    moments = MachineMoments().of([a_ramp_tick(second) for second in range(40)])
+    app = Line()
+    async with app.run_test():
+        line = app.query_one(EventLine)
+        line.show(moments, TimeAxis(START_NS, START_NS + 40 * S, "now"))
+        signs, _ = text_of(line, 11 + 80, 2)
+        assert signs.startswith("   events ├")
+        assert abs(signs.index("T") - 11 - 2 * RAMP.start) <= 1
+        assert abs(signs.rindex("t") - 11 - 2 * RAMP.stop) <= 1
+        narrow, _ = text_of(line, 11 + 10, 2)
+        assert "T" in narrow
+        assert text_of(line, 91, 1) == ["     P  GPU 0: at the power limit  4 s ago  3 of 3, e earlier"]
+
+
+async def test_nothing_happened_is_said() -> None:
+    app = Line()
+    async with app.run_test():
+        line = app.query_one(EventLine)
+        line.show([], TimeAxis(START_NS, START_NS + 40 * S, "now"))
+        assert text_of(line, 60, 2)[1].strip() == "no events"
+        assert line.move(-1) == "Nothing happened in this stretch of time."

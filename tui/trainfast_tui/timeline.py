@@ -1,0 +1,157 @@
+"""What happened and when, in words: the events of a run, its compilations, and what the machine's own samples show."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from trainfast_runner.state_words import state_words
+from trainfast_tui import format as fmt
+
+if TYPE_CHECKING:
+    from trainfast_runner.follow import RunSnapshot
+    from trainfast_runner.records import Event, Step
+    from trainfast_runner.telemetry.readings import Tick
+
+MOMENTS_KEPT = 500
+Teller = Callable[["Event"], tuple[str, str, str]]
+
+
+@dataclass(frozen=True, slots=True)
+class Moment:
+    """One thing that happened: where it stands on the axis, its sign of one cell, its tone and its words."""
+
+    t_ns: int
+    """CLOCK_MONOTONIC."""
+    sign: str
+    tone: str
+    words: str
+
+
+def moments_of_run(run: RunSnapshot) -> list[Moment]:
+    """The events of a run and the times it compiled, in order."""
+    return sorted([*_told(run.events), *_compilations(run.steps)], key=lambda moment: moment.t_ns)
+
+
+class MachineMoments:
+    """What the samples of a machine without a run show: throttling, lost GPUs. Each tick is looked at once."""
+
+    def __init__(self) -> None:
+        self._seen_ns = 0
+        self._reasons: dict[int, frozenset[str]] = {}
+        self._lost: set[int] = set()
+        self._events: deque[Event] = deque(maxlen=MOMENTS_KEPT)
+
+    def of(self, ticks: Sequence[Tick]) -> list[Moment]:
+        """All moments up to the last of these ticks, of which only the new ones are looked at."""
+        new: list[Tick] = []
+        for tick in reversed(ticks):
+            if tick.t_ns <= self._seen_ns:
+                break
+            new.append(tick)
+        for tick in reversed(new):
+            self._take(tick)
+        if ticks:
+            self._seen_ns = max(self._seen_ns, ticks[-1].t_ns)
+        return _told(self._events)
+
+    def _take(self, tick: Tick) -> None:
+        from trainfast_runner.records import Event
+        from trainfast_runner.telemetry.throttle import severity
+
+        for device in tick.devices:
+            at = device.index
+            if (device.error is not None) != (at in self._lost):
+                kind = "gpu_back" if device.error is None else "gpu_lost"
+                self._lost ^= {at}
+                self._events.append(Event(t_ns=tick.t_ns, kind=kind, device=at, detail=device.error))
+            if device.throttle_reasons is None:
+                continue
+            now = frozenset(name for name in device.throttle_reasons if severity(name) != "none")
+            before = self._reasons.get(at, frozenset())
+            self._reasons[at] = now
+            for kind, names in (("throttle_on", now - before), ("throttle_off", before - now)):
+                for name in sorted(names):
+                    self._events.append(Event(t_ns=tick.t_ns, kind=kind, device=at, detail=name))
+
+
+def _told(events: Iterable[Event]) -> list[Moment]:
+    """In words; what ends says how long it lasted."""
+    began: dict[tuple[str, int | None, str], int] = {}
+    moments: list[Moment] = []
+    for event in events:
+        tell = TELLERS.get(event.kind)
+        if tell is None:
+            continue
+        sign, tone, words = tell(event)
+        thing, _, turn = event.kind.rpartition("_")
+        # A GPU that is back no longer says why it was lost; a throttle ends with the reason it began with.
+        key = (thing, event.device, (event.detail or "") if thing == "throttle" else "")
+        if turn in ("on", "lost"):
+            began[key] = event.t_ns
+        elif (since := began.pop(key, None)) is not None:
+            words += f", after {fmt.duration((event.t_ns - since) / 1e9)}"
+        moments.append(Moment(event.t_ns, sign, tone, words))
+    return moments
+
+
+def _compilations(steps: Sequence[Step]) -> list[Moment]:
+    return [
+        Moment(
+            step.t_ns - int(step.step_ms * 1e6),
+            "c",
+            "accent",
+            f"step {step.step} compiled: it took {fmt.duration(step.step_ms / 1e3)}",
+        )
+        for step in steps
+        if step.compiling
+    ]
+
+
+def _device(event: Event) -> str:
+    return "GPU" if event.device is None else f"GPU {event.device}"
+
+
+def _throttle(event: Event, began: bool) -> tuple[str, str, str]:
+    from trainfast_runner.telemetry import throttle
+    from trainfast_tui.chart_data import CAUSES
+    from trainfast_tui.widgets.shading import shade_of
+
+    reason = event.detail or ""
+    letter = shade_of(CAUSES[reason]).letter if reason in CAUSES else "C"
+    tone = {"warning": "error"}.get(throttle.severity(reason), "warning")
+    words = f"{_device(event)}: {'' if began else 'no longer: '}{throttle.words(reason)}"
+    return (letter, tone, words) if began else (letter.lower(), "muted", words)
+
+
+def _process(event: Event) -> tuple[str, str, str]:
+    who = event.detail or (f"process {event.pid}" if event.pid is not None else "a process of somebody else")
+    return "+", "warning", f"{_device(event)}: {who}"
+
+
+def _state(event: Event) -> tuple[str, str, str]:
+    words = state_words(event.state or "")
+    return "│", "primary", f"{words}: {event.reason}" if event.reason else words
+
+
+def _detail(sign: str, tone: str, what: str) -> Teller:
+    return lambda event: (sign, tone, f"{what}: {event.detail}" if event.detail else what)
+
+
+TELLERS: dict[str, Teller] = {
+    "throttle_on": lambda event: _throttle(event, began=True),
+    "throttle_off": lambda event: _throttle(event, began=False),
+    "xid": lambda event: ("X", "error", f"{_device(event)}: Xid error {event.detail or ''}".rstrip()),
+    "gpu_lost": lambda event: ("✗", "error", f"{_device(event)} was lost: {event.detail or 'it does not answer'}"),
+    "gpu_back": lambda event: ("✓", "success", f"{_device(event)} answers again"),
+    "foreign_process": _process,
+    "state": _state,
+    "stop_requested": lambda event: ("■", "warning", "asked to stop"),
+    "kill_sent": lambda event: ("■", "error", "SIGKILL sent"),
+    "rank_gone": lambda event: ("✗", "error", "a rank ended" if event.rank is None else f"rank {event.rank} ended"),
+    "output_trimmed": _detail("…", "muted", "the middle of output.log was dropped"),
+    "trouble": _detail("!", "warning", "trouble"),
+}
+"""Of each kind of event that a person is told: its sign, its tone, its words."""
