@@ -17,6 +17,7 @@ import msgspec
 from trainfast_runner.combinations import data_parallel_degree
 from trainfast_runner.home import RESULT_FILE, Home, is_alive, read_result, read_run_file
 from trainfast_runner.json_lines import Tail
+from trainfast_runner.live_diagnosis import LiveDiagnosis
 from trainfast_runner.records import END_STATES, Diagnosis, Event, Result, RunFile, Step, WorkerLine
 from trainfast_runner.recovery import state_of
 from trainfast_runner.run_records import EVENTS_FILE, TELEMETRY_FILE
@@ -112,6 +113,7 @@ class Follower:
         self._events: deque[Event] = deque(maxlen=EVENTS_KEPT)
         self._event_tail = _recent(directory / EVENTS_FILE, Event)
         self._join: StepJoin | None = None
+        self._live = LiveDiagnosis()
         self._conditions: deque[StepConditions] = deque(maxlen=CONDITIONS_KEPT)
         self._log = _LogTail(directory / "output.log")
         self._first_loss: float | None = None
@@ -161,7 +163,7 @@ class Follower:
             + sum(tail.unreadable for tail in self._step_tails.values())
             + sum(tail.unreadable for tail in self._worker_tails.values()),
             conditions=tuple(self._conditions),
-            diagnosis=tuple(result.diagnosis) if result else (),
+            diagnosis=tuple(result.diagnosis) if result else self._live.diagnosis,
         )
         if over:
             self._final = snapshot
@@ -186,6 +188,8 @@ class Follower:
         if join is not None:
             for tick in ticks:
                 join.see(tick.t_ns, tick.devices)
+            if self._run is not None and ticks:
+                self._live.renew(self._run, self._ticks, join)
         events = _new(self._event_tail)
         self._events.extend(events)
         return self._log.read() or grew or bool(ticks) or bool(events)
@@ -227,6 +231,7 @@ class Follower:
             if (join := self._joining()) is not None:
                 for step in steps:
                     join.add(step)
+        self._live.add(rank, steps)
         for step in steps:
             if step.peak_allocated_bytes is not None:
                 self._peak_bytes = max(self._peak_bytes or 0, step.peak_allocated_bytes)

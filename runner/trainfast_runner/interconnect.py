@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
-from trainfast_runner.telemetry.topology import SELF, UNKNOWN, Topology, TopologyDevice
+from trainfast_runner.telemetry.topology import SELF, UNKNOWN, Topology, TopologyDevice, read_topology
 
 SLOWEST_FIRST = ("SYS", "NODE", "PHB", "PXB", "PIX")
 WITHOUT_NVLINK = (
@@ -54,6 +54,15 @@ def interconnect(topology: Topology, among: Sequence[int] | None = None) -> Inte
         slowest=next(iter([*slow, *nvlinks]), None),
         peer_access=None if None in peers or not peers else all(peer == "ok" for peer in peers),
     )
+
+
+def links_among(uuids: Collection[str]) -> Interconnect | None:
+    """The links among these GPUs, asked of NVML now; None for fewer than two."""
+    if len(uuids) < 2:
+        return None
+    topology = read_topology()
+    places = [place for place, device in enumerate(topology.devices) if device.uuid in uuids]
+    return interconnect(topology, places) if len(places) > 1 else None
 
 
 def _islands(topology: Topology, places: Sequence[int]) -> tuple[tuple[int, ...], ...]:

@@ -28,6 +28,7 @@ from trainfast_runner.home import (
     read_run_file,
     shared_lock,
 )
+from trainfast_runner.interconnect import links_among
 from trainfast_runner.json_lines import write_atomically
 from trainfast_runner.knob_values import parse_bytes_per_rank
 from trainfast_runner.machine import Machine, look
@@ -284,6 +285,7 @@ def _run_file(plan: RunPlan, home: Home, run_id: str, directory: Path, clean: bo
         start_temperature_c=max(temperatures, default=None),
         foreign_processes=_foreign_processes(plan.gpus),
         clean=clean,
+        link=links.slowest if (links := links_among(plan.device_uuids)) else None,
         calibration=ceiling_of(home, plan.device, plan.gpus[0].name if plan.gpus else None),
     )
 

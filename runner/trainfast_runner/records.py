@@ -81,6 +81,8 @@ class RunFile(msgspec.Struct, frozen=True, kw_only=True):
     start_temperature_c: float | None = None
     foreign_processes: list[dict[str, Any]] = []
     clean: bool = True
+    link: str | None = None
+    """The slowest path between two of the run's GPUs, as `topo` signs it; None for fewer than two."""
     calibration: dict[str, Any] | None = None
     """What `doctor --calibrate` measured on this device, where it did."""
 

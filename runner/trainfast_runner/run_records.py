@@ -48,19 +48,39 @@ class DeviceSample(msgspec.Struct, frozen=True, kw_only=True):
     throttle_reasons: list[str] | None = None
 
 
+class RunSample(msgspec.Struct, frozen=True, kw_only=True):
+    """The part of the run's process tree's reading that a diagnosis looks at; 100 % is one core kept busy."""
+
+    cpu_percent: float | None = None
+
+
+class HostSample(msgspec.Struct, frozen=True, kw_only=True):
+    """The part of the host's reading that a diagnosis looks at."""
+
+    cpu_percent: float | None = None
+    cpu_count: int | None = None
+    memory_total_bytes: Count | None = None
+    memory_available_bytes: Count | None = None
+    swap_used_bytes: Count | None = None
+    run: RunSample | None = None
+
+
 class _DeviceTick(msgspec.Struct, frozen=True, kw_only=True):
     t_ns: Count
     devices: list[DeviceSample] = []
+    host: HostSample | None = None
 
 
 @dataclass
 class RunRecords:
-    """One run's records. Steps and worker lines are by rank, device samples by UUID as (t_ns, sample)."""
+    """One run's records. Steps and worker lines are by rank, device samples by UUID as (t_ns, sample), host samples
+    likewise."""
 
     run: RunFile | None = None
     steps: dict[int, list[Step]] = field(default_factory=dict)
     worker: dict[int, list[WorkerLine]] = field(default_factory=dict)
     devices: dict[str, list[tuple[int, DeviceSample]]] = field(default_factory=dict)
+    hosts: list[tuple[int, HostSample]] = field(default_factory=list)
     events: list[Event] = field(default_factory=list)
     unreadable_lines: int = 0
 
@@ -81,8 +101,10 @@ def read_records(directory: Path) -> RunRecords:
         records.worker[rank] = list(_each(path, WorkerLine, records))
     records.events = list(_each(directory / EVENTS_FILE, Event, records))
     wanted = {*records.run.watch_uuids, *records.run.device_uuids} if records.run else set()
-    # Ticks are many: only the devices of this run are kept, and a run without devices keeps none.
+    # Ticks are many: only the devices of this run are kept, and a run without devices keeps the host's alone.
     for tick in _each(directory / TELEMETRY_FILE, _DeviceTick, records):
+        if tick.host is not None:
+            records.hosts.append((tick.t_ns, tick.host))
         for sample in tick.devices:
             if sample.uuid is not None and sample.uuid in wanted:
                 records.devices.setdefault(sample.uuid, []).append((tick.t_ns, sample))

@@ -7,13 +7,12 @@ import itertools
 from trainfast_runner import training_python
 from trainfast_runner.advisor import Measured, Situation
 from trainfast_runner.home import Home
-from trainfast_runner.interconnect import Interconnect, interconnect
+from trainfast_runner.interconnect import links_among
 from trainfast_runner.machine import Machine
 from trainfast_runner.model_size import model_size
 from trainfast_runner.problem import Problem
 from trainfast_runner.runs import iter_rows
 from trainfast_runner.spec import RunSpec
-from trainfast_runner.telemetry.topology import read_topology
 
 LOOKED_AT = 300
 """Newest runs that are looked through for those of the same preset."""
@@ -29,18 +28,9 @@ def gather(spec: RunSpec, machine: Machine, home: Home, python: str | None = Non
     return Situation(
         size=model_size(config),
         shapes={name: config[name] for name in SHAPES if isinstance(config.get(name), int)},
-        links=_links(machine),
+        links=links_among({gpu.uuid for gpu in machine.gpus if gpu.uuid}),
         measured=_measured(spec, home),
     )
-
-
-def _links(machine: Machine) -> Interconnect | None:
-    """The links among the GPUs a run may use."""
-    if len(machine.gpus) < 2:
-        return None
-    topology = read_topology()
-    places = [place for place, device in enumerate(topology.devices) if device.uuid in {g.uuid for g in machine.gpus}]
-    return interconnect(topology, places) if len(places) > 1 else None
 
 
 def _measured(spec: RunSpec, home: Home) -> tuple[Measured, ...]:

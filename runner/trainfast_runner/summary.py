@@ -10,6 +10,8 @@ from pathlib import Path
 from trainfast_runner.asked_and_ran import as_fields, what_ran
 from trainfast_runner.compile_cost import compile_cost
 from trainfast_runner.device_window import energy, peak_used_bytes, throttle, window_of
+from trainfast_runner.diagnosis import diagnose
+from trainfast_runner.diagnosis_figures import stretch_of
 from trainfast_runner.peaks import peak_of
 from trainfast_runner.records import (
     Actual,
@@ -28,6 +30,7 @@ from trainfast_runner.records import (
     WorkerLine,
 )
 from trainfast_runner.run_records import RunRecords
+from trainfast_runner.steady_state import steady_state
 from trainfast_runner.step_conditions import join_of
 from trainfast_runner.verdict import Verdict
 
@@ -70,8 +73,9 @@ def summarise(directory: Path, records: RunRecords, verdict: Verdict, ended_ns: 
         throttle=throttle(devices, window, len(measured)),
         compile=compile_cost(records, directory),
         precision=_loss_scaling(records),
+        diagnosis=diagnose(stretch_of(records, devices, window)) if window and run else [],
         error=verdict.error,
-        conditions=_conditions(records),
+        conditions=_conditions(records, measured),
         unreadable_lines=records.unreadable_lines,
     )
 
@@ -208,14 +212,29 @@ def _loss_scaling(records: RunRecords) -> LossScaling | None:
     return LossScaling(loss_scale=scales[-1], skipped_steps=skipped)
 
 
-def _conditions(records: RunRecords) -> Conditions:
+def _conditions(records: RunRecords, measured: list[Step]) -> Conditions:
     run = records.run
     if run is None:
         return Conditions(clean=False)
     first = [samples[0][1].temperature_c for uuid in run.watch_uuids if (samples := records.devices.get(uuid))]
     seen = max((temperature for temperature in first if temperature is not None), default=None)
     lost = any(event.kind == "gpu_lost" for event in records.events)
+    steady = steady_state(
+        [(step.step, step.t_ns, step.step_ms) for step in measured],
+        [
+            [
+                (t_ns, sample.temperature_c)
+                for t_ns, sample in records.devices.get(uuid, ())
+                if sample.temperature_c is not None
+            ]
+            for uuid in run.watch_uuids
+        ],
+    )
     return Conditions(
+        steady_from_step=steady.from_step,
+        still_warming=steady.warming,
+        temperature_slope_c_per_min=steady.temperature_slope_c_per_min,
+        step_drift_percent=steady.step_drift_percent,
         start_temperature_c=run.start_temperature_c if run.start_temperature_c is not None else seen,
         foreign_processes=run.foreign_processes,
         driver=run.versions.get("driver"),

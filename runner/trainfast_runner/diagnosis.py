@@ -1,0 +1,69 @@
+"""What holds a run back: the rules of `diagnosis_rules` held against the figures of a stretch of it."""
+
+from __future__ import annotations
+
+import string
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from trainfast_runner.diagnosis_figures import Stretch, figures_by_scope
+from trainfast_runner.diagnosis_rules import RULES, Figure, Rule
+from trainfast_runner.records import Diagnosis
+
+SEVERITIES = ("warning", "info")
+LEAST_STEPS = 3
+"""Fewer measured steps than this say nothing."""
+
+
+def diagnose(stretch: Stretch) -> list[Diagnosis]:
+    """All that holds, the costliest first; one finding a rule, that of the device or rank it costs most."""
+    if stretch.measured < LEAST_STEPS:
+        return []
+    scopes = figures_by_scope(stretch)
+    found: dict[str, Diagnosis] = {}
+    for rule in RULES:
+        if rule.name not in found:
+            held = [finding for figures in scopes[rule.scope] for finding in _held(rule, figures)]
+            if held:
+                found[rule.name] = max(held, key=lambda finding: finding.cost_fraction or 0.0)
+    return sorted(
+        found.values(), key=lambda finding: (SEVERITIES.index(finding.severity), -(finding.cost_fraction or 0.0))
+    )
+
+
+class _Sentence(string.Formatter):
+    """`str.format` with `figure`: three significant digits, never an exponent."""
+
+    def format_field(self, value: Any, format_spec: str) -> str:
+        if format_spec != "figure":
+            return str(super().format_field(value, format_spec))
+        return f"{value:,.0f}" if abs(value) >= 99.95 else f"{value:.3g}"
+
+
+_SENTENCE = _Sentence()
+
+
+def _held(rule: Rule, figures: Mapping[str, Figure]) -> Iterator[Diagnosis]:
+    """The finding, where every condition holds and every figure it speaks of is known."""
+    spoken = {*_fields(rule.line), *_fields(rule.advice)}
+    if not all(condition.holds(figures.get(condition.figure)) for condition in rule.when):
+        return
+    if any(figures.get(name) is None for name in spoken):
+        return
+    cost = figures.get(rule.cost) if rule.cost else None
+    shown = dict.fromkeys([condition.figure for condition in rule.when] + list(rule.evidence))
+    device, rank = figures.get("index"), figures.get("rank")
+    yield Diagnosis(
+        rule=rule.name,
+        line=_SENTENCE.vformat(rule.line, (), figures),
+        advice=_SENTENCE.vformat(rule.advice, (), figures),
+        severity=rule.severity,
+        cost_fraction=cost / 100 if isinstance(cost, int | float) else None,
+        evidence={name: figures.get(name) for name in shown},
+        device=device if rule.scope == "device" and isinstance(device, int) else None,
+        rank=rank if rule.scope == "rank" and isinstance(rank, int) else None,
+    )
+
+
+def _fields(template: str) -> list[str]:
+    return [name for _, name, _, _ in _SENTENCE.parse(template) if name]

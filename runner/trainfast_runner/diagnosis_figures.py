@@ -1,0 +1,316 @@
+"""The figures that the diagnosis rules look at, from the records of a stretch of a run. Unknown ones are None."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+from trainfast_runner.device_window import Window
+from trainfast_runner.diagnosis_rules import Figure, Scope
+from trainfast_runner.records import RunFile, Step
+from trainfast_runner.run_records import HostSample, RunRecords
+from trainfast_runner.step_conditions import CAUSES, DeviceConditions, Seen
+from trainfast_runner.telemetry.readings import HostReading
+
+T = TypeVar("T")
+
+Figures = dict[str, Figure]
+BACKWARD_OVER_FORWARD = 2.0
+BACKWARD_OVER_FORWARD_RECOMPUTED = 3.0
+"""With full checkpointing the backward computes the forward once more."""
+
+
+@dataclass(frozen=True)
+class Stretch:
+    """Measured steps of a run by rank, and what devices and host did meanwhile, samples oldest first and by UUID.
+
+    `foreign` has the processes of others by NVML index, as (pid, bytes of device memory where known).
+    """
+
+    run: RunFile
+    steps: Mapping[int, Sequence[Step]]
+    devices: Sequence[DeviceConditions] = ()
+    samples: Mapping[str, Sequence[Seen]] = field(default_factory=dict)
+    hosts: Sequence[HostSample | HostReading] = ()
+    foreign: Mapping[int, Sequence[tuple[int, int | None]]] = field(default_factory=dict)
+
+    @property
+    def first_rank(self) -> Sequence[Step]:
+        """The steps of the lowest rank there is."""
+        return self.steps[min(self.steps)] if self.steps else ()
+
+    @property
+    def measured(self) -> int:
+        """How many steps it has."""
+        return len(self.first_rank)
+
+
+def stretch_of(records: RunRecords, devices: Sequence[DeviceConditions], window: Window) -> Stretch:
+    """The measured steps of ended records, in the window that `devices` describe. `records.run` must be known."""
+    assert records.run is not None
+
+    def within(samples: Iterable[tuple[int, T]]) -> list[T]:
+        return [sample for t_ns, sample in samples if window.begin_ns <= t_ns <= window.end_ns]
+
+    return Stretch(
+        run=records.run,
+        steps={
+            rank: measured
+            for rank, steps in records.steps.items()
+            if (measured := [step for step in steps if not step.warmup])
+        },
+        devices=devices,
+        samples={uuid: within(samples) for uuid, samples in records.devices.items()},
+        hosts=within(records.hosts),
+        foreign=foreign_by_device(records.run),
+    )
+
+
+def foreign_by_device(run: RunFile) -> dict[int, list[tuple[int, int | None]]]:
+    """The processes of others that used the run's GPUs when it began."""
+    found: dict[int, list[tuple[int, int | None]]] = {}
+    for process in run.foreign_processes:
+        pid, device, used = process.get("pid"), process.get("device"), process.get("memory_used_bytes")
+        if isinstance(pid, int) and isinstance(device, int):
+            found.setdefault(device, []).append((pid, used if isinstance(used, int) else None))
+    return found
+
+
+def figures_by_scope(stretch: Stretch) -> dict[Scope, list[Figures]]:
+    """One set of figures for the run, one for each device, one for each rank; each holds those of the run too."""
+    run = _run(stretch) | _host(stretch)
+    devices = [run | figures for figures in _devices(stretch, run)]
+    return {"run": [run], "device": devices, "rank": [run | figures for figures in _ranks(stretch)]}
+
+
+def _run(stretch: Stretch) -> Figures:
+    steps, knobs = stretch.first_rank, stretch.run.knobs
+    step_ms = _mean(step.step_ms for step in steps)
+    phases = {f"{name}_ms": _mean(getattr(step, f"{name}_ms") for step in steps) for name in ("data", "forward")}
+    phases["backward_ms"] = _mean(step.backward_ms for step in steps)
+    utilization = _lowest_utilization(stretch)
+    data_percent = _percent(phases["data_ms"], step_ms)
+    found: Figures = {
+        "steps": len(steps),
+        "step_ms": step_ms,
+        **phases,
+        "data_percent": data_percent,
+        "device": stretch.run.device,
+        "world_size": stretch.run.world_size,
+        **{name: _plain(knobs.get(name)) for name in ("strategy", "precision", "batch_size", "compile", "p2p")},
+        "more_accum": 2 * _whole(knobs.get("grad_accum"), 1),
+        "tokens_per_micro_batch": _tokens(stretch),
+        "alloc_retries": _retries(stretch),
+        "peak_reserved_bytes": max(
+            (step.peak_reserved_bytes for step in steps if step.peak_reserved_bytes is not None), default=None
+        ),
+        "gpu_utilization_percent": utilization,
+        "gpu_idle_percent": None if utilization is None else 100 - utilization,
+        "unexplained_idle_percent": None
+        if utilization is None or data_percent is None
+        else 100 - utilization - data_percent,
+    }
+    return found | _loading(stretch) | _exchange(stretch, phases, step_ms)
+
+
+def _loading(stretch: Stretch) -> Figures:
+    cores = _last(host.cpu_count for host in stretch.hosts)
+    workers = _whole(stretch.run.knobs.get("workers"), 0)
+    return {
+        "workers": workers,
+        "cores": cores,
+        "spare_cores": None if cores is None else cores - workers,
+        "more_workers": max(1, min(int(cores or 2), 2 * workers or 2)),
+    }
+
+
+def _exchange(stretch: Stretch, phases: Mapping[str, float | None], step_ms: float | None) -> Figures:
+    forward, backward = phases["forward_ms"], phases["backward_ms"]
+    recomputes = stretch.run.knobs.get("checkpointing") == "full"
+    times = BACKWARD_OVER_FORWARD_RECOMPUTED if recomputes else BACKWARD_OVER_FORWARD
+    on_gpus = stretch.run.device == "cuda"
+    link = stretch.run.link if on_gpus else "shared memory"
+    advice = "a larger batch_size computes more for each exchange"
+    if on_gpus and stretch.run.knobs.get("p2p") == "off":
+        advice = "p2p=on lets the GPUs reach each other directly"
+    elif link is not None and not link.startswith("NV") and on_gpus:
+        advice = f"the slowest link among these GPUs is {link}: ddp or pp send the least"
+    elif not on_gpus:
+        advice = "processes on one CPU share its cores: strategy=single has no exchange"
+    found: Figures = {"link": link, "link_advice": advice}
+    if not forward or backward is None or not step_ms:
+        return found
+    exposed = max(0.0, backward - times * forward)
+    return found | {
+        "backward_over_forward": backward / forward,
+        "computed_backward_ms": times * forward,
+        "exposed_ms": exposed,
+        "exposed_percent": 100 * exposed / step_ms,
+    }
+
+
+def _host(stretch: Stretch) -> Figures:
+    hosts = stretch.hosts
+    cores = _last(host.cpu_count for host in hosts)
+    busy = _mean(host.cpu_percent for host in hosts)
+    own = _mean(host.run.cpu_percent for host in hosts if host.run is not None)
+    own_percent = own / cores if own is not None and cores else None
+    available = min((h.memory_available_bytes for h in hosts if h.memory_available_bytes is not None), default=None)
+    total = _last(host.memory_total_bytes for host in hosts)
+    swaps = [host.swap_used_bytes for host in hosts if host.swap_used_bytes is not None]
+    grown = swaps[-1] - swaps[0] if swaps else None
+    return {
+        "host_cpu_percent": busy,
+        "run_cpu_percent": own_percent,
+        "others_cpu_percent": None if busy is None or own_percent is None else max(0.0, busy - own_percent),
+        "memory_available_bytes": available,
+        "memory_available_percent": _percent(available, total),
+        "swap_used_bytes": swaps[-1] if swaps else None,
+        "swap_grown_bytes": grown,
+        "swap_grown_mib": None if grown is None else grown / 2**20,
+    }
+
+
+def _devices(stretch: Stretch, run: Figures) -> list[Figures]:
+    used = [device for device in stretch.devices if device.uuid in stretch.run.device_uuids]
+    clocks = [device.sm_clock_mhz for device in used if device.sm_clock_mhz]
+    return [_device(stretch, device, max(clocks, default=None), run) for device in stretch.devices]
+
+
+def _device(stretch: Stretch, device: DeviceConditions, fastest: float | None, run: Figures) -> Figures:
+    samples = stretch.samples.get(device.uuid or "", ())
+    hottest = max((sample.temperature_c for sample in samples if sample.temperature_c is not None), default=None)
+    slowdown = _last(sample.slowdown_temperature_c for sample in samples)
+    width, widest = _last(sample.pcie_width for sample in samples), _last(sample.pcie_width_max for sample in samples)
+    foreign = stretch.foreign.get(-1 if device.index is None else device.index, ())
+    memory = [used for _, used in foreign if used is not None]
+    clock = device.sm_clock_mhz
+    return {
+        "index": device.index,
+        "used": int(device.uuid in stretch.run.device_uuids),
+        **_throttling(device, len(stretch.first_rank), run["step_ms"]),
+        "temperature_c": hottest,
+        "slowdown_temperature_c": slowdown,
+        "degrees_over_slowdown_c": None if hottest is None or slowdown is None else hottest - slowdown,
+        "temperature_words": _temperature_words(hottest, slowdown),
+        "power_w": _mean(sample.power_w for sample in samples),
+        "power_limit_w": _last(sample.power_limit_w for sample in samples),
+        "clock_loss_percent": None if device.clock_loss_fraction is None else 100 * device.clock_loss_fraction,
+        "sm_clock_mhz": clock,
+        "fastest_sm_clock_mhz": fastest,
+        "clock_behind_percent": None if clock is None or not fastest else 100 * (1 - clock / fastest),
+        "gpu_utilization_percent": _mean(sample.gpu_utilization_percent for sample in samples),
+        "pcie_width": width,
+        "pcie_width_max": widest,
+        "pcie_lanes_missing": None if width is None or widest is None else widest - width,
+        "pcie_generation": _last(sample.pcie_generation for sample in samples),
+        "pcie_generation_max": _last(sample.pcie_generation_max for sample in samples),
+        "foreign_processes": len(foreign),
+        "foreign_memory_bytes": sum(memory) if memory else None,
+    }
+
+
+def _throttling(device: DeviceConditions, steps: int, step_ms: Figure) -> Figures:
+    """Of each cause milliseconds a step, percent of the step, and of both the part that was lost.
+
+    The steps' own time is what there is to lose, not the pauses between them. Without clocks all of it counts as lost.
+    """
+    found: Figures = {}
+    for cause in CAUSES:
+        throttled = device.throttled_ms.get(cause.name)
+        lost = device.lost_ms.get(cause.name)
+        a_step = throttled / steps if throttled is not None and steps else None
+        lost_a_step = lost / steps if lost is not None and steps else None
+        percent = _percent(a_step, step_ms if isinstance(step_ms, float) else None)
+        found[f"{cause.name}_ms_per_step"] = a_step
+        found[f"{cause.name}_percent"] = percent
+        found[f"{cause.name}_lost_ms_per_step"] = lost_a_step
+        found[f"{cause.name}_lost_percent"] = (
+            percent if lost_a_step is None else _percent(lost_a_step, step_ms if isinstance(step_ms, float) else None)
+        )
+        found[f"{cause.name}_source"] = device.sources.get(cause.name)
+    return found
+
+
+def _temperature_words(hottest: float | None, slowdown: float | None) -> str:
+    if hottest is None:
+        return "at a temperature it does not give"
+    if slowdown is None:
+        return f"at {hottest:.0f} °C"
+    over = hottest - slowdown
+    side = f"{over:.0f} °C over" if over > 0 else f"{-over:.0f} °C under" if over < 0 else "at"
+    return f"at {hottest:.0f} °C, {side} its slowdown temperature of {slowdown:.0f} °C"
+
+
+def _ranks(stretch: Stretch) -> list[Figures]:
+    forwards = {rank: _mean(step.forward_ms for step in steps) for rank, steps in stretch.steps.items()}
+    known = {rank: forward for rank, forward in forwards.items() if forward is not None}
+    if len(known) < 2:
+        return []
+    middle = statistics.median_low(known.values())
+    found: list[Figures] = []
+    for rank, forward in known.items():
+        steps = stretch.steps[rank]
+        behind = forward - middle
+        found.append(
+            {
+                "rank": rank,
+                "steps": len(steps),
+                "forward_ms": forward,
+                "median_forward_ms": middle,
+                "behind_ms": behind,
+                "behind_percent": _percent(behind, middle),
+                "behind_step_percent": _percent(behind, _mean(step.step_ms for step in steps)),
+            }
+        )
+    return found
+
+
+def _lowest_utilization(stretch: Stretch) -> float | None:
+    """Of the run's own GPUs the one with least to do."""
+    means = [_mean(s.gpu_utilization_percent for s in stretch.samples.get(u, ())) for u in stretch.run.device_uuids]
+    return min((mean for mean in means if mean is not None), default=None)
+
+
+def _retries(stretch: Stretch) -> int | None:
+    """Allocator retries of the worst rank between the first and the last of these steps; each counts from its start."""
+    grown = []
+    for steps in stretch.steps.values():
+        counts = [step.alloc_retries for step in steps if step.alloc_retries is not None]
+        if counts:
+            grown.append(counts[-1] - counts[0])
+    return max(grown, default=None)
+
+
+def _tokens(stretch: Stretch) -> float | None:
+    """Tokens that go through the model at once on one rank."""
+    steps, knobs = stretch.first_rank, stretch.run.knobs
+    parts = _whole(knobs.get("grad_accum"), 1)
+    if "pp" in str(knobs.get("strategy")):
+        parts *= _whole(knobs.get("micro_batches"), 1)
+    tokens = steps[-1].tokens if steps else 0
+    return tokens / parts if tokens and parts else None
+
+
+def _mean(values: Iterable[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return statistics.fmean(known) if known else None
+
+
+def _last(values: Iterable[T | None]) -> T | None:
+    known = [value for value in values if value is not None]
+    return known[-1] if known else None
+
+
+def _percent(part: float | None, whole: float | None) -> float | None:
+    return None if part is None or not whole else 100 * part / whole
+
+
+def _whole(value: object, otherwise: int) -> int:
+    return value if isinstance(value, int) else otherwise
+
+
+def _plain(value: object) -> Figure:
+    return value if isinstance(value, float | int | str) else None

@@ -1,0 +1,338 @@
+"""What can hold a run back, as data: each rule with the figures it looks at, its thresholds, their source and a cure.
+
+`diagnosis.diagnose` evaluates them all the same way; `diagnosis_figures` says where each figure comes from. A rule
+holds when every condition does, and a figure that is not known fulfils none. Rules of one name are alternatives: the
+first that holds speaks. Thresholds marked "ours" are judgements, set where a cure is worth more than it costs to try.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+Figure = float | int | str | None
+Scope = Literal["run", "device", "rank"]
+
+TENSOR_CORE_PRECISIONS = ("fp16", "bf16", "bf16-pure", "tf32")
+EXCHANGING_STRATEGIES = ("ddp", "fsdp", "zero1", "zero2", "zero3", "fsdp+tp", "ddp+tp", "tp")
+"""Strategies whose backward exchanges gradients or activations, so that waiting for a link shows in it."""
+WHOLE_FORWARD_STRATEGIES = ("ddp", "zero1", "zero2", "zero2-offload")
+"""Strategies whose forward waits for no other rank: the slowest forward is the slowest rank."""
+
+
+@dataclass(frozen=True)
+class Condition:
+    """One figure against one threshold."""
+
+    figure: str
+    is_: Literal[">=", "<", "is", "in"]
+    threshold: float | str | tuple[str, ...]
+
+    def holds(self, value: Figure) -> bool:
+        """Whether the figure fulfils it; an unknown one never does."""
+        threshold = self.threshold
+        if isinstance(threshold, tuple):
+            return value in threshold
+        if self.is_ == "is" or isinstance(value, str) or isinstance(threshold, str):
+            return value == threshold
+        return value is not None and (value >= threshold if self.is_ == ">=" else value < threshold)
+
+    def words(self) -> str:
+        """As a person reads it: `data_percent >= 10`."""
+        shown = " ".join(self.threshold) if isinstance(self.threshold, tuple) else f"{self.threshold}"
+        return f"{self.figure} {self.is_} {shown}"
+
+
+@dataclass(frozen=True)
+class Rule:
+    """One thing that can hold a run back. `line` and `advice` are format strings over figures; `figure` as a format
+    is three significant digits.
+
+    `scope` says whether it is asked of the run, of each device or of each rank; `cost` names the figure that is the
+    percentage of a step it takes; `evidence` what is shown beside the figures of `when`.
+    """
+
+    name: str
+    title: str
+    scope: Scope
+    when: tuple[Condition, ...]
+    line: str
+    advice: str
+    source: str
+    severity: Literal["warning", "info"] = "warning"
+    cost: str | None = None
+    evidence: tuple[str, ...] = ()
+
+
+def _at_least(figure: str, threshold: float) -> Condition:
+    return Condition(figure, ">=", threshold)
+
+
+def _below(figure: str, threshold: float) -> Condition:
+    return Condition(figure, "<", threshold)
+
+
+def _is(figure: str, value: str | float) -> Condition:
+    return Condition(figure, "is", value)
+
+
+_DATA_LINE = "waiting for data: {data_ms:figure} of each {step_ms:figure} ms step ({data_percent:.0f} %)"
+_DATA_SOURCE = (
+    "ours: under a tenth of the step the gain is smaller than what batch_size or precision give. The wait is"
+    " measured around fetching the next batch, summed over the steps, because loaders stall in bursts."
+)
+_DATA_EVIDENCE = ("data_ms", "step_ms", "workers", "cores", "steps")
+_OURS_TWO_PERCENT = "ours: 2 % is what two runs of the same settings differ by; the reasons and counters are nvml.h's."
+
+RULES: tuple[Rule, ...] = (
+    Rule(
+        "memory-thrashing",
+        "memory thrashing",
+        "run",
+        (_at_least("alloc_retries", 1),),
+        "memory is so full that the allocator flushed its cache and tried again {alloc_retries} times in {steps} steps",
+        "a smaller batch_size with more grad_accum, or checkpointing=full: it fits, but each retry stalls the device",
+        "PyTorch, torch.cuda.memory_stats: num_alloc_retries counts failed cudaMalloc calls that ended in a cache"
+        " flush and a retry; freeing and mapping memory again synchronizes the device, so one is too many.",
+        evidence=("steps", "peak_reserved_bytes"),
+    ),
+    Rule(
+        "data-bound",
+        "data-bound",
+        "run",
+        (_at_least("data_percent", 10), _is("workers", 0)),
+        _DATA_LINE,
+        "workers={more_workers}: loading now happens in the training process, between its steps",
+        _DATA_SOURCE,
+        cost="data_percent",
+        evidence=_DATA_EVIDENCE,
+    ),
+    Rule(
+        "data-bound",
+        "data-bound",
+        "run",
+        (_at_least("data_percent", 10), _at_least("spare_cores", 1)),
+        _DATA_LINE,
+        "workers={more_workers}: {workers} loader processes do not keep up",
+        _DATA_SOURCE,
+        cost="data_percent",
+        evidence=_DATA_EVIDENCE,
+    ),
+    Rule(
+        "data-bound",
+        "data-bound",
+        "run",
+        (_at_least("data_percent", 10),),
+        _DATA_LINE,
+        "cheaper loading (images resized once, text tokenized ahead) or faster storage: {workers} loader processes"
+        " are enough for {cores} cores",
+        _DATA_SOURCE,
+        cost="data_percent",
+        evidence=_DATA_EVIDENCE,
+    ),
+    Rule(
+        "thermal",
+        "throttled by heat",
+        "device",
+        (_at_least("thermal_percent", 2),),
+        "GPU {index} is throttled by heat for {thermal_ms_per_step:figure} of each {step_ms:figure} ms step,"
+        " {temperature_words}",
+        "cooling: more air, a free slot beside the card, a lower power limit; the clocks come back by themselves",
+        _OURS_TWO_PERCENT + " SW thermal slowdown may also come from hot memory.",
+        cost="thermal_lost_percent",
+        evidence=(
+            "thermal_ms_per_step",
+            "thermal_lost_ms_per_step",
+            "step_ms",
+            "temperature_c",
+            "slowdown_temperature_c",
+            "degrees_over_slowdown_c",
+            "clock_loss_percent",
+            "thermal_source",
+        ),
+    ),
+    Rule(
+        "power-brake",
+        "held by the power brake",
+        "device",
+        (_at_least("brake_percent", 2),),
+        "GPU {index} is braked by the power supply for {brake_ms_per_step:figure} of each {step_ms:figure} ms step",
+        "the power supply, its cables and rails: the brake is pulled from outside the card",
+        _OURS_TWO_PERCENT + " The brake halves the clocks or more (HW Power Brake Slowdown, nvml.h).",
+        cost="brake_lost_percent",
+        evidence=("brake_ms_per_step", "step_ms", "power_w", "power_limit_w", "clock_loss_percent", "brake_source"),
+    ),
+    Rule(
+        "power-capped",
+        "at the power limit",
+        "device",
+        (_at_least("power_percent", 10), _at_least("clock_loss_percent", 5)),
+        "GPU {index} is at its power limit for {power_percent:.0f} % of the time, its clock {clock_loss_percent:.0f} %"
+        " under the maximum",
+        "a higher power limit where the card and its cooling allow it; else it is what this card gives",
+        "ours: the SW power cap is normal at full load on cards bound by their power, so it is information, and only"
+        " with a clock that is really lower.",
+        severity="info",
+        cost="power_lost_percent",
+        evidence=("power_ms_per_step", "power_lost_ms_per_step", "power_w", "power_limit_w", "power_source"),
+    ),
+    Rule(
+        "sync-boost",
+        "held by its sync-boost group",
+        "device",
+        (_at_least("sync_boost_percent", 2),),
+        "GPU {index} is held to the clocks of its sync-boost group for {sync_boost_percent:.0f} % of the time",
+        "take the GPUs out of the sync-boost group, or find the slowest of them",
+        _OURS_TWO_PERCENT,
+        severity="info",
+        cost="sync_boost_lost_percent",
+        evidence=("sync_boost_ms_per_step", "clock_loss_percent", "sync_boost_source"),
+    ),
+    Rule(
+        "foreign-process",
+        "another process on the GPU",
+        "device",
+        (_is("used", 1), _at_least("foreign_processes", 1)),
+        "GPU {index} is shared with {foreign_processes} other process(es)",
+        "end them, or train on another GPU (the devices knob): figures of a shared GPU compare with nothing",
+        "ours: one is enough, kernels of two processes take turns on the device.",
+        evidence=("foreign_memory_bytes",),
+    ),
+    Rule(
+        "straggler-rank",
+        "a slow rank",
+        "rank",
+        (
+            Condition("strategy", "in", WHOLE_FORWARD_STRATEGIES),
+            _at_least("behind_percent", 10),
+            _at_least("steps", 5),
+        ),
+        "rank {rank} is the slowest: its forward takes {forward_ms:figure} ms where the ranks' median is"
+        " {median_forward_ms:figure} ms, and the others wait for it",
+        "look at that rank's device: its clock, its temperature, its PCIe link, who else uses it",
+        "ours: a tenth is past what equal ranks scatter by. The forward of these strategies waits for nobody, so its"
+        " length is the rank's own.",
+        cost="behind_step_percent",
+        evidence=("forward_ms", "median_forward_ms", "behind_ms", "world_size"),
+    ),
+    Rule(
+        "straggler-gpu",
+        "a slow GPU",
+        "device",
+        (_is("used", 1), _at_least("clock_behind_percent", 5), _at_least("gpu_utilization_percent", 20)),
+        "GPU {index} runs at {sm_clock_mhz:.0f} MHz, the fastest of this run at {fastest_sm_clock_mhz:.0f} MHz:"
+        " every step waits for it",
+        "its temperature, power limit and application clocks, or leave it out with devices",
+        "ours: ranks meet once a step, so the lowest clock sets the pace; 5 % is over what boost clocks scatter by.",
+        cost="clock_behind_percent",
+        evidence=("sm_clock_mhz", "fastest_sm_clock_mhz", "temperature_c", "power_limit_w"),
+    ),
+    Rule(
+        "communication-bound",
+        "communication-bound",
+        "run",
+        (
+            _at_least("world_size", 2),
+            Condition("strategy", "in", EXCHANGING_STRATEGIES),
+            _at_least("exposed_percent", 15),
+        ),
+        "exchanging between {world_size} ranks takes about {exposed_ms:figure} of each {step_ms:figure} ms step:"
+        " the backward is {backward_over_forward:.1f} times the forward",
+        "grad_accum={more_accum} exchanges half as often; {link_advice}",
+        "a backward computes twice what a forward does (Kaplan et al., Scaling Laws for Neural Language Models, 2020,"
+        " section 2.1), three times with full checkpointing; what is over that is waiting for the link. The 15 % is"
+        " ours.",
+        cost="exposed_percent",
+        evidence=("forward_ms", "backward_ms", "computed_backward_ms", "exposed_ms", "link", "p2p"),
+    ),
+    Rule(
+        "launch-bound",
+        "launch-bound",
+        "run",
+        (_is("device", "cuda"), _at_least("unexplained_idle_percent", 15), _below("data_percent", 10)),
+        "the GPU has nothing to do for {gpu_idle_percent:.0f} % of the time, and not for want of data: kernels are"
+        " too short for the CPU to launch in time",
+        "a larger batch_size, compile=default, optimizer=adamw-fused, attention=sdpa: fewer and longer kernels",
+        "utilization is the share of time in which any kernel ran (nvmlDeviceGetUtilizationRates); each launch costs"
+        " the CPU microseconds (NVIDIA, CUDA Graph Best Practice for PyTorch). The 15 % is ours.",
+        cost="unexplained_idle_percent",
+        evidence=("gpu_utilization_percent", "data_percent", "batch_size", "step_ms", "compile"),
+    ),
+    Rule(
+        "small-batch",
+        "too small a batch for tensor cores",
+        "run",
+        (
+            _is("device", "cuda"),
+            Condition("precision", "in", TENSOR_CORE_PRECISIONS),
+            _below("tokens_per_micro_batch", 300),
+        ),
+        "a micro-batch of {tokens_per_micro_batch:.0f} tokens is too small for tensor cores: reading the weights takes"
+        " longer than multiplying by them",
+        "a larger batch_size (with less grad_accum the global batch stays), in multiples of 8",
+        "a product with M rows does about M operations a byte of 16-bit weights (NVIDIA, Matrix Multiplication"
+        " Background User's Guide); an H100 SXM needs 989 TFLOP/s / 3.35 TB/s = 295 a byte.",
+        evidence=("batch_size", "tokens_per_micro_batch", "gpu_utilization_percent"),
+    ),
+    Rule(
+        "pcie-width",
+        "PCIe below its width",
+        "device",
+        (_is("used", 1), _at_least("pcie_lanes_missing", 1), _at_least("gpu_utilization_percent", 20)),
+        "GPU {index} has {pcie_width} of its {pcie_width_max} PCIe lanes",
+        "reseat the card or its riser, another slot, the slot's setting in the firmware; it matters most for offload"
+        " and several GPUs without NVLink",
+        "nvmlDeviceGetCurrPcieLinkWidth against the maximum, under load only: an idle link may narrow by itself.",
+        severity="info",
+        evidence=("pcie_width", "pcie_width_max", "pcie_generation", "pcie_generation_max"),
+    ),
+    Rule(
+        "host-cpu",
+        "host CPU short",
+        "run",
+        (_is("device", "cpu"), _at_least("others_cpu_percent", 15)),
+        "other processes take {others_cpu_percent:.0f} % of the CPU that trains",
+        "end them or wait: on a CPU run they take the device itself",
+        "ours: host use less the run's own process tree, as a share of all cores; a process that uses 5 % of one core"
+        " slowed a two-core training by about 2 % here.",
+        cost="others_cpu_percent",
+        evidence=("host_cpu_percent", "run_cpu_percent", "cores"),
+    ),
+    Rule(
+        "host-cpu",
+        "host CPU short",
+        "run",
+        (_is("device", "cuda"), _at_least("host_cpu_percent", 90)),
+        "the host's {cores} cores are {host_cpu_percent:.0f} % busy: loading and launching wait for one",
+        "fewer workers, cheaper loading, or end what else runs",
+        "ours: over 90 % a thread that wants to run has to wait for a core.",
+        evidence=("host_cpu_percent", "run_cpu_percent", "workers", "cores"),
+    ),
+    Rule(
+        "host-memory",
+        "host memory short",
+        "run",
+        (_below("memory_available_percent", 5),),
+        "only {memory_available_percent:.1f} % of the host's memory is left",
+        "fewer workers, a smaller batch on a CPU run, no offload; next the kernel ends a process",
+        "ours: MemAvailable is the kernel's own estimate of what can be had without swapping (proc(5)).",
+        evidence=("memory_available_bytes", "swap_used_bytes"),
+    ),
+    Rule(
+        "host-memory",
+        "host memory short",
+        "run",
+        (_at_least("swap_grown_bytes", 64 << 20),),
+        "the host swaps: {swap_grown_mib:.0f} MiB more than when these steps began",
+        "fewer workers, a smaller batch on a CPU run, no offload: a page that comes back from disk stalls its step",
+        "ours: less than 64 MiB may be old pages of idle programs.",
+        evidence=("memory_available_bytes", "swap_used_bytes"),
+    ),
+)
+"""Every rule. Of those that hold, warnings come first, then what costs most, then this order."""
+NAMES = tuple(dict.fromkeys(rule.name for rule in RULES))
+
+
+def rule_named(name: str) -> Rule | None:
+    """The first rule of a name, with title, thresholds and source; None for one of another version."""
+    return next((rule for rule in RULES if rule.name == name), None)

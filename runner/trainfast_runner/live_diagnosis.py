@@ -1,0 +1,68 @@
+"""What holds a running training back now: the diagnosis of its newest stretch, renewed with every tick."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Sequence
+
+from trainfast_runner.device_window import window_of
+from trainfast_runner.diagnosis import diagnose
+from trainfast_runner.diagnosis_figures import Stretch, foreign_by_device
+from trainfast_runner.records import Diagnosis, RunFile, Step
+from trainfast_runner.step_conditions import StepJoin
+from trainfast_runner.telemetry.readings import DeviceReading, Tick
+
+WINDOW_NS = 30_000_000_000
+STEPS_KEPT = 200
+LEAST_STEPS = 10
+"""Slow steps: so many are looked at however long they took."""
+
+
+class LiveDiagnosis:
+    """Feed it every rank's steps and renew it when a tick came; `diagnosis` is the newest."""
+
+    def __init__(self) -> None:
+        self.diagnosis: tuple[Diagnosis, ...] = ()
+        self._steps: dict[int, deque[Step]] = {}
+
+    def add(self, rank: int, steps: Iterable[Step]) -> None:
+        """Take steps of a rank; warm-up is no measure of anything."""
+        self._steps.setdefault(rank, deque(maxlen=STEPS_KEPT)).extend(step for step in steps if not step.warmup)
+
+    def renew(self, run: RunFile, ticks: Sequence[Tick], join: StepJoin) -> None:
+        """Diagnose the steps of the last `WINDOW_NS` that every device sample of `ticks` (oldest first) covers."""
+        steps = {rank: recent for rank, kept in self._steps.items() if (recent := _recent(kept))}
+        window = window_of(steps[min(steps)]) if steps else None
+        if window is None:
+            self.diagnosis = ()
+            return
+        within: list[Tick] = []
+        for tick in reversed(ticks):
+            if tick.t_ns < window.begin_ns:
+                break
+            within.append(tick)
+        within.reverse()
+        samples: dict[str, list[DeviceReading]] = {}
+        for tick in within:
+            for device in tick.devices:
+                if device.uuid is not None:
+                    samples.setdefault(device.uuid, []).append(device)
+        self.diagnosis = tuple(
+            diagnose(
+                Stretch(
+                    run=run,
+                    steps=steps,
+                    devices=join.window(window.begin_ns, window.end_ns),
+                    samples=samples,
+                    hosts=[tick.host for tick in within],
+                    foreign=foreign_by_device(run),
+                )
+            )
+        )
+
+
+def _recent(steps: Sequence[Step]) -> list[Step]:
+    if not steps:
+        return []
+    since = steps[-1].t_ns - WINDOW_NS
+    return [step for place, step in enumerate(steps) if step.t_ns >= since or place >= len(steps) - LEAST_STEPS]

@@ -1,0 +1,252 @@
+"""Each rule of the diagnosis on records that make it speak, and on ones next to them that do not."""
+
+from __future__ import annotations
+
+import string
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+
+from trainfast_runner.diagnosis import diagnose
+from trainfast_runner.diagnosis_figures import Stretch, figures_by_scope
+from trainfast_runner.diagnosis_rules import NAMES, RULES, rule_named
+from trainfast_runner.records import Clock, Diagnosis, RunFile, Step
+from trainfast_runner.run_records import DeviceSample, HostSample, RunSample
+from trainfast_runner.step_conditions import join_of
+
+S = 1_000_000_000
+GIB = 1 << 30
+Ramp = Callable[[int], dict[str, Any]]
+
+
+@dataclass
+class Case:
+    """Ten steps of 400 ms, one a second, beside ten device samples; what is not said is as a healthy run has it."""
+
+    device: str = "cuda"
+    knobs: dict[str, Any] = field(default_factory=dict)
+    step: Ramp = lambda n: {}
+    other_ranks: dict[int, Ramp] = field(default_factory=dict)
+    gpus: dict[int, Ramp] = field(default_factory=dict)
+    host: Ramp = lambda n: {}
+    run: dict[str, Any] = field(default_factory=dict)
+
+    def stretch(self) -> Stretch:
+        knobs = {
+            "strategy": "single",
+            "precision": "bf16",
+            "batch_size": 16,
+            "grad_accum": 1,
+            "workers": 4,
+            **self.knobs,
+        }
+        gpus = self.gpus or ({0: lambda n: {}} if self.device == "cuda" else {})
+        uuids = [f"GPU-{index}" for index in gpus]
+        run = RunFile(
+            **{
+                "run_id": "r",
+                "preset": "p",
+                "clock": Clock(monotonic_ns=0, wall_ns=0),
+                "device": self.device,
+                "knobs": knobs,
+                "device_uuids": uuids if self.device == "cuda" else [],
+                "watch_uuids": uuids,
+                "world_size": 1 + len(self.other_ranks),
+                **self.run,
+            }
+        )
+        samples = {f"GPU-{index}": [(n * S, _sample(index, n, of(n))) for n in range(11)] for index, of in gpus.items()}
+        return Stretch(
+            run=run,
+            steps={
+                rank: [_step(n, of(n)) for n in range(1, 11)] for rank, of in {0: self.step, **self.other_ranks}.items()
+            },
+            devices=join_of(samples, uuids, 1.0).window(0, 10 * S),
+            samples={uuid: [sample for _, sample in of] for uuid, of in samples.items()},
+            hosts=[_host(self.host(n)) for n in range(10)],
+            foreign={process["device"]: [(process["pid"], None)] for process in self.run.get("foreign_processes", [])},
+        )
+
+    def findings(self) -> list[Diagnosis]:
+        return diagnose(self.stretch())
+
+    def found(self) -> list[str]:
+        return [finding.rule for finding in self.findings()]
+
+
+def _step(n: int, fields: dict[str, Any]) -> Step:
+    healthy = {
+        "step_ms": 1000.0, "data_ms": 10.0, "forward_ms": 320.0, "backward_ms": 640.0, "optimizer_ms": 30.0,
+        "alloc_retries": 0, "tokens": 16 * 512, "samples": 16,
+    }  # fmt: skip
+    return Step(t_ns=n * S, step=n, **{**healthy, **fields})
+
+
+def _sample(index: int, n: int, fields: dict[str, Any]) -> DeviceSample:
+    healthy = {
+        "temperature_c": 70, "slowdown_temperature_c": 92, "gpu_utilization_percent": 97, "sm_clock_mhz": 1950,
+        "sm_clock_max_mhz": 1980, "pcie_width": 16, "pcie_width_max": 16, "pcie_generation": 4,
+        "pcie_generation_max": 4, "power_w": 300.0, "power_limit_w": 400.0, "throttle_reasons": [],
+    }  # fmt: skip
+    return DeviceSample(**{"uuid": f"GPU-{index}", "index": index, **healthy, **fields})
+
+
+def _host(fields: dict[str, Any]) -> HostSample:
+    own = fields.pop("own_percent", 160.0)
+    healthy = {
+        "cpu_percent": 25.0, "cpu_count": 8, "memory_total_bytes": 64 * GIB, "memory_available_bytes": 32 * GIB,
+        "swap_used_bytes": 0,
+    }  # fmt: skip
+    return HostSample(run=RunSample(cpu_percent=own), **{**healthy, **fields})
+
+
+def always(**fields: Any) -> Ramp:
+    return lambda n: dict(fields)
+
+
+HOT = {"throttle_reasons": ["sw_thermal"], "sm_clock_mhz": 990, "temperature_c": 94}
+DDP = {"strategy": "ddp"}
+PAIRS: dict[str, tuple[Case, Case]] = {
+    # rule: what triggers it, and what is next to it and does not
+    "memory-thrashing": (Case(step=lambda n: {"alloc_retries": 7 + n}), Case(step=always(alloc_retries=7))),
+    "data-bound": (Case(step=always(data_ms=300.0)), Case(step=always(data_ms=90.0))),
+    "thermal": (Case(gpus={0: always(**HOT)}), Case(gpus={0: always(temperature_c=91)})),
+    "power-brake": (
+        Case(gpus={0: always(throttle_reasons=["hw_slowdown", "hw_power_brake"])}),
+        Case(gpus={0: always(throttle_reasons=["hw_slowdown"])}),
+    ),
+    "power-capped": (
+        Case(gpus={0: always(throttle_reasons=["sw_power_cap"], sm_clock_mhz=1500, power_w=399.0)}),
+        Case(gpus={0: always(throttle_reasons=["sw_power_cap"], power_w=399.0)}),
+    ),
+    "sync-boost": (
+        Case(gpus={0: always(throttle_reasons=["sync_boost"])}),
+        Case(gpus={0: always(throttle_reasons=["idle"])}),
+    ),
+    "foreign-process": (
+        Case(run={"foreign_processes": [{"pid": 7, "device": 0}]}),
+        Case(run={"foreign_processes": [{"pid": 7, "device": 5}]}),
+    ),
+    "straggler-rank": (
+        Case(knobs=DDP, other_ranks={1: always(forward_ms=400.0), 2: always()}),
+        Case(knobs=DDP, other_ranks={1: always(forward_ms=340.0), 2: always()}),
+    ),
+    "straggler-gpu": (
+        Case(knobs=DDP, gpus={0: always(), 1: always(sm_clock_mhz=1600)}, other_ranks={1: always()}),
+        Case(knobs=DDP, gpus={0: always(), 1: always(sm_clock_mhz=1900)}, other_ranks={1: always()}),
+    ),
+    "communication-bound": (
+        Case(knobs=DDP, step=always(forward_ms=200.0, backward_ms=760.0), other_ranks={1: always()}),
+        Case(step=always(forward_ms=200.0, backward_ms=760.0)),
+    ),
+    "launch-bound": (
+        Case(gpus={0: always(gpu_utilization_percent=55)}),
+        # An idle GPU that waits for data is no question of launching.
+        Case(gpus={0: always(gpu_utilization_percent=55)}, step=always(data_ms=430.0)),
+    ),
+    "small-batch": (Case(step=always(tokens=128)), Case(step=always(tokens=128), knobs={"precision": "fp32"})),
+    "pcie-width": (
+        Case(gpus={0: always(pcie_width=8)}),
+        Case(gpus={0: always(pcie_width=8, gpu_utilization_percent=0)}),
+    ),
+    "host-cpu": (
+        Case(device="cpu", host=always(cpu_percent=95.0, own_percent=400.0)),
+        Case(device="cpu", host=always(cpu_percent=95.0, own_percent=740.0)),
+    ),
+    "host-memory": (
+        Case(host=always(memory_available_bytes=2 * GIB)),
+        Case(host=always(memory_available_bytes=4 * GIB, swap_used_bytes=3 * GIB)),
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("rule", NAMES)
+def test_each_rule_speaks_when_it_should_and_only_then(rule: str) -> None:
+    triggers, does_not = PAIRS[rule]
+    assert rule in triggers.found()
+    assert rule not in does_not.found()
+    finding = next(finding for finding in triggers.findings() if finding.rule == rule)
+    assert finding.line
+    assert finding.advice
+    for condition in next(r for r in RULES if r.name == rule).when[:1]:
+        assert finding.evidence[condition.figure] is not None, "a verdict opens to the figures it rests on"
+
+
+@pytest.mark.parametrize("device", ["cuda", "cpu"])
+def test_nothing_holds_back_a_healthy_run(device: str) -> None:
+    assert Case(device=device).found() == []
+
+
+def test_heat_names_the_gpu_the_degrees_and_the_milliseconds() -> None:
+    # Throttled from the sixth sample on, at half the clock: half the time, and a quarter of the step is lost.
+    case = Case(gpus={0: always(), 3: lambda n: HOT if n >= 5 else {"sm_clock_mhz": 1980}})
+    (finding,) = (finding for finding in case.findings() if finding.rule == "thermal")
+    assert finding.device == 3
+    assert finding.line == (
+        "GPU 3 is throttled by heat for 500 of each 1,000 ms step, at 94 °C, 2 °C over its slowdown temperature of"
+        " 92 °C"
+    )
+    assert finding.evidence["degrees_over_slowdown_c"] == 2
+    assert finding.evidence["thermal_source"] == "sampled reasons"
+    assert finding.cost_fraction == pytest.approx(0.25, abs=0.03)
+
+
+def test_of_several_gpus_the_costliest_speaks_and_of_several_causes_the_first_is_the_line() -> None:
+    case = Case(
+        gpus={0: always(**{**HOT, "sm_clock_mhz": 1800}), 1: always(**HOT)},
+        step=always(data_ms=150.0),
+        host=always(memory_available_bytes=GIB),
+    )
+    findings = case.findings()
+    rules = [finding.rule for finding in findings]
+    assert rules[0] == "thermal"
+    assert rules.index("data-bound") < rules.index("host-memory")
+    assert findings[0].device == 1
+    assert [finding.severity for finding in findings] == ["warning"] * len(findings)
+
+
+def test_what_to_try_against_waiting_for_data_depends_on_the_loaders() -> None:
+    slow = always(data_ms=300.0)
+    tries = [Case(step=slow, knobs={"workers": workers}).findings()[0].advice for workers in (0, 2, 8)]
+    assert tries[0].startswith("workers=2: loading now happens in the training process")
+    assert tries[1].startswith("workers=4: 2 loader processes")
+    assert tries[2].startswith("cheaper loading")
+
+
+def test_a_loader_that_stalls_every_tenth_step_counts_though_the_median_is_zero() -> None:
+    case = Case(step=lambda n: {"data_ms": 2000.0 if n == 10 else 0.0, "step_ms": 3000.0 if n == 10 else 1000.0})
+    assert "data-bound" in case.found()
+
+
+def test_no_gpu_verdicts_from_gpus_that_are_only_watched() -> None:
+    case = Case(
+        device="cpu", gpus={0: always(pcie_width=8, **HOT)}, run={"foreign_processes": [{"pid": 7, "device": 0}]}
+    )
+    assert case.found() == ["thermal"]
+
+
+def test_unknown_readings_fulfil_nothing() -> None:
+    case = Case(gpus={0: always(**dict.fromkeys(("gpu_utilization_percent", "sm_clock_mhz", "pcie_width", "power_w")))})
+    assert case.found() == []
+
+
+def test_too_few_steps_say_nothing() -> None:
+    stretch = Case(step=always(data_ms=900.0)).stretch()
+    assert diagnose(Stretch(run=stretch.run, steps={0: stretch.first_rank[:2]})) == []
+
+
+def test_every_rule_speaks_only_of_figures_there_are_and_says_where_its_threshold_is_from() -> None:
+    triggered = {rule: case for rule, (case, _) in PAIRS.items()}
+    assert set(triggered) == set(NAMES)
+    for rule in RULES:
+        case = Case(knobs=DDP, other_ranks={1: always()}, gpus={0: always()})
+        known = set(figures_by_scope(case.stretch())[rule.scope][0])
+        templates = [
+            name for text in (rule.line, rule.advice) for _, name, _, _ in string.Formatter().parse(text) if name
+        ]
+        asked = [*templates, *rule.evidence, *(condition.figure for condition in rule.when), *filter(None, [rule.cost])]
+        assert set(asked) <= known, rule.name
+        assert rule.source
+        assert rule_named(rule.name) is not None
