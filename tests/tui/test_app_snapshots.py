@@ -115,3 +115,22 @@ def test_the_list_of_runs(home: Home, snap_compare: SnapCompare) -> None:
         await pilot.press("space", "down")
 
     assert_looks(snap_compare, StillApp(home), terminal_size=(120, 20), run_before=before)
+
+
+@pytest.mark.parametrize("size", [(120, 40), (80, 24)])
+def test_a_search_for_the_largest_batch(home: Home, size: tuple[int, int], snap_compare: SnapCompare) -> None:
+    from dataclasses import replace
+
+    from searched import a_search, answered, seen
+
+    from trainfast_tui.messages import SnapshotTaken
+
+    found = seen(a_search(home, answered()))
+
+    async def before(pilot: Any) -> None:
+        pilot.app.post_message(SnapshotTaken(replace(a_snapshot(None), search=found)))
+        await pilot.pause()
+        pilot.app.main.change(pilot.app.next_run.type("memory_limit", "1GiB"))
+        await pilot.press("b")
+
+    assert_looks(snap_compare, StillApp(home), terminal_size=size, run_before=before)

@@ -28,6 +28,8 @@ from trainfast_tui.messages import (
     Refused,
     RunStarted,
     Said,
+    SearchRefused,
+    SearchStarted,
     SituationSeen,
     SnapshotTaken,
     TerminalLost,
@@ -38,15 +40,18 @@ from trainfast_tui.pacing import Pacer
 from trainfast_tui.reader import Reader
 from trainfast_tui.run_control import RunControl
 from trainfast_tui.screens.main import MainScreen
+from trainfast_tui.search_control import SearchControl
 from trainfast_tui.snapshot import Snapshot
 
 if TYPE_CHECKING:
     from trainfast_runner.advisor import Situation
     from trainfast_runner.machine import Machine
+    from trainfast_runner.search.follow import SearchSnapshot
     from trainfast_runner.spec import RunSpec
     from trainfast_runner.telemetry.readings import HostReading
     from trainfast_tui.forecasting import Forecaster, Question
 
+LIVE_SEARCH = ("starting", "running", "pausing", "paused")
 CPU_PRESET, GPU_PRESET = "tiny-llama", "gpt2-medium"
 
 
@@ -75,12 +80,15 @@ class TrainfastApp(App[int]):
         self.situation: Situation | None = None
         self.touched = preset is not None
         self.control = RunControl(home, self.post_message, python)
+        self.searching = SearchControl(home, self.post_message, python)
         self.reader = Reader(home, self._post_snapshot, self._post_broke, directory=directory)
         self._preset = preset
         self._python = python
         self._pacer = Pacer()
         self._forecaster: Forecaster | None = None
         self._foreseen_for: tuple[RunSpec, bool, str] | None = None
+        self._search_awaited: Path | None = None
+        self._search_state = ""
         self._looked_for: tuple[str, str, str] | None = None
         self._adopted: str | None = None
         self._typed_on: WeakKeyDictionary[events.Key, Screen[Any]] = WeakKeyDictionary()
@@ -136,6 +144,7 @@ class TrainfastApp(App[int]):
         late_s = (time.monotonic_ns() - message.posted_ns) / 1e9
         self.reader.period_s = self._pacer.note(late_s, _unwritten_frames(self))
         self._adopt(snapshot)
+        self._show_search(snapshot)
         self.look_around()
         self.foresee()
         self.control.note_shown(snapshot.run.directory if snapshot.run is not None else None)
@@ -181,7 +190,7 @@ class TrainfastApp(App[int]):
         if machine is None or next_run is None:
             return
         run = snapshot.run if snapshot is not None else None
-        is_busy = self.control.is_starting or (run is not None and run.is_live)
+        is_busy = self.control.is_starting or self.is_searching or (run is not None and run.is_live)
         key = (next_run.spec, is_busy, run.run_id if run is not None else "")
         if key != self._foreseen_for:
             self._foreseen_for = key
@@ -211,6 +220,41 @@ class TrainfastApp(App[int]):
     def on_run_started(self, message: RunStarted) -> None:
         self.control.note_started(message.directory)
         self.reader.follow(message.directory)
+
+    @property
+    def search(self) -> SearchSnapshot | None:
+        """The newest of the search that is followed; None while one is being started."""
+        return self.snapshot.search if self.snapshot is not None and not self.searching.is_starting else None
+
+    @property
+    def is_searching(self) -> bool:
+        """Whether a search goes on, or is about to."""
+        return self.searching.is_starting or (self.search is not None and self.search.is_live)
+
+    def on_search_started(self, message: SearchStarted) -> None:
+        self.reader.follow_search(message.directory)
+        self._search_awaited = message.directory
+
+    def on_search_refused(self, message: SearchRefused) -> None:
+        self.searching.is_starting = False
+        screen = self.screen
+        refuse = getattr(screen, "refuse", self.main.refuse)
+        refuse(message.problem)
+
+    def _show_search(self, snapshot: Snapshot) -> None:
+        """On its screen where that is in sight; that one has ended meanwhile is said on the main one."""
+        from trainfast_tui.screens.search import SearchScreen
+        from trainfast_tui.widgets.ladder import state_words
+
+        search, before = snapshot.search, self._search_state
+        if search is not None and search.directory == self._search_awaited:
+            self.searching.is_starting, self._search_awaited = False, None
+        search = self.search
+        self._search_state = search.state if search is not None else ""
+        if isinstance(self.screen, SearchScreen):
+            self.screen.show(search)
+        elif search is not None and not search.is_live and before in LIVE_SEARCH:
+            self.main.say(f"The search has ended: {state_words(search)}. b shows it.")
 
     def on_refused(self, message: Refused) -> None:
         self.control.note_refused()
@@ -334,6 +378,8 @@ def run_app(home: Home, ascii: bool = False, preset: str | None = None, python: 
     watch(sys.stdin.fileno(), lambda: app.post_message(TerminalLost()))
     # Without the mouse the terminal's own selection works, and no movement is sent over the link.
     status = app.run(mouse=False)
+    if app.is_searching:
+        print("The search for the largest batch goes on without this screen. Come back with: trainfast-tui    then b")
     run = app.snapshot.run if app.snapshot is not None else None
     if run is not None and run.is_live:
         print(f"{run.run_id} goes on without this screen.")

@@ -16,7 +16,7 @@ class Command:
     label: str
     help: str
     scope: str
-    """main, runs, compare, topo, help, or everywhere."""
+    """main, search, runs, compare, topo, help, or everywhere."""
     footer: bool = True
     palette: bool = True
 
@@ -59,6 +59,7 @@ COMMANDS: tuple[Command, ...] = (
         footer=False,
     ),
     Command("preset", ("p",), "preset", "Choose what to train: a preset or one of its variants.", "main"),
+    Command("batch", ("b",), "max batch", "Search the largest batch that fits, and prove it.", "main"),
     Command("save", ("w",), "save", "Save the knobs as a preset of your own.", "main", footer=False),
     Command("compare", ("c",), "compare", "Compare this run with the one before it.", "main"),
     Command("history", ("h",), "runs", "All runs: filter, sort, mark two and compare.", "main"),
@@ -77,6 +78,15 @@ COMMANDS: tuple[Command, ...] = (
     Command("event(1)", ("E", "upper_e"), "later event", "What happened later, in words.", "main", footer=False),
     Command("zoom(-1)", ("plus", "equals_sign"), "shorter time", "Show a shorter time.", "main", footer=False),
     Command("zoom(1)", ("minus",), "longer time", "Show a longer time.", "main", footer=False),
+    Command("apply", ("enter",), "apply", "Give the knobs the answer under the cursor, and go back.", "search"),
+    Command("pause", ("space", "p"), "pause", "Wait after the probe it is at; again: go on.", "search"),
+    Command(
+        "cancel", ("escape",), "cancel", "Cancel the search and keep its journal; once it has ended: back.", "search"
+    ),
+    Command("leave", ("b",), "leave", "Back to the main screen; the search goes on.", "search"),
+    Command("again", ("f5",), "go on", "Take an ended search up again; one with an answer starts anew.", "search"),
+    Command("move(-1)", ("up", "k"), "up", "To the answer above.", "search", footer=False, palette=False),
+    Command("move(1)", ("down", "j"), "down", "To the answer below.", "search", footer=False, palette=False),
     Command("back", ("escape", "h"), "back", "Back to the main screen.", "runs"),
     Command("open", ("enter",), "open", "Show the run under the cursor on the main screen.", "runs"),
     Command("mark", ("space",), "mark", "Mark a run; two marked runs can be compared.", "runs"),
@@ -111,7 +121,9 @@ COMMANDS: tuple[Command, ...] = (
     Command(
         "theme", ("f2",), "theme", "The terminal's own colours, or a dark or light theme.", "everywhere", footer=False
     ),
-    Command("quit", ("q", "ctrl+c"), "quit", "Leave. A run goes on; come back with trainfast-tui.", "everywhere"),
+    Command(
+        "quit", ("q", "ctrl+c"), "quit", "Leave. A run or search goes on; come back with trainfast-tui.", "everywhere"
+    ),
 )
 
 

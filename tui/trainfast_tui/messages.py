@@ -62,6 +62,22 @@ class RunStarted(Message):
         self.directory = directory
 
 
+class SearchStarted(Message):
+    """A search's conductor holds its lock."""
+
+    def __init__(self, directory: Path) -> None:
+        super().__init__()
+        self.directory = directory
+
+
+class SearchRefused(Message):
+    """The search cannot be started as the knobs are; `problem` says why in one line."""
+
+    def __init__(self, problem: Problem) -> None:
+        super().__init__()
+        self.problem = problem
+
+
 class Refused(Message):
     """The next run cannot be started as it is; `problem` says why in one line."""
 

@@ -15,6 +15,7 @@ from trainfast_tui.snapshot import Snapshot
 
 if TYPE_CHECKING:
     from trainfast_runner.follow import Follower, RunSnapshot
+    from trainfast_runner.search.follow import SearchFollower, SearchSnapshot
     from trainfast_runner.telemetry.readings import Tick
     from trainfast_runner.telemetry.sampler import Sampler
 
@@ -46,7 +47,10 @@ class Reader(threading.Thread):
         self._looked = directory is not None
         self._choosing = threading.Lock()
         """Held while `_wanted` and `_looked` change, so that a search never undoes a choice made meanwhile."""
+        self._searched: Path | None = None
+        self._looked_for_search = False
         self._follower: Follower | None = None
+        self._search_follower: SearchFollower | None = None
         self._sampler: Sampler | None = None
         self._ticks: deque[Tick] = deque(maxlen=TICKS_KEPT)
         self._stopping = False
@@ -56,6 +60,12 @@ class Reader(threading.Thread):
         """Show this run from now on, or none. Safe from any thread."""
         with self._choosing:
             self._wanted, self._looked = directory, True
+        self._wake.set()
+
+    def follow_search(self, directory: Path | None) -> None:
+        """Follow this search as well from now on, or none. Safe from any thread."""
+        with self._choosing:
+            self._searched, self._looked_for_search = directory, True
         self._wake.set()
 
     def stop(self, timeout_s: float = 1.0) -> None:
@@ -87,16 +97,41 @@ class Reader(threading.Thread):
     def _take(self) -> Snapshot:
         trouble: str | None = None
         run: RunSnapshot | None = None
+        search: SearchSnapshot | None = None
         try:
             run = self._poll()
+            search = self._poll_search()
         except Problem as problem:
             trouble = problem.line()
         except OSError as error:
             trouble = f"cannot read the run: {error}"
         self._sample(run)
         return Snapshot(
-            taken_ns=time.monotonic_ns(), run=run, ticks=tuple(self._ticks), looked=self._looked, trouble=trouble
+            taken_ns=time.monotonic_ns(),
+            run=run,
+            ticks=tuple(self._ticks),
+            looked=self._looked,
+            search=search,
+            trouble=trouble,
         )
+
+    def _poll_search(self) -> SearchSnapshot | None:
+        if not self._looked_for_search:
+            from trainfast_tui.search_control import newest_live_search
+
+            found = newest_live_search(self._home)
+            with self._choosing:
+                if not self._looked_for_search:
+                    self._searched, self._looked_for_search = found, True
+        directory = self._searched
+        if directory is None:
+            self._search_follower = None
+            return None
+        if self._search_follower is None or self._search_follower.directory != directory:
+            from trainfast_runner.search.follow import SearchFollower
+
+            self._search_follower = SearchFollower(directory)
+        return self._search_follower.poll()
 
     def _poll(self) -> RunSnapshot | None:
         from trainfast_runner.follow import Follower, newest

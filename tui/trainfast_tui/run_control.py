@@ -96,6 +96,11 @@ class RunControl:
 
         # What cannot start is said before anything is stopped for it.
         plan = launch.plan(spec, self._python)
+        self.end(directory)
+        return RunStarted(launch.start(plan, self._home))
+
+    def end(self, directory: Path) -> None:
+        """Stop a run and wait until nothing of it is left; not on the event loop. Raises Problem."""
         if is_alive(directory):
             self._stop(directory)
         deadline = time.monotonic() + GIVE_UP_S
@@ -103,4 +108,3 @@ class RunControl:
             if time.monotonic() > deadline:
                 raise Problem(f"{directory.name} is still there: s again kills it", key=directory.name)
             time.sleep(LOOK_EVERY_S)
-        return RunStarted(launch.start(plan, self._home))

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from trainfast_runner.follow import RunSnapshot
+    from trainfast_runner.search.follow import SearchSnapshot
     from trainfast_runner.telemetry.readings import Tick
 
 
@@ -22,6 +23,8 @@ class Snapshot:
     """The machine's last minutes, sampled by the app itself while no run samples it. Newest last."""
     looked: bool
     """Whether the home has been searched: without a run this is then a first start."""
+    search: SearchSnapshot | None = None
+    """The search for the largest batch that is being followed; it may have ended."""
     trouble: str | None = None
     """What keeps the reader from reading, in one line."""
 

@@ -14,6 +14,7 @@ from trainfast_tui.widgets.small_parts import Footer
 
 SCOPES = {
     "main": "on the main screen",
+    "search": "in the search for the largest batch",
     "runs": "in the list of runs",
     "compare": "in a comparison",
     "topo": "in the topology",

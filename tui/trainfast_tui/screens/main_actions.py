@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trainfast_runner.knobs import BY_NAME
@@ -26,6 +27,10 @@ if TYPE_CHECKING:
     Base = Screen[None]
 else:
     Base = object
+
+
+ENDED_WITH_ANSWER = ("answered", "nothing_fits")
+"""States of a search that has said all it can say about its knobs."""
 
 
 class MainActions(Base):
@@ -75,6 +80,9 @@ class MainActions(Base):
         if self.trainfast.control.is_starting:
             self.say("A run is being started already; r again when it is on the screen.", "warning")
             return
+        if self.trainfast.is_searching:
+            self.say("The search for the largest batch has the device; b shows it, Esc there cancels it.", "warning")
+            return
         run = snapshot.run if snapshot is not None else None
         if run is None or not run.is_live:
             self.say(f"Starting {next_run.spec.name}…")
@@ -84,6 +92,62 @@ class MainActions(Base):
         done = run.steps[-1].step if run.steps else 0
         question = f"{run.run_id} is {state_words(run.state)}, at step {done}. Stop it and start {next_run.spec.name}?"
         self._ask_about(run, question, "stop it, then run", partial(self._stop_then_run, run.directory, next_run))
+
+    def action_batch(self) -> None:
+        next_run, run = self.next_run, self.snapshot.run if self.snapshot is not None else None
+        if self.trainfast.is_searching or self._is_answered():
+            self._open_search()
+        elif next_run is None:
+            self.say("There is no preset to search a batch for; p chooses one.", "warning")
+        elif self.trainfast.control.is_starting:
+            self.say("A run is being started; b again when it is on the screen.", "warning")
+        elif run is None or not run.is_live:
+            self._search(None, True)
+        else:
+            question = f"{run.run_id} is {state_words(run.state)} and has the device. Stop it and search the batch?"
+            self._ask_about(run, question, "stop it, then search", partial(self._search, run.directory))
+
+    def _is_answered(self) -> bool:
+        """Whether the search that was followed last is about the knobs as they stand."""
+        search, next_run = self.trainfast.search, self.next_run
+        if search is None or search.asked is None or next_run is None or search.state not in ENDED_WITH_ANSWER:
+            return False
+        asked, spec = search.asked, next_run.spec
+        return (asked.preset, asked.variant, asked.model) == (spec.preset, spec.variant, spec.model) and all(
+            asked.knobs.get(name) == value
+            for name, value in spec.knobs.items()
+            if name not in ("batch_size", "devices")
+        )
+
+    def _search(self, live: Path | None, yes: object) -> None:
+        if not yes or self.next_run is None:
+            return
+        first = None if live is None else partial(self.trainfast.control.end, live)
+        self.trainfast.searching.start(self.next_run.spec, first=first)
+        self.trainfast.foresee()
+        self._open_search()
+
+    def _open_search(self) -> None:
+        from trainfast_tui.screens.search import open_search
+
+        if self.next_run is not None:
+            open_search(self.trainfast, self.next_run.spec)
+
+    def apply(self, settings: Iterable[tuple[str, str]]) -> None:
+        """Give the knobs these values, as they are typed."""
+        next_run = self.next_run
+        if next_run is None:
+            return
+        settings = tuple(settings)
+        try:
+            for name, value in settings:
+                next_run = next_run.type(name, value)
+        except Problem as problem:
+            self.refuse(problem)
+            return
+        self.change(next_run)
+        self.panel.move_to(settings[0][0])
+        self.say(f"{', '.join(f'{name} = {value}' for name, value in settings)}; r runs it")
 
     def _ask_about(self, run: RunSnapshot, question: str, yes: str, then: Callable[[object], None]) -> None:
         """Ask what makes sense only while this run lives."""
@@ -153,13 +217,7 @@ class MainActions(Base):
         if ending is None or place >= len(ending.fixes) or self.next_run is None:
             return
         fix = ending.fixes[place]
-        try:
-            self.change(self.next_run.type(fix.knob, fix.value))
-        except Problem as problem:
-            self.refuse(problem)
-            return
-        self.panel.move_to(fix.knob)
-        self.say(f"{fix.knob} = {fix.value}; r runs it")
+        self.apply([(fix.knob, fix.value)])
 
     def action_type_value(self) -> None:
         if self.next_run is None:

@@ -1,0 +1,181 @@
+"""Searches for the largest batch written by hand, every figure fixed, as a conductor would leave them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from recorded import GIB, MIB, START_NS, WALL_NS, S, write_lines
+
+from trainfast_runner.home import Home
+from trainfast_runner.records import Clock
+from trainfast_runner.search.fit import Fit, PhaseLine
+from trainfast_runner.search.follow import SearchFollower, SearchSnapshot
+from trainfast_runner.search.journal import (
+    Answer,
+    Asked,
+    Change,
+    Conducted,
+    Ended,
+    Launched,
+    Next,
+    Predicted,
+    Probe,
+    Proof,
+    RankPeaks,
+)
+from trainfast_runner.spec import resolve
+
+SEARCH_ID = "20261121-070000-tiny-llama-5ea2"
+RUN_ID = "20261121-070002-tiny-llama-b001"
+PROOF_ID = "20261121-070044-tiny-llama-b002"
+
+
+def a_fit(rank: int = 0, limit: int = GIB) -> Fit:
+    """118 MiB and 21.5 MiB a sample before the step, 190 MiB in it."""
+    return Fit(
+        rank=rank,
+        lines=[
+            PhaseLine(phase="forward_backward", fixed_bytes=118 * MIB, bytes_per_sample=21.5 * MIB),
+            PhaseLine(phase="optimizer", fixed_bytes=190 * MIB, bytes_per_sample=0.0),
+        ],
+        limit_bytes=limit,
+        error_bytes=8 * MIB,
+    )
+
+
+def a_probe(batch: int, *, outcome: str = "fits", at: int = 0, **changes: Any) -> Probe:
+    """A probe on the line of `a_fit`."""
+    peak = int((118 + 21.5 * batch) * MIB)
+    fields: dict[str, Any] = {
+        "t_ns": START_NS + at * S,
+        "batch_size": batch,
+        "outcome": outcome,
+        "run_id": RUN_ID,
+        "seconds": 2.5 + batch / 8,
+        "rank": 0,
+        "phase": "forward_backward",
+        "phase_peaks": {"forward_backward": peak, "optimizer": 190 * MIB},
+        "peak_allocated_bytes": peak,
+        "peak_reserved_bytes": peak,
+        "samples_per_s": 17.0 - batch / 20,
+        "step_ms": batch / (17.0 - batch / 20) * 1e3,
+        "ranks": [RankPeaks(rank=0, phase_peaks={"forward_backward": peak}, limit_peak_bytes=peak + 2 * MIB)],
+    }
+    if outcome == "oom":
+        fields |= {"phase": "backward", "samples_per_s": None, "step_ms": None, "phase_peaks": {}, "ranks": []}
+    return Probe(**{**fields, **changes})
+
+
+def asked(**changes: Any) -> Asked:
+    """tiny-llama under 1 GiB."""
+    spec = resolve("tiny-llama", ["memory_limit=1GiB"])
+    fields: dict[str, Any] = {
+        "t_ns": START_NS,
+        "search_id": SEARCH_ID,
+        "key": "k",
+        "preset": "tiny-llama",
+        "model": spec.model,
+        "data": spec.data,
+        "knobs": spec.knobs,
+        "limits_bytes": [GIB],
+        "limit_words": "memory_limit",
+        "clock": Clock(monotonic_ns=START_NS, wall_ns=WALL_NS),
+    }
+    return Asked(**{**fields, **changes})
+
+
+CONDUCTED = Conducted(t_ns=START_NS, pid=1, start_ticks=1, boot_id="")
+PREDICTED = Predicted(t_ns=START_NS + S, fixed_bytes=115 * MIB, bytes_per_sample=22 * MIB, max_batch=41, basis="traced")
+LAUNCHED = Launched(t_ns=START_NS + 2 * S, run_id=RUN_ID, role="probe")
+ANSWER = Answer(
+    max_batch=42,
+    aligned_batch=40,
+    recommended_batch=40,
+    recommended_why="leaves 46.0 MiB: 3 % for fragmentation, and what an evaluation keeps beside the training",
+    fastest_batch=8,
+    fastest_samples_per_s=16.6,
+    limit_bytes=GIB,
+    headroom_bytes=3 * MIB,
+    fixed_bytes=118 * MIB,
+    bytes_per_sample=int(21.5 * MIB),
+    phase="forward_backward",
+    proof_run_id=PROOF_ID,
+    certainty="44 ran out of memory in backward, and the fit says that 43 needs 18.5 MiB more than the limit",
+)
+
+
+def going_on() -> list[Any]:
+    """Two probes made, the third under way."""
+    return [
+        asked(),
+        CONDUCTED,
+        PREDICTED,
+        LAUNCHED,
+        Next(
+            t_ns=START_NS + 2 * S, action="probe", batch_size=8, why="the prediction's 41 is far: a point for the fit"
+        ),
+        a_probe(8, at=6),
+        Next(
+            t_ns=START_NS + 6 * S, action="probe", batch_size=32, why="a second point", fits=[a_fit()], tightest_rank=0
+        ),
+        a_probe(32, at=13),
+        Next(
+            t_ns=START_NS + 13 * S,
+            action="probe",
+            batch_size=42,
+            why="the fit of 2 probes reaches the limit at 42.1",
+            needs_bytes=int((118 + 21.5 * 42) * MIB),
+            fits=[a_fit()],
+            tightest_rank=0,
+        ),
+    ]
+
+
+def answered(**changes: Any) -> list[Any]:
+    """The whole of it: four probes, of which one ran out of memory, and the proof."""
+    last = Next(t_ns=START_NS + 40 * S, action="end", why="42 is proved", fits=[a_fit()], tightest_rank=0)
+    return [
+        *going_on(),
+        a_probe(42, at=20),
+        a_probe(44, outcome="oom", at=30),
+        Proof(
+            t_ns=START_NS + 40 * S,
+            batch_size=42,
+            run_id=PROOF_ID,
+            state="finished",
+            peak_allocated_bytes=1021 * MIB,
+            samples_per_s=14.8,
+            seconds=12.0,
+        ),
+        last,
+        Ended(t_ns=START_NS + 40 * S, state="answered", answer=ANSWER, seconds=41.0, **changes),
+    ]
+
+
+def nothing_fits() -> list[Any]:
+    """Batch 1 is too large, and two changes would help."""
+    changes = [
+        Change(settings={"optimizer": "adafactor"}, words="frees 120 MiB", costs="slower to converge"),
+        Change(settings={"checkpointing": "full", "precision": "bf16"}, words="frees 150 MiB", costs="20-30 % slower"),
+    ]
+    return [
+        asked(knobs={**asked().knobs, "memory_limit": "64MiB"}, limits_bytes=[64 * MIB]),
+        CONDUCTED,
+        a_probe(1, outcome="oom", at=5),
+        Ended(t_ns=START_NS + 6 * S, state="nothing_fits", missing_bytes=75 * MIB, changes=changes, seconds=6.0),
+    ]
+
+
+def a_search(home: Home, lines: list[Any], search_id: str = SEARCH_ID) -> Path:
+    """Its directory; whoever holds `search.lock` there conducts it."""
+    directory = home.path / "searches" / search_id
+    directory.mkdir(parents=True)
+    write_lines(directory / "journal.jsonl", lines)
+    (directory / "search.lock").touch(mode=0o600)
+    return directory
+
+
+def seen(directory: Path) -> SearchSnapshot:
+    """It as the reader sees it."""
+    return SearchFollower(directory).poll()

@@ -1,0 +1,377 @@
+"""The ladder: how a search for the largest batch is drawn, started, paused, cancelled, and its answer applied."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from recorded import GIB, MIB, START_NS, S, a_run, write_lines
+from searched import (
+    ANSWER,
+    CONDUCTED,
+    PROOF_ID,
+    a_fit,
+    a_probe,
+    a_search,
+    answered,
+    asked,
+    going_on,
+    nothing_fits,
+    seen,
+)
+from still import StillApp, a_snapshot, own_supervisor, screen_text
+from test_app_runs import until
+from textual.pilot import Pilot
+
+from trainfast_runner.home import Home
+from trainfast_runner.problem import Problem
+from trainfast_runner.records import Event
+from trainfast_runner.search import control
+from trainfast_runner.search.journal import LOCK_FILE, PAUSE_FILE, Ended, Next, Paused
+from trainfast_runner.spec import RunSpec
+from trainfast_tui.messages import SnapshotTaken
+from trainfast_tui.screens.search import SearchScreen
+
+FULL, SMALL = (120, 40), (80, 24)
+NOW_S = 18
+
+
+@pytest.fixture
+def conduct() -> Iterator[Callable[[Path], None]]:
+    """Hold a search's lock, as its conductor would, until the test ends."""
+    held: list[int] = []
+
+    def lock(directory: Path) -> None:
+        fd = os.open(directory / LOCK_FILE, os.O_RDWR)
+        fcntl.flock(fd, fcntl.LOCK_EX)
+        held.append(fd)
+
+    yield lock
+    for fd in held:
+        os.close(fd)
+
+
+class Starts:
+    """Stands in for the start of a conductor: remembers what was asked, and gives the search a test has prepared."""
+
+    def __init__(self) -> None:
+        self.asked: list[tuple[dict[str, Any], bool]] = []
+        self.directory: Path | None = None
+        self.refusal: Problem | None = None
+        self.go = threading.Event()
+        self.go.set()
+
+    def start(self, spec: RunSpec, home: Home, python: str | None = None, *, fresh: bool = False) -> Path:
+        self.asked.append((dict(spec.knobs), fresh))
+        assert self.go.wait(10)
+        if self.refusal is not None:
+            raise self.refusal
+        assert self.directory is not None
+        return self.directory
+
+
+@pytest.fixture
+def starts(monkeypatch: pytest.MonkeyPatch) -> Starts:
+    found = Starts()
+    monkeypatch.setattr(control, "start_search", found.start)
+    return found
+
+
+async def show(pilot: Pilot[Any], search: Path | None, run: Path | None = None) -> None:
+    """The reader's next snapshot."""
+    snapshot = a_snapshot(run, second=NOW_S)
+    found = None if search is None else seen(search)
+    pilot.app.post_message(SnapshotTaken(replace(snapshot, search=found)))
+    await pilot.pause()
+
+
+async def opened(pilot: Pilot[Any], search: Path) -> str:
+    """The ladder of this search, with the knobs it is about."""
+    app = pilot.app
+    assert isinstance(app, StillApp)
+    await show(pilot, search)
+    journal = seen(search)
+    assert app.next_run is not None
+    assert journal.asked is not None
+    app.main.change(app.next_run.type("memory_limit", journal.asked.knobs["memory_limit"]))
+    await pilot.press("b")
+    await pilot.pause()
+    assert isinstance(app.screen, SearchScreen)
+    return screen_text(app)
+
+
+def knob(app: StillApp, name: str) -> object:
+    assert app.next_run is not None
+    return app.next_run.spec.knobs[name]
+
+
+async def test_the_ladder_has_a_row_for_each_probe_the_fit_and_what_is_tried_and_why(
+    home: Home, conduct: Callable[[Path], None]
+) -> None:
+    search = a_search(home, going_on())
+    conduct(search)
+    app = StillApp(home)
+    async with app.run_test(size=FULL) as pilot:
+        text = await opened(pilot, search)
+    lines = text.splitlines()
+    assert lines[0].startswith("largest batch: tiny-llama ─")
+    assert lines[1].startswith("● probing: batch_size 42  5 s")
+    assert lines[2].startswith("limit 1.00 GiB a rank (memory_limit)")
+    rows = [line.split() for line in lines[4:8]]
+    assert rows[0] == ["batch", "fwd+bwd", "optimizer", "step", "samples/s", "took", "outcome"]
+    assert rows[1] == ["8", "290", "MiB", "190", "MiB", "482", "ms", "16.6", "3.5", "s", "●", "fits"]
+    assert rows[2][0] == "32"
+    assert rows[3] == ["▸42", "probing…"]
+    chart = "\n".join(lines[8:])
+    assert "1.00 GiB │╌╌╌" in chart, "the limit is a line of its own"
+    assert chart.count("●") == 2
+    assert chart.count("○") == 1, "what is tried now, where the fit expects it"
+    assert "now: probe batch_size 42, the fit of 2 probes reaches the limit at 42.1" in text
+
+
+async def test_the_answer_has_its_reasons_and_enter_applies_the_recommended_one(home: Home) -> None:
+    app = StillApp(home)
+    async with app.run_test(size=FULL) as pilot:
+        text = await opened(pilot, a_search(home, answered()))
+        assert "✓ batch_size 42 is the largest that fits, proved in a fresh process  took 41 s" in text
+        assert "✗ out of memory in backward" in text
+        assert f"✓ proved: {PROOF_ID}" in text
+        assert ANSWER.certainty in text
+        assert "the largest leaves 3.00 MiB of the limit" in text
+        assert "▸ recommended batch_size=40  leaves 46.0 MiB: 3 % for fragmentation" in text
+        assert "  aligned     batch_size=40  a multiple of 8" in text
+        assert f"  largest     batch_size=42  proved by {PROOF_ID}" in text
+        assert "  fastest     batch_size=8  16.6 samples/s" in text
+        await pilot.press("enter")
+        await pilot.pause()
+        assert app.screen is app.main
+        assert knob(app, "batch_size") == 40
+        assert "batch_size = 40; r runs it" in screen_text(app)
+
+
+async def test_enter_applies_the_answer_under_the_cursor(home: Home) -> None:
+    app = StillApp(home)
+    async with app.run_test(size=SMALL) as pilot:
+        await opened(pilot, a_search(home, answered()))
+        await pilot.press("down", "down")
+        assert "▸ largest     batch_size=42" in screen_text(app)
+        await pilot.press("enter")
+        await pilot.pause()
+        assert knob(app, "batch_size") == 42
+
+
+async def test_the_answer_for_the_same_knobs_is_shown_again_without_another_search(home: Home, starts: Starts) -> None:
+    search = a_search(home, answered())
+    app = StillApp(home)
+    async with app.run_test(size=FULL) as pilot:
+        await opened(pilot, search)
+        await pilot.press("enter")
+        await pilot.press("b")
+        await pilot.pause()
+        assert "is the largest that fits" in screen_text(app)
+        assert starts.asked == []
+        starts.directory = search
+        await pilot.press("f5")
+        await until(pilot, "The knobs are being checked")
+        assert starts.asked[0][1], "an answered search starts anew"
+
+
+async def test_where_batch_1_does_not_fit_enter_applies_all_of_a_change(home: Home) -> None:
+    app = StillApp(home)
+    async with app.run_test(size=FULL) as pilot:
+        text = await opened(pilot, a_search(home, nothing_fits()))
+        assert "✗ batch_size 1 does not fit: 75.0 MiB too much" in text
+        assert "▸ change 1    optimizer=adafactor  frees 120 MiB; speed: slower to converge" in text
+        await pilot.press("down", "enter")
+        await pilot.pause()
+        assert knob(app, "checkpointing") == "full"
+        assert knob(app, "precision") == "bf16"
+
+
+async def test_escape_cancels_what_goes_on_and_leaves_what_has_ended(
+    home: Home, conduct: Callable[[Path], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cancelled: list[Path] = []
+    monkeypatch.setattr(control, "cancel", lambda directory: cancelled.append(directory) or True)
+    search = a_search(home, going_on())
+    conduct(search)
+    app = StillApp(home)
+    async with app.run_test(size=FULL) as pilot:
+        await opened(pilot, search)
+        await pilot.press("escape")
+        await until(pilot, "Cancelling: what runs is stopped, the journal is kept")
+        while not cancelled:
+            await pilot.pause(0.01)
+        assert cancelled == [search]
+        write_lines(
+            search / "journal.jsonl",
+            [*going_on(), Ended(t_ns=START_NS + NOW_S * S, state="cancelled", seconds=16.0)],
+        )
+        await show(pilot, search)
+        assert "■ cancelled; its journal is kept, f5 goes on  took 16 s" in screen_text(app)
+        await pilot.press("escape")
+        await pilot.pause()
+        assert app.screen is app.main
+
+
+async def test_space_pauses_after_the_probe_and_again_goes_on(home: Home, conduct: Callable[[Path], None]) -> None:
+    search = a_search(home, going_on())
+    conduct(search)
+    app = StillApp(home)
+    async with app.run_test(size=FULL) as pilot:
+        await opened(pilot, search)
+        await pilot.press("space")
+        while not (search / PAUSE_FILE).exists():
+            await pilot.pause(0.01)
+        await show(pilot, search)
+        assert "● pauses after the probe it is at" in screen_text(app)
+        write_lines(search / "journal.jsonl", [*going_on(), Paused(t_ns=START_NS + 15 * S)])
+        await show(pilot, search)
+        text = screen_text(app)
+        assert "■ paused: nothing of it runs" in text
+        assert "next: probe batch_size 42" in text
+        await pilot.press("p")
+        while (search / PAUSE_FILE).exists():
+            await pilot.pause(0.01)
+
+
+async def test_leaving_lets_it_go_on_and_its_end_is_said_on_the_main_screen(
+    home: Home, conduct: Callable[[Path], None]
+) -> None:
+    search = a_search(home, going_on())
+    conduct(search)
+    app = StillApp(home)
+    async with app.run_test(size=FULL) as pilot:
+        await opened(pilot, search)
+        await pilot.press("b")
+        await pilot.pause()
+        assert app.screen is app.main
+        assert "The search goes on; b shows it." in screen_text(app)
+        assert not app.questions[-1].may_trace, "a search measures too"
+        await pilot.press("r")
+        assert "The search for the largest batch has the device" in screen_text(app)
+        write_lines(search / "journal.jsonl", answered())
+        await show(pilot, search)
+        assert "The search has ended: batch_size 42 is the largest that fits" in screen_text(app)
+
+
+async def test_b_starts_a_search_of_the_knobs_and_escape_while_it_starts_cancels_it(
+    home: Home, starts: Starts, conduct: Callable[[Path], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cancelled: list[Path] = []
+    monkeypatch.setattr(control, "cancel", lambda directory: cancelled.append(directory) or True)
+    search = starts.directory = a_search(home, [asked(), CONDUCTED])
+    conduct(search)
+    starts.go.clear()
+    app = StillApp(home)
+    async with app.run_test(size=FULL) as pilot:
+        await show(pilot, None)
+        await pilot.press("right", "b")
+        await until(pilot, "The knobs are being checked")
+        assert not app.questions[-1].may_trace
+        await pilot.press("escape")
+        await until(pilot, "Cancelling as soon as it is there")
+        starts.go.set()
+        while not cancelled:
+            await show(pilot, search)
+        assert starts.asked[0][0]["batch_size"] == 16
+        assert not starts.asked[0][1], "an unfinished journal is continued"
+
+
+async def test_a_search_that_is_refused_says_why(home: Home, starts: Starts) -> None:
+    starts.refusal = Problem("memory_limit is below what the parameters need", key="memory_limit")
+    app = StillApp(home)
+    async with app.run_test(size=FULL) as pilot:
+        await show(pilot, None)
+        await pilot.press("b")
+        await until(pilot, "Refused: memory_limit is below what the parameters need")
+        assert not app.is_searching
+        await pilot.press("escape")
+        await pilot.pause()
+        assert app.screen is app.main
+
+
+async def test_a_live_run_is_named_first_and_stopped_only_when_that_is_wanted(
+    home: Home, starts: Starts, hold: Callable[[Path], None]
+) -> None:
+    run = a_run(home, with_result=False)
+    hold(run)
+    write_lines(run / "events.jsonl", [own_supervisor(), Event(t_ns=START_NS + S, kind="state", state="running")])
+    app = StillApp(home)
+    async with app.run_test(size=FULL) as pilot:
+        await show(pilot, None, run)
+        await pilot.press("b")
+        text = await until(pilot, "y  stop it, then search")
+        assert "20261121-054455-tiny-llama-7f3a is running and has the device." in " ".join(text.split())
+        await pilot.press("n")
+        await pilot.pause()
+        assert starts.asked == []
+
+
+async def test_the_tightest_of_two_ranks_is_named_and_a_void_probe_says_why(
+    home: Home, conduct: Callable[[Path], None]
+) -> None:
+    fits = [a_fit(0, 2 * GIB), a_fit(1, 1536 * MIB)]
+    lines = [
+        asked(limits_bytes=[2 * GIB, 1536 * MIB], world_size=2),
+        CONDUCTED,
+        a_probe(8, outcome="void", reason="python 4711 of another user took 2.00 GiB"),
+        a_probe(8, rank=1),
+        Next(t_ns=START_NS + 6 * S, action="probe", batch_size=64, why="a point", fits=fits, tightest_rank=1),
+    ]
+    search = a_search(home, lines)
+    conduct(search)
+    app = StillApp(home)
+    async with app.run_test(size=FULL) as pilot:
+        text = await opened(pilot, search)
+    assert "limit 2.00 GiB + 1.50 GiB a rank (memory_limit)   tightest: rank 1" in text
+    assert "~ void on rank 0" in text
+    assert "python 4711 of another user took 2.00 GiB" in text
+    assert "● fits on rank 1" in text
+
+
+async def test_a_search_whose_conductor_is_gone_says_so_and_f5_takes_it_up_again(home: Home, starts: Starts) -> None:
+    search = starts.directory = a_search(home, going_on())
+    conductor = os.open(search / LOCK_FILE, os.O_RDWR)
+    fcntl.flock(conductor, fcntl.LOCK_EX)
+    app = StillApp(home)
+    async with app.run_test(size=FULL) as pilot:
+        await opened(pilot, search)
+        os.close(conductor)
+        await show(pilot, search)
+        assert "✗ interrupted: nobody works on it any more; f5 takes it up again" in screen_text(app)
+        await pilot.press("f5")
+        await until(pilot, "The knobs are being checked")
+    assert [fresh for _, fresh in starts.asked] == [False]
+
+
+async def test_on_the_smallest_screen_in_ascii_what_is_tried_still_stands(
+    home: Home, conduct: Callable[[Path], None]
+) -> None:
+    search = a_search(home, going_on())
+    conduct(search)
+    app = StillApp(home, ascii=True)
+    async with app.run_test(size=SMALL) as pilot:
+        text = await opened(pilot, search)
+    assert text.isascii()
+    assert "* fits" in text
+    assert "|----" in text
+    assert "now: probe batch_size 42" in text
+    assert "Esc cancel" in text
+
+
+def test_the_reader_finds_a_search_that_goes_on(home: Home, conduct: Callable[[Path], None]) -> None:
+    from trainfast_tui.search_control import newest_live_search
+
+    assert newest_live_search(home) is None
+    live = a_search(home, going_on())
+    a_search(home, answered(), "20991231-000000-tiny-llama-ffff")
+    assert newest_live_search(home) is None
+    conduct(live)
+    assert newest_live_search(home) == live

@@ -1,0 +1,82 @@
+"""Starting, pausing and ending a search from the screen. Every call returns at once; what came of it is posted."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from textual.message import Message
+
+from trainfast_runner.home import Home
+from trainfast_runner.problem import Problem
+from trainfast_runner.spec import RunSpec
+from trainfast_tui.background import in_background
+from trainfast_tui.messages import Said, SearchRefused, SearchStarted, said_no
+
+
+class SearchControl:
+    """Talks to the conductor of a search, which outlives the app. `python` trains, None for this one."""
+
+    def __init__(self, home: Home, post: Callable[[Message], object], python: str | None = None) -> None:
+        self._home = home
+        self._post = post
+        self._python = python
+        self.is_starting = False
+        """Whether a search was asked for that neither holds its lock nor was refused."""
+
+    def start(self, spec: RunSpec, *, fresh: bool = False, first: Callable[[], None] | None = None) -> None:
+        """Start or continue a search, after `first` is done: SearchStarted, or SearchRefused."""
+        self.is_starting = True
+        in_background("search", lambda: self._start(spec, fresh, first), self._post, SearchRefused)
+
+    def pause(self, directory: Path) -> None:
+        """Have it wait after the probe it is at."""
+        in_background("pause", lambda: self._pause(directory), self._post, said_no)
+
+    def resume(self, directory: Path) -> None:
+        """Let it go on."""
+        in_background("resume", lambda: self._resume(directory), self._post, said_no)
+
+    def cancel(self, directory: Path) -> None:
+        """Have what runs stopped and the search ended; its journal stays."""
+        in_background("cancel", lambda: self._cancel(directory), self._post, said_no)
+
+    def _start(self, spec: RunSpec, fresh: bool, first: Callable[[], None] | None) -> Message:
+        from trainfast_runner.search.control import start_search
+
+        if first is not None:
+            first()
+        return SearchStarted(start_search(spec, self._home, self._python, fresh=fresh))
+
+    def _pause(self, directory: Path) -> None:
+        from trainfast_runner.search.control import pause
+
+        pause(directory)
+
+    def _resume(self, directory: Path) -> None:
+        from trainfast_runner.search.control import resume
+
+        resume(directory)
+
+    def _cancel(self, directory: Path) -> Message | None:
+        from trainfast_runner.search.control import cancel
+
+        return None if cancel(directory) else Said("It has ended already.", "warning")
+
+
+def newest_live_search(home: Home) -> Path | None:
+    """The directory of the newest search that somebody works on. Raises Problem where they cannot be listed."""
+    from trainfast_runner.search.journal import is_conducted
+
+    folder = home.path / "searches"
+    try:
+        found = sorted((entry for entry in folder.iterdir() if entry.is_dir()), reverse=True)
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise Problem(f"{folder}: {error}", key="searches") from None
+    return next((directory for directory in found[:LOOKED_AT] if is_conducted(directory)), None)
+
+
+LOOKED_AT = 20
+"""Newest searches that are looked through for one that goes on."""

@@ -1,0 +1,313 @@
+"""A search for the largest batch, drawn: each probe a row, the fit against the limit, what comes next and why."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from trainfast_tui import format as fmt
+from trainfast_tui.widgets.fit_chart import Point, fit_chart
+from trainfast_tui.widgets.painted import Line, Painted, rule, wrap
+
+if TYPE_CHECKING:
+    from trainfast_runner.search.fit import Fit
+    from trainfast_runner.search.follow import SearchSnapshot
+    from trainfast_runner.search.journal import Answer, Probe, Proof
+
+SIGNS = {
+    "starting": ("○", "secondary"),
+    "running": ("●", "success"),
+    "pausing": ("●", "warning"),
+    "paused": ("■", "warning"),
+    "interrupted": ("✗", "warning"),
+    "answered": ("✓", "success"),
+    "nothing_fits": ("✗", "error"),
+    "failed": ("✗", "error"),
+    "cancelled": ("■", "warning"),
+}
+OUTCOMES = {"fits": ("●", "success", "fits"), "oom": ("✗", "error", "out of memory"), "void": ("~", "warning", "void")}
+PHASE_COLUMNS = (("forward_backward", "fwd+bwd"), ("optimizer", "optimizer"))
+LEAST_CHART, MOST_CHART = 6, 16
+"""Lines of the chart: below the first it says nothing, above the second it says no more."""
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """What Enter can apply at the end: knobs as they are typed, and in words why one would."""
+
+    label: str
+    settings: tuple[tuple[str, str], ...]
+    why: str
+
+
+def choices(search: SearchSnapshot | None) -> tuple[Choice, ...]:
+    """The batch sizes found, the recommended one first; where nothing fits, the changes that would help."""
+    ended = search.ended if search is not None else None
+    if ended is None:
+        return ()
+    if ended.answer is None:
+        return tuple(
+            Choice(f"change {place}", tuple(change.settings.items()), _change_words(change.words, change.costs))
+            for place, change in enumerate(ended.changes, 1)
+        )
+    answer = ended.answer
+    found = [
+        ("recommended", answer.recommended_batch, answer.recommended_why),
+        ("aligned", answer.aligned_batch, "the largest multiple of 64" if _by_64(answer) else "a multiple of 8"),
+        ("largest", answer.max_batch, _largest_words(answer)),
+        ("fastest", answer.fastest_batch, f"{fmt.per_second(answer.fastest_samples_per_s, 'samples')}, of those tried"),
+    ]
+    return tuple(Choice(label, (("batch_size", str(batch)),), why) for label, batch, why in found if batch is not None)
+
+
+def state_words(search: SearchSnapshot) -> str:
+    """What the search is doing, or how it ended, in one line."""
+    step = search.next
+    if search.state == "running" and step is not None and step.action in ("probe", "prove"):
+        verb = "probing" if step.action == "probe" else "proving in a fresh process"
+        return f"{verb}: batch_size {step.batch_size:,}"
+    words = {
+        "starting": "starting: the knobs are checked, the model is built",
+        "running": "working",
+        "pausing": "pauses after the probe it is at",
+        "paused": "paused: nothing of it runs",
+        "interrupted": "interrupted: nobody works on it any more; f5 takes it up again",
+        "cancelled": "cancelled; its journal is kept, f5 goes on",
+    }
+    ended = search.ended
+    if ended is not None and ended.answer is not None:
+        return f"batch_size {ended.answer.max_batch:,} is the largest that fits, proved in a fresh process"
+    if search.state == "nothing_fits" and ended is not None:
+        missing = f": {fmt.size(ended.missing_bytes)} too much" if ended.missing_bytes else ""
+        return f"batch_size 1 does not fit{missing}"
+    if search.state == "failed" and ended is not None:
+        return f"failed: {ended.reason}"
+    return words.get(search.state, search.state)
+
+
+class Ladder(Painted):
+    """Fills the screen; `show` gives it the newest of the search."""
+
+    DEFAULT_CSS = "Ladder { height: 1fr; }"
+
+    def __init__(self, name: str, *, ascii: bool = False, id: str | None = None) -> None:
+        super().__init__(ascii=ascii, id=id)
+        self._preset = name
+        self._search: SearchSnapshot | None = None
+        self._now_ns = 0
+        self._said: tuple[str, str] = ("", "muted")
+        self._at = 0
+
+    def show(self, search: SearchSnapshot | None, now_ns: int) -> None:
+        """Show this; `now_ns` is CLOCK_MONOTONIC."""
+        self._search, self._now_ns = search, now_ns
+        self.repaint()
+
+    def say(self, text: str, tone: str = "text") -> None:
+        """Show this below everything until something else is said."""
+        self._said = (text, tone)
+        self.repaint()
+
+    @property
+    def chosen(self) -> Choice | None:
+        """What Enter would apply; None before the end."""
+        found = choices(self._search)
+        return found[min(self._at, len(found) - 1)] if found else None
+
+    def move(self, by: int) -> None:
+        """The cursor among what Enter can apply."""
+        self._at = max(0, min(len(choices(self._search)) - 1, self._at + by))
+        self.repaint()
+
+    def lines(self, width: int, height: int) -> list[Line]:
+        search = self._search
+        if search is None:
+            waiting: Line = [(self._said[0] or "The knobs are being checked…", self._said[1])]
+            return [rule(f"largest batch: {self._preset}", width), waiting]
+        head = _head(search, self._preset, self._now_ns, width)
+        table = _table(search, width)
+        foot = [*_next_lines(search, width), *_choice_lines(search, self._at, width)]
+        if self._said[0]:
+            foot += [[], *([(line, self._said[1])] for line in wrap(self._said[0], width))]
+        # Blank lines stand before the table, the chart and the foot.
+        room = height - len(head) - 1 - len(foot) - (1 if foot else 0)
+        if len(table) > room:
+            # The title, and the newest rows.
+            table = [table[0], *table[len(table) - max(1, room - 1) :]]
+        room -= len(table) + 1
+        chart = _chart(search, width, min(MOST_CHART, room), self._ascii) if room >= LEAST_CHART else []
+        return [*head, [], *table, *([[], *chart] if chart else []), *([[], *foot] if foot else [])]
+
+
+def _head(search: SearchSnapshot, name: str, now_ns: int, width: int) -> list[Line]:
+    asked = search.asked
+    if asked is not None:
+        name = f"{asked.preset}/{asked.variant}" if asked.variant else asked.preset
+    sign, tone = SIGNS.get(search.state, ("○", "text"))
+    state: Line = [(f"{sign} ", tone), (state_words(search), "title")]
+    if search.is_live and search.state != "paused" and search.since_ns is not None:
+        state.append((f"  {fmt.duration(max(0, now_ns - search.since_ns) // 1_000_000_000)}", "muted"))
+    elif search.ended is not None:
+        state.append((f"  took {fmt.duration(search.ended.seconds)}", "muted"))
+    return [rule(f"largest batch: {name}", width), state, *([line] if (line := _limit_line(search)) else [])]
+
+
+def _limit_line(search: SearchSnapshot) -> Line:
+    asked, fit = search.asked, _tightest(search)
+    limits = asked.limits_bytes if asked is not None else []
+    line: Line = []
+    if limits:
+        shown = " + ".join(fmt.size(limit) for limit in dict.fromkeys(limits))
+        words = f" ({asked.limit_words})" if asked is not None and asked.limit_words else ""
+        line += [("limit ", "muted"), (f"{shown} a rank", "text"), (words, "muted")]
+    elif fit is not None:
+        line += [("limit ", "muted"), (f"{fmt.size(fit.limit_bytes)} a rank", "text")]
+    if fit is not None and len(search.fits) > 1:
+        line.append((f"   tightest: rank {fit.rank}", "text"))
+    return line
+
+
+def _tightest(search: SearchSnapshot) -> Fit | None:
+    """The fit of the rank that decides."""
+    rank = search.next.tightest_rank if search.next is not None else None
+    fits = search.fits
+    return next((fit for fit in fits if fit.rank == rank), fits[0] if fits else None)
+
+
+def _table(search: SearchSnapshot, width: int) -> list[Line]:
+    wide = width >= 100
+    rows: list[Line] = []
+    for probe in search.probes:
+        rows.append(_probe_row(probe, len(search.fits) > 1, wide))
+        if probe.outcome == "void" and probe.reason:
+            # What made it worthless is a person's to mend, so it is said in full.
+            rows += [[(f"{'':10}{line}", "warning")] for line in wrap(probe.reason, width - 10)]
+    rows += [_proof_row(proof, wide) for proof in search.proofs]
+    step = search.next
+    if search.state in ("running", "pausing") and step is not None and step.batch_size is not None:
+        verb = "probing…" if step.action == "probe" else "proving…"
+        rows.append(_row([f"▸{step.batch_size:,}"], [(verb, "secondary")], wide))
+    title = ["batch", *(name for _, name in PHASE_COLUMNS), "step", "samples/s", "took"]
+    return [_row(title, [("outcome", "muted")], wide, "muted"), *rows]
+
+
+def _row(cells: Sequence[str], end: Line, wide: bool, tone: str = "text") -> Line:
+    widths = (8, 12, 12, 12, 12, 9) if wide else (7, 10, 10, 9, 10, 8)
+    padded = [*cells, *([""] * (len(widths) - len(cells)))]
+    texts = [fmt.fit(cell, cells_wide, "right") for cell, cells_wide in zip(padded, widths, strict=True)]
+    return [("".join(texts), tone), ("  ", "text"), *end]
+
+
+def _probe_row(probe: Probe, many_ranks: bool, wide: bool) -> Line:
+    sign, tone, words = OUTCOMES.get(probe.outcome, ("○", "text", probe.outcome))
+    if not wide and probe.outcome == "oom":
+        words = "OOM"
+    where = f" in {probe.phase.replace('_', ' and ')}" if probe.phase and probe.outcome == "oom" else ""
+    rank = f" on rank {probe.rank}" if many_ranks and probe.rank is not None else ""
+    retries = f", {probe.alloc_retries:,} allocator retries" if probe.alloc_retries else ""
+    cells = [
+        f"{probe.batch_size:,}",
+        *(fmt.size(probe.phase_peaks.get(key)) for key, _ in PHASE_COLUMNS),
+        fmt.milliseconds(probe.step_ms),
+        fmt.number(probe.samples_per_s),
+        fmt.duration(probe.seconds),
+    ]
+    return _row(cells, [(f"{sign} {words}{where}{rank}{retries}", tone)], wide)
+
+
+def _proof_row(proof: Proof, wide: bool) -> Line:
+    holds = proof.state == "finished"
+    words = f"proved: {proof.run_id}" if holds else f"proof {proof.state}: {fmt.plain(proof.reason)}"
+    cells = [
+        f"{proof.batch_size:,}",
+        fmt.size(proof.peak_allocated_bytes),
+        "",
+        "",
+        fmt.number(proof.samples_per_s),
+        fmt.duration(proof.seconds),
+    ]
+    return _row(cells, [(f"{'✓' if holds else '✗'} {words}", "success" if holds else "error")], wide)
+
+
+def _next_lines(search: SearchSnapshot, width: int) -> list[Line]:
+    """What is tried next and why; after the end, why that was the end."""
+    ended, step = search.ended, search.next
+    if ended is not None:
+        certainty = ended.answer.certainty if ended.answer is not None else ""
+        text = certainty or (ended.reason if search.state != "failed" else "")
+        return [[(line, "muted")] for line in wrap(text, width)]
+    if step is None:
+        said = search.prediction
+        text = "" if said is None else said.reason or said.basis
+        return [[(line, "muted")] for line in wrap(text, width)]
+    when = "next" if search.state in ("paused", "interrupted") else "now"
+    what = {"probe": "probe ", "prove": "prove "}.get(step.action, "")
+    batch = f"{what}batch_size {step.batch_size:,}, " if step.batch_size is not None else ""
+    need = f"; by the fit it needs {fmt.size(step.needs_bytes)}" if step.needs_bytes is not None else ""
+    return [[(line, "text")] for line in wrap(f"{when}: {batch}{step.why}{need}", width)[:3]]
+
+
+def _choice_lines(search: SearchSnapshot, at: int, width: int) -> list[Line]:
+    found = choices(search)
+    if not found:
+        return []
+    ended = search.ended
+    left = ended.answer.headroom_bytes if ended is not None and ended.answer is not None else None
+    title = "Enter applies" if left is None else f"Enter applies; the largest leaves {fmt.size(left)} of the limit"
+    lines: list[Line] = [[(title, "muted")]]
+    at = min(at, len(found) - 1)
+    for place, choice in enumerate(found):
+        settings = " ".join(f"{name}={value}" for name, value in choice.settings)
+        head = f"{'▸' if place == at else ' '} {choice.label:<12}{settings}"
+        first, *rest = wrap(choice.why, max(20, width - len(head) - 2)) or [""]
+        lines.append([(head, "cursor" if place == at else "title"), ("  ", "text"), (first, "text")])
+        if place == at:
+            lines += [[(" " * (len(head) + 2) + line, "text")] for line in rest[:2]]
+        elif rest:
+            lines[-1][-1] = (f"{first} …", "text")
+    return lines
+
+
+def _chart(search: SearchSnapshot, width: int, height: int, ascii: bool) -> list[Line]:
+    """The peaks of the tightest rank as its limit counts them, the fit through them, and the limit."""
+    fit = _tightest(search)
+    asked = search.asked
+    limit = fit.limit_bytes if fit is not None else (min(asked.limits_bytes, default=None) if asked else None)
+    step = search.next
+    wanted = step.batch_size if step is not None and search.is_live else None
+    points = [point for probe in search.probes if (point := _point(probe, fit, limit, ascii)) is not None]
+    if fit is None and all(probe.outcome == "oom" for probe in search.probes):
+        return []
+    largest = max([point.batch_size for point in points] + [wanted or 0, 1])
+    if wanted is not None and fit is not None:
+        points.append(Point(wanted, int(fit.need_bytes(wanted)), "o" if ascii else "○", "accent"))
+    across = max(largest + max(1, largest // 8), 2)
+    return fit_chart(points, None if fit is None else fit.need_bytes, limit, across, width, height, ascii=ascii)
+
+
+def _point(probe: Probe, fit: Fit | None, limit: int | None, ascii: bool) -> Point | None:
+    sign, tone, _ = OUTCOMES.get(probe.outcome, ("○", "text", ""))
+    if ascii:
+        sign = {"●": "*", "✗": "x"}.get(sign, sign)
+    if probe.outcome == "oom":
+        # What it would have needed is known only from the fit; that it is more than the limit is certain.
+        needed = max(int(fit.need_bytes(probe.batch_size)) if fit is not None else 0, int((limit or 0) * 1.03))
+        return Point(probe.batch_size, needed, sign, tone) if needed else None
+    rank = fit.rank if fit is not None else probe.rank
+    own = next((peaks for peaks in probe.ranks if peaks.rank == rank), None)
+    peak = (own.limit_peak_bytes or own.peak_allocated_bytes) if own is not None else None
+    peak = peak or probe.peak_allocated_bytes
+    return None if peak is None else Point(probe.batch_size, peak, sign, tone)
+
+
+def _by_64(answer: Answer) -> bool:
+    return answer.aligned_batch is not None and answer.aligned_batch >= 512
+
+
+def _largest_words(answer: Answer) -> str:
+    return f"proved by {answer.proof_run_id}" if answer.proof_run_id else "the largest that fits"
+
+
+def _change_words(words: str, costs: str) -> str:
+    return f"{words}; speed: {costs}" if costs else words
