@@ -122,6 +122,12 @@ def tabulate(bench: Bench, outcomes: Mapping[str, Sequence[Outcome]]) -> Table:
     return Table(bench.preset, bench.baseline, rows)
 
 
+def published_rate(published: Mapping[str, Any]) -> float | None:
+    """The samples/s among a row's published figures; None where there are none."""
+    rate = published.get("samples_per_s")
+    return float(rate) if isinstance(rate, int | float) else None
+
+
 def _has_variants(name: str) -> bool:
     try:
         return bool(presets.load(name)[0].variants)
@@ -144,7 +150,7 @@ def _row(entry: Entry, outcomes: Sequence[Outcome], base: Result | None, is_base
     rates = [rate for rate in finished if rate is not None]
     rate = statistics.median(rates) if rates else None
     base_rate = _rate(base) if base else None
-    published = entry.published.get("samples_per_s")
+    published = published_rate(entry.published)
     compared = compare(base, result).rows[0].verdict if base and result and not is_baseline else None
     return Row(
         id=entry.id,
@@ -153,7 +159,7 @@ def _row(entry: Entry, outcomes: Sequence[Outcome], base: Result | None, is_base
         result=result,
         vs_baseline_percent=0.0 if is_baseline and rate else _percent(rate, base_rate),
         published=entry.published,
-        ratio=rate / published if rate and isinstance(published, int | float) and published else None,
+        ratio=rate / published if rate and published else None,
         verdict=compared,
         samples_per_s=rates,
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from trainfast_runner.bench import Bench, Row, Table
+from trainfast_runner.bench import Bench, Row, Table, published_rate
 from trainfast_runner.compare import NOISE
 from trainfast_runner.knobs import BY_NAME
 
@@ -19,13 +19,15 @@ def markdown(bench: Bench, table: Table, command: str) -> str:
     published = list(dict.fromkeys(key for row in table.rows for key in row.published))
     shown = [place for place in range(len(MEASURED)) if any(_measured(row)[place] for row in table.rows)]
     header = ["variant", "settings", *(MEASURED[place] for place in shown)]
-    header += [*(f"published {key}" for key in published), "ours / published", "state"]
+    gains = _published_gains(table)
+    header += [*(f"published {key}" for key in published), *(["published vs baseline"] if any(gains) else [])]
+    header += ["ours / published", "state"]
     lines = [f"# {_cell(bench.title)}", "", f"`{command}`", "", _line(header)]
     # Text to the left, figures to the right.
     lines.append(_line(["---", "---", *["---:"] * (len(header) - 3), "---"]))
     specs = {entry.id: entry.spec for entry in bench.entries}
     common = specs[bench.baseline]
-    for row in table.rows:
+    for row, gain in zip(table.rows, gains, strict=True):
         mine = specs[row.id]
         is_baseline = row.id == bench.baseline
         names = ALWAYS if is_baseline else [name for name in BY_NAME if mine.knobs[name] != common.knobs[name]]
@@ -35,11 +37,19 @@ def markdown(bench: Bench, table: Table, command: str) -> str:
             _cell(" ".join([*_other_fields("model", mine.model, common.model), *settings])),
             *(_measured(row)[place] for place in shown),
             *(_cell(str(row.published.get(key, ""))) for key in published),
+            *([gain] if any(gains) else []),
             "" if row.ratio is None else f"{row.ratio:.3g}",
             _state(row),
         ]
         lines.append(_line(cells))
     return "\n".join([*lines, "", *_notes(table), ""])
+
+
+def _published_gains(table: Table) -> list[str]:
+    """The published samples/s of each row against the baseline's: what may be compared across machines."""
+    rates = {row.id: published_rate(row.published) for row in table.rows}
+    base = rates[table.baseline]
+    return [f"{100 * (rate / base - 1):+.1f} %" if rate and base else "" for rate in rates.values()]
 
 
 def _other_fields(section: str, mine: Mapping[str, Any], common: Mapping[str, Any]) -> list[str]:

@@ -64,6 +64,9 @@ def test_rows_stand_beside_the_baseline_and_the_published_figure(bench: Bench) -
     assert len(rows) == 6
     assert "+100.0 %" in rows[1]
     assert "133.5" in rows[1]
+    # What the source gained by the same step stands beside its figures, run here or not.
+    assert "| +50.2 % |" in rows[1]
+    assert "| +56.6 % |" in rows[5]
     assert "model." not in rows[1]
     # A reason cannot break the table.
     assert "no such \\| unit" in rows[3]

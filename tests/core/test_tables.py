@@ -2,41 +2,60 @@
 
 from __future__ import annotations
 
+import tomllib
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from trainfast_runner import presets
 from trainfast_runner.problem import Problem
-from trainfast_runner.spec import expand_paths, resolve
+from trainfast_runner.spec import expand_paths, from_preset, resolve
 
 PUBLISHED = {
-    "benchmarks-bert": ("bert_1", 6, "bert_6", {"memory_gb": 19.2, "samples_per_s": 139.2, "tflops": 48.4}),
-    "benchmarks-gpt2": ("gpt_1", 2, "gpt_2", {"memory_gb": 21.2, "samples_per_s": 21.1, "tflops": 24.5}),
-    "benchmarks-multi-gpu": (
-        "mbert_2 (ddp)",
-        8,
-        "mgpt_2 (zero2)",
-        {"memory_gb": 15.3, "samples_per_s": 2.2, "tflops": 11.8},
-    ),
-    "guide-dp-ddp-nvlink": (
-        "ddp",
-        3,
-        "ddp-nop2p",
-        {"time_s": 131.4367, "steps_per_s": 1.522, "samples_per_s": 12.17},
-    ),
-    "guide-fp16-batch": ("b8", 8, "b64-fp16", {"memory_mb": 8061}),
-    "guide-single-gpu": ("vanilla", 9, "accum", {"time_s": 66.03, "samples_per_s": 7.75, "memory_mb": 8681}),
+    table["name"]: table["rows"]
+    for table in tomllib.loads(Path(__file__).with_name("published.toml").read_text())["table"]
 }
+BASELINES = {
+    "benchmarks-bert": "bert_1",
+    "benchmarks-gpt2": "gpt_1",
+    "benchmarks-multi-gpu": "mbert_2 (ddp)",
+    "guide-dp-ddp-nvlink": "ddp",
+    "guide-fp16-batch": "b8",
+    "guide-single-gpu": "vanilla",
+}
+SHAPES = {"bert-large": ("bert", 24, 1024, 16), "gpt2-large": ("gpt2", 36, 1280, 20), "gpt2-xl": ("gpt2", 48, 1600, 25)}
 
 
-@pytest.mark.parametrize("name", PUBLISHED)
-def test_a_table_has_its_rows_and_their_published_figures(name: str) -> None:
-    baseline, rows, id, published = PUBLISHED[name]
+def rows_of(name: str) -> dict[str, dict[str, Any]]:
+    """The source's rows by the preset's ids: knobs, figures and, where a row has its own, the model's name."""
+    rows: dict[str, dict[str, Any]] = {}
+    for row in PUBLISHED[name]:
+        id, knobs, model = row["id"], row["knobs"], row.get("model")
+        figures = {key: value for key, value in row.items() if key not in ("id", "knobs", "model")}
+        if "fp16_mb" in figures:
+            # One printed row is two runs.
+            half = {**knobs, "precision": "fp16"}
+            rows[f"{id}-fp16"] = {"knobs": half, "model": model, "figures": {"memory_mb": figures["fp16_mb"]}}
+            figures = {"memory_mb": figures["fp32_mb"]}
+        rows[id] = {"knobs": knobs, "model": model, "figures": figures}
+    return rows
+
+
+@pytest.mark.parametrize("name", BASELINES)
+def test_a_table_has_the_sources_rows_and_its_figures(name: str) -> None:
     preset, _ = presets.load(name)
-    assert (preset.baseline, len(preset.variants)) == (baseline, rows)
-    assert preset.variant(id).published == published
-    assert all(row.published for row in preset.variants)
+    assert preset.baseline == BASELINES[name]
+    assert {row.id for row in preset.variants} == set(rows_of(name))
+    for id, row in rows_of(name).items():
+        variant = preset.variant(id)
+        assert variant.published == row["figures"], id
+        spec = from_preset(preset, variant)
+        assert {knob: spec.knobs[knob] for knob in row["knobs"]} == row["knobs"], id
+        if row["model"]:
+            model = spec.model
+            shape = (model["family"], model["num_hidden_layers"], model["hidden_size"], model["num_attention_heads"])
+            assert shape == SHAPES[row["model"]], id
 
 
 def test_rows_of_one_table_train_different_models() -> None:

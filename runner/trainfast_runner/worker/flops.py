@@ -8,7 +8,9 @@ from typing import Any
 
 from torch import nn
 
+from .invalid import InvalidInput
 from .model_config import patches, split_tokens, text_part
+from .strategies.blocks import transformer_blocks
 
 _ADDED = re.compile(r"(^|\.)(position_embeddings|cls_token|mask_token|distillation_token)$")
 """Parameters that are only added, never multiplied."""
@@ -51,7 +53,8 @@ def flops_per_sample(model: nn.Module, objective: str, seq_len: int, checkpointi
     parameters that multiply that token: not the input embeddings, whose lookup is free, unless they are tied to the
     output projection; of a mixture's experts only the share that is active. An encoder's parameters meet the encoder's
     tokens, a decoder's its own. Attention is counted whole, without halving for causality. Full checkpointing repeats
-    the forward, a third of the model's FLOPs.
+    the forward of the layers, a third of their FLOPs, but not what is outside of them. (torch leaves out a layer's
+    last product where nothing after it keeps a value, such as a Llama's down projection.)
     """
     config: Any = model.config
     text = text_part(config)
@@ -62,12 +65,17 @@ def flops_per_sample(model: nn.Module, objective: str, seq_len: int, checkpointi
         return None
     shape = _shape(config, text, layers, objective, seq_len)
     head_dim = getattr(text, "head_dim", None) or hidden // heads
-    counted = 6.0 * _multiplications(model, text, shape) + 6.0 * heads * 2 * head_dim * shape.scores
-    repeats = 4 if checkpointing == "full" else 3
+    everywhere, in_layers = _multiplications(model, text, shape)
+    attention = 6.0 * heads * 2 * head_dim * shape.scores
+    repeated = checkpointing == "full"
     notebook = None
-    if not shape.decoder_layers and objective != "image-classification":
-        notebook = repeats * notebook_forward(layers, hidden, seq_len, int(text.vocab_size))
-    return SampleFlops(counted, counted / 3 if checkpointing == "full" else 0.0, notebook)
+    if objective in ("causal-lm", "masked-lm"):
+        notebook = (4 if repeated else 3) * notebook_forward(layers, hidden, seq_len, int(text.vocab_size))
+    return SampleFlops(
+        model=6.0 * everywhere + attention,
+        recomputed=(6.0 * in_layers + attention) / 3 if repeated else 0.0,
+        notebook=notebook,
+    )
 
 
 def notebook_forward(layers: int, hidden: int, seq_len: int, vocab: int) -> float:
@@ -87,21 +95,34 @@ def _shape(config: Any, text: Any, layers: int, objective: str, seq_len: int) ->
     return _Shape(layers, seq_len)
 
 
-def _multiplications(model: nn.Module, text: Any, shape: _Shape) -> float:
-    """Sum over parameters of their size times the tokens of a sample that each is multiplied with."""
+def _multiplications(model: nn.Module, text: Any, shape: _Shape) -> tuple[float, float]:
+    """Sum over parameters of their size times the tokens of a sample that each is multiplied with.
+
+    The first is that of all parameters, the second that of the transformer's layers.
+    """
     looked_up = {id(m.weight) for m in model.modules() if isinstance(m, nn.Embedding)}
     find: Any = getattr(model, "get_output_embeddings", None)
     output = find() if find else None
     looked_up.discard(id(getattr(output, "weight", None)))
     experts = getattr(text, "num_local_experts", None) or getattr(text, "num_experts", None)
     active = (getattr(text, "num_experts_per_tok", None) or experts or 1) / (experts or 1)
-    total = 0.0
+    layered = _in_layers(model)
+    total = in_layers = 0.0
     for name, parameter in model.named_parameters():
         if id(parameter) in looked_up or _ADDED.search(name):
             continue
         share = active if ".experts." in name else 1.0
-        total += parameter.numel() * share * _tokens(name, shape)
-    return total
+        multiplied = parameter.numel() * share * _tokens(name, shape)
+        total += multiplied
+        in_layers += multiplied if id(parameter) in layered else 0.0
+    return total, in_layers
+
+
+def _in_layers(model: nn.Module) -> set[int]:
+    try:
+        return {id(parameter) for block in transformer_blocks(model) for parameter in block.parameters()}
+    except InvalidInput:
+        return set()
 
 
 def _tokens(name: str, shape: _Shape) -> int:

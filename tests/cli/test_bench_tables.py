@@ -1,0 +1,50 @@
+"""The published tables, reduced until a CPU runs them: the baseline of each and one row beside it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from cli.command import Cli
+
+pytestmark = pytest.mark.long
+BERT = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "vocab_size": 2048}
+GPT2 = {"n_embd": 32, "n_layer": 1, "n_head": 2, "vocab_size": 2048}
+
+
+@pytest.mark.parametrize(
+    ("row", "model", "published"),
+    [
+        ("benchmarks-bert/bert_6", BERT, 139.2),
+        ("benchmarks-gpt2/gpt_2", GPT2, 21.1),
+        ("benchmarks-multi-gpu/mgpt_1 (zero2)", BERT, 7.0),
+        ("guide-dp-ddp-nvlink/dp", GPT2, 14.47),
+        ("guide-fp16-batch/b64-fp16", BERT, None),
+        ("guide-single-gpu/all+adam8bit", {**BERT, "vocab_size": 32000}, 10.35),
+    ],
+)
+def test_a_row_of_every_table_runs_beside_its_baseline(
+    cli: Cli, tmp_path: Path, row: str, model: dict[str, int], published: float | None
+) -> None:
+    preset, _, variant = row.partition("/")
+    settings = [f"model.{name}={value}" for name, value in model.items()]
+    settings += ["seq_len=16", "steps=4", "timing_warmup=1"]
+    report = tmp_path / "table.md"
+    words = [word for setting in settings for word in ("--set", setting)]
+    done = cli("bench", row, "--scale-batch", "0.01", *words, "-o", str(report), "--json")
+    assert done.code == 0, done.err
+    rows = {found["id"]: found for found in done.json["rows"]}
+    assert (done.json["preset"], set(rows)) == (preset, {done.json["baseline"], variant})
+    assert rows[done.json["baseline"]]["state"] == "finished", done.err
+    mine = rows[variant]
+    assert mine["published"].get("samples_per_s") == published
+    if variant == "dp":
+        assert (mine["state"], mine["ratio"]) == ("refused", None)
+        assert "two or more GPUs" in mine["reason"]
+    else:
+        assert mine["state"] == "finished", mine["reason"]
+        rate = mine["result"]["throughput"]["samples_per_s"]["median"]
+        assert mine["ratio"] == (None if published is None else pytest.approx(rate / published))
+        assert mine["vs_baseline_percent"] is not None
+    assert f"| {variant} |" in report.read_text()
