@@ -46,10 +46,10 @@ def inspect(python: str | None, model: dict[str, Any], objective: str, count: bo
     """
     executable = find(python)
     request = json.dumps({"model": model, "objective": objective}, sort_keys=True)
-    remembered = cache_directory() / "inspected" / f"{_key(executable, request, count)}.json"
+    remembered = cache_directory() / "inspected" / f"{stamp(executable, request, str(count))}.json"
     answer = _remembered(remembered)
     if answer is None:
-        answer = _ask(executable, [request, *(["--count"] if count else [])])
+        answer = ask(executable, "inspect_model.py", [request, *(["--count"] if count else [])])
         if "error" not in answer:
             _remember(remembered, answer)
     versions = answer.get("versions") or {}
@@ -114,8 +114,9 @@ def working_directory() -> str:
     return path
 
 
-def _ask(executable: str, arguments: list[str]) -> dict[str, Any]:
-    command = [executable, str(WORKER / "inspect_model.py"), *arguments]
+def ask(executable: str, script: str, arguments: list[str]) -> dict[str, Any]:
+    """The JSON object that a script of the worker's answers on its last line. Raises Problem."""
+    command = [executable, str(WORKER / script), *arguments]
     environment = {**os.environ, "TOKENIZERS_PARALLELISM": "false"}
     try:
         done = subprocess.run(
@@ -147,8 +148,11 @@ def _ask(executable: str, arguments: list[str]) -> dict[str, Any]:
     raise Problem(f"{executable} cannot describe the model: {said}", key="python")
 
 
-def _key(executable: str, request: str, count: bool) -> str:
-    """Changes when a package is installed or removed, when our own scripts change, or when a local model does."""
+def stamp(executable: str, request: str, more: str = "") -> str:
+    """Changes when a package is installed or removed, when our own scripts change, or when a local model does.
+
+    `request` is JSON with the `model` it is about.
+    """
     stamps = [f"{path}:{path.stat().st_mtime_ns}" for path in sorted(WORKER.glob("*.py"))]
     prefix = Path(executable).parent.parent
     roots = [prefix, Path(executable).resolve().parent.parent, Path(os.path.expanduser("~/.local"))]
@@ -158,7 +162,7 @@ def _key(executable: str, request: str, count: bool) -> str:
     path = json.loads(request)["model"].get("path")
     if path and Path(path).is_dir():
         stamps += [f"{file}:{file.stat().st_mtime_ns}" for file in sorted(Path(path).glob("*.json"))]
-    return hashlib.sha256("\n".join([executable, request, str(count), *stamps]).encode()).hexdigest()[:32]
+    return hashlib.sha256("\n".join([executable, request, more, *stamps]).encode()).hexdigest()[:32]
 
 
 def _remembered(path: Path) -> dict[str, Any] | None:

@@ -4,19 +4,93 @@ from __future__ import annotations
 
 import msgspec
 
-from trainfast_runner.memory_model.prediction import Prediction
+from trainfast_runner.memory_model.course import GRADS, OPTIMIZER, TEMPORARY, TRACED, Moment, Stack, Stretch, moments
+from trainfast_runner.memory_model.prediction import CATEGORIES, PHASES, Prediction
+from trainfast_runner.memory_model.sharing import Sharing, sharing_of
 from trainfast_runner.spec import RunSpec
+
+TRACED_MICROS = 2
+"""Micro-batches of a trace (`MICRO_BATCHES` of the worker's step_course.py)."""
+MOST_BATCH = 1 << 24
 
 
 class MemoryModel(msgspec.Struct, frozen=True, kw_only=True):
-    """Holds for one model, sequence length, precision, optimizer, attention, checkpointing and objective."""
+    """Holds for one model, sequence length, precision, optimizer, attention, checkpointing and objective.
 
+    `before_optimizer` and `optimizer_peak` are live bytes by category of the whole model around the optimizer's step;
+    `parameter_sizes` the elements of each parameter.
+    """
+
+    device: str
+    parameter_sizes: list[int]
+    stacks: list[Stack]
+    stretches: list[Stretch]
+    before_optimizer: list[float]
+    optimizer_peak: list[float]
     basis: str = ""
+
+    @property
+    def parameters(self) -> int:
+        """Elements of all parameters."""
+        return sum(self.parameter_sizes)
 
     def predict(self, spec: RunSpec, ranks: int = 1) -> Prediction:
         """The peak of the fullest of `ranks` processes with the knobs of `spec`; well under 50 ms."""
-        raise NotImplementedError
+        batch = int(str(spec.knobs["batch_size"]))
+        here, above = self._peaks(spec, ranks, batch), self._peaks(spec, ranks, batch + 1)
+        phase = max(PHASES, key=lambda name: sum(here[name]))
+        each = round(sum(above[phase]) - sum(here[phase]))
+        rounded = {name: [round(value) for value in here[name]] for name in PHASES}
+        return Prediction(
+            total_bytes=sum(rounded[phase]),
+            **{f"{name}_bytes": value for name, value in zip(CATEGORIES, rounded[phase], strict=True)},
+            phase=phase,
+            phases={
+                name: {**dict(zip(CATEGORIES, values, strict=True)), "total": sum(values)}
+                for name, values in rounded.items()
+            },
+            fixed_bytes=sum(rounded[phase]) - batch * each,
+            bytes_per_sample=each,
+            basis=self.basis,
+        )
 
     def max_batch(self, spec: RunSpec, ranks: int, limit_bytes: int) -> int | None:
         """The largest `batch_size` whose predicted peak is within `limit_bytes` a rank; None where 1 is not."""
-        raise NotImplementedError
+
+        def fits(batch: int) -> bool:
+            return max(sum(peak) for peak in self._peaks(spec, ranks, batch).values()) <= limit_bytes
+
+        if not fits(1):
+            return None
+        low = 1
+        while low < MOST_BATCH and fits(2 * low):
+            low *= 2
+        high = 2 * low
+        while high - low > 1:
+            middle = (low + high) // 2
+            low, high = (middle, high) if fits(middle) else (low, middle)
+        return low
+
+    def _peaks(self, spec: RunSpec, ranks: int, batch: int) -> dict[str, tuple[float, ...]]:
+        """Bytes by CATEGORIES at each phase's peak."""
+        sharing = sharing_of(spec.knobs, ranks, self.stacks, self.parameters, self.before_optimizer)
+        micro_batches = int(str(spec.knobs["grad_accum"]))
+        start = tuple(0.0 if place in (GRADS, TEMPORARY) else value for place, value in enumerate(self._standing()))
+        best: tuple[float, ...] = ()
+        last: Moment | None = None
+        for last in moments(self.stretches, self.stacks, start, batch, micro_batches, TRACED_MICROS):
+            shared = sharing.at(last)
+            if not best or sum(shared) > sum(best):
+                best = shared
+        assert last is not None
+        return {"forward_backward": best, "optimizer": self._optimizer_peak(sharing, last)}
+
+    def _standing(self) -> list[float]:
+        """What is alive before the step: parameters, buffers, optimizer states."""
+        return [value if place < len(TRACED) - 2 else 0.0 for place, value in enumerate(self.before_optimizer)]
+
+    def _optimizer_peak(self, sharing: Sharing, end: Moment) -> tuple[float, ...]:
+        """The optimizer's step on top of what forward and backward left (the batch itself)."""
+        live = list(self.optimizer_peak)
+        live[OPTIMIZER + 1] += end.live[OPTIMIZER + 1]
+        return sharing.in_optimizer(tuple(live))

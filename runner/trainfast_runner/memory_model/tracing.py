@@ -2,9 +2,27 @@
 
 from __future__ import annotations
 
+import fcntl
+import json
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from trainfast_runner import training_python
+from trainfast_runner.home import cache_directory
+from trainfast_runner.json_lines import write_atomically
 from trainfast_runner.memory_model.model import MemoryModel
 from trainfast_runner.problem import Problem
 from trainfast_runner.spec import RunSpec
+
+TRACED_KNOBS = ("precision", "seq_len", "checkpointing", "optimizer", "attention")
+"""The knobs that decide what is alive in a step; the others only say how often, how many and on which rank."""
+FORMAT = "1"
+"""Of what is remembered; a trace of another format is made again."""
 
 
 class Untraceable(Problem):
@@ -13,12 +31,86 @@ class Untraceable(Problem):
 
 def cached_model(spec: RunSpec, device: str = "cpu", python: str | None = None) -> MemoryModel | None:
     """The model of an earlier trace, at once; None where there is none. `device` is cpu or cuda."""
-    return None
+    try:
+        executable = training_python.find(python)
+    except Problem:
+        return None
+    return _remembered(_file(executable, _request(spec, device)))
 
 
-def trace_model(spec: RunSpec, device: str = "cpu", python: str | None = None) -> MemoryModel:
-    """The cached model, or a new trace in the training Python: a few seconds.
+def trace_model(spec: RunSpec, device: str = "cpu", python: str | None = None, whole: bool = False) -> MemoryModel:
+    """The cached model, or a new trace in the training Python: a few seconds. `whole` traces every block of it.
 
     Raises Untraceable where the tracer cannot follow the model, Problem where the model cannot be built at all.
     """
-    raise Untraceable("no tracer yet")
+    executable = training_python.find(python)
+    request = {**_request(spec, device), **({"whole": True} if whole else {})}
+    file = _file(executable, request)
+    with _alone(file):
+        model = _remembered(file)
+        if model is None:
+            model = _trace(executable, request)
+            with suppress(OSError):  # without a cache every launch traces again, which costs seconds and nothing else
+                write_atomically(file, msgspec.json.encode(model))
+    return model
+
+
+def _request(spec: RunSpec, device: str) -> dict[str, Any]:
+    knobs = {name: spec.knobs[name] for name in TRACED_KNOBS}
+    if knobs["precision"] == "tf32":
+        # Other kernels, the same tensors.
+        knobs["precision"] = "fp32"
+    return {"model": spec.model, "objective": spec.data["objective"], "knobs": knobs, "device": device}
+
+
+def _file(executable: str, request: dict[str, Any]) -> Path:
+    name = training_python.stamp(executable, json.dumps(request, sort_keys=True), FORMAT)
+    return cache_directory() / "traced" / f"{name}.json"
+
+
+def _remembered(file: Path) -> MemoryModel | None:
+    try:
+        return msgspec.json.decode(file.read_bytes(), type=MemoryModel)
+    except (OSError, msgspec.DecodeError):
+        return None
+
+
+@contextmanager
+def _alone(file: Path) -> Iterator[None]:
+    """Of two that want the same trace one makes it and the other waits; the lock goes with its holder."""
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        fd = os.open(file.with_suffix(".lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except OSError:
+        yield
+        return
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(fd)
+
+
+def _trace(executable: str, request: dict[str, Any]) -> MemoryModel:
+    answer = training_python.ask(executable, "trace_memory.py", [json.dumps(request, sort_keys=True)])
+    if answer.get("error"):
+        error = answer["error"]
+        raise Problem(
+            str(error.get("message")), key=error.get("key"), allowed=error.get("allowed"), nearest=error.get("nearest")
+        )
+    if answer.get("untraceable"):
+        raise Untraceable(f"the tracer cannot follow this model: {answer['untraceable']}", key="model")
+    try:
+        model = msgspec.convert({**answer, "device": request["device"]}, MemoryModel)
+    except msgspec.ValidationError as error:
+        raise Untraceable(f"the tracer's answer is not understood: {error}", key="model") from None
+    return msgspec.structs.replace(model, basis=_basis(model))
+
+
+def _basis(model: MemoryModel) -> str:
+    """In words: what was traced, and what was put together from it."""
+    shortened = [stack for stack in model.stacks if stack.kept < stack.count]
+    if not shortened:
+        return "a step of the whole model traced without memory"
+    layers = " + ".join(f"{stack.count}" for stack in shortened)
+    return f"a step of {shortened[0].kept} layers traced without memory, put together for {layers}"

@@ -178,12 +178,12 @@ def text_samples(
 
 
 def random_samples(
-    vocab_size: int, objective: str, seq_len: int, seed: int, halves: Halves | None = None
+    vocab_size: int, objective: str, seq_len: int, seed: int, halves: Halves | None = None, count: int = RANDOM_SAMPLES
 ) -> TokenSamples:
-    """512 samples of seeded random ids: synthetic, good for speed and memory, with nothing in it to learn."""
+    """Samples of seeded random ids: synthetic, good for speed and memory, with nothing in it to learn."""
     high = min(RANDOM_IDS[1], vocab_size)
     low = min(RANDOM_IDS[0], high - 1)
-    ids = np.random.default_rng(seed).integers(low, high, RANDOM_SAMPLES * seq_len, dtype=np.uint32)
+    ids = np.random.default_rng(seed).integers(low, high, count * seq_len, dtype=np.uint32)
     masking = Masking(min(BERT_MASK_ID, vocab_size - 1), high, (), seed) if objective == "masked-lm" else None
-    classes = np.zeros(RANDOM_SAMPLES, dtype=np.int64) if objective == "sequence-classification" else None
+    classes = np.zeros(count, dtype=np.int64) if objective == "sequence-classification" else None
     return TokenSamples(ids, seq_len, masking, classes, halves)

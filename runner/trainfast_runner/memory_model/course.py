@@ -1,0 +1,114 @@
+"""The course of a step's live bytes as the tracer answers it, put together for any depth, batch and accumulation."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import msgspec
+
+Vector = tuple[float, ...]
+"""Bytes by category, in the order of TRACED."""
+
+TRACED = ("params", "grads", "optimizer", "activations", "temporary")
+"""The categories of a trace: what one process that shares nothing holds."""
+PARAMS, GRADS, OPTIMIZER, ACTIVATIONS, TEMPORARY = range(len(TRACED))
+NOTHING: Vector = (0.0,) * len(TRACED)
+MIDDLE = 1
+"""Index of the traced block that stands for all between the first and the last."""
+
+
+class Stack(msgspec.Struct, frozen=True):
+    """A stack of blocks: parameters of each, and how many were traced (all of them, or first, middle and last)."""
+
+    kept: int
+    sizes: list[int]
+
+    @property
+    def count(self) -> int:
+        """Blocks of the model itself."""
+        return len(self.sizes)
+
+
+class Stretch(msgspec.Struct, frozen=True):
+    """A part of the step between two marks, as the worker's `memory_envelope.py` makes it.
+
+    `place` is the traced block as "STACK:INDEX", or empty outside of all. Each of `lines` is live bytes above the
+    stretch's start, fixed and for each sample; `delta` the same at its end.
+    """
+
+    phase: str
+    micro: int
+    place: str
+    lines: list[tuple[Vector, Vector]]
+    delta: tuple[Vector, Vector]
+
+
+class Place(NamedTuple):
+    """A block of the model itself, in the forward or the backward."""
+
+    stack: int
+    block: int
+    backward: bool
+
+
+class Moment(NamedTuple):
+    """Live bytes that may be the peak: by category, and where in the step."""
+
+    live: Vector
+    place: Place | None
+    micro: int
+    backward: bool
+
+
+def moments(
+    stretches: list[Stretch], stacks: list[Stack], start: Vector, batch: int, micro_batches: int, traced_micros: int
+) -> Iterator[Moment]:
+    """Every moment of forward and backward that may be the peak with `batch` samples a micro-batch, at last the end.
+
+    `start` is what is alive before the step. A trace has `traced_micros` micro-batches, of which the last stands for
+    all that follow it.
+    """
+    level = start
+    for stretch in stretches:
+        if stretch.micro > micro_batches:
+            break
+        share = micro_batches / traced_micros if stretch.phase == "data" else 1.0
+        stack, copies, first = _where(stretch, stacks)
+        backward = stretch.phase == "backward"
+        delta = _at(stretch.delta, batch, share)
+        peaks = [_at(line, batch, share) for line in stretch.lines]
+        for copy in dict.fromkeys((0, copies - 1)):
+            place = None if stack is None else Place(stack, _index(first, copy, copies, backward), backward)
+            base = _add(level, delta, copy)
+            yield Moment(base, place, stretch.micro, backward)
+            for peak in peaks:
+                yield Moment(_add(base, peak), place, stretch.micro, backward)
+        level = _add(level, delta, copies)
+    yield Moment(level, None, micro_batches, True)
+
+
+def _where(stretch: Stretch, stacks: list[Stack]) -> tuple[int | None, int, int]:
+    """The stack a stretch is in, how many blocks of the model it stands for, and the first of them."""
+    if not stretch.place:
+        return None, 1, 0
+    number, index = (int(part) for part in stretch.place.split(":"))
+    stack = stacks[number]
+    if stack.kept == stack.count:
+        return number, 1, index
+    copies = stack.count - stack.kept + 1
+    if index == MIDDLE:
+        return number, copies, index
+    return number, 1, index if index < MIDDLE else index + copies - 1
+
+
+def _index(first: int, copy: int, copies: int, backward: bool) -> int:
+    return first + (copies - 1 - copy if backward else copy)
+
+
+def _at(line: tuple[Vector, Vector], batch: int, share: float) -> Vector:
+    return tuple((fixed + batch * each) * share for fixed, each in zip(*line, strict=True))
+
+
+def _add(one: Vector, other: Vector, times: int = 1) -> Vector:
+    return tuple(a + times * b for a, b in zip(one, other, strict=True))

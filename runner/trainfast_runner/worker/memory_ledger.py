@@ -1,0 +1,159 @@
+"""Which bytes are alive while a training step runs on tensors without memory, and what they are for.
+
+A dispatch mode that counts every storage from the operation that makes it until it is freed. It sees what torch's
+own `MemTracker` sees, and keeps the course of the live bytes rather than their peak, so that the course of a deeper
+model or a larger batch can be put together from it.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+CATEGORIES = ("params", "grads", "optimizer", "activations", "temporary")
+PARAMS, GRADS, OPTIMIZER, ACTIVATIONS, TEMPORARY = range(len(CATEGORIES))
+CUDA_ROUNDING_BYTES = 512
+"""torch's caching allocator hands out multiples of this (`kMinBlockSize`, c10/cuda/CUDACachingAllocator.cpp)."""
+
+Bytes = tuple[int, ...]
+"""Live bytes by category, in the order of CATEGORIES."""
+
+
+@dataclass
+class Stretch:
+    """A part of the step: `place` is a block as "STACK:INDEX", or empty outside of all.
+
+    `points` are the live bytes after each operation that allocated, `start` and `end` those at its ends.
+    """
+
+    phase: str
+    micro: int
+    place: str
+    start: Bytes
+    end: Bytes = ()
+    points: list[Bytes] = field(default_factory=list)
+
+
+_GROUPED = getattr(torch.ops.aten._grouped_mm, "default", None) if hasattr(torch.ops.aten, "_grouped_mm") else None
+
+
+def _grouped(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
+    """A grouped product of other types than bfloat16, which the CPU computes and torch's fake kernel refuses."""
+    halves = [one.to(torch.bfloat16) if one.is_floating_point() else one for one in args[:2]]
+    assert _GROUPED is not None
+    return torch.empty_like(_GROUPED(*halves, *args[2:], **kwargs), dtype=args[0].dtype)
+
+
+class _Held(weakref.ref[Any]):
+    """Calls back when a storage is freed."""
+
+    __slots__ = ("category", "key", "shares", "size", "stack")
+    key: int
+    size: int
+    category: int
+    stack: str
+    """The stack in whose repeated block it was made; empty for all others."""
+    shares: int
+    """How many blocks that one stands for."""
+
+
+class Ledger(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Counts storages on one kind of device. Enter it inside the FakeTensorMode whose tensors it counts."""
+
+    def __init__(self, device_type: str) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.device_type = device_type
+        self.live = [0] * len(CATEGORIES)
+        self.category = ACTIVATIONS
+        self.stretches: list[Stretch] = []
+        self.repeats: dict[str, int] = {}
+        """How many blocks of the model each repeated one stands for, by its place."""
+        self._held: dict[int, _Held] = {}
+        self._overflows: set[int] = set()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.ops.aten._local_scalar_dense.default:
+            return self._usual_answer(args[0])
+        if func is torch.ops.aten._amp_foreach_non_finite_check_and_unscale_.default:
+            self._overflows.add(args[1].untyped_storage()._cdata)
+        if func.namespace == "bitsandbytes" and not func._schema.returns:
+            return None  # an update in place that has no fake
+        if func is _GROUPED and args[0].dtype != torch.bfloat16:
+            result = _grouped(args, kwargs or {})
+        else:
+            result = func(*args, **(kwargs or {}))
+        made = [result] if isinstance(result, Tensor) else result if isinstance(result, tuple | list) else ()
+        # Not any(): every one of them is to be counted.
+        if sum([self.count(one, self.category) for one in made if isinstance(one, Tensor)]):
+            self.stretches[-1].points.append(tuple(self.live))
+        return result
+
+    def begin(self, phase: str, micro: int, place: str) -> None:
+        """Another part of the step begins."""
+        self.end()
+        self.stretches.append(Stretch(phase, micro, place, tuple(self.live)))
+
+    def end(self) -> None:
+        """The running part ends."""
+        if self.stretches and not self.stretches[-1].end:
+            self.stretches[-1].end = tuple(self.live)
+
+    def count(self, tensor: Tensor, category: int) -> bool:
+        """Count the tensor's storage, unless it is counted already; whether it was new."""
+        if tensor.device.type != self.device_type:
+            return False
+        storage = tensor.untyped_storage()
+        key = storage._cdata
+        if key in self._held:
+            return False
+        held = _Held(storage, self._freed)
+        held.key, held.size, held.category = key, self._size(storage.nbytes()), category
+        place = self.stretches[-1].place if self.stretches else ""
+        held.shares = self.repeats.get(place, 1)
+        held.stack = place.partition(":")[0] if held.shares > 1 else ""
+        self._held[key] = held
+        self.live[category] += held.size
+        return held.size > 0
+
+    def count_all(self, tensors: Iterable[Tensor], category: int) -> None:
+        """As `count`, and what is counted already changes its category."""
+        for tensor in tensors:
+            if not self.count(tensor, category):
+                self.change(tensor, category)
+
+    def change(self, tensor: Tensor, category: int) -> None:
+        """From now on the tensor's storage is of this category."""
+        held = self._held.get(tensor.untyped_storage()._cdata)
+        if held is not None:
+            self.live[held.category] -= held.size
+            held.category = category
+            self.live[category] += held.size
+
+    def _freed(self, held: Any) -> None:
+        # What a block leaves behind for the blocks after it goes block by block; what goes outside of them, as the
+        # weights that autocast keeps until its end, goes for all the blocks that this one stands for.
+        inside = held.stack and self.stretches[-1].place.partition(":")[0] == held.stack
+        self.live[held.category] -= held.size * (1 if inside else held.shares)
+        del self._held[held.key]
+
+    def _size(self, size: int) -> int:
+        if self.device_type != "cuda":
+            return size
+        return -(-size // CUDA_ROUNDING_BYTES) * CUDA_ROUNDING_BYTES
+
+    def _usual_answer(self, scalar: Tensor) -> Any:
+        """What a value that decides the way would most likely be.
+
+        A mask holds everywhere, no gradient overflowed, and any other number is a count that has begun.
+        """
+        if scalar.dtype == torch.bool:
+            return True
+        if scalar.untyped_storage()._cdata in self._overflows:
+            return 0.0
+        return 1.0 if scalar.dtype.is_floating_point else 1

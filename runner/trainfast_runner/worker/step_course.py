@@ -1,0 +1,208 @@
+"""The course of a step's live bytes, as affine functions of the batch size, from two steps without memory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode, unset_fake_temporarily
+from torch.optim import Optimizer
+
+from .build import build_model
+from .loop import Rig
+from .memory_envelope import affine
+from .memory_ledger import CATEGORIES, GRADS, OPTIMIZER, PARAMS, Ledger, Stretch
+from .model_config import check_seq_len, resolve_config, split_tokens, vocab_size
+from .objective import Objective
+from .precision import Precision
+from .repeated_blocks import Stack, shorten
+from .samples import Batch, Halves, random_samples
+from .spec import Knobs
+from .step_watch import StepWatch
+from .strategies import Strategy, make_strategy
+
+BATCHES = (2, 4)
+"""The batch sizes that are traced. Not 1: with one sample some copies are views."""
+MICRO_BATCHES = 2
+"""In the second gradients are alive from the start: it stands for all but the first."""
+
+
+@dataclass
+class Subject:
+    """What is traced: the worker's own parts, their tensors fake."""
+
+    config: Any
+    objective: str
+    knobs: Knobs
+    device: torch.device
+    fake: FakeTensorMode
+    module: nn.Module
+    optimizer: Optimizer
+    strategy: Strategy
+    precision: Precision
+
+    def rig(self, batches: Iterator[Batch], watch: StepWatch) -> Rig:
+        """What the worker's step takes; of the parts that a trace has no use for there are none."""
+        nothing: Any = None
+        return Rig(
+            knobs=self.knobs,
+            device=self.device,
+            module=self.module,
+            optimizer=self.optimizer,
+            objective=Objective(self.objective),
+            precision=self.precision,
+            strategy=self.strategy,
+            batches=batches,
+            clock=watch,
+            memory=nothing,
+            log=nothing,
+            journal=_Silent(),  # type: ignore[arg-type]
+            after_first_step=nothing,
+        )
+
+
+class _Silent:
+    """In place of the journal: takes the phase and tells nobody."""
+
+    phase = ""
+
+
+def course(request: dict[str, Any]) -> dict[str, Any]:
+    """The answer of `trace_memory.py`. Raises InvalidInput for what cannot be built, anything for what not traced."""
+    knobs = replace(Knobs(**request["knobs"]), grad_accum=MICRO_BATCHES)
+    config = resolve_config(request["model"])
+    check_seq_len(config, knobs.seq_len)
+    device = torch.device(request["device"])
+    # Weights are drawn on the meta device, where the values that decide about layers (rates of dropping) are real.
+    model = build_model(config, request["objective"], knobs, torch.device("meta"))
+    with FakeTensorMode(allow_non_fake_inputs=True) as fake:
+        _place(model, device)
+        strategy = make_strategy(knobs, device)
+        precision = strategy.make_precision()
+        with unset_fake_temporarily():
+            # bitsandbytes computes its quantization map, which is data.
+            module, optimizer = strategy.prepare(model, knobs)
+        subject = Subject(config, request["objective"], knobs, device, fake, module, optimizer, strategy, precision)
+        held = list(model.parameters())
+        buffers = list(model.buffers())
+        stacks = shorten(model, config, bool(request.get("whole")))
+        first, second = (_micro_steps(subject, stacks, batch) for batch in BATCHES)
+        unused = {id(p) for p in model.parameters() if p.grad is None}
+        return {
+            "categories": list(CATEGORIES),
+            "parameter_sizes": [p.numel() for p in held],
+            "stacks": [{"kept": len(stack.blocks), "sizes": list(stack.sizes)} for stack in stacks],
+            "stretches": affine(first, second, *BATCHES),
+            **_optimizer_step(subject, held, buffers, unused),
+        }
+
+
+def _place(model: nn.Module, device: torch.device) -> None:
+    """Put parameters and buffers of the meta device on `device`, in place, what is tied still tied."""
+    made: dict[int, Tensor] = {}
+    for module in model.modules():
+        for held in (module._parameters, module._buffers):
+            for name, tensor in held.items():
+                if tensor is None:
+                    continue
+                if id(tensor) not in made:
+                    empty = torch.empty_strided(tensor.size(), tensor.stride(), dtype=tensor.dtype, device=device)
+                    is_parameter = isinstance(tensor, nn.Parameter)
+                    made[id(tensor)] = nn.Parameter(empty, tensor.requires_grad) if is_parameter else empty
+                held[name] = made[id(tensor)]  # type: ignore[assignment]
+
+
+def _micro_steps(subject: Subject, stacks: list[Stack], batch_size: int) -> list[Stretch]:
+    """Forward and backward of the step's micro-batches, by the worker's own code."""
+    subject.module.zero_grad(set_to_none=True)
+    ledger = Ledger(subject.device.type)
+    ledger.count_all([*subject.module.parameters(), *subject.module.buffers()], PARAMS)
+    for number, stack in enumerate(stacks):
+        if stack.repeats > 1:
+            ledger.repeats[f"{number}:1"] = stack.repeats
+    watch = StepWatch(ledger)
+    hooks = watch.follow(stacks)
+    for parameter in subject.module.parameters():
+        hooks.append(parameter.register_post_accumulate_grad_hook(_keep(ledger)))  # type: ignore[no-untyped-call]
+    try:
+        with ledger:
+            watch.enter("other")
+            subject.strategy.accumulate(subject.rig(_batches(subject, batch_size, ledger), watch))
+            ledger.end()
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return ledger.stretches
+
+
+def _keep(ledger: Ledger) -> Any:
+    def gradient_is_there(parameter: Tensor) -> None:
+        assert parameter.grad is not None
+        ledger.change(parameter.grad, GRADS)
+
+    return gradient_is_there
+
+
+def _batches(subject: Subject, batch_size: int, ledger: Ledger) -> Iterator[Batch]:
+    """Batches of the shapes and dtypes that the data have; their values have no say in what is alive."""
+    while True:
+        batch: Batch = {name: subject.fake.from_tensor(real) for name, real in _samples(subject, batch_size).items()}
+        for values in batch.values():
+            ledger.count(values, ledger.category)
+        yield batch
+
+
+def _samples(subject: Subject, batch_size: int) -> Batch:
+    config, seq_len = subject.config, subject.knobs.seq_len
+    if subject.objective == "image-classification":
+        channels, size = int(getattr(config, "num_channels", 3)), int(config.image_size)
+        return {
+            "pixel_values": torch.zeros(batch_size, channels, size, size),
+            "labels": torch.zeros(batch_size, dtype=torch.int64),
+        }
+    halves = Halves(split_tokens(seq_len)[0], 0) if subject.objective == "seq2seq" else None
+    samples = random_samples(vocab_size(config), subject.objective, seq_len, 0, halves, batch_size)
+    return samples.__getitems__(list(range(batch_size)))
+
+
+def _optimizer_step(
+    subject: Subject, parameters: list[nn.Parameter], buffers: list[Tensor], unused: set[int]
+) -> dict[str, Any]:
+    """Live bytes by category before the optimizer's second step, when its states are there, and at that step's peak."""
+    ledger = Ledger(subject.device.type)
+    ledger.count_all([*parameters, *buffers], PARAMS)
+    watch = StepWatch(ledger)
+    rig = subject.rig(iter(()), watch)
+    for group in subject.optimizer.param_groups:
+        if subject.device.type == "cuda" and group.get("foreach", 0) is None and not group.get("fused"):
+            # As torch decides for tensors on a GPU; fake ones it does not take for such.
+            group["foreach"] = True
+    with ledger:
+        watch.enter("other")
+        if subject.precision.scaler is not None:
+            subject.precision.scaler.scale(torch.zeros((), device=subject.device))
+        for _ in range(2):
+            for parameter in parameters:
+                if parameter.requires_grad and id(parameter) not in unused:
+                    parameter.grad = torch.empty_like(parameter)
+                    ledger.change(parameter.grad, GRADS)
+            ledger.count_all(_tensors(subject.optimizer.state.values()), OPTIMIZER)
+            watch.enter("optimizer")
+            subject.strategy.update(rig)
+        ledger.end()
+    last = ledger.stretches[-1]
+    return {"before_optimizer": list(last.start), "optimizer_peak": list(max([last.start, *last.points], key=sum))}
+
+
+def _tensors(values: Any) -> Iterator[Tensor]:
+    """Every tensor in nested dictionaries and lists."""
+    for value in values:
+        if isinstance(value, Tensor):
+            yield value
+        elif isinstance(value, dict):
+            yield from _tensors(value.values())
+        elif isinstance(value, list | tuple):
+            yield from _tensors(value)

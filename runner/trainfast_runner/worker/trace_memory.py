@@ -1,0 +1,41 @@
+"""Takes a training step without memory and answers, as one JSON line, what was alive in it when.
+
+`PY trace_memory.py REQUEST`, where the request is JSON with `model`, `objective`, `knobs`, `device`, and `whole` to
+trace every block. The real worker builds the model and the optimizer and takes the step; only its tensors are fake. Of
+a stack of blocks that are all alike three are traced: the first, one that stands for all between, and the last.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import json
+import logging
+import sys
+from pathlib import Path
+from typing import Any
+
+
+def main(arguments: list[str]) -> dict[str, Any]:
+    """What `step_course.course` found, `{"error": {...}}` for what cannot be built, `{"untraceable": reason}`."""
+    from .invalid import InvalidInput
+
+    logging.disable(logging.WARNING)
+    try:
+        from .step_course import course
+
+        return course(json.loads(arguments[0]))
+    except InvalidInput as error:
+        return {"error": error.as_fields()}
+    except Exception as error:
+        return {"untraceable": f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"}
+
+
+if __name__ == "__main__":
+    here = Path(__file__).resolve().parent
+    spec = importlib.util.spec_from_file_location("trainfast_bootstrap", here / "bootstrap.py")
+    assert spec is not None
+    assert spec.loader is not None
+    bootstrap = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(bootstrap)
+    print(json.dumps(importlib.import_module("trainfast_worker.trace_memory").main(sys.argv[1:])))
