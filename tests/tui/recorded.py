@@ -13,6 +13,8 @@ from trainfast_runner.knobs import defaults
 from trainfast_runner.records import (
     Actual,
     Clock,
+    Conditions,
+    Diagnosis,
     Event,
     Losses,
     Memory,
@@ -136,7 +138,34 @@ def a_thermal_ramp(home: Home, **options: Any) -> Path:
         Event(t_ns=START_NS + 36 * S, kind="throttle_on", device=0, detail="sw_power_cap"),
     ]
     write_lines(directory / "events.jsonl", told)
+    if (directory / "result.json").exists():
+        result = msgspec.json.decode((directory / "result.json").read_bytes(), type=Result)
+        conditions = Conditions(start_temperature_c=55, still_warming=True)
+        found = msgspec.structs.replace(result, diagnosis=[HEAT, SMALL_BATCH], conditions=conditions)
+        (directory / "result.json").write_bytes(msgspec.json.encode(found))
     return directory
+
+
+HEAT = Diagnosis(
+    rule="thermal",
+    line="GPU 0 is held back by heat: 202 ms of each 493 ms step, at 88 °C, 3 degrees below slowdown",
+    advice="more cooling, or a lower power limit",
+    severity="warning",
+    cost_fraction=0.16,
+    evidence={
+        "thermal_ms_per_step": 202.1,
+        "temperature_c": 88,
+        "clock_loss_percent": 16.2,
+        "thermal_source": "policy",
+    },
+    device=0,
+)
+SMALL_BATCH = Diagnosis(
+    rule="small_batch",
+    line="batch_size 8 is small for tensor cores",
+    advice="batch_size 16, if it fits",
+    evidence={"batch_size": 8, "foreign_memory_bytes": None, "peak_reserved_bytes": 3 * GIB},
+)
 
 
 def write_lines(path: Path, records: list[Any]) -> None:

@@ -148,6 +148,8 @@ class TrainfastApp(App[int]):
         self.look_around()
         self.foresee()
         self.control.note_shown(snapshot.run.directory if snapshot.run is not None else None)
+        if (show := getattr(self.screen, "show_snapshot", None)) is not None and self.screen is not self.main:
+            show(snapshot)
         # A dialog leaves the main screen in sight.
         if self.main.is_ready and all(screen.is_modal for screen in self.screen_stack[1:]):
             self.main.show_pace(self._pacer.words)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from typing import TYPE_CHECKING
 
 from trainfast_tui import format as fmt
@@ -221,17 +221,16 @@ def _run_memory_bytes(tick: Tick) -> float | None:
     return None if run is None or not run.processes else run.memory_rss_bytes or None
 
 
-CAUSES = {
-    "sw_power_cap": "power",
-    "hw_slowdown": "hardware",
-    "sync_boost": "sync_boost",
-    "sw_thermal": "thermal",
-    "hw_thermal": "thermal",
-    "hw_power_brake": "brake",
-}
-"""What a throttle reason is shaded as. Clocks that somebody set hold a GPU back as well, but not against their will."""
 UMBRELLA = "hardware"
 """The bit that is set together with the one that says why."""
+
+
+@cache
+def causes() -> dict[str, str]:
+    """What a throttle reason is shaded as. Clocks that somebody set hold a GPU back too, but not against their will."""
+    from trainfast_runner.step_conditions import CAUSES
+
+    return {"hw_slowdown": UMBRELLA, **{reason: cause.name for cause in CAUSES for reason in cause.reasons}}
 
 
 def _spans(ticks: Sequence[Tick], chosen: Sequence[str]) -> tuple[Span, ...]:
@@ -250,9 +249,10 @@ def _spans(ticks: Sequence[Tick], chosen: Sequence[str]) -> tuple[Span, ...]:
 
 def _causes(tick: Tick, chosen: Sequence[str]) -> set[str]:
     found: set[str] = set()
+    cause_of = causes()
     for device in tick.devices:
         if device.throttle_reasons and (not chosen or device.uuid in chosen):
-            kinds = {CAUSES[reason] for reason in device.throttle_reasons if reason in CAUSES}
+            kinds = {cause_of[reason] for reason in device.throttle_reasons if reason in cause_of}
             found |= kinds - {UMBRELLA} if kinds & {"thermal", "brake"} else kinds
     return found
 

@@ -116,11 +116,12 @@ def _device(event: Event) -> str:
 
 def _throttle(event: Event, began: bool) -> tuple[str, str, str]:
     from trainfast_runner.telemetry import throttle
-    from trainfast_tui.chart_data import CAUSES
+    from trainfast_tui.chart_data import causes
     from trainfast_tui.widgets.shading import shade_of
 
     reason = event.detail or ""
-    letter = shade_of(CAUSES[reason]).letter if reason in CAUSES else "C"
+    cause = causes().get(reason)
+    letter = shade_of(cause).letter if cause is not None else "C"
     tone = {"warning": "error"}.get(throttle.severity(reason), "warning")
     words = f"{_device(event)}: {'' if began else 'no longer: '}{throttle.words(reason)}"
     return (letter, tone, words) if began else (letter.lower(), "muted", words)

@@ -18,6 +18,7 @@ SCOPES = {
     "runs": "in the list of runs",
     "compare": "in a comparison",
     "topo": "in the topology",
+    "diagnosis": "in the diagnosis",
     "everywhere": "everywhere",
 }
 ABOUT = (

@@ -20,6 +20,7 @@ from trainfast_tui.screens.main_actions import MainActions
 from trainfast_tui.snapshot import Snapshot
 from trainfast_tui.widgets.charts import Charts
 from trainfast_tui.widgets.devices import DevicesPanel
+from trainfast_tui.widgets.diagnosis_line import DiagnosisLine
 from trainfast_tui.widgets.ending_panel import EndingPanel
 from trainfast_tui.widgets.knob_panel import KnobPanel
 from trainfast_tui.widgets.memory_bar import MemoryBar
@@ -48,6 +49,7 @@ class MainScreen(MainActions, Screen[None]):
     MainScreen.-small #body, MainScreen.-small DevicesPanel, MainScreen.-small LogPane { display: none; }
     MainScreen.-small TooSmall { display: block; }
     MainScreen.-narrow StepPanel { height: 6; }
+    MainScreen.-narrow StepPanel.-watched { height: 7; }
     MainScreen.-no-steps StepPanel { display: none; }
     MainScreen.-first Charts, MainScreen.-first StepPanel { display: none; }
     """
@@ -71,6 +73,7 @@ class MainScreen(MainActions, Screen[None]):
                 yield Welcome(ascii=plain)
                 yield EndingPanel(ascii=plain)
                 yield Charts(ascii=plain)
+                yield DiagnosisLine(ascii=plain)
                 yield StepPanel(ascii=plain)
             with Vertical(id="side", classes="-ascii" if plain else ""):
                 yield KnobPanel(ascii=plain)
@@ -109,6 +112,7 @@ class MainScreen(MainActions, Screen[None]):
         self.query_one(DevicesPanel).show(snapshot.tick, used, run is not None and run.is_live)
         self.query_one(EndingPanel).show(ending(run) if run is not None else None)
         self.query_one(Charts).show(snapshot)
+        self.query_one(DiagnosisLine).show(run)
         self.query_one(StepPanel).show(run)
         self.set_class(run is not None and not run.is_live and not run.steps, "-no-steps")
         self.show_memory(self._memory)

@@ -289,6 +289,15 @@ class MainActions(Base):
 
         self.app.push_screen(TopoScreen(ascii=self.ascii))
 
+    def action_diagnosis(self) -> None:
+        run = self.snapshot.run if self.snapshot is not None else None
+        if run is None or not run.steps:
+            self.say("No step was measured yet, so nothing can be told.")
+            return
+        from trainfast_tui.screens.diagnosis import DiagnosisScreen
+
+        self.app.push_screen(DiagnosisScreen(run, ascii=self.ascii))
+
     def action_log(self) -> None:
         self.query_one(LogPane).toggle_class("-open")
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from trainfast_runner.records import Result, Step
 from trainfast_tui import format as fmt
+from trainfast_tui.conditions_text import conditions_line, has_conditions
 from trainfast_tui.widgets.bar import bar_runs, shares
 from trainfast_tui.widgets.painted import Line, Painted
 
@@ -28,9 +29,12 @@ PHASES = (
 
 
 class StepPanel(Painted):
-    """Five lines about the run on the screen, six where it is narrow."""
+    """Five lines about the run on the screen, six where it is narrow; one more where the devices were watched."""
 
-    DEFAULT_CSS = "StepPanel { height: 5; }"
+    DEFAULT_CSS = """
+    StepPanel { height: 5; }
+    StepPanel.-watched { height: 6; }
+    """
     NARROW = 66
     """Below this many columns the phases of a step need two lines."""
 
@@ -41,6 +45,7 @@ class StepPanel(Painted):
     def show(self, run: RunSnapshot | None) -> None:
         """Show the figures of this run."""
         self._run = run
+        self.set_class(run is not None and has_conditions(run), "-watched")
         self.repaint()
 
     def lines(self, width: int, height: int) -> list[Line]:
@@ -49,11 +54,13 @@ class StepPanel(Painted):
             return []
         result = run.result
         figures = _of_result(result) if result is not None and result.steps.measured else _of_steps(run)
+        watched = [conditions_line(run, width)] if self.has_class("-watched") else []
         return [
             _progress(run, width, self._ascii),
             _speed(figures, width),
             _quality(run, result, width),
-            *_phases(figures.phases, width, height, self._ascii),
+            *watched,
+            *_phases(figures.phases, width, height - len(watched), self._ascii),
         ]
 
 

@@ -1,0 +1,121 @@
+"""What holds a run back: one line on the main screen, and a key that opens it to its figures."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+import pytest
+from recorded import HEAT, RAMP, START_NS, S, a_ramp_tick, a_run, a_thermal_ramp, write_lines
+from still import StillApp, a_snapshot, own_supervisor, screen_text
+
+from trainfast_runner.follow import Follower
+from trainfast_runner.home import Home
+from trainfast_runner.records import Event
+from trainfast_tui.conditions_text import conditions_line
+from trainfast_tui.diagnosis_text import named, shown
+from trainfast_tui.messages import SnapshotTaken
+
+
+async def test_a_line_says_it_and_a_key_opens_it_to_its_figures(home: Home) -> None:
+    app = StillApp(home)
+    async with app.run_test(size=(160, 48)) as pilot:
+        app.post_message(SnapshotTaken(a_snapshot(a_thermal_ramp(home), second=38)))
+        await pilot.pause()
+        (line,) = [row for row in screen_text(app).splitlines() if "d GPU 0 is held back" in row]
+        assert HEAT.line in line
+        await pilot.press("d")
+        await pilot.pause()
+        text = screen_text(app)
+        for words in (
+            "thermal, 16 % of a step",
+            "202 ms a step",
+            "16.2 %",
+            "88 °C",
+            "try       more cooling, or a lower power limit",
+            "foreign memory  –",
+            "peak reserved  3.00 GiB",
+        ):
+            assert words in text
+        await pilot.press("d")
+        await pilot.pause()
+        assert "next run" in screen_text(app)
+
+
+async def test_nothing_found_is_said_and_before_the_first_step_nothing(home: Home) -> None:
+    app = StillApp(home)
+    async with app.run_test(size=(80, 24)) as pilot:
+        await pilot.press("d")
+        assert "No step was measured yet" in screen_text(app)
+        app.post_message(SnapshotTaken(a_snapshot(a_run(home))))
+        await pilot.pause()
+        assert "nothing that was measured held this run back" in screen_text(app)
+
+
+def live_ramp(home: Home, hold: Callable[[Path], None], until: int) -> Path:
+    directory = a_thermal_ramp(home, with_result=False)
+    hold(directory)
+    write_lines(directory / "telemetry.jsonl", [a_ramp_tick(second) for second in range(until)])
+    write_lines(directory / "events.jsonl", [own_supervisor(), Event(t_ns=START_NS + S, kind="state", state="running")])
+    return directory
+
+
+def conditions_text(directory: Path, width: int) -> str:
+    run = Follower(directory).poll()
+    return "".join(text for text, _ in conditions_line(run, width))
+
+
+def test_the_newest_steps_say_what_heat_cost_them(home: Home, hold: Callable[[Path], None]) -> None:
+    text = conditions_text(live_ramp(home, hold, RAMP.stop), 110)
+    assert text.startswith("throttled a step T ")
+    assert text.split(" T ")[1].split(" ms")[0] > "400", "all of a step of half a second was throttled"
+    assert "clock -3" in text
+    assert "J/sample" in text
+    assert text.endswith("87 °C at its start")
+
+
+def test_of_an_ended_run_all_its_steps_count_and_warming_up_is_said(home: Home) -> None:
+    text = conditions_text(a_thermal_ramp(home), 110)
+    assert "T 2" in text
+    assert text.endswith("still warming up at the end")
+    narrow = conditions_text(home.directory("20261121-054455-tiny-llama-7f3a"), 47)
+    assert narrow.startswith("T 210 ms")
+    assert narrow.endswith("still warming")
+    assert len(narrow) <= 47, "what has no room is left out whole"
+
+
+def test_a_cool_run_is_not_throttled(home: Home, hold: Callable[[Path], None]) -> None:
+    directory = live_ramp(home, hold, RAMP.start)
+    assert "not throttled   clock at its most" in conditions_text(directory, 110)
+
+
+def test_readings_that_were_not_had_are_not_guessed(home: Home, hold: Callable[[Path], None]) -> None:
+    directory = live_ramp(home, hold, RAMP.stop)
+    silent = {"throttle_reasons": None, "thermal_violation_ns": None, "energy_mj": None, "sm_clock_mhz": None}
+    ticks = [a_ramp_tick(second) for second in range(RAMP.stop)]
+    mute = [
+        msgspec.structs.replace(
+            tick, devices=[msgspec.structs.replace(tick.devices[0], power_w=None, temperature_c=None, **silent)]
+        )
+        for tick in ticks
+    ]
+    write_lines(directory / "telemetry.jsonl", mute)
+    assert conditions_text(directory, 110) == "throttling is not known"
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "text"),
+    [
+        ("data_wait_fraction", 0.314, "31.4 %"),
+        ("thermal_ms_per_step", 12.34, "12.3 ms a step"),
+        ("foreign_memory_bytes", 2**30, "1.00 GiB"),
+        ("temperature_c", 91, "91 °C"),
+        ("workers", 2, "2"),
+        ("link", "SYS", "SYS"),
+        ("power_w", None, "–"),
+    ],
+)
+def test_a_figure_is_shown_with_the_unit_of_its_name(name: str, value: float | str | None, text: str) -> None:
+    assert shown(name, value) == text
+    assert not named(name).endswith(("_bytes", " ms"))

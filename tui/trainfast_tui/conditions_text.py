@@ -1,0 +1,115 @@
+"""What the devices did in a run's steps, in one line: throttled time by cause, clocks, energy, temperature."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from statistics import fmean
+from typing import TYPE_CHECKING
+
+from rich.cells import cell_len
+
+from trainfast_tui import format as fmt
+from trainfast_tui.widgets.painted import Line
+from trainfast_tui.widgets.shading import SHADES, Shade
+
+if TYPE_CHECKING:
+    from trainfast_runner.follow import RunSnapshot
+    from trainfast_runner.step_conditions import StepConditions
+
+RECENT = 20
+"""Figures of a live run are means of this many steps: throttling comes and goes, and a median would hide it."""
+WIDE = 78
+LEAST_THROTTLED_MS = 0.05
+LEAST_CLOCK_LOSS = 0.005
+
+
+def has_conditions(run: RunSnapshot) -> bool:
+    """Whether there is anything to say about the devices in the steps."""
+    return bool(run.conditions) or steadiness(run) is not None
+
+
+def conditions_line(run: RunSnapshot, width: int) -> Line:
+    """The line under a run's figures; what has no room in `width` cells is left out whole, the least telling first."""
+    counted, wide = _counted(run), width >= WIDE
+    mark = steadiness(run)
+    warming = [(mark[0] if wide else mark[0].removesuffix(" up at the end"), mark[1])] if mark is not None else []
+    if not counted:
+        return warming
+    parts = [_throttled(counted, wide), _clock(counted), _energy(counted, wide), _temperature(counted, wide), warming]
+    line: Line = []
+    for dropped in ((), (1,), (1, 3), (1, 2, 3), (1, 2, 3, 4)):
+        line = []
+        for part in (part for place, part in enumerate(parts) if part and place not in dropped):
+            line += [("   " if wide else "  ", "text"), *part] if line else part
+        if sum(cell_len(text) for text, _ in line) <= width:
+            break
+    return line
+
+
+def steadiness(run: RunSnapshot) -> tuple[str, str] | None:
+    """Whether temperature and step time still drifted; None where the steps are too few to tell."""
+    conditions = run.result.conditions if run.result is not None else None
+    if conditions is None or conditions.still_warming is None:
+        return None
+    if conditions.still_warming:
+        return "still warming up at the end", "warning"
+    return f"steady from step {conditions.steady_from_step}", "success"
+
+
+def _counted(run: RunSnapshot) -> Sequence[StepConditions]:
+    """The steps that count: without timing warm-up where there are others, of a live run the newest."""
+    warmup = {step.step for step in run.steps if step.warmup}
+    found = [one for one in run.conditions if one.step not in warmup] or list(run.conditions)
+    return found[-RECENT:] if run.is_live else found
+
+
+def _throttled(counted: Sequence[StepConditions], wide: bool) -> Line:
+    """Milliseconds of a step by the letters of the charts, and the device that lost most where there are several."""
+    found = [
+        (shade, ms)
+        for shade in SHADES
+        if (ms := _mean(one.throttled_ms.get(shade.kind) for one in counted)) is not None
+    ]
+    if not found:
+        return [("throttling is not known", "muted")]
+    held = [(shade, ms) for shade, ms in found if ms >= LEAST_THROTTLED_MS]
+    if not held:
+        return [("not throttled", "success")]
+    line: Line = [("throttled a step ", "muted")] if wide else []
+    for place, (shade, ms) in enumerate(held):
+        tone = "error" if shade.kind in ("thermal", "brake") else "warning"
+        line += [(f"{'  ' if place else ''}{shade.letter} ", tone), (fmt.milliseconds(ms), "text")]
+        line += [(_worst(counted, shade), "muted")]
+    return line
+
+
+def _worst(counted: Sequence[StepConditions], shade: Shade) -> str:
+    devices = counted[-1].devices
+    if len(devices) < 2:
+        return ""
+    most = max(devices, key=lambda device: device.throttled_ms.get(shade.kind) or 0.0)
+    return f" (GPU {most.index})"
+
+
+def _clock(counted: Sequence[StepConditions]) -> Line:
+    loss = _mean(one.clock_loss_fraction for one in counted)
+    if loss is None:
+        return []
+    return [("clock at its most" if loss < LEAST_CLOCK_LOSS else f"clock -{fmt.percent(100 * loss)}", "text")]
+
+
+def _energy(counted: Sequence[StepConditions], wide: bool) -> Line:
+    step, sample = _mean(one.energy_joules for one in counted), _mean(one.joules_per_sample for one in counted)
+    if step is None:
+        return []
+    return [((f"{fmt.joules(step)} a step, " if wide else "") + f"{fmt.joules(sample)}/sample", "text")]
+
+
+def _temperature(counted: Sequence[StepConditions], wide: bool) -> Line:
+    newest = counted[-1].temperature_c
+    return [] if newest is None else [(fmt.celsius(newest) + (" at its start" if wide else ""), "text")]
+
+
+def _mean(values: Iterable[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return fmean(known) if known else None

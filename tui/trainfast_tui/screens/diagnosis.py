@@ -1,0 +1,74 @@
+"""What holds a run back, with the figures it rests on, their thresholds and sources, and what to try."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from textual.app import ComposeResult
+from textual.screen import Screen
+
+from trainfast_tui.commands import bindings, of
+from trainfast_tui.diagnosis_text import explained
+from trainfast_tui.widgets.painted import Line, Painted, rule
+from trainfast_tui.widgets.small_parts import Footer
+
+if TYPE_CHECKING:
+    from trainfast_runner.follow import RunSnapshot
+    from trainfast_tui.snapshot import Snapshot
+
+
+class DiagnosisScreen(Screen[None]):
+    """Follows the run on the main screen."""
+
+    SCOPE = "diagnosis"
+    BINDINGS = [*bindings("diagnosis")]
+    DEFAULT_CSS = "DiagnosisScreen { layout: vertical; overflow: hidden; }"
+
+    def __init__(self, run: RunSnapshot, *, ascii: bool) -> None:
+        super().__init__()
+        self._run = run
+        self._ascii = ascii
+
+    def compose(self) -> ComposeResult:
+        yield DiagnosisText(self._run, ascii=self._ascii)
+        yield Footer([*of("diagnosis"), *of("everywhere")], ascii=self._ascii)
+
+    def show_snapshot(self, snapshot: Snapshot) -> None:
+        """The newest of the run; of another run nothing is taken over."""
+        run = snapshot.run
+        if run is not None and run.run_id == self._run.run_id:
+            self._run = run
+            self.query_one(DiagnosisText).show(run)
+
+    def action_scroll(self, by: int) -> None:
+        self.query_one(DiagnosisText).scroll_lines(by)
+
+    def action_back(self) -> None:
+        self.dismiss()
+
+
+class DiagnosisText(Painted):
+    """All of it, from a line on."""
+
+    DEFAULT_CSS = "DiagnosisText { height: 1fr; }"
+
+    def __init__(self, run: RunSnapshot, *, ascii: bool) -> None:
+        super().__init__(ascii=ascii)
+        self._run = run
+        self._top = 0
+
+    def show(self, run: RunSnapshot) -> None:
+        """Show this."""
+        self._run = run
+        self.repaint()
+
+    def scroll_lines(self, by: int) -> None:
+        """Show `by` lines further down."""
+        self._top += by
+        self.repaint()
+
+    def lines(self, width: int, height: int) -> list[Line]:
+        when = "now" if self._run.is_live else "in all"
+        body = [rule(f"what holds {self._run.run_id} back, {when}", width), [], *explained(self._run, width)]
+        self._top = max(0, min(self._top, len(body) - height))
+        return body[self._top :]

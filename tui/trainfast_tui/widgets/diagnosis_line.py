@@ -1,0 +1,33 @@
+"""The one line that says what holds the run back."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from trainfast_tui.diagnosis_text import one_line
+from trainfast_tui.widgets.painted import Line, Painted
+
+if TYPE_CHECKING:
+    from trainfast_runner.follow import RunSnapshot
+
+
+class DiagnosisLine(Painted):
+    """Away until a run has made a step: before that nothing can be told."""
+
+    DEFAULT_CSS = """
+    DiagnosisLine { height: 1; display: none; }
+    DiagnosisLine.-shown { display: block; }
+    """
+
+    def __init__(self, *, ascii: bool = False, id: str | None = None) -> None:
+        super().__init__(ascii=ascii, id=id)
+        self._run: RunSnapshot | None = None
+
+    def show(self, run: RunSnapshot | None) -> None:
+        """Say what holds this run back."""
+        self._run = run
+        self.set_class(run is not None and bool(run.steps), "-shown")
+        self.repaint()
+
+    def lines(self, width: int, height: int) -> list[Line]:
+        return [] if self._run is None else [one_line(self._run)]
