@@ -291,7 +291,7 @@ async def test_a_search_that_is_refused_says_why(home: Home, starts: Starts) -> 
         await show(pilot, None)
         await pilot.press("b")
         await until(pilot, "Refused: memory_limit is below what the parameters need")
-        assert not app.is_searching
+        assert not app.searching.is_going_on
         await pilot.press("escape")
         await pilot.pause()
         assert app.screen is app.main

@@ -20,6 +20,7 @@ from trainfast_runner.problem import Problem
 from trainfast_tui import themes
 from trainfast_tui.background import in_background
 from trainfast_tui.commands import COMMANDS, bindings
+from trainfast_tui.forecasting import Forecaster, Question, question_about
 from trainfast_tui.messages import (
     Broke,
     Compared,
@@ -46,12 +47,8 @@ from trainfast_tui.snapshot import Snapshot
 if TYPE_CHECKING:
     from trainfast_runner.advisor import Situation
     from trainfast_runner.machine import Machine
-    from trainfast_runner.search.follow import SearchSnapshot
     from trainfast_runner.spec import RunSpec
-    from trainfast_runner.telemetry.readings import HostReading
-    from trainfast_tui.forecasting import Forecaster, Question
 
-LIVE_SEARCH = ("starting", "running", "pausing", "paused")
 CPU_PRESET, GPU_PRESET = "tiny-llama", "gpt2-medium"
 
 
@@ -85,10 +82,8 @@ class TrainfastApp(App[int]):
         self._preset = preset
         self._python = python
         self._pacer = Pacer()
-        self._forecaster: Forecaster | None = None
+        self.forecaster = Forecaster(self.post_message, python)
         self._foreseen_for: tuple[RunSpec, bool, str] | None = None
-        self._search_awaited: Path | None = None
-        self._search_state = ""
         self._looked_for: tuple[str, str, str] | None = None
         self._adopted: str | None = None
         self._typed_on: WeakKeyDictionary[events.Key, Screen[Any]] = WeakKeyDictionary()
@@ -186,26 +181,17 @@ class TrainfastApp(App[int]):
 
     def foresee(self) -> None:
         """Predict the next run's memory when its knobs have changed, or when a run has begun or ended."""
-        from trainfast_tui.forecasting import Question
-
-        machine, next_run, snapshot = self.machine, self.next_run, self.snapshot
-        if machine is None or next_run is None:
-            return
-        run = snapshot.run if snapshot is not None else None
-        is_busy = self.control.is_starting or self.is_searching or (run is not None and run.is_live)
-        key = (next_run.spec, is_busy, run.run_id if run is not None else "")
-        if key != self._foreseen_for:
+        run = self.snapshot.run if self.snapshot is not None else None
+        is_busy = self.control.is_starting or self.searching.is_going_on or (run is not None and run.is_live)
+        question = question_about(self.next_run, self.machine, self.snapshot, may_trace=not is_busy)
+        key = None if question is None else (question.spec, is_busy, run.run_id if run is not None else "")
+        if question is not None and key != self._foreseen_for:
             self._foreseen_for = key
-            host = snapshot.tick.host if snapshot is not None and snapshot.tick is not None else None
-            self.predict(Question(next_run.spec, machine, free_of(host), may_trace=not is_busy))
+            self.predict(question)
 
     def predict(self, question: Question) -> None:
         """Have the question answered in a thread."""
-        if self._forecaster is None:
-            from trainfast_tui.forecasting import Forecaster
-
-            self._forecaster = Forecaster(self.post_message, self._python)
-        self._forecaster.ask(question)
+        self.forecaster.ask(question)
 
     def on_memory_foreseen(self, message: MemoryForeseen) -> None:
         self.main.show_memory(message.view)
@@ -223,40 +209,23 @@ class TrainfastApp(App[int]):
         self.control.note_started(message.directory)
         self.reader.follow(message.directory)
 
-    @property
-    def search(self) -> SearchSnapshot | None:
-        """The newest of the search that is followed; None while one is being started."""
-        return self.snapshot.search if self.snapshot is not None and not self.searching.is_starting else None
-
-    @property
-    def is_searching(self) -> bool:
-        """Whether a search goes on, or is about to."""
-        return self.searching.is_starting or (self.search is not None and self.search.is_live)
-
     def on_search_started(self, message: SearchStarted) -> None:
+        self.searching.note_started(message.directory)
         self.reader.follow_search(message.directory)
-        self._search_awaited = message.directory
 
     def on_search_refused(self, message: SearchRefused) -> None:
-        self.searching.is_starting = False
-        screen = self.screen
-        refuse = getattr(screen, "refuse", self.main.refuse)
-        refuse(message.problem)
+        self.searching.note_refused()
+        getattr(self.screen, "refuse", self.main.refuse)(message.problem)
 
     def _show_search(self, snapshot: Snapshot) -> None:
-        """On its screen where that is in sight; that one has ended meanwhile is said on the main one."""
+        """On its screen where that is in sight; elsewhere only its end is said."""
         from trainfast_tui.screens.search import SearchScreen
-        from trainfast_tui.widgets.ladder import state_words
 
-        search, before = snapshot.search, self._search_state
-        if search is not None and search.directory == self._search_awaited:
-            self.searching.is_starting, self._search_awaited = False, None
-        search = self.search
-        self._search_state = search.state if search is not None else ""
+        ended = self.searching.note_seen(snapshot.search)
         if isinstance(self.screen, SearchScreen):
-            self.screen.show(search)
-        elif search is not None and not search.is_live and before in LIVE_SEARCH:
-            self.main.say(f"The search has ended: {state_words(search)}. b shows it.")
+            self.screen.show(self.searching.current, snapshot.taken_ns)
+        elif ended:
+            self.main.say(f"The search has ended: {ended}. b shows it.")
 
     def on_refused(self, message: Refused) -> None:
         self.control.note_refused()
@@ -353,13 +322,6 @@ def _situation(spec: RunSpec, machine: Machine, home: Home, python: str | None) 
     return SituationSeen(gather(spec, machine, home, python))
 
 
-def free_of(host: HostReading | None) -> int | None:
-    """Bytes of the host's memory that nobody uses."""
-    if host is None or host.memory_total_bytes is None or host.memory_used_bytes is None:
-        return None
-    return max(0, host.memory_total_bytes - host.memory_used_bytes)
-
-
 def _unwritten_frames(app: App[Any]) -> int:
     """Frames that wait for the terminal to take them; 0 where Textual does not tell."""
     writer = getattr(app._driver, "_writer_thread", None)
@@ -380,7 +342,7 @@ def run_app(home: Home, ascii: bool = False, preset: str | None = None, python: 
     watch(sys.stdin.fileno(), lambda: app.post_message(TerminalLost()))
     # Without the mouse the terminal's own selection works, and no movement is sent over the link.
     status = app.run(mouse=False)
-    if app.is_searching:
+    if app.searching.is_going_on:
         print("The search for the largest batch goes on without this screen. Come back with: trainfast-tui    then b")
     run = app.snapshot.run if app.snapshot is not None else None
     if run is not None and run.is_live:

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from trainfast_runner.machine import Machine
     from trainfast_runner.memory_model import MemoryModel
     from trainfast_runner.spec import RunSpec
+    from trainfast_tui.next_run import NextRun
+    from trainfast_tui.snapshot import Snapshot
 
 NOT_NOW = "no prediction while a run is measured: tracing the model would slow it"
 
@@ -31,6 +33,19 @@ class Question:
     free_bytes: int | None
     """What the host has free now."""
     may_trace: bool
+
+
+def question_about(
+    next_run: NextRun | None, machine: Machine | None, snapshot: Snapshot | None, *, may_trace: bool
+) -> Question | None:
+    """What there is to ask about the next run; None while it or the machine is unknown."""
+    if next_run is None or machine is None:
+        return None
+    host = snapshot.tick.host if snapshot is not None and snapshot.tick is not None else None
+    free = None
+    if host is not None and host.memory_total_bytes is not None and host.memory_used_bytes is not None:
+        free = max(0, host.memory_total_bytes - host.memory_used_bytes)
+    return Question(next_run.spec, machine, free, may_trace)
 
 
 class Forecaster:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from textual.message import Message
 
@@ -11,7 +12,14 @@ from trainfast_runner.home import Home
 from trainfast_runner.problem import Problem
 from trainfast_runner.spec import RunSpec
 from trainfast_tui.background import in_background
+from trainfast_tui.ladder_words import state_words
 from trainfast_tui.messages import Said, SearchRefused, SearchStarted, said_no
+
+if TYPE_CHECKING:
+    from trainfast_runner.search.follow import SearchSnapshot
+
+LOOKED_AT = 20
+"""Newest searches that are looked through for one that goes on."""
 
 
 class SearchControl:
@@ -21,12 +29,42 @@ class SearchControl:
         self._home = home
         self._post = post
         self._python = python
-        self.is_starting = False
-        """Whether a search was asked for that neither holds its lock nor was refused."""
+        self._seen: SearchSnapshot | None = None
+        self._is_starting = False
+        self._awaited: Path | None = None
+
+    @property
+    def current(self) -> SearchSnapshot | None:
+        """The search that is followed, as it was seen last; None while another one is being started."""
+        return None if self._is_starting else self._seen
+
+    @property
+    def is_going_on(self) -> bool:
+        """Whether a search works, or has been asked for and was neither seen nor refused yet."""
+        return self._is_starting or (self._seen is not None and self._seen.is_live)
+
+    def note_started(self, directory: Path) -> None:
+        """The search asked for holds its lock; what the reader shows may still be the one before."""
+        self._awaited = directory
+
+    def note_refused(self) -> None:
+        """The search asked for will not come."""
+        self._is_starting = False
+
+    def note_seen(self, search: SearchSnapshot | None) -> str:
+        """The reader shows this one; how it ended, in words, where it has since it was last seen."""
+        before = self._seen
+        self._seen = search
+        if search is None:
+            return ""
+        if search.directory == self._awaited:
+            self._is_starting, self._awaited = False, None
+        has_ended = before is not None and before.directory == search.directory and before.is_live
+        return state_words(search) if has_ended and not search.is_live else ""
 
     def start(self, spec: RunSpec, *, fresh: bool = False, first: Callable[[], None] | None = None) -> None:
         """Start or continue a search, after `first` is done: SearchStarted, or SearchRefused."""
-        self.is_starting = True
+        self._is_starting = True
         in_background("search", lambda: self._start(spec, fresh, first), self._post, SearchRefused)
 
     def pause(self, directory: Path) -> None:
@@ -76,7 +114,3 @@ def newest_live_search(home: Home) -> Path | None:
     except OSError as error:
         raise Problem(f"{folder}: {error}", key="searches") from None
     return next((directory for directory in found[:LOOKED_AT] if is_conducted(directory)), None)
-
-
-LOOKED_AT = 20
-"""Newest searches that are looked through for one that goes on."""

@@ -80,7 +80,7 @@ class MainActions(Base):
         if self.trainfast.control.is_starting:
             self.say("A run is being started already; r again when it is on the screen.", "warning")
             return
-        if self.trainfast.is_searching:
+        if self.trainfast.searching.is_going_on:
             self.say("The search for the largest batch has the device; b shows it, Esc there cancels it.", "warning")
             return
         run = snapshot.run if snapshot is not None else None
@@ -95,7 +95,7 @@ class MainActions(Base):
 
     def action_batch(self) -> None:
         next_run, run = self.next_run, self.snapshot.run if self.snapshot is not None else None
-        if self.trainfast.is_searching or self._is_answered():
+        if self.trainfast.searching.is_going_on or self._is_answered():
             self._open_search()
         elif next_run is None:
             self.say("There is no preset to search a batch for; p chooses one.", "warning")
@@ -109,7 +109,7 @@ class MainActions(Base):
 
     def _is_answered(self) -> bool:
         """Whether the search that was followed last is about the knobs as they stand."""
-        search, next_run = self.trainfast.search, self.next_run
+        search, next_run = self.trainfast.searching.current, self.next_run
         if search is None or search.asked is None or next_run is None or search.state not in ENDED_WITH_ANSWER:
             return False
         asked, spec = search.asked, next_run.spec

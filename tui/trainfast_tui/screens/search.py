@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -10,7 +9,8 @@ from textual.app import ComposeResult
 from textual.screen import Screen
 
 from trainfast_tui.commands import bindings, of
-from trainfast_tui.widgets.ladder import Choice, Ladder
+from trainfast_tui.ladder_words import Choice
+from trainfast_tui.widgets.ladder import Ladder
 from trainfast_tui.widgets.small_parts import Footer
 
 if TYPE_CHECKING:
@@ -50,13 +50,13 @@ class SearchScreen(Screen[Choice]):
         return self.query_one(Ladder)
 
     def on_mount(self) -> None:
-        self.show(self.trainfast.search)
-
-    def show(self, search: SearchSnapshot | None) -> None:
-        """Paint the newest of the search; None while it is being started."""
-        self._search = search
         snapshot = self.trainfast.snapshot
-        self.ladder.show(search, snapshot.taken_ns if snapshot is not None else time.monotonic_ns())
+        self.show(self.trainfast.searching.current, snapshot.taken_ns if snapshot is not None else 0)
+
+    def show(self, search: SearchSnapshot | None, now_ns: int = 0) -> None:
+        """Paint the newest of the search as of `now_ns` (CLOCK_MONOTONIC); None while it is being started."""
+        self._search = search
+        self.ladder.show(search, now_ns)
         if self._cancel_wanted and search is not None and search.is_live:
             self._cancel_wanted = False
             self.action_cancel()

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from trainfast_tui import format as fmt
+from trainfast_tui.ladder_words import Choice, choices, state_words
 from trainfast_tui.widgets.fit_chart import Point, fit_chart
 from trainfast_tui.widgets.painted import Line, Painted, rule, wrap
 
 if TYPE_CHECKING:
     from trainfast_runner.search.fit import Fit
     from trainfast_runner.search.follow import SearchSnapshot
-    from trainfast_runner.search.journal import Answer, Probe, Proof
+    from trainfast_runner.search.journal import Probe, Proof
 
 SIGNS = {
     "starting": ("○", "secondary"),
@@ -30,60 +30,6 @@ OUTCOMES = {"fits": ("●", "success", "fits"), "oom": ("✗", "error", "out of 
 PHASE_COLUMNS = (("forward_backward", "fwd+bwd"), ("optimizer", "optimizer"))
 LEAST_CHART, MOST_CHART = 6, 16
 """Lines of the chart: below the first it says nothing, above the second it says no more."""
-
-
-@dataclass(frozen=True, slots=True)
-class Choice:
-    """What Enter can apply at the end: knobs as they are typed, and in words why one would."""
-
-    label: str
-    settings: tuple[tuple[str, str], ...]
-    why: str
-
-
-def choices(search: SearchSnapshot | None) -> tuple[Choice, ...]:
-    """The batch sizes found, the recommended one first; where nothing fits, the changes that would help."""
-    ended = search.ended if search is not None else None
-    if ended is None:
-        return ()
-    if ended.answer is None:
-        return tuple(
-            Choice(f"change {place}", tuple(change.settings.items()), _change_words(change.words, change.costs))
-            for place, change in enumerate(ended.changes, 1)
-        )
-    answer = ended.answer
-    found = [
-        ("recommended", answer.recommended_batch, answer.recommended_why),
-        ("aligned", answer.aligned_batch, "the largest multiple of 64" if _by_64(answer) else "a multiple of 8"),
-        ("largest", answer.max_batch, _largest_words(answer)),
-        ("fastest", answer.fastest_batch, f"{fmt.per_second(answer.fastest_samples_per_s, 'samples')}, of those tried"),
-    ]
-    return tuple(Choice(label, (("batch_size", str(batch)),), why) for label, batch, why in found if batch is not None)
-
-
-def state_words(search: SearchSnapshot) -> str:
-    """What the search is doing, or how it ended, in one line."""
-    step = search.next
-    if search.state == "running" and step is not None and step.action in ("probe", "prove"):
-        verb = "probing" if step.action == "probe" else "proving in a fresh process"
-        return f"{verb}: batch_size {step.batch_size:,}"
-    words = {
-        "starting": "starting: the knobs are checked, the model is built",
-        "running": "working",
-        "pausing": "pauses after the probe it is at",
-        "paused": "paused: nothing of it runs",
-        "interrupted": "interrupted: nobody works on it any more; f5 takes it up again",
-        "cancelled": "cancelled; its journal is kept, f5 goes on",
-    }
-    ended = search.ended
-    if ended is not None and ended.answer is not None:
-        return f"batch_size {ended.answer.max_batch:,} is the largest that fits, proved in a fresh process"
-    if search.state == "nothing_fits" and ended is not None:
-        missing = f": {fmt.size(ended.missing_bytes)} too much" if ended.missing_bytes else ""
-        return f"batch_size 1 does not fit{missing}"
-    if search.state == "failed" and ended is not None:
-        return f"failed: {ended.reason}"
-    return words.get(search.state, search.state)
 
 
 class Ladder(Painted):
@@ -299,15 +245,3 @@ def _point(probe: Probe, fit: Fit | None, limit: int | None, ascii: bool) -> Poi
     peak = (own.limit_peak_bytes or own.peak_allocated_bytes) if own is not None else None
     peak = peak or probe.peak_allocated_bytes
     return None if peak is None else Point(probe.batch_size, peak, sign, tone)
-
-
-def _by_64(answer: Answer) -> bool:
-    return answer.aligned_batch is not None and answer.aligned_batch >= 512
-
-
-def _largest_words(answer: Answer) -> str:
-    return f"proved by {answer.proof_run_id}" if answer.proof_run_id else "the largest that fits"
-
-
-def _change_words(words: str, costs: str) -> str:
-    return f"{words}; speed: {costs}" if costs else words
