@@ -5,8 +5,11 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import signal
 import subprocess
 import sys
+import threading
+import time
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +24,8 @@ from trainfast_runner.problem import Problem, nearest
 WORKER = Path(__file__).with_name("worker")
 NEEDED = ("torch", "transformers", "tokenizers")
 PATIENCE_S = 120
+LOOK_EVERY_S = 0.1
+"""How often it is looked whether an answer is still wanted."""
 FAMILIAR = (
     *("llama", "qwen3", "qwen2", "mistral", "mixtral", "gemma3_text", "phi3", "gpt2", "gpt_neox", "opt", "olmo2"),
     *("bert", "roberta", "distilbert", "deberta-v2", "modernbert", "electra", "albert"),
@@ -114,38 +119,60 @@ def working_directory() -> str:
     return path
 
 
-def ask(executable: str, script: str, arguments: list[str]) -> dict[str, Any]:
-    """The JSON object that a script of the worker's answers on its last line. Raises Problem."""
-    command = [executable, str(WORKER / script), *arguments]
-    environment = {**os.environ, "TOKENIZERS_PARALLELISM": "false"}
-    try:
-        done = subprocess.run(
-            command,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=PATIENCE_S,
-            env=environment,
-            cwd=working_directory() or None,
-            start_new_session=True,
-        )
-    except OSError as error:
-        raise Problem(f"{executable} does not start: {error.strerror}", key="python") from None
-    except subprocess.TimeoutExpired:
-        raise Problem(f"{executable} did not answer within {PATIENCE_S} s", key="python") from None
-    for line in reversed(done.stdout.splitlines()):
+class GivenUp(Problem):
+    """Whoever asked no longer wants the answer."""
+
+
+def ask(executable: str, script: str, arguments: list[str], given_up: threading.Event | None = None) -> dict[str, Any]:
+    """The JSON object that a script of the worker's answers on its last line. Raises Problem.
+
+    When `given_up` is set meanwhile the script is killed, and GivenUp raised.
+    """
+    stdout, stderr = _printed(executable, [executable, str(WORKER / script), *arguments], given_up)
+    for line in reversed(stdout.splitlines()):
         try:
             answer = json.loads(line)
         except ValueError:
             continue
         if isinstance(answer, dict):
             return answer
-    if arguments[0] in done.stderr:
+    if arguments[0] in stderr:
         # What was given to it came back: whatever it is, it took our request for something else.
         raise Problem(f"{executable} does not answer as a Python does", key="python")
-    said = (done.stderr.strip().splitlines() or ["it said nothing"])[-1]
+    said = (stderr.strip().splitlines() or ["it said nothing"])[-1]
     raise Problem(f"{executable} cannot describe the model: {said}", key="python")
+
+
+def _printed(executable: str, command: list[str], given_up: threading.Event | None) -> tuple[str, str]:
+    """What the command printed on stdout and stderr by its end."""
+    try:
+        process = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            errors="replace",
+            env={**os.environ, "TOKENIZERS_PARALLELISM": "false"},
+            cwd=working_directory() or None,
+            start_new_session=True,
+        )
+    except OSError as error:
+        raise Problem(f"{executable} does not start: {error.strerror}", key="python") from None
+    deadline = time.monotonic() + PATIENCE_S
+    with process:
+        while True:
+            try:
+                return process.communicate(timeout=PATIENCE_S if given_up is None else LOOK_EVERY_S)
+            except subprocess.TimeoutExpired:
+                unwanted = given_up is not None and given_up.is_set()
+                if not unwanted and time.monotonic() < deadline:
+                    continue
+            # Its own session: whatever it started goes with it.
+            os.killpg(process.pid, signal.SIGKILL)
+            if unwanted:
+                raise GivenUp("nobody waits for it any more", key="python")
+            raise Problem(f"{executable} did not answer within {PATIENCE_S} s", key="python")
 
 
 def stamp(executable: str, request: str, more: str = "") -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import queue
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from trainfast_runner.machine import Machine
 from trainfast_runner.memory_model import Prediction, Untraceable
 from trainfast_runner.records import Event
 from trainfast_runner.spec import RunSpec, resolve
+from trainfast_runner.training_python import GivenUp
 from trainfast_tui.forecast import MemoryView, Room
 from trainfast_tui.forecasting import NOT_NOW, Forecaster, Question, room_of
 from trainfast_tui.messages import MemoryForeseen, SnapshotTaken
@@ -51,16 +53,25 @@ class Tracer:
     def __init__(self) -> None:
         self.known = {128}
         self.traced: list[int] = []
+        self.ended: list[int] = []
         self.refusal: Untraceable | None = None
         self.go = threading.Event()
 
     def cached(self, spec: RunSpec, device: str = "cpu", python: str | None = None) -> TenMiBASample | None:
         return TenMiBASample() if spec.knobs["seq_len"] in self.known else None
 
-    def trace(self, spec: RunSpec, device: str = "cpu", python: str | None = None) -> TenMiBASample:
+    def trace(
+        self, spec: RunSpec, device: str = "cpu", python: str | None = None, given_up: threading.Event | None = None
+    ) -> TenMiBASample:
         length = int(str(spec.knobs["seq_len"]))
         self.traced.append(length)
-        assert self.go.wait(10)
+        assert given_up is not None
+        deadline = time.monotonic() + 10
+        while not self.go.wait(0.01):
+            if given_up.is_set():
+                self.ended.append(length)
+                raise GivenUp("nobody waits")
+            assert time.monotonic() < deadline
         if self.refusal is not None:
             raise self.refusal
         self.known.add(length)
@@ -73,6 +84,14 @@ def tracer(monkeypatch: pytest.MonkeyPatch) -> Tracer:
     monkeypatch.setattr(memory_model, "cached_model", found.cached)
     monkeypatch.setattr(memory_model, "trace_model", found.trace)
     return found
+
+
+def wait_for(condition: Callable[[], bool]) -> None:
+    """Until it holds; a deadline says what never came."""
+    deadline = time.monotonic() + 10
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
 
 
 class Answers:
@@ -118,7 +137,9 @@ def test_an_unknown_model_is_traced_and_then_answered(tracer: Tracer) -> None:
 def test_the_newest_question_is_answered_while_an_older_one_s_trace_goes_on(tracer: Tracer) -> None:
     answers = Answers()
     answers.ask("seq_len=64")
-    answers.next()
+    since = answers.next().since_ns
+    answers.ask("seq_len=64", "batch_size=2")
+    assert answers.next().since_ns == since, "it is the same trace"
     answers.ask("seq_len=128", "batch_size=2")
     found = answers.next().forecast
     assert found is not None
@@ -127,6 +148,32 @@ def test_the_newest_question_is_answered_while_an_older_one_s_trace_goes_on(trac
     found = answers.next().forecast
     assert found is not None
     assert found.batch_size == 2, "the trace of other knobs does not come onto the screen"
+    assert tracer.traced == [64]
+
+
+def test_a_trace_nobody_waits_for_is_given_up_for_the_one_that_is_wanted(tracer: Tracer) -> None:
+    answers = Answers()
+    answers.ask("seq_len=64")
+    answers.next()
+    answers.ask("seq_len=32")
+    assert answers.next().since_ns is not None
+    wait_for(lambda: tracer.traced == [64, 32])
+    assert tracer.ended == [64]
+    tracer.go.set()
+    assert answers.next().forecast is not None
+
+
+def test_a_run_that_starts_ends_the_trace(tracer: Tracer) -> None:
+    answers = Answers()
+    answers.ask("seq_len=64")
+    answers.next()
+    wait_for(lambda: tracer.traced == [64])
+    answers.ask("seq_len=64", may_trace=False)
+    assert answers.next() == MemoryView(words=NOT_NOW)
+    wait_for(lambda: tracer.ended == [64])
+    answers.ask("seq_len=64")
+    assert answers.next().since_ns is not None, "after the run it is traced"
+    wait_for(lambda: tracer.traced == [64, 64])
 
 
 def test_a_model_the_tracer_cannot_follow_says_why_and_is_not_tried_again(tracer: Tracer) -> None:

@@ -105,6 +105,7 @@ class TrainfastApp(App[int]):
         in_background("machine", lambda: _look_at_machine(self._python), self.post_message, said_no)
 
     def on_unmount(self) -> None:
+        self.forecaster.stop()
         self.reader.stop()
 
     @property

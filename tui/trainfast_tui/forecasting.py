@@ -48,8 +48,18 @@ def question_about(
     return Question(next_run.spec, machine, free, may_trace)
 
 
+@dataclass(frozen=True, slots=True)
+class _Trace:
+    """One that is wanted or under way; setting `given_up` ends it."""
+
+    question: Question
+    key: str
+    since_ns: int
+    given_up: threading.Event
+
+
 class Forecaster:
-    """Posts `MemoryForeseen`. Of several questions only the newest is answered; a trace is not waited for."""
+    """Posts `MemoryForeseen`. Of several questions only the newest is answered, and only its trace goes on."""
 
     def __init__(self, post: Callable[[Message], object], python: str | None = None) -> None:
         self._post = post
@@ -57,7 +67,7 @@ class Forecaster:
         self._wake = threading.Condition()
         self._question: Question | None = None
         self._answered = True
-        self._to_trace: Question | None = None
+        self._trace: _Trace | None = None
         self._failed: dict[str, str] = {}
         """Why a model cannot be traced, by what it was."""
         self._started = False
@@ -67,12 +77,22 @@ class Forecaster:
         with self._wake:
             self._question, self._answered = question, False
             if not question.may_trace:
-                self._to_trace = None
+                self._drop_trace()
             if not self._started:
                 self._started = True
                 for name, work in (("forecast", self._answer_on), ("trace", self._trace_on)):
                     threading.Thread(target=self._guarded, args=(work,), name=f"trainfast-{name}", daemon=True).start()
             self._wake.notify_all()
+
+    def stop(self) -> None:
+        """End the trace that is under way; a process of ours must not outlive the app."""
+        with self._wake:
+            self._drop_trace()
+
+    def _drop_trace(self) -> None:
+        if self._trace is not None:
+            self._trace.given_up.set()
+            self._trace = None
 
     def _guarded(self, work: Callable[[], None]) -> None:
         try:
@@ -98,38 +118,52 @@ class Forecaster:
     def _answer(self, question: Question) -> MemoryView:
         from trainfast_runner.memory_model import cached_model
 
-        spec, machine = question.spec, question.machine
         try:
-            model = cached_model(spec, machine.device, self._python)
+            model = cached_model(question.spec, question.machine.device, self._python)
             if model is not None:
                 return MemoryView(forecast(model, question))
         except Problem as problem:
             return MemoryView(words=f"no prediction: {problem.line()}", failed=True)
-        why = self._failed.get(_key(spec))
+        why = self._failed.get(_key(question.spec))
         if why is not None:
             return MemoryView(words=f"no prediction: {why}", failed=True)
         if not question.may_trace:
             return MemoryView(words=NOT_NOW)
+        return MemoryView(words="tracing the model…", since_ns=self._want_trace(question))
+
+    def _want_trace(self, question: Question) -> int | None:
+        """Have the model traced; when that began. Another trace under way is given up."""
         with self._wake:
-            self._to_trace = question
-            self._wake.notify_all()
-        return MemoryView(words="tracing the model…", since_ns=time.monotonic_ns())
+            if question is not self._question:
+                return None
+            key = _key(question.spec)
+            if self._trace is None or self._trace.key != key:
+                self._drop_trace()
+                self._trace = _Trace(question, key, time.monotonic_ns(), threading.Event())
+                self._wake.notify_all()
+            return self._trace.since_ns
 
     def _trace_on(self) -> None:
         from trainfast_runner.memory_model import trace_model
+        from trainfast_runner.training_python import GivenUp
 
         while True:
             with self._wake:
-                self._wake.wait_for(lambda: self._to_trace is not None)
-                question, self._to_trace = self._to_trace, None
-            assert question is not None
+                self._wake.wait_for(lambda: self._trace is not None)
+                trace = self._trace
+            assert trace is not None
+            spec, device = trace.question.spec, trace.question.machine.device
             try:
-                trace_model(question.spec, question.machine.device, self._python)
+                trace_model(spec, device, self._python, given_up=trace.given_up)
+            except GivenUp:
+                continue
             except Problem as problem:
-                self._failed[_key(question.spec)] = problem.line()
+                self._failed[trace.key] = problem.line()
             except OSError as error:
-                self._failed[_key(question.spec)] = str(error)
+                self._failed[trace.key] = str(error)
             with self._wake:
+                if self._trace is trace:
+                    self._trace = None
                 # Whatever is asked by now: the trace may answer it.
                 self._answered = False
                 self._wake.notify_all()
@@ -180,4 +214,7 @@ def room_of(question: Question, ranks: int) -> Room | None:
 
 
 def _key(spec: RunSpec) -> str:
-    return repr((spec.model, spec.data, spec.knobs))
+    """What a trace depends on."""
+    from trainfast_runner.memory_model.tracing import TRACED_KNOBS
+
+    return repr((spec.model, spec.data["objective"], [spec.knobs[name] for name in TRACED_KNOBS]))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -38,9 +39,16 @@ def cached_model(spec: RunSpec, device: str = "cpu", python: str | None = None) 
     return _remembered(_file(executable, _request(spec, device)))
 
 
-def trace_model(spec: RunSpec, device: str = "cpu", python: str | None = None, whole: bool = False) -> MemoryModel:
+def trace_model(
+    spec: RunSpec,
+    device: str = "cpu",
+    python: str | None = None,
+    whole: bool = False,
+    given_up: threading.Event | None = None,
+) -> MemoryModel:
     """The cached model, or a new trace in the training Python: a few seconds. `whole` traces every block of it.
 
+    Setting `given_up` ends the trace with training_python.GivenUp: a trace must not take the CPU of a measured run.
     Raises Untraceable where the tracer cannot follow the model, Problem where the model cannot be built at all.
     """
     executable = training_python.find(python)
@@ -49,7 +57,7 @@ def trace_model(spec: RunSpec, device: str = "cpu", python: str | None = None, w
     with _alone(file):
         model = _remembered(file)
         if model is None:
-            model = _trace(executable, request)
+            model = _trace(executable, request, given_up)
             with suppress(OSError):  # without a cache every launch traces again, which costs seconds and nothing else
                 write_atomically(file, msgspec.json.encode(model))
     return model
@@ -91,8 +99,8 @@ def _alone(file: Path) -> Iterator[None]:
         os.close(fd)
 
 
-def _trace(executable: str, request: dict[str, Any]) -> MemoryModel:
-    answer = training_python.ask(executable, "trace_memory.py", [json.dumps(request, sort_keys=True)])
+def _trace(executable: str, request: dict[str, Any], given_up: threading.Event | None = None) -> MemoryModel:
+    answer = training_python.ask(executable, "trace_memory.py", [json.dumps(request, sort_keys=True)], given_up)
     if answer.get("error"):
         error = answer["error"]
         raise Problem(

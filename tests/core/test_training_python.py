@@ -1,0 +1,48 @@
+"""Asking the training Python: an answer nobody waits for any more ends with the process that worked on it."""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from trainfast_runner.process_tree import identify
+from trainfast_runner.training_python import GivenUp, ask
+
+STUBBORN = """
+import os, pathlib, sys, time
+pathlib.Path(sys.argv[1]).write_text(str(os.getpid()))
+time.sleep(600)
+"""
+
+
+def test_an_answer_that_is_given_up_takes_its_process_along(tmp_path: Path) -> None:
+    script, pid = tmp_path / "stubborn.py", tmp_path / "pid"
+    script.write_text(STUBBORN)
+    given_up = threading.Event()
+    caught: list[BaseException] = []
+
+    def wait() -> None:
+        with pytest.raises(GivenUp) as raised:
+            ask(sys.executable, str(script), [str(pid)], given_up)
+        caught.append(raised.value)
+
+    thread = threading.Thread(target=wait)
+    thread.start()
+    deadline = time.monotonic() + 30
+    while not (pid.exists() and pid.read_text()):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    given_up.set()
+    thread.join(10)
+    assert caught
+    assert identify(int(pid.read_text())) is None
+
+
+def test_an_answer_in_time_is_given(tmp_path: Path) -> None:
+    script = tmp_path / "quick.py"
+    script.write_text("print('noise'); print('{\"answer\": 42}')")
+    assert ask(sys.executable, str(script), ["x"], threading.Event()) == {"answer": 42}
