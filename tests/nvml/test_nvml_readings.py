@@ -4,9 +4,11 @@ import pynvml
 import pytest
 from stand_in import MIB, Gpu, Machine, gpus
 
+from trainfast_runner.telemetry.throttle import REASONS
+
 
 def test_every_reading_arrives_in_its_unit(watch) -> None:
-    look = watch(Machine(gpus(1, processes={4242: 2048 * MIB})))
+    look = watch(Machine(gpus(1, processes={4242: 2048 * MIB}, ecc=(2, 1), remapped=(3, 4, 1, 0))))
     [gpu], missing = look(0)
     assert missing == {}
     assert (gpu.index, gpu.uuid, gpu.name, gpu.error) == (0, "GPU-0", "NVIDIA Stand-In 80GB", None)
@@ -16,7 +18,14 @@ def test_every_reading_arrives_in_its_unit(watch) -> None:
     assert gpu.memory_free_bytes == (81920 - 1024 - 512) * MIB, "what the driver reserves is not free"
     assert (gpu.gpu_utilization_percent, gpu.memory_utilization_percent) == (97, 41)
     assert (gpu.temperature_c, gpu.slowdown_temperature_c, gpu.shutdown_temperature_c) == (50, 92, 95)
+    assert (gpu.gpu_max_temperature_c, gpu.memory_max_temperature_c, gpu.degrees_to_slowdown_c) == (87, 95, 42)
     assert (gpu.memory_temperature_c, gpu.fan_percent) == (60, 30)
+    assert (gpu.power_average_w, gpu.power_instant_w) == (250.0, 255.0)
+    assert (gpu.ecc_corrected_errors, gpu.ecc_uncorrected_errors) == (2, 1)
+    assert (gpu.remapped_rows_corrected, gpu.remapped_rows_uncorrected) == (3, 4)
+    assert (gpu.remapped_rows_pending, gpu.remapped_rows_failed) == (1, 0)
+    assert gpu.mig_mode is False
+    assert gpu.throttle_reasons_supported == [reason.name for reason in REASONS]
     assert (gpu.power_w, gpu.power_limit_w, gpu.energy_mj) == (250.0, 400.0, 5_000_000)
     assert (gpu.sm_clock_mhz, gpu.sm_clock_max_mhz) == (1410, 1980)
     assert (gpu.memory_clock_mhz, gpu.memory_clock_max_mhz) == (1593, 1593)
@@ -54,8 +63,7 @@ def test_unsupported_readings_are_null_with_a_reason_and_are_asked_only_once(wat
         assert missing["gpu0.memory_temperature_c"] == "not supported by this GPU and driver"
         assert missing["gpu0.gpu_utilization_percent"] == "not supported by this GPU and driver"
     assert machine.calls["nvmlDeviceGetUtilizationRates"] == 1
-    # Probing asks for three fields, then the two that answered are asked for in each of four ticks.
-    assert machine.calls["nvmlDeviceGetFieldValues"] == 3 + 2 * 4
+    assert machine.calls["nvmlDeviceGetFieldValues"] == 1 + 4, "one call for all fields, to probe and in each tick"
 
 
 def test_slow_questions_stay_off_the_hot_path(watch) -> None:
@@ -99,21 +107,23 @@ def test_slowdown_temperature_comes_from_the_margin_where_there_is_no_threshold(
     look = watch(Machine(gpus(1, temperature=61, unsupported=frozenset({"nvmlDeviceGetTemperatureThreshold"}))))
     [gpu], missing = look(0)
     assert gpu.slowdown_temperature_c == 92
-    assert missing == {"gpu0.shutdown_temperature_c": "not supported by this GPU and driver"}
+    assert gpu.degrees_to_slowdown_c == 31
+    assert set(missing) == {f"gpu0.{name}_temperature_c" for name in ("shutdown", "gpu_max", "memory_max")}
+    assert set(missing.values()) == {"not supported by this GPU and driver"}
 
 
 def test_an_older_binding_loses_only_what_it_lacks(watch, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in (
         "nvmlDeviceGetTemperatureV",
         "nvmlDeviceGetCurrentClocksEventReasons",
-        "nvmlDeviceGetTotalEnergyConsumption",
+        "nvmlDeviceGetPowerUsage",
     ):
         monkeypatch.delattr(pynvml, name, raising=False)
     look = watch(Machine(gpus(1, reasons=0x20)))
     [gpu], missing = look(0)
-    assert (gpu.temperature_c, gpu.throttle_reasons, gpu.energy_mj) == (50, ["sw_thermal"], None)
-    assert list(missing) == ["gpu0.energy_mj"]
-    assert "pip install --upgrade nvidia-ml-py" in missing["gpu0.energy_mj"]
+    assert (gpu.temperature_c, gpu.throttle_reasons, gpu.power_w) == (50, ["sw_thermal"], None)
+    assert list(missing) == ["gpu0.power_w"]
+    assert "pip install --upgrade nvidia-ml-py" in missing["gpu0.power_w"]
 
 
 @pytest.mark.parametrize(
@@ -140,7 +150,7 @@ def test_a_live_violation_counter_is_reported(watch) -> None:
 
 
 def test_mixed_gpus_have_their_own_capabilities(watch) -> None:
-    old = Gpu(uuid="GPU-old", name="Old", unsupported=frozenset({"nvmlDeviceGetTotalEnergyConsumption"}))
-    look = watch(Machine([Gpu(uuid="GPU-new"), old]))
-    new, old_reading = look(0)[0]
-    assert (new.energy_mj, old_reading.energy_mj) == (5_000_000, None)
+    old = Gpu(uuid="GPU-old", name="Old", unsupported=frozenset({"nvmlDeviceGetTotalEnergyConsumption", "field 83"}))
+    look = watch(Machine([Gpu(uuid="GPU-new"), old, Gpu(uuid="GPU-between", unsupported=frozenset({"field 83"}))]))
+    energies = [gpu.energy_mj for gpu in look(0)[0]]
+    assert energies == [5_000_000, None, 5_000_000], "from the field, not at all, from the function"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import stand_in
+import stand_in_machine
 from stand_in import Gpu, Machine, gpus
 
 from trainfast_runner.interconnect import interconnect, meaning
@@ -74,7 +75,7 @@ def test_a_lost_gpu_and_an_old_driver_lose_only_their_own_answers() -> None:
     topology = seen(Machine(lost))
     assert topology.matrix == [["X", "?"], ["?", "X"]]
     assert "GPU is lost" in (topology.devices[1].error or "")
-    names = {name for name in stand_in._FUNCTIONS if "NvLink" in name or "P2P" in name or "Affinity" in name}
+    names = {name for name in stand_in_machine.FUNCTIONS if "NvLink" in name or "P2P" in name or "Affinity" in name}
     old = seen(Machine(two(), absent=frozenset(names)))
     assert old.matrix == [["X", "PHB"], ["PHB", "X"]]
     assert old.p2p == [[None, None], [None, None]]

@@ -1,4 +1,7 @@
-"""What to ask of a GPU: one table of NVML readings, each with its calls in order of preference."""
+"""What to ask of a GPU by function: one table of NVML readings, each with its calls in order of preference.
+
+What can be had as a field value is in `fields`: one call asks for all of it.
+"""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -6,6 +9,7 @@ from enum import Enum
 from types import ModuleType
 from typing import Any
 
+from trainfast_runner.telemetry import throttle
 from trainfast_runner.telemetry.readings import DeviceProcess
 
 Handle = Any
@@ -55,6 +59,16 @@ def _compute_capability(nv: ModuleType, handle: Handle) -> tuple[str]:
     return (f"{major}.{minor}",)
 
 
+def _supported_reasons(nv: ModuleType, handle: Handle) -> tuple[list[str]]:
+    ask = getattr(nv, "nvmlDeviceGetSupportedClocksEventReasons", None)
+    bits = (ask or nv.nvmlDeviceGetSupportedClocksThrottleReasons)(handle)
+    return (throttle.decode(bits),)
+
+
+def _mig_mode(nv: ModuleType, handle: Handle) -> tuple[bool]:
+    return (nv.nvmlDeviceGetMigMode(handle)[0] == 1,)
+
+
 def _processes(function: str) -> Ask:
     def ask(nv: ModuleType, handle: Handle) -> tuple[list[DeviceProcess]]:
         found = getattr(nv, function)(handle)
@@ -77,23 +91,8 @@ def _watts(function: str) -> Ask:
     return ask
 
 
-_FIELD_MEMBERS = {1: "uiVal", 2: "ulVal", 3: "ullVal", 4: "sllVal", 5: "siVal", 6: "usVal"}
-"""`nvmlValueType_t` of nvml.h to the member of the value union; doubles are left out, no field here is one."""
-
-
-def _field(field_id: int) -> Ask:
-    def ask(nv: ModuleType, handle: Handle) -> tuple[int]:
-        entry = nv.nvmlDeviceGetFieldValues(handle, [field_id])[0]
-        # The call succeeds as a whole even when the field does not exist.
-        if entry.nvmlReturn != 0:
-            raise nv.NVMLError(entry.nvmlReturn)
-        return (getattr(entry.value, _FIELD_MEMBERS[entry.valueType]),)
-
-    return ask
-
-
-# Arguments below are enums of nvml.h: temperature sensor 0 is the GPU; threshold 0 is shutdown, 1 slowdown;
-# clock 1 is SM, 2 memory; field 82 is the memory's temperature, 74 and 75 the power and thermal policies.
+# Arguments below are enums of nvml.h: temperature sensor 0 is the GPU; threshold 0 is shutdown, 1 slowdown,
+# 2 the memory's and 3 the GPU's highest in operation; clock 1 is SM, 2 memory.
 QUERIES: tuple[Query, ...] = (
     Query(("memory_used_bytes", "memory_total_bytes", "memory_free_bytes"), Pace.TICK, (_memory_v2, _memory_v1)),
     Query(("gpu_utilization_percent", "memory_utilization_percent"), Pace.TICK, (_utilization,)),
@@ -109,9 +108,10 @@ QUERIES: tuple[Query, ...] = (
     ),
     Query(("compute_capability",), Pace.ONCE, (_compute_capability,)),
     Query(("shutdown_temperature_c",), Pace.ONCE, (_one("nvmlDeviceGetTemperatureThreshold", 0),)),
-    Query(("memory_temperature_c",), Pace.TICK, (_field(82),)),
+    Query(("degrees_to_slowdown_c",), Pace.TICK, (_one("nvmlDeviceGetMarginTemperature"),)),
+    Query(("gpu_max_temperature_c",), Pace.ONCE, (_one("nvmlDeviceGetTemperatureThreshold", 3),)),
+    Query(("memory_max_temperature_c",), Pace.ONCE, (_one("nvmlDeviceGetTemperatureThreshold", 2),)),
     Query(("power_w",), Pace.TICK, (_watts("nvmlDeviceGetPowerUsage"),)),
-    Query(("energy_mj",), Pace.TICK, (_one("nvmlDeviceGetTotalEnergyConsumption"),)),
     Query(("sm_clock_mhz",), Pace.TICK, (_one("nvmlDeviceGetClockInfo", 1),)),
     Query(("memory_clock_mhz",), Pace.TICK, (_one("nvmlDeviceGetClockInfo", 2),)),
     Query(("sm_clock_max_mhz",), Pace.ONCE, (_one("nvmlDeviceGetMaxClockInfo", 1),)),
@@ -124,8 +124,8 @@ QUERIES: tuple[Query, ...] = (
             _one("nvmlDeviceGetCurrentClocksThrottleReasons"),
         ),
     ),
-    Query(("power_violation_ns",), Pace.TICK, (_field(74),)),
-    Query(("thermal_violation_ns",), Pace.TICK, (_field(75),)),
+    Query(("throttle_reasons_supported",), Pace.ONCE, (_supported_reasons,)),
+    Query(("mig_mode",), Pace.SPARSE, (_mig_mode,)),
     Query(("fan_percent",), Pace.SPARSE, (_one("nvmlDeviceGetFanSpeed"),)),
     Query(("power_limit_w",), Pace.SPARSE, (_watts("nvmlDeviceGetEnforcedPowerLimit"),)),
     Query(("pcie_generation",), Pace.SPARSE, (_one("nvmlDeviceGetCurrPcieLinkGeneration"),)),
@@ -143,3 +143,6 @@ QUERIES: tuple[Query, ...] = (
     ),
 )
 """Left out on purpose: nvmlDeviceGetPcieThroughput (blocks 20 ms a direction) and the graphics processes."""
+
+ENERGY_BY_FUNCTION = Query(("energy_mj",), Pace.TICK, (_one("nvmlDeviceGetTotalEnergyConsumption"),))
+"""Asked only of a driver that does not give the energy counter as a field value."""

@@ -3,37 +3,54 @@
 _SLACK_NS = 1_000_000_000
 """The driver brings these counters up to date in steps, so one reading may catch up on an earlier one."""
 _STUCK_NS = 5_000_000_000
+_UNSEEN_NS = 10_000_000_000
+_UNSEEN_SHARE = 0.9
 
 
 class DurationCounter:
     """Guards a nanosecond counter whose field number means other things in other drivers, with SUCCESS.
 
-    A counter that runs backwards, grows faster than the clock on the wall, or stands still while the throttle
-    bits say that it must run, is not what it claims to be and is given up for good.
+    A counter that runs backwards, grows faster than the clock on the wall, stands still while the throttle bits say
+    that it must run, or (where `moved`) runs on while they never do, is not what it claims to be and is given up.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, moved: bool = False) -> None:
+        """`moved`: the counter's number is one that other drivers use for other things."""
+        self._moved = moved
         self.distrust: str | None = None
         """Why the counter is no longer believed, or None."""
         self._first: tuple[int, int] | None = None
         self._last: tuple[int, int] | None = None
-        self._stuck_ns = 0
+        self._was_throttled: bool | None = None
+        self._stuck_ns = self._unseen_ns = self._unseen_grown_ns = 0
 
-    def accept(self, value_ns: int, t_ns: int, throttled: bool) -> int | None:
+    def accept(self, value_ns: int, t_ns: int, throttled: bool | None) -> int | None:
         """The counter's value, or None once it is distrusted.
 
-        `throttled` says whether the sampled bits show the policy this counter measures.
+        `throttled` says whether the sampled bits show the policy this counter measures; None when there are no bits.
         """
         if self._first is None or self._last is None:
             self._first = self._last = (t_ns, value_ns)
+            self._was_throttled = throttled
             return value_ns
         grown, passed = value_ns - self._last[1], t_ns - self._last[0]
-        self._stuck_ns = self._stuck_ns + passed if throttled and grown == 0 else 0
+        self._compare(grown, passed, throttled)
         if grown < 0:
             self.distrust = "this driver's counter runs backwards"
         elif value_ns - self._first[1] > t_ns - self._first[0] + _SLACK_NS:
             self.distrust = "this driver's counter grows faster than time passes"
         elif self._stuck_ns > _STUCK_NS:
             self.distrust = "this driver's counter stands still while the GPU says it is throttled"
+        elif self._moved and self._unseen_ns > _UNSEEN_NS and self._unseen_grown_ns > _UNSEEN_SHARE * self._unseen_ns:
+            self.distrust = "this driver's counter runs all the time, and the GPU never says it is throttled"
         self._last = (t_ns, value_ns)
         return None if self.distrust else value_ns
+
+    def _compare(self, grown: int, passed: int, throttled: bool | None) -> None:
+        """Sums up how long the counter has been at odds with the bits at both ends of a stretch."""
+        both_on = throttled is True and self._was_throttled is True
+        both_off = throttled is False and self._was_throttled is False
+        self._stuck_ns = self._stuck_ns + passed if both_on and grown == 0 else 0
+        self._unseen_ns = self._unseen_ns + passed if both_off else 0
+        self._unseen_grown_ns = self._unseen_grown_ns + grown if both_off else 0
+        self._was_throttled = throttled

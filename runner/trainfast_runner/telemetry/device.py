@@ -4,11 +4,21 @@ from types import ModuleType
 from typing import Any
 
 from trainfast_runner.telemetry import failures, throttle
-from trainfast_runner.telemetry.capabilities import QUERIES, Ask, Handle, Pace, Query
+from trainfast_runner.telemetry.capabilities import ENERGY_BY_FUNCTION, QUERIES, Ask, Handle, Pace, Query
 from trainfast_runner.telemetry.counters import DurationCounter
+from trainfast_runner.telemetry.fields import CAUSES, FIELDS, FieldBatch
 from trainfast_runner.telemetry.readings import DeviceReading
 
-_VIOLATIONS = {"power_violation_ns": "power", "thermal_violation_ns": "thermal"}
+_REASONS = {
+    "power_violation_ns": {"sw_power_cap"},
+    "thermal_violation_ns": {"sw_thermal", "hw_thermal"},
+    "sync_boost_violation_ns": {"sync_boost"},
+    "sw_thermal_slowdown_ns": {"sw_thermal"},
+    "hw_thermal_slowdown_ns": {"hw_thermal"},
+    "hw_power_brake_ns": {"hw_power_brake"},
+}
+"""The throttle reasons in whose presence each duration counter must run."""
+_SPARSE_FIELDS = frozenset(one.name for one in FIELDS if one.pace is Pace.SPARSE)
 
 
 def is_fatal(code: int) -> bool:
@@ -28,12 +38,29 @@ class Device:
         """True while initializing NVML again may bring the GPU back."""
         self.capabilities: dict[Query, Ask] = {}
         """What this GPU answers, and the call that it answered."""
-        self.absent: dict[str, str] = {}
-        """What it does not answer, and why."""
+        self.batch = FieldBatch()
+        """The field values it answers, asked for in one call."""
+        self._absent: dict[str, str] = {}
         self._handle: Handle = None
         self._kept: dict[str, Any] = {}
         self._bits = 0
         self._counters: dict[str, DurationCounter] = {}
+
+    @property
+    def handle(self) -> Handle:
+        """What NVML knows it by until the next initialization."""
+        return self._handle
+
+    @property
+    def absent(self) -> dict[str, str]:
+        """What it does not answer, and why."""
+        return self.batch.absent | self._absent
+
+    @property
+    def readings(self) -> frozenset[str]:
+        """The fields of `DeviceReading` that it answers."""
+        called = {field for query in self.capabilities for field in query.fields}
+        return frozenset(called | {one.name for one in self.batch.answered})
 
     def attach(self, nv: ModuleType, handle: Handle) -> None:
         """Takes a fresh handle, and finds out what the GPU can tell unless that is known already."""
@@ -52,9 +79,9 @@ class Device:
         """What is still true of a GPU that does not answer: which one it is, and why."""
         return DeviceReading(index=self.index, uuid=self.uuid, name=self.name, error=sentence)
 
-    def read(self, nv: ModuleType, t_ns: int, *, sparse: bool, missing: dict[str, str]) -> DeviceReading:
-        """Asks what is due at `t_ns` (`sparse` includes the slow questions) and adds to `missing` what failed."""
-        absent = dict(self.absent)
+    def read(self, nv: ModuleType, t_ns: int, *, sparse: bool) -> tuple[DeviceReading, dict[str, str]]:
+        """Asks what is due at `t_ns`, with `sparse` the slow questions too; the reading, and why parts are missing."""
+        absent: dict[str, str] = {}
         values: dict[str, Any] = {}
         for query, ask in self.capabilities.items():
             if query.pace is Pace.ONCE or (query.pace is Pace.SPARSE and not sparse):
@@ -69,56 +96,134 @@ class Device:
                 values.update(dict.fromkeys(query.fields))
             if query.pace is Pace.SPARSE:
                 self._kept.update({field: values[field] for field in query.fields})
-        self._judge(values, t_ns, absent)
-        missing.update({f"gpu{self.index}.{field}": reason for field, reason in absent.items()})
-        return DeviceReading(index=self.index, uuid=self.uuid, name=self.name, **(self._kept | values))
+        self._read_fields(nv, values, absent, sparse=sparse)
+        self._judge(values, t_ns)
+        missing = {f"gpu{self.index}.{field}": reason for field, reason in (self.absent | absent).items()}
+        return self._reading(t_ns, self._kept | values), missing
 
-    def _judge(self, values: dict[str, Any], t_ns: int, absent: dict[str, str]) -> None:
+    def _reading(self, t_ns: int, values: dict[str, Any]) -> DeviceReading:
+        if values.get("degrees_to_slowdown_c") is None:
+            values["degrees_to_slowdown_c"] = _degrees_left(values)
+        return DeviceReading(
+            index=self.index,
+            uuid=self.uuid,
+            name=self.name,
+            t_ns=t_ns,
+            throttle_counters=self.batch.cause_numbers,
+            **values,
+        )
+
+    def _read_fields(self, nv: ModuleType, values: dict[str, Any], absent: dict[str, str], *, sparse: bool) -> None:
+        """The batch: one call, whose failure takes its readings and no others."""
+        try:
+            found, codes = self.batch.read(nv, self._handle, sparse=sparse)
+        except nv.NVMLError as error:
+            if is_fatal(error.value):
+                raise
+            found, codes = {}, dict.fromkeys((one.name for one in self.batch.answered), error.value)
+        for name, code in codes.items():
+            if is_fatal(code):
+                raise nv.NVMLError(code)
+            absent[name] = failures.field(code)
+        values.update(dict.fromkeys(codes) | found)
+        self._kept.update({name: values[name] for name in _SPARSE_FIELDS & values.keys()})
+
+    def _judge(self, values: dict[str, Any], t_ns: int) -> None:
         """Turns raw throttle bits into names, and drops duration counters that misbehave."""
         bits = values.get("throttle_reasons")
+        shown: set[str] | None = None
         if bits is not None:
             values["throttle_reasons"] = throttle.decode(throttle.believed(bits, self._bits))
             self._bits = bits
-        kinds = {throttle.kind(name) for name in values.get("throttle_reasons") or ()}
-        for field, kind in _VIOLATIONS.items():
-            if values.get(field) is None:
+            shown = set(values["throttle_reasons"])
+        for name, reasons in _REASONS.items():
+            if values.get(name) is None:
                 continue
-            counter = self._counters.setdefault(field, DurationCounter())
-            values[field] = counter.accept(values[field], t_ns, kind in kinds)
+            counter = self._counters.setdefault(name, DurationCounter(moved=name in CAUSES))
+            values[name] = counter.accept(values[name], t_ns, None if shown is None else bool(shown & reasons))
             if counter.distrust:
-                absent[field] = self.absent[field] = counter.distrust
-                self.capabilities = {q: a for q, a in self.capabilities.items() if field not in q.fields}
+                self._give_up(name, counter.distrust, values)
+
+    def _give_up(self, name: str, why: str, values: dict[str, Any]) -> None:
+        """One counter is nonsense: of the three that moved together, none is believed then."""
+        if name not in CAUSES:
+            self.batch.give_up(name, why)
+            return
+        self.batch.use_spare(dict.fromkeys(CAUSES, why))
+        for cause in CAUSES:
+            values[cause] = None
+            self._counters.pop(cause, None)
 
     def _probe(self, nv: ModuleType) -> None:
-        """Asks every question of the table once, and keeps the calls that answered."""
-        capabilities: dict[Query, Ask] = {}
-        absent: dict[str, str] = {}
-        kept: dict[str, Any] = {}
+        """Asks every question once, and keeps the calls that answered."""
+        self.capabilities, self._absent, self._kept, self._counters = {}, {}, {}, {}
+        self.batch = FieldBatch()
+        try:
+            found = self.batch.probe(nv, self._handle)
+        except (nv.NVMLError, AttributeError, TypeError) as error:
+            code = getattr(error, "value", None)
+            if code is not None and is_fatal(code):
+                raise
+            reason = failures.BINDING_TOO_OLD if code is None else failures.field(code)
+            self.batch = FieldBatch(absent=dict.fromkeys([*CAUSES, *(one.name for one in FIELDS)], reason))
+            found = {}
+        self._kept.update({name: found[name] for name in _SPARSE_FIELDS & found.keys()})
         for query in QUERIES:
-            reasons: list[str] = []
-            for ask in query.asks:
-                try:
-                    answer = ask(nv, self._handle)
-                except nv.NVMLError as error:
-                    if is_fatal(error.value):
-                        raise
-                    if error.value in failures.TRANSIENT:
-                        capabilities[query] = ask
-                        break
-                    reasons.append(failures.reading(error.value, str(error)))
-                except (AttributeError, TypeError):
-                    # An old or foreign binding lacks the function, or its `version` argument.
-                    reasons.append(failures.BINDING_TOO_OLD)
-                else:
-                    capabilities[query] = ask
-                    if query.pace is not Pace.TICK:
-                        kept.update(zip(query.fields, answer, strict=True))
-                    break
+            self._probe_query(nv, query)
+        if "energy_mj" in self.batch.absent:
+            del self.batch.absent["energy_mj"]
+            self._probe_query(nv, ENERGY_BY_FUNCTION)
+        self._explain()
+
+    def _probe_query(self, nv: ModuleType, query: Query) -> None:
+        reasons: list[str] = []
+        for ask in query.asks:
+            try:
+                answer = ask(nv, self._handle)
+            except nv.NVMLError as error:
+                if is_fatal(error.value):
+                    raise
+                if error.value in failures.TRANSIENT:
+                    self.capabilities[query] = ask
+                    return
+                reasons.append(failures.reading(error.value, str(error)))
+            except (AttributeError, TypeError):
+                # An old or foreign binding lacks the function, or its `version` argument.
+                reasons.append(failures.BINDING_TOO_OLD)
             else:
-                unsupported = failures.reading(failures.NOT_SUPPORTED, "")
-                reason = unsupported if unsupported in reasons else reasons[-1]
-                absent.update(dict.fromkeys(query.fields, reason))
-        self.capabilities, self.absent, self._kept, self._counters = capabilities, absent, kept, {}
+                self.capabilities[query] = ask
+                if query.pace is not Pace.TICK:
+                    self._kept.update(zip(query.fields, answer, strict=True))
+                return
+        unsupported = failures.reading(failures.NOT_SUPPORTED, "")
+        reason = unsupported if unsupported in reasons else reasons[-1]
+        self._absent.update(dict.fromkeys(query.fields, reason))
+
+    def _explain(self) -> None:
+        """Says more than "not supported" where the cause is known."""
+        unsupported = failures.reading(failures.NOT_SUPPORTED, "")
+        if self._absent.get("memory_total_bytes") == unsupported:
+            memory = ("memory_used_bytes", "memory_total_bytes", "memory_free_bytes")
+            self._absent.update(dict.fromkeys(memory, failures.UNIFIED_MEMORY))
+        if self._kept.get("mig_mode"):
+            under_mig = {
+                name for name, reason in self._absent.items() if reason == unsupported and "utilization" in name
+            }
+            self._absent.update(dict.fromkeys(under_mig, failures.UNDER_MIG))
+        for name in ("ecc_corrected_errors", "ecc_uncorrected_errors"):
+            if self.batch.absent.get(name) == unsupported:
+                self.batch.absent[name] = failures.NO_ECC
+        if _degrees_left(self._kept | {"temperature_c": 0}) is not None:
+            self._absent.pop("degrees_to_slowdown_c", None)
+
+
+def _degrees_left(values: dict[str, Any]) -> int | None:
+    """To the lower of the two temperatures at which driver and hardware slow the GPU down; None without either."""
+    limits = [
+        limit for name in ("gpu_max_temperature_c", "slowdown_temperature_c") if (limit := values.get(name)) is not None
+    ]
+    now: int | None = values.get("temperature_c")
+    return None if now is None or not limits else int(min(limits)) - now
 
 
 def as_text(value: str | bytes) -> str:

@@ -6,6 +6,7 @@ from types import ModuleType
 from typing import Final
 
 UNINITIALIZED: Final = 1
+INVALID_ARGUMENT: Final = 2
 NOT_SUPPORTED: Final = 3
 NO_PERMISSION: Final = 4
 DRIVER_NOT_LOADED: Final = 9
@@ -41,6 +42,13 @@ _READING_FAILURES: Final = {
     FUNCTION_NOT_FOUND: "the installed driver is too old for this reading",
 }
 
+UNIFIED_MEMORY: Final = (
+    "not supported by this GPU and driver: a GPU that shares the host's memory (GB10, Jetson) has none of its own; "
+    "the host's memory is its limit"
+)
+UNDER_MIG: Final = "not given while MIG is on: its instances share the GPU. Switch MIG off to see it"
+NO_ECC: Final = "not supported by this GPU and driver, or ECC is switched off"
+
 BINDING_TOO_OLD: Final = "the installed pynvml module is too old for this reading: pip install --upgrade nvidia-ml-py"
 NO_BINDING: Final = "the pynvml module cannot be imported: pip install nvidia-ml-py"
 VANISHED: Final = "the driver no longer lists this GPU: look for Xid 79 in `dmesg`; a reboot usually brings it back"
@@ -67,6 +75,19 @@ def device(code: int, text: str) -> str:
 def reading(code: int, text: str) -> str:
     """Why one reading of a GPU that otherwise answers is missing."""
     return _READING_FAILURES.get(code, f"{text} (code {code})")
+
+
+def hangs(patience_s: float) -> str:
+    """Of a call into the driver that does not come back."""
+    return (
+        f"no answer: a call into the NVIDIA driver has taken more than {patience_s:g} s. Look for Xid errors in "
+        "`dmesg`; a reboot usually helps"
+    )
+
+
+def field(code: int) -> str:
+    """Why a field value is missing: a number the driver does not know is not supported either."""
+    return reading(NOT_SUPPORTED if code in (INVALID_ARGUMENT, FUNCTION_NOT_FOUND) else code, "no value")
 
 
 def foreign_binding(nv: ModuleType) -> str | None:

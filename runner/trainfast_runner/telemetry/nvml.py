@@ -1,15 +1,47 @@
 """All GPUs of the machine through NVML and its binding nvidia-ml-py (`import pynvml`)."""
 
 import contextlib
+import functools
 import importlib
+import time
+from dataclasses import dataclass
 from types import ModuleType
 
 from trainfast_runner.telemetry import failures
+from trainfast_runner.telemetry.capabilities import Handle
 from trainfast_runner.telemetry.device import Device, as_text
+from trainfast_runner.telemetry.patience import Job, Patience
 from trainfast_runner.telemetry.readings import DeviceReading
+from trainfast_runner.telemetry.xid import OnXid, XidWatch
 
 _FIRST_RETRY_NS = 1_000_000_000
 _LONGEST_RETRY_NS = 60_000_000_000
+PATIENCE_S = 1.0
+"""How long one GPU may take for all of its readings before the others are read without it."""
+_OPENING_S = 15.0
+"""How long the driver may take to open: seconds for each GPU that is not in persistence mode."""
+
+Answer = tuple[DeviceReading, dict[str, str]]
+"""A GPU's reading, and why what is missing is missing."""
+
+
+@dataclass(frozen=True)
+class Hang:
+    """A GPU's call that took longer than there was patience for, and when the GPU is asked again."""
+
+    job: Job[Answer]
+    rest_until_ns: int
+    delay_ns: int
+
+    @classmethod
+    def after(cls, earlier: "Hang | None", job: Job[Answer], t_ns: int) -> "Hang":
+        """Each one leaves the GPU alone for twice as long as the one before it."""
+        delay_ns = min(earlier.delay_ns * 2, _LONGEST_RETRY_NS) if earlier else _FIRST_RETRY_NS
+        return cls(job, t_ns + delay_ns, delay_ns)
+
+    def is_forgiven(self, t_ns: int) -> bool:
+        """Whether the GPU has answered for long enough to be treated as any other."""
+        return self.job.over and t_ns > self.rest_until_ns + _LONGEST_RETRY_NS
 
 
 class Nvml:
@@ -17,86 +49,148 @@ class Nvml:
 
     NVML is opened by the first `sample`, because it does not survive a fork: create and use this in the one
     thread that samples. After a failure it is initialized again with a growing delay (1 s up to 60 s); GPUs
-    that still answer keep reporting meanwhile. Nothing here raises for a missing driver, GPU or reading.
+    that still answer keep reporting meanwhile, and so do those beside one whose calls hang. Nothing here raises for
+    a missing driver, GPU or reading.
     """
 
-    def __init__(self, *, sparse_every: int = 5) -> None:
-        """`sparse_every`: ticks between two looks at process lists, fans, limits and PCIe links."""
+    def __init__(self, *, sparse_every: int = 5, patience_s: float = PATIENCE_S, on_xid: OnXid | None = None) -> None:
+        """`sparse_every`: ticks between two looks at process lists, fans, limits and PCIe links. `on_xid` is told of
+        Xid errors, from a thread of its own."""
         self.driver_version: str | None = None
         self.failure: str | None = None
         """Why NVML as a whole does not answer, or None."""
         self.binding_warning: str | None = None
         """A sentence when the imported pynvml is not nvidia-ml-py's, or None."""
         self._sparse_every = sparse_every
+        self._patience_s = patience_s
         self._ticks = 0
         self._nv: ModuleType | None = None
         self._open = False
         self._devices: list[Device] = []
         self._retry_at_ns = 0
         self._retry_delay_ns = _FIRST_RETRY_NS
+        self._patience = Patience()
+        self._hangs: dict[int, Hang] = {}
+        """By GPU index, the last call that took too long."""
+        self._opening: Job[None] | None = None
+        self._on_xid = on_xid
+        self._xids: XidWatch | None = None
 
     @property
     def capabilities(self) -> dict[int, frozenset[str]]:
         """By GPU index, the fields of `DeviceReading` that the GPU answers; the rest is in `missing`."""
-        return {
-            device.index: frozenset(field for query in device.capabilities for field in query.fields)
-            for device in self._devices
-        }
+        return {device.index: device.readings for device in self._devices}
 
     def sample(self, t_ns: int) -> tuple[list[DeviceReading], dict[str, str]]:
         """One reading a GPU, and why what is missing is missing. `t_ns` is CLOCK_MONOTONIC and paces retries."""
         missing: dict[str, str] = {}
-        if t_ns >= self._retry_at_ns and (not self._open or any(device.lost for device in self._devices)):
-            self._initialize(t_ns)
-        sparse = self._ticks % self._sparse_every == 0
-        self._ticks += 1
-        readings = [self._read(device, t_ns, sparse, missing) for device in self._devices]
+        if self._opening is not None and self._opening.over:
+            self._opening = None
+        self._hangs = {index: hang for index, hang in self._hangs.items() if not hang.is_forgiven(t_ns)}
+        if not self._open:
+            self._open_when_due(t_ns)
+        devices = list(self._devices)
+        readings = self._read_all(devices, t_ns, missing) if self._open and self._opening is None else {}
+        found = [readings.get(device.index) or self._silent(device, missing) for device in devices]
+        if self._open and any(device.lost for device in devices):
+            # After the readings: opening the driver again can take seconds, and the others must not wait for it.
+            self._open_when_due(t_ns)
         if self.binding_warning:
             missing["nvml.binding"] = self.binding_warning
         if self.failure:
             missing["nvml"] = self.failure
         elif not self._devices:
             missing["nvml"] = failures.NO_DEVICES
-        return readings, missing
+        return found, missing
 
     def close(self) -> None:
         """Lets go of the driver. A later `sample` opens it again."""
-        if self._nv is not None and self._open:
+        self._shut()
+        self._patience.close()
+
+    def _silent(self, device: Device, missing: dict[str, str]) -> DeviceReading:
+        sentence = device.error or self.failure or failures.VANISHED
+        missing[f"gpu{device.index}"] = sentence
+        return device.failed_reading(sentence)
+
+    def _read_all(self, devices: list[Device], t_ns: int, missing: dict[str, str]) -> dict[int, DeviceReading]:
+        """The readings of the GPUs that answer, by index."""
+        nv = self._nv
+        assert nv is not None
+        due = [device for device in devices if self._answers(device, t_ns)]
+        # Those that have hung before come last: whoever comes before them has its reading on time.
+        due.sort(key=lambda device: device.index in self._hangs)
+        offset_ns = t_ns - time.monotonic_ns()
+        jobs = [Job(functools.partial(self._read, nv, device, offset_ns, self._ticks)) for device in due]
+        self._ticks += 1
+        self._patience.run(jobs, self._patience_s)
+        readings: dict[int, DeviceReading] = {}
+        for device, job in zip(due, jobs, strict=True):
+            if not job.over:
+                self._hangs[device.index] = Hang.after(self._hangs.get(device.index), job, t_ns)
+                device.fail(failures.hangs(self._patience_s), lost=False)
+            elif isinstance(job.error, nv.NVMLError):
+                self._failed(device, job.error.value, str(job.error), t_ns)
+            elif job.error is not None:
+                raise job.error
+            elif job.result is not None:
+                readings[device.index], reasons = job.result
+                missing.update(reasons)
+        return readings
+
+    def _read(self, nv: ModuleType, device: Device, offset_ns: int, tick: int) -> Answer:
+        # Slow questions are asked of one GPU after another, so that no tick has to carry all of them.
+        sparse = (tick + device.index) % self._sparse_every == 0
+        return device.read(nv, time.monotonic_ns() + offset_ns, sparse=sparse)
+
+    def _answers(self, device: Device, t_ns: int) -> bool:
+        """Whether to ask this GPU now; one whose call came back is asked again after a while."""
+        hang = self._hangs.get(device.index)
+        if hang is not None and hang.job.over and t_ns >= hang.rest_until_ns and not device.lost:
+            device.error = None
+        return device.error is None
+
+    def _failed(self, device: Device, code: int, text: str, t_ns: int) -> None:
+        """A fatal answer to a reading: of this GPU only, or of the whole library."""
+        if code in failures.LIBRARY_FAILURES:
+            self._open = False
+            self.failure = failures.initialization(code, text)
+        else:
+            device.fail(failures.device(code, text), lost=True)
+        self._schedule_retry(t_ns)
+
+    def _open_when_due(self, t_ns: int) -> None:
+        """Opens NVML, or takes up a lost GPU again, in the thread that may hang."""
+        in_the_driver = self._opening is not None or any(not hang.job.over for hang in self._hangs.values())
+        if in_the_driver or t_ns < self._retry_at_ns:
+            return
+        job = Job(functools.partial(self._initialize, t_ns))
+        self._patience.run([job], _OPENING_S)
+        if not job.over:
+            self._opening = job
+            self.failure = failures.hangs(_OPENING_S)
+        elif job.error is not None:
+            raise job.error
+
+    def _shut(self) -> None:
+        if self._xids is not None:
+            self._xids.stop()
+            self._xids = None
+        # With a call still in the driver, shutting it down would pull the ground from under that call.
+        if self._nv is not None and self._open and all(hang.job.over for hang in self._hangs.values()):
             with contextlib.suppress(self._nv.NVMLError):
                 self._nv.nvmlShutdown()
         self._open = False
         self._retry_at_ns = 0
 
-    def _read(self, device: Device, t_ns: int, sparse: bool, missing: dict[str, str]) -> DeviceReading:
-        if self._open and self._nv is not None and device.error is None:
-            try:
-                return device.read(self._nv, t_ns, sparse=sparse, missing=missing)
-            except self._nv.NVMLError as error:
-                if error.value in failures.LIBRARY_FAILURES:
-                    self._open = False
-                    self.failure = failures.initialization(error.value, str(error))
-                else:
-                    device.fail(failures.device(error.value, str(error)), lost=True)
-                self._schedule_retry(t_ns)
-        sentence = device.error or self.failure or failures.VANISHED
-        missing[f"gpu{device.index}"] = sentence
-        return device.failed_reading(sentence)
-
     def _initialize(self, t_ns: int) -> None:
         """Opens NVML, or closes and opens it again, and finds the GPUs."""
-        self.close()
-        if self._nv is None:
-            try:
-                self._nv = importlib.import_module("pynvml")
-            except ImportError:
-                self.failure = failures.NO_BINDING
-                self._schedule_retry(t_ns)
-                return
-            self.binding_warning = failures.foreign_binding(self._nv)
-        nv = self._nv
-        if not hasattr(nv, "NVMLError") or not hasattr(nv, "nvmlInit"):
-            self.failure = self.binding_warning or failures.NO_BINDING
-            self._schedule_retry(t_ns)
+        if self._open and self._regain():
+            self._retry_delay_ns = _FIRST_RETRY_NS
+            return
+        self._shut()
+        nv = self._import(t_ns)
+        if nv is None:
             return
         try:
             nv.nvmlInit()
@@ -105,12 +199,45 @@ class Nvml:
             self.driver_version = as_text(nv.nvmlSystemGetDriverVersion())
             self._find_devices(nv)
         except nv.NVMLError as error:
-            self.close()
+            self._shut()
             self.failure = failures.initialization(error.value, str(error))
         if not self._open or any(device.lost for device in self._devices):
             self._schedule_retry(t_ns)
         else:
             self._retry_delay_ns = _FIRST_RETRY_NS
+        if self._open and self._on_xid is not None:
+            self._xids = XidWatch(nv, self._handles(), self._on_xid)
+
+    def _import(self, t_ns: int) -> ModuleType | None:
+        """The binding; None with `failure` set when there is none that can be used."""
+        if self._nv is None:
+            try:
+                self._nv = importlib.import_module("pynvml")
+            except ImportError:
+                self.failure = failures.NO_BINDING
+                self._schedule_retry(t_ns)
+                return None
+            self.binding_warning = failures.foreign_binding(self._nv)
+        if hasattr(self._nv, "NVMLError") and hasattr(self._nv, "nvmlInit"):
+            return self._nv
+        self.failure = self.binding_warning or failures.NO_BINDING
+        self._schedule_retry(t_ns)
+        return None
+
+    def _regain(self) -> bool:
+        """Whether every lost GPU answers again without opening NVML anew, which would interrupt the others."""
+        nv = self._nv
+        assert nv is not None
+        try:
+            for device in self._devices:
+                if device.lost:
+                    device.attach(nv, nv.nvmlDeviceGetHandleByUUID((device.uuid or "").encode()))
+        except nv.NVMLError:
+            return False
+        return True
+
+    def _handles(self) -> dict[int, Handle]:
+        return {device.index: device.handle for device in self._devices if device.error is None}
 
     def _find_devices(self, nv: ModuleType) -> None:
         """Matches what the driver lists with the GPUs known before; a known one never vanishes silently."""

@@ -26,6 +26,8 @@ class DeviceReading(msgspec.Struct, frozen=True, kw_only=True):
     """NVML's index (PCI order) when the GPU was first seen; stable while this process samples."""
     uuid: str | None = None
     name: str | None = None
+    t_ns: int | None = None
+    """CLOCK_MONOTONIC nanoseconds when this GPU was asked: behind a slow one, later than the tick's."""
     compute_capability: str | None = None
     """As CUDA writes it: 8.0 is Ampere, the first with bf16 and TF32; 9.0 is Hopper."""
     memory_used_bytes: int | None = None
@@ -38,11 +40,22 @@ class DeviceReading(msgspec.Struct, frozen=True, kw_only=True):
     """Share of time in which device memory was read or written (0 to 100), not how much is in use."""
     temperature_c: int | None = None
     slowdown_temperature_c: int | None = None
+    """Where the hardware slows the GPU down."""
     shutdown_temperature_c: int | None = None
+    gpu_max_temperature_c: int | None = None
+    """The highest temperature in operation: above it the driver slows the GPU down (sw_thermal)."""
+    degrees_to_slowdown_c: int | None = None
+    """Left before the GPU is slowed down: NVML's own margin, else the lower of the two limits less the temperature."""
     memory_temperature_c: int | None = None
+    """Of high-bandwidth memory only; the hot spot of the chip is not in NVML at all."""
+    memory_max_temperature_c: int | None = None
     fan_percent: int | None = None
     power_w: float | None = None
     """Board power; an average over the last second on Ampere and later."""
+    power_average_w: float | None = None
+    """Over the last second; Ampere and later, without GA100 (A100)."""
+    power_instant_w: float | None = None
+    """At this moment; A100 and H100 look at a quarter of the time only (arXiv 2312.02741): average over seconds."""
     power_limit_w: float | None = None
     """The enforced limit: the lowest of all that apply."""
     energy_mj: int | None = None
@@ -53,15 +66,45 @@ class DeviceReading(msgspec.Struct, frozen=True, kw_only=True):
     memory_clock_max_mhz: int | None = None
     throttle_reasons: list[str] | None = None
     """Names from `throttle.REASONS`, unknown bits as hex; empty means not throttled, None means not known."""
+    throttle_reasons_supported: list[str] | None = None
+    """Those that this GPU can report at all."""
     power_violation_ns: int | None = None
     """Time held back by the power policy since the driver was loaded; take differences."""
     thermal_violation_ns: int | None = None
     """Time held back by the thermal policy since the driver was loaded; take differences."""
+    sync_boost_violation_ns: int | None = None
+    """Time held back by the slowest GPU of the sync-boost group; take differences."""
+    sw_thermal_slowdown_ns: int | None = None
+    """Time slowed down for heat by the driver; take differences. Only where `throttle_counters` says from where."""
+    hw_thermal_slowdown_ns: int | None = None
+    """Time slowed down for heat by the hardware; take differences."""
+    hw_power_brake_ns: int | None = None
+    """Time slowed down by the power brake, an outside signal; take differences."""
+    throttle_counters: str | None = None
+    """The field numbers of the three counters above, which moved between drivers: "269-271", "251-253", or None."""
     pcie_generation: int | None = None
     """The link's present generation; an idle GPU lowers it."""
     pcie_width: int | None = None
     pcie_generation_max: int | None = None
     pcie_width_max: int | None = None
+    pcie_tx_bytes: int | None = None
+    """Sent over PCIe, wrap-arounds undone; take differences. From counters of 32 bits a rate is a lower bound."""
+    pcie_rx_bytes: int | None = None
+    nvlink_tx_bytes: int | None = None
+    """Data sent over all NVLinks, in steps of 1 KiB; take differences."""
+    nvlink_rx_bytes: int | None = None
+    ecc_corrected_errors: int | None = None
+    """Memory errors corrected since the driver was loaded; refreshed every few ticks, as all below."""
+    ecc_uncorrected_errors: int | None = None
+    remapped_rows_corrected: int | None = None
+    """Rows of memory replaced for correctable errors, for good."""
+    remapped_rows_uncorrected: int | None = None
+    remapped_rows_pending: int | None = None
+    """1 when rows wait for a reset of the GPU to be replaced."""
+    remapped_rows_failed: int | None = None
+    """1 when a row could not be replaced: the GPU should be replaced."""
+    mig_mode: bool | None = None
+    """Whether the GPU is cut into instances (MIG), which takes some readings away."""
     processes: list[DeviceProcess] | None = None
     """Compute processes; refreshed every few ticks."""
     error: str | None = None
@@ -116,3 +159,5 @@ class Tick(msgspec.Struct, frozen=True, kw_only=True):
     """Why a reading is None: `nvml`, `gpu0`, `gpu0.memory_temperature_c`, `host.temperature_c`, `run`, ..."""
     sample_us: int
     """What taking this sample cost, in microseconds of wall time."""
+    nvml_us: int | None = None
+    """The part of it that went into the GPUs."""

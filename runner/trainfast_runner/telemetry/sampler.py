@@ -8,6 +8,7 @@ from trainfast_runner.telemetry.host import HostReader
 from trainfast_runner.telemetry.nvml import Nvml
 from trainfast_runner.telemetry.process_tree import ProcessTree
 from trainfast_runner.telemetry.readings import Tick
+from trainfast_runner.telemetry.xid import OnXid
 
 _LONGEST_PERIOD_S = 10.0
 _TICKS_TO_SLOW_DOWN = 3
@@ -19,6 +20,7 @@ def read_tick(nvml: Nvml, host: HostReader) -> Tick:
     """One tick from readers that are already open; rates cover the time since their last one."""
     t_ns = time.monotonic_ns()
     devices, missing = nvml.sample(t_ns)
+    nvml_ns = time.monotonic_ns() - t_ns
     host_reading, host_missing = host.read()
     return Tick(
         t_ns=t_ns,
@@ -26,6 +28,7 @@ def read_tick(nvml: Nvml, host: HostReader) -> Tick:
         devices=devices,
         missing=missing | host_missing,
         sample_us=(time.monotonic_ns() - t_ns) // 1000,
+        nvml_us=nvml_ns // 1000,
     )
 
 
@@ -53,8 +56,16 @@ class Sampler:
     kept in `failure`.
     """
 
-    def __init__(self, on_tick: Callable[[Tick], None], *, period_s: float = 1.0, budget: float = 0.2) -> None:
-        """`budget`: the share of the period that taking a tick may cost."""
+    def __init__(
+        self,
+        on_tick: Callable[[Tick], None],
+        *,
+        period_s: float = 1.0,
+        budget: float = 0.2,
+        on_xid: OnXid | None = None,
+    ) -> None:
+        """`budget`: the share of the period that taking a tick may cost. `on_xid` is told of Xid errors when they
+        happen, from another thread."""
         if period_s <= 0:
             raise ValueError(f"period_s is {period_s}: it must be above 0")
         self.period_s = period_s
@@ -64,6 +75,7 @@ class Sampler:
         self._asked_period_s = period_s
         self._budget = budget
         self._on_tick = on_tick
+        self._on_xid = on_xid
         self._root_pid: int | None = None
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="telemetry-sampler", daemon=True)
@@ -86,7 +98,7 @@ class Sampler:
 
     def _run(self) -> None:
         # Both readers belong to this thread: NVML does not survive a fork, psutil keeps times by thread.
-        nvml, host = Nvml(), HostReader()
+        nvml, host = Nvml(on_xid=self._on_xid), HostReader()
         due_s = time.monotonic()
         try:
             while not self._stopping.wait(max(0.0, due_s - time.monotonic())):

@@ -1,0 +1,105 @@
+"""Calls into the driver that may never come back, made so that only what waits for them is late.
+
+One thread makes all calls, because parallel callers only queue for the driver's lock. When a call takes longer than
+anybody has patience for, that thread is left to it, and another goes on with the rest.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Generic, TypeVar
+
+T = TypeVar("T")
+
+
+@dataclass
+class Job(Generic[T]):
+    """A call, and what became of it. Belongs to whoever runs it until it is `over`."""
+
+    call: Callable[[], T]
+    result: T | None = None
+    error: BaseException | None = None
+    began_s: float | None = None
+    """When it was begun, seconds of CLOCK_MONOTONIC."""
+    over: bool = False
+
+    def run(self) -> None:
+        self.began_s = time.monotonic()
+        try:
+            self.result = self.call()
+        except BaseException as error:  # it is raised again by whoever waits for the job
+            self.error = error
+        self.over = True
+
+
+@dataclass
+class _Round:
+    """Jobs in order, and the end of them."""
+
+    jobs: Sequence[Job[Any]]
+    ended: threading.Event = field(default_factory=threading.Event)
+    left: bool = False
+    """Nobody waits any more: after the call in progress, nothing else is begun."""
+
+    def run(self) -> None:
+        for job in self.jobs:
+            if self.left:
+                return
+            job.run()
+        self.ended.set()
+
+
+class Patience:
+    """Runs calls one after another in a thread of its own. Use it from one thread."""
+
+    def __init__(self) -> None:
+        self._rounds: queue.SimpleQueue[_Round | None] | None = None
+
+    def run(self, jobs: Sequence[Job[Any]], patience_s: float) -> None:
+        """Returns when every job is over, or is the one that has taken more than `patience_s`.
+
+        A job that hangs stays not `over`; it may be so later. What a call raised is in its `error`.
+        """
+        waiting = list(jobs)
+        while waiting:
+            if self._rounds is None:
+                self._rounds = queue.SimpleQueue()
+                threading.Thread(target=_work, args=(self._rounds,), name="nvml-calls", daemon=True).start()
+            begun = _Round(waiting)
+            self._rounds.put(begun)
+            hung = _wait(begun, patience_s)
+            if hung is None:
+                return
+            begun.left = True
+            self.close()
+            waiting = waiting[waiting.index(hung) + 1 :]
+
+    def close(self) -> None:
+        """Lets the thread end, at once or when its call comes back."""
+        if self._rounds is not None:
+            self._rounds.put(None)
+            self._rounds = None
+
+
+def _work(rounds: queue.SimpleQueue[_Round | None]) -> None:
+    while (begun := rounds.get()) is not None:
+        begun.run()
+
+
+def _wait(begun: _Round, patience_s: float) -> Job[Any] | None:
+    """The job that takes too long, or None when all are over."""
+    queued_s = time.monotonic()
+    while True:
+        current = next((job for job in begun.jobs if not job.over), None)
+        if current is None:
+            return None
+        since_s = current.began_s if current.began_s is not None else queued_s
+        left_s = since_s + patience_s - time.monotonic()
+        if left_s <= 0 and current.began_s is not None:
+            return current
+        if begun.ended.wait(max(left_s, 0.01)):
+            return None

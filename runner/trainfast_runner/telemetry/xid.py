@@ -1,0 +1,105 @@
+"""Xid errors, which the driver reports when they happen: one thread waits for them."""
+
+import contextlib
+import ctypes
+import threading
+import time
+from collections.abc import Callable, Mapping
+from types import ModuleType
+from typing import Final
+
+from trainfast_runner.telemetry import failures
+from trainfast_runner.telemetry.capabilities import Handle
+
+OnXid = Callable[[int, int, int], None]
+"""Told the moment (CLOCK_MONOTONIC nanoseconds), the GPU's index and the Xid's number."""
+
+_XID_EVENTS: Final = 0x8
+"""nvmlEventTypeXidCriticalError of nvml.h."""
+_TIMEOUT: Final = 10
+_SLICE_MS: Final = 500
+"""One wait in the driver; the watch can only be ended between two of them."""
+
+MEANINGS: Final = {
+    13: "graphics engine exception, often an illegal access of the program",
+    31: "memory page fault of the program",
+    43: "the GPU stopped processing for this program",
+    45: "clean-up after earlier errors or a killed program",
+    48: "double-bit ECC error",
+    61: "internal micro-controller breakpoint",
+    62: "internal micro-controller halt",
+    63: "a row of memory was marked for remapping",
+    64: "a row of memory could not be marked for remapping",
+    74: "NVLink error",
+    79: "the GPU has fallen off the bus",
+    92: "high rate of single-bit ECC errors",
+    94: "contained ECC error",
+    95: "uncontained ECC error",
+    119: "the GPU's system processor (GSP) does not answer",
+    120: "error of the GPU's system processor (GSP)",
+}
+"""Those a training meets, after NVIDIA's catalogue (docs.nvidia.com/deploy/xid-errors)."""
+
+
+def words(code: int) -> str:
+    """The number, and what it means where that is known."""
+    return f"{code}: {MEANINGS[code]}" if code in MEANINGS else str(code)
+
+
+class XidWatch:
+    """Waits for Xid errors of some GPUs until `stop`. NVML must stay initialized meanwhile."""
+
+    def __init__(self, nv: ModuleType, handles: Mapping[int, Handle], on_xid: OnXid) -> None:
+        self.missing: dict[int, str] = {}
+        """By GPU index, why its Xid errors are not seen."""
+        self._nv = nv
+        self._on_xid = on_xid
+        self._stopping = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._indexes = {_address(handle): index for index, handle in handles.items()}
+        try:
+            self._set = nv.nvmlEventSetCreate()
+        except (nv.NVMLError, AttributeError) as error:
+            self.missing = dict.fromkeys(handles, _why(error))
+            return
+        for index, handle in handles.items():
+            try:
+                nv.nvmlDeviceRegisterEvents(handle, _XID_EVENTS, self._set)
+            except nv.NVMLError as error:
+                self.missing[index] = _why(error)
+        if len(self.missing) < len(handles):
+            self._thread = threading.Thread(target=self._run, name="nvml-xid", daemon=True)
+            self._thread.start()
+
+    def stop(self) -> None:
+        """Ends the waiting; takes up to half a second."""
+        self._stopping.set()
+        if self._thread is not None:
+            self._thread.join(2 * _SLICE_MS / 1000)
+
+    def _run(self) -> None:
+        nv = self._nv
+        while not self._stopping.is_set():
+            try:
+                event = nv.nvmlEventSetWait_v2(self._set, _SLICE_MS)
+            except nv.NVMLError as error:
+                if error.value == failures.UNINITIALIZED:
+                    break
+                if error.value != _TIMEOUT:
+                    # A lost GPU makes every wait fail at once: no reason to spin, the others may still speak.
+                    self._stopping.wait(1)
+                continue
+            index = self._indexes.get(_address(event.device))
+            if event.eventType == _XID_EVENTS and index is not None:
+                self._on_xid(time.monotonic_ns(), index, event.eventData)
+        with contextlib.suppress(nv.NVMLError):
+            nv.nvmlEventSetFree(self._set)
+
+
+def _address(handle: Handle) -> int | None:
+    return ctypes.cast(handle, ctypes.c_void_p).value
+
+
+def _why(error: Exception) -> str:
+    code = getattr(error, "value", None)
+    return failures.BINDING_TOO_OLD if code is None else failures.reading(code, str(error))

@@ -1,0 +1,278 @@
+"""What the stand-in for libnvidia-ml answers: Python functions with the signatures of nvml.h."""
+
+import ctypes
+import queue
+import time
+from typing import Any
+
+from stand_in_machine import (
+    FIRST_HANDLE,
+    GPU_IS_LOST,
+    INSUFFICIENT_SIZE,
+    NOT_SUPPORTED,
+    SUCCESS,
+    SW_THERMAL,
+    TIMEOUT,
+    Gpu,
+    Machine,
+    gpu_call,
+    is_lost,
+    machine_call,
+    put,
+    temperature_of,
+)
+
+NOT_FOUND, XID = 6, 0x8
+
+
+@machine_call("nvmlInitWithFlags")
+def _init(machine: Machine, _flags: Any) -> int:
+    machine.forgets = False
+    return machine.init_code
+
+
+@machine_call("nvmlShutdown")
+def _shutdown(_machine: Machine) -> int:
+    return SUCCESS
+
+
+@machine_call("nvmlErrorString")
+def _error_string(_machine: Machine, code: int) -> Any:
+    return f"stand-in code {code}".encode()
+
+
+@machine_call("nvmlSystemGetDriverVersion")
+def _driver_version(_machine: Machine, buffer: Any, _size: Any) -> int:
+    buffer.value = b"580.82.07"
+    return SUCCESS
+
+
+@machine_call("nvmlDeviceGetCount_v2")
+def _count(machine: Machine, count: Any) -> int:
+    return put(count, len(machine.gpus))
+
+
+@machine_call("nvmlDeviceGetHandleByIndex_v2")
+def _handle(machine: Machine, index: Any, device: Any) -> int:
+    if is_lost(machine.gpus[index.value], machine.clock()):
+        return GPU_IS_LOST
+    ctypes.c_void_p.from_buffer(device._obj).value = FIRST_HANDLE + index.value
+    return SUCCESS
+
+
+@machine_call("nvmlDeviceGetHandleByUUID")
+def _handle_by_uuid(machine: Machine, uuid: Any, device: Any) -> int:
+    text = getattr(uuid, "value", uuid)
+    positions = [place for place, gpu in enumerate(machine.gpus) if gpu.uuid.encode() == text]
+    return _handle(machine, ctypes.c_uint(positions[0]), device) if positions else NOT_FOUND
+
+
+@gpu_call("nvmlDeviceGetName")
+def _name(gpu: Gpu, _seconds: float, buffer: Any, _size: Any) -> int:
+    buffer.value = gpu.name.encode()
+    return SUCCESS
+
+
+@gpu_call("nvmlDeviceGetUUID")
+def _uuid(gpu: Gpu, _seconds: float, buffer: Any, _size: Any) -> int:
+    buffer.value = gpu.uuid.encode()
+    return SUCCESS
+
+
+@gpu_call("nvmlDeviceGetCudaComputeCapability")
+def _compute_capability(gpu: Gpu, _seconds: float, major: Any, minor: Any) -> int:
+    return put(major, gpu.compute_capability[0]) or put(minor, gpu.compute_capability[1])
+
+
+@gpu_call("nvmlDeviceGetMemoryInfo")
+def _memory(gpu: Gpu, _seconds: float, memory: Any) -> int:
+    # Version 1 has no place for what the driver reserves, and counts it as used.
+    used = gpu.memory_used + gpu.memory_reserved
+    memory._obj.total, memory._obj.used, memory._obj.free = gpu.memory_total, used, gpu.memory_total - used
+    return SUCCESS
+
+
+@gpu_call("nvmlDeviceGetMemoryInfo_v2")
+def _memory_v2(gpu: Gpu, _seconds: float, memory: Any) -> int:
+    memory._obj.total, memory._obj.used, memory._obj.reserved = gpu.memory_total, gpu.memory_used, gpu.memory_reserved
+    memory._obj.free = gpu.memory_total - gpu.memory_used - gpu.memory_reserved
+    return SUCCESS
+
+
+@gpu_call("nvmlDeviceGetUtilizationRates")
+def _utilization(gpu: Gpu, _seconds: float, rates: Any) -> int:
+    rates._obj.gpu, rates._obj.memory = gpu.utilization
+    return SUCCESS
+
+
+def _take_time(gpu: Gpu) -> None:
+    if gpu.hangs is not None:
+        gpu.hangs.wait()
+    time.sleep(gpu.slow_s)
+
+
+@gpu_call("nvmlDeviceGetTemperature")
+def _temperature(gpu: Gpu, seconds: float, _sensor: Any, temperature: Any) -> int:
+    _take_time(gpu)
+    return put(temperature, int(temperature_of(gpu, seconds)))
+
+
+@gpu_call("nvmlDeviceGetTemperatureV")
+def _temperature_v(gpu: Gpu, seconds: float, reading: Any) -> int:
+    _take_time(gpu)
+    reading._obj.temperature = int(temperature_of(gpu, seconds))
+    return SUCCESS
+
+
+@gpu_call("nvmlDeviceGetTemperatureThreshold")
+def _threshold(gpu: Gpu, _seconds: float, which: Any, temperature: Any) -> int:
+    return put(temperature, (gpu.shutdown, gpu.slowdown, gpu.memory_max, gpu.gpu_max)[which.value])
+
+
+@gpu_call("nvmlDeviceGetMarginTemperature")
+def _margin(gpu: Gpu, seconds: float, reading: Any) -> int:
+    reading._obj.marginTemperature = gpu.slowdown - int(temperature_of(gpu, seconds))
+    return SUCCESS
+
+
+@gpu_call("nvmlDeviceGetFanSpeed")
+def _fan(gpu: Gpu, _seconds: float, speed: Any) -> int:
+    return put(speed, gpu.fan)
+
+
+@gpu_call("nvmlDeviceGetPowerUsage")
+def _power(gpu: Gpu, _seconds: float, milliwatts: Any) -> int:
+    return put(milliwatts, gpu.power_mw)
+
+
+@gpu_call("nvmlDeviceGetEnforcedPowerLimit")
+def _limit(gpu: Gpu, _seconds: float, milliwatts: Any) -> int:
+    return put(milliwatts, gpu.limit_mw)
+
+
+@gpu_call("nvmlDeviceGetTotalEnergyConsumption")
+def _energy(gpu: Gpu, seconds: float, millijoules: Any) -> int:
+    return put(millijoules, gpu.energy_mj + int(gpu.power_mw * seconds))
+
+
+@gpu_call("nvmlDeviceGetClockInfo")
+def _clock(gpu: Gpu, _seconds: float, which: Any, clock: Any) -> int:
+    return put(clock, gpu.clocks[which.value])
+
+
+@gpu_call("nvmlDeviceGetMaxClockInfo")
+def _max_clock(gpu: Gpu, _seconds: float, which: Any, clock: Any) -> int:
+    return put(clock, gpu.max_clocks[which.value])
+
+
+@gpu_call("nvmlDeviceGetCurrentClocksEventReasons")
+@gpu_call("nvmlDeviceGetCurrentClocksThrottleReasons")
+def _reasons(gpu: Gpu, seconds: float, bits: Any) -> int:
+    hot = SW_THERMAL if temperature_of(gpu, seconds) >= gpu.thermal_above else 0
+    return put(bits, gpu.reasons | hot)
+
+
+@gpu_call("nvmlDeviceGetSupportedClocksEventReasons")
+@gpu_call("nvmlDeviceGetSupportedClocksThrottleReasons")
+def _supported_reasons(_gpu: Gpu, _seconds: float, bits: Any) -> int:
+    return put(bits, 0x1FF)
+
+
+@gpu_call("nvmlDeviceGetMigMode")
+def _mig_mode(gpu: Gpu, _seconds: float, current: Any, pending: Any) -> int:
+    return put(current, int(gpu.mig)) or put(pending, int(gpu.mig))
+
+
+UINT, ULLONG = 1, 3
+
+
+@gpu_call("nvmlDeviceGetFieldValues")
+def _fields(gpu: Gpu, seconds: float, count: Any, values: Any) -> int:
+    for entry in values._obj[: count.value]:
+        found = None if f"field {entry.fieldId}" in gpu.unsupported else _field(gpu, seconds, entry.fieldId)
+        entry.nvmlReturn = NOT_SUPPORTED if found is None else SUCCESS
+        if found is not None:
+            entry.valueType, value = found
+            setattr(entry.value, "uiVal" if entry.valueType == UINT else "ullVal", value)
+    return SUCCESS
+
+
+def _field(gpu: Gpu, seconds: float, number: int) -> tuple[int, int] | None:
+    """The type and the value; None where this driver has none."""
+    if gpu.cause_numbers is not None and gpu.cause_numbers <= number < gpu.cause_numbers + 3:
+        return ULLONG, gpu.violation_ns(number - gpu.cause_numbers + 269, seconds)
+    if 251 <= number <= 253:
+        return UINT, 1  # settings of power smoothing
+    if 74 <= number <= 76:
+        return ULLONG, gpu.violation_ns(number, seconds)
+    if number in (197, 198):
+        return UINT, gpu.pcie_bytes(seconds) & 0xFFFFFFFF
+    if number in (138, 139):
+        return ULLONG, gpu.nvlink_kib(seconds)
+    return {
+        3: (ULLONG, gpu.ecc[0]),
+        4: (ULLONG, gpu.ecc[1]),
+        82: (UINT, gpu.memory_temperature),
+        83: (ULLONG, gpu.energy_mj + int(gpu.power_mw * seconds)),
+        **{142 + place: (UINT, count) for place, count in enumerate(gpu.remapped)},
+        185: (UINT, gpu.power_mw),
+        186: (UINT, gpu.power_mw + 5_000),
+    }.get(number)
+
+
+@gpu_call("nvmlDeviceGetCurrPcieLinkGeneration")
+def _generation(gpu: Gpu, _seconds: float, generation: Any) -> int:
+    return put(generation, gpu.pcie[0])
+
+
+@gpu_call("nvmlDeviceGetMaxPcieLinkGeneration")
+def _generation_max(gpu: Gpu, _seconds: float, generation: Any) -> int:
+    return put(generation, gpu.pcie_max[0])
+
+
+@gpu_call("nvmlDeviceGetCurrPcieLinkWidth")
+def _width(gpu: Gpu, _seconds: float, width: Any) -> int:
+    return put(width, gpu.pcie[1])
+
+
+@gpu_call("nvmlDeviceGetMaxPcieLinkWidth")
+def _width_max(gpu: Gpu, _seconds: float, width: Any) -> int:
+    return put(width, gpu.pcie_max[1])
+
+
+@gpu_call("nvmlDeviceGetComputeRunningProcesses_v2")
+@gpu_call("nvmlDeviceGetComputeRunningProcesses_v3")
+def _processes(gpu: Gpu, _seconds: float, count: Any, array: Any) -> int:
+    room = count._obj.value if array is not None else 0
+    count._obj.value = len(gpu.processes)
+    if room < len(gpu.processes):
+        return INSUFFICIENT_SIZE
+    for entry, (pid, used) in zip(array or (), gpu.processes.items(), strict=False):
+        entry.pid, entry.usedGpuMemory = pid, used
+    return SUCCESS
+
+
+@machine_call("nvmlEventSetCreate")
+def _event_set(_machine: Machine, _set: Any) -> int:
+    return SUCCESS
+
+
+@machine_call("nvmlEventSetFree")
+def _free_event_set(_machine: Machine, _set: Any) -> int:
+    return SUCCESS
+
+
+@gpu_call("nvmlDeviceRegisterEvents")
+def _register_events(_gpu: Gpu, _seconds: float, types: Any, _set: Any) -> int:
+    return SUCCESS if types.value == XID else NOT_SUPPORTED
+
+
+@machine_call("nvmlEventSetWait_v2")
+def _wait(machine: Machine, _set: Any, event: Any, timeout_ms: Any) -> int:
+    try:
+        position, number = machine.xids.get(timeout=timeout_ms.value / 1000)
+    except queue.Empty:
+        return TIMEOUT
+    ctypes.c_void_p.from_buffer(event._obj.device).value = FIRST_HANDLE + position
+    event._obj.eventType, event._obj.eventData = XID, number
+    return SUCCESS

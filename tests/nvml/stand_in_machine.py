@@ -1,0 +1,150 @@
+"""The machine behind the stand-in for libnvidia-ml: its GPUs, its clock, and the register of its C functions."""
+
+import ctypes
+import queue
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+SUCCESS, UNINITIALIZED, INVALID_ARGUMENT, NOT_SUPPORTED = 0, 1, 2, 3
+INSUFFICIENT_SIZE, TIMEOUT, FUNCTION_NOT_FOUND, GPU_IS_LOST = 7, 10, 13, 15
+MIB = 1024**2
+SW_THERMAL = 0x20
+
+
+@dataclass
+class Gpu:
+    """One GPU; a heat ramp makes its temperature and its thermal slowdown functions of the machine's time."""
+
+    name: str = "NVIDIA Stand-In 80GB"
+    uuid: str = ""
+    compute_capability: tuple[int, int] = (8, 0)
+    memory_total: int = 81920 * MIB
+    memory_used: int = 1024 * MIB
+    memory_reserved: int = 512 * MIB
+    utilization: tuple[int, int] = (97, 41)
+    temperature: float = 50.0
+    heats_per_s: float = 0.0
+    thermal_above: float = 87.0
+    slowdown: int = 92
+    shutdown: int = 95
+    gpu_max: int = 87
+    memory_max: int = 95
+    memory_temperature: int = 60
+    fan: int = 30
+    power_mw: int = 250_000
+    limit_mw: int = 400_000
+    energy_mj: int = 5_000_000
+    clocks: dict[int, int] = field(default_factory=lambda: {1: 1410, 2: 1593})
+    max_clocks: dict[int, int] = field(default_factory=lambda: {1: 1980, 2: 1593})
+    reasons: int = 0
+    violation_ns: Callable[[int, float], int] = lambda _field, seconds: 0
+    """The duration counters by field id; those of single causes are asked for as 269 to 271 wherever they stand."""
+    cause_numbers: int | None = 269
+    """Where the counters of single causes stand: from 269 on, from 251 on, or nowhere."""
+    pcie_bytes: Callable[[float], int] = lambda seconds: 0
+    """Sent and received by that second; the counter has 32 bits."""
+    nvlink_kib: Callable[[float], int] = lambda seconds: 0
+    ecc: tuple[int, int] = (0, 0)
+    remapped: tuple[int, int, int, int] = (0, 0, 0, 0)
+    mig: bool = False
+    pcie: tuple[int, int] = (4, 16)
+    pcie_max: tuple[int, int] = (4, 16)
+    bus: int = 0
+    """Its PCI bus number."""
+    node: int = 0
+    """Its NUMA node, of 32 CPUs each; between nodes the common ancestor is the system, within one the host bridge."""
+    links: tuple[int | str | None, ...] = ()
+    """Where each NVLink leads: a bus number, "switch", or None where it is down."""
+    peer_access: int = 0
+    """What it answers for every other GPU, as `nvmlGpuP2PStatus_t`."""
+    processes: dict[int, int] = field(default_factory=dict)
+    lost: tuple[float, float] | None = None
+    """From and to which second of the machine's time the GPU does not answer."""
+    unsupported: frozenset[str] = frozenset()
+    """C functions, and field ids as "field 82", that answer NotSupported."""
+    slow_s: float = 0.0
+    """How long each look at the temperature takes."""
+    hangs: threading.Event | None = None
+    """What a look at the temperature waits for."""
+
+
+def gpus(count: int, **settings: Any) -> list[Gpu]:
+    """`count` alike GPUs with the UUIDs GPU-0, GPU-1, ..."""
+    return [Gpu(uuid=f"GPU-{index}", **settings) for index in range(count)]
+
+
+@dataclass
+class Machine:
+    """The GPUs, the machine's clock in seconds, and what its driver lacks."""
+
+    gpus: list[Gpu]
+    clock: Callable[[], float] = lambda: 0.0
+    absent: frozenset[str] = frozenset()
+    """C functions that this driver does not export."""
+    init_code: int = SUCCESS
+    forgets: bool = False
+    """Every call answers Uninitialized until nvmlInit is called again."""
+    calls: dict[str, int] = field(default_factory=dict)
+    xids: queue.SimpleQueue[tuple[int, int]] = field(default_factory=queue.SimpleQueue)
+    """Xid errors to come, as (GPU's position, number)."""
+
+
+Function = Callable[..., int]
+FUNCTIONS: dict[str, Function] = {}
+
+
+def counted(machine: Machine, name: str, function: Function, *arguments: Any) -> int:
+    machine.calls[name] = machine.calls.get(name, 0) + 1
+    if machine.forgets and not name.startswith("nvmlInit"):
+        return UNINITIALIZED
+    return function(machine, *arguments)
+
+
+def machine_call(name: str) -> Callable[[Function], Function]:
+    def register(function: Function) -> Function:
+        FUNCTIONS[name] = function
+        return function
+
+    return register
+
+
+def gpu_call(name: str) -> Callable[[Function], Function]:
+    """Registers a function of one GPU: it gets the `Gpu` and the machine's time, and answers only when it may."""
+
+    def register(function: Function) -> Function:
+        def checked(machine: Machine, handle: Any, *arguments: Any) -> int:
+            gpu = gpu_of(machine, handle)
+            seconds = machine.clock()
+            if is_lost(gpu, seconds):
+                return GPU_IS_LOST
+            if name in gpu.unsupported:
+                return NOT_SUPPORTED
+            return function(gpu, seconds, *arguments)
+
+        FUNCTIONS[name] = checked
+        return function
+
+    return register
+
+
+FIRST_HANDLE = 0x1000
+
+
+def gpu_of(machine: Machine, handle: Any) -> Gpu:
+    return machine.gpus[(ctypes.cast(handle, ctypes.c_void_p).value or 0) - FIRST_HANDLE]
+
+
+def is_lost(gpu: Gpu, seconds: float) -> bool:
+    return gpu.lost is not None and gpu.lost[0] <= seconds < gpu.lost[1]
+
+
+def temperature_of(gpu: Gpu, seconds: float) -> float:
+    return gpu.temperature + gpu.heats_per_s * seconds
+
+
+def put(reference: Any, value: Any) -> int:
+    """Writes through a `byref` pointer."""
+    reference._obj.value = value
+    return SUCCESS
