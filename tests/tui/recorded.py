@@ -153,6 +153,7 @@ HEAT = Diagnosis(
     severity="warning",
     cost_fraction=0.16,
     evidence={
+        "thermal_percent": 41.0,
         "thermal_ms_per_step": 202.1,
         "temperature_c": 88,
         "clock_loss_percent": 16.2,

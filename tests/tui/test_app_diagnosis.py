@@ -29,7 +29,10 @@ async def test_a_line_says_it_and_a_key_opens_it_to_its_figures(home: Home) -> N
         await pilot.pause()
         text = screen_text(app)
         for words in (
-            "thermal, 16 % of a step",
+            "throttled by heat, 16 % of a step",
+            "thermal  41.0 %   the rule: >= 2",
+            "source    ours: 2 %",
+            "small_batch",
             "202 ms a step",
             "16.2 %",
             "88 °C",

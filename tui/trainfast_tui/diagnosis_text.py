@@ -9,6 +9,7 @@ from trainfast_tui import format as fmt
 from trainfast_tui.widgets.painted import Line, rule, wrap
 
 if TYPE_CHECKING:
+    from trainfast_runner.diagnosis_rules import Rule
     from trainfast_runner.follow import RunSnapshot
     from trainfast_runner.records import Diagnosis
 
@@ -59,15 +60,34 @@ def explained(run: RunSnapshot, width: int) -> list[Line]:
 
 
 def _opened(diagnosis: Diagnosis, width: int) -> list[Line]:
-    cost = diagnosis.cost_fraction
-    head = diagnosis.rule.replace("_", " ") + (f", {fmt.percent(100 * cost)} of a step" if cost is not None else "")
+    cost, found = diagnosis.cost_fraction, rule_of(diagnosis)
+    head = found.title if found is not None else diagnosis.rule
+    head += f", {fmt.percent(100 * cost)} of a step" if cost is not None else ""
+    thresholds = {condition.figure: condition for condition in found.when} if found is not None else {}
     lines: list[Line] = [rule(head, width)]
     lines += [[(line, "title")] for line in wrap(diagnosis.line, width)]
     for name, value in diagnosis.evidence.items():
-        lines.append([(f"  {named(name)}  ", "muted"), (shown(name, value), "text")])
-    for label, text in (("try", diagnosis.advice), *_grounds(diagnosis.rule)):
-        lines += _labelled(label, text, width)
-    return lines
+        line: Line = [(f"  {named(name)}  ", "muted"), (shown(name, value), "text")]
+        if (condition := thresholds.get(name)) is not None:
+            line.append((f"   the rule: {condition.words().removeprefix(name).strip()}", "muted"))
+        lines.append(line)
+    source = found.source if found is not None else ""
+    return [*lines, *_labelled("try", diagnosis.advice, width), *_labelled("source", source, width)]
+
+
+def rule_of(diagnosis: Diagnosis) -> Rule | None:
+    """The rule that spoke: of those of its name the first that its figures fulfil. None for one of another version."""
+    from trainfast_runner.diagnosis_rules import RULES
+
+    return next(
+        (
+            rule
+            for rule in RULES
+            if rule.name == diagnosis.rule
+            and all(condition.holds(diagnosis.evidence.get(condition.figure)) for condition in rule.when)
+        ),
+        None,
+    )
 
 
 def named(name: str) -> str:
@@ -90,11 +110,6 @@ def shown(name: str, value: float | int | str | None) -> str:
 
 def _ending(name: str) -> str:
     return max((ending for ending, _ in UNITS if name.endswith(ending)), key=len, default="")
-
-
-def _grounds(rule_name: str) -> tuple[tuple[str, str], ...]:
-    """The threshold of a rule and where it comes from."""
-    return ()
 
 
 def _labelled(label: str, text: str, width: int) -> list[Line]:
