@@ -1,0 +1,123 @@
+"""Processes as a person sees them before training, and ending one of them."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import pytest
+
+from trainfast_runner.foreign_process import end, refuse, still_runs
+from trainfast_runner.problem import Problem
+from trainfast_runner.process_rows import ProcessList, ProcessRow
+from trainfast_runner.process_tree import Identity, identify
+from trainfast_runner.telemetry.readings import DeviceProcess, DeviceReading
+
+MARK = "a name (with ) brackets"
+
+
+@pytest.fixture
+def other() -> Iterator[subprocess.Popen[bytes]]:
+    """A process of one's own that waits for its input to end."""
+    process = subprocess.Popen([sys.executable, "-c", "input()", MARK], stdin=subprocess.PIPE)
+    yield process
+    process.kill()
+    process.communicate()
+
+
+def a_gpu(index: int, *pids: int) -> DeviceReading:
+    return DeviceReading(index=index, processes=[DeviceProcess(pid=pid, memory_used_bytes=2**30) for pid in pids])
+
+
+def row_of(rows: tuple[ProcessRow, ...], pid: int) -> ProcessRow:
+    (row,) = [row for row in rows if row.pid == pid]
+    return row
+
+
+def test_a_process_on_gpus_has_owner_command_age_and_memory(other: subprocess.Popen[bytes]) -> None:
+    processes = ProcessList(pids_are_ours=True)
+    row = row_of(processes.read([a_gpu(0, other.pid), a_gpu(2, other.pid)]), other.pid)
+    assert row.devices == ((0, 2**30), (2, 2**30))
+    assert row.device_memory_bytes == 2 * 2**30
+    assert row.is_own
+    assert row.command.endswith(f"input() {MARK}")
+    assert row.memory_rss_bytes
+    assert row.age_s is not None
+    assert 0 <= row.age_s < 600
+    assert row.cpu_percent is None, "a rate needs two looks"
+    assert row.identity == identify(other.pid)
+
+
+def test_what_keeps_the_host_busy_is_listed_without_a_gpu() -> None:
+    ballast = bytearray(40 << 20)
+    rows = ProcessList().read([])
+    assert row_of(rows, os.getpid()).memory_rss_bytes is not None
+    assert all(row.devices == () for row in rows)
+    assert len(ballast) > 0
+
+
+def test_the_ids_of_another_namespace_are_not_taken_for_ours(other: subprocess.Popen[bytes]) -> None:
+    rows = ProcessList(pids_are_ours=False).read([a_gpu(0, other.pid)])
+    row = row_of(rows, other.pid)
+    assert (row.identity, row.owner, row.command) == (None, None, "")
+
+
+def test_a_process_that_has_gone_is_listed_as_the_driver_has_it() -> None:
+    row = row_of(ProcessList(pids_are_ours=True).read([a_gpu(1, 2**22 + 5)]), 2**22 + 5)
+    assert row.identity is None
+    assert row.devices == ((1, 2**30),)
+
+
+def test_one_of_ones_own_is_ended(other: subprocess.Popen[bytes]) -> None:
+    identity = identify(other.pid)
+    assert identity is not None
+    assert end(identity) == f"SIGTERM sent to process {other.pid}."
+    assert other.wait(10) == -signal.SIGTERM
+    assert not still_runs(identity)
+    with pytest.raises(Problem, match="has ended already"):
+        end(identity)
+
+
+def test_what_ignores_sigterm_gets_sigkill() -> None:
+    stubborn = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); print(flush=True); input()"
+    with subprocess.Popen([sys.executable, "-c", stubborn], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        identity = identify(process.pid)
+        assert identity is not None
+        end(identity)
+        assert still_runs(identity)
+        end(identity, kill=True)
+        assert process.wait(10) == -signal.SIGKILL
+
+
+def test_a_later_process_with_the_pid_is_left_alone(other: subprocess.Popen[bytes]) -> None:
+    identity = identify(other.pid)
+    assert identity is not None
+    with pytest.raises(Problem, match="belongs to another process by now"):
+        end(Identity(other.pid, identity.start_ticks - 1))
+    assert other.poll() is None
+
+
+def test_neither_this_program_nor_another_users_process_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    own, first = identify(os.getpid()), identify(1)
+    assert own is not None
+    assert first is not None
+    with pytest.raises(Problem, match="q leaves"):
+        refuse(own)
+    with pytest.raises(Problem, match="process 1"):
+        refuse(first)
+
+
+def test_somebody_elses_process_is_refused_by_name(
+    other: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    identity = identify(other.pid)
+    assert identity is not None
+    monkeypatch.setattr(os, "getuid", lambda: 4_000_000)
+    with pytest.raises(Problem, match="not to you: ask them"):
+        end(identity)
+    assert other.poll() is None
