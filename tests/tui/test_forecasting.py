@@ -234,6 +234,7 @@ async def test_every_turn_of_a_knob_asks_once_and_a_live_run_forbids_the_trace(
 
         await show(ended)
         asked = len(app.questions)
+        assert app.questions[-1].free_bytes is not None, "a limit becomes known"
         await show(ended)
         assert len(app.questions) == asked, "a snapshot without news asks nothing"
         await pilot.press("right")

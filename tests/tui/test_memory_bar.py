@@ -62,6 +62,11 @@ async def test_what_does_not_fit_says_by_how_much_and_the_limit_stands_inside_th
     assert lines[-1] == "does not fit: 2.00 GiB too much  batch <= 3"
 
 
+async def test_a_small_model_on_a_large_device_still_shows_every_category(home: Home) -> None:
+    lines = await shown(home, MemoryView(replace(FITS, room=Room(1 << 40, "free on GPU 0"))))
+    assert lines[1].startswith("█▓▒░···")
+
+
 async def test_beside_a_measurement_stands_the_difference_in_percent(home: Home) -> None:
     same = MemoryView(FITS, measured=Measured(1386 * MIB, 1400 * MIB, same_knobs=True))
     lines = await shown(home, same)

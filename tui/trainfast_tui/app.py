@@ -83,7 +83,7 @@ class TrainfastApp(App[int]):
         self._python = python
         self._pacer = Pacer()
         self.forecaster = Forecaster(self.post_message, python)
-        self._foreseen_for: tuple[RunSpec, bool, str] | None = None
+        self._foreseen_for: tuple[RunSpec, bool, str, bool] | None = None
         self._looked_for: tuple[str, str, str] | None = None
         self._adopted: str | None = None
         self._typed_on: WeakKeyDictionary[events.Key, Screen[Any]] = WeakKeyDictionary()
@@ -185,8 +185,11 @@ class TrainfastApp(App[int]):
         run = self.snapshot.run if self.snapshot is not None else None
         is_busy = self.control.is_starting or self.searching.is_going_on or (run is not None and run.is_live)
         question = question_about(self.next_run, self.machine, self.snapshot, may_trace=not is_busy)
-        key = None if question is None else (question.spec, is_busy, run.run_id if run is not None else "")
-        if question is not None and key != self._foreseen_for:
+        if question is None:
+            return
+        # How much is free moves with every tick; that it is known is news, how much then waits for the next question.
+        key = (question.spec, is_busy, run.run_id if run is not None else "", question.free_bytes is None)
+        if key != self._foreseen_for:
             self._foreseen_for = key
             self.predict(question)
 

@@ -132,7 +132,8 @@ def _bar(forecast: Forecast, measured: Measured | None, width: int, ascii: bool)
     """The categories side by side, then what is free, with the limit as a line across."""
     scale = _scale(forecast, measured)
     parts = _shown_parts(forecast)
-    used = max(1, min(width, round(forecast.needed_bytes / scale * width)))
+    # On a large device a small model would be one cell: each category keeps its own.
+    used = min(width, max(len(parts), round(forecast.needed_bytes / scale * width)))
     cells = shares([float(size) for _, size in parts], used)
     signs = {key: (_ascii_sign(key) if ascii else sign, tone) for key, _, sign, tone in CATEGORIES}
     painted: list[tuple[str, str]] = []
