@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
+from trainfast_runner.device_events import DeviceEvents
 from trainfast_runner.json_lines import Appender
 from trainfast_runner.records import Event
 from trainfast_runner.run_records import TELEMETRY_FILE
-from trainfast_runner.telemetry.readings import DeviceReading, Tick
+from trainfast_runner.telemetry.readings import Tick
 from trainfast_runner.telemetry.sampler import Sampler
-from trainfast_runner.telemetry.throttle import severity
+from trainfast_runner.telemetry.xid import words
 
 PERIOD_S = 1.0
 
@@ -18,23 +19,28 @@ PERIOD_S = 1.0
 class TelemetryLog:
     """Runs the sampler for one run. Nothing that happens here, a full disk included, reaches the training.
 
-    `complain` is called, from the sampler's thread, with the first thing that went wrong.
+    `tell` gets events from the sampler's thread and the one that waits for Xid errors. `complain` is called, from the
+    sampler's thread, with the first thing that went wrong.
     """
 
     def __init__(
-        self, directory: Path, watch_uuids: list[str], tell: Callable[[Event], None], complain: Callable[[str], None]
+        self,
+        directory: Path,
+        watch_uuids: list[str],
+        tell: Callable[[Event], None],
+        complain: Callable[[str], None],
+        *,
+        period_s: float = PERIOD_S,
     ) -> None:
-        self._watched = frozenset(watch_uuids)
+        self._events = DeviceEvents(watch_uuids)
         self._tell, self._complain = tell, complain
-        self._throttled: dict[str, frozenset[str]] = {}
-        self._lost: set[str] = set()
         self._path = directory / TELEMETRY_FILE
         self._file: Appender | None = None
         self._failed = False
-        self._sampler = Sampler(self._take, period_s=PERIOD_S)
+        self._sampler = Sampler(self._take, period_s=period_s, on_xid=self._xid)
 
     def start(self) -> None:
-        """Begin sampling, a tick a second."""
+        """Begin sampling, a tick a period."""
         self._sampler.start()
 
     def follow(self, pid: int) -> None:
@@ -49,7 +55,7 @@ class TelemetryLog:
             self._complain(f"sampling ended: {self._sampler.failure!r}")
 
     def _take(self, tick: Tick) -> None:
-        for event in self._changes(tick):
+        for event in self._events.between(tick):
             self._tell(event)
         try:
             if self._file is None:
@@ -60,32 +66,6 @@ class TelemetryLog:
                 self._failed = True
                 self._complain(f"{TELEMETRY_FILE}: {error.strerror}")
 
-    def _changes(self, tick: Tick) -> list[Event]:
-        """Events for the devices of this run: throttling began or ended, a device was lost or came back."""
-        return [
-            event
-            for device in tick.devices
-            if device.uuid in self._watched and device.uuid is not None
-            for event in (*self._lost_or_back(device, device.uuid, tick.t_ns), *self._throttle(device, tick.t_ns))
-        ]
-
-    def _lost_or_back(self, device: DeviceReading, uuid: str, t_ns: int) -> list[Event]:
-        if (device.error is not None) == (uuid in self._lost):
-            return []
-        if device.error is None:
-            self._lost.discard(uuid)
-            return [Event(t_ns=t_ns, kind="gpu_back", device=device.index)]
-        self._lost.add(uuid)
-        return [Event(t_ns=t_ns, kind="gpu_lost", device=device.index, detail=device.error)]
-
-    def _throttle(self, device: DeviceReading, t_ns: int) -> list[Event]:
-        if device.throttle_reasons is None or device.uuid is None:
-            return []
-        now = frozenset(name for name in device.throttle_reasons if severity(name) != "none")
-        before = self._throttled.get(device.uuid, frozenset())
-        self._throttled[device.uuid] = now
-        return [
-            Event(t_ns=t_ns, kind=kind, device=device.index, detail=name)
-            for kind, names in (("throttle_on", now - before), ("throttle_off", before - now))
-            for name in sorted(names)
-        ]
+    def _xid(self, t_ns: int, index: int, code: int) -> None:
+        if self._events.concerns(index):
+            self._tell(Event(t_ns=t_ns, kind="xid", device=index, detail=words(code)))

@@ -62,7 +62,8 @@ class Nvml:
         self.binding_warning: str | None = None
         """A sentence when the imported pynvml is not nvidia-ml-py's, or None."""
         self._sparse_every = sparse_every
-        self._patience_s = patience_s
+        self.patience_s = patience_s
+        """How long one GPU may take for all of its readings."""
         self._ticks = 0
         self._nv: ModuleType | None = None
         self._open = False
@@ -86,6 +87,8 @@ class Nvml:
         missing: dict[str, str] = {}
         if self._opening is not None and self._opening.over:
             self._opening = None
+            if self._open:
+                self.failure = None
         self._hangs = {index: hang for index, hang in self._hangs.items() if not hang.is_forgiven(t_ns)}
         if not self._open:
             self._open_when_due(t_ns)
@@ -123,12 +126,12 @@ class Nvml:
         offset_ns = t_ns - time.monotonic_ns()
         jobs = [Job(functools.partial(self._read, nv, device, offset_ns, self._ticks)) for device in due]
         self._ticks += 1
-        self._patience.run(jobs, self._patience_s)
+        self._patience.run(jobs, self.patience_s)
         readings: dict[int, DeviceReading] = {}
         for device, job in zip(due, jobs, strict=True):
             if not job.over:
                 self._hangs[device.index] = Hang.after(self._hangs.get(device.index), job, t_ns)
-                device.fail(failures.hangs(self._patience_s), lost=False)
+                device.fail(failures.hangs(self.patience_s), lost=False)
             elif isinstance(job.error, nv.NVMLError):
                 self._failed(device, job.error.value, str(job.error), t_ns)
             elif job.error is not None:

@@ -1,0 +1,85 @@
+"""What a run's events say of its devices, from one tick to the next."""
+
+import os
+from pathlib import Path
+from typing import Any
+
+from trainfast_runner.device_events import DeviceEvents, own_pids, sees_host_pids
+from trainfast_runner.records import Event
+from trainfast_runner.telemetry.readings import DeviceProcess, DeviceReading, HostReading, Tick
+
+MIB = 1 << 20
+
+
+def tick(*devices: DeviceReading, second: int = 0, **missing: str) -> Tick:
+    return Tick(t_ns=second * 10**9, host=HostReading(), devices=list(devices), missing=missing, sample_us=1)
+
+
+def gpu(index: int = 0, pids: tuple[int, ...] | None = None, **fields: Any) -> DeviceReading:
+    processes = None if pids is None else [DeviceProcess(pid=pid, memory_used_bytes=300 * MIB) for pid in pids]
+    return DeviceReading(index=index, uuid=f"GPU-{index}", processes=processes, **fields)
+
+
+def told(events: list[Event]) -> list[tuple[str, int | None, str | None]]:
+    return [(event.kind, event.device, event.detail) for event in events]
+
+
+def test_a_gpu_lost_and_back_is_two_events_and_only_of_this_run() -> None:
+    events = DeviceEvents(["GPU-1"])
+    assert events.between(tick(gpu(0), gpu(1))) == []
+    lost = events.between(tick(gpu(0, error="gone"), gpu(1, error="gone"), second=1))
+    assert told(lost) == [("gpu_lost", 1, "gone")]
+    assert events.between(tick(gpu(0, error="gone"), gpu(1, error="gone"), second=2)) == []
+    assert told(events.between(tick(gpu(0), gpu(1), second=3))) == [("gpu_back", 1, None)]
+    assert (events.concerns(1), events.concerns(0)) == (True, False)
+
+
+def test_throttling_begins_and_ends_by_reason_and_idle_is_none() -> None:
+    events = DeviceEvents(["GPU-0"])
+    assert events.between(tick(gpu(throttle_reasons=["idle"]))) == []
+    assert told(events.between(tick(gpu(throttle_reasons=["sw_thermal", "0x200"])))) == [
+        ("throttle_on", 0, "0x200"),
+        ("throttle_on", 0, "sw_thermal"),
+    ]
+    assert events.between(tick(gpu(throttle_reasons=None))) == [], "a reading that vanished is no change"
+    assert told(events.between(tick(gpu(throttle_reasons=["0x200"])))) == [("throttle_off", 0, "sw_thermal")]
+
+
+def test_another_process_comes_and_goes_and_the_training_is_not_one() -> None:
+    events = DeviceEvents(["GPU-0"], own=lambda: {11, 12}, host_pids=True)
+    first = events.between(tick(gpu(pids=(99_999_999,))))
+    assert [(event.pid, event.state) for event in first] == [(99_999_999, "appeared")]
+    assert first[0].detail == "a process (pid 99999999) with 300 MiB appeared"
+    assert events.between(tick(gpu(pids=(99_999_999, 11)))) == [], "the training itself"
+    assert events.between(tick(gpu(pids=None))) == []
+    second = events.between(tick(gpu(pids=(11, 12, 99_999_998))))
+    assert [(event.pid, event.state) for event in second] == [(99_999_998, "appeared"), (99_999_999, "left")]
+    assert [(e.kind, e.pid, e.state) for e in events.between(tick(gpu(pids=())))] == [
+        ("foreign_process", 99_999_998, "left")
+    ]
+
+
+def test_in_a_container_only_who_was_there_before_the_training_is_foreign() -> None:
+    events = DeviceEvents(["GPU-0"], own=set, host_pids=False)
+    (there,) = events.between(tick(gpu(pids=(4242,))))
+    assert there.detail == "process 4242 of the host with 300 MiB appeared"
+    assert events.between(tick(gpu(pids=(4242, 5000)))) == [], "it may be the training's own"
+    (left,) = events.between(tick(gpu(pids=(5000,))))
+    assert (left.pid, left.state) == (4242, "left")
+
+
+def test_a_sampler_that_slows_itself_says_so_once() -> None:
+    events = DeviceEvents([])
+    slowed = {"sampler.period": "a tick costs 300 ms: sampling every 2 s instead of every 1 s"}
+    assert told(events.between(tick(**slowed))) == [("trouble", None, slowed["sampler.period"])]
+    assert events.between(tick(**slowed)) == []
+    assert events.between(tick()) == []
+    assert len(events.between(tick(**slowed))) == 1
+
+
+def test_this_process_is_its_own(tmp_path: Path) -> None:
+    assert os.getpid() in own_pids()
+    outside, inside = tmp_path / "outside", tmp_path / "inside"
+    outside.symlink_to("pid:[4026531836]")
+    inside.symlink_to("pid:[4026532447]")
+    assert (sees_host_pids(outside), sees_host_pids(inside), sees_host_pids(tmp_path / "none")) == (True, False, False)

@@ -1,0 +1,95 @@
+"""The batched field query: counters whose numbers moved, counters that wrap, fields that are not there."""
+
+from collections.abc import Callable
+
+import pytest
+from stand_in import Machine, gpus
+
+from trainfast_runner.telemetry.fields import Unwrapped
+
+SW, HW, BRAKE = 269, 270, 271
+
+
+def half_throttled(number: int, seconds: float) -> int:
+    """The policy and software-thermal counters run at half of the time, the others stand."""
+    return int(seconds * 5e8) if number in (75, SW) else 0
+
+
+@pytest.mark.parametrize(
+    ("numbers", "label", "slowed"),
+    [(269, "269-271", [0, 500_000_000]), (251, "251-253", [0, 500_000_000]), (None, None, [None, None])],
+)
+def test_single_causes_are_counted_where_the_driver_has_them(watch, numbers, label, slowed) -> None:
+    look = watch(Machine(gpus(1, cause_numbers=numbers, violation_ns=half_throttled, reasons=0x20)))
+    seen = [look(second)[0][0] for second in range(2)]
+    assert [gpu.sw_thermal_slowdown_ns for gpu in seen] == slowed
+    assert seen[1].throttle_counters == label
+    assert seen[1].thermal_violation_ns == 500_000_000, "the policy's own counter stays in any case"
+    missing = look(2)[1]
+    assert ("gpu0.sw_thermal_slowdown_ns" in missing) == (numbers is None)
+
+
+@pytest.mark.parametrize(
+    ("nonsense", "sentence"),
+    [
+        (lambda seconds: 10**15 - int(seconds * 1e9), "backwards"),
+        (lambda seconds: int(seconds * 5e9), "faster than time"),
+        (lambda seconds: int(seconds * 1e9), "runs all the time"),
+    ],
+)
+def test_numbers_that_mean_something_else_are_given_up_together(
+    watch, nonsense: Callable[[float], int], sentence: str
+) -> None:
+    """Another binding's numbers: the driver answers them with SUCCESS and other data of the same type."""
+    look = watch(Machine(gpus(1, violation_ns=lambda number, seconds: nonsense(seconds) if number == HW else 0)))
+    for second in range(15):
+        [gpu], missing = look(second)
+    assert (gpu.sw_thermal_slowdown_ns, gpu.hw_thermal_slowdown_ns, gpu.hw_power_brake_ns) == (None, None, None)
+    assert gpu.throttle_counters is None
+    assert sentence in missing["gpu0.sw_thermal_slowdown_ns"]
+    assert (gpu.thermal_violation_ns, gpu.power_violation_ns) == (0, 0)
+
+
+def test_settings_of_power_smoothing_are_not_taken_for_counters(watch) -> None:
+    """251 to 253 answer with 32 bits there; a counter of nanoseconds would wrap within five seconds."""
+    [gpu], missing = watch(Machine(gpus(1, cause_numbers=None)))(0)
+    assert gpu.throttle_counters is None
+    assert missing["gpu0.hw_power_brake_ns"] == "not supported by this GPU and driver"
+
+
+def test_traffic_goes_on_where_a_counter_wraps(watch) -> None:
+    rate = 3_000_000_000
+    look = watch(Machine(gpus(1, pcie_bytes=lambda s: int(s * rate), nvlink_kib=lambda s: int(s * 1000))))
+    seen = [look(second)[0][0] for second in range(5)]
+    assert [gpu.pcie_tx_bytes for gpu in seen] == [second * rate for second in range(5)]
+    assert [gpu.nvlink_rx_bytes for gpu in seen] == [second * 1_024_000 for second in range(5)]
+
+
+def test_a_wide_counter_that_falls_was_set_back_and_not_wrapped() -> None:
+    counter = Unwrapped()
+    assert [counter.follow(raw, 64) for raw in (10, 2**33, 5, 9)] == [10, 2**33, 2**33, 2**33 + 4]
+
+
+def test_a_field_query_that_fails_loses_only_its_fields(watch) -> None:
+    [gpu], missing = watch(Machine(gpus(1, unsupported=frozenset({"nvmlDeviceGetFieldValues"}))))(0)
+    assert (gpu.temperature_c, gpu.energy_mj, gpu.pcie_tx_bytes) == (50, 5_000_000, None)
+    assert missing["gpu0.pcie_tx_bytes"] == "not supported by this GPU and driver"
+
+
+def test_why_mig_unified_memory_and_no_ecc_take_readings_away(watch) -> None:
+    memory = {"nvmlDeviceGetMemoryInfo", "nvmlDeviceGetMemoryInfo_v2"}
+    machine = Machine(gpus(3))
+    machine.gpus[0].mig, machine.gpus[0].unsupported = True, frozenset({"nvmlDeviceGetUtilizationRates"})
+    machine.gpus[1].unsupported = frozenset(memory)
+    machine.gpus[2].unsupported = frozenset({"field 3", "field 4"})
+    (mig, unified, _), missing = watch(machine)(0)
+    assert mig.mig_mode is True
+    assert "MIG is on" in missing["gpu0.gpu_utilization_percent"]
+    assert unified.memory_total_bytes is None
+    assert "shares the host's memory" in missing["gpu1.memory_used_bytes"]
+    assert "ECC is switched off" in missing["gpu2.ecc_uncorrected_errors"]
+
+
+def test_thousands_of_processes_are_all_listed(watch) -> None:
+    [gpu], _ = watch(Machine(gpus(1, processes=dict.fromkeys(range(1, 5001), 1))))(0)
+    assert len(gpu.processes or []) == 5000

@@ -1,0 +1,84 @@
+"""A driver whose calls take for ever, or for long: whoever does not wait for them is on time."""
+
+import threading
+import time
+
+import pytest
+import stand_in
+from stand_in import Machine, gpus
+
+from trainfast_runner.telemetry.nvml import Nvml
+from trainfast_runner.telemetry.patience import Job, Patience
+
+
+@pytest.fixture
+def gate():
+    """What a hanging call waits for; opened at the end, so that no thread outlives the test."""
+    event = threading.Event()
+    yield event
+    event.set()
+
+
+def until(condition) -> None:
+    """Waits for another thread to get there."""
+    deadline = time.monotonic() + 20
+    while not condition():
+        assert time.monotonic() < deadline
+        threading.Event().wait(0.005)
+
+
+def test_a_call_that_hangs_is_left_and_the_rest_is_done(gate: threading.Event) -> None:
+    patience = Patience()
+    first, hung, last = Job(lambda: 1), Job(gate.wait), Job(lambda: 3)
+    patience.run([first, hung, last], 0.05)
+    assert (first.result, hung.over, last.result) == (1, False, 3)
+    again = Job(lambda: 4)
+    patience.run([again], 5)
+    assert again.result == 4
+    gate.set()
+    until(lambda: hung.over)
+    patience.close()
+
+
+def test_what_a_call_raises_is_kept_with_it() -> None:
+    patience = Patience()
+    job: Job[float] = Job(lambda: 1 / 0)
+    patience.run([job], 5)
+    patience.close()
+    assert isinstance(job.error, ZeroDivisionError)
+
+
+def test_a_gpu_that_hangs_says_so_rests_and_comes_back_and_the_others_have_every_tick(gate: threading.Event) -> None:
+    machine = Machine(gpus(4))
+    with stand_in.installed(machine):
+        nvml = Nvml(patience_s=5)
+        assert [gpu.error for gpu in nvml.sample(0)[0]] == [None] * 4
+        machine.gpus[1].hangs = gate
+        nvml.patience_s = 0.05
+        for second in range(1, 4):
+            readings, missing = nvml.sample(second * 10**9)
+            assert [gpu.temperature_c for gpu in readings] == [50, None, 50, 50]
+            assert "has taken more than 0.05 s" in missing["gpu1"]
+        gate.set()
+        nvml.patience_s = 5
+        until(lambda: nvml.sample(4 * 10**9)[0][1].temperature_c == 50)
+        readings, missing = nvml.sample(5 * 10**9)
+        assert [gpu.temperature_c for gpu in readings] == [50] * 4
+        assert "gpu1" not in missing
+        nvml.close()
+
+
+def test_a_driver_that_hangs_while_it_opens_does_not_hold_the_sampler(gate: threading.Event, monkeypatch) -> None:
+    machine = Machine(gpus(1))
+    monkeypatch.setattr("trainfast_runner.telemetry.nvml._OPENING_S", 0.05)
+    machine.gpus[0].hangs = gate
+    with stand_in.installed(machine):
+        nvml = Nvml(patience_s=5)
+        for second in range(2):
+            readings, missing = nvml.sample(second * 10**9)
+            assert [gpu.temperature_c for gpu in readings] in ([], [None])
+            assert "has taken more than" in missing["nvml"]
+        gate.set()
+        until(lambda: [gpu.temperature_c for gpu in nvml.sample(2 * 10**9)[0]] == [50])
+        assert "nvml" not in nvml.sample(3 * 10**9)[1]
+        nvml.close()

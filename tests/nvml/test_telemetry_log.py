@@ -1,0 +1,55 @@
+"""A run's telemetry and events while its devices come and go."""
+
+import threading
+import time
+from pathlib import Path
+
+import msgspec
+import stand_in
+from stand_in import Machine, gpus
+
+from trainfast_runner.records import Event
+from trainfast_runner.telemetry.readings import Tick
+from trainfast_runner.telemetry_log import TelemetryLog
+
+
+def ticks(directory: Path) -> list[Tick]:
+    path = directory / "telemetry.jsonl"
+    lines = path.read_bytes().split(b"\n")[:-1] if path.exists() else []
+    return [msgspec.json.decode(line, type=Tick) for line in lines]
+
+
+def test_a_gpu_lost_and_back_leaves_two_events_and_no_gap_in_the_others(tmp_path: Path) -> None:
+    machine = Machine(gpus(3))
+    events: list[Event] = []
+    troubles: list[str] = []
+    with stand_in.installed(machine):
+        log = TelemetryLog(tmp_path, ["GPU-0", "GPU-1", "GPU-2"], events.append, troubles.append, period_s=0.05)
+
+        def wait(kind: str) -> None:
+            deadline = time.monotonic() + 30
+            while not any(event.kind == kind for event in events):
+                assert time.monotonic() < deadline, [event.kind for event in events]
+                threading.Event().wait(0.01)
+
+        log.start()
+        while not ticks(tmp_path):
+            threading.Event().wait(0.01)
+        machine.gpus[1].lost = (0, float("inf"))
+        wait("gpu_lost")
+        machine.gpus[1].lost = None
+        wait("gpu_back")
+        machine.xids.put((2, 48))
+        wait("xid")
+        log.stop()
+    seen = ticks(tmp_path)
+    for gpu in (0, 2):
+        assert all(tick.devices[gpu].temperature_c == 50 for tick in seen)
+    assert any(tick.devices[1].error for tick in seen)
+    assert [(event.kind, event.device) for event in events if event.kind != "trouble"] == [
+        ("gpu_lost", 1),
+        ("gpu_back", 1),
+        ("xid", 2),
+    ]
+    assert events[-1].detail == "48: double-bit ECC error"
+    assert troubles == []

@@ -1,0 +1,28 @@
+"""Xid errors reach whoever asked for them, with the GPU and what the number means."""
+
+import queue
+
+import stand_in
+from stand_in import Gpu, Machine
+
+from trainfast_runner.telemetry import xid
+from trainfast_runner.telemetry.nvml import Nvml
+
+
+def test_an_xid_is_told_with_its_gpu_and_a_gpu_without_events_is_no_obstacle() -> None:
+    silent = Gpu(uuid="GPU-silent", unsupported=frozenset({"nvmlDeviceRegisterEvents"}))
+    machine = Machine([silent, Gpu(uuid="GPU-1")])
+    told: queue.SimpleQueue[tuple[int, int, int]] = queue.SimpleQueue()
+    with stand_in.installed(machine):
+        nvml = Nvml(on_xid=lambda *what: told.put(what))
+        nvml.sample(0)
+        machine.xids.put((1, 79))
+        t_ns, index, code = told.get(timeout=20)
+        nvml.close()
+    assert t_ns > 0
+    assert (index, code) == (1, 79)
+
+
+def test_a_known_number_has_words() -> None:
+    assert xid.words(79) == "79: the GPU has fallen off the bus"
+    assert xid.words(12345) == "12345"
