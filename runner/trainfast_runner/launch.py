@@ -32,6 +32,7 @@ from trainfast_runner.interconnect import links_among
 from trainfast_runner.json_lines import write_atomically
 from trainfast_runner.knob_values import parse_bytes_per_rank
 from trainfast_runner.machine import Machine, look
+from trainfast_runner.model_size import least_weight_bytes
 from trainfast_runner.problem import Problem
 from trainfast_runner.process_tree import boot_id
 from trainfast_runner.records import Clock, RunFile
@@ -110,7 +111,7 @@ def plan(spec: RunSpec, python: str | None = None) -> RunPlan:
     if isinstance(limit, str):
         given = parse_bytes_per_rank(limit)
         limits = tuple(given * ranks if len(given) == 1 else given)
-        _refuse_hopeless_limit(spec, limits, seen.parameters)
+        _refuse_hopeless_limit(spec, limits, seen.parameters, combinations.device_count(spec, machine))
     knobs = {**spec.knobs}
     if knobs["devices"] is None:
         knobs["devices"] = combinations.device_count(spec, machine)
@@ -211,14 +212,14 @@ def wait_for_devices(plan: RunPlan, home: Home, on_wait: Callable[[RunFile, floa
         time.sleep(0.5)
 
 
-def _refuse_hopeless_limit(spec: RunSpec, limits: tuple[int, ...], parameters: int | None) -> None:
+def _refuse_hopeless_limit(spec: RunSpec, limits: tuple[int, ...], parameters: int | None, devices: int) -> None:
     if parameters is None:
         return
-    needed = parameters * (2 if spec.knobs["precision"] == "bf16-pure" else 4)
+    needed = least_weight_bytes(parameters, spec.knobs, devices)
     if min(limits) < needed:
         raise Problem(
-            f"memory_limit={spec.knobs['memory_limit']} is below what the {parameters:,} parameters alone need:"
-            f" {needed:,} bytes ({needed / 2**20:,.0f} MiB)",
+            f"memory_limit={spec.knobs['memory_limit']} is below what the {parameters:,} parameters alone need"
+            f"{' on each device' if devices > 1 else ''}: {needed:,} bytes ({needed / 2**20:,.0f} MiB)",
             key="memory_limit",
             exit_code=NOTHING_FITS,
         )

@@ -61,6 +61,24 @@ def bytes_per_parameter(precision: str, optimizer: str) -> int:
     return 2 * width + states + (HALF_BYTES if precision in MIXED else 0)
 
 
+def least_weight_bytes(parameters: int, knobs: Mapping[str, object], devices: int) -> int:
+    """Bytes of weights below which no device of a strategy can start; 0 where they may all be in host memory.
+
+    By an even cut: the one with the embeddings keeps more, and a block is gathered whole while it computes.
+    """
+    strategy, precision = str(knobs["strategy"]), knobs["precision"]
+    if strategy == "zero3-offload":
+        return 0
+    # DeepSpeed keeps the weights in half precision, and the masters with the states.
+    half = precision == "bf16-pure" or (strategy.startswith("zero") and precision in MIXED)
+    slices = 1
+    if strategy in ("fsdp", "fsdp+tp", "zero3", "naive-mp"):
+        slices = devices
+    elif (axis := strategy.removeprefix("ddp+")) in ("tp", "pp"):
+        slices = int(str(knobs[f"{axis}_degree"]))
+    return parameters * (HALF_BYTES if half else FULL_BYTES) // slices
+
+
 def state_bytes(size: ModelSize, strategy: str, devices: int, precision: str, optimizer: str) -> int:
     """Estimated bytes of weights, gradients and states that each of `devices` keeps under a strategy.
 

@@ -139,10 +139,15 @@ def test_a_family_without_a_plan_is_refused_by_name() -> None:
 
 def test_layers_are_spread_in_order_and_fetch_their_inputs() -> None:
     """Over the two devices there are everywhere: the CPU, and torch's `meta`, which has shapes but no memory."""
-    model = a_model("llama", hidden_size=16, intermediate_size=16, num_hidden_layers=3, num_attention_heads=2)
-    model.to_empty(device="cpu")
-    in_worker("strategies.one_process").spread(model, [torch.device("cpu"), torch.device("meta")])
+    config = CONFIG_MAPPING["llama"](
+        vocab_size=64, hidden_size=16, intermediate_size=16, num_hidden_layers=3, num_attention_heads=2
+    )
+    knobs, cpu = in_worker("spec").Knobs(), torch.device("cpu")
+    model = in_worker("build").build_model(config, "causal-lm", knobs, cpu)
+    drawn = in_worker("weights").drawn_in_turn(model, 0, cpu)
+    in_worker("strategies.one_process").spread(model, drawn, [cpu, torch.device("meta")])
     places = [next(block.parameters()).device.type for block in model.model.layers]
+    # The final norm makes the last device's share the larger one.
     assert places == ["cpu", "cpu", "meta"]
     assert (model.model.embed_tokens.weight.device.type, model.lm_head.weight.device.type) == ("cpu", "meta")
     assert model(input_ids=torch.zeros(1, 8, dtype=torch.long), use_cache=False).logits.device.type == "meta"

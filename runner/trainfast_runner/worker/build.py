@@ -1,4 +1,4 @@
-"""From a configuration to a model with random weights, ready for the chosen objective."""
+"""From a configuration to a model, ready for the chosen objective, whose weights a strategy has still to draw."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from torch import nn
 
 from .invalid import InvalidInput
 from .spec import Knobs
+from .weights import without_weights
 
 _CLASSES = {
     "causal-lm": "AutoModelForCausalLM",
@@ -30,7 +31,7 @@ def model_class(objective: str) -> Any:
 
 
 def build_model(config: Any, objective: str, knobs: Knobs, device: torch.device) -> nn.Module:
-    """A model on `device`, its weights drawn from `seed`: the same on every rank.
+    """A model with its buffers on `device` and its matrices nowhere yet: `weights.draw` gives them memory and values.
 
     Raises InvalidInput when the architecture has no such head or no such attention.
     """
@@ -41,7 +42,7 @@ def build_model(config: Any, objective: str, knobs: Knobs, device: torch.device)
     torch.manual_seed(knobs.seed)
     weights = torch.bfloat16 if knobs.precision == "bf16-pure" else torch.float32
     try:
-        with torch.device(device):
+        with torch.device(device), without_weights():
             model = model_class(objective).from_config(
                 config,
                 attn_implementation=_ATTENTION[knobs.attention],

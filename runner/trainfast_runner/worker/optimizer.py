@@ -60,7 +60,8 @@ def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, An
     do in the Trainer; one that is tied to the output projection is a matrix of it, and is here once.
     """
     trainable = [(name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad]
-    decays = {name: p.dim() >= 2 and "bias" not in name for name, p in trainable}
+    # A parameter that ZeRO-3 took away keeps its shape there.
+    decays = {name: len(getattr(p, "ds_shape", p.shape)) >= 2 and "bias" not in name for name, p in trainable}
     groups = [
         {"params": [p for name, p in trainable if decays[name]], "weight_decay": weight_decay},
         {"params": [p for name, p in trainable if not decays[name]], "weight_decay": 0.0},

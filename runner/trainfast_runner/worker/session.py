@@ -85,7 +85,7 @@ def train_on(ground: Ground, run_dir: Path, journal: Journal) -> None:
     """Build the model and take the steps; every step that ended is on record, however the training ends."""
     knobs, objective = ground.spec.knobs, ground.spec.data.objective
     model = build_model(ground.config, objective, knobs, ground.device)
-    # Counted before the strategy cuts the model into pieces.
+    # Counted before the strategy cuts the model into pieces; shapes are enough, there are no weights yet.
     flops = flops_per_sample(model, objective, knobs.seq_len, knobs.checkpointing)
     module, optimizer = ground.engine.prepare(model)
     if journal.rank == 0:

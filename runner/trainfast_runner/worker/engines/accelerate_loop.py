@@ -14,6 +14,7 @@ from ..optimizer import build_optimizer, rate_at
 from ..precision import Precision
 from ..spec import Knobs
 from ..strategies import Strategy
+from ..weights import draw
 
 
 class AccelerateLoop:
@@ -28,6 +29,7 @@ class AccelerateLoop:
 
     def prepare(self, model: nn.Module) -> tuple[nn.Module, Optimizer]:
         """What `accelerator.prepare` makes of the model and of the optimizer the knob names."""
+        draw(model, self.knobs.seed, self.device)
         self.accelerator: Any = Accelerator(
             gradient_accumulation_steps=self.knobs.grad_accum,
             mixed_precision=self.knobs.precision if self.knobs.precision in ("fp16", "bf16") else "no",

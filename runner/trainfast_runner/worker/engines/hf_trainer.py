@@ -18,6 +18,7 @@ from ..precision import Precision
 from ..samples import Batch
 from ..spec import Knobs
 from ..strategies import Strategy
+from ..weights import draw
 
 OPTIM = {
     "adamw": "adamw_torch",
@@ -80,6 +81,7 @@ class HfTrainer:
 
     def prepare(self, model: nn.Module) -> tuple[nn.Module, Optimizer]:
         """The Trainer with its optimizer; it wraps the model when it begins to train."""
+        draw(model, self.knobs.seed, self.device)
         flags = ADAMW_LOOPS.get(self.knobs.optimizer)
         chosen = None if flags is None else (torch.optim.AdamW, {"lr": self.knobs.lr, **flags})
         self.trainer = RecordedTrainer(

@@ -1,4 +1,4 @@
-"""A model's transformer blocks: the pieces that strategies shard, place and cut between."""
+"""A model's transformer blocks: the pieces that strategies draw, shard, place and cut between."""
 
 from __future__ import annotations
 
@@ -7,11 +7,8 @@ from torch import nn
 from ..invalid import InvalidInput
 
 
-def transformer_blocks(model: nn.Module) -> list[nn.Module]:
-    """The members of the outermost lists of layers, in the order they run; an encoder's before a decoder's.
-
-    Raises InvalidInput for a model without such a list.
-    """
+def outermost_lists(model: nn.Module) -> list[nn.Module]:
+    """The members of the outermost lists of layers, in the order they run; an encoder's before a decoder's."""
     found: list[nn.Module] = []
     inside: set[int] = set()
     for module in model.modules():
@@ -19,6 +16,12 @@ def transformer_blocks(model: nn.Module) -> list[nn.Module]:
             inside |= {id(nested) for nested in module.modules()}
             # One object may be listed under two names.
             found += [block for block in module if all(block is not other for other in found)]
+    return found
+
+
+def transformer_blocks(model: nn.Module) -> list[nn.Module]:
+    """As `outermost_lists`. Raises InvalidInput for a model without such a list."""
+    found = outermost_lists(model)
     if not found:
         raise InvalidInput(
             f"{type(model).__name__} has no list of layers to spread", "strategy", ["single", "ddp"], "ddp"

@@ -32,7 +32,9 @@ class DataParallel(Single):
 
     def wrap(self, model: nn.Module) -> nn.Module:
         """The model in DistributedDataParallel with torch's defaults."""
-        return DistributedDataParallel(model, device_ids=[self.device] if self.device.type == "cuda" else None)
+        return DistributedDataParallel(
+            super().wrap(model), device_ids=[self.device] if self.device.type == "cuda" else None
+        )
 
     def micro_step(self, module: nn.Module, last: bool) -> AbstractContextManager[Any]:
         """All but the last micro-batch only accumulate."""

@@ -22,9 +22,10 @@ from ..invalid import InvalidInput
 from ..optimizer import build_optimizer, parameter_groups
 from ..precision import Precision
 from ..spec import Knobs
+from ..weights import draw, drawn_in_turn
 from .ddp import DataParallel
 from .offload_scratch import Scratch
-from .zero_config import ZERO, deepspeed_config
+from .zero_config import ZERO, deepspeed_config, sizes_of
 
 if TYPE_CHECKING:
     from ..loop import Rig
@@ -37,6 +38,9 @@ IMPORTED_LATER = (
     "deepspeed.runtime.zero.stage_1_and_2",
 )
 """What DeepSpeed imports while it makes an engine: 40 MiB, torch's compiler among it, that are not the training's."""
+
+ENGINE_DTYPE = {"fp16": torch.float16, "bf16": torch.bfloat16, "bf16-pure": torch.bfloat16}
+"""What the engine casts the model to; the fp32 masters are the optimizer's."""
 
 
 class DeepSpeedZero(DataParallel):
@@ -75,8 +79,11 @@ class DeepSpeedZero(DataParallel):
         """The engine, and the optimizer inside it, whose groups hold the learning rate."""
         import deepspeed
 
-        sizes = [parameter.numel() for parameter in model.parameters() if parameter.requires_grad]
-        self.config = deepspeed_config(knobs, self.ranks, sizes, self.device.type, self._disk())
+        self.config = deepspeed_config(knobs, self.ranks, sizes_of(model), self.device.type, self._disk())
+        if self.zero.stage == 3:
+            self._draw_slices(model)
+        else:
+            draw(model, knobs.seed, self.device)
         engine, *_ = deepspeed.initialize(
             model=model, optimizer=self._optimizer(model), config=self.config, dist_init_required=False
         )
@@ -118,6 +125,23 @@ class DeepSpeedZero(DataParallel):
         super().stop()
         if self.scratch is not None:
             self.scratch.remove()
+
+    def _draw_slices(self, model: nn.Module) -> None:
+        """Draw part after part; of each, this rank keeps its slices only, in the dtype the engine computes in."""
+        import deepspeed
+
+        first: Any = None
+        for part in drawn_in_turn(model, self.knobs.seed, self.device):
+            own = dict.fromkeys(p for module in part.modules for p in module.parameters(recurse=False))
+            # Tied to a part before, a parameter is away already.
+            fresh = [parameter for parameter in own if not hasattr(parameter, "ds_id")]
+            for parameter in fresh:
+                parameter.data = parameter.data.to(ENGINE_DTYPE.get(self.knobs.precision, torch.float32))
+            if first is None and fresh:
+                first = fresh[0]
+                deepspeed.zero.Init(module=nn.ParameterList(fresh), config_dict_or_path=self.config)
+            elif fresh:
+                first.convert_to_zero_parameters(param_list=fresh)
 
     def _disk(self) -> str | None:
         """The directory below `offload_path` that rank 0 makes for all; None without one."""

@@ -13,6 +13,7 @@ from torch.distributed.tensor import DTensor
 
 from ..invalid import InvalidInput
 from ..spec import Knobs
+from ..weights import Part, drawn_in_turn
 from .blocks import transformer_blocks
 from .ddp import DataParallel
 
@@ -23,8 +24,9 @@ class FullySharded(DataParallel):
     """`fully_shard` on each transformer block and on the rest."""
 
     def wrap(self, model: nn.Module) -> nn.Module:
-        """The same model, its parameters now slices."""
-        shard(model, init_device_mesh(self.device.type, (self.ranks,), mesh_dim_names=("dp",)), self.knobs)
+        """The same model, its parameters now slices; a block is whole only between being drawn and being cut."""
+        mesh = init_device_mesh(self.device.type, (self.ranks,), mesh_dim_names=("dp",))
+        shard_in_turn(model, drawn_in_turn(model, self.knobs.seed, self.device), mesh, self.knobs)
         return model
 
     def micro_step(self, module: Any, last: bool) -> AbstractContextManager[Any]:
@@ -41,8 +43,8 @@ class FullySharded(DataParallel):
         return {**super().facts(module), **sharded_facts(module)}
 
 
-def shard(model: nn.Module, mesh: DeviceMesh, knobs: Knobs) -> None:
-    """Shard `model` over the one-dimensional `mesh`, in place.
+def shard_in_turn(model: nn.Module, parts: Iterable[Part], mesh: DeviceMesh, knobs: Knobs) -> None:
+    """Shard the blocks of `model` over the one-dimensional `mesh` as they come, in place, and at last the rest.
 
     In mixed precision the gathered weights are in half precision already, and gradients are reduced in fp32; autocast
     stays, for what it keeps in fp32 inside the model.
@@ -56,10 +58,12 @@ def shard(model: nn.Module, mesh: DeviceMesh, knobs: Knobs) -> None:
             ["ddp", "zero2", "zero3"],
             "ddp",
         ) from error
+    transformer_blocks(model)
     half = PARAM_DTYPE.get(knobs.precision)
     policy = MixedPrecisionPolicy(param_dtype=half, reduce_dtype=torch.float32) if half else MixedPrecisionPolicy()
-    for block in transformer_blocks(model):
-        fully_shard(block, mesh=mesh, reshard_after_forward=knobs.reshard == "on", mp_policy=policy)
+    for part in parts:
+        if part.block is not None:
+            fully_shard(part.block, mesh=mesh, reshard_after_forward=knobs.reshard == "on", mp_policy=policy)
     # What the root keeps is needed again at once in the backward: by torch's own default it stays gathered.
     fully_shard(model, mesh=mesh, mp_policy=policy)
 

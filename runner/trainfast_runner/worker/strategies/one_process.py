@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
+from collections.abc import Iterable
 from itertools import chain
 from typing import Any
 
@@ -11,7 +13,9 @@ from torch.nn.parallel import DataParallel
 
 from ..invalid import InvalidInput
 from ..spec import Knobs
+from ..weights import Part, drawn_in_turn
 from .blocks import transformer_blocks
+from .pipeline_stages import balance
 from .single import Single
 
 
@@ -25,7 +29,7 @@ class ThreadedDataParallel(Single):
 
     def wrap(self, model: nn.Module) -> nn.Module:
         """Over every GPU this process sees."""
-        return DataParallel(model)
+        return DataParallel(super().wrap(model))
 
     def facts(self, module: nn.Module) -> dict[str, Any]:
         """The devices are the wrapper's own."""
@@ -34,15 +38,15 @@ class ThreadedDataParallel(Single):
 
 
 class SpreadLayers(Single):
-    """`naive-mp`: as many blocks on each GPU; the activations move, and one GPU works at a time."""
+    """`naive-mp`: about as many parameters on each GPU; the activations move, and one GPU works at a time."""
 
     def __init__(self, knobs: Knobs, device: torch.device) -> None:
         super().__init__(knobs, device)
         self.devices = visible_gpus(knobs)
 
     def wrap(self, model: nn.Module) -> nn.Module:
-        """The same model, in its places."""
-        spread(model, self.devices)
+        """The same model, each part drawn on the first GPU and moved to its own before the next."""
+        spread(model, drawn_in_turn(model, self.knobs.seed, self.devices[0]), self.devices)
         return model
 
     def facts(self, module: nn.Module) -> dict[str, Any]:
@@ -64,32 +68,54 @@ def visible_gpus(knobs: Knobs) -> list[torch.device]:
     return [torch.device("cuda", index) for index in range(count)]
 
 
-def spread(model: nn.Module, devices: list[torch.device]) -> None:
-    """Move blocks of layers to `devices` in turn; what comes before them to the first, what comes after to the last.
+def spread(model: nn.Module, parts: Iterable[Part], devices: list[torch.device]) -> None:
+    """Move the parts of `model` to `devices` as they come, about as many parameters to each.
 
-    Every placed module first fetches its inputs, so nothing else has to know where it is.
+    The blocks stay in order; what comes before them goes to the first device, what comes after to the last. Every
+    placed module first fetches its inputs, so nothing else has to know where it is. Raises InvalidInput when there are
+    more devices than blocks.
     """
     blocks = transformer_blocks(model)
+    if len(devices) > len(blocks):
+        raise InvalidInput(
+            f"{len(devices)} devices are more than the model's {len(blocks)} layers", "devices", [f"2 to {len(blocks)}"]
+        )
+    before, after = _around(model, blocks)
+    sizes = [float(_elements([block])) for block in blocks]
+    bounds = balance(sizes, float(_elements(after)), len(devices), entry=float(_elements(before)))
+    place = {id(block): devices[bisect_right(bounds, index) - 1] for index, block in enumerate(blocks)}
+    placed: dict[int, nn.Parameter] = {}
+    for part in parts:
+        if part.block is not None:
+            part.block.to(place[id(part.block)])
+            continue
+        for module in before:
+            _move_own(module, devices[0], placed)
+        for module in after:
+            _move_own(module, devices[-1], placed)
+    for module in (*before, *blocks, *after):
+        module.register_forward_pre_hook(fetch, with_kwargs=True, prepend=True)
+
+
+def _around(model: nn.Module, blocks: list[nn.Module]) -> tuple[list[nn.Module], list[nn.Module]]:
+    """The modules with tensors of their own that come before and after the blocks."""
     inside = {id(nested) for block in blocks for nested in block.modules()}
     before: list[nn.Module] = []
     after: list[nn.Module] = []
+    passed = False
     for module in model.modules():
         if id(module) in inside:
-            inside.add(0)
+            passed = True
         elif any(True for _ in module.parameters(recurse=False)):
-            (after if 0 in inside else before).append(module)
+            (after if passed else before).append(module)
         elif any(True for _ in module.buffers(recurse=False)):
             # Rotary tables: their inputs are the first block's.
             before.append(module)
-    placed: dict[int, nn.Parameter] = {}
-    for module in before:
-        _move_own(module, devices[0], placed)
-    for place, block in enumerate(blocks):
-        block.to(devices[place * len(devices) // len(blocks)])
-    for module in after:
-        _move_own(module, devices[-1], placed)
-    for module in (*before, *blocks, *after):
-        module.register_forward_pre_hook(fetch, with_kwargs=True, prepend=True)
+    return before, after
+
+
+def _elements(modules: list[nn.Module]) -> int:
+    return sum({id(p): p.numel() for module in modules for p in module.parameters()}.values())
 
 
 def fetch(module: nn.Module, inputs: tuple[Any, ...], named: dict[str, Any]) -> tuple[Any, Any]:

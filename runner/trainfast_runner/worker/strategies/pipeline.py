@@ -20,6 +20,7 @@ from torch.optim import Optimizer
 from ..invalid import InvalidInput
 from ..optimizer import build_optimizer
 from ..spec import Knobs
+from ..weights import draw
 from .ddp import join_group
 from .pipeline_stages import Stage, cut
 from .single import Single
@@ -53,7 +54,7 @@ class Pipeline(Single):
         self._column, self._row = self._mesh.get_group("dp"), self._mesh.get_group("pp")
 
     def prepare(self, model: nn.Module, knobs: Knobs) -> tuple[nn.Module, Optimizer]:
-        """Keep this rank's stages of `model`, free the rest, and make the schedule."""
+        """Draw this rank's stages of `model`, which alone get memory, and make the schedule."""
         division = cut(model, self.stages, knobs.seq_len)
         places = range(self.place, self.stages, self.degree)
         modules = nn.ModuleList(division.stage(index) for index in places)
@@ -63,7 +64,7 @@ class Pipeline(Single):
             ends = [(row * self.degree, (row + 1) * self.degree - 1) for row in range(self.ranks)]
             groups = [dist.new_group(list(pair)) for pair in ends]
             self._ends = groups[self.rank]
-        division.forget_others(modules)
+        draw(model, knobs.seed, self.device, modules.modules())
         parts = [
             PipelineStage(module, index, self.stages, self.device, group=self._row)
             for module, index in zip(modules, places, strict=True)

@@ -9,7 +9,7 @@ checkpointing and unties tied embeddings.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -135,19 +135,6 @@ class Cut:
             config.__dict__["layer_types"] = config.layer_types[begin:end]
         return Stage(frame, first, last)
 
-    def forget_others(self, mine: Iterable[nn.Module]) -> None:
-        """Free the parameters that no module of `mine` has; the model keeps their shapes, for counting."""
-        kept = {id(parameter) for module in mine for parameter in module.parameters()}
-        shapes: dict[nn.Parameter, nn.Parameter] = {}
-        for module in self.model.modules():
-            for name, parameter in module._parameters.items():
-                if parameter is None or id(parameter) in kept:
-                    continue
-                if parameter not in shapes:
-                    empty = torch.empty_like(parameter, device="meta")
-                    shapes[parameter] = nn.Parameter(empty, requires_grad=parameter.requires_grad)
-                module._parameters[name] = shapes[parameter]
-
     def _parts(self, places: dict[str, Stand]) -> list[nn.Module]:
         found = [_at(self.model, path) for path in places]
         return [module for module in found if module is not None]
@@ -189,8 +176,9 @@ def cut(model: nn.Module, stages: int, seq_len: int) -> Cut:
     return Cut(model, layout, balance(costs, head_cost, stages))
 
 
-def balance(costs: list[float], head: float, stages: int) -> tuple[int, ...]:
-    """Bounds of `stages` runs of layers, none empty, whose dearest stage is cheapest; `head` is on the last stage.
+def balance(costs: list[float], head: float, stages: int, entry: float = 0.0) -> tuple[int, ...]:
+    """Bounds of `stages` runs of layers, none empty, whose dearest stage is cheapest; `entry` is on the first stage,
+    `head` on the last.
 
     Among equals the one with the smallest sum of squares: the most even.
     """
@@ -201,7 +189,7 @@ def balance(costs: list[float], head: float, stages: int) -> tuple[int, ...]:
     # best[end] for the first s stages covering `end` layers: (dearest, squares, bounds).
     best: dict[int, tuple[float, float, tuple[int, ...]]] = {0: (0.0, 0.0, (0,))}
     for stage in range(1, stages + 1):
-        extra = head if stage == stages else 0.0
+        extra = (entry if stage == 1 else 0.0) + (head if stage == stages else 0.0)
         following: dict[int, tuple[float, float, tuple[int, ...]]] = {}
         for end in range(stage, count - (stages - stage) + 1):
             options = []

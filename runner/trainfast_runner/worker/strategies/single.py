@@ -15,6 +15,7 @@ from ..compilation import compiled
 from ..optimizer import build_optimizer
 from ..precision import Precision
 from ..spec import Knobs
+from ..weights import draw
 
 if TYPE_CHECKING:
     from ..loop import Rig
@@ -43,7 +44,8 @@ class Single:
         """Nothing to join."""
 
     def wrap(self, model: nn.Module) -> nn.Module:
-        """The model itself."""
+        """The model itself, its weights drawn."""
+        draw(model, self.knobs.seed, self.device)
         return model
 
     def prepare(self, model: nn.Module, knobs: Knobs) -> tuple[nn.Module, Optimizer]:

@@ -6,7 +6,7 @@ Alone, or inside data parallelism on a two-dimensional mesh whose inner axis, `t
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
 
@@ -21,11 +21,12 @@ from torch.optim import Optimizer
 from ..invalid import InvalidInput
 from ..optimizer import build_optimizer
 from ..spec import Knobs
+from ..weights import Part, drawn_in_turn
 from .ddp import join_group
-from .fsdp import clip_slices, mesh_of, shard, sharded_facts
+from .fsdp import clip_slices, mesh_of, shard_in_turn, sharded_facts
 from .single import Single
 from .tensor_plan import plan_for
-from .tensor_slices import cut
+from .tensor_slices import cut_in_turn
 
 if TYPE_CHECKING:
     from ..loop import Rig
@@ -54,9 +55,15 @@ class TensorParallel(Single):
         self.mesh = init_device_mesh(self.device.type, (self.ranks, self.degree), mesh_dim_names=("dp", "tp"))
 
     def wrap(self, model: nn.Module) -> nn.Module:
-        """The same model, its parameters now slices."""
-        cut(model, plan_for(model, self.degree), self.mesh["tp"])
+        """The same model, its parameters now slices; a block is whole only between being drawn and being cut."""
+        for _ in self.cut_in_turn(model):
+            pass
         return model
+
+    def cut_in_turn(self, model: nn.Module) -> Iterator[Part]:
+        """The parts of `model`, each as soon as it is slices."""
+        plan = plan_for(model, self.degree)
+        return cut_in_turn(model, plan, self.mesh["tp"], drawn_in_turn(model, self.knobs.seed, self.device))
 
     def sum(self, value: Tensor) -> Tensor:
         """Over the ranks whose samples differ."""
@@ -150,8 +157,7 @@ class ShardedTensorParallel(TensorParallel):
 
     def wrap(self, model: nn.Module) -> nn.Module:
         """Cut by tensor parallelism, then shard the slices by FSDP over the `dp` axis."""
-        super().wrap(model)
-        shard(model, self.mesh["dp"], self.knobs)
+        shard_in_turn(model, self.cut_in_turn(model), self.mesh["dp"], self.knobs)
         return model
 
     def micro_step(self, module: Any, last: bool) -> AbstractContextManager[Any]:

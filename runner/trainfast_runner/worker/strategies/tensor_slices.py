@@ -6,6 +6,7 @@ its module's forward each is this rank's plain tensor, so that any module comput
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
@@ -14,25 +15,34 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate, Shard
 
+from ..weights import Part
 from .tensor_plan import Plan, Slice
 
 
-def cut(model: nn.Module, plan: Plan, mesh: DeviceMesh) -> None:
-    """Replace the parameters by DTensors over the one-dimensional `mesh`, in place, and hang in the exchanges."""
+def cut_in_turn(model: nn.Module, plan: Plan, mesh: DeviceMesh, parts: Iterable[Part]) -> Iterator[Part]:
+    """Hang in the exchanges, and replace the parameters by DTensors over the one-dimensional `mesh`, in place.
+
+    The parts come whole and leave as slices, one after the other.
+    """
     exchange(model, plan, mesh)
     for name, width in plan.widths:
         module = model.get_submodule(name)
         setattr(module, width, getattr(module, width) // mesh.size())
-    made: dict[int, nn.Parameter] = {}
-    for name, module in model.named_modules():
-        held = [key for key, parameter in module._parameters.items() if parameter is not None]
-        for key in held:
-            whole = module._parameters[key]
-            assert whole is not None
+    names = {id(module): name for name, module in model.named_modules()}
+    for part in parts:
+        _cut_part({names[id(module)]: module for module in part.modules}, plan, mesh)
+        yield part
+
+
+def _cut_part(modules: dict[str, nn.Module], plan: Plan, mesh: DeviceMesh) -> None:
+    made: dict[nn.Parameter, nn.Parameter] = {}
+    for name, module in modules.items():
+        held = {key: parameter for key, parameter in module._parameters.items() if parameter is not None}
+        for key, whole in held.items():
             # Tied parameters stay one.
-            if id(whole) not in made:
-                made[id(whole)] = _at_rest(whole, plan.slices.get(f"{name}.{key}"), mesh)
-            module._parameters[key] = made[id(whole)]
+            if whole not in made:
+                made[whole] = _at_rest(whole, plan.slices.get(f"{name}.{key}"), mesh)
+            module._parameters[key] = made[whole]
         if held:
             swap = _Swap(name, plan, mesh)
             module.register_forward_pre_hook(swap.in_forward, prepend=True)

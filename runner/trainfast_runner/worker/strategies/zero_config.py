@@ -5,10 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from torch import nn
+
 from ..spec import Knobs
+from ..weights import parts
 
 # DeepSpeed's default buckets hold 5e8 elements and are allocated whole, 2 GB in fp32, however small the model is.
 LARGEST_BUCKET_ELEMENTS = 500_000_000
+MOST_LIVE_ELEMENTS = 1_000_000_000
+"""DeepSpeed's own bound on what ZeRO-3 keeps gathered."""
 ALIGNED_ELEMENTS = 65_536
 NEVER = 1_000_000_000
 
@@ -30,15 +35,35 @@ ZERO = {
 }
 
 
-def deepspeed_config(knobs: Knobs, ranks: int, sizes: list[int], device: str, disk: str | None) -> dict[str, Any]:
+@dataclass(frozen=True)
+class Sizes:
+    """Elements of a model's parameters: of all, of the largest one, and of the largest part (`weights.Part`)."""
+
+    total: int
+    parameter: int
+    part: int
+
+
+def sizes_of(model: nn.Module) -> Sizes:
+    """Before the model is partitioned."""
+    each = [{id(p): p.numel() for module in part.modules for p in module.parameters(False)} for part in parts(model)]
+    whole = {key: size for part in each for key, size in part.items()}
+    return Sizes(sum(whole.values()), max(whole.values()), max(sum(part.values()) for part in each))
+
+
+def deepspeed_config(knobs: Knobs, ranks: int, sizes: Sizes, device: str, disk: str | None) -> dict[str, Any]:
     """The configuration `deepspeed.initialize` takes.
 
-    `sizes` are the elements of each trainable parameter, `device` is cpu or cuda, `disk` a directory for what is
-    offloaded, or None for host memory.
+    `device` is cpu or cuda, `disk` a directory for what is offloaded, or None for host memory.
     """
     zero = ZERO[knobs.strategy]
-    bucket = max(1, min(LARGEST_BUCKET_ELEMENTS, sum(sizes)))
+    bucket = min(LARGEST_BUCKET_ELEMENTS, sizes.part if zero.stage == 3 else sizes.total)
     stage: dict[str, Any] = {"stage": zero.stage, "reduce_bucket_size": bucket, "allgather_bucket_size": bucket}
+    if zero.stage == 3:
+        # With DeepSpeed's own bounds a model of less than 1e9 parameters is never let go of once it is gathered.
+        stage["stage3_max_live_parameters"] = min(MOST_LIVE_ELEMENTS, 2 * sizes.part)
+        stage["stage3_max_reuse_distance"] = min(MOST_LIVE_ELEMENTS, sizes.part)
+        stage["sub_group_size"] = min(MOST_LIVE_ELEMENTS, sizes.part)
     if zero.offload:
         # Page-locked memory only means something to a GPU.
         place = {"device": "cpu" if disk is None else "nvme", "pin_memory": device == "cuda"}
@@ -46,7 +71,7 @@ def deepspeed_config(knobs: Knobs, ranks: int, sizes: list[int], device: str, di
             place["nvme_path"] = disk
         stage["offload_optimizer"] = place
         if zero.stage == 3 and disk is not None and device == "cuda":
-            stage["offload_param"] = {**place, "buffer_size": _buffer(sizes, ranks)}
+            stage["offload_param"] = {**place, "buffer_size": _buffer(sizes.parameter, ranks)}
         elif zero.stage == 3:
             # DeepSpeed 0.19 writes fp32 parameters to a disk as bf16 on a CPU that has no fp16.
             stage["offload_param"] = {"device": "cpu", "pin_memory": device == "cuda"}
@@ -66,9 +91,9 @@ def deepspeed_config(knobs: Knobs, ranks: int, sizes: list[int], device: str, di
     }
 
 
-def _buffer(sizes: list[int], ranks: int) -> int:
+def _buffer(largest: int, ranks: int) -> int:
     """Elements of one of five buffers: a rank's share of the largest parameter, with room for the disk's alignment."""
-    share = -(-max(sizes, default=1) // ranks)
+    share = -(-largest // ranks)
     return (share // ALIGNED_ELEMENTS + 1) * ALIGNED_ELEMENTS
 
 

@@ -1,0 +1,163 @@
+"""A model without memory, and its weights drawn where a strategy wants them, block after block.
+
+A model larger than a device can then start on several: no rank ever holds more of it than its own share and the part
+being drawn. Every module's weights are drawn by transformers' own `_init_weights` from a generator seeded by the run's
+seed and the module's name, so that their values depend neither on who draws them nor on when.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from .strategies.blocks import outermost_lists
+
+USUAL_STD = 0.02
+"""transformers' own default for `initializer_range`."""
+
+
+@contextmanager
+def without_weights() -> Iterator[None]:
+    """What is built inside has no memory for its matrices: they are parameters on torch's `meta` device.
+
+    Vectors (norms, biases) and buffers (rotary tables, position ids) stay what their constructors made of them, which
+    not every model can make a second time; they are a thousandth of a model.
+    """
+    register = nn.Module.register_parameter
+
+    def register_empty(module: nn.Module, name: str, parameter: nn.Parameter | None) -> None:
+        if parameter is not None and parameter.dim() > 1 and not parameter.is_meta:
+            parameter = nn.Parameter(parameter.to("meta"), requires_grad=parameter.requires_grad)
+        register(module, name, parameter)
+
+    nn.Module.register_parameter = register_empty  # type: ignore[method-assign, assignment]
+    try:
+        yield
+    finally:
+        nn.Module.register_parameter = register  # type: ignore[method-assign]
+
+
+@dataclass(frozen=True)
+class Part:
+    """A part of a model that is drawn at once: a block, or (`block` None) all that is outside of the blocks."""
+
+    block: nn.Module | None
+    modules: list[nn.Module]
+
+
+def parts(model: nn.Module) -> list[Part]:
+    """What is outside of the blocks, then each block: together every module once."""
+    blocks = [Part(block, list(block.modules())) for block in outermost_lists(model)]
+    inside = {id(module) for part in blocks for module in part.modules}
+    return [Part(None, [module for module in model.modules() if id(module) not in inside]), *blocks]
+
+
+def draw(model: nn.Module, seed: int, device: torch.device, modules: Iterable[nn.Module] | None = None) -> None:
+    """Give the parameters of `modules` (None: of all of `model`) memory on `device`, and their values."""
+    if modules is not None:
+        _draw_part(model, seed, device, list(modules))
+        return
+    for _ in drawn_in_turn(model, seed, device):
+        pass
+
+
+def drawn_in_turn(model: nn.Module, seed: int, device: torch.device) -> Iterator[Part]:
+    """The parts of `model`, each as soon as it has its weights; whoever takes them cuts one before the next is drawn.
+
+    What is outside of the blocks comes first: a model's own `_init_weights` may reach into its blocks, and must find
+    nothing there yet.
+    """
+    for part in parts(model):
+        _draw_part(model, seed, device, part.modules)
+        yield part
+
+
+@dataclass(frozen=True)
+class _Place:
+    """A module by its full name, and the model whose `_init_weights` is the one for it."""
+
+    name: str
+    module: nn.Module
+    owner: Any
+
+
+@torch.no_grad()
+def _draw_part(model: nn.Module, seed: int, device: torch.device, modules: list[nn.Module]) -> None:
+    places = list(_inner_first(model, "", model, set()))
+    drawer: dict[int, _Place] = {}
+    for place in places:
+        for parameter in _own(place.module).values():
+            drawer.setdefault(id(parameter), place)
+    wanted = {id(parameter): parameter for module in modules for parameter in _own(module).values()}
+    # A tied weight has one drawer, which may be in another part.
+    chosen = {id(module) for module in modules} | {id(drawer[key].module) for key in wanted}
+    empty = [parameter for parameter in wanted.values() if parameter.is_meta]
+    for parameter in empty:
+        # Whatever nobody draws is found by it, and would fail loudly.
+        values = torch.full_like(parameter, torch.nan, device=device)
+        # In place: a tied weight stays one, and whoever holds the parameter holds its values.
+        torch.utils.swap_tensors(  # type: ignore[no-untyped-call]
+            parameter, nn.Parameter(values, requires_grad=parameter.requires_grad)
+        )
+    for place in places:
+        if id(place.module) in chosen:
+            with _others_absent(place, drawer):
+                torch.manual_seed(_seed(seed, place.name))
+                place.owner._init_weights(place.module)
+    for parameter in empty:
+        if _undrawn(parameter):
+            _draw_by_its_module(drawer[id(parameter)], parameter, seed)
+
+
+def _draw_by_its_module(place: _Place, parameter: Tensor, seed: int) -> None:
+    """As the module's own constructor would have, or as transformers draws what it has no rule for."""
+    torch.manual_seed(_seed(seed, place.name))
+    reset = getattr(place.module, "reset_parameters", None)
+    if callable(reset):
+        reset()
+    if _undrawn(parameter):
+        parameter.normal_(0.0, getattr(place.owner.config, "initializer_range", USUAL_STD))
+
+
+@contextmanager
+def _others_absent(place: _Place, drawer: dict[int, _Place]) -> Iterator[None]:
+    """Weights of `place` that another module draws (tied ones) are put out of its reach meanwhile."""
+    own = place.module._parameters
+    theirs = {key: p for key, p in _own(place.module).items() if drawer[id(p)].module is not place.module}
+    for key, parameter in theirs.items():
+        own[key] = nn.Parameter(torch.empty_like(parameter, device="meta"), requires_grad=False)
+    try:
+        yield
+    finally:
+        own.update(theirs)
+
+
+def _inner_first(module: nn.Module, name: str, owner: Any, seen: set[int]) -> Iterator[_Place]:
+    """Every module once, those in it before it, in the order in which transformers initializes a model."""
+    if id(module) in seen:
+        return
+    seen.add(id(module))
+    owner = module if hasattr(module, "_init_weights") else owner
+    for key, child in module.named_children():
+        yield from _inner_first(child, f"{name}.{key}", owner, seen)
+    yield _Place(name, module, owner)
+
+
+def _own(module: nn.Module) -> dict[str, nn.Parameter]:
+    """Its own parameters, without those of the modules in it."""
+    return {key: parameter for key, parameter in module._parameters.items() if parameter is not None}
+
+
+def _undrawn(parameter: Tensor) -> bool:
+    return bool(parameter.numel()) and bool(parameter.flatten()[0].isnan())
+
+
+def _seed(seed: int, name: str) -> int:
+    digest = hashlib.blake2b(f"{seed}{name}".encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "big") >> 1
