@@ -1,34 +1,26 @@
-"""`--cool-to`: start only when the GPUs of a run are below a temperature, so that runs begin alike."""
+"""The wait of `--cool-to`, told on stderr."""
 
 from __future__ import annotations
 
 import time
+from contextlib import closing
 
+from trainfast_runner.cooling import LOOK_EVERY_S, cooling
 from trainfast_runner.launch import RunPlan
-from trainfast_runner.problem import Problem
-from trainfast_runner.telemetry.nvml import Nvml
 from trainfast_tui.cli.progress import Progress
 from trainfast_tui.format import celsius, duration
 
-LOOK_EVERY_S = 1.0
-
 
 def wait_until_cool(plan: RunPlan, below_c: float) -> None:
-    """Return when every watched GPU is below `below_c`. Raises Problem where there is no temperature to wait for."""
-    uuids = {gpu.uuid for gpu in plan.watched}
-    nvml, progress, began = Nvml(), Progress(), time.monotonic()
+    """Return when every watched GPU is below `below_c`. Raises Problem where that cannot be waited for."""
+    progress = Progress()
     try:
-        while True:
-            readings, missing = nvml.sample(time.monotonic_ns())
-            found = [gpu.temperature_c for gpu in readings if gpu.uuid in uuids and gpu.temperature_c is not None]
-            if not found:
-                why = missing.get("nvml") or "the run watches no GPU that gives its temperature"
-                raise Problem(f"--cool-to {below_c:g}: there is no temperature to wait for: {why}", key="--cool-to")
-            if max(found) < below_c:
-                return
-            waited = duration(time.monotonic() - began)
-            progress.waiting(f"cooling: {celsius(max(found))}, waiting for {celsius(below_c)}, {waited} so far")
-            time.sleep(LOOK_EVERY_S)
+        with closing(cooling({gpu.uuid for gpu in plan.watched if gpu.uuid}, below_c)) as looks:
+            for look in looks:
+                progress.waiting(
+                    f"cooling GPU {look.index}: {celsius(look.temperature_c)}, waiting for less than"
+                    f" {celsius(below_c)}, {duration(look.waited_s)} so far"
+                )
+                time.sleep(LOOK_EVERY_S)
     finally:
         progress.close()
-        nvml.close()
