@@ -18,6 +18,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from trainfast_runner.doubts import doubts
 from trainfast_runner.knobs import BY_NAME
 from trainfast_runner.records import Result
 from trainfast_runner.state_words import state_words
@@ -165,16 +166,8 @@ def _notes(a: Result, b: Result) -> Iterator[str]:
             yield f"{result.run_id} measured {result.steps.measured} steps: too few to tell a difference from noise"
         if result.synthetic_data:
             yield f"{result.run_id} trained on synthetic data: its loss says nothing"
-        if not result.conditions.clean:
-            yield f"{result.run_id} did not start under clean conditions"
-        if result.conditions.foreign_processes:
-            yield f"{result.run_id} shared its device with other processes"
-        for word, fraction in (
-            ("heat", result.throttle.thermal_fraction),
-            ("the power limit", result.throttle.power_fraction),
-        ):
-            if fraction:
-                yield f"{result.run_id} was held back by {word} for {100 * fraction:.1f} % of the measured time"
+        for doubt in doubts(result):
+            yield f"{result.run_id} {doubt}"
     if a.actual.device != b.actual.device and a.actual.device and b.actual.device:
         yield f"different devices: {a.actual.device} and {b.actual.device}"
     start_a, start_b = a.conditions.start_temperature_c, b.conditions.start_temperature_c

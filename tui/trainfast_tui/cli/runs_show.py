@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -12,6 +13,9 @@ if TYPE_CHECKING:
 def add(parser: argparse.ArgumentParser) -> None:
     """The arguments of the command."""
     parser.add_argument("reference", metavar="RUN", help="an id, a unique prefix of one, or last")
+    what = parser.add_mutually_exclusive_group()
+    what.add_argument("--steps", action="store_true", help="each step, and what the watched GPUs did in it")
+    what.add_argument("--why", action="store_true", help="what held it back, with the figures and thresholds")
     parser.add_argument("--json", action="store_true", help="print the result as one JSON object")
 
 
@@ -24,14 +28,17 @@ def run(arguments: argparse.Namespace) -> int:
 
     home = Home()
     directory = home.directory(home.find(arguments.reference))
+    if arguments.steps:
+        _print_steps(directory, arguments.json)
+        return 0
     result = result_of(directory)
     if result is not None:
         if arguments.json:
             print_json(result)
+        elif arguments.why:
+            _say_all(summary.why(result.diagnosis))
         else:
-            for line in summary.lines(result):
-                say(line)
-            say(_settings(result, read_run_file(directory)))
+            _say_all([*summary.lines(result), _settings(result, read_run_file(directory))])
         return 0
     from trainfast_runner.follow import Follower
     from trainfast_tui.cli.progress import so_far, status_line
@@ -39,10 +46,31 @@ def run(arguments: argparse.Namespace) -> int:
     snapshot = Follower(directory).poll()
     if arguments.json:
         print_json(so_far(snapshot))
+    elif arguments.why:
+        _say_all(summary.why(snapshot.diagnosis))
     else:
         say(f"{snapshot.run_id}  {status_line(snapshot)}")
         say(f"follow it with: trainfast-tui attach {snapshot.run_id}")
     return 0
+
+
+def _print_steps(directory: Path, as_json: bool) -> None:
+    from trainfast_runner.joined_steps import as_record, joined_steps
+    from trainfast_tui.cli.output import print_json
+    from trainfast_tui.cli.step_table import say_steps
+
+    steps = joined_steps(directory)
+    if as_json:
+        print_json({"schema": 1, "run_id": directory.name, "steps": [as_record(*one) for one in steps]})
+    else:
+        say_steps(steps)
+
+
+def _say_all(lines: list[str]) -> None:
+    from trainfast_tui.cli.output import say
+
+    for line in lines:
+        say(line)
 
 
 def _settings(result: Result, run: RunFile | None) -> str:

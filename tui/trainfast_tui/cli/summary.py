@@ -2,37 +2,54 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import msgspec
 
+from trainfast_runner.diagnosis_rules import rule_named
+from trainfast_runner.doubts import doubts, marks
 from trainfast_runner.oom_advice import cheapest
-from trainfast_runner.records import SCHEMA, Flops, Result
+from trainfast_runner.records import SCHEMA, Diagnosis, Flops, Result
 from trainfast_tui.cli.output import pairs
 from trainfast_tui.format import (
     ABSENT,
+    Formatter,
     against_prediction,
     celsius,
     count,
     duration,
     joules,
+    megahertz,
     milliseconds,
     number,
     per_second,
     percent,
     plain,
     size,
+    watts,
 )
 
 FEW_STEPS = 5
 """Below this many measured steps a percentile or a deviation says nothing."""
 PHASES = ("data", "forward", "backward", "optimizer", "other")
+EVIDENCE_UNITS: tuple[tuple[str, Formatter], ...] = (
+    ("_ms", milliseconds),
+    ("_ms_per_step", milliseconds),
+    ("_percent", lambda value: percent(value, 1)),
+    ("_bytes", size),
+    ("_mib", lambda value: f"{number(value)} MiB"),
+    ("_c", celsius),
+    ("_w", watts),
+    ("_mhz", megahertz),
+)
+"""How figures of a diagnosis are shown, by the end of their names."""
 
 
 def lines(result: Result) -> list[str]:
     """The whole summary."""
     found = [headline(result), *pairs(_figures(result))]
     found += [f"note: {note}" for note in notes(result)]
+    found += held_back(result.diagnosis)
     if result.state == "oom":
         found += _advice(result)
     return found
@@ -53,20 +70,45 @@ def notes(result: Result) -> Iterator[str]:
         yield "synthetic data: random tokens, so the loss says nothing"
     if result.loss.not_finite:
         yield f"the loss was not a finite number in {count(result.loss.not_finite)} step(s): the training diverged"
-    if not result.conditions.clean:
-        yield "conditions were not clean: the device was not as free as before the last run"
-    if result.conditions.foreign_processes:
-        yield f"{count(len(result.conditions.foreign_processes))} other process(es) used the device"
-    for word, fraction in (
-        ("heat", result.throttle.thermal_fraction),
-        ("the power limit", result.throttle.power_fraction),
-    ):
-        if fraction:
-            yield f"held back by {word} for {percent(100 * fraction, 1)} of the measured time"
+    for doubt in doubts(result):
+        yield f"the run {plain(doubt)}"
     if result.unreadable_lines:
         yield f"{count(result.unreadable_lines)} damaged line(s) in its records were left out"
-    for finding in result.diagnosis:
-        yield plain(finding.line)
+
+
+def held_back(findings: Sequence[Diagnosis]) -> list[str]:
+    """What holds a run back, the costliest first, with what to try."""
+    found = []
+    for place, finding in enumerate(findings):
+        found += [f"{'also' if place else 'held back by'}: {plain(finding.line)}", f"  try: {plain(finding.advice)}"]
+    return found
+
+
+def why(findings: Sequence[Diagnosis]) -> list[str]:
+    """The same with the figures each verdict rests on, its thresholds and their source."""
+    if not findings:
+        return ["nothing was found that holds this run back"]
+    found = []
+    for finding in findings:
+        rule = rule_named(finding.rule)
+        found += ["", plain(finding.line), f"  try: {plain(finding.advice)}"]
+        found += [
+            f"  {line}" for line in pairs((name, _evidence(name, value)) for name, value in finding.evidence.items())
+        ]
+        if rule is not None:
+            found.append(f"  holds when: {', '.join(condition.words() for condition in rule.when)}")
+            found.append(f"  source: {rule.source}")
+    return found[1:]
+
+
+def _evidence(name: str, value: float | int | str | None) -> str:
+    """A figure of a verdict; its unit is the end of its name."""
+    if isinstance(value, str) or value is None:
+        return ABSENT if value is None else plain(value)
+    for ending, formatter in EVIDENCE_UNITS:
+        if name.endswith(ending):
+            return formatter(value)
+    return number(value)
 
 
 def _figures(result: Result) -> Iterator[tuple[str, str]]:
@@ -80,7 +122,7 @@ def _figures(result: Result) -> Iterator[tuple[str, str]]:
         ):
             if spread.median is not None:
                 mad = "few steps" if few else f"MAD {number(spread.mad)}"
-                yield label, f"{per_second(spread.median, noun)} (median; {mad})"
+                yield label, f"{per_second(spread.median, noun)} ({'; '.join(['median', mad, *marks(result)])})"
         times = result.step_ms
         tail = "few steps" if few else f"p90 {milliseconds(times.p90)}, p99 {milliseconds(times.p99)}"
         yield "step", f"{milliseconds(times.p50)} ({tail})"
@@ -102,7 +144,8 @@ def _figures(result: Result) -> Iterator[tuple[str, str]]:
     if result.flops.model_tflops_per_device is not None:
         yield "model FLOPs", _flops(result.flops)
     if result.energy.joules is not None:
-        yield "energy", f"{joules(result.energy.joules)}, {joules(result.energy.joules_per_sample)} a sample"
+        source = f" ({result.energy.source})" if result.energy.source else ""
+        yield "energy", f"{joules(result.energy.joules)}, {joules(result.energy.joules_per_sample)} a sample{source}"
     if result.conditions.start_temperature_c is not None:
         yield "started at", celsius(result.conditions.start_temperature_c)
     if result.actual.world_size is not None:

@@ -1,0 +1,61 @@
+"""What a person has to know before believing a figure: the conditions a run had, in words that follow its name."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from trainfast_runner.records import Conditions, Result
+from trainfast_runner.step_conditions import CAUSES
+
+THROTTLED_SHARE = 0.0005
+"""A smaller share would read 0.0 %."""
+
+
+def doubts(result: Result) -> Iterator[str]:
+    """Predicates of the run, such as "was held back by heat for 12.0 % of the measured time"."""
+    conditions = result.conditions
+    if not conditions.clean:
+        yield "did not start under clean conditions: the device was not as free as before, or was lost meanwhile"
+    others = len(conditions.foreign_processes)
+    if others:
+        yield f"shared its device with {others} other process{'' if others == 1 else 'es'}"
+    for cause in CAUSES:
+        fraction = getattr(result.throttle, f"{cause.name}_fraction")
+        if fraction is not None and fraction >= THROTTLED_SHARE:
+            yield f"was held back by {cause.words} for {100 * fraction:.1f} % of the measured time" + _source(
+                result, cause.name, fraction
+            )
+    if (words := steadiness(conditions, result.steps.warmup)) is not None:
+        yield words
+
+
+def marks(result: Result) -> Iterator[str]:
+    """The same in a word or two, to stand beside a figure."""
+    if any((getattr(result.throttle, f"{cause.name}_fraction") or 0) >= THROTTLED_SHARE for cause in CAUSES):
+        yield "throttled"
+    if result.conditions.foreign_processes:
+        yield "shared"
+    if result.conditions.still_warming:
+        yield "still warming up"
+
+
+def steadiness(conditions: Conditions, warmup: int) -> str | None:
+    """Whether the run had settled; None where it had from the first measured step on, or nothing can tell."""
+    drifts = []
+    if conditions.temperature_slope_c_per_min is not None:
+        drifts.append(f"{conditions.temperature_slope_c_per_min:+.1f} °C a minute")
+    if conditions.step_drift_percent is not None:
+        drifts.append(f"a step {conditions.step_drift_percent:+.1f} % over it")
+    if conditions.still_warming:
+        return f"was still warming up in its second half ({', '.join(drifts)}): more steps tell more"
+    if conditions.steady_from_step is not None and conditions.steady_from_step > warmup + 1:
+        return f"was steady from step {conditions.steady_from_step} on: the measured steps before it are in its figures"
+    return None
+
+
+def _source(result: Result, cause: str, fraction: float) -> str:
+    """What the worst device's share comes from."""
+    for row in result.throttle.devices:
+        if row.get(f"{cause}_fraction") == fraction and row.get(f"{cause}_source"):
+            return f" ({row[f'{cause}_source']})"
+    return ""
