@@ -7,6 +7,7 @@ first that holds speaks. Thresholds marked "ours" are judgements, set where a cu
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -333,6 +334,13 @@ RULES: tuple[Rule, ...] = (
 NAMES = tuple(dict.fromkeys(rule.name for rule in RULES))
 
 
-def rule_named(name: str) -> Rule | None:
-    """The first rule of a name, with title, thresholds and source; None for one of another version."""
-    return next((rule for rule in RULES if rule.name == name), None)
+def rule_that_spoke(name: str, evidence: Mapping[str, Figure]) -> Rule | None:
+    """Of the rules of a name the first that the evidence fulfils; None for one of another version."""
+    return next(
+        (
+            rule
+            for rule in RULES
+            if rule.name == name and all(condition.holds(evidence.get(condition.figure)) for condition in rule.when)
+        ),
+        None,
+    )

@@ -30,8 +30,9 @@ class LiveDiagnosis:
         self._steps.setdefault(rank, deque(maxlen=STEPS_KEPT)).extend(step for step in steps if not step.warmup)
 
     def renew(self, run: RunFile, ticks: Sequence[Tick], join: StepJoin) -> None:
-        """Diagnose the steps of the last `WINDOW_NS` that every device sample of `ticks` (oldest first) covers."""
-        steps = {rank: recent for rank, kept in self._steps.items() if (recent := _recent(kept))}
+        """Diagnose the steps of the last `WINDOW_NS` that `ticks` (oldest first, at least one) cover."""
+        until_ns = ticks[-1].t_ns
+        steps = {rank: recent for rank, kept in self._steps.items() if (recent := _recent(kept, until_ns))}
         window = window_of(steps[min(steps)]) if steps else None
         if window is None:
             self.diagnosis = ()
@@ -61,8 +62,9 @@ class LiveDiagnosis:
         )
 
 
-def _recent(steps: Sequence[Step]) -> list[Step]:
-    if not steps:
+def _recent(steps: Sequence[Step], until_ns: int) -> list[Step]:
+    covered = [step for step in steps if step.t_ns <= until_ns]
+    if not covered:
         return []
-    since = steps[-1].t_ns - WINDOW_NS
-    return [step for place, step in enumerate(steps) if step.t_ns >= since or place >= len(steps) - LEAST_STEPS]
+    since = covered[-1].t_ns - WINDOW_NS
+    return [step for place, step in enumerate(covered) if step.t_ns >= since or place >= len(covered) - LEAST_STEPS]

@@ -1,9 +1,9 @@
 """Whether a run had warmed up, and from which step on: slopes of step time and of temperature.
 
-The measured steps are cut into blocks of equal count. From the earliest block on, the first stretch to the end in
-which neither figure drifts is the steady one. A drift is a Theil-Sen slope (Sen, Estimates of the Regression
-Coefficient Based on Kendall's Tau, JASA 63, 1968) times the length of the stretch: it survives the odd slow step. For
-step time it must also be a trend by the Mann-Kendall test, since medians of blocks scatter without one.
+The measured steps are cut into blocks of equal count. The steady stretch is the longest one to the end that begins at
+the level of the second half and in which neither figure drifts. A drift is a Theil-Sen slope (Sen, Estimates of the
+Regression Coefficient Based on Kendall's Tau, JASA 63, 1968) times the length of the stretch: it survives the odd slow
+step. For step time it must also be a trend by the Mann-Kendall test, since medians of blocks scatter without one.
 """
 
 from __future__ import annotations
@@ -21,6 +21,9 @@ DRIFT_OF_STEP = 0.02
 """Share of a step; ours: what two runs of the same settings differ by anyway."""
 DRIFT_C = 2.0
 """Ours: NVML gives whole degrees, so one is rounding and two are not."""
+SIGMAS = 3.0
+MAD_TO_SIGMA = 1.4826
+"""Rousseeuw & Croux, Alternatives to the Median Absolute Deviation, JASA 88, 1993."""
 TREND = 1.96
 """Mann-Kendall's normal score at 95 %."""
 
@@ -58,7 +61,7 @@ def steady_state(
     for start in range(half + 1):
         tail = blocks[start:]
         drift, slope = _step_drift(tail), _slope([(b.at_s, b.temperature_c) for b in tail])
-        if not _drifts(tail, drift, slope):
+        if _at_its_level(blocks[start], blocks[half:]) and not _drifts(tail, drift, slope):
             return _found(steps[0][0] if start == 0 else tail[0].first_step, False, drift, slope)
     tail = blocks[half:]
     return _found(None, True, _step_drift(tail), _slope([(b.at_s, b.temperature_c) for b in tail]))
@@ -91,6 +94,19 @@ def _blocks(
             )
         )
     return blocks
+
+
+def _at_its_level(block: _Block, settled: Sequence[_Block]) -> bool:
+    """Whether a block is like those of the second half, within what these scatter by."""
+    times = [one.step_ms for one in settled]
+    middle = statistics.median(times)
+    scatter = MAD_TO_SIGMA * statistics.median(abs(ms - middle) for ms in times)
+    if abs(block.step_ms - middle) > max(DRIFT_OF_STEP * middle, SIGMAS * scatter):
+        return False
+    degrees = [one.temperature_c for one in settled if one.temperature_c is not None]
+    return (
+        not degrees or block.temperature_c is None or abs(block.temperature_c - statistics.median(degrees)) <= DRIFT_C
+    )
 
 
 def _drifts(blocks: Sequence[_Block], drift: float | None, slope: float | None) -> bool:

@@ -11,7 +11,7 @@ import pytest
 
 from trainfast_runner.diagnosis import diagnose
 from trainfast_runner.diagnosis_figures import Stretch, figures_by_scope
-from trainfast_runner.diagnosis_rules import NAMES, RULES, rule_named
+from trainfast_runner.diagnosis_rules import NAMES, RULES, rule_that_spoke
 from trainfast_runner.records import Clock, Diagnosis, RunFile, Step
 from trainfast_runner.run_records import DeviceSample, HostSample, RunSample
 from trainfast_runner.step_conditions import join_of
@@ -170,6 +170,7 @@ def test_each_rule_speaks_when_it_should_and_only_then(rule: str) -> None:
     finding = next(finding for finding in triggers.findings() if finding.rule == rule)
     assert finding.line
     assert finding.advice
+    assert rule_that_spoke(rule, finding.evidence) in RULES
     for condition in next(r for r in RULES if r.name == rule).when[:1]:
         assert finding.evidence[condition.figure] is not None, "a verdict opens to the figures it rests on"
 
@@ -249,4 +250,3 @@ def test_every_rule_speaks_only_of_figures_there_are_and_says_where_its_threshol
         asked = [*templates, *rule.evidence, *(condition.figure for condition in rule.when), *filter(None, [rule.cost])]
         assert set(asked) <= known, rule.name
         assert rule.source
-        assert rule_named(rule.name) is not None

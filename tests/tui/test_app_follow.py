@@ -11,7 +11,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from recorded import START_NS, S, a_run, a_step, a_tick, write_lines
+from recorded import START_NS, S, a_ramp_tick, a_run, a_step, a_thermal_ramp, a_tick, write_lines
 from still import own_supervisor
 
 from trainfast_runner.follow import LOG_LINES_KEPT, STEPS_KEPT, Follower, newest
@@ -50,6 +50,26 @@ def test_a_poll_gives_what_came_since_the_last(home: Home, hold: Callable[[Path]
         assert second.unreadable_lines == 1
         file.write(half[20:] + b"\n")
     assert follower.poll().steps[-1].step == 12
+
+
+def test_a_step_is_joined_to_its_devices_when_a_sample_after_its_end_has_come(
+    home: Home, hold: Callable[[Path], None]
+) -> None:
+    directory = a_thermal_ramp(home, with_result=False)
+    hold(directory)
+    write_lines(directory / "telemetry.jsonl", [a_ramp_tick(second) for second in range(24)])
+    write_lines(directory / "events.jsonl", [own_supervisor(), Event(t_ns=START_NS, kind="state", state="running")])
+    follower = Follower(directory)
+    first = follower.poll()
+    assert len(first.conditions) < len(first.steps) == 60
+    assert first.conditions[-1].t_ns <= first.ticks[-1].t_ns
+    assert first.diagnosis[0].rule == "thermal"
+    append(directory / "telemetry.jsonl", *(a_ramp_tick(second) for second in range(24, 38)))
+    second = follower.poll()
+    assert [one.step for one in second.conditions] == list(range(1, second.conditions[-1].step + 1))
+    assert second.conditions[-1].step > first.conditions[-1].step
+    held = {one.step for one in second.conditions if (one.throttled_ms["thermal"] or 0) > 1}
+    assert held == set(range(min(held), max(held) + 1))
 
 
 def test_throughput_is_summed_when_every_rank_has_written_the_step(home: Home, hold: Callable[[Path], None]) -> None:

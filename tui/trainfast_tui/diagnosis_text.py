@@ -2,38 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from trainfast_tui import format as fmt
+from trainfast_tui.evidence import named, shown
 from trainfast_tui.widgets.painted import Line, rule, wrap
 
 if TYPE_CHECKING:
-    from trainfast_runner.diagnosis_rules import Rule
     from trainfast_runner.follow import RunSnapshot
     from trainfast_runner.records import Diagnosis
 
 TONES = {"warning": "warning", "info": "secondary"}
 NOTHING_LIVE = "nothing that was measured holds this run back now"
 NOTHING = "nothing that was measured held this run back"
-
-UNITS: tuple[tuple[str, Callable[[float], str]], ...] = (
-    ("_fraction", lambda value: fmt.percent(100 * value, 1)),
-    ("_share", lambda value: fmt.percent(100 * value, 1)),
-    ("_percent", lambda value: fmt.percent(value, 1)),
-    ("_ms", fmt.milliseconds),
-    ("_ms_per_step", lambda value: f"{fmt.milliseconds(value)} a step"),
-    ("_bytes", fmt.size),
-    ("_c", fmt.celsius),
-    ("_w", fmt.watts),
-    ("_mhz", fmt.megahertz),
-    ("_joules", fmt.joules),
-    ("_j", fmt.joules),
-    ("_seconds", fmt.duration),
-    ("_s", fmt.duration),
-    ("_bytes_per_s", fmt.bytes_per_second),
-)
-"""How a figure is shown, by the unit at the end of its name; the longest ending that fits counts."""
 
 
 def one_line(run: RunSnapshot) -> Line:
@@ -60,7 +41,9 @@ def explained(run: RunSnapshot, width: int) -> list[Line]:
 
 
 def _opened(diagnosis: Diagnosis, width: int) -> list[Line]:
-    cost, found = diagnosis.cost_fraction, rule_of(diagnosis)
+    from trainfast_runner.diagnosis_rules import rule_that_spoke
+
+    cost, found = diagnosis.cost_fraction, rule_that_spoke(diagnosis.rule, diagnosis.evidence)
     head = found.title if found is not None else diagnosis.rule
     head += f", {fmt.percent(100 * cost)} of a step" if cost is not None else ""
     thresholds = {condition.figure: condition for condition in found.when} if found is not None else {}
@@ -73,43 +56,6 @@ def _opened(diagnosis: Diagnosis, width: int) -> list[Line]:
         lines.append(line)
     source = found.source if found is not None else ""
     return [*lines, *_labelled("try", diagnosis.advice, width), *_labelled("source", source, width)]
-
-
-def rule_of(diagnosis: Diagnosis) -> Rule | None:
-    """The rule that spoke: of those of its name the first that its figures fulfil. None for one of another version."""
-    from trainfast_runner.diagnosis_rules import RULES
-
-    return next(
-        (
-            rule
-            for rule in RULES
-            if rule.name == diagnosis.rule
-            and all(condition.holds(diagnosis.evidence.get(condition.figure)) for condition in rule.when)
-        ),
-        None,
-    )
-
-
-def named(name: str) -> str:
-    """The name of a figure without the unit at its end."""
-    ending = _ending(name)
-    return (name.removesuffix(ending) if ending else name).replace("_", " ")
-
-
-def shown(name: str, value: float | int | str | None) -> str:
-    """A figure with the unit that its name carries."""
-    if value is None:
-        return fmt.ABSENT
-    if isinstance(value, str):
-        return value
-    ending = _ending(name)
-    if ending:
-        return dict(UNITS)[ending](value)
-    return f"{value:,}" if isinstance(value, int) else fmt.number(value)
-
-
-def _ending(name: str) -> str:
-    return max((ending for ending, _ in UNITS if name.endswith(ending)), key=len, default="")
 
 
 def _labelled(label: str, text: str, width: int) -> list[Line]:

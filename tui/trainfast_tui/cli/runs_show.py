@@ -24,6 +24,7 @@ def run(arguments: argparse.Namespace) -> int:
     from trainfast_runner.home import Home, read_run_file
     from trainfast_tui.cli import summary
     from trainfast_tui.cli.ended import result_of
+    from trainfast_tui.cli.held_back import opened
     from trainfast_tui.cli.output import print_json, say
 
     home = Home()
@@ -36,7 +37,7 @@ def run(arguments: argparse.Namespace) -> int:
         if arguments.json:
             print_json(result)
         elif arguments.why:
-            _say_all(summary.why(result.diagnosis))
+            _say_all(opened(result.diagnosis))
         else:
             _say_all([*summary.lines(result), _settings(result, read_run_file(directory))])
         return 0
@@ -47,7 +48,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.json:
         print_json(so_far(snapshot))
     elif arguments.why:
-        _say_all(summary.why(snapshot.diagnosis))
+        _say_all(opened(snapshot.diagnosis))
     else:
         say(f"{snapshot.run_id}  {status_line(snapshot)}")
         say(f"follow it with: trainfast-tui attach {snapshot.run_id}")

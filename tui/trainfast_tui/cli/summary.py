@@ -2,54 +2,40 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 import msgspec
 
-from trainfast_runner.diagnosis_rules import rule_named
 from trainfast_runner.doubts import doubts, marks
 from trainfast_runner.oom_advice import cheapest
-from trainfast_runner.records import SCHEMA, Diagnosis, Flops, Result
+from trainfast_runner.records import SCHEMA, Flops, Result
+from trainfast_tui.cli.held_back import verdicts
 from trainfast_tui.cli.output import pairs
 from trainfast_tui.format import (
     ABSENT,
-    Formatter,
     against_prediction,
     celsius,
     count,
     duration,
     joules,
-    megahertz,
     milliseconds,
     number,
     per_second,
     percent,
     plain,
     size,
-    watts,
 )
 
 FEW_STEPS = 5
 """Below this many measured steps a percentile or a deviation says nothing."""
 PHASES = ("data", "forward", "backward", "optimizer", "other")
-EVIDENCE_UNITS: tuple[tuple[str, Formatter], ...] = (
-    ("_ms", milliseconds),
-    ("_ms_per_step", milliseconds),
-    ("_percent", lambda value: percent(value, 1)),
-    ("_bytes", size),
-    ("_mib", lambda value: f"{number(value)} MiB"),
-    ("_c", celsius),
-    ("_w", watts),
-    ("_mhz", megahertz),
-)
-"""How figures of a diagnosis are shown, by the end of their names."""
 
 
 def lines(result: Result) -> list[str]:
     """The whole summary."""
     found = [headline(result), *pairs(_figures(result))]
     found += [f"note: {note}" for note in notes(result)]
-    found += held_back(result.diagnosis)
+    found += verdicts(result.diagnosis)
     if result.state == "oom":
         found += _advice(result)
     return found
@@ -74,41 +60,6 @@ def notes(result: Result) -> Iterator[str]:
         yield f"the run {plain(doubt)}"
     if result.unreadable_lines:
         yield f"{count(result.unreadable_lines)} damaged line(s) in its records were left out"
-
-
-def held_back(findings: Sequence[Diagnosis]) -> list[str]:
-    """What holds a run back, the costliest first, with what to try."""
-    found = []
-    for place, finding in enumerate(findings):
-        found += [f"{'also' if place else 'held back by'}: {plain(finding.line)}", f"  try: {plain(finding.advice)}"]
-    return found
-
-
-def why(findings: Sequence[Diagnosis]) -> list[str]:
-    """The same with the figures each verdict rests on, its thresholds and their source."""
-    if not findings:
-        return ["nothing was found that holds this run back"]
-    found = []
-    for finding in findings:
-        rule = rule_named(finding.rule)
-        found += ["", plain(finding.line), f"  try: {plain(finding.advice)}"]
-        found += [
-            f"  {line}" for line in pairs((name, _evidence(name, value)) for name, value in finding.evidence.items())
-        ]
-        if rule is not None:
-            found.append(f"  holds when: {', '.join(condition.words() for condition in rule.when)}")
-            found.append(f"  source: {rule.source}")
-    return found[1:]
-
-
-def _evidence(name: str, value: float | int | str | None) -> str:
-    """A figure of a verdict; its unit is the end of its name."""
-    if isinstance(value, str) or value is None:
-        return ABSENT if value is None else plain(value)
-    for ending, formatter in EVIDENCE_UNITS:
-        if name.endswith(ending):
-            return formatter(value)
-    return number(value)
 
 
 def _figures(result: Result) -> Iterator[tuple[str, str]]:

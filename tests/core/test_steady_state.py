@@ -1,0 +1,69 @@
+"""From which step on a run was steady, on runs that warm up, drift, or only scatter."""
+
+from __future__ import annotations
+
+import math
+import random
+
+import pytest
+
+from trainfast_runner.steady_state import SteadyState, steady_state
+
+S = 1_000_000_000
+
+
+def run(times_ms: list[float], temperature: list[float] | None = None) -> SteadyState:
+    """Steps one after the other from second 0 on, and one device's temperature a second."""
+    end_ms, steps = 0.0, []
+    for number, ms in enumerate(times_ms, 4):
+        end_ms += ms
+        steps.append((number, round(end_ms * 1e6), ms))
+    return steady_state(steps, [[(t * S, c) for t, c in enumerate(temperature)]] if temperature else [])
+
+
+def test_equal_steps_are_steady_from_the_first_on() -> None:
+    found = run([100.0] * 40, [70.0] * 5)
+    assert (found.from_step, found.warming) == (4, False)
+    assert (found.step_drift_percent, found.temperature_slope_c_per_min) == (0, 0)
+
+
+def test_a_scatter_without_a_trend_is_no_drift() -> None:
+    draw = random.Random(3)
+    found = run([draw.gauss(100, 8) for _ in range(300)])
+    assert (found.from_step, found.warming) == (4, False)
+
+
+def test_one_slow_step_is_no_drift() -> None:
+    assert run([100.0] * 30 + [5000.0] + [100.0] * 30).warming is False
+
+
+def test_a_run_that_warms_up_and_settles_says_from_which_step_on() -> None:
+    found = run([100 + 60 * math.exp(-n / 10) for n in range(200)])
+    assert found.warming is False
+    assert found.from_step is not None
+    assert 30 < found.from_step <= 4 + 100
+
+
+def test_a_gpu_that_still_heats_is_still_warming_though_its_steps_do_not_change() -> None:
+    found = run([100.0] * 300, [50 + t for t in range(31)])
+    assert (found.from_step, found.warming) == (None, True)
+    assert found.temperature_slope_c_per_min == pytest.approx(60, rel=0.1)
+
+
+def test_a_gpu_that_heats_and_then_stays_is_steady_from_there() -> None:
+    found = run([100.0] * 600, [min(80, 50 + 3 * t) for t in range(61)])
+    assert found.warming is False
+    assert found.from_step is not None
+    assert 54 <= found.from_step <= 204
+
+
+def test_steps_that_grow_slower_all_the_time_are_never_steady() -> None:
+    found = run([100 + n for n in range(100)])
+    assert (found.from_step, found.warming) == (None, True)
+    assert found.step_drift_percent is not None
+    assert found.step_drift_percent > 10
+
+
+@pytest.mark.parametrize("steps", [0, 1, 7])
+def test_a_handful_of_steps_tells_nothing(steps: int) -> None:
+    assert run([100.0 + 9 * n for n in range(steps)]) == SteadyState()

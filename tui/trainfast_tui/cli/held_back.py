@@ -1,0 +1,34 @@
+"""What held a run back, as lines of text: one line a finding, or opened to its figures, thresholds and sources."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from trainfast_runner.diagnosis_rules import rule_that_spoke
+from trainfast_runner.records import Diagnosis
+from trainfast_tui.cli.output import pairs
+from trainfast_tui.evidence import named, shown
+from trainfast_tui.format import plain
+
+
+def verdicts(findings: Sequence[Diagnosis]) -> list[str]:
+    """The costliest first, each with what to try."""
+    found = []
+    for place, finding in enumerate(findings):
+        found += [f"{'also' if place else 'held back by'}: {plain(finding.line)}", f"  try: {plain(finding.advice)}"]
+    return found
+
+
+def opened(findings: Sequence[Diagnosis]) -> list[str]:
+    """Each with the figures it rests on, when its rule holds, and where the threshold comes from."""
+    if not findings:
+        return ["nothing that was measured holds this run back"]
+    found: list[str] = []
+    for finding in findings:
+        rule = rule_that_spoke(finding.rule, finding.evidence)
+        figures = pairs((named(name), plain(shown(name, value))) for name, value in finding.evidence.items())
+        found += ["", plain(finding.line), f"  try: {plain(finding.advice)}", *(f"  {line}" for line in figures)]
+        if rule is not None:
+            found.append(f"  holds when: {', '.join(condition.words() for condition in rule.when)}")
+            found.append(f"  source: {rule.source}")
+    return found[1:]
