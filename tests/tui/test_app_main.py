@@ -431,10 +431,12 @@ def test_each_command_has_its_own_key_and_a_method() -> None:
     from trainfast_tui.screens.help import HelpScreen
     from trainfast_tui.screens.main import MainScreen
     from trainfast_tui.screens.runs import RunsScreen
+    from trainfast_tui.screens.search import SearchScreen
     from trainfast_tui.screens.topo import TopoScreen
 
     owners = {
         "main": MainScreen,
+        "search": SearchScreen,
         "runs": RunsScreen,
         "compare": CompareScreen,
         "topo": TopoScreen,

@@ -223,11 +223,10 @@ class TrainfastApp(App[int]):
 
     def _show_search(self, snapshot: Snapshot) -> None:
         """On its screen where that is in sight; elsewhere only its end is said."""
-        from trainfast_tui.screens.search import SearchScreen
-
         ended = self.searching.note_seen(snapshot.search)
-        if isinstance(self.screen, SearchScreen):
-            self.screen.show(self.searching.current, snapshot.taken_ns)
+        screen: Any = self.screen
+        if getattr(screen, "SCOPE", "") == "search":
+            screen.show(self.searching.current, snapshot.taken_ns)
         elif ended:
             self.main.say(f"The search has ended: {ended}. b shows it.")
 

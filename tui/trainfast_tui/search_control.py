@@ -12,7 +12,6 @@ from trainfast_runner.home import Home
 from trainfast_runner.problem import Problem
 from trainfast_runner.spec import RunSpec
 from trainfast_tui.background import in_background
-from trainfast_tui.ladder_words import state_words
 from trainfast_tui.messages import Said, SearchRefused, SearchStarted, said_no
 
 if TYPE_CHECKING:
@@ -59,8 +58,12 @@ class SearchControl:
             return ""
         if search.directory == self._awaited:
             self._is_starting, self._awaited = False, None
-        has_ended = before is not None and before.directory == search.directory and before.is_live
-        return state_words(search) if has_ended and not search.is_live else ""
+        was_live = before is not None and before.directory == search.directory and before.is_live
+        if search.is_live or not was_live:
+            return ""
+        from trainfast_tui.ladder_words import state_words
+
+        return state_words(search)
 
     def start(self, spec: RunSpec, *, fresh: bool = False, first: Callable[[], None] | None = None) -> None:
         """Start or continue a search, after `first` is done: SearchStarted, or SearchRefused."""
