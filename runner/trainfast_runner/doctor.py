@@ -9,7 +9,6 @@ import json
 import locale
 import os
 import pwd
-import re
 import shutil
 import subprocess
 import sys
@@ -18,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from trainfast_runner.device_events import sees_host_pids
 from trainfast_runner.home import Home, cache_directory
 from trainfast_runner.problem import Problem
 from trainfast_runner.telemetry.readings import Tick
@@ -212,6 +212,13 @@ def _gpus(tick: Tick, torch: str | None) -> Iterator[Check]:
         else:
             memory = f", {_gib(gpu.memory_total_bytes)}" if gpu.memory_total_bytes else ""
             yield Check(f"GPU {gpu.index}", "ok", f"{gpu.name}{memory}")
+    if tick.devices and not sees_host_pids():
+        yield Check(
+            "GPU processes",
+            "ok",
+            "this is a container: the driver tells the host's process ids, so of processes that come while a run trains"
+            " it cannot be said whose they are",
+        )
     if tick.devices and torch is not None and "+cpu" in torch:
         yield Check(
             "GPU and torch",
@@ -223,14 +230,24 @@ def _gpus(tick: Tick, torch: str | None) -> Iterator[Check]:
 
 
 def _missing_readings(tick: Tick) -> Iterator[Check]:
-    """Readings grouped by why they are missing, so that eight GPUs say it once."""
-    by_reason: dict[str, list[str]] = {}
+    """What this machine does not tell, grouped by the reason, so that eight GPUs say it once."""
+    by_reason: dict[str, dict[str, list[int]]] = {}
     for key, reason in tick.missing.items():
-        if key in ("nvml", "nvml.binding") or re.fullmatch(r"gpu\d+", key):
+        owner, _, reading = key.partition(".")
+        if owner == "nvml" or not reading:
             continue
-        by_reason.setdefault(reason, []).append(key)
-    for reason, keys in by_reason.items():
-        yield Check("missing readings", "ok", f"{', '.join(keys)}: {reason}")
+        gpus = by_reason.setdefault(reason, {}).setdefault(reading if owner.startswith("gpu") else key, [])
+        if owner.startswith("gpu"):
+            gpus.append(int(owner.removeprefix("gpu")))
+    everyone = [gpu.index for gpu in tick.devices if not gpu.error]
+    for reason, readings in by_reason.items():
+        names = [
+            name if not gpus or gpus == everyone else f"{name} (GPU {', '.join(map(str, gpus))})"
+            for name, gpus in readings.items()
+        ]
+        yield Check("missing readings", "ok", f"{', '.join(names)}: {reason}")
+    if not tick.devices:
+        yield Check("missing readings", "ok", "every reading of a GPU: there is none to read")
 
 
 def _has_nvidia_card(devices: Path = Path("/sys/bus/pci/devices")) -> bool:

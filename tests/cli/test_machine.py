@@ -23,6 +23,12 @@ def test_monitor_shows_eight_gpus(cli: Cli, nvml_library: Path) -> None:
     tick = cli("monitor", "--once", "--json", **machine).json
     assert [gpu["temperature_c"] for gpu in tick["devices"]] == [40 + index for index in range(8)]
     assert all(gpu["throttle_reasons"] == ["idle"] for gpu in tick["devices"])
+    units = ("bytes", "percent", "c", "w", "mj", "mhz", "ns", "errors", "us")
+    counts = {"index", "pcie_generation", "pcie_generation_max", "pcie_width", "pcie_width_max"}
+    for reading, value in tick["devices"][0].items():
+        assert value is not None or f"gpu0.{reading}" in tick["missing"] or reading == "error"
+        if isinstance(value, (int, float)) and not isinstance(value, bool) and reading not in counts:
+            assert reading.rsplit("_", 1)[-1] in units or reading.startswith("remapped_rows_"), reading
     lines = cli("monitor", "--once", **machine).out.splitlines()
     assert len(lines) == 10
     assert lines[1].split()[:2] == ["GPU", "NAME"]

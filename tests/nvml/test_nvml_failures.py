@@ -9,6 +9,7 @@ import pytest
 from stand_in import Machine, gpus
 
 import trainfast_runner
+from trainfast_runner.telemetry import failures
 from trainfast_runner.telemetry.nvml import Nvml
 
 RUNNER = Path(next(iter(trainfast_runner.__path__))).parent
@@ -134,3 +135,24 @@ def test_a_foreign_pynvml_is_named_with_the_cure(tmp_path: Path, source: str, ke
     )
     output = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout
     assert sentence in output
+
+
+@pytest.mark.parametrize(
+    ("code", "files", "sentence"),
+    [
+        (9, [], "modprobe nvidia"),
+        (9, ["proc/driver/nvidia/version"], "start it with --gpus all"),
+        (999, ["proc/driver/nvidia/version"], "start it with --gpus all"),
+        (4, ["proc/driver/nvidia/version", "dev/nvidiactl"], "group video or render"),
+        (4, [], "no permission"),
+        (999, ["proc/driver/nvidia/version", "dev/nvidiactl"], "a container may have lost its devices"),
+        (18, ["proc/driver/nvidia/version", "dev/nvidiactl"], "driver was updated under the running system"),
+        (12, [], "libnvidia-ml.so.1 was not found"),
+        (7, [], "code 7"),
+    ],
+)
+def test_the_cure_fits_what_the_machine_has(tmp_path: Path, code: int, files: list[str], sentence: str) -> None:
+    for file in files:
+        (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / file).touch()
+    assert sentence in failures.initialization(code, "its name", tmp_path)

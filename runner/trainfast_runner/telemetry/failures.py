@@ -1,6 +1,7 @@
 """What went wrong with NVML, in plain words with the cure. The codes are `nvmlReturn_t` of nvml.h."""
 
 import importlib.metadata
+import os
 from pathlib import Path
 from types import ModuleType
 from typing import Final
@@ -15,6 +16,7 @@ FUNCTION_NOT_FOUND: Final = 13
 GPU_IS_LOST: Final = 15
 RESET_REQUIRED: Final = 16
 LIB_RM_VERSION_MISMATCH: Final = 18
+UNKNOWN: Final = 999
 TRANSIENT: Final = frozenset({10, 11, 19, 20, 21, 27, 999})
 """Timeout, interrupt trouble, in use, out of memory, no data yet, not ready, unknown: ask again next tick."""
 
@@ -28,6 +30,19 @@ LIBRARY_FAILURES: Final = {
     UNINITIALIZED: "the connection to the NVIDIA driver was lost: trying again",
 }
 """Failures of the whole library: no GPU answers until it is initialized again."""
+
+NO_DEVICE_NODES: Final = (
+    "the NVIDIA driver is loaded, but /dev/nvidiactl is not there: in a container, start it with --gpus all; else run "
+    "`sudo nvidia-modprobe -c 0 -u`"
+)
+NO_ACCESS: Final = (
+    "no permission to talk to the NVIDIA driver: give this user the /dev/nvidia* files (often the group video or "
+    "render); in a container, start it with --gpus all"
+)
+LOST_ACCESS: Final = (
+    "NVML does not start and does not say why: a container may have lost its devices, start it again; else look for "
+    "Xid errors in `dmesg` and reboot"
+)
 
 DEVICE_FAILURES: Final = {
     GPU_IS_LOST: "GPU is lost: it no longer answers on its bus. Look for Xid 79 in `dmesg`, check power "
@@ -55,14 +70,22 @@ VANISHED: Final = "the driver no longer lists this GPU: look for Xid 79 in `dmes
 NO_DEVICES: Final = "the NVIDIA driver is loaded and lists no GPU"
 
 
-def initialization(code: int, text: str) -> str:
-    """Why NVML as a whole does not answer. `text` is the library's own name for the code."""
-    if code == NO_PERMISSION:
-        return (
-            "no permission to talk to the NVIDIA driver: check the /dev/nvidia* files and, in a container, "
-            "its device access"
-        )
-    return LIBRARY_FAILURES.get(code, f"NVML does not start: {text} (code {code})")
+def initialization(code: int, text: str, root: Path = Path("/")) -> str:
+    """Why NVML as a whole does not answer, and the cure. `text` is the library's own name for the code.
+
+    Where the code alone does not tell, the files of the driver below `root` do: the kernel module is there with
+    /proc/driver/nvidia/version, and /dev/nvidiactl is what every process opens.
+    """
+    control = root / "dev/nvidiactl"
+    if code == LIB_RM_VERSION_MISMATCH or code not in (NO_PERMISSION, DRIVER_NOT_LOADED, UNKNOWN):
+        return LIBRARY_FAILURES.get(code, f"NVML does not start: {text} (code {code})")
+    if (root / "proc/driver/nvidia/version").exists() and not control.exists():
+        return NO_DEVICE_NODES
+    if control.exists() and (code == NO_PERMISSION or not os.access(control, os.R_OK | os.W_OK)):
+        return NO_ACCESS
+    if code == UNKNOWN:
+        return f"{LOST_ACCESS} (code {code})"
+    return LIBRARY_FAILURES.get(code, NO_ACCESS)
 
 
 def device(code: int, text: str) -> str:
