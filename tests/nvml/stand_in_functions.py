@@ -131,7 +131,7 @@ def _threshold(gpu: Gpu, _seconds: float, which: Any, temperature: Any) -> int:
 
 @gpu_call("nvmlDeviceGetMarginTemperature")
 def _margin(gpu: Gpu, seconds: float, reading: Any) -> int:
-    reading._obj.marginTemperature = gpu.slowdown - int(temperature_of(gpu, seconds))
+    reading._obj.marginTemperature = min(gpu.gpu_max, gpu.slowdown) - int(temperature_of(gpu, seconds))
     return SUCCESS
 
 
