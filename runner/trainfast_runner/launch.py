@@ -68,6 +68,9 @@ class RunPlan:
     python: str
     versions: dict[str, str | None]
     env: dict[str, str]
+    role: str | None = None
+    """`probe` or `proof` where a search starts it, and `search_id` which search."""
+    search_id: str | None = None
 
     @property
     def device_uuids(self) -> list[str]:
@@ -287,6 +290,8 @@ def _run_file(plan: RunPlan, home: Home, run_id: str, directory: Path, clean: bo
         foreign_processes=_foreign_processes(plan.gpus),
         clean=clean,
         link=links.slowest if (links := links_among(plan.device_uuids)) else None,
+        role=plan.role,
+        search_id=plan.search_id,
         calibration=ceiling_of(home, plan.device, plan.gpus[0].name if plan.gpus else None),
     )
 

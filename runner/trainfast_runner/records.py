@@ -83,6 +83,9 @@ class RunFile(msgspec.Struct, frozen=True, kw_only=True):
     clean: bool = True
     link: str | None = None
     """The slowest path between two of the run's GPUs, as `topo` signs it; None for fewer than two."""
+    role: str | None = None
+    """`probe` for the process in which a search tries batch sizes, `proof` for its last run; None for any other."""
+    search_id: str | None = None
     calibration: dict[str, Any] | None = None
     """What `doctor --calibrate` measured on this device, where it did."""
 
@@ -394,6 +397,8 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
     reason: str = ""
     preset: str = ""
     variant: str | None = None
+    role: str | None = None
+    search_id: str | None = None
     synthetic_data: bool | None = None
     started_wall_ns: int | None = None
     seconds: float | None = None

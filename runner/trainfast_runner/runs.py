@@ -12,6 +12,9 @@ import msgspec
 from trainfast_runner.home import RESULT_FILE, Home, read_run_file
 from trainfast_runner.recovery import settle, state_of
 
+PROBE = "probe"
+"""The `role` of a run in which a search tries batch sizes."""
+
 
 @dataclass(frozen=True, slots=True)
 class RunRow:
@@ -37,6 +40,8 @@ class RunRow:
     synthetic_data: bool | None = None
     clean: bool = True
     supervised: bool | None = None
+    role: str | None = None
+    """`probe` or `proof` of a search's runs."""
 
     @property
     def name(self) -> str:
@@ -73,6 +78,7 @@ class _Brief(msgspec.Struct, frozen=True):
     reason: str = ""
     preset: str = ""
     variant: str | None = None
+    role: str | None = None
     synthetic_data: bool | None = None
     started_wall_ns: int | None = None
     seconds: float | None = None
@@ -92,12 +98,16 @@ def list_rows(home: Home) -> list[RunRow]:
     return list(iter_rows(home))
 
 
-def iter_rows(home: Home) -> Iterator[RunRow]:
-    """The rows one by one, newest first, so that a reader who wants ten reads ten."""
+def iter_rows(home: Home, probes: bool = False) -> Iterator[RunRow]:
+    """The rows one by one, newest first, so that a reader who wants ten reads ten.
+
+    The processes in which a search tried batch sizes trained nothing to look back at: only with `probes`.
+    """
     for run_id in reversed(home.run_ids()):
         row = _ended(f"{home.runs}/{run_id}/{RESULT_FILE}")
         if row is not None:
-            yield row
+            if probes or row.role != PROBE:
+                yield row
         elif home.directory(run_id).is_dir():
             yield row_of(home, run_id)
 
@@ -122,6 +132,7 @@ def row_of(home: Home, run_id: str) -> RunRow:
         knobs=run.knobs if run else {},
         changed=run.changes() if run else {},
         clean=run.clean if run else True,
+        role=run.role if run else None,
         supervised=None if now.ended else now.supervised or now.state == "starting",
     )
 
@@ -158,4 +169,5 @@ def _row(brief: _Brief) -> RunRow:
         peak_allocated_bytes=brief.memory.peak_allocated_bytes,
         synthetic_data=brief.synthetic_data,
         clean=brief.conditions.clean,
+        role=brief.role,
     )

@@ -57,6 +57,8 @@ def summarise(directory: Path, records: RunRecords, verdict: Verdict, ended_ns: 
         reason=verdict.reason,
         preset=run.preset if run else "",
         variant=run.variant if run else None,
+        role=run.role if run else None,
+        search_id=run.search_id if run else None,
         synthetic_data=_synthetic(records.worker),
         started_wall_ns=run.clock.wall_ns if run else None,
         seconds=(ended_ns - run.clock.monotonic_ns) / 1e9 if run and ended_ns is not None else None,

@@ -14,16 +14,14 @@ from .images import ImageSamples, image_samples
 from .model_config import split_tokens, tokens_per_sample, vocab_size
 from .records import Journal
 from .samples import Batch, GlobalOrder, Halves, TokenSamples, as_is, random_samples, text_samples
-from .spec import RunSpec
+from .spec import Knobs, RunSpec
 from .tokenize_text import build_in_child
 
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model")
 
 
-def open_batches(spec: RunSpec, config: Any, rank: int, ranks: int, journal: Journal) -> Iterator[Batch]:
-    """Prepare the data, write the `data` record, start the loader with its processes: this rank's micro-batches."""
-    samples = _samples(spec, config, journal)
-    knobs = spec.knobs
+def batches_of(samples: TokenSamples | ImageSamples, knobs: Knobs, rank: int, ranks: int) -> Iterator[Batch]:
+    """This rank's micro-batches, those of `steps` steps, from the first; starts the loader's processes."""
     order = GlobalOrder(len(samples), knobs.batch_size, knobs.grad_accum, rank, ranks, knobs.steps, knobs.seed)
     loader: DataLoader[Batch] = DataLoader(
         samples,
@@ -37,8 +35,8 @@ def open_batches(spec: RunSpec, config: Any, rank: int, ranks: int, journal: Jou
     return iter(loader)
 
 
-def _samples(spec: RunSpec, config: Any, journal: Journal) -> TokenSamples | ImageSamples:
-    """The samples `[data]` describes, with the `data` record written."""
+def open_samples(spec: RunSpec, config: Any, journal: Journal) -> TokenSamples | ImageSamples:
+    """The samples `[data]` describes, prepared where they are not yet; the `data` record is written."""
     samples: TokenSamples | ImageSamples
     if spec.data.kind == "jpeg":
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Any, Protocol
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from .clock import Clock
+from .clock import Clock, StepTimes
 from .memory import Memory
 from .objective import Objective
 from .optimizer import rate_at
@@ -17,8 +18,16 @@ from .precision import Precision
 from .records import Journal
 from .samples import Batch
 from .spec import Knobs
-from .step_log import StepLog
 from .strategies import Strategy
+
+
+class Log(Protocol):
+    """What takes the steps' figures."""
+
+    def add(
+        self, step: int, times: StepTimes, loss: Tensor, handle: Any, scale: Tensor | None, fields: dict[str, Any]
+    ) -> None:
+        """Note step `step` (from 1); `loss` is being summed over ranks until `handle`, if any, is ready."""
 
 
 @dataclass(frozen=True)
@@ -35,7 +44,7 @@ class Rig:
     batches: Iterator[Batch]
     clock: Clock
     memory: Memory
-    log: StepLog
+    log: Log
     journal: Journal
     after_first_step: Callable[[], None]
 

@@ -15,9 +15,10 @@ import torch
 from .build import build_model, check_attention
 from .clock import make_clock
 from .compilation import CompileWatch, bare
-from .data import open_batches
+from .data import batches_of, open_samples
 from .engines import Engine, make_engine
 from .flops import flops_per_sample
+from .images import ImageSamples
 from .invalid import InvalidInput
 from .loop import Rig
 from .memory import Memory, make_memory
@@ -25,8 +26,9 @@ from .model_config import check_seq_len, resolve_config, tokens_per_sample
 from .objective import Objective
 from .observe import ComputeDtype, actual_fields
 from .precision import Precision
+from .probing import make_gauge, orders_of, probe_on_demand, say_ready
 from .records import Journal
-from .samples import Batch
+from .samples import Batch, TokenSamples
 from .sdpa_backend import SdpaBackend
 from .spec import RunSpec
 from .step_log import StepLog
@@ -44,6 +46,7 @@ class Ground:
     precision: Precision
     strategy: Strategy
     engine: Engine
+    samples: TokenSamples | ImageSamples
     batches: Iterator[Batch]
     memory: Memory
 
@@ -54,7 +57,7 @@ def train_once(run_dir: Path, spec: RunSpec, journal: Journal) -> None:
     journal.enter("model", f"building {ground.config.model_type} with random weights")
     ground.memory.start()
     try:
-        train_on(ground, run_dir, journal)
+        (probe_on if spec.role == "probe" else train_on)(ground, run_dir, journal)
     finally:
         ground.memory.release()
     ground.strategy.stop()
@@ -75,14 +78,45 @@ def prepare(spec: RunSpec, journal: Journal) -> Ground:
         spec = replace(spec, knobs=knobs)
     precision = strategy.make_precision()
     engine = make_engine(knobs, strategy, device, precision)
-    batches = open_batches(spec, config, strategy.rank, strategy.ranks, journal)
+    samples = open_samples(spec, config, journal)
+    # Probes open loaders of their own, one for each size.
+    batches = iter(()) if spec.role == "probe" else batches_of(samples, knobs, strategy.rank, strategy.ranks)
     strategy.start()
     memory = make_memory(strategy.devices, spec.memory_limit_bytes)
-    return Ground(spec, config, device, precision, strategy, engine, batches, memory)
+    return Ground(spec, config, device, precision, strategy, engine, samples, batches, memory)
 
 
 def train_on(ground: Ground, run_dir: Path, journal: Journal) -> None:
     """Build the model and take the steps; every step that ended is on record, however the training ends."""
+    rig, log = assemble(ground, run_dir, journal)
+    journal.enter("train")
+    began = time.monotonic()
+    try:
+        ground.engine.train(rig)
+        log.flush()
+    except BaseException:
+        log.flush(patience_s=STEP_LOG_PATIENCE_S)
+        raise
+    journal.write(
+        "finished",
+        steps=rig.knobs.steps,
+        seconds=time.monotonic() - began,
+        scaler=ground.precision.state(),
+    )
+
+
+def probe_on(ground: Ground, run_dir: Path, journal: Journal) -> None:
+    """Build the model once and try the batch sizes that the parent asks for."""
+    gauge = make_gauge(ground.device, ground.spec.memory_limit_bytes)
+    rig, _ = assemble(ground, run_dir, journal)
+    journal.enter("train", "trying batch sizes")
+    say_ready(journal, gauge)
+    probe_on_demand(rig, ground.samples, gauge, orders_of(run_dir, ground.spec.search_id or ""), ground.engine.train)
+    journal.write("finished", steps=0)
+
+
+def assemble(ground: Ground, run_dir: Path, journal: Journal) -> tuple[Rig, StepLog]:
+    """Build the model and all that a step touches, and the step log apart, which must be flushed at the end."""
     knobs, objective = ground.spec.knobs, ground.spec.data.objective
     model = build_model(ground.config, objective, knobs, ground.device)
     # Counted before the strategy cuts the model into pieces; shapes are enough, there are no weights yet.
@@ -111,8 +145,6 @@ def train_on(ground: Ground, run_dir: Path, journal: Journal) -> None:
     log = StepLog(run_dir, journal, samples, tokens, knobs.timing_warmup, watch, ground.precision.initial_scale())
     keep_last_step_on_sigterm(log, journal)
     write_actual()
-    journal.enter("train")
-    began = time.monotonic()
     rig = Rig(
         knobs=knobs,
         device=ground.device,
@@ -128,18 +160,7 @@ def train_on(ground: Ground, run_dir: Path, journal: Journal) -> None:
         journal=journal,
         after_first_step=write_actual,
     )
-    try:
-        ground.engine.train(rig)
-        log.flush()
-    except BaseException:
-        log.flush(patience_s=STEP_LOG_PATIENCE_S)
-        raise
-    journal.write(
-        "finished",
-        steps=knobs.steps,
-        seconds=time.monotonic() - began,
-        scaler=ground.precision.state(),
-    )
+    return rig, log
 
 
 def pick_device(name: str) -> torch.device:

@@ -109,6 +109,9 @@ class RunSpec:
     device: str
     cache_dir: Path
     memory_limit_bytes: int | None = None
+    role: str | None = None
+    """`probe` in the process a search tries batch sizes in, `proof` in a search's last run; None in any other."""
+    search_id: str | None = None
 
 
 def read_spec(run_dir: Path, rank: int) -> RunSpec:
@@ -141,6 +144,8 @@ def read_spec(run_dir: Path, rank: int) -> RunSpec:
         device=raw.get("device", "cpu"),
         cache_dir=Path(raw["cache_dir"]),
         memory_limit_bytes=limits[min(rank, len(limits) - 1)] if limits else None,
+        role=raw.get("role"),
+        search_id=raw.get("search_id"),
     )
 
 

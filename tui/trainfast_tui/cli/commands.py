@@ -16,6 +16,7 @@ class Command:
 
 COMMANDS = (
     Command(("run",), "run", "train a preset, show its progress, print the figures"),
+    Command(("search", "max-batch"), "search_max_batch", "the largest batch that fits, found and proved"),
     Command(("bench",), "bench", "a preset's variants as a table against its baseline and the published figures"),
     Command(("runs", "list"), "runs_list", "all runs, newest first"),
     Command(("runs", "show"), "runs_show", "one run's result"),
@@ -32,7 +33,7 @@ COMMANDS = (
     Command(("topo",), "topo", "how the GPUs are connected, and what it means for the strategies"),
     Command(("doctor",), "doctor", "what is wrong with this machine, with the cure"),
 )
-GROUPS = {"runs": "history and live runs", "presets": "recipes: shipped ones and your own"}
+GROUPS = {"search": "what fits", "runs": "history and live runs", "presets": "recipes: shipped ones and your own"}
 
 
 def named(words: tuple[str, ...]) -> Command | None:

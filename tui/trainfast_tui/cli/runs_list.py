@@ -18,6 +18,7 @@ def add(parser: argparse.ArgumentParser) -> None:
     """The arguments of the command."""
     parser.add_argument("--state", help="only runs in this state: running, finished, oom, failed, ...")
     parser.add_argument("--preset", help="only runs of this preset, NAME or NAME/VARIANT")
+    parser.add_argument("--probes", action="store_true", help="also the processes in which searches tried batch sizes")
     parser.add_argument("-n", type=int, metavar="N", help="only the newest N")
     parser.add_argument("--json", action="store_true", help="print {schema, runs[...]}")
 
@@ -41,7 +42,7 @@ def run(arguments: argparse.Namespace) -> int:
         )
     if arguments.n is not None and arguments.n < 1:
         raise Problem(f"-n {arguments.n}: at least 1", key="-n")
-    wanted = (row for row in iter_rows(Home()) if _fits(row, arguments))
+    wanted = (row for row in iter_rows(Home(), arguments.probes) if _fits(row, arguments))
     rows = list(itertools.islice(wanted, arguments.n))
     if not rows and arguments.preset is not None:
         _refuse_unknown(arguments.preset, Home())

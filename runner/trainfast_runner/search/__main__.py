@@ -1,0 +1,59 @@
+"""`python -m trainfast_runner.search`: conduct one search in a process of its own, as the app starts it.
+
+Reads what is asked from stdin and prints one line: `{"search_dir": ...}` once it holds the search, or `{"error": ...}`.
+SIGTERM cancels.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from pathlib import Path
+
+import msgspec
+
+from trainfast_runner import launch
+from trainfast_runner.home import Home
+from trainfast_runner.problem import Problem
+from trainfast_runner.search.conduct import Options, check_plan, conduct, open_search
+from trainfast_runner.search.control import Order
+from trainfast_runner.search.journal import AnyLine, Conducted
+
+
+def main() -> None:
+    """One search to its end; exit code 0 whatever it found, 1 when it could not be begun."""
+    cancelled: list[int] = []
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda signum, frame: cancelled.append(signum))
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    answered: list[bool] = []
+
+    def answer(value: object) -> None:
+        if not answered:
+            answered.append(True)
+            sys.stdout.buffer.write(msgspec.json.encode(value) + b"\n")
+            sys.stdout.flush()
+            # Nothing more is said here: whoever started this may go.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+
+    try:
+        order = msgspec.json.decode(sys.stdin.buffer.read(), type=Order)
+        home = Home(Path(order.home))
+        options = Options(no_oom=order.no_oom, proof_steps=order.proof_steps, fresh=order.fresh)
+        plan = launch.plan(order.spec(), order.python)
+        check_plan(plan, options)
+        directory = open_search(plan, home, options)
+
+        def on_line(line: AnyLine) -> None:
+            if isinstance(line, Conducted):
+                answer({"search_dir": str(directory)})
+
+        conduct(directory, plan, home, options, on_line=on_line, is_cancelled=lambda: bool(cancelled))
+    except Problem as problem:
+        answer({"error": {"message": problem.line(), "key": problem.key, "exit_code": problem.exit_code}})
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,118 @@
+"""What a search found, from its journal: the largest batch, the aligned one, the one to use, and why."""
+
+from __future__ import annotations
+
+from trainfast_runner.search.decide import ALIGNED, MOST, Known, fits_of, tightest
+from trainfast_runner.search.fit import Fit, largest
+from trainfast_runner.search.journal import Answer, Margin, Probe
+
+ALIGNED_MORE, ALIGNED_MORE_FROM = 64, 512
+"""From this size on an aligned batch is a multiple of 64: it then costs an eighth of the batch at most."""
+SPREAD_SHARE = 0.02
+"""How far the peak of a long run may lie above that of the proof: steps of other samples, another order of blocks."""
+
+
+def answer(known: Known) -> Answer:
+    """The answer of a journal whose last proof finished."""
+    proof = known.proofs[-1]
+    most, fits = proof.batch_size, fits_of(known)
+    tight = tightest(fits, most)
+    line = max(tight.lines, key=lambda one: one.at(most))
+    margins = _margins(known, tight, most)
+    recommended = _recommended(known, fits, most, sum(one.margin_bytes for one in margins))
+    fastest = _fastest(known)
+    too_large = known.too_large
+    if too_large is not None:
+        certainty = f"{too_large} ran out of memory"
+    else:
+        certainty = f"by the fit {most + 1} needs {tight.need_bytes(most + 1) / 2**20:,.0f} MiB"
+    return Answer(
+        max_batch=most,
+        aligned_batch=aligned(most),
+        recommended_batch=recommended,
+        recommended_why=_why(known, most, recommended, tight, margins),
+        margins=margins,
+        fastest_batch=fastest.batch_size if fastest is not None else None,
+        fastest_samples_per_s=fastest.samples_per_s if fastest is not None else None,
+        limit_bytes=tight.limit_bytes,
+        headroom_bytes=_headroom(known, tight, most),
+        fixed_bytes=round(line.fixed_bytes),
+        bytes_per_sample=round(line.bytes_per_sample),
+        phase=line.phase,
+        tightest_rank=tight.rank,
+        proof_run_id=proof.run_id,
+        certainty=certainty,
+    )
+
+
+def aligned(batch_size: int) -> int | None:
+    """The largest aligned batch within a batch size: tensor cores work on multiples of 8, and of 64 where there is
+    room for it (NVIDIA's matrix multiplication guide). None below 8."""
+    unit = ALIGNED_MORE if batch_size >= ALIGNED_MORE_FROM else ALIGNED
+    return batch_size // unit * unit or None
+
+
+def _margins(known: Known, tight: Fit, most: int) -> list[Margin]:
+    """What the recommended batch leaves free, part by part; a part of nothing is said as well."""
+    found = [
+        Margin(
+            margin_bytes=round(SPREAD_SHARE * tight.need_bytes(most)),
+            why=f"a long run, which sees other samples and places its blocks otherwise ({SPREAD_SHARE:.0%})",
+        )
+    ]
+    if known.device == "cuda":
+        peaks = [one for probe in known.fitting[-1:] for one in probe.ranks if one.rank == tight.rank]
+        fragments = max(((one.peak_reserved_bytes or 0) - (one.peak_allocated_bytes or 0) for one in peaks), default=0)
+        found.append(Margin(margin_bytes=fragments, why="fragmentation, what the allocator reserved beyond its peak"))
+        rooms = [one.room_bytes for probe in known.probes for one in probe.ranks if one.rank == tight.rank]
+        seen = [room for room in rooms if room is not None]
+        others = max(seen) - min(seen) if seen else 0
+        found.append(Margin(margin_bytes=others, why="other users of the GPU, whose share changed while searching"))
+    found.append(Margin(margin_bytes=0, why="evaluation, which needs less: it keeps nothing for a backward"))
+    return found
+
+
+def _recommended(known: Known, fits: tuple[Fit, ...], most: int, margin_bytes: int) -> int:
+    """The largest batch that leaves the margin on every rank and made no allocator retry; at least 1."""
+    found = largest(
+        lambda size: all(one.need_bytes(size) + margin_bytes <= one.limit_bytes for one in fits), min(most, MOST)
+    )
+    retried = _smallest_retried(known)
+    if retried is not None:
+        found = min(found, retried - 1)
+    if known.device == "cuda":
+        found = aligned(found) or found
+    return max(1, found)
+
+
+def _smallest_retried(known: Known) -> int | None:
+    return min((probe.batch_size for probe in known.fitting if probe.alloc_retries), default=None)
+
+
+def _why(known: Known, most: int, recommended: int, tight: Fit, margins: list[Margin]) -> str:
+    if recommended == 1 and most == 1:
+        return "there is no smaller one; it may run out of memory in a long run"
+    left = tight.limit_bytes - tight.need_bytes(recommended)
+    reasons = ", and for ".join(one.why for one in margins if one.margin_bytes)
+    words = f"leaves {left / 2**20:,.0f} MiB for {reasons}"
+    retried = _smallest_retried(known)
+    if retried is not None and retried <= most:
+        words += f"; from {retried} on the allocator had to give memory back and ask again, which is slow"
+    if known.device == "cuda" and aligned(recommended) == recommended:
+        words += "; aligned for tensor cores"
+    return words
+
+
+def _fastest(known: Known) -> Probe | None:
+    timed = [probe for probe in known.fitting if probe.samples_per_s is not None]
+    return max(timed, key=lambda probe: probe.samples_per_s or 0.0, default=None)
+
+
+def _headroom(known: Known, tight: Fit, most: int) -> int:
+    """What the tightest rank's limit had left at this batch: as measured where it was, else by the fit."""
+    for probe in known.fitting:
+        if probe.batch_size == most:
+            for peaks in probe.ranks:
+                if peaks.rank == tight.rank and peaks.limit_peak_bytes is not None:
+                    return tight.limit_bytes - peaks.limit_peak_bytes
+    return round(tight.limit_bytes - tight.need_bytes(most))

@@ -1,0 +1,430 @@
+"""Conducts a search: does what `decide` says, writes down what came of it, and leaves nothing running behind."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import msgspec
+
+from trainfast_runner import launch
+from trainfast_runner.home import Home, is_alive, read_result
+from trainfast_runner.launch import RunPlan
+from trainfast_runner.problem import Problem
+from trainfast_runner.process_tree import boot_id, identify
+from trainfast_runner.records import Clock, Result
+from trainfast_runner.search.answer import answer
+from trainfast_runner.search.decide import Known, Step, decide, known
+from trainfast_runner.search.foreign import taken_by_others
+from trainfast_runner.search.journal import (
+    PAUSE_FILE,
+    AnyLine,
+    Asked,
+    Conducted,
+    Ended,
+    Journal,
+    Launched,
+    Next,
+    Paused,
+    Predicted,
+    Probe,
+    Proof,
+    Resumed,
+    exclusive,
+    read_journal,
+)
+from trainfast_runner.search.limits import limited, limits_of
+from trainfast_runner.search.nothing_fits import changes_that_fit, missing_bytes
+from trainfast_runner.search.prediction import predict
+from trainfast_runner.search.probe_record import probe_of
+from trainfast_runner.search.processes import Interrupted, WarmProcess, end_run, wait_for_result
+from trainfast_runner.search.searches import key_of, new_search, unfinished
+
+STEPS = {"cpu": 2, "cuda": 4}
+"""Optimizer steps of a probe: its states are there from the second on. A GPU's first step is no measure of speed."""
+PAUSE_LOOK_S = 0.1
+TIMED_WARMUP = 3
+STRATEGIES = ("single", "ddp", "fsdp", "zero1", "zero2", "zero3", "zero2-offload", "zero3-offload")
+"""Strategies whose ranks can be given another batch size while they run."""
+
+
+@dataclass(frozen=True)
+class Options:
+    """How to search: without running out of memory on purpose, how long the proof is, whether to begin anew."""
+
+    no_oom: bool = False
+    proof_steps: int = 10
+    fresh: bool = False
+
+
+def check_plan(plan: RunPlan, options: Options) -> None:
+    """Raise Problem for what cannot be searched."""
+    knobs = plan.spec.knobs
+    if knobs["strategy"] not in STRATEGIES:
+        raise Problem(
+            f"search max-batch does not change the batch of strategy={knobs['strategy']} while it runs",
+            key="strategy",
+            allowed=STRATEGIES,
+            nearest="fsdp",
+        )
+    if knobs["engine"] != "native":
+        raise Problem(
+            f"search max-batch tries sizes with engine=native, not engine={knobs['engine']}",
+            key="engine",
+            allowed=["native"],
+            nearest="native",
+        )
+    if options.proof_steps < 2:
+        raise Problem(f"--proof-steps {options.proof_steps}: at least 2", key="--proof-steps")
+
+
+def open_search(plan: RunPlan, home: Home, options: Options) -> Path:
+    """The directory of the search that this plan continues, or of a new one, with its first line written."""
+    home.ready()
+    key = key_of(plan)
+    found = None if options.fresh else unfinished(home, key)
+    if found is not None:
+        return found
+    directory, spec, limits = new_search(home, plan.spec.name), plan.spec, limits_of(plan)
+    journal = Journal(directory)
+    journal.write(
+        Asked(
+            search_id=directory.name,
+            key=key,
+            preset=spec.preset,
+            variant=spec.variant,
+            title=spec.title,
+            model=spec.model,
+            data=spec.data,
+            knobs=dict(spec.knobs),
+            changed=list(spec.changed),
+            device=plan.device,
+            world_size=plan.world_size,
+            limits_bytes=list(limits.by_rank),
+            limit_words=limits.words,
+            clock=Clock(monotonic_ns=time.monotonic_ns(), wall_ns=time.time_ns()),
+        )
+    )
+    journal.close()
+    return directory
+
+
+def conduct(
+    directory: Path,
+    plan: RunPlan,
+    home: Home,
+    options: Options,
+    *,
+    on_line: Callable[[AnyLine], None] = lambda line: None,
+    is_cancelled: Callable[[], bool] = lambda: False,
+) -> Ended:
+    """Conduct the search in `directory` to its end, which is returned and on record. `on_line` gets every new line.
+
+    Raises Problem when another process conducts it, and when its device is in use.
+    """
+    with ExitStack() as stack:
+        if not stack.enter_context(exclusive(directory)):
+            raise Problem(
+                f"{directory.name} is being conducted by another process",
+                key=directory.name,
+                advice="--fresh for another search beside it",
+            )
+        conductor = _Conductor(directory, plan, home, options, on_line, is_cancelled)
+        try:
+            return conductor.run()
+        finally:
+            conductor.close()
+
+
+class _Conductor:
+    """One process's part in a search, from taking it up to its end or its interruption."""
+
+    def __init__(
+        self,
+        directory: Path,
+        plan: RunPlan,
+        home: Home,
+        options: Options,
+        on_line: Callable[[AnyLine], None],
+        is_cancelled: Callable[[], bool],
+    ) -> None:
+        self._directory, self._home, self._options = directory, home, options
+        self._on_line, self._is_cancelled = on_line, is_cancelled
+        self._lines = read_journal(directory)
+        self._journal = Journal(directory)
+        asked = next(line for line in self._lines if isinstance(line, Asked))
+        self._plan = replace(limited(plan, tuple(asked.limits_bytes)), search_id=directory.name)
+        self._process: WarmProcess | None = None
+        self._live: Path | None = None
+
+    def run(self) -> Ended:
+        """Take the search up where the journal leaves it."""
+        own = identify(os.getpid())
+        self._write(
+            Conducted(
+                pid=os.getpid(),
+                start_ticks=own.start_ticks if own else -1,
+                boot_id=boot_id(),
+                no_oom=self._options.no_oom,
+                proof_steps=self._options.proof_steps,
+            )
+        )
+        try:
+            self._settle_what_was_left()
+            self._foresee()
+            while True:
+                self._wait_while_paused()
+                step = decide(self._known())
+                ended = self._do(step)
+                if ended is not None:
+                    return self._end(ended)
+        except Interrupted:
+            return self._end(Ended(state="cancelled", reason="the same command continues it"))
+        except Problem as problem:
+            self._end(Ended(state="cancelled", reason=problem.line()))
+            raise
+
+    def close(self) -> None:
+        """End what still runs, whatever happened."""
+        if self._live is not None:
+            end_run(self._live)
+        self._journal.close()
+
+    def _do(self, step: Step) -> Ended | None:
+        """One step; the end if it is the last."""
+        action = step.action if step.action in ("probe", "prove") else "end"
+        self._write(
+            Next(
+                action=action,
+                batch_size=step.batch_size,
+                why=step.why,
+                needs_bytes=step.needs_bytes,
+                fits=list(step.fits),
+                tightest_rank=step.tightest_rank,
+            )
+        )
+        if step.action == "probe" and step.batch_size is not None:
+            return self._probe(step.batch_size)
+        self._end_process()
+        if step.action == "prove" and step.batch_size is not None:
+            self._prove(step.batch_size)
+            return None
+        if step.action == "answer":
+            return Ended(state="answered", reason=step.why, answer=answer(self._known()))
+        if step.action == "nothing_fits":
+            missing = missing_bytes(self._known())
+            changes = changes_that_fit(self._plan, self._known())
+            return Ended(state="nothing_fits", reason=step.why, missing_bytes=missing, changes=changes)
+        return Ended(state="failed", reason=step.why)
+
+    def _foresee(self) -> None:
+        """Have a warm process and a prediction, both at once, before the first size is chosen."""
+        if any(isinstance(line, (Predicted, Probe)) for line in self._lines):
+            return
+        with ThreadPoolExecutor(1) as pool:
+            prediction = pool.submit(predict, self._plan)
+            process = self._warm_process()
+            room = self._ready(process)
+            while not prediction.done():
+                self._check()
+                time.sleep(0.02)
+        if room is not None:
+            limits = self._plan.memory_limit_bytes or tuple(room)
+            self._write(prediction.result().against(self._plan, min(limits)))
+
+    def _ready(self, process: WarmProcess) -> list[int] | None:
+        """What each rank may use, once all stand; None when the process ended before, which is then on record."""
+        said = process.ready()
+        if said is not None:
+            return [line.room_bytes or 0 for _, line in sorted(said.items())]
+        self._live = self._process = None
+        result = process.result
+        assert result is not None
+        if result.state != "oom":
+            raise Problem(_words(result), key=result.run_id, exit_code=4)
+        # Without a batch there is nothing smaller to try: the model itself does not fit.
+        error = result.error
+        self._write(
+            Probe(
+                batch_size=1,
+                outcome="oom",
+                run_id=result.run_id,
+                seconds=result.seconds or 0.0,
+                reason=result.reason,
+                rank=error.rank if error else None,
+                phase=(error.phase if error else None) or "model",
+            )
+        )
+        return None
+
+    def _probe(self, batch_size: int) -> Ended | None:
+        """Try one size in the warm process."""
+        process = self._process
+        if process is None:
+            process = self._warm_process()
+            if self._ready(process) is None:
+                return None
+        began_ns = time.monotonic_ns()
+        said = process.probe(batch_size, STEPS[self._plan.device])
+        seconds = (time.monotonic_ns() - began_ns) / 1e9
+        if said is None:
+            # The run ended without a rank's word: the kernel killed it, or somebody did.
+            self._live = self._process = None
+            result = process.result
+            assert result is not None
+            if result.state in ("stopped", "killed"):
+                raise Interrupted
+            if result.state != "oom":
+                return Ended(state="failed", reason=_words(result))
+            self._write(
+                Probe(
+                    batch_size=batch_size,
+                    outcome="oom",
+                    run_id=result.run_id,
+                    seconds=seconds,
+                    reason=result.reason,
+                    rank=result.error.rank if result.error else None,
+                    phase=result.error.phase if result.error else None,
+                )
+            )
+            return None
+        void = None
+        if self._plan.device == "cuda":
+            uuids = self._plan.device_uuids
+            void = taken_by_others(process.directory, said, process.pids, uuids, began_ns)
+        self._write(probe_of(self._known(), batch_size, process.directory.name, seconds, said, void))
+        if any(line.outcome == "oom" for line in said.values()):
+            process.wait_for_end()
+            self._live = self._process = None
+        elif self._plan.spec.knobs["compile"] != "off":
+            # A compiled step of another size is another program, with memory of its own.
+            self._end_process()
+        return None
+
+    def _prove(self, batch_size: int) -> None:
+        """A normal run of a fresh process, with data; one that an earlier conductor started is followed."""
+        left = self._unfinished_proof()
+        began = time.monotonic()
+        if left is None:
+            steps = self._options.proof_steps
+            knobs = {
+                **self._plan.spec.knobs,
+                "batch_size": batch_size,
+                "steps": steps,
+                "timing_warmup": min(TIMED_WARMUP, steps - 1),
+            }
+            changed = tuple(dict.fromkeys((*self._plan.spec.changed, "batch_size", "steps", "timing_warmup")))
+            spec = replace(self._plan.spec, knobs=knobs, changed=changed)
+            left = self._start(replace(self._plan, spec=spec), "proof")
+        self._live = left
+        result = wait_for_result(left, self._check)
+        self._live = None
+        if result.state in ("stopped", "killed"):
+            raise Interrupted
+        rate = result.throughput.samples_per_s.median
+        proved = result.knobs.get("batch_size")
+        self._write(
+            Proof(
+                batch_size=proved if isinstance(proved, int) else batch_size,
+                run_id=result.run_id,
+                state=result.state,
+                reason=result.reason,
+                peak_allocated_bytes=result.memory.peak_allocated_bytes,
+                samples_per_s=rate,
+                seconds=result.seconds if result.seconds is not None else time.monotonic() - began,
+            )
+        )
+
+    def _warm_process(self) -> WarmProcess:
+        directory = self._start(replace(self._plan, search_id=self._directory.name), "probe")
+        self._process = WarmProcess(directory, self._plan.world_size, self._check)
+        return self._process
+
+    def _start(self, plan: RunPlan, role: str) -> Path:
+        directory = launch.start(replace(plan, role=role), self._home)
+        self._live = directory
+        self._write(Launched(run_id=directory.name, role=role))
+        return directory
+
+    def _end_process(self) -> None:
+        if self._process is not None:
+            self._process.end()
+            self._live = self._process = None
+
+    def _settle_what_was_left(self) -> None:
+        """End the warm process of a conductor that died; a proof that it left behind goes on and is followed."""
+        for line in self._lines:
+            if isinstance(line, Launched):
+                directory = self._home.directory(line.run_id)
+                if line.role == "probe" and read_result(directory) is None and is_alive(directory):
+                    end_run(directory)
+
+    def _unfinished_proof(self) -> Path | None:
+        """The proof that was started and whose end is not on record yet."""
+        ended = {line.run_id for line in self._lines if isinstance(line, Proof)}
+        started = [line.run_id for line in self._lines if isinstance(line, Launched) and line.role == "proof"]
+        for run_id in started[-1:]:
+            directory = self._home.directory(run_id)
+            result = read_result(directory)
+            if run_id not in ended and (
+                is_alive(directory) or (result is not None and result.state in ("finished", "oom"))
+            ):
+                return directory
+        return None
+
+    def _wait_while_paused(self) -> None:
+        """Nothing runs and holds memory during a pause."""
+        mark = self._directory / PAUSE_FILE
+        if not mark.exists():
+            self._check()
+            return
+        self._end_process()
+        self._write(Paused())
+        while mark.exists():
+            self._check()
+            time.sleep(PAUSE_LOOK_S)
+        self._write(Resumed())
+
+    def _check(self) -> None:
+        if self._is_cancelled():
+            raise Interrupted
+
+    def _known(self) -> Known:
+        return known(self._lines, self._options.no_oom)
+
+    def _end(self, ended: Ended) -> Ended:
+        if self._live is not None:
+            end_run(self._live)
+            self._live = self._process = None
+        whole = msgspec.structs.replace(ended, seconds=worked_seconds([*self._lines, ended]))
+        self._write(whole)
+        return whole
+
+    def _write(self, line: AnyLine) -> None:
+        self._journal.write(line)
+        self._lines.append(line)
+        self._on_line(line)
+
+
+def worked_seconds(lines: list[AnyLine]) -> float:
+    """How long conductors worked on a search, pauses and the time between two of them left out."""
+    total_ns, since_ns, last_ns = 0, None, 0
+    for line in lines:
+        if isinstance(line, (Conducted, Paused)) and since_ns is not None:
+            total_ns += (line.t_ns if isinstance(line, Paused) else last_ns) - since_ns
+            since_ns = None
+        if isinstance(line, (Conducted, Resumed)):
+            since_ns = line.t_ns
+        last_ns = line.t_ns
+    if since_ns is not None:
+        total_ns += last_ns - since_ns
+    return total_ns / 1e9
+
+
+def _words(result: Result) -> str:
+    return f"{result.run_id} ended {result.state}: {result.reason}"

@@ -1,0 +1,266 @@
+"""What a search does next: from what its journal holds to one step, with the reason in words. Touches nothing.
+
+The search goes up to the boundary from below: each size it tries is the largest that fits even if the fit through the
+sizes before is off as far as it may be. At the boundary one size is tried that should not fit. So memory runs out
+once, and the largest size that fitted is the answer, which a fresh process then proves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from trainfast_runner.search.fit import NOISE, Fit, Point, fit, largest
+from trainfast_runner.search.journal import AnyLine, Asked, Predicted, Probe, Proof, RankPeaks
+
+MOST = 1 << 20
+"""No batch size above this is tried."""
+MOST_PROBES = 16
+MOST_VOID = 4
+TOLERANCE_SHARE, TOLERANCE_BYTES = 0.03, 48 << 20
+"""A maximum is exact when the smallest size that needs this much more runs out of memory."""
+ALIGNED = 8
+SPARE_PROBES = 3
+"""So many sizes in, a small step more within the tolerance is no longer worth a probe."""
+
+
+@dataclass(frozen=True)
+class Known:
+    """What decides: the question, and every size tried so far. Limits are bytes, by rank, or none on an open GPU."""
+
+    device: str
+    world_size: int
+    limits_bytes: tuple[int, ...] = ()
+    predicted: Predicted | None = None
+    probes: tuple[Probe, ...] = ()
+    proofs: tuple[Proof, ...] = ()
+    no_oom: bool = False
+
+    @property
+    def fitting(self) -> list[Probe]:
+        """The sizes that fitted, smallest first."""
+        return sorted((one for one in self.probes if one.outcome == "fits"), key=lambda one: one.batch_size)
+
+    @property
+    def best(self) -> int:
+        """The largest size that fitted; 0 before any did."""
+        return max((one.batch_size for one in self.fitting), default=0)
+
+    @property
+    def too_large(self) -> int | None:
+        """The smallest size that ran out of memory above those that fitted."""
+        return min((one.batch_size for one in self.probes if one.outcome == "oom"), default=None)
+
+
+@dataclass(frozen=True)
+class Step:
+    """What comes next. `action` is probe, prove, answer, nothing_fits or fail; `needs_bytes` by the fit, if there is
+    one, of the tightest rank."""
+
+    action: str
+    why: str
+    batch_size: int | None = None
+    fits: tuple[Fit, ...] = ()
+    tightest_rank: int | None = None
+    needs_bytes: int | None = None
+
+
+def known(lines: Sequence[AnyLine], no_oom: bool = False) -> Known:
+    """What a journal says so far."""
+    asked = next(line for line in lines if isinstance(line, Asked))
+    predicted = [line for line in lines if isinstance(line, Predicted)]
+    return Known(
+        device=asked.device,
+        world_size=asked.world_size,
+        limits_bytes=tuple(asked.limits_bytes),
+        predicted=predicted[-1] if predicted else None,
+        probes=tuple(line for line in lines if isinstance(line, Probe)),
+        proofs=tuple(line for line in lines if isinstance(line, Proof)),
+        no_oom=no_oom,
+    )
+
+
+def fits_of(known: Known) -> tuple[Fit, ...]:
+    """The fit of each rank; empty before any size fitted."""
+    fitting = known.fitting
+    if not fitting:
+        return ()
+    found = _fits(known, fitting, known.predicted.bytes_per_sample if known.predicted is not None else None)
+    too_large = known.too_large
+    if too_large is not None and len(fitting) == 1 and all(one.surely_fits(too_large) for one in found):
+        # The prediction said that this would fit.
+        found = _fits(known, fitting, None)
+    return found
+
+
+def _fits(known: Known, fitting: Sequence[Probe], slope: float | None) -> tuple[Fit, ...]:
+    found = []
+    for rank in range(known.world_size):
+        points = _points(fitting, rank)
+        limit = _limit(known, rank)
+        if points and limit is not None:
+            found.append(fit(rank, points, limit, NOISE[known.device], slope))
+    return tuple(found)
+
+
+def tightest(fits: Sequence[Fit], batch_size: int) -> Fit:
+    """The fit that leaves the least at this batch size."""
+    return min(fits, key=lambda one: one.limit_bytes - one.need_bytes(batch_size))
+
+
+def decide(known: Known) -> Step:
+    """The next step."""
+    if sum(one.outcome == "void" for one in known.probes) >= MOST_VOID:
+        return Step("fail", f"other processes took memory in {MOST_VOID} probes: nothing can be measured here")
+    fits = fits_of(known)
+    step = _next(known, fits)
+    if not fits or step.batch_size is None:
+        return step
+    size: int = step.batch_size
+    tight = tightest(fits, size)
+    return Step(step.action, step.why, size, fits, tight.rank, round(tight.need_bytes(size)))
+
+
+def _next(known: Known, fits: tuple[Fit, ...]) -> Step:
+    if known.proofs:
+        return _after_proof(known, fits)
+    if not fits:
+        return _first(known)
+    best, too_large = known.best, known.too_large
+    top = ceiling(known, fits, best)
+    if too_large is not None and too_large <= top:
+        return Step("prove", f"{best} fits and {too_large} does not: a fresh process runs {best}, with data", best)
+    tried = sum(one.outcome != "void" for one in known.probes)
+    if tried >= MOST_PROBES:
+        return Step("prove", f"{tried} sizes tried: a fresh process runs the largest that fitted, {best}", best)
+    if too_large is not None:
+        return _between(known, fits, best, too_large)
+    return _upwards(known, fits, tried)
+
+
+def _first(known: Known) -> Step:
+    """The first size, or a smaller one after it did not fit."""
+    too_large = known.too_large
+    if too_large == 1:
+        return Step("nothing_fits", "a batch of 1 does not fit")
+    if too_large is not None:
+        smaller = max(1, too_large // 4)
+        return Step("probe", f"{too_large} does not fit, against the prediction: much smaller", smaller)
+    most = known.predicted.max_batch if known.predicted is not None else None
+    if not most or most < 2:
+        why = "nothing is predicted: the smallest first"
+        if most is not None:
+            why = f"by the prediction {'nothing' if most == 0 else '1 and no more'} fits: the smallest first"
+        return Step("probe", why, 1)
+    half = max(1, min(most, MOST) // 2)
+    return Step(
+        "probe", f"half of what the prediction says fits, {most}: it should do, and shows how true that is", half
+    )
+
+
+def _upwards(known: Known, fits: tuple[Fit, ...], tried: int) -> Step:
+    """Nothing was too large yet."""
+    best = known.best
+    top = ceiling(known, fits, best)
+    target = largest(lambda size: all(one.surely_fits(size) for one in fits), MOST)
+    tight = tightest(fits, max(target, best))
+    if best >= MOST:
+        return Step("prove", f"no size above {MOST} is tried: a fresh process runs {best}", best)
+    certain = any(one.surely_not(top) for one in fits)
+    if target > best and not (certain and tried > SPARE_PROBES):
+        return Step("probe", _why_up(tight, target, len(known.fitting), known), target)
+    # A single point has no slope of its own, and proves nothing of other sizes.
+    if known.no_oom and len(known.fitting) > 1:
+        above = f"{best + 1} would need {_mib(tight.need_bytes(best + 1))} of {_mib(tight.limit_bytes)}"
+        error = f"give or take {_mib(tight.error_at(best + 1))}"
+        return Step("prove", f"{best} fits; by the fit {above}, {error}: a fresh process runs {best}, with data", best)
+    beyond = largest(lambda size: not any(one.surely_not(size) for one in fits), MOST) + 1
+    size = min(max(beyond, best + 1), top)
+    words = f"{best} fits; {size} should not, by {_mib(tight.need_bytes(size) - tight.limit_bytes)}: that is to be seen"
+    if tight.need_bytes(size) <= tight.limit_bytes:
+        words = f"{best} fits; whether {size} does is within the error of the fit"
+    return Step("probe", words, size)
+
+
+def _between(known: Known, fits: tuple[Fit, ...], best: int, too_large: int) -> Step:
+    """Something fitted and something was too large, further apart than the tolerance."""
+    target = largest(lambda size: all(one.surely_fits(size) for one in fits), MOST)
+    if best < target < too_large:
+        return Step("probe", _why_up(tightest(fits, target), target, len(known.fitting), known), target)
+    if sum(one.outcome == "oom" for one in known.probes) == 1:
+        size = largest(lambda size: ceiling(known, fits, size) < too_large, too_large - 1) + 1
+        why = f"{too_large} does not fit: {size} needs as much less as decides it"
+    else:
+        size = (best + too_large) // 2
+        why = f"{too_large} does not fit either: half-way to {best}, which does"
+    return Step("probe", why, min(max(size, best + 1), too_large - 1))
+
+
+def _after_proof(known: Known, fits: tuple[Fit, ...]) -> Step:
+    """The last proof decides: it held, or memory ran out in it and a smaller one is proved."""
+    last = known.proofs[-1]
+    if last.state == "finished":
+        return Step("answer", f"a fresh process finished with {last.batch_size}", last.batch_size)
+    if last.state != "oom":
+        return Step("fail", f"the proof of {last.batch_size} ended otherwise: {last.state}: {last.reason}")
+    if last.batch_size == 1:
+        return Step("nothing_fits", "a batch of 1 does not fit in a fresh process")
+    room = ceiling(known, fits, last.batch_size) - last.batch_size if fits else 1
+    smaller = max(1, last.batch_size - max(1, room // 2))
+    return Step(
+        "prove", f"{last.batch_size} ran out of memory in a fresh process: {smaller} is proved instead", smaller
+    )
+
+
+def ceiling(known: Known, fits: tuple[Fit, ...], best: int) -> int:
+    """The smallest size above `best` that must run out of memory for `best` to be the maximum.
+
+    On a GPU the next aligned size; on a CPU the one that needs 3 % more, or 48 MiB where that is more.
+    """
+    if known.device == "cuda":
+        return (best // ALIGNED + 1) * ALIGNED
+    tight = tightest(fits, best)
+    more = max(TOLERANCE_SHARE * tight.need_bytes(best), TOLERANCE_BYTES)
+    return largest(lambda size: tight.need_bytes(size) < tight.need_bytes(best) + more, MOST) + 1
+
+
+def _points(fitting: Sequence[Probe], rank: int) -> list[Point]:
+    """A rank's peaks by batch size, raised by what its limit counts beyond them."""
+    found: dict[int, Point] = {}
+    beyond = 0
+    for probe in fitting:
+        peaks = next((one for one in probe.ranks if one.rank == rank), None)
+        if peaks is None or not peaks.phase_peaks:
+            continue
+        beyond = _beyond(peaks, beyond)
+        raised = {phase: peak + beyond for phase, peak in peaks.phase_peaks.items()}
+        found[probe.batch_size] = Point(probe.batch_size, raised)
+    return list(found.values())
+
+
+def _beyond(peaks: RankPeaks, before: int) -> int:
+    if peaks.limit_peak_bytes is None:
+        return before
+    return max(0, peaks.limit_peak_bytes - max(peaks.phase_peaks.values()))
+
+
+def _limit(known: Known, rank: int) -> int | None:
+    """The rank's limit; without one what it said it may use when it was last asked."""
+    if known.limits_bytes:
+        return known.limits_bytes[min(rank, len(known.limits_bytes) - 1)]
+    rooms = [one.room_bytes for probe in known.probes for one in probe.ranks if one.rank == rank and one.room_bytes]
+    return rooms[-1] if rooms else None
+
+
+def _why_up(tight: Fit, target: int, points: int, known: Known) -> str:
+    needs = f"{_mib(tight.need_bytes(target))} of {_mib(tight.limit_bytes)}"
+    on = f" on rank {tight.rank}" if known.world_size > 1 else ""
+    if points > 1:
+        return f"by the fit {target} fits even if it is off by {_mib(tight.error_at(target))}: it needs {needs}{on}"
+    if known.predicted is not None and known.predicted.bytes_per_sample is not None:
+        return f"with the predicted growth per sample from here {target} fits: it needs {needs}{on}"
+    return f"{target} fits even if all memory grows with the batch: {needs}{on}"
+
+
+def _mib(size: float) -> str:
+    return f"{size / 2**20:,.0f} MiB"

@@ -1,0 +1,41 @@
+"""What the memory model says before the first size is tried, or why it says nothing."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from trainfast_runner.launch import RunPlan
+from trainfast_runner.memory_model import MemoryModel, cached_model, trace_model
+from trainfast_runner.problem import Problem
+from trainfast_runner.search.journal import Predicted
+
+
+@dataclass(frozen=True)
+class Foresight:
+    """The memory model of a search's training; None, with the reason, where there is none."""
+
+    model: MemoryModel | None
+    reason: str = ""
+
+    def against(self, plan: RunPlan, limit_bytes: int) -> Predicted:
+        """What it says of the largest batch under a limit of bytes a rank."""
+        if self.model is None:
+            return Predicted(reason=f"no prediction, the sizes are found by trying: {self.reason}")
+        most = self.model.max_batch(plan.spec, plan.world_size, limit_bytes)
+        knobs = {**plan.spec.knobs, "batch_size": most or 1}
+        there = self.model.predict(replace(plan.spec, knobs=knobs), plan.world_size)
+        return Predicted(
+            fixed_bytes=there.fixed_bytes,
+            bytes_per_sample=there.bytes_per_sample,
+            max_batch=most or 0,
+            basis=there.basis,
+        )
+
+
+def predict(plan: RunPlan) -> Foresight:
+    """The memory model of this plan: remembered, or traced now, which takes seconds."""
+    try:
+        found = cached_model(plan.spec, plan.device, plan.python)
+        return Foresight(found if found is not None else trace_model(plan.spec, plan.device, plan.python))
+    except Problem as problem:
+        return Foresight(None, problem.message)

@@ -1,0 +1,158 @@
+"""The runs of a search: the warm process that tries sizes, and how any of them is ended."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+
+from trainfast_runner.home import read_result
+from trainfast_runner.json_lines import Appender, Tail
+from trainfast_runner.problem import Problem
+from trainfast_runner.records import Count, Result
+from trainfast_runner.recovery import state_of
+from trainfast_runner.run_records import rank_file
+from trainfast_runner.stopping import kill_now, request_stop, stop_unsupervised
+
+CONTROL_FILE = "control.jsonl"
+LOOK_EVERY_S = 0.02
+STATE_EVERY_S = 0.25
+STOPS_WITHIN_S = 10.0
+
+
+class Interrupted(Exception):
+    """The search is to stop now: its run is to be ended and nothing more begun."""
+
+
+class ProbeLine(msgspec.Struct, frozen=True, kw_only=True):
+    """A line of `worker.jsonl` as far as a search reads it: of kind probing (ready), probe, or started."""
+
+    t_ns: Count
+    kind: str
+    pid: Count | None = None
+    number: int | None = None
+    outcome: str | None = None
+    rank: int | None = None
+    phase: str | None = None
+    message: str | None = None
+    seconds: float | None = None
+    phase_peaks: dict[str, int] = {}
+    peak_allocated_bytes: Count | None = None
+    peak_reserved_bytes: Count | None = None
+    limit_peak_bytes: Count | None = None
+    room_bytes: Count | None = None
+    room_after_bytes: Count | None = None
+    alloc_retries: Count | None = None
+    samples: Count | None = None
+    step_ms: list[float] = []
+
+
+class Order(msgspec.Struct, frozen=True, kw_only=True):
+    """A line of `control.jsonl`: `do` is probe or end."""
+
+    do: str
+    batch_size: int = 0
+    steps: int = 0
+
+
+class WarmProcess:
+    """The run that tries sizes. `check` is called while waiting and may raise Interrupted."""
+
+    def __init__(self, directory: Path, world_size: int, check: Callable[[], None]) -> None:
+        self.directory = directory
+        self.result: Result | None = None
+        """Set once the run has ended."""
+        self._check = check
+        self._tails = [Tail(rank_file(directory, "worker", rank), ProbeLine) for rank in range(world_size)]
+        self._control = Appender(directory / CONTROL_FILE)
+        self._asked = 0
+        self._ready: dict[int, ProbeLine] = {}
+        self._answers: dict[int, dict[int, ProbeLine]] = {}
+        self.pids: set[int] = set()
+
+    def ready(self) -> dict[int, ProbeLine] | None:
+        """Wait until every rank stands and give what each said; None when the run ended before."""
+        return self._wait(lambda: len(self._ready) == len(self._tails), lambda: self._ready)
+
+    def probe(self, batch_size: int, steps: int) -> dict[int, ProbeLine] | None:
+        """Try a size: what each rank said, or only one where memory ran out; None when the run ended without a word."""
+        self._asked += 1
+        number = self._asked
+        self._control.write(Order(do="probe", batch_size=batch_size, steps=steps))
+
+        def over() -> bool:
+            said = self._answers.get(number, {})
+            return len(said) == len(self._tails) or any(line.outcome == "oom" for line in said.values())
+
+        return self._wait(over, lambda: self._answers[number])
+
+    def end(self) -> None:
+        """No more sizes: wait until the run is over."""
+        if self.result is None:
+            self._control.write(Order(do="end"))
+            self.wait_for_end()
+        self._control.close()
+
+    def wait_for_end(self) -> Result:
+        """The result, once it is there."""
+        self._wait(lambda: False, lambda: {})
+        assert self.result is not None
+        return self.result
+
+    def _wait(self, over: Callable[[], bool], said: Callable[[], dict[int, ProbeLine]]) -> dict[int, ProbeLine] | None:
+        looked = 0.0
+        while True:
+            # First whether it has ended, then what it wrote: all of it is then there.
+            ended = False
+            if time.monotonic() - looked > STATE_EVERY_S:
+                looked = time.monotonic()
+                ended = state_of(self.directory).ended
+            self._read()
+            if over():
+                return said()
+            if ended:
+                self.result = read_result(self.directory)
+                if self.result is not None:
+                    return None
+            self._check()
+            time.sleep(LOOK_EVERY_S)
+
+    def _read(self) -> None:
+        for rank, tail in enumerate(self._tails):
+            for line in tail.new():
+                if line.kind == "started" and line.pid is not None:
+                    self.pids.add(line.pid)
+                elif line.kind == "probing":
+                    self._ready[rank] = line
+                elif line.kind == "probe" and line.number is not None:
+                    self._answers.setdefault(line.number, {})[rank] = line
+
+
+def wait_for_result(directory: Path, check: Callable[[], None]) -> Result:
+    """The result of a run, once it has ended."""
+    while True:
+        if state_of(directory).ended:
+            result = read_result(directory)
+            if result is None:
+                raise Problem(f"{directory.name} has no readable result", key=directory.name, exit_code=5)
+            return result
+        check()
+        time.sleep(STATE_EVERY_S)
+
+
+def end_run(directory: Path) -> None:
+    """Stop a run that is live and wait until nothing of it is left; SIGKILL after 10 s."""
+    deadline = time.monotonic() + STOPS_WITHIN_S
+    try:
+        if not request_stop(directory):
+            stop_unsupervised(directory, STOPS_WITHIN_S)
+            return
+        while not state_of(directory).ended:
+            if time.monotonic() > deadline:
+                kill_now(directory)
+                deadline = float("inf")
+            time.sleep(LOOK_EVERY_S)
+    except Problem:
+        return  # it ended by itself meanwhile

@@ -1,0 +1,58 @@
+"""The searches of a home: which one a command continues, and where a new one goes."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import secrets
+import time
+from pathlib import Path
+
+import msgspec
+
+from trainfast_runner.home import STAMP, Home, home_problem
+from trainfast_runner.launch import RunPlan
+from trainfast_runner.search.journal import JOURNAL_FILE, Asked, Ended, read_journal
+
+FREE_KNOBS = ("batch_size", "steps", "timing_warmup")
+"""What a search sets itself; two commands that differ in these only ask the same."""
+
+
+def key_of(plan: RunPlan) -> str:
+    """What tells one search from another: model, data, knobs, the devices and the versions it runs with."""
+    knobs = {name: value for name, value in plan.spec.knobs.items() if name not in FREE_KNOBS}
+    asked = (plan.spec.model, plan.spec.data, knobs, plan.device, plan.device_uuids, plan.python, plan.versions)
+    return hashlib.sha256(msgspec.json.encode(asked, order="deterministic")).hexdigest()[:16]
+
+
+def unfinished(home: Home, key: str) -> Path | None:
+    """The newest search of this key that has no answer yet, to be continued."""
+    for directory in reversed(search_directories(home)):
+        lines = read_journal(directory)
+        if lines and isinstance(lines[0], Asked) and lines[0].key == key:
+            ended = next((line for line in reversed(lines) if isinstance(line, Ended)), None)
+            return directory if ended is None or ended.state == "cancelled" else None
+    return None
+
+
+def search_directories(home: Home) -> list[Path]:
+    """Every search of a home, oldest first."""
+    try:
+        with os.scandir(home.path / "searches") as entries:
+            names = sorted(entry.name for entry in entries if os.path.exists(os.path.join(entry.path, JOURNAL_FILE)))
+    except OSError:
+        return []
+    return [home.path / "searches" / name for name in names]
+
+
+def new_search(home: Home, name: str) -> Path:
+    """A new, empty search directory, its id made as a run's. Raises Problem when the home cannot be written."""
+    word = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")[:40] or "search"
+    directory = home.path / "searches" / f"{time.strftime(STAMP, time.gmtime())}-{word}-{secrets.token_hex(2)}"
+    try:
+        directory.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        directory.mkdir(mode=0o700)
+    except OSError as error:
+        raise home_problem(home.path, error) from None
+    return directory

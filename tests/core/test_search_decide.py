@@ -1,0 +1,220 @@
+"""The search's decisions against simulated devices: exact, few probes, and memory runs out once."""
+
+from __future__ import annotations
+
+import os
+import random
+from dataclasses import dataclass, replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from trainfast_runner.search.answer import aligned, answer
+from trainfast_runner.search.decide import TOLERANCE_BYTES, TOLERANCE_SHARE, Known, decide
+from trainfast_runner.search.journal import Predicted, Probe, Proof, RankPeaks
+
+MIB = 1 << 20
+
+
+@dataclass(frozen=True)
+class Device:
+    """Ranks with limits, and a training whose phases are affine in the batch; peaks scatter and come in blocks."""
+
+    fixed: float
+    per_sample: float
+    optimizer: float
+    limits: tuple[int, ...]
+    block: int = 1
+    scatter: int = 0
+    seed: int = 0
+    kind: str = "cpu"
+
+    def peaks(self, rank: int, batch: int) -> dict[str, int]:
+        chance = random.Random(f"{self.seed} {rank} {batch}")
+        exact = {"forward_backward": self.fixed + batch * self.per_sample, "optimizer": self.optimizer}
+        return {
+            phase: int(-(-value // self.block) * self.block + chance.uniform(0, self.scatter))
+            for phase, value in exact.items()
+        }
+
+    def fits(self, batch: int) -> bool:
+        return all(max(self.peaks(rank, batch).values()) <= limit for rank, limit in enumerate(self.limits))
+
+    def probe(self, batch: int) -> Probe:
+        ranks = [
+            RankPeaks(
+                rank=rank,
+                phase_peaks=self.peaks(rank, batch),
+                limit_peak_bytes=max(self.peaks(rank, batch).values()),
+                room_bytes=limit,
+            )
+            for rank, limit in enumerate(self.limits)
+        ]
+        outcome = "fits" if self.fits(batch) else "oom"
+        return Probe(
+            batch_size=batch,
+            outcome=outcome,
+            run_id="r",
+            seconds=1.0,
+            ranks=ranks if outcome == "fits" else [],
+            samples_per_s=10.0,
+        )
+
+    def is_exact(self, batch: int) -> bool:
+        """`batch` fits, and the smallest size that needs the tolerance more on the tightest rank does not."""
+        need = max(self.peaks(0, batch).values())
+        more = batch + 1
+        while max(self.peaks(0, more).values()) < need + max(TOLERANCE_SHARE * need, TOLERANCE_BYTES):
+            more += 1
+        return self.fits(batch) and not self.fits(more)
+
+
+def search(device: Device, predicted: Predicted | None = None, no_oom: bool = False) -> Known:
+    """The whole search; what is known at its end."""
+    known = Known(
+        device=device.kind,
+        world_size=len(device.limits),
+        limits_bytes=device.limits,
+        predicted=predicted,
+        no_oom=no_oom,
+    )
+    for _ in range(40):
+        step = decide(known)
+        if step.action == "probe":
+            assert step.batch_size is not None
+            known = replace(known, probes=(*known.probes, device.probe(step.batch_size)))
+        elif step.action == "prove":
+            assert step.batch_size is not None
+            state = "finished" if device.fits(step.batch_size) else "oom"
+            proof = Proof(batch_size=step.batch_size, run_id="p", state=state, seconds=1.0)
+            known = replace(known, proofs=(*known.proofs, proof))
+        else:
+            return known
+    raise AssertionError("the search does not end")
+
+
+def ooms(known: Known) -> int:
+    return sum(probe.outcome == "oom" for probe in known.probes)
+
+
+devices = st.builds(
+    Device,
+    fixed=st.floats(20 * MIB, 1500 * MIB),
+    per_sample=st.floats(1 * MIB, 400 * MIB),
+    optimizer=st.floats(0, 1500 * MIB),
+    limits=st.tuples(st.integers(2000 * MIB, 12000 * MIB)),
+    block=st.sampled_from([1, 4096, MIB, 2 * MIB]),
+    scatter=st.integers(0, 2 * MIB),
+    seed=st.integers(0, 1 << 30),
+)
+
+
+@settings(max_examples=int(os.environ.get("EX", "60")), deadline=None)
+@given(device=devices)
+def test_without_a_prediction_it_is_exact_in_six_probes_and_one_oom(device: Device) -> None:
+    known = search(device)
+    assert known.proofs[-1].state == "finished"
+    assert device.is_exact(known.proofs[-1].batch_size)
+    assert len(known.probes) <= 6, [(probe.batch_size, probe.outcome) for probe in known.probes]
+    assert ooms(known) <= 1
+
+
+@settings(max_examples=int(os.environ.get("EX", "60")), deadline=None)
+@given(device=devices, slope=st.floats(0.9, 1.1), fixed=st.floats(0.85, 1.15))
+def test_with_a_prediction_that_is_somewhat_off_as_well(device: Device, slope: float, fixed: float) -> None:
+    per_sample, base = device.per_sample * slope, device.fixed * fixed
+    most = max(0, int((device.limits[0] - max(base, 0)) / per_sample))
+    predicted = Predicted(fixed_bytes=int(base), bytes_per_sample=int(per_sample), max_batch=most)
+    known = search(device, predicted)
+    assert device.is_exact(known.proofs[-1].batch_size)
+    assert len(known.probes) <= 6
+    assert ooms(known) <= 1
+
+
+@settings(max_examples=int(os.environ.get("EX", "40")), deadline=None)
+@given(device=devices, nonsense=st.integers(1, 5000))
+def test_with_a_prediction_that_is_nonsense_it_is_still_exact(device: Device, nonsense: int) -> None:
+    predicted = Predicted(fixed_bytes=0, bytes_per_sample=max(1, device.limits[0] // nonsense), max_batch=nonsense)
+    known = search(device, predicted)
+    assert device.is_exact(known.proofs[-1].batch_size)
+
+
+@settings(max_examples=int(os.environ.get("EX", "40")), deadline=None)
+@given(device=devices, second=st.integers(1900 * MIB, 12000 * MIB))
+def test_the_tightest_of_two_ranks_decides_and_is_named(device: Device, second: int) -> None:
+    both = replace(device, limits=(device.limits[0], second))
+    known = search(both)
+    if not known.proofs:
+        assert not both.fits(1)
+        return
+    found = answer(known)
+    assert both.fits(found.max_batch)
+    assert ooms(known) <= 1
+    if abs(device.limits[0] - second) > 64 * MIB:
+        assert found.tightest_rank == (0 if device.limits[0] < second else 1)
+
+
+@settings(max_examples=int(os.environ.get("EX", "40")), deadline=None)
+@given(device=devices)
+def test_no_oom_means_that_memory_never_runs_out(device: Device) -> None:
+    known = search(device, no_oom=True)
+    best = known.proofs[-1].batch_size
+    # One size alone says nothing of the next: 2 is always tried.
+    assert ooms(known) == 0 or best == 1
+    assert device.is_exact(best)
+
+
+@settings(max_examples=40, deadline=None)
+@given(device=devices)
+def test_on_a_gpu_the_next_aligned_size_is_the_one_that_does_not_fit(device: Device) -> None:
+    gpu = replace(device, kind="cuda", limits=(device.limits[0] * 8,))
+    known = search(gpu)
+    best = known.proofs[-1].batch_size
+    assert gpu.fits(best)
+    assert not gpu.fits((best // 8 + 1) * 8)
+    assert ooms(known) <= 1
+
+
+def test_a_batch_of_one_that_does_not_fit_ends_the_search() -> None:
+    known = search(Device(fixed=3000 * MIB, per_sample=MIB, optimizer=0, limits=(2048 * MIB,)))
+    assert [probe.batch_size for probe in known.probes] == [1]
+    assert decide(known).action == "nothing_fits"
+
+
+def test_a_void_probe_is_repeated() -> None:
+    device = Device(fixed=100 * MIB, per_sample=10 * MIB, optimizer=0, limits=(2048 * MIB,))
+    known = Known(device="cpu", world_size=1, limits_bytes=device.limits)
+    first = decide(known).batch_size
+    void = Probe(batch_size=1, outcome="void", run_id="r", seconds=1.0)
+    assert decide(replace(known, probes=(void,))).batch_size == first == 1
+    assert decide(replace(known, probes=(void,) * 4)).action == "fail"
+
+
+def test_a_proof_that_runs_out_of_memory_is_stepped_down_from() -> None:
+    device = Device(fixed=100 * MIB, per_sample=10 * MIB, optimizer=0, limits=(2048 * MIB,))
+    known = search(device)
+    first = known.proofs[-1].batch_size
+    oom = Proof(batch_size=first, run_id="p", state="oom", seconds=1.0)
+    step = decide(replace(known, proofs=(oom,)))
+    assert step.action == "prove"
+    assert step.batch_size is not None
+    assert step.batch_size < first
+    assert "fresh process" in step.why
+
+
+def test_the_answer_names_limits_margins_and_the_fastest() -> None:
+    device = Device(fixed=100 * MIB, per_sample=10 * MIB, optimizer=0, limits=(2048 * MIB,))
+    found = answer(search(device))
+    assert found.max_batch in range(189, 195)
+    assert found.aligned_batch == found.max_batch // 8 * 8
+    assert found.recommended_batch < found.max_batch
+    assert found.phase == "forward_backward"
+    assert found.bytes_per_sample == pytest.approx(10 * MIB, rel=0.02)
+    assert found.headroom_bytes == 2048 * MIB - (100 + 10 * found.max_batch) * MIB
+    assert "ran out of memory" in found.certainty
+    assert "leaves" in found.recommended_why
+
+
+def test_aligned_is_a_multiple_of_8_and_of_64_where_that_costs_little() -> None:
+    assert [aligned(size) for size in (7, 8, 23, 511, 512, 600)] == [None, 8, 16, 504, 512, 576]

@@ -1,0 +1,196 @@
+"""`search max-batch`: the largest batch that fits, found by probing and proved in a fresh process."""
+
+from __future__ import annotations
+
+import argparse
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from trainfast_runner.home import Home
+    from trainfast_runner.launch import RunPlan
+    from trainfast_runner.search.conduct import Options
+    from trainfast_runner.search.journal import AnyLine, Ended
+    from trainfast_tui.cli.following import Signals
+    from trainfast_tui.cli.progress import Progress
+
+EXIT_CODES = {"answered": 0, "nothing_fits": 3, "failed": 4, "cancelled": 130}
+
+
+def add(parser: argparse.ArgumentParser) -> None:
+    """The arguments of the command."""
+    from trainfast_tui.cli.run import add_settings
+
+    parser.add_argument("preset", metavar="PRESET", help="a name, NAME/VARIANT, or a path ending in .toml")
+    add_settings(parser)
+    parser.add_argument(
+        "--no-oom",
+        action="store_true",
+        help="never run out of memory on purpose: stop where the fit says that no more fits",
+    )
+    parser.add_argument(
+        "--proof-steps", type=int, default=10, metavar="N", help="steps of the run that proves the answer (10)"
+    )
+    parser.add_argument("--fresh", action="store_true", help="begin anew instead of continuing an unfinished search")
+    parser.add_argument("--wait", action="store_true", help="wait while another run uses the device")
+    parser.add_argument("--cool-to", type=float, metavar="C", help="wait until the GPUs are below C degrees Celsius")
+    parser.add_argument("--python", metavar="PATH", help="train with this Python, whatever torch it has")
+    parser.add_argument("--json", action="store_true", help="print the answer as one JSON object, the last line")
+    parser.epilog = "Ctrl-C cancels; the same command then continues. The search itself sets batch_size and steps."
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Search, and print what was found."""
+    from trainfast_runner import launch
+    from trainfast_runner.home import Home
+    from trainfast_runner.search.conduct import Options, check_plan, open_search
+    from trainfast_runner.spec import resolve
+    from trainfast_tui.cli.following import caught
+    from trainfast_tui.cli.progress import said_when_slow
+    from trainfast_tui.cli.run import wait_for_device
+
+    home = Home().ready()
+    options = Options(no_oom=arguments.no_oom, proof_steps=arguments.proof_steps, fresh=arguments.fresh)
+    spec = resolve(arguments.preset, arguments.settings)
+    with said_when_slow("checking…"):
+        plan = launch.plan(spec, arguments.python)
+    check_plan(plan, options)
+    if arguments.wait:
+        wait_for_device(plan, home)
+    if arguments.cool_to is not None:
+        from trainfast_tui.cli.cooling import wait_until_cool
+
+        wait_until_cool(plan, arguments.cool_to)
+    directory = open_search(plan, home, options)
+    with caught() as signals:
+        ended = _conducted(directory, plan, home, options, signals)
+    _report(directory, ended, arguments.json)
+    return EXIT_CODES[ended.state]
+
+
+def _conducted(directory: Path, plan: RunPlan, home: Home, options: Options, signals: Signals) -> Ended:
+    """Conduct the search, every line of its journal told on stderr as it is written."""
+    from trainfast_runner.search.conduct import conduct
+    from trainfast_runner.search.control import resume
+    from trainfast_tui.cli.progress import Progress
+
+    resume(directory)
+    progress = Progress()
+    teller = _Teller(progress)
+    try:
+        return conduct(
+            directory,
+            plan,
+            home,
+            options,
+            on_line=teller.tell,
+            is_cancelled=lambda: bool(signals.interrupts or signals.hung_up),
+        )
+    finally:
+        progress.close()
+
+
+class _Teller:
+    """Says what a search does, one sentence a line."""
+
+    def __init__(self, progress: Progress) -> None:
+        self._progress = progress
+
+    def tell(self, line: AnyLine) -> None:
+        """A line of the journal in words; those that say nothing new to a person are left out."""
+        from trainfast_tui.format import plain
+
+        words = self._words(line)
+        if words:
+            self._progress.say(plain(words))
+        if type(line).__name__ == "Next" and getattr(line, "action", "") != "end":
+            self._progress.waiting(f"{'proving' if line.action == 'prove' else 'trying'} {line.batch_size}…")  # type: ignore[union-attr]
+
+    def _words(self, line: AnyLine) -> str:
+        from trainfast_runner.search import journal
+        from trainfast_tui.format import duration, milliseconds, per_second, size
+
+        match line:
+            case journal.Predicted(max_batch=None):
+                return line.reason
+            case journal.Predicted():
+                return f"predicted: up to {line.max_batch} ({line.basis})"
+            case journal.Next(action="end"):
+                return ""
+            case journal.Next():
+                return f"{line.action} {line.batch_size}: {line.why}"
+            case journal.Probe(outcome="fits"):
+                rate = per_second(line.samples_per_s, "samples")
+                peak = size(line.peak_allocated_bytes)
+                return f"  {line.batch_size} fits: peak {peak}, {milliseconds(line.step_ms)} a step, {rate}"
+            case journal.Probe():
+                what = "ran out of memory" if line.outcome == "oom" else "is void"
+                where = f" in {line.phase}" if line.phase else ""
+                return f"  {line.batch_size} {what}{where}: {line.reason}"
+            case journal.Proof():
+                return f"  {line.batch_size} {line.state} in a fresh process, {duration(line.seconds)}: {line.run_id}"
+            case journal.Paused():
+                return "paused"
+            case journal.Resumed():
+                return "going on"
+        return ""
+
+
+def _report(directory: Path, ended: Ended, as_json: bool) -> None:
+    from trainfast_runner.search.report import report
+    from trainfast_tui.cli.output import pairs, print_json, say
+
+    found = report(directory)
+    if as_json:
+        print_json(found)
+        return
+    if ended.answer is None:
+        for line in _without_answer(directory, ended):
+            say(line)
+        return
+    for line in pairs(_rows(found)):
+        say(line)
+
+
+def _rows(found: dict[str, Any]) -> list[tuple[str, str]]:
+    from trainfast_tui.format import duration, per_second, size
+
+    on = f" on rank {found['tightest_rank']}, the tightest" if found["world_size"] > 1 else ""
+    model = found["model"]
+    fastest = found["fastest"]
+    rows = [
+        ("largest batch", f"{found['max_batch']}, proved by {found['proof_run_id']}; {found['certainty']}"),
+        ("leaves free", f"{size(found['headroom_bytes'])} of {size(found['limit_bytes'])} ({found['limit']}){on}"),
+        ("aligned", str(found["aligned_batch"]) if found["aligned_batch"] else "none below 8"),
+        ("recommended", f"{found['recommended_batch']}: {found['recommended_reason']}"),
+        (
+            "memory",
+            f"{size(model['fixed_bytes'])} and {size(model['bytes_per_sample'])} a sample in {model['phase']}",
+        ),
+    ]
+    if fastest is not None:
+        rows.append(("fastest tried", f"{fastest['batch_size']}, {per_second(fastest['samples_per_s'], 'samples')}"))
+    tried = [probe for probe in found["probes"] if probe["outcome"] != "void"]
+    out = sum(probe["outcome"] == "oom" for probe in tried)
+    rows.append(("took", f"{duration(found['seconds'])}, {len(tried)} sizes tried, memory ran out {_times(out)}"))
+    return rows
+
+
+def _times(count: int) -> str:
+    return {0: "never", 1: "once"}.get(count, f"{count} times")
+
+
+def _without_answer(directory: Path, ended: Ended) -> list[str]:
+    from trainfast_tui.format import plain, size
+
+    if ended.state == "cancelled":
+        return [f"cancelled; the same command continues {directory.name}"]
+    lines = [ended.reason]
+    if ended.missing_bytes is not None:
+        lines = [f"{ended.reason}: at least {size(ended.missing_bytes)} are missing"]
+    for change in ended.changes:
+        settings = " ".join(f"{knob}={value}" for knob, value in change.settings.items())
+        needs = f", would need {size(change.predicted_bytes)}" if change.predicted_bytes is not None else ""
+        lines.append(f"  --set {settings}: {change.words}{needs}" + (f"; {change.costs}" if change.costs else ""))
+    return [plain(line) for line in lines]
