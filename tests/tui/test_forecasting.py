@@ -9,21 +9,23 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
-from recorded import GIB, MIB, START_NS, S, a_gpu, a_run, write_lines
+from recorded import GIB, MIB, START_NS, S, a_gpu, a_run, a_tick, write_lines
 from still import CPU, StillApp, a_snapshot, own_supervisor
 from textual.message import Message
 
 from trainfast_runner import memory_model
-from trainfast_runner.home import Home
+from trainfast_runner.home import Home, read_run_file
 from trainfast_runner.machine import Machine
 from trainfast_runner.memory_model import Prediction, Untraceable
 from trainfast_runner.records import Event
 from trainfast_runner.spec import RunSpec, resolve
 from trainfast_runner.training_python import GivenUp
 from trainfast_tui.forecast import MemoryView, Room
-from trainfast_tui.forecasting import NOT_NOW, Forecaster, Question, room_of
+from trainfast_tui.forecasting import NOT_NOW, Forecaster, Question, question_about, room_of
 from trainfast_tui.messages import MemoryForeseen, SnapshotTaken
+from trainfast_tui.next_run import of_preset
 
 
 class TenMiBASample:
@@ -219,6 +221,31 @@ def test_the_room_is_the_limit_the_fullest_gpu_or_a_share_of_the_host() -> None:
     assert room_of(Question(ddp, CPU, 4 * GIB, True), 2) == Room(2 * GIB, "free, shared by 2 processes")
     tight = resolve("tiny-llama", ["strategy=ddp", "devices=2", "memory_limit=2GiB+1536MiB"])
     assert room_of(Question(tight, CPU, None, True), 2) == Room(1536 * MIB, "memory_limit")
+
+
+def test_what_a_live_run_holds_is_free_again_for_the_next_one(home: Home, hold: Callable[[Path], None]) -> None:
+    gpus = (a_gpu(0), a_gpu(1))
+    machine = Machine(device="cuda", gpus=gpus, nvml_gpus=gpus, cores=2)
+    ended = a_snapshot(a_run(home, gpus=2), ticks=(a_tick(30, gpus=2, live=False),))
+    idle = question_about(of_preset("tiny-llama"), machine, ended, may_trace=True)
+    assert idle is not None
+    assert [gpu.memory_free_bytes for gpu in idle.machine.gpus] == [78 * GIB, 77 * GIB]
+    directory = a_run(home, "20261121-060000-tiny-llama-0001", gpus=2, with_result=False)
+    hold(directory)
+    run = read_run_file(directory)
+    assert run is not None
+    used_before = {gpus[0].uuid or "": GIB}
+    (directory / "run.json").write_bytes(
+        msgspec.json.encode(msgspec.structs.replace(run, used_before_bytes=used_before))
+    )
+    live = question_about(of_preset("tiny-llama"), machine, a_snapshot(directory, second=23), may_trace=False)
+    assert live is not None
+    assert [gpu.memory_free_bytes for gpu in live.machine.gpus] == [(78 + 60) * GIB, 77 * GIB]
+    tick = a_tick(30, live=True)
+    assert tick.host.run is not None
+    free = (tick.host.memory_total_bytes or 0) - (tick.host.memory_used_bytes or 0)
+    assert live.free_bytes is not None
+    assert live.free_bytes > free, "the run's own memory counts as free"
 
 
 async def test_every_turn_of_a_knob_asks_once_and_a_live_run_forbids_the_trace(

@@ -5,9 +5,10 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+import msgspec
 from textual.message import Message
 
 from trainfast_runner.problem import Problem
@@ -15,9 +16,11 @@ from trainfast_tui.forecast import Forecast, MemoryView, Room
 from trainfast_tui.messages import Broke, MemoryForeseen
 
 if TYPE_CHECKING:
+    from trainfast_runner.follow import RunSnapshot
     from trainfast_runner.machine import Machine
     from trainfast_runner.memory_model import MemoryModel
     from trainfast_runner.spec import RunSpec
+    from trainfast_runner.telemetry.readings import Tick
     from trainfast_tui.next_run import NextRun
     from trainfast_tui.snapshot import Snapshot
 
@@ -41,11 +44,36 @@ def question_about(
     """What there is to ask about the next run; None while it or the machine is unknown."""
     if next_run is None or machine is None:
         return None
-    host = snapshot.tick.host if snapshot is not None and snapshot.tick is not None else None
-    free = None
-    if host is not None and host.memory_total_bytes is not None and host.memory_used_bytes is not None:
-        free = max(0, host.memory_total_bytes - host.memory_used_bytes)
-    return Question(next_run.spec, machine, free, may_trace)
+    tick = snapshot.tick if snapshot is not None else None
+    if tick is None:
+        return Question(next_run.spec, machine, None, may_trace)
+    run = snapshot.run if snapshot is not None else None
+    live = run if run is not None and run.is_live else None
+    return Question(next_run.spec, _with_free(machine, tick, live), _host_free(tick, live), may_trace)
+
+
+def _host_free(tick: Tick, live: RunSnapshot | None) -> int | None:
+    """What the host has free; what a live run holds is free again when the next one starts."""
+    host = tick.host
+    if host is None or host.memory_total_bytes is None or host.memory_used_bytes is None:
+        return None
+    held = host.run.memory_rss_bytes if live is not None and host.run is not None else None
+    return max(0, host.memory_total_bytes - host.memory_used_bytes + (held or 0))
+
+
+def _with_free(machine: Machine, tick: Tick, live: RunSnapshot | None) -> Machine:
+    """The machine with what its GPUs have free now, or had before the live run."""
+    now = {device.uuid: device for device in tick.devices if device.uuid}
+    before = live.run.used_before_bytes if live is not None and live.run is not None else {}
+    gpus = []
+    for gpu in machine.gpus:
+        seen = now.get(gpu.uuid or "")
+        if seen is not None and seen.memory_free_bytes is not None:
+            used, old = seen.memory_used_bytes, before.get(gpu.uuid or "")
+            held = max(0, used - old) if used is not None and old is not None else 0
+            gpu = msgspec.structs.replace(gpu, memory_free_bytes=seen.memory_free_bytes + held)
+        gpus.append(gpu)
+    return replace(machine, gpus=tuple(gpus))
 
 
 @dataclass(frozen=True, slots=True)
