@@ -9,7 +9,7 @@ from typing import TypeVar
 
 from trainfast_runner.device_window import Window
 from trainfast_runner.diagnosis_rules import Figure, Scope
-from trainfast_runner.records import RunFile, Step
+from trainfast_runner.records import Event, RunFile, Step
 from trainfast_runner.run_records import HostSample, RunRecords
 from trainfast_runner.step_conditions import CAUSES, DeviceConditions, Seen
 from trainfast_runner.telemetry.readings import HostReading
@@ -23,18 +23,24 @@ BACKWARD_OVER_FORWARD_RECOMPUTED = 3.0
 
 
 @dataclass(frozen=True)
-class Stretch:
-    """Measured steps of a run by rank, and what devices and host did meanwhile, samples oldest first and by UUID.
+class ForeignProcess:
+    """A process of somebody else on the GPU with this NVML index, and its device memory where that is known."""
 
-    `foreign` has the processes of others by NVML index, as (pid, bytes of device memory where known).
-    """
+    device: int
+    pid: int
+    memory_used_bytes: int | None = None
+
+
+@dataclass(frozen=True)
+class Stretch:
+    """Measured steps of a run by rank, and what devices and host did meanwhile, samples oldest first and by UUID."""
 
     run: RunFile
     steps: Mapping[int, Sequence[Step]]
     devices: Sequence[DeviceConditions] = ()
     samples: Mapping[str, Sequence[Seen]] = field(default_factory=dict)
     hosts: Sequence[HostSample | HostReading] = ()
-    foreign: Mapping[int, Sequence[tuple[int, int | None]]] = field(default_factory=dict)
+    foreign: Sequence[ForeignProcess] = ()
 
     @property
     def first_rank(self) -> Sequence[Step]:
@@ -64,18 +70,25 @@ def stretch_of(records: RunRecords, devices: Sequence[DeviceConditions], window:
         devices=devices,
         samples={uuid: within(samples) for uuid, samples in records.devices.items()},
         hosts=within(records.hosts),
-        foreign=foreign_by_device(records.run),
+        foreign=foreign_processes(records.run, records.events, window),
     )
 
 
-def foreign_by_device(run: RunFile) -> dict[int, list[tuple[int, int | None]]]:
-    """The processes of others that used the run's GPUs when it began."""
-    found: dict[int, list[tuple[int, int | None]]] = {}
+def foreign_processes(run: RunFile, events: Iterable[Event], window: Window) -> list[ForeignProcess]:
+    """Processes of others that used the run's devices in some part of the window, each once."""
+    found: dict[tuple[int, int], ForeignProcess] = {}
     for process in run.foreign_processes:
         pid, device, used = process.get("pid"), process.get("device"), process.get("memory_used_bytes")
         if isinstance(pid, int) and isinstance(device, int):
-            found.setdefault(device, []).append((pid, used if isinstance(used, int) else None))
-    return found
+            found[device, pid] = ForeignProcess(device, pid, used if isinstance(used, int) else None)
+    for event in events:
+        if event.kind != "foreign_process" or event.pid is None or event.device is None:
+            continue
+        if event.state == "appeared" and event.t_ns <= window.end_ns:
+            found.setdefault((event.device, event.pid), ForeignProcess(event.device, event.pid))
+        elif event.state == "left" and event.t_ns < window.begin_ns:
+            found.pop((event.device, event.pid), None)
+    return list(found.values())
 
 
 def figures_by_scope(stretch: Stretch) -> dict[Scope, list[Figures]]:
@@ -182,19 +195,19 @@ def _devices(stretch: Stretch, run: Figures) -> list[Figures]:
 def _device(stretch: Stretch, device: DeviceConditions, fastest: float | None, run: Figures) -> Figures:
     samples = stretch.samples.get(device.uuid or "", ())
     hottest = max((sample.temperature_c for sample in samples if sample.temperature_c is not None), default=None)
-    slowdown = _last(sample.slowdown_temperature_c for sample in samples)
+    limit = _slows_down_at(samples)
     width, widest = _last(sample.pcie_width for sample in samples), _last(sample.pcie_width_max for sample in samples)
-    foreign = stretch.foreign.get(-1 if device.index is None else device.index, ())
-    memory = [used for _, used in foreign if used is not None]
+    foreign = [process for process in stretch.foreign if process.device == device.index]
+    memory = [process.memory_used_bytes for process in foreign if process.memory_used_bytes is not None]
     clock = device.sm_clock_mhz
     return {
         "index": device.index,
         "used": int(device.uuid in stretch.run.device_uuids),
         **_throttling(device, len(stretch.first_rank), run["step_ms"]),
         "temperature_c": hottest,
-        "slowdown_temperature_c": slowdown,
-        "degrees_over_slowdown_c": None if hottest is None or slowdown is None else hottest - slowdown,
-        "temperature_words": _temperature_words(hottest, slowdown),
+        "slows_down_at_c": limit,
+        "degrees_over_c": None if hottest is None or limit is None else hottest - limit,
+        "temperature_words": _temperature_words(hottest, limit),
         "power_w": _mean(sample.power_w for sample in samples),
         "power_limit_w": _last(sample.power_limit_w for sample in samples),
         "clock_loss_percent": None if device.clock_loss_fraction is None else 100 * device.clock_loss_fraction,
@@ -234,14 +247,33 @@ def _throttling(device: DeviceConditions, steps: int, step_ms: Figure) -> Figure
     return found
 
 
-def _temperature_words(hottest: float | None, slowdown: float | None) -> str:
+def _slows_down_at(samples: Sequence[Seen]) -> float | None:
+    """The lower of the temperatures at which driver and hardware slow the GPU down, else what its margin says."""
+    limits = [
+        limit
+        for limit in (
+            _last(sample.gpu_max_temperature_c for sample in samples),
+            _last(sample.slowdown_temperature_c for sample in samples),
+        )
+        if limit is not None
+    ]
+    if limits:
+        return min(limits)
+    return _last(
+        sample.temperature_c + sample.degrees_to_slowdown_c
+        for sample in samples
+        if sample.temperature_c is not None and sample.degrees_to_slowdown_c is not None
+    )
+
+
+def _temperature_words(hottest: float | None, limit: float | None) -> str:
     if hottest is None:
         return "at a temperature it does not give"
-    if slowdown is None:
+    if limit is None:
         return f"at {hottest:.0f} °C"
-    over = hottest - slowdown
-    side = f"{over:.0f} °C over" if over > 0 else f"{-over:.0f} °C under" if over < 0 else "at"
-    return f"at {hottest:.0f} °C, {side} its slowdown temperature of {slowdown:.0f} °C"
+    over = hottest - limit
+    side = f"{over:.0f} °C over" if over > 0 else f"{-over:.0f} °C under" if over < 0 else "exactly"
+    return f"at {hottest:.0f} °C, {side} the {limit:.0f} °C at which it slows down"
 
 
 def _ranks(stretch: Stretch) -> list[Figures]:

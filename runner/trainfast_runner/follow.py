@@ -182,6 +182,8 @@ class Follower:
             grew |= bool(lines)
             for line in lines:
                 self._take_line(rank, line)
+        events = _new(self._event_tail)
+        self._events.extend(events)
         ticks = _new(self._telemetry)
         self._ticks.extend(ticks)
         join = self._joining()
@@ -189,9 +191,7 @@ class Follower:
             for tick in ticks:
                 join.see(tick.t_ns, tick.devices)
             if self._run is not None and ticks:
-                self._live.renew(self._run, self._ticks, join)
-        events = _new(self._event_tail)
-        self._events.extend(events)
+                self._live.renew(self._run, self._ticks, self._events, join)
         return self._log.read() or grew or bool(ticks) or bool(events)
 
     def _joining(self) -> StepJoin | None:

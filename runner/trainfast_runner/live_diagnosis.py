@@ -7,8 +7,8 @@ from collections.abc import Iterable, Sequence
 
 from trainfast_runner.device_window import window_of
 from trainfast_runner.diagnosis import diagnose
-from trainfast_runner.diagnosis_figures import Stretch, foreign_by_device
-from trainfast_runner.records import Diagnosis, RunFile, Step
+from trainfast_runner.diagnosis_figures import Stretch, foreign_processes
+from trainfast_runner.records import Diagnosis, Event, RunFile, Step
 from trainfast_runner.step_conditions import StepJoin
 from trainfast_runner.telemetry.readings import DeviceReading, Tick
 
@@ -29,7 +29,7 @@ class LiveDiagnosis:
         """Take steps of a rank; warm-up is no measure of anything."""
         self._steps.setdefault(rank, deque(maxlen=STEPS_KEPT)).extend(step for step in steps if not step.warmup)
 
-    def renew(self, run: RunFile, ticks: Sequence[Tick], join: StepJoin) -> None:
+    def renew(self, run: RunFile, ticks: Sequence[Tick], events: Iterable[Event], join: StepJoin) -> None:
         """Diagnose the steps of the last `WINDOW_NS` that `ticks` (oldest first, at least one) cover."""
         until_ns = ticks[-1].t_ns
         steps = {rank: recent for rank, kept in self._steps.items() if (recent := _recent(kept, until_ns))}
@@ -56,7 +56,7 @@ class LiveDiagnosis:
                     devices=join.window(window.begin_ns, window.end_ns),
                     samples=samples,
                     hosts=[tick.host for tick in within],
-                    foreign=foreign_by_device(run),
+                    foreign=foreign_processes(run, events, window),
                 )
             )
         )

@@ -21,13 +21,16 @@ TELEMETRY_FILE = "telemetry.jsonl"
 
 
 class DeviceSample(msgspec.Struct, frozen=True, kw_only=True):
-    """The part of a device's reading that enters a summary; `t_ns` is that of its tick."""
+    """The part of a device's reading that enters a summary; `t_ns` is when the device itself was asked."""
 
+    t_ns: Count | None = None
     uuid: str | None = None
     index: int | None = None
     memory_used_bytes: Count | None = None
     temperature_c: float | None = None
     slowdown_temperature_c: float | None = None
+    gpu_max_temperature_c: float | None = None
+    degrees_to_slowdown_c: float | None = None
     energy_mj: Count | None = None
     power_w: float | None = None
     power_limit_w: float | None = None
@@ -107,7 +110,8 @@ def read_records(directory: Path) -> RunRecords:
             records.hosts.append((tick.t_ns, tick.host))
         for sample in tick.devices:
             if sample.uuid is not None and sample.uuid in wanted:
-                records.devices.setdefault(sample.uuid, []).append((tick.t_ns, sample))
+                taken_ns = tick.t_ns if sample.t_ns is None else sample.t_ns
+                records.devices.setdefault(sample.uuid, []).append((taken_ns, sample))
     return records
 
 

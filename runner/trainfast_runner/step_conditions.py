@@ -124,7 +124,7 @@ class StepJoin:
         for sample in devices:
             track = self._tracks.get(sample.uuid or "")
             if track is not None:
-                track.add(t_ns, sample)
+                track.add(t_ns if sample.t_ns is None else sample.t_ns, sample)
 
     def add(self, step: Step) -> None:
         """Take a step of rank 0; it is joined when a tick after its end has come."""
@@ -306,14 +306,16 @@ class _Track:
         return (self._at(running.amounts, end_ns) - self._at(running.amounts, begin_ns)) / known
 
     def _at(self, totals: list[float], t_ns: int) -> float:
-        """A running total at a moment, on the straight line between the samples around it."""
-        place = bisect_right(self.times, t_ns) - 1
-        if place < 0:
+        """A running total at a moment, on the straight line through the samples around it.
+
+        Before the first and after the last sample the line goes on for as long again as the nearest interval.
+        """
+        if len(self.times) < 2:
             return totals[0]
-        if place >= len(self.times) - 1:
-            return totals[-1]
+        place = min(max(bisect_right(self.times, t_ns) - 1, 0), len(self.times) - 2)
         t0, t1 = self.times[place], self.times[place + 1]
-        return totals[place] + (totals[place + 1] - totals[place]) * (t_ns - t0) / (t1 - t0)
+        share = min(max((t_ns - t0) / (t1 - t0), -1.0), 2.0)
+        return totals[place] + (totals[place + 1] - totals[place]) * share
 
 
 def _joules(before: Seen, now: Seen, ns: int) -> tuple[float | None, int]:

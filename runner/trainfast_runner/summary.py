@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import statistics
 from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import Any
 
 from trainfast_runner.asked_and_ran import as_fields, what_ran
 from trainfast_runner.compile_cost import compile_cost
 from trainfast_runner.device_window import energy, peak_used_bytes, throttle, window_of
 from trainfast_runner.diagnosis import diagnose
-from trainfast_runner.diagnosis_figures import stretch_of
+from trainfast_runner.diagnosis_figures import foreign_processes, stretch_of
 from trainfast_runner.peaks import peak_of
 from trainfast_runner.records import (
     Actual,
@@ -221,6 +223,7 @@ def _conditions(records: RunRecords, measured: list[Step]) -> Conditions:
     first = [samples[0][1].temperature_c for uuid in run.watch_uuids if (samples := records.devices.get(uuid))]
     seen = max((temperature for temperature in first if temperature is not None), default=None)
     lost = any(event.kind == "gpu_lost" for event in records.events)
+    foreign = _foreign(run, records, measured)
     steady = steady_state(
         [(step.step, step.t_ns, step.step_ms) for step in measured],
         [
@@ -238,10 +241,21 @@ def _conditions(records: RunRecords, measured: list[Step]) -> Conditions:
         temperature_slope_c_per_min=steady.temperature_slope_c_per_min,
         step_drift_percent=steady.step_drift_percent,
         start_temperature_c=run.start_temperature_c if run.start_temperature_c is not None else seen,
-        foreign_processes=run.foreign_processes,
+        foreign_processes=foreign,
         driver=run.versions.get("driver"),
-        clean=run.clean and not run.foreign_processes and not lost,
+        clean=run.clean and not foreign and not lost,
     )
+
+
+def _foreign(run: RunFile, records: RunRecords, measured: list[Step]) -> list[dict[str, Any]]:
+    """Those that were there when the run began, and those that came while the measured steps ran.
+
+    What others do on a GPU that is only watched is no condition of this run.
+    """
+    window = window_of(measured)
+    if window is None or not run.device_uuids:
+        return run.foreign_processes
+    return [dataclasses.asdict(process) for process in foreign_processes(run, records.events, window)]
 
 
 def _synthetic(worker: dict[int, list[WorkerLine]]) -> bool | None:

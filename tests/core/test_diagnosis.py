@@ -9,10 +9,11 @@ from typing import Any
 
 import pytest
 
+from trainfast_runner.device_window import Window
 from trainfast_runner.diagnosis import diagnose
-from trainfast_runner.diagnosis_figures import Stretch, figures_by_scope
+from trainfast_runner.diagnosis_figures import ForeignProcess, Stretch, figures_by_scope, foreign_processes
 from trainfast_runner.diagnosis_rules import NAMES, RULES, rule_that_spoke
-from trainfast_runner.records import Clock, Diagnosis, RunFile, Step
+from trainfast_runner.records import Clock, Diagnosis, Event, RunFile, Step
 from trainfast_runner.run_records import DeviceSample, HostSample, RunSample
 from trainfast_runner.step_conditions import join_of
 
@@ -66,7 +67,9 @@ class Case:
             devices=join_of(samples, uuids, 1.0).window(0, 10 * S),
             samples={uuid: [sample for _, sample in of] for uuid, of in samples.items()},
             hosts=[_host(self.host(n)) for n in range(10)],
-            foreign={process["device"]: [(process["pid"], None)] for process in self.run.get("foreign_processes", [])},
+            foreign=[
+                ForeignProcess(process["device"], process["pid"]) for process in self.run.get("foreign_processes", [])
+            ],
         )
 
     def findings(self) -> list[Diagnosis]:
@@ -186,10 +189,9 @@ def test_heat_names_the_gpu_the_degrees_and_the_milliseconds() -> None:
     (finding,) = (finding for finding in case.findings() if finding.rule == "thermal")
     assert finding.device == 3
     assert finding.line == (
-        "GPU 3 is throttled by heat for 500 of each 1,000 ms step, at 94 °C, 2 °C over its slowdown temperature of"
-        " 92 °C"
+        "GPU 3 is throttled by heat for 500 of each 1,000 ms step, at 94 °C, 2 °C over the 92 °C at which it slows down"
     )
-    assert finding.evidence["degrees_over_slowdown_c"] == 2
+    assert finding.evidence["degrees_over_c"] == 2
     assert finding.evidence["thermal_source"] == "sampled reasons"
     assert finding.cost_fraction == pytest.approx(0.25, abs=0.03)
 
@@ -250,3 +252,25 @@ def test_every_rule_speaks_only_of_figures_there_are_and_says_where_its_threshol
         asked = [*templates, *rule.evidence, *(condition.figure for condition in rule.when), *filter(None, [rule.cost])]
         assert set(asked) <= known, rule.name
         assert rule.source
+
+
+def test_who_shared_the_gpu_in_a_stretch_of_time() -> None:
+    def told(t: int, pid: int, state: str) -> Event:
+        return Event(t_ns=t * S, kind="foreign_process", device=0, pid=pid, state=state)
+
+    run = RunFile(
+        run_id="r",
+        preset="p",
+        clock=Clock(monotonic_ns=0, wall_ns=0),
+        foreign_processes=[{"pid": 1, "device": 0, "memory_used_bytes": 9}, {"pid": 2, "device": 0}],
+    )
+    events = [
+        told(3, 1, "left"),
+        told(5, 3, "appeared"),
+        told(6, 2, "left"),
+        told(7, 3, "left"),
+        told(9, 4, "appeared"),
+    ]
+    assert foreign_processes(run, events, Window(0, 1 * S))[0] == ForeignProcess(0, 1, 9)
+    assert [process.pid for process in foreign_processes(run, events, Window(4 * S, 8 * S))] == [2, 3]
+    assert [process.pid for process in foreign_processes(run, events, Window(8 * S, 10 * S))] == [4]

@@ -56,7 +56,7 @@ def test_a_step_gets_its_share_of_what_the_counters_grew_between_two_samples() -
     assert first.clock_loss_fraction == pytest.approx(0.25)
     assert first.temperature_c == 60
     assert first.devices[0].lost_ms["thermal"] == pytest.approx(25)
-    # The second ends after the last sample: when no more will come, what is known of it speaks for all of it.
+    # The second ends after the last sample: when no more will come, what grew before is taken to go on.
     assert join.joined() == []
     (second,) = join.joined(final=True)
     assert second.throttled_ms["thermal"] == pytest.approx(300)
@@ -112,6 +112,13 @@ def test_a_gpu_lost_for_most_of_the_time_gives_no_figure_for_it() -> None:
     samples = [(float(t), sample(energy_mj=t * 1000) if t < 3 or t > 8 else sample()) for t in range(11)]
     assert window(samples, 0, 10).energy_joules is None
     assert window(samples, 0, 3).energy_joules == pytest.approx(3)
+
+
+def test_what_held_last_goes_on_for_one_interval_beyond_the_last_sample() -> None:
+    """Not the mean of the run: throttling that ended long ago does not come back for its last second."""
+    samples = [(float(t), sample(thermal_violation_ns=min(t, 4) * S)) for t in range(9)]
+    assert window(samples, 0, 8.9).throttled_ms["thermal"] == pytest.approx(4000)
+    assert window(samples, 0, 12).throttled_ms["thermal"] == pytest.approx(4000 * 12 / 9)
 
 
 def test_without_an_energy_counter_power_is_integrated_and_said_so() -> None:

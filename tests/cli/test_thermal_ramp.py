@@ -1,0 +1,69 @@
+"""A CPU training joined to a GPU that a scenario heats until it is slowed down: what is said of it is what was true."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+from scenario import SW_THERMAL, Moment, Scenario
+
+from cli.command import SMALL, Cli, until
+from trainfast_runner.json_lines import read_all
+from trainfast_runner.records import Event, Step
+from trainfast_runner.run_records import read_records
+
+pytestmark = pytest.mark.long
+GPU = "GPU-00000000-0000-0000-0000-000000000000"
+ENDLESS = ["--set", "steps=1000000", "--set", "watch=0"]
+HOT_S = 3.0
+FREE_S = 2.0
+
+
+def test_throttled_time_is_the_scenarios_and_reaches_every_step(cli: Cli, nvml_library: Path, tmp_path: Path) -> None:
+    scenario = Scenario(origin_ns=time.monotonic_ns(), ramps={0: [Moment(0, 70, 0, 300, 1980)]})
+    script = scenario.write(tmp_path / "scenario")
+    machine = {
+        "LD_LIBRARY_PATH": str(nvml_library),
+        "NVML_STAND_IN_GPUS": "2",
+        "NVML_STAND_IN_SCENARIO": str(script),
+    }
+    run_id = cli("run", "tiny-llama", *SMALL, *ENDLESS, "--detach", **machine).out.strip()
+    directory = cli.home / "runs" / run_id
+    until(lambda: any(not step.warmup for step in read_all(directory / "steps.jsonl", Step)[0]), "a measured step")
+    # The heat comes and goes while measured steps run, so both ends of the window are free of it.
+    hot = (time.monotonic_ns() - scenario.origin_ns) / 1e9 + FREE_S
+    scenario.ramps[0] += [
+        Moment(hot, 90, SW_THERMAL, 220, 1200),
+        Moment(hot + HOT_S, 90, 0, 300, 1980),
+        Moment(hot + HOT_S + 100, 60, 0, 300, 1980),
+    ]
+    scenario.write(script)
+    over_ns = scenario.origin_ns + round((hot + HOT_S + FREE_S) * 1e9)
+    until(lambda: read_records(directory).devices[GPU][-1][0] > over_ns, "a tick after the heat")
+    cli("stop", run_id)
+    result = cli("runs", "show", run_id, "--json").json
+
+    measured = [step for step in read_all(directory / "steps.jsonl", Step)[0] if not step.warmup]
+    begin_ns = measured[0].t_ns - round(measured[0].step_ms * 1e6)
+    true_fraction = scenario.fraction(0, SW_THERMAL, begin_ns, measured[-1].t_ns)
+    assert 0.2 < true_fraction < 0.6
+    assert result["throttle"]["thermal_fraction"] == pytest.approx(true_fraction, abs=0.02)
+    assert result["throttle"]["devices"][0]["thermal_source"] == "reason counter"
+    assert result["throttle"]["power_fraction"] == 0
+
+    steps = cli("runs", "show", run_id, "--steps", "--json").json["steps"]
+    throttled = [step["throttled_ms"]["thermal"] for step in steps]
+    assert sum(throttled) == pytest.approx(HOT_S * 1000, rel=0.05)
+    assert any(ms == pytest.approx(step["step_ms"], rel=0.01) for ms, step in zip(throttled, steps, strict=True))
+    assert throttled[-1] == 0
+
+    finding = next(finding for finding in result["diagnosis"] if finding["rule"] == "thermal")
+    assert finding["device"] == 0
+    assert "GPU 0 is throttled by heat" in finding["line"]
+    assert "at 90 °C, 3 °C over the 87 °C at which it slows down" in finding["line"]
+    told = [event for event in read_all(directory / "events.jsonl", Event)[0] if event.kind.startswith("throttle")]
+    assert [(event.kind, event.device, event.detail) for event in told] == [
+        ("throttle_on", 0, "sw_thermal"),
+        ("throttle_off", 0, "sw_thermal"),
+    ]
