@@ -144,12 +144,13 @@ class TrainfastApp(App[int]):
         self.look_around()
         self.foresee()
         self.control.note_shown(snapshot.run.directory if snapshot.run is not None else None)
-        if (show := getattr(self.screen, "show_snapshot", None)) is not None and self.screen is not self.main:
-            show(snapshot)
-        # A dialog leaves the main screen in sight.
-        if self.main.is_ready and all(screen.is_modal for screen in self.screen_stack[1:]):
-            self.main.show_pace(self._pacer.words)
-            self.main.show_snapshot(snapshot)
+        # A dialog leaves the screen below it in sight.
+        in_sight = next(screen for screen in reversed(self.screen_stack) if not screen.is_modal)
+        if in_sight is self.main and not self.main.is_ready:
+            return
+        for name, value in (("show_pace", self._pacer.words), ("show_snapshot", snapshot)):
+            if (show := getattr(in_sight, name, None)) is not None and in_sight.is_mounted:
+                show(value)
 
     def show_run(self, directory: Path) -> None:
         """Follow this run on the main screen; its knobs become the next run's."""

@@ -127,12 +127,7 @@ def used_uuids(run: RunSnapshot | None) -> frozenset[str]:
 
 def _ticks(snapshot: Snapshot) -> Sequence[Tick]:
     run = snapshot.run
-    if run is None:
-        return snapshot.ticks
-    if not run.is_live or not snapshot.ticks:
-        return run.ticks
-    first = run.ticks[0].t_ns if run.ticks else snapshot.taken_ns
-    return (*(tick for tick in snapshot.ticks if tick.t_ns < first), *run.ticks)
+    return snapshot.machine_ticks if run is None or run.is_live else run.ticks
 
 
 def _chosen(run: RunSnapshot | None, tick: Tick) -> list[str]:
@@ -249,12 +244,17 @@ def _spans(ticks: Sequence[Tick], chosen: Sequence[str]) -> tuple[Span, ...]:
 
 def _causes(tick: Tick, chosen: Sequence[str]) -> set[str]:
     found: set[str] = set()
-    cause_of = causes()
     for device in tick.devices:
         if device.throttle_reasons and (not chosen or device.uuid in chosen):
-            kinds = {cause_of[reason] for reason in device.throttle_reasons if reason in cause_of}
-            found |= kinds - {UMBRELLA} if kinds & {"thermal", "brake"} else kinds
+            found |= causes_of(device)
     return found
+
+
+def causes_of(device: DeviceReading) -> set[str]:
+    """What holds a device back at this moment."""
+    cause_of = causes()
+    kinds = {cause_of[reason] for reason in device.throttle_reasons or () if reason in cause_of}
+    return kinds - {UMBRELLA} if kinds & {"thermal", "brake"} else kinds
 
 
 def _step_gap(run: RunSnapshot | None) -> int:

@@ -6,6 +6,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,6 +16,7 @@ from trainfast_tui.snapshot import Snapshot
 
 if TYPE_CHECKING:
     from trainfast_runner.follow import Follower, RunSnapshot
+    from trainfast_runner.process_rows import ProcessList, ProcessRow
     from trainfast_runner.search.follow import SearchFollower, SearchSnapshot
     from trainfast_runner.telemetry.readings import Tick
     from trainfast_runner.telemetry.sampler import Sampler
@@ -53,6 +55,8 @@ class Reader(threading.Thread):
         self._search_follower: SearchFollower | None = None
         self._sampler: Sampler | None = None
         self._ticks: deque[Tick] = deque(maxlen=TICKS_KEPT)
+        self._with_processes = False
+        self._processes: ProcessList | None = None
         self._stopping = False
         self._wake = threading.Event()
 
@@ -66,6 +70,11 @@ class Reader(threading.Thread):
         """Follow this search as well from now on, or none. Safe from any thread."""
         with self._choosing:
             self._searched, self._looked_for_search = directory, True
+        self._wake.set()
+
+    def look_at_processes(self, on: bool) -> None:
+        """Whether the snapshots say who uses the machine. Safe from any thread."""
+        self._with_processes = on
         self._wake.set()
 
     def stop(self, timeout_s: float = 1.0) -> None:
@@ -106,7 +115,7 @@ class Reader(threading.Thread):
         except OSError as error:
             trouble = f"cannot read the run: {error}"
         self._sample(run)
-        return Snapshot(
+        snapshot = Snapshot(
             taken_ns=time.monotonic_ns(),
             run=run,
             ticks=tuple(self._ticks),
@@ -114,6 +123,14 @@ class Reader(threading.Thread):
             search=search,
             trouble=trouble,
         )
+        return replace(snapshot, processes=self._look(snapshot)) if self._with_processes else snapshot
+
+    def _look(self, snapshot: Snapshot) -> tuple[ProcessRow, ...]:
+        if self._processes is None:
+            from trainfast_runner.process_rows import ProcessList
+
+            self._processes = ProcessList()
+        return self._processes.read(snapshot.tick.devices if snapshot.tick is not None else ())
 
     def _poll_search(self) -> SearchSnapshot | None:
         if not self._looked_for_search:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from trainfast_runner.follow import RunSnapshot
+    from trainfast_runner.process_rows import ProcessRow
     from trainfast_runner.search.follow import SearchSnapshot
     from trainfast_runner.telemetry.readings import Tick
 
@@ -27,6 +29,8 @@ class Snapshot:
     """The search for the largest batch that is being followed; it may have ended."""
     trouble: str | None = None
     """What keeps the reader from reading, in one line."""
+    processes: tuple[ProcessRow, ...] | None = None
+    """Who uses the machine; None while nobody asks for it."""
 
     @property
     def tick(self) -> Tick | None:
@@ -36,3 +40,27 @@ class Snapshot:
         if own is None or theirs is None:
             return own or theirs
         return theirs if theirs.t_ns >= own.t_ns else own
+
+    @property
+    def machine_ticks(self) -> Sequence[Tick]:
+        """All samples of the machine, whoever took them: while a run samples it, its own go on where ours end."""
+        run = self.run
+        if run is None or not run.is_live or not run.ticks:
+            return self.ticks
+        first = run.ticks[0].t_ns
+        return (*(tick for tick in self.ticks if tick.t_ns < first), *run.ticks)
+
+    def lost_s(self) -> dict[int, float]:
+        """For how long each GPU has not answered, in seconds, as far as the samples reach back; by index."""
+        newest = self.tick
+        lost: dict[int, float] = {}
+        for device in newest.devices if newest is not None else ():
+            if device.error is None:
+                continue
+            since = self.taken_ns
+            for tick in reversed(self.machine_ticks):
+                if all(other.error is None for other in tick.devices if other.index == device.index):
+                    break
+                since = tick.t_ns
+            lost[device.index] = max(0.0, (self.taken_ns - since) / 1e9)
+        return lost

@@ -19,6 +19,7 @@ SCOPES = {
     "compare": "in a comparison",
     "topo": "in the topology",
     "diagnosis": "in the diagnosis",
+    "monitor": "in the monitor",
     "everywhere": "everywhere",
 }
 ABOUT = (

@@ -109,7 +109,8 @@ class MainScreen(MainActions, Screen[None]):
         self.query_one(Header).show(run, snapshot.looked)
         self.query_one(TooSmall).show(run)
         used = chart_data.used_uuids(run)
-        self.query_one(DevicesPanel).show(snapshot.tick, used, run is not None and run.is_live)
+        live = run is not None and run.is_live
+        self.query_one(DevicesPanel).show(snapshot.tick, used, live, snapshot.lost_s())
         self.query_one(EndingPanel).show(ending(run) if run is not None else None)
         self.query_one(Charts).show(snapshot)
         self.query_one(DiagnosisLine).show(run)

@@ -284,6 +284,11 @@ class MainActions(Base):
 
         self.app.push_screen(RunsScreen(self.trainfast.home, ascii=self.ascii))
 
+    def action_monitor(self) -> None:
+        from trainfast_tui.screens.monitor import MonitorScreen
+
+        self.app.push_screen(MonitorScreen(ascii=self.ascii))
+
     def action_topo(self) -> None:
         from trainfast_tui.screens.topo import TopoScreen
 

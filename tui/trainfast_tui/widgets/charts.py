@@ -37,9 +37,11 @@ class Charts(Vertical):
     Charts .-away { display: none; }
     """
 
-    def __init__(self, *, ascii: bool = False, id: str | None = None) -> None:
+    def __init__(self, *, ascii: bool = False, of_machine: bool = False, id: str | None = None) -> None:
+        """`of_machine`: without throughput, for a machine that is looked at without a run."""
         super().__init__(id=id)
         self._ascii = ascii
+        self._of_machine = of_machine
         self._snapshot: Snapshot | None = None
         self._window = chart_data.DEFAULT_WINDOW
         self._noun = "samples"
@@ -73,12 +75,14 @@ class Charts(Vertical):
         height -= self._show_events(snapshot, axis, height)
         devices = chart_data.device_charts(snapshot, axis)
         devices = [*devices[self._first % len(devices) :], *devices[: self._first % len(devices)]]
-        fitting = max(0, min(len(devices), height // LEAST_ROWS - 1, MOST_DEVICE_CHARTS))
+        fitting = max(0, min(len(devices), height // LEAST_ROWS - (not self._of_machine), MOST_DEVICE_CHARTS))
         if fitting == 0 and height >= 8:
             fitting = 1
-        chosen = sorted(chart_data.used_uuids(snapshot.run))
         top = self.query_one("#throughput", StripChart)
-        top.show(chart_data.throughput(snapshot, axis, self._noun, chosen))
+        top.set_class(self._of_machine, "-away")
+        if not self._of_machine:
+            chosen = sorted(chart_data.used_uuids(snapshot.run))
+            top.show(chart_data.throughput(snapshot, axis, self._noun, chosen))
         for place in range(MOST_DEVICE_CHARTS):
             chart = self.query_one(f"#device{place}", StripChart)
             chart.set_class(place >= fitting, "-away")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from trainfast_tui import format as fmt
@@ -38,10 +39,15 @@ class DevicesPanel(Painted):
         self._run_live = False
         self._cpu_percent: float | None = None
         self._run_cpu_percent: float | None = None
+        self._lost_s: Mapping[int, float] = {}
 
-    def show(self, tick: Tick | None, used: frozenset[str], run_live: bool) -> None:
-        """`used` are the UUIDs of the run's GPUs; `run_live` says whether a run's process tree is meant."""
+    def show(
+        self, tick: Tick | None, used: frozenset[str], run_live: bool, lost_s: Mapping[int, float] | None = None
+    ) -> None:
+        """`used` are the UUIDs of the run's GPUs; `run_live` says whether a run's process tree is meant; `lost_s` for
+        how long the GPUs that do not answer have not."""
         self._tick, self._used, self._run_live = tick, used, run_live
+        self._lost_s = lost_s or {}
         self._keep_cpu(tick)
         rows = 1 + (max(len(tick.devices), 1) if tick is not None and tick.devices else 1)
         if self.styles.height is None or self.styles.height.value != rows:
@@ -67,20 +73,14 @@ class DevicesPanel(Painted):
         host = self._host_lines(tick.host, width, has_gpu=bool(tick.devices))
         if not tick.devices:
             return host
-        return [_gpu_line(device, width, device.uuid in self._used, self._ascii) for device in tick.devices] + host
+        return [
+            gpu_line(device, width, device.uuid in self._used, self._ascii, self._lost_s.get(device.index))
+            for device in tick.devices
+        ] + host
 
     def _host_lines(self, host: HostReading, width: int, has_gpu: bool) -> list[Line]:
         wide = width >= WIDE
-        bar = 18 if wide else 8
-        used, total = host.memory_used_bytes, host.memory_total_bytes
-        cores = f" {host.cpu_count} cores" if host.cpu_count else ""
-        head: Line = [(fmt.fit("CPU", 4) if has_gpu else "CPU", "title"), (f"{cores} ", "muted")]
-        head += _bar(_share(self._cpu_percent, 100), bar, self._ascii)
-        head += [(fmt.fit(fmt.percent(self._cpu_percent), 6, "right"), "text"), ("   memory ", "muted")]
-        head += _bar(_share(used, total), bar, self._ascii, NEARLY_FULL)
-        head += [(f" {fmt.size(used)} of {fmt.size(total)}", "text")]
-        if host.temperature_c is not None:
-            head += [(f"   {fmt.celsius(host.temperature_c)}", "text")]
+        head = host_line(host, self._cpu_percent, width, has_gpu, self._ascii)
         run = host.run
         if run is not None and self._run_live:
             tail: Line = [
@@ -101,14 +101,29 @@ class DevicesPanel(Painted):
         return [head, tail]
 
 
-def _gpu_line(device: DeviceReading, width: int, used: bool, ascii: bool) -> Line:
+def host_line(host: HostReading, cpu_percent: float | None, width: int, has_gpu: bool, ascii: bool) -> Line:
+    """The processor and the memory of the machine."""
+    bar = 18 if width >= WIDE else 8
+    used, total = host.memory_used_bytes, host.memory_total_bytes
+    cores = f" {host.cpu_count} cores" if host.cpu_count else ""
+    line: Line = [(fmt.fit("CPU", 4) if has_gpu else "CPU", "title"), (f"{cores} ", "muted")]
+    line += _bar(_share(cpu_percent, 100), bar, ascii)
+    line += [(fmt.fit(fmt.percent(cpu_percent), 6, "right"), "text"), ("   memory ", "muted")]
+    line += _bar(_share(used, total), bar, ascii, NEARLY_FULL)
+    line += [(f" {fmt.size(used)} of {fmt.size(total)}", "text")]
+    return [*line, (f"   {fmt.celsius(host.temperature_c)}", "text")] if host.temperature_c is not None else line
+
+
+def gpu_line(device: DeviceReading, width: int, used: bool, ascii: bool, lost_s: float | None = None) -> Line:
+    """One GPU in a row; `used` marks it, `lost_s` is for how long it has not answered."""
     wide = width >= WIDE
     line: Line = [("▸" if used else " ", "primary"), (f"GPU {device.index} ", "title")]
     if wide:
         name = (device.name or "").removeprefix("NVIDIA ")
         line.append((fmt.fit(fmt.plain(name), 18) + " ", "muted"))
     if device.error is not None:
-        return [*line, ("not answering: ", "error"), (device.error, "error")]
+        since = f"lost since {fmt.duration(lost_s)}: " if lost_s is not None else "not answering: "
+        return [*line, (since, "error"), (device.error, "error")]
     share = _share(device.memory_used_bytes, device.memory_total_bytes)
     line += _bar(share, 16 if wide else 6, ascii, NEARLY_FULL)
     if wide:
@@ -129,15 +144,23 @@ def _gpu_line(device: DeviceReading, width: int, used: bool, ascii: bool) -> Lin
     return line + _badges(device, wide)
 
 
+def degrees_left(device: DeviceReading) -> float | None:
+    """Degrees Celsius before the GPU is slowed down; below zero it is over."""
+    told = device.degrees_to_slowdown_c
+    if told is not None or device.temperature_c is None or device.slowdown_temperature_c is None:
+        return told
+    return device.slowdown_temperature_c - device.temperature_c
+
+
 def _temperature(device: DeviceReading, wide: bool) -> Line:
-    temperature, slowdown = device.temperature_c, device.slowdown_temperature_c
-    text = fmt.celsius(temperature)
-    left = None if temperature is None or slowdown is None else slowdown - temperature
+    text = fmt.celsius(device.temperature_c)
+    left = degrees_left(device)
     tone = "warning" if left is not None and left <= NEAR_SLOWDOWN_C else "text"
     if left is None:
         return [(fmt.fit(text, 7, "right"), tone), (" " * (21 if wide else 0), "text")]
     if wide:
-        return [(fmt.fit(text, 7, "right"), tone), (fmt.fit(f" {left} below slowdown", 21), "muted")]
+        words = f" {left:.0f} below slowdown" if left >= 0 else f" {-left:.0f} over slowdown"
+        return [(fmt.fit(text, 7, "right"), tone), (fmt.fit(words, 21), "muted" if left > 0 else "error")]
     return [(fmt.fit(text, 7, "right"), tone)]
 
 

@@ -1,0 +1,281 @@
+"""The monitor: the machine for a person about to train, and ending a process of one's own."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from recorded import GIB, MIB, RAMP, START_NS, S, a_gpu, a_ramp_tick, a_run, a_tick, write_lines
+from still import StillApp, a_snapshot, own_supervisor, screen_text
+from textual.pilot import Pilot
+
+from trainfast_runner.home import Home
+from trainfast_runner.process_rows import ProcessRow
+from trainfast_runner.process_tree import Identity, identify
+from trainfast_runner.records import Event
+from trainfast_runner.telemetry.readings import Tick
+from trainfast_tui.messages import SnapshotTaken
+from trainfast_tui.reader import Reader
+from trainfast_tui.snapshot import Snapshot
+
+SnapCompare = Callable[..., bool]
+
+
+def a_full_tick(second: int, gpus: int = 8) -> Tick:
+    """Every GPU gives every reading; GPU 5 sits in a slot of half the width and had a memory error."""
+    devices = [
+        a_gpu(
+            index,
+            second,
+            t_ns=START_NS + second * S,
+            memory_utilization_percent=40 + index,
+            degrees_to_slowdown_c=(91 - 61 - index) if index != 3 else 3,
+            gpu_max_temperature_c=88,
+            memory_temperature_c=78 + index,
+            memory_max_temperature_c=95,
+            memory_clock_mhz=3201,
+            memory_clock_max_mhz=3201,
+            power_average_w=601.0,
+            power_instant_w=655.0,
+            energy_mj=600_000 * second,
+            thermal_violation_ns=S * second if index == 3 else 0,
+            power_violation_ns=S * second // 4 if index == 1 else 0,
+            pcie_generation=5,
+            pcie_generation_max=5,
+            pcie_width=8 if index == 5 else 16,
+            pcie_width_max=16,
+            pcie_tx_bytes=second * GIB,
+            pcie_rx_bytes=second * 512 * MIB,
+            nvlink_tx_bytes=second * 100 * GIB,
+            nvlink_rx_bytes=second * 90 * GIB,
+            ecc_corrected_errors=0,
+            ecc_uncorrected_errors=1 if index == 5 else 0,
+            remapped_rows_corrected=0,
+            remapped_rows_uncorrected=1 if index == 5 else 0,
+            remapped_rows_pending=1 if index == 5 else 0,
+        )
+        for index in range(gpus)
+    ]
+    tick = a_tick(second, live=False)
+    host = msgspec.structs.replace(
+        tick.host,
+        load_1m=3.2,
+        memory_available_bytes=4 * GIB,
+        swap_used_bytes=0,
+        disk_read_bytes=second * 80 * MIB,
+        disk_write_bytes=second * MIB,
+        network_received_bytes=second * 2 * MIB,
+        network_sent_bytes=second * MIB,
+    )
+    missing = {f"gpu{index}.fan_percent": "not supported" for index in range(gpus)}
+    return msgspec.structs.replace(tick, devices=devices, host=host, missing=missing, sample_us=12_400)
+
+
+def some_rows(gpus: int = 8) -> tuple[ProcessRow, ...]:
+    return tuple(
+        ProcessRow(
+            4000 + at,
+            Identity(4000 + at, 5),
+            "root" if at == 2 else "anna",
+            at != 2,
+            f"/usr/bin/python train_{at}.py --lr 3e-4",
+            12.5 * at,
+            at * 900 * MIB,
+            3600 * at + 7,
+            ((at, (60 - at) * GIB),) if at < min(gpus, 3) else (),
+        )
+        for at in range(5)
+    ) + ((ProcessRow(99_999, devices=((6, 3 * GIB),)),) if gpus else ())
+
+
+def the_machine(gpus: int = 8, *, rows: tuple[ProcessRow, ...] | None = None) -> Snapshot:
+    ticks = tuple(a_full_tick(second, gpus) if gpus else a_tick(second, live=False) for second in range(80))
+    snapshot = a_snapshot(None, second=80, ticks=ticks)
+    return replace(snapshot, processes=some_rows(gpus) if rows is None else rows)
+
+
+async def opened(pilot: Pilot[Any], snapshot: Snapshot) -> str:
+    app = pilot.app
+    assert isinstance(app, StillApp)
+    app.post_message(SnapshotTaken(snapshot))
+    await pilot.pause()
+    await pilot.press("m")
+    await pilot.pause()
+    app.post_message(SnapshotTaken(snapshot))
+    await pilot.pause()
+    await pilot.pause()
+    return screen_text(app)
+
+
+def test_eight_gpus_and_who_uses_them(home: Home, snap_compare: SnapCompare) -> None:
+    async def before(pilot: Pilot[Any]) -> None:
+        await opened(pilot, the_machine())
+        await pilot.press("right", "right", "right", "right", "right", "down")
+
+    assert snap_compare(StillApp(home), terminal_size=(160, 48), run_before=before)
+
+
+def test_the_smallest_screen(home: Home, snap_compare: SnapCompare) -> None:
+    async def before(pilot: Pilot[Any]) -> None:
+        await opened(pilot, the_machine())
+
+    assert snap_compare(StillApp(home), terminal_size=(80, 24), run_before=before)
+
+
+async def test_every_reading_has_its_unit_and_what_needs_a_person_is_said(home: Home) -> None:
+    app = StillApp(home)
+    async with app.run_test(size=(160, 90)) as pilot:
+        text = await opened(pilot, the_machine())
+        assert "T GPU 3 held back by heat" in text.splitlines()[0]
+        assert "P GPU 1 at the power limit" in text.splitlines()[0]
+        assert "12.4 ms a sample, every 1 s" in text.splitlines()[0]
+        for words in (
+            "T held back by heat 100 % of the last minute",
+            "P at the power limit 25 % of the last minute",
+            "slowdown in 30 °C, 88 °C by the driver, 91 °C by the hardware",
+            "memory at 78 °C of 95 °C",
+            "PCIe 5 x8 of 5 x16: below its most",
+            "PCIe out 1.00 GiB/s, in 512 MiB/s",
+            "NVLink out 100 GiB/s, in 90.0 GiB/s",
+            "ECC errors 1 uncorrected, 0 corrected",
+            "rows to remap waiting for a reset of the GPU",
+            "not to be had fan percent (doctor says why)",
+            "storage read 80.0 MiB/s",
+            "load 3.20",
+        ):
+            assert words in text, words
+        assert "4002" in text
+        assert "99999" in text
+        assert "not visible from here" in text
+
+
+async def test_without_a_gpu_the_cpu_is_the_device_and_the_reason_is_said(home: Home) -> None:
+    app = StillApp(home, ascii=True)
+    async with app.run_test(size=(80, 24)) as pilot:
+        text = await opened(pilot, the_machine(0))
+        assert "no GPU: no NVIDIA driver. Training runs on the CPU." in text
+        assert "CPU of all cores" in text
+        assert "GPU memory" not in text
+        assert text.isascii()
+        first = next(line for line in text.splitlines() if line.startswith("> "))
+        assert "4004" in first, "the busiest comes first"
+        await pilot.press("o", "o", "o")
+        assert "processes by owner" in screen_text(app)
+        await pilot.press("m")
+        await pilot.pause()
+        assert "No run yet" in screen_text(app)
+
+
+async def test_a_lost_gpu_says_since_when_and_the_others_go_on(home: Home) -> None:
+    ticks = [a_full_tick(second, 2) for second in range(80)]
+    for second in range(60, 80):
+        gone = a_gpu(1, error="GPU is lost", throttle_reasons=None)
+        ticks[second] = msgspec.structs.replace(ticks[second], devices=[ticks[second].devices[0], gone])
+    app = StillApp(home)
+    async with app.run_test(size=(140, 40)) as pilot:
+        text = await opened(pilot, replace(the_machine(2), ticks=tuple(ticks)))
+        assert "lost since 20 s: GPU is lost" in text
+        assert "GPU 1 does not answer" in text
+        assert "✗  GPU 1 was lost: GPU is lost  20 s ago" in text
+        assert "61.0 GiB of 139 GiB" in text
+        await pilot.press("m")
+        await pilot.pause()
+        assert "lost since 20 s: GPU is lost" in screen_text(app), "on the main screen as well"
+
+
+async def test_while_a_run_is_live_its_samples_are_shown(home: Home, hold: Callable[[Path], None]) -> None:
+    directory = a_run(home, with_result=False)
+    hold(directory)
+    write_lines(directory / "telemetry.jsonl", [a_ramp_tick(second) for second in range(RAMP.stop)])
+    write_lines(directory / "events.jsonl", [own_supervisor(), Event(t_ns=START_NS, kind="state", state="running")])
+    app = StillApp(home)
+    async with app.run_test(size=(140, 40)) as pilot:
+        text = await opened(pilot, a_snapshot(directory, second=RAMP.stop))
+        assert "T GPU 0 held back by heat" in text
+        assert "looking at the processes" in text
+
+
+@pytest.fixture
+def sleeper() -> Iterator[subprocess.Popen[bytes]]:
+    """A process of one's own that ignores SIGTERM once it has said so."""
+    code = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); print(flush=True); input()"
+    process = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    assert process.stdout is not None
+    process.stdout.readline()
+    yield process
+    process.kill()
+    process.communicate()
+
+
+async def test_ending_a_process_asks_first_then_offers_sigkill(home: Home, sleeper: subprocess.Popen[bytes]) -> None:
+    row = ProcessRow(sleeper.pid, identify(sleeper.pid), "anna", True, "sleeper --long", 0.0, MIB, 5.0)
+    snapshot = the_machine(0, rows=(row,))
+    app = StillApp(home)
+    async with app.run_test(size=(120, 40)) as pilot:
+        await opened(pilot, snapshot)
+        await pilot.press("x")
+        await pilot.pause()
+        text = screen_text(app)
+        assert f"End process {sleeper.pid}?" in text
+        assert "sleeper --long" in text
+        assert "send SIGTERM" in text
+        await pilot.press("n")
+        await pilot.pause()
+        assert sleeper.poll() is None
+        await pilot.press("x", "y")
+        await pilot.pause()
+        assert "SIGTERM sent" in screen_text(app)
+        assert "x again offers SIGKILL" in screen_text(app)
+        assert sleeper.poll() is None
+        await pilot.press("x")
+        await pilot.pause()
+        assert "it still runs. SIGKILL gives it no chance" in screen_text(app)
+        await pilot.press("y")
+        await pilot.pause()
+        assert sleeper.wait(10) == -signal.SIGKILL
+        app.post_message(SnapshotTaken(snapshot))
+        await pilot.pause()
+        assert f"Process {sleeper.pid} has ended." in screen_text(app)
+
+
+async def test_what_is_not_ones_own_or_not_visible_is_refused_without_a_question(home: Home) -> None:
+    own = ProcessRow(os.getpid(), identify(os.getpid()), "me", True, "trainfast-tui")
+    for row, words in ((own, "q leaves"), (ProcessRow(7, devices=((0, None),)), "not visible from here, so")):
+        app = StillApp(home)
+        async with app.run_test(size=(120, 40)) as pilot:
+            await opened(pilot, the_machine(0, rows=(row,)))
+            await pilot.press("x")
+            await pilot.pause()
+            assert words in screen_text(app)
+            assert "send SIGTERM" not in screen_text(app)
+
+
+def test_the_reader_looks_at_processes_only_while_it_is_asked_to(home: Home) -> None:
+    told = threading.Event()
+    untold = threading.Event()
+    reader: Reader
+
+    def post(snapshot: Snapshot) -> None:
+        if snapshot.processes is not None:
+            told.set()
+            reader.look_at_processes(False)
+        elif told.is_set():
+            untold.set()
+
+    reader = Reader(home, post)
+    reader.look_at_processes(True)
+    reader.start()
+    try:
+        assert told.wait(10)
+        assert untold.wait(10)
+    finally:
+        reader.stop()

@@ -1,0 +1,201 @@
+"""All that one GPU reports beside its main row, each reading with its unit, and the host's rates."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from rich.cells import cell_len
+
+from trainfast_tui import format as fmt
+from trainfast_tui.widgets.painted import Line
+from trainfast_tui.widgets.shading import SHADES
+
+if TYPE_CHECKING:
+    from trainfast_runner.step_conditions import DeviceConditions
+    from trainfast_runner.telemetry.readings import DeviceReading, HostReading, Tick
+
+Item = tuple[str, str, str]
+"""A label, a reading with its unit, and the tone of the reading."""
+
+BUSY_PERCENT = 50
+"""From this utilization on a GPU that runs its PCIe link at a lower generation does not do so to save power."""
+LEAST_THROTTLED_SHARE = 0.005
+
+
+def device_items(
+    device: DeviceReading, before: DeviceReading | None, seconds: float, lately: DeviceConditions | None
+) -> list[Item]:
+    """The readings that this GPU has; `before` is its reading `seconds` earlier, `lately` its last minute."""
+    found = [
+        *_throttled(lately),
+        _limits(device),
+        _clocks(device),
+        _plain("memory busy", fmt.percent(device.memory_utilization_percent)),
+        _memory_temperature(device),
+        _plain("fan", fmt.percent(device.fan_percent)),
+        _pcie(device),
+        _rates("PCIe", device, before, seconds, "pcie_tx_bytes", "pcie_rx_bytes"),
+        _rates("NVLink", device, before, seconds, "nvlink_tx_bytes", "nvlink_rx_bytes"),
+        _power(device),
+        *_memory_health(device),
+        ("MIG", "on: some readings are not to be had", "warning") if device.mig_mode else None,
+        _plain("since the driver was loaded", fmt.joules(None if device.energy_mj is None else device.energy_mj / 1e3)),
+    ]
+    return [item for item in found if item is not None]
+
+
+def host_items(host: HostReading, before: HostReading | None, seconds: float) -> list[Item]:
+    """What a data loader would have to share: load, free memory, swap, storage and network."""
+    found = [
+        _plain("load", fmt.number(host.load_1m)),
+        _plain("available", fmt.size(host.memory_available_bytes)),
+        ("swap", fmt.size(host.swap_used_bytes), "warning" if host.swap_used_bytes else "text"),
+        _rate("storage read", host, before, seconds, "disk_read_bytes"),
+        _rate("written", host, before, seconds, "disk_write_bytes"),
+        _rate("network in", host, before, seconds, "network_received_bytes"),
+        _rate("out", host, before, seconds, "network_sent_bytes"),
+    ]
+    return [item for item in found if item is not None and item[1] != fmt.ABSENT]
+
+
+def missing_item(tick: Tick, index: int) -> Item | None:
+    """What this GPU cannot say."""
+    names = [key.partition(".")[2] for key in tick.missing if key.startswith(f"gpu{index}.")]
+    if not names:
+        return None
+    shown = ", ".join(name.replace("_", " ") for name in names[:4])
+    more = f" and {len(names) - 4} more" if len(names) > 4 else ""
+    return "not to be had", f"{shown}{more} (doctor says why)", "muted"
+
+
+def is_alarm(item: Item) -> bool:
+    """Whether a person should know of it even where there is little room. Throttling has its sign in the GPU's row."""
+    label, _, tone = item
+    return tone in ("warning", "error") and not any(label.endswith(shade.words) for shade in SHADES)
+
+
+def flow(items: Sequence[Item], width: int, indent: int) -> list[Line]:
+    """The items in lines of `width` cells; one is never broken."""
+    lines: list[Line] = []
+    used = width + 1
+    for label, text, tone in items:
+        length = cell_len(label) + cell_len(text) + 1
+        if used + length + 3 > width:
+            lines.append([(" " * indent, "text")])
+            used = indent
+        else:
+            lines[-1].append(("   ", "text"))
+            used += 3
+        lines[-1] += [(f"{label} ", "muted"), (text, tone)]
+        used += length
+    return lines
+
+
+def _of(reading: object, name: str) -> Any:
+    return getattr(reading, name, None)
+
+
+def _plain(label: str, text: str) -> Item | None:
+    return None if text == fmt.ABSENT else (label, text, "text")
+
+
+def _throttled(lately: DeviceConditions | None) -> list[Item]:
+    """Shares of the last minute, by cause."""
+    if lately is None:
+        return []
+    found: list[Item] = []
+    for shade in SHADES:
+        share = (lately.throttled_ms.get(shade.kind) or 0.0) / 60_000
+        if share >= LEAST_THROTTLED_SHARE:
+            tone = "error" if shade.kind in ("thermal", "brake") else "warning"
+            found.append((f"{shade.letter} {shade.words}", f"{fmt.percent(100 * share)} of the last minute", tone))
+    return found
+
+
+def _limits(device: DeviceReading) -> Item | None:
+    """Where heat slows it down: the driver's limit, then the hardware's."""
+    limits = (("driver", device.gpu_max_temperature_c), ("hardware", device.slowdown_temperature_c))
+    parts = [f"{fmt.celsius(limit)} by the {who}" for who, limit in limits if limit is not None]
+    if device.degrees_to_slowdown_c is not None:
+        parts.insert(0, f"in {device.degrees_to_slowdown_c} °C")
+    return ("slowdown", ", ".join(parts), "text") if parts else None
+
+
+def _clocks(device: DeviceReading) -> Item | None:
+    now, most = fmt.megahertz(device.memory_clock_mhz), fmt.megahertz(device.memory_clock_max_mhz)
+    return None if now == fmt.ABSENT else ("memory clock", f"{now.removesuffix(' MHz')}/{most}", "text")
+
+
+def _memory_temperature(device: DeviceReading) -> Item | None:
+    if device.memory_temperature_c is None:
+        return None
+    most = device.memory_max_temperature_c
+    near = most is not None and device.memory_temperature_c >= most - 5
+    text = fmt.celsius(device.memory_temperature_c) + (f" of {fmt.celsius(most)}" if most is not None else "")
+    return "memory at", text, "warning" if near else "text"
+
+
+def _pcie(device: DeviceReading) -> Item | None:
+    generation, width = device.pcie_generation, device.pcie_width
+    if generation is None or width is None:
+        return None
+    text = f"{generation} x{width}"
+    most, widest = device.pcie_generation_max, device.pcie_width_max
+    narrow = widest is not None and width < widest
+    slow = most is not None and generation < most
+    if not narrow and not slow:
+        return "PCIe", text, "text"
+    busy = (device.gpu_utilization_percent or 0) >= BUSY_PERCENT
+    text += f" of {most or generation} x{widest or width}"
+    if narrow or busy:
+        return "PCIe", f"{text}: below its most", "warning"
+    return "PCIe", f"{text} while idle", "text"
+
+
+def _power(device: DeviceReading) -> Item | None:
+    average, instant = device.power_average_w, device.power_instant_w
+    parts = [f"{fmt.watts(average)} over a second" if average is not None else ""]
+    parts.append(f"{fmt.watts(instant)} at once" if instant is not None else "")
+    text = ", ".join(part for part in parts if part)
+    return ("power", text, "text") if text else None
+
+
+def _memory_health(device: DeviceReading) -> list[Item]:
+    """ECC errors and remapped rows; what needs a person is in alarm."""
+    corrected, uncorrected = device.ecc_corrected_errors, device.ecc_uncorrected_errors
+    found: list[Item] = []
+    if corrected is not None or uncorrected is not None:
+        text = f"{fmt.count(uncorrected)} uncorrected, {fmt.count(corrected)} corrected"
+        found.append(("ECC errors", text, "error" if uncorrected else "text"))
+    rows = [_of(device, f"remapped_rows_{kind}") for kind in ("corrected", "uncorrected")]
+    if any(row is not None for row in rows):
+        found.append(("remapped rows", fmt.count(sum(row or 0 for row in rows)), "warning" if any(rows) else "text"))
+    if device.remapped_rows_pending:
+        found.append(("rows to remap", "waiting for a reset of the GPU", "error"))
+    if device.remapped_rows_failed:
+        found.append(("remapping", "failed: replace this GPU", "error"))
+    return found
+
+
+def _rates(
+    label: str, device: DeviceReading, before: DeviceReading | None, seconds: float, out: str, back: str
+) -> Item | None:
+    sent, received = _per_second(device, before, seconds, out), _per_second(device, before, seconds, back)
+    if sent is None and received is None:
+        return None
+    return label, f"out {fmt.bytes_per_second(sent)}, in {fmt.bytes_per_second(received)}", "text"
+
+
+def _rate(label: str, now: object, before: object | None, seconds: float, field: str) -> Item | None:
+    rate = _per_second(now, before, seconds, field)
+    return None if rate is None else (label, fmt.bytes_per_second(rate), "text")
+
+
+def _per_second(now: object, before: object | None, seconds: float, field: str) -> float | None:
+    """The growth of a counter a second; one that went back was reset, and says nothing."""
+    last, first = _of(now, field), _of(before, field)
+    if last is None or first is None or seconds <= 0 or last < first:
+        return None
+    rate: float = (last - first) / seconds
+    return rate

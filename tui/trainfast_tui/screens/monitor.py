@@ -1,0 +1,223 @@
+"""The machine, for a person about to train: devices, what holds them back, who uses them, and their last minutes."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from textual.app import ComposeResult
+from textual.screen import Screen
+
+from trainfast_runner.problem import Problem
+from trainfast_tui import chart_data
+from trainfast_tui import format as fmt
+from trainfast_tui.commands import bindings, of
+from trainfast_tui.snapshot import Snapshot
+from trainfast_tui.widgets.charts import Charts
+from trainfast_tui.widgets.monitor_devices import MonitorDevices, MonitorHead
+from trainfast_tui.widgets.process_table import ProcessTable
+from trainfast_tui.widgets.small_parts import Footer, StatusLine
+
+if TYPE_CHECKING:
+    from trainfast_runner.process_rows import ProcessRow
+    from trainfast_runner.process_tree import Identity
+    from trainfast_runner.step_conditions import DeviceConditions, StepJoin
+    from trainfast_tui.app import TrainfastApp
+
+AROUND = 3
+"""Rows of head, status and footer."""
+LEAST_CHART_ROWS = 7
+CHART_ROWS = ((38, 15), (26, 8))
+"""From so many rows on for all, so many are kept for charts before a GPU says all it knows."""
+LEAST_PROCESS_ROWS = 6
+MINUTE_NS = 60_000_000_000
+
+
+class MonitorScreen(Screen[None]):
+    """Follows the newest snapshot; the reader looks at processes for as long as this is open."""
+
+    SCOPE = "monitor"
+    BINDINGS = [*bindings("monitor")]
+    DEFAULT_CSS = """
+    MonitorScreen { layout: vertical; overflow: hidden; }
+    MonitorScreen .-away { display: none; }
+    """
+
+    def __init__(self, *, ascii: bool) -> None:
+        super().__init__()
+        self._ascii = ascii
+        self._snapshot: Snapshot | None = None
+        self._join: StepJoin | None = None
+        self._joined_uuids: tuple[str, ...] = ()
+        self._seen_ns = 0
+        self._asked: Identity | None = None
+        """The process that SIGTERM was sent to last."""
+
+    def compose(self) -> ComposeResult:
+        yield MonitorHead(ascii=self._ascii)
+        yield MonitorDevices(ascii=self._ascii)
+        yield Charts(ascii=self._ascii, of_machine=True)
+        yield ProcessTable(ascii=self._ascii)
+        yield StatusLine(ascii=self._ascii)
+        yield Footer([*of("monitor"), *of("everywhere")], ascii=self._ascii)
+
+    @property
+    def trainfast(self) -> TrainfastApp:
+        """The app, as what it is."""
+        app: Any = self.app
+        return app  # type: ignore[no-any-return]
+
+    def on_mount(self) -> None:
+        self.trainfast.reader.look_at_processes(True)
+        if self.trainfast.snapshot is not None:
+            self.show_snapshot(self.trainfast.snapshot)
+
+    def on_unmount(self) -> None:
+        self.trainfast.reader.look_at_processes(False)
+
+    def on_resize(self) -> None:
+        self._share_out()
+
+    def show_snapshot(self, snapshot: Snapshot) -> None:
+        """Paint what is new."""
+        self._snapshot = snapshot
+        tick = snapshot.tick
+        run = snapshot.run
+        used = chart_data.used_uuids(run) if run is not None and run.is_live else frozenset()
+        self.query_one(MonitorHead).show(snapshot)
+        self.query_one(MonitorDevices).show(snapshot, used, self._last_minute(snapshot))
+        self.query_one(ProcessTable).show(snapshot.processes, tick is not None and bool(tick.devices))
+        self._share_out()
+        charts = self.query_one(Charts)
+        if charts.display:
+            charts.show(replace(snapshot, run=None, ticks=tuple(snapshot.machine_ticks)))
+        self._follow_asked(snapshot.processes)
+
+    def say(self, text: str, tone: str = "text") -> None:
+        """A line at the bottom."""
+        self.query_one(StatusLine).say(text, tone)
+
+    def show_pace(self, words: str) -> None:
+        """How slow the terminal is."""
+        self.query_one(Footer).show_pace(words)
+
+    def _share_out(self) -> None:
+        """Devices first, then a few processes, then charts; what is left goes to the processes."""
+        room, width = self.size.height - AROUND, self.size.width
+        if room <= 0:
+            return
+        devices, table = self.query_one(MonitorDevices), self.query_one(ProcessTable)
+        for_charts = next((rows for least, rows in CHART_ROWS if room >= least), 0)
+        rows = devices.rows_wanted(width, max(1, room - LEAST_PROCESS_ROWS - for_charts))
+        if devices.styles.height is None or devices.styles.height.value != rows:
+            devices.styles.height = rows
+        left = room - rows
+        charts = left - max(LEAST_PROCESS_ROWS, min(table.rows_wanted, left // 2))
+        self.query_one(Charts).set_class(charts < LEAST_CHART_ROWS, "-away")
+        height = left - charts if charts >= LEAST_CHART_ROWS else left
+        if table.styles.height is None or table.styles.height.value != height:
+            table.styles.height = height
+
+    def _last_minute(self, snapshot: Snapshot) -> dict[str, DeviceConditions]:
+        """What each GPU did in the last minute, from its counters; each sample is taken once."""
+        from trainfast_runner.step_conditions import StepJoin
+
+        ticks = snapshot.machine_ticks
+        if not ticks or not ticks[-1].devices:
+            return {}
+        uuids = tuple(device.uuid for device in ticks[-1].devices if device.uuid)
+        if self._join is None or not set(uuids) <= set(self._joined_uuids):
+            self._join, self._joined_uuids, self._seen_ns = StepJoin(uuids, keep=300), uuids, 0
+        new = []
+        for tick in reversed(ticks):
+            if tick.t_ns <= self._seen_ns or tick.t_ns < ticks[-1].t_ns - 2 * MINUTE_NS:
+                break
+            new.append(tick)
+        for tick in reversed(new):
+            self._join.see(tick.t_ns, tick.devices)
+        self._seen_ns = ticks[-1].t_ns
+        found = self._join.window(self._seen_ns - MINUTE_NS, self._seen_ns)
+        return {device.uuid: device for device in found if device.uuid is not None}
+
+    def _follow_asked(self, rows: tuple[ProcessRow, ...] | None) -> None:
+        """Say when the process that was asked to end has ended."""
+        asked = self._asked
+        if asked is not None and rows is not None:
+            from trainfast_runner.foreign_process import still_runs
+
+            if not still_runs(asked):
+                self._asked = None
+                self.say(f"Process {asked.pid} has ended.", "success")
+
+    def action_end(self) -> None:
+        row = self.query_one(ProcessTable).current
+        if row is None:
+            return
+        if row.identity is None:
+            self.say(f"Process {row.pid} is not visible from here, so it cannot be told from another.", "warning")
+            return
+        from trainfast_runner.foreign_process import refuse
+        from trainfast_tui.screens.dialogs import Confirm
+
+        try:
+            refuse(row.identity)
+        except Problem as problem:
+            self.say(problem.line(), "warning")
+            return
+        kill = row.identity == self._asked
+        question = f"{'Kill' if kill else 'End'} process {row.pid}?\n{_described(row)}"
+        if kill:
+            question += "\nSIGTERM was sent to it and it still runs. SIGKILL gives it no chance to save anything."
+        yes = "send SIGKILL" if kill else "send SIGTERM: it may save what it has, and end"
+        self.app.push_screen(Confirm(question, yes, ascii=self._ascii), partial(self._end, row.identity, kill))
+
+    def _end(self, identity: Identity, kill: bool, yes: object) -> None:
+        if not yes:
+            return
+        from trainfast_runner.foreign_process import end
+
+        try:
+            said = end(identity, kill=kill)
+        except Problem as problem:
+            self.say(problem.line(), "warning")
+            return
+        self._asked = identity
+        self.say(said if kill else f"{said} If it stays, x again offers SIGKILL.")
+
+    def action_move(self, by: int) -> None:
+        self.query_one(ProcessTable).move(by)
+
+    def action_page(self, by: int) -> None:
+        table = self.query_one(ProcessTable)
+        table.move(by * max(1, table.size.height - 2))
+
+    def action_choose(self, by: int) -> None:
+        self.query_one(MonitorDevices).choose(by)
+
+    def action_sort(self) -> None:
+        self.say(self.query_one(ProcessTable).sort())
+
+    def action_reverse(self) -> None:
+        self.query_one(ProcessTable).turn_around()
+
+    def action_reading(self) -> None:
+        self.say(self.query_one(Charts).next_reading())
+
+    def action_event(self, by: int) -> None:
+        self.say(self.query_one(Charts).next_event(by))
+
+    def action_zoom(self, by: int) -> None:
+        self.say(self.query_one(Charts).zoom(by))
+
+    def action_back(self) -> None:
+        self.dismiss()
+
+
+def _described(row: ProcessRow) -> str:
+    held = f", {fmt.size(row.device_memory_bytes)} on GPU {'+'.join(str(at) for at, _ in row.devices)}"
+    return (
+        f"{fmt.plain(row.command, 200)}\n"
+        f"of {row.owner}, for {fmt.duration(row.age_s)}, {fmt.size(row.memory_rss_bytes)} of memory"
+        f"{held if row.devices else ''}"
+    )

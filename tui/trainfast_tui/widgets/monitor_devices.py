@@ -1,0 +1,171 @@
+"""The machine in the monitor: each GPU with all it reports, and the host; or the CPU as the device, and why no GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from trainfast_tui import format as fmt
+from trainfast_tui.device_details import Item, device_items, flow, host_items, is_alarm, missing_item
+from trainfast_tui.snapshot import Snapshot
+from trainfast_tui.widgets.devices import gpu_line, host_line
+from trainfast_tui.widgets.painted import Line, Painted, wrap
+from trainfast_tui.widgets.shading import rank, shade_of
+
+if TYPE_CHECKING:
+    from trainfast_runner.step_conditions import DeviceConditions
+    from trainfast_runner.telemetry.readings import DeviceReading, HostReading, Tick
+
+INDENT = 6
+WIDE = 120
+RATE_TICKS = 5
+"""Rates are taken over this many samples."""
+
+
+class MonitorHead(Painted):
+    """Which GPUs are held back, and what looking at them costs."""
+
+    def __init__(self, *, ascii: bool) -> None:
+        super().__init__(ascii=ascii)
+        self._snapshot: Snapshot | None = None
+
+    def show(self, snapshot: Snapshot) -> None:
+        """Sum this up."""
+        self._snapshot = snapshot
+        self.repaint()
+
+    def lines(self, width: int, height: int) -> list[Line]:
+        tick = self._snapshot.tick if self._snapshot is not None else None
+        line: Line = [("monitor", "title")]
+        if tick is None or self._snapshot is None:
+            return [[*line, ("   looking…", "muted")]]
+        if tick.devices:
+            line += [(f"  {fmt.count(len(tick.devices), 'GPU' if len(tick.devices) == 1 else 'GPUs')}", "text")]
+            line += _held_back(tick, width >= WIDE)
+        line.append((f"  {_microseconds(tick.sample_us)} a sample{_period(self._snapshot)}", "muted"))
+        if (slowed := tick.missing.get("sampler.period")) is not None:
+            line.append((f"   {slowed}", "warning"))
+        return [line]
+
+
+class MonitorDevices(Painted):
+    """A row for each GPU, below it what there is room for; the chosen one always says all."""
+
+    DEFAULT_CSS = "MonitorDevices { height: 4; }"
+
+    def __init__(self, *, ascii: bool) -> None:
+        super().__init__(ascii=ascii)
+        self._snapshot: Snapshot | None = None
+        self._used: frozenset[str] = frozenset()
+        self._lately: Mapping[str, DeviceConditions] = {}
+        self._chosen = 0
+        self._cpu_percent: float | None = None
+
+    def show(self, snapshot: Snapshot, used: frozenset[str], lately: Mapping[str, DeviceConditions]) -> None:
+        """`used` are the UUIDs of a live run's GPUs; `lately` what each GPU did in the last minute, by UUID."""
+        self._snapshot, self._used, self._lately = snapshot, used, lately
+        tick = snapshot.tick
+        if tick is not None and tick.host.cpu_percent is not None:
+            # A sampler's first tick cannot tell: the figure before it stands until the next.
+            self._cpu_percent = tick.host.cpu_percent
+        self.repaint()
+
+    def choose(self, by: int) -> None:
+        """Another GPU says all."""
+        tick = self._snapshot.tick if self._snapshot is not None else None
+        count = len(tick.devices) if tick is not None else 0
+        self._chosen = max(0, min(self._chosen + by, count - 1))
+        self.repaint()
+
+    def rows_wanted(self, width: int, most: int) -> int:
+        """How many rows there is something for, at most `most`."""
+        return min(most, len(self.lines(width, most)))
+
+    def lines(self, width: int, height: int) -> list[Line]:
+        snapshot = self._snapshot
+        tick = snapshot.tick if snapshot is not None else None
+        if snapshot is None or tick is None:
+            return [[("looking at the machine…", "muted")]]
+        before, seconds = _before(snapshot, tick)
+        host = self._host(tick.host, before.host if before is not None else None, seconds, width, bool(tick.devices))
+        if not tick.devices:
+            return [*host, *([(line, "muted")] for line in wrap(_why_no_gpu(tick), width))]
+        lost_s = snapshot.lost_s()
+        heads = [
+            gpu_line(one, width, one.uuid in self._used, self._ascii, lost_s.get(one.index)) for one in tick.devices
+        ]
+        items = [self._items(one, before, seconds, tick) for one in tick.devices]
+        details = [flow(found, width, INDENT) for found in items]
+        if len(heads) + sum(map(len, details)) + len(host) > height:
+            host = host[:1]
+            details = self._most_telling(items, details, height - len(heads) - len(host), width)
+            heads[self._chosen][1] = heads[self._chosen][1][0], "cursor"
+        return [line for head, found in zip(heads, details, strict=True) for line in (head, *found)] + host
+
+    def _most_telling(
+        self, items: list[list[Item]], details: list[list[Line]], room: int, width: int
+    ) -> list[list[Line]]:
+        """Where not everything fits: of each GPU a line of what needs a person, and of the chosen one all."""
+        found: list[list[Line]] = []
+        for at, own in enumerate(items):
+            alarms = [] if at == self._chosen else flow([item for item in own if is_alarm(item)], width, INDENT)[:1]
+            room -= len(alarms) if room > 0 else 0
+            found.append(alarms if room >= 0 else [])
+        if self._chosen < len(found):
+            found[self._chosen] = details[self._chosen][: max(0, room)]
+        return found
+
+    def _items(self, device: DeviceReading, before: Tick | None, seconds: float, tick: Tick) -> list[Item]:
+        if device.error is not None:
+            return []
+        earlier = next((one for one in before.devices if one.uuid == device.uuid), None) if before is not None else None
+        missing = missing_item(tick, device.index)
+        items = device_items(device, earlier, seconds, self._lately.get(device.uuid or ""))
+        return items if missing is None else [*items, missing]
+
+    def _host(
+        self, host: HostReading, before: HostReading | None, seconds: float, width: int, has_gpu: bool
+    ) -> list[Line]:
+        items: list[Item] = host_items(host, before, seconds)
+        return [host_line(host, self._cpu_percent, width, has_gpu, self._ascii), *flow(items, width, INDENT)]
+
+
+def _before(snapshot: Snapshot, tick: Tick) -> tuple[Tick | None, float]:
+    """A sample some time before this one, and the seconds between the two."""
+    ticks = snapshot.machine_ticks
+    if len(ticks) < 2:
+        return None, 0.0
+    before = ticks[max(0, len(ticks) - 1 - RATE_TICKS)]
+    return before, (tick.t_ns - before.t_ns) / 1e9
+
+
+def _held_back(tick: Tick, wide: bool) -> Line:
+    """The GPUs that are held back, by cause, the worst first."""
+    from trainfast_tui.chart_data import causes_of
+
+    by_cause: dict[str, list[int]] = {}
+    for device in tick.devices:
+        for cause in causes_of(device):
+            by_cause.setdefault(cause, []).append(device.index)
+    line: Line = []
+    for shade in sorted(map(shade_of, by_cause), key=rank):
+        which = ", ".join(map(str, by_cause[shade.kind]))
+        tone = "warning" if shade.kind in ("power", "sync_boost") else "error"
+        line.append((f"  {shade.letter} GPU {which}{f' {shade.words}' if wide else ''}", tone))
+    lost = ", ".join(str(device.index) for device in tick.devices if device.error is not None)
+    return [*line, (f"  GPU {lost} {'does not answer' if wide else 'lost'}", "error")] if lost else line
+
+
+def _microseconds(value: int) -> str:
+    return f"{value:,} µs" if value < 10_000 else fmt.milliseconds(value / 1e3)
+
+
+def _period(snapshot: Snapshot) -> str:
+    ticks = snapshot.machine_ticks
+    if len(ticks) < 2:
+        return ""
+    return f", every {fmt.duration(round((ticks[-1].t_ns - ticks[-2].t_ns) / 1e9, 1))}"
+
+
+def _why_no_gpu(tick: Tick) -> str:
+    return f"no GPU: {tick.missing.get('nvml', 'none is listed')}. Training runs on the CPU."
