@@ -333,7 +333,7 @@ async def test_the_tightest_of_two_ranks_is_named_and_a_void_probe_says_why(
     assert "limit 2.00 GiB + 1.50 GiB a rank (memory_limit)   tightest: rank 1" in text
     assert "~ void on rank 0" in text
     assert "python 4711 of another user took 2.00 GiB" in text
-    assert "● fits on rank 1" in text
+    assert "● fits, rank 1 fullest" in text
 
 
 async def test_a_search_whose_conductor_is_gone_says_so_and_f5_takes_it_up_again(home: Home, starts: Starts) -> None:

@@ -150,7 +150,9 @@ def _probe_row(probe: Probe, many_ranks: bool, wide: bool) -> Line:
     if not wide and probe.outcome == "oom":
         words = "OOM"
     where = f" in {probe.phase.replace('_', ' and ')}" if probe.phase and probe.outcome == "oom" else ""
-    rank = f" on rank {probe.rank}" if many_ranks and probe.rank is not None else ""
+    rank = ""
+    if many_ranks and probe.rank is not None:
+        rank = f", rank {probe.rank} fullest" if probe.outcome == "fits" else f" on rank {probe.rank}"
     retries = f", {probe.alloc_retries:,} allocator retries" if probe.alloc_retries else ""
     cells = [
         f"{probe.batch_size:,}",
@@ -190,8 +192,7 @@ def _next_lines(search: SearchSnapshot, width: int) -> list[Line]:
     when = "next" if search.state in ("paused", "interrupted") else "now"
     what = {"probe": "probe ", "prove": "prove "}.get(step.action, "")
     batch = f"{what}batch_size {step.batch_size:,}, " if step.batch_size is not None else ""
-    need = f"; by the fit it needs {fmt.size(step.needs_bytes)}" if step.needs_bytes is not None else ""
-    return [[(line, "text")] for line in wrap(f"{when}: {batch}{step.why}{need}", width)[:3]]
+    return [[(line, "text")] for line in wrap(f"{when}: {batch}{step.why}", width)[:3]]
 
 
 def _choice_lines(search: SearchSnapshot, at: int, width: int) -> list[Line]:
