@@ -21,6 +21,7 @@ from trainfast_runner.live_diagnosis import LiveDiagnosis
 from trainfast_runner.records import END_STATES, Diagnosis, Event, Result, RunFile, Step, WorkerLine
 from trainfast_runner.recovery import state_of
 from trainfast_runner.run_records import EVENTS_FILE, TELEMETRY_FILE
+from trainfast_runner.runs import PROBE
 from trainfast_runner.step_conditions import StepConditions, StepJoin
 from trainfast_runner.telemetry.readings import Tick
 
@@ -257,13 +258,20 @@ class Follower:
 
 
 def newest(home: Home) -> Path | None:
-    """The newest run of which something is alive, else the newest of all; None without any."""
-    ids = home.run_ids()
-    for run_id in reversed(ids):
-        directory = home.directory(run_id)
-        if not (directory / RESULT_FILE).exists() and is_alive(directory):
+    """The newest run of which something is alive, else the newest of all; None without any.
+
+    A search's probes are not looked at: their search shows them.
+    """
+    directories = [home.directory(run_id) for run_id in reversed(home.run_ids())]
+    for directory in directories:
+        if not (directory / RESULT_FILE).exists() and is_alive(directory) and not _is_probe(directory):
             return directory
-    return home.directory(ids[-1]) if ids else None
+    return next((directory for directory in directories if not _is_probe(directory)), None)
+
+
+def _is_probe(directory: Path) -> bool:
+    run = read_run_file(directory)
+    return run is not None and run.role == PROBE
 
 
 class _SummedRates:

@@ -192,6 +192,7 @@ def a_run(
     knobs: dict[str, Any] | None = None,
     with_result: bool = True,
     memory_limit: list[int] | None = None,
+    role: str | None = None,
 ) -> Path:
     """A run directory in `home`; without a result and with its lock held by the test it is live."""
     home.ready()
@@ -209,6 +210,7 @@ def a_run(
         device="cuda" if gpus else "cpu",
         device_uuids=[f"GPU-{index:08d}" for index in range(gpus)],
         memory_limit_bytes=memory_limit,
+        role=role,
         boot_id="",
         clock=Clock(monotonic_ns=START_NS, wall_ns=WALL_NS),
     )

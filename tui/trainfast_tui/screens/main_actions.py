@@ -112,11 +112,11 @@ class MainActions(Base):
         search, next_run = self.trainfast.searching.current, self.next_run
         if search is None or search.asked is None or next_run is None or search.state not in ENDED_WITH_ANSWER:
             return False
+        from trainfast_runner.search.searches import FREE_KNOBS
+
         asked, spec = search.asked, next_run.spec
         return (asked.preset, asked.variant, asked.model) == (spec.preset, spec.variant, spec.model) and all(
-            asked.knobs.get(name) == value
-            for name, value in spec.knobs.items()
-            if name not in ("batch_size", "devices")
+            asked.knobs.get(name) == value for name, value in spec.knobs.items() if name not in FREE_KNOBS
         )
 
     def _search(self, live: Path | None, yes: object) -> None:
