@@ -51,7 +51,7 @@ class Snapshot:
         return (*(tick for tick in self.ticks if tick.t_ns < first), *run.ticks)
 
     def lost_s(self) -> dict[int, float]:
-        """For how long each GPU has not answered, in seconds, as far as the samples reach back; by index."""
+        """For how long each GPU that answered before has not any more, in seconds, by index."""
         newest = self.tick
         lost: dict[int, float] = {}
         for device in newest.devices if newest is not None else ():
@@ -60,7 +60,7 @@ class Snapshot:
             since = self.taken_ns
             for tick in reversed(self.machine_ticks):
                 if all(other.error is None for other in tick.devices if other.index == device.index):
+                    lost[device.index] = max(0.0, (self.taken_ns - since) / 1e9)
                     break
                 since = tick.t_ns
-            lost[device.index] = max(0.0, (self.taken_ns - since) / 1e9)
         return lost
