@@ -167,7 +167,7 @@ def _upwards(known: Known, fits: tuple[Fit, ...], tried: int) -> Step:
     if best >= MOST:
         return Step("prove", f"no size above {MOST} is tried: a fresh process runs {best}", best)
     certain = any(one.surely_not(top) for one in fits)
-    if target > best and not (certain and tried > SPARE_PROBES):
+    if target > best and not (certain and tried >= SPARE_PROBES):
         return Step("probe", _why_up(tight, target, len(known.fitting), known), target)
     # A single point has no slope of its own, and proves nothing of other sizes.
     if known.no_oom and len(known.fitting) > 1:

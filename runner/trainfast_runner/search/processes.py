@@ -8,7 +8,7 @@ from pathlib import Path
 
 import msgspec
 
-from trainfast_runner.home import read_result
+from trainfast_runner.home import is_alive, read_result
 from trainfast_runner.json_lines import Appender, Tail
 from trainfast_runner.problem import Problem
 from trainfast_runner.records import Count, Result
@@ -20,6 +20,7 @@ CONTROL_FILE = "control.jsonl"
 LOOK_EVERY_S = 0.02
 STATE_EVERY_S = 0.25
 STOPS_WITHIN_S = 10.0
+RESULT_WITHIN_S = 5.0
 
 
 class Interrupted(Exception):
@@ -105,17 +106,15 @@ class WarmProcess:
         looked = 0.0
         while True:
             # First whether it has ended, then what it wrote: all of it is then there.
-            ended = False
             if time.monotonic() - looked > STATE_EVERY_S:
                 looked = time.monotonic()
-                ended = state_of(self.directory).ended
+                if state_of(self.directory).ended:
+                    self.result = read_result(self.directory)
             self._read()
             if over():
                 return said()
-            if ended:
-                self.result = read_result(self.directory)
-                if self.result is not None:
-                    return None
+            if self.result is not None:
+                return None
             self._check()
             time.sleep(LOOK_EVERY_S)
 
@@ -131,15 +130,19 @@ class WarmProcess:
 
 
 def wait_for_result(directory: Path, check: Callable[[], None]) -> Result:
-    """The result of a run, once it has ended."""
-    while True:
-        if state_of(directory).ended:
-            result = read_result(directory)
-            if result is None:
-                raise Problem(f"{directory.name} has no readable result", key=directory.name, exit_code=5)
-            return result
+    """The result of a run, once it has ended. Raises Problem where it ends without one."""
+    gone_since = None
+    while (result := read_result(directory)) is None:
+        # Its supervisor says how it ended a moment before it writes the result; a lost run gets one on being asked.
+        if not state_of(directory).ended or is_alive(directory):
+            gone_since = None
+        elif gone_since is None:
+            gone_since = time.monotonic()
+        elif time.monotonic() - gone_since > RESULT_WITHIN_S:
+            raise Problem(f"{directory.name} has no readable result", key=directory.name, exit_code=5)
         check()
-        time.sleep(STATE_EVERY_S)
+        time.sleep(LOOK_EVERY_S)
+    return result
 
 
 def end_run(directory: Path) -> None:
@@ -149,7 +152,7 @@ def end_run(directory: Path) -> None:
         if not request_stop(directory):
             stop_unsupervised(directory, STOPS_WITHIN_S)
             return
-        while not state_of(directory).ended:
+        while read_result(directory) is None and is_alive(directory):
             if time.monotonic() > deadline:
                 kill_now(directory)
                 deadline = float("inf")
