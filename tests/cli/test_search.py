@@ -1,0 +1,158 @@
+"""`search max-batch`: what it refuses; and, among the long tests, real searches under real limits."""
+
+from __future__ import annotations
+
+import json
+import math
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cli.command import Cli, Started, until
+from trainfast_runner.home import Home, is_alive, read_result, read_run_file
+from trainfast_runner.search.journal import Launched, Probe, is_conducted, read_journal
+
+SMALL = [
+    *("--set", "data.kind=random", "--set", "model.hidden_size=64", "--set", "model.num_hidden_layers=1"),
+    *("--set", "seq_len=128"),
+]
+"""About 7 MiB a sample, most of it logits, and steps of tenths of a second."""
+TOLERANCE_SHARE, TOLERANCE_BYTES = 0.03, 48 << 20
+
+
+def test_a_strategy_whose_batch_is_fixed_at_the_start_is_refused(cli: Cli) -> None:
+    done = cli("search", "max-batch", "tiny-llama", "--set", "strategy=pp", "--set", "devices=2")
+    line = done.refused()
+    assert "strategy=pp" in line
+    assert "did you mean fsdp?" in line
+
+
+@pytest.mark.long
+def test_a_limit_below_the_parameters_ends_without_a_run(cli: Cli) -> None:
+    done = cli("search", "max-batch", "tiny-llama", "--set", "memory_limit=1MiB", "--json")
+    assert done.code == 3
+    assert "parameters" in done.err
+    assert Home(cli.home).run_ids() == []
+
+
+def test_a_proof_is_of_two_steps_at_least(cli: Cli) -> None:
+    assert "--proof-steps" in cli("search", "max-batch", "tiny-llama", "--proof-steps", "1").refused()
+
+
+def limited(limit: str, *more: str) -> list[str]:
+    return ["tiny-llama", *SMALL, "--set", f"memory_limit={limit}", *more]
+
+
+def directory_of(cli: Cli) -> Path:
+    """The only search's."""
+    found = list((cli.home / "searches").iterdir())
+    assert len(found) == 1
+    return found[0]
+
+
+def live_runs(cli: Cli) -> list[Path]:
+    home = Home(cli.home)
+    return [path for id in home.run_ids() if is_alive(path := home.directory(id)) and read_result(path) is None]
+
+
+def next_size_that_decides(found: dict[str, Any]) -> int:
+    """The smallest size that needs max(3 %, 48 MiB) more than the maximum."""
+    fixed, per_sample = found["model"]["fixed_bytes"], found["model"]["bytes_per_sample"]
+    need = fixed + per_sample * found["max_batch"]
+    return int(found["max_batch"] + math.ceil(max(TOLERANCE_SHARE * need, TOLERANCE_BYTES) / per_sample))
+
+
+@pytest.mark.long
+def test_the_maximum_is_exact_on_both_sides(cli: Cli) -> None:
+    done = cli("search", "max-batch", *limited("512MiB"), "--proof-steps", "3", "--json")
+    assert done.code == 0, done.err
+    found = done.json
+    assert found["state"] == "answered"
+    tried = [probe["outcome"] for probe in found["probes"]]
+    assert len(tried) <= 6
+    assert tried.count("oom") <= 1
+    assert read_result(Home(cli.home).directory(found["proof_run_id"])).state == "finished"  # type: ignore[union-attr]
+    assert 0 <= found["headroom_bytes"] < 48 << 20
+    assert found["recommended_batch"] < found["max_batch"]
+    assert found["fastest"]["batch_size"] in [probe["batch_size"] for probe in found["probes"]]
+    for size, state in ((found["max_batch"], "finished"), (next_size_that_decides(found), "oom")):
+        run = cli("run", *limited("512MiB", "--set", f"batch_size={size}", "--set", "steps=4"), "--json")
+        assert run.json["state"] == state, f"batch {size}"
+    shown = [row["run_id"] for row in cli("runs", "list", "--json").json["runs"]]
+    assert found["proof_run_id"] in shown
+    probes = {probe["run_id"] for probe in found["probes"]}
+    assert not probes & set(shown)
+    assert probes <= {row["run_id"] for row in cli("runs", "list", "--probes", "--json").json["runs"]}
+
+
+@pytest.mark.long
+def test_the_tightest_of_two_ranks_decides(cli: Cli) -> None:
+    done = cli(
+        *("search", "max-batch", *limited("512MiB+384MiB", "--set", "strategy=ddp", "--set", "devices=2")),
+        *("--proof-steps", "2", "--no-oom", "--json"),
+    )
+    assert done.code == 0, done.err
+    found = done.json
+    assert found["tightest_rank"] == 1
+    assert found["limit_bytes"] == 384 << 20
+    assert all(probe["outcome"] == "fits" for probe in found["probes"])
+    assert 0 <= found["headroom_bytes"] < 48 << 20
+    assert "rank 1" in done.err
+
+
+@pytest.mark.long
+def test_a_killed_search_leaves_nothing_and_is_continued(cli: Cli) -> None:
+    command = ["search", "max-batch", *limited("512MiB"), "--proof-steps", "2", "--json"]
+    started = Started(cli, tuple(command))
+    started.until_said(" fits: ")
+    directory = directory_of(cli)
+    started.signal(signal.SIGKILL)
+    started.end()
+    assert not is_conducted(directory)
+    # The warm process sees for itself that nobody asks any more.
+    until(lambda: not live_runs(cli), "the warm process to end")
+    before = [line.batch_size for line in read_journal(directory) if isinstance(line, Probe)]
+    assert before
+    done = cli(*command)
+    assert done.code == 0, done.err
+    assert directory_of(cli) == directory
+    tried = [probe["batch_size"] for probe in done.json["probes"]]
+    assert tried[: len(before)] == before
+    assert len(tried) == len(set(tried)), "a finished probe was repeated"
+
+
+@pytest.mark.long
+def test_ctrl_c_cancels_and_keeps_the_journal(cli: Cli) -> None:
+    started = Started(cli, ("search", "max-batch", *limited("512MiB"), "--json"))
+    started.until_said("trying", "probe ")
+    directory = directory_of(cli)
+    # Another one may not conduct the same search beside it.
+    other = cli("search", "max-batch", *limited("512MiB"))
+    assert other.code == 2
+    assert "another process" in other.err
+    started.signal(signal.SIGINT)
+    done = started.end()
+    assert done.code == 130
+    assert done.json["state"] == "cancelled"
+    assert live_runs(cli) == []
+    for line in read_journal(directory):
+        if isinstance(line, Launched):
+            run = read_run_file(Home(cli.home).directory(line.run_id))
+            assert run is not None
+            assert run.search_id == directory.name
+            assert run.role == line.role
+
+
+@pytest.mark.long
+def test_a_batch_of_one_that_does_not_fit_says_by_how_much(cli: Cli) -> None:
+    settings = ["tiny-llama", "--set", "data.kind=random", "--set", "seq_len=1024", "--set", "memory_limit=100MiB"]
+    done = cli("search", "max-batch", *settings, "--set", "model.max_position_embeddings=1024", "--json")
+    assert done.code == 3, done.err
+    found = done.json
+    assert found["state"] == "nothing_fits"
+    assert found["max_batch"] is None
+    assert found["missing_bytes"] > 0
+    assert found["changes"]
+    assert json.dumps(found["changes"])
