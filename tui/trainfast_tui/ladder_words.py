@@ -48,7 +48,7 @@ def state_words(search: SearchSnapshot) -> str:
         verb = "probing" if step.action == "probe" else "proving in a fresh process"
         return f"{verb}: batch_size {step.batch_size:,}"
     words = {
-        "starting": "starting: the knobs are checked, the model is built",
+        "starting": "starting: the model is built, and its memory predicted",
         "running": "working",
         "pausing": "pauses after the probe it is at",
         "paused": "paused: nothing of it runs",

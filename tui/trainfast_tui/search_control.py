@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -31,6 +32,8 @@ class SearchControl:
         self._seen: SearchSnapshot | None = None
         self._is_starting = False
         self._awaited: Path | None = None
+        self.asked_ns: int | None = None
+        """When the newest search was asked for; CLOCK_MONOTONIC."""
 
     @property
     def current(self) -> SearchSnapshot | None:
@@ -67,7 +70,7 @@ class SearchControl:
 
     def start(self, spec: RunSpec, *, fresh: bool = False, first: Callable[[], None] | None = None) -> None:
         """Start or continue a search, after `first` is done: SearchStarted, or SearchRefused."""
-        self._is_starting = True
+        self._is_starting, self.asked_ns = True, time.monotonic_ns()
         in_background("search", lambda: self._start(spec, fresh, first), self._post, SearchRefused)
 
     def pause(self, directory: Path) -> None:

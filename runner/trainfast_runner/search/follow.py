@@ -57,7 +57,7 @@ class SearchSnapshot:
     run_id: str | None
     """The run that works on it: its directory shows it live."""
     since_ns: int | None
-    """When that step began, CLOCK_MONOTONIC."""
+    """When that step began, before the first one when the search was taken up; CLOCK_MONOTONIC."""
     ended: Ended | None
     unreadable_lines: int
 
@@ -87,6 +87,7 @@ class SearchFollower:
         self._run_id: str | None = None
         self._ended: Ended | None = None
         self._paused = False
+        self._since_ns: int | None = None
 
     def poll(self) -> SearchSnapshot:
         """Read what is new and return everything known."""
@@ -106,7 +107,7 @@ class SearchFollower:
             proofs=tuple(self._proofs),
             next=self._next,
             run_id=self._run_id,
-            since_ns=None if self._next is None else self._next.t_ns,
+            since_ns=self._since_ns,
             ended=self._ended,
             unreadable_lines=self._tail.unreadable,
         )
@@ -129,10 +130,11 @@ class SearchFollower:
             case Conducted():
                 # Taken up again: an earlier end (cancelled) is none any more.
                 self._ended, self._paused, self._run_id = None, False, None
+                self._since_ns = line.t_ns
             case Predicted():
                 self._prediction = line
             case Next():
-                self._next = line
+                self._next, self._since_ns = line, line.t_ns
             case Launched():
                 self._run_id = line.run_id
             case Probe():

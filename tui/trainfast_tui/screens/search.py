@@ -56,7 +56,7 @@ class SearchScreen(Screen[Choice]):
     def show(self, search: SearchSnapshot | None, now_ns: int = 0) -> None:
         """Paint the newest of the search as of `now_ns` (CLOCK_MONOTONIC); None while it is being started."""
         self._search = search
-        self.ladder.show(search, now_ns)
+        self.ladder.show(search, now_ns, self.trainfast.searching.asked_ns)
         if self._cancel_wanted and search is not None and search.is_live:
             self._cancel_wanted = False
             self.action_cancel()

@@ -42,12 +42,13 @@ class Ladder(Painted):
         self._preset = name
         self._search: SearchSnapshot | None = None
         self._now_ns = 0
+        self._asked_ns: int | None = None
         self._said: tuple[str, str] = ("", "muted")
         self._at = 0
 
-    def show(self, search: SearchSnapshot | None, now_ns: int) -> None:
-        """Show this; `now_ns` is CLOCK_MONOTONIC."""
-        self._search, self._now_ns = search, now_ns
+    def show(self, search: SearchSnapshot | None, now_ns: int, asked_ns: int | None = None) -> None:
+        """Show this; `now_ns` is CLOCK_MONOTONIC, `asked_ns` when a search was asked for that is not there yet."""
+        self._search, self._now_ns, self._asked_ns = search, now_ns, asked_ns
         self.repaint()
 
     def say(self, text: str, tone: str = "text") -> None:
@@ -69,8 +70,10 @@ class Ladder(Painted):
     def lines(self, width: int, height: int) -> list[Line]:
         search = self._search
         if search is None:
-            waiting: Line = [(self._said[0] or "The knobs are being checked…", self._said[1])]
-            return [rule(f"largest batch: {self._preset}", width), waiting]
+            waited = _elapsed(self._asked_ns, self._now_ns)
+            words = self._said[0] or f"The knobs are being checked… {waited}"
+            waiting: list[Line] = [[(line, self._said[1])] for line in wrap(words, width)]
+            return [rule(f"largest batch: {self._preset}", width), *waiting]
         head = _head(search, self._preset, self._now_ns, width)
         table = _table(search, width)
         foot = [*_next_lines(search, width), *_choice_lines(search, self._at, width)]
@@ -92,11 +95,15 @@ def _head(search: SearchSnapshot, name: str, now_ns: int, width: int) -> list[Li
         name = f"{asked.preset}/{asked.variant}" if asked.variant else asked.preset
     sign, tone = SIGNS.get(search.state, ("○", "text"))
     state: Line = [(f"{sign} ", tone), (state_words(search), "title")]
-    if search.is_live and search.state != "paused" and search.since_ns is not None:
-        state.append((f"  {fmt.duration(max(0, now_ns - search.since_ns) // 1_000_000_000)}", "muted"))
+    if search.is_live and search.state != "paused":
+        state.append((f"  {_elapsed(search.since_ns, now_ns)}", "muted"))
     elif search.ended is not None:
         state.append((f"  took {fmt.duration(search.ended.seconds)}", "muted"))
     return [rule(f"largest batch: {name}", width), state, *([line] if (line := _limit_line(search)) else [])]
+
+
+def _elapsed(since_ns: int | None, now_ns: int) -> str:
+    return "" if since_ns is None else fmt.duration(max(0, now_ns - since_ns) // 1_000_000_000)
 
 
 def _limit_line(search: SearchSnapshot) -> Line:
