@@ -18,6 +18,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from trainfast_runner.compared_conditions import ConditionRow, compared_conditions
 from trainfast_runner.doubts import doubts
 from trainfast_runner.knobs import BY_NAME
 from trainfast_runner.records import Result
@@ -36,7 +37,6 @@ ERRORS_APART = 3.0
 RUN_TO_RUN = 0.02
 MEDIAN_ERROR = math.sqrt(math.pi / 2)
 MAD_TO_SIGMA = 1.4826
-TEMPERATURE_APART_C = 10.0
 PHASES = ("data", "forward", "backward", "optimizer", "other")
 
 
@@ -55,22 +55,30 @@ class ComparisonRow:
     delta: float | None
     percent: float | None
     verdict: str
+    interval_percent: tuple[float, float] | None = None
+    """Where the true difference lies with a confidence of at least 95 %, in percent of a."""
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """`knobs` are those that differ as (name, a, b); `notes` what makes the figures less comparable."""
+    """`knobs` are those that differ as (name, a, b); `conditions` those known of either run; `notes` what makes the
+    figures less comparable."""
 
     a: str
     b: str
     knobs: list[tuple[str, Any, Any]]
     rows: list[ComparisonRow]
     notes: list[str]
+    conditions: list[ConditionRow]
 
 
 def compare(a: Result, b: Result) -> Comparison:
     """What is different in `b`, seen from `a`."""
-    return Comparison(a.run_id, b.run_id, _knobs(a.knobs, b.knobs), list(_rows(a, b)), list(_notes(a, b)))
+    conditions = compared_conditions(a, b)
+    notes = list(_notes(a, b))
+    if differing := [row.label for row in conditions if row.differs]:
+        notes.insert(0, f"the conditions differed ({', '.join(differing)}): part of the difference may be theirs")
+    return Comparison(a.run_id, b.run_id, _knobs(a.knobs, b.knobs), list(_rows(a, b)), notes, conditions)
 
 
 def _knobs(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[tuple[str, Any, Any]]:
@@ -85,10 +93,12 @@ def _rows(a: Result, b: Result) -> Iterator[ComparisonRow]:
         ("throughput", "samples/s", rates_a.samples_per_s.median, rates_b.samples_per_s.median),
         ("token throughput", "tokens/s", rates_a.tokens_per_s.median, rates_b.tokens_per_s.median),
     ):
-        yield _row(label, unit, one, other, _ratio_counts(one, other, noise), more_is_better=True)
+        row = _row(label, unit, one, other, _ratio_counts(one, other, noise), more_is_better=True)
+        yield replace(row, interval_percent=_interval(one, other, noise))
     step_a, step_b = a.step_ms.p50, b.step_ms.p50
     other_work = _other_work(a, b)
-    yield _of_step(_row("step", "ms", step_a, step_b, _ratio_counts(step_a, step_b, noise)), other_work)
+    step = _row("step", "ms", step_a, step_b, _ratio_counts(step_a, step_b, noise))
+    yield _of_step(replace(step, interval_percent=_interval(step_a, step_b, noise)), other_work)
     step_noise = None if noise is None or step_a is None or step_b is None else noise * max(step_a, step_b)
     for name in PHASES:
         one, other = getattr(a.step_ms, name), getattr(b.step_ms, name)
@@ -145,6 +155,14 @@ def _ratio_counts(a: float | None, b: float | None, noise: float | None) -> bool
     return abs(math.log(b / a)) > max(noise, math.log1p(RUN_TO_RUN))
 
 
+def _interval(a: float | None, b: float | None, noise: float | None) -> tuple[float, float] | None:
+    """The ratio's interval as percentages of `a`; None without a ratio or a noise to build it from."""
+    if a is None or b is None or noise is None or a <= 0 or b <= 0:
+        return None
+    half = max(noise, math.log1p(RUN_TO_RUN))
+    return 100 * (b / a * math.exp(-half) - 1), 100 * (b / a * math.exp(half) - 1)
+
+
 def _relative_noise(a: Result, b: Result) -> float | None:
     """The smallest significant difference of step times and rates as a share of the figure; None: too few steps."""
     errors = []
@@ -170,9 +188,6 @@ def _notes(a: Result, b: Result) -> Iterator[str]:
             yield f"{result.run_id} {doubt}"
     if a.actual.device != b.actual.device and a.actual.device and b.actual.device:
         yield f"different devices: {a.actual.device} and {b.actual.device}"
-    start_a, start_b = a.conditions.start_temperature_c, b.conditions.start_temperature_c
-    if start_a is not None and start_b is not None and abs(start_a - start_b) > TEMPERATURE_APART_C:
-        yield f"the device started at {start_a:.0f} °C and at {start_b:.0f} °C"
 
 
 def _name(result: Result) -> str:

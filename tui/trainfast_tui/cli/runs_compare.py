@@ -15,7 +15,7 @@ def add(parser: argparse.ArgumentParser) -> None:
     """The arguments of the command."""
     parser.add_argument("a", metavar="A", help="the run to compare with: an id, a unique prefix, or last")
     parser.add_argument("b", metavar="B", help="the other run")
-    parser.add_argument("--json", action="store_true", help="print {a, b, knobs[...], rows[...], notes[...]}")
+    parser.add_argument("--json", action="store_true", help="print {a, b, knobs[], rows[], conditions[], notes[]}")
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -23,7 +23,8 @@ def run(arguments: argparse.Namespace) -> int:
     from trainfast_runner.compare import compare
     from trainfast_runner.home import Home
     from trainfast_tui.cli.output import print_json, say, say_table
-    from trainfast_tui.format import plain
+    from trainfast_tui.comparison_text import sentence
+    from trainfast_tui.format import ABSENT, plain
 
     home = Home()
     found = compare(_result(home, arguments.a), _result(home, arguments.b))
@@ -37,7 +38,16 @@ def run(arguments: argparse.Namespace) -> int:
         say("the same settings")
     say()
     rows = [_cells(row) for row in found.rows if row.a is not None or row.b is not None]
-    say_table(("FIGURE", "A", "B", "CHANGE", "", ""), rows, right=(1, 2, 3, 4))
+    say_table(("FIGURE", "A", "B", "CHANGE", "", "95 % SURE", ""), rows, right=(1, 2, 3, 4, 5), drop=(5, 3))
+    if (verdict := sentence(found)) is not None:
+        say()
+        say(verdict)
+    if found.conditions:
+        say()
+        cells = [
+            (row.label, row.a or ABSENT, row.b or ABSENT, "differs" if row.differs else "") for row in found.conditions
+        ]
+        say_table(("CONDITION", "A", "B", ""), [tuple(map(plain, row)) for row in cells])
     for note in found.notes:
         say(f"note: {plain(note)}")
     return 0
@@ -65,19 +75,11 @@ def _show(name: str, value: Any) -> str:
 
 
 def _cells(row: ComparisonRow) -> list[str]:
+    from trainfast_tui.comparison_text import change, figure, interval
     from trainfast_tui.format import signed_percent
 
-    change = "" if row.delta is None else _figure(abs(row.delta), row.unit)
-    if row.delta:
-        change = ("-" if row.delta < 0 else "+") + change
     percent = "" if row.percent is None else signed_percent(row.percent)
-    return [row.label, _figure(row.a, row.unit), _figure(row.b, row.unit), change, percent, row.verdict]
-
-
-def _figure(value: float | None, unit: str) -> str:
-    from trainfast_tui.format import joules, milliseconds, number, per_second, size
-
-    if unit.endswith("/s"):
-        return per_second(value, unit.removesuffix("/s"))
-    formatter = {"bytes": size, "ms": milliseconds, "J": joules}.get(unit, number)
-    return formatter(value)
+    return [
+        *(row.label, figure(row.a, row.unit), figure(row.b, row.unit)),
+        *(change(row), percent, interval(row), row.verdict),
+    ]

@@ -7,7 +7,7 @@ from typing import Any
 from textual.app import ComposeResult
 from textual.screen import Screen
 
-from trainfast_runner.compare import Comparison, ComparisonRow, compare
+from trainfast_runner.compare import Comparison, compare
 from trainfast_runner.home import Home
 from trainfast_runner.knobs import BY_NAME
 from trainfast_runner.problem import Problem
@@ -16,6 +16,7 @@ from trainfast_runner.recovery import settle
 from trainfast_runner.state_words import state_words
 from trainfast_tui import format as fmt
 from trainfast_tui.commands import bindings, of
+from trainfast_tui.comparison_text import change, figure, interval, sentence
 from trainfast_tui.messages import Compared
 from trainfast_tui.widgets.painted import Line, Painted, rule, wrap
 from trainfast_tui.widgets.small_parts import Footer
@@ -116,6 +117,8 @@ class ComparisonTable(Painted):
             [],
             *_figure_lines(found, width),
             [],
+            *([(line, "text")] for line in wrap(sentence(found) or "", width)),
+            *_condition_lines(found),
             *([(line, "warning")] for note in found.notes for line in wrap(f"note: {note}", width)),
         ]
         self._top = max(0, min(self._top, len(body) - height))
@@ -148,6 +151,22 @@ def _knob_lines(found: Comparison, width: int) -> list[Line]:
     return lines
 
 
+def _condition_lines(found: Comparison) -> list[Line]:
+    if not found.conditions:
+        return []
+    lines: list[Line] = [[], [(f"{'condition':<30}{'A':>20}{'B':>20}", "muted")]]
+    for row in found.conditions:
+        cells = [fmt.fit(fmt.plain(value or fmt.ABSENT), 20, "right") for value in (row.a, row.b)]
+        lines.append(
+            [
+                (fmt.fit(row.label, 30), "title"),
+                ("".join(cells), "warning" if row.differs else "text"),
+                ("  differs" if row.differs else "", "warning"),
+            ]
+        )
+    return [*lines, []]
+
+
 def _value(name: str, value: Any) -> str:
     return fmt.plain(BY_NAME[name].show(value) if name in BY_NAME else str(value))
 
@@ -163,39 +182,25 @@ def _figure_lines(found: Comparison, width: int) -> list[Line]:
         rows = [row for row in rows if row.delta is not None]
         if not rows:
             return said
-    wide = width >= 100
+    wide, widest = width >= 100, width >= 132
     column = 18 if wide else 15
     head = f"{'figure':<18}{'A':>{column}}{'B':>{column}}" + (f"{'change':>18}" if wide else "") + f"{'':>10}"
+    head += f"{'95 % sure':>20}" if widest else ""
     lines: list[Line] = [*said, [(head, "muted")]]
     for row in rows:
         figures = [(fmt.fit(figure(value, row.unit), column, "right"), "text") for value in (row.a, row.b)]
         if wide:
-            figures.append((fmt.fit(_change(row), 18, "right"), "text"))
+            figures.append((fmt.fit(change(row), 18, "right"), "text"))
         percent = "" if row.percent is None else fmt.signed_percent(row.percent)
         tone = TONES.get(row.verdict, "muted")
         lines.append(
             [
                 (f"{row.label:<18}", "title"),
                 *figures,
-                (fmt.fit(percent, 10, "right") + "  ", "text" if tone == "muted" else tone),
+                (fmt.fit(percent, 10, "right"), "text" if tone == "muted" else tone),
+                (fmt.fit(interval(row), 20, "right") if widest else "", "text"),
+                ("  ", "text"),
                 (SIGNS.get(row.verdict, "") + row.verdict, tone),
             ]
         )
     return lines
-
-
-def figure(value: float | None, unit: str) -> str:
-    """A figure of a comparison in its unit."""
-    if unit.endswith("/s"):
-        return fmt.per_second(value, unit.removesuffix("/s"))
-    return {"bytes": fmt.size, "ms": fmt.milliseconds, "J": fmt.joules}.get(unit, fmt.number)(value)
-
-
-def _change(row: ComparisonRow) -> str:
-    """The difference of the two figures as they are shown, so that it is what a person gets by subtracting."""
-    if row.a is None or row.b is None:
-        return ""
-    shown_a, shown_b = (fmt.as_shown(figure(value, row.unit)) for value in (row.a, row.b))
-    delta = shown_b - shown_a
-    sign = "" if not delta else ("+" if delta > 0 else "-")
-    return sign + figure(abs(delta), row.unit)

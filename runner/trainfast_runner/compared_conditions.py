@@ -1,0 +1,71 @@
+"""The conditions of two runs side by side, and which of them may explain a difference in their figures."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from trainfast_runner.records import Result
+from trainfast_runner.step_conditions import CAUSES
+
+TEMPERATURE_APART_C = 10.0
+THROTTLED_APART = 0.02
+"""Ours: the share of the time by which a step would grow as much as runs differ anyway, were all of it lost."""
+
+
+@dataclass(frozen=True)
+class ConditionRow:
+    """A condition of both runs in words, None where it is not known; `differs` when it may explain a difference."""
+
+    label: str
+    a: str | None
+    b: str | None
+    differs: bool
+
+
+def compared_conditions(a: Result, b: Result) -> list[ConditionRow]:
+    """Those that are known of either run."""
+    return [row for row in _rows(a, b) if row.a is not None or row.b is not None]
+
+
+def _rows(a: Result, b: Result) -> Iterator[ConditionRow]:
+    starts = a.conditions.start_temperature_c, b.conditions.start_temperature_c
+    yield ConditionRow(
+        "start temperature", _celsius(starts[0]), _celsius(starts[1]), _apart(*starts, TEMPERATURE_APART_C)
+    )
+    for cause in CAUSES:
+        shares = [getattr(result.throttle, f"{cause.name}_fraction") for result in (a, b)]
+        if any(shares):
+            differs = _apart(shares[0] or 0.0, shares[1] or 0.0, THROTTLED_APART)
+            yield ConditionRow(f"held back by {cause.words}", _share(shares[0]), _share(shares[1]), differs)
+    others = [len(result.conditions.foreign_processes) for result in (a, b)]
+    if any(others):
+        yield ConditionRow("other processes", str(others[0]), str(others[1]), others[0] != others[1])
+    yield _unequal("driver", a, b, lambda result: result.conditions.driver)
+    yield _unequal("started clean", a, b, lambda result: "yes" if result.conditions.clean else "no")
+    warming = a.conditions.still_warming, b.conditions.still_warming
+    yield ConditionRow("steady", _steady(a), _steady(b), None not in warming and warming[0] != warming[1])
+
+
+def _unequal(label: str, a: Result, b: Result, of: Callable[[Result], str | None]) -> ConditionRow:
+    one, other = of(a), of(b)
+    return ConditionRow(label, one, other, None not in (one, other) and one != other)
+
+
+def _apart(a: float | None, b: float | None, limit: float) -> bool:
+    return a is not None and b is not None and abs(a - b) > limit
+
+
+def _celsius(value: float | None) -> str | None:
+    return None if value is None else f"{value:.0f} °C"
+
+
+def _share(value: float | None) -> str | None:
+    return None if value is None else f"{100 * value:.1f} % of the time"
+
+
+def _steady(result: Result) -> str | None:
+    conditions = result.conditions
+    if conditions.still_warming is None:
+        return None
+    return "still warming up" if conditions.still_warming else f"from step {conditions.steady_from_step}"

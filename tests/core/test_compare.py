@@ -1,0 +1,116 @@
+"""Two runs compared: an interval that holds the truth as often as it claims, and conditions that may explain it."""
+
+from __future__ import annotations
+
+import random
+import statistics
+from typing import Any
+
+import pytest
+
+from trainfast_runner.compare import NOISE, compare
+from trainfast_runner.records import Conditions, Result, Spread, StepCount, StepTime, Throttle, Throughput
+from trainfast_runner.summary import spread
+from trainfast_tui.comparison_text import change, sentence
+
+
+def result(rate: float = 100.0, mad: float = 1.0, steps: int = 40, **fields: Any) -> Result:
+    return Result(
+        run_id="r",
+        state="finished",
+        steps=StepCount(measured=steps, warmup=3),
+        throughput=Throughput(samples_per_s=Spread(median=rate, mad=mad)),
+        step_ms=StepTime(p50=8e3 / rate),
+        **fields,
+    )
+
+
+def test_an_interval_belongs_to_a_difference_and_agrees_with_the_verdict() -> None:
+    (row, *_), same = compare(result(100), result(110)).rows, compare(result(100), result(101)).rows[0]
+    assert row.interval_percent is not None
+    low, high = row.interval_percent
+    assert low < 10 < high
+    assert low > 0
+    assert same.verdict == NOISE
+    assert same.interval_percent is not None
+    assert same.interval_percent[0] < 0 < same.interval_percent[1]
+
+
+def test_a_rate_and_its_time_per_step_say_the_same() -> None:
+    rows = {row.label: row for row in compare(result(100), result(110)).rows}
+    rate, step = rows["throughput"].interval_percent, rows["step"].interval_percent
+    assert rate is not None
+    assert step is not None
+    assert 1 / (1 + rate[0] / 100) == pytest.approx(1 + step[1] / 100)
+
+
+def test_too_few_steps_have_no_interval() -> None:
+    assert compare(result(steps=3), result(110)).rows[0].interval_percent is None
+
+
+def simulated(draw: random.Random, truth: float, steps: int, scatter: float, alike: float) -> Result:
+    """A run of a rate `truth`: steps scatter lognormally, each like the one before it, and runs by a percent."""
+    run = truth * draw.lognormvariate(0, 0.01 / 2**0.5)
+    rates, state = [], draw.gauss(0, 1)
+    for _ in range(steps):
+        state = alike * state + (1 - alike**2) ** 0.5 * draw.gauss(0, 1)
+        rates.append(run * 2.718281828 ** (scatter * state))
+    found = spread(rates)
+    return result(found.median or 0, found.mad or 0, steps)
+
+
+@pytest.mark.parametrize(("scatter", "alike"), [(0.005, 0.0), (0.05, 0.0), (0.1, 0.4)])
+def test_the_interval_holds_the_true_difference_95_times_in_100(scatter: float, alike: float) -> None:
+    draw, held, pairs = random.Random(7), 0, 300
+    for _ in range(pairs):
+        a, b = (simulated(draw, truth, 25, scatter, alike) for truth in (100, 107))
+        low, high = compare(a, b).rows[0].interval_percent or (0, 0)
+        held += low <= 7 <= high
+    assert held / pairs >= 0.95 - 2 * statistics.NormalDist().stdev * (0.95 * 0.05 / pairs) ** 0.5
+
+
+def test_conditions_that_may_explain_a_difference_are_named() -> None:
+    a = result(
+        100, conditions=Conditions(start_temperature_c=41, driver="570.1", still_warming=False, steady_from_step=9)
+    )
+    b = result(
+        90,
+        conditions=Conditions(
+            start_temperature_c=63, driver="580.2", still_warming=True, foreign_processes=[{"pid": 1}], clean=False
+        ),
+        throttle=Throttle(thermal_fraction=0.2, power_fraction=0.9),
+    )
+    found = compare(a, b)
+    assert [(row.label, row.a, row.b) for row in found.conditions if row.differs] == [
+        ("start temperature", "41 °C", "63 °C"),
+        ("held back by heat", None, "20.0 % of the time"),
+        ("held back by the power limit", None, "90.0 % of the time"),
+        ("other processes", "0", "1"),
+        ("driver", "570.1", "580.2"),
+        ("started clean", "yes", "no"),
+        ("steady", "from step 9", "still warming up"),
+    ]
+    assert found.notes[0].startswith("the conditions differed (start temperature, held back by heat,")
+    assert sentence(found) is not None
+
+
+def test_equal_conditions_are_shown_and_not_blamed() -> None:
+    alike = Conditions(start_temperature_c=41, driver="580", still_warming=False, steady_from_step=4)
+    found = compare(result(conditions=alike), result(conditions=Conditions(start_temperature_c=44, driver="580")))
+    assert [row.label for row in found.conditions] == ["start temperature", "driver", "started clean", "steady"]
+    assert not any(row.differs for row in found.conditions)
+    assert not found.notes
+
+
+def test_the_change_is_what_a_person_gets_by_subtracting() -> None:
+    """1,036.4 and 1,049.6 are shown as 1,036 and 1,050: their difference is 14.0, not 13.2."""
+    row = compare(result(1036.4), result(1049.6)).rows[0]
+    assert change(row) == "+14.0 samples/s"
+
+
+def test_the_sentence_says_which_way_and_how_sure() -> None:
+    text = sentence(compare(result(100), result(80)))
+    assert text is not None
+    assert text.startswith("B has 20.0 % less throughput than A (95 % sure: -2")
+    assert (sentence(compare(result(100), result(101))) or "").startswith("No significant difference in throughput (95")
+    assert "too few steps" in (sentence(compare(result(100), result(101, steps=2))) or "")
