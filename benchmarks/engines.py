@@ -93,5 +93,7 @@ def rows(race: Race) -> list[tuple[str, str, str, bool]]:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0] if __doc__ else None)
     parser.add_argument("--pairs", type=int, default=20)
-    for row in rows(measure(parser.parse_args().pairs)):
-        print("  ".join(map(str, row)))
+    table = rows(measure(parser.parse_args().pairs))
+    for *texts, held in table:
+        print("  ".join([*texts, "held" if held else "NOT HELD"]))
+    raise SystemExit(0 if all(held for *_, held in table) else 1)

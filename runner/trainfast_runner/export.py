@@ -33,6 +33,7 @@ OPTIM = {
     "sgd": "sgd",
 }
 """`optimizer` in the names of transformers' `OptimizerNames`."""
+EXPORT_DEEPSPEED = "trainfast-tui export {} --to deepspeed > deepspeed.json"
 DISTRIBUTED = {"single": "NO", "dp": "NO", "ddp": "MULTI_GPU", "fsdp": "FSDP"}
 
 
@@ -74,8 +75,9 @@ def _training_args(run: RunFile, knobs: Knobs, _directory: Path) -> tuple[str, l
         said["deepspeed"] = "deepspeed.json"
     if run.device == "cpu":
         said["use_cpu"] = True
+    strategy = str(knobs["strategy"])
     left_out = _without(knobs, "training_args")
-    if str(knobs["strategy"]) not in ("single", "ddp") and not str(knobs["strategy"]).startswith("zero"):
+    if strategy not in ("single", "dp", "ddp") and not strategy.startswith("zero"):
         left_out.append("strategy")
     # The Trainer has no name for these two loops, and no precision without fp32 weights.
     left_out += ["optimizer"] if knobs["optimizer"] in ("adamw-loop", "adamw-foreach") else []
@@ -83,12 +85,26 @@ def _training_args(run: RunFile, knobs: Knobs, _directory: Path) -> tuple[str, l
     elsewhere = [
         f"# {name}={BY_NAME[name].show(knobs[name])}: {BY_NAME[name].same_as.training_args}"
         for name in _turned(knobs)
-        if name not in left_out and not set(BY_NAME[name].same_as.training_args.split(" / ")) & set(said)
+        if name not in (*left_out, "strategy")
+        and not set(BY_NAME[name].same_as.training_args.split(" / ")) & set(said)
+        and (name != "devices" or (name in run.changed and run.device == "cuda"))
     ]
+    if "strategy" not in left_out:
+        elsewhere += _started(run, strategy)
     head = [*_heading(run, left_out), *elsewhere]
     lines = ["from transformers import TrainingArguments", "", *head, "args = TrainingArguments("]
     lines += [f"    {name}={value!r}," for name, value in {"output_dir": "out", **said}.items()]
     return "\n".join([*lines, ")"]), left_out
+
+
+def _started(run: RunFile, strategy: str) -> list[str]:
+    """How a script of the Trainer comes to as many processes."""
+    if strategy == "dp":
+        return [f"# strategy=dp: one process that sees {max(2, len(run.device_uuids))} GPUs"]
+    if run.world_size < 2:
+        return []
+    lines = [f"# strategy={strategy}: torchrun --standalone --nproc-per-node {run.world_size} SCRIPT"]
+    return lines + ([f"# deepspeed.json: {EXPORT_DEEPSPEED.format(run.run_id)}"] if strategy.startswith("zero") else [])
 
 
 def _trainer_precision(precision: str) -> dict[str, object]:
@@ -103,7 +119,8 @@ def _accelerate(run: RunFile, knobs: Knobs, _directory: Path) -> tuple[str, list
     """A file for `accelerate launch --config_file`."""
     strategy, precision = str(knobs["strategy"]), str(knobs["precision"])
     kind = "DEEPSPEED" if strategy.startswith("zero") else DISTRIBUTED.get(strategy, "MULTI_GPU")
-    if run.device == "cpu" and kind == "MULTI_GPU":
+    on_cpu = run.device == "cpu" and kind in ("NO", "MULTI_GPU")
+    if on_cpu and kind == "MULTI_GPU":
         kind = "MULTI_CPU"
     said: dict[str, object] = {
         "compute_environment": "LOCAL_MACHINE",
@@ -111,9 +128,11 @@ def _accelerate(run: RunFile, knobs: Knobs, _directory: Path) -> tuple[str, list
         "mixed_precision": precision if precision in ("fp16", "bf16") else "no",
         "num_machines": 1,
         "num_processes": run.world_size,
-        "use_cpu": run.device == "cpu",
+        "use_cpu": on_cpu,
     }
     if kind == "DEEPSPEED":
+        # accelerate refuses to hear of the precision from two files.
+        del said["mixed_precision"]
         said["deepspeed_config"] = {"deepspeed_config_file": "deepspeed.json"}
     if kind == "FSDP":
         said["fsdp_config"] = {
@@ -124,12 +143,25 @@ def _accelerate(run: RunFile, knobs: Knobs, _directory: Path) -> tuple[str, list
         }
     if knobs["compile"] != "off":
         said["dynamo_config"] = {"dynamo_backend": "INDUCTOR", "dynamo_mode": knobs["compile"]}
-    covered = ("precision", "strategy", "devices", "compile", *(("reshard",) if kind == "FSDP" else ()))
+    covered = ("precision", "strategy", "devices", "compile", *(("reshard", "checkpointing") if kind == "FSDP" else ()))
     left_out = [name for name in _turned(knobs) if name not in covered]
-    if strategy not in (*DISTRIBUTED, "zero1", "zero2", "zero3", "zero2-offload", "zero3-offload"):
+    if strategy == "dp" or (strategy not in DISTRIBUTED and kind != "DEEPSPEED"):
         left_out.append("strategy")
     left_out += ["precision"] if precision in ("tf32", "bf16-pure") else []
-    return "\n".join([*_heading(run, left_out), *_yaml(said)]), left_out
+    return "\n".join([*_heading(run, left_out), *_launched(run, kind), *_yaml(said)]), left_out
+
+
+def _launched(run: RunFile, kind: str) -> list[str]:
+    """What accelerate's launcher does not say of itself."""
+    if kind == "MULTI_CPU":
+        # Its own launcher starts one process there, whatever num_processes says.
+        return [
+            f"# Start it with: ACCELERATE_USE_CPU=true torchrun --standalone --nproc-per-node {run.world_size} SCRIPT"
+        ]
+    lines = [f"# deepspeed.json: {EXPORT_DEEPSPEED.format(run.run_id)}"] if kind == "DEEPSPEED" else []
+    if run.device == "cpu" and kind in ("DEEPSPEED", "FSDP"):
+        lines.append(f"# For GPUs: on a CPU, where this run was, accelerate does not know {kind}.")
+    return lines
 
 
 def _yaml(said: dict[str, Any], indent: str = "") -> list[str]:
@@ -145,22 +177,45 @@ def _yaml(said: dict[str, Any], indent: str = "") -> list[str]:
 
 def _deepspeed(run: RunFile, knobs: Knobs, directory: Path) -> tuple[str, list[str]]:
     """The JSON that the run itself gave to DeepSpeed, or for a run without it the same settings for ZeRO-2."""
-    left_out = _without(knobs, "deepspeed")
-    try:
-        return (directory / RECORDED_DEEPSPEED).read_text().strip(), left_out
-    except OSError:
-        pass
-    strategy, precision = str(knobs["strategy"]), str(knobs["precision"])
-    stage = int(strategy[4]) if strategy.startswith("zero") else 2
-    config = {
-        "train_micro_batch_size_per_gpu": knobs["batch_size"],
-        "gradient_accumulation_steps": knobs["grad_accum"],
-        "gradient_clipping": knobs["grad_clip"],
-        "zero_optimization": {"stage": stage},
-        **({"fp16": {"enabled": True}} if precision == "fp16" else {}),
-        **({"bf16": {"enabled": True}} if precision.startswith("bf16") else {}),
-    }
+    config = _recorded(directory / RECORDED_DEEPSPEED)
+    if config is None:
+        precision = str(knobs["precision"])
+        config = {
+            "train_micro_batch_size_per_gpu": knobs["batch_size"],
+            "gradient_accumulation_steps": knobs["grad_accum"],
+            "gradient_clipping": knobs["grad_clip"],
+            "zero_optimization": {"stage": 2},
+            "zero_allow_untested_optimizer": True,
+            **({"fp16": {"enabled": True}} if precision == "fp16" else {}),
+            **({"bf16": {"enabled": True}} if precision == "bf16" else {}),
+        }
+    left_out = [
+        name
+        for name in _turned(knobs)
+        if not any(_has(config, path) for path in BY_NAME[name].same_as.deepspeed.split(" / "))
+        and (name != "devices" or run.world_size > 1)
+    ]
+    strategy = str(knobs["strategy"])
+    if not strategy.startswith("zero") and strategy != "single":
+        left_out.append("strategy")
     return json.dumps(config, indent=2), left_out
+
+
+def _recorded(path: Path) -> dict[str, Any] | None:
+    try:
+        config = json.loads(path.read_text())
+    except (OSError, ValueError):
+        return None
+    return config if isinstance(config, dict) else None
+
+
+def _has(config: object, path: str) -> bool:
+    """Whether there is a value under the keys that `path` joins by dots."""
+    for key in path.split("."):
+        if not isinstance(config, dict) or key not in config:
+            return False
+        config = config[key]
+    return True
 
 
 def _command(run: RunFile, knobs: Knobs, _directory: Path) -> tuple[str, list[str]]:
@@ -191,7 +246,8 @@ def _preset(run: RunFile, knobs: Knobs, _directory: Path) -> tuple[str, list[str
     document["title"] = run.title or run.preset
     document["model"] = run.model
     document["data"] = run.data
-    kept = {name: knobs[name] for name in _turned(knobs) if name != "devices" or name in run.changed}
+    alone = knobs["strategy"] == "single" and "devices" not in run.changed
+    kept = {name: knobs[name] for name in _turned(knobs) if name != "devices" or not alone}
     document["knobs"] = {name: value for name, value in kept.items() if value is not None}
     return tomlkit.dumps(document).strip(), []
 
