@@ -49,6 +49,17 @@ PY
 
 check monitor 0 monitor --once
 check doctor 0 doctor
+# What NVML costs and tells here: latency of each call, live throttle counters, energy against integrated power.
+measure() {
+    local name=$1
+    shift
+    if "$python" -m "$@" >"$out/$name.txt" 2>&1; then echo "ok    $name"; else echo "FAIL  $name"; failed=1; fi
+}
+measure nvml-truth benchmarks.nvml_truth --seconds 30 -o "$out/nvml-truth.json"
+measure sampler-cost benchmarks.sampler_cost --real --seconds 30
+measure monitor-side-by-side benchmarks.monitor --real --no-attached
+measure attached-pairs benchmarks.attached --pairs 30 --set steps=10000000 --set batch_size=8 --set seq_len=128
+
 check default-preset 0 run gpt2-medium --set steps=30
 check tiny-llama 0 run tiny-llama --set steps=30
 for precision in fp32 tf32 fp16 bf16 bf16-pure; do

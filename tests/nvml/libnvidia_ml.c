@@ -127,6 +127,22 @@ GPU_CALL(nvmlDeviceGetComputeRunningProcesses_v3, (Gpu *d, unsigned *count, Proc
          unsigned room = out ? *count : 0; *count = list_processes(&s, out, room);
          if (room < *count) return INSUFFICIENT_SIZE)
 
+/* What other monitors ask for, so that they can be measured beside ours. */
+int nvmlSystemGetCudaDriverVersion(int *version) { return nvmlSystemGetCudaDriverVersion_v2(version); }
+GPU_CALL(nvmlDeviceGetEncoderUtilization, (Gpu *d, unsigned *out, unsigned *period_us), *out = 0; *period_us = 167000)
+GPU_CALL(nvmlDeviceGetDecoderUtilization, (Gpu *d, unsigned *out, unsigned *period_us), *out = 0; *period_us = 167000)
+GPU_CALL(nvmlDeviceGetPowerManagementLimit, (Gpu *d, unsigned *out), *out = 400000)
+GPU_CALL(nvmlDeviceGetPersistenceMode, (Gpu *d, unsigned *out), *out = 1)
+GPU_CALL(nvmlDeviceGetPerformanceState, (Gpu *d, unsigned *out), *out = 0)
+GPU_CALL(nvmlDeviceGetDisplayActive, (Gpu *d, unsigned *out), *out = 0)
+GPU_CALL(nvmlDeviceGetComputeMode, (Gpu *d, unsigned *out), *out = 0)
+GPU_CALL(nvmlDeviceGetTotalEccErrors, (Gpu *d, unsigned kind, unsigned counter, unsigned long long *out), (void)counter;
+         *out = kind ? s.script->ecc_uncorrected : s.script->ecc_corrected)
+int nvmlDeviceGetGraphicsRunningProcesses_v3(Gpu *d, unsigned *count, Process *out) {
+    (void)d, (void)out, *count = 0;
+    return OK;
+}
+
 enum { SW_POWER = 0x4, SYNC_BOOST = 0x10, SW_THERMAL = 0x20, HW_THERMAL = 0x40, POWER_BRAKE = 0x80 };
 
 /* A duration counter of these bits, or what stands in its place. */

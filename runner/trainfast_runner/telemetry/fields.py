@@ -5,18 +5,21 @@ One call takes the driver's lock once, where a function for each reading would t
 
 from __future__ import annotations
 
+import struct
 from dataclasses import dataclass, field
 from types import ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 
 from trainfast_runner.telemetry import failures
 from trainfast_runner.telemetry.capabilities import Handle, Pace
 
 ALL_LINKS = 0xFFFFFFFF
 """Scope of the NVLink counters that sums over the GPU's links."""
-_MEMBERS = {1: "uiVal", 2: "ulVal", 3: "ullVal", 4: "sllVal", 5: "siVal", 6: "usVal"}
-"""`nvmlValueType_t` of nvml.h to the member of the value union; doubles are left out, no field here is one."""
+_ENTRY = struct.Struct("=IIqqIIQ")
+"""`nvmlFieldValue_t` of nvml.h: field, scope, timestamp, latency, type, code, value. Taken apart in one go, since each
+look at an attribute through the binding's structures costs a microsecond."""
 _BITS = {1: 32, 2: 64, 3: 64, 6: 16}
+"""`nvmlValueType_t` of nvml.h, the unsigned ones, to the width of the value; no field here is a double or negative."""
 UNSIGNED_LONG_LONG = 3
 
 
@@ -62,6 +65,15 @@ CAUSE_NUMBERS: tuple[tuple[str, int], ...] = (("269-271", 269), ("251-253", 251)
 """Where they may stand, most likely first: 269 to 271 since R580, 251 to 253 in R575. In R570 and since R580 the
 numbers 251 to 253 are settings of power smoothing, which answer with success and 32 bits."""
 
+
+class Entry(NamedTuple):
+    """The driver's answer about one field."""
+
+    kind: int
+    code: int
+    raw: int
+
+
 Found = tuple[dict[str, Any], dict[str, int]]
 """Values by name, and the error code of each that had none."""
 
@@ -92,7 +104,7 @@ class FieldBatch:
         self._wrapping = {}
         first = candidates[0][1]
         self.use_spare({one.name: _why(one, entries[one]) for one in first})
-        values, _ = self._read(entries, self.answered)
+        values, _ = self._read(self.answered, [entries[one] for one in self.answered])
         return values
 
     def use_spare(self, reasons: dict[str, str]) -> None:
@@ -113,24 +125,21 @@ class FieldBatch:
     def read(self, nv: ModuleType, handle: Handle, *, sparse: bool) -> Found:
         """One call for all that is due. Raises NVMLError when the call itself fails."""
         due = [one for one in self.answered if sparse or one.pace is Pace.TICK]
-        return self._read(dict(zip(due, ask(nv, handle, due), strict=True)), due) if due else ({}, {})
+        return self._read(due, ask(nv, handle, due)) if due else ({}, {})
 
-    def _read(self, entries: dict[Field, Any], due: list[Field]) -> Found:
+    def _read(self, due: list[Field], entries: list[Entry]) -> Found:
         values: dict[str, Any] = {}
         codes: dict[str, int] = {}
-        for one in due:
-            entry = entries[one]
-            if entry.nvmlReturn != 0:
-                codes[one.name] = entry.nvmlReturn
-            elif _usable(one, entry):
-                values[one.name] = self._value(one, entry)
+        for one, entry in zip(due, entries, strict=True):
+            bits = _BITS.get(entry.kind)
+            if entry.code != 0:
+                codes[one.name] = entry.code
+            elif bits is not None:
+                raw = entry.raw & ((1 << bits) - 1)
+                if one.wraps:
+                    raw = self._wrapping.setdefault(one.name, Unwrapped()).follow(raw, bits)
+                values[one.name] = raw if one.scale == 1 else raw * one.scale
         return values, codes
-
-    def _value(self, one: Field, entry: Any) -> int | float:
-        raw: int = getattr(entry.value, _MEMBERS[entry.valueType])
-        if one.wraps:
-            raw = self._wrapping.setdefault(one.name, Unwrapped()).follow(raw, _BITS.get(entry.valueType, 64))
-        return raw if one.scale == 1 else raw * one.scale
 
 
 class Unwrapped:
@@ -156,19 +165,20 @@ class Unwrapped:
         return self._total
 
 
-def ask(nv: ModuleType, handle: Handle, fields: list[Field]) -> list[Any]:
-    """The entries of the driver's answer, in order. Raises NVMLError when the call as a whole fails."""
-    return list(nv.nvmlDeviceGetFieldValues(handle, [(one.number, one.scope) for one in fields]))
+def ask(nv: ModuleType, handle: Handle, fields: list[Field]) -> list[Entry]:
+    """The driver's answers, in order. Raises NVMLError when the call as a whole fails."""
+    entries = nv.nvmlDeviceGetFieldValues(handle, [(one.number, one.scope) for one in fields])
+    return [Entry(kind, code, raw) for *_, kind, code, raw in _ENTRY.iter_unpack(bytes(entries))]
 
 
-def _usable(one: Field, entry: Any) -> bool:
+def _usable(one: Field, entry: Entry) -> bool:
     """Whether the entry is an answer, or a failure that may pass: the call succeeds even for a field nobody knows."""
-    if entry.nvmlReturn != 0:
-        return entry.nvmlReturn in failures.TRANSIENT
-    return entry.valueType == UNSIGNED_LONG_LONG if one.ullong else entry.valueType in _MEMBERS
+    if entry.code != 0:
+        return entry.code in failures.TRANSIENT
+    return entry.kind == UNSIGNED_LONG_LONG if one.ullong else entry.kind in _BITS
 
 
-def _why(one: Field, entry: Any) -> str:
-    if entry.nvmlReturn == 0:
+def _why(one: Field, entry: Entry) -> str:
+    if entry.code == 0:
         return f"this driver means something else by field {one.number}"
-    return failures.field(entry.nvmlReturn)
+    return failures.field(entry.code)

@@ -1,0 +1,149 @@
+"""The monitor beside nvitop and gpustat: each in a pseudo-terminal, under the same eight GPUs.
+
+    python benchmarks/monitor.py [--seconds 20] [--pairs 30] [--no-attached]
+
+The GPUs are the tests' compiled stand-in with readings that change all the time, or with --real those of this machine.
+nvitop and gpustat are installed into an environment of their own, kept below the user's cache directory; where the
+registry cannot be reached, their lines say that they were not run. The other two tables are `sampler_cost` and
+`attached`.
+"""
+
+import argparse
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+if __package__ in (None, ""):
+    sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+import platformdirs
+from benchmarks import attached, sampler_cost
+from benchmarks.pty_meter import Ended, Measurement, measure, table
+
+CPU_PERCENT = 3.0
+BYTES_PER_S = 20_000.0
+FIRST_PAINT_MS = 400.0
+PAINTS = 5
+APP = str(Path(sys.executable).with_name("trainfast-tui"))
+INTERVAL_S = 0.5
+"""2 Hz, of all three."""
+
+Row = tuple[str, str, str, bool]
+
+
+@dataclass(frozen=True)
+class Rival:
+    """A program to measure beside ours, with its arguments for the same period."""
+
+    name: str
+    package: str
+    arguments: tuple[str, ...]
+    paints_s: float = 10.0
+
+
+RIVALS = (
+    Rival("nvitop", "nvitop", ("--interval", f"{INTERVAL_S:g}", "--monitor", "full")),
+    Rival("gpustat", "gpustat", ("--interval", f"{INTERVAL_S:g}", "--show-all")),
+)
+
+
+def rows(seconds: float = 20.0) -> list[Row]:
+    """The budgets of the monitor view and of the sampler, without the pairs of `attached`, which take minutes."""
+    with tempfile.TemporaryDirectory() as folder:
+        environment = {**sampler_cost.stand_in(Path(folder)), "TRAINFAST_HOME": str(Path(folder) / "home")}
+        return [*budgets(ours(environment, seconds)), *sampler_cost.rows()]
+
+
+def budgets(seen: Measurement) -> list[Row]:
+    """What is promised of the monitor view: what, measured, budget, held."""
+    where = "monitor view, 8 GPUs at 2 Hz, 160x48"
+    paint = seen.first_paint_ms or float("inf")
+    return [
+        (
+            f"CPU, {where}",
+            f"{seen.cpu_percent:.1f} % of a core",
+            f"<= {CPU_PERCENT:g} %",
+            seen.cpu_percent <= CPU_PERCENT,
+        ),
+        (
+            f"to the terminal, {where}",
+            f"{seen.bytes_per_s / 1e3:.1f} kB/s",
+            "<= 20 kB/s",
+            seen.bytes_per_s <= BYTES_PER_S,
+        ),
+        (
+            f"first paint, {where}, median of {PAINTS}",
+            f"{paint:.0f} ms",
+            f"<= {FIRST_PAINT_MS:g} ms",
+            paint <= FIRST_PAINT_MS,
+        ),
+    ]
+
+
+def ours(environment: Mapping[str, str], seconds: float) -> Measurement:
+    """The app with its monitor view, reached by its key; the first paint is the app's own, the median of several."""
+    paints = [
+        measure([APP], seconds=0.5, settle=0.5, env=dict(environment)).first_paint_ms or float("inf")
+        for _ in range(PAINTS)
+    ]
+    seen = measure([APP], seconds=seconds, settle=4, keys=[(1.0, "m")], env=dict(environment))
+    return replace(seen, first_paint_ms=statistics.median(paints))
+
+
+def side_by_side(environment: Mapping[str, str], seconds: float) -> tuple[dict[str, Measurement], dict[str, str]]:
+    """Every program's figures, and why a program has none."""
+    found = {"trainfast-tui, m": ours(environment, seconds)}
+    absent: dict[str, str] = {}
+    for rival in RIVALS:
+        try:
+            found[rival.name] = measure(
+                [str(installed(rival)), *rival.arguments], seconds=seconds, settle=4, env=dict(environment)
+            )
+        except (Ended, OSError, subprocess.CalledProcessError) as error:
+            absent[rival.name] = str(error).splitlines()[0][:200]
+    return found, absent
+
+
+def installed(rival: Rival) -> Path:
+    """The program in an environment that holds nothing of ours; raises CalledProcessError when it cannot be had."""
+    place = platformdirs.user_cache_path("trainfast-tui") / "benchmarks" / rival.package
+    program = place / "bin" / rival.name
+    if not program.exists():
+        subprocess.run([sys.executable, "-m", "venv", str(place)], check=True, capture_output=True)
+        pip = [str(place / "bin" / "python"), "-m", "pip", "install", "--quiet", rival.package]
+        subprocess.run(pip, check=True, capture_output=True, timeout=300)
+    return program
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The command line: 1 when a budget is not held."""
+    parser = argparse.ArgumentParser(description="The monitor beside nvitop and gpustat.")
+    parser.add_argument("--seconds", type=float, default=20.0, help="length of each window (default 20)")
+    parser.add_argument("--pairs", type=int, default=attached.PAIRS, help="of windows with and without the app")
+    parser.add_argument("--no-attached", action="store_true", help="leave out what an attached app costs a training")
+    parser.add_argument("--real", action="store_true", help="this machine's own driver and GPUs")
+    options = parser.parse_args(arguments)
+    with tempfile.TemporaryDirectory() as folder:
+        environment = dict(os.environ) if options.real else sampler_cost.stand_in(Path(folder))
+        environment["TRAINFAST_HOME"] = str(Path(folder) / "home")
+        found, absent = side_by_side(environment, options.seconds)
+        print(table(found))
+        for name, why in absent.items():
+            print(f"{name}: not run: {why}")
+        lines = budgets(found["trainfast-tui, m"])
+        lines += sampler_cost.rows(sampler_cost.measure(options.seconds, real=options.real, environment=environment))
+    if not options.no_attached:
+        lines += attached.rows(attached.measure(options.pairs))
+    print()
+    for row in lines:
+        print("  ".join((*row[:3], "held" if row[3] else "NOT HELD")))
+    return 0 if all(row[3] for row in lines) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

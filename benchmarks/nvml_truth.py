@@ -1,0 +1,219 @@
+"""What only a real GPU can tell about NVML: how long each call takes, which counters are live, and whether energy and
+power agree.
+
+    python -m benchmarks.nvml_truth [--seconds 30] [-o FILE.json]
+
+One JSON object, idle and under a load of matrix products (left out where torch sees no GPU). Changes no setting.
+"""
+
+import argparse
+import contextlib
+import itertools
+import json
+import math
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pynvml as nv
+
+from trainfast_runner.telemetry import throttle
+from trainfast_runner.telemetry.capabilities import ENERGY_BY_FUNCTION, QUERIES
+from trainfast_runner.telemetry.device import Device
+from trainfast_runner.telemetry.fields import ALL_LINKS, CAUSE_NUMBERS, CAUSES, FIELDS
+
+CALLS = 100
+PERIOD_S = 0.1
+LOAD = """
+import time, torch
+n = 8192
+work = [(torch.randn(n, n, device=f"cuda:{i}", dtype=torch.bfloat16),) * 2 for i in range(torch.cuda.device_count())]
+assert work, "no GPU"
+print("up", flush=True)
+while True:
+    for a, b in work:
+        a @ b
+    for i in range(len(work)):
+        torch.cuda.synchronize(i)
+"""
+COUNTERS = {
+    "power_violation_ns": {"sw_power_cap"},
+    "thermal_violation_ns": {"sw_thermal", "hw_thermal"},
+    "sync_boost_violation_ns": {"sync_boost"},
+    "sw_thermal_slowdown_ns": {"sw_thermal"},
+    "hw_thermal_slowdown_ns": {"hw_thermal"},
+    "hw_power_brake_ns": {"hw_power_brake"},
+}
+
+Json = dict[str, Any]
+
+
+def main() -> int:
+    """The command line."""
+    parser = argparse.ArgumentParser(description="What only a real GPU can tell about NVML.")
+    parser.add_argument("--seconds", type=float, default=30.0, help="length of each watch, idle and loaded")
+    parser.add_argument("-o", "--output", help="the file for the JSON (default: stdout)")
+    options = parser.parse_args()
+    text = json.dumps(examine(options.seconds), indent=1)
+    if options.output:
+        with open(options.output, "w") as file:
+            file.write(text + "\n")
+    else:
+        print(text)
+    return 0
+
+
+def examine(seconds: float) -> Json:
+    """All of it, for every GPU."""
+    began = time.perf_counter()
+    nv.nvmlInit()
+    init_ms = 1e3 * (time.perf_counter() - began)
+    devices = [_device(index) for index in range(nv.nvmlDeviceGetCount())]
+    found: Json = {
+        "driver": nv.nvmlSystemGetDriverVersion(),
+        "nvml": nv.nvmlSystemGetNVMLVersion(),
+        "init_ms": init_ms,
+        "gpus": [
+            {
+                "index": device.index,
+                "name": device.name,
+                "absent": device.absent,
+                "cause_counters_at": device.batch.cause_numbers,
+                "moved_fields": _moved_fields(device),
+            }
+            for device in devices
+        ],
+        "idle": _situation(devices, seconds),
+    }
+    with _load() as why_not:
+        found["load_missing"] = why_not
+        found["loaded"] = None if why_not else _situation(devices, seconds)
+    nv.nvmlShutdown()
+    return found
+
+
+def _device(index: int) -> Device:
+    handle = nv.nvmlDeviceGetHandleByIndex(index)
+    device = Device(index, nv.nvmlDeviceGetUUID(handle))
+    device.attach(nv, handle)
+    return device
+
+
+@contextlib.contextmanager
+def _load() -> Iterator[str | None]:
+    """Matrix products on every GPU meanwhile; why there is no load, or None."""
+    process = subprocess.Popen([sys.executable, "-c", LOAD], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    assert process.stderr is not None
+    try:
+        up = process.stdout.readline()
+        if up:
+            time.sleep(5)  # the clocks and the one-second averages have to arrive first
+        yield None if up else process.stderr.read()[-300:]
+    finally:
+        process.kill()
+        process.wait()
+
+
+def _situation(devices: list[Device], seconds: float) -> Json:
+    return {"latency_us": [_latencies(device) for device in devices], "watched": _watch(devices, seconds)}
+
+
+def _latencies(device: Device) -> Json:
+    """Of each call, microseconds: median and slowest of `CALLS`; of the two that the sampler avoids as well."""
+    calls: dict[str, Callable[[], object]] = {
+        "+".join(query.fields): lambda ask=ask: ask(nv, device.handle)  # type: ignore[misc]
+        for query in (*QUERIES, ENERGY_BY_FUNCTION)
+        for ask in query.asks[:1]
+    }
+    calls["field batch of a tick"] = lambda: device.batch.read(nv, device.handle, sparse=False)
+    calls["field batch with the sparse ones"] = lambda: device.batch.read(nv, device.handle, sparse=True)
+    for one in FIELDS:
+        calls[f"field {one.number} alone"] = lambda one=one: nv.nvmlDeviceGetFieldValues(  # type: ignore[misc]
+            device.handle, [(one.number, one.scope)]
+        )
+    calls["avoided: nvmlDeviceGetPcieThroughput"] = lambda: nv.nvmlDeviceGetPcieThroughput(device.handle, 0)
+    calls["avoided: nvmlDeviceGetGraphicsRunningProcesses"] = lambda: nv.nvmlDeviceGetGraphicsRunningProcesses(
+        device.handle
+    )
+    calls["whole reading"] = lambda: device.read(nv, time.monotonic_ns(), sparse=True)
+    return {name: _timed(call) for name, call in calls.items()}
+
+
+def _timed(call: Callable[[], object]) -> Json | str:
+    times = []
+    try:
+        for _ in range(CALLS):
+            began = time.perf_counter_ns()
+            call()
+            times.append((time.perf_counter_ns() - began) / 1e3)
+    except (nv.NVMLError, AttributeError, TypeError) as error:
+        return f"{type(error).__name__}: {error}"
+    return {"median": statistics.median(times), "max": max(times)}
+
+
+def _moved_fields(device: Device) -> Json:
+    """What both places of the moved counters answer, raw: type, code, value."""
+    numbers = [first + place for _, first in CAUSE_NUMBERS for place in range(len(CAUSES))]
+    wanted = [*((number, 0) for number in (74, 75, 76, *numbers)), (138, ALL_LINKS), (197, 0), (198, 0)]
+    try:
+        entries = nv.nvmlDeviceGetFieldValues(device.handle, wanted)
+    except nv.NVMLError as error:
+        return {"error": str(error)}
+    return {str(entry.fieldId): [entry.valueType, entry.nvmlReturn, entry.value.ullVal] for entry in entries}
+
+
+def _watch(devices: list[Device], seconds: float) -> list[Json]:
+    """Every GPU ten times a second: counters against the sampled reasons, energy against integrated power."""
+    seen: list[list[Any]] = [[] for _ in devices]
+    end_s = time.monotonic() + seconds
+    while time.monotonic() < end_s:
+        began_s = time.monotonic()
+        for device, readings in zip(devices, seen, strict=True):
+            readings.append(device.read(nv, time.monotonic_ns(), sparse=False)[0])
+        time.sleep(max(0.0, began_s + PERIOD_S - time.monotonic()))
+    return [_judged(readings) for readings in seen]
+
+
+def _judged(readings: list[Any]) -> Json:
+    first, last = readings[0], readings[-1]
+    wall_ns = last.t_ns - first.t_ns
+    counters = {}
+    for name, reasons in COUNTERS.items():
+        before, after = getattr(first, name), getattr(last, name)
+        shown = [bool(reasons & set(r.throttle_reasons or ())) for r in readings]
+        counters[name] = {
+            "share_by_counter": None if before is None or after is None else (after - before) / wall_ns,
+            "share_of_samples": sum(shown) / len(shown),
+        }
+    energy = None if first.energy_mj is None or last.energy_mj is None else (last.energy_mj - first.energy_mj) / 1e3
+    return {
+        "seconds": wall_ns / 1e9,
+        "samples": len(readings),
+        "counters": counters,
+        "reasons_seen": sorted({throttle.words(name) for r in readings for name in r.throttle_reasons or ()}),
+        "energy_j": energy,
+        "integrated_j": {
+            name: _integral(readings, name) for name in ("power_w", "power_average_w", "power_instant_w")
+        },
+        "temperature_c": [first.temperature_c, last.temperature_c],
+        "pcie_bytes": [getattr(last, n) - getattr(first, n) if getattr(last, n) is not None else None
+                       for n in ("pcie_tx_bytes", "pcie_rx_bytes")],
+    }  # fmt: skip
+
+
+def _integral(readings: list[Any], name: str) -> float | None:
+    """Joules by the trapezoid rule over the samples' own moments."""
+    points: list[tuple[float, float]] = [
+        (r.t_ns / 1e9, value) for r in readings if (value := getattr(r, name)) is not None
+    ]
+    if len(points) < 2:
+        return None
+    return math.fsum((t1 - t0) * (p0 + p1) / 2 for (t0, p0), (t1, p1) in itertools.pairwise(points))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

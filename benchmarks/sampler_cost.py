@@ -1,0 +1,188 @@
+"""What the sampler costs at 1 Hz with eight GPUs, beyond the time that the NVML library takes itself.
+
+    python -m benchmarks.sampler_cost [--seconds 20]
+
+The library is the tests' compiled stand-in, unless this machine has a driver and `--real` is given. Every call through
+`pynvml` is timed at the border to the library, so its own time can be taken off.
+"""
+
+import argparse
+import itertools
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+CPU_PERCENT = 1.0
+TICK_MS = 2.0
+GPUS = 8
+
+Row = tuple[str, str, str, bool]
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Over the measured ticks: medians of a tick, and CPU of the whole process."""
+
+    ticks: int
+    gpus: int
+    tick_ms: float
+    """Wall time of a tick without what the library took."""
+    library_ms: float
+    nvml_part_ms: float
+    """Of `tick_ms`, what went into the GPUs; the rest is the host's readings."""
+    cpu_percent: float
+    """Of one core, user and system time, without what the library took."""
+    library_cpu_percent: float
+
+
+def rows(cost: Cost | None = None) -> list[Row]:
+    """The two budgets: what, measured, budget, held."""
+    found = cost or measure()
+    where = f"sampler, {found.gpus} GPUs at 1 Hz, beyond the library"
+    return [
+        (
+            f"{where}: CPU",
+            f"{found.cpu_percent:.2f} % of a core (library {found.library_cpu_percent:.2f} %)",
+            f"<= {CPU_PERCENT:g} %",
+            found.cpu_percent <= CPU_PERCENT,
+        ),
+        (
+            f"{where}: a tick, median of {found.ticks}",
+            f"{found.tick_ms:.2f} ms ({found.nvml_part_ms:.2f} ms of it GPUs; library {found.library_ms:.2f} ms)",
+            f"<= {TICK_MS:g} ms",
+            found.tick_ms <= TICK_MS,
+        ),
+    ]
+
+
+def measure(seconds: float = 20.0, *, real: bool = False, environment: Mapping[str, str] | None = None) -> Cost:
+    """The sampler in a process of its own, for so long."""
+    with tempfile.TemporaryDirectory() as folder:
+        variables = dict(os.environ if real else environment or stand_in(Path(folder)))
+        command = [sys.executable, "-m", "benchmarks.sampler_cost", "--child", "--seconds", str(seconds)]
+        done = subprocess.run(command, env=variables, capture_output=True, text=True, check=True)
+    return Cost(**json.loads(done.stdout.splitlines()[-1]))
+
+
+def stand_in(folder: Path, gpus: int = GPUS) -> dict[str, str]:
+    """An environment with so many GPUs whose readings change all the time."""
+    sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "nvml"))
+    import shared_object
+    from scenario import Moment, Scenario
+
+    ramp = [Moment(0, 60, 0, 300, 1980), Moment(20, 88, 0x20, 220, 1200), Moment(40, 60, 0, 320, 1980)]
+    scenario = Scenario(time.monotonic_ns(), 40, dict.fromkeys(range(gpus), ramp))
+    text = scenario.text() + "memory * 20000\nprocess * 1 30000 0 1000000\ntraffic * 2e8 3e6\n"
+    path = folder / "scenario"
+    path.write_text(text)
+    variables: dict[str, str] = shared_object.environment(shared_object.build(folder), gpus=gpus, scenario=path)
+    return variables
+
+
+class TimedLibrary:
+    """The loaded library, with the time that is spent in it."""
+
+    def __init__(self, library: Any) -> None:
+        self._library = library
+        self.wall_ns = 0
+        self.cpu_ns = 0
+
+    def __getattr__(self, name: str) -> Any:
+        return TimedFunction(self, getattr(self._library, name))
+
+
+class TimedFunction:
+    """One function of the library."""
+
+    def __init__(self, owner: TimedLibrary, function: Any) -> None:
+        self._owner = owner
+        self._function = function
+
+    @property
+    def restype(self) -> Any:
+        """What the function returns to ctypes; pynvml sets it on some."""
+        return self._function.restype
+
+    @restype.setter
+    def restype(self, value: Any) -> None:
+        self._function.restype = value
+
+    def __call__(self, *arguments: Any) -> Any:
+        wall, cpu = time.perf_counter_ns(), time.thread_time_ns()
+        try:
+            return self._function(*arguments)
+        finally:
+            self._owner.cpu_ns += time.thread_time_ns() - cpu
+            self._owner.wall_ns += time.perf_counter_ns() - wall
+
+
+def child(seconds: float) -> Cost:
+    """Sample in this process; the first ticks, which probe and import, are left out."""
+    import pynvml
+
+    from trainfast_runner.telemetry import Sampler, Tick
+
+    pynvml.nvmlInit()
+    library = TimedLibrary(pynvml.nvmlLib)
+    pynvml.nvmlLib = library
+    pynvml._nvmlGetFunctionPointer_cache.clear()
+    ticks: list[tuple[Tick, int]] = []
+    ready, over = threading.Event(), threading.Event()
+
+    def take(tick: Tick) -> None:
+        ticks.append((tick, library.wall_ns))
+        if len(ticks) == 3:
+            ready.set()
+        if len(ticks) >= 3 + seconds:
+            over.set()
+
+    sampler = Sampler(take)
+    sampler.start()
+    ready.wait()
+    began_s, cpu_s, library_cpu = time.monotonic(), time.process_time(), library.cpu_ns
+    over.wait()
+    wall_s = time.monotonic() - began_s
+    cpu_s, in_library_s = time.process_time() - cpu_s, (library.cpu_ns - library_cpu) / 1e9
+    sampler.stop()
+    inside = [after - before for (_, before), (_, after) in itertools.pairwise(ticks[2:])]
+    measured = [tick for tick, _ in ticks[3:]]
+    beyond = [tick.sample_us * 1e-3 - ns * 1e-6 for tick, ns in zip(measured, inside, strict=True)]
+    gpus = [(tick.nvml_us or 0) * 1e-3 - ns * 1e-6 for tick, ns in zip(measured, inside, strict=True)]
+    return Cost(
+        ticks=len(measured),
+        gpus=len(measured[-1].devices),
+        tick_ms=statistics.median(beyond),
+        library_ms=statistics.median(inside) * 1e-6,
+        nvml_part_ms=statistics.median(gpus),
+        cpu_percent=100 * (cpu_s - in_library_s) / wall_s,
+        library_cpu_percent=100 * in_library_s / wall_s,
+    )
+
+
+def main() -> int:
+    """The command line."""
+    parser = argparse.ArgumentParser(description="What the sampler costs.")
+    parser.add_argument("--seconds", type=float, default=20.0)
+    parser.add_argument("--real", action="store_true", help="this machine's own driver")
+    parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.child:
+        print(json.dumps(asdict(child(options.seconds))))
+        return 0
+    table = rows(measure(options.seconds, real=options.real))
+    for row in table:
+        print("  ".join((*row[:3], "held" if row[3] else "NOT HELD")))
+    return 0 if all(row[3] for row in table) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
