@@ -118,3 +118,14 @@ def test_a_callback_that_fails_ends_the_sampling_and_is_kept(monkeypatch) -> Non
             threading.Event().wait(0.01)
         assert sampler.stop()
     assert isinstance(sampler.failure, OSError)
+
+
+def test_another_period_can_be_asked_for_while_it_runs() -> None:
+    with stand_in.installed(Machine(gpus(1))):
+        collected = Collected()
+        sampler = Sampler(collected, period_s=0.02)
+        sampler.start()
+        collected.wait_for(1)
+        sampler.ask_period(60.0)
+        assert sampler.period_s == 60.0
+        assert sampler.stop()

@@ -146,10 +146,11 @@ class TrainfastApp(App[int]):
         self.control.note_shown(snapshot.run.directory if snapshot.run is not None else None)
         # A dialog leaves the screen below it in sight.
         in_sight = next(screen for screen in reversed(self.screen_stack) if not screen.is_modal)
-        if in_sight is self.main and not self.main.is_ready:
+        if not in_sight.children or (in_sight is self.main and not self.main.is_ready):
+            # Its widgets are not there yet, or on leaving not any more.
             return
         for name, value in (("show_pace", self._pacer.words), ("show_snapshot", snapshot)):
-            if (show := getattr(in_sight, name, None)) is not None and in_sight.is_mounted:
+            if (show := getattr(in_sight, name, None)) is not None:
                 show(value)
 
     def show_run(self, directory: Path) -> None:

@@ -22,7 +22,10 @@ if TYPE_CHECKING:
     from trainfast_runner.telemetry.sampler import Sampler
 
 PERIOD_S = 0.5
-TICKS_KEPT = 1800
+SAMPLE_PERIOD_S = 1.0
+WATCHED_PERIOD_S = 0.5
+"""While a person looks at the machine itself."""
+TICKS_KEPT = 3600
 FRESH_NS = 4_000_000_000
 """A live run's own samples count as the machine's while they are at most this old."""
 
@@ -183,3 +186,5 @@ class Reader(threading.Thread):
 
             self._sampler = Sampler(self._ticks.append)
             self._sampler.start()
+        if self._sampler is not None:
+            self._sampler.ask_period(WATCHED_PERIOD_S if self._with_processes else SAMPLE_PERIOD_S)

@@ -89,6 +89,12 @@ class Sampler:
         """Adds the process tree below `pid` to the coming ticks, or none. Safe from any thread."""
         self._root_pid = pid
 
+    def ask_period(self, period_s: float) -> None:
+        """A tick every `period_s` seconds after the next one. Safe from any thread."""
+        if period_s != self._asked_period_s:
+            self._over = self._under = 0
+            self._asked_period_s = self.period_s = period_s
+
     def stop(self, timeout_s: float = 2.0) -> bool:
         """Ends the sampling and waits for the thread; False when a call into the driver holds it longer."""
         self._stopping.set()

@@ -69,7 +69,7 @@ class Charts(Vertical):
     def repaint(self) -> None:
         """Draw the charts there is room for."""
         snapshot, height = self._snapshot, self.size.height
-        if snapshot is None or not height:
+        if snapshot is None or not height or not self.children:
             return
         axis = chart_data.time_axis(snapshot, self._window)
         height -= self._show_events(snapshot, axis, height)
