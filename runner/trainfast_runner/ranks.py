@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -30,12 +31,15 @@ class Ranks:
     `direct_pid` is the supervisor's own child: its end is told by its exit status, not here.
     """
 
-    def __init__(self, directory: Path, world_size: int, direct_pid: int) -> None:
+    def __init__(
+        self, directory: Path, world_size: int, direct_pid: int, on_trouble: Callable[[int, str], None] | None = None
+    ) -> None:
+        """`on_trouble(rank, sentence)` hears what a rank could not do beside its training."""
         self.gone: list[Gone] = []
         """Ranks that ended without a word, in the order seen."""
         self.in_training = False
         """Whether any rank has begun to train."""
-        self._ranks = [_Rank(directory, rank) for rank in range(world_size)]
+        self._ranks = [_Rank(directory, rank, on_trouble) for rank in range(world_size)]
         self._direct_pid = direct_pid
         self._first_steps = Tail(rank_file(directory, "steps", 0), Step, window_bytes=1 << 16)
 
@@ -83,8 +87,9 @@ class Ranks:
 class _Rank:
     """One rank: its records so far, and a descriptor of its process while that runs."""
 
-    def __init__(self, directory: Path, number: int) -> None:
+    def __init__(self, directory: Path, number: int, on_trouble: Callable[[int, str], None] | None) -> None:
         self.number = number
+        self._on_trouble = on_trouble
         self.last_words: WorkerLine | None = None
         self.pidfd: int | None = None
         self._tail = Tail(rank_file(directory, "worker", number), WorkerLine)
@@ -102,6 +107,8 @@ class _Rank:
                 self._begin(Identity(line.pid, line.start_ticks))
             elif line.kind in LAST_WORDS:
                 self.last_words = line
+            elif line.kind == "trouble" and self._on_trouble is not None:
+                self._on_trouble(self.number, line.detail or "")
             training |= line.kind == "phase" and line.phase == "train"
         return training
 

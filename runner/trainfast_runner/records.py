@@ -128,8 +128,9 @@ class Step(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class WorkerLine(msgspec.Struct, frozen=True, kw_only=True):
-    """A line of `worker.jsonl`. `kind` is started, phase, data, actual, overflow, exception, invalid,
-    signal (the rank was told to end, and ends) or finished; only the fields of its kind are set."""
+    """A line of `worker.jsonl`. `kind` is started, phase, data, actual, overflow, exception, invalid, trouble
+    (`detail` says what failed beside the training), signal (the rank was told to end, and ends) or finished; only the
+    fields of its kind are set."""
 
     t_ns: Count
     kind: str
@@ -420,3 +421,5 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
     error: RunError | None = None
     conditions: Conditions = Conditions()
     unreadable_lines: int = 0
+    troubles: list[str] = []
+    """What could not be written or read beside the training, which went on."""

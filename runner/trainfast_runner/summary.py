@@ -81,6 +81,7 @@ def summarise(directory: Path, records: RunRecords, verdict: Verdict, ended_ns: 
         error=verdict.error,
         conditions=_conditions(records, measured),
         unreadable_lines=records.unreadable_lines,
+        troubles=[event.detail for event in records.events if event.kind == "trouble" and event.detail],
     )
 
 

@@ -107,7 +107,7 @@ class Supervisor:
 
     def _watch(self, child: Identity) -> None:
         """Until the training's direct child has ended."""
-        ranks = Ranks(self.directory, self.run_file.world_size, child.pid)
+        ranks = Ranks(self.directory, self.run_file.world_size, child.pid, self._trouble_of_rank)
         try:
             while not self._collect(child):
                 self._signals.wait(TICK_S, ranks.watched_fds())
@@ -253,6 +253,9 @@ class Supervisor:
             self._events.write(event)
         except OSError as error:
             _complain(f"{EVENTS_FILE}: {error.strerror}")
+
+    def _trouble_of_rank(self, rank: int, what: str) -> None:
+        self._trouble(f"rank {rank}: {what}")
 
     def _trouble(self, what: str) -> None:
         """Something could not be written or read: recorded once where it can be, and gone on from."""

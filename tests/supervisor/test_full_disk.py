@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import pytest
+
 from trainfast_runner.home import read_result
 
 from .conftest import Run
+from .test_real_worker import real
 
 TRAINING = "begin(); train(5); say('finished')"
 
@@ -40,3 +43,19 @@ def test_records_that_cannot_be_read_do_not_end_the_run(run: Run) -> None:
     assert result.unreadable_lines == 1
     assert run.events("trouble")
     assert read_result(run.directory) == result
+
+
+def test_what_a_rank_could_not_write_is_said_with_the_result(run: Run) -> None:
+    result = run.result_of("begin(); train(5); say('trouble', detail='steps.jsonl cannot be written'); say('finished')")
+    assert result.state == "finished"
+    assert result.troubles == ["rank 0: steps.jsonl cannot be written"]
+
+
+@pytest.mark.long
+def test_a_real_training_ends_well_though_no_step_can_be_written(run: Run) -> None:
+    run.prepare("", **real(run, ranks=1, steps=8))
+    (run.directory / "steps.jsonl").symlink_to("/dev/full")
+    run.supervise()
+    result = run.end()
+    assert (result.state, result.steps.measured) == ("finished", 0)
+    assert result.troubles == ["rank 0: steps.jsonl cannot be written: No space left on device; the training goes on"]

@@ -39,9 +39,12 @@ def main(run_dir: str) -> None:
     except InvalidInput as error:
         journal.write("invalid", **error.as_fields())
         print(f"invalid: {error}", file=sys.stderr)
+        journal.settle()
         leave(EXIT_INVALID)
     except BaseException as error:
         journal.exception(error)
         traceback.print_exc()
+        journal.settle()
         leave(EXIT_FAILED)
+    journal.settle()
     leave(0)

@@ -5,14 +5,21 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import sys
 import time
 import traceback
+from collections import deque
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from .oom import is_out_of_memory
 
 TRACEBACK_CHARACTERS = 4000
+MOST_KEPT = 64
+SETTLE_S = 10.0
+"""As long as the supervisor tries to write the result."""
 
 
 def rank_suffix(rank: int) -> str:
@@ -21,10 +28,25 @@ def rank_suffix(rank: int) -> str:
 
 
 class RecordFile:
-    """An append-only JSON-lines file. Every line is one `os.write` to an O_APPEND descriptor, so lines never mix."""
+    """An append-only JSON-lines file. Every line is one `os.write` to an O_APPEND descriptor, so lines never mix.
 
-    def __init__(self, path: Path) -> None:
+    A disk that takes nothing does not end a training: the line is dropped, or kept for later with `keep` (the newest
+    `MOST_KEPT`), and `complain` hears of the first one and of the end of it.
+    """
+
+    def __init__(self, path: Path, *, keep: bool = False, complain: Callable[[str], None] | None = None) -> None:
+        self._name = path.name
         self._fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        self._waiting: deque[bytes] | None = deque(maxlen=MOST_KEPT) if keep else None
+        self._complain = complain
+        self._lost = 0
+        self._torn = False
+        """The last line was cut short: what follows begins on a line of its own."""
+
+    @property
+    def is_behind(self) -> bool:
+        """Whether lines wait to be written."""
+        return bool(self._waiting)
 
     def write(self, record: dict[str, Any]) -> None:
         """Append `record`; a value JSON cannot hold (NaN, infinity) becomes null."""
@@ -32,7 +54,44 @@ class RecordFile:
             text = json.dumps(record, separators=(",", ":"), allow_nan=False, default=str)
         except ValueError:
             text = json.dumps(_finite(record), separators=(",", ":"), default=str)
-        os.write(self._fd, text.encode() + b"\n")
+        line = text.encode() + b"\n"
+        if self._waiting:
+            self._waiting.append(line)
+            self.catch_up()
+        elif not self._put(line) and self._waiting is not None:
+            self._waiting.append(line)
+
+    def catch_up(self) -> None:
+        """Write the lines that wait, as far as that goes."""
+        while self._waiting and self._put(self._waiting[0]):
+            self._waiting.popleft()
+
+    def _put(self, line: bytes) -> bool:
+        """Whether the whole line is in the file."""
+        line = b"\n" + line if self._torn else line
+        try:
+            written = os.write(self._fd, line)
+        except OSError as error:
+            self._lose(error.strerror)
+            return False
+        self._torn = written < len(line)
+        if self._torn:
+            self._lose("it took only a part of a line")
+            return False
+        if self._lost and self._complain is not None:
+            lost, self._lost = self._lost, 0
+            self._complain(f"{self._name} can be written again: {lost} lines are missing")
+        return True
+
+    def _lose(self, why: str | None) -> None:
+        self._lost += 1
+        if self._lost == 1:
+            sentence = f"{self._name} cannot be written: {why}; the training goes on"
+            # The output is on the same disk, and may take nothing either.
+            with suppress(OSError):
+                print(sentence, file=sys.stderr)
+            if self._complain is not None:
+                self._complain(sentence)
 
 
 def _finite(value: Any) -> Any:
@@ -52,11 +111,22 @@ class Journal:
         self.rank = rank
         self.phase = "import"
         self.step: int | None = None
-        self._file = RecordFile(run_dir / f"worker{rank_suffix(rank)}.jsonl")
+        self._file = RecordFile(run_dir / f"worker{rank_suffix(rank)}.jsonl", keep=True)
 
     def write(self, kind: str, **fields: Any) -> None:
         """Append one record of `kind`, stamped with CLOCK_MONOTONIC nanoseconds."""
         self._file.write({"t_ns": time.monotonic_ns(), "kind": kind, **fields})
+
+    def trouble(self, detail: str) -> None:
+        """Say what went wrong beside the training, which goes on."""
+        self.write("trouble", rank=self.rank, detail=detail)
+
+    def settle(self, patience_s: float = SETTLE_S) -> None:
+        """Wait for the disk to take what has not been written yet: without its last words a rank is a lost one."""
+        deadline = time.monotonic() + patience_s
+        while self._file.is_behind and time.monotonic() < deadline:
+            time.sleep(0.1)
+            self._file.catch_up()
 
     def enter(self, phase: str, detail: str = "") -> None:
         """Say that a phase begins: import, data, model or train."""

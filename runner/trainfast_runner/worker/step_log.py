@@ -43,7 +43,7 @@ class StepLog:
         compile_watch: CompileWatch | None = None,
         initial_scale: float | None = None,
     ) -> None:
-        self._file = RecordFile(run_dir / f"steps{rank_suffix(journal.rank)}.jsonl")
+        self._file = RecordFile(run_dir / f"steps{rank_suffix(journal.rank)}.jsonl", complain=journal.trouble)
         self._journal = journal
         self._constant = {"samples": samples, "tokens": tokens}
         self._timing_warmup = timing_warmup

@@ -58,6 +58,7 @@ def notes(result: Result) -> Iterator[str]:
         yield f"the loss was not a finite number in {count(result.loss.not_finite)} step(s): the training diverged"
     for doubt in doubts(result):
         yield f"the run {plain(doubt)}"
+    yield from (plain(trouble) for trouble in result.troubles)
     if result.unreadable_lines:
         yield f"{count(result.unreadable_lines)} damaged line(s) in its records were left out"
 

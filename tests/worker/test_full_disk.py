@@ -1,0 +1,71 @@
+"""A disk that takes no records: the training goes on, and says what is missing as soon as it can."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from trainfast_runner.worker.records import Journal, RecordFile
+
+
+@pytest.fixture
+def disk(monkeypatch: pytest.MonkeyPatch) -> dict[str, int | None]:
+    """`disk["room"]` is how many bytes it still takes; None is as many as there are."""
+    state: dict[str, int | None] = {"room": None}
+    real = os.write
+
+    def write(fd: int, data: bytes) -> int:
+        room = state["room"]
+        if room is None:
+            return real(fd, data)
+        if room == 0:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        state["room"] = max(0, room - len(data))
+        return real(fd, data[:room])
+
+    monkeypatch.setattr(os, "write", write)
+    return state
+
+
+def lines(path: Path) -> list[dict[str, int]]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def test_steps_on_a_full_disk_leave_a_gap_and_it_is_said(
+    tmp_path: Path, disk: dict[str, int | None], capfd: pytest.CaptureFixture[str]
+) -> None:
+    said: list[str] = []
+    file = RecordFile(tmp_path / "steps.jsonl", complain=said.append)
+    for step in range(1, 7):
+        disk["room"] = 0 if 3 <= step <= 5 else None
+        file.write({"step": step})
+    assert [line["step"] for line in lines(tmp_path / "steps.jsonl")] == [1, 2, 6]
+    assert said == [
+        "steps.jsonl cannot be written: No space left on device; the training goes on",
+        "steps.jsonl can be written again: 3 lines are missing",
+    ]
+    assert capfd.readouterr().err.count("cannot be written") == 1
+
+
+def test_a_line_cut_short_spoils_no_other(tmp_path: Path, disk: dict[str, int | None]) -> None:
+    file = RecordFile(tmp_path / "steps.jsonl")
+    disk["room"] = 5
+    file.write({"step": 1})
+    disk["room"] = None
+    file.write({"step": 2})
+    assert (tmp_path / "steps.jsonl").read_text() == '{"ste\n{"step":2}\n'
+
+
+def test_what_a_rank_has_to_say_waits_for_the_disk(tmp_path: Path, disk: dict[str, int | None]) -> None:
+    journal = Journal(tmp_path, 0)
+    disk["room"] = 0
+    journal.enter("train")
+    journal.write("finished", steps=3)
+    assert lines(tmp_path / "worker.jsonl") == []
+    disk["room"] = None
+    journal.settle()
+    assert [line["kind"] for line in lines(tmp_path / "worker.jsonl")] == ["phase", "finished"]
