@@ -52,6 +52,23 @@ def _model_takes_the_data(facts: Facts) -> Problem | None:
     return None
 
 
+def _texts_vary_in_length(facts: Facts) -> Problem | None:
+    data, strategy = facts.spec.data, facts.knobs["strategy"]
+    samples = data.get("samples", "packed")
+    if samples == "packed":
+        return None
+    why = None
+    if data["kind"] in ("random", "jpeg"):
+        why = f"samples of data.kind={data['kind']} are all of one length"
+    elif data["objective"] == "seq2seq":
+        why = "data.objective=seq2seq cuts packed samples in two halves"
+    elif strategy in ("pp", "ddp+pp") and data["objective"] != "causal-lm":
+        why = f"data.objective={data['objective']} needs a padding mask, and strategy={strategy} passes none on"
+    if why is None:
+        return None
+    return Problem(f"data.samples={samples} does not go: {why}", key="data.samples", advice="data.samples=packed")
+
+
 def _link_is_between_gpus(facts: Facts) -> Problem | None:
     if facts.knobs["p2p"] == "off" and facts.machine.device == "cpu":
         return Problem(
@@ -65,5 +82,6 @@ def _link_is_between_gpus(facts: Facts) -> Problem | None:
 DATA_RULES: tuple[Callable[[Facts], Problem | None], ...] = (
     _images_are_classified,
     _model_takes_the_data,
+    _texts_vary_in_length,
     _link_is_between_gpus,
 )

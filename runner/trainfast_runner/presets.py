@@ -19,7 +19,8 @@ TOP_KEYS = ("schema", "title", "extends", "model", "data", "knobs", "baseline", 
 MODEL_SOURCES = ("hub", "path", "family")
 DATA_KINDS = ("text", "files", "hub", "random", "jpeg")
 OBJECTIVES = ("causal-lm", "masked-lm", "sequence-classification", "seq2seq", "image-classification")
-DATA_KEYS = ("kind", "objective", "paths", "tokenizer", "name", "split")
+DATA_SAMPLES = ("packed", "documents", "lines")
+DATA_KEYS = ("kind", "objective", "samples", "paths", "tokenizer", "name", "split")
 VARIANT_KEYS = ("id", "model", "data", "knobs", "published")
 
 
@@ -244,7 +245,7 @@ def read_data_field(key: str, value: object) -> object:
         return paths
     if not isinstance(value, str):
         raise Problem(f"data.{key} must be text, not {value!r}", key=f"data.{key}")
-    options = {"kind": DATA_KINDS, "objective": OBJECTIVES}.get(key)
+    options = {"kind": DATA_KINDS, "objective": OBJECTIVES, "samples": DATA_SAMPLES}.get(key)
     if options and value not in options:
         raise Problem(
             f"data.{key} {value!r} is not known",

@@ -204,3 +204,30 @@ def test_compiling_needs_a_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "/nowhere")
     with pytest.raises(Problem, match=r"PATH has no g\+\+; install with: apt install g\+\+; try compile=off"):
         combinations.check(facts(CPU, "compile=default"))
+
+
+BERT_CONFIG = {"model_type": "bert", "vocab_size": 1000, "num_hidden_layers": 4}
+
+
+@pytest.mark.parametrize(
+    ("config", "settings", "said"),
+    [
+        (LLAMA, ["data.kind=random"], "samples of data.kind=random are all of one length"),
+        (
+            BERT_CONFIG,
+            ["data.objective=masked-lm", "strategy=pp", "devices=2"],
+            "data.objective=masked-lm needs a padding mask, and strategy=pp passes none on",
+        ),
+        ({**BERT_CONFIG, "is_encoder_decoder": True}, ["data.objective=seq2seq"], "cuts packed samples in two halves"),
+    ],
+)
+def test_samples_of_varying_length_where_they_cannot_be_are_refused(
+    config: dict[str, object], settings: list[str], said: str
+) -> None:
+    settings = [*settings, "data.samples=lines"]
+    with pytest.raises(Problem) as refused:
+        combinations.check(Facts(resolve("tiny-llama", settings), CPU, config, {}, "python"))
+    assert refused.value.key == "data.samples"
+    assert said in refused.value.line()
+    causal = ["data.samples=lines", "strategy=pp", "devices=2"]
+    combinations.check(Facts(resolve("tiny-llama", causal), CPU, LLAMA, {}, "python"))

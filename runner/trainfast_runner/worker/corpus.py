@@ -1,8 +1,9 @@
 """Text as token ids, made once and cached: where the text comes from, and the file the ids are kept in.
 
 An entry of the cache is a directory named by a hash of everything it depends on: `ids.bin` (the ids, little-endian
-uint16 or uint32), `meta.json`, and `tokenizer.json` where the tokenizer was trained here. It appears by rename, under
-a file lock, so that ranks and runs that start together make it once.
+uint16 or uint32), `lengths.bin` (the tokens of each text, little-endian uint32), `meta.json`, and `tokenizer.json`
+where the tokenizer was trained here. It appears by rename, under a file lock, so that ranks and runs that start
+together make it once.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from typing import Any
 
 from .invalid import InvalidInput
 
-FORMAT = 1
+FORMAT = 2
 TEXT_LIMIT_BYTES = 8_000_000
 VOCAB_LIMIT = 8192
 # 256 bytes and the special tokens leave little room for merges below this.
@@ -31,7 +32,10 @@ _SKIPPED = {"site-packages", "dist-packages", "test", "tests", "idle_test", "__p
 
 @dataclass(frozen=True)
 class Request:
-    """Which text, cut by which tokenizer. `tokenizer` None means a byte-level BPE trained on the text itself."""
+    """Which text, cut by which tokenizer. `tokenizer` None means a byte-level BPE trained on the text itself.
+
+    A text is a document, or with `lines` each of its lines that is not empty.
+    """
 
     kind: str
     paths: list[str]
@@ -39,6 +43,7 @@ class Request:
     tokenizer: str | None = None
     name: str | None = None
     split: str = "train"
+    lines: bool = False
 
 
 @dataclass(frozen=True)
@@ -105,6 +110,17 @@ def describe(request: Request) -> str:
     if request.kind == "hub":
         return f"Hub dataset {request.name}, split {request.split}"
     return f"{len(request.paths)} text file{'s' if len(request.paths) != 1 else ''}"
+
+
+def texts(request: Request) -> Iterator[tuple[str, int]]:
+    """Each text of a request, and its label."""
+    for document, label in documents(request):
+        if not request.lines:
+            yield document, label
+            continue
+        for line in document.splitlines():
+            if line.strip():
+                yield line, label
 
 
 def documents(request: Request) -> Iterator[tuple[str, int]]:

@@ -7,22 +7,40 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from torch.utils.data import DataLoader
 
-from .corpus import Request, describe, open_corpus
+from .corpus import Corpus, Request, describe, open_corpus
 from .images import ImageSamples, image_samples
-from .model_config import split_tokens, tokens_per_sample, vocab_size
+from .invalid import InvalidInput
+from .model_config import split_tokens, text_part, tokens_per_sample, vocab_size
 from .records import Journal
-from .samples import Batch, GlobalOrder, Halves, TokenSamples, as_is, random_samples, text_samples
+from .samples import (
+    Batch,
+    GlobalOrder,
+    Halves,
+    TokenSamples,
+    as_is,
+    corpus_classes,
+    corpus_ids,
+    corpus_masking,
+    random_samples,
+    text_samples,
+)
 from .spec import Knobs, RunSpec
 from .tokenize_text import build_in_child
+from .whole_texts import WholeTexts, pieces_of
 
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model")
 
 
-def batches_of(samples: TokenSamples | ImageSamples, knobs: Knobs, rank: int, ranks: int) -> Iterator[Batch]:
+Samples = TokenSamples | WholeTexts | ImageSamples
+
+
+def batches_of(samples: Samples, knobs: Knobs, rank: int, ranks: int) -> Iterator[Batch]:
     """This rank's micro-batches, those of `steps` steps, from the first; starts the loader's processes."""
-    order = GlobalOrder(len(samples), knobs.batch_size, knobs.grad_accum, rank, ranks, knobs.steps, knobs.seed)
+    lengths = samples.pieces.lengths if isinstance(samples, WholeTexts) else None
+    order = GlobalOrder(len(samples), knobs.batch_size, knobs.grad_accum, rank, ranks, knobs.steps, knobs.seed, lengths)
     loader: DataLoader[Batch] = DataLoader(
         samples,
         batch_sampler=order,
@@ -35,9 +53,9 @@ def batches_of(samples: TokenSamples | ImageSamples, knobs: Knobs, rank: int, ra
     return iter(loader)
 
 
-def open_samples(spec: RunSpec, config: Any, journal: Journal) -> TokenSamples | ImageSamples:
+def open_samples(spec: RunSpec, config: Any, journal: Journal) -> Samples:
     """The samples `[data]` describes, prepared where they are not yet; the `data` record is written."""
-    samples: TokenSamples | ImageSamples
+    samples: Samples
     if spec.data.kind == "jpeg":
 
         def drawing(what: str) -> None:
@@ -53,34 +71,64 @@ def open_samples(spec: RunSpec, config: Any, journal: Journal) -> TokenSamples |
         synthetic=synthetic,
         source=source,
         samples=len(samples),
-        tokens=len(samples) * tokens_per_sample(config, spec.data.objective, spec.knobs.seq_len),
+        tokens=round(len(samples) * mean_tokens(samples, config, spec)),
     )
     return samples
 
 
-def _tokens(spec: RunSpec, config: Any, journal: Journal) -> tuple[TokenSamples, bool, str]:
+def mean_tokens(samples: Samples, config: Any, spec: RunSpec) -> float:
+    """Real tokens of a sample: the mean where lengths vary."""
+    if isinstance(samples, WholeTexts):
+        return float(samples.pieces.lengths.mean())
+    return tokens_per_sample(config, spec.data.objective, spec.knobs.seq_len)
+
+
+def _tokens(spec: RunSpec, config: Any, journal: Journal) -> tuple[TokenSamples | WholeTexts, bool, str]:
     """Samples of token ids, whether they are synthetic, and their source in words."""
     data, knobs = spec.data, spec.knobs
     halves = _halves(config, knobs.seq_len) if data.objective == "seq2seq" else None
     vocab = vocab_size(config)
-    synthetic = data.kind == "random"
-    if synthetic:
-        source = "seeded random token ids"
-        samples = random_samples(vocab, data.objective, knobs.seq_len, knobs.seed, halves)
-    else:
-        tokenizer = data.tokenizer or _model_tokenizer(spec.model)
-        wanted = Request(data.kind, data.paths, vocab, tokenizer, data.name, data.split)
-        source = describe(wanted)
+    if data.kind == "random":
+        return random_samples(vocab, data.objective, knobs.seq_len, knobs.seed, halves), True, "seeded random token ids"
+    tokenizer = data.tokenizer or _model_tokenizer(spec.model)
+    wanted = Request(data.kind, data.paths, vocab, tokenizer, data.name, data.split, data.samples == "lines")
+    source = describe(wanted)
 
-        def build(request: Request, folder: Path) -> None:
-            what = f"the tokenizer of {tokenizer}" if tokenizer else "a byte-level BPE trained on it"
-            journal.enter("data", f"tokenizing {source} with {what}, once")
-            build_in_child(request, folder)
+    def build(request: Request, folder: Path) -> None:
+        what = f"the tokenizer of {tokenizer}" if tokenizer else "a byte-level BPE trained on it"
+        journal.enter("data", f"tokenizing {source} with {what}, once")
+        build_in_child(request, folder)
 
-        corpus = open_corpus(wanted, spec.cache_dir, build)
-        classes = getattr(config, "num_labels", 2)
-        samples = text_samples(corpus, data.objective, knobs.seq_len, classes, knobs.seed, halves)
-    return samples, synthetic, source
+    corpus = open_corpus(wanted, spec.cache_dir, build)
+    if data.samples != "packed":
+        return _whole_texts(corpus, spec, config), False, source
+    classes = getattr(config, "num_labels", 2)
+    return text_samples(corpus, data.objective, knobs.seq_len, classes, knobs.seed, halves), False, source
+
+
+def _whole_texts(corpus: Corpus, spec: RunSpec, config: Any) -> WholeTexts:
+    """The texts of a corpus as they are. Raises InvalidInput where none has two tokens, or padding is not masked."""
+    data, knobs = spec.data, spec.knobs
+    if data.objective == "seq2seq":
+        raise InvalidInput("data.objective=seq2seq reads packed samples", "data.samples", ["packed"], "packed")
+    staged = knobs.strategy in ("pp", "ddp+pp")
+    if staged and data.objective != "causal-lm":
+        raise InvalidInput("pipeline stages pass no padding mask on", "data.samples", ["packed"], "packed")
+    pieces = pieces_of(np.fromfile(corpus.folder / "lengths.bin", dtype="<u4").astype(np.int64), knobs.seq_len)
+    if not len(pieces.starts):
+        raise InvalidInput(f"{corpus.source}: no text of two tokens in it", "data.paths")
+    pad = getattr(text_part(config), "pad_token_id", None)
+    return WholeTexts(
+        corpus_ids(corpus),
+        pieces,
+        pad if isinstance(pad, int) and 0 <= pad < vocab_size(config) else 0,
+        # A schedule's buffers and a compiled graph are made for one shape.
+        knobs.seq_len if staged or knobs.compile != "off" else None,
+        corpus_masking(corpus, knobs.seed) if data.objective == "masked-lm" else None,
+        corpus_classes(corpus, pieces.starts, getattr(config, "num_labels", 2))
+        if data.objective == "sequence-classification"
+        else None,
+    )
 
 
 def _halves(config: Any, seq_len: int) -> Halves:

@@ -22,13 +22,12 @@ import torch
 from torch import Tensor
 
 from .clock import StepTimes, make_clock
-from .data import batches_of
-from .images import ImageSamples
+from .data import Samples, batches_of
 from .loop import Rig
 from .memory import PHASES
 from .oom import is_out_of_memory
 from .records import Journal, exception_chain
-from .samples import Batch, TokenSamples
+from .samples import Batch
 
 CONTROL_FILE = "control.jsonl"
 LOOK_EVERY_S = 0.02
@@ -191,7 +190,7 @@ def make_gauge(device: torch.device, limit_bytes: int | None) -> Gauge:
 
 def probe_on_demand(
     rig: Rig,
-    samples: TokenSamples | ImageSamples,
+    samples: Samples,
     gauge: Gauge,
     orders: Orders,
     train: Callable[[Rig], None],
@@ -236,7 +235,7 @@ def probe_on_demand(
         retries = fields["alloc_retries"]
 
 
-def _longest(samples: TokenSamples | ImageSamples, rig: Rig, size: Size) -> Iterator[Batch]:
+def _longest(samples: Samples, rig: Rig, size: Size) -> Iterator[Batch]:
     """The micro-batches of a run's first step again and again: the longest samples come first in a run."""
     knobs = replace(rig.knobs, batch_size=size.batch_size, steps=1, workers=0)
     for _ in range(size.steps):

@@ -1,6 +1,7 @@
-"""The training samples: fixed-length token ids and their labels, the same for an index whoever asks.
+"""The training samples: token ids and their labels, the same for an index whoever asks, and their order.
 
-Text is packed: every sample is full, none is longer than another, so any first batch is as heavy as all that follow.
+Packed text, which is all that is in this file: every sample is full, none is longer than another, so any first batch
+is as heavy as all that follow. Where lengths vary (`whole_texts.py`) the first step takes the longest.
 """
 
 from __future__ import annotations
@@ -120,10 +121,21 @@ class GlobalOrder(Sampler[list[int]]):
     Step t takes samples t*G ... (t+1)*G of a stream of seeded permutations, one an epoch, where G = batch_size *
     grad_accum * ranks. Rank r's micro-batch m is the slice at (m * ranks + r) * batch_size of it. A sample is drawn
     as its index plus `samples` for each epoch before, so that augmentation can differ from epoch to epoch.
+
+    With `lengths` the first step takes the G longest samples instead, one of the very longest in every micro-batch:
+    what the run will need at most, it needs at once.
     """
 
     def __init__(
-        self, samples: int, batch_size: int, grad_accum: int, rank: int, ranks: int, steps: int, seed: int
+        self,
+        samples: int,
+        batch_size: int,
+        grad_accum: int,
+        rank: int,
+        ranks: int,
+        steps: int,
+        seed: int,
+        lengths: NDArray[np.int64] | None = None,
     ) -> None:
         self.samples = samples
         self.batch_size = batch_size
@@ -132,13 +144,19 @@ class GlobalOrder(Sampler[list[int]]):
         self.ranks = ranks
         self.steps = steps
         self.seed = seed
+        self.lengths = lengths
 
     def __len__(self) -> int:
         return self.steps * self.grad_accum
 
     def __iter__(self) -> Iterator[list[int]]:
         epoch, order = -1, np.empty(0, dtype=np.int64)
+        slices = self.grad_accum * self.ranks
+        first = [] if self.lengths is None else longest(self.lengths, slices * self.batch_size)
         for micro in range(len(self)):
+            if self.lengths is not None and micro < self.grad_accum:
+                yield first[micro * self.ranks + self.rank :: slices]
+                continue
             start = (micro * self.ranks + self.rank) * self.batch_size
             chosen: list[int] = []
             for position in range(start, start + self.batch_size):
@@ -149,13 +167,17 @@ class GlobalOrder(Sampler[list[int]]):
             yield chosen
 
 
+def longest(lengths: NDArray[np.int64], count: int) -> list[int]:
+    """Indices of the `count` longest samples, the longest first; over again where there are fewer."""
+    order = np.argsort(-lengths, kind="stable")
+    return [int(index) for index in np.resize(order, count)]
+
+
 def text_samples(
     corpus: Corpus, objective: str, seq_len: int, classes: int, seed: int, halves: Halves | None = None
 ) -> TokenSamples:
     """Samples of `seq_len` tokens packed from a corpus, with no padding."""
-    ids = np.memmap(corpus.folder / "ids.bin", dtype=corpus.dtype, mode="r")
-    # Reading every page now keeps the page cache out of the training's memory figures.
-    int(ids.max()) if len(ids) else 0
+    ids = corpus_ids(corpus)
     if len(ids) < seq_len:
         raise InvalidInput(
             f"{corpus.source}: {len(ids)} tokens, fewer than one sample of seq_len={seq_len}",
@@ -163,18 +185,34 @@ def text_samples(
             [f"1 to {len(ids)}"],
             str(max(len(ids), 1)),
         )
-    masking = None
-    if objective == "masked-lm":
-        if corpus.mask_id is None:
-            raise InvalidInput("this tokenizer has no mask token, which masked-lm needs", "data.tokenizer")
-        masking = Masking(corpus.mask_id, corpus.vocab_size, tuple(corpus.special_ids), seed)
+    masking = corpus_masking(corpus, seed) if objective == "masked-lm" else None
     labels = None
     if objective == "sequence-classification":
-        firsts = np.array([first for first, _ in corpus.sections])
-        kinds = np.array([label for _, label in corpus.sections], dtype=np.int64)
-        starts = np.arange(len(ids) // seq_len) * seq_len
-        labels = kinds[np.searchsorted(firsts, starts, side="right") - 1] % classes
+        labels = corpus_classes(corpus, np.arange(len(ids) // seq_len) * seq_len, classes)
     return TokenSamples(ids, seq_len, masking, labels, halves)
+
+
+def corpus_ids(corpus: Corpus) -> NDArray[np.unsignedinteger]:
+    """The token ids of a corpus, one text after the other."""
+    ids = np.memmap(corpus.folder / "ids.bin", dtype=corpus.dtype, mode="r")
+    # Reading every page now keeps the page cache out of the training's memory figures.
+    int(ids.max()) if len(ids) else 0
+    return ids
+
+
+def corpus_masking(corpus: Corpus, seed: int) -> Masking:
+    """How its tokens are masked. Raises InvalidInput where its tokenizer has no mask token."""
+    if corpus.mask_id is None:
+        raise InvalidInput("this tokenizer has no mask token, which masked-lm needs", "data.tokenizer")
+    return Masking(corpus.mask_id, corpus.vocab_size, tuple(corpus.special_ids), seed)
+
+
+def corpus_classes(corpus: Corpus, starts: NDArray[np.int64], classes: int) -> NDArray[np.int64]:
+    """The labels, below `classes`, of the samples that begin at these tokens: those of the source they are from."""
+    firsts = np.array([first for first, _ in corpus.sections])
+    kinds = np.array([label for _, label in corpus.sections], dtype=np.int64)
+    labels: NDArray[np.int64] = kinds[np.searchsorted(firsts, starts, side="right") - 1] % classes
+    return labels
 
 
 def random_samples(

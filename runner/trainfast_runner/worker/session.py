@@ -15,10 +15,9 @@ import torch
 from .build import build_model, check_attention
 from .clock import make_clock
 from .compilation import CompileWatch, bare
-from .data import batches_of, open_samples
+from .data import Samples, batches_of, mean_tokens, open_samples
 from .engines import Engine, make_engine
 from .flops import flops_per_sample
-from .images import ImageSamples
 from .invalid import InvalidInput
 from .loop import Rig
 from .memory import Memory, make_memory
@@ -28,12 +27,13 @@ from .observe import ComputeDtype, actual_fields
 from .precision import Precision
 from .probing import make_gauge, orders_of, probe_on_demand, say_ready
 from .records import Journal
-from .samples import Batch, TokenSamples
+from .samples import Batch
 from .sdpa_backend import SdpaBackend
 from .spec import RunSpec
 from .step_log import StepLog
 from .stopped import STEP_LOG_PATIENCE_S, keep_last_step_on_sigterm
 from .strategies import Strategy, make_strategy
+from .whole_texts import CountedBatches, WholeTexts
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class Ground:
     precision: Precision
     strategy: Strategy
     engine: Engine
-    samples: TokenSamples | ImageSamples
+    samples: Samples
     batches: Iterator[Batch]
     memory: Memory
 
@@ -120,7 +120,12 @@ def assemble(ground: Ground, run_dir: Path, journal: Journal) -> tuple[Rig, Step
     knobs, objective = ground.spec.knobs, ground.spec.data.objective
     model = build_model(ground.config, objective, knobs, ground.device)
     # Counted before the strategy cuts the model into pieces; shapes are enough, there are no weights yet.
-    flops = flops_per_sample(model, objective, knobs.seq_len, knobs.checkpointing)
+    length = knobs.seq_len
+    counted = CountedBatches(ground.batches) if isinstance(ground.samples, WholeTexts) else None
+    if counted is not None:
+        # Padding is no progress: the FLOPs are those of a sample of the mean length.
+        length = round(mean_tokens(ground.samples, ground.config, ground.spec))
+    flops = flops_per_sample(model, objective, length, knobs.checkpointing)
     module, optimizer = ground.engine.prepare(model)
     if journal.rank == 0:
         for name, document in ground.strategy.documents().items():
@@ -140,7 +145,7 @@ def assemble(ground: Ground, run_dir: Path, journal: Journal) -> tuple[Rig, Step
         )
 
     samples = knobs.batch_size * knobs.grad_accum
-    tokens = samples * tokens_per_sample(ground.config, objective, knobs.seq_len)
+    tokens = counted.take_tokens if counted else samples * tokens_per_sample(ground.config, objective, knobs.seq_len)
     watch = CompileWatch() if compiled else None
     log = StepLog(run_dir, journal, samples, tokens, knobs.timing_warmup, watch, ground.precision.initial_scale())
     keep_last_step_on_sigterm(log, journal)
@@ -153,7 +158,7 @@ def assemble(ground: Ground, run_dir: Path, journal: Journal) -> tuple[Rig, Step
         objective=Objective(objective),
         precision=ground.precision,
         strategy=ground.strategy,
-        batches=ground.batches,
+        batches=counted or ground.batches,
         clock=make_clock(ground.device),
         memory=ground.memory,
         log=log,

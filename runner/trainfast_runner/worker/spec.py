@@ -84,6 +84,7 @@ CHOICES: dict[str, tuple[str, ...]] = {
 AT_LEAST_ONE = ("batch_size", "grad_accum", "seq_len", "steps")
 OBJECTIVES = ("causal-lm", "masked-lm", "sequence-classification", "seq2seq", "image-classification")
 DATA_KINDS = ("text", "files", "hub", "random", "jpeg")
+DATA_SAMPLES = ("packed", "documents", "lines")
 
 
 @dataclass(frozen=True)
@@ -96,6 +97,8 @@ class Data:
     tokenizer: str | None = None
     name: str | None = None
     split: str = "train"
+    samples: str = "packed"
+    """`packed` fills every sample to `seq_len`; `documents` and `lines` are as long as they are, up to `seq_len`."""
 
 
 @dataclass(frozen=True)
@@ -130,6 +133,8 @@ def read_spec(run_dir: Path, rank: int) -> RunSpec:
         raise unknown_name("data objective", data.objective, "data.objective", OBJECTIVES)
     if data.kind not in DATA_KINDS:
         raise unknown_name("kind of data", data.kind, "data.kind", DATA_KINDS)
+    if data.samples not in DATA_SAMPLES:
+        raise unknown_name("way to cut samples", data.samples, "data.samples", DATA_SAMPLES)
     if (data.kind == "jpeg") != (data.objective == "image-classification"):
         raise InvalidInput(
             f"data.kind={data.kind} cannot serve data.objective={data.objective}: jpeg goes with image-classification",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import threading
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,21 +32,25 @@ class _Pending:
 
 
 class StepLog:
-    """Writes `steps.jsonl` (or this rank's). `add` takes a step that just ended and writes the one before it."""
+    """Writes `steps.jsonl` (or this rank's). `add` takes a step that just ended and writes the one before it.
+
+    `tokens` of a step count without padding: a number where every step has as many, else what is asked for each.
+    """
 
     def __init__(
         self,
         run_dir: Path,
         journal: Journal,
         samples: int,
-        tokens: int,
+        tokens: int | Callable[[], int],
         timing_warmup: int,
         compile_watch: CompileWatch | None = None,
         initial_scale: float | None = None,
     ) -> None:
         self._file = RecordFile(run_dir / f"steps{rank_suffix(journal.rank)}.jsonl", complain=journal.trouble)
         self._journal = journal
-        self._constant = {"samples": samples, "tokens": tokens}
+        self._samples = samples
+        self._tokens = tokens
         self._timing_warmup = timing_warmup
         self._pending: _Pending | None = None
         self._compile_watch = compile_watch
@@ -62,7 +67,9 @@ class StepLog:
         fields: dict[str, Any],
     ) -> None:
         """Note step `step` (from 1); `loss` is being summed over ranks until `handle`, if any, is ready."""
-        record = {"step": step, "warmup": step <= self._timing_warmup, **self._constant, **fields}
+        tokens = self._tokens if isinstance(self._tokens, int) else self._tokens()
+        counts = {"samples": self._samples, "tokens": tokens}
+        record = {"step": step, "warmup": step <= self._timing_warmup, **counts, **fields}
         if self._compile_watch is not None and self._compile_watch.take():
             record.update(warmup=True, compiling=True)
         if handle is not None and (loss.device.type == "cuda" or scale is not None):

@@ -15,10 +15,11 @@ from typing import Any
 
 import numpy as np
 
-from .corpus import SMALLEST_VOCAB, VOCAB_LIMIT, Request, describe, documents
+from .corpus import SMALLEST_VOCAB, VOCAB_LIMIT, Request, describe, texts
 from .invalid import InvalidInput
 
 PAD, END, MASK = "<pad>", "<end>", "<mask>"
+DOCUMENTS_AT_ONCE, LINES_AT_ONCE = 64, 4096
 Encode = Callable[[list[str]], list[list[int]]]
 
 
@@ -29,30 +30,34 @@ def build_in_child(request: Request, folder: Path) -> None:
 
 
 def build(request: Request, folder: Path) -> None:
-    """Write `ids.bin` and `meta.json` (and `tokenizer.json`) of `request` into `folder`."""
+    """Write `ids.bin`, `lengths.bin` and `meta.json` (and `tokenizer.json`) of `request` into `folder`."""
     # The launcher forbids these threads where DataLoader workers are forked; nothing is forked from here.
     os.environ["TOKENIZERS_PARALLELISM"] = "true"
-    found = list(documents(request))
+    found = list(texts(request))
     if not found:
         raise InvalidInput(f"{describe(request)}: no text in it", "data.paths")
-    texts, labels = [text for text, _ in found], [label for _, label in found]
+    written, labels = [text for text, _ in found], [label for _, label in found]
     if request.tokenizer is None:
-        encode, meta = _train_bpe(texts, request.vocab, folder)
+        encode, meta = _train_bpe(written, request.vocab, folder)
     else:
         encode, meta = _pretrained(request.tokenizer, request.vocab)
     dtype = "<u2" if meta["vocab_size"] <= 1 << 16 else "<u4"
     end = [meta.pop("end_id")] if meta["end_id"] is not None else []
     sections: list[tuple[int, int]] = []
+    lengths: list[int] = []
     tokens = 0
+    at_once = LINES_AT_ONCE if request.lines else DOCUMENTS_AT_ONCE
     with open(folder / "ids.bin", "wb") as out:
-        for start in range(0, len(texts), 64):
-            encoded = encode(texts[start : start + 64])
-            for ids, label in zip(encoded, labels[start : start + 64], strict=True):
+        for start in range(0, len(written), at_once):
+            encoded = encode(written[start : start + at_once])
+            for ids, label in zip(encoded, labels[start : start + at_once], strict=True):
                 if not sections or sections[-1][1] != label:
                     sections.append((tokens, label))
                 document = np.asarray(ids + end, dtype=dtype)
+                lengths.append(document.size)
                 tokens += document.size
                 out.write(document.tobytes())
+    np.asarray(lengths, dtype="<u4").tofile(folder / "lengths.bin")
     meta.update(source=describe(request), dtype=dtype, tokens=tokens, sections=sections)
     (folder / "meta.json").write_text(json.dumps(meta))
 

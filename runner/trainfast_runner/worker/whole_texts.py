@@ -1,0 +1,106 @@
+"""Training samples that are whole texts of varying length (documents or lines), padded to the longest beside them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch.utils.data import Dataset
+
+from .samples import IGNORED, Batch, Masking
+
+SHORTEST = 2
+"""Tokens of the shortest sample: after one token a causal model has nothing to predict."""
+
+
+@dataclass(frozen=True)
+class Pieces:
+    """Where in an array of ids each sample begins, and its length in tokens."""
+
+    starts: NDArray[np.int64]
+    lengths: NDArray[np.int64]
+
+
+def pieces_of(texts: NDArray[np.int64], seq_len: int) -> Pieces:
+    """Texts of these lengths, laid end to end, as samples of at most `seq_len` tokens: a longer one is several."""
+    ends = np.cumsum(texts)
+    each = -(-texts // seq_len)
+    text = np.repeat(np.arange(len(texts)), each)
+    number = np.arange(len(text)) - np.repeat(np.cumsum(each) - each, each)
+    starts = (ends - texts)[text] + number * seq_len
+    lengths = np.minimum(seq_len, ends[text] - starts)
+    long_enough = lengths >= SHORTEST
+    return Pieces(starts[long_enough], lengths[long_enough])
+
+
+class WholeTexts(Dataset[Batch]):
+    """Samples as they are in the text. `classes` labels each; else `masking`; else the ids themselves.
+
+    A batch is padded on the right to its own longest sample, or to `width` where shapes must not change.
+    """
+
+    def __init__(
+        self,
+        ids: NDArray[np.unsignedinteger],
+        pieces: Pieces,
+        pad_id: int,
+        width: int | None = None,
+        masking: Masking | None = None,
+        classes: NDArray[np.int64] | None = None,
+    ) -> None:
+        self.ids = ids
+        self.pieces = pieces
+        self.pad_id = pad_id
+        self.width = width
+        self.masking = masking
+        self.classes = classes
+
+    def __len__(self) -> int:
+        return len(self.pieces.lengths)
+
+    def __getitems__(self, draws: list[int]) -> Batch:
+        """A whole batch: `input_ids` and `attention_mask` of (batch, longest), `labels` alike or of (batch,).
+
+        Padding has a mask of 0 and labels that do not count. Of a draw only the index counts.
+        """
+        indices = np.asarray(draws) % len(self)
+        lengths = self.pieces.lengths[indices]
+        shape = len(indices), self.width or int(lengths.max())
+        inputs, labels = np.full(shape, self.pad_id, dtype=np.int64), np.full(shape, IGNORED, dtype=np.int64)
+        for row, index in enumerate(indices.tolist()):
+            start, length = self.pieces.starts[index], self.pieces.lengths[index]
+            ids = self.ids[start : start + length].astype(np.int64)
+            inputs[row, :length], labels[row, :length] = self.masking(ids, index) if self.masking else (ids, ids)
+        mask = (np.arange(shape[1]) < lengths[:, None]).astype(np.int64)
+        if self.classes is not None:
+            labels = self.classes[indices]
+        parts = {"input_ids": inputs, "attention_mask": mask, "labels": labels}
+        return {name: torch.from_numpy(part) for name, part in parts.items()}
+
+    def __getitem__(self, draw: int) -> Batch:
+        return {name: values[0] for name, values in self.__getitems__([draw]).items()}
+
+
+class CountedBatches:
+    """Micro-batches, and how many real tokens those taken since the last question had; padding is none."""
+
+    def __init__(self, batches: Iterator[Batch]) -> None:
+        self._batches = batches
+        self._tokens = 0
+
+    def __iter__(self) -> Iterator[Batch]:
+        return self
+
+    def __next__(self) -> Batch:
+        batch = next(self._batches)
+        # Still on the host: nothing waits for a device.
+        self._tokens += int(batch["attention_mask"].sum())
+        return batch
+
+    def take_tokens(self) -> int:
+        """The count, which begins anew."""
+        tokens, self._tokens = self._tokens, 0
+        return tokens
