@@ -21,8 +21,15 @@ CALIBRATION_FILE = "calibration.json"
 PATIENCE_S = 120
 
 
+UNDISTURBED = 0.9
+"""Share of the time its threads could have run below which a measurement on a CPU was disturbed."""
+
+
 class Ceiling(msgspec.Struct, frozen=True, kw_only=True):
-    """What one device reached: TFLOP/s by precision, GB/s read and written by a copy."""
+    """What one device reached: TFLOP/s by precision, GB/s read and written by a copy.
+
+    `cpu_share` is the part of the time in which its threads could have run that they did; None on a GPU.
+    """
 
     device: str
     name: str
@@ -30,7 +37,13 @@ class Ceiling(msgspec.Struct, frozen=True, kw_only=True):
     torch: str = ""
     tflops: dict[str, float] = {}
     copy_gb_per_s: float | None = None
+    cpu_share: float | None = None
     wall_ns: int = 0
+
+    @property
+    def disturbed(self) -> bool:
+        """Whether other processes took so much of the CPU that the ceiling is too low."""
+        return self.cpu_share is not None and self.cpu_share < UNDISTURBED
 
 
 def calibrate(home: Home, python: str | None = None) -> Ceiling:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from trainfast_runner.calibration import Ceiling
 from trainfast_runner.peaks import PEAKS, peak_of
 
 
@@ -69,3 +70,11 @@ def test_every_peak_has_a_source_and_rates_that_go_together() -> None:
         # Every unit that knows tf32 does half precision at twice its rate.
         assert peak.tf32 is None or peak.half / peak.tf32 == pytest.approx(2, rel=0.03), name
         assert peak.bf16 == (peak.tf32 is not None), name
+
+
+def test_a_ceiling_measured_beside_other_processes_is_called_too_low() -> None:
+    assert [Ceiling(device="cpu", name="x", cpu_share=share).disturbed for share in (0.5, 0.99, None)] == [
+        True,
+        False,
+        False,
+    ]

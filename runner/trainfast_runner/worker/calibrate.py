@@ -1,7 +1,8 @@
 """What this device really reaches: a short test of matrix products in each number format, and of copying.
 
 `PY calibrate.py [DEVICE]` prints one JSON line: `{device, name, threads, torch, tflops{precision: TFLOP/s},
-copy_gb_per_s}`. Copying counts the bytes read and the bytes written. A CPU has no name that torch knows.
+copy_gb_per_s, cpu_share}`. Copying counts the bytes read and the bytes written. A CPU has no name that torch knows;
+`cpu_share` is how much of the time in which its threads could have run they did: the rest went to other processes.
 """
 
 from __future__ import annotations
@@ -56,7 +57,23 @@ def main(kind: str) -> dict[str, Any]:
         "torch": torch.__version__,
         "tflops": reached,
         "copy_gb_per_s": copied,
+        "cpu_share": cpu_share() if kind == "cpu" else None,
     }
+
+
+def cpu_share() -> float | None:
+    """Of the time this process's threads ran or waited for a core, the part they ran; None where it is not counted.
+
+    The first two fields of /proc/PID/task/TID/schedstat (Linux, Documentation/scheduler/sched-stats), in ns.
+    """
+    ran = waited = 0
+    try:
+        for task in Path("/proc/self/task").iterdir():
+            on_core, in_queue, _ = map(int, (task / "schedstat").read_text().split())
+            ran, waited = ran + on_core, waited + in_queue
+    except (OSError, ValueError):
+        return None
+    return ran / (ran + waited) if ran else None
 
 
 def _best_seconds(work: Callable[[], Any], device: Any) -> float:

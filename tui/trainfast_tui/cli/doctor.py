@@ -48,6 +48,9 @@ def run(arguments: argparse.Namespace) -> int:
     if ceiling is not None:
         rates = ", ".join(f"{name} {tflops:.3g} TFLOP/s" for name, tflops in ceiling.tflops.items())
         say(f"\nmeasured on {plain(ceiling.name)}: {rates}; copy {ceiling.copy_gb_per_s:.3g} GB/s (read and written)")
+        if ceiling.disturbed:
+            said = f"other processes took {100 * (1 - (ceiling.cpu_share or 0)):.0f} % of the CPU meanwhile"
+            say(f"{said}: the ceiling is too low, measure it again on a quiet machine")
     warnings = sum(check.state == "warn" for check in checks)
     if not is_healthy(checks):
         say("\nRuns cannot be started here until what is marked fail is mended.")
