@@ -40,19 +40,15 @@ def cached_model(spec: RunSpec, device: str = "cpu", python: str | None = None) 
 
 
 def trace_model(
-    spec: RunSpec,
-    device: str = "cpu",
-    python: str | None = None,
-    whole: bool = False,
-    given_up: threading.Event | None = None,
+    spec: RunSpec, device: str = "cpu", python: str | None = None, given_up: threading.Event | None = None
 ) -> MemoryModel:
-    """The cached model, or a new trace in the training Python: a few seconds. `whole` traces every block of it.
+    """The cached model, or a new trace in the training Python: a few seconds.
 
     Setting `given_up` ends the trace with training_python.GivenUp: a trace must not take the CPU of a measured run.
     Raises Untraceable where the tracer cannot follow the model, Problem where the model cannot be built at all.
     """
     executable = training_python.find(python)
-    request = {**_request(spec, device), **({"whole": True} if whole else {})}
+    request = _request(spec, device)
     file = _file(executable, request)
     with _alone(file):
         model = _remembered(file)
@@ -61,6 +57,12 @@ def trace_model(
             with suppress(OSError):  # without a cache every launch traces again, which costs seconds and nothing else
                 write_atomically(file, msgspec.json.encode(model))
     return model
+
+
+def trace_anew(spec: RunSpec, device: str = "cpu", python: str | None = None, whole: bool = False) -> MemoryModel:
+    """A trace that neither reads nor writes the cache; `whole` traces every block. Raises as `trace_model`."""
+    request = {**_request(spec, device), **({"whole": True} if whole else {})}
+    return _trace(training_python.find(python), request, None)
 
 
 def _request(spec: RunSpec, device: str) -> dict[str, Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.metadata
 import importlib.util
 import sys
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -28,6 +29,13 @@ _ATTENTION = {"eager": "eager", "sdpa": "sdpa", "flash": "flash_attention_2"}
 def model_class(objective: str) -> Any:
     """The transformers Auto class that puts the objective's head on a configuration."""
     return getattr(transformers, _CLASSES[objective])
+
+
+def import_model_code(config: Any, objective: str) -> None:
+    """Import the file of the model's class, which otherwise happens when it is built, and counts as its memory."""
+    # What does not exist is said where it is built.
+    with suppress(KeyError):
+        model_class(objective)._model_mapping[type(config)]
 
 
 def build_model(config: Any, objective: str, knobs: Knobs, device: torch.device) -> nn.Module:

@@ -46,12 +46,14 @@ def step_fields(peaks: dict[str, int], reserved: int, retries: int) -> dict[str,
 class HostMemory:
     """The CPU: the high-water mark of resident memory above what was resident before the model was built.
 
+    Pages of the libraries' own files, of which a first step reads some 10 MiB, are not the training's and do not count.
     The limit is RLIMIT_DATA at VmData plus `limit_bytes`, so that the allocator itself refuses.
     """
 
     def __init__(self, limit_bytes: int | None) -> None:
         self._limit_bytes = limit_bytes
         self._baseline = 0
+        self._files = 0
         self._peaks = dict.fromkeys(PHASES, 0)
         self._status_fd = os.open("/proc/self/status", os.O_RDONLY | os.O_CLOEXEC)
         self._clear_fd = os.open("/proc/self/clear_refs", os.O_WRONLY | os.O_CLOEXEC)
@@ -65,6 +67,7 @@ class HostMemory:
         del warm
         figures = self._read_status()
         self._baseline = figures["VmRSS"]
+        self._files = figures["RssFile"]
         if self._limit_bytes is not None:
             cap = figures["VmData"] + self._limit_bytes
             resource.setrlimit(resource.RLIMIT_DATA, (cap, cap))
@@ -72,7 +75,10 @@ class HostMemory:
 
     def boundary(self, phase: str) -> None:
         """Read VmHWM and reset it."""
-        self._peaks[phase] = max(0, self._read_status()["VmHWM"] - self._baseline)
+        figures = self._read_status()
+        # Once read, a file's pages stay: those of now were there at the peak.
+        read_since = max(0, figures["RssFile"] - self._files)
+        self._peaks[phase] = max(0, figures["VmHWM"] - self._baseline - read_since)
         os.pwrite(self._clear_fd, b"5", 0)
 
     def read(self) -> dict[str, object]:
@@ -87,7 +93,7 @@ class HostMemory:
         found = {}
         for line in os.pread(self._status_fd, 4096, 0).split(b"\n"):
             name, _, value = line.partition(b":")
-            if name in (b"VmHWM", b"VmRSS", b"VmData"):
+            if name in (b"VmHWM", b"VmRSS", b"VmData", b"RssFile"):
                 found[name.decode()] = int(value.split()[0]) * 1024
         return found
 

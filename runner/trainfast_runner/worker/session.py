@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from .build import build_model, check_attention
+from .build import build_model, check_attention, import_model_code
 from .clock import make_clock
 from .compilation import CompileWatch, bare
 from .data import Samples, batches_of, mean_tokens, open_samples
@@ -71,6 +71,7 @@ def prepare(spec: RunSpec, journal: Journal) -> Ground:
     config = resolve_config(spec.model)
     check_seq_len(config, knobs.seq_len)
     check_attention(knobs, device)
+    import_model_code(config, spec.data.objective)
     strategy = make_strategy(knobs, device)
     if strategy.slices > 1:
         # One process loads for all of its devices.

@@ -17,6 +17,7 @@ from .memory_envelope import affine
 from .memory_ledger import CATEGORIES, GRADS, OPTIMIZER, PARAMS, Ledger, Stretch
 from .model_config import check_seq_len, resolve_config, split_tokens, vocab_size
 from .objective import Objective
+from .optimizer import build_optimizer
 from .precision import Precision
 from .repeated_blocks import Stack, shorten
 from .samples import Batch, Halves, random_samples
@@ -83,9 +84,9 @@ def course(request: dict[str, Any]) -> dict[str, Any]:
         strategy = make_strategy(knobs, device)
         precision = strategy.make_precision()
         with unset_fake_temporarily():
-            # bitsandbytes computes its quantization map, which is data.
-            module, optimizer = strategy.prepare(model, knobs)
-        subject = Subject(config, request["objective"], knobs, device, fake, module, optimizer, strategy, precision)
+            # bitsandbytes computes its quantization map, which is data. Weights are drawn nowhere.
+            optimizer = build_optimizer(model, knobs)
+        subject = Subject(config, request["objective"], knobs, device, fake, model, optimizer, strategy, precision)
         held = list(model.parameters())
         buffers = list(model.buffers())
         stacks = shorten(model, config, bool(request.get("whole")))

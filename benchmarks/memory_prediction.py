@@ -1,0 +1,120 @@
+"""Predicted memory against the whole model traced, and against what real runs on this CPU took."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+from trainfast_runner import presets
+from trainfast_runner.memory_model import MemoryModel, trace_model
+from trainfast_runner.memory_model.tracing import trace_anew
+from trainfast_runner.spec import RunSpec, resolve
+
+BATCHES = (1, 8, 64)
+TRACED_WITHIN = 0.01
+MEASURED_WITHIN = 0.05
+FIRST_ANSWER_S = 6.0
+AFTER_A_KNOB_MS = 50.0
+DEEP = ("bert-large", ("batch_size=56", "seq_len=128", "precision=fp32"))
+"""24 layers, for the time that a first answer takes."""
+
+NARROW = {
+    "llama-8b": ("model.hidden_size=512", "model.intermediate_size=1792", "model.head_dim=16"),
+    "gpt2-xl": ("model.n_embd=400",),
+}
+"""Widths of the presets whose full size only makes the comparison slow; depth and vocabulary are the preset's."""
+
+MEASURED: Sequence[tuple[str, Sequence[str], Sequence[int]]] = (
+    ("tiny-llama", (), (32, 64)),
+    ("bert-base", ("model.num_hidden_layers=4", "workers=0"), (8, 16)),
+    ("gpt2", ("model.n_layer=3", "model.n_embd=384", "model.n_head=6", "seq_len=256", "workers=0"), (4, 8)),
+)
+"""Presets, settings and batch sizes of the real runs; depths and widths cut down for two cores."""
+
+Row = tuple[str, str, str, str, bool]
+"""What, predicted, compared with, difference, whether it is within the bound."""
+
+
+def text_presets() -> Iterator[RunSpec]:
+    """Every shipped preset that trains on text, its variants left out: they are the same models."""
+    for path in sorted(presets.shipped_directory().glob("*.toml")):
+        spec = resolve(path.stem)
+        if spec.data["objective"] != "image-classification":
+            yield resolve(path.stem, NARROW.get(path.stem, ()))
+
+
+def traced_rows(specs: Iterator[RunSpec]) -> Iterator[Row]:
+    """Put together from three layers, against the whole depth traced, at three batch sizes."""
+    for spec in specs:
+        model, whole = trace_anew(spec), trace_anew(spec, whole=True)
+        for batch in BATCHES:
+            here = replace(spec, knobs={**spec.knobs, "batch_size": batch, "strategy": "single"})
+            yield _row(f"{spec.name} b{batch}", _total(model, here), _total(whole, here), TRACED_WITHIN)
+
+
+def measured_rows() -> Iterator[Row]:
+    """Against `peak_allocated_bytes` of real runs of five steps."""
+    for preset, settings, batches in MEASURED:
+        for batch in batches:
+            chosen = [*settings, f"batch_size={batch}", "steps=5"]
+            spec = resolve(preset, chosen)
+            measured = _run(preset, chosen)
+            yield _row(f"{preset} b{batch}", _total(trace_model(spec), spec), measured, MEASURED_WITHIN)
+
+
+def speed_rows() -> list[Row]:
+    """Seconds to a first answer, and milliseconds after a knob that needs no new trace."""
+    spec = resolve(*DEEP)
+    began = time.monotonic()
+    model = trace_anew(spec)
+    model.predict(spec)
+    first_s = time.monotonic() - began
+    began = time.monotonic()
+    model.predict(replace(spec, knobs={**spec.knobs, "batch_size": 8}))
+    model.max_batch(spec, 1, 24 << 30)
+    again_ms = 1000 * (time.monotonic() - began)
+    return [
+        ("first answer, 24 layers", f"{first_s:.1f} s", f"{FIRST_ANSWER_S:.0f} s", "", first_s <= FIRST_ANSWER_S),
+        ("after a knob", f"{again_ms:.1f} ms", f"{AFTER_A_KNOB_MS:.0f} ms", "", again_ms <= AFTER_A_KNOB_MS),
+    ]
+
+
+def print_tables(some: int | None = None) -> bool:
+    """Print the tables, row by row as they come; whether all is within bounds. `some` cuts the list of presets."""
+    held = True
+    specs = list(text_presets())[:some]
+    for title, rows in (
+        ("speed of a prediction (measured, budget)", speed_rows()),
+        ("three layers traced, put together (predicted, all layers traced), within 1 %", traced_rows(iter(specs))),
+        ("real runs on this CPU (predicted, peak_allocated_bytes), within 5 %", measured_rows()),
+    ):
+        print(f"\n{title}")
+        for what, one, other, difference, within in rows:
+            print(f"  {what:34}{one:>14}{other:>14}{difference:>10}  {'held' if within else 'NOT HELD'}", flush=True)
+            held &= within
+    return held
+
+
+def _row(what: str, predicted: int, actual: int, bound: float) -> Row:
+    off = predicted / actual - 1
+    return what, f"{predicted / 2**20:,.1f} MiB", f"{actual / 2**20:,.1f} MiB", f"{100 * off:+.2f} %", abs(off) <= bound
+
+
+def _total(model: MemoryModel, spec: RunSpec) -> int:
+    return model.predict(spec).total_bytes
+
+
+def _run(preset: str, settings: Sequence[str]) -> int:
+    command = [sys.executable, "-m", "trainfast_tui.cli", "run", preset, "--json", "--wait"]
+    for setting in settings:
+        command += ["--set", setting]
+    done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True)
+    result = json.loads(done.stdout.splitlines()[-1])
+    if result.get("state") != "finished":
+        raise RuntimeError(f"{preset}: {result.get('reason') or result}")
+    peak: int = result["memory"]["peak_allocated_bytes"]
+    return peak
