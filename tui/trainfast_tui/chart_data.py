@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
@@ -65,6 +66,9 @@ GPU_READINGS: tuple[Reading, ...] = (
 )
 
 
+CPU_READINGS = ("CPU of all cores", "memory")
+
+
 def time_axis(snapshot: Snapshot, window: int) -> TimeAxis:
     """The last `WINDOWS_S[window]` seconds: until now, or until the end of a run that is over."""
     run = snapshot.run
@@ -108,14 +112,34 @@ def throughput(snapshot: Snapshot, axis: TimeAxis, noun: str, chosen: Sequence[s
     )
 
 
-def device_charts(snapshot: Snapshot, axis: TimeAxis) -> list[ChartData]:
-    """A chart for each reading of the devices in use, the most telling first."""
+def reading_names(snapshot: Snapshot) -> tuple[str, ...]:
+    """What can be charted of the devices in use, the most telling first."""
+    ticks = _ticks(snapshot)
+    return tuple(reading.name for reading in GPU_READINGS) if ticks and ticks[-1].devices else CPU_READINGS
+
+
+def device_charts(snapshot: Snapshot, axis: TimeAxis, first: int, count: int) -> list[ChartData]:
+    """Charts of `count` readings from number `first` on; after the last one comes the first."""
     run = snapshot.run
     ticks = _ticks(snapshot)
-    if not any(tick.devices for tick in ticks[-1:]):
-        return _cpu_charts(ticks, axis, run is not None)
+    names = reading_names(snapshot)
+    wanted = [(first + at) % len(names) for at in range(count)]
+    recent = ticks[bisect_left(ticks, axis.start_ns - TICK_GAP_NS, key=lambda tick: tick.t_ns) :]
+    if names is CPU_READINGS:
+        charts = _cpu_charts(recent, axis, run is not None)
+        return [charts[at] for at in wanted]
     chosen = _chosen(run, ticks[-1])
-    return [_gpu_chart(reading, ticks, chosen, axis) for reading in GPU_READINGS]
+    places = {uuid: place for place, uuid in enumerate(chosen)}
+    rows: list[list[DeviceReading | None]] = []
+    for tick in recent:
+        row: list[DeviceReading | None] = [None] * len(chosen)
+        for device in tick.devices:
+            if (place := places.get(device.uuid or "")) is not None:
+                row[place] = device
+        rows.append(row)
+    times = [tick.t_ns for tick in recent]
+    spans = _spans(recent, chosen)
+    return [_gpu_chart(GPU_READINGS[at], times, rows, spans, axis) for at in wanted]
 
 
 def used_uuids(run: RunSnapshot | None) -> frozenset[str]:
@@ -136,25 +160,31 @@ def _chosen(run: RunSnapshot | None, tick: Tick) -> list[str]:
     return [uuid for uuid in uuids if uuid in used] or uuids
 
 
-def _gpu_chart(reading: Reading, ticks: Sequence[Tick], chosen: list[str], axis: TimeAxis) -> ChartData:
-    recent = [tick for tick in ticks if tick.t_ns >= axis.start_ns - TICK_GAP_NS]
-    times = [tick.t_ns for tick in recent]
-    by_uuid = [{device.uuid: device for device in tick.devices} for tick in recent]
-    columns: list[list[float | None]] = [
-        [None if (device := devices.get(uuid)) is None else reading.of(device) for devices in by_uuid]
-        for uuid in chosen
-    ]
-    newest = by_uuid[-1] if by_uuid else {}
-    if len(chosen) > MOST_LINES:
-        pairs = [[value for value in row if value is not None] for row in zip(*columns, strict=True)]
+def _gpu_chart(
+    reading: Reading,
+    times: list[int],
+    rows: list[list[DeviceReading | None]],
+    spans: tuple[Span, ...],
+    axis: TimeAxis,
+) -> ChartData:
+    """`rows` has the chosen devices of each time; of many only the highest and the lowest are drawn."""
+    of = reading.of
+    newest = rows[-1] if rows else []
+    if len(newest) > MOST_LINES:
+        known = [[value for device in row if device and (value := of(device)) is not None] for row in rows]
         series: tuple[Series, ...] = (
-            Series(f"highest of {len(chosen)} GPUs", times, [max(row, default=None) for row in pairs], "primary"),
-            Series("lowest", times, [min(row, default=None) for row in pairs], "secondary"),
+            Series(f"highest of {len(newest)} GPUs", times, [max(row, default=None) for row in known], "primary"),
+            Series("lowest", times, [min(row, default=None) for row in known], "secondary"),
         )
     else:
         series = tuple(
-            Series(f"GPU {newest[uuid].index}" if uuid in newest else "GPU", times, column, TONES[place % len(TONES)])
-            for place, (uuid, column) in enumerate(zip(chosen, columns, strict=True))
+            Series(
+                f"GPU {device.index}" if device is not None else "GPU",
+                times,
+                [None if (one := row[place]) is None else of(one) for row in rows],
+                TONES[place % len(TONES)],
+            )
+            for place, device in enumerate(newest)
         )
     return ChartData(
         title=reading.name,
@@ -163,11 +193,11 @@ def _gpu_chart(reading: Reading, ticks: Sequence[Tick], chosen: list[str], axis:
         t_max_ns=axis.end_ns,
         gap_ns=TICK_GAP_NS,
         unit=reading.unit,
-        spans=_spans(recent, chosen),
-        limits=_limits(reading, [newest[uuid] for uuid in chosen if uuid in newest]),
+        spans=spans,
+        limits=_limits(reading, [device for device in newest if device is not None]),
         y_max=reading.y_max,
         binary=reading.binary,
-        empty="This GPU does not report it." if recent else "No samples yet.",
+        empty="This GPU does not report it." if rows else "No samples yet.",
         now_label=axis.now_label,
     )
 
@@ -179,8 +209,7 @@ def _limits(reading: Reading, devices: Sequence[DeviceReading]) -> tuple[Limit, 
     return (Limit(min(values), reading.limit_label),) if values else ()
 
 
-def _cpu_charts(ticks: Sequence[Tick], axis: TimeAxis, has_run: bool) -> list[ChartData]:
-    recent = [tick for tick in ticks if tick.t_ns >= axis.start_ns - TICK_GAP_NS]
+def _cpu_charts(recent: Sequence[Tick], axis: TimeAxis, has_run: bool) -> list[ChartData]:
     cores = next((tick.host.cpu_count for tick in reversed(recent) if tick.host.cpu_count), None)
     cpu = [_series("machine", recent, lambda tick: tick.host.cpu_percent, "primary")]
     memory = [_series("machine", recent, lambda tick: tick.host.memory_used_bytes, "primary")]
@@ -191,8 +220,8 @@ def _cpu_charts(ticks: Sequence[Tick], axis: TimeAxis, has_run: bool) -> list[Ch
         ChartData, t_min_ns=axis.start_ns, t_max_ns=axis.end_ns, gap_ns=TICK_GAP_NS, now_label=axis.now_label
     )
     return [
-        chart(title="CPU of all cores", series=tuple(cpu), unit=fmt.percent, y_max=100.0),
-        chart(title="memory", series=tuple(memory), unit=fmt.size, binary=True),
+        chart(title=CPU_READINGS[0], series=tuple(cpu), unit=fmt.percent, y_max=100.0),
+        chart(title=CPU_READINGS[1], series=tuple(memory), unit=fmt.size, binary=True),
     ]
 
 

@@ -73,11 +73,11 @@ class Charts(Vertical):
             return
         axis = chart_data.time_axis(snapshot, self._window)
         height -= self._show_events(snapshot, axis, height)
-        devices = chart_data.device_charts(snapshot, axis)
-        devices = [*devices[self._first % len(devices) :], *devices[: self._first % len(devices)]]
-        fitting = max(0, min(len(devices), height // LEAST_ROWS - (not self._of_machine), MOST_DEVICE_CHARTS))
+        readings = len(chart_data.reading_names(snapshot))
+        fitting = max(0, min(readings, height // LEAST_ROWS - (not self._of_machine), MOST_DEVICE_CHARTS))
         if fitting == 0 and height >= 8:
             fitting = 1
+        devices = chart_data.device_charts(snapshot, axis, self._first, fitting)
         top = self.query_one("#throughput", StripChart)
         top.set_class(self._of_machine, "-away")
         if not self._of_machine:
@@ -95,7 +95,8 @@ class Charts(Vertical):
         line = self.query_one(EventLine)
         line.set_class(not rows, "-away")
         if rows:
-            line.styles.height = rows
+            if line.styles.height is None or line.styles.height.value != rows:
+                line.styles.height = rows
             line.show(self._moments(snapshot), axis)
         return rows
 
@@ -140,9 +141,7 @@ class Charts(Vertical):
         snapshot = self._snapshot
         if snapshot is None:
             return "Nothing has been read yet."
-        readings = chart_data.device_charts(snapshot, chart_data.time_axis(snapshot, self._window))
-        if len(readings) < 2:
-            return f"There is no other reading than {readings[0].title}." if readings else "There is no reading."
-        self._first += 1
+        readings = chart_data.reading_names(snapshot)
+        self._first = (self._first + 1) % len(readings)
         self.repaint()
-        return f"first reading: {readings[self._first % len(readings)].title}"
+        return f"first reading: {readings[self._first]}"

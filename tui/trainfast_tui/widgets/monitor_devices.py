@@ -48,6 +48,9 @@ class MonitorHead(Painted):
         return [line]
 
 
+_NOT_LAID_OUT: tuple[int, int, list[Line]] = (0, 0, [])
+
+
 class MonitorDevices(Painted):
     """A row for each GPU, below it what there is room for; the chosen one always says all."""
 
@@ -59,11 +62,14 @@ class MonitorDevices(Painted):
         self._used: frozenset[str] = frozenset()
         self._lately: Mapping[str, DeviceConditions] = {}
         self._chosen = 0
+        self._laid_out = _NOT_LAID_OUT
+        """The width and height that `lines` was last asked for, and what it said: it is asked twice for a picture."""
         self._cpu_percent: float | None = None
 
     def show(self, snapshot: Snapshot, used: frozenset[str], lately: Mapping[str, DeviceConditions]) -> None:
         """`used` are the UUIDs of a live run's GPUs; `lately` what each GPU did in the last minute, by UUID."""
         self._snapshot, self._used, self._lately = snapshot, used, lately
+        self._laid_out = _NOT_LAID_OUT
         tick = snapshot.tick
         if tick is not None and tick.host.cpu_percent is not None:
             # A sampler's first tick cannot tell: the figure before it stands until the next.
@@ -75,17 +81,21 @@ class MonitorDevices(Painted):
         tick = self._snapshot.tick if self._snapshot is not None else None
         count = len(tick.devices) if tick is not None else 0
         self._chosen = max(0, min(self._chosen + by, count - 1))
+        self._laid_out = _NOT_LAID_OUT
         self.repaint()
 
     def rows_wanted(self, width: int, most: int) -> int:
         """How many rows there is something for, at most `most`."""
-        return min(most, len(self.lines(width, most)))
+        self._laid_out = width, most, self.lines(width, most)
+        return min(most, len(self._laid_out[2]))
 
     def lines(self, width: int, height: int) -> list[Line]:
         snapshot = self._snapshot
         tick = snapshot.tick if snapshot is not None else None
         if snapshot is None or tick is None:
             return [[("looking at the machine…", "muted")]]
+        if self._laid_out[0] == width and len(self._laid_out[2]) <= height <= self._laid_out[1]:
+            return self._laid_out[2]
         before, seconds = _before(snapshot, tick)
         host = self._host(tick.host, before.host if before is not None else None, seconds, width, bool(tick.devices))
         if not tick.devices:
