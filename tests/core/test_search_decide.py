@@ -162,7 +162,9 @@ def test_no_oom_means_that_memory_never_runs_out(device: Device) -> None:
     best = known.proofs[-1].batch_size
     # One size alone says nothing of the next: 2 is always tried.
     assert ooms(known) == 0 or best == 1
-    assert device.is_exact(best)
+    # A size that would fit by less than the fit's own error is not tried.
+    need = max(device.peaks(0, best + 1).values())
+    assert device.is_exact(best) or device.limits[0] - need < 32 * MIB
 
 
 @settings(max_examples=40, deadline=None)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from trainfast_runner.search.decide import ALIGNED, MOST, Known, fits_of, tightest
+from trainfast_runner.search.decide import ALIGNED, MOST, Known, beyond_of, fits_of, tightest
 from trainfast_runner.search.fit import Fit, largest
-from trainfast_runner.search.journal import Answer, Margin, Probe
+from trainfast_runner.search.journal import Answer, Margin
 
 ALIGNED_MORE, ALIGNED_MORE_FROM = 64, 512
 """From this size on an aligned batch is a multiple of 64: it then costs an eighth of the batch at most."""
@@ -20,7 +20,7 @@ def answer(known: Known) -> Answer:
     line = max(tight.lines, key=lambda one: one.at(most))
     margins = _margins(known, tight, most)
     recommended = _recommended(known, fits, most, sum(one.margin_bytes for one in margins))
-    fastest = _fastest(known)
+    fastest, rate = _fastest(known)
     too_large = known.too_large
     if too_large is not None:
         certainty = f"{too_large} ran out of memory"
@@ -32,8 +32,8 @@ def answer(known: Known) -> Answer:
         recommended_batch=recommended,
         recommended_why=_why(known, most, recommended, tight, margins),
         margins=margins,
-        fastest_batch=fastest.batch_size if fastest is not None else None,
-        fastest_samples_per_s=fastest.samples_per_s if fastest is not None else None,
+        fastest_batch=fastest,
+        fastest_samples_per_s=rate,
         limit_bytes=tight.limit_bytes,
         headroom_bytes=_headroom(known, tight, most),
         fixed_bytes=round(line.fixed_bytes),
@@ -103,16 +103,23 @@ def _why(known: Known, most: int, recommended: int, tight: Fit, margins: list[Ma
     return words
 
 
-def _fastest(known: Known) -> Probe | None:
-    timed = [probe for probe in known.fitting if probe.samples_per_s is not None]
-    return max(timed, key=lambda probe: probe.samples_per_s or 0.0, default=None)
+def _fastest(known: Known) -> tuple[int | None, float | None]:
+    """The size of the highest rate, and the rate, among the sizes tried and the one proved."""
+    tried = [(probe.samples_per_s, probe.batch_size) for probe in known.fitting]
+    proved = [(proof.samples_per_s, proof.batch_size) for proof in known.proofs]
+    timed = [(rate, size) for rate, size in (*tried, *proved) if rate is not None]
+    rate, size = max(timed, default=(None, None))
+    return size, rate
 
 
 def _headroom(known: Known, tight: Fit, most: int) -> int:
-    """What the tightest rank's limit had left at this batch: as measured where it was, else by the fit."""
+    """What the tightest rank's limit had left at this batch: as a probe or the proof measured it, else by the fit."""
     for probe in known.fitting:
         if probe.batch_size == most:
             for peaks in probe.ranks:
                 if peaks.rank == tight.rank and peaks.limit_peak_bytes is not None:
                     return tight.limit_bytes - peaks.limit_peak_bytes
-    return round(tight.limit_bytes - tight.need_bytes(most))
+    measured = known.proofs[-1].peak_allocated_bytes
+    if measured is None:
+        return round(tight.limit_bytes - tight.need_bytes(most))
+    return tight.limit_bytes - measured - beyond_of(known, tight.rank)

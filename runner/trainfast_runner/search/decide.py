@@ -1,8 +1,9 @@
 """What a search does next: from what its journal holds to one step, with the reason in words. Touches nothing.
 
-The search goes up to the boundary from below: each size it tries is the largest that fits even if the fit through the
-sizes before is off as far as it may be. At the boundary one size is tried that should not fit. So memory runs out
-once, and the largest size that fitted is the answer, which a fresh process then proves.
+The search goes up to the boundary from below: no size is tried that might not fit, going by the fit through the sizes
+before and how far that may be off. Once the sizes that surely fit and those that surely do not are as close as an
+exact answer needs, one that should not fit is tried. So memory runs out once, and the largest sure size is the answer,
+which a fresh process then proves.
 """
 
 from __future__ import annotations
@@ -20,8 +21,8 @@ MOST_VOID = 4
 TOLERANCE_SHARE, TOLERANCE_BYTES = 0.03, 48 << 20
 """A maximum is exact when the smallest size that needs this much more runs out of memory."""
 ALIGNED = 8
-SPARE_PROBES = 3
-"""So many sizes in, a small step more within the tolerance is no longer worth a probe."""
+SMALL_SHARE = 8
+"""The first size is this part of the predicted maximum: quick, and large enough for a slope."""
 
 
 @dataclass(frozen=True)
@@ -127,15 +128,16 @@ def _next(known: Known, fits: tuple[Fit, ...]) -> Step:
     if not fits:
         return _first(known)
     best, too_large = known.best, known.too_large
-    top = ceiling(known, fits, best)
-    if too_large is not None and too_large <= top:
-        return Step("prove", f"{best} fits and {too_large} does not: a fresh process runs {best}, with data", best)
+    if too_large is not None:
+        sure = max(best, min(_sure(known, fits), too_large - 1))
+        if too_large <= ceiling(known, fits, sure):
+            return Step("prove", _why_proof(known, fits, sure, f"{too_large} does not"), sure)
     tried = sum(one.outcome != "void" for one in known.probes)
     if tried >= MOST_PROBES:
         return Step("prove", f"{tried} sizes tried: a fresh process runs the largest that fitted, {best}", best)
     if too_large is not None:
         return _between(known, fits, best, too_large)
-    return _upwards(known, fits, tried)
+    return _upwards(known, fits)
 
 
 def _first(known: Known) -> Step:
@@ -152,34 +154,57 @@ def _first(known: Known) -> Step:
         if most is not None:
             why = f"by the prediction {'nothing' if most == 0 else '1 and no more'} fits: the smallest first"
         return Step("probe", why, 1)
-    half = max(1, min(most, MOST) // 2)
-    return Step(
-        "probe", f"half of what the prediction says fits, {most}: it should do, and shows how true that is", half
-    )
+    small = max(1, min(most, MOST) // SMALL_SHARE)
+    return Step("probe", f"by the prediction {most} fits: a small size first, to see how true that is", small)
 
 
-def _upwards(known: Known, fits: tuple[Fit, ...], tried: int) -> Step:
+def _upwards(known: Known, fits: tuple[Fit, ...]) -> Step:
     """Nothing was too large yet."""
     best = known.best
-    top = ceiling(known, fits, best)
-    target = largest(lambda size: all(one.surely_fits(size) for one in fits), MOST)
-    tight = tightest(fits, max(target, best))
     if best >= MOST:
         return Step("prove", f"no size above {MOST} is tried: a fresh process runs {best}", best)
-    certain = any(one.surely_not(top) for one in fits)
-    if target > best and not (certain and tried >= SPARE_PROBES):
-        return Step("probe", _why_up(tight, target, len(known.fitting), known), target)
+    sure = max(best, _sure(known, fits))
+    beyond = largest(lambda size: not any(one.surely_not(size) for one in fits), MOST) + 1
+    top = ceiling(known, fits, sure)
+    # Between what surely fits and what surely does not there is nothing left that would be worth a probe.
+    settled = beyond <= min(top, MOST)
+    target = best if settled else _target(known, fits)
+    if target > best:
+        return Step("probe", _why_up(tightest(fits, target), target, len(known.fitting), known), target)
     # A single point has no slope of its own, and proves nothing of other sizes.
     if known.no_oom and len(known.fitting) > 1:
-        above = f"{best + 1} would need {_mib(tight.need_bytes(best + 1))} of {_mib(tight.limit_bytes)}"
-        error = f"give or take {_mib(tight.error_at(best + 1))}"
-        return Step("prove", f"{best} fits; by the fit {above}, {error}: a fresh process runs {best}, with data", best)
-    beyond = largest(lambda size: not any(one.surely_not(size) for one in fits), MOST) + 1
-    size = min(max(beyond, best + 1), top)
-    words = f"{best} fits; {size} should not, by {_mib(tight.need_bytes(size) - tight.limit_bytes)}: that is to be seen"
-    if tight.need_bytes(size) <= tight.limit_bytes:
-        words = f"{best} fits; whether {size} does is within the error of the fit"
+        tight = tightest(fits, sure + 1)
+        above = f"by the fit {sure + 1} would need {_mib(tight.need_bytes(sure + 1))} of {_mib(tight.limit_bytes)}"
+        error = f"give or take {_mib(tight.error_at(sure + 1))}"
+        return Step("prove", _why_proof(known, fits, sure, f"{above}, {error}"), sure)
+    size = min(max(beyond, sure + 1), top)
+    tight = tightest(fits, size)
+    over = tight.need_bytes(size) - tight.limit_bytes
+    words = f"{sure} fits; whether {size} does is within the error of the fit"
+    if over > 0:
+        words = f"{sure} fits; by the fit {size} is {_mib(over)} too large: that it does not fit is to be seen"
     return Step("probe", words, size)
+
+
+def _sure(known: Known, fits: tuple[Fit, ...]) -> int:
+    """The largest size that fits even if the fit is off as far as it may be; 0 with one point, which is no fit."""
+    if len(known.fitting) < 2:
+        return 0
+    return largest(lambda size: all(one.surely_fits(size) for one in fits), MOST)
+
+
+def _target(known: Known, fits: tuple[Fit, ...]) -> int:
+    """The next size up: the largest sure one. Half of what is predicted is enough for a first slope, and is quick."""
+    target = largest(lambda size: all(one.surely_fits(size) for one in fits), MOST)
+    predicted = known.predicted
+    if len(known.fitting) == 1 and predicted is not None and predicted.max_batch:
+        return min(target, max(known.best + 1, predicted.max_batch // 2))
+    return target
+
+
+def _why_proof(known: Known, fits: tuple[Fit, ...], size: int, above: str) -> str:
+    words = f"{size} fits" if size <= known.best else f"{size} fits even if the fit is off as far as it may be"
+    return f"{words} and {above}: a fresh process runs {size}, with data"
 
 
 def _between(known: Known, fits: tuple[Fit, ...], best: int, too_large: int) -> Step:
@@ -221,7 +246,23 @@ def ceiling(known: Known, fits: tuple[Fit, ...], best: int) -> int:
         return (best // ALIGNED + 1) * ALIGNED
     tight = tightest(fits, best)
     more = max(TOLERANCE_SHARE * tight.need_bytes(best), TOLERANCE_BYTES)
-    return largest(lambda size: tight.need_bytes(size) < tight.need_bytes(best) + more, MOST) + 1
+
+    def is_near(size: int) -> bool:
+        """Whether it needs less than that more, growing as fast as the error of the fit lets it."""
+        faster = tight.error_per_sample * max(0, size - best)
+        return tight.need_bytes(size) + faster < tight.need_bytes(best) + more
+
+    return max(best, largest(is_near, MOST)) + 1
+
+
+def beyond_of(known: Known, rank: int) -> int:
+    """What the rank's limit counts beyond its peak, in bytes, as it was seen last."""
+    beyond = 0
+    for probe in known.fitting:
+        for peaks in probe.ranks:
+            if peaks.rank == rank and peaks.phase_peaks:
+                beyond = _beyond(peaks, beyond)
+    return beyond
 
 
 def _points(fitting: Sequence[Probe], rank: int) -> list[Point]:

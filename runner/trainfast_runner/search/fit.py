@@ -73,7 +73,7 @@ class Noise:
 
 # A process on a CPU keeps blocks below the C library's threshold, and the kernel counts by pages: what was the same
 # size measured 1 to 3 MiB apart. A GPU's allocator works in blocks of 2 and 20 MiB and fragments.
-NOISE = {"cpu": Noise(4 << 20, 0.03), "cuda": Noise(48 << 20, 0.03)}
+NOISE = {"cpu": Noise(4 << 20, 0.015), "cuda": Noise(48 << 20, 0.03)}
 PREDICTION_SHARE = 0.15
 """How far a predicted growth per sample is taken to be off, before any second point."""
 CONSTANT_PHASE = "optimizer"

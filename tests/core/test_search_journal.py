@@ -1,0 +1,165 @@
+"""A search's journal: what is read of it, who may conduct it, and how it looks from outside."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from trainfast_runner.home import Home
+from trainfast_runner.process_tree import boot_id
+from trainfast_runner.records import Clock
+from trainfast_runner.search.conduct import worked_seconds
+from trainfast_runner.search.control import cancel, conductor_of, pause, resume
+from trainfast_runner.search.fit import Fit, PhaseLine
+from trainfast_runner.search.follow import SearchFollower
+from trainfast_runner.search.foreign import grown
+from trainfast_runner.search.journal import (
+    JOURNAL_FILE,
+    Answer,
+    Asked,
+    Conducted,
+    Ended,
+    Journal,
+    Launched,
+    Next,
+    Paused,
+    Probe,
+    Resumed,
+    exclusive,
+    is_conducted,
+    read_journal,
+)
+from trainfast_runner.search.report import report
+from trainfast_runner.search.searches import new_search, unfinished
+from trainfast_runner.telemetry.readings import DeviceProcess, DeviceReading, HostReading, Tick
+
+MIB = 1 << 20
+SECOND = 1_000_000_000
+
+
+def asked(directory: Path, key: str = "k") -> Asked:
+    return Asked(search_id=directory.name, key=key, preset="tiny-llama", clock=Clock(monotonic_ns=1, wall_ns=1))
+
+
+def conducted(t_ns: int = 1) -> Conducted:
+    return Conducted(t_ns=t_ns, pid=os.getpid(), start_ticks=1, boot_id=boot_id())
+
+
+def search(home: Home, key: str = "k") -> tuple[Path, Journal]:
+    directory = new_search(home, "tiny-llama")
+    journal = Journal(directory)
+    journal.write(asked(directory, key))
+    return directory, journal
+
+
+def test_every_line_is_read_back_and_a_half_written_one_is_left_out(tmp_path: Path) -> None:
+    directory, journal = search(Home(tmp_path))
+    line = PhaseLine(phase="forward_backward", fixed_bytes=1.0, bytes_per_sample=2.0)
+    fit = Fit(rank=0, lines=[line], limit_bytes=10)
+    step = Next(action="probe", batch_size=4, why="because", needs_bytes=9, fits=[fit], tightest_rank=0)
+    journal.write(step)
+    with (directory / JOURNAL_FILE).open("ab") as file:
+        file.write(b'{"kind":"probe","batch_')
+    lines = read_journal(directory)
+    assert lines[1:] == [step]
+    assert SearchFollower(directory).poll().fits == (fit,)
+
+
+def test_a_command_continues_what_has_no_answer(tmp_path: Path) -> None:
+    home = Home(tmp_path)
+    assert unfinished(home, "k") is None
+    directory, journal = search(home)
+    assert unfinished(home, "k") == directory
+    assert unfinished(home, "another") is None
+    journal.write(Ended(state="cancelled"))
+    assert unfinished(home, "k") == directory
+    journal.write(Ended(state="answered", answer=Answer(max_batch=3, recommended_batch=2)))
+    assert unfinished(home, "k") is None
+
+
+def test_one_process_conducts_a_search(tmp_path: Path) -> None:
+    directory, _ = search(Home(tmp_path))
+    assert not is_conducted(directory)
+    with exclusive(directory) as held:
+        assert held
+        assert is_conducted(directory)
+        with exclusive(directory) as again:
+            assert not again
+    assert not is_conducted(directory)
+
+
+def test_what_a_screen_sees_from_the_first_line_to_the_answer(tmp_path: Path) -> None:
+    directory, journal = search(Home(tmp_path))
+    follower = SearchFollower(directory)
+    assert follower.poll().state == "interrupted"
+    with exclusive(directory):
+        journal.write(conducted())
+        assert follower.poll().state == "starting"
+        journal.write(Launched(run_id="r", role="probe"))
+        journal.write(Next(t_ns=77, action="probe", batch_size=4, why="because"))
+        seen = follower.poll()
+        assert (seen.state, seen.run_id, seen.since_ns) == ("running", "r", 77)
+        pause(directory)
+        assert follower.poll().state == "pausing"
+        journal.write(Paused())
+        assert follower.poll().state == "paused"
+        resume(directory)
+        journal.write(Resumed())
+        journal.write(Probe(batch_size=4, outcome="fits", run_id="r", seconds=1.0))
+        seen = follower.poll()
+        assert seen.state == "running"
+        assert [probe.batch_size for probe in seen.probes] == [4]
+        assert seen.is_live
+        journal.write(Ended(state="answered", answer=Answer(max_batch=4, recommended_batch=4)))
+    seen = follower.poll()
+    assert seen.state == "answered"
+    assert not seen.is_live
+    assert report(directory)["max_batch"] == 4
+
+
+def test_a_conductor_is_only_signalled_when_it_is_the_very_process(tmp_path: Path) -> None:
+    directory, journal = search(Home(tmp_path))
+    journal.write(conducted())
+    assert conductor_of(directory) is None
+    assert not cancel(directory)
+    with exclusive(directory):
+        # This process has the pid on record, but did not start when the record says.
+        assert conductor_of(directory) is not None
+        assert not cancel(directory)
+
+
+def test_time_worked_leaves_pauses_and_gaps_out(tmp_path: Path) -> None:
+    lines = [
+        asked(tmp_path),
+        conducted(10 * SECOND),
+        Next(t_ns=12 * SECOND, action="probe", why=""),
+        Paused(t_ns=13 * SECOND),
+        Resumed(t_ns=50 * SECOND),
+        Launched(t_ns=52 * SECOND, run_id="r", role="probe"),
+        conducted(100 * SECOND),
+        Ended(t_ns=101 * SECOND, state="answered"),
+    ]
+    assert worked_seconds(lines) == 3 + 2 + 1
+
+
+def tick(t_s: int, *processes: tuple[int, int]) -> Tick:
+    listed = [DeviceProcess(pid=pid, memory_used_bytes=used * MIB) for pid, used in processes]
+    device = DeviceReading(index=0, uuid="GPU-0", processes=listed)
+    return Tick(t_ns=t_s * SECOND, host=HostReading(), devices=[device], missing={}, sample_us=1)
+
+
+def test_a_process_of_others_that_grows_during_a_probe_voids_it() -> None:
+    ours = tick(1, (10, 500), (99, 200))
+    said = grown([ours, tick(3, (10, 900), (99, 700))], {10}, {"GPU-0"}, 2 * SECOND)
+    assert said == "process 99 took 500 MiB of GPU 0 meanwhile"
+    assert grown([ours, tick(3, (10, 9000), (99, 210))], {10}, {"GPU-0"}, 2 * SECOND) is None
+    # It grew before the probe began.
+    assert grown([tick(1, (10, 1), (99, 700)), tick(3, (10, 1), (99, 700))], {10}, {"GPU-0"}, 2 * SECOND) is None
+    # In a container the driver's ids are not ours: nobody can be told apart.
+    assert grown([tick(1, (7, 1)), tick(3, (7, 900))], {10}, {"GPU-0"}, 2 * SECOND) is None
+    assert grown([ours, tick(3, (10, 1), (99, 700))], {10}, {"GPU-1"}, 2 * SECOND) is None
+
+
+def test_a_process_that_comes_during_a_probe_voids_it() -> None:
+    said = grown([tick(1, (10, 500)), tick(3, (10, 500), (42, 300))], {10}, {"GPU-0"}, 2 * SECOND)
+    assert said == "process 42 took 300 MiB of GPU 0 meanwhile"

@@ -1,0 +1,68 @@
+"""How a warm process hears what to try next, and when it stops waiting."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from trainfast_runner.worker import probing
+from trainfast_runner.worker.probing import HostGauge, Orders, Size
+
+
+@pytest.fixture
+def search_lock(tmp_path: Path) -> Path:
+    path = tmp_path / "search.lock"
+    path.touch()
+    return path
+
+
+def held(path: Path) -> int:
+    fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+    fcntl.flock(fd, fcntl.LOCK_EX)
+    return fd
+
+
+def order(control: Path, **fields: object) -> None:
+    with control.open("a") as file:
+        file.write(json.dumps(fields) + "\n")
+
+
+def test_line_n_is_probe_n_and_the_last_line_ends_it(tmp_path: Path, search_lock: Path) -> None:
+    control = tmp_path / "control.jsonl"
+    orders, other = Orders(control, search_lock), Orders(control, search_lock)
+    fd = held(search_lock)
+    order(control, do="probe", batch_size=4, steps=2)
+    order(control, do="probe", batch_size=8, steps=2)
+    order(control, do="end", batch_size=0, steps=0)
+    assert [orders.next(), orders.next(), orders.next()] == [Size(4, 2), Size(8, 2), None]
+    assert other.next() == Size(4, 2)
+    os.close(fd)
+
+
+def test_without_a_parent_every_rank_takes_what_was_ordered_and_then_ends(
+    tmp_path: Path, search_lock: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(probing, "PARENT_EVERY_S", 0.0)
+    control = tmp_path / "control.jsonl"
+    order(control, do="probe", batch_size=4, steps=2)
+    with control.open("a") as file:
+        file.write('{"do":"probe","batch_si')
+    for orders in (Orders(control, search_lock), Orders(control, tmp_path / "gone")):
+        assert orders.next() == Size(4, 2)
+        assert orders.next() is None
+
+
+def test_the_gauge_counts_what_the_limit_counts_and_only_new_heights(monkeypatch: pytest.MonkeyPatch) -> None:
+    figures = {"VmPeak": 1000, "VmSize": 900, "VmData": 500}
+    monkeypatch.setattr(probing, "_status", lambda: dict(figures))
+    gauge = HostGauge(1 << 30)
+    # What was let go of before the limit was set hides the first growth.
+    assert gauge.peak_bytes() is None
+    figures.update(VmPeak=1600, VmSize=1200, VmData=700)
+    # 700 more address space at the highest, of which 100 are files that were mapped since.
+    assert gauge.peak_bytes() == 600
+    assert gauge.room_bytes() == 1 << 30
