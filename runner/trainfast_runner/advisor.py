@@ -6,8 +6,9 @@ turn of a knob. What is estimated is called an estimate, and a measurement of th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
+from typing import cast
 
 from trainfast_runner.combinations import device_count, global_batch
 from trainfast_runner.interconnect import Interconnect
@@ -30,11 +31,18 @@ USEFUL_BATCH = 1024
 ROOM = 0.9
 """Share of a device's memory that states and context may take for a model to be said to fit."""
 GIB = 2**30
+SAME_MEMORY = ("precision", "seq_len", "checkpointing", "optimizer", "attention")
+"""Knobs that must be equal for what fitted one run to say anything of another."""
+SAME_SPEED = (*SAME_MEMORY, "compile", "engine", "workers")
+"""Knobs that must be equal for two strategies to be compared by their samples/s."""
 
 
 @dataclass(frozen=True)
 class Measured:
-    """One ended run of the same preset in this home. `samples_per_s` is summed over data-parallel ranks."""
+    """One ended run of the same preset, model and data in this home, whatever its knobs.
+
+    `samples_per_s` is summed over data-parallel ranks.
+    """
 
     run_id: str
     knobs: Mapping[str, object]
@@ -78,10 +86,11 @@ def advise(spec: RunSpec, preset_knobs: Knobs, machine: Machine, situation: Situ
 def strategy_advice(spec: RunSpec, machine: Machine, situation: Situation) -> Advice:
     """Which strategy and why: what was measured first, else the guides' decision tree on estimated memory."""
     value, why = _from_the_tree(spec, machine, situation)
-    best = _fastest(situation.measured)
+    measured = [run for run in situation.measured if _same_work(run, spec, machine)]
+    best = _fastest(measured)
     if best is not None:
         fastest = str(best.knobs.get("strategy"))
-        compared = {str(run.knobs.get("strategy")) for run in situation.measured if run.samples_per_s}
+        compared = {str(run.knobs.get("strategy")) for run in measured if run.samples_per_s}
         if len(compared) > 1:
             return Advice(
                 "strategy",
@@ -96,8 +105,9 @@ def strategy_advice(spec: RunSpec, machine: Machine, situation: Situation) -> Ad
 
 def _from_the_tree(spec: RunSpec, machine: Machine, situation: Situation) -> tuple[str, str]:
     if machine.device == "cpu":
+        unused = "the GPUs here are hidden, or torch is built without CUDA:" if machine.nvml_gpus else "without a GPU"
         return "single", (
-            f"without a GPU the processes of other strategies share these {machine.cores} cores; ddp with devices=2"
+            f"{unused} the processes of other strategies share these {machine.cores} cores; ddp with devices=2"
             " shows how one works, not how fast it is."
         )
     usable = [gpu for gpu in machine.gpus if gpu.error is None]
@@ -214,8 +224,9 @@ def accumulation_advice(spec: RunSpec, situation: Situation) -> Advice | None:
     if pieces == 1:
         return None
     whole = batch * pieces
-    fitted = [run for run in situation.measured if run.state == "finished" and _batch(run) >= whole]
-    failed = [run for run in situation.measured if run.state == "oom" and batch < _batch(run) <= whole]
+    alike = [run for run in situation.measured if _same(run, spec, (*SAME_MEMORY, "strategy", "memory_limit"))]
+    fitted = [run for run in alike if run.state == "finished" and _batch(run) >= whole]
+    failed = [run for run in alike if run.state == "oom" and batch < _batch(run) <= whole]
     instead = f"batch_size={whole} with grad_accum=1 is the same global batch"
     if fitted:
         return Advice(
@@ -254,7 +265,23 @@ def _global_batch(spec: RunSpec, knobs: Knobs, machine: Machine) -> int | None:
         return None
 
 
-def _fastest(measured: tuple[Measured, ...]) -> Measured | None:
+def _same(run: Measured, spec: RunSpec, names: tuple[str, ...]) -> bool:
+    """Whether a measured run had this run's values of some knobs; one that its record does not name was the same."""
+    return all(run.knobs.get(name, spec.knobs[name]) == spec.knobs[name] for name in names)
+
+
+def _same_work(run: Measured, spec: RunSpec, machine: Machine) -> bool:
+    """Whether a run's samples/s are those of this run's work but for how it is spread over devices.
+
+    Its batches were as large on every rank, or in all.
+    """
+    knobs = {**spec.knobs, **cast("Knobs", {name: run.knobs[name] for name in run.knobs if name in spec.knobs})}
+    same_rank = all(knobs[name] == spec.knobs[name] for name in ("batch_size", "grad_accum"))
+    same_total = _global_batch(spec, knobs, machine) == _global_batch(spec, spec.knobs, machine)
+    return _same(run, spec, SAME_SPEED) and (same_rank or same_total)
+
+
+def _fastest(measured: Iterable[Measured]) -> Measured | None:
     finished = [run for run in measured if run.samples_per_s and run.state == "finished"]
     return max(finished, key=lambda run: run.samples_per_s or 0.0, default=None)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from trainfast_runner.advisor import Advice, Measured, Situation, advise
@@ -38,7 +40,8 @@ def told(machine: Machine, situation: Situation, *settings: str, preset: str = "
 @pytest.mark.parametrize(
     ("machine", "size", "links", "value", "said"),
     [
-        (CPU, SMALL, None, "single", "share these 2 cores"),
+        (CPU, SMALL, None, "single", "without a GPU the processes of other strategies share these 2 cores"),
+        (replace(CPU, nvml_gpus=gpus(2).gpus), SMALL, None, "single", "torch is built without CUDA"),
         (gpus(1), SMALL, None, "single", "DeepSpeed only slows a model that already fits"),
         (gpus(4), SMALL, ONLY_PCIE, "ddp", "exchanges gradients only"),
         (gpus(4, 80), LARGE, ALL_NVLINK, "fsdp", "about equal"),
@@ -68,6 +71,27 @@ def test_what_was_measured_goes_before_the_tree() -> None:
     advice = told(gpus(2), Situation(size=SMALL, measured=measured))["strategy"]
     assert advice.value == "zero2"
     assert "fastest of ddp, single and zero2 measured here, 44 samples/s (run-zero2)" in advice.text
+
+
+def test_only_runs_that_did_the_same_work_are_compared() -> None:
+    plain = Measured("run-ddp", {"strategy": "ddp", "batch_size": 8}, "finished", 40.0)
+    others: list[dict[str, object]] = [{"precision": "fp16"}, {"seq_len": 64}, {"batch_size": 32}]
+    for other in others:
+        faster = Measured("run-zero2", {"strategy": "zero2", "batch_size": 8, **other}, "finished", 90.0)
+        found = told(gpus(2), Situation(size=SMALL, measured=(plain, faster)), "strategy=ddp", "devices=2")["strategy"]
+        assert "run-zero2" not in found.text, other
+    # The same global batch on half as many ranks is the same work.
+    knobs = {"strategy": "tp", "devices": 2, "batch_size": 16}
+    cut = Measured("run-tp", knobs, "finished", 90.0)
+    found = told(gpus(2), Situation(size=SMALL, measured=(plain, cut)), "strategy=ddp", "devices=2")["strategy"]
+    assert "tp: the fastest of ddp and tp measured here" in found.text
+
+
+def test_what_fitted_with_other_settings_proves_nothing() -> None:
+    light = {"strategy": "single", "batch_size": 32, "precision": "bf16-pure"}
+    fitted = Measured("run-1", light, "finished", 10.0)
+    text = told(CPU, Situation(measured=(fitted,)), "batch_size=8", "grad_accum=4")["grad_accum"].text
+    assert text.startswith("Try 1 first")
 
 
 def test_the_linear_rule_holds_whenever_the_global_batch_is_not_the_presets() -> None:
