@@ -55,6 +55,9 @@ class SearchScreen(Screen[Choice]):
 
     def show(self, search: SearchSnapshot | None, now_ns: int = 0) -> None:
         """Paint the newest of the search as of `now_ns` (CLOCK_MONOTONIC); None while it is being started."""
+        if search is not None and (self._search is None or self._search.state != search.state):
+            # What was said of the state before is over.
+            self.say("")
         self._search = search
         self.ladder.show(search, now_ns, self.trainfast.searching.asked_ns)
         if self._cancel_wanted and search is not None and search.is_live:
