@@ -73,13 +73,25 @@ def cheapest(
     on a GPU the limit. `model` may hold `parameters`, `layers`, `hidden_size` and `vocab_size`, as the worker's
     `actual` record does.
     """
+    return all_fixes(knobs, device, phase, reason, limit_bytes, model)[:3]
+
+
+def all_fixes(
+    knobs: Mapping[str, Any],
+    device: str,
+    phase: str | None = None,
+    reason: str = "",
+    limit_bytes: int | None = None,
+    model: Mapping[str, Any] | None = None,
+) -> list[Fix]:
+    """Every change that frees some of what had run out, in the order of `cheapest`."""
     shortage = _shortage(knobs, phase, reason, limit_bytes, model or {})
     states = _state_fixes(knobs, shortage)
     if phase == MODEL_PHASE:
-        return states[:3]
+        return states
     batch = _batch_fixes(knobs, device, shortage)
     ordered = [*states, *batch] if phase == OPTIMIZER_PHASE else [*batch, *states]
-    return sorted(ordered, key=lambda fix: NOT_ENOUGH in fix.saves)[:3]
+    return sorted(ordered, key=lambda fix: NOT_ENOUGH in fix.saves)
 
 
 def _shortage(
@@ -88,12 +100,12 @@ def _shortage(
     if limit is None and isinstance(knobs.get("memory_limit"), str):
         limit = min(parse_bytes_per_rank(knobs["memory_limit"]))
     if limit is None:
-        limit = _bytes_after("total capacity of", reason)
+        limit = bytes_after("total capacity of", reason)
     parameters = model.get("parameters")
     fixed = float((parameters or 0) * STATE_BYTES)
     activations = _activation_bytes(knobs, model)
     if activations is None:
-        request = _bytes_after("allocate", reason)
+        request = bytes_after("allocate", reason)
         activations = None if request is None else request * ACTIVATIONS_ALIVE
     if activations is not None and limit is not None and phase in BATCH_PHASES:
         # An estimate that says it fitted is too low: it did not fit.
@@ -117,7 +129,8 @@ def _activation_bytes(knobs: Mapping[str, Any], model: Mapping[str, Any]) -> flo
     return float(tokens * (tensors * hidden * element + LOGIT_TENSORS * vocab * 4))
 
 
-def _bytes_after(words: str, reason: str) -> float | None:
+def bytes_after(words: str, reason: str) -> float | None:
+    """The size that follows these words in an allocator's sentence; None where they do not stand there."""
     found = re.search(rf"{words} (\d[\d.]*) ?(bytes|KiB|MiB|GiB)", reason)
     return float(found[1].rstrip(".")) * UNITS[found[2]] if found else None
 

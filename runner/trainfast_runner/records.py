@@ -350,6 +350,35 @@ class RunError(msgspec.Struct, frozen=True, kw_only=True):
     nearest: str | None = None
 
 
+class OomChange(msgspec.Struct, frozen=True, kw_only=True):
+    """Knobs as they are typed, what that frees in words, and what it costs. `predicted_bytes` is what it then needs."""
+
+    settings: dict[str, str]
+    saves: str
+    costs: str
+    predicted_bytes: int | None = None
+
+
+class OomExplanation(msgspec.Struct, frozen=True, kw_only=True):
+    """Sizes in bytes of one rank, None where nothing tells.
+
+    `grown` is the category (of memory_model.CATEGORIES) that had grown most when memory ended; `needed_bytes` what the
+    memory model says the run needs, `missing_bytes` how much of it was not there. `others` says in words who else
+    held memory of the device. `changes` are ranked by cost; those with `predicted_bytes` fit by the memory model.
+    """
+
+    phase: str | None = None
+    rank: int | None = None
+    grown: str | None = None
+    grown_bytes: int | None = None
+    needed_bytes: int | None = None
+    limit_bytes: int | None = None
+    missing_bytes: int | None = None
+    others: list[str] = []
+    changes: list[OomChange] = []
+    basis: str = ""
+
+
 class Conditions(msgspec.Struct, frozen=True, kw_only=True):
     """What else was true of the machine; `clean` is False when the comparison with another run is in doubt.
 
@@ -419,6 +448,8 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
     diagnosis: list[Diagnosis] = []
     """What held the run back, the costliest first."""
     error: RunError | None = None
+    oom: OomExplanation | None = None
+    """Of a run that ran out of memory: why, and what would make it fit."""
     conditions: Conditions = Conditions()
     unreadable_lines: int = 0
     troubles: list[str] = []

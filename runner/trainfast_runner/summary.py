@@ -7,7 +7,7 @@ import math
 import statistics
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from trainfast_runner.asked_and_ran import as_fields, what_ran
 from trainfast_runner.compile_cost import compile_cost
@@ -22,6 +22,7 @@ from trainfast_runner.records import (
     Losses,
     LossScaling,
     Memory,
+    OomExplanation,
     Result,
     RunFile,
     Spread,
@@ -35,6 +36,10 @@ from trainfast_runner.run_records import RunRecords
 from trainfast_runner.steady_state import steady_state
 from trainfast_runner.step_conditions import join_of
 from trainfast_runner.verdict import Verdict
+
+if TYPE_CHECKING:
+    from trainfast_runner.memory_model import MemoryModel
+    from trainfast_runner.spec import RunSpec
 
 LOSSES_IN_A_MEAN = 5
 MODEL_PARALLEL_AXES = ("tp", "pp")
@@ -79,10 +84,27 @@ def summarise(directory: Path, records: RunRecords, verdict: Verdict, ended_ns: 
         precision=_loss_scaling(records),
         diagnosis=diagnose(stretch_of(records, devices, window)) if window and run else [],
         error=verdict.error,
+        oom=_explained(records, ran, verdict),
         conditions=_conditions(records, measured),
         unreadable_lines=records.unreadable_lines,
         troubles=[event.detail for event in records.events if event.kind == "trouble" and event.detail],
     )
+
+
+def _explained(records: RunRecords, ran: WorkerLine | None, verdict: Verdict) -> OomExplanation | None:
+    """Why memory ran out, from what has been traced so far: nothing is traced for it."""
+    run = records.run
+    if run is None or verdict.state != "oom":
+        return None
+    from trainfast_runner.memory_model import cached_model
+    from trainfast_runner.oom_explained import explain
+
+    sizes = {} if ran is None else as_fields(ran, Actual)
+
+    def model_of(spec: RunSpec) -> MemoryModel | None:
+        return cached_model(spec, run.device, run.python or None)
+
+    return explain(run, verdict.error, verdict.reason, model_of, events=records.events, parameters=sizes)
 
 
 def spread(values: Iterable[float]) -> Spread:

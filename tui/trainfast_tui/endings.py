@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from trainfast_runner.oom_advice import Fix, cheapest
+from trainfast_runner.records import OomChange, OomExplanation, RunError
 from trainfast_tui import format as fmt
+from trainfast_tui import oom_text
 
 if TYPE_CHECKING:
     from trainfast_runner.follow import RunSnapshot
@@ -23,9 +24,10 @@ class Ending:
     headline: str
     tone: str
     reason: str
-    fixes: tuple[Fix, ...] = ()
+    fixes: tuple[OomChange, ...] = ()
     log: tuple[str, ...] = ()
     advice: str = ""
+    facts: tuple[str, ...] = ()
 
 
 def ending(run: RunSnapshot) -> Ending | None:
@@ -53,25 +55,34 @@ def _finished(run: RunSnapshot) -> Ending:
 
 
 def _oom(run: RunSnapshot) -> Ending:
-    phase, where = _where(run)
-    knobs = run.run.knobs if run.run is not None else {}
+    found = explained(run)
     limits = run.run.memory_limit_bytes if run.run is not None else None
-    device = run.run.device if run.run is not None else "cpu"
-    model = {} if run.actual is None else msgspec.structs.asdict(run.actual)
-    fixes = cheapest(knobs, device, phase, run.reason or _message(run), min(limits) if limits else None, model)
     limit = f". The limit was {fmt.size(min(limits))} a rank." if limits else ""
     return Ending(
-        f"out of memory{where}",
+        f"out of memory{_where(run)}",
         "error",
         f"{(run.reason or _message(run)).rstrip('.')}{limit}",
-        tuple(fixes),
-        advice="1, 2 or 3 sets that knob; r runs again.",
+        tuple(found.changes) if found is not None else (),
+        advice="1, 2 or 3 sets these knobs; r runs again.",
+        facts=tuple(oom_text.facts(found)) if found is not None else (),
     )
+
+
+def explained(run: RunSnapshot) -> OomExplanation | None:
+    """Why memory ran out: as its result says, or from what there is without one."""
+    if run.result is not None and run.result.oom is not None:
+        return run.result.oom
+    if run.run is None:
+        return None
+    from trainfast_runner.oom_explained import explain
+
+    sizes = {} if run.actual is None else msgspec.structs.asdict(run.actual)
+    return explain(run.run, _error(run), run.reason or _message(run), lambda spec: None, parameters=sizes)
 
 
 def _failed(run: RunSnapshot) -> Ending:
     return Ending(
-        f"failed{_where(run)[1]}",
+        f"failed{_where(run)}",
         "error",
         run.reason or _message(run),
         log=_last_words(run),
@@ -124,8 +135,16 @@ _ENDINGS = {
 }
 
 
-def _where(run: RunSnapshot) -> tuple[str | None, str]:
-    """The phase an error came from, and rank, phase and step in words."""
+def _error(run: RunSnapshot) -> RunError | None:
+    """The exception as the result has it, else as its rank wrote it."""
+    if run.result is not None and run.result.error is not None:
+        return run.result.error
+    line = run.error
+    return None if line is None else RunError(rank=line.rank, phase=line.phase, type=line.type, message=line.message)
+
+
+def _where(run: RunSnapshot) -> str:
+    """Phase, step and rank an error came from, in words."""
     result_error = run.result.error if run.result is not None else None
     line = run.error
     phase = (result_error.phase if result_error is not None else None) or (line.phase if line is not None else None)
@@ -135,7 +154,7 @@ def _where(run: RunSnapshot) -> tuple[str | None, str]:
     if rank is not None and run.run is not None and run.run.world_size > 1:
         words.append(f"on rank {rank}")
     said = " ".join(word for word in words if word)
-    return phase, f" {said}" if said else ""
+    return f" {said}" if said else ""
 
 
 def _kept(run: RunSnapshot) -> str:

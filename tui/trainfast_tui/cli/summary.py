@@ -9,6 +9,7 @@ import msgspec
 from trainfast_runner.doubts import doubts, marks
 from trainfast_runner.oom_advice import cheapest
 from trainfast_runner.records import SCHEMA, Flops, Result
+from trainfast_tui import oom_text
 from trainfast_tui.cli.held_back import verdicts
 from trainfast_tui.cli.output import pairs
 from trainfast_tui.format import (
@@ -37,7 +38,7 @@ def lines(result: Result) -> list[str]:
     found += [f"note: {note}" for note in notes(result)]
     found += verdicts(result.diagnosis)
     if result.state == "oom":
-        found += _advice(result)
+        found += _explained(result)
     return found
 
 
@@ -115,6 +116,19 @@ def _actual(result: Result) -> str:
         optimizer = f"{optimizer} ({actual.optimizer_implementation})"
     words += [word for word in (actual.compute_dtype, optimizer, actual.attention) if word]
     return plain(", ".join(words)) or ABSENT
+
+
+def _explained(result: Result) -> list[str]:
+    """Why memory ran out, and what would make it fit."""
+    found = result.oom
+    if found is None:
+        return _advice(result)
+    lines = list(oom_text.facts(found))
+    if found.changes:
+        lines.append(f"to make it fit, {oom_text.title(found.changes)}")
+        rows = [(oom_text.settings(change), f"{change.saves}; speed: {change.costs}") for change in found.changes]
+        lines += [f"  {left}  {right}" for left, right in zip(*_columns(rows), strict=True)]
+    return lines
 
 
 def _advice(result: Result) -> list[str]:

@@ -216,8 +216,7 @@ class MainActions(Base):
         ending = self.current_ending()
         if ending is None or place >= len(ending.fixes) or self.next_run is None:
             return
-        fix = ending.fixes[place]
-        self.apply([(fix.knob, fix.value)])
+        self.apply(ending.fixes[place].settings.items())
 
     def action_type_value(self) -> None:
         if self.next_run is None:

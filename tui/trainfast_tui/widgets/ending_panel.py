@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from textual.geometry import Size
 
+from trainfast_runner.records import OomChange
+from trainfast_tui import oom_text
 from trainfast_tui.endings import Ending
 from trainfast_tui.widgets.painted import Line, Painted, wrap
 
@@ -43,25 +45,28 @@ class EndingPanel(Painted):
         if ending.tone == "success":
             return [[*line, (f"  {ending.advice}", "muted")]]
         lines = [line, *_paragraph(ending.reason, width, "text", MOST_REASON_LINES)]
-        if ending.fixes:
-            lines.append([("the cheapest knobs that free memory:", "muted")])
-            wide = max(len(f"{fix.knob} = {fix.value}") for fix in ending.fixes)
-            for place, fix in enumerate(ending.fixes, 1):
-                knob = f"{fix.knob} = {fix.value}"
-                lines.append(
-                    [
-                        (f" {place} ", "key"),
-                        (f"{knob:<{wide if width >= 90 else 0}}", "title"),
-                        (f"  {fix.saves}", "text"),
-                    ]
-                )
-                cost = f"speed: {fix.costs}"
-                if len(knob) + len(fix.saves) + len(cost) + 8 <= width:
-                    lines[-1].append((f"  {cost}", "muted"))
-                else:
-                    lines.append([(f"     {cost}", "muted")])
+        for fact in ending.facts:
+            lines += _paragraph(fact, width, "text", 2)
+        lines += _fix_lines(ending.fixes, width)
         lines += [[("│ ", "muted"), (text, "text")] for text in ending.log]
         return [*lines, *_paragraph(ending.advice, width, "muted", 2)]
+
+
+def _fix_lines(fixes: tuple[OomChange, ...], width: int) -> list[Line]:
+    """Each change with its key, what it needs or frees, and beside or below that what it costs."""
+    if not fixes:
+        return []
+    lines: list[Line] = [[(oom_text.title(fixes), "muted")]]
+    wide = max(len(oom_text.knobs(fix)) for fix in fixes)
+    for place, fix in enumerate(fixes, 1):
+        knobs, cost = oom_text.knobs(fix), f"speed: {fix.costs}"
+        head = f"{knobs:<{wide if width >= 90 else 0}}"
+        lines.append([(f" {place} ", "key"), (head, "title"), (f"  {fix.saves}", "text")])
+        if 3 + len(head) + 2 + len(fix.saves) + 2 + len(cost) <= width:
+            lines[-1].append((f"  {cost}", "muted"))
+        else:
+            lines.append([(f"     {cost}", "muted")])
+    return lines
 
 
 def _paragraph(text: str, width: int, tone: str, most: int) -> list[Line]:

@@ -1,0 +1,278 @@
+"""Why memory ran out, as far as records and the memory model tell, and which changes would make the run fit.
+
+`oom_advice` knows which knobs free memory and what each costs; here the memory model says which of them are enough.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Iterator
+from itertools import combinations
+
+import msgspec
+
+from trainfast_runner.knob_values import parse_bytes_per_rank
+from trainfast_runner.knobs import BY_NAME, defaults
+from trainfast_runner.memory_model import CATEGORIES, MemoryModel, Prediction
+from trainfast_runner.oom_advice import BATCH_PHASES, MODEL_PHASE, OPTIMIZER_PHASE, Fix, all_fixes, bytes_after
+from trainfast_runner.problem import Problem
+from trainfast_runner.records import Event, OomChange, OomExplanation, RunError, RunFile
+from trainfast_runner.spec import DATA_DEFAULTS, RunSpec, with_setting
+
+MOST_CHANGES = 3
+SPARE = 0.97
+"""Of the limit: a change that only just fits by the prediction may not fit in fact."""
+STANDING = ("params",)
+"""What has its full size before the first step, so that it cannot be what had grown."""
+GROWN_WITHOUT_MODEL = {"forward": "activations", "backward": "activations", OPTIMIZER_PHASE: "optimizer"}
+COST_ORDER = (
+    ("attention", "sdpa"),
+    ("optimizer", "adamw-fused"),
+    ("batch_size", None),
+    ("precision", "bf16"),
+    ("optimizer", "adamw-8bit"),
+    ("optimizer", "adafactor"),
+    ("precision", "bf16-pure"),
+    ("checkpointing", "full"),
+    ("seq_len", None),
+)
+"""Changes by what they cost in speed or in kind, the cheapest first: from the knobs' own texts."""
+
+ModelOf = Callable[[RunSpec], MemoryModel | None]
+
+
+def explain(
+    run: RunFile,
+    error: RunError | None,
+    reason: str,
+    model_of: ModelOf,
+    *,
+    events: Iterable[Event] = (),
+    parameters: dict[str, object] | None = None,
+) -> OomExplanation:
+    """What is to be said of a run that died of memory.
+
+    `model_of` gives the memory model of a spec, or None where it has not been traced. `parameters` are the worker's
+    sizes of the model (`parameters`, `layers`, ...), for the estimates that stand in where there is no model.
+    """
+    spec = spec_of(run)
+    phase = error.phase if error is not None else None
+    said = reason or (error.message if error is not None else None) or ""
+    limit = _limit(run, error, said)
+    prediction = _predict(model_of, spec, run.world_size)
+    grown, grown_bytes = _grown(prediction, phase)
+    needed = prediction.total_bytes if prediction is not None else None
+    return OomExplanation(
+        phase=phase,
+        rank=error.rank if error is not None else None,
+        grown=grown,
+        grown_bytes=grown_bytes,
+        needed_bytes=needed,
+        limit_bytes=limit,
+        missing_bytes=_missing(needed, limit, said),
+        others=list(_others(run, events, said)),
+        changes=_changes(spec, run, phase, said, limit, _to_stay_under(limit, needed), model_of, parameters or {}),
+        basis=prediction.basis if prediction is not None else "",
+    )
+
+
+def spec_of(run: RunFile) -> RunSpec:
+    """What the run was asked to do, knobs that an older version did not have at their defaults."""
+    knobs = {**defaults(), **{name: value for name, value in run.knobs.items() if name in BY_NAME}}
+    data = {**DATA_DEFAULTS, **run.data}
+    return RunSpec(run.preset, run.variant, run.title, run.model, data, knobs, tuple(run.changed))
+
+
+def candidates(spec: RunSpec, device: str, phase: str | None = None) -> list[RunSpec]:
+    """The specs whose memory models tell which changes are enough; a trace of each is worth having."""
+    found = []
+    for fix in all_fixes(spec.knobs, device, phase):
+        changed = _with(spec, {fix.knob: fix.value})
+        if changed is not None and fix.knob != "batch_size":
+            found.append(changed)
+    return found
+
+
+def _limit(run: RunFile, error: RunError | None, said: str) -> int | None:
+    """What the allocator of the rank that died could have had: its limit, or on a GPU what the error says."""
+    if run.memory_limit_bytes:
+        rank = (error.rank if error is not None else None) or 0
+        return run.memory_limit_bytes[min(rank, len(run.memory_limit_bytes) - 1)]
+    if isinstance(run.knobs.get("memory_limit"), str):
+        return min(parse_bytes_per_rank(run.knobs["memory_limit"]))
+    # torch's own sentence: "... of which X is free. ... Y is allocated by PyTorch, and Z is reserved by PyTorch but".
+    free, allocated = bytes_after("of which", said), _bytes_before("is allocated by PyTorch", said)
+    if free is None or allocated is None:
+        return None
+    return int(free + allocated + (_bytes_before("is reserved by PyTorch but unallocated", said) or 0))
+
+
+def _to_stay_under(limit: int | None, needed: int | None) -> int | None:
+    """What a change has to come under to be called enough: a little less than the limit, and than what just failed."""
+    if limit is None:
+        return None
+    return int(SPARE * min(limit, needed if needed is not None else limit))
+
+
+def _missing(needed: int | None, limit: int | None, said: str) -> int | None:
+    if needed is not None and limit is not None and needed > limit:
+        return needed - limit
+    asked = bytes_after("allocate", said)
+    free = bytes_after("of which", said)
+    return int(asked - free) if asked is not None and free is not None and asked > free else None
+
+
+def _grown(prediction: Prediction | None, phase: str | None) -> tuple[str | None, int | None]:
+    if phase == MODEL_PHASE:
+        return "params", None if prediction is None else prediction.params_bytes
+    if prediction is None or phase not in (*BATCH_PHASES, OPTIMIZER_PHASE):
+        return GROWN_WITHOUT_MODEL.get(phase or ""), None
+    at = prediction.phases.get("optimizer" if phase == OPTIMIZER_PHASE else "forward_backward", {})
+    sizes = {name: at.get(name, 0) for name in CATEGORIES if name not in STANDING}
+    grown = max(sizes, key=lambda name: sizes[name])
+    return grown, sizes[grown]
+
+
+def _others(run: RunFile, events: Iterable[Event], said: str) -> Iterator[str]:
+    """Who else held memory of the device, from the error's own words, the start of the run, and its events."""
+    named: set[int] = set()
+    for pid, size, unit in re.findall(r"Process (\d+) has (\d[\d.]*) (KiB|MiB|GiB) memory in use", said):
+        named.add(int(pid))
+        yield f"process {pid} held {size} {unit}"
+    for process in run.foreign_processes:
+        pid, used = process.get("pid"), process.get("memory_used_bytes")
+        if isinstance(pid, int) and pid not in named:
+            named.add(pid)
+            size = f"{used / 2**20:,.0f} MiB" if isinstance(used, int) else "memory"
+            yield f"process {pid} held {size} from the start"
+    for event in events:
+        if event.kind == "foreign_process" and event.state == "appeared" and event.pid not in named:
+            yield event.detail or f"process {event.pid} appeared"
+
+
+def _changes(
+    spec: RunSpec,
+    run: RunFile,
+    phase: str | None,
+    said: str,
+    limit: int | None,
+    under: int | None,
+    model_of: ModelOf,
+    parameters: dict[str, object],
+) -> list[OomChange]:
+    fixes = all_fixes(spec.knobs, run.device, phase, said, limit, parameters)
+    if limit is None or under is None:
+        return [_unpredicted(fix) for fix in fixes[:MOST_CHANGES]]
+    proved: list[OomChange] = []
+    unknown: list[Fix] = []
+    short: list[Fix] = []
+    for fix in sorted(fixes, key=_cost):
+        changes, is_known = _enough(spec, fix, run.world_size, limit, under, model_of)
+        proved += changes
+        if not is_known:
+            unknown.append(fix)
+        elif not changes:
+            short.append(fix)
+    if not proved:
+        proved = list(_pairs(spec, short, run.world_size, limit, under, model_of))
+    # What has not been traced may do as well, but nothing says so: it stands after what is known to.
+    return [*proved, *(_unpredicted(fix) for fix in fixes if fix in unknown)][:MOST_CHANGES]
+
+
+def _cost(fix: Fix) -> int:
+    places = [
+        place for place, (knob, value) in enumerate(COST_ORDER) if knob == fix.knob and value in (None, fix.value)
+    ]
+    return min(places, default=len(COST_ORDER))
+
+
+def _enough(
+    spec: RunSpec, fix: Fix, ranks: int, limit: int, under: int, model_of: ModelOf
+) -> tuple[list[OomChange], bool]:
+    """The change where the model says it is enough, and whether there is a model to say so."""
+    if fix.knob == "batch_size":
+        return _smaller_batch(spec, ranks, limit, under, model_of)
+    changed = _with(spec, {fix.knob: fix.value})
+    found = None if changed is None else _predict(model_of, changed, ranks)
+    if found is None:
+        return [], False
+    if found.total_bytes > under:
+        return [], True
+    return [_predicted({fix.knob: fix.value}, fix.costs, found, limit)], True
+
+
+def _smaller_batch(
+    spec: RunSpec, ranks: int, limit: int, under: int, model_of: ModelOf
+) -> tuple[list[OomChange], bool]:
+    """The largest batch that fits and divides the global batch, which accumulation then keeps."""
+    model = model_of(spec)
+    if model is None:
+        return [], False
+    batch, accumulation = int(str(spec.knobs["batch_size"])), int(str(spec.knobs["grad_accum"]))
+    most = model.max_batch(spec, ranks, under)
+    for smaller in range(min(most or 0, batch - 1), 0, -1):
+        if batch * accumulation % smaller:
+            continue
+        settings = {"batch_size": str(smaller), "grad_accum": str(batch * accumulation // smaller)}
+        changed = _with(spec, settings)
+        found = None if changed is None else _predict(model_of, changed, ranks)
+        if found is not None and found.total_bytes <= under:
+            return [_predicted(settings, "little; the global batch stays", found, limit)], True
+    return [], True
+
+
+def _pairs(
+    spec: RunSpec, fixes: list[Fix], ranks: int, limit: int, under: int, model_of: ModelOf
+) -> Iterator[OomChange]:
+    """Two changes together, where none is enough alone."""
+    for one, other in combinations(fixes, 2):
+        if one.knob == other.knob:
+            continue
+        if "batch_size" in (one.knob, other.knob):
+            with_it = other if one.knob == "batch_size" else one
+            changed = _with(spec, {with_it.knob: with_it.value})
+            found, _ = ([], False) if changed is None else _smaller_batch(changed, ranks, limit, under, model_of)
+            for change in found:
+                settings = {**change.settings, with_it.knob: with_it.value}
+                yield msgspec.structs.replace(change, settings=settings, costs=f"{change.costs}; {with_it.costs}")
+            continue
+        settings = {one.knob: one.value, other.knob: other.value}
+        changed = _with(spec, settings)
+        prediction = None if changed is None else _predict(model_of, changed, ranks)
+        if prediction is not None and prediction.total_bytes <= under:
+            yield _predicted(settings, f"{one.costs}; {other.costs}", prediction, limit)
+
+
+def _predicted(settings: dict[str, str], costs: str, found: Prediction, limit: int) -> OomChange:
+    words = f"needs {_mebibytes(found.total_bytes)} of {_mebibytes(limit)}"
+    return OomChange(settings=settings, saves=words, costs=costs, predicted_bytes=found.total_bytes)
+
+
+def _unpredicted(fix: Fix) -> OomChange:
+    return OomChange(settings={fix.knob: fix.value}, saves=fix.saves, costs=fix.costs)
+
+
+def _predict(model_of: ModelOf, spec: RunSpec, ranks: int) -> Prediction | None:
+    try:
+        model = model_of(spec)
+        return None if model is None else model.predict(spec, ranks)
+    except Problem:
+        return None
+
+
+def _with(spec: RunSpec, settings: dict[str, str]) -> RunSpec | None:
+    try:
+        for name, value in settings.items():
+            spec = with_setting(spec, f"{name}={value}")
+    except Problem:
+        return None
+    return spec
+
+
+def _bytes_before(words: str, said: str) -> float | None:
+    found = re.search(rf"(\d[\d.]*) (KiB|MiB|GiB) {words}", said)
+    return None if found is None else float(found[1]) * {"KiB": 2**10, "MiB": 2**20, "GiB": 2**30}[found[2]]
+
+
+def _mebibytes(size: int) -> str:
+    return f"{size / 2**30:,.1f} GiB" if size >= 10 * 2**30 else f"{size / 2**20:,.0f} MiB"

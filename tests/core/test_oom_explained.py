@@ -1,0 +1,158 @@
+"""Every out-of-memory explained: the phase, what had grown, what was missing, who else was there, and what helps."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from trainfast_runner.knobs import defaults
+from trainfast_runner.memory_model import MemoryModel, Prediction
+from trainfast_runner.oom_explained import candidates, explain, spec_of
+from trainfast_runner.records import Clock, Event, RunError, RunFile
+from trainfast_runner.spec import RunSpec
+
+MIB = 2**20
+ON_CPU = "DefaultCPUAllocator: can't allocate memory: you tried to allocate 67108864 bytes. Error code 12"
+ON_GPU = (
+    "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 79.25 GiB of which 512.00 MiB is"
+    " free. Process 4711 has 40.00 GiB memory in use. Including non-PyTorch memory, this process has 38.50 GiB memory"
+    " in use. Of the allocated memory 36.00 GiB is allocated by PyTorch, and 1.00 GiB is reserved by PyTorch but"
+    " unallocated."
+)
+
+
+class Arithmetic:
+    """10 MiB a sample, halved by bf16, a tenth with checkpointing; 100 MiB of parameters and twice that of states."""
+
+    def predict(self, spec: RunSpec, ranks: int = 1) -> Prediction:
+        knobs = spec.knobs
+        each = (
+            10 * MIB * (0.1 if knobs["checkpointing"] == "full" else 1) * (0.5 if knobs["precision"] == "bf16" else 1)
+        )
+        activations = int(each * int(str(knobs["batch_size"])))
+        states = (40 if knobs["optimizer"] == "adafactor" else 200) * MIB
+        forward = {"params": 100 * MIB, "optimizer": states, "activations": activations, "temporary": 10 * MIB}
+        step = {"params": 100 * MIB, "optimizer": states, "grads": 100 * MIB, "temporary": 50 * MIB}
+        phase, at = max((("forward_backward", forward), ("optimizer", step)), key=lambda one: sum(one[1].values()))
+        sizes = {
+            f"{name}_bytes": at.get(name, 0) for name in ("params", "grads", "optimizer", "activations", "temporary")
+        }
+        return Prediction(
+            total_bytes=sum(at.values()),
+            communication_bytes=0,
+            phase=phase,
+            phases={"forward_backward": forward, "optimizer": step},
+            basis="arithmetic",
+            **sizes,
+        )
+
+    def max_batch(self, spec: RunSpec, ranks: int, limit_bytes: int) -> int | None:
+        def needed(batch: int) -> int:
+            knobs: dict[str, Any] = {**spec.knobs, "batch_size": batch}
+            return self.predict(RunSpec(spec.preset, None, "", {}, spec.data, knobs)).total_bytes
+
+        return max((batch for batch in range(1, 200) if needed(batch) <= limit_bytes), default=None)
+
+
+def known(spec: RunSpec) -> MemoryModel | None:
+    model: Any = Arithmetic()
+    return model  # type: ignore[no-any-return]
+
+
+def a_run(limit: int | None = 512 * MIB, device: str = "cpu", **knobs: Any) -> RunFile:
+    return RunFile(
+        run_id="r",
+        preset="tiny-llama",
+        knobs={**defaults(), "batch_size": 64, "seq_len": 128, **knobs},
+        device=device,
+        memory_limit_bytes=None if limit is None else [limit],
+        clock=Clock(monotonic_ns=0, wall_ns=0),
+    )
+
+
+def error(phase: str, rank: int = 0) -> RunError:
+    return RunError(rank=rank, phase=phase, type="RuntimeError", message=ON_CPU)
+
+
+def test_an_end_in_backward_says_what_had_grown_and_how_much_was_missing() -> None:
+    found = explain(a_run(), error("backward"), ON_CPU, known)
+    assert found.phase == "backward"
+    assert (found.grown, found.grown_bytes) == ("activations", 640 * MIB)
+    assert found.needed_bytes == 950 * MIB
+    assert found.limit_bytes == 512 * MIB
+    assert found.missing_bytes == 438 * MIB
+    assert found.basis == "arithmetic"
+
+
+def test_changes_that_fit_come_first_by_what_they_cost_and_keep_the_global_batch() -> None:
+    changes = explain(a_run(), error("backward"), ON_CPU, known).changes
+    assert changes[0].settings == {"batch_size": "16", "grad_accum": "4"}
+    assert changes[0].predicted_bytes == 470 * MIB
+    assert changes[0].saves == "needs 470 MiB of 512 MiB"
+    assert changes[0].costs == "little; the global batch stays"
+    assert {"checkpointing": "full"} in [change.settings for change in changes]
+    assert all(change.predicted_bytes is not None and change.predicted_bytes <= 512 * MIB for change in changes)
+    assert {"precision": "bf16"} not in [change.settings for change in changes], "630 MiB are still too much"
+
+
+def test_what_has_not_been_traced_stands_after_what_is_known_to_fit() -> None:
+    run = a_run()
+
+    def only_as_it_ran(spec: RunSpec) -> MemoryModel | None:
+        traced = ("precision", "checkpointing", "optimizer", "seq_len")
+        return known(spec) if all(spec.knobs[name] == run.knobs[name] for name in traced) else None
+
+    changes = explain(run, error("backward"), ON_CPU, only_as_it_ran).changes
+    assert changes[0].settings == {"batch_size": "16", "grad_accum": "4"}
+    assert [change.predicted_bytes for change in changes[1:]] == [None, None]
+    without = explain(run, error("backward"), ON_CPU, lambda spec: None)
+    assert without.needed_bytes is None
+    assert without.missing_bytes is None
+    assert without.grown == "activations", "what a phase fills is known without a model"
+    assert len(without.changes) == 3
+
+
+def test_where_no_change_is_enough_alone_two_are_proposed_together() -> None:
+    changes = explain(a_run(300 * MIB), error("backward"), ON_CPU, known).changes
+    assert changes[0].settings == {"batch_size": "8", "grad_accum": "8", "optimizer": "adafactor"}
+    assert changes[0].costs == "little; the global batch stays; slower to converge"
+    assert all(change.predicted_bytes is not None for change in changes)
+    assert explain(a_run(200 * MIB), error("backward"), ON_CPU, known).changes == [], "nothing known is enough"
+    alone = explain(a_run(340 * MIB, batch_size=8), error("optimizer"), ON_CPU, known).changes
+    assert alone[0].settings == {"optimizer": "adafactor"}
+
+
+def test_an_end_in_the_step_is_the_optimizer_s_and_of_the_model_the_parameters() -> None:
+    assert explain(a_run(), error("optimizer"), ON_CPU, known).grown == "optimizer"
+    assert explain(a_run(), error("model"), ON_CPU, known).grown == "params"
+
+
+def test_the_allocator_s_own_sentence_tells_limit_shortage_and_who_else_was_there() -> None:
+    run = a_run(None, "cuda", memory_limit=None)
+    appeared = Event(t_ns=1, kind="foreign_process", pid=99, state="appeared", detail="python (pid 99) with 300 MiB")
+    found = explain(run, error("forward"), ON_GPU, lambda spec: None, events=[appeared])
+    assert found.limit_bytes == int(37.5 * 2**30)
+    assert found.missing_bytes == 1536 * MIB
+    assert found.others == ["process 4711 held 40.00 GiB", "python (pid 99) with 300 MiB"]
+
+
+def test_a_run_that_died_although_the_prediction_fitted_gets_changes_that_need_less() -> None:
+    changes = explain(a_run(1000 * MIB), error("backward"), ON_CPU, known).changes
+    assert changes
+    assert all(change.predicted_bytes is not None and change.predicted_bytes < 950 * MIB for change in changes)
+
+
+def test_the_limit_is_that_of_the_rank_that_died() -> None:
+    import msgspec
+
+    run = msgspec.structs.replace(a_run(), memory_limit_bytes=[900 * MIB, 400 * MIB], world_size=2)
+    assert explain(run, error("backward", rank=1), ON_CPU, known).limit_bytes == 400 * MIB
+
+
+def test_what_is_worth_tracing_differs_from_the_run_in_one_knob_each() -> None:
+    spec = spec_of(a_run())
+    others = candidates(spec, "cpu", "backward")
+    assert others
+    for other in others:
+        different = [name for name, value in other.knobs.items() if value != spec.knobs[name]]
+        assert len(different) == 1
+        assert different != ["batch_size"]

@@ -1,0 +1,51 @@
+"""Why memory ran out, in sentences, and the changes that would help, as both the screen and the command line say it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from trainfast_runner.records import OomChange, OomExplanation
+from trainfast_tui.format import plain, size
+
+CATEGORY_WORDS = {
+    "params": "parameters",
+    "grads": "gradients",
+    "optimizer": "optimizer states",
+    "activations": "activations",
+    "temporary": "temporary tensors",
+    "communication": "communication buffers",
+}
+PROVED = "cheapest first, the prediction says that each fits:"
+MIXED = "cheapest first; those that name what they need fit by the prediction:"
+ESTIMATED = "the cheapest knobs that free memory, by estimate:"
+
+
+def facts(found: OomExplanation) -> Iterator[str]:
+    """What had grown, what was missing, who else held memory: a sentence each, none for what nothing tells."""
+    if found.grown is not None:
+        words = CATEGORY_WORDS.get(found.grown, found.grown)
+        grown = f" to {size(found.grown_bytes)}" if found.grown_bytes else ""
+        yield f"The {words} had grown{grown}."
+    if found.missing_bytes is not None and found.needed_bytes is not None and found.limit_bytes is not None:
+        need, limit = size(found.needed_bytes), size(found.limit_bytes)
+        yield f"By the prediction it needs {need} of {limit}: {size(found.missing_bytes)} too much."
+    elif found.missing_bytes is not None:
+        yield f"It asked for {size(found.missing_bytes)} more than was free."
+    if found.others:
+        yield f"Others on the device: {plain('; '.join(found.others))}."
+
+
+def settings(change: OomChange) -> str:
+    """The change as it is typed on the command line."""
+    return " ".join(f"--set {name}={value}" for name, value in change.settings.items())
+
+
+def knobs(change: OomChange) -> str:
+    """The change as the screen writes knobs."""
+    return ", ".join(f"{name} = {value}" for name, value in change.settings.items())
+
+
+def title(changes: tuple[OomChange, ...] | list[OomChange]) -> str:
+    """What stands over the changes: how much is known about them."""
+    known = [change.predicted_bytes is not None for change in changes]
+    return PROVED if all(known) else MIXED if any(known) else ESTIMATED
