@@ -36,6 +36,7 @@ def test_run_prints_the_result(trained: tuple[Cli, Done]) -> None:
         assert result["step_ms"][phase] >= 0
     assert result["memory"]["peak_allocated_bytes"] > 0
     assert result["actual"]["world_size"] == 1
+    assert "data-bound" not in [finding["rule"] for finding in result["diagnosis"]], "text in memory is not waited for"
 
 
 def test_progress_goes_to_stderr_in_plain_lines(trained: tuple[Cli, Done]) -> None:

@@ -1,4 +1,4 @@
-"""A CPU training joined to a GPU that a scenario heats until it is slowed down: what is said of it is what was true."""
+"""Trainings that something really holds back: what is said of them is what was true."""
 
 from __future__ import annotations
 
@@ -20,7 +20,26 @@ HOT_S = 3.0
 FREE_S = 2.0
 
 
+PICTURES = [
+    *("--set", "model.num_hidden_layers=1", "--set", "model.hidden_size=32", "--set", "model.intermediate_size=64"),
+    *("--set", "model.num_attention_heads=2", "--set", "precision=fp32", "--set", "optimizer=sgd"),
+    *("--set", "batch_size=8", "--set", "steps=10"),
+]
+"""A model so small that decoding its JPEG files takes longer than training on them."""
+
+
+def test_a_loader_that_is_really_slow_is_what_holds_the_run_back(cli: Cli) -> None:
+    done = cli("run", "vit-large", *PICTURES, "--set", "workers=0", "--json")
+    finding = next(finding for finding in done.json["diagnosis"] if finding["rule"] == "data-bound")
+    times = done.json["step_ms"]
+    assert finding["evidence"]["data_percent"] == pytest.approx(100 * times["data"] / times["p50"], abs=20)
+    assert finding["evidence"]["data_percent"] > 10
+    assert finding["try"].startswith("workers=")
+    assert "waiting for data" in cli("runs", "show", "last").out
+
+
 def test_throttled_time_is_the_scenarios_and_reaches_every_step(cli: Cli, nvml_library: Path, tmp_path: Path) -> None:
+    """A CPU training joined to a GPU that a scenario heats until it is slowed down."""
     scenario = Scenario(origin_ns=time.monotonic_ns(), ramps={0: [Moment(0, 70, 0, 300, 1980)]})
     script = scenario.write(tmp_path / "scenario")
     machine = {
