@@ -12,9 +12,10 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from trainfast_runner import presets
-from trainfast_runner.compare import compare
+from trainfast_runner.compare import BETTER, NOISE, WORSE, compare
 from trainfast_runner.problem import Problem, nearest
 from trainfast_runner.records import Result
+from trainfast_runner.repeats import paired_interval
 from trainfast_runner.spec import RunSpec, from_preset, with_setting
 
 REFUSED = "refused"
@@ -60,6 +61,9 @@ class Row:
     ratio: float | None
     verdict: str | None = None
     samples_per_s: list[float] = field(default_factory=list)
+    interval_percent: tuple[float, float] | None = None
+    """Where the true difference from the baseline lies with 95 % confidence: from the pairs of runs where there are
+    enough repetitions, else from the steps of the middle runs."""
 
 
 @dataclass(frozen=True)
@@ -117,7 +121,7 @@ def again_is_pointless(outcomes: Iterable[Outcome]) -> bool:
 
 def tabulate(bench: Bench, outcomes: Mapping[str, Sequence[Outcome]]) -> Table:
     """The table of what has been run so far; `outcomes` by row id."""
-    base = _middle(outcomes.get(bench.baseline, ()))
+    base = outcomes.get(bench.baseline, ())
     rows = [_row(entry, outcomes.get(entry.id, ()), base, entry.id == bench.baseline) for entry in bench.entries]
     return Table(bench.preset, bench.baseline, rows)
 
@@ -143,15 +147,16 @@ def _scaled(spec: RunSpec, factor: float) -> RunSpec:
     return replace(spec, knobs={**spec.knobs, "batch_size": batch}, changed=changed)
 
 
-def _row(entry: Entry, outcomes: Sequence[Outcome], base: Result | None, is_baseline: bool) -> Row:
+def _row(entry: Entry, outcomes: Sequence[Outcome], base_outcomes: Sequence[Outcome], is_baseline: bool) -> Row:
     state, reason = _ending(outcomes)
     result = _middle(outcomes)
     finished = [_rate(outcome) for outcome in outcomes if isinstance(outcome, Result)]
     rates = [rate for rate in finished if rate is not None]
     rate = statistics.median(rates) if rates else None
+    base = _middle(base_outcomes)
     base_rate = _rate(base) if base else None
     published = published_rate(entry.published)
-    compared = compare(base, result).rows[0].verdict if base and result and not is_baseline else None
+    verdict, interval = (None, None) if is_baseline else _compared(base, result, base_outcomes, outcomes)
     return Row(
         id=entry.id,
         state=state,
@@ -160,9 +165,31 @@ def _row(entry: Entry, outcomes: Sequence[Outcome], base: Result | None, is_base
         vs_baseline_percent=0.0 if is_baseline and rate else _percent(rate, base_rate),
         published=entry.published,
         ratio=rate / published if rate and published else None,
-        verdict=compared,
+        verdict=verdict,
         samples_per_s=rates,
+        interval_percent=interval,
     )
+
+
+def _compared(
+    base: Result | None, result: Result | None, base_outcomes: Sequence[Outcome], outcomes: Sequence[Outcome]
+) -> tuple[str | None, tuple[float, float] | None]:
+    """The verdict on a row's throughput, and its interval."""
+    if base is None or result is None:
+        return None, None
+    # The n-th outcome of every row is of the n-th repetition: they followed each other.
+    pairs = [
+        (base_rate, rate)
+        for one, other in zip(base_outcomes, outcomes, strict=False)
+        if isinstance(one, Result) and isinstance(other, Result)
+        if (base_rate := _rate(one)) and (rate := _rate(other))
+    ]
+    interval = paired_interval(pairs)
+    if interval is None:
+        row = compare(base, result).rows[0]
+        return row.verdict, row.interval_percent
+    low, high = interval
+    return (NOISE if low <= 0 <= high else BETTER if low > 0 else WORSE), interval
 
 
 def _ending(outcomes: Sequence[Outcome]) -> tuple[str, str]:

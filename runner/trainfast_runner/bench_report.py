@@ -9,7 +9,7 @@ from trainfast_runner.bench import Bench, Row, Table, published_rate
 from trainfast_runner.compare import NOISE
 from trainfast_runner.knobs import BY_NAME
 
-MEASURED = ("samples/s", "vs baseline", "step ms", "peak MiB", "TFLOP/s", "notebook's TFLOP/s")
+MEASURED = ("samples/s", "vs baseline", "95 % sure", "step ms", "peak MiB", "TFLOP/s", "notebook's TFLOP/s")
 ALWAYS = ("batch_size", "seq_len", "precision", "strategy")
 """Settings shown for the baseline; other rows show what is different in them."""
 
@@ -71,6 +71,7 @@ def _measured(row: Row) -> list[str]:
     return [
         f"{middle:.4g}",
         percent,
+        "" if row.interval_percent is None else "{:+.1f} to {:+.1f} %".format(*row.interval_percent),
         "" if result.step_ms.p50 is None else f"{result.step_ms.p50:.4g}",
         "" if peak is None else f"{peak / 2**20:,.0f}",
         _figure(result.flops.model_tflops_per_device),

@@ -8,6 +8,7 @@ from trainfast_runner.bench import NOT_RUN, REFUSED, Bench, Outcome, again_is_po
 from trainfast_runner.bench_report import markdown
 from trainfast_runner.problem import Problem
 from trainfast_runner.records import Result, Spread, StepCount, Throughput
+from trainfast_runner.repeats import paired_interval
 
 
 def ended(rate: float, state: str = "finished", reason: str = "") -> Result:
@@ -85,3 +86,33 @@ def test_a_row_of_another_model_says_which() -> None:
     row = next(line for line in lines if line.startswith("| mgpt_2"))
     assert "model.family=gpt2" in row
     assert "model.num_hidden_layers=48" in row
+
+
+def test_repeated_pairs_say_how_sure_a_difference_is(bench: Bench) -> None:
+    """The machine slows down from repetition to repetition: the pairs do not mind, and unpaired rates would."""
+    base, faster, same = (100.0, 80.0, 60.0, 40.0), (110.0, 88.5, 66.0, 43.8), (103.0, 79.0, 60.5, 39.5)
+    outcomes: dict[str, list[Outcome]] = {
+        "bert_1": [ended(rate) for rate in base],
+        "bert_2": [ended(rate) for rate in faster],
+        "bert_3": [ended(rate) for rate in same],
+        "bert_4": [ended(200), ended(160)],
+    }
+    table = tabulate(bench, outcomes)
+    _, better, noise, two, *_ = table.rows
+    assert better.verdict == "better"
+    assert better.interval_percent is not None
+    assert 9 < better.interval_percent[0] < 10 < better.interval_percent[1] < 11
+    assert noise.verdict == "no significant difference"
+    assert noise.interval_percent is not None
+    assert noise.interval_percent[0] < 0 < noise.interval_percent[1]
+    # Of two pairs Student says next to nothing: the steps of the middle runs speak.
+    assert two.interval_percent is not None
+    assert two.interval_percent[1] - two.interval_percent[0] < 15
+    assert "| +9." in markdown(bench, table, "x")
+
+
+def test_students_interval_is_the_textbooks() -> None:
+    # Ratios 1.1, 1.2 and 1.3: mean of logs 0.1800, deviation 0.0836, times 4.303 / sqrt(3).
+    low, high = paired_interval([(1, 1.1), (1, 1.2), (1, 1.3)]) or (0, 0)
+    assert (low, high) == (pytest.approx(-2.7, abs=0.1), pytest.approx(47.3, abs=0.2))
+    assert paired_interval([(1, 1.1), (1, 1.2)]) is None
