@@ -17,6 +17,7 @@ class Command:
 COMMANDS = (
     Command(("run",), "run", "train a preset, show its progress, print the figures"),
     Command(("search", "max-batch"), "search_max_batch", "the largest batch that fits, found and proved"),
+    Command(("predict",), "predict", "the memory a run needs, by category, without running it"),
     Command(("bench",), "bench", "a preset's variants as a table against its baseline and the published figures"),
     Command(("runs", "list"), "runs_list", "all runs, newest first"),
     Command(("runs", "show"), "runs_show", "one run's result"),

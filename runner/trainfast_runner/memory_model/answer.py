@@ -1,0 +1,121 @@
+"""What `predict` says of a run: its memory, beside what there is and what was published for it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+import psutil
+
+from trainfast_runner import combinations, presets, training_python
+from trainfast_runner.knob_values import parse_bytes_per_rank
+from trainfast_runner.machine import Machine, look
+from trainfast_runner.memory_model.model import MemoryModel
+from trainfast_runner.memory_model.prediction import Prediction
+from trainfast_runner.memory_model.tracing import cached_model, trace_model
+from trainfast_runner.problem import Problem
+from trainfast_runner.spec import RunSpec, from_preset, resolve, with_setting
+
+MOST_TRACES = 2
+"""Traces at the same time: each takes one core and half a GiB."""
+
+
+@dataclass(frozen=True)
+class Asked:
+    """One run to be predicted. `published` are a variant's figures."""
+
+    id: str
+    spec: RunSpec
+    published: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Answer:
+    """A prediction, or the problem that there is instead of one.
+
+    `max_batch` is the largest batch that fits into `limit_bytes` a rank, of which `limit` says whose they are; 0 where
+    not even one sample does, None where the limit is not known.
+    """
+
+    asked: Asked
+    predicted: Prediction | None = None
+    max_batch: int | None = None
+    limit_bytes: int | None = None
+    limit: str = ""
+    problem: Problem | None = None
+
+
+def asked_for(reference: str, settings: list[str]) -> list[Asked]:
+    """The run of PRESET or NAME/VARIANT, or each variant of a preset that has some. Raises Problem."""
+    preset, chosen = presets.load(reference)
+    if chosen is not None or not preset.variants:
+        spec = resolve(reference, settings)
+        return [Asked(chosen.id if chosen else spec.name, spec, chosen.published if chosen else {})]
+    rows = []
+    for variant in preset.variants:
+        spec = from_preset(preset, variant)
+        for setting in settings:
+            spec = with_setting(spec, setting)
+        rows.append(Asked(variant.id, spec, variant.published))
+    return rows
+
+
+def answers(
+    asked: list[Asked], python: str | None, on_trace: Callable[[str], None] = lambda name: None
+) -> list[Answer]:
+    """One answer each; a run that cannot be predicted is an answer with its problem. `on_trace` hears of each trace.
+
+    Raises Problem where the training Python cannot be asked at all.
+    """
+    first = asked[0].spec
+    versions = training_python.inspect(python, first.model, first.data["objective"]).versions
+    machine = look(versions.get("torch"))
+
+    def answer(one: Asked) -> Answer:
+        try:
+            return _answer(one, machine, python, on_trace)
+        except Problem as problem:
+            return Answer(one, problem=problem)
+
+    with ThreadPoolExecutor(max_workers=MOST_TRACES) as pool:
+        return list(pool.map(answer, asked))
+
+
+def _answer(asked: Asked, machine: Machine, python: str | None, on_trace: Callable[[str], None]) -> Answer:
+    spec = asked.spec
+    ranks = combinations.world_size(spec, machine)
+    model: MemoryModel | None = cached_model(spec, machine.device, python)
+    if model is None:
+        on_trace(asked.id)
+        model = trace_model(spec, machine.device, python)
+    predicted = model.predict(spec, ranks)
+    limit_bytes, limit = limit_of(spec, machine, ranks)
+    most = None
+    if limit_bytes is not None:
+        most = model.max_batch(spec, ranks, limit_bytes - (predicted.context_bytes or 0)) or 0
+    return Answer(asked, predicted, most, limit_bytes, limit)
+
+
+def limit_of(spec: RunSpec, machine: Machine, ranks: int) -> tuple[int | None, str]:
+    """What the tightest rank may use, and whose that is in words; None where nobody says."""
+    given = spec.knobs["memory_limit"]
+    if isinstance(given, str):
+        return min(parse_bytes_per_rank(given)), "memory_limit"
+    if machine.device == "cuda":
+        devices = spec.knobs["devices"]
+        chosen = machine.choose(devices if isinstance(devices, int | str) else None, str(spec.knobs["strategy"]))
+        free = [gpu.memory_free_bytes for gpu in chosen if gpu.memory_free_bytes is not None]
+        return (min(free), "free on the fullest of its GPUs") if free else (None, "")
+    free_bytes = int(psutil.virtual_memory().available) // max(1, ranks)
+    return free_bytes, "free on this machine" if ranks == 1 else f"free on this machine, shared by {ranks} processes"
+
+
+def published_bytes(published: Mapping[str, Any]) -> int | None:
+    """The memory among published figures: MiB as NVML counts them, or decimal GB as the notebook prints."""
+    for name, unit in (("memory_mb", 2**20), ("memory_gb", 10**9)):
+        value = published.get(name)
+        if isinstance(value, int | float):
+            return round(value * unit)
+    return None
