@@ -174,8 +174,8 @@ def _reasons(gpu: Gpu, seconds: float, bits: Any) -> int:
 
 @gpu_call("nvmlDeviceGetSupportedClocksEventReasons")
 @gpu_call("nvmlDeviceGetSupportedClocksThrottleReasons")
-def _supported_reasons(_gpu: Gpu, _seconds: float, bits: Any) -> int:
-    return put(bits, 0x1FF)
+def _supported_reasons(gpu: Gpu, _seconds: float, bits: Any) -> int:
+    return put(bits, gpu.supported_reasons)
 
 
 @gpu_call("nvmlDeviceGetMigMode")

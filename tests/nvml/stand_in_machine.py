@@ -39,6 +39,7 @@ class Gpu:
     clocks: dict[int, int] = field(default_factory=lambda: {1: 1410, 2: 1593})
     max_clocks: dict[int, int] = field(default_factory=lambda: {1: 1980, 2: 1593})
     reasons: int = 0
+    supported_reasons: int = 0x1FF
     violation_ns: Callable[[int, float], int] = lambda _field, seconds: 0
     """The duration counters by field id; those of single causes are asked for as 269 to 271 wherever they stand."""
     cause_numbers: int | None = 269

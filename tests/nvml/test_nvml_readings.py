@@ -4,8 +4,6 @@ import pynvml
 import pytest
 from stand_in import MIB, Gpu, Machine, gpus
 
-from trainfast_runner.telemetry.throttle import REASONS
-
 
 def test_every_reading_arrives_in_its_unit(watch) -> None:
     look = watch(Machine(gpus(1, processes={4242: 2048 * MIB}, ecc=(2, 1), remapped=(3, 4, 1, 0))))
@@ -25,7 +23,6 @@ def test_every_reading_arrives_in_its_unit(watch) -> None:
     assert (gpu.remapped_rows_corrected, gpu.remapped_rows_uncorrected) == (3, 4)
     assert (gpu.remapped_rows_pending, gpu.remapped_rows_failed) == (1, 0)
     assert gpu.mig_mode is False
-    assert gpu.throttle_reasons_supported == [reason.name for reason in REASONS]
     assert (gpu.power_w, gpu.power_limit_w, gpu.energy_mj) == (250.0, 400.0, 5_000_000)
     assert (gpu.sm_clock_mhz, gpu.sm_clock_max_mhz) == (1410, 1980)
     assert (gpu.memory_clock_mhz, gpu.memory_clock_max_mhz) == (1593, 1593)
@@ -153,3 +150,9 @@ def test_mixed_gpus_have_their_own_capabilities(watch) -> None:
     look = watch(Machine([Gpu(uuid="GPU-new"), old, Gpu(uuid="GPU-between", unsupported=frozenset({"field 83"}))]))
     energies = [gpu.energy_mj for gpu in look(0)[0]]
     assert energies == [5_000_000, None, 5_000_000], "from the field, not at all, from the function"
+
+
+def test_throttle_reasons_that_a_gpu_cannot_report_are_named(watch) -> None:
+    look = watch(Machine(gpus(1, supported_reasons=0x1FF & ~0x88)))
+    _, missing = look(0)
+    assert set(missing) == {"gpu0.throttle_reasons.hw_slowdown", "gpu0.throttle_reasons.hw_power_brake"}

@@ -59,10 +59,14 @@ def _compute_capability(nv: ModuleType, handle: Handle) -> tuple[str]:
     return (f"{major}.{minor}",)
 
 
-def _supported_reasons(nv: ModuleType, handle: Handle) -> tuple[list[str]]:
+def unreported_reasons(nv: ModuleType, handle: Handle) -> list[str]:
+    """The throttle reasons that this GPU cannot report; none when it does not say which it can."""
     ask = getattr(nv, "nvmlDeviceGetSupportedClocksEventReasons", None)
-    bits = (ask or nv.nvmlDeviceGetSupportedClocksThrottleReasons)(handle)
-    return (throttle.decode(bits),)
+    try:
+        bits = (ask or nv.nvmlDeviceGetSupportedClocksThrottleReasons)(handle)
+    except (nv.NVMLError, AttributeError):
+        return []
+    return [reason.name for reason in throttle.REASONS if not bits & reason.bit]
 
 
 def _mig_mode(nv: ModuleType, handle: Handle) -> tuple[bool]:
@@ -124,7 +128,6 @@ QUERIES: tuple[Query, ...] = (
             _one("nvmlDeviceGetCurrentClocksThrottleReasons"),
         ),
     ),
-    Query(("throttle_reasons_supported",), Pace.ONCE, (_supported_reasons,)),
     Query(("mig_mode",), Pace.SPARSE, (_mig_mode,)),
     Query(("fan_percent",), Pace.SPARSE, (_one("nvmlDeviceGetFanSpeed"),)),
     Query(("power_limit_w",), Pace.SPARSE, (_watts("nvmlDeviceGetEnforcedPowerLimit"),)),

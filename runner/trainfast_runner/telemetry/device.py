@@ -4,7 +4,15 @@ from types import ModuleType
 from typing import Any
 
 from trainfast_runner.telemetry import failures, throttle
-from trainfast_runner.telemetry.capabilities import ENERGY_BY_FUNCTION, QUERIES, Ask, Handle, Pace, Query
+from trainfast_runner.telemetry.capabilities import (
+    ENERGY_BY_FUNCTION,
+    QUERIES,
+    Ask,
+    Handle,
+    Pace,
+    Query,
+    unreported_reasons,
+)
 from trainfast_runner.telemetry.counters import DurationCounter
 from trainfast_runner.telemetry.fields import CAUSES, FIELDS, FieldBatch
 from trainfast_runner.telemetry.readings import DeviceReading
@@ -173,6 +181,8 @@ class Device:
         if "energy_mj" in self.batch.absent:
             del self.batch.absent["energy_mj"]
             self._probe_query(nv, ENERGY_BY_FUNCTION)
+        for name in unreported_reasons(nv, self._handle) if "throttle_reasons" not in self._absent else ():
+            self._absent[f"throttle_reasons.{name}"] = failures.UNREPORTED
         self._explain()
 
     def _probe_query(self, nv: ModuleType, query: Query) -> None:

@@ -62,6 +62,7 @@ UNIFIED_MEMORY: Final = (
     "the host's memory is its limit"
 )
 UNDER_MIG: Final = "not given while MIG is on: its instances share the GPU. Switch MIG off to see it"
+UNREPORTED: Final = "this GPU does not report this reason, so it is never seen here"
 NO_ECC: Final = "not supported by this GPU and driver, or ECC is switched off"
 
 BINDING_TOO_OLD: Final = "the installed pynvml module is too old for this reading: pip install --upgrade nvidia-ml-py"

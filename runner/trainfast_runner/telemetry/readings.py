@@ -66,8 +66,6 @@ class DeviceReading(msgspec.Struct, frozen=True, kw_only=True):
     memory_clock_max_mhz: int | None = None
     throttle_reasons: list[str] | None = None
     """Names from `throttle.REASONS`, unknown bits as hex; empty means not throttled, None means not known."""
-    throttle_reasons_supported: list[str] | None = None
-    """Those that this GPU can report at all."""
     power_violation_ns: int | None = None
     """Time held back by the power policy since the driver was loaded; take differences."""
     thermal_violation_ns: int | None = None
