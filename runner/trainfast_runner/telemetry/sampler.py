@@ -10,6 +10,8 @@ from trainfast_runner.telemetry.process_tree import ProcessTree
 from trainfast_runner.telemetry.readings import Tick
 from trainfast_runner.telemetry.xid import OnXid
 
+BUDGET = 0.2
+"""The share of the period that taking a tick may cost."""
 _LONGEST_PERIOD_S = 10.0
 _TICKS_TO_SLOW_DOWN = 3
 """One slow tick is an initialization or a GPU that just died; three in a row are the machine."""
@@ -47,12 +49,51 @@ def take_tick(root_pid: int | None = None, *, settle_s: float = 0.2) -> Tick:
         nvml.close()
 
 
-class Sampler:
-    """Calls `on_tick` with a `Tick` every `period_s` seconds from one thread of its own.
+class Cadence:
+    """When the next tick is due, so that sampling never costs more than its budget.
 
-    The schedule is steady: a late tick is not made up for, and lateness does not add up. When ticks cost more
-    than `budget` of the period, the period doubles (to 10 s at most), `missing["sampler.period"]` says so, and
-    it comes back when ticks are cheap again. `on_tick` must not raise: what it raises ends the sampling and is
+    The schedule is steady: a late tick is not made up for, and lateness does not add up. When ticks cost more than
+    `budget` of the period, the period doubles (to 10 s at most), `missing["sampler.period"]` says so, and it comes back
+    when ticks are cheap again.
+    """
+
+    def __init__(self, period_s: float, budget: float = BUDGET) -> None:
+        if period_s <= 0:
+            raise ValueError(f"period_s is {period_s}: it must be above 0")
+        self.period_s = period_s
+        """The period now; longer than asked for while ticks are over budget."""
+        self._asked_period_s = period_s
+        self._budget = budget
+        self._over, self._under = 0, 0
+
+    def next(self, due_s: float) -> float:
+        """The first moment of the schedule that is still to come."""
+        late_s = time.monotonic() - due_s
+        return due_s + self.period_s * (max(0, int(late_s // self.period_s)) + 1)
+
+    def after(self, tick: Tick) -> None:
+        """Doubles the period after ticks over budget, halves it after cheap ones, and says so in the tick."""
+        cost_s = tick.sample_us / 1e6
+        self._over = self._over + 1 if cost_s > self._budget * self.period_s else 0
+        # Half the period must hold the budget with room, or the period would swing.
+        self._under = self._under + 1 if cost_s < self._budget * self.period_s / 4 else 0
+        if self._over >= _TICKS_TO_SLOW_DOWN and self.period_s < _LONGEST_PERIOD_S:
+            self.period_s = min(self.period_s * 2, max(_LONGEST_PERIOD_S, self._asked_period_s))
+            self._over = 0
+        elif self._under >= _TICKS_TO_SPEED_UP and self.period_s > self._asked_period_s:
+            self.period_s = max(self.period_s / 2, self._asked_period_s)
+            self._under = 0
+        if self.period_s > self._asked_period_s:
+            tick.missing["sampler.period"] = (
+                f"a tick costs {cost_s * 1000:.0f} ms: sampling every {self.period_s:g} s "
+                f"instead of every {self._asked_period_s:g} s"
+            )
+
+
+class Sampler:
+    """Calls `on_tick` with a `Tick` every `period_s` seconds, as `Cadence` has it, from one thread of its own.
+
+    `on_tick` must not raise: what it raises ends the sampling and is
     kept in `failure`.
     """
 
@@ -61,25 +102,24 @@ class Sampler:
         on_tick: Callable[[Tick], None],
         *,
         period_s: float = 1.0,
-        budget: float = 0.2,
+        budget: float = BUDGET,
         on_xid: OnXid | None = None,
     ) -> None:
         """`budget`: the share of the period that taking a tick may cost. `on_xid` is told of Xid errors when they
         happen, from another thread."""
-        if period_s <= 0:
-            raise ValueError(f"period_s is {period_s}: it must be above 0")
-        self.period_s = period_s
-        """The period now; longer than asked for while ticks are over budget."""
+        self._cadence = Cadence(period_s, budget)
         self.failure: BaseException | None = None
         """What `on_tick` raised, or None."""
-        self._asked_period_s = period_s
-        self._budget = budget
         self._on_tick = on_tick
         self._on_xid = on_xid
         self._root_pid: int | None = None
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="telemetry-sampler", daemon=True)
-        self._over, self._under = 0, 0
+
+    @property
+    def period_s(self) -> float:
+        """The period now; longer than asked for while ticks are over budget."""
+        return self._cadence.period_s
 
     def start(self) -> None:
         """Starts the thread. The first tick is taken at once; it has no rates yet."""
@@ -110,9 +150,9 @@ class Sampler:
             while not self._stopping.wait(max(0.0, due_s - time.monotonic())):
                 self._follow(host)
                 tick = read_tick(nvml, host)
-                self._pace(tick)
+                self._cadence.after(tick)
                 self._on_tick(tick)
-                due_s = self._next(due_s)
+                due_s = self._cadence.next(due_s)
         except BaseException as error:
             self.failure = error
             raise
@@ -124,26 +164,3 @@ class Sampler:
         pid = self._root_pid
         if pid != (host.tree.root_pid if host.tree else None):
             host.tree = None if pid is None else ProcessTree(pid)
-
-    def _next(self, due_s: float) -> float:
-        """The first moment of the schedule that is still to come."""
-        late_s = time.monotonic() - due_s
-        return due_s + self.period_s * (max(0, int(late_s // self.period_s)) + 1)
-
-    def _pace(self, tick: Tick) -> None:
-        """Doubles the period after ticks over budget, halves it after cheap ones, and says so in the tick."""
-        cost_s = tick.sample_us / 1e6
-        self._over = self._over + 1 if cost_s > self._budget * self.period_s else 0
-        # Half the period must hold the budget with room, or the period would swing.
-        self._under = self._under + 1 if cost_s < self._budget * self.period_s / 4 else 0
-        if self._over >= _TICKS_TO_SLOW_DOWN and self.period_s < _LONGEST_PERIOD_S:
-            self.period_s = min(self.period_s * 2, max(_LONGEST_PERIOD_S, self._asked_period_s))
-            self._over = 0
-        elif self._under >= _TICKS_TO_SPEED_UP and self.period_s > self._asked_period_s:
-            self.period_s = max(self.period_s / 2, self._asked_period_s)
-            self._under = 0
-        if self.period_s > self._asked_period_s:
-            tick.missing["sampler.period"] = (
-                f"a tick costs {cost_s * 1000:.0f} ms: sampling every {self.period_s:g} s "
-                f"instead of every {self._asked_period_s:g} s"
-            )

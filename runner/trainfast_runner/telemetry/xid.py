@@ -17,7 +17,7 @@ OnXid = Callable[[int, int, int], None]
 _XID_EVENTS: Final = 0x8
 """nvmlEventTypeXidCriticalError of nvml.h."""
 _TIMEOUT: Final = 10
-_SLICE_MS: Final = 500
+_SLICE_MS: Final = 250
 """One wait in the driver; the watch can only be ended between two of them."""
 
 MEANINGS: Final = {
@@ -72,7 +72,7 @@ class XidWatch:
             self._thread.start()
 
     def stop(self) -> None:
-        """Ends the waiting; takes up to half a second."""
+        """Ends the waiting; takes up to a quarter of a second."""
         self._stopping.set()
         if self._thread is not None:
             self._thread.join(2 * _SLICE_MS / 1000)

@@ -45,9 +45,9 @@ def _stream(interval_s: float, as_json: bool) -> None:
     """One tick every `interval_s` seconds. Readers stay open, so rates cover the whole interval."""
     from trainfast_runner.telemetry.host import HostReader
     from trainfast_runner.telemetry.nvml import Nvml
-    from trainfast_runner.telemetry.sampler import read_tick
+    from trainfast_runner.telemetry.sampler import Cadence, read_tick
 
-    nvml, host = Nvml(), HostReader()
+    nvml, host, cadence = Nvml(), HostReader(), Cadence(interval_s)
     redraw = sys.stdout.isatty() and not as_json
     try:
         read_tick(nvml, host)
@@ -55,11 +55,12 @@ def _stream(interval_s: float, as_json: bool) -> None:
         while True:
             time.sleep(max(0.0, due - time.monotonic()))
             tick = read_tick(nvml, host)
+            cadence.after(tick)
             if redraw:
                 sys.stdout.write("\x1b[H\x1b[J")
             _print(tick, as_json)
             sys.stdout.flush()
-            due = max(due + interval_s, time.monotonic())
+            due = cadence.next(due)
     finally:
         nvml.close()
 
@@ -84,7 +85,9 @@ def _lines(tick: Tick) -> list[str]:
         f"host  CPU {percent(host.cpu_percent)} of {host.cpu_count or ABSENT} cores"
         f"  load {number(host.load_1m)}  memory {size(host.memory_used_bytes)} of {size(host.memory_total_bytes)}"
         + (f"  {celsius(host.temperature_c)}" if host.temperature_c is not None else "")
+        + f"  sampled in {tick.sample_us:,} µs"
     ]
+    found += [slowed] if (slowed := tick.missing.get("sampler.period")) else []
     if not tick.devices:
         return [*found, f"no GPU: {tick.missing.get('nvml', 'none is listed')}"]
     rows = []
