@@ -31,6 +31,12 @@ class Scenario:
     origin_ns: int
     period_s: float = 0.0
     ramps: dict[int, list[Moment]] = field(default_factory=dict)
+    also: list[str] = field(default_factory=list)
+    """Other statements of the file, as they stand in it."""
+
+    def now_s(self) -> float:
+        """The present second of the scenario."""
+        return (time.monotonic_ns() - self.origin_ns) / 1e9
 
     def at(self, gpu: int, seconds: float) -> Moment:
         """What the GPU shows at that second: the temperature in between two lines, the rest of the earlier one."""
@@ -64,11 +70,14 @@ class Scenario:
             for gpu, ramp in self.ramps.items()
             for m in ramp
         ]
-        return "\n".join(lines) + "\n"
+        return "\n".join([*lines, *self.also]) + "\n"
 
     def write(self, path: Path) -> Path:
         """The file at `path`."""
-        path.write_text(self.text())
+        # Renamed into its place, so that nobody reads half of it.
+        half = path.with_name(f".{path.name}")
+        half.write_text(self.text())
+        half.rename(path)
         return path
 
     def _ramp(self, gpu: int) -> list[Moment]:
