@@ -27,6 +27,8 @@ NOT_FOUND, XID = 6, 0x8
 
 @machine_call("nvmlInitWithFlags")
 def _init(machine: Machine, _flags: Any) -> int:
+    if machine.init_hangs is not None:
+        machine.init_hangs.wait()
     machine.forgets = False
     return machine.init_code
 

@@ -85,6 +85,8 @@ class Machine:
     absent: frozenset[str] = frozenset()
     """C functions that this driver does not export."""
     init_code: int = SUCCESS
+    init_hangs: threading.Event | None = None
+    """What nvmlInit waits for."""
     forgets: bool = False
     """Every call answers Uninitialized until nvmlInit is called again."""
     calls: dict[str, int] = field(default_factory=dict)

@@ -68,15 +68,28 @@ def test_a_gpu_that_hangs_says_so_rests_and_comes_back_and_the_others_have_every
         nvml.close()
 
 
-def test_a_driver_that_hangs_while_it_opens_does_not_hold_the_sampler(gate: threading.Event, monkeypatch) -> None:
-    machine = Machine(gpus(1))
-    monkeypatch.setattr("trainfast_runner.telemetry.nvml._OPENING_S", 0.05)
+def test_a_gpu_that_hangs_at_the_first_look_delays_nobody(gate: threading.Event) -> None:
+    machine = Machine(gpus(2))
     machine.gpus[0].hangs = gate
     with stand_in.installed(machine):
+        nvml = Nvml(patience_s=0.05)
+        for second in range(2):
+            readings, missing = nvml.sample(second * 10**9)
+            assert [gpu.temperature_c for gpu in readings] == [None, 50]
+            assert "has taken more than" in missing["gpu0"]
+        gate.set()
+        nvml.patience_s = 5
+        until(lambda: nvml.sample(4 * 10**9)[0][0].temperature_c == 50)
+        nvml.close()
+
+
+def test_a_driver_that_hangs_while_it_opens_does_not_hold_the_sampler(gate: threading.Event, monkeypatch) -> None:
+    monkeypatch.setattr("trainfast_runner.telemetry.nvml._OPENING_S", 0.05)
+    with stand_in.installed(Machine(gpus(1), init_hangs=gate)):
         nvml = Nvml(patience_s=5)
         for second in range(2):
             readings, missing = nvml.sample(second * 10**9)
-            assert [gpu.temperature_c for gpu in readings] in ([], [None])
+            assert readings == []
             assert "has taken more than" in missing["nvml"]
         gate.set()
         until(lambda: [gpu.temperature_c for gpu in nvml.sample(2 * 10**9)[0]] == [50])

@@ -74,6 +74,28 @@ def test_a_lost_connection_is_opened_again_without_asking_everything_anew(watch)
     assert machine.calls["nvmlDeviceGetMaxClockInfo"] == 2 * 2
 
 
+def test_counters_that_start_again_with_the_driver_are_still_believed(watch) -> None:
+    loaded = {"s": 0.0}
+    machine = Machine(
+        gpus(
+            1,
+            violation_ns=lambda number, s: int((s - loaded["s"]) * 5e8),
+            pcie_bytes=lambda s: int((s - loaded["s"]) * 1e6),
+            reasons=0xFC,
+        )
+    )
+    look = watch(machine)
+    look(0)
+    assert look(10)[0][0].thermal_violation_ns == 5_000_000_000
+    machine.forgets = True
+    look(11)
+    loaded["s"] = 12.0
+    [gpu], missing = look(14)
+    assert (gpu.thermal_violation_ns, gpu.sw_thermal_slowdown_ns) == (1_000_000_000, 1_000_000_000)
+    assert gpu.pcie_tx_bytes == 10_000_000, "what the counter lost is not traffic"
+    assert missing == {}
+
+
 @pytest.mark.parametrize(
     ("code", "sentence"),
     [

@@ -73,6 +73,9 @@ class Device:
     def attach(self, nv: ModuleType, handle: Handle) -> None:
         """Takes a fresh handle, and finds out what the GPU can tell unless that is known already."""
         self._handle = handle
+        # A driver that was loaded anew counts from the start again.
+        self._counters = {}
+        self.batch.start_again()
         if self.capabilities and self.error is None:
             return
         self.name = as_text(nv.nvmlDeviceGetName(handle))

@@ -89,6 +89,11 @@ def initialization(code: int, text: str, root: Path = Path("/")) -> str:
     return LIBRARY_FAILURES.get(code, NO_ACCESS)
 
 
+def may_pass(code: int) -> bool:
+    """Whether a GPU that failed with this code may answer after NVML is opened again."""
+    return code in DEVICE_FAILURES
+
+
 def device(code: int, text: str) -> str:
     """Why one GPU does not answer."""
     if code == NO_PERMISSION:

@@ -117,6 +117,11 @@ class FieldBatch:
         else:
             self.absent |= reasons
 
+    def start_again(self) -> None:
+        """The driver may have set its counters back: what they say next is no wrap-around."""
+        for counter in self._wrapping.values():
+            counter.start_again()
+
     def give_up(self, name: str, reason: str) -> None:
         """Never asks for this field again."""
         self.answered = [one for one in self.answered if one.name != name]
@@ -151,12 +156,18 @@ class Unwrapped:
 
     def __init__(self) -> None:
         self._last: int | None = None
-        self._total = 0
+        self._total: int | None = None
+
+    def start_again(self) -> None:
+        """The next reading adds nothing, whatever it is."""
+        self._last = None
 
     def follow(self, raw: int, bits: int) -> int:
         """The running total after this reading of a counter of so many bits; the first reading is its start."""
-        if self._last is None:
+        if self._total is None:
             self._total = raw
+        elif self._last is None:
+            pass
         elif raw >= self._last:
             self._total += raw - self._last
         elif self._last < 1 << 32:

@@ -6,6 +6,7 @@ import importlib
 import time
 from dataclasses import dataclass
 from types import ModuleType
+from typing import Any
 
 from trainfast_runner.telemetry import failures
 from trainfast_runner.telemetry.capabilities import Handle
@@ -18,23 +19,26 @@ _FIRST_RETRY_NS = 1_000_000_000
 _LONGEST_RETRY_NS = 60_000_000_000
 PATIENCE_S = 1.0
 """How long one GPU may take for all of its readings before the others are read without it."""
+_PROBES = 5
+"""How many times as long the first look at a GPU may take, which asks for everything."""
 _OPENING_S = 15.0
 """How long the driver may take to open: seconds for each GPU that is not in persistence mode."""
 
 Answer = tuple[DeviceReading, dict[str, str]]
 """A GPU's reading, and why what is missing is missing."""
+Found = tuple[Device, Handle]
 
 
 @dataclass(frozen=True)
 class Hang:
     """A GPU's call that took longer than there was patience for, and when the GPU is asked again."""
 
-    job: Job[Answer]
+    job: Job[Any]
     rest_until_ns: int
     delay_ns: int
 
     @classmethod
-    def after(cls, earlier: "Hang | None", job: Job[Answer], t_ns: int) -> "Hang":
+    def after(cls, earlier: "Hang | None", job: Job[Any], t_ns: int) -> "Hang":
         """Each one leaves the GPU alone for twice as long as the one before it."""
         delay_ns = min(earlier.delay_ns * 2, _LONGEST_RETRY_NS) if earlier else _FIRST_RETRY_NS
         return cls(job, t_ns + delay_ns, delay_ns)
@@ -73,7 +77,10 @@ class Nvml:
         self._patience = Patience()
         self._hangs: dict[int, Hang] = {}
         """By GPU index, the last call that took too long."""
-        self._opening: Job[None] | None = None
+        self._opening: Job[list[Found]] | None = None
+        """The initialization that has not come back."""
+        self._reopen = False
+        """Whether a lost GPU needs more than a new handle."""
         self._on_xid = on_xid
         self._xids: XidWatch | None = None
 
@@ -86,14 +93,13 @@ class Nvml:
         """One reading a GPU, and why what is missing is missing. `t_ns` is CLOCK_MONOTONIC and paces retries."""
         missing: dict[str, str] = {}
         if self._opening is not None and self._opening.over:
-            self._opening = None
-            if self._open:
-                self.failure = None
+            opened, self._opening = self._opening, None
+            self._opened(opened, t_ns)
         self._hangs = {index: hang for index, hang in self._hangs.items() if not hang.is_forgiven(t_ns)}
         if not self._open:
             self._open_when_due(t_ns)
         devices = list(self._devices)
-        readings = self._read_all(devices, t_ns, missing) if self._open and self._opening is None else {}
+        readings = self._read_all(devices, t_ns, missing) if self._open else {}
         found = [readings.get(device.index) or self._silent(device, missing) for device in devices]
         if self._open and any(device.lost for device in devices):
             # After the readings: opening the driver again can take seconds, and the others must not wait for it.
@@ -134,6 +140,9 @@ class Nvml:
                 device.fail(failures.hangs(self.patience_s), lost=False)
             elif isinstance(job.error, nv.NVMLError):
                 self._failed(device, job.error.value, str(job.error), t_ns)
+                if device.lost:
+                    self._reopen = False
+                    self._schedule_retry(t_ns)
             elif job.error is not None:
                 raise job.error
             elif job.result is not None:
@@ -150,17 +159,20 @@ class Nvml:
         """Whether to ask this GPU now; one whose call came back is asked again after a while."""
         hang = self._hangs.get(device.index)
         if hang is not None and hang.job.over and t_ns >= hang.rest_until_ns and not device.lost:
-            device.error = None
+            # What hung may have been the first look at it, and may have failed in the end.
+            device.error, device.lost = None, not device.capabilities
+        if device.lost:
+            return False
         return device.error is None
 
     def _failed(self, device: Device, code: int, text: str, t_ns: int) -> None:
-        """A fatal answer to a reading: of this GPU only, or of the whole library."""
+        """A fatal answer about a GPU: of this GPU only, or of the whole library."""
         if code in failures.LIBRARY_FAILURES:
             self._open = False
             self.failure = failures.initialization(code, text)
+            self._schedule_retry(t_ns)
         else:
-            device.fail(failures.device(code, text), lost=True)
-        self._schedule_retry(t_ns)
+            device.fail(failures.device(code, text), lost=failures.may_pass(code))
 
     def _open_when_due(self, t_ns: int) -> None:
         """Opens NVML, or takes up a lost GPU again, in the thread that may hang."""
@@ -169,11 +181,46 @@ class Nvml:
             return
         job = Job(functools.partial(self._initialize, t_ns))
         self._patience.run([job], _OPENING_S)
-        if not job.over:
+        if job.over:
+            self._opened(job, t_ns)
+        else:
             self._opening = job
             self.failure = failures.hangs(_OPENING_S)
-        elif job.error is not None:
+
+    def _opened(self, job: Job[list[Found]], t_ns: int) -> None:
+        """Asks the GPUs that were found what they can tell; one that hangs over it delays nobody."""
+        if job.error is not None:
             raise job.error
+        nv = self._nv
+        if nv is None or not self._open:
+            return
+        self.failure = None
+        found = job.result or []
+        jobs = [Job(functools.partial(device.attach, nv, handle)) for device, handle in found]
+        self._patience.run(jobs, _PROBES * self.patience_s)
+        for (device, _), attached in zip(found, jobs, strict=True):
+            if not attached.over:
+                self._hangs[device.index] = Hang.after(self._hangs.get(device.index), attached, t_ns)
+                device.fail(failures.hangs(self.patience_s), lost=False)
+            elif isinstance(attached.error, nv.NVMLError):
+                self._failed(device, attached.error.value, str(attached.error), t_ns)
+            elif attached.error is not None:
+                raise attached.error
+        self._reopen = any(device.lost for device in self._devices)
+        if self._reopen:
+            self._schedule_retry(t_ns)
+        elif self._open:
+            self._retry_delay_ns = _FIRST_RETRY_NS
+        self._watch_for_xids(nv)
+
+    def _watch_for_xids(self, nv: ModuleType) -> None:
+        """Waits for the errors of the GPUs that answer now."""
+        if self._xids is not None:
+            self._xids.stop()
+            self._xids = None
+        if self._open and self._on_xid is not None:
+            handles = {device.index: device.handle for device in self._devices if device.error is None}
+            self._xids = XidWatch(nv, handles, self._on_xid)
 
     def _shut(self) -> None:
         if self._xids is not None:
@@ -181,35 +228,30 @@ class Nvml:
             self._xids = None
         # With a call still in the driver, shutting it down would pull the ground from under that call.
         if self._nv is not None and self._open and all(hang.job.over for hang in self._hangs.values()):
-            with contextlib.suppress(self._nv.NVMLError):
-                self._nv.nvmlShutdown()
+            _shut_down(self._nv)
         self._open = False
         self._retry_at_ns = 0
 
-    def _initialize(self, t_ns: int) -> None:
-        """Opens NVML, or closes and opens it again, and finds the GPUs."""
-        if self._open and self._regain():
-            self._retry_delay_ns = _FIRST_RETRY_NS
-            return
+    def _initialize(self, t_ns: int) -> list[Found]:
+        """Opens NVML, or closes and opens it again; the GPUs to ask, which is all or the lost ones."""
+        if self._open and not self._reopen and (regained := self._regain()):
+            return regained
         self._shut()
         nv = self._import(t_ns)
         if nv is None:
-            return
+            return []
         try:
             nv.nvmlInit()
-            self._open = True
-            self.failure = None
             self.driver_version = as_text(nv.nvmlSystemGetDriverVersion())
-            self._find_devices(nv)
+            found = self._find_devices(nv)
         except nv.NVMLError as error:
-            self._shut()
+            _shut_down(nv)
             self.failure = failures.initialization(error.value, str(error))
-        if not self._open or any(device.lost for device in self._devices):
             self._schedule_retry(t_ns)
-        else:
-            self._retry_delay_ns = _FIRST_RETRY_NS
-        if self._open and self._on_xid is not None:
-            self._xids = XidWatch(nv, self._handles(), self._on_xid)
+            return []
+        # From here on the GPUs may be read: not before, with handles of an earlier initialization.
+        self._open = True
+        return found
 
     def _import(self, t_ns: int) -> ModuleType | None:
         """The binding; None with `failure` set when there is none that can be used."""
@@ -227,40 +269,36 @@ class Nvml:
         self._schedule_retry(t_ns)
         return None
 
-    def _regain(self) -> bool:
-        """Whether every lost GPU answers again without opening NVML anew, which would interrupt the others."""
+    def _regain(self) -> list[Found]:
+        """The lost GPUs with new handles, the others undisturbed by another initialization; [] if not all have one."""
         nv = self._nv
         assert nv is not None
+        lost = [device for device in self._devices if device.lost]
         try:
-            for device in self._devices:
-                if device.lost:
-                    device.attach(nv, nv.nvmlDeviceGetHandleByUUID((device.uuid or "").encode()))
+            return [(device, nv.nvmlDeviceGetHandleByUUID((device.uuid or "").encode())) for device in lost]
         except nv.NVMLError:
-            return False
-        return True
+            return []
 
-    def _handles(self) -> dict[int, Handle]:
-        return {device.index: device.handle for device in self._devices if device.error is None}
-
-    def _find_devices(self, nv: ModuleType) -> None:
+    def _find_devices(self, nv: ModuleType) -> list[Found]:
         """Matches what the driver lists with the GPUs known before; a known one never vanishes silently."""
+        found: list[Found] = []
         seen: set[int] = set()
         for position in range(nv.nvmlDeviceGetCount()):
             device = None
             try:
                 handle = nv.nvmlDeviceGetHandleByIndex(position)
                 device = self._identify(position, as_text(nv.nvmlDeviceGetUUID(handle)))
-                device.attach(nv, handle)
+                found.append((device, handle))
             except nv.NVMLError as error:
                 if error.value in failures.LIBRARY_FAILURES:
                     raise
                 device = device or self._identify(position, None)
-                sentence = failures.device(error.value, str(error))
-                device.fail(sentence, lost=error.value in failures.DEVICE_FAILURES)
+                device.fail(failures.device(error.value, str(error)), lost=failures.may_pass(error.value))
             seen.add(device.index)
         for device in self._devices:
             if device.index not in seen:
                 device.fail(failures.VANISHED, lost=True)
+        return found
 
     def _identify(self, position: int, uuid: str | None) -> Device:
         """The GPU known by this UUID, else the one last seen at this position without one, else a new one."""
@@ -278,3 +316,9 @@ class Nvml:
     def _schedule_retry(self, t_ns: int) -> None:
         self._retry_at_ns = t_ns + self._retry_delay_ns
         self._retry_delay_ns = min(self._retry_delay_ns * 2, _LONGEST_RETRY_NS)
+
+
+def _shut_down(nv: ModuleType) -> None:
+    # A foreign binding may lack even this; what it opened is closed with the process.
+    with contextlib.suppress(nv.NVMLError, AttributeError):
+        nv.nvmlShutdown()
