@@ -66,6 +66,12 @@ class Cadence:
         self._budget = budget
         self._over, self._under = 0, 0
 
+    def ask(self, period_s: float) -> None:
+        """Another period from the next tick on."""
+        if period_s != self._asked_period_s:
+            self._over = self._under = 0
+            self._asked_period_s = self.period_s = period_s
+
     def next(self, due_s: float) -> float:
         """The first moment of the schedule that is still to come."""
         late_s = time.monotonic() - due_s
@@ -93,8 +99,7 @@ class Cadence:
 class Sampler:
     """Calls `on_tick` with a `Tick` every `period_s` seconds, as `Cadence` has it, from one thread of its own.
 
-    `on_tick` must not raise: what it raises ends the sampling and is
-    kept in `failure`.
+    `on_tick` must not raise: what it raises ends the sampling and is kept in `failure`.
     """
 
     def __init__(
@@ -131,9 +136,7 @@ class Sampler:
 
     def ask_period(self, period_s: float) -> None:
         """A tick every `period_s` seconds after the next one. Safe from any thread."""
-        if period_s != self._asked_period_s:
-            self._over = self._under = 0
-            self._asked_period_s = self.period_s = period_s
+        self._cadence.ask(period_s)
 
     def stop(self, timeout_s: float = 2.0) -> bool:
         """Ends the sampling and waits for the thread; False when a call into the driver holds it longer."""
