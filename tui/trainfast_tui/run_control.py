@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from textual.message import Message
 
@@ -13,6 +16,9 @@ from trainfast_runner.problem import Problem
 from trainfast_runner.spec import RunSpec
 from trainfast_tui.background import in_background
 from trainfast_tui.messages import RunStarted, Said, said_no
+
+if TYPE_CHECKING:
+    from trainfast_runner.launch import RunPlan
 
 LOOK_EVERY_S = 0.1
 GRACE_S = 30.0
@@ -29,6 +35,20 @@ class RunControl:
         self._post = post
         self._is_starting = False
         self._unseen: Path | None = None
+        self.cool_to_c: float | None = None
+        """Each run waits until its GPUs are below so many degrees Celsius; None for no wait."""
+        self._giving_up: threading.Event | None = None
+        """There while a run waits for its GPUs to cool; set, it gives up."""
+
+    @property
+    def is_cooling(self) -> bool:
+        """Whether a run waits for its GPUs to cool."""
+        return self._giving_up is not None
+
+    def give_up(self) -> None:
+        """Start nothing after all. Does nothing when no run waits."""
+        if self._giving_up is not None:
+            self._giving_up.set()
 
     @property
     def is_starting(self) -> bool:
@@ -74,7 +94,32 @@ class RunControl:
         from trainfast_runner import launch
 
         plan = launch.plan(spec, self._python)
+        self._cool(plan)
         return RunStarted(launch.start(plan, self._home))
+
+    def _cool(self, plan: RunPlan) -> None:
+        """Wait until the GPUs of this run are cool, counting the degrees down. Raises Problem when that is given up."""
+        below_c = self.cool_to_c
+        if below_c is None:
+            return
+        from trainfast_runner import cooling
+        from trainfast_tui.format import celsius, duration
+
+        giving_up = self._giving_up = threading.Event()
+        try:
+            with closing(cooling.cooling({gpu.uuid for gpu in plan.watched if gpu.uuid}, below_c)) as looks:
+                for look in looks:
+                    left = celsius(look.temperature_c - below_c + 1)
+                    self._post(
+                        Said(
+                            f"cooling: GPU {look.index} is at {celsius(look.temperature_c)}, {left} to go until it is"
+                            f" below {celsius(below_c)}, {duration(look.waited_s)} so far; s gives up"
+                        )
+                    )
+                    if giving_up.wait(cooling.LOOK_EVERY_S):
+                        raise Problem(f"The wait for {celsius(below_c)} was given up; nothing was started", key="C")
+        finally:
+            self._giving_up = None
 
     def _stop(self, directory: Path) -> Message:
         from trainfast_runner.stopping import request_stop, stop_unsupervised
@@ -97,6 +142,7 @@ class RunControl:
         # What cannot start is said before anything is stopped for it.
         plan = launch.plan(spec, self._python)
         self.end(directory)
+        self._cool(plan)
         return RunStarted(launch.start(plan, self._home))
 
     def end(self, directory: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
@@ -172,6 +173,9 @@ class MainActions(Base):
 
     def action_stop(self) -> None:
         run = self.snapshot.run if self.snapshot is not None else None
+        if self.trainfast.control.is_cooling:
+            self.trainfast.control.give_up()
+            return
         if run is None or not run.is_live:
             self.say("Nothing is running.")
             return
@@ -269,6 +273,22 @@ class MainActions(Base):
         hint = "A name; it becomes a file of your own presets, with the comments of the preset it comes from."
         self.app.push_screen(Ask("Save these knobs as", hint, "", save, ascii=self.ascii))
 
+    def action_cool_to(self) -> None:
+        from trainfast_runner.cooling import HIGHEST_C, LOWEST_C
+        from trainfast_tui.screens.dialogs import Ask
+
+        control = self.trainfast.control
+        allowed = f"{LOWEST_C:g} to {HIGHEST_C:g} degrees Celsius"
+        hint = f"{allowed}: each run waits until its GPUs are below it, so that runs begin alike. Empty: no wait."
+
+        def take(text: str) -> None:
+            control.cool_to_c = _degrees(text, LOWEST_C, HIGHEST_C)
+            wait = control.cool_to_c
+            self.say("Runs start at once." if wait is None else f"Each run waits until its GPUs are below {wait:g} °C.")
+
+        now = "" if control.cool_to_c is None else f"{control.cool_to_c:g}"
+        self.app.push_screen(Ask("Start runs below", hint, now, take, ascii=self.ascii))
+
     def action_compare(self) -> None:
         run = self.snapshot.run if self.snapshot is not None else None
         if run is None:
@@ -323,3 +343,21 @@ class MainActions(Base):
 
     def action_zoom(self, by: int) -> None:
         self.say(self.query_one(Charts).zoom(by))
+
+
+def _degrees(text: str, lowest: float, highest: float) -> float | None:
+    """The temperature that was typed; None for none."""
+    text = text.strip().removesuffix("C").removesuffix("°").strip()
+    if not text:
+        return None
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not lowest <= value <= highest:
+        raise Problem(
+            f"{text} is no temperature to wait for",
+            key="cool to",
+            allowed=[f"{lowest:g} to {highest:g} degrees Celsius"],
+        )
+    return value
