@@ -13,7 +13,7 @@ from typing import cast
 from trainfast_runner.combinations import device_count, global_batch
 from trainfast_runner.interconnect import Interconnect
 from trainfast_runner.knobs import Knobs
-from trainfast_runner.machine import Machine
+from trainfast_runner.machine import Machine, cpu_has_fp16
 from trainfast_runner.model_size import (
     CONTEXT_BYTES,
     MIXED,
@@ -75,6 +75,7 @@ def advise(spec: RunSpec, preset_knobs: Knobs, machine: Machine, situation: Situ
     found = (
         strategy_advice(spec, machine, situation),
         lr_advice(spec, preset_knobs, machine),
+        precision_advice(spec, machine),
         batch_advice(spec, machine),
         model_advice(situation) if _tensor_cores(spec, machine) else None,
         accumulation_advice(spec, situation),
@@ -190,6 +191,18 @@ def lr_advice(spec: RunSpec, preset_knobs: Knobs, machine: Machine) -> Advice | 
             " batch_size here is each rank's in both."
         )
     return Advice("lr", text, f"{suggested:g}")
+
+
+def precision_advice(spec: RunSpec, machine: Machine) -> Advice | None:
+    """fp16 where nothing multiplies it: torch then computes it element by element, tens of times slower than fp32."""
+    if spec.knobs["precision"] != "fp16" or machine.device != "cpu" or cpu_has_fp16():
+        return None
+    return Advice(
+        "precision",
+        "bf16: this CPU has no fp16 instructions (AVX512-FP16), and torch emulates them tens of times slower than fp32."
+        " A run shows the loss scaling, not a speed.",
+        "bf16",
+    )
 
 
 def batch_advice(spec: RunSpec, machine: Machine) -> Advice | None:

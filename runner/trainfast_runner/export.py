@@ -19,8 +19,9 @@ from trainfast_runner.knob_values import KnobValue
 from trainfast_runner.knobs import BY_NAME, KNOBS, Knobs, defaults
 from trainfast_runner.problem import Problem, nearest
 from trainfast_runner.records import RunFile
-from trainfast_runner.spec import from_preset
+from trainfast_runner.spec import RunSpec, from_preset
 
+PLAIN_PRESET = "tiny-llama"
 RECORDED_DEEPSPEED = "deepspeed.json"
 OPTIM = {
     "adamw": "adamw_torch",
@@ -219,20 +220,36 @@ def _has(config: object, path: str) -> bool:
 
 
 def _command(run: RunFile, knobs: Knobs, _directory: Path) -> tuple[str, list[str]]:
-    """The command line that starts the same run again."""
-    reference = f"{run.preset}/{run.variant}" if run.variant else run.preset
-    preset, variant = presets.load(reference)
-    spec = from_preset(preset, variant)
+    """The command line that starts the same run again. A preset known by no name is spelled out field by field."""
+    reference, spec = _named_preset(run)
+    # Naming the model's source anew drops every field of the preset's model.
+    source = next(key for key in presets.MODEL_SOURCES if key in run.model)
+    anew = spec.model.get(source) != run.model[source] or not spec.model.keys() <= run.model.keys()
+    model = dict(sorted(run.model.items(), key=lambda field: field[0] != source)) if anew else run.model
     words = ["trainfast-tui", "run", reference]
-    for section, now, before in (("model.", run.model, spec.model), ("data.", run.data, spec.data)):
+    for section, now, before in (("model.", model, {} if anew else spec.model), ("data.", run.data, spec.data)):
         for name, value in now.items():
             if value != before.get(name) and not (name == "paths" and now.get("kind") == before.get("kind")):
-                text = "+".join(map(str, value)) if isinstance(value, list) else _toml_text(value)
+                text = "+".join(map(str, value)) if name == "paths" else _toml_text(value)
                 words += ["--set", f"{section}{name}={text}"]
     for name, value in knobs.items():
         if value != spec.knobs[name] and not (name in ("devices", "watch") and name not in run.changed):
             words += ["--set", f"{name}={BY_NAME[name].show(value)}"]
     return shlex.join(words), []
+
+
+def _named_preset(run: RunFile) -> tuple[str, RunSpec]:
+    """The run's own preset where it is known by that name, else a shipped one; what a command can start from."""
+    own = f"{run.preset}/{run.variant}" if run.variant else run.preset
+    try:
+        spec = from_preset(*presets.load(own))
+    except Problem:
+        # It was a file by its path.
+        spec = None
+    # A file by its path may have the name of another preset, whose data a command cannot take back.
+    if spec is not None and spec.data.keys() <= run.data.keys():
+        return own, spec
+    return PLAIN_PRESET, from_preset(*presets.load(PLAIN_PRESET))
 
 
 def _toml_text(value: object) -> str:

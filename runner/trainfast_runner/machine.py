@@ -6,12 +6,14 @@ import os
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 from trainfast_runner.problem import Problem
 from trainfast_runner.telemetry.nvml import Nvml
 from trainfast_runner.telemetry.readings import DeviceReading
 
 MOST_CPU_PROCESSES = 8
+CPU_INFO = Path("/proc/cpuinfo")
 
 
 @dataclass(frozen=True)
@@ -54,6 +56,14 @@ class Machine:
         if watch is None:
             return used
         return tuple(_at(self.nvml_gpus, index, "watch") for index in _indexes(watch))
+
+
+def cpu_has_fp16() -> bool:
+    """Whether this CPU multiplies fp16 itself (by AVX512-FP16, which is what torch's oneDNN asks for)."""
+    try:
+        return "avx512_fp16" in CPU_INFO.read_text()
+    except OSError:
+        return False
 
 
 def look(torch_version: str | None, environment: Mapping[str, str] | None = None) -> Machine:

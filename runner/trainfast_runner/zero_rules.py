@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from trainfast_runner.extensions import has_libaio, missing_tool
+from trainfast_runner.machine import cpu_has_fp16
 from trainfast_runner.problem import Problem
 
 if TYPE_CHECKING:
@@ -16,7 +17,6 @@ if TYPE_CHECKING:
 STAGE = {"zero1": 1, "zero2": 2, "zero3": 3, "zero2-offload": 2, "zero3-offload": 3}
 """ZeRO's stage by strategy: 1 shards optimizer states, 2 gradients too, 3 parameters too."""
 EIGHT_BIT = ("adamw-8bit", "paged-adamw-8bit")
-CPU_INFO = Path("/proc/cpuinfo")
 
 
 def _deepspeed_is_installed(facts: Facts) -> Problem | None:
@@ -53,37 +53,14 @@ def _optimizer_takes_flat_slices(facts: Facts) -> Problem | None:
 
 
 def _half_precision_on_a_cpu(facts: Facts) -> Problem | None:
-    """DeepSpeed asks oneDNN, which has fp16 on a CPU with the AVX512-FP16 instructions only."""
-    if facts.knobs["precision"] != "fp16" or facts.machine.device != "cpu":
+    """DeepSpeed refuses fp16 on a CPU that would emulate it."""
+    if facts.knobs["precision"] != "fp16" or facts.machine.device != "cpu" or cpu_has_fp16():
         return None
-    try:
-        if "avx512_fp16" in CPU_INFO.read_text():
-            return None
-    except OSError:
-        pass
     return Problem(
         f"precision=fp16 with strategy={facts.knobs['strategy']} needs a CPU with AVX512-FP16, and this one has none",
         key="precision",
         advice="precision=bf16",
     )
-
-
-def _engine_is_not_compiled(facts: Facts) -> Problem | None:
-    if facts.knobs["compile"] == "off":
-        return None
-    return Problem(
-        f"compile={facts.knobs['compile']} does not work with strategy={facts.knobs['strategy']}: DeepSpeed's hooks"
-        " gather and reduce between the layers, where a compiled graph has no place for them",
-        key="compile",
-        advice="compile=off, or strategy=ddp",
-    )
-
-
-def _loop_is_ours(facts: Facts) -> Problem | None:
-    strategy, engine = facts.knobs["strategy"], facts.knobs["engine"]
-    if engine == "native":
-        return None
-    return Problem(f"engine={engine} does not run strategy={strategy} here", key="engine", advice="engine=native")
 
 
 def _offload_path_takes_files(facts: Facts) -> Problem | None:
@@ -129,8 +106,6 @@ _RULES: tuple[Callable[[Facts], Problem | None], ...] = (
     _deepspeed_is_installed,
     _optimizer_takes_flat_slices,
     _half_precision_on_a_cpu,
-    _engine_is_not_compiled,
-    _loop_is_ours,
     _offload_path_takes_files,
 )
 

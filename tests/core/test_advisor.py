@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
+from trainfast_runner import machine
 from trainfast_runner.advisor import Advice, Measured, Situation, advise
 from trainfast_runner.interconnect import Interconnect
 from trainfast_runner.knobs import BY_NAME
@@ -131,11 +133,11 @@ def test_accumulating_what_fits_is_advised_against_and_what_does_not_fit_is_not(
 
 def test_every_value_advised_is_one_its_knob_takes() -> None:
     situation = Situation(size=LARGE, links=ALL_NVLINK, shapes={"vocab_size": 50257})
-    for machine in (CPU, gpus(1), gpus(4), gpus(4, 80)):
+    for place in (CPU, gpus(1), gpus(4), gpus(4, 80)):
         for one in advise(
             resolve("tiny-llama", ["batch_size=12", "grad_accum=4", "seq_len=100"]),
             resolve("tiny-llama").knobs,
-            machine,
+            place,
             situation,
         ):
             if one.value is not None and one.knob != "strategy":
@@ -169,3 +171,15 @@ def test_parameters_follow_from_a_configuration() -> None:
     assert size is not None
     assert size.parameters == pytest.approx(354_823_168, rel=0.01)
     assert model_size({"model_type": "unheard-of"}) is None
+
+
+def test_fp16_that_the_cpu_does_not_have_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    flags = tmp_path / "cpuinfo"
+    monkeypatch.setattr(machine, "CPU_INFO", flags)
+    flags.write_text("flags: avx512f\n")
+    advice = told(CPU, Situation(), "precision=fp16")["precision"]
+    assert advice.value == "bf16"
+    assert "tens of times slower than fp32" in advice.text
+    assert "precision" not in told(gpus(1), Situation(), "precision=fp16")
+    flags.write_text("flags: avx512f avx512_fp16\n")
+    assert "precision" not in told(CPU, Situation(), "precision=fp16")

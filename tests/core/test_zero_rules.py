@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from trainfast_runner import combinations, extensions, zero_rules
+from trainfast_runner import combinations, extensions, machine, zero_rules
 from trainfast_runner.combinations import Facts
 from trainfast_runner.machine import Machine
 from trainfast_runner.problem import Problem
@@ -65,7 +65,7 @@ def test_a_disk_needs_a_compiler_and_libaio(tmp_path: Path, monkeypatch: pytest.
 def test_half_precision_needs_the_instructions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     flags = tmp_path / "cpuinfo"
     flags.write_text("flags: avx512f\n")
-    monkeypatch.setattr(zero_rules, "CPU_INFO", flags)
+    monkeypatch.setattr(machine, "CPU_INFO", flags)
     assert refusal("strategy=zero2", "precision=fp16").advice == "precision=bf16"
 
 

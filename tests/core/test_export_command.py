@@ -1,0 +1,74 @@
+"""The command that is exported starts the same run, whatever file its preset was."""
+
+from __future__ import annotations
+
+import os
+import shlex
+from pathlib import Path
+
+import pytest
+
+from trainfast_runner.export import export
+from trainfast_runner.process_tree import boot_id
+from trainfast_runner.records import Clock, RunFile
+from trainfast_runner.spec import expand_paths, resolve
+
+MINE = """
+schema = 1
+title = "Mine"
+[model]
+family = "gpt2"
+n_layer = 2
+initializer_range = 0.01
+[data]
+kind = "files"
+samples = "lines"
+paths = ["*.txt"]
+[knobs]
+batch_size = 3
+lr = 0.01
+"""
+
+
+def recorded(reference: str, *settings: str) -> RunFile:
+    spec = resolve(reference, settings)
+    return RunFile(
+        run_id="20261121-000000-mine-aaaa",
+        preset=spec.preset,
+        variant=spec.variant,
+        title=spec.title,
+        model=spec.model,
+        data=expand_paths(spec.data),
+        knobs=dict(spec.knobs),
+        changed=list(spec.changed),
+        argv=[],
+        env={},
+        python="python",
+        cwd=os.getcwd(),
+        boot_id=boot_id(),
+        clock=Clock(monotonic_ns=0, wall_ns=0),
+    )
+
+
+@pytest.mark.parametrize("name", ["mine", "bert-large"], ids=["a name of its own", "the name of a shipped preset"])
+def test_a_preset_by_its_path_is_spelled_out(tmp_path: Path, name: str) -> None:
+    (tmp_path / "one two.txt").write_text("text")
+    file = tmp_path / f"{name}.toml"
+    file.write_text(MINE)
+    run = recorded(str(file), "model.layer_norm_epsilon=1e-6")
+    words = shlex.split(export(run, tmp_path, "command").text)
+    again = resolve(words[2], words[4::2])
+    assert words[3::2] == ["--set"] * len(words[4::2])
+    assert (again.model, again.data, again.knobs) == (run.model, run.data, run.knobs)
+
+
+def test_a_preset_by_its_name_is_named_with_what_was_turned(tmp_path: Path) -> None:
+    run = recorded("guide-single-gpu/fp16", "batch_size=2", "model.hidden_size=64")
+    command = export(run, tmp_path, "command").text
+    assert command == "trainfast-tui run guide-single-gpu/fp16 --set model.hidden_size=64 --set batch_size=2"
+
+
+def test_a_list_comes_back_as_a_list(tmp_path: Path) -> None:
+    run = recorded("tiny-llama", 'model.layer_types=["full_attention", "full_attention"]')
+    words = shlex.split(export(run, tmp_path, "command").text)
+    assert resolve(words[2], words[4::2]).model == run.model
