@@ -10,7 +10,7 @@ from typing import Any
 from recorded import MIB, START_NS, S, a_tick
 from textual.pilot import Pilot
 
-from trainfast_runner.follow import Follower
+from trainfast_runner.follow import Follower, RunSnapshot
 from trainfast_runner.machine import Machine
 from trainfast_runner.process_tree import identify
 from trainfast_runner.records import Event
@@ -38,6 +38,9 @@ class StillApp(TrainfastApp):
     def predict(self, question: Question) -> None:
         """Kept for the test to look at."""
         self.questions.append(question)
+
+    def explain(self, run: RunSnapshot | None, *, may_trace: bool) -> None:
+        """Nothing is traced."""
 
     def gather(self, spec: RunSpec, machine: Machine) -> None:
         """Nothing is known of the model."""

@@ -20,12 +20,14 @@ from trainfast_runner.problem import Problem
 from trainfast_tui import themes
 from trainfast_tui.background import in_background
 from trainfast_tui.commands import COMMANDS, bindings
+from trainfast_tui.explaining import Explainer
 from trainfast_tui.forecasting import Forecaster, Question, question_about
 from trainfast_tui.messages import (
     Broke,
     Compared,
     MachineSeen,
     MemoryForeseen,
+    OomExplained,
     Refused,
     RunStarted,
     Said,
@@ -46,6 +48,7 @@ from trainfast_tui.snapshot import Snapshot
 
 if TYPE_CHECKING:
     from trainfast_runner.advisor import Situation
+    from trainfast_runner.follow import RunSnapshot
     from trainfast_runner.machine import Machine
     from trainfast_runner.spec import RunSpec
 
@@ -83,6 +86,7 @@ class TrainfastApp(App[int]):
         self._python = python
         self._pacer = Pacer()
         self.forecaster = Forecaster(self.post_message, python)
+        self.explainer = Explainer(self.post_message, python)
         self._foreseen_for: tuple[RunSpec, bool, str, bool] | None = None
         self._looked_for: tuple[str, str, str] | None = None
         self._adopted: str | None = None
@@ -106,6 +110,7 @@ class TrainfastApp(App[int]):
 
     def on_unmount(self) -> None:
         self.forecaster.stop()
+        self.explainer.stop()
         self.reader.stop()
 
     @property
@@ -186,6 +191,7 @@ class TrainfastApp(App[int]):
         """Predict the next run's memory when its knobs have changed, or when a run has begun or ended."""
         run = self.snapshot.run if self.snapshot is not None else None
         is_busy = self.control.is_starting or self.searching.is_going_on or (run is not None and run.is_live)
+        self.explain(run, may_trace=not is_busy)
         question = question_about(self.next_run, self.machine, self.snapshot, may_trace=not is_busy)
         if question is None:
             return
@@ -198,6 +204,15 @@ class TrainfastApp(App[int]):
     def predict(self, question: Question) -> None:
         """Have the question answered in a thread."""
         self.forecaster.ask(question)
+
+    def explain(self, run: RunSnapshot | None, *, may_trace: bool) -> None:
+        """Have it traced in a thread what would make a run fit that ran out of memory."""
+        self.explainer.look(run, may_trace=may_trace)
+
+    def on_oom_explained(self, message: OomExplained) -> None:
+        self.explainer.note(message)
+        if self.snapshot is not None:
+            self.main.show_snapshot(self.snapshot)
 
     def on_memory_foreseen(self, message: MemoryForeseen) -> None:
         self.main.show_memory(message.view)

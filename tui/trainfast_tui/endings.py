@@ -13,6 +13,7 @@ from trainfast_tui import oom_text
 
 if TYPE_CHECKING:
     from trainfast_runner.follow import RunSnapshot
+    from trainfast_tui.messages import OomExplained
 
 LOG_LINES = 4
 
@@ -30,8 +31,8 @@ class Ending:
     facts: tuple[str, ...] = ()
 
 
-def ending(run: RunSnapshot) -> Ending | None:
-    """What there is to say, or None while the run is simply running."""
+def ending(run: RunSnapshot, known: OomExplained | None = None) -> Ending | None:
+    """What there is to say, or None while the run is simply running. `known` goes before what its result says."""
     if run.is_live:
         if run.supervised:
             return None
@@ -41,6 +42,8 @@ def ending(run: RunSnapshot) -> Ending | None:
             run.reason or "The supervisor is gone and the training goes on: no telemetry, no time limit, no result.",
             advice="s stops it and cleans up; the records so far are kept.",
         )
+    if run.state == "oom":
+        return _oom(run, known)
     make = _ENDINGS.get(run.state)
     return None if make is None else make(run)
 
@@ -54,8 +57,11 @@ def _finished(run: RunSnapshot) -> Ending:
     )
 
 
-def _oom(run: RunSnapshot) -> Ending:
-    found = explained(run)
+def _oom(run: RunSnapshot, known: OomExplained | None) -> Ending:
+    found = known.explanation if known is not None else explained(run)
+    facts = list(oom_text.facts(found)) if found is not None else []
+    if known is not None and known.left:
+        facts.append(f"Tracing which changes would fit, {known.left} to go…")
     limits = run.run.memory_limit_bytes if run.run is not None else None
     limit = f". The limit was {fmt.size(min(limits))} a rank." if limits else ""
     return Ending(
@@ -64,7 +70,7 @@ def _oom(run: RunSnapshot) -> Ending:
         f"{(run.reason or _message(run)).rstrip('.')}{limit}",
         tuple(found.changes) if found is not None else (),
         advice="1, 2 or 3 sets these knobs; r runs again.",
-        facts=tuple(oom_text.facts(found)) if found is not None else (),
+        facts=tuple(facts),
     )
 
 
@@ -126,7 +132,6 @@ def _lost(run: RunSnapshot) -> Ending:
 
 _ENDINGS = {
     "finished": _finished,
-    "oom": _oom,
     "failed": _failed,
     "failed_to_start": _failed_to_start,
     "stopped": _stopped,

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from textual.message import Message
 
 from trainfast_runner.problem import Problem
-from trainfast_runner.records import Result
+from trainfast_runner.records import OomExplanation, Result
 from trainfast_tui.forecast import MemoryView
 from trainfast_tui.snapshot import Snapshot
 
@@ -60,6 +60,14 @@ class RunStarted(Message):
     def __init__(self, directory: Path) -> None:
         super().__init__()
         self.directory = directory
+
+
+class OomExplained(Message):
+    """More is known of why a run ran out of memory; `left` models are still to be traced."""
+
+    def __init__(self, run_id: str, explanation: OomExplanation, left: int) -> None:
+        super().__init__()
+        self.run_id, self.explanation, self.left = run_id, explanation, left
 
 
 class SearchStarted(Message):

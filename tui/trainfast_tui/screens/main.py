@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from textual import events
 from textual.app import ComposeResult
@@ -26,6 +27,9 @@ from trainfast_tui.widgets.knob_panel import KnobPanel
 from trainfast_tui.widgets.memory_bar import MemoryBar
 from trainfast_tui.widgets.small_parts import Footer, Header, LogPane, StatusLine, TooSmall, Welcome
 from trainfast_tui.widgets.step_panel import StepPanel
+
+if TYPE_CHECKING:
+    from trainfast_runner.follow import RunSnapshot
 
 LEAST_WIDTH, LEAST_HEIGHT = 80, 24
 WIDE = 120
@@ -111,7 +115,7 @@ class MainScreen(MainActions, Screen[None]):
         used = chart_data.used_uuids(run)
         live = run is not None and run.is_live
         self.query_one(DevicesPanel).show(snapshot.tick, used, live, snapshot.lost_s())
-        self.query_one(EndingPanel).show(ending(run) if run is not None else None)
+        self.query_one(EndingPanel).show(self._ending(run))
         self.query_one(Charts).show(snapshot)
         self.query_one(DiagnosisLine).show(run)
         self.query_one(StepPanel).show(run)
@@ -156,7 +160,10 @@ class MainScreen(MainActions, Screen[None]):
     def current_ending(self) -> Ending | None:
         """What the middle of the screen says about the run's end."""
         run = self.snapshot.run if self.snapshot is not None else None
-        return ending(run) if run is not None else None
+        return self._ending(run)
+
+    def _ending(self, run: RunSnapshot | None) -> Ending | None:
+        return None if run is None else ending(run, self.trainfast.explainer.about(run))
 
     @property
     def next_run(self) -> NextRun | None:

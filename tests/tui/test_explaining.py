@@ -1,0 +1,164 @@
+"""After a run out of memory: the screen says why, and which changes fit as soon as each has been traced."""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from pathlib import Path
+
+import msgspec
+import pytest
+from recorded import GIB, MIB, a_run, an_oom_run
+from still import StillApp, a_snapshot, screen_text
+from test_forecasting import TenMiBASample
+from textual.message import Message
+
+from trainfast_runner import memory_model
+from trainfast_runner.home import Home, read_result
+from trainfast_runner.records import OomChange, OomExplanation
+from trainfast_runner.spec import RunSpec
+from trainfast_runner.training_python import GivenUp
+from trainfast_tui.explaining import Explainer
+from trainfast_tui.messages import OomExplained, SnapshotTaken
+
+WHY = OomExplanation(
+    phase="backward",
+    rank=0,
+    grown="activations",
+    grown_bytes=900 * MIB,
+    needed_bytes=1200 * MIB,
+    limit_bytes=GIB,
+    missing_bytes=176 * MIB,
+    others=["process 4711 held 2.00 GiB"],
+    changes=[
+        OomChange(
+            settings={"batch_size": "64", "grad_accum": "64"},
+            saves="needs 840 MiB of 1,024 MiB",
+            costs="little; the global batch stays",
+            predicted_bytes=840 * MIB,
+        ),
+        OomChange(settings={"checkpointing": "full"}, saves="activations to one layer", costs="20-30 % slower"),
+    ],
+)
+
+
+def explained_run(home: Home) -> Path:
+    """An out-of-memory whose result says why."""
+    directory = an_oom_run(home)
+    result = read_result(directory)
+    assert result is not None
+    (directory / "result.json").write_bytes(msgspec.json.encode(msgspec.structs.replace(result, oom=WHY)))
+    return directory
+
+
+@pytest.mark.parametrize("size", [(160, 48), (80, 24)])
+async def test_the_ending_says_what_had_grown_what_was_missing_and_who_else_was_there(
+    home: Home, size: tuple[int, int]
+) -> None:
+    app = StillApp(home)
+    async with app.run_test(size=size) as pilot:
+        app.post_message(SnapshotTaken(a_snapshot(explained_run(home))))
+        await pilot.pause()
+        text = screen_text(app)
+        said = " ".join(" ".join(line.split("│")[0] for line in text.splitlines()).split())
+        assert "The activations had grown to 900 MiB." in said
+        assert "By the prediction it needs 1.17 GiB of 1.00 GiB: 176 MiB too much." in said
+        assert "Others on the device: process 4711 held 2.00 GiB." in said
+        assert "1 batch_size = 64, grad_accum = 64" in said
+        assert "2 checkpointing = full" in said
+        await pilot.press("1")
+        await pilot.pause()
+        assert app.next_run is not None
+        knobs = app.next_run.spec.knobs
+        assert (knobs["batch_size"], knobs["grad_accum"]) == (64, 64), "the key sets every knob of the change"
+
+
+async def test_what_is_traced_meanwhile_goes_before_the_result_and_says_how_much_is_left(home: Home) -> None:
+    directory = an_oom_run(home)
+    app = StillApp(home)
+    async with app.run_test(size=(160, 48)) as pilot:
+        app.post_message(SnapshotTaken(a_snapshot(directory)))
+        await pilot.pause()
+        assert "by estimate" in screen_text(app)
+        app.post_message(OomExplained(directory.name, WHY, 2))
+        await pilot.pause()
+        text = screen_text(app)
+        assert "Tracing which changes would fit, 2 to go…" in text
+        assert "needs 840 MiB of 1,024 MiB" in text
+        app.post_message(SnapshotTaken(a_snapshot(a_run(home))))
+        await pilot.pause()
+        assert "Tracing" not in screen_text(app), "it is about the other run"
+
+
+class Traces:
+    """Stands in for the predictor: a model is known once it was traced, and a trace waits for `go`."""
+
+    def __init__(self) -> None:
+        self.known: list[str] = []
+        self.go = threading.Event()
+        self.given_up = 0
+
+    def _key(self, spec: RunSpec) -> str:
+        return repr({name: value for name, value in spec.knobs.items() if name not in ("batch_size", "grad_accum")})
+
+    def cached(self, spec: RunSpec, device: str = "cpu", python: str | None = None) -> TenMiBASample | None:
+        return TenMiBASample() if self._key(spec) in self.known else None
+
+    def trace(
+        self, spec: RunSpec, device: str = "cpu", python: str | None = None, given_up: threading.Event | None = None
+    ) -> TenMiBASample:
+        assert given_up is not None
+        deadline = time.monotonic() + 10
+        while not self.go.wait(0.01):
+            if given_up.is_set():
+                self.given_up += 1
+                raise GivenUp("nobody waits")
+            assert time.monotonic() < deadline
+        self.known.append(self._key(spec))
+        return TenMiBASample()
+
+
+@pytest.fixture
+def traces(monkeypatch: pytest.MonkeyPatch) -> Traces:
+    found = Traces()
+    monkeypatch.setattr(memory_model, "cached_model", found.cached)
+    monkeypatch.setattr(memory_model, "trace_model", found.trace)
+    return found
+
+
+def test_each_trace_makes_the_explanation_better(home: Home, traces: Traces) -> None:
+    posted: queue.Queue[Message] = queue.Queue()
+    explainer = Explainer(posted.put)
+    run = a_snapshot(an_oom_run(home)).run
+    explainer.look(run, may_trace=True)
+    first = posted.get(timeout=10)
+    assert isinstance(first, OomExplained)
+    assert first.explanation.needed_bytes is None
+    assert first.left > 1
+    explainer.look(run, may_trace=True)
+    traces.go.set()
+    last = first
+    while last.left:
+        found = posted.get(timeout=10)
+        assert isinstance(found, OomExplained)
+        assert found.left < last.left
+        last = found
+    assert last.explanation.needed_bytes == (100 + 10 * 4096) * MIB
+    change = last.explanation.changes[0]
+    assert change.settings == {"batch_size": "64", "grad_accum": "64"}
+    assert change.predicted_bytes == 740 * MIB
+    assert posted.empty(), "looking again at the same run starts nothing"
+
+
+def test_a_run_that_starts_ends_the_tracing(home: Home, traces: Traces) -> None:
+    posted: queue.Queue[Message] = queue.Queue()
+    explainer = Explainer(posted.put)
+    run = a_snapshot(an_oom_run(home)).run
+    explainer.look(run, may_trace=True)
+    posted.get(timeout=10)
+    explainer.look(run, may_trace=False)
+    last = posted.get(timeout=10)
+    assert isinstance(last, OomExplained)
+    assert last.left == 0
+    assert traces.given_up == 1

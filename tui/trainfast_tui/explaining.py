@@ -1,0 +1,91 @@
+"""After a run out of memory: traces which changes would fit, beside the event loop and while nothing is measured."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING
+
+import msgspec
+from textual.message import Message
+
+from trainfast_runner.problem import Problem
+from trainfast_tui.background import in_background
+from trainfast_tui.messages import OomExplained
+
+if TYPE_CHECKING:
+    from trainfast_runner.follow import RunSnapshot
+    from trainfast_runner.memory_model import MemoryModel
+    from trainfast_runner.records import OomExplanation
+    from trainfast_runner.spec import RunSpec
+
+
+class Explainer:
+    """Posts `OomExplained` each time more is known. `python` trains, None for the one of the run."""
+
+    def __init__(self, post: Callable[[Message], object], python: str | None = None) -> None:
+        self._post = post
+        self._python = python
+        self._of: str | None = None
+        self._given_up = threading.Event()
+        self._newest: OomExplained | None = None
+
+    def about(self, run: RunSnapshot) -> OomExplained | None:
+        """What is known by now of this run beyond its own records."""
+        return self._newest if self._newest is not None and self._newest.run_id == run.run_id else None
+
+    def look(self, run: RunSnapshot | None, *, may_trace: bool) -> None:
+        """Explain this run if it ran out of memory; give up what is under way when it may not go on."""
+        is_oom = run is not None and run.state == "oom" and run.run is not None
+        if not may_trace or not is_oom:
+            self.stop()
+        elif run is not None and run.run_id != self._of:
+            self.stop()
+            self._of, self._given_up = run.run_id, threading.Event()
+            in_background("explain", partial(self._explain, run, self._given_up), self._post)
+
+    def stop(self) -> None:
+        """End the trace that is under way; the same run may be looked at again."""
+        self._given_up.set()
+        self._of = None
+
+    def note(self, message: OomExplained) -> None:
+        """The app has it."""
+        self._newest = message
+
+    def _explain(self, run: RunSnapshot, given_up: threading.Event) -> Message | None:
+        from trainfast_runner.memory_model import cached_model, trace_model
+        from trainfast_runner.oom_explained import candidates, spec_of
+        from trainfast_runner.training_python import GivenUp
+
+        assert run.run is not None
+        spec, device = spec_of(run.run), run.run.device
+        error = run.result.error if run.result is not None else None
+        python = self._python or run.run.python or None
+        wanted = [spec, *candidates(spec, device, error.phase if error is not None else None)]
+        missing = [one for one in wanted if cached_model(one, device, python) is None]
+        for place, one in enumerate(missing):
+            self._post(OomExplained(run.run_id, _explained(run, python), len(missing) - place))
+            try:
+                trace_model(one, device, python, given_up=given_up)
+            except GivenUp:
+                return OomExplained(run.run_id, _explained(run, python), 0)
+            except (Problem, OSError):
+                continue
+        return OomExplained(run.run_id, _explained(run, python), 0)
+
+
+def _explained(run: RunSnapshot, python: str | None) -> OomExplanation:
+    from trainfast_runner.memory_model import cached_model
+    from trainfast_runner.oom_explained import explain
+
+    assert run.run is not None
+    device = run.run.device
+    sizes = {} if run.actual is None else msgspec.structs.asdict(run.actual)
+    error = run.result.error if run.result is not None else None
+
+    def model_of(spec: RunSpec) -> MemoryModel | None:
+        return cached_model(spec, device, python)
+
+    return explain(run.run, error, run.reason, model_of, events=run.events, parameters=sizes)
