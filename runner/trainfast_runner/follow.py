@@ -198,7 +198,12 @@ class Follower:
     def _joining(self) -> StepJoin | None:
         """The join of this run's steps; None before `run.json` is there."""
         if self._join is None and self._run is not None:
-            self._join = StepJoin(self._run.watch_uuids, samples_factor=self._summed_ranks(), keep=TICKS_KEPT)
+            self._join = StepJoin(
+                self._run.watch_uuids,
+                samples_factor=self._summed_ranks(),
+                keep=TICKS_KEPT,
+                keep_steps=CONDITIONS_KEPT,
+            )
         return self._join
 
     def _join_steps(self, *, final: bool) -> None:

@@ -101,8 +101,8 @@ class StepJoin:
     """Joins steps to the samples of some devices as both come in. Feed samples in the order of their time.
 
     `samples_factor` turns a step's samples into those of the whole run: its data-parallel degree. `keep` bounds how
-    many samples of a device stay in memory; None keeps all. `given_up` names counters by UUID that are not to be
-    believed.
+    many samples of a device stay in memory, `keep_steps` how many steps wait; None keeps all. `given_up` names
+    counters by UUID that are not to be believed.
     """
 
     def __init__(
@@ -111,11 +111,12 @@ class StepJoin:
         *,
         samples_factor: float = 1.0,
         keep: int | None = None,
+        keep_steps: int | None = None,
         given_up: dict[str, frozenset[str]] | None = None,
     ) -> None:
         self._tracks = {uuid: _Track(uuid, keep, (given_up or {}).get(uuid, frozenset())) for uuid in uuids}
         self._samples_factor = samples_factor
-        self._waiting: deque[Step] = deque(maxlen=keep)
+        self._waiting: deque[Step] = deque(maxlen=keep_steps)
         self._seen_ns: int | None = None
 
     def see(self, t_ns: int, devices: Iterable[Seen]) -> None:
@@ -198,6 +199,20 @@ class _Running:
         self.amounts.append(self.amounts[-1] + (amount or 0.0))
         self.known_ns.append(self.known_ns[-1] + (0 if amount is None else ns))
 
+    def share(self, begin: tuple[int, float], end: tuple[int, float], ns: int) -> float | None:
+        """The quantity a nanosecond of the known time between two places; None of less than `LEAST_COVERED` of `ns`."""
+        known = _at(self.known_ns, *end) - _at(self.known_ns, *begin)
+        if known <= 0 or known < LEAST_COVERED * ns:
+            return None
+        return (_at(self.amounts, *end) - _at(self.amounts, *begin)) / known
+
+
+def _at(totals: list[float], place: int, share: float) -> float:
+    """A running total at a moment, on the straight line through the two samples around it."""
+    if len(totals) < 2:
+        return totals[0]
+    return totals[place] + (totals[place + 1] - totals[place]) * share
+
 
 class _Track:
     """One device's running totals at each of its samples."""
@@ -270,52 +285,50 @@ class _Track:
             del column[:count]
 
     def between(self, begin_ns: int, end_ns: int) -> DeviceConditions:
-        place = bisect_right(self.times, begin_ns) - 1
-        low = max(0, place)
+        begin, end, ns = self._where(begin_ns), self._where(end_ns), end_ns - begin_ns
+
+        def share(running: _Running) -> float | None:
+            return running.share(begin, end, ns)
+
+        def milliseconds(of: dict[str, _Running]) -> dict[str, float | None]:
+            # A counter that catches up on an earlier stretch grows faster than the time.
+            shares = {name: share(running) for name, running in of.items()}
+            return {name: None if one is None else min(1.0, one) * ns / 1e6 for name, one in shares.items()}
+
+        throttled = milliseconds(self._throttled)
+        low = max(0, bisect_right(self.times, begin_ns) - 1)
         high = min(bisect_left(self.times, end_ns), len(self.times) - 1)
-        span_ns = end_ns - begin_ns
-        shares = {name: self._share(running, begin_ns, end_ns) for name, running in self._throttled.items()}
-        lost = {name: self._share(running, begin_ns, end_ns) for name, running in self._lost.items()}
-        milliwatts = self._share(self._energy, begin_ns, end_ns)
-        integrated = any(self._integrated[low + 1 : high + 1])
+        joules_per_ns = share(self._energy)
         return DeviceConditions(
             index=self.index,
             uuid=self.uuid,
-            # A counter that catches up on an earlier stretch grows faster than the time.
-            throttled_ms={
-                name: None if share is None else min(1.0, share) * span_ns / 1e6 for name, share in shares.items()
-            },
-            lost_ms={name: None if share is None else min(1.0, share) * span_ns / 1e6 for name, share in lost.items()},
+            throttled_ms=throttled,
+            lost_ms=milliseconds(self._lost),
             sources={
                 name: SOURCES[max(self._sources[name][low + 1 : high + 1], default=0)]
-                for name, share in shares.items()
-                if share is not None
+                for name, ms in throttled.items()
+                if ms is not None
             },
-            clock_loss_fraction=self._share(self._clock_loss, begin_ns, end_ns),
-            sm_clock_mhz=self._share(self._clock, begin_ns, end_ns),
-            energy_joules=None if milliwatts is None else milliwatts * span_ns,
-            energy_source=None if milliwatts is None else INTEGRATED_POWER if integrated else ENERGY_COUNTER,
-            temperature_c=self._temperatures[place] if place >= 0 else None,
+            clock_loss_fraction=share(self._clock_loss),
+            sm_clock_mhz=share(self._clock),
+            energy_joules=None if joules_per_ns is None else joules_per_ns * ns,
+            energy_source=None if joules_per_ns is None else self._energy_source(low, high),
+            temperature_c=self._temperatures[low] if self.times[low] <= begin_ns else None,
         )
 
-    def _share(self, running: _Running, begin_ns: int, end_ns: int) -> float | None:
-        """The quantity a nanosecond of the known time; None where less than `LEAST_COVERED` is known."""
-        known = self._at(running.known_ns, end_ns) - self._at(running.known_ns, begin_ns)
-        if known <= 0 or known < LEAST_COVERED * (end_ns - begin_ns):
-            return None
-        return (self._at(running.amounts, end_ns) - self._at(running.amounts, begin_ns)) / known
+    def _energy_source(self, low: int, high: int) -> str:
+        return INTEGRATED_POWER if any(self._integrated[low + 1 : high + 1]) else ENERGY_COUNTER
 
-    def _at(self, totals: list[float], t_ns: int) -> float:
-        """A running total at a moment, on the straight line through the samples around it.
+    def _where(self, t_ns: int) -> tuple[int, float]:
+        """A moment as the sample before it and the share of the way to the next one.
 
         Before the first and after the last sample the line goes on for as long again as the nearest interval.
         """
         if len(self.times) < 2:
-            return totals[0]
+            return 0, 0.0
         place = min(max(bisect_right(self.times, t_ns) - 1, 0), len(self.times) - 2)
         t0, t1 = self.times[place], self.times[place + 1]
-        share = min(max((t_ns - t0) / (t1 - t0), -1.0), 2.0)
-        return totals[place] + (totals[place + 1] - totals[place]) * share
+        return place, min(max((t_ns - t0) / (t1 - t0), -1.0), 2.0)
 
 
 def _joules(before: Seen, now: Seen, ns: int) -> tuple[float | None, int]:
