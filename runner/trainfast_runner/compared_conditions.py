@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from trainfast_runner.records import Result
-from trainfast_runner.step_conditions import CAUSES
+from trainfast_runner.throttle_causes import CAUSES
 
 TEMPERATURE_APART_C = 10.0
 THROTTLED_APART = 0.02

@@ -6,9 +6,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from trainfast_runner.device_track import ENERGY_COUNTER, INTEGRATED_POWER, DeviceConditions
 from trainfast_runner.records import Energy, Step, Throttle
 from trainfast_runner.run_records import DeviceSample
-from trainfast_runner.step_conditions import CAUSES, ENERGY_COUNTER, INTEGRATED_POWER, DeviceConditions
+from trainfast_runner.throttle_causes import CAUSES
 
 Samples = list[tuple[int, DeviceSample]]
 

@@ -7,12 +7,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
+from trainfast_runner.device_track import DeviceConditions, Seen
 from trainfast_runner.device_window import Window
 from trainfast_runner.diagnosis_rules import Figure, Scope
 from trainfast_runner.records import Event, RunFile, Step
 from trainfast_runner.run_records import HostSample, RunRecords
-from trainfast_runner.step_conditions import CAUSES, DeviceConditions, Seen
 from trainfast_runner.telemetry.readings import HostReading
+from trainfast_runner.throttle_causes import CAUSES
 
 T = TypeVar("T")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from trainfast_runner.records import Conditions, Result
-from trainfast_runner.step_conditions import CAUSES
+from trainfast_runner.throttle_causes import CAUSES
 
 THROTTLED_SHARE = 0.0005
 """A smaller share would read 0.0 %."""

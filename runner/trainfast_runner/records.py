@@ -324,7 +324,7 @@ class Energy(msgspec.Struct, frozen=True, kw_only=True):
 class Throttle(msgspec.Struct, frozen=True, kw_only=True):
     """Share of the measured window in which the worst watched device was throttled, by cause.
 
-    `devices` has each device's shares with what they come from (`step_conditions.SOURCES`) and `lost_ms_per_step`.
+    `devices` has each device's shares with what they come from (`throttle_causes.SOURCES`) and `lost_ms_per_step`.
     """
 
     thermal_fraction: float | None = None

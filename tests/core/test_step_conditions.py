@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from trainfast_runner.device_track import DeviceConditions
 from trainfast_runner.records import Step
 from trainfast_runner.run_records import DeviceSample
-from trainfast_runner.step_conditions import DeviceConditions, StepJoin, join_of
+from trainfast_runner.step_conditions import StepJoin, join_of
 
 MS = 1_000_000
 S = 1_000 * MS

@@ -252,7 +252,7 @@ UMBRELLA = "hardware"
 @cache
 def causes() -> dict[str, str]:
     """What a throttle reason is shaded as. Clocks that somebody set hold a GPU back too, but not against their will."""
-    from trainfast_runner.step_conditions import CAUSES
+    from trainfast_runner.throttle_causes import CAUSES
 
     return {"hw_slowdown": UMBRELLA, **{reason: cause.name for cause in CAUSES for reason in cause.reasons}}
 

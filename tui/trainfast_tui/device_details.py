@@ -12,7 +12,7 @@ from trainfast_tui.widgets.painted import Line
 from trainfast_tui.widgets.shading import SHADES
 
 if TYPE_CHECKING:
-    from trainfast_runner.step_conditions import DeviceConditions
+    from trainfast_runner.device_track import DeviceConditions
     from trainfast_runner.telemetry.readings import DeviceReading, HostReading, Tick
 
 Item = tuple[str, str, str]

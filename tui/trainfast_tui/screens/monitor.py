@@ -20,9 +20,10 @@ from trainfast_tui.widgets.process_table import ProcessTable
 from trainfast_tui.widgets.small_parts import Footer, StatusLine
 
 if TYPE_CHECKING:
+    from trainfast_runner.device_track import DeviceConditions
     from trainfast_runner.process_rows import ProcessRow
     from trainfast_runner.process_tree import Identity
-    from trainfast_runner.step_conditions import DeviceConditions, StepJoin
+    from trainfast_runner.step_conditions import StepJoin
     from trainfast_tui.app import TrainfastApp
 
 AROUND = 3

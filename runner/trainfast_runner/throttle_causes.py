@@ -1,0 +1,39 @@
+"""Why a device runs below its clocks, by cause, and where the time it did comes from."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+REASON_COUNTER, POLICY_COUNTER, SAMPLED_REASONS = "reason counter", "policy counter", "sampled reasons"
+SOURCES = (REASON_COUNTER, POLICY_COUNTER, SAMPLED_REASONS)
+"""Where a throttled time comes from, the most exact first: the driver's counter of that very reason, its counter of
+the policy (fields 74 to 76 of nvml.h), or the reasons as they were sampled, each standing until the next sample."""
+
+
+@dataclass(frozen=True)
+class Cause:
+    """Why a device runs below its clocks: the counters (nanoseconds) and the reasons that say so."""
+
+    name: str
+    words: str
+    reason_counters: tuple[str, ...]
+    policy_counter: str | None
+    reasons: frozenset[str]
+
+
+CAUSES = (
+    Cause(
+        "thermal",
+        "heat",
+        ("sw_thermal_slowdown_ns", "hw_thermal_slowdown_ns"),
+        "thermal_violation_ns",
+        frozenset(("sw_thermal", "hw_thermal")),
+    ),
+    Cause("power", "the power limit", ("sw_power_cap_ns",), "power_violation_ns", frozenset(("sw_power_cap",))),
+    Cause("brake", "the power brake", ("hw_power_brake_ns",), None, frozenset(("hw_power_brake",))),
+    Cause("sync_boost", "its sync-boost group", (), "sync_boost_violation_ns", frozenset(("sync_boost",))),
+)
+"""Every cause that is joined to steps, under the names that records use."""
+COUNTERS = tuple(
+    field for cause in CAUSES for field in (*cause.reason_counters, cause.policy_counter) if field is not None
+)
