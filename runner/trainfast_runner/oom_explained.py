@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator
-from itertools import combinations
+from itertools import combinations, islice
 
 import msgspec
 
@@ -20,6 +20,7 @@ from trainfast_runner.records import Event, OomChange, OomExplanation, RunError,
 from trainfast_runner.spec import DATA_DEFAULTS, RunSpec, with_setting
 
 MOST_CHANGES = 3
+KEEPS = "the global batch stays"
 SPARE = 0.97
 """Of the limit: a change that only just fits by the prediction may not fit in fact."""
 STANDING = ("params",)
@@ -171,10 +172,15 @@ def _changes(
         proved += changes
         if not is_known:
             unknown.append(fix)
-        elif not changes:
+        elif not changes and fix.knob != "batch_size":
             short.append(fix)
-    if not proved:
-        proved = list(_pairs(spec, short, run.world_size, limit, under, model_of))
+    if len(proved) < MOST_CHANGES:
+        together = [*(fix for fix in fixes if fix.knob == "batch_size"), *short]
+        alone = max((int(change.settings.get("batch_size", 0)) for change in proved), default=0)
+        pairs = _pairs(spec, together, run.world_size, limit, under, model_of)
+        # Beside a smaller batch another change is worth its cost only where the batch then is larger.
+        worth = (pair for pair in pairs if not 0 < int(pair.settings.get("batch_size", 0)) <= alone)
+        proved += islice(worth, MOST_CHANGES - len(proved))
     # What has not been traced may do as well, but nothing says so: it stands after what is known to.
     return [*proved, *(_unpredicted(fix) for fix in fixes if fix in unknown)][:MOST_CHANGES]
 
@@ -217,14 +223,14 @@ def _smaller_batch(
         changed = _with(spec, settings)
         found = None if changed is None else _predict(model_of, changed, ranks)
         if found is not None and found.total_bytes <= under:
-            return [_predicted(settings, "little; the global batch stays", found, limit)], True
+            return [_predicted(settings, f"little; {KEEPS}", found, limit)], True
     return [], True
 
 
 def _pairs(
     spec: RunSpec, fixes: list[Fix], ranks: int, limit: int, under: int, model_of: ModelOf
 ) -> Iterator[OomChange]:
-    """Two changes together, where none is enough alone."""
+    """Two changes together, of those of which none but a smaller batch is enough alone."""
     for one, other in combinations(fixes, 2):
         if one.knob == other.knob:
             continue
@@ -234,7 +240,7 @@ def _pairs(
             found, _ = ([], False) if changed is None else _smaller_batch(changed, ranks, limit, under, model_of)
             for change in found:
                 settings = {**change.settings, with_it.knob: with_it.value}
-                yield msgspec.structs.replace(change, settings=settings, costs=f"{change.costs}; {with_it.costs}")
+                yield msgspec.structs.replace(change, settings=settings, costs=f"{with_it.costs}; {KEEPS}")
             continue
         settings = {one.knob: one.value, other.knob: other.value}
         changed = _with(spec, settings)

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from trainfast_tui.messages import OomExplained
 
 LOG_LINES = 4
+KEYS = ("", "1 sets these knobs; ", "1 or 2 sets these knobs; ", "1, 2 or 3 sets these knobs; ")
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +70,7 @@ def _oom(run: RunSnapshot, known: OomExplained | None) -> Ending:
         "error",
         f"{(run.reason or _message(run)).rstrip('.')}{limit}",
         tuple(found.changes) if found is not None else (),
-        advice="1, 2 or 3 sets these knobs; r runs again.",
+        advice=f"{KEYS[len(found.changes)]}r runs again." if found is not None else "r runs again.",
         facts=tuple(facts),
     )
 
