@@ -2,7 +2,7 @@
 
     TRAINFAST_SCREENSHOTS=1 pytest tests/tui/test_screenshots.py
 
-trains tiny-llama three times and writes docs/screens/*.svg.
+trains tiny-llama three times, searches its largest batch, and writes docs/screens/*.svg.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from trainfast_tui.app import TrainfastApp
 from trainfast_tui.messages import SnapshotTaken
 
 SCREENS = Path(__file__).resolve().parents[2] / "docs" / "screens"
-NAMES = ("first-start", "live", "turned-knob", "second-run", "compare", "out-of-memory", "runs")
-PATIENCE_S = 120.0
+NAMES = ("first-start", "live", "turned-knob", "second-run", "compare", "out-of-memory", "ladder", "runs")
+PATIENCE_S = 300.0
 asked = pytest.mark.skipif(not os.environ.get("TRAINFAST_SCREENSHOTS"), reason="writes docs/screens only when asked to")
 
 
@@ -75,8 +75,13 @@ async def test_pictures_of_a_real_training(tmp_path: Path) -> None:
         await pilot.press("r")
         await until(pilot, "OUT OF MEMORY")
         picture(app, "out-of-memory", SCREENS)
+        app.main.change(app.next_run.type("batch_size", "8").type("memory_limit", "768MiB"))
+        await pilot.press("b")
+        await until(pilot, "✓ batch_size [0-9]+ is the largest that fits")
+        picture(app, "ladder", SCREENS)
+        await pilot.press("enter")
         await pilot.press("h")
-        await until(pilot, "runs   3")
+        await until(pilot, "runs   4")
         picture(app, "runs", SCREENS)
 
 

@@ -146,9 +146,9 @@ def _table(search: SearchSnapshot, width: int) -> list[Line]:
 
 
 def _row(cells: Sequence[str], end: Line, wide: bool, tone: str = "text") -> Line:
-    widths = (8, 12, 12, 12, 12, 9) if wide else (7, 10, 10, 9, 10, 8)
+    widths = (8, 12, 12, 12, 12, 12) if wide else (7, 10, 10, 10, 10, 11)
     padded = [*cells, *([""] * (len(widths) - len(cells)))]
-    texts = [fmt.fit(cell, cells_wide, "right") for cell, cells_wide in zip(padded, widths, strict=True)]
+    texts = [" " + fmt.fit(cell, cells_wide - 1, "right") for cell, cells_wide in zip(padded, widths, strict=True)]
     return [("".join(texts), tone), ("  ", "text"), *end]
 
 
