@@ -104,6 +104,25 @@ def test_a_plan_of_ours_cuts_packed_matrices_and_biases(train: Train) -> None:
     assert run.record("actual")["optimizer_implementation"] == "foreach"
 
 
+def test_a_table_of_tokens_is_cut_with_the_head_that_is_tied_to_it(train: Train) -> None:
+    masked: dict[str, Any] = {"model": "bert", "data": {"objective": "masked-lm"}, "steps": 4}
+    run = train(**masked, ranks=2, strategy="tp", grad_clip=0.1)
+    assert run.losses() == same_as(train(**masked, grad_clip=0.1).losses()), run.stderr[-3000:]
+
+
+def test_a_plan_cuts_the_vocabulary_where_it_divides() -> None:
+    plan_for = in_worker("strategies.tensor_plan").plan_for
+    whole = a_model("bert", num_hidden_layers=1, hidden_size=16, num_attention_heads=4, intermediate_size=16)
+    cut = plan_for(whole, 2)
+    assert cut.looks_up == {"bert.embeddings.word_embeddings"}
+    for name in ("predictions.decoder.weight", "predictions.decoder.bias", "predictions.bias"):
+        assert cut.slices[f"cls.{name}"].dim == 0
+    odd = plan_for(
+        a_model("llama", num_hidden_layers=1, hidden_size=24, num_attention_heads=6, intermediate_size=24), 3
+    )
+    assert not odd.looks_up
+
+
 def test_weights_may_stay_gathered_in_half_precision(train: Train) -> None:
     run = train(ranks=2, strategy="fsdp", steps=3, batch_size=4, precision="bf16", reshard="off", grad_clip=0.5)
     assert run.code == 0, run.stderr[-3000:]

@@ -56,7 +56,9 @@ def exchange(model: nn.Module, plan: Plan, mesh: DeviceMesh) -> None:
     for name, module in model.named_modules():
         if name in plan.enters:
             module.register_forward_pre_hook(_Enter(group), with_kwargs=True)
-        if name in plan.reduces:
+        if isinstance(module, nn.Embedding) and name in plan.looks_up:
+            _LookUp(module, mesh).hang_in()
+        elif name in plan.reduces:
             module.register_forward_hook(_Leave(group, _Sum))
         elif name in plan.gathers:
             module.register_forward_hook(_Leave(group, _Join))
@@ -127,6 +129,37 @@ class _Leave:
 
     def __call__(self, _module: nn.Module, _inputs: Any, output: Tensor) -> Any:
         return self.how.apply(output, self.group)  # type: ignore[no-untyped-call]
+
+
+class _LookUp:
+    """Around an embedding that has this rank's rows: ids of other rows give zeros, and the ranks' outputs are summed."""
+
+    def __init__(self, table: nn.Embedding, mesh: DeviceMesh) -> None:
+        self.table = table
+        self.group = mesh.get_group()
+        self.rows = table.num_embeddings // mesh.size()
+        self.first = self.rows * mesh.get_local_rank()
+        self.ours: Tensor | None = None
+
+    def hang_in(self) -> None:
+        """The row that never learns is one of one rank's."""
+        padding = self.table.padding_idx
+        if padding is not None:
+            ours = self.first <= padding < self.first + self.rows
+            self.table.padding_idx = padding - self.first if ours else None
+        self.table.num_embeddings = self.rows
+        self.table.register_forward_pre_hook(self.before)
+        self.table.register_forward_hook(self.after)
+
+    def before(self, _module: nn.Module, inputs: tuple[Tensor]) -> tuple[Tensor]:
+        local = inputs[0] - self.first
+        self.ours = (local >= 0) & (local < self.rows)
+        return (local.where(self.ours, 0),)
+
+    def after(self, _module: nn.Module, _inputs: Any, output: Tensor) -> Any:
+        assert self.ours is not None
+        part = output.where(self.ours.unsqueeze(-1), 0.0)
+        return _Sum.apply(part, self.group)  # type: ignore[no-untyped-call]
 
 
 class _Copy(torch.autograd.Function):
