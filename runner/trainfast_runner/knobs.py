@@ -252,7 +252,7 @@ KNOBS: tuple[Knob, ...] = (
         " pp sends only activations, to its neighbours, and idles in its bubble;"
         " zero1 and zero2 send what ddp sends, zero3 half as much again, and only slow a model that already fits",
         "ddp keeps the whole model on each device plus reduction buckets the size of the gradients; fsdp 1/N of it plus"
-        " one gathered block; tp 1/N of the cut matrices, embeddings whole; naive-mp and pp 1/N of the layers;"
+        " one gathered block; tp 1/N of the matrices; naive-mp and pp 1/N of the layers;"
         " zero1 1/N of the optimizer states, zero2 of the gradients too, zero3 of the parameters too",
         same_as=Equivalent("(launcher)", "distributed_type", "zero_optimization.stage", "--nproc-per-node"),
     ),
@@ -264,7 +264,7 @@ KNOBS: tuple[Knob, ...] = (
         "Devices that share each layer's matrices in tensor parallelism; must divide the attention heads, the key-value"
         " heads and the MLP's width. With ddp+tp and fsdp+tp devices / tp_degree groups share the global batch.",
         "two all-reduces of the activations a layer forward and two backward: only inside one machine with fast links",
-        "weights, gradients and states of the cut layers divided by the degree; embeddings and norms whole on each",
+        "weights, gradients and states divided by the degree, the vocabulary where it divides; norms whole on each",
         only_with=("tp", "ddp+tp", "fsdp+tp"),
     ),
     Knob(

@@ -132,7 +132,7 @@ class _Leave:
 
 
 class _LookUp:
-    """Around an embedding that has this rank's rows: ids of other rows give zeros, and the ranks' outputs are summed."""
+    """Around an embedding that has this rank's rows: other ids give zeros here, and the ranks' outputs are summed."""
 
     def __init__(self, table: nn.Embedding, mesh: DeviceMesh) -> None:
         self.table = table
