@@ -53,6 +53,8 @@ class Device:
         self._kept: dict[str, Any] = {}
         self._bits = 0
         self._counters: dict[str, DurationCounter] = {}
+        self._due: dict[bool, list[tuple[Query, Ask]]] = {}
+        self._never: dict[str, str] | None = None
 
     @property
     def handle(self) -> Handle:
@@ -94,9 +96,7 @@ class Device:
         """Asks what is due at `t_ns`, with `sparse` the slow questions too; the reading, and why parts are missing."""
         absent: dict[str, str] = {}
         values: dict[str, Any] = {}
-        for query, ask in self.capabilities.items():
-            if query.pace is Pace.ONCE or (query.pace is Pace.SPARSE and not sparse):
-                continue
+        for query, ask in self._asked(sparse):
             try:
                 values.update(zip(query.fields, ask(nv, self._handle), strict=True))
             except nv.NVMLError as error:
@@ -109,8 +109,27 @@ class Device:
                 self._kept.update({field: values[field] for field in query.fields})
         self._read_fields(nv, values, absent, sparse=sparse)
         self._judge(values, t_ns)
-        missing = {f"gpu{self.index}.{field}": reason for field, reason in (self.absent | absent).items()}
+        missing = self._missing() if not absent else self._missing() | self._by_key(absent)
         return self._reading(t_ns, self._kept | values), missing
+
+    def _asked(self, sparse: bool) -> list[tuple[Query, Ask]]:
+        """The calls that are due, worked out once: a tick is to cost as little as it can."""
+        if sparse not in self._due:
+            self._due[sparse] = [
+                (query, ask)
+                for query, ask in self.capabilities.items()
+                if query.pace is Pace.TICK or (sparse and query.pace is Pace.SPARSE)
+            ]
+        return self._due[sparse]
+
+    def _missing(self) -> dict[str, str]:
+        """What this GPU never answers, by the keys of `Tick.missing`."""
+        if self._never is None:
+            self._never = self._by_key(self.absent)
+        return self._never
+
+    def _by_key(self, reasons: dict[str, str]) -> dict[str, str]:
+        return {f"gpu{self.index}.{field}": reason for field, reason in reasons.items()}
 
     def _reading(self, t_ns: int, values: dict[str, Any]) -> DeviceReading:
         if values.get("degrees_to_slowdown_c") is None:
@@ -157,6 +176,7 @@ class Device:
 
     def _give_up(self, name: str, why: str, values: dict[str, Any]) -> None:
         """One counter is nonsense: of the three that moved together, none is believed then."""
+        self._never = None
         if name not in CAUSES:
             self.batch.give_up(name, why)
             return
@@ -168,6 +188,7 @@ class Device:
     def _probe(self, nv: ModuleType) -> None:
         """Asks every question once, and keeps the calls that answered."""
         self.capabilities, self._absent, self._kept, self._counters = {}, {}, {}, {}
+        self._due, self._never = {}, None
         self.batch = FieldBatch()
         try:
             found = self.batch.probe(nv, self._handle)

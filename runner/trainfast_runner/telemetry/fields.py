@@ -74,6 +74,8 @@ class Entry(NamedTuple):
     raw: int
 
 
+Plan = tuple[list[Field], list[tuple[int, int]]]
+"""Fields to ask for, and their numbers with their scopes as the binding wants them."""
 Found = tuple[dict[str, Any], dict[str, int]]
 """Values by name, and the error code of each that had none."""
 
@@ -89,6 +91,8 @@ class FieldBatch:
     """Which numbers the counters of single causes are read from, or None when they have none."""
     _spare: list[tuple[str, list[Field]]] = field(default_factory=list)
     _wrapping: dict[str, Unwrapped] = field(default_factory=dict)
+    _due: dict[bool, Plan] = field(default_factory=dict)
+    """What to ask for in a tick without (False) and with (True) the sparse fields, worked out once."""
 
     def probe(self, nv: ModuleType, handle: Handle) -> dict[str, Any]:
         """Asks for everything once; returns what came. Raises NVMLError when the call itself fails."""
@@ -97,7 +101,7 @@ class FieldBatch:
             for label, first in CAUSE_NUMBERS
         ]
         wanted = [*FIELDS, *(entry for _, entries in candidates for entry in entries)]
-        entries = dict(zip(wanted, ask(nv, handle, wanted), strict=True))
+        entries = dict(zip(wanted, ask(nv, handle, [(one.number, one.scope) for one in wanted]), strict=True))
         self.answered = [one for one in FIELDS if _usable(one, entries[one])]
         self.absent = {one.name: _why(one, entries[one]) for one in FIELDS if one not in self.answered}
         self._spare = [(label, ours) for label, ours in candidates if all(_usable(one, entries[one]) for one in ours)]
@@ -109,6 +113,7 @@ class FieldBatch:
 
     def use_spare(self, reasons: dict[str, str]) -> None:
         """Goes on with the next numbers for the counters of single causes; `reasons` hold when there are none left."""
+        self._due = {}
         self.answered = [one for one in self.answered if one.name not in CAUSES]
         self.cause_numbers = None
         if self._spare:
@@ -124,13 +129,17 @@ class FieldBatch:
 
     def give_up(self, name: str, reason: str) -> None:
         """Never asks for this field again."""
+        self._due = {}
         self.answered = [one for one in self.answered if one.name != name]
         self.absent[name] = reason
 
     def read(self, nv: ModuleType, handle: Handle, *, sparse: bool) -> Found:
         """One call for all that is due. Raises NVMLError when the call itself fails."""
-        due = [one for one in self.answered if sparse or one.pace is Pace.TICK]
-        return self._read(due, ask(nv, handle, due)) if due else ({}, {})
+        if sparse not in self._due:
+            due = [one for one in self.answered if sparse or one.pace is Pace.TICK]
+            self._due[sparse] = due, [(one.number, one.scope) for one in due]
+        fields, numbers = self._due[sparse]
+        return self._read(fields, ask(nv, handle, numbers)) if fields else ({}, {})
 
     def _read(self, due: list[Field], entries: list[Entry]) -> Found:
         values: dict[str, Any] = {}
@@ -176,9 +185,9 @@ class Unwrapped:
         return self._total
 
 
-def ask(nv: ModuleType, handle: Handle, fields: list[Field]) -> list[Entry]:
-    """The driver's answers, in order. Raises NVMLError when the call as a whole fails."""
-    entries = nv.nvmlDeviceGetFieldValues(handle, [(one.number, one.scope) for one in fields])
+def ask(nv: ModuleType, handle: Handle, numbers: list[tuple[int, int]]) -> list[Entry]:
+    """The driver's answers to (field, scope), in order. Raises NVMLError when the call as a whole fails."""
+    entries = nv.nvmlDeviceGetFieldValues(handle, numbers)
     return [Entry(kind, code, raw) for *_, kind, code, raw in _ENTRY.iter_unpack(bytes(entries))]
 
 
