@@ -246,8 +246,8 @@ def _width_max(gpu: Gpu, _seconds: float, width: Any) -> int:
 @gpu_call("nvmlDeviceGetComputeRunningProcesses_v3")
 def _processes(gpu: Gpu, _seconds: float, count: Any, array: Any) -> int:
     room = count._obj.value if array is not None else 0
-    count._obj.value = len(gpu.processes)
-    if room < len(gpu.processes):
+    count._obj.value = max(len(gpu.processes), gpu.claimed_processes)
+    if room < count._obj.value:
         return INSUFFICIENT_SIZE
     for entry, (pid, used) in zip(array or (), gpu.processes.items(), strict=False):
         entry.pid, entry.usedGpuMemory = pid, used

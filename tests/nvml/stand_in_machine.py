@@ -61,6 +61,8 @@ class Gpu:
     peer_access: int = 0
     """What it answers for every other GPU, as `nvmlGpuP2PStatus_t`."""
     processes: dict[int, int] = field(default_factory=dict)
+    claimed_processes: int = 0
+    """How many it says that it has, where that is more."""
     lost: tuple[float, float] | None = None
     """From and to which second of the machine's time the GPU does not answer."""
     unsupported: frozenset[str] = frozenset()

@@ -90,6 +90,11 @@ def test_why_mig_unified_memory_and_no_ecc_take_readings_away(watch) -> None:
     assert "ECC is switched off" in missing["gpu2.ecc_uncorrected_errors"]
 
 
-def test_thousands_of_processes_are_all_listed(watch) -> None:
-    [gpu], _ = watch(Machine(gpus(1, processes=dict.fromkeys(range(1, 5001), 1))))(0)
-    assert len(gpu.processes or []) == 5000
+def test_a_list_of_processes_is_bounded_whatever_the_driver_claims(watch) -> None:
+    many, absurd = Machine(gpus(1, processes=dict.fromkeys(range(1, 257), 1))), Machine(gpus(1))
+    [gpu], _ = watch(many)(0)
+    assert len(gpu.processes or []) == 256
+    absurd.gpus[0].claimed_processes = 1_000_000_000
+    [gpu], missing = watch(absurd)(0)
+    assert (gpu.processes, gpu.temperature_c) == (None, 50)
+    assert "more processes than are looked at" in missing["gpu0.processes"]

@@ -46,10 +46,8 @@ def test_a_gpu_lost_and_back_leaves_two_events_and_no_gap_in_the_others(tmp_path
     for gpu in (0, 2):
         assert all(tick.devices[gpu].temperature_c == 50 for tick in seen)
     assert any(tick.devices[1].error for tick in seen)
-    assert [(event.kind, event.device) for event in events if event.kind != "trouble"] == [
-        ("gpu_lost", 1),
-        ("gpu_back", 1),
-        ("xid", 2),
-    ]
-    assert events[-1].detail == "48: double-bit ECC error"
+    # On a busy machine the sampler may slow itself meanwhile.
+    about_gpus = [event for event in events if event.kind != "trouble"]
+    assert [(event.kind, event.device) for event in about_gpus] == [("gpu_lost", 1), ("gpu_back", 1), ("xid", 2)]
+    assert about_gpus[-1].detail == "48: double-bit ECC error"
     assert troubles == []

@@ -3,6 +3,7 @@
 What can be had as a field value is in `fields`: one call asks for all of it.
 """
 
+import ctypes
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
@@ -73,10 +74,30 @@ def _mig_mode(nv: ModuleType, handle: Handle) -> tuple[bool]:
     return (nv.nvmlDeviceGetMigMode(handle)[0] == 1,)
 
 
+MOST_PROCESSES = 256
+"""As many are listed; where the driver has more, real or not, it is said and none is."""
+_NOT_AVAILABLE = 0xFFFFFFFFFFFFFFFF
+"""NVML_VALUE_NOT_AVAILABLE: the driver does not know how much a process uses."""
+
+
 def _processes(function: str) -> Ask:
+    """By the C function, because the binding's own one makes room for whatever count the driver claims."""
+
     def ask(nv: ModuleType, handle: Handle) -> tuple[list[DeviceProcess]]:
-        found = getattr(nv, function)(handle)
-        return ([DeviceProcess(pid=p.pid, memory_used_bytes=p.usedGpuMemory) for p in found],)
+        room = (nv.c_nvmlProcessInfo_v2_t * MOST_PROCESSES)()
+        count = ctypes.c_uint(MOST_PROCESSES)
+        code = nv._nvmlGetFunctionPointer(function)(handle, ctypes.byref(count), room)
+        if code != 0:
+            raise nv.NVMLError(code)
+        return (
+            [
+                DeviceProcess(
+                    pid=entry.pid,
+                    memory_used_bytes=None if entry.usedGpuMemory == _NOT_AVAILABLE else entry.usedGpuMemory,
+                )
+                for entry in room[: min(count.value, MOST_PROCESSES)]
+            ],
+        )
 
     return ask
 
@@ -139,7 +160,6 @@ QUERIES: tuple[Query, ...] = (
         ("processes",),
         Pace.SPARSE,
         (
-            # By version: for an old driver the binding's unversioned function raises no NVMLError.
             _processes("nvmlDeviceGetComputeRunningProcesses_v3"),
             _processes("nvmlDeviceGetComputeRunningProcesses_v2"),
         ),

@@ -10,6 +10,7 @@ UNINITIALIZED: Final = 1
 INVALID_ARGUMENT: Final = 2
 NOT_SUPPORTED: Final = 3
 NO_PERMISSION: Final = 4
+INSUFFICIENT_SIZE: Final = 7
 DRIVER_NOT_LOADED: Final = 9
 LIBRARY_NOT_FOUND: Final = 12
 FUNCTION_NOT_FOUND: Final = 13
@@ -55,6 +56,7 @@ _READING_FAILURES: Final = {
     NOT_SUPPORTED: "not supported by this GPU and driver",
     NO_PERMISSION: "the driver gives this to administrators only",
     FUNCTION_NOT_FOUND: "the installed driver is too old for this reading",
+    INSUFFICIENT_SIZE: "the driver lists more processes than are looked at (256)",
 }
 
 UNIFIED_MEMORY: Final = (
