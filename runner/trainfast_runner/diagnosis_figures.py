@@ -278,27 +278,29 @@ def _temperature_words(hottest: float | None, limit: float | None) -> str:
 
 
 def _ranks(stretch: Stretch) -> list[Figures]:
-    forwards = {rank: _mean(step.forward_ms for step in steps) for rank, steps in stretch.steps.items()}
-    known = {rank: forward for rank, forward in forwards.items() if forward is not None}
-    if len(known) < 2:
+    forwards = {
+        rank: {step.step: step.forward_ms for step in steps if step.forward_ms is not None}
+        for rank, steps in stretch.steps.items()
+    }
+    common = set.intersection(*map(set, forwards.values())) if len(forwards) > 1 else set()
+    if not common:
         return []
-    middle = statistics.median_low(known.values())
-    found: list[Figures] = []
-    for rank, forward in known.items():
-        steps = stretch.steps[rank]
-        behind = forward - middle
-        found.append(
-            {
-                "rank": rank,
-                "steps": len(steps),
-                "forward_ms": forward,
-                "median_forward_ms": middle,
-                "behind_ms": behind,
-                "behind_percent": _percent(behind, middle),
-                "behind_step_percent": _percent(behind, _mean(step.step_ms for step in steps)),
-            }
-        )
-    return found
+    means = {rank: statistics.fmean(of[number] for number in common) for rank, of in forwards.items()}
+    middle = statistics.median_low(means.values())
+    slowest = [max(forwards, key=lambda rank: forwards[rank][number]) for number in common]
+    return [
+        {
+            "rank": rank,
+            "steps": len(common),
+            "forward_ms": forward,
+            "median_forward_ms": middle,
+            "behind_ms": forward - middle,
+            "behind_percent": _percent(forward - middle, middle),
+            "behind_step_percent": _percent(forward - middle, _mean(step.step_ms for step in stretch.steps[rank])),
+            "slowest_percent": 100 * slowest.count(rank) / len(common),
+        }
+        for rank, forward in means.items()
+    ]
 
 
 def _lowest_utilization(stretch: Stretch) -> float | None:

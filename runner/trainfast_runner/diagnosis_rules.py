@@ -206,13 +206,14 @@ RULES: tuple[Rule, ...] = (
         (
             Condition("strategy", "in", WHOLE_FORWARD_STRATEGIES),
             _at_least("behind_percent", 10),
+            _at_least("slowest_percent", 75),
             _at_least("steps", 5),
         ),
         "rank {rank} is the slowest: its forward takes {forward_ms:figure} ms where the ranks' median is"
         " {median_forward_ms:figure} ms, and the others wait for it",
         "look at that rank's device: its clock, its temperature, its PCIe link, who else uses it",
-        "ours: a tenth is past what equal ranks scatter by. The forward of these strategies waits for nobody, so its"
-        " length is the rank's own.",
+        "ours: a tenth is past what equal ranks scatter by, and a rank that is slow for a reason is so in most steps."
+        " The forward of these strategies waits for nobody, so its length is the rank's own.",
         cost="behind_step_percent",
         evidence=("forward_ms", "median_forward_ms", "behind_ms", "world_size"),
     ),

@@ -235,6 +235,15 @@ def test_unknown_readings_fulfil_nothing() -> None:
     assert case.found() == []
 
 
+def test_ranks_that_take_turns_at_being_slow_are_no_stragglers() -> None:
+    case = Case(
+        knobs=DDP,
+        step=lambda n: {"forward_ms": 520.0 if n % 2 else 320.0},
+        other_ranks={1: lambda n: {"forward_ms": 320.0 if n % 2 else 560.0}},
+    )
+    assert "straggler-rank" not in case.found()
+
+
 def test_too_few_steps_say_nothing() -> None:
     stretch = Case(step=always(data_ms=900.0)).stretch()
     assert diagnose(Stretch(run=stretch.run, steps={0: stretch.first_rank[:2]})) == []

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
+from typing import Any
+
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from trainfast_runner.device_track import DeviceConditions
 from trainfast_runner.records import Step
@@ -142,6 +147,52 @@ def test_a_long_live_run_keeps_only_what_new_steps_need() -> None:
             if t > 1:
                 assert one.throttled_ms["thermal"] == pytest.approx(50)
                 assert one.energy_joules == pytest.approx(0.5)
+
+
+READING = st.fixed_dictionaries(
+    {},
+    optional={
+        "thermal_violation_ns": st.integers(0, 5 * S),
+        "energy_mj": st.integers(0, 10**6),
+        "power_w": st.floats(0, 700),
+        "sm_clock_mhz": st.integers(0, 2000),
+        "sm_clock_max_mhz": st.just(1980),
+        "temperature_c": st.integers(20, 95),
+        "throttle_reasons": st.lists(st.sampled_from(["sw_thermal", "sw_power_cap", "idle", "0x400"]), max_size=2),
+    },
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    readings=st.lists(READING, min_size=2, max_size=12),
+    steps=st.lists(st.floats(1, 900), min_size=1, max_size=12),
+    polls=st.sets(st.integers(0, 12)),
+)
+def test_step_by_step_it_says_what_it_says_at_once(
+    readings: list[dict[str, Any]], steps: list[float], polls: set[int]
+) -> None:
+    """However the two files grow, the live view and the history agree."""
+    ends = list(itertools.accumulate(steps))
+    recorded = [step(n, end_ms=end, ms=ms) for n, (end, ms) in enumerate(zip(ends, steps, strict=True), 1)]
+    samples = [(t * S, sample(**reading)) for t, reading in enumerate(readings)]
+    whole = StepJoin([GPU])
+    for one in recorded:
+        whole.add(one)
+    for t_ns, reading in samples:
+        whole.see(t_ns, [reading])
+    live, found, left = StepJoin([GPU]), [], list(recorded)
+    for place, (t_ns, reading) in enumerate(samples):
+        live.see(t_ns, [reading])
+        while left and left[0].t_ns <= t_ns:
+            live.add(left.pop(0))
+        if place in polls:
+            found += live.joined()
+    for one in left:
+        live.add(one)
+    assert found + live.joined(final=True) == whole.joined(final=True)
+    for one in whole.window(0, recorded[-1].t_ns)[0].throttled_ms.values():
+        assert one is None or 0 <= one <= recorded[-1].t_ns / MS * (1 + 1e-9)
 
 
 def test_without_devices_there_is_nothing_to_join() -> None:
