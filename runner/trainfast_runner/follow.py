@@ -22,6 +22,7 @@ from trainfast_runner.records import END_STATES, Diagnosis, Event, Result, RunFi
 from trainfast_runner.recovery import state_of
 from trainfast_runner.run_records import EVENTS_FILE, TELEMETRY_FILE
 from trainfast_runner.runs import PROBE
+from trainfast_runner.steady_state import NOT_KNOWN, SteadyState, steady_of
 from trainfast_runner.step_conditions import StepConditions, StepJoin
 from trainfast_runner.telemetry.readings import Tick
 
@@ -87,6 +88,8 @@ class RunSnapshot:
     a sample after its end has come, so the last second of steps is not in it yet."""
     diagnosis: tuple[Diagnosis, ...] = ()
     """What holds the run back, the costliest first: now where it runs, in all where it has ended."""
+    steady: SteadyState = NOT_KNOWN
+    """Whether it had warmed up: of the newest steps where it runs, of all where it has ended."""
 
     @property
     def run_id(self) -> str:
@@ -138,7 +141,8 @@ class Follower:
         grew = self._read()
         # The supervisor says how the run ended before it writes the result: until it is gone, that may still come.
         over = (result is not None or (state.ended and not alive)) and not grew
-        self._join_steps(final=over)
+        if self._join is not None:
+            self._conditions.extend(self._join.joined(final=over))
         snapshot = RunSnapshot(
             directory=self.directory,
             run=self._run,
@@ -165,6 +169,7 @@ class Follower:
             + sum(tail.unreadable for tail in self._worker_tails.values()),
             conditions=tuple(self._conditions),
             diagnosis=tuple(result.diagnosis) if result else self._live.diagnosis,
+            steady=steady_of(result.conditions) if result else self._live.steady,
         )
         if over:
             self._final = snapshot
@@ -192,7 +197,7 @@ class Follower:
             for tick in ticks:
                 join.see(tick.t_ns, tick.devices)
             if self._run is not None and ticks:
-                self._live.renew(self._run, self._ticks, self._events, join)
+                self._live.renew(self._run, self._steps, self._ticks, self._events, join)
         return self._log.read() or grew or bool(ticks) or bool(events)
 
     def _joining(self) -> StepJoin | None:
@@ -205,10 +210,6 @@ class Follower:
                 keep_steps=CONDITIONS_KEPT,
             )
         return self._join
-
-    def _join_steps(self, *, final: bool) -> None:
-        if self._join is not None:
-            self._conditions.extend(self._join.joined(final=final))
 
     def _find_ranks(self) -> None:
         """Open the files of ranks that have come up since."""

@@ -14,6 +14,8 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from trainfast_runner.records import Conditions
+
 BLOCKS = 12
 LEAST_BLOCKS = 4
 STEPS_IN_A_BLOCK = 2
@@ -41,6 +43,9 @@ class SteadyState:
     step_drift_percent: float | None = None
 
 
+NOT_KNOWN = SteadyState()
+
+
 @dataclass(frozen=True)
 class _Block:
     first_step: int
@@ -55,7 +60,7 @@ def steady_state(
     """From measured steps as (number, CLOCK_MONOTONIC ns of the end, ms) and devices' temperatures as (ns, degrees)."""
     blocks = _blocks(steps, temperatures)
     if len(blocks) < LEAST_BLOCKS:
-        return SteadyState()
+        return NOT_KNOWN
     # What is called steady has to be at least half of what was measured.
     half = len(blocks) // 2
     for start in range(half + 1):
@@ -65,6 +70,16 @@ def steady_state(
             return _found(steps[0][0] if start == 0 else tail[0].first_step, False, drift, slope)
     tail = blocks[half:]
     return _found(None, True, _step_drift(tail), _slope([(b.at_s, b.temperature_c) for b in tail]))
+
+
+def steady_of(conditions: Conditions) -> SteadyState:
+    """What a result's conditions say of it."""
+    return SteadyState(
+        conditions.steady_from_step,
+        conditions.still_warming,
+        conditions.temperature_slope_c_per_min,
+        conditions.step_drift_percent,
+    )
 
 
 def _found(from_step: int | None, warming: bool, drift: float | None, slope: float | None) -> SteadyState:

@@ -150,6 +150,8 @@ def so_far(snapshot: RunSnapshot) -> dict[str, Any]:
         "step_ms": last.step_ms if last else None,
         "samples_per_s": statistics.median(recent) if recent else None,
         "peak_allocated_bytes": snapshot.peak_allocated_bytes,
+        "still_warming": snapshot.steady.warming,
+        "diagnosis": snapshot.diagnosis,
         "run_dir": str(snapshot.directory),
     }
 
