@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import shutil
+import sys
+import textwrap
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -10,7 +13,7 @@ if TYPE_CHECKING:
 
     from trainfast_runner.advisor import Advice
     from trainfast_runner.knobs import Knobs
-    from trainfast_runner.presets import Preset
+    from trainfast_runner.presets import Preset, Variant
     from trainfast_runner.spec import RunSpec
 
 
@@ -24,7 +27,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Print model, data, knobs and variants."""
     from trainfast_runner import presets
     from trainfast_runner.spec import from_preset
-    from trainfast_tui.cli.output import pairs, print_json, say, say_table
+    from trainfast_tui.cli.output import pairs, print_json, say
     from trainfast_tui.format import plain
 
     preset, variant = presets.load(arguments.preset)
@@ -58,7 +61,8 @@ def run(arguments: argparse.Namespace) -> int:
         say(line)
     if preset.variants and variant is None:
         say("\nvariants (run one with: trainfast-tui run " + f"{preset.name}/ID)")
-        say_table(*_variant_table(preset), widest=80)
+        for line in _variant_lines(preset, shutil.get_terminal_size().columns if sys.stdout.isatty() else None):
+            say(line)
     say("\nadvice for this machine")
     for line in pairs((f"  {one.knob}", plain(one.text)) for one in advice):
         say(line)
@@ -93,27 +97,43 @@ def _knob_lines(knobs: Knobs, given: Knobs) -> Iterator[tuple[str, str]]:
         yield f"  {name}", BY_NAME[name].show(value) + ("" if name in given else "  (default)")
 
 
-def _variant_table(preset: Preset) -> tuple[list[str], list[list[str]]]:
-    from trainfast_runner.knobs import BY_NAME
-    from trainfast_tui.format import plain
+def _variant_lines(preset: Preset, width: int | None) -> list[str]:
+    """A table of the variants: figures, then knobs; where it is wider than `width`, knobs go on lines of their own."""
+    from trainfast_tui.cli.output import table
 
     published = list(dict.fromkeys(key for row in preset.variants for key in row.published))
-    header = ["  ID", "KNOBS", *(f"published {key}" for key in published)]
+    header = ["  ID", *(f"published {key}" for key in published)]
     rows = [
         [
             f"  {row.id}" + (" (baseline)" if row.id == preset.baseline else ""),
-            " ".join(
-                [
-                    *(f"model.{name}={plain(_text(value))}" for name, value in row.model.items()),
-                    *(f"data.{name}={plain(_text(value))}" for name, value in row.data.items()),
-                    *(f"{name}={BY_NAME[name].show(value)}" for name, value in row.knobs.items()),
-                ]
-            ),
             *(_text(row.published.get(key, "")) for key in published),
         ]
         for row in preset.variants
     ]
-    return header, rows
+    figures = range(1, len(header))
+    settings = [_settings(row) for row in preset.variants]
+    whole = table([*header, "KNOBS"], [[*row, said] for row, said in zip(rows, settings, strict=True)], figures)
+    if width is None or max(map(len, whole)) <= width:
+        return whole
+    narrow = table([header[0], *published], rows, figures)
+    lines = [f"  published: {', '.join(published)}"] if published else []
+    for line, said in zip(narrow, ["", *settings], strict=True):
+        lines += [line, *textwrap.wrap(said, width, initial_indent=" " * 6, subsequent_indent=" " * 6)]
+    return lines
+
+
+def _settings(row: Variant) -> str:
+    """What a variant sets, as it is typed."""
+    from trainfast_runner.knobs import BY_NAME
+    from trainfast_tui.format import plain
+
+    return " ".join(
+        [
+            *(f"model.{name}={plain(_text(value))}" for name, value in row.model.items()),
+            *(f"data.{name}={plain(_text(value))}" for name, value in row.data.items()),
+            *(f"{name}={BY_NAME[name].show(value)}" for name, value in row.knobs.items()),
+        ]
+    )
 
 
 def _text(value: Any) -> str:
