@@ -48,8 +48,9 @@ class Bench:
 class Row:
     """One row of the table. `result` is that of its middle run, by throughput.
 
-    `vs_baseline_percent` is how much more samples a second than the baseline, `ratio` the measured over the published
-    samples a second; `samples_per_s` holds every finished run's.
+    `vs_baseline_percent` is how much more samples a second than the baseline, for a row that trains the same model on
+    samples of the same length; `published_vs_baseline_percent` is that of the published figures. `ratio` is the
+    measured over the published samples a second; `samples_per_s` holds every finished run's.
     """
 
     id: str
@@ -64,6 +65,7 @@ class Row:
     interval_percent: tuple[float, float] | None = None
     """Where the true difference from the baseline lies with 95 % confidence: from the pairs of runs where there are
     enough repetitions, else from the steps of the middle runs."""
+    published_vs_baseline_percent: float | None = None
 
 
 @dataclass(frozen=True)
@@ -121,15 +123,10 @@ def again_is_pointless(outcomes: Iterable[Outcome]) -> bool:
 
 def tabulate(bench: Bench, outcomes: Mapping[str, Sequence[Outcome]]) -> Table:
     """The table of what has been run so far; `outcomes` by row id."""
+    first = next(entry for entry in bench.entries if entry.id == bench.baseline)
     base = outcomes.get(bench.baseline, ())
-    rows = [_row(entry, outcomes.get(entry.id, ()), base, entry.id == bench.baseline) for entry in bench.entries]
+    rows = [_row(entry, outcomes.get(entry.id, ()), first, base) for entry in bench.entries]
     return Table(bench.preset, bench.baseline, rows)
-
-
-def published_rate(published: Mapping[str, Any]) -> float | None:
-    """The samples/s among a row's published figures; None where there are none."""
-    rate = published.get("samples_per_s")
-    return float(rate) if isinstance(rate, int | float) else None
 
 
 def _has_variants(name: str) -> bool:
@@ -147,15 +144,18 @@ def _scaled(spec: RunSpec, factor: float) -> RunSpec:
     return replace(spec, knobs={**spec.knobs, "batch_size": batch}, changed=changed)
 
 
-def _row(entry: Entry, outcomes: Sequence[Outcome], base_outcomes: Sequence[Outcome], is_baseline: bool) -> Row:
+def _row(entry: Entry, outcomes: Sequence[Outcome], first: Entry, base_outcomes: Sequence[Outcome]) -> Row:
     state, reason = _ending(outcomes)
     result = _middle(outcomes)
     finished = [_rate(outcome) for outcome in outcomes if isinstance(outcome, Result)]
     rates = [rate for rate in finished if rate is not None]
     rate = statistics.median(rates) if rates else None
+    is_baseline = entry.id == first.id
+    published, published_base = _published_rate(entry.published), _published_rate(first.published)
+    if not _same_work(entry.spec, first.spec):
+        base_outcomes, published_base = (), None
     base = _middle(base_outcomes)
     base_rate = _rate(base) if base else None
-    published = published_rate(entry.published)
     verdict, interval = (None, None) if is_baseline else _compared(base, result, base_outcomes, outcomes)
     return Row(
         id=entry.id,
@@ -168,7 +168,14 @@ def _row(entry: Entry, outcomes: Sequence[Outcome], base_outcomes: Sequence[Outc
         verdict=verdict,
         samples_per_s=rates,
         interval_percent=interval,
+        published_vs_baseline_percent=_percent(published, published_base),
     )
+
+
+def _same_work(spec: RunSpec, baseline: RunSpec) -> bool:
+    """Whether a sample of one is as much work as a sample of the other."""
+    same_data = (spec.data, spec.knobs["seq_len"]) == (baseline.data, baseline.knobs["seq_len"])
+    return spec.model == baseline.model and same_data
 
 
 def _compared(
@@ -220,3 +227,9 @@ def _rate(result: Result) -> float | None:
 
 def _percent(rate: float | None, base: float | None) -> float | None:
     return 100 * (rate / base - 1) if rate and base else None
+
+
+def _published_rate(published: Mapping[str, Any]) -> float | None:
+    """The samples/s among a row's published figures; None where there are none."""
+    rate = published.get("samples_per_s")
+    return float(rate) if isinstance(rate, int | float) else None

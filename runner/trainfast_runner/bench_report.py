@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from trainfast_runner.bench import Bench, Row, Table, published_rate
+from trainfast_runner.bench import Bench, Row, Table
 from trainfast_runner.compare import NOISE
 from trainfast_runner.knobs import BY_NAME
 
@@ -17,9 +17,9 @@ ALWAYS = ("batch_size", "seq_len", "precision", "strategy")
 def markdown(bench: Bench, table: Table, command: str) -> str:
     """A heading, the command that makes it again, the table, and what to know when reading it."""
     published = list(dict.fromkeys(key for row in table.rows for key in row.published))
-    shown = [place for place in range(len(MEASURED)) if any(_measured(row)[place] for row in table.rows)]
+    shown = [place for place in range(len(MEASURED)) if any(measured(row)[place] for row in table.rows)]
     header = ["variant", "settings", *(MEASURED[place] for place in shown)]
-    gains = _published_gains(table)
+    gains = [published_gain(row) for row in table.rows]
     header += [*(f"published {key}" for key in published), *(["published vs baseline"] if any(gains) else [])]
     header += ["ours / published", "state"]
     lines = [f"# {_cell(bench.title)}", "", f"`{command}`", "", _line(header)]
@@ -35,21 +35,20 @@ def markdown(bench: Bench, table: Table, command: str) -> str:
         cells = [
             _cell(row.id) + (" (baseline)" if is_baseline else ""),
             _cell(" ".join([*_other_fields("model", mine.model, common.model), *settings])),
-            *(_measured(row)[place] for place in shown),
+            *(measured(row)[place] for place in shown),
             *(_cell(str(row.published.get(key, ""))) for key in published),
             *([gain] if any(gains) else []),
             "" if row.ratio is None else f"{row.ratio:.3g}",
             _state(row),
         ]
         lines.append(_line(cells))
-    return "\n".join([*lines, "", *_notes(table), ""])
+    return "\n".join([*lines, "", *notes(table), ""])
 
 
-def _published_gains(table: Table) -> list[str]:
-    """The published samples/s of each row against the baseline's: what may be compared across machines."""
-    rates = {row.id: published_rate(row.published) for row in table.rows}
-    base = rates[table.baseline]
-    return [f"{100 * (rate / base - 1):+.1f} %" if rate and base else "" for rate in rates.values()]
+def published_gain(row: Row) -> str:
+    """What the source gained over its baseline: unlike its figures, to be compared across machines."""
+    gain = row.published_vs_baseline_percent
+    return "" if gain is None else f"{gain:+.1f} %"
 
 
 def _other_fields(section: str, mine: Mapping[str, Any], common: Mapping[str, Any]) -> list[str]:
@@ -57,7 +56,7 @@ def _other_fields(section: str, mine: Mapping[str, Any], common: Mapping[str, An
     return [f"{section}.{name}={value}" for name, value in mine.items() if common.get(name) != value]
 
 
-def _measured(row: Row) -> list[str]:
+def measured(row: Row) -> list[str]:
     """The cells of `MEASURED`, empty where there is no reading."""
     result = row.result
     if result is None or not row.samples_per_s:
@@ -89,7 +88,8 @@ def _state(row: Row) -> str:
     return f"{row.state.replace('_', ' ')}: {_cell(row.reason)}"
 
 
-def _notes(table: Table) -> Iterator[str]:
+def notes(table: Table) -> Iterator[str]:
+    """What to know when reading the table, a sentence each."""
     results = [row.result for row in table.rows if row.result is not None]
     if any(row.published for row in table.rows):
         yield "Published figures were measured on other hardware and software; they are facts to compare with."

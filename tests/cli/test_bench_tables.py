@@ -46,5 +46,6 @@ def test_a_row_of_every_table_runs_beside_its_baseline(
         assert mine["state"] == "finished", mine["reason"]
         rate = mine["result"]["throughput"]["samples_per_s"]["median"]
         assert mine["ratio"] == (None if published is None else pytest.approx(rate / published))
-        assert mine["vs_baseline_percent"] is not None
+        # GPT-2 stands in BERT's table, but their samples are not the same work.
+        assert (mine["vs_baseline_percent"] is None) == variant.startswith("mgpt")
     assert f"| {variant} |" in report.read_text()

@@ -80,9 +80,16 @@ def test_a_preset_without_variants_is_told_what_has_some() -> None:
     assert "benchmarks-bert" in (refused.value.allowed or [])
 
 
-def test_a_row_of_another_model_says_which() -> None:
+def test_a_row_of_another_model_says_which_and_is_not_compared_with_the_baseline() -> None:
     multi = prepare("benchmarks-multi-gpu")
-    lines = markdown(multi, tabulate(multi, {}), "x").splitlines()
+    outcomes: dict[str, list[Outcome]] = {name: [ended(9)] for name in ("mbert_2 (ddp)", "mgpt_2 (zero2)")}
+    table = tabulate(multi, outcomes)
+    found = {row.id: row for row in table.rows}
+    assert found["mbert_3 (zero2)"].published_vs_baseline_percent == pytest.approx(100 * (297.4 / 319.9 - 1))
+    gpt = found["mgpt_2 (zero2)"]
+    assert (gpt.vs_baseline_percent, gpt.verdict, gpt.published_vs_baseline_percent) == (None, None, None)
+    assert gpt.ratio == pytest.approx(9 / 2.2)
+    lines = markdown(multi, table, "x").splitlines()
     row = next(line for line in lines if line.startswith("| mgpt_2"))
     assert "model.family=gpt2" in row
     assert "model.num_hidden_layers=48" in row

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import shlex
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -62,9 +63,47 @@ def run(arguments: argparse.Namespace) -> int:
         Path(arguments.output).write_text(text, encoding="utf-8")
     if arguments.json:
         print_json({"preset": table.preset, "baseline": table.baseline, "rows": table.rows})
+    elif sys.stdout.isatty():
+        _show(table)
     else:
         say(text.rstrip())
     return _exit_code(table, went_on, EXIT_CODES)
+
+
+def _show(table: Table) -> None:
+    """The table for a terminal, however narrow: figures first, then why a row has none."""
+    from trainfast_runner.bench_report import MEASURED, measured, notes, published_gain
+    from trainfast_tui.cli.output import say, say_table
+    from trainfast_tui.format import plain
+
+    header = ["variant", *MEASURED, "published/s", "published vs baseline", "ratio", "state"]
+    rows = [
+        [
+            plain(row.id) + (" (baseline)" if row.id == table.baseline else ""),
+            *measured(row),
+            str(row.published.get("samples_per_s", "")),
+            published_gain(row),
+            "" if row.ratio is None else f"{row.ratio:.3g}",
+            row.state.replace("_", " "),
+        ]
+        for row in table.rows
+    ]
+    filled = [place for place in range(len(header)) if any(row[place] for row in rows)]
+    names = [header[place] for place in filled]
+    dropped = ("notebook's TFLOP/s", "TFLOP/s", "step ms", "published vs baseline", "peak MiB", "state")
+    say_table(
+        names,
+        [[row[place] for place in filled] for row in rows],
+        right=range(1, len(names) - 1),
+        drop=[names.index(name) for name in dropped if name in names],
+    )
+    for row in table.rows:
+        if row.state != "finished":
+            say(f"{plain(row.id)}: {row.state.replace('_', ' ')}: {plain(row.reason)}")
+    for note in notes(table):
+        say(note)
+    if "published/s" in names:
+        say("published/s are the published samples/s, ratio is ours over them.")
 
 
 def _exit_code(table: Table, went_on: bool, codes: dict[str, int]) -> int:
