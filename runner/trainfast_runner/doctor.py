@@ -20,6 +20,7 @@ from typing import Literal
 from trainfast_runner.device_events import sees_host_pids
 from trainfast_runner.home import Home, cache_directory
 from trainfast_runner.problem import Problem
+from trainfast_runner.telemetry.failures import LIBRARY_FAILURES, LIBRARY_NOT_FOUND
 from trainfast_runner.telemetry.readings import Tick
 from trainfast_runner.telemetry.sampler import take_tick
 from trainfast_runner.training_python import NEEDED, find
@@ -204,7 +205,8 @@ def _gpus(tick: Tick, torch: str | None) -> Iterator[Check]:
     if binding:
         yield Check("NVML binding", "warn", *_split_cure(binding))
     if failure and not tick.devices:
-        state: State = "warn" if Path("/dev/nvidiactl").exists() or _has_nvidia_card() else "ok"
+        no_library = failure == LIBRARY_FAILURES[LIBRARY_NOT_FOUND]
+        state: State = "ok" if no_library and not _has_nvidia_card() else "warn"
         yield Check("GPU", state, f"none: {failure}. Training runs on the CPU", None)
     for gpu in tick.devices:
         if gpu.error:

@@ -80,6 +80,16 @@ def test_doctor_sees_gpus_that_this_torch_cannot_use(cli: Cli, nvml_library: Pat
     assert "not supported by this GPU and driver" in text
 
 
+def test_doctor_and_monitor_say_why_no_gpu_answers_and_go_on(cli: Cli, nvml_library: Path, tmp_path: Path) -> None:
+    scenario = tmp_path / "scenario"
+    scenario.write_text("init 18 0 1000\n")
+    machine = {"LD_LIBRARY_PATH": str(nvml_library), "NVML_STAND_IN_SCENARIO": str(scenario)}
+    (check,) = [c for c in cli("doctor", "--json", **machine).json["checks"] if c["name"] == "GPU"]
+    assert check["state"] == "warn"
+    assert "driver was updated under the running system: reboot" in check["finding"]
+    assert "driver was updated under the running system" in cli("monitor", "--once", **machine).out
+
+
 def test_the_last_drop_in_decides_what_logind_does(tmp_path: Path) -> None:
     etc = tmp_path / "etc/systemd"
     drop_ins = etc / "logind.conf.d"

@@ -51,6 +51,7 @@ class Device:
         self._absent: dict[str, str] = {}
         self._handle: Handle = None
         self._kept: dict[str, Any] = {}
+        self._failing: dict[str, str] = {}
         self._bits = 0
         self._counters: dict[str, DurationCounter] = {}
         self._due: dict[bool, list[tuple[Query, Ask]]] = {}
@@ -106,11 +107,20 @@ class Device:
                 absent.update(dict.fromkeys(query.fields, reason))
                 values.update(dict.fromkeys(query.fields))
             if query.pace is Pace.SPARSE:
-                self._kept.update({field: values[field] for field in query.fields})
+                self._keep(query, values, absent)
+        absent = self._failing | absent
         self._read_fields(nv, values, absent, sparse=sparse)
         self._judge(values, t_ns)
         missing = self._missing() if not absent else self._missing() | self._by_key(absent)
         return self._reading(t_ns, self._kept | values), missing
+
+    def _keep(self, query: Query, values: dict[str, Any], absent: dict[str, str]) -> None:
+        """What is asked for now and then stands until the next time, and so does why it failed."""
+        for field in query.fields:
+            self._kept[field] = values[field]
+            self._failing.pop(field, None)
+            if field in absent:
+                self._failing[field] = absent[field]
 
     def _asked(self, sparse: bool) -> list[tuple[Query, Ask]]:
         """The calls that are due, worked out once: a tick is to cost as little as it can."""
@@ -188,7 +198,7 @@ class Device:
     def _probe(self, nv: ModuleType) -> None:
         """Asks every question once, and keeps the calls that answered."""
         self.capabilities, self._absent, self._kept, self._counters = {}, {}, {}, {}
-        self._due, self._never = {}, None
+        self._due, self._never, self._failing = {}, None, {}
         self.batch = FieldBatch()
         try:
             found = self.batch.probe(nv, self._handle)
@@ -229,9 +239,9 @@ class Device:
                 if query.pace is not Pace.TICK:
                     self._kept.update(zip(query.fields, answer, strict=True))
                 return
-        unsupported = failures.reading(failures.NOT_SUPPORTED, "")
-        reason = unsupported if unsupported in reasons else reasons[-1]
-        self._absent.update(dict.fromkeys(query.fields, reason))
+        # What one call says of the reading is worth more than that another call is unknown here.
+        telling = [reason for reason in reasons if reason not in failures.TOO_OLD]
+        self._absent.update(dict.fromkeys(query.fields, [*telling, *reasons][0]))
 
     def _explain(self) -> None:
         """Says more than "not supported" where the cause is known."""

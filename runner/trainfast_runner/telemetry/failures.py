@@ -18,8 +18,8 @@ GPU_IS_LOST: Final = 15
 RESET_REQUIRED: Final = 16
 LIB_RM_VERSION_MISMATCH: Final = 18
 UNKNOWN: Final = 999
-TRANSIENT: Final = frozenset({10, 11, 19, 20, 21, 27, 999})
-"""Timeout, interrupt trouble, in use, out of memory, no data yet, not ready, unknown: ask again next tick."""
+TRANSIENT: Final = frozenset({7, 10, 11, 19, 20, 21, 27, 999})
+"""No room, timeout, interrupt trouble, in use, out of memory, no data yet, not ready, unknown: ask again next tick."""
 
 LIBRARY_FAILURES: Final = {
     LIBRARY_NOT_FOUND: "no NVIDIA driver here: libnvidia-ml.so.1 was not found. Install the driver; in a "
@@ -68,6 +68,7 @@ UNREPORTED: Final = "this GPU does not report this reason, so it is never seen h
 NO_ECC: Final = "not supported by this GPU and driver, or ECC is switched off"
 
 BINDING_TOO_OLD: Final = "the installed pynvml module is too old for this reading: pip install --upgrade nvidia-ml-py"
+TOO_OLD: Final = frozenset({BINDING_TOO_OLD, _READING_FAILURES[FUNCTION_NOT_FOUND]})
 NO_BINDING: Final = "the pynvml module cannot be imported: pip install nvidia-ml-py"
 VANISHED: Final = "the driver no longer lists this GPU: look for Xid 79 in `dmesg`; a reboot usually brings it back"
 NO_DEVICES: Final = "the NVIDIA driver is loaded and lists no GPU"
