@@ -47,7 +47,8 @@ def steadiness(conditions: Conditions, warmup: int) -> str | None:
     if conditions.step_drift_percent is not None:
         drifts.append(f"a step {conditions.step_drift_percent:+.1f} % over it")
     if conditions.still_warming:
-        return f"was still warming up in its second half ({', '.join(drifts)}): more steps tell more"
+        how = f" ({', '.join(drifts)})" if drifts else ""
+        return f"was still warming up in its second half{how}: more steps tell more"
     if conditions.steady_from_step is not None and conditions.steady_from_step > warmup + 1:
         return f"was steady from step {conditions.steady_from_step} on: the measured steps before it are in its figures"
     return None

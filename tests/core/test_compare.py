@@ -83,8 +83,8 @@ def test_conditions_that_may_explain_a_difference_are_named() -> None:
     found = compare(a, b)
     assert [(row.label, row.a, row.b) for row in found.conditions if row.differs] == [
         ("start temperature", "41 °C", "63 °C"),
-        ("held back by heat", None, "20.0 % of the time"),
-        ("held back by the power limit", None, "90.0 % of the time"),
+        ("held back by heat", "0.0 % of the time", "20.0 % of the time"),
+        ("held back by the power limit", "0.0 % of the time", "90.0 % of the time"),
         ("other processes", "0", "1"),
         ("driver", "570.1", "580.2"),
         ("started clean", "yes", "no"),
@@ -100,6 +100,14 @@ def test_equal_conditions_are_shown_and_not_blamed() -> None:
     assert [row.label for row in found.conditions] == ["start temperature", "driver", "started clean", "steady"]
     assert not any(row.differs for row in found.conditions)
     assert not found.notes
+
+
+def test_what_is_not_known_of_one_run_is_no_difference() -> None:
+    found = compare(result(100), result(90, throttle=Throttle(thermal_fraction=0.2)))
+    assert [(row.a, row.b, row.differs) for row in found.conditions if "heat" in row.label] == [
+        (None, "20.0 % of the time", False)
+    ]
+    assert any("was held back by heat for 20.0 %" in note for note in found.notes)
 
 
 def test_the_change_is_what_a_person_gets_by_subtracting() -> None:
