@@ -36,7 +36,7 @@ def _rows(a: Result, b: Result) -> Iterator[ConditionRow]:
     for cause in CAUSES:
         shares = [getattr(result.throttle, f"{cause.name}_fraction") for result in (a, b)]
         if any(shares):
-            differs = _apart(*shares, THROTTLED_APART)
+            differs = _apart(shares[0], shares[1], THROTTLED_APART)
             yield ConditionRow(f"held back by {cause.words}", _share(shares[0]), _share(shares[1]), differs)
     others = [len(result.conditions.foreign_processes) for result in (a, b)]
     if any(others):

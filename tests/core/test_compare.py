@@ -71,7 +71,9 @@ def test_the_interval_holds_the_true_difference_95_times_in_100(scatter: float, 
 
 def test_conditions_that_may_explain_a_difference_are_named() -> None:
     a = result(
-        100, conditions=Conditions(start_temperature_c=41, driver="570.1", still_warming=False, steady_from_step=9)
+        100,
+        conditions=Conditions(start_temperature_c=41, driver="570.1", still_warming=False, steady_from_step=9),
+        throttle=Throttle(thermal_fraction=0.0, power_fraction=0.0),
     )
     b = result(
         90,
