@@ -8,11 +8,10 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from trainfast_runner.device_events import sees_host_pids
 from trainfast_runner.process_tree import Identity
 from trainfast_runner.telemetry.readings import DeviceReading
 
-INITIAL_PID_NAMESPACE = "pid:[4026531836]"
-"""PROC_PID_INIT_INO of Linux' include/linux/proc_ns.h: outside it the driver's process ids are not ours."""
 KERNEL_THREADS_PARENT = 2
 LEAST_CPU_PERCENT = 1.0
 LEAST_RSS_BYTES = 32 << 20
@@ -73,7 +72,7 @@ class ProcessList:
     """Reads /proc every few seconds; use it from one thread. `pids_are_ours`: the driver's ids are those of /proc."""
 
     def __init__(self, *, pids_are_ours: bool | None = None) -> None:
-        self._pids_are_ours = _in_initial_namespace() if pids_are_ours is None else pids_are_ours
+        self._pids_are_ours = sees_host_pids() if pids_are_ours is None else pids_are_ours
         self._known: dict[Identity, _Known] = {}
         self._rows: dict[int, ProcessRow] = {}
         self._next_scan_s = 0.0
@@ -150,13 +149,6 @@ def _on_devices(row: ProcessRow, devices: tuple[tuple[int, int | None], ...]) ->
         row.age_s,
         devices,
     )
-
-
-def _in_initial_namespace() -> bool:
-    try:
-        return os.readlink("/proc/self/ns/pid") == INITIAL_PID_NAMESPACE
-    except OSError:
-        return False
 
 
 def _stat(pid: str) -> _Stat | None:

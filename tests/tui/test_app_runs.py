@@ -249,3 +249,31 @@ def test_a_filter_wants_every_word() -> None:
     assert fits(row, "bert memory batch_size=64")
     assert not fits(row, "bert finished")
     assert fits(row, "")
+
+
+async def test_the_presets_can_be_narrowed_by_typing(home: Home) -> None:
+    app = StillApp(home)
+    async with app.run_test(size=(100, 40)) as pilot:
+        app.post_message(SnapshotTaken(a_snapshot(None)))
+        await pilot.pause()
+        await pilot.press("p", *"fp16 bf16")
+        await until(pilot, "with “fp16 bf16”")
+        for _ in "fp16 bf16":
+            await pilot.press("backspace")
+        await pilot.press(*"zzz")
+        text = await until(pilot, "with “zzz”: 0 of")
+        await pilot.press("enter")
+        assert "What to train" in text, "there is nothing to choose"
+        await pilot.press("backspace", "backspace", "backspace", *"moe")
+        await until(pilot, "with “moe”")
+        await pilot.press("enter")
+        await until(pilot, "preset moe-small")
+
+
+async def test_what_a_narrow_row_cuts_stands_below_the_list(home: Home) -> None:
+    a_run(home, FIRST, state="failed", reason="rank 1 ended: a word that no narrow row has room for at all")
+    app = StillApp(home)
+    async with app.run_test(size=(80, 24)) as pilot:
+        await pilot.press("h")
+        text = await until(pilot, "no narrow row has room for")
+        assert FIRST in text

@@ -6,6 +6,8 @@ import stand_in
 from recorded import a_run
 from stand_in import Gpu, Machine
 from still import StillApp, a_snapshot, screen_text
+from test_app_runs import until
+from textual import events
 
 from trainfast_runner.home import Home
 from trainfast_tui.messages import SnapshotTaken
@@ -55,3 +57,17 @@ async def test_it_fits_the_smallest_terminal_and_ascii(home: Home) -> None:
 
 async def test_without_a_gpu_it_says_why(home: Home) -> None:
     assert "No GPU to draw" in await opened(home, Machine([]), (80, 48))
+
+
+async def test_a_key_typed_right_after_escape_is_not_taken_for_alt(home: Home) -> None:
+    app = StillApp(home)
+    with stand_in.installed(Machine([])):
+        async with app.run_test(size=(100, 30)) as pilot:
+            app.post_message(SnapshotTaken(a_snapshot(a_run(home))))
+            await pilot.pause()
+            await pilot.press("o")
+            await pilot.pause()
+            # What Textual makes of the two bytes that a terminal sends for Esc and m in one read.
+            app.post_message(events.Key("alt+m", "m"))
+            await until(pilot, "a sample")
+            assert "m back" not in screen_text(app)

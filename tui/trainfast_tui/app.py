@@ -52,6 +52,8 @@ if TYPE_CHECKING:
     from trainfast_runner.machine import Machine
     from trainfast_runner.spec import RunSpec
 
+AFTER_ESCAPE_S = 0.05
+"""Time in which Esc leaves a screen, before the key typed right after it goes to the one below."""
 CPU_PRESET, GPU_PRESET = "tiny-llama", "gpt2-medium"
 
 
@@ -124,6 +126,12 @@ class TrainfastApp(App[int]):
         """Keys that were typed ahead of a dialog go to it, though the screen below it was asked first."""
         if isinstance(event, events.Key):
             from trainfast_tui.screens.dialogs import Dialog
+
+            if event.key.startswith("alt+") and not event.is_forwarded:
+                # Esc and a key typed right after it arrive as one: nothing here is bound to Alt.
+                later = events.Key(event.key.removeprefix("alt+"), event.character)
+                self.set_timer(AFTER_ESCAPE_S, partial(self.post_message, later))
+                event = events.Key("escape", "\x1b")
 
             screen = self.screen
             if not event.is_forwarded:

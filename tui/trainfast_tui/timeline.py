@@ -129,7 +129,8 @@ def _throttle(event: Event, began: bool) -> tuple[str, str, str]:
 
 def _process(event: Event) -> tuple[str, str, str]:
     who = event.detail or (f"process {event.pid}" if event.pid is not None else "a process of somebody else")
-    return "+", "warning", f"{_device(event)}: {who}"
+    sign, tone = ("-", "muted") if event.state == "left" else ("+", "warning")
+    return sign, tone, f"{_device(event)}: {who}"
 
 
 def _state(event: Event) -> tuple[str, str, str]:

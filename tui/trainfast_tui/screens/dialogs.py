@@ -165,24 +165,59 @@ class Ask(Dialog):
             self.app.post_message(events.Key(key, character))
 
 
+class Choices(OptionList):
+    """A list that gives what is typed to its dialog, which shows only what fits."""
+
+    def __init__(self, dialog: Pick) -> None:
+        super().__init__(markup=False)
+        self._dialog = dialog
+
+    def on_key(self, event: events.Key) -> None:
+        if event.key == "backspace":
+            self._dialog.narrow(self._dialog.words[:-1])
+        elif event.is_printable and event.character is not None:
+            self._dialog.narrow(self._dialog.words + event.character)
+        else:
+            return
+        event.stop()
+        event.prevent_default()
+
+
 class Pick(Dialog):
-    """One of a list of (value, label) pairs. Dismissed with the value."""
+    """One of a list of (value, label) pairs; what is typed narrows it down. Dismissed with the value."""
 
     def __init__(self, title: str, choices: Sequence[tuple[str, str]], current: str | None, *, ascii: bool) -> None:
         super().__init__(title, ascii=ascii)
         self._choices = choices
+        self._fitting = list(choices)
         self._current = current
+        self.words = ""
+        """What was typed: every word must stand in a value or its label."""
         self.is_ready = False
 
     def body(self) -> ComposeResult:
+        yield Choices(self)
+        yield self.text("", "hint")
+
+    def on_mount(self) -> None:
+        self.narrow("")
+
+    def narrow(self, words: str) -> None:
+        """Show only the choices in which each of these words stands."""
+        picker = self.query_one(Choices)
+        at = picker.highlighted
+        kept = self._current if at is None else self._fitting[at][0]
+        self.words = words
+        wanted = words.lower().split()
+        self._fitting = [one for one in self._choices if all(word in " ".join(one).lower() for word in wanted)]
         wide = max((len(value) for value, _ in self._choices), default=0)
-        options = [Option(Text(self.shown(f"{value:<{wide}}  {label}"))) for value, label in self._choices]
-        picker = OptionList(*options, markup=False)
-        values = [value for value, _ in self._choices]
-        picker.highlighted = values.index(self._current) if self._current in values else 0
-        yield picker
-        yield self.text("Enter chooses, Esc leaves", "hint")
+        picker.clear_options()
+        picker.add_options(Option(Text(self.shown(f"{value:<{wide}}  {label}"))) for value, label in self._fitting)
+        values = [value for value, _ in self._fitting]
+        picker.highlighted = (values.index(kept) if kept in values else 0) if values else None
+        said = f"with “{words}”: {len(values)} of {len(self._choices)}   " if words else "type to narrow it down   "
+        self.query_one(".hint", Static).update(Text(self.shown(f"{said}Enter chooses, Esc leaves")))
 
     def on_option_list_option_selected(self, event: OptionList.OptionSelected) -> None:
         event.stop()
-        self.dismiss(self._choices[event.option_index][0])
+        self.dismiss(self._fitting[event.option_index][0])

@@ -16,6 +16,7 @@ from trainfast_runner.state_words import state_words
 from trainfast_tui.background import in_background
 from trainfast_tui.commands import bindings, of
 from trainfast_tui.messages import Said, said_no
+from trainfast_tui.widgets.run_detail import RunDetail
 from trainfast_tui.widgets.runs_table import ORDERS, RunsTable, fits, ordered, orders_of
 from trainfast_tui.widgets.small_parts import Footer, StatusLine
 
@@ -62,6 +63,7 @@ class RunsScreen(Screen[None]):
     def compose(self) -> ComposeResult:
         yield StatusLine(ascii=self._ascii, id="head")
         yield RunsTable(ascii=self._ascii)
+        yield RunDetail(ascii=self._ascii)
         yield StatusLine(ascii=self._ascii, id="status")
         # Where the keys do not fit the last go first: the order is said above, deleting is nowhere else.
         keys = sorted(of("runs"), key=lambda command: command.id == "sort")
@@ -100,6 +102,7 @@ class RunsScreen(Screen[None]):
         orders = orders_of(self.size.width)
         order = next((one for one in orders if one.name == self._order), orders[0])
         self.table.show(ordered(rows, order, self._reverse), order, self._reverse)
+        self.query_one(RunDetail).show(self.table.current)
         said = f"runs   {len(rows):,} of {len(self._rows):,}" if self._filter else f"runs   {len(rows):,}"
         said += f"   by {order.name}, {order.words[self._reverse]}"
         self.query_one("#head", StatusLine).say(said + (f"   with “{self._filter}”" if self._filter else ""), "title")
@@ -122,12 +125,13 @@ class RunsScreen(Screen[None]):
 
     def action_move(self, by: int) -> None:
         self.table.move(by)
+        self.query_one(RunDetail).show(self.table.current)
 
     def action_page(self, by: int) -> None:
-        self.table.page(by)
+        self.action_move(by * self.table.page_rows)
 
     def action_end(self, by: int) -> None:
-        self.table.move(by * len(self._rows))
+        self.action_move(by * len(self._rows))
 
     def action_mark(self) -> None:
         self.table.mark()

@@ -114,9 +114,10 @@ class RunsTable(Painted):
         self._at = max(0, min(len(self._shown or []) - 1, self._at + by))
         self.repaint()
 
-    def page(self, by: int) -> None:
-        """The cursor a page up or down."""
-        self.move(by * max(1, self.size.height - 2))
+    @property
+    def page_rows(self) -> int:
+        """Rows of a page."""
+        return max(1, self.size.height - 2)
 
     def mark(self) -> None:
         """Mark or unmark the run under the cursor; a third mark replaces the oldest."""

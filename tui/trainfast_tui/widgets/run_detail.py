@@ -1,0 +1,42 @@
+"""All that the row under the cursor has no room for: the whole id, why it ended, every knob that was turned."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from trainfast_runner.knobs import BY_NAME
+from trainfast_runner.state_words import state_words
+from trainfast_tui.widgets.painted import Line, Painted, wrap
+from trainfast_tui.widgets.runs_table import DEFAULTS, LEFT_OUT
+
+if TYPE_CHECKING:
+    from trainfast_runner.runs import RunRow
+
+
+class RunDetail(Painted):
+    """Three lines about one run."""
+
+    DEFAULT_CSS = "RunDetail { height: 3; }"
+
+    def __init__(self, *, ascii: bool) -> None:
+        super().__init__(ascii=ascii)
+        self._about: RunRow | None = None
+
+    def show(self, row: RunRow | None) -> None:
+        """About this run; None for none."""
+        self._about = row
+        self.repaint()
+
+    def lines(self, width: int, height: int) -> list[Line]:
+        row = self._about
+        if row is None:
+            return []
+        turned = [
+            f"{name}={BY_NAME[name].show(value)}"
+            for name, value in row.knobs.items()
+            if name in BY_NAME and name not in LEFT_OUT and value != DEFAULTS[name]
+        ]
+        knobs = " ".join(turned) or "knobs as the defaults"
+        rest = f"{row.reason}.  {knobs}" if row.reason else knobs
+        first: Line = [(row.run_id, "title"), (f"  {row.name}  ", "text"), (state_words(row.state), "muted")]
+        return [first, *([(line, "text")] for line in wrap(rest, width))]
