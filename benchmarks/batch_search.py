@@ -1,0 +1,247 @@
+"""The largest batch on five small models: our search, accelerate's finder and Lightning's, each with a cold proof.
+
+    python -m benchmarks.batch_search [--models "llama;bert"] [--proof-steps 3]
+
+Each is started as its users start it: accelerate at four times the true maximum, Lightning at 2. All take the worker's
+own step under the same real limit of a process, two steps a trial, pay their own imports, and end with the same proof:
+a fresh run at the size found. The true maximum is found by cold runs of every size around ours, up to the second that
+runs out of memory. Lightning is installed into a folder of its own on first use.
+"""
+
+import argparse
+import importlib.metadata
+import json
+import math
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from trainfast_runner import launch
+from trainfast_runner.home import Home, cache_directory
+from trainfast_runner.launch import RunPlan
+from trainfast_runner.search.processes import wait_for_result
+from trainfast_runner.spec import resolve
+
+ROOT = Path(__file__).resolve().parents[1]
+LIGHTNING = ("lightning==2.6.6", "lightning-utilities", "torchmetrics")
+STEPS_A_TRIAL = 2
+BUDGET = 0.6
+MOST_PROBES, MOST_OOMS = 6, 1
+TOLERANCE_SHARE, TOLERANCE_BYTES = 0.03, 48 << 20
+COMMON = ("data.kind=random", "memory_limit=2GiB")
+MODELS: dict[str, tuple[str, ...]] = {
+    "llama": ("tiny-llama", "seq_len=512"),
+    "llama, checkpointing, two micro-batches": (
+        *("tiny-llama", "seq_len=512", "checkpointing=full", "grad_accum=2", "optimizer=sgd"),
+    ),
+    "gpt2": (
+        *("gpt2", "model.n_layer=2", "model.n_embd=128", "model.n_head=2", "seq_len=128", "precision=fp32"),
+        *("optimizer=adamw", "workers=0", "pin_memory=off"),
+    ),
+    "bert": (
+        *("bert-base", "model.num_hidden_layers=2", "model.hidden_size=256", "model.num_attention_heads=4"),
+        *("model.intermediate_size=1024", "workers=0", "pin_memory=off"),
+    ),
+    "t5": (
+        *("t5-base", "model.num_layers=2", "model.num_decoder_layers=2", "model.d_model=256", "model.d_ff=1024"),
+        *("model.num_heads=4", "seq_len=256", "precision=fp32", "optimizer=adamw", "workers=0", "pin_memory=off"),
+    ),
+}
+
+
+@dataclass(frozen=True)
+class Found:
+    """What one finder came to: the size, how it got there, its wall time in seconds with the proof, and how that ended.
+
+    `missing` says why there is none.
+    """
+
+    who: str
+    batch_size: int = 0
+    trials: int = 0
+    ooms: int = 0
+    seconds: float = 0.0
+    proof: str = ""
+    missing: str = ""
+
+
+@dataclass(frozen=True)
+class Row:
+    """One model: the true maximum, whether ours is exact, and every finder's way there."""
+
+    model: str
+    maximum: int
+    exact: bool
+    found: tuple[Found, ...]
+
+    @property
+    def ours(self) -> Found:
+        """Of our search."""
+        return self.found[0]
+
+    def share_of(self, who: str) -> float | None:
+        """Our wall time over another finder's; None where that did not run."""
+        other = next(one for one in self.found if one.who == who)
+        return None if other.missing else self.ours.seconds / other.seconds
+
+
+def measure(model: str, proof_steps: int) -> Row:
+    """One model with all three finders."""
+    with tempfile.TemporaryDirectory() as folder:
+        home = Home(Path(folder)).ready()
+        preset, settings = MODELS[model][0], [*MODELS[model][1:], *COMMON]
+        plan = launch.plan(resolve(preset, settings))
+        report, ours = _ours(home, preset, settings, proof_steps)
+        if ours.missing:
+            return Row(model, 0, False, (ours,))
+        maximum = _true_maximum(plan, home, ours.batch_size)
+        decides = _next_that_decides(report)
+        exact = ours.proof == "finished" and _cold(plan, home, decides, STEPS_A_TRIAL) == "oom"
+        others = [
+            _another(who, plan, home, start, proof_steps)
+            for who, start in (("accelerate", 4 * maximum), ("lightning", 2))
+        ]
+    return Row(model, maximum, exact, (ours, *others))
+
+
+def _ours(home: Home, preset: str, settings: list[str], proof_steps: int) -> tuple[dict[str, Any], Found]:
+    """`search max-batch`, with nothing in any cache but what every command has: the prediction's trace is paid for."""
+    argv = [sys.executable, "-m", "trainfast_tui.cli", "search", "max-batch", preset]
+    argv += [word for setting in settings for word in ("--set", setting)]
+    began = time.perf_counter()
+    done = subprocess.run(
+        [*argv, "--proof-steps", str(proof_steps), "--fresh", "--json"],
+        env={**os.environ, "TRAINFAST_HOME": str(home.path), "XDG_CACHE_HOME": str(home.path / "cache")},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+    )
+    seconds = time.perf_counter() - began
+    lines = done.stdout.splitlines()
+    report = json.loads(lines[-1]) if lines else {}
+    if done.returncode != 0:
+        return report, Found("ours", missing=(done.stderr.strip().splitlines() or ["no words"])[-1])
+    probes = [probe for probe in report["probes"] if probe["outcome"] != "void"]
+    ooms = sum(probe["outcome"] == "oom" for probe in probes)
+    proof = report["proofs"][-1]["state"]
+    return report, Found("ours", report["max_batch"], len(probes), ooms, seconds, proof)
+
+
+def _another(who: str, plan: RunPlan, home: Home, start: int, proof_steps: int) -> Found:
+    """Another library's finder in a process of its own, and then the proof."""
+    began = time.perf_counter()
+    knobs = {**plan.spec.knobs, "batch_size": start}
+    run = {"schema": 1, "run_id": "benchmark", "model": plan.spec.model, "data": plan.spec.data, "knobs": knobs}
+    limits = list(plan.memory_limit_bytes or ())
+    run |= {"device": "cpu", "world_size": 1, "memory_limit_bytes": limits, "cache_dir": str(cache_directory())}
+    asked = json.dumps({"run": {**run, "role": "probe", "search_id": "none"}, "start": start, "steps": STEPS_A_TRIAL})
+    done = subprocess.run(
+        [plan.python, "-m", "benchmarks.batch_finders", who, asked],
+        env={**os.environ, **plan.env, "PYTHONPATH": os.pathsep.join([str(ROOT), *_path_of_lightning(who)])},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+    )
+    lines = done.stdout.splitlines()
+    said = json.loads(lines[-1]) if done.returncode == 0 and lines else {}
+    if "batch_size" not in said:
+        return Found(who, missing=said.get("missing") or (done.stderr.strip().splitlines() or ["no words"])[-1][:200])
+    proof = _cold(plan, home, said["batch_size"], proof_steps)
+    return Found(who, said["batch_size"], said["trials"], said["ooms"], time.perf_counter() - began, proof)
+
+
+def _path_of_lightning(who: str) -> list[str]:
+    """Lightning from a folder of its own, beside the torch that is here; installed when it is not there yet."""
+    if who != "lightning":
+        return []
+    try:
+        importlib.metadata.version("lightning")
+        return []
+    except importlib.metadata.PackageNotFoundError:
+        folder = cache_directory() / "benchmarks" / "lightning"
+    if not folder.exists():
+        command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", str(folder), *LIGHTNING]
+        subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, check=False)
+    return [str(folder)]
+
+
+def _cold(plan: RunPlan, home: Home, batch_size: int, steps: int) -> str:
+    """The end state of a fresh run at this size."""
+    knobs = {**plan.spec.knobs, "batch_size": batch_size, "steps": steps, "timing_warmup": 1}
+    directory = launch.start(replace(plan, spec=replace(plan.spec, knobs=knobs)), home)
+    return wait_for_result(directory, lambda: None).state
+
+
+def _true_maximum(plan: RunPlan, home: Home, near: int) -> int:
+    """The largest size that finishes: every size from `near` up to the second in a row that does not."""
+    best, size, failed = 0, near, 0
+    while failed < 2:
+        if _cold(plan, home, size, STEPS_A_TRIAL) == "finished":
+            best, failed = size, 0
+        else:
+            failed += 1
+        size += 1
+    while best == 0 and near > 1:
+        near -= 1
+        best = near if _cold(plan, home, near, STEPS_A_TRIAL) == "finished" else 0
+    return best
+
+
+def _next_that_decides(report: dict[str, Any]) -> int:
+    """The smallest size that needs max(3 %, 48 MiB) more than our maximum."""
+    fixed, per_sample = report["model"]["fixed_bytes"], report["model"]["bytes_per_sample"]
+    need = fixed + per_sample * report["max_batch"]
+    return int(report["max_batch"] + math.ceil(max(TOLERANCE_SHARE * need, TOLERANCE_BYTES) / per_sample))
+
+
+def lines(row: Row) -> list[str]:
+    """A model's part of the table."""
+    said = [f"{row.model}: true maximum {row.maximum}, ours is {'exact' if row.exact else 'NOT EXACT'}"]
+    for one in row.found:
+        if one.missing:
+            said.append(f"  {one.who:<11} did not run: {one.missing}")
+            continue
+        share = row.share_of(one.who) if one is not row.ours else None
+        words = "" if share is None else f"  ours took {share:.2f} of it{'' if share <= BUDGET else ', NOT HELD'}"
+        trials = f"{one.trials:>3} sizes, {one.ooms:>2} out of memory"
+        said.append(f"  {one.who:<11} {one.batch_size:>5}  {trials}  {one.seconds:7.1f} s  proof {one.proof}{words}")
+    return said
+
+
+def holds(row: Row) -> bool:
+    """Whether every bound is held on this model."""
+    shares = [row.share_of(one.who) for one in row.found[1:]]
+    fast = all(share is None or share <= BUDGET for share in shares)
+    return row.exact and row.ours.trials <= MOST_PROBES and row.ours.ooms <= MOST_OOMS and fast
+
+
+def print_table(models: list[str] | None = None, proof_steps: int = 3) -> bool:
+    """Measure and print model by model; whether all bounds are held."""
+    print(
+        f"largest batch under {COMMON[-1]}: at most {MOST_PROBES} sizes, {MOST_OOMS} out of memory, {BUDGET:g} of the"
+        f" others' wall time; proof of {proof_steps} steps; bounds that are not held are marked"
+    )
+    held = True
+    for model in models or MODELS:
+        row = measure(model, proof_steps)
+        print("\n".join(lines(row)), flush=True)
+        held &= holds(row)
+    return held
+
+
+def main() -> int:
+    """The table; 1 when a bound is not held."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0] if __doc__ else None)
+    parser.add_argument("--models", help=f"some of: {'; '.join(MODELS)}; joined by ;")
+    parser.add_argument("--proof-steps", type=int, default=3)
+    asked = parser.parse_args()
+    return 0 if print_table(asked.models.split(";") if asked.models else None, asked.proof_steps) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
