@@ -134,6 +134,7 @@ def _ours(home: Home, preset: str, settings: list[str], proof_steps: int) -> tup
 
 def _another(who: str, plan: RunPlan, home: Home, start: int, proof_steps: int) -> Found:
     """Another library's finder in a process of its own, and then the proof."""
+    path = os.pathsep.join([str(ROOT), *_path_of_lightning(who)])
     began = time.perf_counter()
     knobs = {**plan.spec.knobs, "batch_size": start}
     run = {"schema": 1, "run_id": "benchmark", "model": plan.spec.model, "data": plan.spec.data, "knobs": knobs}
@@ -142,7 +143,7 @@ def _another(who: str, plan: RunPlan, home: Home, start: int, proof_steps: int) 
     asked = json.dumps({"run": {**run, "role": "probe", "search_id": "none"}, "start": start, "steps": STEPS_A_TRIAL})
     done = subprocess.run(
         [plan.python, "-m", "benchmarks.batch_finders", who, asked],
-        env={**os.environ, **plan.env, "PYTHONPATH": os.pathsep.join([str(ROOT), *_path_of_lightning(who)])},
+        env={**os.environ, **plan.env, "PYTHONPATH": path},
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,

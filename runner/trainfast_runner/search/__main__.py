@@ -16,9 +16,10 @@ import msgspec
 from trainfast_runner import launch
 from trainfast_runner.home import Home
 from trainfast_runner.problem import Problem
-from trainfast_runner.search.conduct import Options, check_plan, conduct, open_search
+from trainfast_runner.search.conduct import conduct
 from trainfast_runner.search.control import Order
 from trainfast_runner.search.journal import AnyLine, Conducted
+from trainfast_runner.search.opening import Options, check_plan, open_search
 
 
 def main() -> None:

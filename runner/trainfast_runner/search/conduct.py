@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
@@ -17,7 +17,7 @@ from trainfast_runner.home import Home, is_alive, read_result
 from trainfast_runner.launch import RunPlan
 from trainfast_runner.problem import Problem
 from trainfast_runner.process_tree import boot_id, identify
-from trainfast_runner.records import Clock, Result
+from trainfast_runner.records import Result
 from trainfast_runner.search.answer import answer
 from trainfast_runner.search.decide import Known, Step, decide, known
 from trainfast_runner.search.foreign import taken_by_others
@@ -38,80 +38,17 @@ from trainfast_runner.search.journal import (
     exclusive,
     read_journal,
 )
-from trainfast_runner.search.limits import limited, limits_of
-from trainfast_runner.search.nothing_fits import changes_that_fit, missing_bytes
+from trainfast_runner.search.limits import limited
+from trainfast_runner.search.nothing_fits import nothing_fits
+from trainfast_runner.search.opening import Options
 from trainfast_runner.search.prediction import predict
 from trainfast_runner.search.probe_record import probe_of
 from trainfast_runner.search.processes import Interrupted, WarmProcess, end_run, wait_for_result
-from trainfast_runner.search.searches import key_of, new_search, unfinished
 
 STEPS = {"cpu": 2, "cuda": 4}
 """Optimizer steps of a probe: its states are there from the second on. A GPU's first step is no measure of speed."""
 PAUSE_LOOK_S = 0.1
 TIMED_WARMUP = 3
-STRATEGIES = ("single", "ddp", "fsdp", "zero1", "zero2", "zero3", "zero2-offload", "zero3-offload")
-"""Strategies whose ranks can be given another batch size while they run."""
-
-
-@dataclass(frozen=True)
-class Options:
-    """How to search: without running out of memory on purpose, how long the proof is, whether to begin anew."""
-
-    no_oom: bool = False
-    proof_steps: int = 10
-    fresh: bool = False
-
-
-def check_plan(plan: RunPlan, options: Options) -> None:
-    """Raise Problem for what cannot be searched."""
-    knobs = plan.spec.knobs
-    if knobs["strategy"] not in STRATEGIES:
-        raise Problem(
-            f"search max-batch does not change the batch of strategy={knobs['strategy']} while it runs",
-            key="strategy",
-            allowed=STRATEGIES,
-            nearest="fsdp",
-        )
-    if knobs["engine"] != "native":
-        raise Problem(
-            f"search max-batch tries sizes with engine=native, not engine={knobs['engine']}",
-            key="engine",
-            allowed=["native"],
-            nearest="native",
-        )
-    if options.proof_steps < 2:
-        raise Problem(f"--proof-steps {options.proof_steps}: at least 2", key="--proof-steps")
-
-
-def open_search(plan: RunPlan, home: Home, options: Options) -> Path:
-    """The directory of the search that this plan continues, or of a new one, with its first line written."""
-    home.ready()
-    key = key_of(plan)
-    found = None if options.fresh else unfinished(home, key)
-    if found is not None:
-        return found
-    directory, spec, limits = new_search(home, plan.spec.name), plan.spec, limits_of(plan)
-    journal = Journal(directory)
-    journal.write(
-        Asked(
-            search_id=directory.name,
-            key=key,
-            preset=spec.preset,
-            variant=spec.variant,
-            title=spec.title,
-            model=spec.model,
-            data=spec.data,
-            knobs=dict(spec.knobs),
-            changed=list(spec.changed),
-            device=plan.device,
-            world_size=plan.world_size,
-            limits_bytes=list(limits.by_rank),
-            limit_words=limits.words,
-            clock=Clock(monotonic_ns=time.monotonic_ns(), wall_ns=time.time_ns()),
-        )
-    )
-    journal.close()
-    return directory
 
 
 def conduct(
@@ -217,9 +154,7 @@ class _Conductor:
         if step.action == "answer":
             return Ended(state="answered", reason=step.why, answer=answer(self._known()))
         if step.action == "nothing_fits":
-            missing = missing_bytes(self._known())
-            changes = changes_that_fit(self._plan, self._known())
-            return Ended(state="nothing_fits", reason=step.why, missing_bytes=missing, changes=changes)
+            return nothing_fits(self._plan, self._home, self._known(), step.why, self._check)
         return Ended(state="failed", reason=step.why)
 
     def _foresee(self) -> None:

@@ -1,73 +1,79 @@
-"""A batch of 1 does not fit: by how much, and which knobs would make it fit."""
+"""A batch of 1 does not fit: by how much, and which changes of knobs would make it fit."""
 
 from __future__ import annotations
 
-import re
-from dataclasses import replace
+import time
+from collections.abc import Callable
 
+import msgspec
+
+from trainfast_runner.home import Home, read_result, read_run_file
 from trainfast_runner.launch import RunPlan
-from trainfast_runner.memory_model import cached_model
-from trainfast_runner.oom_advice import UNITS, cheapest
+from trainfast_runner.memory_model import MemoryModel, cached_model, trace_model
+from trainfast_runner.oom_explained import candidates, explain
 from trainfast_runner.problem import Problem
+from trainfast_runner.records import OomExplanation, RunError
 from trainfast_runner.search.decide import Known
-from trainfast_runner.search.journal import Change, Probe
+from trainfast_runner.search.journal import Change, Ended, Probe, Proof
+from trainfast_runner.spec import RunSpec
 
-MOST_CHANGES = 4
-_ASKED = re.compile(r"(?:tried to allocate|Tried to allocate) ([\d.]+) (bytes|KiB|MiB|GiB)")
-
-
-def missing_bytes(known: Known) -> int | None:
-    """How much more a batch of 1 needs than its rank may use, at the least; None where nothing tells.
-
-    What the prediction says; else what was in use when memory ran out and what was asked for then, beyond the limit.
-    """
-    limit, probe = _limit(known), _smallest(known)
-    predicted = known.predicted
-    if limit is not None and predicted is not None and predicted.fixed_bytes is not None:
-        needed = predicted.fixed_bytes + (predicted.bytes_per_sample or 0)
-        if needed > limit:
-            return needed - limit
-    if limit is None or probe is None:
-        return None
-    asked = _ASKED.search(probe.reason)
-    wanted = float(asked[1]) * UNITS[asked[2]] if asked else 0.0
-    return max(0, round((probe.peak_allocated_bytes or 0) + wanted - limit)) or None
+TRACES_WITHIN_S = 15.0
+"""No further change is traced after this time: whoever waits for the answer has waited for the search already."""
 
 
-def changes_that_fit(plan: RunPlan, known: Known) -> list[Change]:
-    """Changes of one knob, those that the memory model says make a batch of 1 fit; without a model the usual ones."""
-    limit, probe = _limit(known), _smallest(known)
-    knobs = {**plan.spec.knobs, "batch_size": 1}
-    fixes = cheapest(knobs, plan.device, probe.phase if probe else None, probe.reason if probe else "", limit)
-    found = []
-    for fix in fixes:
-        if fix.knob == "batch_size":
-            continue
-        needs = _predicted_bytes(plan, {**knobs, fix.knob: fix.value})
-        if needs is not None and limit is not None and needs > limit:
-            continue
-        found.append(Change(settings={fix.knob: fix.value}, words=fix.saves, costs=fix.costs, predicted_bytes=needs))
-    return found[:MOST_CHANGES]
+def nothing_fits(plan: RunPlan, home: Home, known: Known, why: str, check: Callable[[], None]) -> Ended:
+    """The end of a search without an answer. `check` is called between traces, and may raise to stop."""
+    failed = _last_failure(known)
+    run = read_run_file(home.directory(failed.run_id)) if failed is not None else None
+    if failed is None or run is None:
+        return Ended(state="nothing_fits", reason=why)
+    phase = failed.phase if isinstance(failed, Probe) else None
+    one = msgspec.structs.replace(run, knobs={**run.knobs, "batch_size": 1})
+    result = read_result(home.directory(failed.run_id))
+    rank = failed.rank if isinstance(failed, Probe) else None
+    error = (result.error if result is not None else None) or RunError(rank=rank, phase=phase, message=failed.reason)
+    _trace_changes(plan, phase, check)
+    said = explain(one, error, failed.reason, lambda spec: _known_model(spec, plan))
+    missing = _missing(said, failed)
+    changes = [
+        Change(settings=change.settings, words=change.saves, costs=change.costs, predicted_bytes=change.predicted_bytes)
+        for change in said.changes
+        if "batch_size" not in change.settings
+    ]
+    return Ended(state="nothing_fits", reason=why, missing_bytes=missing, changes=changes)
 
 
-def _predicted_bytes(plan: RunPlan, knobs: dict[str, object]) -> int | None:
+def _trace_changes(plan: RunPlan, phase: str | None, check: Callable[[], None]) -> None:
+    """Have the memory models of the changes that might do."""
+    deadline = time.monotonic() + TRACES_WITHIN_S
+    for spec in candidates(plan.spec, plan.device, phase):
+        check()
+        if time.monotonic() > deadline:
+            return
+        try:
+            if cached_model(spec, plan.device, plan.python) is None:
+                trace_model(spec, plan.device, plan.python)
+        except Problem:
+            continue  # it stays among the changes that nothing is known of
+
+
+def _known_model(spec: RunSpec, plan: RunPlan) -> MemoryModel | None:
     try:
-        spec = replace(plan.spec, knobs=knobs)  # type: ignore[arg-type]
-        model = cached_model(spec, plan.device, plan.python)
-        return None if model is None else model.predict(spec, plan.world_size).total_bytes
-    except (Problem, ValueError):
+        return cached_model(spec, plan.device, plan.python)
+    except Problem:
         return None
 
 
-def _smallest(known: Known) -> Probe | None:
-    failed = [probe for probe in known.probes if probe.outcome == "oom"]
-    return min(failed, key=lambda probe: probe.batch_size, default=None)
+def _missing(said: OomExplanation, failed: Probe | Proof) -> int | None:
+    """By the prediction; else what was reached beyond the limit when memory ran out, at the least."""
+    if said.missing_bytes is not None:
+        return said.missing_bytes
+    if said.limit_bytes is None or failed.peak_allocated_bytes is None:
+        return None
+    return max(0, failed.peak_allocated_bytes - said.limit_bytes) or None
 
 
-def _limit(known: Known) -> int | None:
-    probe = _smallest(known)
-    if known.limits_bytes:
-        rank = (probe.rank if probe else None) or 0
-        return known.limits_bytes[min(rank, len(known.limits_bytes) - 1)]
-    rooms = [one.room_bytes for probe in known.probes for one in probe.ranks if one.room_bytes]
-    return min(rooms, default=None)
+def _last_failure(known: Known) -> Probe | Proof | None:
+    failed: list[Probe | Proof] = [probe for probe in known.probes if probe.outcome == "oom"]
+    failed += [proof for proof in known.proofs if proof.state == "oom"]
+    return min(failed, key=lambda one: one.batch_size, default=None)

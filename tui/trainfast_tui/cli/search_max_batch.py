@@ -10,8 +10,8 @@ if TYPE_CHECKING:
 
     from trainfast_runner.home import Home
     from trainfast_runner.launch import RunPlan
-    from trainfast_runner.search.conduct import Options
     from trainfast_runner.search.journal import AnyLine, Ended
+    from trainfast_runner.search.opening import Options
     from trainfast_tui.cli.following import Signals
     from trainfast_tui.cli.progress import Progress
 
@@ -44,7 +44,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Search, and print what was found."""
     from trainfast_runner import launch
     from trainfast_runner.home import Home
-    from trainfast_runner.search.conduct import Options, check_plan, open_search
+    from trainfast_runner.search.opening import Options, check_plan, open_search
     from trainfast_runner.spec import resolve
     from trainfast_tui.cli.following import caught
     from trainfast_tui.cli.progress import said_when_slow

@@ -1,0 +1,79 @@
+"""From a checked plan to the search that it asks for: what cannot be searched, and which journal goes on."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from trainfast_runner.home import Home
+from trainfast_runner.launch import RunPlan
+from trainfast_runner.problem import Problem
+from trainfast_runner.records import Clock
+from trainfast_runner.search.journal import Asked, Journal
+from trainfast_runner.search.limits import limits_of
+from trainfast_runner.search.searches import key_of, new_search, unfinished
+
+STRATEGIES = ("single", "ddp", "fsdp", "zero1", "zero2", "zero3", "zero2-offload", "zero3-offload")
+"""Strategies whose ranks can be given another batch size while they run."""
+
+
+@dataclass(frozen=True)
+class Options:
+    """How to search: without running out of memory on purpose, how long the proof is, whether to begin anew."""
+
+    no_oom: bool = False
+    proof_steps: int = 10
+    fresh: bool = False
+
+
+def check_plan(plan: RunPlan, options: Options) -> None:
+    """Raise Problem for what cannot be searched."""
+    knobs = plan.spec.knobs
+    if knobs["strategy"] not in STRATEGIES:
+        raise Problem(
+            f"search max-batch does not change the batch of strategy={knobs['strategy']} while it runs",
+            key="strategy",
+            allowed=STRATEGIES,
+            nearest="fsdp",
+        )
+    if knobs["engine"] != "native":
+        raise Problem(
+            f"search max-batch tries sizes with engine=native, not engine={knobs['engine']}",
+            key="engine",
+            allowed=["native"],
+            nearest="native",
+        )
+    if options.proof_steps < 2:
+        raise Problem(f"--proof-steps {options.proof_steps}: at least 2", key="--proof-steps")
+
+
+def open_search(plan: RunPlan, home: Home, options: Options) -> Path:
+    """The directory of the search that this plan continues, or of a new one, with its first line written."""
+    home.ready()
+    key = key_of(plan)
+    found = None if options.fresh else unfinished(home, key)
+    if found is not None:
+        return found
+    directory, spec, limits = new_search(home, plan.spec.name), plan.spec, limits_of(plan)
+    journal = Journal(directory)
+    journal.write(
+        Asked(
+            search_id=directory.name,
+            key=key,
+            preset=spec.preset,
+            variant=spec.variant,
+            title=spec.title,
+            model=spec.model,
+            data=spec.data,
+            knobs=dict(spec.knobs),
+            changed=list(spec.changed),
+            device=plan.device,
+            world_size=plan.world_size,
+            limits_bytes=list(limits.by_rank),
+            limit_words=limits.words,
+            clock=Clock(monotonic_ns=time.monotonic_ns(), wall_ns=time.time_ns()),
+        )
+    )
+    journal.close()
+    return directory
