@@ -9,7 +9,8 @@ import msgspec
 import stand_in
 from stand_in import Machine, gpus
 
-from trainfast_runner.telemetry import Sampler, Tick
+from trainfast_runner.telemetry import HostReading, Sampler, Tick
+from trainfast_runner.telemetry.sampler import Cadence
 
 
 class Collected:
@@ -87,21 +88,46 @@ def test_the_run_can_be_named_and_dropped_while_sampling() -> None:
     assert without.host.run is None
 
 
-def test_expensive_ticks_slow_the_sampling_down_and_cheap_ones_bring_it_back() -> None:
-    machine = Machine(gpus(1, slow_s=0.03))
-    with stand_in.installed(machine):
+def test_expensive_ticks_slow_the_sampling_down_and_it_says_so() -> None:
+    with stand_in.installed(Machine(gpus(1, slow_s=0.03))):
         collected = Collected()
         sampler = Sampler(collected, period_s=0.1, budget=0.2)
         sampler.start()
-        slowed = collected.wait_for(5)[-1]
-        assert sampler.period_s > 0.1
-        assert "instead of every 0.1 s" in slowed.missing["sampler.period"]
-        machine.gpus[0].slow_s = 0.0
-        seen = len(collected.ticks)
-        collected.wait_for(seen + 24)
+        slowed = collected.wait_for(4)[-1]
         sampler.stop()
+    assert sampler.period_s > 0.1
     assert slowed.sample_us >= 30_000
-    assert sampler.period_s == 0.1
+    assert slowed.nvml_us is not None
+    assert slowed.nvml_us <= slowed.sample_us
+    assert "instead of every 0.1 s" in slowed.missing["sampler.period"]
+
+
+def test_the_period_doubles_over_budget_up_to_ten_seconds_and_comes_back_when_ticks_are_cheap() -> None:
+    cadence = Cadence(1.0, budget=0.2)
+
+    def after(milliseconds: float, times: int) -> Tick:
+        for _ in range(times):
+            tick = Tick(t_ns=0, host=HostReading(), devices=[], missing={}, sample_us=round(milliseconds * 1000))
+            cadence.after(tick)
+        return tick
+
+    assert after(300, 2).missing == {}, "one slow tick is not yet the machine"
+    said = after(300, 1).missing["sampler.period"]
+    assert said == "a tick costs 300 ms: sampling every 2 s instead of every 1 s"
+    assert (after(300, 20).missing != {}, cadence.period_s) == (True, 2.0), "within the budget of the longer period"
+    after(9000, 30)
+    assert cadence.period_s == 10.0
+    after(1, 60)
+    assert cadence.period_s == 1.0
+    assert after(1, 1).missing == {}
+    cadence.ask(0.5)
+    assert cadence.period_s == 0.5
+
+
+def test_a_late_tick_is_not_made_up_for() -> None:
+    cadence = Cadence(1.0)
+    due_s = time.monotonic() - 3.5
+    assert cadence.next(due_s) == due_s + 4
 
 
 def test_a_callback_that_fails_ends_the_sampling_and_is_kept(monkeypatch) -> None:
