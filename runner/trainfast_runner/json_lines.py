@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -74,10 +75,14 @@ class Appender:
     def __init__(self, path: Path) -> None:
         self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
         self._encoder = msgspec.json.Encoder()
+        self._torn = False
 
     def write(self, record: msgspec.Struct) -> None:
-        """One line; None fields are written as null."""
-        os.write(self._fd, self._encoder.encode(record) + b"\n")
+        """One line; None fields are written as null. What follows a line cut short begins on a line of its own."""
+        line = (b"\n" if self._torn else b"") + self._encoder.encode(record) + b"\n"
+        self._torn = os.write(self._fd, line) < len(line)
+        if self._torn:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     def close(self) -> None:
         """Close the file; further writes are errors."""

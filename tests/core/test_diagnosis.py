@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import string
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from trainfast_runner.device_window import Window
@@ -14,8 +16,10 @@ from trainfast_runner.diagnosis import diagnose
 from trainfast_runner.diagnosis_figures import ForeignProcess, Stretch, figures_by_scope, foreign_processes
 from trainfast_runner.diagnosis_rules import NAMES, RULES, rule_that_spoke
 from trainfast_runner.records import Clock, Diagnosis, Event, RunFile, Step
-from trainfast_runner.run_records import DeviceSample, HostSample, RunSample
+from trainfast_runner.run_records import DeviceSample, HostSample, RunSample, read_records
 from trainfast_runner.step_conditions import join_of
+from trainfast_runner.summary import summarise
+from trainfast_runner.verdict import Verdict
 
 S = 1_000_000_000
 GIB = 1 << 30
@@ -72,11 +76,27 @@ class Case:
             ],
         )
 
+    def write(self, directory: Path) -> None:
+        """The same as a supervisor and its ranks would have left it on disk."""
+        stretch = self.stretch()
+        (directory / "run.json").write_bytes(msgspec.json.encode(stretch.run))
+        for rank, steps in stretch.steps.items():
+            _write_lines(directory / f"steps{f'.rank{rank}' if rank else ''}.jsonl", steps)
+        ticks = [
+            {"t_ns": n * S, "devices": [of[n] for of in stretch.samples.values()], "host": stretch.hosts[min(n, 9)]}
+            for n in range(11)
+        ]
+        _write_lines(directory / "telemetry.jsonl", ticks)
+
     def findings(self) -> list[Diagnosis]:
         return diagnose(self.stretch())
 
     def found(self) -> list[str]:
         return [finding.rule for finding in self.findings()]
+
+
+def _write_lines(path: Path, records: Sequence[object]) -> None:
+    path.write_bytes(b"".join(msgspec.json.encode(record) + b"\n" for record in records))
 
 
 def _step(n: int, fields: dict[str, Any]) -> Step:
@@ -176,6 +196,16 @@ def test_each_rule_speaks_when_it_should_and_only_then(rule: str) -> None:
     assert rule_that_spoke(rule, finding.evidence) in RULES
     for condition in next(r for r in RULES if r.name == rule).when[:1]:
         assert finding.evidence[condition.figure] is not None, "a verdict opens to the figures it rests on"
+
+
+@pytest.mark.parametrize("rule", NAMES)
+def test_the_result_of_a_run_directory_says_the_same(rule: str, tmp_path: Path) -> None:
+    for case, speaks in zip(PAIRS[rule], (True, False), strict=True):
+        case.write(tmp_path)
+        result = summarise(tmp_path, read_records(tmp_path), Verdict("finished", ""), 10 * S)
+        assert (rule in [finding.rule for finding in result.diagnosis]) is speaks
+        for path in tmp_path.iterdir():
+            path.unlink()
 
 
 @pytest.mark.parametrize("device", ["cuda", "cpu"])

@@ -143,6 +143,25 @@ def test_readings_that_cover_too_little_give_no_figure(tmp_path: Path) -> None:
     assert result_of(tmp_path, watch_uuids=[GPU]).energy.joules is None
 
 
+def test_a_gpu_that_was_lost_makes_the_conditions_doubtful(tmp_path: Path) -> None:
+    write_lines(tmp_path / "steps.jsonl", [step(n, 1000) for n in range(1, 11)])
+    assert result_of(tmp_path, device_uuids=[GPU], versions={"driver": "580.82"}).conditions.clean
+    write_lines(tmp_path / "events.jsonl", [{"t_ns": 5 * S, "kind": "gpu_lost", "device": 0, "detail": "GPU is lost"}])
+    conditions = result_of(tmp_path, device_uuids=[GPU], versions={"driver": "580.82"}).conditions
+    assert (conditions.clean, conditions.driver) == (False, "580.82")
+    assert (conditions.steady_from_step, conditions.still_warming) == (1, False)
+
+
+def test_who_came_to_the_gpu_while_it_was_measured_is_in_the_conditions(tmp_path: Path) -> None:
+    write_lines(tmp_path / "steps.jsonl", [step(n, 1000) for n in range(1, 11)])
+    came = {"t_ns": 5 * S, "kind": "foreign_process", "device": 0, "pid": 42, "state": "appeared"}
+    write_lines(tmp_path / "events.jsonl", [came])
+    conditions = result_of(tmp_path, device_uuids=[GPU]).conditions
+    assert conditions.foreign_processes == [{"device": 0, "pid": 42, "memory_used_bytes": None}]
+    assert not conditions.clean
+    assert result_of(tmp_path, watch_uuids=[GPU]).conditions.foreign_processes == []
+
+
 def test_spread_and_percentiles() -> None:
     assert spread([]).median is None
     assert (spread([1, 2, 3, 100]).median, spread([1, 2, 3, 100]).mad) == (2.5, 1)
