@@ -88,6 +88,8 @@ class RunFile(msgspec.Struct, frozen=True, kw_only=True):
     search_id: str | None = None
     calibration: dict[str, Any] | None = None
     """What `doctor --calibrate` measured on this device, where it did."""
+    predicted: dict[str, Any] | None = None
+    """The memory that was predicted for the fullest rank, a `memory_model.Prediction`; None where nothing was."""
 
     def changes(self) -> dict[str, Any]:
         """What `--set` or the screen changed of the preset, `knob`, `model.FIELD` or `data.FIELD`, with its value."""

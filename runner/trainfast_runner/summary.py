@@ -226,8 +226,14 @@ def _memory(records: RunRecords, device_peak_used_bytes: int | None) -> Memory:
         peak_allocated_bytes=worst(step.peak_allocated_bytes for step in steps),
         peak_reserved_bytes=worst(step.peak_reserved_bytes for step in steps),
         device_peak_used_bytes=device_peak_used_bytes,
+        predicted_bytes=_predicted_bytes(records.run),
         alloc_retries=worst(step.alloc_retries for step in steps),
     )
+
+
+def _predicted_bytes(run: RunFile | None) -> int | None:
+    total = (run.predicted or {}).get("total_bytes") if run else None
+    return total if isinstance(total, int) else None
 
 
 def _loss_scaling(records: RunRecords) -> LossScaling | None:

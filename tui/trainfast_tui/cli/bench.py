@@ -152,7 +152,7 @@ def _run_one(entry: Entry, home: Home, signals: Signals, arguments: argparse.Nam
     from trainfast_runner.problem import Problem
     from trainfast_tui.cli.cooling import wait_until_cool
     from trainfast_tui.cli.following import follow
-    from trainfast_tui.cli.run import wait_for_device
+    from trainfast_tui.cli.run import foresee, wait_for_device
 
     try:
         plan = launch.plan(entry.spec, arguments.python)
@@ -162,6 +162,7 @@ def _run_one(entry: Entry, home: Home, signals: Signals, arguments: argparse.Nam
         wait_for_device(plan, home)
     if arguments.cool_to is not None:
         wait_until_cool(plan, arguments.cool_to)
+    foresee(plan, home)
     return follow(launch.start(plan, home), signals, interrupt_stops=True)
 
 

@@ -57,6 +57,7 @@ def run(arguments: argparse.Namespace) -> int:
             from trainfast_tui.cli.cooling import wait_until_cool
 
             wait_until_cool(plan, arguments.cool_to)
+        foresee(plan, home)
         with caught() as signals:
             try:
                 directory = launch.start(plan, home)
@@ -68,6 +69,23 @@ def run(arguments: argparse.Namespace) -> int:
                 return _detached(directory, arguments.json)
             result = follow(directory, signals, interrupt_stops=True)
         return HUNG_UP if result is None else report(result, arguments.json)
+
+
+def foresee(plan: RunPlan, home: Home) -> None:
+    """Have the run's memory predicted before it starts, unless it is known or a run is there to be disturbed."""
+    from trainfast_runner.launch import busy_with
+    from trainfast_runner.memory_model import cached_model, trace_model
+    from trainfast_runner.problem import Problem
+    from trainfast_tui.cli.progress import Progress, said_when_slow
+    from trainfast_tui.format import plain
+
+    if cached_model(plan.spec, plan.device, plan.python) is not None or busy_with(plan, home) is not None:
+        return
+    try:
+        with said_when_slow("predicting its memory…"):
+            trace_model(plan.spec, plan.device, plan.python)
+    except Problem as problem:
+        Progress().say(plain(f"memory is not predicted: {problem.line()}"))
 
 
 def report(result: Result, as_json: bool) -> int:
