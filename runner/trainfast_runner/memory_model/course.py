@@ -59,6 +59,8 @@ class Moment(NamedTuple):
     place: Place | None
     micro: int
     backward: bool
+    unscaled: float
+    """Those of the activations that no sample adds to: weights cast by autocast."""
 
 
 def moments(
@@ -69,7 +71,7 @@ def moments(
     `start` is what is alive before the step. A trace has `traced_micros` micro-batches, of which the last stands for
     all that follow it.
     """
-    level = start
+    level, unscaled = start, 0.0
     for stretch in stretches:
         if stretch.micro > micro_batches:
             break
@@ -77,15 +79,17 @@ def moments(
         stack, copies, first = _where(stretch, stacks)
         backward = stretch.phase == "backward"
         delta = _at(stretch.delta, batch, share)
+        cast = stretch.delta[0][ACTIVATIONS] * share
         peaks = [_at(line, batch, share) for line in stretch.lines]
         for copy in dict.fromkeys((0, copies - 1)):
             place = None if stack is None else Place(stack, _index(first, copy, copies, backward), backward)
             base = _add(level, delta, copy)
-            yield Moment(base, place, stretch.micro, backward)
-            for peak in peaks:
-                yield Moment(_add(base, peak), place, stretch.micro, backward)
-        level = _add(level, delta, copies)
-    yield Moment(level, None, micro_batches, True)
+            before = unscaled + copy * cast
+            yield Moment(base, place, stretch.micro, backward, before)
+            for (fixed, _), peak in zip(stretch.lines, peaks, strict=True):
+                yield Moment(_add(base, peak), place, stretch.micro, backward, before + fixed[ACTIVATIONS] * share)
+        level, unscaled = _add(level, delta, copies), unscaled + copies * cast
+    yield Moment(level, None, micro_batches, True, unscaled)
 
 
 def _where(stretch: Stretch, stacks: list[Stack]) -> tuple[int | None, int, int]:

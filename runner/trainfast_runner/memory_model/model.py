@@ -6,7 +6,7 @@ import msgspec
 
 from trainfast_runner.memory_model.course import GRADS, OPTIMIZER, TEMPORARY, TRACED, Moment, Stack, Stretch, moments
 from trainfast_runner.memory_model.prediction import CATEGORIES, PHASES, Prediction
-from trainfast_runner.memory_model.sharing import Sharing, sharing_of
+from trainfast_runner.memory_model.sharing import Sharing, Whole, sharing_of
 from trainfast_runner.spec import RunSpec
 
 TRACED_MICROS = 2
@@ -73,7 +73,9 @@ class MemoryModel(msgspec.Struct, frozen=True, kw_only=True):
 
     def _peaks(self, spec: RunSpec, ranks: int, batch: int) -> dict[str, tuple[float, ...]]:
         """Bytes by CATEGORIES at each phase's peak."""
-        sharing = sharing_of(spec.knobs, ranks, self.stacks, self.parameters, self.before_optimizer)
+        sharing = sharing_of(
+            spec.knobs, ranks, Whole(self.stacks, self.parameters, self.before_optimizer, self.device == "cuda")
+        )
         micro_batches = int(str(spec.knobs["grad_accum"]))
         start = tuple(0.0 if place in (GRADS, TEMPORARY) else value for place, value in enumerate(self._standing()))
         best: tuple[float, ...] = ()

@@ -1,21 +1,60 @@
-"""What a strategy makes of one process's live bytes: which of them each rank keeps, and what it exchanges."""
+"""What a strategy makes of one process's live bytes: which of them each rank keeps, and what it exchanges.
+
+The rules are read from torch 2.13's DistributedDataParallel and fully_shard and from DeepSpeed 0.19's stages as this
+product configures them (`zero_config.py`), and held against real ranks by `benchmarks/memory.py`.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
-from trainfast_runner.memory_model.course import GRADS, Moment, Stack, Vector
+from trainfast_runner.memory_model.course import ACTIVATIONS, GRADS, OPTIMIZER, PARAMS, TEMPORARY, Moment, Stack, Vector
+from trainfast_runner.problem import Problem
+
+FULL_BYTES = 4
+HALF_BYTES = 2
+MIXED = ("fp16", "bf16")
+LOOP_SCRATCH = 2
+"""Copies of a parameter that AdamW's loop holds at once: the root of the second moment, and that divided."""
+
+
+@dataclass(frozen=True)
+class Whole:
+    """What is shared: the model in one process, in bytes before the optimizer's step and in elements."""
+
+    stacks: list[Stack]
+    parameters: int
+    standing: list[float]
+    on_gpu: bool
+
+    @property
+    def width(self) -> float:
+        """Bytes of one weight."""
+        return self.standing[PARAMS] / max(1, self.parameters)
+
+    @property
+    def blocks(self) -> list[int]:
+        """Elements of every block, stack after stack."""
+        return [size for stack in self.stacks for size in stack.sizes]
+
+    @property
+    def root(self) -> int:
+        """Elements outside of all blocks: embeddings and head."""
+        return max(0, self.parameters - sum(self.blocks))
 
 
 class Sharing:
     """One process that shares nothing."""
 
-    def __init__(self, ranks: int, stacks: list[Stack], parameters: int, standing: list[float]) -> None:
-        self.ranks = ranks
-        self.stacks = stacks
-        self.parameters = parameters
-        self.standing = standing
+    def __init__(self, whole: Whole, ranks: int, knobs: Mapping[str, Any]) -> None:
+        self.whole = whole
+        self.ranks = max(1, ranks)
+        self.knobs = knobs
+        self.mixed = knobs["precision"] in MIXED
+        self.on_gpu = whole.on_gpu
+        self.accumulates = int(knobs["grad_accum"]) > 1
 
     def at(self, moment: Moment) -> Vector:
         """Live bytes by CATEGORIES at a moment of forward or backward."""
@@ -31,18 +70,140 @@ class Replicated(Sharing):
 
     def at(self, moment: Moment) -> Vector:
         """The buckets are there throughout."""
-        return (*moment.live, self.standing[GRADS])
+        return (*moment.live, self.whole.standing[GRADS])
 
     def in_optimizer(self, live: Vector) -> Vector:
         """The buckets are there throughout."""
-        return (*live, self.standing[GRADS])
+        return (*live, self.whole.standing[GRADS])
 
 
-STRATEGIES: dict[str, type[Sharing]] = {"ddp": Replicated}
+class FullySharded(Sharing):
+    """FSDP2: each rank keeps a slice of everything; a block is whole while it computes, the rest from first to last.
+
+    In the backward the next block is gathered ahead, and the last one's gradients lie in the buffer they are reduced
+    from. What is outside of the blocks is reduced last: its gradients stay whole until then.
+    """
+
+    def at(self, moment: Moment) -> Vector:
+        """Slices, what is gathered of the model, and gradients that are not reduced yet."""
+        live, n = list(moment.live), self.ranks
+        gathered = HALF_BYTES if self.mixed else self.whole.width
+        block = 0 if moment.place is None else self.whole.stacks[moment.place.stack].sizes[moment.place.block]
+        sent = gathered * (self.whole.root + block)
+        if self.mixed:
+            # The gathered weights are the cast ones that autocast would have made.
+            live[ACTIVATIONS] -= min(live[ACTIVATIONS], max(0.0, moment.unscaled))
+        if self.knobs.get("reshard") == "off":
+            sent = gathered * self.whole.parameters
+        elif moment.backward and moment.place is not None:
+            sent += gathered * block
+        if moment.backward and moment.place is not None:
+            sent += FULL_BYTES * block
+        whole_grads = live[GRADS] if self.accumulates else max(0.0, live[GRADS] - self._reduced(moment))
+        live[PARAMS] /= n
+        live[OPTIMIZER] /= n
+        live[GRADS] = whole_grads + (live[GRADS] - whole_grads) / n
+        return (*live, sent)
+
+    def in_optimizer(self, live: Vector) -> Vector:
+        """Slices of everything."""
+        n = self.ranks
+        return (live[PARAMS] / n, live[GRADS] / n, live[OPTIMIZER] / n, live[ACTIVATIONS], live[TEMPORARY] / n, 0.0)
+
+    def _reduced(self, moment: Moment) -> float:
+        """Bytes of the gradients of the blocks that the backward is done with."""
+        if not moment.backward:
+            return moment.live[GRADS]
+        width = self.whole.standing[GRADS] / max(1, self.whole.parameters)
+        if moment.place is None:
+            every = width * sum(self.whole.blocks)
+            return every if moment.live[GRADS] >= every else 0.0
+        stack, block = moment.place.stack, moment.place.block
+        done = sum(self.whole.stacks[stack].sizes[block + 1 :])
+        done += sum(sum(later.sizes) for later in self.whole.stacks[stack + 1 :])
+        return width * done
 
 
-def sharing_of(
-    knobs: Mapping[str, Any], ranks: int, stacks: list[Stack], parameters: int, standing: list[float]
-) -> Sharing:
-    """The sharing of the knobs' strategy. `standing` is what is alive before the optimizer's step, by category."""
-    return STRATEGIES.get(str(knobs["strategy"]), Sharing)(ranks, stacks, parameters, standing)
+class ZeroPartitioned(Sharing):
+    """ZeRO-1 and -2: whole weights, a part of the master copy and of the states, one bucket of gradients.
+
+    The bucket has room for the whole model's gradients (`reduce_bucket_size`). The stages take the same memory here:
+    what stage 1 keeps of the other ranks' gradients lies in the bucket.
+    """
+
+    def __init__(self, whole: Whole, ranks: int, knobs: Mapping[str, Any]) -> None:
+        super().__init__(whole, ranks, knobs)
+        # Weights are half for the half precisions, whatever the trace had.
+        self.width = FULL_BYTES if knobs["precision"] in ("fp32", "tf32") else HALF_BYTES
+        self.weights = float(self.width * whole.parameters)
+        masters = FULL_BYTES if knobs["precision"] != "bf16-pure" else HALF_BYTES
+        self.masters = masters * whole.parameters / self.ranks
+        self.states = whole.standing[OPTIMIZER] * masters / whole.width / self.ranks
+
+    def at(self, moment: Moment) -> Vector:
+        """Gradients go into the bucket as they come and are reduced from it; the rank's own part is kept."""
+        live = moment.live
+        come = min(self.weights, live[GRADS] * self.weights / max(1.0, self.whole.standing[GRADS]))
+        # A GPU allocates it whole; of the host's memory only what is written is taken.
+        bucket = (self.weights if self.on_gpu else come) if moment.backward else 0.0
+        kept = (self.weights if moment.micro > 1 else come) / self.ranks
+        return (self.weights, kept, self.masters + self.states, live[ACTIVATIONS], live[TEMPORARY], bucket)
+
+    def in_optimizer(self, live: Vector) -> Vector:
+        """The rank's gradients are flattened in the masters' type beside what was reduced, and updated as one."""
+        kept = self.weights / self.ranks + self.masters
+        return (self.weights, kept, self.masters + self.states, live[ACTIVATIONS], self._scratch(live, self.masters), 0)
+
+    def _scratch(self, live: Vector, flat: float) -> float:
+        """What the update of a flat tensor of that many bytes needs besides."""
+        if live[TEMPORARY] > self.whole.standing[PARAMS] / 2:
+            return live[TEMPORARY] * flat / self.whole.standing[PARAMS]  # all parameters at a time, foreach
+        return LOOP_SCRATCH * flat if live[TEMPORARY] else 0.0
+
+
+class ZeroParameters(ZeroPartitioned):
+    """ZeRO-3: the weights are parts as well; up to two parts of the model are gathered, and one bucket is reduced."""
+
+    @property
+    def part(self) -> float:
+        """Bytes of the largest part: a block, or what is outside of the blocks."""
+        return float(self.width * max([self.whole.root, *self.whole.blocks]))
+
+    def at(self, moment: Moment) -> Vector:
+        """Parts, what is gathered and what is being reduced."""
+        live, n = moment.live, self.ranks
+        sent = 2 * self.part + (2 * self.part if moment.backward else 0.0)
+        grads = self.weights / n
+        return (self.weights / n, grads, self.masters + self.states, live[ACTIVATIONS], live[TEMPORARY], sent)
+
+    def in_optimizer(self, live: Vector) -> Vector:
+        """Group after group of at most a part's elements is updated, and gathered."""
+        kept = self.weights / self.ranks + self.masters
+        group = min(self.masters, FULL_BYTES * self.part / self.width)
+        scratch = self._scratch(live, group)
+        return (
+            self.weights / self.ranks,
+            kept,
+            self.masters + self.states,
+            live[ACTIVATIONS],
+            scratch,
+            self.part,
+        )
+
+
+STRATEGIES: dict[str, type[Sharing]] = {
+    "single": Sharing,
+    "ddp": Replicated,
+    "fsdp": FullySharded,
+    "zero1": ZeroPartitioned,
+    "zero2": ZeroPartitioned,
+    "zero3": ZeroParameters,
+}
+
+
+def sharing_of(knobs: Mapping[str, Any], ranks: int, whole: Whole) -> Sharing:
+    """The sharing of the knobs' strategy. Raises Problem for one whose memory is not predicted."""
+    strategy = str(knobs["strategy"])
+    if strategy not in STRATEGIES:
+        raise Problem(f"the memory of strategy={strategy} is not predicted", key="strategy", allowed=list(STRATEGIES))
+    return STRATEGIES[strategy](whole, ranks, knobs)

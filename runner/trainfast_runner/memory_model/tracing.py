@@ -70,6 +70,9 @@ def _request(spec: RunSpec, device: str) -> dict[str, Any]:
     if knobs["precision"] == "tf32":
         # Other kernels, the same tensors.
         knobs["precision"] = "fp32"
+    if str(spec.knobs["strategy"]).startswith("zero") and knobs["precision"] in ("fp16", "bf16"):
+        # DeepSpeed trains a model whose weights are half; it does not cast them as autocast does.
+        knobs["precision"] = "bf16-pure"
     return {"model": spec.model, "objective": spec.data["objective"], "knobs": knobs, "device": device}
 
 

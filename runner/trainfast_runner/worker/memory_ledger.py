@@ -8,7 +8,7 @@ model or a larger batch can be put together from it.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -74,10 +74,14 @@ class Ledger(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.stretches: list[Stretch] = []
         self.repeats: dict[str, int] = {}
         """How many blocks of the model each repeated one stands for, by its place."""
+        self.before_next: Callable[[], None] | None = None
+        """Called before the next operation."""
         self._held: dict[int, _Held] = {}
         self._overflows: set[int] = set()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if self.before_next is not None:
+            self.before_next()
         if func is torch.ops.aten._local_scalar_dense.default:
             return self._usual_answer(args[0])
         if func is torch.ops.aten._amp_foreach_non_finite_check_and_unscale_.default:
@@ -96,6 +100,7 @@ class Ledger(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def begin(self, phase: str, micro: int, place: str) -> None:
         """Another part of the step begins."""
+        self.before_next = None
         self.end()
         self.stretches.append(Stretch(phase, micro, place, tuple(self.live)))
 

@@ -35,6 +35,7 @@ class StepWatch:
 
     def at(self, place: str) -> None:
         """The step comes to a block, or with the empty text to what is in none."""
+        self.ledger.before_next = None
         if place != self.place:
             self.place = place
             self.ledger.begin(self.phase, self.micro, place)
@@ -75,7 +76,8 @@ class _Follower:
             return
         self._when_differentiated(output if isinstance(output, tuple | list) else [output], self.place)
         if self.last:
-            self.watch.at("")
+            # Only with the next operation: the model lets go of the last block's input after this hook.
+            self.watch.ledger.before_next = lambda: self.watch.at("")
 
     def _when_differentiated(self, values: Any, place: str) -> None:
         for value in values:

@@ -1,0 +1,160 @@
+"""From the course of a step to predictions: depth, batch, accumulation, sharing, and what is remembered."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as some
+
+from trainfast_runner.knobs import defaults
+from trainfast_runner.memory_model import CATEGORIES, MemoryModel, cached_model, tracing
+from trainfast_runner.memory_model.course import Stack, Stretch
+from trainfast_runner.problem import Problem
+from trainfast_runner.spec import RunSpec
+
+BLOCK, ROOT = 1000, 500
+"""Elements of a block's parameters, and of those outside."""
+KEPT_BY_BLOCK, PASSING = 70, 30
+"""Activation bytes a sample that a block leaves behind, and what it holds besides while it computes."""
+HEAD = 400
+"""Activation bytes a sample of the head."""
+
+
+def vector(grads: float = 0, activations: float = 0, temporary: float = 0) -> tuple[float, ...]:
+    return (0.0, float(grads), 0.0, float(activations), float(temporary))
+
+
+def model_of(layers: int) -> MemoryModel:
+    """A model of that many alike blocks as three of them would have been traced, in fp32 with AdamW."""
+    kept = min(3, layers)
+
+    def forward(micro: int, place: str) -> Stretch:
+        line = (vector(), vector(activations=KEPT_BY_BLOCK + PASSING))
+        return Stretch("forward", micro, place, [line], (vector(), vector(activations=KEPT_BY_BLOCK)))
+
+    def backward(micro: int, place: str) -> Stretch:
+        grads = 4 * BLOCK if micro == 1 else 0
+        delta = (vector(grads=grads), vector(activations=-KEPT_BY_BLOCK))
+        return Stretch("backward", micro, place, [(vector(temporary=4 * BLOCK), vector(temporary=PASSING))], delta)
+
+    stretches = [Stretch("data", 0, "", [(vector(), vector(activations=16))], (vector(), vector(activations=16)))]
+    for micro in (1, 2):
+        stretches += [forward(micro, f"0:{index}") for index in range(kept)]
+        head = (vector(), vector(activations=HEAD))
+        stretches.append(Stretch("forward", micro, "", [head], head))
+        root_grads = 4 * ROOT if micro == 1 else 0
+        delta = (vector(grads=root_grads), vector(activations=-HEAD))
+        stretches.append(Stretch("backward", micro, "", [(vector(), vector(temporary=HEAD))], delta))
+        stretches += [backward(micro, f"0:{index}") for index in reversed(range(kept))]
+    parameters = layers * BLOCK + ROOT
+    return MemoryModel(
+        device="cpu",
+        parameter_sizes=[BLOCK] * layers + [ROOT],
+        stacks=[Stack(kept, [BLOCK] * layers)],
+        stretches=stretches,
+        before_optimizer=[4.0 * parameters, 4.0 * parameters, 8.0 * parameters, 0.0, 0.0],
+        optimizer_peak=[4.0 * parameters, 4.0 * parameters, 8.0 * parameters, 0.0, 4.0 * parameters],
+        basis="three blocks",
+    )
+
+
+def spec_with(**knobs: Any) -> RunSpec:
+    return RunSpec("tiny", None, "", {"family": "llama"}, {"objective": "causal-lm"}, {**defaults(), **knobs})
+
+
+@given(layers=some.integers(1, 200), batch=some.integers(1, 10_000))
+def test_a_deep_model_is_its_blocks_and_its_head(layers: int, batch: int) -> None:
+    predicted = model_of(layers).predict(spec_with(batch_size=batch))
+    standing = 12 * (layers * BLOCK + ROOT)
+    at_the_head = standing + batch * (8 + layers * KEPT_BY_BLOCK + HEAD + HEAD)
+    last_block = standing + 4 * ROOT + 4 * BLOCK + batch * (8 + layers * KEPT_BY_BLOCK + PASSING)
+    first_block = standing + 4 * ROOT + layers * 4 * BLOCK + batch * (8 + KEPT_BY_BLOCK + PASSING)
+    assert predicted.phases["forward_backward"]["total"] == max(at_the_head, last_block, first_block)
+    assert predicted.phases["optimizer"]["total"] == 20 * (layers * BLOCK + ROOT) + 8 * batch
+    assert predicted.total_bytes == max(phase["total"] for phase in predicted.phases.values())
+    assert sum(predicted.category(name) for name in CATEGORIES) == predicted.total_bytes
+
+
+@given(layers=some.integers(1, 60), limit=some.integers(0, 5_000_000), micro=some.integers(1, 4))
+def test_the_largest_batch_fits_and_the_next_does_not(layers: int, limit: int, micro: int) -> None:
+    model, spec = model_of(layers), spec_with(grad_accum=micro)
+    most = model.max_batch(spec, 1, limit)
+
+    def total(batch: int) -> int:
+        return model.predict(replace(spec, knobs={**spec.knobs, "batch_size": batch})).total_bytes
+
+    assert total((most or 0) + 1) > limit
+    assert most is None or total(most) <= limit
+
+
+def test_gradients_live_through_later_micro_batches() -> None:
+    model = model_of(12)
+    once, twice, often = (model.predict(spec_with(batch_size=5000, grad_accum=count)) for count in (1, 2, 8))
+    assert once.grads_bytes == 0, "the peak is before the first gradient"
+    assert twice.grads_bytes == 4 * (12 * BLOCK + ROOT), "the second micro-batch's peak has all gradients beside it"
+    assert often.total_bytes - twice.total_bytes == 6 * 5000 * 8, "only the batches themselves are more"
+
+
+def test_what_a_strategy_shares() -> None:
+    model, count = model_of(12), 12 * BLOCK + ROOT
+    alone = model.predict(spec_with(batch_size=500))
+    copied = model.predict(spec_with(batch_size=500, strategy="ddp"), 2)
+    assert copied.communication_bytes == 4 * count
+    assert copied.total_bytes == alone.total_bytes + 4 * count
+    for strategy in ("fsdp", "zero3"):
+        two, eight = (model.predict(spec_with(batch_size=500, strategy=strategy), ranks) for ranks in (2, 8))
+        assert two.params_bytes == 2 * count
+        assert eight.params_bytes == count / 2
+        assert eight.total_bytes < two.total_bytes < alone.total_bytes
+    gathered = model.predict(spec_with(batch_size=500, strategy="fsdp", reshard="off"), 2)
+    assert gathered.communication_bytes >= 4 * count
+    parts = model.predict(spec_with(batch_size=500, strategy="zero2"), 4)
+    assert parts.params_bytes == 4 * count
+    assert parts.optimizer_bytes == 3 * count, "a quarter of the masters and of both moments"
+
+
+def test_a_strategy_that_is_not_predicted_says_so() -> None:
+    with pytest.raises(Problem, match="strategy=naive-mp is not predicted"):
+        model_of(3).predict(spec_with(strategy="naive-mp"), 1)
+
+
+def test_a_trace_is_remembered_and_damage_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    answers: list[dict[str, Any]] = []
+
+    def ask(executable: str, script: str, arguments: list[str], given_up: object = None) -> dict[str, Any]:
+        answers.append(msgspec.json.decode(arguments[0]))
+        return msgspec.to_builtins(model_of(12))
+
+    monkeypatch.setattr(tracing.training_python, "ask", ask)
+    spec = spec_with()
+    assert cached_model(spec) is None
+    model = tracing.trace_model(spec)
+    assert "3 layers" in model.basis
+    assert cached_model(spec) == model
+    assert cached_model(spec_with(batch_size=99, grad_accum=3, strategy="ddp", precision="tf32")) == model
+    assert cached_model(spec_with(seq_len=64)) is None
+    assert cached_model(spec_with(strategy="zero2", precision="bf16")) is None
+    assert len(answers) == 1
+    for file in (tmp_path / "trainfast-tui" / "traced").glob("*.json"):
+        file.write_bytes(file.read_bytes()[:100])
+    assert cached_model(spec) is None
+    assert tracing.trace_model(spec) == model
+    assert cached_model(spec) == model
+
+
+def test_a_model_that_cannot_be_followed_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    said = {"untraceable": "DynamicOutputShapeException: aten.nonzero"}
+    monkeypatch.setattr(tracing.training_python, "ask", lambda *_arguments: said)
+    with pytest.raises(tracing.Untraceable, match="nonzero"):
+        tracing.trace_model(spec_with())
+    refused = {"error": {"message": "no such head", "key": "data.objective", "allowed": [], "nearest": None}}
+    monkeypatch.setattr(tracing.training_python, "ask", lambda *_arguments: refused)
+    with pytest.raises(Problem, match="no such head"):
+        tracing.trace_model(spec_with())
