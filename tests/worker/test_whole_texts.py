@@ -98,6 +98,7 @@ def poem(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     return {"kind": "files", "paths": [str(path)], "samples": "lines"}
 
 
+@pytest.mark.long
 def test_lines_train_and_the_peak_comes_first(train: Train, poem: dict[str, Any]) -> None:
     run = train(data=poem, steps=8)
     assert run.code == 0, run.stderr[-3000:]
