@@ -12,27 +12,24 @@ from still import StillApp, screen_text
 
 from trainfast_runner.home import Home
 from trainfast_tui.forecast import Forecast, Measured, MemoryView, Room
-from trainfast_tui.widgets.memory_bar import MemoryBar
+from trainfast_tui.widgets.memory_bar import MemoryBar, memory_lines
 
 FULL, SMALL = (160, 48), (80, 24)
+PANEL = {FULL: 46, SMALL: 30}
 PARTS = (("params", 200 * MIB), ("grads", 200 * MIB), ("optimizer", 400 * MIB), ("activations", 600 * MIB))
 FITS = Forecast(1400 * MIB, PARTS, "forward_backward", 8, Room(2 * GIB, "memory_limit"), max_batch=16)
 
 
-async def shown(home: Home, view: MemoryView, size: tuple[int, int] = FULL, *, ascii: bool = False) -> list[str]:
-    """The bar's own lines, right of the charts."""
-    app = StillApp(home, ascii=ascii)
-    async with app.run_test(size=size) as pilot:
-        await pilot.pause()
-        app.main.query_one(MemoryBar).show(view)
-        await pilot.pause()
-        region = app.main.query_one(MemoryBar).region
-        lines = screen_text(app).splitlines()[region.y : region.bottom]
-        return [line[region.x : region.right].rstrip() for line in lines]
+def shown(view: MemoryView, size: tuple[int, int] = FULL, *, ascii: bool = False) -> list[str]:
+    """The bar's lines as wide as the panel is on a screen of that size."""
+    lines = memory_lines(view, PANEL[size], size[1], ascii=ascii)
+    texts = ["".join(text for text, _ in line).rstrip() for line in lines]
+    assert all(len(text) <= PANEL[size] for text in texts), texts
+    return texts
 
 
-async def test_the_prediction_stands_by_category_against_the_limit(home: Home) -> None:
-    title, bar, *legend, total, left = await shown(home, MemoryView(FITS))
+def test_the_prediction_stands_by_category_against_the_limit() -> None:
+    title, bar, *legend, total, left = shown(MemoryView(FITS))
     assert title.startswith("memory at its peak: forward and backward ")
     assert len(bar) == 46
     assert [bar.count(sign) for sign in "█▓▒░"] == [5, 4, 9, 13], "each category in proportion"
@@ -45,72 +42,87 @@ async def test_the_prediction_stands_by_category_against_the_limit(home: Home) -
     assert left == "648 MiB left  batch_size up to 16"
 
 
-async def test_the_smallest_screen_has_three_lines_with_total_limit_headroom_and_batch(home: Home) -> None:
-    total, bar, left = await shown(home, MemoryView(FITS), SMALL)
+def test_the_smallest_screen_has_three_lines_with_total_limit_headroom_and_batch() -> None:
+    total, bar, left = shown(MemoryView(FITS), SMALL)
     assert total.startswith("predicted 1.37 GiB of 2.00 GiB")
     assert bar.endswith("┃")
     assert left == "648 MiB left  batch <= 16"
 
 
-async def test_what_does_not_fit_says_by_how_much_and_the_limit_stands_inside_the_bar(home: Home) -> None:
+def test_what_does_not_fit_says_by_how_much_and_the_limit_stands_inside_the_bar() -> None:
     large = replace(FITS, total_bytes=4 * GIB, parts=(("activations", 4 * GIB),), max_batch=0)
-    lines = await shown(home, MemoryView(large))
+    lines = shown(MemoryView(large))
     assert lines[1][23] == "┃"
     assert lines[1].count("░") == 45
     assert lines[-1] == "2.00 GiB too much; batch_size 1 does not fit"
-    lines = await shown(home, MemoryView(replace(large, max_batch=3)))
+    lines = shown(MemoryView(replace(large, max_batch=3)))
     assert lines[-1] == "does not fit: 2.00 GiB too much  batch <= 3"
 
 
-async def test_a_small_model_on_a_large_device_still_shows_every_category(home: Home) -> None:
-    lines = await shown(home, MemoryView(replace(FITS, room=Room(1 << 40, "free on GPU 0"))))
+def test_a_small_model_on_a_large_device_still_shows_every_category() -> None:
+    lines = shown(MemoryView(replace(FITS, room=Room(1 << 40, "free on GPU 0"))))
     assert lines[1].startswith("█▓▒░···")
 
 
-async def test_beside_a_measurement_stands_the_difference_in_percent(home: Home) -> None:
+def test_beside_a_measurement_stands_the_difference_in_percent() -> None:
     same = MemoryView(FITS, measured=Measured(1386 * MIB, 1400 * MIB, same_knobs=True))
-    lines = await shown(home, same)
+    lines = shown(same)
     assert lines[-1] == "measured 1.35 GiB, -1.0 % of the prediction"
     assert set(lines[-2]) == {"━"}
     assert len(lines[-2]) < len(lines[1])
-    other = await shown(home, MemoryView(FITS, measured=Measured(700 * MIB, 800 * MIB, same_knobs=False)))
+    other = shown(MemoryView(FITS, measured=Measured(700 * MIB, 800 * MIB, same_knobs=False)))
     assert other[-1] == "measured 700 MiB, -12.5 %", "of another prediction than the one above it"
-    assert len(await shown(home, same, SMALL)) == 5
+    assert len(shown(same, SMALL)) == 5
 
 
-async def test_a_measurement_without_its_prediction_has_no_percentage(home: Home) -> None:
-    lines = await shown(home, MemoryView(FITS, measured=Measured(700 * MIB, None, same_knobs=False)))
+def test_a_measurement_without_its_prediction_has_no_percentage() -> None:
+    lines = shown(MemoryView(FITS, measured=Measured(700 * MIB, None, same_knobs=False)))
     assert lines[-1] == "measured 700 MiB with other knobs"
     unknown = MemoryView(words="cannot be traced", failed=True, measured=Measured(700 * MIB, None, same_knobs=True))
-    assert (await shown(home, unknown))[-1] == "measured 700 MiB"
+    assert (shown(unknown))[-1] == "measured 700 MiB"
 
 
 @pytest.mark.parametrize("size", [FULL, SMALL])
-async def test_while_the_model_is_traced_and_when_it_cannot_be_a_line_says_so(
-    home: Home, size: tuple[int, int]
+def test_while_the_model_is_traced_and_when_it_cannot_be_a_line_says_so(
+    size: tuple[int, int],
 ) -> None:
     tracing = MemoryView(words="tracing the model…", since_ns=time.monotonic_ns() - 3_200_000_000)
-    lines = await shown(home, tracing, size)
+    lines = shown(tracing, size)
     assert lines[0].startswith("memory ─")
     assert re.fullmatch(r"tracing the model… \d+ s", lines[1])
     why = "no prediction: the tracer does not follow mamba, whose kernel is not PyTorch's; b searches by trying"
-    lines = await shown(home, MemoryView(words=why, failed=True), size)
+    lines = shown(MemoryView(words=why, failed=True), size)
     assert lines[1].startswith("no prediction: the tracer")
 
 
-async def test_in_ascii_every_category_has_a_letter(home: Home) -> None:
-    lines = await shown(home, MemoryView(FITS, measured=Measured(1386 * MIB, None, same_knobs=True)), ascii=True)
-    assert "".join(lines).isascii()
+def test_in_ascii_every_category_has_a_letter() -> None:
+    lines = shown(MemoryView(FITS, measured=Measured(1386 * MIB, None, same_knobs=True)), ascii=True)
+    assert "".join(lines[1:]).isascii()
     assert lines[1].startswith("pppppggggoooooooooaaa")
     assert "p parameters 200 MiB" in lines[2]
     assert lines[1].endswith("|")
 
 
-async def test_a_context_counts_where_the_room_is_the_device_s(home: Home) -> None:
+def test_a_context_counts_where_the_room_is_the_device_s() -> None:
     on_gpu = replace(FITS, room=Room(2 * GIB, "free on GPU 0", with_context=True), context_bytes=512 * MIB)
-    lines = await shown(home, MemoryView(on_gpu))
+    lines = shown(MemoryView(on_gpu))
     assert "┄" in lines[1]
     assert any("┄ context 512 MiB" in line for line in lines)
     assert lines[-2] == "predicted 1.37 GiB + context of 2.00 GiB"
     assert lines[-1].startswith("136 MiB left")
-    assert (await shown(home, MemoryView(on_gpu), SMALL))[0] == "needs 1.87 GiB of 2.00 GiB"
+    assert (shown(MemoryView(on_gpu), SMALL))[0] == "needs 1.87 GiB of 2.00 GiB"
+
+
+async def test_the_panel_gives_it_the_room_it_needs_and_takes_it_back(home: Home) -> None:
+    app = StillApp(home, ascii=True)
+    async with app.run_test(size=FULL) as pilot:
+        await pilot.pause()
+        bar = app.main.query_one(MemoryBar)
+        for view in (MemoryView(FITS), MemoryView(words="tracing the model…"), None):
+            bar.show(view)
+            await pilot.pause()
+            lines = [] if view is None else memory_lines(view, PANEL[FULL], FULL[1], ascii=True)
+            assert bar.region.height == len(lines)
+            text = screen_text(app)
+            assert text.isascii()
+            assert ("p parameters 200 MiB" in text) == (view is not None and view.forecast is not None)

@@ -62,15 +62,17 @@ class MemoryBar(Painted):
         view = self._view
         if view is None or width <= 0:
             return []
-        roomy = width >= ROOMY and self.screen.size.height >= TALL
-        lines = _predicted(view, width, roomy, self._ascii)
-        if view.measured is not None:
-            lines += _measured(view, view.measured, width, self._ascii)
-        return lines
+        return memory_lines(view, width, self.screen.size.height, ascii=self._ascii)
 
     def _height(self) -> int:
         width = self.size.width
         return len(self.lines(width, 100)) if width else -1
+
+
+def memory_lines(view: MemoryView, width: int, screen_height: int, *, ascii: bool = False) -> list[Line]:
+    """The bar in lines of `width` cells, with its legend where that and the height of the screen allow."""
+    lines = _predicted(view, width, width >= ROOMY and screen_height >= TALL, ascii)
+    return lines if view.measured is None else [*lines, *_measured(view, view.measured, width, ascii)]
 
 
 def _predicted(view: MemoryView, width: int, roomy: bool, ascii: bool) -> list[Line]:
