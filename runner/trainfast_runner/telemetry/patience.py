@@ -14,6 +14,8 @@ from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
 T = TypeVar("T")
+_SHORTEST_S, _LONGEST_S = 0.01, 0.1
+"""How long to sleep at a time while waiting."""
 
 
 @dataclass
@@ -93,13 +95,18 @@ def _work(rounds: queue.SimpleQueue[_Round | None]) -> None:
 def _wait(begun: _Round, patience_s: float) -> Job[Any] | None:
     """The job that takes too long, or None when all are over."""
     queued_s = time.monotonic()
+    stalled_s = 0.0
     while True:
         current = next((job for job in begun.jobs if not job.over), None)
         if current is None:
             return None
         since_s = current.began_s if current.began_s is not None else queued_s
-        left_s = since_s + patience_s - time.monotonic()
+        now_s = time.monotonic()
+        left_s = since_s + patience_s + stalled_s - now_s
         if left_s <= 0 and current.began_s is not None:
             return current
-        if begun.ended.wait(max(left_s, 0.01)):
+        slice_s = min(max(left_s, _SHORTEST_S), _LONGEST_S)
+        if begun.ended.wait(slice_s):
             return None
+        # A machine that had no time for this thread had none for the call either.
+        stalled_s += max(0.0, time.monotonic() - now_s - slice_s)
