@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import os
+import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from pathlib import Path
 
 import msgspec
 
 from trainfast_runner import launch
-from trainfast_runner.home import Home, is_alive, read_result
+from trainfast_runner.home import Home, home_problem, is_alive, read_result
 from trainfast_runner.launch import RunPlan
 from trainfast_runner.problem import Problem
 from trainfast_runner.process_tree import boot_id, identify
@@ -43,7 +44,7 @@ from trainfast_runner.search.nothing_fits import nothing_fits
 from trainfast_runner.search.opening import Options
 from trainfast_runner.search.prediction import predict
 from trainfast_runner.search.probe_record import probe_of
-from trainfast_runner.search.processes import Interrupted, WarmProcess, end_run, wait_for_result
+from trainfast_runner.search.processes import LOOK_EVERY_S, Interrupted, WarmProcess, end_run, wait_for_result
 
 STEPS = {"cpu": 2, "cuda": 4}
 """Optimizer steps of a probe: its states are there from the second on. A GPU's first step is no measure of speed."""
@@ -123,7 +124,8 @@ class _Conductor:
         except Interrupted:
             return self._end(Ended(state="cancelled", reason="the same command continues it"))
         except Problem as problem:
-            self._end(Ended(state="cancelled", reason=problem.line()))
+            with suppress(Problem):  # a full disk takes no last line either
+                self._end(Ended(state="cancelled", reason=problem.line()))
             raise
 
     def close(self) -> None:
@@ -161,13 +163,17 @@ class _Conductor:
         """Have a warm process and a prediction, both at once, before the first size is chosen."""
         if any(isinstance(line, (Predicted, Probe)) for line in self._lines):
             return
+        given_up = threading.Event()
         with ThreadPoolExecutor(1) as pool:
-            prediction = pool.submit(predict, self._plan)
-            process = self._warm_process()
-            room = self._ready(process)
-            while not prediction.done():
-                self._check()
-                time.sleep(0.02)
+            prediction = pool.submit(predict, self._plan, given_up)
+            try:
+                room = self._ready(self._warm_process())
+                while not prediction.done():
+                    self._check()
+                    time.sleep(LOOK_EVERY_S)
+            except BaseException:
+                given_up.set()
+                raise
         if room is not None:
             limits = self._plan.memory_limit_bytes or tuple(room)
             self._write(prediction.result().against(self._plan, min(limits)))
@@ -281,7 +287,15 @@ class _Conductor:
         return self._process
 
     def _start(self, plan: RunPlan, role: str) -> Path:
-        directory = launch.start(replace(plan, role=role), self._home)
+        while True:
+            try:
+                directory = launch.start(replace(plan, role=role), self._home)
+                break
+            except launch.DevicesBusy:
+                # Another run came between two of ours.
+                if not self._options.wait:
+                    raise
+                launch.wait_for_devices(plan, self._home, lambda run, seconds: self._check())
         self._live = directory
         self._write(Launched(run_id=directory.name, role=role))
         return directory
@@ -341,7 +355,10 @@ class _Conductor:
         return whole
 
     def _write(self, line: AnyLine) -> None:
-        self._journal.write(line)
+        try:
+            self._journal.write(line)
+        except OSError as error:
+            raise home_problem(self._directory, error) from None
         self._lines.append(line)
         self._on_line(line)
 

@@ -286,11 +286,10 @@ def _beyond(peaks: RankPeaks, before: int) -> int:
 
 
 def _limit(known: Known, rank: int) -> int | None:
-    """The rank's limit; without one what it said it may use when it was last asked."""
-    if known.limits_bytes:
-        return known.limits_bytes[min(rank, len(known.limits_bytes) - 1)]
+    """What the rank may use: its limit, or less where it said so when it was last asked (a GPU that is not empty)."""
     rooms = [one.room_bytes for probe in known.probes for one in probe.ranks if one.rank == rank and one.room_bytes]
-    return rooms[-1] if rooms else None
+    limits = [known.limits_bytes[min(rank, len(known.limits_bytes) - 1)]] if known.limits_bytes else []
+    return min([*limits, *rooms[-1:]], default=None)
 
 
 def _why_up(tight: Fit, target: int, points: int, known: Known) -> str:

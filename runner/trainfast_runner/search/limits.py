@@ -43,7 +43,8 @@ def limited(plan: RunPlan, by_rank: tuple[int, ...]) -> RunPlan:
         return plan
     asked = "+".join(f"{limit >> 20}MiB" for limit in by_rank)
     knobs = {**plan.spec.knobs, "memory_limit": asked}
-    return replace(plan, spec=replace(plan.spec, knobs=knobs), memory_limit_bytes=by_rank)
+    changed = tuple(dict.fromkeys((*plan.spec.changed, "memory_limit")))
+    return replace(plan, spec=replace(plan.spec, knobs=knobs, changed=changed), memory_limit_bytes=by_rank)
 
 
 def _available_bytes() -> int:

@@ -20,11 +20,13 @@ STRATEGIES = ("single", "ddp", "fsdp", "zero1", "zero2", "zero3", "zero2-offload
 
 @dataclass(frozen=True)
 class Options:
-    """How to search: without running out of memory on purpose, how long the proof is, whether to begin anew."""
+    """How to search: without running out of memory on purpose, how long the proof is, whether to begin anew, and
+    whether to wait where another run uses the device."""
 
     no_oom: bool = False
     proof_steps: int = 10
     fresh: bool = False
+    wait: bool = False
 
 
 def check_plan(plan: RunPlan, options: Options) -> None:

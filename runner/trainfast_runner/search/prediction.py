@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import threading
 from dataclasses import dataclass, replace
 
 from trainfast_runner.launch import RunPlan
 from trainfast_runner.memory_model import MemoryModel, cached_model, trace_model
 from trainfast_runner.problem import Problem
 from trainfast_runner.search.journal import Predicted
+from trainfast_runner.training_python import GivenUp
 
 
 @dataclass(frozen=True)
@@ -32,10 +34,12 @@ class Foresight:
         )
 
 
-def predict(plan: RunPlan) -> Foresight:
-    """The memory model of this plan: remembered, or traced now, which takes seconds."""
+def predict(plan: RunPlan, given_up: threading.Event) -> Foresight:
+    """The memory model of this plan: remembered, or traced now, which takes seconds; setting `given_up` ends that."""
     try:
         found = cached_model(plan.spec, plan.device, plan.python)
-        return Foresight(found if found is not None else trace_model(plan.spec, plan.device, plan.python))
+        return Foresight(found if found is not None else trace_model(plan.spec, plan.device, plan.python, given_up))
+    except GivenUp:
+        return Foresight(None, "it was given up")
     except Problem as problem:
         return Foresight(None, problem.message)

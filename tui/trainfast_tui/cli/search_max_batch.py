@@ -51,7 +51,9 @@ def run(arguments: argparse.Namespace) -> int:
     from trainfast_tui.cli.run import wait_for_device
 
     home = Home().ready()
-    options = Options(no_oom=arguments.no_oom, proof_steps=arguments.proof_steps, fresh=arguments.fresh)
+    options = Options(
+        no_oom=arguments.no_oom, proof_steps=arguments.proof_steps, fresh=arguments.fresh, wait=arguments.wait
+    )
     spec = resolve(arguments.preset, arguments.settings)
     with said_when_slow("checking…"):
         plan = launch.plan(spec, arguments.python)
