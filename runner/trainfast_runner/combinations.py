@@ -129,7 +129,7 @@ def _devices_exist(facts: Facts) -> Problem | None:
         count = len(chosen)
     elif isinstance(devices, str):
         return Problem(
-            f"devices={devices} names GPUs and a run here has none ({machine.missing or 'torch is a CPU build'});"
+            f"devices={devices} names GPUs and a run here has none ({machine.why_no_gpu});"
             " without a GPU devices is a count of processes",
             key="devices",
             allowed=[f"1 to {MOST_CPU_PROCESSES}"],

@@ -30,6 +30,11 @@ class Machine:
     driver_version: str | None = None
     missing: str | None = None
 
+    @property
+    def why_no_gpu(self) -> str:
+        """In a few words, for a sentence about something else; `doctor` has the cure."""
+        return self.missing.partition(":")[0].partition(". ")[0] if self.missing else "torch is a CPU build"
+
     def choose(self, devices: int | str | None, strategy: str) -> tuple[DeviceReading, ...]:
         """The GPUs of a run for the `devices` knob. Raises Problem naming what there is."""
         usable = [gpu for gpu in self.gpus if gpu.error is None]

@@ -52,7 +52,7 @@ def _several_gpus(facts: Facts) -> Problem | None:
     if facts.machine.device != "cuda":
         return Problem(
             f"strategy={strategy} {what} of two or more GPUs from one process, and a run here has none"
-            f" ({facts.machine.missing or 'torch is a CPU build'})",
+            f" ({facts.machine.why_no_gpu})",
             key="strategy",
             advice="strategy=ddp" if strategy == "dp" else "strategy=pp",
         )

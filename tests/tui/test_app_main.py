@@ -546,3 +546,15 @@ async def test_the_next_run_starts_from_the_run_on_the_screen(home: Home) -> Non
     assert app.next_run.spec.knobs["devices"] is None, "the launcher's own choice is no setting"
     assert not any(app.next_run.is_changed(name) for name in app.next_run.spec.knobs)
     assert GIB == 2**30
+
+
+async def test_the_smallest_screen_cuts_a_refusal_but_not_its_cure(home: Home) -> None:
+    app = StillApp(home)
+    async with app.run_test(size=(80, 24)) as pilot:
+        app.post_message(SnapshotTaken(a_snapshot(None)))
+        await pilot.pause()
+        app.post_message(Refused(Problem("because " * 40, key="strategy", advice="strategy=ddp")))
+        await pilot.pause()
+        text = screen_text(app)
+        assert "strategy=ddp" in text
+        assert "because …" in text

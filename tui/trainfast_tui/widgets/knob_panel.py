@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
+from rich.cells import cell_len
+
 from trainfast_runner.knobs import BY_NAME, KNOBS
 from trainfast_runner.problem import Problem
 from trainfast_tui.next_run import NextRun
@@ -129,8 +131,11 @@ class KnobPanel(Painted, can_focus=True):
 
     def _about(self, width: int, room: int) -> list[Line]:
         if self._refusal is not None:
-            lines: list[Line] = [[(line, "error")] for line in wrap(f"Refused: {self._refusal.line()}", width)]
-            return [rule("", width)[1:], *lines[: room - 1]]
+            said = wrap(f"Refused: {self._refusal.line()}", width)
+            if len(said) > room - 1:
+                # What does work stands at the end.
+                said = [*said[: room - 3], _with_more(said[room - 3], width), said[-1]]
+            return [rule("", width)[1:], *([(line, "error")] for line in said)]
         entry = BY_NAME[self.current]
         lines = [[(line, "text")] for line in wrap(entry.what, width)]
         advice = self._advice.get(self.current, "")
@@ -146,9 +151,18 @@ class KnobPanel(Painted, can_focus=True):
             what = len(wrap(entry.what, width))
             keep = max(1, what - cut)
             # Help has the whole text; what is left of it here says that there is more.
-            last = wrap(entry.what, width)[keep - 1][: width - 2].rstrip()
-            lines = [*lines[: keep - 1], [(f"{last} …", "text")], *lines[what:]][: room - 1]
+            last = _with_more(wrap(entry.what, width)[keep - 1], width)
+            lines = [*lines[: keep - 1], [(last, "text")], *lines[what:]]
+            if len(lines) > room - 1:
+                *before, (text, style) = lines[room - 2]
+                taken = sum(cell_len(part) for part, _ in before)
+                lines = [*lines[: room - 2], [*before, (_with_more(text, width - taken), style)]]
         return [rule(self.current, width), *lines]
+
+
+def _with_more(line: str, width: int) -> str:
+    """The line with a sign that more would follow."""
+    return f"{line[: width - 2].rstrip()} …"
 
 
 def _knob_row(name: str, next_run: NextRun, changed: bool, here: bool, width: int) -> Line:
