@@ -7,6 +7,7 @@ from typing import Any
 
 from trainfast_runner.bench import Bench, Row, Table
 from trainfast_runner.compare import NOISE
+from trainfast_runner.doubts import marks
 from trainfast_runner.knobs import BY_NAME
 
 MEASURED = ("samples/s", "vs baseline", "95 % sure", "step ms", "peak MiB", "TFLOP/s", "notebook's TFLOP/s")
@@ -84,7 +85,7 @@ def _figure(value: float | None) -> str:
 
 def _state(row: Row) -> str:
     if row.state == "finished":
-        return "finished"
+        return ", ".join(["finished", *(marks(row.result) if row.result is not None else ())])
     return f"{row.state.replace('_', ' ')}: {_cell(row.reason)}"
 
 

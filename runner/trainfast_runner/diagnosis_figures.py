@@ -320,12 +320,12 @@ def _retries(stretch: Stretch) -> int | None:
 
 
 def _tokens(stretch: Stretch) -> float | None:
-    """Tokens that go through the model at once on one rank."""
+    """Tokens that go through the model at once on one rank, the mean of the steps: samples may vary in length."""
     steps, knobs = stretch.first_rank, stretch.run.knobs
     parts = _whole(knobs.get("grad_accum"), 1)
     if "pp" in str(knobs.get("strategy")):
         parts *= _whole(knobs.get("micro_batches"), 1)
-    tokens = steps[-1].tokens if steps else 0
+    tokens = _mean(step.tokens for step in steps)
     return tokens / parts if tokens and parts else None
 
 

@@ -16,7 +16,7 @@ from trainfast_runner.run_records import read_records
 pytestmark = pytest.mark.long
 GPU = "GPU-00000000-0000-0000-0000-000000000000"
 ENDLESS = ["--set", "steps=1000000", "--set", "watch=0"]
-HOT_S = 3.0
+HOT_S = 4.0
 FREE_S = 2.0
 
 
@@ -66,7 +66,7 @@ def test_throttled_time_is_the_scenarios_and_reaches_every_step(cli: Cli, nvml_l
     measured = [step for step in read_all(directory / "steps.jsonl", Step)[0] if not step.warmup]
     begin_ns = measured[0].t_ns - round(measured[0].step_ms * 1e6)
     true_fraction = scenario.fraction(0, SW_THERMAL, begin_ns, measured[-1].t_ns)
-    assert 0.2 < true_fraction < 0.6
+    assert 0.05 < true_fraction < 0.7
     assert result["throttle"]["thermal_fraction"] == pytest.approx(true_fraction, abs=0.02)
     assert result["throttle"]["devices"][0]["thermal_source"] == "reason counter"
     assert result["throttle"]["power_fraction"] == 0

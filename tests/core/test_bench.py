@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
 from trainfast_runner.bench import NOT_RUN, REFUSED, Bench, Outcome, again_is_pointless, order, prepare, tabulate
 from trainfast_runner.bench_report import markdown
 from trainfast_runner.problem import Problem
-from trainfast_runner.records import Result, Spread, StepCount, Throughput
+from trainfast_runner.records import Conditions, Result, Spread, StepCount, Throttle, Throughput
 from trainfast_runner.repeats import paired_interval
 
 
@@ -116,6 +117,16 @@ def test_repeated_pairs_say_how_sure_a_difference_is(bench: Bench) -> None:
     assert two.interval_percent is not None
     assert two.interval_percent[1] - two.interval_percent[0] < 15
     assert "| +9." in markdown(bench, table, "x")
+
+
+def test_a_row_whose_conditions_are_doubtful_says_so_beside_its_figures(bench: Bench) -> None:
+    hot = msgspec.structs.replace(
+        ended(90), throttle=Throttle(thermal_fraction=0.3), conditions=Conditions(still_warming=True)
+    )
+    lines = markdown(bench, tabulate(bench, {"bert_1": [ended(100)], "bert_2": [hot]}), "x").splitlines()
+    rows = [line for line in lines if line.startswith("| bert_")]
+    assert rows[0].endswith("| finished |")
+    assert rows[1].endswith("| finished, throttled, still warming up |")
 
 
 def test_students_interval_is_the_textbooks() -> None:
