@@ -193,6 +193,7 @@ def a_run(
     with_result: bool = True,
     memory_limit: list[int] | None = None,
     role: str | None = None,
+    predicted_bytes: int | None = None,
 ) -> Path:
     """A run directory in `home`; without a result and with its lock held by the test it is live."""
     home.ready()
@@ -211,6 +212,7 @@ def a_run(
         device_uuids=[f"GPU-{index:08d}" for index in range(gpus)],
         memory_limit_bytes=memory_limit,
         role=role,
+        predicted=None if predicted_bytes is None else {"total_bytes": predicted_bytes},
         boot_id="",
         clock=Clock(monotonic_ns=START_NS, wall_ns=WALL_NS),
     )
@@ -296,6 +298,7 @@ def a_result(
         memory=Memory(
             peak_allocated_bytes=steps[-1].peak_allocated_bytes if steps else None,
             peak_reserved_bytes=steps[-1].peak_reserved_bytes if steps else None,
+            predicted_bytes=(run.predicted or {}).get("total_bytes"),
         ),
         error=error,
     )

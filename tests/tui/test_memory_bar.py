@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import re
 import time
+from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
-from recorded import GIB, MIB
-from still import StillApp, screen_text
+from recorded import GIB, MIB, START_NS, S, a_run, write_lines
+from still import StillApp, a_snapshot, own_supervisor, screen_text
 
 from trainfast_runner.home import Home
+from trainfast_runner.records import Event
 from trainfast_tui.forecast import Forecast, Measured, MemoryView, Room
+from trainfast_tui.messages import SnapshotTaken
 from trainfast_tui.widgets.memory_bar import MemoryBar, memory_lines
 
 FULL, SMALL = (160, 48), (80, 24)
@@ -71,7 +75,7 @@ def test_beside_a_measurement_stands_the_difference_in_percent() -> None:
     assert set(lines[-2]) == {"━"}
     assert len(lines[-2]) < len(lines[1])
     other = shown(MemoryView(FITS, measured=Measured(700 * MIB, 800 * MIB, same_knobs=False)))
-    assert other[-1] == "measured 700 MiB, -12.5 %", "of another prediction than the one above it"
+    assert other[-1] == "measured 700 MiB, -12.5 % of its 800 MiB", "of another prediction than the one above it"
     assert len(shown(same, SMALL)) == 5
 
 
@@ -126,3 +130,24 @@ async def test_the_panel_gives_it_the_room_it_needs_and_takes_it_back(home: Home
             text = screen_text(app)
             assert text.isascii()
             assert ("p parameters 200 MiB" in text) == (view is not None and view.forecast is not None)
+
+
+@pytest.mark.parametrize("is_live", [True, False])
+async def test_a_run_s_prediction_stands_beside_its_measurement_live_and_ended(
+    home: Home, hold: Callable[[Path], None], is_live: bool
+) -> None:
+    directory = a_run(home, with_result=not is_live, predicted_bytes=400 * MIB)
+    if is_live:
+        hold(directory)
+        running = Event(t_ns=START_NS + S, kind="state", state="running")
+        write_lines(directory / "events.jsonl", [own_supervisor(), running])
+    app = StillApp(home)
+    async with app.run_test(size=FULL) as pilot:
+        app.post_message(SnapshotTaken(a_snapshot(directory, second=23)))
+        await pilot.pause()
+        text = screen_text(app)
+        assert "peak allocated 412 MiB (predicted 400 MiB, +3.0 %)" in text
+        assert "measured 412 MiB, +3.0 % of the prediction" in text
+        await pilot.press("right")
+        await pilot.pause()
+        assert "measured 412 MiB, +3.0 % of its 400 MiB" in screen_text(app), "the next run is another one"

@@ -123,8 +123,15 @@ def measured_memory(run: RunSnapshot | None, next_run: NextRun | None) -> Measur
     """What the run on the screen took, once its optimizer's states are there."""
     if run is None or run.run is None or run.peak_allocated_bytes is None or len(run.steps) < 2:
         return None
-    predicted = run.result.memory.predicted_bytes if run.result is not None else None
-    return Measured(run.peak_allocated_bytes, predicted, next_run is not None and next_run.repeats(run.run))
+    return Measured(run.peak_allocated_bytes, predicted_of(run), next_run is not None and next_run.repeats(run.run))
+
+
+def predicted_of(run: RunSnapshot) -> int | None:
+    """The peak in bytes that was predicted for the run before it started; None where nothing was."""
+    if run.result is not None:
+        return run.result.memory.predicted_bytes
+    total = (run.run.predicted or {}).get("total_bytes") if run.run is not None else None
+    return total if isinstance(total, int) else None
 
 
 def _preset_knobs(run: RunFile) -> Knobs:

@@ -133,6 +133,7 @@ class MainScreen(MainActions, Screen[None]):
         advice = next_run.advice(self.machine, self.trainfast.situation)
         self.query_one(KnobPanel).show(next_run, next_run.global_batch(self.machine), advice)
         self.query_one(Welcome).show(next_run.spec.name)
+        self.show_memory(self._memory)
 
     def show_memory(self, foreseen: MemoryView | None) -> None:
         """Paint the next run's memory, and below it what the run on the screen took."""

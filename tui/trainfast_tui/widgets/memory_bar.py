@@ -186,7 +186,7 @@ def _measured(view: MemoryView, measured: Measured, width: int, ascii: bool) -> 
     if predicted:
         difference = fmt.signed_percent(100 * (measured.peak_bytes - predicted) / predicted)
         words.append((f", {difference}", "text"))
-        of = "of the prediction" if measured.same_knobs else f"of its {fmt.size(predicted)} predicted"
+        of = "of the prediction" if measured.same_knobs else f"of its {fmt.size(predicted)}"
     if sum(len(text) for text, _ in words) + len(of) + 1 <= width:
         words.append((f" {of}", "muted"))
     return [bar, words]

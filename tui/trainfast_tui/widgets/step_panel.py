@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from trainfast_runner.records import Result, Step
 from trainfast_tui import format as fmt
 from trainfast_tui.conditions_text import conditions_line, has_conditions
+from trainfast_tui.next_run import predicted_of
 from trainfast_tui.widgets.bar import bar_runs, shares
 from trainfast_tui.widgets.painted import Line, Painted
 
@@ -183,12 +184,13 @@ def _quality(run: RunSnapshot, result: Result | None, width: int) -> Line:
     first = result.loss.first if result is not None and result.loss.first is not None else run.first_loss
     last = result.loss.last if result is not None and result.loss.last is not None else _median(losses)
     peak = result.memory.peak_allocated_bytes if result is not None else None
+    peak = peak if peak is not None else run.peak_allocated_bytes
     line: Line = [
         (fmt.fit(f"loss {fmt.number(first)} → {fmt.number(last)}", 19) + " ", "text"),
         ("peak allocated ", "muted"),
-        (fmt.size(peak if peak is not None else run.peak_allocated_bytes), "text"),
+        (fmt.size(peak), "text"),
     ]
-    predicted = result.memory.predicted_bytes if result is not None else None
+    predicted = predicted_of(run)
     if predicted is not None and width >= 78:
         line += [(f" ({fmt.against_prediction(peak, predicted)})", "muted")]
     if run.synthetic:
