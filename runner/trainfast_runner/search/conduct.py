@@ -49,6 +49,7 @@ from trainfast_runner.search.processes import LOOK_EVERY_S, Interrupted, WarmPro
 STEPS = {"cpu": 2, "cuda": 4}
 """Optimizer steps of a probe: its states are there from the second on. A GPU's first step is no measure of speed."""
 PAUSE_LOOK_S = 0.1
+PATIENCE_S = 5.0
 TIMED_WARMUP = 3
 
 
@@ -167,13 +168,15 @@ class _Conductor:
         with ThreadPoolExecutor(1) as pool:
             prediction = pool.submit(predict, self._plan, given_up)
             try:
+                began = time.monotonic()
                 room = self._ready(self._warm_process())
-                while not prediction.done():
+                # Without a prediction it is a few sizes more: worth no longer a wait than the process was.
+                latest = 2 * time.monotonic() - began + PATIENCE_S
+                while not prediction.done() and room is not None and time.monotonic() < latest:
                     self._check()
                     time.sleep(LOOK_EVERY_S)
-            except BaseException:
+            finally:
                 given_up.set()
-                raise
         if room is not None:
             limits = self._plan.memory_limit_bytes or tuple(room)
             self._write(prediction.result().against(self._plan, min(limits)))

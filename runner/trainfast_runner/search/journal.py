@@ -24,6 +24,7 @@ JOURNAL_FILE = "journal.jsonl"
 LOCK_FILE = "search.lock"
 PAUSE_FILE = "paused"
 """While this file is there the conductor takes no further step."""
+LOCK_TRIES, LOCK_PAUSE_S = 5, 0.02
 OUTCOMES = ("fits", "oom", "void")
 END_STATES = ("answered", "nothing_fits", "failed", "cancelled")
 
@@ -243,14 +244,20 @@ def exclusive(directory: Path) -> Iterator[bool]:
     """Hold the search's lock as its one conductor; False where another one does."""
     fd = os.open(directory / LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            yield False
-            return
-        yield True
+        yield _locked(fd)
     finally:
         os.close(fd)
+
+
+def _locked(fd: int) -> bool:
+    """Take the lock; a reader that only asks whether it is free holds it for an instant, which is waited for."""
+    for _ in range(LOCK_TRIES):
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return True
+        except BlockingIOError:
+            time.sleep(LOCK_PAUSE_S)
+    return False
 
 
 def is_conducted(directory: Path) -> bool:

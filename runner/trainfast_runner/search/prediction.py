@@ -40,6 +40,6 @@ def predict(plan: RunPlan, given_up: threading.Event) -> Foresight:
         found = cached_model(plan.spec, plan.device, plan.python)
         return Foresight(found if found is not None else trace_model(plan.spec, plan.device, plan.python, given_up))
     except GivenUp:
-        return Foresight(None, "it was given up")
+        return Foresight(None, "the trace took too long")
     except Problem as problem:
         return Foresight(None, problem.message)
