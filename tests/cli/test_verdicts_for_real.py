@@ -23,13 +23,18 @@ FREE_S = 2.0
 PICTURES = [
     *("--set", "model.num_hidden_layers=1", "--set", "model.hidden_size=32", "--set", "model.intermediate_size=64"),
     *("--set", "model.num_attention_heads=2", "--set", "precision=fp32", "--set", "optimizer=sgd"),
-    *("--set", "batch_size=8", "--set", "steps=10"),
+    *("--set", "batch_size=4", "--set", "steps=7", "--set", "workers=0"),
 ]
 """A model so small that decoding its JPEG files takes longer than training on them."""
 
 
-def test_a_loader_that_is_really_slow_is_what_holds_the_run_back(cli: Cli) -> None:
-    done = cli("run", "vit-large", *PICTURES, "--set", "workers=0", "--json")
+def test_a_loader_that_is_really_slow_is_what_holds_the_run_back(cli: Cli, tmp_path: Path) -> None:
+    image = pytest.importorskip("PIL.Image")
+    for name in ("cats/one", "cats/two", "dogs/one", "dogs/two"):
+        path = tmp_path / "pictures" / f"{name}.jpg"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        image.effect_noise((2400, 1800), 80).convert("RGB").save(path)
+    done = cli("run", "vit-large", *PICTURES, "--set", f"data.paths={tmp_path / 'pictures'}", "--json")
     finding = next(finding for finding in done.json["diagnosis"] if finding["rule"] == "data-bound")
     times = done.json["step_ms"]
     assert finding["evidence"]["data_percent"] == pytest.approx(100 * times["data"] / times["p50"], abs=20)
