@@ -215,7 +215,10 @@ def _smaller_batch(
     if model is None:
         return [], False
     batch, accumulation = int(str(spec.knobs["batch_size"])), int(str(spec.knobs["grad_accum"]))
-    most = model.max_batch(spec, ranks, under)
+    try:
+        most = model.max_batch(spec, ranks, under)
+    except Problem:
+        return [], False  # a strategy whose memory is not predicted
     for smaller in range(min(most or 0, batch - 1), 0, -1):
         if batch * accumulation % smaller:
             continue

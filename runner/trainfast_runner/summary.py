@@ -104,7 +104,11 @@ def _explained(records: RunRecords, ran: WorkerLine | None, verdict: Verdict) ->
     def model_of(spec: RunSpec) -> MemoryModel | None:
         return cached_model(spec, run.device, run.python or None)
 
-    return explain(run, verdict.error, verdict.reason, model_of, events=records.events, parameters=sizes)
+    try:
+        return explain(run, verdict.error, verdict.reason, model_of, events=records.events, parameters=sizes)
+    except Exception as error:
+        # The result of a run does not depend on arithmetic about it; what went wrong there is kept with it.
+        return OomExplanation(basis=f"could not be explained: {type(error).__name__}: {error}")
 
 
 def spread(values: Iterable[float]) -> Spread:

@@ -7,6 +7,7 @@ from typing import Any
 from trainfast_runner.knobs import defaults
 from trainfast_runner.memory_model import MemoryModel, Prediction
 from trainfast_runner.oom_explained import candidates, explain, spec_of
+from trainfast_runner.problem import Problem
 from trainfast_runner.records import Clock, Event, RunError, RunFile
 from trainfast_runner.spec import RunSpec
 
@@ -156,3 +157,18 @@ def test_what_is_worth_tracing_differs_from_the_run_in_one_knob_each() -> None:
         different = [name for name, value in other.knobs.items() if value != spec.knobs[name]]
         assert len(different) == 1
         assert different != ["batch_size"]
+
+
+class Unpredicted(Arithmetic):
+    """A strategy that the memory model does not know."""
+
+    def predict(self, spec: RunSpec, ranks: int = 1) -> Prediction:
+        raise Problem("the memory of strategy=pp is not predicted", key="strategy")
+
+
+def test_a_strategy_whose_memory_is_not_predicted_gets_the_usual_changes() -> None:
+    model: Any = Unpredicted()
+    found = explain(a_run(strategy="pp"), error("backward"), ON_CPU, lambda spec: model)
+    assert found.needed_bytes is None
+    assert found.grown == "activations"
+    assert [change.predicted_bytes for change in found.changes] == [None] * 3

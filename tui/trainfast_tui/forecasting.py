@@ -151,7 +151,7 @@ class Forecaster:
             if model is not None:
                 return MemoryView(forecast(model, question))
         except Problem as problem:
-            return MemoryView(words=f"no prediction: {problem.line()}", failed=True)
+            return MemoryView(words=f"no prediction: {problem.message}", failed=True)
         why = self._failed.get(_key(question.spec))
         if why is not None:
             return MemoryView(words=f"no prediction: {why}", failed=True)
@@ -186,7 +186,7 @@ class Forecaster:
             except GivenUp:
                 continue
             except Problem as problem:
-                self._failed[trace.key] = problem.line()
+                self._failed[trace.key] = problem.message
             except OSError as error:
                 self._failed[trace.key] = str(error)
             with self._wake:
