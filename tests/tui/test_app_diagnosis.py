@@ -75,7 +75,7 @@ def test_the_newest_steps_say_what_heat_cost_them(home: Home, hold: Callable[[Pa
     assert text.split(" T ")[1].split(" ms")[0] > "400", "all of a step of half a second was throttled"
     assert "clock -3" in text
     assert "J/sample" in text
-    assert text.endswith("87 °C at its start")
+    assert "87 °C at start" in text
 
 
 def test_of_an_ended_run_all_its_steps_count_and_warming_up_is_said(home: Home) -> None:
@@ -104,7 +104,7 @@ def test_readings_that_were_not_had_are_not_guessed(home: Home, hold: Callable[[
         for tick in ticks
     ]
     write_lines(directory / "telemetry.jsonl", mute)
-    assert conditions_text(directory, 110) == "throttling is not known"
+    assert conditions_text(directory, 110).startswith("throttling is not known   steady")
 
 
 @pytest.mark.parametrize(

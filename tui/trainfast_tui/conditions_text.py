@@ -24,15 +24,15 @@ LEAST_CLOCK_LOSS = 0.005
 
 
 def has_conditions(run: RunSnapshot) -> bool:
-    """Whether there is anything to say about the devices in the steps."""
-    return bool(run.conditions) or steadiness(run) is not None
+    """Whether there is a line to say about the devices in the steps; that a run is steady alone is none."""
+    return bool(run.conditions) or run.steady.warming is True
 
 
 def conditions_line(run: RunSnapshot, width: int) -> Line:
     """The line under a run's figures; what has no room in `width` cells is left out whole, the least telling first."""
     counted, wide = _counted(run), width >= WIDE
     mark = steadiness(run)
-    warming = [(mark[0] if wide else mark[0].removesuffix(" up at the end"), mark[1])] if mark is not None else []
+    warming = [(mark[0] if wide else mark[0].split(" up")[0], mark[1])] if mark is not None else []
     if not counted:
         return warming
     parts = [_throttled(counted, wide), _clock(counted), _energy(counted, wide), _temperature(counted, wide), warming]
@@ -47,13 +47,13 @@ def conditions_line(run: RunSnapshot, width: int) -> Line:
 
 
 def steadiness(run: RunSnapshot) -> tuple[str, str] | None:
-    """Whether temperature and step time still drifted; None where the steps are too few to tell."""
-    conditions = run.result.conditions if run.result is not None else None
-    if conditions is None or conditions.still_warming is None:
+    """Whether temperature and step time still drift, or did at the end; None where the steps are too few to tell."""
+    steady = run.steady
+    if steady.warming is None:
         return None
-    if conditions.still_warming:
-        return "still warming up at the end", "warning"
-    return f"steady from step {conditions.steady_from_step}", "success"
+    if steady.warming:
+        return ("still warming up" if run.is_live else "still warming up at the end"), "warning"
+    return f"steady from step {steady.from_step}", "success"
 
 
 def _counted(run: RunSnapshot) -> Sequence[StepConditions]:
@@ -102,12 +102,12 @@ def _energy(counted: Sequence[StepConditions], wide: bool) -> Line:
     step, sample = _mean(one.energy_joules for one in counted), _mean(one.joules_per_sample for one in counted)
     if step is None:
         return []
-    return [((f"{fmt.joules(step)} a step, " if wide else "") + f"{fmt.joules(sample)}/sample", "text")]
+    return [((f"{fmt.joules(step)}/step, " if wide else "") + f"{fmt.joules(sample)}/sample", "text")]
 
 
 def _temperature(counted: Sequence[StepConditions], wide: bool) -> Line:
     newest = counted[-1].temperature_c
-    return [] if newest is None else [(fmt.celsius(newest) + (" at its start" if wide else ""), "text")]
+    return [] if newest is None else [(fmt.celsius(newest) + (" at start" if wide else ""), "text")]
 
 
 def _mean(values: Iterable[float | None]) -> float | None:

@@ -135,7 +135,8 @@ def _process(event: Event) -> tuple[str, str, str]:
 
 def _state(event: Event) -> tuple[str, str, str]:
     words = state_words(event.state or "")
-    return "│", "primary", f"{words}: {event.reason}" if event.reason else words
+    said = event.reason or words
+    return "│", "primary", said if said.startswith(words) else f"{words}: {said}"
 
 
 def _detail(sign: str, tone: str, what: str) -> Teller:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from trainfast_runner.records import Result, Step
 from trainfast_tui import format as fmt
-from trainfast_tui.conditions_text import conditions_line, has_conditions
+from trainfast_tui.conditions_text import conditions_line, has_conditions, steadiness
 from trainfast_tui.next_run import predicted_of
 from trainfast_tui.widgets.bar import bar_runs, shares
 from trainfast_tui.widgets.painted import Line, Painted
@@ -58,7 +58,7 @@ class StepPanel(Painted):
         watched = [conditions_line(run, width)] if self.has_class("-watched") else []
         return [
             _progress(run, width, self._ascii),
-            _speed(figures, width),
+            _speed(figures, width) + ([] if watched else _steady(run, width)),
             _quality(run, result, width),
             *watched,
             *_phases(figures.phases, width, height - len(watched), self._ascii),
@@ -177,6 +177,12 @@ def _speed(figures: Figures, width: int) -> Line:
     if wide:
         line.append((f"   {figures.of}", "muted"))
     return line
+
+
+def _steady(run: RunSnapshot, width: int) -> Line:
+    """Without a line about the devices: whether the step time has settled."""
+    mark = steadiness(run) if width >= 78 else None
+    return [("   ", "text"), mark] if mark is not None else []
 
 
 def _quality(run: RunSnapshot, result: Result | None, width: int) -> Line:
