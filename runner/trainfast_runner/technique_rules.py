@@ -53,6 +53,7 @@ def _engine_casts(facts: Facts) -> Problem | None:
 
 
 def _compile_fits(facts: Facts) -> Problem | None:
+    """The other engines compile each in a way of their own; here they are to be compared with the loop, uncompiled."""
     asked, engine, strategy = facts.knobs["compile"], facts.knobs["engine"], facts.knobs["strategy"]
     if asked == "off":
         return None
