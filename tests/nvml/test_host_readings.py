@@ -14,7 +14,8 @@ from trainfast_runner.telemetry.process_tree import ProcessTree
 BUSY = "import sys; print('up', flush=True)\nwhile True: pass"
 PARENT = """
 import subprocess, sys
-child = subprocess.Popen([sys.executable, "-c", "print('up', flush=True)\\nwhile True: pass"], stdout=subprocess.PIPE)
+busy = "import os; parent = os.getppid(); print('up', flush=True)\\nwhile os.getppid() == parent: pass"
+child = subprocess.Popen([sys.executable, "-c", busy], stdout=subprocess.PIPE)
 child.stdout.readline()
 block = bytearray(64 * 1024**2)
 print(child.pid, flush=True)
