@@ -195,6 +195,10 @@ STRATEGIES: dict[str, type[Sharing]] = {
     "single": Sharing,
     "ddp": Replicated,
     "fsdp": FullySharded,
+    # Traced as one slice, which the ranks of the other axis share as if it were the model.
+    "tp": Sharing,
+    "ddp+tp": Replicated,
+    "fsdp+tp": FullySharded,
     "zero1": ZeroPartitioned,
     "zero2": ZeroPartitioned,
     "zero3": ZeroParameters,
@@ -206,4 +210,5 @@ def sharing_of(knobs: Mapping[str, Any], ranks: int, whole: Whole) -> Sharing:
     strategy = str(knobs["strategy"])
     if strategy not in STRATEGIES:
         raise Problem(f"the memory of strategy={strategy} is not predicted", key="strategy", allowed=list(STRATEGIES))
-    return STRATEGIES[strategy](whole, ranks, knobs)
+    sharing = ranks // int(knobs["tp_degree"]) if strategy.endswith("+tp") else ranks
+    return STRATEGIES[strategy](whole, sharing, knobs)

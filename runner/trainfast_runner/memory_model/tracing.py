@@ -18,6 +18,7 @@ from trainfast_runner.home import cache_directory
 from trainfast_runner.json_lines import write_atomically
 from trainfast_runner.memory_model.model import MemoryModel
 from trainfast_runner.problem import Problem
+from trainfast_runner.sharded_rules import TENSOR_PARALLEL
 from trainfast_runner.spec import RunSpec
 
 TRACED_KNOBS = ("precision", "seq_len", "checkpointing", "optimizer", "attention")
@@ -73,7 +74,10 @@ def _request(spec: RunSpec, device: str) -> dict[str, Any]:
     if str(spec.knobs["strategy"]).startswith("zero") and knobs["precision"] in ("fp16", "bf16"):
         # DeepSpeed trains a model whose weights are half; it does not cast them as autocast does.
         knobs["precision"] = "bf16-pure"
-    return {"model": spec.model, "objective": spec.data["objective"], "knobs": knobs, "device": device}
+    request = {"model": spec.model, "objective": spec.data["objective"], "knobs": knobs, "device": device}
+    # A slice of a model has other shapes.
+    sliced = spec.knobs["strategy"] in TENSOR_PARALLEL
+    return {**request, "tp_degree": spec.knobs["tp_degree"]} if sliced else request
 
 
 def _file(executable: str, request: dict[str, Any]) -> Path:

@@ -24,6 +24,7 @@ from .samples import Batch, Halves, random_samples
 from .spec import Knobs
 from .step_watch import StepWatch
 from .strategies import Strategy, make_strategy
+from .traced_slices import keep_one_slice
 
 BATCHES = (2, 4)
 """The batch sizes that are traced. Not 1: with one sample some copies are views."""
@@ -79,6 +80,8 @@ def course(request: dict[str, Any]) -> dict[str, Any]:
     device = torch.device(request["device"])
     # Weights are drawn on the meta device, where the values that decide about layers (rates of dropping) are real.
     model = build_model(config, request["objective"], knobs, torch.device("meta"))
+    if request.get("tp_degree"):
+        keep_one_slice(model, request["tp_degree"], device.type)
     with FakeTensorMode(allow_non_fake_inputs=True) as fake:
         _place(model, device)
         strategy = make_strategy(knobs, device)

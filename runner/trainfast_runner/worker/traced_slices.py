@@ -1,0 +1,44 @@
+"""One rank's slice of a tensor-parallel model in a process that is alone: the worker's own plan and exchanges."""
+
+from __future__ import annotations
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+
+from .strategies.tensor_plan import Slice, plan_for
+from .strategies.tensor_slices import exchange
+
+
+def keep_one_slice(model: nn.Module, degree: int, device_type: str) -> None:
+    """Cut `model`, which has no memory yet, into `degree` slices and keep the first, in place.
+
+    The exchanges go through torch's fake process group, whose ranks are nowhere. Parameters are plain tensors here,
+    while the strategy's are DTensors at rest: both hold the same bytes.
+    """
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    dist.init_process_group("fake", rank=0, world_size=degree, store=FakeStore())
+    mesh = init_device_mesh(device_type, (degree,), mesh_dim_names=("tp",))
+    plan = plan_for(model, degree)
+    exchange(model, plan, mesh)
+    for name, width in plan.widths:
+        module = model.get_submodule(name)
+        setattr(module, width, getattr(module, width) // degree)
+    made: dict[int, nn.Parameter] = {}
+    for name, module in model.named_modules():
+        for key, whole in module._parameters.items():
+            if whole is None:
+                continue
+            if id(whole) not in made:
+                made[id(whole)] = _slice(whole, plan.slices.get(f"{name}.{key}"), degree)
+            module._parameters[key] = made[id(whole)]
+
+
+def _slice(whole: nn.Parameter, cut: Slice | None, degree: int) -> nn.Parameter:
+    if cut is None:
+        return whole
+    shape = list(whole.shape)
+    shape[cut.dim] //= degree
+    return nn.Parameter(torch.empty(shape, dtype=whole.dtype, device=whole.device), whole.requires_grad)
