@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from trainfast_runner import presets
-from trainfast_runner.memory_model import MemoryModel, trace_model
+from trainfast_runner.memory_model import MemoryModel
 from trainfast_runner.memory_model.tracing import trace_anew
 from trainfast_runner.spec import RunSpec, resolve
 
@@ -63,7 +63,7 @@ def measured_rows() -> Iterator[Row]:
             chosen = [*settings, f"batch_size={batch}", "steps=5"]
             spec = resolve(preset, chosen)
             measured = _run(preset, chosen)
-            yield _row(f"{preset} b{batch}", _total(trace_model(spec), spec), measured, MEASURED_WITHIN)
+            yield _row(f"{preset} b{batch}", _total(trace_anew(spec), spec), measured, MEASURED_WITHIN)
 
 
 def speed_rows() -> list[Row]:

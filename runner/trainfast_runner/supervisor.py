@@ -10,6 +10,7 @@ import os
 import signal
 import subprocess
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import msgspec
@@ -17,6 +18,7 @@ import msgspec
 from trainfast_runner.home import RESULT_FILE, read_run_file, shared_lock
 from trainfast_runner.json_lines import Appender, write_atomically
 from trainfast_runner.kernel_oom import oom_kills
+from trainfast_runner.memory_model import corrections
 from trainfast_runner.output_log import CAP_BYTES, OUTPUT_FILE, OutputLog, read_log
 from trainfast_runner.process_tree import Identity, become_subreaper, descendants, identify, send
 from trainfast_runner.ranks import Gone, Ranks
@@ -198,11 +200,13 @@ class Supervisor:
         for _ in range(RESULT_RETRIES):
             try:
                 write_atomically(self.directory / RESULT_FILE, content)
-                return
+                break
             except OSError as error:
                 # A disk that is full now may not be in a moment; after that the records speak for the run.
                 self._trouble(f"{RESULT_FILE} cannot be written: {error.strerror}")
                 self._signals.wait(TICK_S)
+        with suppress(OSError):  # the next prediction is then as good as the last
+            corrections.learn(self.directory.parent.parent, records, result)
 
     def _judge(self, last_step: dict[int, int], worker: dict[int, list[WorkerLine]]) -> Verdict:
         before, after = self._oom_kills_before, oom_kills()

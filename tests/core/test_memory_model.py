@@ -12,9 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as some
 
 from trainfast_runner.knobs import defaults
-from trainfast_runner.memory_model import CATEGORIES, MemoryModel, cached_model, tracing
+from trainfast_runner.memory_model import CATEGORIES, MemoryModel, cached_model, corrections, tracing
 from trainfast_runner.memory_model.course import Stack, Stretch
 from trainfast_runner.problem import Problem
+from trainfast_runner.records import Clock, Result, RunFile, Step
+from trainfast_runner.run_records import RunRecords
 from trainfast_runner.spec import RunSpec
 
 BLOCK, ROOT = 1000, 500
@@ -125,6 +127,7 @@ def test_a_strategy_that_is_not_predicted_says_so() -> None:
 
 def test_a_trace_is_remembered_and_damage_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setenv("TRAINFAST_HOME", str(tmp_path / "home"))
     answers: list[dict[str, Any]] = []
 
     def ask(executable: str, script: str, arguments: list[str], given_up: object = None) -> dict[str, Any]:
@@ -146,6 +149,40 @@ def test_a_trace_is_remembered_and_damage_is_none(tmp_path: Path, monkeypatch: p
     assert cached_model(spec) is None
     assert tracing.trace_model(spec) == model
     assert cached_model(spec) == model
+
+
+def test_a_measured_run_corrects_the_next_prediction(tmp_path: Path) -> None:
+    model = msgspec.structs.replace(model_of(12), trace="t")
+    spec = spec_with(batch_size=5000)
+    predicted = model.predict(spec)
+    run = RunFile(
+        run_id="r1",
+        preset="tiny",
+        knobs=dict(spec.knobs),
+        clock=Clock(monotonic_ns=0, wall_ns=0),
+        predicted=msgspec.to_builtins(predicted),
+    )
+    beyond = {"forward_backward": 7000, "optimizer": -300}
+    peaks = {phase: total + beyond[phase] for phase, total in predicted.traced_bytes.items()}
+    step = Step(t_ns=1, step=1, samples=1, tokens=1, step_ms=1.0, phase_peaks=peaks)
+    records = RunRecords(run=run, steps={0: [step]})
+    corrections.learn(tmp_path, records, Result(run_id="r1", state="oom"))
+    assert corrections.read(tmp_path) == {}, "only a finished run has shown its peaks"
+    corrections.learn(tmp_path, records, Result(run_id="r1", state="finished"))
+    better = msgspec.structs.replace(model, machine=corrections.read(tmp_path)["cpu"])
+    again = better.predict(spec)
+    assert {name: phase["total"] for name, phase in again.phases.items()} == peaks
+    assert again.traced_bytes == predicted.traced_bytes
+    assert "corrected by r1" in again.basis
+    assert better.predict(spec_with(batch_size=5000, strategy="ddp"), 2).traced_bytes
+    assert "corrected" not in better.predict(spec_with(batch_size=5000, strategy="ddp"), 2).basis
+    most = model.max_batch(spec, 1, predicted.total_bytes)
+    fewer = better.max_batch(spec, 1, predicted.total_bytes)
+    assert most == 5000
+    assert fewer is not None
+    assert fewer < most
+    (tmp_path / corrections.CORRECTIONS_FILE).write_text("{")
+    assert corrections.read(tmp_path) == {}
 
 
 def test_a_model_that_cannot_be_followed_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

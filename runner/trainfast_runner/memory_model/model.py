@@ -4,7 +4,18 @@ from __future__ import annotations
 
 import msgspec
 
-from trainfast_runner.memory_model.course import GRADS, OPTIMIZER, TEMPORARY, TRACED, Moment, Stack, Stretch, moments
+from trainfast_runner.memory_model.corrections import Correction, Machine, case
+from trainfast_runner.memory_model.course import (
+    ACTIVATIONS,
+    GRADS,
+    OPTIMIZER,
+    TEMPORARY,
+    TRACED,
+    Moment,
+    Stack,
+    Stretch,
+    moments,
+)
 from trainfast_runner.memory_model.prediction import CATEGORIES, PHASES, Prediction
 from trainfast_runner.memory_model.sharing import Sharing, Whole, sharing_of
 from trainfast_runner.spec import RunSpec
@@ -28,6 +39,10 @@ class MemoryModel(msgspec.Struct, frozen=True, kw_only=True):
     before_optimizer: list[float]
     optimizer_peak: list[float]
     basis: str = ""
+    trace: str = ""
+    """The name under which it is remembered; what this machine's runs took beyond it is kept by that name."""
+    machine: Machine = Machine()
+    """What is known of this machine, put in when the model is read."""
 
     @property
     def parameters(self) -> int:
@@ -37,7 +52,8 @@ class MemoryModel(msgspec.Struct, frozen=True, kw_only=True):
     def predict(self, spec: RunSpec, ranks: int = 1) -> Prediction:
         """The peak of the fullest of `ranks` processes with the knobs of `spec`; well under 50 ms."""
         batch = int(str(spec.knobs["batch_size"]))
-        here, above = self._peaks(spec, ranks, batch), self._peaks(spec, ranks, batch + 1)
+        traced = self._peaks(spec, ranks, batch)
+        here, above = self._corrected(spec, ranks, traced), self._corrected_peaks(spec, ranks, batch + 1)
         phase = max(PHASES, key=lambda name: sum(here[name]))
         each = round(sum(above[phase]) - sum(here[phase]))
         rounded = {name: [round(value) for value in here[name]] for name in PHASES}
@@ -51,14 +67,17 @@ class MemoryModel(msgspec.Struct, frozen=True, kw_only=True):
             },
             fixed_bytes=sum(rounded[phase]) - batch * each,
             bytes_per_sample=each,
-            basis=self.basis,
+            context_bytes=self.machine.context_bytes if self.device == "cuda" else None,
+            basis=f"{self.basis}, corrected by {known.run_id}" if (known := self._known(spec, ranks)) else self.basis,
+            trace=self.trace,
+            traced_bytes={name: round(sum(values)) for name, values in traced.items()},
         )
 
     def max_batch(self, spec: RunSpec, ranks: int, limit_bytes: int) -> int | None:
         """The largest `batch_size` whose predicted peak is within `limit_bytes` a rank; None where 1 is not."""
 
         def fits(batch: int) -> bool:
-            return max(sum(peak) for peak in self._peaks(spec, ranks, batch).values()) <= limit_bytes
+            return max(sum(peak) for peak in self._corrected_peaks(spec, ranks, batch).values()) <= limit_bytes
 
         if not fits(1):
             return None
@@ -70,6 +89,30 @@ class MemoryModel(msgspec.Struct, frozen=True, kw_only=True):
             middle = (low + high) // 2
             low, high = (middle, high) if fits(middle) else (low, middle)
         return low
+
+    def _known(self, spec: RunSpec, ranks: int) -> Correction | None:
+        return self.machine.corrections.get(case(self.trace, spec.knobs, ranks))
+
+    def _corrected_peaks(self, spec: RunSpec, ranks: int, batch: int) -> dict[str, tuple[float, ...]]:
+        return self._corrected(spec, ranks, self._peaks(spec, ranks, batch))
+
+    def _corrected(
+        self, spec: RunSpec, ranks: int, peaks: dict[str, tuple[float, ...]]
+    ) -> dict[str, tuple[float, ...]]:
+        """With what a run of the same took beyond the trace: temporary bytes, as far as there are any to be less."""
+        known = self._known(spec, ranks)
+        if known is None:
+            return peaks
+        corrected = {}
+        for phase, values in peaks.items():
+            found = list(values)
+            left = float(known.beyond_bytes.get(phase, 0))
+            for place in (TEMPORARY, ACTIVATIONS):
+                taken = max(-found[place], left)
+                found[place] += taken
+                left -= taken
+            corrected[phase] = tuple(found)
+        return corrected
 
     def _peaks(self, spec: RunSpec, ranks: int, batch: int) -> dict[str, tuple[float, ...]]:
         """Bytes by CATEGORIES at each phase's peak."""

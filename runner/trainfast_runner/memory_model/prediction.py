@@ -32,6 +32,10 @@ class Prediction(msgspec.Struct, frozen=True, kw_only=True):
     fixed_bytes: int = 0
     bytes_per_sample: int = 0
     basis: str = ""
+    trace: str = ""
+    """The name of the trace it rests on."""
+    traced_bytes: dict[str, int] = {}
+    """Each phase's peak before any correction by measured runs."""
 
     def category(self, name: str) -> int:
         """Bytes of one of CATEGORIES at the peak."""

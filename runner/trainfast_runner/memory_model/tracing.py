@@ -16,6 +16,7 @@ import msgspec
 from trainfast_runner import training_python
 from trainfast_runner.home import cache_directory
 from trainfast_runner.json_lines import write_atomically
+from trainfast_runner.memory_model import corrections
 from trainfast_runner.memory_model.model import MemoryModel
 from trainfast_runner.problem import Problem
 from trainfast_runner.sharded_rules import TENSOR_PARALLEL
@@ -57,6 +58,7 @@ def trace_model(
             model = _trace(executable, request, given_up)
             with suppress(OSError):  # without a cache every launch traces again, which costs seconds and nothing else
                 write_atomically(file, msgspec.json.encode(model))
+            model = _of_this_machine(model, file)
     return model
 
 
@@ -87,9 +89,15 @@ def _file(executable: str, request: dict[str, Any]) -> Path:
 
 def _remembered(file: Path) -> MemoryModel | None:
     try:
-        return msgspec.json.decode(file.read_bytes(), type=MemoryModel)
+        model = msgspec.json.decode(file.read_bytes(), type=MemoryModel)
     except (OSError, msgspec.DecodeError):
         return None
+    return _of_this_machine(model, file)
+
+
+def _of_this_machine(model: MemoryModel, file: Path) -> MemoryModel:
+    machine = corrections.read().get(model.device, corrections.Machine())
+    return msgspec.structs.replace(model, trace=file.stem, machine=machine)
 
 
 @contextmanager
