@@ -90,7 +90,7 @@ def test_out_of_memory_is_said_with_its_cures(cli: Cli, terminal: Terminal) -> N
     terminal.open([*COMMAND, "--preset", "huge"])
     terminal.until_shows("No run yet")
     terminal.press("r")
-    terminal.until_shows("DefaultCPUAllocator", "OUT OF MEMORY", "batch_size = 8 ")
+    terminal.until_shows("DefaultCPUAllocator", "OUT OF MEMORY", " 1 batch_size = ")
     assert results(cli)[0]["state"] == "oom"
 
 

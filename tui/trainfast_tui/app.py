@@ -54,6 +54,8 @@ if TYPE_CHECKING:
 
 AFTER_ESCAPE_S = 0.05
 """Time in which Esc leaves a screen, before the key typed right after it goes to the one below."""
+GONE_S = 0.5
+"""What a trace gets to be gone when the app is left; it takes a tenth of a second."""
 CPU_PRESET, GPU_PRESET = "tiny-llama", "gpt2-medium"
 
 
@@ -111,8 +113,9 @@ class TrainfastApp(App[int]):
         in_background("machine", lambda: _look_at_machine(self._python), self.post_message, said_no)
 
     def on_unmount(self) -> None:
-        self.forecaster.stop()
-        self.explainer.stop()
+        # A trace is a process of its own, which would go on without us.
+        self.forecaster.stop(GONE_S)
+        self.explainer.stop(GONE_S)
         self.reader.stop()
 
     @property

@@ -30,6 +30,7 @@ class Explainer:
         self._of: str | None = None
         self._given_up = threading.Event()
         self._newest: OomExplained | None = None
+        self._thread: threading.Thread | None = None
 
     def about(self, run: RunSnapshot) -> OomExplained | None:
         """What is known by now of this run beyond its own records."""
@@ -43,12 +44,17 @@ class Explainer:
         elif run is not None and run.run_id != self._of:
             self.stop()
             self._of, self._given_up = run.run_id, threading.Event()
-            in_background("explain", partial(self._explain, run, self._given_up), self._post)
+            self._thread = in_background("explain", partial(self._explain, run, self._given_up), self._post)
 
-    def stop(self) -> None:
-        """End the trace that is under way; the same run may be looked at again."""
+    def stop(self, wait_s: float = 0.0) -> None:
+        """End the trace that is under way, after which the same run may be looked at again.
+
+        Waits at most `wait_s` for its process to be gone.
+        """
         self._given_up.set()
         self._of = None
+        if self._thread is not None and wait_s:
+            self._thread.join(wait_s)
 
     def note(self, message: OomExplained) -> None:
         """The app has it."""

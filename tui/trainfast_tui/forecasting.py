@@ -99,6 +99,9 @@ class Forecaster:
         self._failed: dict[str, str] = {}
         """Why a model cannot be traced, by what it was."""
         self._started = False
+        self._idle = threading.Event()
+        """Set while no trace is under way."""
+        self._idle.set()
 
     def ask(self, question: Question) -> None:
         """Answer this one from now on. Returns at once."""
@@ -112,10 +115,11 @@ class Forecaster:
                     threading.Thread(target=self._guarded, args=(work,), name=f"trainfast-{name}", daemon=True).start()
             self._wake.notify_all()
 
-    def stop(self) -> None:
-        """End the trace that is under way; a process of ours must not outlive the app."""
+    def stop(self, wait_s: float = 0.0) -> None:
+        """End the trace that is under way and wait at most this long for its process to be gone."""
         with self._wake:
             self._drop_trace()
+        self._idle.wait(wait_s)
 
     def _drop_trace(self) -> None:
         if self._trace is not None:
@@ -181,6 +185,7 @@ class Forecaster:
                 trace = self._trace
             assert trace is not None
             spec, device = trace.question.spec, trace.question.machine.device
+            self._idle.clear()
             try:
                 trace_model(spec, device, self._python, given_up=trace.given_up)
             except GivenUp:
@@ -189,6 +194,8 @@ class Forecaster:
                 self._failed[trace.key] = problem.message
             except OSError as error:
                 self._failed[trace.key] = str(error)
+            finally:
+                self._idle.set()
             with self._wake:
                 if self._trace is trace:
                     self._trace = None
