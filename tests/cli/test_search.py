@@ -106,7 +106,7 @@ def test_the_tightest_of_two_ranks_decides(cli: Cli) -> None:
 def test_a_killed_search_leaves_nothing_and_is_continued(cli: Cli) -> None:
     command = ["search", "max-batch", *limited("512MiB"), "--proof-steps", "2", "--json"]
     started = Started(cli, tuple(command))
-    started.until_said(" fits: ")
+    started.until_said(" fits: peak")
     directory = directory_of(cli)
     started.signal(signal.SIGKILL)
     started.end()
