@@ -1,0 +1,84 @@
+"""A step without memory: three blocks stand for all, and the ledger agrees with torch's own tracker."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.distributed._tools.mem_tracker import MemTracker
+
+from trainfast_runner.memory_model.tracing import trace_anew
+from trainfast_runner.spec import resolve
+from trainfast_runner.worker.memory_envelope import envelope
+from trainfast_runner.worker.memory_ledger import PARAMS, Ledger
+from trainfast_runner.worker.repeated_blocks import shorten
+
+SMALL_T5 = ["model.d_model=64", "model.d_ff=128", "model.d_kv=16", "model.num_heads=4", "seq_len=64"]
+CASES = [
+    ("tiny-llama", ["model.num_hidden_layers=9", "precision=bf16", "checkpointing=full", "grad_accum=2"]),
+    ("t5-base", SMALL_T5),
+]
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("preset", "settings"), CASES)
+def test_three_blocks_say_what_the_whole_depth_says(preset: str, settings: list[str]) -> None:
+    spec = resolve(preset, settings)
+    model, whole = trace_anew(spec), trace_anew(spec, whole=True)
+    assert "3 layers" in model.basis
+    assert "whole" in whole.basis
+    for batch in (1, 3, 40):
+        here = resolve(preset, [*settings, f"batch_size={batch}"])
+        assert model.predict(here).phases == whole.predict(here).phases
+
+
+def test_the_ledger_counts_what_torchs_tracker_counts() -> None:
+    def step(model: nn.Module) -> None:
+        model(torch.randn(8, 64)).square().sum().backward()
+
+    def build() -> nn.Module:
+        return nn.Sequential(nn.Linear(64, 256), nn.GELU(), nn.LayerNorm(256), nn.Linear(256, 64))
+
+    with FakeTensorMode():
+        model, tracker = build(), MemTracker()
+        tracker.track_external(model)
+        with tracker:
+            step(model)
+        peak = tracker.get_tracker_snapshot("peak")[torch.device("cpu")]["Total"]
+        model, ledger = build(), Ledger("cpu")
+        ledger.count_all(model.parameters(), PARAMS)
+        with ledger:
+            ledger.begin("forward", 1, "")
+            step(model)
+            ledger.end()
+    assert max(sum(point) for point in ledger.stretches[0].points) == peak
+
+
+def test_only_lines_that_can_be_the_peak_are_kept() -> None:
+    def line(fixed: float, each: float) -> tuple[tuple[float, ...], tuple[float, ...]]:
+        return (fixed, 0.0), (each, 0.0)
+
+    flat, middle, steep, below = line(100, 1), line(90, 5), line(0, 20), line(10, 4)
+    kept = envelope([steep, below, flat, middle])
+    assert kept == [flat, middle, steep]
+    for batch in range(1, 50):
+        highest = max(one[0][0] + batch * one[1][0] for one in (flat, middle, steep, below))
+        assert max(one[0][0] + batch * one[1][0] for one in kept) == highest
+
+
+def test_blocks_that_differ_are_all_kept() -> None:
+    class Config:
+        def to_dict(self) -> dict[str, object]:
+            return {}
+
+    def stack(widths: list[int]) -> nn.Module:
+        return nn.ModuleDict({"layers": nn.ModuleList(nn.Linear(4, width) for width in widths)})
+
+    alike = stack([4] * 6)
+    (found,) = shorten(alike, Config(), whole=False)
+    assert (len(found.blocks), found.repeats, found.sizes) == (3, 4, (20,) * 6)
+    (found,) = shorten(stack([4, 4, 8, 4, 4]), Config(), whole=False)
+    assert (len(found.blocks), found.repeats) == (5, 1)
+    (found,) = shorten(stack([8, 4, 4, 4, 4]), Config(), whole=False)
+    assert len(found.blocks) == 3, "the first alone may differ"
