@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -16,7 +17,14 @@ from textual.geometry import Region
 
 from trainfast_tui import format as fmt
 from trainfast_tui.widgets.bar import Bar, bar_runs
-from trainfast_tui.widgets.braille import YRange, changed_cells, nice_ceiling, time_columns
+from trainfast_tui.widgets.braille import (
+    LEAST_GAP,
+    YRange,
+    changed_cells,
+    changed_spans,
+    nice_ceiling,
+    time_columns,
+)
 from trainfast_tui.widgets.chart_model import ChartData, Limit, Series, Span
 from trainfast_tui.widgets.chart_paint import paint
 from trainfast_tui.widgets.shading import SHADES
@@ -321,6 +329,32 @@ def test_what_lies_outside_the_dirty_cells_is_the_same(old: list[tuple[str, str]
     else:
         assert old[: span[0]] == new[: span[0]]
         assert old[span[1] :] == new[span[1] :]
+
+
+_changes = st.lists(
+    st.tuples(st.integers(0, 119), st.sampled_from("ab "), st.sampled_from(["red", "blue"])), max_size=6
+)
+
+
+@given(_changes, _changes)
+def test_of_a_long_row_only_the_stretches_that_differ_are_sent(
+    first: list[tuple[int, str, str]], second: list[tuple[int, str, str]]
+) -> None:
+    def row(changes: list[tuple[int, str, str]]) -> list[Segment]:
+        cells = [("a", "red")] * 120
+        for at, text, color in changes:
+            cells[at] = text, color
+        return [Segment(text, Style(color=color)) for text, color in cells]
+
+    old, new = row(first), row(second)
+    spans = changed_spans(old, new, 120)
+    sent = {cell for start, end in spans for cell in range(start, end)}
+    for cell, (before, after) in enumerate(zip(old, new, strict=True)):
+        blank = before.text == after.text == " "
+        assert cell in sent or before == after or blank
+    assert all(after[0] - before[1] >= LEAST_GAP for before, after in pairwise(spans))
+    changed = [cell for cell in range(120) if old[cell] != new[cell]]
+    assert len(sent) <= max(0, len(changed) * (LEAST_GAP + 1))
 
 
 class Screen(App[None]):

@@ -7,6 +7,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from textual.app import ComposeResult
+from textual.geometry import Size
 from textual.screen import Screen
 
 from trainfast_runner.problem import Problem
@@ -52,6 +53,9 @@ class MonitorScreen(Screen[None]):
         self._join: StepJoin | None = None
         self._joined_uuids: tuple[str, ...] = ()
         self._seen_ns = 0
+        self._rows_for: tuple[Size, int] | None = None
+        """The size and the number of GPUs for which the devices and the processes have `_kept_rows`."""
+        self._kept_rows = (0, 0)
         self._asked: Identity | None = None
         """The process that SIGTERM was sent to last."""
 
@@ -106,15 +110,21 @@ class MonitorScreen(Screen[None]):
     def _share_out(self) -> None:
         """Devices first, then a few processes, then charts; what is left goes to the processes."""
         room, width = self.size.height - AROUND, self.size.width
+        tick = self._snapshot.tick if self._snapshot is not None else None
+        gpus = len(tick.devices) if tick is not None else 0
         if room <= 0:
             return
         devices, table = self.query_one(MonitorDevices), self.query_one(ProcessTable)
         for_charts = next((rows for least, rows in CHART_ROWS if room >= least), 0)
         rows = devices.rows_wanted(width, max(1, room - LEAST_PROCESS_ROWS - for_charts))
+        # What a GPU has to say, and processes, come and go: moving all the rest would send the whole screen again.
+        kept = self._kept_rows if self._rows_for == (self.size, gpus) else (0, 0)
+        rows, wanted = self._kept_rows = max(rows, kept[0]), max(table.rows_wanted, kept[1])
+        self._rows_for = self.size, gpus
         if devices.styles.height is None or devices.styles.height.value != rows:
             devices.styles.height = rows
         left = room - rows
-        charts = left - max(LEAST_PROCESS_ROWS, min(table.rows_wanted, left // 2))
+        charts = left - max(LEAST_PROCESS_ROWS, min(wanted, left // 2))
         self.query_one(Charts).set_class(charts < LEAST_CHART_ROWS, "-away")
         height = left - charts if charts >= LEAST_CHART_ROWS else left
         if table.styles.height is None or table.styles.height.value != height:

@@ -271,11 +271,37 @@ def changed_cells(old: list[Segment], new: list[Segment], width: int) -> tuple[i
     """
     if old == new:
         return None
-    if any(len(segment.text) != cell_len(segment.text) for row in (old, new) for segment in row):
+    if _has_wide(old, new):
         return 0, width
     start = _common_cells(_cells(old), _cells(new))
     end = width - _common_cells(_cells(old, backwards=True), _cells(new, backwards=True))
     return (start, end) if start < end else None
+
+
+LEAST_GAP = 16
+"""Cells: skipping fewer of them costs the terminal more bytes than sending them again."""
+
+
+def changed_spans(old: list[Segment], new: list[Segment], width: int) -> list[tuple[int, int]]:
+    """The half-open ranges of cells in which two rows differ, unchanged stretches of `LEAST_GAP` cells left out."""
+    whole = changed_cells(old, new, width)
+    if whole is None or whole[1] - whole[0] <= LEAST_GAP or (whole == (0, width) and _has_wide(old, new)):
+        return [] if whole is None else [whole]
+    start, end = whole
+    before, after = list(_cells(old)), list(_cells(new))
+    spans: list[tuple[int, int]] = []
+    begin, last = start, start
+    for cell in range(start + 1, end):
+        if before[cell] != after[cell]:
+            if cell - last > LEAST_GAP:
+                spans.append((begin, last + 1))
+                begin = cell
+            last = cell
+    return [*spans, (begin, last + 1)]
+
+
+def _has_wide(*rows: list[Segment]) -> bool:
+    return any(len(segment.text) != cell_len(segment.text) for row in rows for segment in row)
 
 
 _Cell = tuple[str, Style | Color | None]

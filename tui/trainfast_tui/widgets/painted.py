@@ -10,7 +10,7 @@ from textual.strip import Strip
 from textual.widget import Widget
 
 from trainfast_tui.format import plain, to_ascii, truncate
-from trainfast_tui.widgets.braille import changed_cells, ink
+from trainfast_tui.widgets.braille import changed_spans, ink
 
 Piece = tuple[str, str]
 """Text and the name of its tone."""
@@ -66,7 +66,7 @@ class Painted(Widget):
         regions = [
             Region(span[0], y, span[1] - span[0], 1)
             for y, (before, after) in enumerate(zip(old, self._painted(), strict=True))
-            if (span := changed_cells(before, after, key[0])) is not None
+            for span in changed_spans(before, after, key[0])
         ]
         if regions:
             self.refresh(*regions)

@@ -6,7 +6,7 @@ from textual.geometry import Region
 from textual.strip import Strip
 from textual.widget import Widget
 
-from trainfast_tui.widgets.braille import YRange, changed_cells, ink
+from trainfast_tui.widgets.braille import YRange, changed_spans, ink
 from trainfast_tui.widgets.chart_model import PARTS, TONES, ChartData
 from trainfast_tui.widgets.chart_paint import paint
 from trainfast_tui.widgets.shading import NAMES, OTHER
@@ -82,7 +82,7 @@ class StripChart(Widget):
         regions = [
             Region(span[0], y, span[1] - span[0], 1)
             for y, (before, after) in enumerate(zip(old, self._painted(), strict=True))
-            if (span := changed_cells(before, after, width)) is not None
+            for span in changed_spans(before, after, width)
         ]
         if regions:
             self.refresh(*regions)
