@@ -75,4 +75,8 @@ check loader 0 run bert-large --set workers=4 --set pin_memory=on --set precisio
 check ddp-one-rank 0 run tiny-llama --set strategy=ddp --set devices=1 --set steps=20
 check limit-oom 3 run bert-large --set batch_size=256 --set memory_limit=8GiB --set steps=10
 check limit-below-parameters 3 run bert-large --set memory_limit=1GiB --set steps=10
+# What was predicted for each of the runs above, beside what it took; a second run of the same is corrected by the first.
+check memory-once 0 run bert-large --set batch_size=24 --set steps=10
+check memory-again 0 run bert-large --set batch_size=24 --set steps=10
+measure memory-predicted-and-measured benchmarks.memory_prediction
 exit $failed

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from trainfast_runner import presets
+from trainfast_runner.home import Home, read_result
 from trainfast_runner.memory_model import MemoryModel
 from trainfast_runner.memory_model.tracing import trace_anew
 from trainfast_runner.spec import RunSpec, resolve
@@ -66,6 +67,20 @@ def measured_rows() -> Iterator[Row]:
             yield _row(f"{preset} b{batch}", _total(trace_anew(spec), spec), measured, MEASURED_WITHIN)
 
 
+def recorded_rows() -> Iterator[Row]:
+    """Every finished run of the home that was predicted: on a GPU the other checks fill this table."""
+    home = Home()
+    for run_id in home.run_ids():
+        result = read_result(home.directory(run_id))
+        if result is None or result.state != "finished" or not result.memory.predicted_bytes:
+            continue
+        changed = " ".join(f"{key}={value}" for key, value in result.changed.items())
+        measured = result.memory.peak_allocated_bytes
+        if measured:
+            name = f"{result.preset} {result.actual.device} {changed}"
+            yield _row(name, result.memory.predicted_bytes, measured, MEASURED_WITHIN)
+
+
 def speed_rows() -> list[Row]:
     """Seconds to a first answer, and milliseconds after a knob that needs no new trace."""
     spec = resolve(*DEEP)
@@ -81,6 +96,14 @@ def speed_rows() -> list[Row]:
         ("first answer, 24 layers", f"{first_s:.1f} s", f"{FIRST_ANSWER_S:.0f} s", "", first_s <= FIRST_ANSWER_S),
         ("after a knob", f"{again_ms:.1f} ms", f"{AFTER_A_KNOB_MS:.0f} ms", "", again_ms <= AFTER_A_KNOB_MS),
     ]
+
+
+def print_recorded() -> bool:
+    """Print `recorded_rows`; whether all are within the bound."""
+    rows = list(recorded_rows())
+    for what, predicted, measured, difference, within in rows:
+        print(f"{predicted:>14}{measured:>14}{difference:>10}  {'held' if within else 'NOT HELD':9}{what}")
+    return all(row[4] for row in rows)
 
 
 def print_tables(some: int | None = None) -> bool:
@@ -118,3 +141,7 @@ def _run(preset: str, settings: Sequence[str]) -> int:
         raise RuntimeError(f"{preset}: {result.get('reason') or result}")
     peak: int = result["memory"]["peak_allocated_bytes"]
     return peak
+
+
+if __name__ == "__main__":
+    sys.exit(0 if print_recorded() else 1)
