@@ -256,15 +256,11 @@ async def test_the_presets_can_be_narrowed_by_typing(home: Home) -> None:
     async with app.run_test(size=(100, 40)) as pilot:
         app.post_message(SnapshotTaken(a_snapshot(None)))
         await pilot.pause()
-        await pilot.press("p", *"fp16 bf16")
-        await until(pilot, "with “fp16 bf16”")
-        for _ in "fp16 bf16":
-            await pilot.press("backspace")
-        await pilot.press(*"zzz")
-        text = await until(pilot, "with “zzz”: 0 of")
+        await pilot.press("p", *"zz")
+        text = await until(pilot, "with “zz”: 0 of")
         await pilot.press("enter")
         assert "What to train" in text, "there is nothing to choose"
-        await pilot.press("backspace", "backspace", "backspace", *"moe")
+        await pilot.press("backspace", "backspace", *"moe")
         await until(pilot, "with “moe”")
         await pilot.press("enter")
         await until(pilot, "preset moe-small")

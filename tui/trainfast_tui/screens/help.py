@@ -29,6 +29,8 @@ ABOUT = (
 SIGNS = (
     ("•", "a knob that differs from the run on the screen"),
     ("▸", "the cursor; beside a GPU: the run uses it"),
+    ("T t", "in the line of events: that it began, and that it ended; likewise the other letters"),
+    ("✗ ✓ + - X c", "there too: GPU lost, back; another process came, left; Xid error; a step compiled"),
     *((f"{shade.letter} {shade.glyph * 2}", f"below a chart, and as its shade: {shade.words}") for shade in SHADES),
 )
 LABEL = 14
