@@ -130,8 +130,8 @@ class TrainfastApp(App[int]):
         if isinstance(event, events.Key):
             from trainfast_tui.screens.dialogs import Dialog
 
-            if event.key.startswith("alt+") and not event.is_forwarded:
-                # Esc and a key typed right after it arrive as one: nothing here is bound to Alt.
+            if event.key.startswith("alt+") and len(event.key) == len("alt+x") and not event.is_forwarded:
+                # Esc and a letter typed right after it arrive as one: nothing here is bound to Alt and a letter.
                 later = events.Key(event.key.removeprefix("alt+"), event.character)
                 self.set_timer(AFTER_ESCAPE_S, partial(self.post_message, later))
                 event = events.Key("escape", "\x1b")
