@@ -27,6 +27,7 @@ from trainfast_tui.widgets.braille import (
 )
 from trainfast_tui.widgets.chart_model import ChartData, Limit, Palette, Series
 from trainfast_tui.widgets.shading import Shade, rank, shade_of
+from trainfast_tui.widgets.time_cells import time_cells
 
 _ASCII_SYMBOLS = "*o+x"
 _STRIDES = (1, 2, 4)
@@ -63,32 +64,6 @@ class _Frame:
     def clean(self, text: str) -> str:
         text = plain(text)
         return to_ascii(text) if self.ascii else text
-
-
-@dataclass(frozen=True, slots=True)
-class TimeCells:
-    """The time axis of all that is equally wide and has the same gutter: which cell is which time."""
-
-    gutter: int
-    """Cells left of the axis' first one; 0 where there is no room for it."""
-    count: int
-    start_ns: int
-    cell_ns: int
-
-    def at(self, t_ns: int) -> int:
-        """The cell of a moment; outside 0 to `count` - 1 it is not on the axis."""
-        return (t_ns - self.start_ns) // self.cell_ns
-
-
-def time_cells(width: int, gutter: int, t_min_ns: int, t_max_ns: int, *, ascii: bool) -> TimeCells:
-    """The axis of a chart `width` cells wide; times are CLOCK_MONOTONIC."""
-    dots = WHOLE_CELLS if ascii else BRAILLE
-    gutter = gutter if width >= gutter + 10 else 0
-    count = max(1, width - gutter)
-    column_ns = max(1, -(-(t_max_ns - t_min_ns) // (count << dots.x_bits)))
-    # Whole cells of absolute time: the picture then moves by whole characters and not by dots.
-    cell_ns = column_ns << dots.x_bits
-    return TimeCells(gutter, count, (t_max_ns // cell_ns - count + 1) * cell_ns, cell_ns)
 
 
 def _frame(data: ChartData, width: int, height: int, *, ascii: bool, time_labels: bool, gutter: int) -> _Frame:

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from trainfast_tui import format as fmt
 from trainfast_tui.chart_data import TimeAxis
 from trainfast_tui.timeline import Moment
-from trainfast_tui.widgets.chart_paint import time_cells
 from trainfast_tui.widgets.painted import Line, Painted
+from trainfast_tui.widgets.time_cells import time_cells
 
 WORTH = ("error", "warning", "success", "accent", "primary", "muted")
 """Tones, the weightiest first: of several moments in one cell that one's sign is shown."""
