@@ -10,9 +10,10 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Generator, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import Any
 
 import msgspec
@@ -26,6 +27,8 @@ NEEDED = ("torch", "transformers", "tokenizers")
 PATIENCE_S = 120
 LOOK_EVERY_S = 0.1
 """How often it is looked whether an answer is still wanted."""
+MOST_PRINTED = 1 << 26
+"""Bytes of a script's output that are read at once; the answer to one request has some hundred kB."""
 FAMILIAR = (
     *("llama", "qwen3", "qwen2", "mistral", "mixtral", "gemma3_text", "phi3", "gpt2", "gpt_neox", "opt", "olmo2"),
     *("bert", "roberta", "distilbert", "deberta-v2", "modernbert", "electra", "albert"),
@@ -143,14 +146,60 @@ def ask(executable: str, script: str, arguments: list[str], given_up: threading.
     raise Problem(f"{executable} cannot describe the model: {said}", key="python")
 
 
-def _printed(executable: str, command: list[str], given_up: threading.Event | None) -> tuple[str, str]:
-    """What the command printed on stdout and stderr by its end."""
+def ask_each(
+    executable: str, script: str, arguments: list[str], given_up: threading.Event
+) -> Generator[dict[str, Any]]:
+    """The JSON object that a script answers to each of its arguments, in their order, as soon as it is there.
+
+    The script is killed when `given_up` is set, and when the iterator is closed. Raises Problem where an answer fails
+    to come, GivenUp.
+    """
+    command = [executable, str(WORKER / script), *arguments]
+    # Files, not pipes: the script never waits for us, and a look at what is there never waits for the script.
+    with TemporaryFile() as printed, TemporaryFile() as complaints:
+        process = _start(executable, command, printed, complaints)
+        answered, offset, deadline = 0, 0, time.monotonic() + PATIENCE_S
+        try:
+            while answered < len(arguments):
+                has_ended = process.poll() is not None
+                lines, end, _ = os.pread(printed.fileno(), MOST_PRINTED, offset).rpartition(b"\n")
+                for answer in _answers(lines):
+                    yield answer
+                    answered, deadline = answered + 1, time.monotonic() + PATIENCE_S
+                offset += len(lines) + len(end)
+                if answered == len(arguments):
+                    return
+                if has_ended:
+                    said = os.pread(complaints.fileno(), MOST_PRINTED, 0).decode(errors="replace").strip().splitlines()
+                    raise Problem(
+                        f"{executable} cannot describe the model: {said[-1] if said else 'it said nothing'}",
+                        key="python",
+                    )
+                if time.monotonic() > deadline:
+                    raise Problem(f"{executable} did not answer within {PATIENCE_S} s", key="python")
+                if given_up.wait(LOOK_EVERY_S):
+                    raise GivenUp("nobody waits for it any more", key="python")
+        finally:
+            _end(process)
+
+
+def _answers(printed: bytes) -> Iterator[dict[str, Any]]:
+    for line in printed.splitlines():
+        try:
+            answer = json.loads(line)
+        except ValueError:
+            continue
+        if isinstance(answer, dict):
+            yield answer
+
+
+def _start(executable: str, command: list[str], stdout: Any, stderr: Any) -> subprocess.Popen[str]:
     try:
-        process = subprocess.Popen(
+        return subprocess.Popen(
             command,
             stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
+            stdout=stdout,
+            stderr=stderr,
             text=True,
             errors="replace",
             env={**os.environ, "TOKENIZERS_PARALLELISM": "false"},
@@ -159,20 +208,31 @@ def _printed(executable: str, command: list[str], given_up: threading.Event | No
         )
     except OSError as error:
         raise Problem(f"{executable} does not start: {error.strerror}", key="python") from None
+
+
+def _end(process: subprocess.Popen[str]) -> None:
+    """Its own session: whatever it started goes with it."""
+    if process.poll() is None:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+def _printed(executable: str, command: list[str], given_up: threading.Event | None) -> tuple[str, str]:
+    """What the command printed on stdout and stderr by its end."""
     deadline = time.monotonic() + PATIENCE_S
-    with process:
-        while True:
-            try:
-                return process.communicate(timeout=PATIENCE_S if given_up is None else LOOK_EVERY_S)
-            except subprocess.TimeoutExpired:
-                unwanted = given_up is not None and given_up.is_set()
-                if not unwanted and time.monotonic() < deadline:
-                    continue
-            # Its own session: whatever it started goes with it.
-            os.killpg(process.pid, signal.SIGKILL)
-            if unwanted:
-                raise GivenUp("nobody waits for it any more", key="python")
-            raise Problem(f"{executable} did not answer within {PATIENCE_S} s", key="python")
+    with _start(executable, command, subprocess.PIPE, subprocess.PIPE) as process:
+        try:
+            while True:
+                try:
+                    return process.communicate(timeout=PATIENCE_S if given_up is None else LOOK_EVERY_S)
+                except subprocess.TimeoutExpired:
+                    if given_up is not None and given_up.is_set():
+                        raise GivenUp("nobody waits for it any more", key="python") from None
+                    if time.monotonic() >= deadline:
+                        raise Problem(f"{executable} did not answer within {PATIENCE_S} s", key="python") from None
+        finally:
+            # After a Ctrl-C, too, which its session keeps from it.
+            _end(process)
 
 
 def stamp(executable: str, request: str, more: str = "") -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,12 +13,9 @@ from trainfast_runner.knob_values import parse_bytes_per_rank
 from trainfast_runner.machine import Machine, look
 from trainfast_runner.memory_model.model import MemoryModel
 from trainfast_runner.memory_model.prediction import Prediction
-from trainfast_runner.memory_model.tracing import cached_model, trace_model
+from trainfast_runner.memory_model.tracing import trace_models
 from trainfast_runner.problem import Problem
 from trainfast_runner.spec import RunSpec, from_preset, resolve, with_setting
-
-MOST_TRACES = 2
-"""Traces at the same time: each takes one core and half a GiB."""
 
 
 @dataclass(frozen=True)
@@ -63,38 +59,42 @@ def asked_for(reference: str, settings: list[str]) -> list[Asked]:
 
 
 def answers(
-    asked: list[Asked], python: str | None, on_trace: Callable[[str], None] = lambda name: None
+    asked: list[Asked], python: str | None, on_traced: Callable[[int, int], None] = lambda done, of: None
 ) -> list[Answer]:
-    """One answer each; a run that cannot be predicted is an answer with its problem. `on_trace` hears of each trace.
+    """One answer each; a run that cannot be predicted is an answer with its problem.
 
-    Raises Problem where the training Python cannot be asked at all.
+    `on_traced` hears how many of how many traces are done. Raises Problem where the training Python cannot be asked.
     """
     first = asked[0].spec
     versions = training_python.inspect(python, first.model, first.data["objective"]).versions
     machine = look(versions.get("torch"))
-
-    def answer(one: Asked) -> Answer:
-        try:
-            return _answer(one, machine, python, on_trace)
-        except Problem as problem:
-            return Answer(one, problem=problem)
-
-    with ThreadPoolExecutor(max_workers=MOST_TRACES) as pool:
-        return list(pool.map(answer, asked))
+    ranks = [_ranks(one.spec, machine) for one in asked]
+    able = [one.spec for one, count in zip(asked, ranks, strict=True) if isinstance(count, int)]
+    models = iter(trace_models(able, machine.device, python, on_traced))
+    return [
+        _answer(one, next(models), machine, count) if isinstance(count, int) else Answer(one, problem=count)
+        for one, count in zip(asked, ranks, strict=True)
+    ]
 
 
-def _answer(asked: Asked, machine: Machine, python: str | None, on_trace: Callable[[str], None]) -> Answer:
-    spec = asked.spec
-    ranks = combinations.world_size(spec, machine)
-    model: MemoryModel | None = cached_model(spec, machine.device, python)
-    if model is None:
-        on_trace(asked.id)
-        model = trace_model(spec, machine.device, python)
-    predicted = model.predict(spec, ranks)
-    limit_bytes, limit = limit_of(spec, machine, ranks)
+def _ranks(spec: RunSpec, machine: Machine) -> int | Problem:
+    try:
+        return combinations.world_size(spec, machine)
+    except Problem as problem:
+        return problem
+
+
+def _answer(asked: Asked, model: MemoryModel | Problem, machine: Machine, ranks: int) -> Answer:
+    if isinstance(model, Problem):
+        return Answer(asked, problem=model)
+    try:
+        predicted = model.predict(asked.spec, ranks)
+        limit_bytes, limit = limit_of(asked.spec, machine, ranks)
+    except Problem as problem:
+        return Answer(asked, problem=problem)
     most = None
     if limit_bytes is not None:
-        most = model.max_batch(spec, ranks, limit_bytes - (predicted.context_bytes or 0)) or 0
+        most = model.max_batch(asked.spec, ranks, limit_bytes - (predicted.context_bytes or 0)) or 0
     return Answer(asked, predicted, most, limit_bytes, limit)
 
 

@@ -6,8 +6,9 @@ import fcntl
 import json
 import os
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,8 @@ from trainfast_runner.spec import RunSpec
 
 TRACED_KNOBS = ("precision", "seq_len", "checkpointing", "optimizer", "attention")
 """The knobs that decide what is alive in a step; the others only say how often, how many and on which rank."""
+MOST_PROCESSES = 2
+"""That trace at the same time: each takes one core and half a GiB."""
 FORMAT = "1"
 """Of what is remembered; a trace of another format is made again."""
 
@@ -56,10 +59,74 @@ def trace_model(
         model = _remembered(file)
         if model is None:
             model = _trace(executable, request, given_up)
-            with suppress(OSError):  # without a cache every launch traces again, which costs seconds and nothing else
-                write_atomically(file, msgspec.json.encode(model))
+            _remember(file, model)
             model = _of_this_machine(model, file)
     return model
+
+
+def trace_models(
+    specs: list[RunSpec],
+    device: str = "cpu",
+    python: str | None = None,
+    on_traced: Callable[[int, int], None] = lambda done, of: None,
+) -> list[MemoryModel | Problem]:
+    """The cached or newly traced model of each, or the Problem that there is instead of it.
+
+    What has to be traced is shared out to few processes, since each pays its imports; `on_traced` hears how many of
+    how many are done. A Ctrl-C ends the processes.
+    """
+    executable = training_python.find(python)
+    requests = {_file(executable, request): request for request in (_request(spec, device) for spec in specs)}
+    models: dict[Path, MemoryModel | Problem] = {}
+    for file in requests:
+        if (remembered := _remembered(file)) is not None:
+            models[file] = remembered
+    missing = [file for file in requests if file not in models]
+    total, given_up = len(missing), threading.Event()
+    on_traced(0, total)
+
+    def trace(share: list[Path]) -> None:
+        for file, found in _trace_each(executable, {file: requests[file] for file in share}, given_up):
+            models[file] = found
+            on_traced(sum(file in models for file in missing), total)
+
+    with ThreadPoolExecutor(max_workers=MOST_PROCESSES) as pool:
+        try:
+            list(pool.map(trace, _shares(missing, requests)))
+        except BaseException:
+            given_up.set()
+            raise
+    return [models[_file(executable, _request(spec, device))] for spec in specs]
+
+
+def _shares(files: list[Path], requests: dict[Path, dict[str, Any]]) -> list[list[Path]]:
+    """The traces of each process. A slice takes its process group, and so has one of its own."""
+    alone = [[file] for file in files if "tp_degree" in requests[file]]
+    rest = [file for file in files if "tp_degree" not in requests[file]]
+    return [share for share in (*(rest[n::MOST_PROCESSES] for n in range(MOST_PROCESSES)), *alone) if share]
+
+
+def _trace_each(
+    executable: str, requests: dict[Path, dict[str, Any]], given_up: threading.Event
+) -> Iterator[tuple[Path, MemoryModel | Problem]]:
+    """Traced in one process and remembered; where the process fails, what it still owed has its problem."""
+    owed = list(requests)
+    asked = [json.dumps(requests[file], sort_keys=True) for file in owed]
+    try:
+        with closing(training_python.ask_each(executable, "trace_memory.py", asked, given_up)) as answers:
+            for answer in answers:
+                file = owed.pop(0)
+                try:
+                    model = _understood(answer, requests[file])
+                except Problem as problem:
+                    yield file, problem
+                else:
+                    _remember(file, model)
+                    yield file, _of_this_machine(model, file)
+    except training_python.GivenUp:
+        raise
+    except Problem as problem:
+        yield from ((file, problem) for file in owed)
 
 
 def trace_anew(spec: RunSpec, device: str = "cpu", python: str | None = None, whole: bool = False) -> MemoryModel:
@@ -95,6 +162,12 @@ def _remembered(file: Path) -> MemoryModel | None:
     return _of_this_machine(model, file)
 
 
+def _remember(file: Path, model: MemoryModel) -> None:
+    with suppress(OSError):  # without a cache every launch traces again, which costs seconds and nothing else
+        file.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(file, msgspec.json.encode(model))
+
+
 def _of_this_machine(model: MemoryModel, file: Path) -> MemoryModel:
     machine = corrections.read().get(model.device, corrections.Machine())
     return msgspec.structs.replace(model, trace=file.stem, machine=machine)
@@ -118,6 +191,10 @@ def _alone(file: Path) -> Iterator[None]:
 
 def _trace(executable: str, request: dict[str, Any], given_up: threading.Event | None = None) -> MemoryModel:
     answer = training_python.ask(executable, "trace_memory.py", [json.dumps(request, sort_keys=True)], given_up)
+    return _understood(answer, request)
+
+
+def _understood(answer: dict[str, Any], request: dict[str, Any]) -> MemoryModel:
     if answer.get("error"):
         error = answer["error"]
         raise Problem(

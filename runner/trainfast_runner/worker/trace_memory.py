@@ -1,8 +1,9 @@
-"""Takes a training step without memory and answers, as one JSON line, what was alive in it when.
+"""Takes a training step without memory for each request and answers, one JSON line each, what was alive in it when.
 
-`PY trace_memory.py REQUEST`, where the request is JSON with `model`, `objective`, `knobs`, `device`, and `whole` to
-trace every block. The real worker builds the model and the optimizer and takes the step; only its tensors are fake. Of
-a stack of blocks that are all alike three are traced: the first, one that stands for all between, and the last.
+`PY trace_memory.py REQUEST...`, where a request is JSON with `model`, `objective`, `knobs`, `device`, `whole` to trace
+every block, and `tp_degree` for a slice, which must be the only request: it takes the process group. The real worker
+builds the model and the optimizer and takes the step; only its tensors are fake. Of a stack of blocks that are all
+alike three are traced: the first, one that stands for all between, and the last.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 
-def main(arguments: list[str]) -> dict[str, Any]:
+def main(request: str) -> dict[str, Any]:
     """What `step_course.course` found, `{"error": {...}}` for what cannot be built, `{"untraceable": reason}`."""
     from .invalid import InvalidInput
 
@@ -24,7 +25,7 @@ def main(arguments: list[str]) -> dict[str, Any]:
     try:
         from .step_course import course
 
-        return course(json.loads(arguments[0]))
+        return course(json.loads(request))
     except InvalidInput as error:
         return {"error": error.as_fields()}
     except Exception as error:
@@ -38,4 +39,6 @@ if __name__ == "__main__":
     assert spec.loader is not None
     bootstrap = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(bootstrap)
-    print(json.dumps(importlib.import_module("trainfast_worker.trace_memory").main(sys.argv[1:])))
+    trace = importlib.import_module("trainfast_worker.trace_memory").main
+    for argument in sys.argv[1:]:
+        print(json.dumps(trace(argument)), flush=True)

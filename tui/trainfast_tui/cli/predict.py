@@ -18,6 +18,8 @@ WORDS = {
     "communication": "communication",
 }
 
+TRACING = "tracing a step without memory"
+
 
 def add(parser: argparse.ArgumentParser) -> None:
     """The arguments of the command."""
@@ -37,8 +39,12 @@ def run(arguments: argparse.Namespace) -> int:
 
     began = time.monotonic()
     asked = asked_for(arguments.preset, arguments.settings)
-    with said_when_slow("tracing a step without memory…"):
-        found = answers(asked, arguments.python)
+    with said_when_slow(TRACING + "…") as show:
+        found = answers(
+            asked,
+            arguments.python,
+            lambda done, of: show(f"{TRACING}: {done} of {of} done…" if of > 1 else f"{TRACING}…"),
+        )
     seconds = time.monotonic() - began
     if len(found) == 1 and found[0].problem is not None:
         raise found[0].problem

@@ -7,7 +7,7 @@ import statistics
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, TextIO
 
@@ -29,17 +29,26 @@ PHASES = {
 
 
 @contextmanager
-def said_when_slow(text: str) -> Iterator[None]:
-    """Show `text` on a terminal while what stands inside takes over a second; elsewhere a refusal stays one line."""
+def said_when_slow(text: str) -> Iterator[Callable[[str], None]]:
+    """Show `text` on a terminal while what stands inside takes over a second; elsewhere a refusal stays one line.
+
+    Gives a function that puts another text in its place.
+    """
     progress = Progress()
     if not progress.is_live:
-        yield
+        yield lambda text: None
         return
+    due = time.monotonic() + SLOW_S
+
+    def change(text: str) -> None:
+        if time.monotonic() >= due:
+            progress.waiting(text)
+
     timer = threading.Timer(SLOW_S, progress.waiting, [text])
     timer.daemon = True
     timer.start()
     try:
-        yield
+        yield change
     finally:
         timer.cancel()
         timer.join()
