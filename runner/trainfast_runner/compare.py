@@ -110,7 +110,8 @@ def _rows(a: Result, b: Result) -> Iterator[ComparisonRow]:
         ("device peak", "bytes", a.memory.device_peak_used_bytes, b.memory.device_peak_used_bytes),
         ("energy a sample", "J", a.energy.joules_per_sample, b.energy.joules_per_sample),
     ):
-        yield _row(label, unit, one, other, _ratio_counts(one, other, 0.0))
+        row = _row(label, unit, one, other, _ratio_counts(one, other, 0.0))
+        yield _of_step(row, OTHER_DEVICES) if unit == "J" and _watched_differently(a, b) else row
         if label == "peak allocated":
             one, other = a.memory.predicted_bytes, b.memory.predicted_bytes
             yield _row("peak predicted", "bytes", one, other, _ratio_counts(one, other, 0.0), None)
@@ -140,6 +141,12 @@ def _other_work(a: Result, b: Result) -> str | None:
     worlds = a.actual.world_size, b.actual.world_size
     shared_out = None not in worlds and worlds[0] != worlds[1]
     return OTHER_DEVICES if shared_out or any(a.knobs.get(n) != b.knobs.get(n) for n in DEVICE_KNOBS) else None
+
+
+def _watched_differently(a: Result, b: Result) -> bool:
+    """Whether one run counts the energy of devices that the other did not look at: that is no difference of theirs."""
+    devices = [{device.get("uuid") for device in result.throttle.devices} for result in (a, b)]
+    return a.knobs.get("watch") != b.knobs.get("watch") and devices[0] != devices[1]
 
 
 def _of_step(row: ComparisonRow, other_work: str | None) -> ComparisonRow:

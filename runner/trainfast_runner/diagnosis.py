@@ -17,7 +17,7 @@ LEAST_STEPS = 3
 
 def diagnose(stretch: Stretch) -> list[Diagnosis]:
     """All that holds, the costliest first; one finding a rule, that of the device or rank it costs most."""
-    if stretch.measured < LEAST_STEPS:
+    if not can_tell(stretch):
         return []
     scopes = figures_by_scope(stretch)
     found: dict[str, Diagnosis] = {}
@@ -29,6 +29,11 @@ def diagnose(stretch: Stretch) -> list[Diagnosis]:
     return sorted(
         found.values(), key=lambda finding: (SEVERITIES.index(finding.severity), -(finding.cost_fraction or 0.0))
     )
+
+
+def can_tell(stretch: Stretch) -> bool:
+    """Whether there is enough of it to look at: with less, that nothing was found says nothing."""
+    return stretch.measured >= LEAST_STEPS
 
 
 class _Sentence(string.Formatter):

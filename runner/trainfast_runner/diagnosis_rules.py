@@ -38,11 +38,6 @@ class Condition:
             return value == threshold
         return value is not None and (value >= threshold if self.is_ == ">=" else value < threshold)
 
-    def words(self) -> str:
-        """As a person reads it: `data_percent >= 10`."""
-        shown = " ".join(self.threshold) if isinstance(self.threshold, tuple) else f"{self.threshold}"
-        return f"{self.figure} {self.is_} {shown}"
-
 
 @dataclass(frozen=True)
 class Rule:

@@ -449,6 +449,8 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
     precision: LossScaling | None = None
     diagnosis: list[Diagnosis] = []
     """What held the run back, the costliest first."""
+    diagnosed: bool = False
+    """Whether that was looked for: not with too few measured steps, and not by versions that wrote no such field."""
     error: RunError | None = None
     oom: OomExplanation | None = None
     """Of a run that ran out of memory: why, and what would make it fit."""

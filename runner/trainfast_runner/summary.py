@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from trainfast_runner.asked_and_ran import as_fields, what_ran
 from trainfast_runner.compile_cost import compile_cost
 from trainfast_runner.device_window import energy, peak_used_bytes, throttle, window_of
-from trainfast_runner.diagnosis import diagnose
+from trainfast_runner.diagnosis import can_tell, diagnose
 from trainfast_runner.diagnosis_figures import foreign_processes, stretch_of
 from trainfast_runner.peaks import peak_of
 from trainfast_runner.records import (
@@ -58,6 +58,7 @@ def summarise(directory: Path, records: RunRecords, verdict: Verdict, ended_ns: 
     throughput, samples = _throughput(records, ran)
     join = join_of(records.devices, run.watch_uuids if run else [], 1.0)
     devices = join.window(window.begin_ns, window.end_ns) if window else []
+    stretch = stretch_of(records, devices, window) if window and run else None
     return Result(
         run_id=run.run_id if run else directory.name,
         state=verdict.state,
@@ -82,7 +83,8 @@ def summarise(directory: Path, records: RunRecords, verdict: Verdict, ended_ns: 
         throttle=throttle(devices, window, len(measured)),
         compile=compile_cost(records, directory),
         precision=_loss_scaling(records),
-        diagnosis=diagnose(stretch_of(records, devices, window)) if window and run else [],
+        diagnosis=diagnose(stretch) if stretch else [],
+        diagnosed=stretch is not None and can_tell(stretch),
         error=verdict.error,
         oom=_explained(records, ran, verdict),
         conditions=_conditions(records, measured),

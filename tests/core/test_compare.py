@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from trainfast_runner.compare import NOISE, compare
-from trainfast_runner.records import Conditions, Result, Spread, StepCount, StepTime, Throttle, Throughput
+from trainfast_runner.compare import NOISE, OTHER_DEVICES, WORSE, compare
+from trainfast_runner.records import Conditions, Energy, Result, Spread, StepCount, StepTime, Throttle, Throughput
 from trainfast_runner.summary import spread
 from trainfast_tui.comparison_text import change, sentence
 
@@ -124,3 +124,17 @@ def test_the_sentence_says_which_way_and_how_sure() -> None:
     assert text.startswith("B has 20.0 % less throughput than A (95 % sure: -2")
     assert (sentence(compare(result(100), result(101))) or "").startswith("No significant difference in throughput (95")
     assert "too few steps" in (sentence(compare(result(100), result(101, steps=2))) or "")
+
+
+def test_the_energy_of_gpus_that_only_one_run_watched_is_no_difference_of_theirs() -> None:
+    def watching(watch: str, gpus: int, joules: float) -> Result:
+        devices = [{"index": gpu, "uuid": f"GPU-{gpu}"} for gpu in range(gpus)]
+        energy = Energy(joules_per_sample=joules)
+        return result(knobs={"watch": watch}, throttle=Throttle(devices=devices), energy=energy)
+
+    def verdict(a: Result, b: Result) -> str:
+        return next(row.verdict for row in compare(a, b).rows if row.unit == "J")
+
+    assert verdict(watching("0", 1, 10), watching("0+1", 2, 20)) == OTHER_DEVICES
+    assert verdict(watching("auto", 1, 10), watching("0", 1, 20)) == WORSE
+    assert verdict(watching("auto", 1, 10), watching("auto", 2, 20)) == WORSE

@@ -269,6 +269,7 @@ def a_result(
     tokens = middle.tokens / middle.step_ms * 1e3 if middle else None
     return Result(
         run_id=run.run_id,
+        diagnosed=True,
         state=state,
         reason=reason if reason is not None else f"{len(steps)} of {run.knobs['steps']} steps",
         preset=run.preset,

@@ -14,7 +14,7 @@ from trainfast_runner.follow import Follower
 from trainfast_runner.home import Home
 from trainfast_runner.records import Event
 from trainfast_tui.conditions_text import conditions_line
-from trainfast_tui.diagnosis_text import named, shown
+from trainfast_tui.evidence import named, nothing_found, shown
 from trainfast_tui.messages import SnapshotTaken
 
 
@@ -30,7 +30,7 @@ async def test_a_line_says_it_and_a_key_opens_it_to_its_figures(home: Home) -> N
         text = screen_text(app)
         for words in (
             "throttled by heat, 16 % of a step",
-            "thermal  41.0 %   the rule: >= 2",
+            "held back by heat  41.0 %   the rule: at least 2.0 %",
             "source    ours: 2 %",
             "small_batch",
             "202 ms a step",
@@ -38,7 +38,7 @@ async def test_a_line_says_it_and_a_key_opens_it_to_its_figures(home: Home) -> N
             "88 °C",
             "try       more cooling, or a lower power limit",
             "foreign memory  –",
-            "peak reserved  3.00 GiB",
+            "peak reserved   3.00 GiB",
         ):
             assert words in text
         await pilot.press("d")
@@ -54,6 +54,20 @@ async def test_nothing_found_is_said_and_before_the_first_step_nothing(home: Hom
         app.post_message(SnapshotTaken(a_snapshot(a_run(home))))
         await pilot.pause()
         assert "nothing that was measured held this run back" in screen_text(app)
+
+
+@pytest.mark.parametrize(
+    ("live", "measured", "diagnosed", "words"),
+    [
+        (True, 2, True, "too few measured steps yet to tell what holds"),
+        (True, 3, True, "nothing that was measured holds this run back now"),
+        (False, 2, False, "too few measured steps to tell what held"),
+        (False, 3, False, "an earlier version recorded this run"),
+        (False, 3, True, "nothing that was measured held"),
+    ],
+)
+def test_nothing_found_is_told_from_not_looked_for(live: bool, measured: int, diagnosed: bool, words: str) -> None:
+    assert nothing_found(live=live, measured=measured, diagnosed=diagnosed).startswith(words)
 
 
 def live_ramp(home: Home, hold: Callable[[Path], None], until: int) -> Path:

@@ -148,7 +148,7 @@ async def test_every_reading_has_its_unit_and_what_needs_a_person_is_said(home: 
             "NVLink out 100 GiB/s, in 90.0 GiB/s",
             "ECC errors 1 uncorrected, 0 corrected",
             "rows to remap waiting for a reset of the GPU",
-            "not to be had fan percent (doctor says why)",
+            "no reading of fan percent (doctor says why)",
             "storage read 80.0 MiB/s",
             "load 3.20",
         ):
@@ -183,13 +183,13 @@ async def test_a_lost_gpu_says_since_when_and_the_others_go_on(home: Home) -> No
     app = StillApp(home)
     async with app.run_test(size=(140, 40)) as pilot:
         text = await opened(pilot, replace(the_machine(2), ticks=tuple(ticks)))
-        assert "lost since 20 s: GPU is lost" in text
+        assert "lost for 20 s: GPU is lost" in text
         assert "GPU 1 does not answer" in text
         assert "✗  GPU 1 was lost: GPU is lost  20 s ago" in text
         assert "61.0 GiB of 139 GiB" in text
         await pilot.press("m")
         await pilot.pause()
-        assert "lost since 20 s: GPU is lost" in screen_text(app), "on the main screen as well"
+        assert "lost for 20 s: GPU is lost" in screen_text(app), "on the main screen as well"
 
 
 async def test_while_a_run_is_live_its_samples_are_shown(home: Home, hold: Callable[[Path], None]) -> None:

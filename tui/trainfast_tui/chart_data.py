@@ -48,6 +48,12 @@ class Reading:
     binary: bool = False
 
 
+def _slows_down_at(gpu: DeviceReading) -> float | None:
+    """The driver slows a GPU down before the hardware does: the lower of the two is what matters."""
+    limits = (gpu.gpu_max_temperature_c, gpu.slowdown_temperature_c)
+    return min((limit for limit in limits if limit is not None), default=None)
+
+
 GPU_READINGS: tuple[Reading, ...] = (
     Reading("GPU utilization", lambda gpu: gpu.gpu_utilization_percent, fmt.percent, y_max=100.0),
     Reading(
@@ -58,9 +64,7 @@ GPU_READINGS: tuple[Reading, ...] = (
         "total",
         binary=True,
     ),
-    Reading(
-        "temperature", lambda gpu: gpu.temperature_c, fmt.celsius, lambda gpu: gpu.slowdown_temperature_c, "slowdown"
-    ),
+    Reading("temperature", lambda gpu: gpu.temperature_c, fmt.celsius, lambda gpu: _slows_down_at(gpu), "slowdown"),
     Reading("power", lambda gpu: gpu.power_w, fmt.watts, lambda gpu: gpu.power_limit_w, "cap"),
     Reading("SM clock", lambda gpu: gpu.sm_clock_mhz, fmt.megahertz, lambda gpu: gpu.sm_clock_max_mhz, "most"),
 )

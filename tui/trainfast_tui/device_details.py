@@ -66,7 +66,7 @@ def missing_item(tick: Tick, index: int) -> Item | None:
         return None
     shown = ", ".join(name.replace("_", " ") for name in names[:4])
     more = f" and {len(names) - 4} more" if len(names) > 4 else ""
-    return "not to be had", f"{shown}{more} (doctor says why)", "muted"
+    return "no reading of", f"{shown}{more} (doctor says why)", "muted"
 
 
 def is_alarm(item: Item) -> bool:
@@ -118,7 +118,8 @@ def _limits(device: DeviceReading) -> Item | None:
     limits = (("driver", device.gpu_max_temperature_c), ("hardware", device.slowdown_temperature_c))
     parts = [f"{fmt.celsius(limit)} by the {who}" for who, limit in limits if limit is not None]
     if device.degrees_to_slowdown_c is not None:
-        parts.insert(0, f"in {device.degrees_to_slowdown_c} °C")
+        left = device.degrees_to_slowdown_c
+        parts.insert(0, f"in {left} °C" if left >= 0 else f"passed by {-left} °C")
     return ("slowdown", ", ".join(parts), "text") if parts else None
 
 

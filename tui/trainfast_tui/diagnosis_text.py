@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from rich.cells import cell_len
+
 from trainfast_tui import format as fmt
-from trainfast_tui.evidence import named, shown
+from trainfast_tui.evidence import named, nothing_found, shown, wanted
 from trainfast_tui.widgets.painted import Line, rule, wrap
 
 if TYPE_CHECKING:
@@ -13,14 +15,12 @@ if TYPE_CHECKING:
     from trainfast_runner.records import Diagnosis
 
 TONES = {"warning": "warning", "info": "secondary"}
-NOTHING_LIVE = "nothing that was measured holds this run back now"
-NOTHING = "nothing that was measured held this run back"
 
 
 def one_line(run: RunSnapshot) -> Line:
     """What holds the run back most, or that nothing was found."""
     if not run.diagnosis:
-        return [(NOTHING_LIVE if run.is_live else NOTHING, "muted")]
+        return [(_nothing(run), "muted")]
     first, more = run.diagnosis[0], len(run.diagnosis) - 1
     return [
         ("d ", "key"),
@@ -32,12 +32,20 @@ def one_line(run: RunSnapshot) -> Line:
 def explained(run: RunSnapshot, width: int) -> list[Line]:
     """Every diagnosis opened to its numbers, in lines of `width` cells."""
     if not run.diagnosis:
-        return [[(NOTHING_LIVE if run.is_live else NOTHING, "text")]]
+        return [[(_nothing(run), "text")]]
     lines: list[Line] = []
     for place, diagnosis in enumerate(run.diagnosis):
         lines += [[]] if place else []
         lines += _opened(diagnosis, width)
     return lines
+
+
+def _nothing(run: RunSnapshot) -> str:
+    result = run.result
+    if result is not None:
+        return nothing_found(live=False, measured=result.steps.measured, diagnosed=result.diagnosed)
+    measured = sum(not step.warmup for step in run.steps)
+    return nothing_found(live=run.is_live, measured=measured, diagnosed=True)
 
 
 def _opened(diagnosis: Diagnosis, width: int) -> list[Line]:
@@ -49,10 +57,11 @@ def _opened(diagnosis: Diagnosis, width: int) -> list[Line]:
     thresholds = {condition.figure: condition for condition in found.when} if found is not None else {}
     lines: list[Line] = [rule(head, width)]
     lines += [[(line, "title")] for line in wrap(diagnosis.line, width)]
+    wide = max((cell_len(named(name)) for name in diagnosis.evidence), default=0)
     for name, value in diagnosis.evidence.items():
-        line: Line = [(f"  {named(name)}  ", "muted"), (shown(name, value), "text")]
+        line: Line = [(f"  {fmt.fit(named(name), wide)}  ", "muted"), (shown(name, value), "text")]
         if (condition := thresholds.get(name)) is not None:
-            line.append((f"   the rule: {condition.words().removeprefix(name).strip()}", "muted"))
+            line.append((f"   the rule: {wanted(condition)}", "muted"))
         lines.append(line)
     source = found.source if found is not None else ""
     return [*lines, *_labelled("try", diagnosis.advice, width), *_labelled("source", source, width)]

@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
+from typing import TYPE_CHECKING
 
 from trainfast_tui import format as fmt
+
+if TYPE_CHECKING:
+    from trainfast_runner.diagnosis_rules import Condition
 
 UNITS: tuple[tuple[str, Callable[[float], str]], ...] = (
     ("_fraction", lambda value: fmt.percent(100 * value, 1)),
@@ -28,6 +33,8 @@ UNITS: tuple[tuple[str, Callable[[float], str]], ...] = (
 
 def named(name: str) -> str:
     """The name of a figure without the unit at its end."""
+    if words := _throttling().get(name):
+        return words
     ending = _ending(name)
     return (name.removesuffix(ending) if ending else name).replace("_", " ")
 
@@ -42,6 +49,41 @@ def shown(name: str, value: float | int | str | None) -> str:
     if ending:
         return dict(UNITS)[ending](value)
     return f"{value:,}" if isinstance(value, int) else fmt.number(value)
+
+
+def wanted(condition: Condition) -> str:
+    """What a rule asks of a figure, with the unit of that figure."""
+    threshold = condition.threshold
+    if isinstance(threshold, tuple):
+        return f"one of {', '.join(threshold)}"
+    words = {">=": "at least ", "<": "below "}.get(condition.is_, "")
+    return f"{words}{shown(condition.figure, threshold)}"
+
+
+def nothing_found(*, live: bool, measured: int, diagnosed: bool) -> str:
+    """What an empty diagnosis of a run with so many measured steps means; `diagnosed` whether rules were asked."""
+    from trainfast_runner.diagnosis import LEAST_STEPS
+
+    if measured < LEAST_STEPS:
+        return (
+            f"too few measured steps {'yet ' if live else ''}to tell what {'holds' if live else 'held'} this run back"
+        )
+    if not diagnosed:
+        return "an earlier version recorded this run, and did not look for what held it back"
+    return f"nothing that was measured {'holds this run back now' if live else 'held this run back'}"
+
+
+@cache
+def _throttling() -> dict[str, str]:
+    """Figures of one cause whose names differ in nothing but their units."""
+    from trainfast_runner.throttle_causes import CAUSES
+
+    found: dict[str, str] = {}
+    for cause in CAUSES:
+        found |= dict.fromkeys((f"{cause.name}_percent", f"{cause.name}_ms_per_step"), f"held back by {cause.words}")
+        found |= dict.fromkeys((f"{cause.name}_lost_percent", f"{cause.name}_lost_ms_per_step"), "lost to it")
+        found[f"{cause.name}_source"] = "known from"
+    return found
 
 
 def _ending(name: str) -> str:

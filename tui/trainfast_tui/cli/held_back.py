@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from trainfast_runner.diagnosis_rules import rule_that_spoke
 from trainfast_runner.records import Diagnosis
 from trainfast_tui.cli.output import pairs
-from trainfast_tui.evidence import named, shown
+from trainfast_tui.evidence import named, shown, wanted
 from trainfast_tui.format import plain
 
 
@@ -19,16 +19,17 @@ def verdicts(findings: Sequence[Diagnosis]) -> list[str]:
     return found
 
 
-def opened(findings: Sequence[Diagnosis]) -> list[str]:
-    """Each with the figures it rests on, when its rule holds, and where the threshold comes from."""
+def opened(findings: Sequence[Diagnosis], nothing: str) -> list[str]:
+    """Each with the figures it rests on, when its rule holds, and where the threshold comes from; else `nothing`."""
     if not findings:
-        return ["nothing that was measured holds this run back"]
+        return [nothing]
     found: list[str] = []
     for finding in findings:
         rule = rule_that_spoke(finding.rule, finding.evidence)
         figures = pairs((named(name), plain(shown(name, value))) for name, value in finding.evidence.items())
         found += ["", plain(finding.line), f"  try: {plain(finding.advice)}", *(f"  {line}" for line in figures)]
         if rule is not None:
-            found.append(f"  holds when: {', '.join(condition.words() for condition in rule.when)}")
+            held = "; ".join(f"{named(condition.figure)} is {wanted(condition)}" for condition in rule.when)
+            found.append(f"  holds when: {held}")
             found.append(f"  source: {rule.source}")
     return found[1:]

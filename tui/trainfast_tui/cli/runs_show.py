@@ -26,6 +26,7 @@ def run(arguments: argparse.Namespace) -> int:
     from trainfast_tui.cli.ended import result_of
     from trainfast_tui.cli.held_back import opened
     from trainfast_tui.cli.output import print_json, say
+    from trainfast_tui.evidence import nothing_found
 
     home = Home()
     directory = home.directory(home.find(arguments.reference))
@@ -37,7 +38,8 @@ def run(arguments: argparse.Namespace) -> int:
         if arguments.json:
             print_json(result)
         elif arguments.why:
-            _say_all(opened(result.diagnosis))
+            nothing = nothing_found(live=False, measured=result.steps.measured, diagnosed=result.diagnosed)
+            _say_all(opened(result.diagnosis, nothing))
         else:
             _say_all([*summary.lines(result), _settings(result, read_run_file(directory))])
         return 0
@@ -48,7 +50,8 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.json:
         print_json(so_far(snapshot))
     elif arguments.why:
-        _say_all(opened(snapshot.diagnosis))
+        measured = sum(not step.warmup for step in snapshot.steps)
+        _say_all(opened(snapshot.diagnosis, nothing_found(live=True, measured=measured, diagnosed=True)))
     else:
         say(f"{snapshot.run_id}  {status_line(snapshot)}")
         say(f"follow it with: trainfast-tui attach {snapshot.run_id}")

@@ -122,7 +122,7 @@ def gpu_line(device: DeviceReading, width: int, used: bool, ascii: bool, lost_s:
         name = (device.name or "").removeprefix("NVIDIA ")
         line.append((fmt.fit(fmt.plain(name), 18) + " ", "muted"))
     if device.error is not None:
-        since = f"lost since {fmt.duration(lost_s)}: " if lost_s is not None else "not answering: "
+        since = f"lost for {fmt.duration(lost_s)}: " if lost_s is not None else "not answering: "
         return [*line, (since, "error"), (device.error, "error")]
     share = _share(device.memory_used_bytes, device.memory_total_bytes)
     line += _bar(share, 16 if wide else 6, ascii, NEARLY_FULL)
