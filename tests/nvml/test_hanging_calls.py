@@ -54,11 +54,11 @@ def test_a_gpu_that_hangs_says_so_rests_and_comes_back_and_the_others_have_every
         nvml = Nvml(patience_s=5)
         assert [gpu.error for gpu in nvml.sample(0)[0]] == [None] * 4
         machine.gpus[1].hangs = gate
-        nvml.patience_s = 0.05
+        nvml.patience_s = 0.2
         for second in range(1, 4):
             readings, missing = nvml.sample(second * 10**9)
             assert [gpu.temperature_c for gpu in readings] == [50, None, 50, 50]
-            assert "has taken more than 0.05 s" in missing["gpu1"]
+            assert "has taken more than 0.2 s" in missing["gpu1"]
         gate.set()
         nvml.patience_s = 5
         until(lambda: nvml.sample(4 * 10**9)[0][1].temperature_c == 50)
@@ -72,7 +72,7 @@ def test_a_gpu_that_hangs_at_the_first_look_delays_nobody(gate: threading.Event)
     machine = Machine(gpus(2))
     machine.gpus[0].hangs = gate
     with stand_in.installed(machine):
-        nvml = Nvml(patience_s=0.05)
+        nvml = Nvml(patience_s=0.2)
         for second in range(2):
             readings, missing = nvml.sample(second * 10**9)
             assert [gpu.temperature_c for gpu in readings] == [None, 50]

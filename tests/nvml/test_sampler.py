@@ -38,7 +38,7 @@ def test_ticks_keep_the_period_without_drift() -> None:
         sampler = Sampler(collected, period_s=0.1, budget=10)
         sampler.start()
         ticks = collected.wait_for(21)
-        assert sampler.stop()
+        assert sampler.stop(timeout_s=20)
     since_first_s = [(tick.t_ns - ticks[0].t_ns) / 1e9 for tick in ticks]
     assert since_first_s[-1] >= 1.95
     off_schedule_s = [abs(passed - round(passed / 0.1) * 0.1) for passed in since_first_s]
@@ -64,9 +64,7 @@ def test_stop_does_not_wait_for_the_period() -> None:
         sampler = Sampler(collected, period_s=60)
         sampler.start()
         collected.wait_for(1)
-        before = time.monotonic()
-        assert sampler.stop()
-        assert time.monotonic() - before < 2
+        assert sampler.stop(timeout_s=20), "its thread ends long before another tick is due"
 
 
 def test_the_run_can_be_named_and_dropped_while_sampling() -> None:
@@ -142,7 +140,7 @@ def test_a_callback_that_fails_ends_the_sampling_and_is_kept(monkeypatch) -> Non
         deadline = time.monotonic() + 10
         while sampler.failure is None and time.monotonic() < deadline:
             threading.Event().wait(0.01)
-        assert sampler.stop()
+        assert sampler.stop(timeout_s=20)
     assert isinstance(sampler.failure, OSError)
 
 
@@ -154,4 +152,4 @@ def test_another_period_can_be_asked_for_while_it_runs() -> None:
         collected.wait_for(1)
         sampler.ask_period(60.0)
         assert sampler.period_s == 60.0
-        assert sampler.stop()
+        assert sampler.stop(timeout_s=20)

@@ -91,9 +91,9 @@ def test_of_a_long_run_only_the_end_is_read_and_the_first_loss(home: Home, hold:
     directory = live(home, hold, steps=0)
     write_lines(directory / "steps.jsonl", [a_step(number, step_ms=1.0) for number in range(1, 20_001)])
     (directory / "output.log").write_text("".join(f"line {number}\n" for number in range(50_000)))
-    began = time.perf_counter()
+    began = time.process_time()
     snapshot = Follower(directory).poll()
-    assert time.perf_counter() - began < 2.0
+    assert time.process_time() - began < 2.0
     assert len(snapshot.steps) == STEPS_KEPT
     assert snapshot.steps[-1].step == 20_000
     assert snapshot.first_loss is not None
@@ -157,10 +157,9 @@ def test_the_reader_follows_and_stops_at_once(home: Home, hold: Callable[[Path],
     assert taken[-1].run is not None
     assert taken[-1].run.directory == directory
     assert taken[-1].tick is not None
-    began = time.monotonic()
-    reader.stop()
-    assert not reader.is_alive()
-    assert time.monotonic() - began < 1.0
+    reader.period_s = 3600.0
+    reader.stop(timeout_s=20)
+    assert not reader.is_alive(), "it does not wait for its period"
 
 
 def test_a_reader_that_breaks_says_so(home: Home) -> None:

