@@ -180,9 +180,9 @@ def _upwards(known: Known, fits: tuple[Fit, ...]) -> Step:
     size = min(max(beyond, sure + 1), top)
     tight = tightest(fits, size)
     over = tight.need_bytes(size) - tight.limit_bytes
-    words = f"{sure} fits; whether {size} does is within the error of the fit"
+    words = f"{sure} surely fits; whether {size} does is within the error of the fit"
     if over > 0:
-        words = f"{sure} fits; by the fit {size} is {_mib(over)} too large: that it does not fit is to be seen"
+        words = f"{sure} surely fits; by the fit {size} is {_mib(over)} too large: that it does not fit is to be seen"
     return Step("probe", words, size)
 
 

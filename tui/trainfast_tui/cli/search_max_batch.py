@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from trainfast_tui.cli.following import Signals
     from trainfast_tui.cli.progress import Progress
 
+PHASES = {"forward_backward": "forward and backward", "optimizer": "the optimizer's step"}
 EXIT_CODES = {"answered": 0, "nothing_fits": 3, "failed": 4, "cancelled": 130}
 
 
@@ -116,6 +117,8 @@ class _Teller:
         match line:
             case journal.Predicted(max_batch=None):
                 return line.reason
+            case journal.Predicted(max_batch=0):
+                return f"predicted: not even 1 fits ({line.basis})"
             case journal.Predicted():
                 return f"predicted: up to {line.max_batch} ({line.basis})"
             case journal.Next(action="end"):
@@ -168,7 +171,7 @@ def _rows(found: dict[str, Any]) -> list[tuple[str, str]]:
         ("recommended", f"{found['recommended_batch']}: {found['recommended_reason']}"),
         (
             "memory",
-            f"{size(model['fixed_bytes'])} and {size(model['bytes_per_sample'])} a sample in {model['phase']}",
+            f"{size(model['fixed_bytes'])} and {size(model['bytes_per_sample'])} a sample in {PHASES.get(model['phase'], 'a step')}",
         ),
     ]
     if fastest is not None:
@@ -193,6 +196,9 @@ def _without_answer(directory: Path, ended: Ended) -> list[str]:
         lines = [f"{ended.reason}: at least {size(ended.missing_bytes)} are missing"]
     for change in ended.changes:
         settings = " ".join(f"{knob}={value}" for knob, value in change.settings.items())
-        needs = f", would need {size(change.predicted_bytes)}" if change.predicted_bytes is not None else ""
-        lines.append(f"  --set {settings}: {change.words}{needs}" + (f"; {change.costs}" if change.costs else ""))
+        needs = "not known to be enough"
+        if change.predicted_bytes is not None:
+            needs = f"would need {size(change.predicted_bytes)}"
+        costs = f"; speed: {change.costs}" if change.costs else ""
+        lines.append(f"  --set {settings}: {change.words}, {needs}{costs}")
     return [plain(line) for line in lines]
