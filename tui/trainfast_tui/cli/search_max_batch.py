@@ -76,10 +76,15 @@ def _conducted(directory: Path, plan: RunPlan, home: Home, options: Options, sig
     """Conduct the search, every line of its journal told on stderr as it is written."""
     from trainfast_runner.search.conduct import conduct
     from trainfast_runner.search.control import resume
+    from trainfast_runner.search.journal import Probe, read_journal
     from trainfast_tui.cli.progress import Progress
 
     resume(directory)
     progress = Progress()
+    tried = [line for line in read_journal(directory) if isinstance(line, Probe)]
+    if tried:
+        sizes = ", ".join(str(line.batch_size) for line in tried)
+        progress.say(f"continuing {directory.name}, which has tried {sizes}; --fresh begins anew")
     teller = _Teller(progress)
     try:
         return conduct(
@@ -163,16 +168,14 @@ def _rows(found: dict[str, Any]) -> list[tuple[str, str]]:
 
     on = f" on rank {found['tightest_rank']}, the tightest" if found["world_size"] > 1 else ""
     model = found["model"]
+    phase = PHASES.get(model["phase"], "a step")
     fastest = found["fastest"]
     rows = [
         ("largest batch", f"{found['max_batch']}, proved by {found['proof_run_id']}; {found['certainty']}"),
         ("leaves free", f"{size(found['headroom_bytes'])} of {size(found['limit_bytes'])} ({found['limit']}){on}"),
         ("aligned", str(found["aligned_batch"]) if found["aligned_batch"] else "none below 8"),
         ("recommended", f"{found['recommended_batch']}: {found['recommended_reason']}"),
-        (
-            "memory",
-            f"{size(model['fixed_bytes'])} and {size(model['bytes_per_sample'])} a sample in {PHASES.get(model['phase'], 'a step')}",
-        ),
+        ("memory", f"{size(model['fixed_bytes'])} and {size(model['bytes_per_sample'])} a sample in {phase}"),
     ]
     if fastest is not None:
         rows.append(("fastest tried", f"{fastest['batch_size']}, {per_second(fastest['samples_per_s'], 'samples')}"))
