@@ -1,7 +1,6 @@
 """The sampling thread: its schedule, its budget, and its end."""
 
 import os
-import statistics
 import threading
 import time
 
@@ -31,19 +30,21 @@ class Collected:
             return self.ticks[:count]
 
 
-def test_ticks_keep_the_period_without_drift() -> None:
-    # Each tick costs 15 ms: a schedule that waits a period after each tick would be 0.3 s behind after twenty.
-    with stand_in.installed(Machine(gpus(1, slow_s=0.015))):
+def test_no_tick_comes_early() -> None:
+    with stand_in.installed(Machine(gpus(1))):
         collected = Collected()
-        sampler = Sampler(collected, period_s=0.1, budget=10)
+        sampler = Sampler(collected, period_s=0.05, budget=10)
         sampler.start()
-        ticks = collected.wait_for(21)
+        first, *_, last = collected.wait_for(7)
         assert sampler.stop(timeout_s=20)
-    since_first_s = [(tick.t_ns - ticks[0].t_ns) / 1e9 for tick in ticks]
-    assert since_first_s[-1] >= 1.95
-    off_schedule_s = [abs(passed - round(passed / 0.1) * 0.1) for passed in since_first_s]
-    assert statistics.median(off_schedule_s) < 0.015
-    assert ticks[-1].host.cpu_percent is not None
+    assert (last.t_ns - first.t_ns) / 1e9 >= 0.25
+    assert last.host.cpu_percent is not None
+
+
+def test_what_a_tick_takes_does_not_shift_the_next() -> None:
+    cadence = Cadence(3600.0)
+    due_s = time.monotonic() - 100
+    assert cadence.next(due_s) == due_s + 3600
 
 
 def test_a_tick_is_one_json_line_that_reads_back_the_same() -> None:
@@ -123,9 +124,9 @@ def test_the_period_doubles_over_budget_up_to_ten_seconds_and_comes_back_when_ti
 
 
 def test_a_late_tick_is_not_made_up_for() -> None:
-    cadence = Cadence(1.0)
-    due_s = time.monotonic() - 3.5
-    assert cadence.next(due_s) == due_s + 4
+    cadence = Cadence(3600.0)
+    due_s = time.monotonic() - 3.5 * 3600
+    assert cadence.next(due_s) == due_s + 4 * 3600
 
 
 def test_a_callback_that_fails_ends_the_sampling_and_is_kept(monkeypatch) -> None:
