@@ -287,7 +287,8 @@ class TrainfastApp(App[int]):
     def action_help(self) -> None:
         from trainfast_tui.screens.help import HelpScreen
 
-        self.push_screen(HelpScreen(ascii=self.ascii))
+        scope = getattr(self.screen, "SCOPE", "main")
+        self.push_screen(HelpScreen(scope=scope, ascii=self.ascii))
 
     def action_theme(self) -> None:
         self.main.say(f"theme: {themes.turn(self)}")

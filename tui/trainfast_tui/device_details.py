@@ -35,7 +35,8 @@ def device_items(
         _memory_temperature(device),
         _plain("fan", fmt.percent(device.fan_percent)),
         _pcie(device),
-        _rates("PCIe", device, before, seconds, "pcie_tx_bytes", "pcie_rx_bytes"),
+        # The driver's counters of PCIe bytes turn after 4 GiB, perhaps more than once between two looks.
+        _rates("PCIe at least", device, before, seconds, "pcie_tx_bytes", "pcie_rx_bytes"),
         _rates("NVLink", device, before, seconds, "nvlink_tx_bytes", "nvlink_rx_bytes"),
         _power(device),
         *_memory_health(device),

@@ -37,18 +37,19 @@ LABEL = 14
 
 
 class HelpScreen(Screen[None]):
-    """Made from the list of commands and the knob table."""
+    """Made from the list of commands and the knob table; the keys of the screen it was asked on (`scope`) first."""
 
     SCOPE = "help"
     BINDINGS = [*bindings("help")]
     DEFAULT_CSS = "HelpScreen { layout: vertical; overflow: hidden; }"
 
-    def __init__(self, *, ascii: bool) -> None:
+    def __init__(self, *, scope: str = "main", ascii: bool) -> None:
         super().__init__()
+        self._scope = scope
         self._ascii = ascii
 
     def compose(self) -> ComposeResult:
-        yield HelpText(ascii=self._ascii)
+        yield HelpText(self._scope, ascii=self._ascii)
         yield Footer([*of("help"), *of("everywhere")], ascii=self._ascii)
 
     def action_scroll(self, by: int) -> None:
@@ -63,8 +64,9 @@ class HelpText(Painted):
 
     DEFAULT_CSS = "HelpText { height: 1fr; }"
 
-    def __init__(self, *, ascii: bool) -> None:
+    def __init__(self, scope: str, *, ascii: bool) -> None:
         super().__init__(ascii=ascii)
+        self._scope = scope
         self._top = 0
 
     def scroll_lines(self, by: int) -> None:
@@ -73,16 +75,17 @@ class HelpText(Painted):
         self.repaint()
 
     def lines(self, width: int, height: int) -> list[Line]:
-        body = help_lines(width)
+        body = help_lines(width, self._scope)
         self._top = max(0, min(self._top, len(body) - height))
         return body[self._top :]
 
 
-def help_lines(width: int) -> list[Line]:
-    """The help in lines of `width` cells."""
+def help_lines(width: int, scope: str = "main") -> list[Line]:
+    """The help in lines of `width` cells, the keys of `scope` first."""
     lines: list[Line] = [rule("help", width), *([(line, "text")] for line in wrap(ABOUT, width))]
-    for scope, title in SCOPES.items():
-        lines += [[], rule(f"keys {title}", width)]
+    first = scope if scope in SCOPES else "main"
+    for scope in dict.fromkeys((first, *SCOPES)):
+        lines += [[], rule(f"keys {SCOPES[scope]}", width)]
         for command in of(scope):
             keys = ", ".join(
                 KEY_WORDS.get(key, key) for key in command.keys if not key.startswith(("upper_", "equals"))
