@@ -92,9 +92,12 @@ def _smallest_retried(known: Known) -> int | None:
 def _why(known: Known, most: int, recommended: int, tight: Fit, margins: list[Margin]) -> str:
     if recommended == 1 and most == 1:
         return "there is no smaller one; it may run out of memory in a long run"
-    left = tight.limit_bytes - tight.need_bytes(recommended)
+    left, source = tight.limit_bytes - tight.need_bytes(recommended), " by the fit"
+    if recommended == most:
+        # It was run: what it really left stands beside this.
+        left, source = float(_headroom(known, tight, most)), ""
     reasons = ", and for ".join(one.why for one in margins if one.margin_bytes)
-    words = f"leaves {left / 2**20:,.0f} MiB for {reasons}"
+    words = f"leaves {left / 2**20:,.0f} MiB{source} for {reasons}"
     retried = _smallest_retried(known)
     if retried is not None and retried <= most:
         words += f"; from {retried} on the allocator had to give memory back and ask again, which is slow"

@@ -170,6 +170,11 @@ class KeptSteps:
             handle.wait()
         self._steps.append((times, fields))
 
+    @property
+    def reached(self) -> tuple[str, ...]:
+        """The phases that a whole step went through."""
+        return PHASES if self._steps else ()
+
     def fields(self) -> dict[str, Any]:
         """The highest peaks of the steps, the time of each in ms, and the allocator's retries so far."""
         steps = [fields for _, fields in self._steps]
@@ -219,7 +224,7 @@ def probe_on_demand(
             )
             fields = steps.fields()
         except Exception as error:
-            _tell_how_far(rig, gauge, error, {**said, "seconds": time.monotonic() - began})
+            _tell_how_far(rig, gauge, error, {**said, "seconds": time.monotonic() - began}, steps.reached)
             raise
         peak = gauge.peak_bytes() or 0
         rig.journal.write(
@@ -252,8 +257,11 @@ def _forget_the_last(rig: Rig) -> None:
         rig.memory.boundary(phase)
 
 
-def _tell_how_far(rig: Rig, gauge: Gauge, error: BaseException, said: dict[str, Any]) -> None:
-    """The `probe` record of a size that ran out of memory; nothing for another error. Asks no other rank."""
+def _tell_how_far(rig: Rig, gauge: Gauge, error: BaseException, said: dict[str, Any], reached: tuple[str, ...]) -> None:
+    """The `probe` record of a size that ran out of memory; nothing for another error. Asks no other rank.
+
+    `reached` are the phases that an earlier step of this size went through.
+    """
     chain = exception_chain(error)
     if not is_out_of_memory(f"{link['type']}: {link['message']}" for link in chain):
         return
@@ -262,8 +270,13 @@ def _tell_how_far(rig: Rig, gauge: Gauge, error: BaseException, said: dict[str, 
     room_after = None
     with suppress(RuntimeError):
         room_after = gauge.room_bytes()
-        rig.memory.boundary("optimizer" if rig.journal.phase == "optimizer" else "forward_backward")
+        in_optimizer = rig.journal.phase == "optimizer"
+        rig.memory.boundary("optimizer" if in_optimizer else "forward_backward")
         fields = dict(rig.memory.read())
+        # A phase that was not reached has what stood before the step for a peak, which is none.
+        seen = {"forward_backward", *reached, *(["optimizer"] if in_optimizer else [])}
+        peaks = fields["phase_peaks"]
+        fields["phase_peaks"] = {name: peak for name, peak in peaks.items() if name in seen}
     rig.journal.write(
         "probe",
         **said,
