@@ -14,6 +14,8 @@ TRACED = ("params", "grads", "optimizer", "activations", "temporary")
 """The categories of a trace: what one process that shares nothing holds."""
 PARAMS, GRADS, OPTIMIZER, ACTIVATIONS, TEMPORARY = range(len(TRACED))
 NOTHING: Vector = (0.0,) * len(TRACED)
+TRACED_MICROS = 2
+"""Micro-batches of a trace (`MICRO_BATCHES` of the worker's step_course.py)."""
 MIDDLE = 1
 """Index of the traced block that stands for all between the first and the last."""
 
@@ -64,7 +66,7 @@ class Moment(NamedTuple):
 
 
 def moments(
-    stretches: list[Stretch], stacks: list[Stack], start: Vector, batch: int, micro_batches: int, traced_micros: int
+    stretches: list[Stretch], stacks: list[Stack], start: Vector, batch: float, micro_batches: int, traced_micros: int
 ) -> Iterator[Moment]:
     """Every moment of forward and backward that may be the peak with `batch` samples a micro-batch, at last the end.
 
@@ -110,7 +112,7 @@ def _index(first: int, copy: int, copies: int, backward: bool) -> int:
     return first + (copies - 1 - copy if backward else copy)
 
 
-def _at(line: tuple[Vector, Vector], batch: int, share: float) -> Vector:
+def _at(line: tuple[Vector, Vector], batch: float, share: float) -> Vector:
     return tuple((fixed + batch * each) * share for fixed, each in zip(*line, strict=True))
 
 

@@ -11,17 +11,17 @@ from trainfast_runner.memory_model.course import (
     OPTIMIZER,
     TEMPORARY,
     TRACED,
+    TRACED_MICROS,
     Moment,
     Stack,
     Stretch,
     moments,
 )
+from trainfast_runner.memory_model.pipeline import Peaks, Pipeline, peaks
 from trainfast_runner.memory_model.prediction import CATEGORIES, PHASES, Prediction
-from trainfast_runner.memory_model.sharing import Sharing, Whole, sharing_of
+from trainfast_runner.memory_model.sharing import PIPELINES, Sharing, Whole, sharing_of
 from trainfast_runner.spec import RunSpec
 
-TRACED_MICROS = 2
-"""Micro-batches of a trace (`MICRO_BATCHES` of the worker's step_course.py)."""
 MOST_BATCH = 1 << 24
 
 
@@ -38,6 +38,8 @@ class MemoryModel(msgspec.Struct, frozen=True, kw_only=True):
     stretches: list[Stretch]
     before_optimizer: list[float]
     optimizer_peak: list[float]
+    pipeline: Pipeline | None = None
+    """How it is cut into stages, where it was traced for them."""
     basis: str = ""
     trace: str = ""
     """The name under which it is remembered; what this machine's runs took beyond it is kept by that name."""
@@ -70,6 +72,7 @@ class MemoryModel(msgspec.Struct, frozen=True, kw_only=True):
             context_bytes=self.machine.context_bytes if self.device == "cuda" else None,
             basis=f"{self.basis}, corrected by {known.run_id}" if (known := self._known(spec, ranks)) else self.basis,
             trace=self.trace,
+            fullest=self._fullest(spec, batch, phase),
             traced_bytes={name: round(sum(values)) for name, values in traced.items()},
         )
 
@@ -88,7 +91,14 @@ class MemoryModel(msgspec.Struct, frozen=True, kw_only=True):
         while high - low > 1:
             middle = (low + high) // 2
             low, high = (middle, high) if fits(middle) else (low, middle)
-        return low
+        # A pipeline cuts the batch into equal parts.
+        parts = int(str(spec.knobs["micro_batches"])) if spec.knobs["strategy"] in PIPELINES else 1
+        return low // parts * parts or None
+
+    def _fullest(self, spec: RunSpec, batch: int, phase: str) -> str:
+        if spec.knobs["strategy"] not in PIPELINES:
+            return ""
+        return f"rank {self._stages(spec, batch).ranks[phase]} of a pipeline of {spec.knobs['pp_degree']}"
 
     def _known(self, spec: RunSpec, ranks: int) -> Correction | None:
         return self.machine.corrections.get(case(self.trace, spec.knobs, ranks))
@@ -116,9 +126,9 @@ class MemoryModel(msgspec.Struct, frozen=True, kw_only=True):
 
     def _peaks(self, spec: RunSpec, ranks: int, batch: int) -> dict[str, tuple[float, ...]]:
         """Bytes by CATEGORIES at each phase's peak."""
-        sharing = sharing_of(
-            spec.knobs, ranks, Whole(self.stacks, self.parameters, self.before_optimizer, self.device == "cuda")
-        )
+        if spec.knobs["strategy"] in PIPELINES:
+            return self._stages(spec, batch).phases
+        sharing = sharing_of(spec.knobs, ranks, self._whole())
         micro_batches = int(str(spec.knobs["grad_accum"]))
         start = tuple(0.0 if place in (GRADS, TEMPORARY) else value for place, value in enumerate(self._standing()))
         best: tuple[float, ...] = ()
@@ -129,6 +139,13 @@ class MemoryModel(msgspec.Struct, frozen=True, kw_only=True):
                 best = shared
         assert last is not None
         return {"forward_backward": best, "optimizer": self._optimizer_peak(sharing, last)}
+
+    def _whole(self) -> Whole:
+        return Whole(self.stacks, self.parameters, self.before_optimizer, self.device == "cuda")
+
+    def _stages(self, spec: RunSpec, batch: int) -> Peaks:
+        knobs = {**spec.knobs, "batch_size": batch}
+        return peaks(self._whole(), self.stretches, self.optimizer_peak, self.pipeline, knobs)
 
     def _standing(self) -> list[float]:
         """What is alive before the step: parameters, buffers, optimizer states."""

@@ -34,6 +34,8 @@ class Prediction(msgspec.Struct, frozen=True, kw_only=True):
     basis: str = ""
     trace: str = ""
     """The name of the trace it rests on."""
+    fullest: str = ""
+    """Which rank it is that has this peak, in words; empty where all ranks are alike."""
     traced_bytes: dict[str, int] = {}
     """Each phase's peak before any correction by measured runs."""
 

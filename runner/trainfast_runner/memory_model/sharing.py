@@ -16,6 +16,8 @@ from trainfast_runner.problem import Problem
 FULL_BYTES = 4
 HALF_BYTES = 2
 MIXED = ("fp16", "bf16")
+PIPELINES = ("pp", "ddp+pp")
+"""Strategies whose ranks hold stages, see `pipeline.py`. Pipelines side by side sum gradients in place."""
 LOOP_SCRATCH = 2
 """Copies of a parameter that AdamW's loop holds at once: the root of the second moment, and that divided."""
 
@@ -203,12 +205,13 @@ STRATEGIES: dict[str, type[Sharing]] = {
     "zero2": ZeroPartitioned,
     "zero3": ZeroParameters,
 }
+PREDICTED = (*STRATEGIES, *PIPELINES)
 
 
 def sharing_of(knobs: Mapping[str, Any], ranks: int, whole: Whole) -> Sharing:
     """The sharing of the knobs' strategy. Raises Problem for one whose memory is not predicted."""
     strategy = str(knobs["strategy"])
     if strategy not in STRATEGIES:
-        raise Problem(f"the memory of strategy={strategy} is not predicted", key="strategy", allowed=list(STRATEGIES))
+        raise Problem(f"the memory of strategy={strategy} is not predicted", key="strategy", allowed=list(PREDICTED))
     sharing = ranks // int(knobs["tp_degree"]) if strategy.endswith("+tp") else ranks
     return STRATEGIES[strategy](whole, sharing, knobs)

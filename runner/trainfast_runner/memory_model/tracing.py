@@ -19,6 +19,8 @@ from trainfast_runner.home import cache_directory
 from trainfast_runner.json_lines import write_atomically
 from trainfast_runner.memory_model import corrections
 from trainfast_runner.memory_model.model import MemoryModel
+from trainfast_runner.memory_model.pipeline import stage_count
+from trainfast_runner.memory_model.sharing import PIPELINES
 from trainfast_runner.problem import Problem
 from trainfast_runner.sharded_rules import TENSOR_PARALLEL
 from trainfast_runner.spec import RunSpec
@@ -145,8 +147,10 @@ def _request(spec: RunSpec, device: str) -> dict[str, Any]:
         knobs["precision"] = "bf16-pure"
     request = {"model": spec.model, "objective": spec.data["objective"], "knobs": knobs, "device": device}
     # A slice of a model has other shapes.
-    sliced = spec.knobs["strategy"] in TENSOR_PARALLEL
-    return {**request, "tp_degree": spec.knobs["tp_degree"]} if sliced else request
+    if spec.knobs["strategy"] in TENSOR_PARALLEL:
+        return {**request, "tp_degree": spec.knobs["tp_degree"]}
+    # The step is the whole model's; where the worker cuts it depends on how often.
+    return {**request, "stages": stage_count(spec.knobs)} if spec.knobs["strategy"] in PIPELINES else request
 
 
 def _file(executable: str, request: dict[str, Any]) -> Path:

@@ -25,6 +25,7 @@ from .spec import Knobs
 from .step_watch import StepWatch
 from .strategies import Strategy, make_strategy
 from .traced_slices import keep_one_slice
+from .traced_stages import stages_of
 
 BATCHES = (2, 4)
 """The batch sizes that are traced. Not 1: with one sample some copies are views."""
@@ -82,6 +83,7 @@ def course(request: dict[str, Any]) -> dict[str, Any]:
     model = build_model(config, request["objective"], knobs, torch.device("meta"))
     if request.get("tp_degree"):
         keep_one_slice(model, request["tp_degree"], device.type)
+    stages = stages_of(model, request["stages"], knobs.seq_len) if request.get("stages") else None
     with FakeTensorMode(allow_non_fake_inputs=True) as fake:
         _place(model, device)
         strategy = make_strategy(knobs, device)
@@ -100,6 +102,7 @@ def course(request: dict[str, Any]) -> dict[str, Any]:
             "parameter_sizes": [p.numel() for p in held],
             "stacks": [{"kept": len(stack.blocks), "sizes": list(stack.sizes)} for stack in stacks],
             "stretches": affine(first, second, *BATCHES),
+            "pipeline": stages,
             **_optimizer_step(subject, held, buffers, unused),
         }
 

@@ -73,6 +73,7 @@ def _fields(answer: Answer) -> dict[str, Any]:
         "phases": predicted.phases,
         "max_batch": answer.max_batch,
         "limit_bytes": answer.limit_bytes,
+        "fullest": predicted.fullest or None,
         "basis": predicted.basis,
         "published": dict(answer.asked.published) or None,
     }
@@ -86,6 +87,8 @@ def _say_one(answer: Answer) -> None:
     predicted = answer.predicted
     assert predicted is not None
     rows = [("peak memory", f"{size(predicted.total_bytes)} a rank, in {_phase(predicted.phase)}")]
+    if predicted.fullest:
+        rows.append(("fullest", predicted.fullest))
     for name, words in WORDS.items():
         if value := predicted.category(name):
             rows.append((f"  {words}", f"{size(value)}  {percent(100 * value / predicted.total_bytes)}"))

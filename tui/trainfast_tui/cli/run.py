@@ -75,12 +75,12 @@ def foresee(plan: RunPlan, home: Home) -> None:
     """Have the run's memory predicted before it starts, unless it is known or a run is there to be disturbed."""
     from trainfast_runner.launch import busy_with
     from trainfast_runner.memory_model import cached_model, trace_model
-    from trainfast_runner.memory_model.sharing import STRATEGIES
+    from trainfast_runner.memory_model.sharing import PREDICTED
     from trainfast_runner.problem import Problem
     from trainfast_tui.cli.progress import Progress, said_when_slow
     from trainfast_tui.format import plain
 
-    if plan.spec.knobs["strategy"] not in STRATEGIES:
+    if plan.spec.knobs["strategy"] not in PREDICTED:
         return
     if cached_model(plan.spec, plan.device, plan.python) is not None or busy_with(plan, home) is not None:
         return
