@@ -6,11 +6,13 @@ import fcntl
 import json
 import os
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from trainfast_runner.worker import probing
-from trainfast_runner.worker.probing import HostGauge, Orders, Size
+from trainfast_runner.worker.probing import PHASES, HostGauge, Orders, Size, _tell_how_far
 
 
 @pytest.fixture
@@ -66,3 +68,28 @@ def test_the_gauge_counts_what_the_limit_counts_and_only_new_heights(monkeypatch
     # 700 more address space at the highest, of which 100 are files that were mapped since.
     assert gauge.peak_bytes() == 600
     assert gauge.room_bytes() == 1 << 30
+
+
+@pytest.mark.parametrize(
+    ("phase", "reached", "told"),
+    [
+        ("forward", (), {"forward_backward"}),
+        ("optimizer", (), {"forward_backward", "optimizer"}),
+        ("backward", PHASES, {"forward_backward", "optimizer"}),
+    ],
+)
+def test_a_size_that_ran_out_tells_peaks_only_of_phases_it_reached(
+    phase: str, reached: tuple[str, ...], told: set[str]
+) -> None:
+    written: dict[str, Any] = {}
+    journal = SimpleNamespace(phase=phase, rank=0, write=lambda kind, **fields: written.update(fields))
+    memory = SimpleNamespace(
+        release=lambda: None,
+        boundary=lambda name: None,
+        read=lambda: {"phase_peaks": dict.fromkeys(PHASES, 7), "peak_allocated_bytes": 7},
+    )
+    rig: Any = SimpleNamespace(journal=journal, memory=memory)
+    error = RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 8 bytes")
+    _tell_how_far(rig, HostGauge(None), error, {"number": 1}, reached)
+    assert written["outcome"] == "oom"
+    assert set(written["phase_peaks"]) == told
