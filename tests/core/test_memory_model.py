@@ -195,3 +195,27 @@ def test_a_model_that_cannot_be_followed_says_why(tmp_path: Path, monkeypatch: p
     monkeypatch.setattr(tracing.training_python, "ask", lambda *_arguments: refused)
     with pytest.raises(Problem, match="no such head"):
         tracing.trace_model(spec_with())
+
+
+def test_what_is_offloaded_is_the_hosts_on_a_gpu_and_the_process_on_a_cpu() -> None:
+    here, count = model_of(12), 12 * BLOCK + ROOT
+    on_gpu = msgspec.structs.replace(here, device="cuda")
+    spec = spec_with(batch_size=500, strategy="zero2-offload")
+    there = on_gpu.predict(spec, 4)
+    assert (there.params_bytes, there.grads_bytes, there.optimizer_bytes) == (4 * count, 0, 0)
+    assert there.total_bytes < on_gpu.predict(spec_with(batch_size=500, strategy="zero2"), 4).total_bytes
+    both = here.predict(spec, 4)
+    assert both.params_bytes == 4 * count + count, "the rank's part once more, on its way back"
+    assert (both.grads_bytes, both.optimizer_bytes) == (count, 3 * count), "a quarter, in fp32, all the time"
+    nothing = on_gpu.predict(spec_with(batch_size=500, strategy="zero3-offload"), 4)
+    assert nothing.params_bytes + nothing.grads_bytes + nothing.optimizer_bytes == 0
+    kept = here.predict(spec_with(batch_size=500, strategy="zero3-offload"), 4)
+    assert kept.total_bytes > here.predict(spec_with(batch_size=500, strategy="zero3"), 4).total_bytes
+
+
+def test_accumulation_on_the_host_has_a_copy_of_its_own() -> None:
+    model, count = model_of(12), 12 * BLOCK + ROOT
+    for precision, parts in (("fp32", 2), ("bf16-pure", 1)):
+        spec = spec_with(batch_size=5000, grad_accum=2, strategy="zero2-offload", precision=precision)
+        half = 2 if precision == "bf16-pure" else 1
+        assert model.predict(spec, 4).grads_bytes == parts * count / half

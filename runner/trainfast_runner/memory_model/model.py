@@ -141,7 +141,8 @@ class MemoryModel(msgspec.Struct, frozen=True, kw_only=True):
         return {"forward_backward": best, "optimizer": self._optimizer_peak(sharing, last)}
 
     def _whole(self) -> Whole:
-        return Whole(self.stacks, self.parameters, self.before_optimizer, self.device == "cuda")
+        largest = max(self.parameter_sizes, default=0)
+        return Whole(self.stacks, self.parameters, self.before_optimizer, self.device == "cuda", largest)
 
     def _stages(self, spec: RunSpec, batch: int) -> Peaks:
         knobs = {**spec.knobs, "batch_size": batch}

@@ -26,7 +26,7 @@ from trainfast_runner.memory_model.course import (
     Vector,
     moments,
 )
-from trainfast_runner.memory_model.sharing import HALF_BYTES, MIXED, Whole
+from trainfast_runner.memory_model.sharing import FULL_BYTES, HALF_BYTES, MIXED, Whole
 from trainfast_runner.problem import Problem
 
 STAGES_PER_RANK = {"gpipe": 1, "1f1b": 1, "interleaved": 2}
@@ -139,6 +139,7 @@ class _Rank:
         self.size = int(knobs["batch_size"]) / self.micro_batches
         self.numbers = range(rank, len(cut.stages), self.degree)
         self.elements = sum(cut.stages[number].elements for number in self.numbers)
+        self.clips = float(knobs["grad_clip"]) > 0
         self._passes: dict[tuple[Action, int], _Pass] = {}
         self.logit_bytes = HALF_BYTES if knobs["precision"] in MIXED else whole.width
 
@@ -163,10 +164,13 @@ class _Rank:
         """Bytes by CATEGORIES at the peak of the optimizer's step."""
         share = self.elements / max(1, self.whole.parameters)
         found = [value * share for value in peak]
+        largest = max(self.cut.stages[number].largest for number in self.numbers)
         if peak[TEMPORARY] <= self.whole.standing[PARAMS] / 2:
             # One parameter after the other.
-            largest = max(self.cut.stages[number].largest for number in self.numbers)
             found[TEMPORARY] = peak[TEMPORARY] * largest / max(stage.largest for stage in self.cut.stages)
+        if self.clips:
+            # Each gradient's squares, in fp32.
+            found[TEMPORARY] = max(found[TEMPORARY], FULL_BYTES * largest)
         found[ACTIVATIONS] = self._batches()
         return (*found, self._buffers())
 

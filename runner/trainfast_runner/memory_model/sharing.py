@@ -10,7 +10,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from trainfast_runner.memory_model.course import ACTIVATIONS, GRADS, OPTIMIZER, PARAMS, TEMPORARY, Moment, Stack, Vector
+from trainfast_runner.memory_model.course import (
+    ACTIVATIONS,
+    GRADS,
+    OPTIMIZER,
+    PARAMS,
+    TEMPORARY,
+    Moment,
+    Place,
+    Stack,
+    Vector,
+)
 from trainfast_runner.problem import Problem
 
 FULL_BYTES = 4
@@ -30,6 +40,8 @@ class Whole:
     parameters: int
     standing: list[float]
     on_gpu: bool
+    largest: int = 0
+    """Elements of the largest parameter."""
 
     @property
     def width(self) -> float:
@@ -65,6 +77,11 @@ class Sharing:
     def in_optimizer(self, live: Vector) -> Vector:
         """Live bytes by CATEGORIES at the optimizer's peak."""
         return (*live, 0.0)
+
+    def _behind(self, place: Place) -> int:
+        """Elements of the blocks that the backward is done with when it is at `place`."""
+        done = sum(self.whole.stacks[place.stack].sizes[place.block + 1 :])
+        return done + sum(sum(later.sizes) for later in self.whole.stacks[place.stack + 1 :])
 
 
 class Replicated(Sharing):
@@ -120,10 +137,7 @@ class FullySharded(Sharing):
         if moment.place is None:
             every = width * sum(self.whole.blocks)
             return every if moment.live[GRADS] >= every else 0.0
-        stack, block = moment.place.stack, moment.place.block
-        done = sum(self.whole.stacks[stack].sizes[block + 1 :])
-        done += sum(sum(later.sizes) for later in self.whole.stacks[stack + 1 :])
-        return width * done
+        return width * self._behind(moment.place)
 
 
 class ZeroPartitioned(Sharing):
@@ -144,8 +158,7 @@ class ZeroPartitioned(Sharing):
 
     def at(self, moment: Moment) -> Vector:
         """Gradients go into the bucket as they come and are reduced from it; the rank's own part is kept."""
-        live = moment.live
-        come = min(self.weights, live[GRADS] * self.weights / max(1.0, self.whole.standing[GRADS]))
+        live, come = moment.live, self._come(moment)
         # A GPU allocates it whole; of the host's memory only what is written is taken.
         bucket = (self.weights if self.on_gpu else come) if moment.backward else 0.0
         kept = (self.weights if moment.micro > 1 else come) / self.ranks
@@ -155,6 +168,13 @@ class ZeroPartitioned(Sharing):
         """The rank's gradients are flattened in the masters' type beside what was reduced, and updated as one."""
         kept = self.weights / self.ranks + self.masters
         return (self.weights, kept, self.masters + self.states, live[ACTIVATIONS], self._scratch(live, self.masters), 0)
+
+    def _come(self, moment: Moment) -> float:
+        """Bytes of the gradients that the running micro-batch has made."""
+        if moment.micro > 1:
+            # Those of earlier ones are alive throughout; outside of the blocks only its beginning can be the peak.
+            return float(self.width * self._behind(moment.place)) if moment.place is not None else 0.0
+        return min(self.weights, moment.live[GRADS] * self.weights / max(1.0, self.whole.standing[GRADS]))
 
     def _scratch(self, live: Vector, flat: float) -> float:
         """What the update of a flat tensor of that many bytes needs besides."""
@@ -193,6 +213,80 @@ class ZeroParameters(ZeroPartitioned):
         )
 
 
+class _Offloaded:
+    """What `offload_optimizer` changes in DeepSpeed: masters, states and the gradients they are updated from leave the
+    device. On a CPU both are the same memory."""
+
+    whole: Whole
+    knobs: Mapping[str, Any]
+    ranks: int
+    on_gpu: bool
+    width: int
+    weights: float
+    masters: float
+    states: float
+    accumulates: bool
+
+    @property
+    def staging(self) -> float:
+        """Bytes through which a gradient passes on the device: room for the largest parameter."""
+        return float(self.width * self.whole.largest)
+
+    def _update_scratch(self, live: Vector, flat: float) -> float:
+        """DeepSpeed's own AdamW for the host needs none; other optimizers are torch's loop."""
+        return 0.0 if self.knobs["optimizer"] == "adamw" or not live[TEMPORARY] else LOOP_SCRATCH * flat
+
+
+class ZeroOffloaded(_Offloaded, ZeroPartitioned):
+    """ZeRO-2 with offload: whole weights and the bucket on the device, of the rest two staging buffers."""
+
+    def at(self, moment: Moment) -> Vector:
+        """The host has the rank's gradients all the time, and what has come of them in earlier micro-batches."""
+        live, come = moment.live, self._come(moment)
+        bucket = (self.weights if self.on_gpu else come) if moment.backward else 0.0
+        if self.on_gpu:
+            return (self.weights, 0.0, 0.0, live[ACTIVATIONS], live[TEMPORARY], bucket + self.staging)
+        earlier = self.weights / self.ranks if self.accumulates and self.masters_are_apart else 0.0
+        return (*self._host(self.masters + earlier), live[ACTIVATIONS], live[TEMPORARY], bucket + 2 * self.staging)
+
+    def in_optimizer(self, live: Vector) -> Vector:
+        """Updated on the host, copied to the device, gathered; gloo gathers into memory of its own."""
+        if self.on_gpu:
+            return (self.weights, 0.0, 0.0, live[ACTIVATIONS], 0.0, self.staging)
+        earlier = self.weights / self.ranks if self.accumulates and self.masters_are_apart else 0.0
+        scratch = self._update_scratch(live, self.masters)
+        sent = 2 * self.staging + max(0.0, self.weights - scratch)
+        return (*self._host(self.masters + earlier), live[ACTIVATIONS], scratch, sent)
+
+    @property
+    def masters_are_apart(self) -> bool:
+        """Whether gradients are added up in a copy of their own; with half masters it is where they are anyway."""
+        return str(self.knobs["precision"]) != "bf16-pure"
+
+    def _host(self, grads: float) -> tuple[float, float, float]:
+        """Weights and the part of them that is on its way back to the device, gradients, masters and states."""
+        return (self.weights + self.weights / self.ranks, grads, self.masters + self.states)
+
+
+class ZeroParametersOffloaded(_Offloaded, ZeroParameters):
+    """ZeRO-3 with offload: on the device is what is gathered and what is being reduced."""
+
+    def at(self, moment: Moment) -> Vector:
+        """The host keeps the gradients in both types."""
+        params, grads, optimizer, activations, temporary, sent = super().at(moment)
+        if self.on_gpu:
+            return (0.0, 0.0, 0.0, activations, temporary, sent)
+        return (params, grads + self.masters, optimizer, activations, temporary, sent)
+
+    def in_optimizer(self, live: Vector) -> Vector:
+        """Nothing happens on the device."""
+        if self.on_gpu:
+            return (0.0, 0.0, 0.0, live[ACTIVATIONS], 0.0, 0.0)
+        params, grads, optimizer, activations, _, sent = super().in_optimizer(live)
+        scratch = self._update_scratch(live, min(self.masters, FULL_BYTES * self.part / self.width))
+        return (params, grads, optimizer, activations, scratch, sent)
+
+
 STRATEGIES: dict[str, type[Sharing]] = {
     "single": Sharing,
     "ddp": Replicated,
@@ -204,6 +298,8 @@ STRATEGIES: dict[str, type[Sharing]] = {
     "zero1": ZeroPartitioned,
     "zero2": ZeroPartitioned,
     "zero3": ZeroParameters,
+    "zero2-offload": ZeroOffloaded,
+    "zero3-offload": ZeroParametersOffloaded,
 }
 PREDICTED = (*STRATEGIES, *PIPELINES)
 
