@@ -3,16 +3,19 @@ PYTHON ?= python3
 VENV := .venv
 INSTALLED := $(VENV)/.installed
 
-.PHONY: run test test-long install check bench clean
+.PHONY: run test test-long test-longest install check bench clean
 
 run: install
 	@$(VENV)/bin/trainfast-tui
 
 test: install
-	$(VENV)/bin/python -m pytest -n 2 --dist loadgroup -m "not long"
+	$(VENV)/bin/python -m pytest -n 2 --dist loadgroup -m "not long and not longest"
 
 test-long: install
 	$(VENV)/bin/python -m pytest -n 2 --dist loadgroup -m long
+
+test-longest: install
+	$(VENV)/bin/python -m pytest -n 2 --dist loadgroup -m longest
 
 check: install
 	$(VENV)/bin/ruff check .

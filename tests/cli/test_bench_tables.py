@@ -8,7 +8,7 @@ import pytest
 
 from cli.command import Cli
 
-pytestmark = pytest.mark.long
+pytestmark = pytest.mark.longest
 BERT = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "vocab_size": 2048}
 GPT2 = {"n_embd": 32, "n_layer": 1, "n_head": 2, "vocab_size": 2048}
 

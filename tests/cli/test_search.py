@@ -125,11 +125,13 @@ def test_a_killed_search_leaves_nothing_and_is_continued(cli: Cli) -> None:
 
 @pytest.mark.long
 def test_ctrl_c_cancels_and_keeps_the_journal(cli: Cli) -> None:
-    started = Started(cli, ("search", "max-batch", *limited("512MiB"), "--json"))
+    # A proof that does not end by itself: however slow the other command is, there is something left to cancel.
+    endless = ("--proof-steps", "100000")
+    started = Started(cli, ("search", "max-batch", *limited("512MiB"), *endless, "--json"))
     started.until_said("trying", "probe ")
     directory = directory_of(cli)
     # Another one may not conduct the same search beside it.
-    other = cli("search", "max-batch", *limited("512MiB"))
+    other = cli("search", "max-batch", *limited("512MiB"), *endless)
     assert other.code == 2
     assert "another process" in other.err
     started.signal(signal.SIGINT)

@@ -13,7 +13,7 @@ import pytest
 from cli.command import COMMAND, Cli
 from end_to_end.terminal import Terminal, needs_tmux
 
-pytestmark = [needs_tmux, pytest.mark.long]
+pytestmark = [needs_tmux, pytest.mark.longest]
 LIMITED = """schema = 1
 extends = "tiny-llama"
 [model]

@@ -21,7 +21,7 @@ CASES = [
 ]
 
 
-@pytest.mark.long
+@pytest.mark.longest
 @pytest.mark.parametrize(("preset", "settings"), CASES)
 def test_three_blocks_say_what_the_whole_depth_says(preset: str, settings: list[str]) -> None:
     spec = resolve(preset, settings)
