@@ -68,7 +68,7 @@ class Tracer:
         length = int(str(spec.knobs["seq_len"]))
         self.traced.append(length)
         assert given_up is not None
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + 60
         while not self.go.wait(0.01):
             if given_up.is_set():
                 self.ended.append(length)
@@ -90,7 +90,7 @@ def tracer(monkeypatch: pytest.MonkeyPatch) -> Tracer:
 
 def wait_for(condition: Callable[[], bool]) -> None:
     """Until it holds; a deadline says what never came."""
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.005)
@@ -107,7 +107,7 @@ class Answers:
         self.forecaster.ask(Question(resolve("tiny-llama", settings), CPU, free_bytes, may_trace))
 
     def next(self) -> MemoryView:
-        message = self._posted.get(timeout=10)
+        message = self._posted.get(timeout=60)
         assert isinstance(message, MemoryForeseen), message
         return message.view
 

@@ -15,6 +15,8 @@ GROUPS = ("batch", "compute", "memory", "data", "parallel", "optimization", "run
 NAME_WIDTH = 15
 ABOUT_ROWS, ADVISED_ROWS = 13, 16
 """The most lines about a knob, and about one there is advice for."""
+KNOBS_BESIDE_REFUSAL = 3
+"""Lines of the list that a long refusal leaves."""
 
 
 def in_order() -> tuple[str, ...]:
@@ -88,7 +90,11 @@ class KnobPanel(Painted, can_focus=True):
             return [rule("next run", width)]
         head = self._head(next_run, width)
         most = ADVISED_ROWS if self.current in self._advice else ABOUT_ROWS
-        about = self._about(width, max(3, min(most, (height - len(head)) // 2)))
+        half = max(3, min(most, (height - len(head)) // 2))
+        # Why it is refused and what to do about it matters more than knobs that were not turned.
+        about = self._about(
+            width, half if self._refusal is None else max(half, height - len(head) - KNOBS_BESIDE_REFUSAL)
+        )
         room = max(1, height - len(head) - len(about))
         rows, cursor = self._list(next_run, width)
         if len(rows) <= room:
