@@ -41,6 +41,7 @@ knobs = { batch_size = 4 }
 """
 
 
+@pytest.mark.long
 def test_a_table_of_real_runs_beside_a_measured_ceiling(cli: Cli, tmp_path: Path) -> None:
     (cli.presets / "mine.toml").write_text(TABLE)
     measured = cli("doctor", "--calibrate", "--json").json["calibration"]

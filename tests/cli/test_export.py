@@ -15,6 +15,9 @@ from trainfast_runner.home import Home, read_run_file
 from trainfast_runner.records import RunFile
 from trainfast_runner.spec import RunSpec, resolve
 
+# The run that is exported is the one those tests look at too.
+pytestmark = pytest.mark.xdist_group("trainings-of-the-command-line")
+
 
 def exported(trained: tuple[Cli, Done], form: str) -> str:
     cli, _ = trained

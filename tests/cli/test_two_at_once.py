@@ -6,6 +6,8 @@ import itertools
 import json
 from pathlib import Path
 
+import pytest
+
 from cli.command import SMALL, Cli, until
 from trainfast_runner.home import Home
 
@@ -23,6 +25,7 @@ def test_of_launches_at_the_same_time_one_gets_the_device(cli: Cli) -> None:
     assert len(cli("runs", "list", "--json").json["runs"]) == 1
 
 
+@pytest.mark.long
 def test_launches_that_wait_get_the_device_one_after_the_other(cli: Cli) -> None:
     started = [cli.start(*RUN, "--wait") for _ in range(3)]
     ended = [one.end() for one in started]

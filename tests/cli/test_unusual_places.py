@@ -45,6 +45,7 @@ def test_files_named_like_modules_do_not_reach_torchrun(cli: Cli, shadows: Path)
     assert done.json["state"] == "finished", done.json["reason"]
 
 
+@pytest.mark.long
 def test_files_named_like_modules_do_not_reach_the_tokenizer_and_the_loaders(
     cli: Cli, shadows: Path, tmp_path: Path
 ) -> None:
@@ -62,6 +63,7 @@ def test_files_named_like_modules_do_not_reach_doctor(cli: Cli, shadows: Path) -
     assert typed_in(cli, shadows, "doctor", "--json").json["healthy"]
 
 
+@pytest.mark.long
 def test_a_deleted_working_directory_is_no_obstacle(cli: Cli, tmp_path: Path) -> None:
     gone = "mkdir gone && cd gone && rmdir ../gone"
     done = typed_in(cli, tmp_path, *RUN, "--json", before=gone)
@@ -70,6 +72,7 @@ def test_a_deleted_working_directory_is_no_obstacle(cli: Cli, tmp_path: Path) ->
     assert "the current directory, which has been deleted" in refusal
 
 
+@pytest.mark.long
 def test_a_working_directory_that_is_not_utf8_is_no_obstacle(cli: Cli, tmp_path: Path) -> None:
     folder = os.fsencode(tmp_path) + b"/caf\xe9"
     os.mkdir(folder)
@@ -81,6 +84,7 @@ def test_a_home_that_is_not_utf8_is_refused(cli: Cli, tmp_path: Path) -> None:
     assert "is not UTF-8" in typed_in(cli, tmp_path, "runs", "list", TRAINFAST_HOME="/tmp/caf\udce9").refused()
 
 
+@pytest.mark.long
 def test_a_relative_home_with_spaces_and_letters(cli: Cli, tmp_path: Path) -> None:
     done = typed_in(cli, tmp_path, *RUN, "--json", TRAINFAST_HOME="mein Häuschen", LC_ALL="C")
     assert done.json["state"] == "finished", done.json["reason"]
