@@ -12,7 +12,7 @@ test: install
 	$(VENV)/bin/python -m pytest -n 2 --dist loadgroup -m "not long and not longest"
 
 test-long: install
-	$(VENV)/bin/python -m pytest -n 2 --dist loadgroup -m long
+	$(VENV)/bin/python -m pytest -n 2 --dist loadgroup -m long $(TESTS)
 
 test-longest: install
 	$(VENV)/bin/python -m pytest -n 2 --dist loadgroup -m longest
