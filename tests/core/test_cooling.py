@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
+import stand_in
 
 from trainfast_runner.cooling import STUCK_S, cooling
+from trainfast_runner.launch import RunPlan
 from trainfast_runner.problem import Problem
+from trainfast_runner.search.cool_down import check_coolable, cool_down
+from trainfast_runner.search.journal import CoolingDown
 from trainfast_runner.telemetry.readings import DeviceReading
 
 
@@ -60,3 +66,45 @@ def test_without_a_temperature_it_says_so(uuids: set[str]) -> None:
 def test_a_temperature_nobody_can_wait_for_is_refused(below_c: float) -> None:
     with pytest.raises(Problem, match="no temperature to wait for"):
         list(cooling({"GPU-1"}, below_c, looks(63), ticking(1)))
+
+
+def a_plan(*uuids: str) -> RunPlan:
+    plan = SimpleNamespace(watched=[DeviceReading(index=int(uuid[-1]), uuid=uuid) for uuid in uuids])
+    return cast("RunPlan", plan)
+
+
+def test_a_search_writes_each_degree_down_until_its_gpus_are_cool(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("trainfast_runner.cooling.LOOK_EVERY_S", 0)
+    gpu = stand_in.Gpu(uuid="GPU-0", temperature=57)
+    lines: list[CoolingDown] = []
+
+    def write(line: CoolingDown) -> None:
+        lines.append(line)
+        gpu.temperature -= 1
+
+    with stand_in.installed(stand_in.Machine([gpu])):
+        cool_down(a_plan("GPU-0"), 55, write, lambda: None)
+        assert [(line.device, line.temperature_c, line.below_c) for line in lines] == [
+            (0, 57, 55),
+            (0, 56, 55),
+            (0, 55, 55),
+        ]
+        cool_down(a_plan("GPU-0"), None, write, lambda: None)
+    assert len(lines) == 3
+
+
+def test_a_search_that_is_cancelled_waits_no_longer() -> None:
+    class Cancelled(Exception):
+        pass
+
+    def check() -> None:
+        raise Cancelled
+
+    with stand_in.installed(stand_in.Machine(stand_in.gpus(1))), pytest.raises(Cancelled):
+        cool_down(a_plan("GPU-0"), 30, lambda line: None, check)
+
+
+def test_a_search_without_a_temperature_to_wait_for_is_refused_before_it_begins() -> None:
+    with stand_in.installed(stand_in.Machine([])), pytest.raises(Problem, match="no temperature to wait for"):
+        check_coolable(a_plan(), 55)
+    check_coolable(a_plan(), None)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import re
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -33,7 +34,7 @@ from trainfast_runner.home import Home
 from trainfast_runner.problem import Problem
 from trainfast_runner.records import Event
 from trainfast_runner.search import control
-from trainfast_runner.search.journal import LOCK_FILE, PAUSE_FILE, Ended, Next, Paused
+from trainfast_runner.search.journal import LOCK_FILE, PAUSE_FILE, CoolingDown, Ended, Next, Paused
 from trainfast_runner.spec import RunSpec
 from trainfast_tui.messages import SnapshotTaken
 from trainfast_tui.screens.search import SearchScreen
@@ -64,11 +65,21 @@ class Starts:
         self.asked: list[tuple[dict[str, Any], bool]] = []
         self.directory: Path | None = None
         self.refusal: Problem | None = None
+        self.cool_to_c: float | None = None
         self.go = threading.Event()
         self.go.set()
 
-    def start(self, spec: RunSpec, home: Home, python: str | None = None, *, fresh: bool = False) -> Path:
+    def start(
+        self,
+        spec: RunSpec,
+        home: Home,
+        python: str | None = None,
+        *,
+        fresh: bool = False,
+        cool_to_c: float | None = None,
+    ) -> Path:
         self.asked.append((dict(spec.knobs), fresh))
+        self.cool_to_c = cool_to_c
         assert self.go.wait(10)
         if self.refusal is not None:
             raise self.refusal
@@ -364,6 +375,27 @@ async def test_on_the_smallest_screen_in_ascii_what_is_tried_still_stands(
     assert "|----" in text
     assert "now: probe batch_size 42" in text
     assert "Esc cancel" in text
+
+
+async def test_a_search_waits_for_its_gpus_to_cool_and_shows_the_degrees(
+    home: Home, conduct: Callable[[Path], None], starts: Starts
+) -> None:
+    waits = [
+        CoolingDown(t_ns=START_NS + (8 + n) * S, device=1, temperature_c=71 - 5 * n, below_c=55, waited_s=n)
+        for n in range(3)
+    ]
+    starts.directory = a_search(home, [*going_on(), *waits])
+    conduct(starts.directory)
+    app = StillApp(home)
+    async with app.run_test(size=SMALL) as pilot:
+        await show(pilot, None)
+        app.control.cool_to_c = 55
+        await pilot.press("b")
+        while starts.cool_to_c is None or app.searching.current is None:
+            await show(pilot, starts.directory)
+        await until(pilot, "cooling GPU 1: 71 °C, now 61 °C, until below 55 °C")
+        assert re.search(r"▸42 +cooling…", screen_text(app))
+    assert starts.cool_to_c == 55
 
 
 def test_the_reader_finds_a_search_that_goes_on(home: Home, conduct: Callable[[Path], None]) -> None:

@@ -63,7 +63,12 @@ COMMANDS: tuple[Command, ...] = (
     Command("save", ("w",), "save", "Save the knobs as a preset of your own.", "main", footer=False),
     Command("compare", ("c",), "compare", "Compare this run with the one before it.", "main"),
     Command(
-        "cool_to", ("C", "upper_c"), "cool to", "Let each run wait for its GPUs to cool first.", "main", footer=False
+        "cool_to",
+        ("C", "upper_c"),
+        "cool to",
+        "Let each run, and each process of a search, wait for its GPUs to cool first.",
+        "main",
+        footer=False,
     ),
     Command("history", ("h",), "runs", "All runs: filter, sort, mark two and compare.", "main"),
     Command("monitor", ("m",), "monitor", "The machine: all readings, who uses it, what holds it back.", "main"),

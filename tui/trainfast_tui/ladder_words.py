@@ -44,6 +44,12 @@ def choices(search: SearchSnapshot | None) -> tuple[Choice, ...]:
 def state_words(search: SearchSnapshot) -> str:
     """What the search is doing, or how it ended, in one line."""
     step = search.next
+    if search.cooling and search.state in ("running", "starting"):
+        first, now = search.cooling[0], search.cooling[-1]
+        return (
+            f"cooling GPU {now.device}: {fmt.celsius(first.temperature_c)}, now {fmt.celsius(now.temperature_c)},"
+            f" until below {fmt.celsius(now.below_c)}"
+        )
     if search.state == "running" and step is not None and step.action in ("probe", "prove"):
         verb = "probing" if step.action == "probe" else "proving in a fresh process"
         return f"{verb}: batch_size {step.batch_size:,}"

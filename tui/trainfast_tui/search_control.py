@@ -68,10 +68,20 @@ class SearchControl:
 
         return state_words(search)
 
-    def start(self, spec: RunSpec, *, fresh: bool = False, first: Callable[[], None] | None = None) -> None:
-        """Start or continue a search, after `first` is done: SearchStarted, or SearchRefused."""
+    def start(
+        self,
+        spec: RunSpec,
+        *,
+        fresh: bool = False,
+        cool_to_c: float | None = None,
+        first: Callable[[], None] | None = None,
+    ) -> None:
+        """Start or continue a search, after `first` is done: SearchStarted, or SearchRefused.
+
+        With `cool_to_c` each of its processes waits until its GPUs are below so many degrees Celsius.
+        """
         self._is_starting, self.asked_ns = True, time.monotonic_ns()
-        in_background("search", lambda: self._start(spec, fresh, first), self._post, SearchRefused)
+        in_background("search", lambda: self._start(spec, fresh, cool_to_c, first), self._post, SearchRefused)
 
     def pause(self, directory: Path) -> None:
         """Have it wait after the probe it is at."""
@@ -85,12 +95,12 @@ class SearchControl:
         """Have what runs stopped and the search ended; its journal stays."""
         in_background("cancel", lambda: self._cancel(directory), self._post, said_no)
 
-    def _start(self, spec: RunSpec, fresh: bool, first: Callable[[], None] | None) -> Message:
+    def _start(self, spec: RunSpec, fresh: bool, cool_to_c: float | None, first: Callable[[], None] | None) -> Message:
         from trainfast_runner.search.control import start_search
 
         if first is not None:
             first()
-        return SearchStarted(start_search(spec, self._home, self._python, fresh=fresh))
+        return SearchStarted(start_search(spec, self._home, self._python, fresh=fresh, cool_to_c=cool_to_c))
 
     def _pause(self, directory: Path) -> None:
         from trainfast_runner.search.control import pause

@@ -20,6 +20,7 @@ from trainfast_runner.problem import Problem
 from trainfast_runner.process_tree import boot_id, identify
 from trainfast_runner.records import Result
 from trainfast_runner.search.answer import answer
+from trainfast_runner.search.cool_down import cool_down
 from trainfast_runner.search.decide import Known, Step, decide, known
 from trainfast_runner.search.foreign import taken_by_others
 from trainfast_runner.search.journal import (
@@ -290,6 +291,7 @@ class _Conductor:
         return self._process
 
     def _start(self, plan: RunPlan, role: str) -> Path:
+        cool_down(plan, self._options.cool_to_c, self._write, self._check)
         while True:
             try:
                 directory = launch.start(replace(plan, role=role), self._home)

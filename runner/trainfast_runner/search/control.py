@@ -34,6 +34,7 @@ class Order(msgspec.Struct, frozen=True, kw_only=True):
     no_oom: bool = False
     proof_steps: int = 10
     fresh: bool = False
+    cool_to_c: float | None = None
 
     def spec(self) -> RunSpec:
         """What is to be searched."""
@@ -48,6 +49,7 @@ def start_search(
     no_oom: bool = False,
     proof_steps: int = 10,
     fresh: bool = False,
+    cool_to_c: float | None = None,
 ) -> Path:
     """Start, or continue, the search for the largest batch of `spec`; the directory of its journal.
 
@@ -67,6 +69,7 @@ def start_search(
         no_oom=no_oom,
         proof_steps=proof_steps,
         fresh=fresh,
+        cool_to_c=cool_to_c,
     )
     process = subprocess.Popen(
         [sys.executable, "-P", "-m", MODULE],

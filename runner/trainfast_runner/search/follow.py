@@ -13,6 +13,7 @@ from trainfast_runner.search.journal import (
     AnyLine,
     Asked,
     Conducted,
+    CoolingDown,
     Ended,
     Launched,
     Next,
@@ -60,6 +61,8 @@ class SearchSnapshot:
     """When that step began, before the first one when the search was taken up; CLOCK_MONOTONIC."""
     ended: Ended | None
     unreadable_lines: int
+    cooling: tuple[CoolingDown, ...] = ()
+    """While the next process waits for the GPUs to cool: the first look and the newest; empty otherwise."""
 
     @property
     def fits(self) -> tuple[Fit, ...]:
@@ -87,6 +90,7 @@ class SearchFollower:
         self._run_id: str | None = None
         self._ended: Ended | None = None
         self._paused = False
+        self._cooling: tuple[CoolingDown, ...] = ()
         self._since_ns: int | None = None
 
     def poll(self) -> SearchSnapshot:
@@ -110,6 +114,7 @@ class SearchFollower:
             since_ns=self._since_ns,
             ended=self._ended,
             unreadable_lines=self._tail.unreadable,
+            cooling=self._cooling,
         )
 
     def _state(self, conducted: bool) -> str:
@@ -124,6 +129,7 @@ class SearchFollower:
         return "running" if self._next is not None else "starting"
 
     def _take(self, line: AnyLine) -> None:
+        self._cooling = (*self._cooling[:1], line) if isinstance(line, CoolingDown) else ()
         match line:
             case Asked():
                 self._asked = line

@@ -100,6 +100,15 @@ class Launched(Line, frozen=True, kw_only=True, tag="launched"):
     role: str
 
 
+class CoolingDown(Line, frozen=True, kw_only=True, tag="cooling"):
+    """The next process waits: the hottest watched GPU, `device` by NVML index, is not below `below_c` yet."""
+
+    device: int
+    temperature_c: float
+    below_c: float
+    waited_s: float
+
+
 class RankPeaks(msgspec.Struct, frozen=True, kw_only=True):
     """One rank in one probe: its peaks by phase, and what it may use at most.
 
@@ -213,7 +222,7 @@ class Ended(Line, frozen=True, kw_only=True, tag="ended"):
     """Of the conductors that worked on it, together, pauses left out."""
 
 
-AnyLine = Asked | Conducted | Predicted | Next | Launched | Probe | Proof | Paused | Resumed | Ended
+AnyLine = Asked | Conducted | Predicted | Next | Launched | CoolingDown | Probe | Proof | Paused | Resumed | Ended
 
 
 class Journal:

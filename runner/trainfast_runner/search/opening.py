@@ -10,6 +10,7 @@ from trainfast_runner.home import Home
 from trainfast_runner.launch import RunPlan
 from trainfast_runner.problem import Problem
 from trainfast_runner.records import Clock
+from trainfast_runner.search.cool_down import check_coolable
 from trainfast_runner.search.journal import Asked, Journal
 from trainfast_runner.search.limits import limits_of
 from trainfast_runner.search.searches import key_of, new_search, unfinished
@@ -20,13 +21,14 @@ STRATEGIES = ("single", "ddp", "fsdp", "zero1", "zero2", "zero3", "zero2-offload
 
 @dataclass(frozen=True)
 class Options:
-    """How to search: without running out of memory on purpose, how long the proof is, whether to begin anew, and
-    whether to wait where another run uses the device."""
+    """How to search: without running out of memory on purpose, how long the proof is, whether to begin anew, whether
+    to wait where another run uses the device, and below how many degrees Celsius each process starts."""
 
     no_oom: bool = False
     proof_steps: int = 10
     fresh: bool = False
     wait: bool = False
+    cool_to_c: float | None = None
 
 
 def check_plan(plan: RunPlan, options: Options) -> None:
@@ -48,6 +50,7 @@ def check_plan(plan: RunPlan, options: Options) -> None:
         )
     if options.proof_steps < 2:
         raise Problem(f"--proof-steps {options.proof_steps}: at least 2", key="--proof-steps")
+    check_coolable(plan, options.cool_to_c)
 
 
 def open_search(plan: RunPlan, home: Home, options: Options) -> Path:

@@ -35,7 +35,7 @@ def add(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--fresh", action="store_true", help="begin anew instead of continuing an unfinished search")
     parser.add_argument("--wait", action="store_true", help="wait while another run uses the device")
-    parser.add_argument("--cool-to", type=float, metavar="C", help="wait until the GPUs are below C degrees Celsius")
+    parser.add_argument("--cool-to", type=float, metavar="C", help="start each process when the GPUs are below C °C")
     parser.add_argument("--python", metavar="PATH", help="train with this Python, whatever torch it has")
     parser.add_argument("--json", action="store_true", help="print the answer as one JSON object, the last line")
     parser.epilog = "Ctrl-C cancels; the same command then continues. The search itself sets batch_size and steps."
@@ -53,7 +53,11 @@ def run(arguments: argparse.Namespace) -> int:
 
     home = Home().ready()
     options = Options(
-        no_oom=arguments.no_oom, proof_steps=arguments.proof_steps, fresh=arguments.fresh, wait=arguments.wait
+        no_oom=arguments.no_oom,
+        proof_steps=arguments.proof_steps,
+        fresh=arguments.fresh,
+        wait=arguments.wait,
+        cool_to_c=arguments.cool_to,
     )
     spec = resolve(arguments.preset, arguments.settings)
     with said_when_slow("checking…"):
@@ -61,10 +65,6 @@ def run(arguments: argparse.Namespace) -> int:
     check_plan(plan, options)
     if arguments.wait:
         wait_for_device(plan, home)
-    if arguments.cool_to is not None:
-        from trainfast_tui.cli.cooling import wait_until_cool
-
-        wait_until_cool(plan, arguments.cool_to)
     directory = open_search(plan, home, options)
     with caught() as signals:
         ended = _conducted(directory, plan, home, options, signals)
@@ -104,16 +104,26 @@ class _Teller:
 
     def __init__(self, progress: Progress) -> None:
         self._progress = progress
+        self._doing = "starting…"
 
     def tell(self, line: AnyLine) -> None:
         """A line of the journal in words; those that say nothing new to a person are left out."""
-        from trainfast_tui.format import plain
+        from trainfast_runner.search.journal import CoolingDown, Launched, Next
+        from trainfast_tui.format import celsius, duration, plain
 
         words = self._words(line)
         if words:
             self._progress.say(plain(words))
-        if type(line).__name__ == "Next" and getattr(line, "action", "") != "end":
-            self._progress.waiting(f"{'proving' if line.action == 'prove' else 'trying'} {line.batch_size}…")  # type: ignore[union-attr]
+        if isinstance(line, CoolingDown):
+            self._progress.waiting(
+                f"cooling GPU {line.device}: {celsius(line.temperature_c)}, waiting for less than"
+                f" {celsius(line.below_c)}, {duration(line.waited_s)} so far"
+            )
+        elif isinstance(line, Next) and line.action != "end":
+            self._doing = f"{'proving' if line.action == 'prove' else 'trying'} {line.batch_size}…"
+            self._progress.waiting(self._doing)
+        elif isinstance(line, Launched):
+            self._progress.waiting(self._doing)
 
     def _words(self, line: AnyLine) -> str:
         from trainfast_runner.search import journal

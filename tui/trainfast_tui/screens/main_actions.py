@@ -124,7 +124,8 @@ class MainActions(Base):
         if not yes or self.next_run is None:
             return
         first = None if live is None else partial(self.trainfast.control.end, live)
-        self.trainfast.searching.start(self.next_run.spec, first=first)
+        cool_to_c = self.trainfast.control.cool_to_c
+        self.trainfast.searching.start(self.next_run.spec, cool_to_c=cool_to_c, first=first)
         self.trainfast.foresee()
         self._open_search()
 
@@ -279,7 +280,10 @@ class MainActions(Base):
 
         control = self.trainfast.control
         allowed = f"{LOWEST_C:g} to {HIGHEST_C:g} degrees Celsius"
-        hint = f"{allowed}: each run waits until its GPUs are below it, so that runs begin alike. Empty: no wait."
+        hint = (
+            f"{allowed}: each run, and each process of a search, waits until its GPUs are below it, so that all begin"
+            " alike. Empty: no wait."
+        )
 
         def take(text: str) -> None:
             control.cool_to_c = _degrees(text, LOWEST_C, HIGHEST_C)

@@ -110,7 +110,7 @@ class SearchScreen(Screen[Choice]):
         is_over = search is not None and search.state in ("answered", "nothing_fits")
         self._refused = False
         self.say("")
-        self.trainfast.searching.start(self.spec, fresh=is_over)
+        self.trainfast.searching.start(self.spec, fresh=is_over, cool_to_c=self.trainfast.control.cool_to_c)
         self.show(None)
 
     def action_move(self, by: int) -> None:

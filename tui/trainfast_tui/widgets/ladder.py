@@ -140,6 +140,8 @@ def _table(search: SearchSnapshot, width: int) -> list[Line]:
     step = search.next
     if search.state in ("running", "pausing") and step is not None and step.batch_size is not None:
         verb = "probing…" if step.action == "probe" else "proving…"
+        if search.cooling:
+            verb = "cooling…"
         rows.append(_row([f"▸{step.batch_size:,}"], [(verb, "secondary")], wide))
     title = ["batch", *(name for _, name in PHASE_COLUMNS), "step", "samples/s", "took"]
     return [_row(title, [("outcome", "muted")], wide, "muted"), *rows]

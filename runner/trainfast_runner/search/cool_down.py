@@ -1,0 +1,54 @@
+"""`--cool-to` in a search: each of its processes starts only when the GPUs are below a temperature."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from contextlib import closing
+
+from trainfast_runner import cooling
+from trainfast_runner.launch import RunPlan
+from trainfast_runner.search.journal import CoolingDown
+
+CHECK_EVERY_S = 0.1
+
+
+def check_coolable(plan: RunPlan, below_c: float | None) -> None:
+    """Raise Problem now where the watched GPUs give no temperature to wait for, or that is no temperature."""
+    if below_c is not None:
+        with closing(cooling.cooling(_watched(plan), below_c)) as looks:
+            next(looks, None)
+
+
+def cool_down(
+    plan: RunPlan, below_c: float | None, write: Callable[[CoolingDown], None], check: Callable[[], None]
+) -> None:
+    """Return when every watched GPU is below `below_c`; at once where that is None.
+
+    `write` gets a line at the first look and whenever the hottest GPU has another whole degree. `check` is called
+    all the while, and gives up by raising. Raises Problem where the GPUs cool no further.
+    """
+    if below_c is None:
+        return
+    told: tuple[int, int] | None = None
+    with closing(cooling.cooling(_watched(plan), below_c)) as looks:
+        for look in looks:
+            now = look.index, round(look.temperature_c)
+            if now != told:
+                told = now
+                write(
+                    CoolingDown(
+                        device=look.index,
+                        temperature_c=look.temperature_c,
+                        below_c=below_c,
+                        waited_s=look.waited_s,
+                    )
+                )
+            again = time.monotonic() + cooling.LOOK_EVERY_S
+            while (left := again - time.monotonic()) > 0:
+                check()
+                time.sleep(min(left, CHECK_EVERY_S))
+
+
+def _watched(plan: RunPlan) -> set[str]:
+    return {gpu.uuid for gpu in plan.watched if gpu.uuid}
