@@ -20,7 +20,8 @@ import msgspec
 from benchmarks.pty_meter import Measurement, measure
 
 from trainfast_runner.home import Home
-from trainfast_runner.records import Memory, Result, RunFile, Spread, Throughput
+from trainfast_runner.records import RunFile
+from trainfast_runner.result import Memory, Result, Spread, Throughput
 
 HELP_MS = 150.0
 FIRST_PAINT_MS = 400.0

@@ -12,7 +12,7 @@ from typing import cast
 
 from trainfast_runner.combinations import device_count, global_batch
 from trainfast_runner.interconnect import Interconnect
-from trainfast_runner.knobs import Knobs
+from trainfast_runner.knob_type import Knobs
 from trainfast_runner.machine import Machine, cpu_has_fp16
 from trainfast_runner.model_size import (
     CONTEXT_BYTES,

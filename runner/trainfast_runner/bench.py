@@ -14,8 +14,8 @@ from typing import Any
 from trainfast_runner import presets
 from trainfast_runner.compare import BETTER, NOISE, WORSE, compare
 from trainfast_runner.problem import Problem, nearest
-from trainfast_runner.records import Result
 from trainfast_runner.repeats import paired_interval
+from trainfast_runner.result import Result
 from trainfast_runner.spec import RunSpec, from_preset, with_setting
 
 REFUSED = "refused"

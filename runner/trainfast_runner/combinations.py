@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from trainfast_runner.data_rules import DATA_RULES
+from trainfast_runner.knob_type import Knobs
 from trainfast_runner.knob_values import KnobValue, parse_bytes_per_rank
-from trainfast_runner.knobs import BY_NAME, Knobs
+from trainfast_runner.knobs import BY_NAME
 from trainfast_runner.machine import MOST_CPU_PROCESSES, Machine
 from trainfast_runner.pipeline_rules import pipeline_fits
 from trainfast_runner.problem import Problem

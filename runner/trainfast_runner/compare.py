@@ -21,7 +21,7 @@ from typing import Any
 from trainfast_runner.compared_conditions import ConditionRow, compared_conditions
 from trainfast_runner.doubts import doubts
 from trainfast_runner.knobs import BY_NAME
-from trainfast_runner.records import Result
+from trainfast_runner.result import Result
 from trainfast_runner.state_words import state_words
 
 BETTER, WORSE = "better", "worse"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from trainfast_runner.records import Result
+from trainfast_runner.result import Result
 from trainfast_runner.throttle_causes import CAUSES
 
 TEMPERATURE_APART_C = 10.0

@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from trainfast_runner.home import read_result, read_run_file
-from trainfast_runner.records import CompileCost, RunFile
+from trainfast_runner.records import RunFile
+from trainfast_runner.result import CompileCost
 from trainfast_runner.run_records import RunRecords
 
 NOT_COMPARED = ("compile", "steps", "timing_warmup", "watch")

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from trainfast_runner.device_track import ENERGY_COUNTER, INTEGRATED_POWER, DeviceConditions
-from trainfast_runner.records import Energy, Step, Throttle
+from trainfast_runner.records import Step
+from trainfast_runner.result import Energy, Throttle
 from trainfast_runner.run_records import DeviceSample
 from trainfast_runner.throttle_causes import CAUSES
 

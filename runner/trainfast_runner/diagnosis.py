@@ -8,7 +8,7 @@ from typing import Any
 
 from trainfast_runner.diagnosis_figures import Stretch, figures_by_scope
 from trainfast_runner.diagnosis_rules import RULES, Figure, Rule
-from trainfast_runner.records import Diagnosis
+from trainfast_runner.result import Diagnosis
 
 SEVERITIES = ("warning", "info")
 LEAST_STEPS = 3

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from trainfast_runner.records import Conditions, Result
+from trainfast_runner.result import Conditions, Result
 from trainfast_runner.throttle_causes import CAUSES
 
 THROTTLED_SHARE = 0.0005

@@ -15,8 +15,9 @@ from typing import Any
 import tomlkit
 
 from trainfast_runner import presets
+from trainfast_runner.knob_type import Knobs
 from trainfast_runner.knob_values import KnobValue
-from trainfast_runner.knobs import BY_NAME, KNOBS, Knobs, defaults
+from trainfast_runner.knobs import BY_NAME, KNOBS, defaults
 from trainfast_runner.problem import Problem, nearest
 from trainfast_runner.records import RunFile
 from trainfast_runner.spec import RunSpec, from_preset

@@ -18,8 +18,9 @@ from trainfast_runner.combinations import data_parallel_degree
 from trainfast_runner.home import RESULT_FILE, Home, is_alive, read_result, read_run_file
 from trainfast_runner.json_lines import Tail
 from trainfast_runner.live_diagnosis import LiveDiagnosis
-from trainfast_runner.records import END_STATES, Diagnosis, Event, Result, RunFile, Step, WorkerLine
+from trainfast_runner.records import END_STATES, Event, RunFile, Step, WorkerLine
 from trainfast_runner.recovery import state_of
+from trainfast_runner.result import Diagnosis, Result
 from trainfast_runner.run_records import EVENTS_FILE, TELEMETRY_FILE
 from trainfast_runner.runs import PROBE
 from trainfast_runner.steady_state import NOT_KNOWN, SteadyState, steady_of

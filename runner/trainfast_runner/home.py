@@ -18,7 +18,8 @@ import msgspec
 import platformdirs
 
 from trainfast_runner.problem import Problem, nearest
-from trainfast_runner.records import Result, RunFile
+from trainfast_runner.records import RunFile
+from trainfast_runner.result import Result
 
 T = TypeVar("T")
 

@@ -8,7 +8,8 @@ from collections.abc import Iterable, Sequence
 from trainfast_runner.device_window import window_of
 from trainfast_runner.diagnosis import diagnose
 from trainfast_runner.diagnosis_figures import Stretch, foreign_processes
-from trainfast_runner.records import Diagnosis, Event, RunFile, Step
+from trainfast_runner.records import Event, RunFile, Step
+from trainfast_runner.result import Diagnosis
 from trainfast_runner.steady_state import NOT_KNOWN, steady_state
 from trainfast_runner.step_conditions import StepJoin
 from trainfast_runner.telemetry.readings import DeviceReading, Tick

@@ -16,7 +16,8 @@ from trainfast_runner.knobs import BY_NAME, defaults
 from trainfast_runner.memory_model import CATEGORIES, MemoryModel, Prediction
 from trainfast_runner.oom_advice import BATCH_PHASES, MODEL_PHASE, OPTIMIZER_PHASE, Fix, all_fixes, bytes_after
 from trainfast_runner.problem import Problem
-from trainfast_runner.records import Event, OomChange, OomExplanation, RunError, RunFile
+from trainfast_runner.records import Event, RunFile
+from trainfast_runner.result import OomChange, OomExplanation, RunError
 from trainfast_runner.spec import DATA_DEFAULTS, RunSpec, with_setting
 
 MOST_CHANGES = 3

@@ -10,7 +10,8 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from trainfast_runner.knobs import Knobs, knob
+from trainfast_runner.knob_type import Knobs
+from trainfast_runner.knobs import knob
 from trainfast_runner.problem import Problem, nearest
 from trainfast_runner.toml_places import line_of
 

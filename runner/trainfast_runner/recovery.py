@@ -15,7 +15,8 @@ import msgspec
 from trainfast_runner.home import RESULT_FILE, RUN_FILE, is_alive, open_lock, read_result, read_run_file
 from trainfast_runner.json_lines import read_all, write_atomically
 from trainfast_runner.process_tree import Identity, boot_id, is_running
-from trainfast_runner.records import END_STATES, SCHEMA, Event, Result, RunError
+from trainfast_runner.records import END_STATES, SCHEMA, Event
+from trainfast_runner.result import Result, RunError
 from trainfast_runner.run_records import EVENTS_FILE, RunRecords, read_records
 from trainfast_runner.summary import summarise
 from trainfast_runner.verdict import Verdict, one_line

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from trainfast_runner.knobs import Knobs
+from trainfast_runner.knob_type import Knobs
 from trainfast_runner.problem import Problem
 
 if TYPE_CHECKING:

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from trainfast_runner import presets
-from trainfast_runner.knobs import Knobs, defaults, knob
+from trainfast_runner.knob_type import Knobs
+from trainfast_runner.knobs import defaults, knob
 from trainfast_runner.presets import Preset
 from trainfast_runner.problem import Problem, nearest
 

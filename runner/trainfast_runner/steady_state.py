@@ -14,7 +14,7 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from trainfast_runner.records import Conditions
+from trainfast_runner.result import Conditions
 
 BLOCKS = 12
 LEAST_BLOCKS = 4

@@ -10,8 +10,8 @@ from pathlib import Path
 from trainfast_runner.home import is_alive
 from trainfast_runner.problem import Problem
 from trainfast_runner.process_tree import Identity, descendants, is_running, send
-from trainfast_runner.records import Result
 from trainfast_runner.recovery import launched_child_of, ranks_of, settle, state_of, supervisor_of
+from trainfast_runner.result import Result
 
 LOOK_EVERY_S = 0.1
 KILLED_WITHIN_S = 10.0

@@ -15,7 +15,8 @@ from trainfast_runner.device_window import energy, peak_used_bytes, throttle, wi
 from trainfast_runner.diagnosis import can_tell, diagnose
 from trainfast_runner.diagnosis_figures import foreign_processes, stretch_of
 from trainfast_runner.peaks import peak_of
-from trainfast_runner.records import (
+from trainfast_runner.records import RunFile, Step, WorkerLine
+from trainfast_runner.result import (
     Actual,
     Conditions,
     Flops,
@@ -24,13 +25,10 @@ from trainfast_runner.records import (
     Memory,
     OomExplanation,
     Result,
-    RunFile,
     Spread,
-    Step,
     StepCount,
     StepTime,
     Throughput,
-    WorkerLine,
 )
 from trainfast_runner.run_records import RunRecords
 from trainfast_runner.steady_state import steady_state

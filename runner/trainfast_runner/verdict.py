@@ -8,7 +8,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from trainfast_runner.asked_and_ran import first_difference
-from trainfast_runner.records import RunError, RunFile, WorkerLine
+from trainfast_runner.records import RunFile, WorkerLine
+from trainfast_runner.result import RunError
 from trainfast_runner.worker.oom import is_out_of_memory
 
 REASON_CHARACTERS = 300

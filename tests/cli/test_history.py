@@ -9,7 +9,7 @@ import pytest
 
 from cli.command import Cli
 from cli.history import result, write, write_lost
-from trainfast_runner.records import Actual, Conditions, Memory, RunError
+from trainfast_runner.result import Actual, Conditions, Memory, RunError
 from trainfast_tui.cli.output import narrowed
 
 

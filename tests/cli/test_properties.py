@@ -13,7 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trainfast_runner.json_lines import Tail, read_all
-from trainfast_runner.knobs import BY_NAME, KNOBS, Knob
+from trainfast_runner.knob_type import Knob
+from trainfast_runner.knobs import BY_NAME, KNOBS
 from trainfast_runner.problem import Problem
 from trainfast_runner.records import Step
 from trainfast_runner.spec import resolve, with_setting

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from trainfast_runner.compare import NOISE, OTHER_DEVICES, WORSE, compare
-from trainfast_runner.records import Conditions, Energy, Result, Spread, StepCount, StepTime, Throttle, Throughput
+from trainfast_runner.result import Conditions, Energy, Result, Spread, StepCount, StepTime, Throttle, Throughput
 from trainfast_runner.summary import spread
 from trainfast_tui.comparison_text import change, sentence
 

@@ -15,7 +15,8 @@ from trainfast_runner.device_window import Window
 from trainfast_runner.diagnosis import diagnose
 from trainfast_runner.diagnosis_figures import ForeignProcess, Stretch, figures_by_scope, foreign_processes
 from trainfast_runner.diagnosis_rules import NAMES, RULES, rule_that_spoke
-from trainfast_runner.records import Clock, Diagnosis, Event, RunFile, Step
+from trainfast_runner.records import Clock, Event, RunFile, Step
+from trainfast_runner.result import Diagnosis
 from trainfast_runner.run_records import DeviceSample, HostSample, RunSample, read_records
 from trainfast_runner.step_conditions import join_of
 from trainfast_runner.summary import summarise

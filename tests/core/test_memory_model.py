@@ -15,7 +15,8 @@ from trainfast_runner.knobs import defaults
 from trainfast_runner.memory_model import CATEGORIES, MemoryModel, cached_model, corrections, tracing
 from trainfast_runner.memory_model.course import Stack, Stretch
 from trainfast_runner.problem import Problem
-from trainfast_runner.records import Clock, Result, RunFile, Step
+from trainfast_runner.records import Clock, RunFile, Step
+from trainfast_runner.result import Result
 from trainfast_runner.run_records import RunRecords
 from trainfast_runner.spec import RunSpec
 

@@ -8,7 +8,8 @@ from trainfast_runner.knobs import defaults
 from trainfast_runner.memory_model import MemoryModel, Prediction
 from trainfast_runner.oom_explained import candidates, explain, spec_of
 from trainfast_runner.problem import Problem
-from trainfast_runner.records import Clock, Event, RunError, RunFile
+from trainfast_runner.records import Clock, Event, RunFile
+from trainfast_runner.result import RunError
 from trainfast_runner.spec import RunSpec
 
 MIB = 2**20

@@ -12,8 +12,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trainfast_runner.records import Clock, Result, RunFile
+from trainfast_runner.records import Clock, RunFile
 from trainfast_runner.recovery import settle
+from trainfast_runner.result import Result
 from trainfast_runner.run_records import read_records
 from trainfast_runner.summary import percentile, spread, summarise
 from trainfast_runner.verdict import Verdict

@@ -10,23 +10,19 @@ import msgspec
 
 from trainfast_runner.home import Home
 from trainfast_runner.knobs import defaults
-from trainfast_runner.records import (
+from trainfast_runner.records import Clock, Event, RunFile, Step, WorkerLine
+from trainfast_runner.result import (
     Actual,
-    Clock,
     Conditions,
     Diagnosis,
-    Event,
     Losses,
     Memory,
     Result,
     RunError,
-    RunFile,
     Spread,
-    Step,
     StepCount,
     StepTime,
     Throughput,
-    WorkerLine,
 )
 from trainfast_runner.telemetry.readings import DeviceReading, HostReading, RunReading, Tick
 

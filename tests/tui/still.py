@@ -7,10 +7,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from recorded import MIB, START_NS, S, a_tick
+from recorded import MIB, START_NS, S, a_run, a_tick, write_lines
 from textual.pilot import Pilot
 
 from trainfast_runner.follow import Follower, RunSnapshot
+from trainfast_runner.home import Home
 from trainfast_runner.machine import Machine
 from trainfast_runner.process_tree import identify
 from trainfast_runner.records import Event
@@ -21,6 +22,8 @@ from trainfast_tui.forecast import Forecast, MemoryView, Room
 from trainfast_tui.forecasting import Question
 from trainfast_tui.messages import MachineSeen, MemoryForeseen, SnapshotTaken
 from trainfast_tui.snapshot import Snapshot
+
+FULL, SMALL = (160, 48), (80, 24)
 
 CPU = Machine(device="cpu", gpus=(), nvml_gpus=(), cores=2)
 
@@ -105,3 +108,26 @@ def screen_text(app: TrainfastApp) -> str:
     """The whole screen as a person reads it."""
     strips = app.screen._compositor.render_strips()
     return "\n".join("".join(segment.text for segment in strip) for strip in strips)
+
+
+async def shown(
+    home: Home, snapshot: Snapshot, *keys: str, size: tuple[int, int] = FULL, **options: Any
+) -> tuple[str, StillApp]:
+    """The screen's text with this snapshot and after these keys."""
+    app = StillApp(home, **options)
+    async with app.run_test(size=size) as pilot:
+        app.post_message(SnapshotTaken(snapshot))
+        await pilot.pause()
+        for key in keys:
+            await pilot.press(key)
+            await pilot.pause()
+        return screen_text(app), app
+
+
+def a_live_run(home: Home, hold: Callable[[Path], None], *events: Event, **options: Any) -> Path:
+    """A run with a supervisor, in the middle of its steps."""
+    directory = a_run(home, with_result=False, **options)
+    hold(directory)
+    running = Event(t_ns=START_NS + S, kind="state", state="running")
+    write_lines(directory / "events.jsonl", [own_supervisor(), running, *events])
+    return directory

@@ -16,7 +16,7 @@ from textual.message import Message
 
 from trainfast_runner import memory_model
 from trainfast_runner.home import Home, read_result
-from trainfast_runner.records import OomChange, OomExplanation
+from trainfast_runner.result import OomChange, OomExplanation
 from trainfast_runner.spec import RunSpec
 from trainfast_runner.training_python import GivenUp
 from trainfast_tui.explaining import Explainer

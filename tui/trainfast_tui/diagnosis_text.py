@@ -12,7 +12,7 @@ from trainfast_tui.widgets.painted import Line, rule, wrap
 
 if TYPE_CHECKING:
     from trainfast_runner.follow import RunSnapshot
-    from trainfast_runner.records import Diagnosis
+    from trainfast_runner.result import Diagnosis
 
 TONES = {"warning": "warning", "info": "secondary"}
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from trainfast_runner.records import OomChange, OomExplanation, RunError
+from trainfast_runner.result import OomChange, OomExplanation, RunError
 from trainfast_tui import format as fmt
 from trainfast_tui import oom_text
 

@@ -17,7 +17,7 @@ from trainfast_tui.messages import OomExplained
 if TYPE_CHECKING:
     from trainfast_runner.follow import RunSnapshot
     from trainfast_runner.memory_model import MemoryModel
-    from trainfast_runner.records import OomExplanation
+    from trainfast_runner.result import OomExplanation
     from trainfast_runner.spec import RunSpec
 
 

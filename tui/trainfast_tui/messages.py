@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from textual.message import Message
 
 from trainfast_runner.problem import Problem
-from trainfast_runner.records import OomExplanation, Result
+from trainfast_runner.result import OomExplanation, Result
 from trainfast_tui.forecast import MemoryView
 from trainfast_tui.snapshot import Snapshot
 

@@ -6,7 +6,8 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from trainfast_runner import presets
-from trainfast_runner.knobs import BY_NAME, Knobs, defaults, knob
+from trainfast_runner.knob_type import Knobs
+from trainfast_runner.knobs import BY_NAME, defaults, knob
 from trainfast_runner.problem import Problem
 from trainfast_runner.records import RunFile
 from trainfast_runner.spec import DATA_DEFAULTS, RunSpec, resolve, with_setting

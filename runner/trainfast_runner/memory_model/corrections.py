@@ -15,7 +15,7 @@ import msgspec
 from trainfast_runner.home import home_directory
 from trainfast_runner.json_lines import write_atomically
 from trainfast_runner.problem import Problem
-from trainfast_runner.records import Result
+from trainfast_runner.result import Result
 from trainfast_runner.run_records import RunRecords
 
 CORRECTIONS_FILE = "memory_corrections.json"

@@ -12,7 +12,7 @@ from trainfast_runner.launch import RunPlan
 from trainfast_runner.memory_model import MemoryModel, cached_model, trace_model
 from trainfast_runner.oom_explained import candidates, explain
 from trainfast_runner.problem import Problem
-from trainfast_runner.records import OomExplanation, RunError
+from trainfast_runner.result import OomExplanation, RunError
 from trainfast_runner.search.decide import Known
 from trainfast_runner.search.journal import Change, Ended, Probe, Proof
 from trainfast_runner.spec import RunSpec

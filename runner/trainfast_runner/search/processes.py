@@ -11,8 +11,9 @@ import msgspec
 from trainfast_runner.home import is_alive, read_result
 from trainfast_runner.json_lines import Appender, Tail
 from trainfast_runner.problem import Problem
-from trainfast_runner.records import Count, Result
+from trainfast_runner.records import Count
 from trainfast_runner.recovery import state_of
+from trainfast_runner.result import Result
 from trainfast_runner.run_records import rank_file
 from trainfast_runner.stopping import kill_now, request_stop, stop_unsupervised
 

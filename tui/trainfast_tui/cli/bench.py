@@ -122,7 +122,7 @@ def _run_all(
     """Fill `outcomes`; False when Ctrl-C or the terminal's end broke it off."""
     from trainfast_runner.bench import again_is_pointless, order
     from trainfast_runner.problem import Problem
-    from trainfast_runner.records import Result
+    from trainfast_runner.result import Result
     from trainfast_tui.cli.progress import Progress
     from trainfast_tui.format import plain
 

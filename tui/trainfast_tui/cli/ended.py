@@ -6,8 +6,9 @@ from pathlib import Path
 
 from trainfast_runner.home import is_alive
 from trainfast_runner.problem import Problem
-from trainfast_runner.records import EXIT_CODES, Result
+from trainfast_runner.records import EXIT_CODES
 from trainfast_runner.recovery import settle, state_of
+from trainfast_runner.result import Result
 
 
 def result_of(directory: Path) -> Result | None:

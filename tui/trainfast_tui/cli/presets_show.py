@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from trainfast_runner.advisor import Advice
-    from trainfast_runner.knobs import Knobs
+    from trainfast_runner.knob_type import Knobs
     from trainfast_runner.presets import Preset, Variant
     from trainfast_runner.spec import RunSpec
 

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from trainfast_runner.home import Home
     from trainfast_runner.launch import RunPlan
-    from trainfast_runner.records import Result, RunFile
+    from trainfast_runner.records import RunFile
+    from trainfast_runner.result import Result
 
 
 def add(parser: argparse.ArgumentParser) -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from trainfast_runner.compare import ComparisonRow
     from trainfast_runner.home import Home
-    from trainfast_runner.records import Result
+    from trainfast_runner.result import Result
 
 
 def add(parser: argparse.ArgumentParser) -> None:

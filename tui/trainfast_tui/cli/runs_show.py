@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from trainfast_runner.records import Result, RunFile
+    from trainfast_runner.records import RunFile
+    from trainfast_runner.result import Result
 
 
 def add(parser: argparse.ArgumentParser) -> None:

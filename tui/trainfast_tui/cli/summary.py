@@ -8,7 +8,8 @@ import msgspec
 
 from trainfast_runner.doubts import doubts, marks
 from trainfast_runner.oom_advice import cheapest
-from trainfast_runner.records import SCHEMA, Flops, Result
+from trainfast_runner.records import SCHEMA
+from trainfast_runner.result import Flops, Result
 from trainfast_tui import oom_text
 from trainfast_tui.cli.held_back import verdicts
 from trainfast_tui.cli.output import pairs

@@ -11,8 +11,8 @@ from trainfast_runner.compare import Comparison, compare
 from trainfast_runner.home import Home
 from trainfast_runner.knobs import BY_NAME
 from trainfast_runner.problem import Problem
-from trainfast_runner.records import Result
 from trainfast_runner.recovery import settle
+from trainfast_runner.result import Result
 from trainfast_runner.state_words import state_words
 from trainfast_tui import format as fmt
 from trainfast_tui.commands import bindings, of

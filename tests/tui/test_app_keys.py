@@ -1,0 +1,108 @@
+"""Keys, their help and palette, themes and plain ASCII, of the whole app."""
+
+from __future__ import annotations
+
+from recorded import a_run, a_tick
+from still import FULL, SMALL, StillApp, a_snapshot, screen_text, shown
+
+from trainfast_runner.home import Home
+from trainfast_tui.messages import SnapshotTaken
+
+
+async def test_every_theme_can_be_turned_to_and_back(home: Home) -> None:
+    app = StillApp(home)
+    async with app.run_test(size=FULL) as pilot:
+        app.post_message(SnapshotTaken(a_snapshot(a_run(home))))
+        await pilot.pause()
+        for name in ("terminal-light", "textual-dark", "textual-light", "terminal-dark"):
+            await pilot.press("f2")
+            # At once, while the style sheet may still be the old theme's.
+            assert "finished" in screen_text(app)
+            await pilot.pause()
+            assert f"theme: {name}" in screen_text(app)
+        for name in ("textual-dark", "terminal-dark", "textual-light"):
+            app.theme = name
+            assert "finished" in screen_text(app)
+            await pilot.pause()
+
+
+async def test_ascii_is_only_ascii(home: Home) -> None:
+    snapshot = a_snapshot(a_run(home, gpus=4), ticks=(a_tick(20, gpus=4),))
+    for keys in ((), ("enter",), ("question_mark",), ("p",)):
+        text, _ = await shown(home, snapshot, *keys, ascii=True, size=(100, 30))
+        assert text.isascii(), {character for character in text if ord(character) > 127}
+
+
+async def test_every_key_stands_in_the_help(home: Home) -> None:
+    from trainfast_tui.commands import COMMANDS
+    from trainfast_tui.screens.help import help_lines
+
+    text = "\n".join("".join(piece for piece, _ in line) for line in help_lines(100))
+    for command in COMMANDS:
+        assert command.scope == "help" or command.help[:40] in text
+    for name in ("batch_size", "watch", "grad_clip"):
+        assert name in text
+    seen, _ = await shown(home, a_snapshot(None), "question_mark", size=SMALL)
+    assert "keys on the main screen" in seen
+    rules = [line[0][0] for line in help_lines(100, "monitor") if line and line[0][0].startswith("keys ")]
+    assert "in the monitor" in rules[0], "the keys of where it was asked come first"
+
+
+def test_each_command_has_its_own_key_and_a_method() -> None:
+    from trainfast_tui.app import TrainfastApp
+    from trainfast_tui.commands import COMMANDS
+    from trainfast_tui.screens.compare import CompareScreen
+    from trainfast_tui.screens.help import HelpScreen
+    from trainfast_tui.screens.main import MainScreen
+    from trainfast_tui.screens.runs import RunsScreen
+    from trainfast_tui.screens.search import SearchScreen
+    from trainfast_tui.screens.topo import TopoScreen
+
+    owners = {
+        "main": MainScreen,
+        "search": SearchScreen,
+        "runs": RunsScreen,
+        "compare": CompareScreen,
+        "topo": TopoScreen,
+        "help": HelpScreen,
+        "everywhere": TrainfastApp,
+    }
+    for scope, owner in owners.items():
+        keys = [key for command in COMMANDS if command.scope in (scope, "everywhere") for key in command.keys]
+        assert len(keys) == len(set(keys)), f"a key means two things: {scope}"
+        for command in COMMANDS:
+            if command.scope == scope:
+                assert hasattr(owner, f"action_{command.id.partition('(')[0]}"), command.id
+
+
+async def test_the_palette_knows_the_commands_of_the_screen(home: Home) -> None:
+    app = StillApp(home)
+    async with app.run_test(size=FULL) as pilot:
+        await pilot.pause()
+        titles = {command.title for command in app.get_system_commands(app.screen)}
+        assert {"run (r)", "stop (s)", "preset (p)", "help (?)", "quit (q)"} <= titles
+        assert not any(title.startswith("mark") for title in titles)
+
+
+async def test_zooming_says_what_the_charts_show(home: Home) -> None:
+    snapshot = a_snapshot(a_run(home))
+    text, _ = await shown(home, snapshot, "plus")
+    assert "The charts show 22 s: there is nothing shorter to show." in text
+    text, _ = await shown(home, a_snapshot(None), "minus")
+    assert "The charts show 5 min." in text
+    text, _ = await shown(home, snapshot, "g")
+    assert "first reading: memory" in text
+
+
+async def test_the_log_opens_closes_and_scrolls(home: Home) -> None:
+    log = "".join(f"line {number}\n" for number in range(100)) + "10 %\r50 %\r100 %\n"
+    snapshot = a_snapshot(a_run(home, log=log))
+    text, _ = await shown(home, snapshot, "l")
+    assert "log ──" in text
+    assert "\n100 %" in text, "of a progress bar only the last state is kept"
+    assert "line 99" in text
+    back, _ = await shown(home, snapshot, "l", "pageup")
+    assert "line 99" not in back
+    assert "lines back" in back
+    closed, _ = await shown(home, snapshot, "l", "l")
+    assert "line 99" not in closed

@@ -1,0 +1,229 @@
+"""The main screen: what the keys do to the next run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from recorded import GIB, a_run
+from still import FULL, SMALL, StillApp, a_snapshot, screen_text, shown
+from textual.events import Key
+from textual.pilot import Pilot
+
+from trainfast_runner.advisor import Measured, Situation
+from trainfast_runner.home import Home
+from trainfast_runner.knob_values import Choice
+from trainfast_runner.knobs import BY_NAME
+from trainfast_runner.machine import Machine
+from trainfast_runner.problem import Problem
+from trainfast_runner.records import Clock, RunFile
+from trainfast_runner.situation import gather
+from trainfast_tui.messages import Refused, SituationSeen, SnapshotTaken
+from trainfast_tui.next_run import of_preset, of_run
+from trainfast_tui.preset_list import choices
+from trainfast_tui.widgets.knob_panel import KnobPanel
+
+
+async def test_the_next_run_of_an_old_record_that_says_nothing_of_its_data(home: Home) -> None:
+    old = RunFile(run_id="20250101-000000-old-0000", preset="tiny-llama", clock=Clock(monotonic_ns=0, wall_ns=0))
+    spec = of_run(old).spec
+    assert spec.data == {"kind": "text", "objective": "causal-lm"}
+    assert gather(spec, Machine(device="cpu", gpus=(), nvml_gpus=(), cores=2), home).measured == ()
+
+
+async def test_a_turned_knob_is_marked_and_counts_in_the_global_batch(home: Home) -> None:
+    text, app = await shown(home, a_snapshot(a_run(home)), "right", "down", "right", "right")
+    assert "•batch_size     16  was 8" in text
+    assert "▸•grad_accum     4  was 1" in text
+    assert "global batch 64 = 16 x 4 x 1 rank" in text
+    assert "20-30 % faster than stepping" in text, "the trade-off of the knob under the cursor"
+    assert app.next_run is not None
+    assert app.next_run.spec.changed == ("batch_size", "grad_accum")
+
+
+async def test_strategy_ddp_counts_every_rank(home: Home) -> None:
+    app = StillApp(home)
+    async with app.run_test(size=FULL) as pilot:
+        app.post_message(SnapshotTaken(a_snapshot(None)))
+        await pilot.pause()
+        app.main.query_one(KnobPanel).move_to("strategy")
+        assert app.next_run is not None
+        app.main.change(app.next_run.type("strategy", "ddp"))
+        await pilot.pause()
+        assert "global batch 16 = 8 x 1 x 2 ranks" in screen_text(app)
+        values = BY_NAME["strategy"].values
+        assert isinstance(values, Choice)
+        app.main.change(app.next_run.type("strategy", values.working[-1]))
+        await pilot.press("space")
+        assert app.next_run.spec.knobs["strategy"] == "single", "space goes on at the first value"
+
+
+async def test_only_knobs_that_matter_to_the_strategy_are_listed(home: Home) -> None:
+    app = StillApp(home)
+    async with app.run_test(size=FULL) as pilot:
+        app.post_message(SnapshotTaken(a_snapshot(None)))
+        await pilot.pause()
+        assert "pp_schedule" not in screen_text(app)
+        assert app.next_run is not None
+        app.main.change(app.next_run.type("strategy", "pp").type("pp_schedule", "1f1b"))
+        app.main.query_one(KnobPanel).move_to("pp_schedule")
+        await pilot.pause()
+        assert "▸•pp_schedule" in screen_text(app)
+        app.main.change(app.next_run.type("strategy", "single"))
+        await pilot.pause()
+        text = screen_text(app)
+        assert "pp_schedule" not in text
+        assert "▸•strategy" in text or "▸ strategy" in text, "the cursor goes to the nearest knob above"
+        assert "pp_schedule" not in app.next_run.spec.changed, "what cannot be seen is not refused at the next start"
+
+
+async def test_a_refusal_about_an_unlisted_knob_still_reaches_the_screen(home: Home) -> None:
+    app = StillApp(home)
+    async with app.run_test(size=FULL) as pilot:
+        app.post_message(SnapshotTaken(a_snapshot(None)))
+        await pilot.pause()
+        app.post_message(Refused(Problem("pp_degree=9: there are 4 layers", key="pp_degree", advice="pp_degree=4")))
+        await pilot.pause()
+        app.post_message(SituationSeen(Situation()))
+        await pilot.pause()
+        text = screen_text(app)
+        assert "Refused: pp_degree=9: there are 4 layers; try" in text
+        assert text.count("pp_degree=9: there are 4 layers; try pp_degree=4") == 1, "in the status line, in one piece"
+
+
+async def test_advice_stands_beside_its_knob(home: Home) -> None:
+    app = StillApp(home)
+    async with app.run_test(size=FULL) as pilot:
+        app.post_message(SnapshotTaken(a_snapshot(a_run(home))))
+        await pilot.pause()
+        assert "advice" not in screen_text(app), "nothing to say about a batch of 8 on a CPU"
+        await pilot.press("right")
+        panel = app.main.query_one(KnobPanel)
+        panel.move_to("lr")
+        await pilot.pause()
+        assert "advice lr=0.002: the global batch is 16, 2 x" in screen_text(app)
+        fitted = Measured("run-7", {"strategy": "single", "batch_size": 64}, "finished", 40.0)
+        app.post_message(SituationSeen(Situation(measured=(fitted,))))
+        panel.move_to("grad_accum")
+        await pilot.press("right", "right")
+        await pilot.pause()
+        assert "(run-7)" in screen_text(app)
+
+
+async def test_a_typed_value_is_checked_before_it_is_taken(home: Home) -> None:
+    app = StillApp(home)
+    async with app.run_test(size=SMALL) as pilot:
+        app.post_message(SnapshotTaken(a_snapshot(a_run(home))))
+        await pilot.pause()
+        app.main.query_one(KnobPanel).move_to("attention")
+        await pilot.press("enter", *"dense", "enter")
+        await pilot.pause()
+        assert "'dense' is not one of its values (allowed: eager, sdpa, flash)" in " ".join(
+            screen_text(app).replace("│", " ").split()
+        )
+        await pilot.press("ctrl+u", *"eager", "enter")
+        await pilot.pause()
+        assert app.next_run is not None
+        assert app.next_run.spec.knobs["attention"] == "eager"
+        await pilot.press("backspace")
+        assert app.next_run.spec.knobs["attention"] == "sdpa"
+
+
+async def burst(pilot: Pilot[Any], knob: str, value: object, *keys: str) -> None:
+    """Keys that arrive in one read, as they do over a slow link, until they have set the knob."""
+    app = pilot.app
+    assert isinstance(app, StillApp)
+    for key in keys:
+        app.post_message(Key(key, key if len(key) == 1 else {"enter": "\r"}.get(key)))
+    for _ in range(200):
+        await pilot.pause()
+        assert app.next_run is not None
+        if app.next_run.spec.knobs[knob] == value and app.screen is app.main:
+            return
+    pytest.fail(f"{keys} left {knob} at {app.next_run.shown(knob)} and this screen:\n{screen_text(app)}")
+
+
+async def test_what_is_typed_ahead_of_a_dialog_lands_in_it(home: Home) -> None:
+    app = StillApp(home)
+    async with app.run_test(size=SMALL) as pilot:
+        app.post_message(SnapshotTaken(a_snapshot(a_run(home))))
+        await pilot.pause()
+        # What comes after Enter is for the screen below; a refused text is mended by what follows it.
+        await burst(pilot, "grad_accum", 4, "enter", "3", "2", "enter", "down", "enter", "4", "enter")
+        assert app.next_run is not None
+        assert app.next_run.spec.knobs["batch_size"] == 32
+        await burst(pilot, "grad_accum", 6, "enter", "x", "enter", "backspace", "6", "enter")
+        await burst(pilot, "batch_size", of_preset(choices()[0][0]).spec.knobs["batch_size"], "p", "home", "enter")
+        assert app.next_run.spec.preset == choices()[0][0]
+
+
+async def test_the_preset_picker_takes_a_variant(home: Home) -> None:
+    app = StillApp(home)
+    async with app.run_test(size=SMALL) as pilot:
+        app.post_message(SnapshotTaken(a_snapshot(None)))
+        await pilot.pause()
+        await pilot.press("p")
+        await pilot.pause()
+        await pilot.press("home", *["down"] * 5, "enter")
+        await pilot.pause()
+        assert app.next_run is not None
+        assert app.next_run.spec.variant is not None
+        assert f"preset {app.next_run.spec.name}"[:28] in screen_text(app)
+
+
+async def test_saving_writes_a_preset_and_refuses_a_bad_name(home: Home, tmp_path: Path) -> None:
+    app = StillApp(home)
+    async with app.run_test(size=FULL) as pilot:
+        app.post_message(SnapshotTaken(a_snapshot(None)))
+        await pilot.pause()
+        await pilot.press("right", "w")
+        await pilot.pause()
+        await pilot.press(*"a/b", "enter")
+        await pilot.pause()
+        assert "cannot name a preset" in screen_text(app)
+        await pilot.press("ctrl+u", *"mine", "enter")
+        await pilot.pause()
+        saved = tmp_path / "config" / "trainfast-tui" / "presets" / "mine.toml"
+        assert "batch_size = 16" in saved.read_text()
+        assert "# a transformers model_type" in saved.read_text(), "comments stay"
+
+
+async def test_the_default_preset_follows_the_machine(home: Home) -> None:
+    from recorded import a_gpu
+
+    from trainfast_runner.machine import Machine
+    from trainfast_tui.messages import MachineSeen
+
+    gpu = a_gpu(0)
+    app = StillApp(home)
+    async with app.run_test(size=FULL) as pilot:
+        app.post_message(SnapshotTaken(a_snapshot(None)))
+        await pilot.pause()
+        app.post_message(MachineSeen(Machine(device="cuda", gpus=(gpu,), nvml_gpus=(gpu,), cores=8)))
+        await pilot.pause()
+        assert app.next_run is not None
+        assert app.next_run.spec.preset == "gpt2-medium"
+    text, _ = await shown(home, a_snapshot(None), preset="no-such-preset")
+    assert "there is no preset 'no-such-preset'" in text
+
+
+async def test_the_next_run_starts_from_the_run_on_the_screen(home: Home) -> None:
+    _, app = await shown(home, a_snapshot(a_run(home, knobs={"batch_size": 32, "memory_limit": "2GiB"})))
+    assert app.next_run is not None
+    assert app.next_run.spec.knobs["batch_size"] == 32
+    assert app.next_run.spec.knobs["devices"] is None, "the launcher's own choice is no setting"
+    assert not any(app.next_run.is_changed(name) for name in app.next_run.spec.knobs)
+    assert GIB == 2**30
+
+
+async def test_the_smallest_screen_cuts_a_refusal_but_not_its_cure(home: Home) -> None:
+    app = StillApp(home)
+    async with app.run_test(size=(80, 24)) as pilot:
+        app.post_message(SnapshotTaken(a_snapshot(None)))
+        await pilot.pause()
+        app.post_message(Refused(Problem("because " * 40, key="strategy", advice="strategy=ddp")))
+        await pilot.pause()
+        text = screen_text(app)
+        assert "strategy=ddp" in text
+        assert "because …" in text
