@@ -68,9 +68,17 @@ def test_a_refusal_is_an_object_with_json(cli: Cli) -> None:
     assert error["allowed"] == ["list", "show", "compare", "rm"]
 
 
-@pytest.mark.parametrize("words", [["runs"], ["run"], ["runs", "list", "-n", "x"], ["runs", "list", "extra"]])
-def test_incomplete_commands_are_one_line(cli: Cli, words: list[str]) -> None:
-    cli(*words).refused()
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        (["runs"], "runs needs to know what to do (allowed: list, show, compare, rm)"),
+        (["run"], "the following arguments are required: PRESET; see trainfast-tui run --help"),
+        (["runs", "list", "-n", "x"], "argument -n: invalid int value: 'x'; see trainfast-tui runs list --help"),
+        (["runs", "list", "extra"], "runs list does not take 'extra'"),
+    ],
+)
+def test_incomplete_commands_are_one_line(cli: Cli, words: list[str], line: str) -> None:
+    assert cli(*words).refused() == f"trainfast-tui: {line}"
 
 
 def test_the_app_needs_a_terminal(cli: Cli) -> None:

@@ -134,14 +134,17 @@ def test_accumulating_what_fits_is_advised_against_and_what_does_not_fit_is_not(
 def test_every_value_advised_is_one_its_knob_takes() -> None:
     situation = Situation(size=LARGE, links=ALL_NVLINK, shapes={"vocab_size": 50257})
     for place in (CPU, gpus(1), gpus(4), gpus(4, 80)):
-        for one in advise(
+        advised = advise(
             resolve("tiny-llama", ["batch_size=12", "grad_accum=4", "seq_len=100"]),
             resolve("tiny-llama").knobs,
             place,
             situation,
-        ):
-            if one.value is not None and one.knob != "strategy":
-                BY_NAME[one.knob].read(one.value)
+        )
+        values = [(one.knob, one.value) for one in advised if one.value is not None]
+        assert values, f"nothing is advised for {place}"
+        for name, value in values:
+            knob = BY_NAME[name]
+            assert knob.show(knob.read(value)) == value, f"{name}={value} is not what the knob would then show"
 
 
 def test_bytes_a_parameter_are_the_guides() -> None:

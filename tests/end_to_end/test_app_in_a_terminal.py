@@ -99,4 +99,7 @@ def test_the_app_trains_with_the_python_it_is_given(cli: Cli, terminal: Terminal
     terminal.open([*COMMAND, "--python", str(tmp_path / "empty")])
     terminal.until_shows("No run yet")
     terminal.press("r")
-    terminal.until_shows("has no torch", "pip install torch")
+    screen = terminal.until_shows("has no torch", "pip install torch")
+    assert "Refused" in screen
+    assert "No run yet" in screen
+    assert results(cli) == [], "nothing was started with another Python"

@@ -102,9 +102,10 @@ async def test_after_a_refusal_r_starts_again(home: Home, launches: Launches) ->
         await show(pilot, a_run(home))
         await pilot.press("r")
         await until(pilot, "Refused: no room for it")
+        launches.refusal = Problem("still no room for it", key="batch_size")
         await pilot.press("r")
-        while launches.count < 2:
-            await pilot.pause(0.02)
+        await until(pilot, "Refused: still no room for it")
+        assert launches.count == 2
 
 
 async def test_a_started_run_is_followed_beside_a_newer_live_one(home: Home, hold: Callable[[Path], None]) -> None:
