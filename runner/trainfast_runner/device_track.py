@@ -1,11 +1,14 @@
 """One device's samples as running totals, from which any stretch of time can be told: throttled, clocks, energy.
 
-Counters grow on straight lines between two samples, and a sampled throttle reason holds until the next sample.
+Energy and clocks go on straight lines between two samples. A duration counter says how long a stretch between two
+samples was throttled, and the reasons sampled at its ends say in which part of it: with them on at one end alone, the
+throttled part lies there. Without a counter a reason holds half way to a sample that does not show it.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -44,23 +47,48 @@ class DeviceConditions(msgspec.Struct, frozen=True, kw_only=True):
     """At the start."""
 
 
+Where = tuple[int, float]
+"""A moment as the number of the sample before it and the share of the way to the next one."""
+Part = tuple[float, float]
+"""The part of the way between two samples in which a quantity grows, as shares of it."""
+ALL_OF_IT: Part = (0.0, 1.0)
+
+
 class _Running:
     """A quantity summed over time, and over how much of the time it was known; both at every sample."""
 
     def __init__(self) -> None:
         self.amounts = [0.0]
         self.known_ns = [0.0]
+        self.parts: list[Part] = [ALL_OF_IT]
+        """Where between the sample before and this one it grew."""
+        self.beyond: tuple[float | None, float | None] = (None, None)
+        """What a nanosecond before the first sample and one after the last adds; None: as in the nearest interval."""
 
-    def add(self, amount: float | None, ns: int) -> None:
+    def add(self, amount: float | None, ns: int, part: Part = ALL_OF_IT) -> None:
         self.amounts.append(self.amounts[-1] + (amount or 0.0))
         self.known_ns.append(self.known_ns[-1] + (0 if amount is None else ns))
+        self.parts.append(part)
 
-    def share(self, begin: tuple[int, float], end: tuple[int, float], ns: int) -> float | None:
+    def share(self, begin: Where, end: Where, ns: int) -> float | None:
         """The quantity a nanosecond of the known time between two places; None of less than `LEAST_COVERED` of `ns`."""
         known = _at(self.known_ns, *end) - _at(self.known_ns, *begin)
         if known <= 0 or known < LEAST_COVERED * ns:
             return None
-        return (_at(self.amounts, *end) - _at(self.amounts, *begin)) / known
+        return (self._amount(*end) - self._amount(*begin)) / known
+
+    def _amount(self, place: int, share: float) -> float:
+        if len(self.amounts) < 2:
+            return self.amounts[0]
+        rate = self.beyond[0] if share < 0 else self.beyond[1] if share > 1 else None
+        if rate is not None:
+            nearest = place if share < 0 else place + 1
+            ns = self.known_ns[place + 1] - self.known_ns[place]
+            return self.amounts[nearest] + (share if share < 0 else share - 1) * ns * rate
+        begin, end = self.parts[place + 1]
+        if 0 <= share <= 1 and end > begin:
+            share = min(max((share - begin) / (end - begin), 0.0), 1.0)
+        return _at(self.amounts, place, share)
 
 
 def _at(totals: list[float], place: int, share: float) -> float:
@@ -94,6 +122,7 @@ class DeviceTrack:
         self.index = sample.index if self.index is None else self.index
         if before is not None:
             self._grow(before, sample, t_ns - self.times[-1])
+        self._go_beyond(sample)
         self._last = sample
         self.times.append(t_ns)
         self._temperatures.append(sample.temperature_c)
@@ -102,29 +131,40 @@ class DeviceTrack:
 
     def _grow(self, before: Seen, now: Seen, ns: int) -> None:
         clock = _mean(read(before, "sm_clock_mhz"), read(now, "sm_clock_mhz"))
-        most = read(now, "sm_clock_max_mhz")
-        loss = max(0.0, 1 - clock / most) if clock is not None and most else None
+        loss = _mean(_clock_loss(before), _clock_loss(now))
         self._clock.add(None if clock is None else clock * ns, ns)
         self._clock_loss.add(None if loss is None else loss * ns, ns)
         for cause in CAUSES:
             throttled, source = self._throttled_ns(cause, before, now, ns)
-            self._throttled[cause.name].add(throttled, ns)
-            self._lost[cause.name].add(None if throttled is None or loss is None else throttled * loss, ns)
+            part, meanwhile = _part(cause, before, now, None if throttled is None else throttled / ns)
+            self._throttled[cause.name].add(throttled, ns, part)
+            lost = None if throttled is None or meanwhile is None else throttled * meanwhile
+            self._lost[cause.name].add(lost, ns, part)
             self._sources[cause.name].append(source)
         joules, integrated = _joules(before, now, ns)
         self._energy.add(joules, ns)
         self._integrated.append(integrated)
 
+    def _go_beyond(self, sample: Seen) -> None:
+        """What the newest sample says of the time after it, and the first one of the time before it."""
+        loss = _clock_loss(sample)
+        for cause in CAUSES:
+            shown = _shows(cause, sample)
+            rate = None if shown is None else float(shown)
+            for runnings, says in ((self._throttled, rate), (self._lost, _product(rate, loss))):
+                running = runnings[cause.name]
+                running.beyond = (running.beyond[0] if self.times else says, says)
+
     def _throttled_ns(self, cause: Cause, before: Seen, now: Seen, ns: int) -> tuple[float | None, int]:
         """Throttled nanoseconds between two samples, and the place in `SOURCES` of what says so."""
+        policy = self._growth(cause.policy_counter, before, now) if cause.policy_counter else None
         grown = [growth for field in cause.reason_counters if (growth := self._growth(field, before, now)) is not None]
         if grown and len(grown) == len(cause.reason_counters):
-            return sum(grown), 0
-        if cause.policy_counter and (growth := self._growth(cause.policy_counter, before, now)) is not None:
-            return growth, 1
-        if before.throttle_reasons is None:
-            return None, 2
-        return (float(ns) if cause.reasons & set(before.throttle_reasons) else 0.0), 2
+            return _together(grown, policy, cause, (before, now), ns), 0
+        if policy is not None:
+            return policy, 1
+        shown = _shows(cause, before), _shows(cause, now)
+        return (None, 0) if None in shown else (ns * sum(map(bool, shown)) / 2, 2)
 
     def _growth(self, field: str, before: Seen, now: Seen) -> float | None:
         first, last = read(before, field), read(now, field)
@@ -136,9 +176,11 @@ class DeviceTrack:
         runnings = (*self._throttled.values(), *self._lost.values(), self._clock, self._clock_loss, self._energy)
         columns: list[list[Any]] = [self.times, self._temperatures, self._integrated, *self._sources.values()]
         for running in runnings:
-            columns += [running.amounts, running.known_ns]
+            columns += [running.amounts, running.known_ns, running.parts]
         for column in columns:
             del column[:count]
+        for running in runnings:
+            running.beyond = (None, running.beyond[1])
 
     def between(self, begin_ns: int, end_ns: int) -> DeviceConditions:
         begin, end, ns = self._where(begin_ns), self._where(end_ns), end_ns - begin_ns
@@ -175,16 +217,55 @@ class DeviceTrack:
     def _energy_source(self, low: int, high: int) -> str:
         return INTEGRATED_POWER if any(self._integrated[low + 1 : high + 1]) else ENERGY_COUNTER
 
-    def _where(self, t_ns: int) -> tuple[int, float]:
+    def _where(self, t_ns: int) -> Where:
         """A moment as the sample before it and the share of the way to the next one.
 
-        Before the first and after the last sample the line goes on for as long again as the nearest interval.
+        Before the first and after the last sample it goes on for as long again as the nearest interval.
         """
         if len(self.times) < 2:
             return 0, 0.0
         place = min(max(bisect_right(self.times, t_ns) - 1, 0), len(self.times) - 2)
         t0, t1 = self.times[place], self.times[place + 1]
         return place, min(max((t_ns - t0) / (t1 - t0), -1.0), 2.0)
+
+
+def _together(grown: Sequence[float], policy: float | None, cause: Cause, ends: tuple[Seen, Seen], ns: int) -> float:
+    """How long any of a cause's reasons held: they may hold at once, and then each one's counter runs.
+
+    That is between the longest and the sum. Within it the counter of the policy tells, else whether a sample shows
+    two reasons at the same time.
+    """
+    low = max(grown)
+    high = max(low, min(sum(grown), float(ns)))
+    if policy is not None:
+        return min(max(policy, low), high)
+    both = any(len(cause.reasons & set(sample.throttle_reasons or ())) > 1 for sample in ends)
+    return low if both else high
+
+
+def _part(cause: Cause, before: Seen, now: Seen, share: float | None) -> tuple[Part, float | None]:
+    """Where between two samples the throttled share of the time lies, and the clock loss in it."""
+    first, last = _shows(cause, before), _shows(cause, now)
+    loss = _mean(_clock_loss(before), _clock_loss(now))
+    if share is None or not 0 < share < 1 or None in (first, last) or first == last:
+        return ALL_OF_IT, loss
+    ours = _clock_loss(before if first else now)
+    return (0.0, share) if first else (1 - share, 1.0), loss if ours is None else ours
+
+
+def _shows(cause: Cause, sample: Seen) -> bool | None:
+    """Whether a sample shows one of the cause's reasons; None where it shows none at all."""
+    return None if sample.throttle_reasons is None else bool(cause.reasons & set(sample.throttle_reasons))
+
+
+def _clock_loss(sample: Seen) -> float | None:
+    """1 - SM clock / its maximum."""
+    clock, most = read(sample, "sm_clock_mhz"), read(sample, "sm_clock_max_mhz")
+    return max(0.0, 1 - clock / most) if clock is not None and most else None
+
+
+def _product(a: float | None, b: float | None) -> float | None:
+    return None if a is None or b is None else a * b
 
 
 def _joules(before: Seen, now: Seen, ns: int) -> tuple[float | None, int]:

@@ -11,10 +11,11 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
 
-from trainfast_runner.device_track import DeviceConditions, DeviceTrack, Seen, read
+from trainfast_runner.device_track import DeviceConditions, DeviceTrack, Seen
+from trainfast_runner.disbelieved_counters import disbelieved
 from trainfast_runner.records import Step
 from trainfast_runner.run_records import DeviceSample
-from trainfast_runner.throttle_causes import CAUSES, COUNTERS, SOURCES
+from trainfast_runner.throttle_causes import CAUSES, SOURCES
 
 
 class StepConditions(msgspec.Struct, frozen=True, kw_only=True):
@@ -101,26 +102,14 @@ class StepJoin:
 def join_of(
     devices: Mapping[str, Sequence[tuple[int, DeviceSample]]], uuids: Sequence[str], samples_factor: float
 ) -> StepJoin:
-    """A `StepJoin` that has seen all samples of ended records; counters the sampler gave up on are left out whole."""
-    given_up = {uuid: _given_up([sample for _, sample in samples]) for uuid, samples in devices.items()}
+    """A `StepJoin` that has seen all samples of ended records; counters not to be believed are left out whole."""
+    given_up = {uuid: disbelieved(samples) for uuid, samples in devices.items()}
     join = StepJoin(uuids, samples_factor=samples_factor, given_up=given_up)
     for t_ns, sample in sorted(
         ((t_ns, sample) for uuid in uuids for t_ns, sample in devices.get(uuid, ())), key=lambda seen: seen[0]
     ):
         join.see(t_ns, (sample,))
     return join
-
-
-def _given_up(samples: Sequence[Seen]) -> frozenset[str]:
-    """Counters that were there and are missing from the last sample in which the device answered at all."""
-    answered = [sample for sample in samples if sample.temperature_c is not None or sample.throttle_reasons is not None]
-    if not answered:
-        return frozenset()
-    return frozenset(
-        field
-        for field in COUNTERS
-        if read(answered[-1], field) is None and any(read(sample, field) is not None for sample in answered)
-    )
 
 
 def _most(values: Iterable[float | None]) -> float | None:

@@ -48,8 +48,8 @@ class TelemetryLog:
         self._sampler.set_root_pid(pid)
 
     def stop(self) -> None:
-        """End the sampling; a driver call that hangs is left behind."""
-        if self._sampler.stop() and self._file is not None:
+        """End the sampling with a tick after all steps; a driver call that hangs is left behind."""
+        if self._sampler.stop(last_tick=True) and self._file is not None:
             self._file.close()
         if self._sampler.failure is not None and not self._failed:
             self._complain(f"sampling ended: {self._sampler.failure!r}")

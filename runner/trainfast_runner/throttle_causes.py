@@ -7,7 +7,7 @@ from dataclasses import dataclass
 REASON_COUNTER, POLICY_COUNTER, SAMPLED_REASONS = "reason counter", "policy counter", "sampled reasons"
 SOURCES = (REASON_COUNTER, POLICY_COUNTER, SAMPLED_REASONS)
 """Where a throttled time comes from, the most exact first: the driver's counter of that very reason, its counter of
-the policy (fields 74 to 76 of nvml.h), or the reasons as they were sampled, each standing until the next sample."""
+the policy (fields 74 to 76 of nvml.h), or the reasons as sampled, each standing half way to its neighbours."""
 
 
 @dataclass(frozen=True)
@@ -37,3 +37,12 @@ CAUSES = (
 COUNTERS = tuple(
     field for cause in CAUSES for field in (*cause.reason_counters, cause.policy_counter) if field is not None
 )
+REASONS_OF_COUNTER = {
+    "power_violation_ns": frozenset(("sw_power_cap",)),
+    "thermal_violation_ns": frozenset(("sw_thermal", "hw_thermal")),
+    "sync_boost_violation_ns": frozenset(("sync_boost",)),
+    "sw_thermal_slowdown_ns": frozenset(("sw_thermal",)),
+    "hw_thermal_slowdown_ns": frozenset(("hw_thermal",)),
+    "hw_power_brake_ns": frozenset(("hw_power_brake",)),
+}
+"""The throttle reasons in whose presence each duration counter must run."""

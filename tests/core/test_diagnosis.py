@@ -215,16 +215,16 @@ def test_nothing_holds_back_a_healthy_run(device: str) -> None:
 
 
 def test_heat_names_the_gpu_the_degrees_and_the_milliseconds() -> None:
-    # Throttled from the sixth sample on, at half the clock: half the time, and a quarter of the step is lost.
+    # Throttled from half way to the sixth sample on, at half the clock: half of that part of a step is lost.
     case = Case(gpus={0: always(), 3: lambda n: HOT if n >= 5 else {"sm_clock_mhz": 1980}})
     (finding,) = (finding for finding in case.findings() if finding.rule == "thermal")
     assert finding.device == 3
     assert finding.line == (
-        "GPU 3 is throttled by heat for 500 of each 1,000 ms step, at 94 °C, 2 °C over the 92 °C at which it slows down"
+        "GPU 3 is throttled by heat for 550 of each 1,000 ms step, at 94 °C, 2 °C over the 92 °C at which it slows down"
     )
     assert finding.evidence["degrees_over_c"] == 2
     assert finding.evidence["thermal_source"] == "sampled reasons"
-    assert finding.cost_fraction == pytest.approx(0.25, abs=0.03)
+    assert finding.cost_fraction == pytest.approx(0.275)
 
 
 def test_of_several_gpus_the_costliest_speaks_and_of_several_causes_the_first_is_the_line() -> None:

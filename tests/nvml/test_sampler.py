@@ -68,6 +68,17 @@ def test_stop_does_not_wait_for_the_period() -> None:
         assert sampler.stop(timeout_s=20), "its thread ends long before another tick is due"
 
 
+def test_a_last_tick_is_taken_on_the_way_out() -> None:
+    """Nothing would tell of what happened since the tick before it, up to a period ago."""
+    with stand_in.installed(Machine(gpus(1))):
+        collected = Collected()
+        sampler = Sampler(collected, period_s=3600)
+        sampler.start()
+        collected.wait_for(1)
+        assert sampler.stop(timeout_s=20, last_tick=True)
+        assert [len(tick.devices) for tick in collected.ticks] == [1, 1]
+
+
 def test_the_run_can_be_named_and_dropped_while_sampling() -> None:
     with stand_in.installed(Machine([])):
         collected = Collected()

@@ -16,16 +16,8 @@ from trainfast_runner.telemetry.capabilities import (
 from trainfast_runner.telemetry.counters import DurationCounter
 from trainfast_runner.telemetry.fields import CAUSES, FIELDS, FieldBatch
 from trainfast_runner.telemetry.readings import DeviceReading
+from trainfast_runner.throttle_causes import REASONS_OF_COUNTER
 
-_REASONS = {
-    "power_violation_ns": {"sw_power_cap"},
-    "thermal_violation_ns": {"sw_thermal", "hw_thermal"},
-    "sync_boost_violation_ns": {"sync_boost"},
-    "sw_thermal_slowdown_ns": {"sw_thermal"},
-    "hw_thermal_slowdown_ns": {"hw_thermal"},
-    "hw_power_brake_ns": {"hw_power_brake"},
-}
-"""The throttle reasons in whose presence each duration counter must run."""
 _SPARSE_FIELDS = frozenset(one.name for one in FIELDS if one.pace is Pace.SPARSE)
 
 
@@ -176,7 +168,7 @@ class Device:
             values["throttle_reasons"] = throttle.decode(throttle.believed(bits, self._bits))
             self._bits = bits
             shown = set(values["throttle_reasons"])
-        for name, reasons in _REASONS.items():
+        for name, reasons in REASONS_OF_COUNTER.items():
             if values.get(name) is None:
                 continue
             counter = self._counters.setdefault(name, DurationCounter(moved=name in CAUSES))

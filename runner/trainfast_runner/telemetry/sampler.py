@@ -119,6 +119,7 @@ class Sampler:
         self._on_xid = on_xid
         self._root_pid: int | None = None
         self._stopping = threading.Event()
+        self._last_tick = False
         self._thread = threading.Thread(target=self._run, name="telemetry-sampler", daemon=True)
 
     @property
@@ -138,8 +139,12 @@ class Sampler:
         """A tick every `period_s` seconds after the next one. Safe from any thread."""
         self._cadence.ask(period_s)
 
-    def stop(self, timeout_s: float = 2.0) -> bool:
-        """Ends the sampling and waits for the thread; False when a call into the driver holds it longer."""
+    def stop(self, timeout_s: float = 2.0, *, last_tick: bool = False) -> bool:
+        """Ends the sampling and waits for the thread; False when a call into the driver holds it longer.
+
+        With `last_tick` one more tick is taken first: what happened since the one before it is known only then.
+        """
+        self._last_tick = last_tick
         self._stopping.set()
         if self._thread.ident is not None:
             self._thread.join(timeout_s)
@@ -149,6 +154,7 @@ class Sampler:
         # Both readers belong to this thread: NVML does not survive a fork, psutil keeps times by thread.
         nvml, host = Nvml(on_xid=self._on_xid), HostReader()
         due_s = time.monotonic()
+        sampled = False
         try:
             while not self._stopping.wait(max(0.0, due_s - time.monotonic())):
                 self._follow(host)
@@ -156,6 +162,10 @@ class Sampler:
                 self._cadence.after(tick)
                 self._on_tick(tick)
                 due_s = self._cadence.next(due_s)
+                sampled = True
+            # Not as the first one, which would open the driver only to close it.
+            if self._last_tick and sampled:
+                self._on_tick(read_tick(nvml, host))
         except BaseException as error:
             self.failure = error
             raise

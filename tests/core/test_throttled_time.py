@@ -1,0 +1,191 @@
+"""Throttled time of a window against the scenario that the samples were taken from, a tick a second."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+from scenario import HW_THERMAL, POWER_BRAKE, SW_POWER_CAP, SW_THERMAL, THERMAL, Moment, Scenario
+
+from trainfast_runner.device_track import DeviceConditions
+from trainfast_runner.device_window import Window, throttle
+from trainfast_runner.records import Step
+from trainfast_runner.run_records import DeviceSample
+from trainfast_runner.step_conditions import join_of
+from trainfast_runner.telemetry.throttle import decode
+
+S = 1_000_000_000
+GPU = "GPU-0"
+Counters = Callable[[Scenario, float], dict[str, Any]]
+
+
+def cause_counters(scenario: Scenario, t: float) -> dict[str, Any]:
+    return {
+        "sw_thermal_slowdown_ns": 7 * S + int(scenario.held_s(0, SW_THERMAL, t) * S),
+        "hw_thermal_slowdown_ns": 9 * S + int(scenario.held_s(0, HW_THERMAL, t) * S),
+        "hw_power_brake_ns": int(scenario.held_s(0, POWER_BRAKE, t) * S),
+    }
+
+
+def policy_counters(scenario: Scenario, t: float) -> dict[str, Any]:
+    return {
+        "thermal_violation_ns": 3 * S + int(scenario.held_s(0, THERMAL, t) * S),
+        "power_violation_ns": int(scenario.held_s(0, SW_POWER_CAP, t) * S),
+    }
+
+
+def nonsense(sw: Callable[[float], float], hw: Callable[[float], float]) -> Counters:
+    """What other drivers answer with success where the counters of single causes stand in ours."""
+    return lambda _, t: {
+        "sw_thermal_slowdown_ns": int(sw(t)),
+        "hw_thermal_slowdown_ns": int(hw(t)),
+        "hw_power_brake_ns": 1,
+    }
+
+
+def sampled(scenario: Scenario, times: Sequence[float], *counters: Counters) -> dict[str, list[tuple[int, Any]]]:
+    """The GPU's samples at those seconds, with its throttle reasons and what the counters say."""
+    found = []
+    for t in times:
+        now = scenario.at(0, t)
+        fields: dict[str, Any] = {"throttle_reasons": decode(now.reasons)}
+        for counter in counters:
+            fields |= counter(scenario, t)
+        sample = DeviceSample(
+            uuid=GPU, index=0, temperature_c=now.temperature_c, sm_clock_mhz=now.sm_mhz, sm_clock_max_mhz=1980, **fields
+        )
+        found.append((round(t * S), sample))
+    return {GPU: found}
+
+
+def fraction_error(scenario: Scenario, times: Sequence[float], begin: float, end: float, *counters: Counters) -> float:
+    """How far the result's thermal fraction of a window is from what the scenario did."""
+    window = Window(round(begin * S), round(end * S))
+    devices = join_of(sampled(scenario, times, *counters), [GPU], 1.0).window(window.begin_ns, window.end_ns)
+    said = throttle(devices, window, 1).thermal_fraction
+    assert said is not None
+    return abs(said - scenario.fraction(0, THERMAL, window.begin_ns, window.end_ns))
+
+
+def hot(*spells: tuple[float, float], reasons: int = SW_THERMAL) -> Scenario:
+    """A GPU that is slowed down from and to those seconds."""
+    ramp = [Moment(0, 70, 0, 300, 1980)]
+    for begin, end in spells:
+        ramp += [Moment(begin, 90, reasons, 220, 990), Moment(end, 80, 0, 300, 1980)]
+    return Scenario(0, ramps={0: ramp})
+
+
+def ticks(until: float, phase: float = 0.0) -> list[float]:
+    return [phase + n for n in range(int(until - phase) + 2)]
+
+
+@pytest.mark.parametrize("reasons", [(SW_THERMAL,), (HW_THERMAL,), (SW_THERMAL, HW_THERMAL, THERMAL)])
+@pytest.mark.parametrize("counters", [(cause_counters, policy_counters), (policy_counters,)])
+def test_wherever_spells_ticks_and_the_window_begin_and_end(
+    reasons: tuple[int, ...], counters: tuple[Counters, ...]
+) -> None:
+    draw = random.Random(5)
+    for _ in range(60):
+        spells, t = [], draw.uniform(0.3, 3)
+        while t < 40:
+            spells.append((t, t + draw.uniform(1.1, 6)))
+            t = spells[-1][1] + draw.uniform(1.1, 6)
+        scenario = hot(*spells)
+        scenario.ramps[0] = [
+            Moment(m.at_s, m.temperature_c, draw.choice(reasons) if m.reasons else 0, m.power_w, m.sm_mhz)
+            for m in scenario.ramps[0]
+        ]
+        begin = draw.uniform(1.5, 20)
+        end = begin + draw.uniform(4, 12)
+        late = [n + draw.uniform(0, 0.02) for n in ticks(end, draw.random())]
+        assert fraction_error(scenario, late, begin, end, *counters) < 0.01
+
+
+def test_reasons_that_hold_at_once_count_once() -> None:
+    """Both counters run then: their sum would be twice the time."""
+    scenario = hot((4, 7), reasons=THERMAL)
+    for counters in ((cause_counters, policy_counters), (cause_counters,)):
+        assert fraction_error(scenario, ticks(12), 1, 11, *counters) < 0.001
+
+
+@pytest.mark.parametrize("begin", [5.0, 5.3, 5.7, 6.0])
+def test_what_ended_before_the_window_is_not_in_it(begin: float) -> None:
+    """Throttled while it warmed up, until within the second in which the measured steps begin."""
+    scenario = hot((2, begin - 0.01))
+    assert fraction_error(scenario, ticks(15, 0.2), begin, 15, cause_counters, policy_counters) < 1e-6
+
+
+def test_a_step_gets_the_milliseconds_of_its_own_time() -> None:
+    """Steps of 100 ms between two ticks: throttled are those in which the spell lies, and they are so whole."""
+    join = join_of(sampled(hot((3.4, 9)), ticks(12), cause_counters, policy_counters), [GPU], 1.0)
+    for n in range(1, 61):
+        join.add(Step(t_ns=round((n / 10 + 0.05) * S), step=n, samples=1, tokens=1, step_ms=100.0))
+    told = {one.step: one for one in join.joined(final=True)}
+    assert [round(told[n].throttled_ms["thermal"] or 0) for n in (32, 33, 34, 35, 45)] == [0, 0, 50, 100, 100]
+    assert told[40].devices[0].lost_ms["thermal"] == pytest.approx(50), "the clock is at half of its maximum"
+
+
+@pytest.mark.parametrize(
+    "counters",
+    [
+        nonsense(lambda t: 1, lambda t: 1),
+        nonsense(lambda t: 0.3 * t * S, lambda t: 1),
+        nonsense(lambda t: 1, lambda t: t * S),
+    ],
+    ids=["settings", "something slower than time", "something as fast as time"],
+)
+def test_numbers_that_mean_something_else_are_not_believed(counters: Counters) -> None:
+    """Spells of two seconds: too short for the sampler to be sure while it runs."""
+    for scenario in (hot((5, 7), (11, 13), (20, 22)), hot()):
+        join = join_of(sampled(scenario, ticks(30), counters, policy_counters), [GPU], 1.0)
+        (found,) = join.window(2 * S, 28 * S)
+        assert found.throttled_ms["thermal"] == pytest.approx(1e3 * scenario.held_s(0, THERMAL, 28))
+        stands_still = set(counters(scenario, 30).values()) == {1}
+        right_by_chance = stands_still and not scenario.held_s(0, THERMAL, 30)
+        assert found.sources["thermal"] == ("reason counter" if right_by_chance else "policy counter")
+
+
+def test_without_a_counter_to_believe_the_sampled_reasons_count() -> None:
+    still = nonsense(lambda t: 1, lambda t: 1)
+    stuck_too: Counters = lambda _scenario, _t: {"thermal_violation_ns": 4}  # noqa: E731
+    found = conditions(hot((5.2, 9.2)), still, stuck_too)
+    assert found.throttled_ms["thermal"] == pytest.approx(4000)
+    assert found.sources["thermal"] == "sampled reasons"
+
+
+def conditions(scenario: Scenario, *counters: Counters) -> DeviceConditions:
+    (found,) = join_of(sampled(scenario, ticks(14), *counters), [GPU], 1.0).window(2 * S, 12 * S)
+    return found
+
+
+def test_counters_that_start_again_lose_one_interval_not_the_run() -> None:
+    """The driver was reloaded at second 6: from there on the counter goes on from 0."""
+    scenario = hot((3, 9))
+
+    def reloaded(one: Scenario, t: float) -> dict[str, Any]:
+        since = 6.5 if t > 6.5 else 0.0
+        return {"thermal_violation_ns": int((one.held_s(0, THERMAL, t) - one.held_s(0, THERMAL, since)) * S)}
+
+    found = conditions(scenario, reloaded)
+    assert found.throttled_ms["thermal"] == pytest.approx(6000)
+    assert found.sources["thermal"] == "sampled reasons", "the least exact of what the figure is made of"
+
+
+def test_where_nothing_tells_there_is_no_figure() -> None:
+    samples = [(t * S, DeviceSample(uuid=GPU, index=0, temperature_c=50)) for t in range(12)]
+    window = Window(2 * S, 10 * S)
+    found = throttle(join_of({GPU: samples}, [GPU], 1.0).window(window.begin_ns, window.end_ns), window, 8)
+    assert (found.thermal_fraction, found.power_fraction) == (None, None)
+    (row,) = found.devices
+    assert (row["uuid"], row["thermal_fraction"], row["thermal_source"]) == (GPU, None, None)
+
+
+def test_a_gpu_lost_in_between_counts_by_the_time_it_answered() -> None:
+    samples = sampled(hot((3, 5)), ticks(22), cause_counters, policy_counters)[GPU]
+    lost = [(t_ns, DeviceSample(uuid=GPU, index=0) if 8 * S < t_ns < 12 * S else one) for t_ns, one in samples]
+    (found,) = join_of({GPU: lost}, [GPU], 1.0).window(0, 20 * S)
+    # Twenty seconds less the five between the last answer and the next.
+    assert found.throttled_ms["thermal"] == pytest.approx(2000 * 20 / 16, rel=0.02)
+    assert found.sources["thermal"] == "reason counter"
