@@ -86,6 +86,7 @@ def a_tick(second: int, *, gpus: int = 0, live: bool = True) -> Tick:
             cpu_count=2,
             memory_used_bytes=int((2.6 + 0.02 * second) * GIB),
             memory_total_bytes=int(7.75 * GIB),
+            memory_available_bytes=int((7.75 - 2.6 - 0.02 * second) * GIB),
             run=RunReading(
                 cpu_percent=min(190.0, 16.0 * second),
                 memory_rss_bytes=(420 + 9 * second) * MIB,

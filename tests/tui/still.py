@@ -13,12 +13,13 @@ from textual.pilot import Pilot
 from trainfast_runner.follow import Follower, RunSnapshot
 from trainfast_runner.home import Home
 from trainfast_runner.machine import Machine
+from trainfast_runner.memory_room import Room
 from trainfast_runner.process_tree import identify
 from trainfast_runner.records import Event
 from trainfast_runner.spec import RunSpec
 from trainfast_runner.telemetry.readings import Tick
 from trainfast_tui.app import TrainfastApp
-from trainfast_tui.forecast import Forecast, MemoryView, Room
+from trainfast_tui.forecast import Forecast, MemoryView
 from trainfast_tui.forecasting import Question
 from trainfast_tui.messages import MachineSeen, MemoryForeseen, SnapshotTaken
 from trainfast_tui.snapshot import Snapshot

@@ -4,14 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-
-@dataclass(frozen=True, slots=True)
-class Room:
-    """What one rank may use. `words` say whose figure it is; `with_context` whether a CUDA context counts in it."""
-
-    limit_bytes: int
-    words: str
-    with_context: bool = False
+from trainfast_runner.memory_room import Room
 
 
 @dataclass(frozen=True, slots=True)

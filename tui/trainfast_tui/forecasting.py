@@ -12,7 +12,7 @@ import msgspec
 from textual.message import Message
 
 from trainfast_runner.problem import Problem
-from trainfast_tui.forecast import Forecast, MemoryView, Room
+from trainfast_tui.forecast import Forecast, MemoryView
 from trainfast_tui.messages import Broke, MemoryForeseen
 
 if TYPE_CHECKING:
@@ -55,10 +55,10 @@ def question_about(
 def _host_free(tick: Tick, live: RunSnapshot | None) -> int | None:
     """What the host has free; what a live run holds is free again when the next one starts."""
     host = tick.host
-    if host is None or host.memory_total_bytes is None or host.memory_used_bytes is None:
+    if host is None or host.memory_available_bytes is None:
         return None
     held = host.run.memory_rss_bytes if live is not None and host.run is not None else None
-    return max(0, host.memory_total_bytes - host.memory_used_bytes + (held or 0))
+    return host.memory_available_bytes + (held or 0)
 
 
 def _with_free(machine: Machine, tick: Tick, live: RunSnapshot | None) -> Machine:
@@ -208,15 +208,16 @@ def forecast(model: MemoryModel, question: Question) -> Forecast:
     """What the model says of these knobs, on this machine. Raises Problem for a combination it does not know."""
     from trainfast_runner.combinations import world_size
     from trainfast_runner.memory_model import CATEGORIES
+    from trainfast_runner.memory_room import room_of, within_container
 
     spec = question.spec
     ranks = world_size(spec, question.machine)
     found = model.predict(spec, ranks)
-    room = room_of(question, ranks)
+    free = None if question.free_bytes is None else within_container(question.free_bytes)
+    room = room_of(spec, question.machine, ranks, free, found.context_bytes)
     most = None
     if room is not None:
-        context = (found.context_bytes or 0) if room.with_context else 0
-        most = model.max_batch(spec, ranks, max(0, room.limit_bytes - context)) or 0
+        most = model.max_batch(spec, ranks, room.for_allocator(found.context_bytes)) or 0
     return Forecast(
         total_bytes=found.total_bytes,
         parts=tuple((name, found.category(name)) for name in CATEGORIES),
@@ -227,25 +228,6 @@ def forecast(model: MemoryModel, question: Question) -> Forecast:
         context_bytes=found.context_bytes,
         basis=found.basis,
     )
-
-
-def room_of(question: Question, ranks: int) -> Room | None:
-    """What one rank may use: `memory_limit`, else what the fullest of its GPUs or the host has free."""
-    from trainfast_runner.knob_values import parse_bytes_per_rank
-
-    knobs, machine = question.spec.knobs, question.machine
-    limit = knobs["memory_limit"]
-    if isinstance(limit, str):
-        return Room(min(parse_bytes_per_rank(limit)), "memory_limit")
-    if machine.device == "cuda":
-        devices = knobs["devices"]
-        chosen = machine.choose(devices if isinstance(devices, int | str) else None, str(knobs["strategy"]))
-        free = [(gpu.memory_free_bytes, gpu.index) for gpu in chosen if gpu.memory_free_bytes is not None]
-        return Room(min(free)[0], f"free on GPU {min(free)[1]}", with_context=True) if free else None
-    if question.free_bytes is None:
-        return None
-    whose = "free" if ranks == 1 else f"free, shared by {ranks} processes"
-    return Room(question.free_bytes // max(1, ranks), whose)
 
 
 def _key(spec: RunSpec) -> str:

@@ -6,14 +6,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import psutil
-
 from trainfast_runner import combinations, presets, training_python
-from trainfast_runner.knob_values import parse_bytes_per_rank
 from trainfast_runner.machine import Machine, look
 from trainfast_runner.memory_model.model import MemoryModel
 from trainfast_runner.memory_model.prediction import Prediction
 from trainfast_runner.memory_model.tracing import trace_models
+from trainfast_runner.memory_room import host_free_bytes, room_of
 from trainfast_runner.problem import Problem
 from trainfast_runner.spec import RunSpec, from_preset, resolve, with_setting
 
@@ -89,27 +87,13 @@ def _answer(asked: Asked, model: MemoryModel | Problem, machine: Machine, ranks:
         return Answer(asked, problem=model)
     try:
         predicted = model.predict(asked.spec, ranks)
-        limit_bytes, limit = limit_of(asked.spec, machine, ranks)
+        room = room_of(asked.spec, machine, ranks, host_free_bytes(), predicted.context_bytes)
     except Problem as problem:
         return Answer(asked, problem=problem)
-    most = None
-    if limit_bytes is not None:
-        most = model.max_batch(asked.spec, ranks, limit_bytes - (predicted.context_bytes or 0)) or 0
-    return Answer(asked, predicted, most, limit_bytes, limit)
-
-
-def limit_of(spec: RunSpec, machine: Machine, ranks: int) -> tuple[int | None, str]:
-    """What the tightest rank may use, and whose that is in words; None where nobody says."""
-    given = spec.knobs["memory_limit"]
-    if isinstance(given, str):
-        return min(parse_bytes_per_rank(given)), "memory_limit"
-    if machine.device == "cuda":
-        devices = spec.knobs["devices"]
-        chosen = machine.choose(devices if isinstance(devices, int | str) else None, str(spec.knobs["strategy"]))
-        free = [gpu.memory_free_bytes for gpu in chosen if gpu.memory_free_bytes is not None]
-        return (min(free), "free on the fullest of its GPUs") if free else (None, "")
-    free_bytes = int(psutil.virtual_memory().available) // max(1, ranks)
-    return free_bytes, "free on this machine" if ranks == 1 else f"free on this machine, shared by {ranks} processes"
+    if room is None:
+        return Answer(asked, predicted)
+    most = model.max_batch(asked.spec, ranks, room.for_allocator(predicted.context_bytes)) or 0
+    return Answer(asked, predicted, most, room.limit_bytes, room.words)
 
 
 def published_bytes(published: Mapping[str, Any]) -> int | None:

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from pathlib import Path
-
-import psutil
 
 from trainfast_runner.launch import RunPlan
+from trainfast_runner.memory_room import host_free_bytes
 
 FREE_SHARE = 0.9
-"""Of the memory that is available now; the rest is for everything else on this machine."""
-CGROUP = Path("/sys/fs/cgroup")
+"""Of the host memory that is free when a search begins; the rest is for everything else on this machine."""
 
 
 @dataclass(frozen=True)
@@ -23,36 +20,31 @@ class Limits:
 
 
 def limits_of(plan: RunPlan) -> Limits:
-    """The limits that a search of this plan goes up to."""
-    asked = plan.spec.knobs["memory_limit"]
-    if plan.memory_limit_bytes is not None:
-        return Limits(plan.memory_limit_bytes, f"memory_limit={asked}")
+    """The limits that a search of this plan goes up to: never beyond what is free, or the machine would swap."""
+    asked, ranks = plan.memory_limit_bytes, plan.world_size
+    words = f"memory_limit={plan.spec.knobs['memory_limit']}"
     if plan.device == "cuda":
-        return Limits((), "what is free on the GPU, the CUDA context taken off")
-    free = _available_bytes()
-    each = int(FREE_SHARE * free / plan.world_size) >> 20 << 20
-    words = f"{FREE_SHARE:.0%} of the {free / 2**30:.1f} GiB of memory available, set as a real limit"
-    if plan.world_size > 1:
-        words = words.replace(",", f", shared by {plan.world_size} ranks,", 1)
-    return Limits((each,) * plan.world_size, words)
+        # A GPU allocates no more than it has: each rank says what that is.
+        return Limits(asked, words) if asked is not None else Limits((), "what the GPU has free without its context")
+    free = host_free_bytes()
+    if asked is not None and sum(asked) <= free:
+        return Limits(asked, words)
+    shared = f", shared by {ranks} ranks" if ranks > 1 else ""
+    less = f", less than {words}" if asked is not None else ""
+    words = f"{FREE_SHARE:.0%} of the {free / 2**30:.1f} GiB free{shared}, set as a real limit{less}"
+    return Limits((share_of_free(free, ranks),) * ranks, words)
+
+
+def share_of_free(free_bytes: int, ranks: int) -> int:
+    """What a search without `memory_limit` gives each rank of the host's free bytes, in whole MiB."""
+    return int(FREE_SHARE * free_bytes / max(1, ranks)) >> 20 << 20
 
 
 def limited(plan: RunPlan, by_rank: tuple[int, ...]) -> RunPlan:
-    """The plan under these limits: on a CPU without `memory_limit` every run of the search gets the same one."""
-    if plan.memory_limit_bytes is not None or not by_rank:
+    """The plan under these limits: on a CPU every run of the search gets them as its `memory_limit`."""
+    if not by_rank or plan.memory_limit_bytes == by_rank:
         return plan
     asked = "+".join(f"{limit >> 20}MiB" for limit in by_rank)
     knobs = {**plan.spec.knobs, "memory_limit": asked}
     changed = tuple(dict.fromkeys((*plan.spec.changed, "memory_limit")))
     return replace(plan, spec=replace(plan.spec, knobs=knobs, changed=changed), memory_limit_bytes=by_rank)
-
-
-def _available_bytes() -> int:
-    """What can be used without swapping: of the machine, or of the container where that has less."""
-    free = int(psutil.virtual_memory().available)
-    try:
-        most = (CGROUP / "memory.max").read_text().strip()
-        used = int((CGROUP / "memory.current").read_text())
-    except (OSError, ValueError):
-        return free
-    return free if most == "max" else max(0, min(free, int(most) - used))

@@ -1,0 +1,95 @@
+"""What a rank may use: one rule for the memory bar, `predict` and the search."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from trainfast_runner import memory_room
+from trainfast_runner.knobs import defaults
+from trainfast_runner.machine import Machine
+from trainfast_runner.memory_room import Room, room_of
+from trainfast_runner.search import limits
+from trainfast_runner.spec import RunSpec, resolve
+from trainfast_runner.telemetry.readings import DeviceReading
+
+MIB, GIB = 1 << 20, 1 << 30
+CPU = Machine(device="cpu", gpus=(), nvml_gpus=(), cores=2)
+
+
+def two_gpus() -> Machine:
+    gpus = tuple(
+        DeviceReading(index=index, uuid=f"GPU-{index}", memory_free_bytes=free * GIB)
+        for index, free in enumerate((10, 4))
+    )
+    return Machine(device="cuda", gpus=gpus, nvml_gpus=gpus, cores=2)
+
+
+def asked(*settings: str) -> RunSpec:
+    return resolve("tiny-llama", settings)
+
+
+def test_without_a_limit_it_is_what_the_fullest_gpu_has_free_less_the_context() -> None:
+    assert room_of(asked(), two_gpus(), 1, None) == Room(10 * GIB, "free on GPU 0", with_context=True)
+    room = room_of(asked("strategy=ddp"), two_gpus(), 2, None)
+    assert room == Room(4 * GIB, "free on GPU 1", with_context=True)
+    assert room.for_allocator(512 * MIB) == 4 * GIB - 512 * MIB
+    assert room.for_allocator(None) == 4 * GIB, "of unknown size, so nothing is taken off"
+    assert room.for_allocator(5 * GIB) == 0
+
+
+def test_memory_limit_caps_the_allocator_so_that_no_context_comes_out_of_it() -> None:
+    room = room_of(asked("memory_limit=3GiB"), two_gpus(), 1, None, 512 * MIB)
+    assert room == Room(3 * GIB, "memory_limit")
+    assert room.for_allocator(512 * MIB) == 3 * GIB
+    uneven = asked("strategy=ddp", "devices=2", "memory_limit=2GiB+1536MiB")
+    assert room_of(uneven, CPU, 2, None) == Room(1536 * MIB, "memory_limit"), "the tightest rank's"
+
+
+def test_a_limit_beyond_what_is_free_makes_no_more_room() -> None:
+    beyond = asked("memory_limit=9.8GiB", "devices=0+")
+    assert room_of(beyond, two_gpus(), 1, None) == Room(int(9.8 * GIB), "memory_limit")
+    words = "free on GPU 0, less than memory_limit"
+    assert room_of(beyond, two_gpus(), 1, None, 512 * MIB) == Room(10 * GIB, words, with_context=True)
+    assert room_of(asked("memory_limit=8GiB"), CPU, 1, 6 * GIB) == Room(6 * GIB, "free, less than memory_limit")
+
+
+def test_on_a_cpu_processes_share_what_is_free_and_of_an_unknown_host_nothing_is_said() -> None:
+    assert room_of(asked(), CPU, 1, 4 * GIB) == Room(4 * GIB, "free")
+    assert room_of(asked("strategy=ddp"), CPU, 2, 4 * GIB) == Room(2 * GIB, "free, shared by 2 processes")
+    assert room_of(asked(), CPU, 1, None) is None
+
+
+def test_a_container_may_have_less_than_its_host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory_room, "CGROUP", tmp_path)
+    assert memory_room.within_container(8 * GIB) == 8 * GIB
+    (tmp_path / "memory.current").write_text(f"{GIB}\n")
+    (tmp_path / "memory.max").write_text("max\n")
+    assert memory_room.within_container(8 * GIB) == 8 * GIB
+    (tmp_path / "memory.max").write_text(f"{4 * GIB}\n")
+    assert memory_room.within_container(8 * GIB) == 3 * GIB
+    assert memory_room.within_container(2 * GIB) == 2 * GIB
+
+
+def a_plan(asked_bytes: tuple[int, ...] | None, device: str = "cpu", ranks: int = 1) -> Any:
+    limit = None if asked_bytes is None else "+".join(f"{one >> 20}MiB" for one in asked_bytes)
+    spec = SimpleNamespace(knobs={**defaults(), "memory_limit": limit})
+    return SimpleNamespace(device=device, world_size=ranks, memory_limit_bytes=asked_bytes, spec=spec)
+
+
+def test_a_search_goes_up_to_the_limit_or_a_share_of_what_is_free_so_that_nothing_swaps(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(limits, "host_free_bytes", lambda: 10 * GIB)
+    assert limits.limits_of(a_plan((9 * GIB,))) == limits.Limits((9 * GIB,), "memory_limit=9216MiB")
+    assert limits.limits_of(a_plan((2 * GIB, GIB), ranks=2)).by_rank == (2 * GIB, GIB)
+    found = limits.limits_of(a_plan(None))
+    assert found == limits.Limits((9 * GIB,), "90% of the 10.0 GiB free, set as a real limit")
+    beyond = limits.limits_of(a_plan((8 * GIB, 8 * GIB), ranks=2))
+    assert beyond.by_rank == (4608 * MIB, 4608 * MIB)
+    assert beyond.words.endswith("shared by 2 ranks, set as a real limit, less than memory_limit=8192MiB+8192MiB")
+    assert limits.limits_of(a_plan(None, "cuda")).by_rank == (), "each rank says what its GPU has"
+    assert limits.limits_of(a_plan((64 * GIB,), "cuda")).by_rank == (64 * GIB,)
