@@ -16,13 +16,19 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
+from trainfast_runner.telemetry import Sampler, Tick
+from trainfast_runner.telemetry_lines import WHOLE_EVERY, TickEncoder
+
 CPU_PERCENT = 1.0
 TICK_MS = 2.0
+LINE_BYTES = 3000
 GPUS = 8
 
 Row = tuple[str, str, str, bool]
@@ -41,10 +47,14 @@ class Cost:
     """Of `tick_ms`, what went into the GPUs; the rest is the host's readings."""
     cpu_percent: float
     """Of one core, user and system time, with what the library took."""
+    line_bytes: float
+    """Of a tick in `telemetry.jsonl`, the median."""
+    mean_line_bytes: float
+    """The mean, with the whole ticks that stand in it every half minute."""
 
 
 def rows(cost: Cost | None = None) -> list[Row]:
-    """The two budgets: what, measured, budget, held."""
+    """The budgets: what, measured, budget, held."""
     found = cost or measure()
     where = f"sampler, {found.gpus} GPUs at 1 Hz, beyond the library"
     return [
@@ -59,6 +69,12 @@ def rows(cost: Cost | None = None) -> list[Row]:
             f"{found.tick_ms:.2f} ms ({found.nvml_part_ms:.2f} ms of it GPUs; library {found.library_ms:.2f} ms)",
             f"<= {TICK_MS:g} ms",
             found.tick_ms <= TICK_MS,
+        ),
+        (
+            f"telemetry.jsonl, {found.gpus} busy GPUs: a tick, median",
+            f"{found.line_bytes:,.0f} bytes ({found.mean_line_bytes * 3600 / 1e6:.1f} MB an hour at 1 Hz)",
+            f"<= {LINE_BYTES:,} bytes",
+            found.line_bytes <= LINE_BYTES,
         ),
     ]
 
@@ -126,8 +142,6 @@ def child(seconds: float) -> Cost:
     """Sample in this process; the first ticks, which probe and import, are left out."""
     import pynvml
 
-    from trainfast_runner.telemetry import Sampler, Tick
-
     pynvml.nvmlInit()
     library = TimedLibrary(pynvml.nvmlLib)
     pynvml.nvmlLib = library
@@ -153,6 +167,7 @@ def child(seconds: float) -> Cost:
     inside = [after - before for (_, before), (_, after) in itertools.pairwise(ticks[2:])]
     measured = [tick for tick, _ in ticks[3:]]
     beyond = [tick.sample_us * 1e-3 - ns * 1e-6 for tick, ns in zip(measured, inside, strict=True)]
+    lines = [len(msgspec.json.encode(line)) + 1 for line in encoded(measured)]
     gpus = [(tick.nvml_us or 0) * 1e-3 - ns * 1e-6 for tick, ns in zip(measured, inside, strict=True)]
     return Cost(
         ticks=len(measured),
@@ -161,7 +176,17 @@ def child(seconds: float) -> Cost:
         library_ms=statistics.median(inside) * 1e-6,
         nvml_part_ms=statistics.median(gpus),
         cpu_percent=100 * cpu_s / wall_s,
+        line_bytes=statistics.median(lines[1:]),
+        # As over a long time, whatever the count of whole lines in a short one.
+        mean_line_bytes=statistics.median(lines[1:]) + lines[0] / WHOLE_EVERY,
     )
+
+
+def encoded(ticks: Sequence[Tick]) -> Iterator[msgspec.Struct]:
+    """The lines of these ticks, the first of them whole."""
+    encoder = TickEncoder()
+    for tick in ticks:
+        yield encoder.line(tick)
 
 
 def main() -> int:

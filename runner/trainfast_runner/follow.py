@@ -26,6 +26,7 @@ from trainfast_runner.runs import PROBE
 from trainfast_runner.steady_state import NOT_KNOWN, SteadyState, steady_of
 from trainfast_runner.step_conditions import StepConditions, StepJoin
 from trainfast_runner.telemetry.readings import Tick
+from trainfast_runner.telemetry_lines import telemetry_tail
 
 T = TypeVar("T")
 
@@ -114,9 +115,9 @@ class Follower:
         self._rates = _SummedRates()
         self._step_tails: dict[int, Tail[Step]] = {}
         self._worker_tails: dict[int, Tail[WorkerLine]] = {}
-        self._telemetry = _recent(directory / TELEMETRY_FILE, Tick)
+        self._telemetry = _recent(telemetry_tail(directory / TELEMETRY_FILE, Tick))
         self._events: deque[Event] = deque(maxlen=EVENTS_KEPT)
-        self._event_tail = _recent(directory / EVENTS_FILE, Event)
+        self._event_tail = _recent(Tail(directory / EVENTS_FILE, Event))
         self._join: StepJoin | None = None
         self._live = LiveDiagnosis()
         self._conditions: deque[StepConditions] = deque(maxlen=CONDITIONS_KEPT)
@@ -227,7 +228,7 @@ class Follower:
                 continue
             rank = int(number or 0)
             if stem == "steps" and rank not in self._step_tails:
-                self._step_tails[rank] = _recent(self.directory / name, Step)
+                self._step_tails[rank] = _recent(Tail(self.directory / name, Step))
             elif stem == "worker" and rank not in self._worker_tails:
                 self._worker_tails[rank] = Tail(self.directory / name, WorkerLine)
 
@@ -363,11 +364,10 @@ def _new(tail: Tail[T]) -> list[T]:
         return []
 
 
-def _recent(path: Path, type: type[T]) -> Tail[T]:
-    """A tail that starts at a line near the end of a long file."""
-    tail = Tail(path, type)
+def _recent(tail: Tail[T]) -> Tail[T]:
+    """The tail, set to start at a line near the end where its file is long."""
     try:
-        with path.open("rb") as file:
+        with tail.path.open("rb") as file:
             size = file.seek(0, os.SEEK_END)
             if size > RECENT_BYTES:
                 file.seek(size - RECENT_BYTES)

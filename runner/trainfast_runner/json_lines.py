@@ -6,11 +6,23 @@ import errno
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Generic, TypeVar
+from typing import Generic, Protocol, TypeVar
 
 import msgspec
 
 T = TypeVar("T")
+T_co = TypeVar("T_co", covariant=True)
+
+
+class NotYet(Exception):
+    """A line that a reader cannot make sense of who begins in the middle of its file. It is no damage."""
+
+
+class LineDecoder(Protocol[T_co]):
+    """Turns lines into records, in their order."""
+
+    def decode(self, line: bytes, /) -> T_co:
+        """The record of one line. Raises msgspec.DecodeError for a damaged one, NotYet."""
 
 
 class Tail(Generic[T]):
@@ -20,11 +32,14 @@ class Tail(Generic[T]):
     does not exist yet is empty. Reads at most `window_bytes` a call, so that a huge file cannot stall its reader.
     """
 
-    def __init__(self, path: Path, type: type[T], window_bytes: int = 8 << 20) -> None:
+    def __init__(
+        self, path: Path, type: type[T], window_bytes: int = 8 << 20, decoder: LineDecoder[T] | None = None
+    ) -> None:
+        """`decoder` reads lines that are not simply a `type` each."""
         self.path = path
         self.unreadable = 0
         self.offset = 0
-        self._decoder = msgspec.json.Decoder(type)
+        self._decoder: LineDecoder[T] = msgspec.json.Decoder(type) if decoder is None else decoder
         self._window_bytes = window_bytes
 
     def new(self) -> list[T]:
@@ -54,6 +69,8 @@ class Tail(Generic[T]):
                 continue
             try:
                 yield self._decoder.decode(line)
+            except NotYet:
+                continue
             except (msgspec.DecodeError, UnicodeDecodeError):
                 self.unreadable += 1
 
@@ -61,12 +78,15 @@ class Tail(Generic[T]):
 def read_all(path: Path, type: type[T]) -> tuple[list[T], int]:
     """Every readable record of a file, and how many lines could not be read."""
     tail = Tail(path, type)
-    records: list[T] = []
-    while True:
+    return list(rest_of(tail)), tail.unreadable
+
+
+def rest_of(tail: Tail[T]) -> Iterator[T]:
+    """Every readable record from where the tail is to the end of its file; an unreadable file raises OSError."""
+    before = -1
+    while tail.offset != before:
         before = tail.offset
-        records += tail.new()
-        if tail.offset == before:
-            return records, tail.unreadable
+        yield from tail.new()
 
 
 class Appender:

@@ -11,8 +11,9 @@ from typing import TypeVar
 import msgspec
 
 from trainfast_runner.home import read_run_file
-from trainfast_runner.json_lines import Tail
+from trainfast_runner.json_lines import Tail, rest_of
 from trainfast_runner.records import Count, Event, RunFile, Step, WorkerLine
+from trainfast_runner.telemetry_lines import telemetry_tail
 
 T = TypeVar("T")
 
@@ -99,13 +100,13 @@ def read_records(directory: Path) -> RunRecords:
     """Every readable record of a run; what could not be read is counted, never raised."""
     records = RunRecords(run=read_run_file(directory))
     for rank, path in rank_files(directory, "steps").items():
-        records.steps[rank] = list(_each(path, Step, records))
+        records.steps[rank] = list(_each(Tail(path, Step), records))
     for rank, path in rank_files(directory, "worker").items():
-        records.worker[rank] = list(_each(path, WorkerLine, records))
-    records.events = list(_each(directory / EVENTS_FILE, Event, records))
+        records.worker[rank] = list(_each(Tail(path, WorkerLine), records))
+    records.events = list(_each(Tail(directory / EVENTS_FILE, Event), records))
     wanted = {*records.run.watch_uuids, *records.run.device_uuids} if records.run else set()
     # Ticks are many: only the devices of this run are kept, and a run without devices keeps the host's alone.
-    for tick in _each(directory / TELEMETRY_FILE, _DeviceTick, records):
+    for tick in _each(telemetry_tail(directory / TELEMETRY_FILE, _DeviceTick), records):
         if tick.host is not None:
             records.hosts.append((tick.t_ns, tick.host))
         for sample in tick.devices:
@@ -130,14 +131,10 @@ def rank_files(directory: Path, name: str) -> dict[int, Path]:
     return dict(sorted(found.items()))
 
 
-def _each(path: Path, type: type[T], records: RunRecords) -> Iterator[T]:
-    tail = Tail(path, type)
-    before = -1
-    while tail.offset != before:
-        before = tail.offset
-        try:
-            yield from tail.new()
-        except OSError:
-            records.unreadable_lines += 1
-            return
+def _each(tail: Tail[T], records: RunRecords) -> Iterator[T]:
+    try:
+        yield from rest_of(tail)
+    except OSError:
+        records.unreadable_lines += 1
+        return
     records.unreadable_lines += tail.unreadable

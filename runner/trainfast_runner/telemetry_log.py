@@ -12,6 +12,7 @@ from trainfast_runner.run_records import TELEMETRY_FILE
 from trainfast_runner.telemetry.readings import Tick
 from trainfast_runner.telemetry.sampler import Sampler
 from trainfast_runner.telemetry.xid import words
+from trainfast_runner.telemetry_lines import TickEncoder
 
 PERIOD_S = 1.0
 
@@ -36,6 +37,7 @@ class TelemetryLog:
         self._tell, self._complain = tell, complain
         self._path = directory / TELEMETRY_FILE
         self._file: Appender | None = None
+        self._lines = TickEncoder()
         self._failed = False
         self._sampler = Sampler(self._take, period_s=period_s, on_xid=self._xid)
 
@@ -60,8 +62,9 @@ class TelemetryLog:
         try:
             if self._file is None:
                 self._file = Appender(self._path)
-            self._file.write(tick)
+            self._file.write(self._lines.line(tick))
         except OSError as error:
+            self._lines.start_again()
             if not self._failed:
                 self._failed = True
                 self._complain(f"{TELEMETRY_FILE}: {error.strerror}")

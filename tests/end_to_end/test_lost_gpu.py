@@ -14,7 +14,7 @@ from cli.command import COMMAND, SMALL, Cli, until
 from end_to_end.terminal import Terminal, needs_tmux
 from trainfast_runner.json_lines import read_all
 from trainfast_runner.records import Event
-from trainfast_runner.telemetry import Tick
+from trainfast_runner.telemetry_lines import read_ticks
 
 pytestmark = [needs_tmux, pytest.mark.long]
 ENDLESS = ["--set", "steps=1000000", "--set", "watch=0+1+2"]
@@ -37,7 +37,7 @@ def test_the_others_have_no_gap_two_events_are_written_and_the_app_stays(cli: Cl
     try:
         terminal.open([*COMMAND])
         terminal.until_shows("samples/s")
-        until(lambda: read_all(directory / "telemetry.jsonl", Tick)[0], "a tick")
+        until(lambda: read_ticks(directory / "telemetry.jsonl")[0], "a tick")
         now_s = scenario.now_s()
         scenario.also = [f"lost 1 {now_s:.3f} {now_s + 4:.3f}"]
         scenario.write(script)
@@ -49,7 +49,7 @@ def test_the_others_have_no_gap_two_events_are_written_and_the_app_stays(cli: Cl
     finally:
         terminal.close()
     assert changes() == [("gpu_lost", 1), ("gpu_back", 1)]
-    ticks = read_all(directory / "telemetry.jsonl", Tick)[0]
+    ticks = read_ticks(directory / "telemetry.jsonl")[0]
     assert any(tick.devices[1].error for tick in ticks)
     for gpu in (0, 2):
         assert all(tick.devices[gpu].temperature_c is not None for tick in ticks)

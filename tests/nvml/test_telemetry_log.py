@@ -4,19 +4,17 @@ import threading
 import time
 from pathlib import Path
 
-import msgspec
 import stand_in
 from stand_in import Machine, gpus
 
 from trainfast_runner.records import Event
 from trainfast_runner.telemetry.readings import Tick
+from trainfast_runner.telemetry_lines import read_ticks
 from trainfast_runner.telemetry_log import TelemetryLog
 
 
 def ticks(directory: Path) -> list[Tick]:
-    path = directory / "telemetry.jsonl"
-    lines = path.read_bytes().split(b"\n")[:-1] if path.exists() else []
-    return [msgspec.json.decode(line, type=Tick) for line in lines]
+    return read_ticks(directory / "telemetry.jsonl")[0]
 
 
 def test_a_gpu_lost_and_back_leaves_two_events_and_no_gap_in_the_others(tmp_path: Path) -> None:

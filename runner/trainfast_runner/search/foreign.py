@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 
-from trainfast_runner.json_lines import read_all
 from trainfast_runner.run_records import TELEMETRY_FILE
 from trainfast_runner.search.processes import ProbeLine
 from trainfast_runner.telemetry.readings import Tick
+from trainfast_runner.telemetry_lines import read_ticks
 
 TOO_MUCH_BYTES = 64 << 20
 
@@ -28,7 +28,7 @@ def taken_by_others(
         if lost > TOO_MUCH_BYTES:
             return f"another process took {lost / 2**20:,.0f} MiB of rank {rank}'s GPU meanwhile"
     try:
-        ticks, _ = read_all(directory / TELEMETRY_FILE, Tick)
+        ticks, _ = read_ticks(directory / TELEMETRY_FILE)
     except OSError:
         return None
     return grown(ticks, own_pids, devices, begin_ns)

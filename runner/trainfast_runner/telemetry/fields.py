@@ -152,7 +152,8 @@ class FieldBatch:
                 raw = entry.raw & ((1 << bits) - 1)
                 if one.wraps:
                     raw = self._wrapping.setdefault(one.name, Unwrapped()).follow(raw, bits)
-                values[one.name] = raw if one.scale == 1 else raw * one.scale
+                # The driver's thousandths, without the dust of their product.
+                values[one.name] = raw if one.scale == 1 else round(raw * one.scale, 3)
         return values, codes
 
 

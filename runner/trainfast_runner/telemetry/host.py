@@ -47,7 +47,7 @@ class HostReader:
         if self.tree and run is None:
             missing["run"] = f"process {self.tree.root_pid} and its children have ended"
         return HostReading(
-            cpu_percent=sum(per_core) / len(per_core) if per_core else None,
+            cpu_percent=round(sum(per_core) / len(per_core), 2) if per_core else None,
             cpu_count=psutil.cpu_count(),
             cpu_percent_per_core=per_core,
             load_1m=load[0] if load else None,

@@ -63,7 +63,7 @@ class ProcessTree:
             return None
         storage = [member for member in self._members.values() if member.read_bytes is not None]
         return RunReading(
-            cpu_percent=cpu_percent if readable and not first else None,
+            cpu_percent=round(cpu_percent, 1) if readable and not first else None,
             memory_rss_bytes=rss_bytes if readable else None,
             read_bytes=self._ended_read_bytes + sum(m.read_bytes or 0 for m in storage) if storage else None,
             write_bytes=self._ended_write_bytes + sum(m.write_bytes or 0 for m in storage) if storage else None,

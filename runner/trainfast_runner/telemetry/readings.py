@@ -1,4 +1,4 @@
-"""The records of one sampling tick: what `telemetry.jsonl` holds a line of and `monitor --json` prints.
+"""The records of one sampling tick: what `monitor --json` prints and `telemetry.jsonl` holds a line of.
 
 Every reading may be None: it could not be had on this machine, and `Tick.missing` says why.
 Zero always means a measured zero.

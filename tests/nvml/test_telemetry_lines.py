@@ -1,0 +1,210 @@
+"""`telemetry.jsonl`: what is written of each tick, and that a reader gets every tick back whole."""
+
+from __future__ import annotations
+
+import functools
+import random
+import statistics
+from pathlib import Path
+
+import msgspec
+import pytest
+import stand_in
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from stand_in import Machine, gpus
+
+from trainfast_runner.json_lines import Appender
+from trainfast_runner.run_records import read_records
+from trainfast_runner.telemetry.nvml import Nvml
+from trainfast_runner.telemetry.readings import DeviceProcess, DeviceReading, HostReading, RunReading, Tick
+from trainfast_runner.telemetry_lines import WHOLE_EVERY, TickEncoder, read_ticks, telemetry_tail
+
+SECOND_NS = 1_000_000_000
+LINE_BYTES = 3000
+
+runs = st.builds(
+    RunReading,
+    cpu_percent=st.none() | st.sampled_from([100.0, 199.9]),
+    processes=st.integers(1, 2),
+    threads=st.integers(1, 2),
+)
+hosts = st.builds(
+    HostReading,
+    cpu_percent=st.none() | st.sampled_from([0.0, 50.5]),
+    cpu_percent_per_core=st.none() | st.lists(st.sampled_from([0.0, 100.0]), min_size=2, max_size=2),
+    disk_read_bytes=st.none() | st.integers(0, 3),
+    run=st.none() | runs,
+)
+processes = st.lists(st.builds(DeviceProcess, pid=st.integers(1, 3), memory_used_bytes=st.none() | st.integers(0, 2)))
+
+
+@st.composite
+def devices(draw: st.DrawFn) -> list[DeviceReading]:
+    return [
+        DeviceReading(
+            index=index,
+            uuid=f"GPU-{index}",
+            temperature_c=draw(st.none() | st.integers(50, 52)),
+            power_w=draw(st.none() | st.sampled_from([300.25, 12.0])),
+            throttle_reasons=draw(st.none() | st.sampled_from([[], ["sw_thermal"], ["0x200"]])),
+            processes=draw(st.none() | processes),
+            error=draw(st.none() | st.just("GPU is lost")),
+        )
+        for index in range(draw(st.integers(0, 4)))
+    ]
+
+
+@st.composite
+def series(draw: st.DrawFn) -> list[Tick]:
+    return [
+        Tick(
+            t_ns=place * SECOND_NS,
+            host=draw(hosts),
+            devices=draw(devices()),
+            missing=draw(st.dictionaries(st.sampled_from(["nvml", "gpu0", "run"]), st.sampled_from(["a", "b"]))),
+            sample_us=draw(st.integers(0, 2)),
+            nvml_us=draw(st.none() | st.integers(0, 2)),
+        )
+        for place in range(draw(st.integers(1, 12)))
+    ]
+
+
+def lines_of(ticks: list[Tick]) -> list[bytes]:
+    encoder = TickEncoder()
+    return [msgspec.json.encode(encoder.line(tick)) + b"\n" for tick in ticks]
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "telemetry.jsonl"
+
+
+@settings(max_examples=40)
+@given(ticks=series())
+def test_every_tick_comes_back_as_it_was(tmp_path_factory: pytest.TempPathFactory, ticks: list[Tick]) -> None:
+    path = tmp_path_factory.getbasetemp() / "telemetry.jsonl"
+    path.write_bytes(b"".join(lines_of(ticks)))
+    assert read_ticks(path) == (ticks, 0)
+
+
+def busy(seconds: int) -> list[Tick]:
+    """Eight GPUs whose every reading changes each second, each with a process."""
+    chance, found = random.Random(8), []
+    machine = Machine(
+        gpus(
+            8,
+            violation_ns=lambda field, second: int(field * 1e7 * second),
+            pcie_bytes=lambda second: int(3e9 * second) % 2**32,
+            nvlink_kib=lambda second: int(2e8 * second),
+            processes={4711: 70 << 30},
+        )
+    )
+    with stand_in.installed(machine):
+        nvml = Nvml()
+        for second in range(seconds):
+            machine.clock = functools.partial(float, second)
+            for gpu in machine.gpus:
+                gpu.temperature = chance.randint(60, 90)
+                gpu.power_mw = chance.randint(200_000, 700_000)
+                gpu.energy_mj += gpu.power_mw
+                gpu.clocks[1] = chance.randint(1200, 1980)
+                gpu.reasons = chance.choice([0, 0x20, 0x4])
+            readings, missing = nvml.sample(second * SECOND_NS)
+            host = HostReading(cpu_percent=chance.random(), disk_read_bytes=chance.randint(0, 2**40))
+            found.append(Tick(t_ns=second * SECOND_NS, host=host, devices=readings, missing=missing, sample_us=second))
+        nvml.close()
+    return found
+
+
+def test_eight_busy_gpus_take_a_line_of_some_kilobytes_and_a_whole_one_now_and_then(path: Path) -> None:
+    ticks = busy(2 * WHOLE_EVERY + 1)
+    lines = lines_of(ticks)
+    path.write_bytes(b"".join(lines))
+    assert read_ticks(path) == (ticks, 0)
+    whole = [place for place, line in enumerate(lines) if b'"since_ns"' not in line]
+    assert whole == [0, WHOLE_EVERY, 2 * WHOLE_EVERY]
+    assert statistics.median(map(len, lines)) <= LINE_BYTES
+
+
+def test_a_reader_that_begins_in_the_middle_goes_on_with_the_next_whole_tick(path: Path) -> None:
+    ticks = busy(WHOLE_EVERY + 3)
+    lines = lines_of(ticks)
+    path.write_bytes(b"".join(lines[5:]))
+    assert read_ticks(path) == (ticks[WHOLE_EVERY:], 0)
+
+
+@pytest.mark.parametrize("damage", [b"", b"\0\0\0\n", b'{"t_ns": 4, "since_ns"\n', b"[[[[\n"])
+def test_after_a_lost_line_nothing_is_made_up(path: Path, damage: bytes) -> None:
+    ticks = busy(WHOLE_EVERY + 3)
+    lines = lines_of(ticks)
+    path.write_bytes(b"".join([*lines[:4], damage, *lines[5:]]))
+    found, unreadable = read_ticks(path)
+    assert found == ticks[:4] + ticks[WHOLE_EVERY:]
+    assert unreadable >= WHOLE_EVERY - 5
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"columns": {"temperature_c": [1, 2, 3]}},
+        {"columns": {"temperature_c": {"7": 1}}},
+        {"columns": {"temperature_c": {"0": "hot"}}},
+        {"columns": [1]},
+        {"host": {"run": {"threads": "many"}}},
+        {"missing": {"gpu9": None, "x": 1}},
+    ],
+)
+def test_changes_that_do_not_fit_are_damage(path: Path, change: dict[str, object]) -> None:
+    tick = Tick(
+        t_ns=1,
+        host=HostReading(run=RunReading(processes=1, threads=1)),
+        devices=[DeviceReading(index=0)],
+        missing={},
+        sample_us=1,
+    )
+    line = {"t_ns": 2, "since_ns": 1, "sample_us": 1, "nvml_us": None, **change}
+    path.write_bytes(msgspec.json.encode(tick) + b"\n" + msgspec.json.encode(line) + b"\n")
+    assert read_ticks(path) == ([tick], 1)
+
+
+def test_a_line_that_did_not_reach_the_disk_is_followed_by_a_whole_one(path: Path) -> None:
+    encoder, ticks = TickEncoder(), busy(3)
+    encoder.line(ticks[0])
+    encoder.line(ticks[1])
+    encoder.start_again()
+    file = Appender(path)
+    file.write(encoder.line(ticks[2]))
+    file.close()
+    assert read_ticks(path) == (ticks[2:], 0)
+
+
+def test_a_file_of_whole_lines_is_read_as_ever(path: Path) -> None:
+    ticks = busy(3)
+    path.write_bytes(b"".join(msgspec.json.encode(tick) + b"\n" for tick in ticks))
+    assert read_ticks(path) == (ticks, 0)
+
+
+def test_a_reader_that_follows_sees_each_tick_when_its_line_is_whole(path: Path) -> None:
+    ticks = busy(4)
+    lines = lines_of(ticks)
+    tail = telemetry_tail(path, Tick)
+    with path.open("ab", buffering=0) as file:
+        for tick, line in zip(ticks, lines, strict=True):
+            file.write(line[:100])
+            assert tail.new() == []
+            file.write(line[100:])
+            assert tail.new() == [tick]
+
+
+def test_a_summary_gets_the_same_samples_from_changes_as_from_whole_lines(tmp_path: Path) -> None:
+    ticks = busy(5)
+    whole, changes = tmp_path / "whole", tmp_path / "changes"
+    for directory, lines in (
+        (whole, [msgspec.json.encode(tick) + b"\n" for tick in ticks]),
+        (changes, lines_of(ticks)),
+    ):
+        directory.mkdir()
+        (directory / "telemetry.jsonl").write_bytes(b"".join(lines))
+    assert read_records(changes).hosts == read_records(whole).hosts
+    assert len(read_records(changes).hosts) == 5
