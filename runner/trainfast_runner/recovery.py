@@ -14,6 +14,7 @@ import msgspec
 
 from trainfast_runner.home import RESULT_FILE, RUN_FILE, is_alive, open_lock, read_result, read_run_file
 from trainfast_runner.json_lines import read_all, write_atomically
+from trainfast_runner.predicted_run import with_prediction
 from trainfast_runner.process_tree import Identity, boot_id, is_running
 from trainfast_runner.records import END_STATES, SCHEMA, Event
 from trainfast_runner.result import Result, RunError
@@ -83,7 +84,7 @@ def settle(directory: Path) -> Result | None:
         result = read_result(directory)
         if result is not None or _result_is_newer(directory):
             return result
-        records = read_records(directory)
+        records = with_prediction(read_records(directory))
         result = summarise(directory, records, _lost(records), records.last_t_ns())
         with contextlib.suppress(OSError):  # A full or read-only disk: the next reader tries again.
             write_atomically(directory / RESULT_FILE, msgspec.json.encode(result) + b"\n")

@@ -20,6 +20,7 @@ from trainfast_runner.json_lines import Appender, write_atomically
 from trainfast_runner.kernel_oom import oom_kills
 from trainfast_runner.memory_model import corrections
 from trainfast_runner.output_log import CAP_BYTES, OUTPUT_FILE, OutputLog, read_log
+from trainfast_runner.predicted_run import with_prediction
 from trainfast_runner.process_tree import Identity, become_subreaper, descendants, identify, send
 from trainfast_runner.ranks import Gone, Ranks
 from trainfast_runner.records import Event, RunFile, WorkerLine
@@ -192,7 +193,7 @@ class Supervisor:
             self._output.compact()
         except OSError as error:
             self._trouble(f"{OUTPUT_FILE} cannot be compacted: {error.strerror}")
-        records = read_records(self.directory)
+        records = with_prediction(read_records(self.directory))
         verdict = self._judge({rank: steps[-1].step for rank, steps in records.steps.items() if steps}, records.worker)
         self._enter(verdict.state, verdict.reason)
         result = summarise(self.directory, records, verdict, ended_ns)

@@ -263,3 +263,16 @@ async def test_every_turn_of_a_knob_asks_once_and_a_live_run_forbids_the_trace(
         write_lines(live / "events.jsonl", [own_supervisor(), Event(t_ns=START_NS + S, kind="state", state="running")])
         await show(a_snapshot(live, second=23))
         assert not app.questions[-1].may_trace
+
+
+async def test_a_run_that_starts_keeps_its_own_trace_until_it_trains(home: Home, hold: Callable[[Path], None]) -> None:
+    app = StillApp(home)
+    live = a_run(home, with_result=False)
+    hold(live)
+    async with app.run_test(size=(120, 40)) as pilot:
+        for state, may_trace in (("starting", True), ("running", False)):
+            events = [own_supervisor(), Event(t_ns=START_NS + S, kind="state", state=state)]
+            write_lines(live / "events.jsonl", events)
+            app.post_message(SnapshotTaken(a_snapshot(live, second=23)))
+            await pilot.pause()
+            assert app.questions[-1].may_trace == may_trace, state

@@ -61,7 +61,21 @@ def test_what_does_not_fit_says_by_how_much_and_the_limit_stands_inside_the_bar(
     assert lines[1].count("░") == 45
     assert lines[-1] == "2.00 GiB too much; batch_size 1 does not fit"
     lines = shown(MemoryView(replace(large, max_batch=3)))
-    assert lines[-1] == "does not fit: 2.00 GiB too much  batch <= 3"
+    assert lines[-1] == "2.00 GiB too much  batch_size up to 3"
+
+
+@pytest.mark.parametrize(
+    ("most", "said"),
+    [
+        (0, "2.00 GiB too much; nor batch 1"),
+        (3, "2.00 GiB too much  batch <= 3"),
+        (12_345, "does not fit  batch <= 12,345"),
+        (None, "2.00 GiB too much"),
+    ],
+)
+def test_on_the_smallest_screen_nothing_of_what_does_not_fit_is_cut(most: int | None, said: str) -> None:
+    large = replace(FITS, total_bytes=4 * GIB, parts=(("activations", 4 * GIB),), max_batch=most)
+    assert shown(MemoryView(large), SMALL)[-1] == said
 
 
 def test_a_small_model_on_a_large_device_still_shows_every_category() -> None:

@@ -201,8 +201,10 @@ class TrainfastApp(App[int]):
     def foresee(self) -> None:
         """Predict the next run's memory when its knobs have changed, or when a run has begun or ended."""
         run = self.snapshot.run if self.snapshot is not None else None
-        is_busy = self.control.is_starting or self.searching.is_going_on or (run is not None and run.is_live)
-        self.explain(run, may_trace=not is_busy)
+        searches, live = self.searching.is_going_on, run is not None and run.is_live
+        self.explain(run, may_trace=not (searches or live or self.control.is_starting))
+        # While a run only starts a trace goes on: it is that run's prediction, and nothing is measured yet.
+        is_busy = searches or (run is not None and run.is_live and run.state != "starting")
         question = question_about(self.next_run, self.machine, self.snapshot, may_trace=not is_busy)
         if question is None:
             return

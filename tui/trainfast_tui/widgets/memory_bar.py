@@ -116,18 +116,21 @@ def _room_left(forecast: Forecast, width: int) -> Line:
     left = forecast.headroom_bytes
     if left is None:
         return [("no limit is known", "muted")]
-    most = forecast.max_batch
-    if left < 0 and most == 0:
-        text = f"{fmt.size(-left)} too much; batch_size 1 does not fit"
-        return [(text if len(text) <= width else "does not fit, nor does batch 1", "error")]
-    line: Line = [(f"{fmt.size(left)} left", "success")]
-    if left < 0:
-        line = [(f"does not fit: {fmt.size(-left)} too much", "error")]
-    if most is not None:
-        room = width - len(line[0][0]) - 2
-        words = (f"batch_size up to {most:,}", f"batch <= {most:,}")
-        line += [(f"  {text}", "text") for text in words if len(text) <= room][:1]
-    return line
+    most, tone = forecast.max_batch, "error" if left < 0 else "success"
+    if left >= 0:
+        heads: tuple[str, ...] = (f"{fmt.size(left)} left",)
+    else:
+        heads = (f"does not fit: {fmt.size(-left)} too much", f"{fmt.size(-left)} too much", "does not fit")
+    if most is None:
+        tails: tuple[str, ...] = ("",)
+    elif most == 0:
+        tails = ("; batch_size 1 does not fit", "; nor batch 1", "")
+    else:
+        tails = (f"  batch_size up to {most:,}", f"  batch <= {most:,}", "")
+    # What is missing and the way out are worth more than long words for either; the last pair always has room.
+    pairs = [(head, tail) for tail in tails for head in heads]
+    head, tail = next((pair for pair in pairs if len(pair[0]) + len(pair[1]) <= width), (heads[-1], ""))
+    return [(head, tone), (tail, "error" if most == 0 else "text")]
 
 
 def _bar(forecast: Forecast, measured: Measured | None, width: int, ascii: bool) -> Line:
