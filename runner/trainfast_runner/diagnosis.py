@@ -6,7 +6,7 @@ import string
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from trainfast_runner.diagnosis_figures import Stretch, figures_by_scope
+from trainfast_runner.diagnosis_figures import Stretch, figure_text, figures_by_scope
 from trainfast_runner.diagnosis_rules import RULES, Figure, Rule
 from trainfast_runner.result import Diagnosis
 
@@ -37,12 +37,12 @@ def can_tell(stretch: Stretch) -> bool:
 
 
 class _Sentence(string.Formatter):
-    """`str.format` with `figure`: three significant digits, never an exponent."""
+    """`str.format` with `figure` as a format, which is `figure_text`."""
 
     def format_field(self, value: Any, format_spec: str) -> str:
         if format_spec != "figure":
             return str(super().format_field(value, format_spec))
-        return f"{value:,.0f}" if abs(value) >= 99.95 else f"{value:.3g}"
+        return figure_text(value)
 
 
 _SENTENCE = _Sentence()

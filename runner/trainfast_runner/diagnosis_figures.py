@@ -18,6 +18,7 @@ from trainfast_runner.throttle_causes import CAUSES
 T = TypeVar("T")
 
 Figures = dict[str, Figure]
+PIDS_SHOWN = 3
 BACKWARD_OVER_FORWARD = 2.0
 BACKWARD_OVER_FORWARD_RECOMPUTED = 3.0
 """With full checkpointing the backward computes the forward once more."""
@@ -52,6 +53,11 @@ class Stretch:
     def measured(self) -> int:
         """How many steps it has."""
         return len(self.first_rank)
+
+
+def figure_text(value: float) -> str:
+    """Three significant digits, never an exponent."""
+    return f"{value:,.0f}" if abs(value) >= 99.95 else f"{value:.3g}"
 
 
 def stretch_of(records: RunRecords, devices: Sequence[DeviceConditions], window: Window) -> Stretch:
@@ -188,7 +194,7 @@ def _host(stretch: Stretch) -> Figures:
 
 
 def _devices(stretch: Stretch, run: Figures) -> list[Figures]:
-    used = [device for device in stretch.devices if device.uuid in stretch.run.device_uuids]
+    used = [device for device in stretch.devices if device.uuid in stretch.run.gpu_uuids]
     clocks = [device.sm_clock_mhz for device in used if device.sm_clock_mhz]
     return [_device(stretch, device, max(clocks, default=None), run) for device in stretch.devices]
 
@@ -203,7 +209,7 @@ def _device(stretch: Stretch, device: DeviceConditions, fastest: float | None, r
     clock = device.sm_clock_mhz
     return {
         "index": device.index,
-        "used": int(device.uuid in stretch.run.device_uuids),
+        "used": int(device.uuid in stretch.run.gpu_uuids),
         **_throttling(device, len(stretch.first_rank), run["step_ms"]),
         "temperature_c": hottest,
         "slows_down_at_c": limit,
@@ -222,6 +228,7 @@ def _device(stretch: Stretch, device: DeviceConditions, fastest: float | None, r
         "pcie_generation": _last(sample.pcie_generation for sample in samples),
         "pcie_generation_max": _last(sample.pcie_generation_max for sample in samples),
         "foreign_processes": len(foreign),
+        "foreign_words": _processes_words([process.pid for process in foreign]),
         "foreign_memory_bytes": sum(memory) if memory else None,
     }
 
@@ -244,8 +251,20 @@ def _throttling(device: DeviceConditions, steps: int, step_ms: Figure) -> Figure
         found[f"{cause.name}_lost_percent"] = (
             percent if lost_a_step is None else _percent(lost_a_step, step_ms if isinstance(step_ms, float) else None)
         )
+        found[f"{cause.name}_lost_words"] = _lost_words(lost_a_step)
         found[f"{cause.name}_source"] = device.sources.get(cause.name)
     return found
+
+
+def _lost_words(ms: float | None) -> str:
+    return "" if ms is None else f": about {figure_text(ms)} ms of a step lost"
+
+
+def _processes_words(pids: Sequence[int]) -> str:
+    if len(pids) == 1:
+        return f"another process (pid {pids[0]})"
+    shown = ", ".join(str(pid) for pid in pids[:PIDS_SHOWN])
+    return f"{len(pids):,} other processes (pid {shown}{', ...' if len(pids) > PIDS_SHOWN else ''})"
 
 
 def _slows_down_at(samples: Sequence[Seen]) -> float | None:

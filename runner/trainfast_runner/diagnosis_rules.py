@@ -19,6 +19,9 @@ EXCHANGING_STRATEGIES = ("ddp", "fsdp", "zero1", "zero2", "zero3", "fsdp+tp", "d
 """Strategies whose backward exchanges gradients or activations, so that waiting for a link shows in it."""
 WHOLE_FORWARD_STRATEGIES = ("ddp", "zero1", "zero2", "zero2-offload")
 """Strategies whose forward waits for no other rank: the slowest forward is the slowest rank."""
+BUSY_STRATEGIES = ("single", *EXCHANGING_STRATEGIES)
+"""Strategies whose GPUs all have work all the time; with the others a GPU waits for its turn, or for the CPU that
+updates the weights."""
 
 
 @dataclass(frozen=True)
@@ -132,7 +135,7 @@ RULES: tuple[Rule, ...] = (
         "device",
         (_at_least("thermal_percent", 2),),
         "GPU {index} is throttled by heat for {thermal_ms_per_step:figure} of each {step_ms:figure} ms step,"
-        " {temperature_words}",
+        " {temperature_words}{thermal_lost_words}",
         "cooling: more air, a free slot beside the card, a lower power limit; the clocks come back by themselves",
         _OURS_TWO_PERCENT + " SW thermal slowdown may also come from hot memory.",
         cost="thermal_lost_percent",
@@ -152,7 +155,8 @@ RULES: tuple[Rule, ...] = (
         "held by the power brake",
         "device",
         (_at_least("brake_percent", 2),),
-        "GPU {index} is braked by the power supply for {brake_ms_per_step:figure} of each {step_ms:figure} ms step",
+        "GPU {index} is braked by the power supply for {brake_ms_per_step:figure} of each {step_ms:figure} ms step"
+        "{brake_lost_words}",
         "the power supply, its cables and rails: the brake is pulled from outside the card",
         _OURS_TWO_PERCENT + " The brake halves the clocks or more (HW Power Brake Slowdown, nvml.h).",
         cost="brake_lost_percent",
@@ -189,7 +193,7 @@ RULES: tuple[Rule, ...] = (
         "another process on the GPU",
         "device",
         (_is("used", 1), _at_least("foreign_processes", 1)),
-        "GPU {index} is shared with {foreign_processes} other process(es)",
+        "GPU {index} is shared with {foreign_words}",
         "end them, or train on another GPU (the devices knob): figures of a shared GPU compare with nothing",
         "ours: one is enough, kernels of two processes take turns on the device.",
         evidence=("foreign_memory_bytes",),
@@ -218,7 +222,7 @@ RULES: tuple[Rule, ...] = (
         "device",
         (_is("used", 1), _at_least("clock_behind_percent", 5), _at_least("gpu_utilization_percent", 20)),
         "GPU {index} runs at {sm_clock_mhz:.0f} MHz, the fastest of this run at {fastest_sm_clock_mhz:.0f} MHz:"
-        " every step waits for it",
+        " ranks that meet in every step wait for it",
         "its temperature, power limit and application clocks, or leave it out with devices",
         "ours: ranks meet once a step, so the lowest clock sets the pace; 5 % is over what boost clocks scatter by.",
         cost="clock_behind_percent",
@@ -246,7 +250,12 @@ RULES: tuple[Rule, ...] = (
         "launch-bound",
         "launch-bound",
         "run",
-        (_is("device", "cuda"), _at_least("unexplained_idle_percent", 15), _below("data_percent", 10)),
+        (
+            _is("device", "cuda"),
+            Condition("strategy", "in", BUSY_STRATEGIES),
+            _at_least("unexplained_idle_percent", 15),
+            _below("data_percent", 10),
+        ),
         "the GPU has nothing to do for {gpu_idle_percent:.0f} % of the time, and not for want of data: kernels are"
         " too short for the CPU to launch in time",
         "a larger batch_size, compile=default, optimizer=adamw-fused, attention=sdpa: fewer and longer kernels",

@@ -91,6 +91,11 @@ class RunFile(msgspec.Struct, frozen=True, kw_only=True):
     predicted: dict[str, Any] | None = None
     """The memory that was predicted for the fullest rank, a `memory_model.Prediction`; None where nothing was."""
 
+    @property
+    def gpu_uuids(self) -> list[str]:
+        """The GPUs that the run is about: those its ranks use, else those that were joined to it with `watch`."""
+        return self.device_uuids or self.watch_uuids
+
     def changes(self) -> dict[str, Any]:
         """What `--set` or the screen changed of the preset, `knob`, `model.FIELD` or `data.FIELD`, with its value."""
         sections = {"model": self.model, "data": self.data}

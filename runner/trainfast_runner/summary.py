@@ -52,7 +52,7 @@ def summarise(directory: Path, records: RunRecords, verdict: Verdict, ended_ns: 
     first_rank = records.steps[min(records.steps)] if records.steps else []
     measured = [step for step in first_rank if not step.warmup]
     window = window_of(measured)
-    used = [records.devices.get(uuid, []) for uuid in (run.device_uuids or run.watch_uuids)] if run else []
+    used = [records.devices.get(uuid, []) for uuid in run.gpu_uuids] if run else []
     throughput, samples = _throughput(records, ran)
     join = join_of(records.devices, run.watch_uuids if run else [], 1.0)
     devices = join.window(window.begin_ns, window.end_ns) if window else []
@@ -288,7 +288,9 @@ def _foreign(run: RunFile, records: RunRecords, measured: list[Step]) -> list[di
     window = window_of(measured)
     if window is None or not run.device_uuids:
         return run.foreign_processes
-    return [dataclasses.asdict(process) for process in foreign_processes(run, records.events, window)]
+    ours = {sample.index for uuid in run.device_uuids for _, sample in records.devices.get(uuid, ())[:1]}
+    found = foreign_processes(run, records.events, window)
+    return [dataclasses.asdict(process) for process in found if process.device in ours or not ours]
 
 
 def _synthetic(worker: dict[int, list[WorkerLine]]) -> bool | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import string
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -15,6 +16,7 @@ from trainfast_runner.device_window import Window
 from trainfast_runner.diagnosis import diagnose
 from trainfast_runner.diagnosis_figures import ForeignProcess, Stretch, figures_by_scope, foreign_processes
 from trainfast_runner.diagnosis_rules import NAMES, RULES, rule_that_spoke
+from trainfast_runner.follow import Follower
 from trainfast_runner.records import Clock, Event, RunFile, Step
 from trainfast_runner.result import Diagnosis
 from trainfast_runner.run_records import DeviceSample, HostSample, RunSample, read_records
@@ -83,8 +85,17 @@ class Case:
         (directory / "run.json").write_bytes(msgspec.json.encode(stretch.run))
         for rank, steps in stretch.steps.items():
             _write_lines(directory / f"steps{f'.rank{rank}' if rank else ''}.jsonl", steps)
+        hosts: list[Any] = msgspec.to_builtins(stretch.hosts)
+        for host in hosts:
+            host["run"] |= {"processes": 1, "threads": 1}
         ticks = [
-            {"t_ns": n * S, "devices": [of[n] for of in stretch.samples.values()], "host": stretch.hosts[min(n, 9)]}
+            {
+                "t_ns": n * S,
+                "devices": [of[n] for of in stretch.samples.values()],
+                "host": hosts[min(n, 9)],
+                "missing": {},
+                "sample_us": 1,
+            }
             for n in range(11)
         ]
         _write_lines(directory / "telemetry.jsonl", ticks)
@@ -209,6 +220,20 @@ def test_the_result_of_a_run_directory_says_the_same(rule: str, tmp_path: Path) 
             path.unlink()
 
 
+@pytest.mark.parametrize("rule", NAMES)
+def test_the_live_view_says_the_same(rule: str, tmp_path: Path) -> None:
+    for case, speaks in zip(PAIRS[rule], (True, False), strict=True):
+        case.write(tmp_path)
+        (tmp_path / "alive.lock").touch()
+        with (tmp_path / "alive.lock").open("rb") as lock:
+            fcntl.flock(lock, fcntl.LOCK_SH)
+            seen = Follower(tmp_path).poll()
+        assert seen.is_live
+        assert (rule in [finding.rule for finding in seen.diagnosis]) is speaks
+        for path in tmp_path.iterdir():
+            path.unlink()
+
+
 @pytest.mark.parametrize("device", ["cuda", "cpu"])
 def test_nothing_holds_back_a_healthy_run(device: str) -> None:
     assert Case(device=device).found() == []
@@ -221,6 +246,7 @@ def test_heat_names_the_gpu_the_degrees_and_the_milliseconds() -> None:
     assert finding.device == 3
     assert finding.line == (
         "GPU 3 is throttled by heat for 550 of each 1,000 ms step, at 94 °C, 2 °C over the 92 °C at which it slows down"
+        ": about 275 ms of a step lost"
     )
     assert finding.evidence["degrees_over_c"] == 2
     assert finding.evidence["thermal_source"] == "sampled reasons"
@@ -254,11 +280,23 @@ def test_a_loader_that_stalls_every_tenth_step_counts_though_the_median_is_zero(
     assert "data-bound" in case.found()
 
 
-def test_no_gpu_verdicts_from_gpus_that_are_only_watched() -> None:
-    case = Case(
-        device="cpu", gpus={0: always(pcie_width=8, **HOT)}, run={"foreign_processes": [{"pid": 7, "device": 0}]}
-    )
+def test_of_a_gpu_that_a_run_on_others_only_watches_nothing_is_said_but_its_own_throttling() -> None:
+    shared = {"foreign_processes": [{"pid": 7, "device": 1}], "device_uuids": ["GPU-0"]}
+    case = Case(gpus={0: always(), 1: always(pcie_width=8, **HOT)}, run=shared)
     assert case.found() == ["thermal"]
+
+
+def test_a_run_on_the_cpu_is_about_the_gpu_that_was_joined_to_it() -> None:
+    shared = {"foreign_processes": [{"pid": 7, "device": 0}, {"pid": 9, "device": 0}]}
+    case = Case(device="cpu", gpus={0: always(pcie_width=8, **HOT)}, run=shared)
+    assert case.found() == ["thermal", "foreign-process", "pcie-width"]
+    assert case.findings()[1].line == "GPU 0 is shared with 2 other processes (pid 7, 9)"
+
+
+@pytest.mark.parametrize("strategy", ["zero3-offload", "pp", "naive-mp", "dp"])
+def test_gpus_that_wait_for_their_turn_or_for_the_cpu_are_no_question_of_launching(strategy: str) -> None:
+    case = Case(knobs={"strategy": strategy}, gpus={0: always(gpu_utilization_percent=40)})
+    assert case.found() == []
 
 
 def test_unknown_readings_fulfil_nothing() -> None:
