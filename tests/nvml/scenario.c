@@ -9,8 +9,8 @@
 #include <time.h>
 
 static Script scripts[MAX_GPUS];
-static Span library[MAX_SPANS];
-static unsigned library_spans;
+static Span library[MAX_SPANS], opening[MAX_SPANS];
+static unsigned library_spans, opening_spans;
 static int counter_numbers;
 static double period_s;
 static long long origin_ns;
@@ -34,7 +34,7 @@ static double now(clockid_t clock) {
 
 static void forget(void) {
     memset(scripts, 0, sizeof scripts);
-    library_spans = 0, counter_numbers = COUNTERS_269, period_s = 0, origin_ns = 0;
+    library_spans = 0, opening_spans = 0, counter_numbers = COUNTERS_269, period_s = 0, origin_ns = 0;
     for (unsigned i = 0; i < MAX_GPUS; i++)
         scripts[i].used_mib = 4, scripts[i].pcie_generation = 4, scripts[i].pcie_width = 16;
 }
@@ -56,6 +56,8 @@ static void machine_line(const char *line) {
     if (sscanf(line, "counters %15s", word) == 1) counter_numbers = numbers_named(word);
     if (sscanf(line, "init %lf %lf %lf", &a, &b, &c) == 3 && library_spans < MAX_SPANS)
         library[library_spans++] = (Span){b, c, a, 0};
+    if (sscanf(line, "opening %lf %lf %lf", &a, &b, &c) == 3 && opening_spans < MAX_SPANS)
+        opening[opening_spans++] = (Span){b, c, a, 0};
 }
 
 static void gpu_line(Script *s, const char *kind, const char *rest) {
@@ -146,6 +148,8 @@ int library_code(void) {
     double code = of_spans(library, library_spans, elapsed_s());
     return code < 0 ? 0 : (int)code;
 }
+
+double opening_s(void) { return fmax(0, of_spans(opening, opening_spans, elapsed_s())); }
 
 int is_unsupported(const Script *script, const char *name) {
     for (unsigned i = 0; i < script->names; i++)

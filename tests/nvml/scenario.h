@@ -10,6 +10,7 @@
  *                                    with 269 the numbers 251-253 mean power smoothing, and answer with SUCCESS;
  *                                    the last three count nonsense at 269-271 and at 74-76
  *   init CODE FROM_S TO_S            nvmlInit answers this nvmlReturn_t, and so does every other call
+ *   opening CALL_S FROM_S TO_S       nvmlInit takes as long
  *   ramp GPU AT_S TEMPERATURE_C REASONS_HEX POWER_W SM_MHZ   temperature between two lines is interpolated,
  *                                                            the rest holds from its line on
  *   memory GPU USED_MIB              beside what the processes use
@@ -60,5 +61,7 @@ int is_unsupported(const Script *script, const char *name);
 int counters(void);
 /* The nvmlReturn_t that the whole library answers now, 0 when it works. */
 int library_code(void);
+/* How long nvmlInit takes now, in seconds. */
+double opening_s(void);
 double elapsed_s(void);
 #endif

@@ -109,11 +109,22 @@ def reading(code: int, text: str) -> str:
     return _READING_FAILURES.get(code, f"{text} (code {code})")
 
 
-def hangs(patience_s: float) -> str:
-    """Of a call into the driver that does not come back."""
+def hangs(seconds: float, who: str = "NVML") -> str:
+    """Of a call into the driver that has not come back for so long."""
+    shown = f"{seconds:.0f}" if seconds >= 1 else f"{seconds:.1f}"
     return (
-        f"no answer: a call into the NVIDIA driver has taken more than {patience_s:g} s. Look for Xid errors in "
-        "`dmesg`; a reboot usually helps"
+        f"{who} has not answered for {shown} s: a call into the NVIDIA driver does not come back. Look for Xid errors"
+        " in `dmesg`; a reboot usually helps"
+    )
+
+
+def opening(seconds: float, patience_s: float) -> str:
+    """Of a driver that is being opened; longer than `patience_s` that is no matter of slowness any more."""
+    if seconds > patience_s:
+        return hangs(seconds)
+    return (
+        f"NVML has not answered for {max(1, round(seconds))} s: the driver is being opened, which takes seconds for"
+        " each GPU without persistence mode"
     )
 
 

@@ -3,6 +3,7 @@
 import contextlib
 import functools
 import importlib
+import threading
 import time
 from dataclasses import dataclass
 from types import ModuleType
@@ -19,10 +20,10 @@ _FIRST_RETRY_NS = 1_000_000_000
 _LONGEST_RETRY_NS = 60_000_000_000
 PATIENCE_S = 1.0
 """How long one GPU may take for all of its readings before the others are read without it."""
-_PROBES = 5
-"""How many times as long the first look at a GPU may take, which asks for everything."""
-_OPENING_S = 15.0
+OPENING_S = 15.0
 """How long the driver may take to open: seconds for each GPU that is not in persistence mode."""
+_PROBES = 3
+"""What part of that the first look at one GPU may take, which asks for everything."""
 
 Answer = tuple[DeviceReading, dict[str, str]]
 """A GPU's reading, and why what is missing is missing."""
@@ -57,9 +58,19 @@ class Nvml:
     a missing driver, GPU or reading.
     """
 
-    def __init__(self, *, sparse_every: int = 5, patience_s: float = PATIENCE_S, on_xid: OnXid | None = None) -> None:
-        """`sparse_every`: ticks between two looks at process lists, fans, limits and PCIe links. `on_xid` is told of
-        Xid errors, from a thread of its own."""
+    def __init__(
+        self,
+        *,
+        sparse_every: int = 5,
+        patience_s: float = PATIENCE_S,
+        opening_s: float = OPENING_S,
+        on_xid: OnXid | None = None,
+        hurry: threading.Event | None = None,
+    ) -> None:
+        """`sparse_every`: ticks between two looks at process lists, fans, limits and PCIe links. `opening_s`: how long
+        a `sample` waits for the driver to open; one that takes longer goes on, and a later `sample` finds it open.
+        `on_xid` is told of Xid errors, from a thread of its own. Once `hurry` is set, nothing is waited for longer than
+        a fraction of a second."""
         self.driver_version: str | None = None
         self.failure: str | None = None
         """Why NVML as a whole does not answer, or None."""
@@ -74,7 +85,8 @@ class Nvml:
         self._devices: list[Device] = []
         self._retry_at_ns = 0
         self._retry_delay_ns = _FIRST_RETRY_NS
-        self._patience = Patience()
+        self._opening_s = opening_s
+        self._patience = Patience(hurry)
         self._hangs: dict[int, Hang] = {}
         """By GPU index, the last call that took too long."""
         self._opening: Job[list[Found]] | None = None
@@ -98,12 +110,15 @@ class Nvml:
         self._hangs = {index: hang for index, hang in self._hangs.items() if not hang.is_forgiven(t_ns)}
         if not self._open:
             self._open_when_due(t_ns)
+        self._say_how_long()
         devices = list(self._devices)
         readings = self._read_all(devices, t_ns, missing) if self._open else {}
         found = [readings.get(device.index) or self._silent(device, missing) for device in devices]
         if self._open and any(device.lost for device in devices):
             # After the readings: opening the driver again can take seconds, and the others must not wait for it.
             self._open_when_due(t_ns)
+        if self._xids is not None:
+            missing.update({f"gpu{index}.xid_errors": why for index, why in self._xids.missing.items()})
         if self.binding_warning:
             missing["nvml.binding"] = self.binding_warning
         if self.failure:
@@ -116,6 +131,15 @@ class Nvml:
         """Lets go of the driver. A later `sample` opens it again."""
         self._shut()
         self._patience.close()
+
+    def _say_how_long(self) -> None:
+        """Of what hangs, for how long it has."""
+        if self._opening is not None:
+            self.failure = failures.opening(self._opening.age_s, OPENING_S)
+        for device in self._devices:
+            hang = self._hangs.get(device.index)
+            if hang is not None and not hang.job.over:
+                device.error = failures.hangs(hang.job.age_s, "this GPU")
 
     def _silent(self, device: Device, missing: dict[str, str]) -> DeviceReading:
         sentence = device.error or self.failure or failures.VANISHED
@@ -137,7 +161,7 @@ class Nvml:
         for device, job in zip(due, jobs, strict=True):
             if not job.over:
                 self._hangs[device.index] = Hang.after(self._hangs.get(device.index), job, t_ns)
-                device.fail(failures.hangs(self.patience_s), lost=False)
+                device.fail(failures.hangs(job.age_s, "this GPU"), lost=False)
             elif isinstance(job.error, nv.NVMLError):
                 self._failed(device, job.error.value, str(job.error), t_ns)
                 if device.lost:
@@ -180,12 +204,11 @@ class Nvml:
         if in_the_driver or t_ns < self._retry_at_ns:
             return
         job = Job(functools.partial(self._initialize, t_ns))
-        self._patience.run([job], _OPENING_S)
+        self._patience.run([job], self._opening_s)
         if job.over:
             self._opened(job, t_ns)
         else:
             self._opening = job
-            self.failure = failures.hangs(_OPENING_S)
 
     def _opened(self, job: Job[list[Found]], t_ns: int) -> None:
         """Asks the GPUs that were found what they can tell; one that hangs over it delays nobody."""
@@ -197,11 +220,11 @@ class Nvml:
         self.failure = None
         found = job.result or []
         jobs = [Job(functools.partial(device.attach, nv, handle)) for device, handle in found]
-        self._patience.run(jobs, _PROBES * self.patience_s)
+        self._patience.run(jobs, max(self.patience_s, self._opening_s / _PROBES))
         for (device, _), attached in zip(found, jobs, strict=True):
             if not attached.over:
                 self._hangs[device.index] = Hang.after(self._hangs.get(device.index), attached, t_ns)
-                device.fail(failures.hangs(self.patience_s), lost=False)
+                device.fail(failures.hangs(attached.age_s, "this GPU"), lost=False)
             elif isinstance(attached.error, nv.NVMLError):
                 self._failed(device, attached.error.value, str(attached.error), t_ns)
             elif attached.error is not None:
@@ -215,19 +238,20 @@ class Nvml:
 
     def _watch_for_xids(self, nv: ModuleType) -> None:
         """Waits for the errors of the GPUs that answer now."""
-        if self._xids is not None:
-            self._xids.stop()
-            self._xids = None
+        self._stop_watching()
         if self._open and self._on_xid is not None:
             handles = {device.index: device.handle for device in self._devices if device.error is None}
             self._xids = XidWatch(nv, handles, self._on_xid)
 
+    def _stop_watching(self) -> bool:
+        """Whether nobody waits for Xid errors any more."""
+        watch, self._xids = self._xids, None
+        return watch is None or watch.stop()
+
     def _shut(self) -> None:
-        if self._xids is not None:
-            self._xids.stop()
-            self._xids = None
         # With a call still in the driver, shutting it down would pull the ground from under that call.
-        if self._nv is not None and self._open and all(hang.job.over for hang in self._hangs.values()):
+        idle = self._stop_watching() and all(hang.job.over for hang in self._hangs.values())
+        if self._nv is not None and self._open and idle:
             _shut_down(self._nv)
         self._open = False
         self._retry_at_ns = 0

@@ -16,6 +16,10 @@ from typing import Any, Generic, TypeVar
 T = TypeVar("T")
 _SHORTEST_S, _LONGEST_S = 0.01, 0.1
 """How long to sleep at a time while waiting."""
+_LEAST_S = 0.1
+"""Patience that a healthy call never needs: 8 GPUs answer in milliseconds."""
+_HURRIED_S = 0.2
+"""Patience where somebody waits for the end of it all."""
 
 
 @dataclass
@@ -28,6 +32,11 @@ class Job(Generic[T]):
     began_s: float | None = None
     """When it was begun, seconds of CLOCK_MONOTONIC."""
     over: bool = False
+
+    @property
+    def age_s(self) -> float:
+        """Seconds since it was begun."""
+        return 0.0 if self.began_s is None else time.monotonic() - self.began_s
 
     def run(self) -> None:
         self.began_s = time.monotonic()
@@ -58,13 +67,17 @@ class _Round:
 class Patience:
     """Runs calls one after another in a thread of its own. Use it from one thread."""
 
-    def __init__(self) -> None:
+    def __init__(self, hurry: threading.Event | None = None) -> None:
+        """Once `hurry` is set, no call is waited for longer than a fraction of a second."""
+        self._hurry = hurry or threading.Event()
         self._rounds: queue.SimpleQueue[_Round | None] | None = None
 
     def run(self, jobs: Sequence[Job[Any]], patience_s: float) -> None:
-        """Returns when every job is over, or is the one that has taken more than `patience_s`.
+        """Returns when every job is over, or has taken more than there is patience for: `patience_s` seconds.
 
-        A job that hangs stays not `over`; it may be so later. What a call raised is in its `error`.
+        A job that hangs stays not `over`; it may be so later. What a call raised is in its `error`. A driver that
+        hangs mostly does so for all: with each job that hangs there is half the patience for the next, so that all of
+        them together take little more than twice as long.
         """
         waiting = list(jobs)
         while waiting:
@@ -73,10 +86,11 @@ class Patience:
                 threading.Thread(target=_work, args=(self._rounds,), name="nvml-calls", daemon=True).start()
             begun = _Round(waiting)
             self._rounds.put(begun)
-            hung = _wait(begun, patience_s)
+            hung = self._wait(begun, patience_s)
             if hung is None:
                 return
             begun.left = True
+            patience_s = max(patience_s / 2, min(patience_s, _LEAST_S))
             self.close()
             waiting = waiting[waiting.index(hung) + 1 :]
 
@@ -86,27 +100,27 @@ class Patience:
             self._rounds.put(None)
             self._rounds = None
 
+    def _wait(self, begun: _Round, patience_s: float) -> Job[Any] | None:
+        """The job that takes too long, or None when all are over."""
+        queued_s = time.monotonic()
+        stalled_s = 0.0
+        while True:
+            current = next((job for job in begun.jobs if not job.over), None)
+            if current is None:
+                return None
+            since_s = current.began_s if current.began_s is not None else queued_s
+            now_s = time.monotonic()
+            patient_s = min(patience_s, _HURRIED_S) if self._hurry.is_set() else patience_s
+            left_s = since_s + patient_s + stalled_s - now_s
+            if left_s <= 0 and current.began_s is not None:
+                return current
+            slice_s = min(max(left_s, _SHORTEST_S), _LONGEST_S)
+            if begun.ended.wait(slice_s):
+                return None
+            # A machine that had no time for this thread had none for the call either.
+            stalled_s += max(0.0, time.monotonic() - now_s - slice_s)
+
 
 def _work(rounds: queue.SimpleQueue[_Round | None]) -> None:
     while (begun := rounds.get()) is not None:
         begun.run()
-
-
-def _wait(begun: _Round, patience_s: float) -> Job[Any] | None:
-    """The job that takes too long, or None when all are over."""
-    queued_s = time.monotonic()
-    stalled_s = 0.0
-    while True:
-        current = next((job for job in begun.jobs if not job.over), None)
-        if current is None:
-            return None
-        since_s = current.began_s if current.began_s is not None else queued_s
-        now_s = time.monotonic()
-        left_s = since_s + patience_s + stalled_s - now_s
-        if left_s <= 0 and current.began_s is not None:
-            return current
-        slice_s = min(max(left_s, _SHORTEST_S), _LONGEST_S)
-        if begun.ended.wait(slice_s):
-            return None
-        # A machine that had no time for this thread had none for the call either.
-        stalled_s += max(0.0, time.monotonic() - now_s - slice_s)

@@ -16,6 +16,10 @@ _LONGEST_PERIOD_S = 10.0
 _TICKS_TO_SLOW_DOWN = 3
 """One slow tick is an initialization or a GPU that just died; three in a row are the machine."""
 _TICKS_TO_SPEED_UP = 10
+_OPENING_S = 1.0
+"""How long a tick waits for a driver that is being opened; the ticks after it have the host's readings meanwhile."""
+_CLOSING_S = 0.3
+"""How long the end waits for the driver to be closed, which the end of the process does as well."""
 
 
 def read_tick(nvml: Nvml, host: HostReader) -> Tick:
@@ -119,6 +123,7 @@ class Sampler:
         self._on_xid = on_xid
         self._root_pid: int | None = None
         self._stopping = threading.Event()
+        self._ended = threading.Event()
         self._last_tick = False
         self._thread = threading.Thread(target=self._run, name="telemetry-sampler", daemon=True)
 
@@ -140,19 +145,21 @@ class Sampler:
         self._cadence.ask(period_s)
 
     def stop(self, timeout_s: float = 2.0, *, last_tick: bool = False) -> bool:
-        """Ends the sampling and waits for the thread; False when a call into the driver holds it longer.
+        """Ends the sampling and waits for its last tick; False when a call into the driver holds it longer.
 
         With `last_tick` one more tick is taken first: what happened since the one before it is known only then.
         """
         self._last_tick = last_tick
         self._stopping.set()
-        if self._thread.ident is not None:
-            self._thread.join(timeout_s)
-        return not self._thread.is_alive()
+        if self._thread.ident is None:
+            return True
+        has_ended = self._ended.wait(timeout_s)
+        self._thread.join(min(timeout_s, _CLOSING_S) if has_ended else 0)
+        return has_ended
 
     def _run(self) -> None:
         # Both readers belong to this thread: NVML does not survive a fork, psutil keeps times by thread.
-        nvml, host = Nvml(on_xid=self._on_xid), HostReader()
+        nvml, host = Nvml(opening_s=_OPENING_S, on_xid=self._on_xid, hurry=self._stopping), HostReader()
         due_s = time.monotonic()
         sampled = False
         try:
@@ -170,6 +177,7 @@ class Sampler:
             self.failure = error
             raise
         finally:
+            self._ended.set()
             nvml.close()
 
     def _follow(self, host: HostReader) -> None:

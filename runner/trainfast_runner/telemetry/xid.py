@@ -6,7 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from types import ModuleType
-from typing import Final
+from typing import Any, Final
 
 from trainfast_runner.telemetry import failures
 from trainfast_runner.telemetry.capabilities import Handle
@@ -51,37 +51,47 @@ class XidWatch:
 
     def __init__(self, nv: ModuleType, handles: Mapping[int, Handle], on_xid: OnXid) -> None:
         self.missing: dict[int, str] = {}
-        """By GPU index, why its Xid errors are not seen."""
+        """By GPU index, why its Xid errors are not seen, as soon as that is known."""
         self._nv = nv
         self._on_xid = on_xid
         self._stopping = threading.Event()
-        self._thread: threading.Thread | None = None
+        self._handles = dict(handles)
         self._indexes = {_address(handle): index for index, handle in handles.items()}
-        try:
-            self._set = nv.nvmlEventSetCreate()
-        except (nv.NVMLError, AttributeError) as error:
-            self.missing = dict.fromkeys(handles, _why(error))
-            return
-        for index, handle in handles.items():
-            try:
-                nv.nvmlDeviceRegisterEvents(handle, _XID_EVENTS, self._set)
-            except nv.NVMLError as error:
-                self.missing[index] = _why(error)
-        if len(self.missing) < len(handles):
-            self._thread = threading.Thread(target=self._run, name="nvml-xid", daemon=True)
-            self._thread.start()
+        # Signing up is a call into the driver as well: nobody but this thread waits for it.
+        self._thread = threading.Thread(target=self._run, name="nvml-xid", daemon=True)
+        self._thread.start()
 
-    def stop(self) -> None:
-        """Ends the waiting; takes up to a quarter of a second."""
+    def stop(self) -> bool:
+        """Ends the waiting; takes up to a quarter of a second. False when a call into the driver does not come back."""
         self._stopping.set()
-        if self._thread is not None:
-            self._thread.join(2 * _SLICE_MS / 1000)
+        self._thread.join(2 * _SLICE_MS / 1000)
+        return not self._thread.is_alive()
+
+    def _sign_up(self) -> Any:
+        """The set of events to wait for; None where no GPU gives any."""
+        nv = self._nv
+        try:
+            events = nv.nvmlEventSetCreate()
+        except (nv.NVMLError, AttributeError) as error:
+            self.missing = dict.fromkeys(self._handles, _why(error))
+            return None
+        refused = {}
+        for index, handle in self._handles.items():
+            try:
+                nv.nvmlDeviceRegisterEvents(handle, _XID_EVENTS, events)
+            except nv.NVMLError as error:
+                refused[index] = _why(error)
+        self.missing = refused
+        return events if len(refused) < len(self._handles) else None
 
     def _run(self) -> None:
         nv = self._nv
+        events = self._sign_up()
+        if events is None:
+            return
         while not self._stopping.is_set():
             try:
-                event = nv.nvmlEventSetWait_v2(self._set, _SLICE_MS)
+                event = nv.nvmlEventSetWait_v2(events, _SLICE_MS)
             except nv.NVMLError as error:
                 if error.value == failures.UNINITIALIZED:
                     break
@@ -93,7 +103,7 @@ class XidWatch:
             if event.eventType == _XID_EVENTS and index is not None:
                 self._on_xid(time.monotonic_ns(), index, event.eventData)
         with contextlib.suppress(nv.NVMLError):
-            nv.nvmlEventSetFree(self._set)
+            nv.nvmlEventSetFree(events)
 
 
 def _address(handle: Handle) -> int | None:

@@ -47,7 +47,8 @@ def _stream(interval_s: float, as_json: bool) -> None:
     from trainfast_runner.telemetry.nvml import Nvml
     from trainfast_runner.telemetry.sampler import Cadence, read_tick
 
-    nvml, host, cadence = Nvml(), HostReader(), Cadence(interval_s)
+    # A driver that takes its time does not hold up the host's readings; the objects after the first have its GPUs.
+    nvml, host, cadence = Nvml(opening_s=1.0), HostReader(), Cadence(interval_s)
     redraw = sys.stdout.isatty() and not as_json
     try:
         read_tick(nvml, host)

@@ -1,0 +1,48 @@
+"""A driver whose calls do not come back: neither the training's end nor its result waits for it."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+import shared_object
+from scenario import Scenario
+
+from trainfast_runner.telemetry_lines import read_ticks
+
+from .conftest import Run, until
+
+NEVER_S = 600
+
+
+@pytest.mark.parametrize("hanging", [f"slow 1 {NEVER_S} 0 {NEVER_S}", f"opening {NEVER_S} 0 {NEVER_S}"])
+def test_the_result_comes_while_a_call_hangs(run: Run, tmp_path: Path, hanging: str) -> None:
+    (tmp_path / "nvml").mkdir()
+    script = Scenario(origin_ns=time.monotonic_ns(), also=[hanging]).write(tmp_path / "scenario")
+    library = shared_object.build(tmp_path / "nvml")
+    go = run.directory / "go"
+    run.prepare(
+        f"""
+        train(5)
+        while not os.path.exists({str(go)!r}): time.sleep(0.01)
+        say("finished")
+        """
+    )
+    run.supervise(env=shared_object.environment(library, gpus=2, scenario=script))
+    telemetry = run.directory / "telemetry.jsonl"
+
+    def hangs() -> bool:
+        missing = [reason for tick in read_ticks(telemetry)[0] for reason in tick.missing.values()]
+        return any("has not answered for" in reason for reason in missing)
+
+    until(hangs, "a tick that says so")
+    go.touch()
+    result = run.end()
+    assert result.state == "finished"
+    seen = read_ticks(telemetry)[0]
+    assert all(tick.host.memory_used_bytes is not None for tick in seen)
+    # The training's own end, and the sampler's: not the ten minutes of the call, nor the patience for it.
+    finished_ns = run.worker("finished")[0].t_ns
+    ended_ns = run.events("state")[-1].t_ns
+    assert (ended_ns - finished_ns) / 1e9 < 20
