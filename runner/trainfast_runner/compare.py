@@ -183,7 +183,7 @@ def _relative_noise(a: Result, b: Result) -> float | None:
 
 def _notes(a: Result, b: Result) -> Iterator[str]:
     if a.preset != b.preset or a.variant != b.variant:
-        yield f"different presets: {_name(a)} and {_name(b)}"
+        yield f"different presets: {a.name} and {b.name}"
     for result in (a, b):
         if result.state != "finished":
             yield f"{result.run_id} ended {state_words(result.state)}: {result.reason}"
@@ -195,7 +195,3 @@ def _notes(a: Result, b: Result) -> Iterator[str]:
             yield f"{result.run_id} {doubt}"
     if a.actual.device != b.actual.device and a.actual.device and b.actual.device:
         yield f"different devices: {a.actual.device} and {b.actual.device}"
-
-
-def _name(result: Result) -> str:
-    return f"{result.preset}/{result.variant}" if result.variant else result.preset

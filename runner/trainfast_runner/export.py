@@ -20,7 +20,7 @@ from trainfast_runner.knob_values import KnobValue
 from trainfast_runner.knobs import BY_NAME, KNOBS, defaults
 from trainfast_runner.problem import Problem, nearest
 from trainfast_runner.records import RunFile
-from trainfast_runner.spec import RunSpec, from_preset
+from trainfast_runner.spec import RunSpec, from_preset, of_record
 
 PLAIN_PRESET = "tiny-llama"
 RECORDED_DEEPSPEED = "deepspeed.json"
@@ -53,8 +53,7 @@ def export(run: RunFile, directory: Path, to: str) -> Exported:
     """The run's settings in one of `FORMS`. Raises Problem for another."""
     if to not in FORMS:
         raise Problem(f"there is no form {to!r} to export to", key="--to", allowed=FORMS, nearest=nearest(to, FORMS))
-    knobs = {**defaults(), **{name: value for name, value in run.knobs.items() if name in BY_NAME}}
-    text, left_out = FORMS[to](run, knobs, directory)
+    text, left_out = FORMS[to](run, of_record(run).knobs, directory)
     return Exported(run.run_id, to, text, tuple(left_out))
 
 
@@ -241,15 +240,14 @@ def _command(run: RunFile, knobs: Knobs, _directory: Path) -> tuple[str, list[st
 
 def _named_preset(run: RunFile) -> tuple[str, RunSpec]:
     """The run's own preset where it is known by that name, else a shipped one; what a command can start from."""
-    own = f"{run.preset}/{run.variant}" if run.variant else run.preset
     try:
-        spec = from_preset(*presets.load(own))
+        spec = from_preset(*presets.load(run.name))
     except Problem:
         # It was a file by its path.
         spec = None
     # A file by its path may have the name of another preset, whose data a command cannot take back.
     if spec is not None and spec.data.keys() <= run.data.keys():
-        return own, spec
+        return run.name, spec
     return PLAIN_PRESET, from_preset(*presets.load(PLAIN_PRESET))
 
 

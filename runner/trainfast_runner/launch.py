@@ -263,17 +263,10 @@ def _environment(
 
 
 def _run_file(plan: RunPlan, home: Home, run_id: str, directory: Path, clean: bool) -> RunFile:
-    spec = plan.spec
     temperatures = [gpu.temperature_c for gpu in plan.watched if gpu.temperature_c is not None]
     return RunFile(
         run_id=run_id,
-        preset=spec.preset,
-        variant=spec.variant,
-        title=spec.title,
-        model=spec.model,
-        data=spec.data,
-        knobs=dict(spec.knobs),
-        changed=list(spec.changed),
+        **plan.spec.fields(),
         device=plan.device,
         world_size=plan.world_size,
         device_uuids=plan.device_uuids,

@@ -12,13 +12,12 @@ from itertools import combinations, islice
 import msgspec
 
 from trainfast_runner.knob_values import parse_bytes_per_rank
-from trainfast_runner.knobs import BY_NAME, defaults
 from trainfast_runner.memory_model import CATEGORIES, MemoryModel, Prediction
 from trainfast_runner.oom_advice import BATCH_PHASES, MODEL_PHASE, OPTIMIZER_PHASE, Fix, all_fixes, bytes_after
 from trainfast_runner.problem import Problem
 from trainfast_runner.records import Event, RunFile
 from trainfast_runner.result import OomChange, OomExplanation, RunError
-from trainfast_runner.spec import DATA_DEFAULTS, RunSpec, with_setting
+from trainfast_runner.spec import RunSpec, of_record, with_setting
 
 MOST_CHANGES = 3
 KEEPS = "the global batch stays"
@@ -57,7 +56,7 @@ def explain(
     `model_of` gives the memory model of a spec, or None where it has not been traced. `parameters` are the worker's
     sizes of the model (`parameters`, `layers`, ...), for the estimates that stand in where there is no model.
     """
-    spec = spec_of(run)
+    spec = of_record(run)
     phase = error.phase if error is not None else None
     said = reason or (error.message if error is not None else None) or ""
     limit = _limit(run, error, said)
@@ -76,13 +75,6 @@ def explain(
         changes=_changes(spec, run, phase, said, limit, _to_stay_under(limit, needed), model_of, parameters or {}),
         basis=prediction.basis if prediction is not None else "",
     )
-
-
-def spec_of(run: RunFile) -> RunSpec:
-    """What the run was asked to do, knobs that an older version did not have at their defaults."""
-    knobs = {**defaults(), **{name: value for name, value in run.knobs.items() if name in BY_NAME}}
-    data = {**DATA_DEFAULTS, **run.data}
-    return RunSpec(run.preset, run.variant, run.title, run.model, data, knobs, tuple(run.changed))
 
 
 def candidates(spec: RunSpec, device: str, phase: str | None = None) -> list[RunSpec]:

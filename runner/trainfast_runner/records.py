@@ -48,14 +48,14 @@ class Clock(msgspec.Struct, frozen=True, kw_only=True):
     wall_ns: int
 
 
-class RunFile(msgspec.Struct, frozen=True, kw_only=True):
-    """`run.json`: all that was asked, written once before anything starts.
+def name_of(preset: str, variant: str | None) -> str:
+    """A preset as it is written on the command line."""
+    return f"{preset}/{variant}" if variant else preset
 
-    `memory_limit_bytes` is one figure a rank; `env` holds only what the launch changed.
-    """
 
-    schema: int = SCHEMA
-    run_id: str
+class RecordedSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """A `RunSpec` as files keep it: `RunSpec.fields` gives what is written, `spec.of_record` reads it back."""
+
     preset: str
     variant: str | None = None
     title: str = ""
@@ -63,6 +63,30 @@ class RunFile(msgspec.Struct, frozen=True, kw_only=True):
     data: dict[str, Any] = {}
     knobs: dict[str, Any] = {}
     changed: list[str] = []
+
+    @property
+    def name(self) -> str:
+        """The preset as it is written on the command line."""
+        return name_of(self.preset, self.variant)
+
+    def changes(self) -> dict[str, Any]:
+        """What `--set` or the screen changed of the preset, `knob`, `model.FIELD` or `data.FIELD`, with its value."""
+        sections = {"model": self.model, "data": self.data}
+        found = {}
+        for key in self.changed:
+            section, dot, name = key.partition(".")
+            found[key] = sections.get(section, {}).get(name) if dot else self.knobs.get(key)
+        return found
+
+
+class RunFile(RecordedSpec, frozen=True, kw_only=True):
+    """`run.json`: all that was asked, written once before anything starts.
+
+    `memory_limit_bytes` is one figure a rank; `env` holds only what the launch changed.
+    """
+
+    schema: int = SCHEMA
+    run_id: str
     device: str = "cpu"
     world_size: int = 1
     device_uuids: list[str] = []
@@ -95,15 +119,6 @@ class RunFile(msgspec.Struct, frozen=True, kw_only=True):
     def gpu_uuids(self) -> list[str]:
         """The GPUs that the run is about: those its ranks use, else those that were joined to it with `watch`."""
         return self.device_uuids or self.watch_uuids
-
-    def changes(self) -> dict[str, Any]:
-        """What `--set` or the screen changed of the preset, `knob`, `model.FIELD` or `data.FIELD`, with its value."""
-        sections = {"model": self.model, "data": self.data}
-        found = {}
-        for key in self.changed:
-            section, dot, name = key.partition(".")
-            found[key] = sections.get(section, {}).get(name) if dot else self.knobs.get(key)
-        return found
 
 
 class Step(msgspec.Struct, frozen=True, kw_only=True):

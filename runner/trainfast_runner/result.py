@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from trainfast_runner.records import SCHEMA
+from trainfast_runner.records import SCHEMA, name_of
 
 
 class Actual(msgspec.Struct, frozen=True, kw_only=True):
@@ -267,3 +267,8 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
     unreadable_lines: int = 0
     troubles: list[str] = []
     """What could not be written or read beside the training, which went on."""
+
+    @property
+    def name(self) -> str:
+        """The preset as it is written on the command line."""
+        return name_of(self.preset, self.variant)

@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 
 from trainfast_runner.home import RESULT_FILE, Home, read_run_file
+from trainfast_runner.records import name_of
 from trainfast_runner.recovery import settle, state_of
 
 PROBE = "probe"
@@ -46,7 +47,7 @@ class RunRow:
     @property
     def name(self) -> str:
         """The preset as it is written on the command line."""
-        return f"{self.preset}/{self.variant}" if self.variant else self.preset
+        return name_of(self.preset, self.variant)
 
 
 class _Median(msgspec.Struct, frozen=True):

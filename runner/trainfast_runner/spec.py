@@ -11,9 +11,10 @@ from typing import Any
 
 from trainfast_runner import presets
 from trainfast_runner.knob_type import Knobs
-from trainfast_runner.knobs import defaults, knob
+from trainfast_runner.knobs import BY_NAME, defaults, knob
 from trainfast_runner.presets import Preset
 from trainfast_runner.problem import Problem, nearest
+from trainfast_runner.records import RecordedSpec, name_of
 
 DATA_DEFAULTS = {"kind": "text", "objective": "causal-lm"}
 """What `[data]` means where it says nothing."""
@@ -34,7 +35,19 @@ class RunSpec:
     @property
     def name(self) -> str:
         """The preset as it is written on the command line."""
-        return f"{self.preset}/{self.variant}" if self.variant else self.preset
+        return name_of(self.preset, self.variant)
+
+    def fields(self) -> dict[str, Any]:
+        """What a `RecordedSpec` of it holds, by name."""
+        return {
+            "preset": self.preset,
+            "variant": self.variant,
+            "title": self.title,
+            "model": self.model,
+            "data": self.data,
+            "knobs": dict(self.knobs),
+            "changed": list(self.changed),
+        }
 
 
 def resolve(reference: str, settings: Iterable[str] = ()) -> RunSpec:
@@ -57,6 +70,13 @@ def from_preset(preset: Preset, variant: presets.Variant | None) -> RunSpec:
         data=data,
         knobs={**defaults(), **preset.knobs, **(variant.knobs if variant else {})},
     )
+
+
+def of_record(record: RecordedSpec) -> RunSpec:
+    """What was asked, with what an older version did not write at its default and what only it knew left out."""
+    knobs = {**defaults(), **{name: value for name, value in record.knobs.items() if name in BY_NAME}}
+    data = {**DATA_DEFAULTS, **record.data}
+    return RunSpec(record.preset, record.variant, record.title, record.model, data, knobs, tuple(record.changed))
 
 
 def with_setting(spec: RunSpec, setting: str) -> RunSpec:

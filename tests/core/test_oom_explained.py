@@ -6,11 +6,11 @@ from typing import Any
 
 from trainfast_runner.knobs import defaults
 from trainfast_runner.memory_model import MemoryModel, Prediction
-from trainfast_runner.oom_explained import candidates, explain, spec_of
+from trainfast_runner.oom_explained import candidates, explain
 from trainfast_runner.problem import Problem
 from trainfast_runner.records import Clock, Event, RunFile
 from trainfast_runner.result import RunError
-from trainfast_runner.spec import RunSpec
+from trainfast_runner.spec import RunSpec, of_record
 
 MIB = 2**20
 ON_CPU = "DefaultCPUAllocator: can't allocate memory: you tried to allocate 67108864 bytes. Error code 12"
@@ -151,7 +151,7 @@ def test_the_limit_is_that_of_the_rank_that_died() -> None:
 
 
 def test_what_is_worth_tracing_differs_from_the_run_in_one_knob_each() -> None:
-    spec = spec_of(a_run())
+    spec = of_record(a_run())
     others = candidates(spec, "cpu", "backward")
     assert others
     for other in others:

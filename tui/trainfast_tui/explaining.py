@@ -62,11 +62,12 @@ class Explainer:
 
     def _explain(self, run: RunSnapshot, given_up: threading.Event) -> Message | None:
         from trainfast_runner.memory_model import cached_model, trace_model
-        from trainfast_runner.oom_explained import candidates, spec_of
+        from trainfast_runner.oom_explained import candidates
+        from trainfast_runner.spec import of_record
         from trainfast_runner.training_python import GivenUp
 
         assert run.run is not None
-        spec, device = spec_of(run.run), run.run.device
+        spec, device = of_record(run.run), run.run.device
         error = run.result.error if run.result is not None else None
         python = self._python or run.run.python or None
         wanted = [spec, *candidates(spec, device, error.phase if error is not None else None)]

@@ -5,12 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from trainfast_runner import presets
 from trainfast_runner.knob_type import Knobs
 from trainfast_runner.knobs import BY_NAME, defaults, knob
 from trainfast_runner.problem import Problem
 from trainfast_runner.records import RunFile
-from trainfast_runner.spec import DATA_DEFAULTS, RunSpec, resolve, with_setting
+from trainfast_runner.spec import RunSpec, of_record, resolve, with_setting
 from trainfast_tui.forecast import Measured
 
 if TYPE_CHECKING:
@@ -110,13 +109,10 @@ def of_preset(reference: str) -> NextRun:
 def of_run(run: RunFile) -> NextRun:
     """The run again: its model, data and knobs, whatever has become of the preset."""
     preset_knobs = _preset_knobs(run)
-    knobs = {**defaults(), **{name: value for name, value in run.knobs.items() if name in BY_NAME}}
+    spec = of_record(run)
     if "devices" not in run.changed:
         # The launcher wrote down how many it chose; the next run chooses anew.
-        knobs["devices"] = preset_knobs.get("devices")
-    spec = RunSpec(
-        run.preset, run.variant, run.title, run.model, {**DATA_DEFAULTS, **run.data}, knobs, tuple(run.changed)
-    )
+        spec = replace(spec, knobs={**spec.knobs, "devices": preset_knobs.get("devices")})
     return NextRun(spec, preset_knobs, before=run.knobs)
 
 
@@ -136,12 +132,10 @@ def predicted_of(run: RunSnapshot) -> int | None:
 
 
 def _preset_knobs(run: RunFile) -> Knobs:
-    name = f"{run.preset}/{run.variant}" if run.variant else run.preset
     try:
-        preset, variant = presets.load(name)
+        return resolve(run.name).knobs
     except Problem:
         return defaults()
-    return {**defaults(), **preset.knobs, **(variant.knobs if variant else {})}
 
 
 def _same(name: str, reference: object, value: object) -> bool:

@@ -20,6 +20,7 @@ from trainfast_runner.search.conduct import conduct
 from trainfast_runner.search.control import Order
 from trainfast_runner.search.journal import AnyLine, Conducted
 from trainfast_runner.search.opening import Options, check_plan, open_search
+from trainfast_runner.spec import of_record
 
 
 def main() -> None:
@@ -44,7 +45,7 @@ def main() -> None:
         options = Options(
             no_oom=order.no_oom, proof_steps=order.proof_steps, fresh=order.fresh, cool_to_c=order.cool_to_c
         )
-        plan = launch.plan(order.spec(), order.python)
+        plan = launch.plan(of_record(order), order.python)
         check_plan(plan, options)
         directory = open_search(plan, home, options)
 

@@ -13,32 +13,22 @@ import msgspec
 from trainfast_runner.home import Home
 from trainfast_runner.problem import Problem
 from trainfast_runner.process_tree import Identity, boot_id, send
+from trainfast_runner.records import RecordedSpec
 from trainfast_runner.search.journal import PAUSE_FILE, Conducted, is_conducted, read_journal
 from trainfast_runner.spec import RunSpec
 
 MODULE = "trainfast_runner.search"
 
 
-class Order(msgspec.Struct, frozen=True, kw_only=True):
+class Order(RecordedSpec, frozen=True, kw_only=True):
     """What `python -m trainfast_runner.search` reads from its stdin."""
 
     home: str
-    preset: str
-    variant: str | None = None
-    title: str = ""
-    model: dict[str, object]
-    data: dict[str, object]
-    knobs: dict[str, object]
-    changed: list[str] = []
     python: str | None = None
     no_oom: bool = False
     proof_steps: int = 10
     fresh: bool = False
     cool_to_c: float | None = None
-
-    def spec(self) -> RunSpec:
-        """What is to be searched."""
-        return RunSpec(self.preset, self.variant, self.title, self.model, self.data, self.knobs, tuple(self.changed))  # type: ignore[arg-type]
 
 
 def start_search(
@@ -58,13 +48,7 @@ def start_search(
     """
     order = Order(
         home=str(home.path),
-        preset=spec.preset,
-        variant=spec.variant,
-        title=spec.title,
-        model=dict(spec.model),
-        data=dict(spec.data),
-        knobs=dict(spec.knobs),
-        changed=list(spec.changed),
+        **spec.fields(),
         python=python,
         no_oom=no_oom,
         proof_steps=proof_steps,

@@ -12,12 +12,11 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
 from trainfast_runner.json_lines import Appender, read_all
-from trainfast_runner.records import SCHEMA, Clock
+from trainfast_runner.records import SCHEMA, Clock, RecordedSpec
 from trainfast_runner.search.fit import Fit
 
 JOURNAL_FILE = "journal.jsonl"
@@ -35,22 +34,16 @@ class Line(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind"):
     t_ns: int = msgspec.field(default_factory=time.monotonic_ns)
 
 
-class Asked(Line, frozen=True, kw_only=True, tag="asked"):
+class Asked(RecordedSpec, frozen=True, kw_only=True, tag_field="kind", tag="asked"):
     """The first line. `key` tells searches apart: the same command has the same. `limit_words` say whose limit it is.
 
     `limits_bytes` is one figure a rank; empty on a GPU without `memory_limit`, where each rank says what it may use.
     """
 
+    t_ns: int = msgspec.field(default_factory=time.monotonic_ns)
     schema: int = SCHEMA
     search_id: str
     key: str
-    preset: str
-    variant: str | None = None
-    title: str = ""
-    model: dict[str, Any] = {}
-    data: dict[str, Any] = {}
-    knobs: dict[str, Any] = {}
-    changed: list[str] = []
     device: str = "cpu"
     world_size: int = 1
     limits_bytes: list[int] = []

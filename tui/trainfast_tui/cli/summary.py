@@ -45,9 +45,8 @@ def lines(result: Result) -> list[str]:
 
 def headline(result: Result) -> str:
     """Which run, how it ended, and why."""
-    name = f"{result.preset}/{result.variant}" if result.variant else result.preset
     reason = f": {plain(result.reason)}" if result.reason and result.state != "finished" else ""
-    return f"{result.run_id}  {name}  {result.state.replace('_', ' ')}{reason}"
+    return f"{result.run_id}  {result.name}  {result.state.replace('_', ' ')}{reason}"
 
 
 def notes(result: Result) -> Iterator[str]:

@@ -92,7 +92,7 @@ class Ladder(Painted):
 def _head(search: SearchSnapshot, name: str, now_ns: int, width: int) -> list[Line]:
     asked = search.asked
     if asked is not None:
-        name = f"{asked.preset}/{asked.variant}" if asked.variant else asked.preset
+        name = asked.name
     sign, tone = SIGNS.get(search.state, ("○", "text"))
     state: Line = [(f"{sign} ", tone), (state_words(search), "title")]
     if search.is_live and search.state != "paused":
