@@ -9,18 +9,14 @@ import platform
 import sys
 
 from benchmarks import app, engines, monitor, step_records
+from benchmarks.budget import print_table
 
 
 def main() -> int:
     """Measure, print, say whether all budgets held."""
     print(f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}")
     table = [*app.rows(), *monitor.rows(), *step_records.rows(step_records.measure()), *engines.rows(engines.measure())]
-    texts = [row[:3] for row in table]
-    widths = [max(map(len, column)) for column in zip(*texts, strict=True)]
-    for what, measured, budget, held in table:
-        cells = (what.ljust(widths[0]), measured.ljust(widths[1]), budget.ljust(widths[2]))
-        print("  ".join([*cells, "held" if held else "NOT HELD"]))
-    return 0 if all(row[3] for row in table) else 1
+    return print_table(table)
 
 
 if __name__ == "__main__":

@@ -13,10 +13,10 @@ import sys
 import tempfile
 import time
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 
 import msgspec
+from benchmarks.budget import Row, at_most, print_table
 from benchmarks.pty_meter import Measurement, measure
 
 from trainfast_runner.home import Home
@@ -26,15 +26,13 @@ from trainfast_runner.result import Memory, Result, Spread, Throughput
 HELP_MS = 150.0
 FIRST_PAINT_MS = 400.0
 CPU_PERCENT = 5.0
-BYTES_PER_S = 20_000.0
-FRAME_BYTES = 10_000
+KB_PER_S = 20.0
+FRAME_KB = 10.0
 RSS_MIB = 90.0
 HISTORY = 100
 LISTED = 10_000
 LIST_S = 1.0
 APP = str(Path(sys.executable).with_name("trainfast-tui"))
-
-Row = tuple[str, str, str, bool]
 
 
 def rows() -> list[Row]:
@@ -100,16 +98,15 @@ def _start_up(environment: Mapping[str, str]) -> Row:
 
     pairs = [(seconds([APP, "--help"]), seconds([sys.executable, "-c", ""])) for _ in range(15)]
     ours, bare = (1e3 * statistics.median(column) for column in zip(*pairs, strict=True))
-    return "--help", f"{ours:.0f} ms (bare Python {bare:.0f} ms)", f"<= {HELP_MS:g} ms", ours <= HELP_MS
+    return at_most("--help", ours, HELP_MS, "ms", more=f" (bare Python {bare:.0f} ms)")
 
 
 def _with_history(environment: Mapping[str, str]) -> list[Row]:
     paints = [
         measure([APP], seconds=1, settle=1, env=dict(environment)).first_paint_ms or float("inf") for _ in range(5)
     ]
-    ms = statistics.median(paints)
-    name = f"first paint with {HISTORY} runs, median of {len(paints)}"
-    return [(name, f"{ms:.0f} ms", f"<= {FIRST_PAINT_MS:g} ms", ms <= FIRST_PAINT_MS)]
+    what = f"first paint with {HISTORY} runs, median of {len(paints)}"
+    return [at_most(what, statistics.median(paints), FIRST_PAINT_MS, "ms")]
 
 
 def _with_a_live_run(environment: Mapping[str, str]) -> list[Row]:
@@ -127,29 +124,12 @@ def _with_a_live_run(environment: Mapping[str, str]) -> list[Row]:
         seen: Measurement = measure([APP], columns=160, rows=48, seconds=20, settle=6, env=dict(environment))
     finally:
         subprocess.run([APP, "stop", run_id, "--now"], env=environment, capture_output=True, check=False)
-    seen = replace(seen, rss_mib=seen.rss_mib or float("inf"))
-    assert seen.rss_mib is not None
     where = "live run, 8 GPUs, 160x48"
     return [
-        (
-            f"CPU, {where}",
-            f"{seen.cpu_percent:.1f} % of a core",
-            f"<= {CPU_PERCENT:g} %",
-            seen.cpu_percent <= CPU_PERCENT,
-        ),
-        (
-            f"to the terminal, {where}",
-            f"{seen.bytes_per_s / 1e3:.1f} kB/s",
-            "<= 20 kB/s",
-            seen.bytes_per_s <= BYTES_PER_S,
-        ),
-        (
-            f"largest frame, {where}",
-            f"{seen.largest_frame_bytes / 1e3:.1f} kB",
-            "<= 10 kB",
-            seen.largest_frame_bytes <= FRAME_BYTES,
-        ),
-        (f"RSS, {where}", f"{seen.rss_mib:.0f} MiB", f"<= {RSS_MIB:g} MiB", seen.rss_mib <= RSS_MIB),
+        at_most(f"CPU, {where}", seen.cpu_percent, CPU_PERCENT, "%", digits=1, more=" of a core"),
+        at_most(f"to the terminal, {where}", seen.bytes_per_s / 1e3, KB_PER_S, "kB/s", digits=1),
+        at_most(f"largest frame, {where}", seen.largest_frame_bytes / 1e3, FRAME_KB, "kB", digits=1),
+        at_most(f"RSS, {where}", seen.rss_mib or float("inf"), RSS_MIB, "MiB"),
     ]
 
 
@@ -166,9 +146,8 @@ def _listing(environment: Mapping[str, str]) -> Row:
     began = time.perf_counter()
     subprocess.run([APP, "runs", "list"], env=environment, stdout=subprocess.DEVNULL, check=True)
     seconds = time.perf_counter() - began
-    return f"runs list, {LISTED:,} runs", f"{seconds:.2f} s", f"<= {LIST_S:g} s", seconds <= LIST_S
+    return at_most(f"runs list, {LISTED:,} runs", seconds, LIST_S, "s", digits=2)
 
 
 if __name__ == "__main__":
-    for row in rows():
-        print("  ".join(map(str, row)))
+    sys.exit(print_table(rows()))

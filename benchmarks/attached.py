@@ -18,6 +18,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from benchmarks.budget import Row, print_table
 from benchmarks.pty_meter import measure as measure_in_terminal
 from benchmarks.sampler_cost import stand_in
 
@@ -30,7 +31,6 @@ RESAMPLES = 2000
 APP = str(Path(sys.executable).with_name("trainfast-tui"))
 SETTINGS = ("steps=10000000", "batch_size=1", "seq_len=32", "watch=0")
 
-Row = tuple[str, str, str, bool]
 Pair = tuple[float, float, float]
 """Median step in ms without and with the app, and the app's CPU in percent of a core."""
 
@@ -162,10 +162,7 @@ def main() -> int:
     parser.add_argument("--window", type=float, default=WINDOW_S, help="seconds of each half of a pair")
     parser.add_argument("--set", action="append", dest="settings", metavar="KNOB=VALUE", help="instead of the defaults")
     options = parser.parse_args()
-    table = rows(measure(options.pairs, options.window, options.settings or SETTINGS))
-    for row in table:
-        print("  ".join((*row[:3], "held" if row[3] else "NOT HELD")))
-    return 0 if all(row[3] for row in table) else 1
+    return print_table(rows(measure(options.pairs, options.window, options.settings or SETTINGS)))
 
 
 if __name__ == "__main__":

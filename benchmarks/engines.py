@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from benchmarks.budget import Row, print_table
 from benchmarks.step_records import training
 
 # As the launcher does, before torch is imported: threads that spin for work stall a training on a busy machine.
@@ -77,7 +78,7 @@ def measure(pairs: int = 20) -> Race:
     return Race(pairs, rates[0], rates[1], rates[0] / rates[1], (low, high))
 
 
-def rows(race: Race) -> list[tuple[str, str, str, bool]]:
+def rows(race: Race) -> list[Row]:
     """The race as a row of the table of budgets: what, measured, budget, held."""
     return [
         (
@@ -93,7 +94,4 @@ def rows(race: Race) -> list[tuple[str, str, str, bool]]:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0] if __doc__ else None)
     parser.add_argument("--pairs", type=int, default=20)
-    table = rows(measure(parser.parse_args().pairs))
-    for *texts, held in table:
-        print("  ".join([*texts, "held" if held else "NOT HELD"]))
-    raise SystemExit(0 if all(held for *_, held in table) else 1)
+    raise SystemExit(print_table(rows(measure(parser.parse_args().pairs))))

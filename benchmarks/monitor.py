@@ -23,17 +23,16 @@ if __package__ in (None, ""):
 
 import platformdirs
 from benchmarks import attached, sampler_cost
+from benchmarks.budget import Row, at_most, print_table
 from benchmarks.pty_meter import Ended, Measurement, measure, table
 
 CPU_PERCENT = 3.0
-BYTES_PER_S = 20_000.0
+KB_PER_S = 20.0
 FIRST_PAINT_MS = 400.0
 PAINTS = 5
 APP = str(Path(sys.executable).with_name("trainfast-tui"))
 INTERVAL_S = 0.5
 """2 Hz, of all three."""
-
-Row = tuple[str, str, str, bool]
 
 
 @dataclass(frozen=True)
@@ -62,26 +61,11 @@ def rows(seconds: float = 20.0) -> list[Row]:
 def budgets(seen: Measurement) -> list[Row]:
     """What is promised of the monitor view: what, measured, budget, held."""
     where = "monitor view, 8 GPUs at 2 Hz, 160x48"
-    paint = seen.first_paint_ms or float("inf")
+    paint_ms = seen.first_paint_ms or float("inf")
     return [
-        (
-            f"CPU, {where}",
-            f"{seen.cpu_percent:.1f} % of a core",
-            f"<= {CPU_PERCENT:g} %",
-            seen.cpu_percent <= CPU_PERCENT,
-        ),
-        (
-            f"to the terminal, {where}",
-            f"{seen.bytes_per_s / 1e3:.1f} kB/s",
-            "<= 20 kB/s",
-            seen.bytes_per_s <= BYTES_PER_S,
-        ),
-        (
-            f"first paint, {where}, median of {PAINTS}",
-            f"{paint:.0f} ms",
-            f"<= {FIRST_PAINT_MS:g} ms",
-            paint <= FIRST_PAINT_MS,
-        ),
+        at_most(f"CPU, {where}", seen.cpu_percent, CPU_PERCENT, "%", digits=1, more=" of a core"),
+        at_most(f"to the terminal, {where}", seen.bytes_per_s / 1e3, KB_PER_S, "kB/s", digits=1),
+        at_most(f"first paint, {where}, median of {PAINTS}", paint_ms, FIRST_PAINT_MS, "ms"),
     ]
 
 
@@ -140,9 +124,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if not options.no_attached:
         lines += attached.rows(attached.measure(options.pairs))
     print()
-    for row in lines:
-        print("  ".join((*row[:3], "held" if row[3] else "NOT HELD")))
-    return 0 if all(row[3] for row in lines) else 1
+    return print_table(lines)
 
 
 if __name__ == "__main__":

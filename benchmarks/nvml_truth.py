@@ -24,6 +24,7 @@ from trainfast_runner.telemetry import throttle
 from trainfast_runner.telemetry.capabilities import ENERGY_BY_FUNCTION, QUERIES
 from trainfast_runner.telemetry.device import Device
 from trainfast_runner.telemetry.fields import ALL_LINKS, CAUSE_NUMBERS, CAUSES, FIELDS
+from trainfast_runner.throttle_causes import REASONS_OF_COUNTER
 
 CALLS = 100
 PERIOD_S = 0.1
@@ -39,14 +40,6 @@ while True:
     for i in range(len(work)):
         torch.cuda.synchronize(i)
 """
-COUNTERS = {
-    "power_violation_ns": {"sw_power_cap"},
-    "thermal_violation_ns": {"sw_thermal", "hw_thermal"},
-    "sync_boost_violation_ns": {"sync_boost"},
-    "sw_thermal_slowdown_ns": {"sw_thermal"},
-    "hw_thermal_slowdown_ns": {"hw_thermal"},
-    "hw_power_brake_ns": {"hw_power_brake"},
-}
 
 Json = dict[str, Any]
 
@@ -182,7 +175,7 @@ def _judged(readings: list[Any]) -> Json:
     first, last = readings[0], readings[-1]
     wall_ns = last.t_ns - first.t_ns
     counters = {}
-    for name, reasons in COUNTERS.items():
+    for name, reasons in REASONS_OF_COUNTER.items():
         before, after = getattr(first, name), getattr(last, name)
         shown = [bool(reasons & set(r.throttle_reasons or ())) for r in readings]
         counters[name] = {

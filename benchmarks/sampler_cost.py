@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+from benchmarks.budget import Row, at_most, print_table
 
 from trainfast_runner.telemetry import Sampler, Tick
 from trainfast_runner.telemetry_lines import WHOLE_EVERY, TickEncoder
@@ -30,8 +31,6 @@ CPU_PERCENT = 1.0
 TICK_MS = 2.0
 LINE_BYTES = 3000
 GPUS = 8
-
-Row = tuple[str, str, str, bool]
 
 
 @dataclass(frozen=True)
@@ -58,23 +57,28 @@ def rows(cost: Cost | None = None) -> list[Row]:
     found = cost or measure()
     where = f"sampler, {found.gpus} GPUs at 1 Hz, beyond the library"
     return [
-        (
+        at_most(
             f"sampler, {found.gpus} GPUs at 1 Hz, library included: CPU",
-            f"{found.cpu_percent:.2f} % of a core",
-            f"<= {CPU_PERCENT:g} %",
-            found.cpu_percent <= CPU_PERCENT,
+            found.cpu_percent,
+            CPU_PERCENT,
+            "%",
+            digits=2,
+            more=" of a core",
         ),
-        (
+        at_most(
             f"{where}: a tick, median of {found.ticks}",
-            f"{found.tick_ms:.2f} ms ({found.nvml_part_ms:.2f} ms of it GPUs; library {found.library_ms:.2f} ms)",
-            f"<= {TICK_MS:g} ms",
-            found.tick_ms <= TICK_MS,
+            found.tick_ms,
+            TICK_MS,
+            "ms",
+            digits=2,
+            more=f" ({found.nvml_part_ms:.2f} ms of it GPUs; library {found.library_ms:.2f} ms)",
         ),
-        (
+        at_most(
             f"telemetry.jsonl, {found.gpus} busy GPUs: a tick, median",
-            f"{found.line_bytes:,.0f} bytes ({found.mean_line_bytes * 3600 / 1e6:.1f} MB an hour at 1 Hz)",
-            f"<= {LINE_BYTES:,} bytes",
-            found.line_bytes <= LINE_BYTES,
+            found.line_bytes,
+            LINE_BYTES,
+            "bytes",
+            more=f" ({found.mean_line_bytes * 3600 / 1e6:.1f} MB an hour at 1 Hz)",
         ),
     ]
 
@@ -199,10 +203,7 @@ def main() -> int:
     if options.child:
         print(json.dumps(asdict(child(options.seconds))))
         return 0
-    table = rows(measure(options.seconds, real=options.real))
-    for row in table:
-        print("  ".join((*row[:3], "held" if row[3] else "NOT HELD")))
-    return 0 if all(row[3] for row in table) else 1
+    return print_table(rows(measure(options.seconds, real=options.real)))
 
 
 if __name__ == "__main__":

@@ -19,6 +19,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from benchmarks.budget import Row, at_most, print_table
+
 from trainfast_runner.home import cache_directory
 from trainfast_runner.spec import resolve
 from trainfast_runner.training_python import WORKER
@@ -146,21 +148,15 @@ def training(folder: Path, steps: int, *settings: str) -> Iterator[tuple[Any, An
     ground.memory.release()
 
 
-def rows(cost: Cost) -> list[tuple[str, str, str, bool]]:
+def rows(cost: Cost) -> list[Row]:
     """The cost as a row of the table of budgets: what, measured, budget, held."""
     spread = f"{cost.quartiles_percent[0]:+.2f} to {cost.quartiles_percent[1]:+.2f}"
-    return [
-        (
-            f"step records, {cost.pairs} pairs of {cost.steps_per_block} steps of {cost.step_ms_without:.1f} ms",
-            f"{cost.cost_percent:+.2f} % of a step (quartiles {spread})",
-            f"<= {BUDGET_PERCENT:g} %",
-            cost.cost_percent <= BUDGET_PERCENT,
-        )
-    ]
+    what = f"step records, {cost.pairs} pairs of {cost.steps_per_block} steps of {cost.step_ms_without:.1f} ms"
+    more = f" of a step (quartiles {spread})"
+    return [at_most(what, cost.cost_percent, BUDGET_PERCENT, "%", digits=2, more=more)]
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0] if __doc__ else None)
     parser.add_argument("--pairs", type=int, default=30)
-    for row in rows(measure(parser.parse_args().pairs)):
-        print("  ".join(map(str, row)))
+    sys.exit(print_table(rows(measure(parser.parse_args().pairs))))
