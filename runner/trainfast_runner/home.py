@@ -195,8 +195,13 @@ def is_alive(directory: Path) -> bool:
         fd = open_lock(directory)
     except FileNotFoundError:
         return False
+    return is_held(fd, fcntl.LOCK_EX)
+
+
+def is_held(fd: int, against: int) -> bool:
+    """Whether somebody else's lock forbids this kind of one (`LOCK_EX`, `LOCK_SH`); the descriptor is closed."""
     try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(fd, against | fcntl.LOCK_NB)
     except BlockingIOError:
         return True
     finally:

@@ -23,6 +23,7 @@ LOGIT_TENSORS = 4
 # Weights, gradients and two AdamW moments in single precision.
 STATE_BYTES = 16
 NEGLIGIBLE = 0.05
+MOST_FIXES = 3
 NOT_ENOUGH = "; probably not enough alone"
 UNITS = {"bytes": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
 
@@ -65,33 +66,22 @@ def cheapest(
     reason: str = "",
     limit_bytes: int | None = None,
     model: Mapping[str, Any] | None = None,
+    most: int | None = MOST_FIXES,
 ) -> list[Fix]:
-    """Up to three fixes, those that should do alone first, then the least slowing.
+    """Up to `most` fixes (None: every one), those that should do alone first, then the least slowing.
 
     `phase` is where memory ended: in the optimizer step a smaller batch frees nothing, before it the optimizer's
     states are not yet there. `reason` is the allocator's sentence, from which the size of its request is read, and
     on a GPU the limit. `model` may hold `parameters`, `layers`, `hidden_size` and `vocab_size`, as the worker's
     `actual` record does.
     """
-    return all_fixes(knobs, device, phase, reason, limit_bytes, model)[:3]
-
-
-def all_fixes(
-    knobs: Mapping[str, Any],
-    device: str,
-    phase: str | None = None,
-    reason: str = "",
-    limit_bytes: int | None = None,
-    model: Mapping[str, Any] | None = None,
-) -> list[Fix]:
-    """Every change that frees some of what had run out, in the order of `cheapest`."""
     shortage = _shortage(knobs, phase, reason, limit_bytes, model or {})
     states = _state_fixes(knobs, shortage)
     if phase == MODEL_PHASE:
-        return states
+        return states[:most]
     batch = _batch_fixes(knobs, device, shortage)
     ordered = [*states, *batch] if phase == OPTIMIZER_PHASE else [*batch, *states]
-    return sorted(ordered, key=lambda fix: NOT_ENOUGH in fix.saves)
+    return sorted(ordered, key=lambda fix: NOT_ENOUGH in fix.saves)[:most]
 
 
 def _shortage(

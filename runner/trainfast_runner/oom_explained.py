@@ -13,7 +13,7 @@ import msgspec
 
 from trainfast_runner.knob_values import parse_bytes_per_rank
 from trainfast_runner.memory_model import CATEGORIES, MemoryModel, Prediction
-from trainfast_runner.oom_advice import BATCH_PHASES, MODEL_PHASE, OPTIMIZER_PHASE, Fix, all_fixes, bytes_after
+from trainfast_runner.oom_advice import BATCH_PHASES, MODEL_PHASE, OPTIMIZER_PHASE, Fix, bytes_after, cheapest
 from trainfast_runner.problem import Problem
 from trainfast_runner.records import Event, RunFile
 from trainfast_runner.result import OomChange, OomExplanation, RunError
@@ -80,7 +80,7 @@ def explain(
 def candidates(spec: RunSpec, device: str, phase: str | None = None) -> list[RunSpec]:
     """The specs whose memory models tell which changes are enough; a trace of each is worth having."""
     found = []
-    for fix in all_fixes(spec.knobs, device, phase):
+    for fix in cheapest(spec.knobs, device, phase, most=None):
         changed = _with(spec, {fix.knob: fix.value})
         if changed is not None and fix.knob != "batch_size":
             found.append(changed)
@@ -154,7 +154,7 @@ def _changes(
     model_of: ModelOf,
     parameters: dict[str, object],
 ) -> list[OomChange]:
-    fixes = all_fixes(spec.knobs, run.device, phase, said, limit, parameters)
+    fixes = cheapest(spec.knobs, run.device, phase, said, limit, parameters, most=None)
     if limit is None or under is None:
         return [_unpredicted(fix) for fix in fixes[:MOST_CHANGES]]
     proved: list[OomChange] = []

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import msgspec
 
+from trainfast_runner.home import is_held
 from trainfast_runner.json_lines import Appender, read_all
 from trainfast_runner.records import SCHEMA, Clock, RecordedSpec
 from trainfast_runner.search.fit import Fit
@@ -268,10 +269,4 @@ def is_conducted(directory: Path) -> bool:
         fd = os.open(directory / LOCK_FILE, os.O_RDWR | os.O_CLOEXEC)
     except OSError:
         return False
-    try:
-        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    finally:
-        os.close(fd)
-    return False
+    return is_held(fd, fcntl.LOCK_SH)

@@ -8,8 +8,8 @@ copy_gb_per_s, cpu_share}`. Copying counts the bytes read and the bytes written.
 from __future__ import annotations
 
 import importlib
-import importlib.util
 import json
+import runpy
 import sys
 import time
 from collections.abc import Callable
@@ -97,10 +97,5 @@ def _best_seconds(work: Callable[[], Any], device: Any) -> float:
 
 
 if __name__ == "__main__":
-    here = Path(__file__).resolve().parent
-    spec = importlib.util.spec_from_file_location("trainfast_bootstrap", here / "bootstrap.py")
-    assert spec is not None
-    assert spec.loader is not None
-    bootstrap = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(bootstrap)
+    runpy.run_path(str(Path(__file__).with_name("bootstrap.py")))
     print(json.dumps(importlib.import_module("trainfast_worker.calibrate").main(*sys.argv[1:2] or ["cpu"])))

@@ -10,6 +10,7 @@ import importlib.metadata
 import importlib.util
 import json
 import platform
+import runpy
 import sys
 from pathlib import Path
 from typing import Any
@@ -106,10 +107,5 @@ def _devices() -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    here = Path(__file__).resolve().parent
-    spec = importlib.util.spec_from_file_location("trainfast_bootstrap", here / "bootstrap.py")
-    assert spec is not None
-    assert spec.loader is not None
-    bootstrap = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(bootstrap)
+    runpy.run_path(str(Path(__file__).with_name("bootstrap.py")))
     print(json.dumps(importlib.import_module("trainfast_worker.inspect_model").main(sys.argv[1:]), default=str))

@@ -9,9 +9,9 @@ alike three are traced: the first, one that stands for all between, and the last
 from __future__ import annotations
 
 import importlib
-import importlib.util
 import json
 import logging
+import runpy
 import sys
 from pathlib import Path
 from typing import Any
@@ -33,12 +33,7 @@ def main(request: str) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    here = Path(__file__).resolve().parent
-    spec = importlib.util.spec_from_file_location("trainfast_bootstrap", here / "bootstrap.py")
-    assert spec is not None
-    assert spec.loader is not None
-    bootstrap = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(bootstrap)
+    runpy.run_path(str(Path(__file__).with_name("bootstrap.py")))
     trace = importlib.import_module("trainfast_worker.trace_memory").main
     for argument in sys.argv[1:]:
         print(json.dumps(trace(argument)), flush=True)
