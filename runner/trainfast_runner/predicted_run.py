@@ -25,10 +25,10 @@ def with_prediction(records: RunRecords) -> RunRecords:
 
 def _predicted(run: RunFile) -> dict[str, Any] | None:
     from trainfast_runner.memory_model import cached_model
-    from trainfast_runner.oom_explained import spec_of
+    from trainfast_runner.spec import of_record
 
     try:
-        spec = spec_of(run)
+        spec = of_record(run)
         model = cached_model(spec, run.device, run.python or None)
         return None if model is None else msgspec.to_builtins(model.predict(spec, run.world_size))
     except Exception:
