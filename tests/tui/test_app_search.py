@@ -11,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from recorded import GIB, MIB, START_NS, S, a_run, write_lines
 from searched import (
@@ -32,6 +33,7 @@ from textual.pilot import Pilot
 
 from trainfast_runner.home import Home
 from trainfast_runner.problem import Problem
+from trainfast_runner.process_tree import boot_id
 from trainfast_runner.records import Event
 from trainfast_runner.search import control
 from trainfast_runner.search.journal import LOCK_FILE, PAUSE_FILE, CoolingDown, Ended, Next, Paused
@@ -132,7 +134,7 @@ async def test_the_ladder_has_a_row_for_each_probe_the_fit_and_what_is_tried_and
         text = await opened(pilot, search)
     lines = text.splitlines()
     assert lines[0].startswith("largest batch: tiny-llama ─")
-    assert lines[1].startswith("● probing: batch_size 42  5 s")
+    assert lines[1].rstrip() == "● probing: batch_size 42  5 s of about 8.5 s"
     assert lines[2].startswith("limit 1.00 GiB a rank (memory_limit)")
     rows = [line.split() for line in lines[4:8]]
     assert rows[0] == ["batch", "fwd+bwd", "optimizer", "step", "samples/s", "took", "outcome"]
@@ -341,7 +343,7 @@ async def test_the_tightest_of_two_ranks_is_named_and_a_void_probe_says_why(
     app = StillApp(home)
     async with app.run_test(size=FULL) as pilot:
         text = await opened(pilot, search)
-    assert "limit 2.00 GiB + 1.50 GiB a rank (memory_limit)   tightest: rank 1" in text
+    assert "limit 2.00 GiB + 1.50 GiB a rank, the tightest is rank 1 (memory_limit)" in text
     assert "~ void on rank 0" in text
     assert "python 4711 of another user took 2.00 GiB" in text
     assert "● fits, rank 1 fullest" in text
@@ -398,12 +400,56 @@ async def test_a_search_waits_for_its_gpus_to_cool_and_shows_the_degrees(
     assert starts.cool_to_c == 55
 
 
-def test_the_reader_finds_a_search_that_goes_on(home: Home, conduct: Callable[[Path], None]) -> None:
-    from trainfast_tui.search_control import newest_live_search
+def test_the_reader_finds_a_search_that_goes_on_or_the_newest_of_this_boot(
+    home: Home, conduct: Callable[[Path], None]
+) -> None:
+    from trainfast_tui.search_control import newest_search
 
-    assert newest_live_search(home) is None
+    assert newest_search(home) is None
     live = a_search(home, going_on())
-    a_search(home, answered(), "20991231-000000-tiny-llama-ffff")
-    assert newest_live_search(home) is None
+    assert newest_search(home) is None, "of another boot, where nobody knows what the machine was"
+    here = msgspec.structs.replace(CONDUCTED, boot_id=boot_id())
+    ended = a_search(home, [*answered(), here], "20991231-000000-tiny-llama-ffff")
+    assert newest_search(home) == ended, "it ended while the app was closed"
     conduct(live)
-    assert newest_live_search(home) == live
+    assert newest_search(home) == live
+
+
+async def test_what_was_searched_with_other_knobs_is_applied_with_a_warning(home: Home) -> None:
+    app = StillApp(home)
+    async with app.run_test(size=FULL) as pilot:
+        await opened(pilot, a_search(home, answered()))
+        assert app.next_run is not None
+        app.next_run = app.next_run.type("seq_len", "256")
+        await pilot.press("enter")
+        await pilot.pause()
+        assert knob(app, "batch_size") == 40
+        assert "searched with other knobs" in screen_text(app)
+
+
+async def test_without_a_limit_on_a_cpu_it_says_up_to_what_it_searches(home: Home, starts: Starts) -> None:
+    starts.go.clear()
+    app = StillApp(home)
+    async with app.run_test(size=SMALL) as pilot:
+        await show(pilot, None)
+        await pilot.press("b")
+        text = " ".join((await until(pilot, "No memory_limit")).split())
+        assert re.search(r"this searches up to [\d.]+ [GM]iB of this machine's memory, set as a real limit", text)
+        starts.refusal = Problem("enough", key="memory_limit")
+        starts.go.set()
+        await until(pilot, "Refused: enough")
+
+
+async def test_what_broke_a_search_off_is_said(home: Home, conduct: Callable[[Path], None]) -> None:
+    reason = "cpu in use by 20261121-054455-tiny-llama-7f3a"
+    search = a_search(home, going_on())
+    conduct(search)
+    app = StillApp(home)
+    async with app.run_test(size=SMALL) as pilot:
+        await opened(pilot, search)
+        broken = Ended(t_ns=START_NS + NOW_S * S, state="cancelled", reason=reason)
+        write_lines(search / "journal.jsonl", [*going_on(), broken])
+        await show(pilot, search)
+        text = " ".join(screen_text(app).split())
+        assert f"broken off: {reason}; its journal is kept, f5 tries again" in text
+        assert text.count(reason) == 1

@@ -5,11 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from trainfast_runner.problem import Problem
 from trainfast_tui import format as fmt
 
 if TYPE_CHECKING:
+    from trainfast_runner.machine import Machine
     from trainfast_runner.search.follow import SearchSnapshot
     from trainfast_runner.search.journal import Answer
+    from trainfast_runner.spec import RunSpec
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +44,48 @@ def choices(search: SearchSnapshot | None) -> tuple[Choice, ...]:
     return tuple(Choice(label, (("batch_size", str(batch)),), why) for label, batch, why in found if batch is not None)
 
 
+def is_about(search: SearchSnapshot, spec: RunSpec) -> bool:
+    """Whether these are the knobs that were searched, but for those that a search sets itself."""
+    from trainfast_runner.search.searches import FREE_KNOBS
+
+    asked = search.asked
+    return (
+        asked is not None
+        and (asked.preset, asked.variant, asked.model) == (spec.preset, spec.variant, spec.model)
+        and all(asked.knobs.get(name) == value for name, value in spec.knobs.items() if name not in FREE_KNOBS)
+    )
+
+
+def limit_notice(spec: RunSpec, machine: Machine | None) -> str:
+    """What a search without `memory_limit` on a CPU goes up to; empty where there is a limit or a GPU sets it."""
+    if machine is None or machine.device != "cpu" or spec.knobs["memory_limit"] is not None:
+        return ""
+    from trainfast_runner.combinations import world_size
+    from trainfast_runner.memory_room import host_free_bytes
+    from trainfast_runner.search.limits import share_of_free
+
+    try:
+        ranks = world_size(spec, machine)
+    except Problem:
+        return ""  # whatever it is, the search is about to be refused for it
+    each = fmt.size(share_of_free(host_free_bytes(), ranks))
+    whose = "of this machine's memory" if ranks == 1 else f"of this machine's memory for each of {ranks} processes"
+    return f"No memory_limit: this searches up to {each} {whose}, set as a real limit. memory_limit makes it less."
+
+
+def expected_s(search: SearchSnapshot) -> float | None:
+    """Seconds that the steps under way should take, going by the largest size that fitted; None before one did."""
+    step = search.next
+    fitting = [probe for probe in search.probes if probe.outcome == "fits" and probe.step_ms is not None]
+    if step is None or step.batch_size is None or not fitting:
+        return None
+    last = max(fitting, key=lambda probe: probe.batch_size)
+    share = step.batch_size / last.batch_size
+    if step.action == "probe":
+        return share * last.seconds
+    return None if search.proof_steps is None else share * search.proof_steps * (last.step_ms or 0.0) / 1e3
+
+
 def state_words(search: SearchSnapshot) -> str:
     """What the search is doing, or how it ended, in one line."""
     step = search.next
@@ -61,6 +106,8 @@ def state_words(search: SearchSnapshot) -> str:
         "interrupted": "interrupted: nobody works on it any more; f5 takes it up again",
         "cancelled": "cancelled; its journal is kept, f5 goes on",
     }
+    from trainfast_runner.search.journal import CANCELLED
+
     ended = search.ended
     if ended is not None and ended.answer is not None:
         return f"batch_size {ended.answer.max_batch:,} is the largest that fits, proved in a fresh process"
@@ -68,7 +115,9 @@ def state_words(search: SearchSnapshot) -> str:
         missing = f": {fmt.size(ended.missing_bytes)} too much" if ended.missing_bytes else ""
         return f"batch_size 1 does not fit{missing}"
     if search.state == "failed" and ended is not None:
-        return f"failed: {ended.reason}"
+        return f"failed: {fmt.plain(ended.reason)}"
+    if search.state == "cancelled" and ended is not None and ended.reason not in ("", CANCELLED):
+        return f"broken off: {fmt.plain(ended.reason)}; its journal is kept, f5 tries again"
     return words.get(search.state, search.state)
 
 

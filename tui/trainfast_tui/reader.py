@@ -137,9 +137,9 @@ class Reader(threading.Thread):
 
     def _poll_search(self) -> SearchSnapshot | None:
         if not self._looked_for_search:
-            from trainfast_tui.search_control import newest_live_search
+            from trainfast_tui.search_control import newest_search
 
-            found = newest_live_search(self._home)
+            found = newest_search(self._home)
             with self._choosing:
                 if not self._looked_for_search:
                     self._searched, self._looked_for_search = found, True

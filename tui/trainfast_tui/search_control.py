@@ -118,15 +118,23 @@ class SearchControl:
         return None if cancel(directory) else Said("It has ended already.", "warning")
 
 
-def newest_live_search(home: Home) -> Path | None:
-    """The directory of the newest search that somebody works on. Raises Problem where they cannot be listed."""
-    from trainfast_runner.search.journal import is_conducted
+def newest_search(home: Home) -> Path | None:
+    """The newest search that somebody works on, else the newest of this boot; None where there is neither.
+
+    Raises Problem where they cannot be listed.
+    """
+    from trainfast_runner.process_tree import boot_id
+    from trainfast_runner.search.journal import Conducted, is_conducted, read_journal
 
     folder = home.path / "searches"
     try:
-        found = sorted((entry for entry in folder.iterdir() if entry.is_dir()), reverse=True)
+        found = sorted((entry for entry in folder.iterdir() if entry.is_dir()), reverse=True)[:LOOKED_AT]
     except FileNotFoundError:
         return None
     except OSError as error:
         raise Problem(f"{folder}: {error}", key="searches") from None
-    return next((directory for directory in found[:LOOKED_AT] if is_conducted(directory)), None)
+    live = next((directory for directory in found if is_conducted(directory)), None)
+    if live is not None or not found:
+        return live
+    conducted = [line for line in read_journal(found[0]) if isinstance(line, Conducted)]
+    return found[0] if conducted and conducted[-1].boot_id == boot_id() else None

@@ -24,6 +24,7 @@ from trainfast_runner.search.cool_down import cool_down
 from trainfast_runner.search.decide import Known, Step, decide, known
 from trainfast_runner.search.foreign import taken_by_others
 from trainfast_runner.search.journal import (
+    CANCELLED,
     PAUSE_FILE,
     AnyLine,
     Asked,
@@ -124,7 +125,7 @@ class _Conductor:
                 if ended is not None:
                     return self._end(ended)
         except Interrupted:
-            return self._end(Ended(state="cancelled", reason="the same command continues it"))
+            return self._end(Ended(state="cancelled", reason=CANCELLED))
         except Problem as problem:
             with suppress(Problem):  # a full disk takes no last line either
                 self._end(Ended(state="cancelled", reason=problem.line()))

@@ -59,6 +59,8 @@ class SearchSnapshot:
     """The run that works on it: its directory shows it live."""
     since_ns: int | None
     """When that step began, before the first one when the search was taken up; CLOCK_MONOTONIC."""
+    proof_steps: int | None
+    """Optimizer steps of a proof."""
     ended: Ended | None
     unreadable_lines: int
     cooling: tuple[CoolingDown, ...] = ()
@@ -92,6 +94,7 @@ class SearchFollower:
         self._paused = False
         self._cooling: tuple[CoolingDown, ...] = ()
         self._since_ns: int | None = None
+        self._proof_steps: int | None = None
 
     def poll(self) -> SearchSnapshot:
         """Read what is new and return everything known."""
@@ -112,6 +115,7 @@ class SearchFollower:
             next=self._next,
             run_id=self._run_id,
             since_ns=self._since_ns,
+            proof_steps=self._proof_steps,
             ended=self._ended,
             unreadable_lines=self._tail.unreadable,
             cooling=self._cooling,
@@ -136,7 +140,7 @@ class SearchFollower:
             case Conducted():
                 # Taken up again: an earlier end (cancelled) is none any more.
                 self._ended, self._paused, self._run_id = None, False, None
-                self._since_ns = line.t_ns
+                self._since_ns, self._proof_steps = line.t_ns, line.proof_steps
             case Predicted():
                 self._prediction = line
             case Next():

@@ -27,6 +27,8 @@ PAUSE_FILE = "paused"
 LOCK_TRIES, LOCK_PAUSE_S = 5, 0.02
 OUTCOMES = ("fits", "oom", "void")
 END_STATES = ("answered", "nothing_fits", "failed", "cancelled")
+CANCELLED = "the same command continues it"
+"""The reason of an end that somebody asked for; any other reason of `cancelled` is what broke the search off."""
 
 
 class Line(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind"):

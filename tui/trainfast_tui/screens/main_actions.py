@@ -105,20 +105,20 @@ class MainActions(Base):
         elif run is None or not run.is_live:
             self._search(None, True)
         else:
+            from trainfast_tui.ladder_words import limit_notice
+
             question = f"{run.run_id} is {state_words(run.state)} and has the device. Stop it and search the batch?"
+            question = " ".join(filter(None, (question, limit_notice(next_run.spec, self.machine))))
             self._ask_about(run, question, "stop it, then search", partial(self._search, run.directory))
 
     def _is_answered(self) -> bool:
         """Whether the search that was followed last is about the knobs as they stand."""
         search, next_run = self.trainfast.searching.current, self.next_run
-        if search is None or search.asked is None or next_run is None or search.state not in ENDED_WITH_ANSWER:
+        if search is None or next_run is None or search.state not in ENDED_WITH_ANSWER:
             return False
-        from trainfast_runner.search.searches import FREE_KNOBS
+        from trainfast_tui.ladder_words import is_about
 
-        asked, spec = search.asked, next_run.spec
-        return (asked.preset, asked.variant, asked.model) == (spec.preset, spec.variant, spec.model) and all(
-            asked.knobs.get(name) == value for name, value in spec.knobs.items() if name not in FREE_KNOBS
-        )
+        return is_about(search, next_run.spec)
 
     def _search(self, live: Path | None, yes: object) -> None:
         if not yes or self.next_run is None:

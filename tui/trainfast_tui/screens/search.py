@@ -9,7 +9,7 @@ from textual.app import ComposeResult
 from textual.screen import Screen
 
 from trainfast_tui.commands import bindings, of
-from trainfast_tui.ladder_words import Choice
+from trainfast_tui.ladder_words import Choice, is_about, limit_notice
 from trainfast_tui.widgets.ladder import Ladder
 from trainfast_tui.widgets.small_parts import Footer
 
@@ -51,6 +51,7 @@ class SearchScreen(Screen[Choice]):
 
     def on_mount(self) -> None:
         snapshot = self.trainfast.snapshot
+        self.ladder.note(limit_notice(self.spec, self.trainfast.machine))
         self.show(self.trainfast.searching.current, snapshot.taken_ns if snapshot is not None else 0)
 
     def show(self, search: SearchSnapshot | None, now_ns: int = 0) -> None:
@@ -134,5 +135,10 @@ def open_search(app: TrainfastApp, spec: RunSpec) -> SearchScreen:
 
 
 def _apply(app: TrainfastApp, chosen: Choice | None) -> None:
-    if chosen is not None:
-        app.main.apply(chosen.settings)
+    if chosen is None:
+        return
+    search, next_run = app.searching.current, app.next_run
+    same = search is not None and next_run is not None and is_about(search, next_run.spec)
+    app.main.apply(chosen.settings)
+    if not same:
+        app.main.say("Applied, but it was searched with other knobs: it may not fit with these.", "warning")

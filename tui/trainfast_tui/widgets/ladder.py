@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from trainfast_tui import format as fmt
-from trainfast_tui.ladder_words import Choice, choices, state_words
+from trainfast_tui.ladder_words import Choice, choices, expected_s, state_words
 from trainfast_tui.widgets.fit_chart import Point, fit_chart
 from trainfast_tui.widgets.painted import Line, Painted, rule, wrap
 
@@ -44,11 +44,17 @@ class Ladder(Painted):
         self._now_ns = 0
         self._asked_ns: int | None = None
         self._said: tuple[str, str] = ("", "muted")
+        self._notice = ""
         self._at = 0
 
     def show(self, search: SearchSnapshot | None, now_ns: int, asked_ns: int | None = None) -> None:
         """Show this; `now_ns` is CLOCK_MONOTONIC, `asked_ns` when a search was asked for that is not there yet."""
         self._search, self._now_ns, self._asked_ns = search, now_ns, asked_ns
+        self.repaint()
+
+    def note(self, notice: str) -> None:
+        """What a person should know while the search is not there yet."""
+        self._notice = notice
         self.repaint()
 
     def say(self, text: str, tone: str = "text") -> None:
@@ -73,6 +79,7 @@ class Ladder(Painted):
             waited = _elapsed(self._asked_ns, self._now_ns)
             words = self._said[0] or f"The knobs are being checked… {waited}"
             waiting: list[Line] = [[(line, self._said[1])] for line in wrap(words, width)]
+            waiting += [[(line, "warning")] for line in wrap(self._notice, width)]
             return [rule(f"largest batch: {self._preset}", width), *waiting]
         head = _head(search, self._preset, self._now_ns, width)
         table = _table(search, width)
@@ -94,12 +101,21 @@ def _head(search: SearchSnapshot, name: str, now_ns: int, width: int) -> list[Li
     if asked is not None:
         name = asked.name
     sign, tone = SIGNS.get(search.state, ("○", "text"))
-    state: Line = [(f"{sign} ", tone), (state_words(search), "title")]
-    if search.is_live and search.state != "paused":
-        state.append((f"  {_elapsed(search.since_ns, now_ns)}", "muted"))
-    elif search.ended is not None:
-        state.append((f"  took {fmt.duration(search.ended.seconds)}", "muted"))
-    return [rule(f"largest batch: {name}", width), state, *([line] if (line := _limit_line(search)) else [])]
+    first, *rest = wrap(f"{sign} {state_words(search)}", width)
+    lines: list[Line] = [[(first[:2], tone), (first[2:], "title")], *([(f"  {line}", "title")] for line in rest[:2])]
+    lines[-1].append((f"  {_time_words(search, now_ns)}", "muted"))
+    return [rule(f"largest batch: {name}", width), *lines, *([line] if (line := _limit_line(search)) else [])]
+
+
+def _time_words(search: SearchSnapshot, now_ns: int) -> str:
+    """How long the step under way has taken, and about how long it should; of an ended search all of its time."""
+    if search.ended is not None:
+        return f"took {fmt.duration(search.ended.seconds)}"
+    if not search.is_live or search.state == "paused":
+        return ""
+    expected = expected_s(search) if search.state in ("running", "pausing") and not search.cooling else None
+    about = "" if expected is None or expected < 1 else f" of about {fmt.duration(expected)}"
+    return f"{_elapsed(search.since_ns, now_ns)}{about}"
 
 
 def _elapsed(since_ns: int | None, now_ns: int) -> str:
@@ -108,16 +124,17 @@ def _elapsed(since_ns: int | None, now_ns: int) -> str:
 
 def _limit_line(search: SearchSnapshot) -> Line:
     asked, fit = search.asked, _tightest(search)
-    limits = asked.limits_bytes if asked is not None else []
-    line: Line = []
-    if limits:
-        shown = " + ".join(fmt.size(limit) for limit in dict.fromkeys(limits))
-        words = f" ({asked.limit_words})" if asked is not None and asked.limit_words else ""
-        line += [("limit ", "muted"), (f"{shown} a rank", "text"), (words, "muted")]
-    elif fit is not None:
-        line += [("limit ", "muted"), (f"{fmt.size(fit.limit_bytes)} a rank", "text")]
+    limits = list(asked.limits_bytes) if asked is not None else []
+    if not limits and fit is not None:
+        limits = [fit.limit_bytes]
+    if not limits:
+        return []
+    shown = " + ".join(fmt.size(limit) for limit in dict.fromkeys(limits))
+    line: Line = [("limit ", "muted"), (f"{shown} a rank", "text")]
     if fit is not None and len(search.fits) > 1:
-        line.append((f"   tightest: rank {fit.rank}", "text"))
+        line.append((f", the tightest is rank {fit.rank}", "text"))
+    if asked is not None and asked.limit_words:
+        line.append((f" ({asked.limit_words})", "muted"))
     return line
 
 
@@ -192,7 +209,8 @@ def _next_lines(search: SearchSnapshot, width: int) -> list[Line]:
     ended, step = search.ended, search.next
     if ended is not None:
         certainty = ended.answer.certainty if ended.answer is not None else ""
-        text = certainty or (ended.reason if search.state != "failed" else "")
+        # Of a search that failed or was broken off the reason stands at the top already.
+        text = certainty or (ended.reason if search.state == "nothing_fits" else "")
         return [[(line, "muted")] for line in wrap(text, width)]
     if step is None:
         said = search.prediction
