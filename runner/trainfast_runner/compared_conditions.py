@@ -33,6 +33,8 @@ def _rows(a: Result, b: Result) -> Iterator[ConditionRow]:
     yield ConditionRow(
         "start temperature", _celsius(starts[0]), _celsius(starts[1]), _apart(*starts, TEMPERATURE_APART_C)
     )
+    warm = a.conditions.measured_from_temperature_c, b.conditions.measured_from_temperature_c
+    yield ConditionRow("measured from", _celsius(warm[0]), _celsius(warm[1]), _apart(*warm, TEMPERATURE_APART_C))
     for cause in CAUSES:
         shares = [getattr(result.throttle, f"{cause.name}_fraction") for result in (a, b)]
         if any(shares):

@@ -36,7 +36,7 @@ def window_of(steps: Sequence[Step]) -> Window | None:
     return Window(begin, steps[-1].t_ns) if steps[-1].t_ns > begin else None
 
 
-def energy(devices: Sequence[DeviceConditions], samples: float) -> Energy:
+def energy(devices: Sequence[DeviceConditions], samples: float, steps: int) -> Energy:
     """Energy summed over devices; without a figure when one of them has none."""
     joules = [device.energy_joules for device in devices]
     total = sum(one for one in joules if one is not None)
@@ -46,6 +46,7 @@ def energy(devices: Sequence[DeviceConditions], samples: float) -> Energy:
     return Energy(
         joules=total,
         joules_per_sample=total / samples if samples else None,
+        joules_per_step=total / steps if steps else None,
         source=INTEGRATED_POWER if integrated else ENERGY_COUNTER,
     )
 
@@ -57,6 +58,7 @@ def throttle(devices: Sequence[DeviceConditions], window: Window | None, steps: 
     rows = [_row(device, window, steps) for device in devices]
     return Throttle(
         **{f"{cause.name}_fraction": _worst(row[f"{cause.name}_fraction"] for row in rows) for cause in CAUSES},
+        clock_loss_fraction=_worst(device.clock_loss_fraction for device in devices),
         devices=rows,
     )
 
@@ -73,12 +75,19 @@ def _row(device: DeviceConditions, window: Window, steps: int) -> dict[str, Any]
         throttled = device.throttled_ms.get(cause.name)
         row[f"{cause.name}_fraction"] = None if throttled is None else throttled / window.ms
         row[f"{cause.name}_source"] = device.sources.get(cause.name)
+    row["throttled_ms"] = device.throttled_ms
     row["lost_ms_per_step"] = {
         name: None if lost is None or not steps else lost / steps for name, lost in device.lost_ms.items()
     }
     row["clock_loss_fraction"] = device.clock_loss_fraction
+    row["temperature_c"] = device.temperature_c
     return row
 
 
-def _worst(fractions: Iterable[float | None]) -> float | None:
-    return max((fraction for fraction in fractions if fraction is not None), default=None)
+def hottest_c(devices: Sequence[DeviceConditions]) -> float | None:
+    """The highest temperature at the start of the stretch, in degrees Celsius."""
+    return _worst(device.temperature_c for device in devices)
+
+
+def _worst(values: Iterable[float | None]) -> float | None:
+    return max((value for value in values if value is not None), default=None)

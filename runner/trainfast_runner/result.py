@@ -129,19 +129,23 @@ class Energy(msgspec.Struct, frozen=True, kw_only=True):
 
     joules: float | None = None
     joules_per_sample: float | None = None
+    joules_per_step: float | None = None
     source: str | None = None
 
 
 class Throttle(msgspec.Struct, frozen=True, kw_only=True):
-    """Share of the measured window in which the worst watched device was throttled, by cause.
+    """Share of the measured window in which the worst watched device was throttled, by cause, and the worst clock loss:
+    1 - SM clock / maximum SM clock, the mean over the window.
 
-    `devices` has each device's shares with what they come from (`throttle_causes.SOURCES`) and `lost_ms_per_step`.
+    `devices` has each device's shares with what they come from (`throttle_causes.SOURCES`), `throttled_ms` of the
+    window and `lost_ms_per_step` by cause, `clock_loss_fraction`, and `temperature_c` when the window began.
     """
 
     thermal_fraction: float | None = None
     power_fraction: float | None = None
     brake_fraction: float | None = None
     sync_boost_fraction: float | None = None
+    clock_loss_fraction: float | None = None
     devices: list[dict[str, Any]] = []
 
 
@@ -199,6 +203,9 @@ class Conditions(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     start_temperature_c: float | None = None
+    """Of the hottest watched GPU when the run was launched."""
+    measured_from_temperature_c: float | None = None
+    """Of the hottest watched GPU when the first measured step began."""
     foreign_processes: list[dict[str, Any]] = []
     clean: bool = True
     driver: str | None = None

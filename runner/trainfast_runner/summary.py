@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from trainfast_runner.asked_and_ran import as_fields, what_ran
 from trainfast_runner.compile_cost import compile_cost
-from trainfast_runner.device_window import energy, peak_used_bytes, throttle, window_of
+from trainfast_runner.device_window import energy, hottest_c, peak_used_bytes, throttle, window_of
 from trainfast_runner.diagnosis import can_tell, diagnose
 from trainfast_runner.diagnosis_figures import foreign_processes, stretch_of
 from trainfast_runner.peaks import peak_of
@@ -77,7 +77,7 @@ def summarise(directory: Path, records: RunRecords, verdict: Verdict, ended_ns: 
         step_ms=_step_time(measured),
         flops=_flops(run, ran, throughput),
         memory=_memory(records, peak_used_bytes(used)),
-        energy=energy(devices, samples),
+        energy=energy(devices, samples, len(measured)),
         throttle=throttle(devices, window, len(measured)),
         compile=compile_cost(records, directory),
         precision=_loss_scaling(records),
@@ -85,7 +85,7 @@ def summarise(directory: Path, records: RunRecords, verdict: Verdict, ended_ns: 
         diagnosed=stretch is not None and can_tell(stretch),
         error=verdict.error,
         oom=_explained(records, ran, verdict),
-        conditions=_conditions(records, measured),
+        conditions=_conditions(records, measured, hottest_c(devices)),
         unreadable_lines=records.unreadable_lines,
         troubles=[event.detail for event in records.events if event.kind == "trouble" and event.detail],
     )
@@ -249,7 +249,7 @@ def _loss_scaling(records: RunRecords) -> LossScaling | None:
     return LossScaling(loss_scale=scales[-1], skipped_steps=skipped)
 
 
-def _conditions(records: RunRecords, measured: list[Step]) -> Conditions:
+def _conditions(records: RunRecords, measured: list[Step], measured_from_c: float | None) -> Conditions:
     run = records.run
     if run is None:
         return Conditions(clean=False)
@@ -274,6 +274,7 @@ def _conditions(records: RunRecords, measured: list[Step]) -> Conditions:
         temperature_slope_c_per_min=steady.temperature_slope_c_per_min,
         step_drift_percent=steady.step_drift_percent,
         start_temperature_c=run.start_temperature_c if run.start_temperature_c is not None else seen,
+        measured_from_temperature_c=measured_from_c,
         foreign_processes=foreign,
         driver=run.versions.get("driver"),
         clean=run.clean and not foreign and not lost,

@@ -105,12 +105,21 @@ def test_energy_and_throttling_come_from_counters_over_the_measured_window(tmp_p
                 thermal_violation_ns=max(0, round((t + 0.5 - 4) * S / 4)),
                 power_violation_ns=123,
                 memory_used_bytes=t,
+                temperature_c=50 + t,
+                sm_clock_mhz=1500,
+                sm_clock_max_mhz=2000,
             )
             for t in range(13)
         ],
     )
-    result = result_of(tmp_path, watch_uuids=[GPU], device_uuids=[GPU])
+    result = result_of(tmp_path, watch_uuids=[GPU], device_uuids=[GPU], start_temperature_c=47)
     assert result.energy.joules == pytest.approx(1600)
+    assert result.energy.joules_per_step == pytest.approx(200)
+    assert result.throttle.clock_loss_fraction == 0.25
+    assert result.throttle.devices[0]["throttled_ms"]["thermal"] == pytest.approx(1500, rel=0.05)
+    assert result.throttle.devices[0]["temperature_c"] == 51
+    # At launch, and when the first measured step began.
+    assert (result.conditions.start_temperature_c, result.conditions.measured_from_temperature_c) == (47, 51)
     assert result.energy.joules_per_sample == pytest.approx(1600 / 64)
     assert result.throttle.thermal_fraction == pytest.approx(0.25 * 6 / 8, abs=0.01)
     assert result.throttle.power_fraction == 0

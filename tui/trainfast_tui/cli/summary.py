@@ -98,9 +98,12 @@ def _figures(result: Result) -> Iterator[tuple[str, str]]:
         yield "model FLOPs", _flops(result.flops)
     if result.energy.joules is not None:
         source = f" ({result.energy.source})" if result.energy.source else ""
-        yield "energy", f"{joules(result.energy.joules)}, {joules(result.energy.joules_per_sample)} a sample{source}"
+        each = f"{joules(result.energy.joules_per_sample)} a sample, {joules(result.energy.joules_per_step)} a step"
+        yield "energy", f"{joules(result.energy.joules)}, {each}{source}"
     if result.conditions.start_temperature_c is not None:
-        yield "started at", celsius(result.conditions.start_temperature_c)
+        warm = result.conditions.measured_from_temperature_c
+        then = "" if warm is None else f", measured from {celsius(warm)} on"
+        yield "started at", celsius(result.conditions.start_temperature_c) + then
     if result.actual.world_size is not None:
         yield "ran as", _actual(result)
 
