@@ -12,6 +12,7 @@ from trainfast_runner.knobs import BY_NAME
 from trainfast_runner.problem import Problem
 from trainfast_runner.state_words import state_words
 from trainfast_tui.next_run import NextRun, of_preset
+from trainfast_tui.screens.shared import ChartActions, OfTheApp
 from trainfast_tui.snapshot import Snapshot
 from trainfast_tui.widgets.charts import Charts
 from trainfast_tui.widgets.knob_panel import KnobPanel
@@ -22,19 +23,13 @@ if TYPE_CHECKING:
 
     from trainfast_runner.follow import RunSnapshot
     from trainfast_runner.machine import Machine
-    from trainfast_tui.app import TrainfastApp
     from trainfast_tui.endings import Ending
-
-    Base = Screen[None]
-else:
-    Base = object
-
 
 ENDED_WITH_ANSWER = ("answered", "nothing_fits")
 """States of a search that has said all it can say about its knobs."""
 
 
-class MainActions(Base):
+class MainActions(OfTheApp, ChartActions):
     """Mixed into the main screen, which has the widgets."""
 
     ascii: bool
@@ -44,18 +39,11 @@ class MainActions(Base):
 
     if TYPE_CHECKING:
 
-        def say(self, text: str, tone: str = "text") -> None: ...
         def refuse(self, problem: Problem) -> None: ...
         def show_knobs(self) -> None: ...
         def current_ending(self) -> Ending | None: ...
         @property
         def next_run(self) -> NextRun | None: ...
-
-    @property
-    def trainfast(self) -> TrainfastApp:
-        """The app, as what it is."""
-        app: Any = self.app
-        return app  # type: ignore[no-any-return]
 
     @property
     def machine(self) -> Machine | None:
@@ -338,15 +326,6 @@ class MainActions(Base):
 
     def action_rate(self) -> None:
         self.query_one(Charts).turn_rate()
-
-    def action_reading(self) -> None:
-        self.say(self.query_one(Charts).next_reading())
-
-    def action_event(self, by: int) -> None:
-        self.say(self.query_one(Charts).next_event(by))
-
-    def action_zoom(self, by: int) -> None:
-        self.say(self.query_one(Charts).zoom(by))
 
 
 def _degrees(text: str, lowest: float, highest: float) -> float | None:

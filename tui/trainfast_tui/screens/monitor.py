@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from textual.app import ComposeResult
 from textual.geometry import Size
@@ -14,6 +14,7 @@ from trainfast_runner.problem import Problem
 from trainfast_tui import chart_data
 from trainfast_tui import format as fmt
 from trainfast_tui.commands import bindings, of
+from trainfast_tui.screens.shared import ChartActions, OfTheApp
 from trainfast_tui.snapshot import Snapshot
 from trainfast_tui.widgets.charts import Charts
 from trainfast_tui.widgets.monitor_devices import MonitorDevices, MonitorHead
@@ -25,7 +26,6 @@ if TYPE_CHECKING:
     from trainfast_runner.process_rows import ProcessRow
     from trainfast_runner.process_tree import Identity
     from trainfast_runner.step_conditions import StepJoin
-    from trainfast_tui.app import TrainfastApp
 
 AROUND = 3
 """Rows of head, status and footer."""
@@ -36,7 +36,7 @@ LEAST_PROCESS_ROWS = 6
 MINUTE_NS = 60_000_000_000
 
 
-class MonitorScreen(Screen[None]):
+class MonitorScreen(OfTheApp, ChartActions, Screen[None]):
     """Follows the newest snapshot; the reader looks at processes for as long as this is open."""
 
     SCOPE = "monitor"
@@ -66,12 +66,6 @@ class MonitorScreen(Screen[None]):
         yield ProcessTable(ascii=self._ascii)
         yield StatusLine(ascii=self._ascii)
         yield Footer([*of("monitor"), *of("everywhere")], ascii=self._ascii)
-
-    @property
-    def trainfast(self) -> TrainfastApp:
-        """The app, as what it is."""
-        app: Any = self.app
-        return app  # type: ignore[no-any-return]
 
     def on_mount(self) -> None:
         self.trainfast.reader.look_at_processes(True)
@@ -211,15 +205,6 @@ class MonitorScreen(Screen[None]):
 
     def action_reverse(self) -> None:
         self.query_one(ProcessTable).turn_around()
-
-    def action_reading(self) -> None:
-        self.say(self.query_one(Charts).next_reading())
-
-    def action_event(self, by: int) -> None:
-        self.say(self.query_one(Charts).next_event(by))
-
-    def action_zoom(self, by: int) -> None:
-        self.say(self.query_one(Charts).zoom(by))
 
     def action_back(self) -> None:
         self.dismiss()

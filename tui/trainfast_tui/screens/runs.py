@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, Any
 
 from textual.app import ComposeResult
 from textual.message import Message
@@ -16,13 +15,10 @@ from trainfast_runner.state_words import state_words
 from trainfast_tui.background import in_background
 from trainfast_tui.commands import bindings, of
 from trainfast_tui.messages import Said, said_no
+from trainfast_tui.screens.shared import OfTheApp
 from trainfast_tui.widgets.run_detail import RunDetail
 from trainfast_tui.widgets.runs_table import ORDERS, RunsTable, fits, ordered, orders_of
 from trainfast_tui.widgets.small_parts import Footer, StatusLine
-
-if TYPE_CHECKING:
-    from trainfast_tui.app import TrainfastApp
-
 
 REFRESH_S = 2.0
 
@@ -42,7 +38,7 @@ class RunsListed(Message):
         self.rows = rows
 
 
-class RunsScreen(Screen[None]):
+class RunsScreen(OfTheApp, Screen[None]):
     """Lists in a thread of its own: ten thousand runs take a while."""
 
     SCOPE = "runs"
@@ -110,11 +106,6 @@ class RunsScreen(Screen[None]):
     @property
     def table(self) -> RunsTable:
         return self.query_one(RunsTable)
-
-    @property
-    def trainfast(self) -> TrainfastApp:
-        app: Any = self.app
-        return app  # type: ignore[no-any-return]
 
     def say(self, text: str, tone: str = "text") -> None:
         """A line at the bottom."""

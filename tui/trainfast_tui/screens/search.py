@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from textual.app import ComposeResult
 from textual.screen import Screen
 
 from trainfast_tui.commands import bindings, of
 from trainfast_tui.ladder_words import Choice, is_about, limit_notice
+from trainfast_tui.screens.shared import OfTheApp
 from trainfast_tui.widgets.ladder import Ladder
 from trainfast_tui.widgets.small_parts import Footer
 
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     from trainfast_tui.app import TrainfastApp
 
 
-class SearchScreen(Screen[Choice]):
+class SearchScreen(OfTheApp, Screen[Choice]):
     """Dismissed with what is to be applied to the knobs, or with None. `spec` is what is searched."""
 
     SCOPE = "search"
@@ -38,12 +39,6 @@ class SearchScreen(Screen[Choice]):
     def compose(self) -> ComposeResult:
         yield Ladder(self.spec.name, ascii=self._ascii)
         yield Footer([*of("search"), *of("everywhere")], ascii=self._ascii)
-
-    @property
-    def trainfast(self) -> TrainfastApp:
-        """The app, as what it is."""
-        app: Any = self.app
-        return app  # type: ignore[no-any-return]
 
     @property
     def ladder(self) -> Ladder:
