@@ -75,12 +75,22 @@ def _is(figure: str, value: str | float) -> Condition:
     return Condition(figure, "is", value)
 
 
-_DATA_LINE = "waiting for data: {data_ms:figure} of each {step_ms:figure} ms step ({data_percent:.0f} %)"
-_DATA_SOURCE = (
-    "ours: under a tenth of the step the gain is smaller than what batch_size or precision give. The wait is"
-    " measured around fetching the next batch, summed over the steps, because loaders stall in bursts."
-)
-_DATA_EVIDENCE = ("data_ms", "step_ms", "workers", "cores", "steps")
+def _data_bound(advice: str, *more: Condition) -> Rule:
+    """Waiting for data, with the advice that suits what else holds."""
+    return Rule(
+        "data-bound",
+        "data-bound",
+        "run",
+        (_at_least("data_percent", 10), *more),
+        "waiting for data: {data_ms:figure} of each {step_ms:figure} ms step ({data_percent:.0f} %)",
+        advice,
+        "ours: under a tenth of the step the gain is smaller than what batch_size or precision give. The wait is"
+        " measured around fetching the next batch, summed over the steps, because loaders stall in bursts.",
+        cost="data_percent",
+        evidence=("data_ms", "step_ms", "workers", "cores", "steps"),
+    )
+
+
 _OURS_TWO_PERCENT = "ours: 2 % is what two runs of the same settings differ by; the reasons and counters are nvml.h's."
 
 RULES: tuple[Rule, ...] = (
@@ -95,39 +105,13 @@ RULES: tuple[Rule, ...] = (
         " flush and a retry; freeing and mapping memory again synchronizes the device, so one is too many.",
         evidence=("steps", "peak_reserved_bytes"),
     ),
-    Rule(
-        "data-bound",
-        "data-bound",
-        "run",
-        (_at_least("data_percent", 10), _is("workers", 0)),
-        _DATA_LINE,
-        "workers={more_workers}: loading now happens in the training process, between its steps",
-        _DATA_SOURCE,
-        cost="data_percent",
-        evidence=_DATA_EVIDENCE,
+    _data_bound(
+        "workers={more_workers}: loading now happens in the training process, between its steps", _is("workers", 0)
     ),
-    Rule(
-        "data-bound",
-        "data-bound",
-        "run",
-        (_at_least("data_percent", 10), _at_least("spare_cores", 1)),
-        _DATA_LINE,
-        "workers={more_workers}: {workers} loader processes do not keep up",
-        _DATA_SOURCE,
-        cost="data_percent",
-        evidence=_DATA_EVIDENCE,
-    ),
-    Rule(
-        "data-bound",
-        "data-bound",
-        "run",
-        (_at_least("data_percent", 10),),
-        _DATA_LINE,
+    _data_bound("workers={more_workers}: {workers} loader processes do not keep up", _at_least("spare_cores", 1)),
+    _data_bound(
         "cheaper loading (images resized once, text tokenized ahead) or faster storage: {workers} loader processes"
-        " are enough for {cores} cores",
-        _DATA_SOURCE,
-        cost="data_percent",
-        evidence=_DATA_EVIDENCE,
+        " are enough for {cores} cores"
     ),
     Rule(
         "thermal",
