@@ -19,6 +19,7 @@ from typing import Literal
 
 from trainfast_runner.device_events import sees_host_pids
 from trainfast_runner.home import Home, cache_directory
+from trainfast_runner.machine import NO_MIG, PART_OF_A_GPU, mig_instance
 from trainfast_runner.problem import Problem
 from trainfast_runner.telemetry.failures import LIBRARY_FAILURES, LIBRARY_NOT_FOUND
 from trainfast_runner.telemetry.readings import Tick
@@ -228,6 +229,9 @@ def _gpus(tick: Tick, torch: str | None) -> Iterator[Check]:
             f"torch {torch} is a build for the CPU: it will not use the GPUs",
             "pip install --force-reinstall torch, from the index https://pytorch.org names for your driver",
         )
+    mig = mig_instance(os.environ.get("CUDA_VISIBLE_DEVICES", ""))
+    if mig is not None and tick.devices and torch is not None and "+cpu" not in torch:
+        yield Check("CUDA_VISIBLE_DEVICES", "fail", f"{mig} {PART_OF_A_GPU}", NO_MIG)
     yield from _missing_readings(tick)
 
 

@@ -106,6 +106,7 @@ def plan(spec: RunSpec, python: str | None = None) -> RunPlan:
     limit = spec.knobs["memory_limit"]
     seen = training_python.inspect(python, spec.model, spec.data["objective"], count=limit is not None)
     machine = look(seen.versions.get("torch"))
+    machine.refuse_mig()
     combinations.check(combinations.Facts(spec, machine, seen.config, seen.versions, seen.executable))
     ranks = combinations.world_size(spec, machine)
     devices = combinations.devices_asked(spec.knobs)

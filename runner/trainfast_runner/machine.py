@@ -13,6 +13,10 @@ from trainfast_runner.telemetry.nvml import Nvml
 from trainfast_runner.telemetry.readings import DeviceReading
 
 MOST_CPU_PROCESSES = 8
+PART_OF_A_GPU = (
+    "is an instance of a GPU (MIG), and runs use whole GPUs: of a part the driver gives no clocks, power or temperature"
+)
+NO_MIG = "CUDA_VISIBLE_DEVICES=0 and `sudo nvidia-smi -i 0 -mig 0`, or leave it empty for the CPU"
 CPU_INFO = Path("/proc/cpuinfo")
 
 
@@ -29,6 +33,15 @@ class Machine:
     cores: int
     driver_version: str | None = None
     missing: str | None = None
+    mig_instance: str | None = None
+    """What CUDA_VISIBLE_DEVICES names of MIG, where runs would have a GPU but for that."""
+
+    def refuse_mig(self) -> None:
+        """Raise Problem where CUDA_VISIBLE_DEVICES names a MIG instance: a run must not fall back on the CPU for it."""
+        if self.mig_instance is not None:
+            raise Problem(
+                f"CUDA_VISIBLE_DEVICES={self.mig_instance} {PART_OF_A_GPU}", key="CUDA_VISIBLE_DEVICES", advice=NO_MIG
+            )
 
     @property
     def why_no_gpu(self) -> str:
@@ -77,17 +90,25 @@ def look(torch_version: str | None, environment: Mapping[str, str] | None = None
     nvml = Nvml()
     readings, missing = nvml.sample(time.monotonic_ns())
     nvml.close()
-    visible = _visible(readings, environment.get("CUDA_VISIBLE_DEVICES"))
+    variable = environment.get("CUDA_VISIBLE_DEVICES")
+    visible = _visible(readings, variable)
     has_cuda = torch_version is not None and "+cpu" not in torch_version
     gpus = tuple(visible) if has_cuda else ()
+    hidden = f"CUDA_VISIBLE_DEVICES={variable} leaves none" if readings and not visible else None
     return Machine(
         device="cuda" if gpus else "cpu",
         gpus=gpus,
         nvml_gpus=tuple(readings),
         cores=len(os.sched_getaffinity(0)),
         driver_version=nvml.driver_version,
-        missing=missing.get("nvml"),
+        missing=missing.get("nvml") or hidden,
+        mig_instance=mig_instance(variable or "") if has_cuda and readings else None,
     )
+
+
+def mig_instance(variable: str) -> str | None:
+    """The first entry that is a MIG instance: MIG-UUID, or MIG-GPU-UUID/GI/CI before R470."""
+    return next((entry.strip() for entry in variable.split(",") if entry.strip().startswith("MIG-")), None)
 
 
 def _visible(readings: list[DeviceReading], variable: str | None) -> list[DeviceReading]:

@@ -66,6 +66,7 @@ def answers(
     first = asked[0].spec
     versions = training_python.inspect(python, first.model, first.data["objective"]).versions
     machine = look(versions.get("torch"))
+    machine.refuse_mig()
     ranks = [_ranks(one.spec, machine) for one in asked]
     able = [one.spec for one, count in zip(asked, ranks, strict=True) if isinstance(count, int)]
     models = iter(trace_models(able, machine.device, python, on_traced))
