@@ -12,8 +12,8 @@ from itertools import combinations, islice
 import msgspec
 
 from trainfast_runner.knob_values import parse_bytes_per_rank
-from trainfast_runner.memory_model import CATEGORIES, MemoryModel, Prediction
-from trainfast_runner.oom_advice import BATCH_PHASES, MODEL_PHASE, OPTIMIZER_PHASE, Fix, bytes_after, cheapest
+from trainfast_runner.memory_model import MemoryModel, Prediction
+from trainfast_runner.oom_advice import MODEL_PHASE, OPTIMIZER_PHASE, Fix, bytes_after, cheapest
 from trainfast_runner.problem import Problem
 from trainfast_runner.records import Event, RunFile
 from trainfast_runner.result import OomChange, OomExplanation, RunError
@@ -23,9 +23,13 @@ MOST_CHANGES = 3
 KEEPS = "the global batch stays"
 SPARE = 0.97
 """Of the limit: a change that only just fits by the prediction may not fit in fact."""
-STANDING = ("params",)
-"""What has its full size before the first step, so that it cannot be what had grown."""
-GROWN_WITHOUT_MODEL = {"forward": "activations", "backward": "activations", OPTIMIZER_PHASE: "optimizer"}
+GROWS = {
+    MODEL_PHASE: ("params",),
+    "forward": ("activations", "temporary"),
+    "backward": ("activations", "grads", "temporary", "communication"),
+    OPTIMIZER_PHASE: ("optimizer", "temporary", "communication"),
+}
+"""What grows in each phase; the rest stands there from before. The first is what grows most as a rule."""
 COST_ORDER = (
     ("attention", "sdpa"),
     ("optimizer", "adamw-fused"),
@@ -50,8 +54,9 @@ def explain(
     *,
     events: Iterable[Event] = (),
     parameters: dict[str, object] | None = None,
+    held_bytes: int | None = None,
 ) -> OomExplanation:
-    """What is to be said of a run that died of memory.
+    """What is to be said of a run that died of memory. `held_bytes` is what the rank says it held by then.
 
     `model_of` gives the memory model of a spec, or None where it has not been traced. `parameters` are the worker's
     sizes of the model (`parameters`, `layers`, ...), for the estimates that stand in where there is no model.
@@ -63,14 +68,17 @@ def explain(
     prediction = _predict(model_of, spec, run.world_size)
     grown, grown_bytes = _grown(prediction, phase)
     needed = prediction.total_bytes if prediction is not None else None
+    asked = bytes_after("allocate", said)
     return OomExplanation(
         phase=phase,
         rank=error.rank if error is not None else None,
         grown=grown,
         grown_bytes=grown_bytes,
+        held_bytes=held_bytes,
+        asked_bytes=None if asked is None else int(asked),
         needed_bytes=needed,
         limit_bytes=limit,
-        missing_bytes=_missing(needed, limit, said),
+        missing_bytes=_missing(needed, limit, said, held_bytes),
         others=list(_others(run, events, said)),
         changes=_changes(spec, run, phase, said, limit, _to_stay_under(limit, needed), model_of, parameters or {}),
         basis=prediction.basis if prediction is not None else "",
@@ -108,21 +116,26 @@ def _to_stay_under(limit: int | None, needed: int | None) -> int | None:
     return int(SPARE * min(limit, needed if needed is not None else limit))
 
 
-def _missing(needed: int | None, limit: int | None, said: str) -> int | None:
+def _missing(needed: int | None, limit: int | None, said: str, held: int | None) -> int | None:
+    """Of what the run needs by the prediction; else, at the least, of what was asked for when memory ended."""
     if needed is not None and limit is not None and needed > limit:
         return needed - limit
     asked = bytes_after("allocate", said)
     free = bytes_after("of which", said)
+    if free is None and limit is not None and held is not None:
+        free = float(limit - held)
     return int(asked - free) if asked is not None and free is not None and asked > free else None
 
 
 def _grown(prediction: Prediction | None, phase: str | None) -> tuple[str | None, int | None]:
-    if phase == MODEL_PHASE:
-        return "params", None if prediction is None else prediction.params_bytes
-    if prediction is None or phase not in (*BATCH_PHASES, OPTIMIZER_PHASE):
-        return GROWN_WITHOUT_MODEL.get(phase or ""), None
+    """The category that grows most in this phase, and its bytes at the phase's predicted peak."""
+    grows = GROWS.get(phase or "")
+    if grows is None:
+        return None, None
+    if prediction is None:
+        return grows[0], None
     at = prediction.phases.get("optimizer" if phase == OPTIMIZER_PHASE else "forward_backward", {})
-    sizes = {name: at.get(name, 0) for name in CATEGORIES if name not in STANDING}
+    sizes = {name: at.get(name, 0) for name in grows}
     grown = max(sizes, key=lambda name: sizes[name])
     return grown, sizes[grown]
 

@@ -168,6 +168,7 @@ class WorkerLine(msgspec.Struct, frozen=True, kw_only=True):
     chain: list[dict[str, str]] | None = None
     traceback: str | None = None
     is_oom: bool | None = None
+    held_bytes: Count | None = None
     key: str | None = None
     allowed: list[str] | None = None
     nearest: str | None = None

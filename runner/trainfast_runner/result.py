@@ -177,8 +177,10 @@ class OomChange(msgspec.Struct, frozen=True, kw_only=True):
 class OomExplanation(msgspec.Struct, frozen=True, kw_only=True):
     """Sizes in bytes of one rank, None where nothing tells.
 
-    `grown` is the category (of memory_model.CATEGORIES) that had grown most when memory ended; `needed_bytes` what the
-    memory model says the run needs, `missing_bytes` how much of it was not there. `others` says in words who else
+    `grown` is the category (of memory_model.CATEGORIES) that had grown when memory ended, `grown_bytes` its size at the
+    predicted peak. `held_bytes` is measured, the most that was held in that phase, and `asked_bytes` what was asked for
+    on top of it. `needed_bytes` is what the memory model says the run needs, `missing_bytes` how much of that, or else
+    of what was asked for, was not there. `others` says in words who else
     held memory of the device. `changes` are ranked by cost; those with `predicted_bytes` fit by the memory model.
     """
 
@@ -186,6 +188,8 @@ class OomExplanation(msgspec.Struct, frozen=True, kw_only=True):
     rank: int | None = None
     grown: str | None = None
     grown_bytes: int | None = None
+    held_bytes: int | None = None
+    asked_bytes: int | None = None
     needed_bytes: int | None = None
     limit_bytes: int | None = None
     missing_bytes: int | None = None

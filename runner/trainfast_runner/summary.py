@@ -100,12 +100,22 @@ def _explained(records: RunRecords, ran: WorkerLine | None, verdict: Verdict) ->
     from trainfast_runner.oom_explained import explain
 
     sizes = {} if ran is None else as_fields(ran, Actual)
+    rank = verdict.error.rank if verdict.error is not None else None
+    held = [line.held_bytes for line in records.worker.get(rank or 0, []) if line.kind == "exception"]
 
     def model_of(spec: RunSpec) -> MemoryModel | None:
         return cached_model(spec, run.device, run.python or None)
 
     try:
-        return explain(run, verdict.error, verdict.reason, model_of, events=records.events, parameters=sizes)
+        return explain(
+            run,
+            verdict.error,
+            verdict.reason,
+            model_of,
+            events=records.events,
+            parameters=sizes,
+            held_bytes=held[-1] if held else None,
+        )
     except Exception as error:
         # The result of a run does not depend on arithmetic about it; what went wrong there is kept with it.
         return OomExplanation(basis=f"could not be explained: {type(error).__name__}: {error}")

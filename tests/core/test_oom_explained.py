@@ -11,6 +11,7 @@ from trainfast_runner.problem import Problem
 from trainfast_runner.records import Clock, Event, RunFile
 from trainfast_runner.result import RunError
 from trainfast_runner.spec import RunSpec, of_record
+from trainfast_tui import oom_text
 
 MIB = 2**20
 ON_CPU = "DefaultCPUAllocator: can't allocate memory: you tried to allocate 67108864 bytes. Error code 12"
@@ -173,3 +174,24 @@ def test_a_strategy_whose_memory_is_not_predicted_gets_the_usual_changes() -> No
     assert found.needed_bytes is None
     assert found.grown == "activations"
     assert [change.predicted_bytes for change in found.changes] == [None] * 3
+
+
+def test_what_the_rank_held_tells_what_was_missing_where_nothing_is_predicted() -> None:
+    found = explain(a_run(), error("forward"), ON_CPU, lambda spec: None, held_bytes=500 * MIB)
+    assert (found.held_bytes, found.asked_bytes) == (500 * MIB, 64 * MIB)
+    assert found.missing_bytes == 52 * MIB
+    predicted = explain(a_run(), error("forward"), ON_CPU, known, held_bytes=500 * MIB)
+    assert predicted.missing_bytes == 438 * MIB, "of the whole run"
+    assert list(oom_text.facts(predicted)) == [
+        "The activations had grown, to 640 MiB at the predicted peak.",
+        "It held 500 MiB of its 512 MiB and asked for 64.0 MiB more.",
+        "By the prediction it needs 950 MiB of 512 MiB: 438 MiB too much.",
+    ]
+
+
+def test_an_end_that_was_not_predicted_says_so() -> None:
+    found = explain(a_run(1000 * MIB), error("backward"), ON_CPU, known, held_bytes=990 * MIB)
+    assert found.missing_bytes == 54 * MIB
+    assert list(oom_text.facts(found))[-1] == (
+        "By the prediction it needs 950 MiB of 1,000 MiB: what it took beyond was not foreseen."
+    )

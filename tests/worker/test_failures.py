@@ -22,6 +22,7 @@ def test_a_memory_limit_gives_the_allocators_own_error(train: Train) -> None:
     assert (error["rank"], error["phase"], error["step"]) == (0, "forward", 1)
     assert "loss_sum" in error["traceback"] or "DefaultCPUAllocator" in error["traceback"]
     assert "DefaultCPUAllocator" in run.stderr
+    assert 0 < error["held_bytes"] < 1 << 30, "what it had by then"
 
 
 def test_below_the_limit_it_trains(train: Train) -> None:

@@ -84,7 +84,9 @@ def explained(run: RunSnapshot) -> OomExplanation | None:
     from trainfast_runner.oom_explained import explain
 
     sizes = {} if run.actual is None else msgspec.structs.asdict(run.actual)
-    return explain(run.run, _error(run), run.reason or _message(run), lambda spec: None, parameters=sizes)
+    held = run.error.held_bytes if run.error is not None else None
+    said = run.reason or _message(run)
+    return explain(run.run, _error(run), said, lambda spec: None, parameters=sizes, held_bytes=held)
 
 
 def _failed(run: RunSnapshot) -> Ending:

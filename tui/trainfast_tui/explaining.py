@@ -95,4 +95,5 @@ def _explained(run: RunSnapshot, python: str | None) -> OomExplanation:
     def model_of(spec: RunSpec) -> MemoryModel | None:
         return cached_model(spec, device, python)
 
-    return explain(run.run, error, run.reason, model_of, events=run.events, parameters=sizes)
+    held = run.error.held_bytes if run.error is not None else None
+    return explain(run.run, error, run.reason, model_of, events=run.events, parameters=sizes, held_bytes=held)

@@ -24,15 +24,29 @@ def facts(found: OomExplanation) -> Iterator[str]:
     """What had grown, what was missing, who else held memory: a sentence each, none for what nothing tells."""
     if found.grown is not None:
         words = CATEGORY_WORDS.get(found.grown, found.grown)
-        grown = f" to {size(found.grown_bytes)}" if found.grown_bytes else ""
+        grown = f", to {size(found.grown_bytes)} at the predicted peak" if found.grown_bytes else ""
         yield f"The {words} had grown{grown}."
-    if found.missing_bytes is not None and found.needed_bytes is not None and found.limit_bytes is not None:
-        need, limit = size(found.needed_bytes), size(found.limit_bytes)
-        yield f"By the prediction it needs {need} of {limit}: {size(found.missing_bytes)} too much."
-    elif found.missing_bytes is not None:
-        yield f"It asked for {size(found.missing_bytes)} more than was free."
+    yield from _measured(found)
+    needed, limit = found.needed_bytes, found.limit_bytes
+    if needed is not None and limit is not None:
+        if needed > limit:
+            yield f"By the prediction it needs {size(needed)} of {size(limit)}: {size(needed - limit)} too much."
+        else:
+            yield f"By the prediction it needs {size(needed)} of {size(limit)}: what it took beyond was not foreseen."
     if found.others:
         yield f"Others on the device: {plain('; '.join(found.others))}."
+
+
+def _measured(found: OomExplanation) -> Iterator[str]:
+    """What the rank itself said when memory ended."""
+    asked, more = found.asked_bytes, ""
+    if asked is not None:
+        more = f" and asked for {size(asked)} more"
+    if found.held_bytes is not None:
+        of = f" of its {size(found.limit_bytes)}" if found.limit_bytes is not None else ""
+        yield f"It held {size(found.held_bytes)}{of}{more}."
+    elif asked is not None and found.missing_bytes is not None and found.needed_bytes is None:
+        yield f"It asked for {size(asked)}, which is {size(found.missing_bytes)} more than was free."
 
 
 def settings(change: OomChange) -> str:

@@ -24,6 +24,9 @@ class Memory(Protocol):
     def read(self) -> dict[str, object]:
         """The step's memory fields, from the phases closed since the last read."""
 
+    def held(self) -> int | None:
+        """The most that was held since the last boundary, in bytes; None where the device does not answer any more."""
+
     def release(self) -> None:
         """The training is over, well or not: leave room for what is still to be written."""
 
@@ -75,11 +78,18 @@ class HostMemory:
 
     def boundary(self, phase: str) -> None:
         """Read VmHWM and reset it."""
+        self._peaks[phase] = self._high_water()
+        os.pwrite(self._clear_fd, b"5", 0)
+
+    def held(self) -> int | None:
+        """As at a boundary, which this is none of."""
+        return self._high_water()
+
+    def _high_water(self) -> int:
         figures = self._read_status()
         # Once read, a file's pages stay: those of now were there at the peak.
         read_since = max(0, figures["RssFile"] - self._files)
-        self._peaks[phase] = max(0, figures["VmHWM"] - self._baseline - read_since)
-        os.pwrite(self._clear_fd, b"5", 0)
+        return max(0, figures["VmHWM"] - self._baseline - read_since)
 
     def read(self) -> dict[str, object]:
         """Reserved is what is allocated: the C library gives freed blocks back."""
@@ -131,6 +141,13 @@ class CudaMemory:
         fields = step_fields(self._peaks, self._reserved, self._retries)
         self._reserved = 0
         return fields
+
+    def held(self) -> int | None:
+        """Of the fullest device."""
+        try:
+            return max(int(torch.cuda.max_memory_allocated(device)) for device in self._devices)
+        except RuntimeError:
+            return None  # an error of the device itself, after which it answers nothing
 
     def release(self) -> None:
         """The host has memory of its own."""

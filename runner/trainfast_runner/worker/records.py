@@ -111,6 +111,8 @@ class Journal:
         self.rank = rank
         self.phase = "import"
         self.step: int | None = None
+        self.held_bytes: int | None = None
+        """The most memory the training held in the phase it failed in, where it failed."""
         self._file = RecordFile(run_dir / f"worker{rank_suffix(rank)}.jsonl", keep=True)
 
     def write(self, kind: str, **fields: Any) -> None:
@@ -142,6 +144,7 @@ class Journal:
             rank=self.rank,
             phase=self.phase,
             step=self.step,
+            held_bytes=self.held_bytes,
             type=chain[0]["type"],
             message=chain[0]["message"],
             chain=chain,

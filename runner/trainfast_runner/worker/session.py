@@ -58,8 +58,12 @@ def train_once(run_dir: Path, spec: RunSpec, journal: Journal) -> None:
     ground.memory.start()
     try:
         (probe_on if spec.role == "probe" else train_on)(ground, run_dir, journal)
-    finally:
+    except Exception:
         ground.memory.release()
+        # If memory ran out, only this process knows how much it had by then.
+        journal.held_bytes = ground.memory.held()
+        raise
+    ground.memory.release()
     ground.strategy.stop()
 
 
