@@ -149,7 +149,32 @@ class Step(msgspec.Struct, frozen=True, kw_only=True):
     loss_not_finite: bool = False
 
 
-class WorkerLine(msgspec.Struct, frozen=True, kw_only=True):
+class Actual(msgspec.Struct, frozen=True, kw_only=True):
+    """What really ran, read from the live objects."""
+
+    wrapper: str | None = None
+    optimizer: str | None = None
+    param_dtype: str | None = None
+    compute_dtype: str | None = None
+    reduce_dtype: str | None = None
+    attention: str | None = None
+    world_size: Count | None = None
+    device: str | None = None
+    zero_stage: Count | None = None
+    mesh: dict[str, Degree] | None = None
+    pipeline_stages: Count | None = None
+    compiled: bool | None = None
+    engine: str | None = None
+    sdpa_backend: str | None = None
+    optimizer_implementation: str | None = None
+    parameters: int | None = None
+    # As the model's configuration has them: some families keep a list here.
+    layers: Any = None
+    hidden_size: Any = None
+    vocab_size: Any = None
+
+
+class WorkerLine(Actual, frozen=True, kw_only=True):
     """A line of `worker.jsonl`. `kind` is started, phase, data, actual, overflow, exception, invalid, trouble
     (`detail` says what failed beside the training), signal (the rank was told to end, and ends) or finished; only the
     fields of its kind are set."""
@@ -157,7 +182,6 @@ class WorkerLine(msgspec.Struct, frozen=True, kw_only=True):
     t_ns: Count
     kind: str
     rank: Count | None = None
-    world_size: Count | None = None
     pid: Count | None = None
     start_ticks: Count | None = None
     phase: str | None = None
@@ -175,29 +199,10 @@ class WorkerLine(msgspec.Struct, frozen=True, kw_only=True):
     synthetic: bool | None = None
     source: str | None = None
     scale: float | None = None
-    # Of kind actual: what really ran.
-    wrapper: str | None = None
-    optimizer: str | None = None
-    param_dtype: str | None = None
-    compute_dtype: str | None = None
-    reduce_dtype: str | None = None
-    attention: str | None = None
-    device: str | None = None
-    zero_stage: Count | None = None
-    mesh: dict[str, Degree] | None = None
-    pipeline_stages: Count | None = None
-    compiled: bool | None = None
-    optimizer_implementation: str | None = None
+    # Of kind actual, beside what a result keeps of it.
     checkpointing: str | None = None
-    engine: str | None = None
-    sdpa_backend: str | None = None
     reshard: str | None = None
-    parameters: int | None = None
     device_name: str | None = None
-    # As the model's configuration has them: some families keep a list here.
-    layers: Any = None
-    hidden_size: Any = None
-    vocab_size: Any = None
     model_flops_per_sample: Bounded | None = None
     recomputed_flops_per_sample: Bounded | None = None
     notebook_flops_per_sample: Bounded | None = None

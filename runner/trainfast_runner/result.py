@@ -6,31 +6,7 @@ from typing import Any
 
 import msgspec
 
-from trainfast_runner.records import SCHEMA, name_of
-
-
-class Actual(msgspec.Struct, frozen=True, kw_only=True):
-    """What really ran, read from the live objects."""
-
-    wrapper: str | None = None
-    optimizer: str | None = None
-    param_dtype: str | None = None
-    compute_dtype: str | None = None
-    reduce_dtype: str | None = None
-    attention: str | None = None
-    world_size: int | None = None
-    device: str | None = None
-    zero_stage: int | None = None
-    mesh: dict[str, int] | None = None
-    pipeline_stages: int | None = None
-    compiled: bool | None = None
-    engine: str | None = None
-    sdpa_backend: str | None = None
-    optimizer_implementation: str | None = None
-    parameters: int | None = None
-    layers: Any = None
-    hidden_size: Any = None
-    vocab_size: Any = None
+from trainfast_runner.records import SCHEMA, Actual, name_of
 
 
 class StepCount(msgspec.Struct, frozen=True, kw_only=True):

@@ -15,9 +15,8 @@ from trainfast_runner.device_window import energy, hottest_c, peak_used_bytes, t
 from trainfast_runner.diagnosis import can_tell, diagnose
 from trainfast_runner.diagnosis_figures import foreign_processes, stretch_of
 from trainfast_runner.peaks import peak_of
-from trainfast_runner.records import RunFile, Step, WorkerLine
+from trainfast_runner.records import Actual, RunFile, Step, WorkerLine
 from trainfast_runner.result import (
-    Actual,
     Conditions,
     Flops,
     Losses,

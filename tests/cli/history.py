@@ -10,8 +10,8 @@ import msgspec
 
 from trainfast_runner.knobs import defaults
 from trainfast_runner.process_tree import boot_id
-from trainfast_runner.records import Clock, RunFile, Step
-from trainfast_runner.result import Actual, Conditions, Memory, Result, Spread, StepCount, StepTime, Throughput
+from trainfast_runner.records import Actual, Clock, RunFile, Step
+from trainfast_runner.result import Conditions, Memory, Result, Spread, StepCount, StepTime, Throughput
 
 STARTED_NS = 1_795_000_000_000_000_000
 

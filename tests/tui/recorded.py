@@ -10,9 +10,8 @@ import msgspec
 
 from trainfast_runner.home import Home
 from trainfast_runner.knobs import defaults
-from trainfast_runner.records import Clock, Event, RunFile, Step, WorkerLine
+from trainfast_runner.records import Actual, Clock, Event, RunFile, Step, WorkerLine
 from trainfast_runner.result import (
-    Actual,
     Conditions,
     Diagnosis,
     Losses,
