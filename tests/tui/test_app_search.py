@@ -60,6 +60,14 @@ def conduct() -> Iterator[Callable[[Path], None]]:
         os.close(fd)
 
 
+@pytest.fixture
+def live(home: Home, conduct: Callable[[Path], None]) -> Path:
+    """A search whose conductor works on it."""
+    search = a_search(home, going_on())
+    conduct(search)
+    return search
+
+
 class Starts:
     """Stands in for the start of a conductor: remembers what was asked, and gives the search a test has prepared."""
 
@@ -124,14 +132,10 @@ def knob(app: StillApp, name: str) -> object:
     return app.next_run.spec.knobs[name]
 
 
-async def test_the_ladder_has_a_row_for_each_probe_the_fit_and_what_is_tried_and_why(
-    home: Home, conduct: Callable[[Path], None]
-) -> None:
-    search = a_search(home, going_on())
-    conduct(search)
+async def test_the_ladder_has_a_row_for_each_probe_the_fit_and_what_is_tried_and_why(home: Home, live: Path) -> None:
     app = StillApp(home)
     async with app.run_test(size=FULL) as pilot:
-        text = await opened(pilot, search)
+        text = await opened(pilot, live)
     lines = text.splitlines()
     assert lines[0].startswith("largest batch: tiny-llama ─")
     assert lines[1].rstrip() == "● probing: batch_size 42  5 s of about 8.5 s"
@@ -208,60 +212,52 @@ async def test_where_batch_1_does_not_fit_enter_applies_all_of_a_change(home: Ho
 
 
 async def test_escape_cancels_what_goes_on_and_leaves_what_has_ended(
-    home: Home, conduct: Callable[[Path], None], monkeypatch: pytest.MonkeyPatch
+    home: Home, live: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cancelled: list[Path] = []
     monkeypatch.setattr(control, "cancel", lambda directory: cancelled.append(directory) or True)
-    search = a_search(home, going_on())
-    conduct(search)
     app = StillApp(home)
     async with app.run_test(size=FULL) as pilot:
-        await opened(pilot, search)
+        await opened(pilot, live)
         await pilot.press("escape")
         await until(pilot, "Cancelling: what runs is stopped, the journal is kept")
         while not cancelled:
             await pilot.pause(0.01)
-        assert cancelled == [search]
+        assert cancelled == [live]
         write_lines(
-            search / "journal.jsonl",
+            live / "journal.jsonl",
             [*going_on(), Ended(t_ns=START_NS + NOW_S * S, state="cancelled", seconds=16.0)],
         )
-        await show(pilot, search)
+        await show(pilot, live)
         assert "■ cancelled; its journal is kept, f5 goes on  took 16 s" in screen_text(app)
         await pilot.press("escape")
         await pilot.pause()
         assert app.screen is app.main
 
 
-async def test_space_pauses_after_the_probe_and_again_goes_on(home: Home, conduct: Callable[[Path], None]) -> None:
-    search = a_search(home, going_on())
-    conduct(search)
+async def test_space_pauses_after_the_probe_and_again_goes_on(home: Home, live: Path) -> None:
     app = StillApp(home)
     async with app.run_test(size=FULL) as pilot:
-        await opened(pilot, search)
+        await opened(pilot, live)
         await pilot.press("space")
-        while not (search / PAUSE_FILE).exists():
+        while not (live / PAUSE_FILE).exists():
             await pilot.pause(0.01)
-        await show(pilot, search)
+        await show(pilot, live)
         assert "● pauses after the probe it is at" in screen_text(app)
-        write_lines(search / "journal.jsonl", [*going_on(), Paused(t_ns=START_NS + 15 * S)])
-        await show(pilot, search)
+        write_lines(live / "journal.jsonl", [*going_on(), Paused(t_ns=START_NS + 15 * S)])
+        await show(pilot, live)
         text = screen_text(app)
         assert "■ paused: nothing of it runs" in text
         assert "next: probe batch_size 42" in text
         await pilot.press("p")
-        while (search / PAUSE_FILE).exists():
+        while (live / PAUSE_FILE).exists():
             await pilot.pause(0.01)
 
 
-async def test_leaving_lets_it_go_on_and_its_end_is_said_on_the_main_screen(
-    home: Home, conduct: Callable[[Path], None]
-) -> None:
-    search = a_search(home, going_on())
-    conduct(search)
+async def test_leaving_lets_it_go_on_and_its_end_is_said_on_the_main_screen(home: Home, live: Path) -> None:
     app = StillApp(home)
     async with app.run_test(size=FULL) as pilot:
-        await opened(pilot, search)
+        await opened(pilot, live)
         await pilot.press("b")
         await pilot.pause()
         assert app.screen is app.main
@@ -269,8 +265,8 @@ async def test_leaving_lets_it_go_on_and_its_end_is_said_on_the_main_screen(
         assert not app.questions[-1].may_trace, "a search measures too"
         await pilot.press("r")
         assert "The search for the largest batch has the device" in screen_text(app)
-        write_lines(search / "journal.jsonl", answered())
-        await show(pilot, search)
+        write_lines(live / "journal.jsonl", answered())
+        await show(pilot, live)
         assert "The search has ended: batch_size 42 is the largest that fits" in screen_text(app)
 
 
@@ -364,14 +360,10 @@ async def test_a_search_whose_conductor_is_gone_says_so_and_f5_takes_it_up_again
     assert [fresh for _, fresh in starts.asked] == [False]
 
 
-async def test_on_the_smallest_screen_in_ascii_what_is_tried_still_stands(
-    home: Home, conduct: Callable[[Path], None]
-) -> None:
-    search = a_search(home, going_on())
-    conduct(search)
+async def test_on_the_smallest_screen_in_ascii_what_is_tried_still_stands(home: Home, live: Path) -> None:
     app = StillApp(home, ascii=True)
     async with app.run_test(size=SMALL) as pilot:
-        text = await opened(pilot, search)
+        text = await opened(pilot, live)
     assert text.isascii()
     assert "* fits" in text
     assert "|----" in text
@@ -440,16 +432,14 @@ async def test_without_a_limit_on_a_cpu_it_says_up_to_what_it_searches(home: Hom
         await until(pilot, "Refused: enough")
 
 
-async def test_what_broke_a_search_off_is_said(home: Home, conduct: Callable[[Path], None]) -> None:
+async def test_what_broke_a_search_off_is_said(home: Home, live: Path) -> None:
     reason = "cpu in use by 20261121-054455-tiny-llama-7f3a"
-    search = a_search(home, going_on())
-    conduct(search)
     app = StillApp(home)
     async with app.run_test(size=SMALL) as pilot:
-        await opened(pilot, search)
+        await opened(pilot, live)
         broken = Ended(t_ns=START_NS + NOW_S * S, state="cancelled", reason=reason)
-        write_lines(search / "journal.jsonl", [*going_on(), broken])
-        await show(pilot, search)
+        write_lines(live / "journal.jsonl", [*going_on(), broken])
+        await show(pilot, live)
         text = " ".join(screen_text(app).split())
         assert f"broken off: {reason}; its journal is kept, f5 tries again" in text
         assert text.count(reason) == 1
