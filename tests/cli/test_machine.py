@@ -18,6 +18,29 @@ def test_monitor_gives_the_hosts_real_readings(cli: Cli) -> None:
     assert 0 < tick["host"]["memory_used_bytes"] < tick["host"]["memory_total_bytes"]
 
 
+def test_everything_that_monitor_cannot_give_has_its_reason(cli: Cli, nvml_library: Path, tmp_path: Path) -> None:
+    """MIG, the host's memory as the GPU's, no counters and no memory: what is null is in `missing`, in the same words
+    that doctor uses."""
+    scenario = tmp_path / "scenario"
+    scenario.write_text(
+        "mig 0\nunified 1\ncounters none\nno 2 nvmlDeviceGetMemoryInfo_v2\nno 2 field:75\nlost 3 0 1e9\n"
+    )
+    machine = {
+        "LD_LIBRARY_PATH": str(nvml_library),
+        "NVML_STAND_IN_GPUS": "4",
+        "NVML_STAND_IN_SCENARIO": str(scenario),
+    }
+    tick = cli("monitor", "--once", "--json", **machine).json
+    for gpu in tick["devices"][:3]:
+        absent = {name for name, value in gpu.items() if value is None and name != "error"}
+        assert absent == {name for name in gpu if tick["missing"].get(f"gpu{gpu['index']}.{name}")}
+    assert tick["devices"][3]["error"] == tick["missing"]["gpu3"]
+    assert {f"host.{name}" for name, value in tick["host"].items() if value is None} <= tick["missing"].keys()
+    said = cli("doctor", **machine).out
+    for reason in {reason for key, reason in tick["missing"].items() if key.startswith("gpu")}:
+        assert reason in said
+
+
 def test_monitor_shows_eight_gpus(cli: Cli, nvml_library: Path) -> None:
     machine = {"LD_LIBRARY_PATH": str(nvml_library), "NVML_STAND_IN_GPUS": "8"}
     tick = cli("monitor", "--once", "--json", **machine).json
@@ -39,7 +62,7 @@ def test_monitor_streams_until_it_is_interrupted(cli: Cli) -> None:
     lines = [started.process.stdout.readline() for _ in range(3)] if started.process.stdout else []
     started.signal(signal.SIGINT)
     done = started.end()
-    assert done.code == 0, done.err
+    assert (done.code, done.err) == (130, "")
     assert all(line.startswith('{"schema":') for line in lines)
 
 
@@ -88,6 +111,18 @@ def test_doctor_and_monitor_say_why_no_gpu_answers_and_go_on(cli: Cli, nvml_libr
     assert check["state"] == "warn"
     assert "driver was updated under the running system: reboot" in check["finding"]
     assert "driver was updated under the running system" in cli("monitor", "--once", **machine).out
+
+
+def test_a_foreign_binding_is_one_sentence_everywhere_and_nothing_else_suffers(cli: Cli, tmp_path: Path) -> None:
+    (tmp_path / "pynvml.py").write_text("raise RuntimeError('not for you')\n")
+    machine = {"PYTHONPATH": str(tmp_path)}
+    sentence = "the pynvml module cannot be imported (RuntimeError). Cure: pip uninstall pynvml nvidia-ml-py3"
+    assert sentence in cli("monitor", "--once", **machine).out
+    assert sentence in cli("topo", **machine).out
+    (check,) = [c for c in cli("doctor", "--json", **machine).json["checks"] if c["name"] == "GPU"]
+    assert check["state"] == "warn"
+    assert sentence in check["finding"]
+    assert cli("runs", "list", **machine).code == 0
 
 
 def test_the_last_drop_in_decides_what_logind_does(tmp_path: Path) -> None:

@@ -139,21 +139,28 @@ def test_no_library_gives_the_sentence_with_the_cure(monkeypatch: pytest.MonkeyP
     [
         (
             # The shape of nvidia-ml-py3: no version 2 structures, and byte strings.
-            "class NVMLError(Exception):\n    value = 12\ndef nvmlInit():\n    raise NVMLError()\n",
+            "class NVMLError(Exception):\n    value = 12\ndef nvmlInit():\n    raise NVMLError()\n"
+            "nvmlShutdown = nvmlSystemGetDriverVersion = nvmlDeviceGetCount = nvmlInit\n"
+            "nvmlDeviceGetHandleByIndex = nvmlDeviceGetName = nvmlDeviceGetUUID = nvmlInit\n",
             "nvml.binding",
             "is not nvidia-ml-py's",
         ),
         ("raise ImportError('broken')\n", "nvml", "pip install nvidia-ml-py"),
-        ("", "nvml", "is not nvidia-ml-py's"),
+        ("raise RuntimeError('broken')\n", "nvml", "cannot be imported (RuntimeError). Cure: pip uninstall"),
+        ("", "nvml", "is not nvidia-ml-py's, and no GPU can be seen through it"),
+        ("NVMLError = 3\ndef nvmlInit(): pass\n", "nvml", "no GPU can be seen through it"),
+        ("class NVMLError(Exception):\n    value = 1\ndef nvmlInit(): pass\n", "nvml", "no GPU can be seen through it"),
     ],
-    ids=["old binding", "broken binding", "something else by that name"],
+    ids=["old binding", "broken binding", "another error", "something else by that name", "no error", "no functions"],
 )
 def test_a_foreign_pynvml_is_named_with_the_cure(tmp_path: Path, source: str, key: str, sentence: str) -> None:
     (tmp_path / "pynvml.py").write_text(source)
     script = (
         f"import sys; sys.path[:0] = [{str(tmp_path)!r}, {str(RUNNER)!r}]\n"
         "from trainfast_runner.telemetry.nvml import Nvml\n"
+        "from trainfast_runner.telemetry.topology import read_topology\n"
         f"print(Nvml().sample(0)[1][{key!r}])\n"
+        "assert read_topology().missing\n"
     )
     output = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout
     assert sentence in output
@@ -170,7 +177,8 @@ def test_a_foreign_pynvml_is_named_with_the_cure(tmp_path: Path, source: str, ke
         (999, ["proc/driver/nvidia/version", "dev/nvidiactl"], "a container may have lost its devices"),
         (18, ["proc/driver/nvidia/version", "dev/nvidiactl"], "driver was updated under the running system"),
         (12, [], "libnvidia-ml.so.1 was not found"),
-        (7, [], "code 7"),
+        (7, [], "code 7). See whether `nvidia-smi` works"),
+        (15, [], "GPU is lost"),
     ],
 )
 def test_the_cure_fits_what_the_machine_has(tmp_path: Path, code: int, files: list[str], sentence: str) -> None:

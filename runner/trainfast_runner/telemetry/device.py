@@ -199,7 +199,8 @@ class Device:
             if code is not None and is_fatal(code):
                 raise
             reason = failures.BINDING_TOO_OLD if code is None else failures.field(code)
-            self.batch = FieldBatch(absent=dict.fromkeys([*CAUSES, *(one.name for one in FIELDS)], reason))
+            names = [*CAUSES, "throttle_counters", *(one.name for one in FIELDS)]
+            self.batch = FieldBatch(absent=dict.fromkeys(names, reason))
             found = {}
         self._kept.update({name: found[name] for name in _SPARSE_FIELDS & found.keys()})
         for query in QUERIES:
@@ -249,6 +250,9 @@ class Device:
         for name in ("ecc_corrected_errors", "ecc_uncorrected_errors"):
             if self.batch.absent.get(name) == unsupported:
                 self.batch.absent[name] = failures.NO_ECC
+        if self._absent.get("degrees_to_slowdown_c") in failures.TOO_OLD and "slowdown_temperature_c" in self._absent:
+            # An older driver has it from the thresholds, and of those it is this GPU that has none.
+            self._absent["degrees_to_slowdown_c"] = self._absent["slowdown_temperature_c"]
         if _degrees_left(self._kept | {"temperature_c": 0}) is not None:
             self._absent.pop("degrees_to_slowdown_c", None)
 

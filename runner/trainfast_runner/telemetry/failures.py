@@ -1,9 +1,7 @@
 """What went wrong with NVML, in plain words with the cure. The codes are `nvmlReturn_t` of nvml.h."""
 
-import importlib.metadata
 import os
 from pathlib import Path
-from types import ModuleType
 from typing import Final
 
 UNINITIALIZED: Final = 1
@@ -45,6 +43,8 @@ LOST_ACCESS: Final = (
     "Xid errors in `dmesg` and reboot"
 )
 
+LOOK: Final = "See whether `nvidia-smi` works; if not, reboot, or install the driver again"
+
 DEVICE_FAILURES: Final = {
     GPU_IS_LOST: "GPU is lost: it no longer answers on its bus. Look for Xid 79 in `dmesg`, check power "
     "cables and temperature; a reboot usually brings it back",
@@ -69,7 +69,6 @@ NO_ECC: Final = "not supported by this GPU and driver, or ECC is switched off"
 
 BINDING_TOO_OLD: Final = "the installed pynvml module is too old for this reading: pip install --upgrade nvidia-ml-py"
 TOO_OLD: Final = frozenset({BINDING_TOO_OLD, _READING_FAILURES[FUNCTION_NOT_FOUND]})
-NO_BINDING: Final = "the pynvml module cannot be imported: pip install nvidia-ml-py"
 VANISHED: Final = "the driver no longer lists this GPU: look for Xid 79 in `dmesg`; a reboot usually brings it back"
 NO_DEVICES: Final = "the NVIDIA driver is loaded and lists no GPU"
 
@@ -82,7 +81,7 @@ def initialization(code: int, text: str, root: Path = Path("/")) -> str:
     """
     control = root / "dev/nvidiactl"
     if code == LIB_RM_VERSION_MISMATCH or code not in (NO_PERMISSION, DRIVER_NOT_LOADED, UNKNOWN):
-        return LIBRARY_FAILURES.get(code, f"NVML does not start: {text} (code {code})")
+        return (LIBRARY_FAILURES | DEVICE_FAILURES).get(code, f"NVML does not start: {text} (code {code}). {LOOK}")
     if (root / "proc/driver/nvidia/version").exists() and not control.exists():
         return NO_DEVICE_NODES
     if control.exists() and (code == NO_PERMISSION or not os.access(control, os.R_OK | os.W_OK)):
@@ -131,24 +130,3 @@ def opening(seconds: float, patience_s: float) -> str:
 def field(code: int) -> str:
     """Why a field value is missing: a number the driver does not know is not supported either."""
     return reading(NOT_SUPPORTED if code in (INVALID_ARGUMENT, FUNCTION_NOT_FOUND) else code, "no value")
-
-
-def foreign_binding(nv: ModuleType) -> str | None:
-    """A sentence when the imported `pynvml` is not nvidia-ml-py's, None when it is.
-
-    The distributions `nvidia-ml-py3` and `pynvml` before 12 install a module of the same name, made for the
-    drivers of their day.
-    """
-    where = getattr(nv, "__file__", None)
-    cure = "pip uninstall pynvml nvidia-ml-py3, then pip install --force-reinstall nvidia-ml-py"
-    foreign = (
-        f"the pynvml module in {where or 'memory'} is not nvidia-ml-py's: some readings will be missing. Cure: {cure}"
-    )
-    try:
-        official = importlib.metadata.distribution("nvidia-ml-py")
-    except importlib.metadata.PackageNotFoundError:
-        return foreign
-    if where is None or not hasattr(nv, "nvmlMemory_v2"):
-        return foreign
-    expected = Path(str(official.locate_file("pynvml.py")))
-    return None if expected.exists() and expected.samefile(where) else foreign

@@ -120,7 +120,8 @@ class FieldBatch:
             self.cause_numbers, found = self._spare.pop(0)
             self.answered += found
         else:
-            self.absent |= reasons
+            # Without them there is nothing to say where they are from.
+            self.absent |= reasons | {"throttle_counters": next(iter(reasons.values()))}
 
     def start_again(self) -> None:
         """The driver may have set its counters back: what they say next is no wrap-around."""

@@ -2,14 +2,13 @@
 
 import contextlib
 import functools
-import importlib
 import threading
 import time
 from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
 
-from trainfast_runner.telemetry import failures
+from trainfast_runner.telemetry import binding, failures
 from trainfast_runner.telemetry.capabilities import Handle
 from trainfast_runner.telemetry.device import Device, as_text
 from trainfast_runner.telemetry.patience import Job, Patience
@@ -270,7 +269,8 @@ class Nvml:
             found = self._find_devices(nv)
         except nv.NVMLError as error:
             _shut_down(nv)
-            self.failure = failures.initialization(error.value, str(error))
+            # A foreign binding's error may have no code.
+            self.failure = failures.initialization(getattr(error, "value", failures.UNKNOWN), str(error))
             self._schedule_retry(t_ns)
             return []
         # From here on the GPUs may be read: not before, with handles of an earlier initialization.
@@ -280,18 +280,12 @@ class Nvml:
     def _import(self, t_ns: int) -> ModuleType | None:
         """The binding; None with `failure` set when there is none that can be used."""
         if self._nv is None:
-            try:
-                self._nv = importlib.import_module("pynvml")
-            except ImportError:
-                self.failure = failures.NO_BINDING
+            loaded = binding.load()
+            self._nv, self.binding_warning = loaded.module, loaded.warning
+            if loaded.failure is not None:
+                self.failure = loaded.failure
                 self._schedule_retry(t_ns)
-                return None
-            self.binding_warning = failures.foreign_binding(self._nv)
-        if hasattr(self._nv, "NVMLError") and hasattr(self._nv, "nvmlInit"):
-            return self._nv
-        self.failure = self.binding_warning or failures.NO_BINDING
-        self._schedule_retry(t_ns)
-        return None
+        return self._nv
 
     def _regain(self) -> list[Found]:
         """The lost GPUs with new handles, the others undisturbed by another initialization; [] if not all have one."""

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import contextlib
-import importlib
 import os
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -15,7 +14,7 @@ from typing import Any, Final
 
 import msgspec
 
-from trainfast_runner.telemetry import failures
+from trainfast_runner.telemetry import binding, failures
 from trainfast_runner.telemetry.capabilities import Handle
 from trainfast_runner.telemetry.device import as_text
 
@@ -94,12 +93,10 @@ class Topology(msgspec.Struct, frozen=True, kw_only=True):
 
 def read_topology() -> Topology:
     """Ask NVML once; a few milliseconds a pair of GPUs. Raises nothing: without a GPU `missing` says why."""
-    try:
-        nv = importlib.import_module("pynvml")
-    except ImportError:
-        return Topology(missing=failures.NO_BINDING)
-    if not hasattr(nv, "NVMLError") or not hasattr(nv, "nvmlInit"):
-        return Topology(missing=failures.foreign_binding(nv) or failures.NO_BINDING)
+    loaded = binding.load()
+    nv = loaded.module
+    if nv is None:
+        return Topology(missing=loaded.failure)
     try:
         nv.nvmlInit()
     except nv.NVMLError as error:

@@ -21,7 +21,7 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print readings until Ctrl-C."""
+    """Print readings until Ctrl-C, whose exit code is 130 here as everywhere."""
     from trainfast_runner.problem import Problem
     from trainfast_runner.telemetry.sampler import take_tick
 
@@ -34,10 +34,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.once:
         _print(take_tick(), arguments.json)
         return 0
-    try:
-        _stream(arguments.interval, arguments.json)
-    except KeyboardInterrupt:
-        pass  # the only way to end it, so not an error
+    _stream(arguments.interval, arguments.json)
     return 0
 
 
@@ -70,6 +67,7 @@ def _print(tick: Tick, as_json: bool) -> None:
     from trainfast_tui.cli.output import print_json, say
 
     if as_json:
+        tick.missing["host.run"] = "the monitor looks at the machine: what a run uses is in its own records"
         print_json(tick)
         return
     for line in _lines(tick):
@@ -88,7 +86,7 @@ def _lines(tick: Tick) -> list[str]:
         + (f"  {celsius(host.temperature_c)}" if host.temperature_c is not None else "")
         + f"  sampled in {tick.sample_us:,} µs"
     ]
-    found += [slowed] if (slowed := tick.missing.get("sampler.period")) else []
+    found += [tick.missing[key] for key in ("sampler.period", "nvml.binding") if key in tick.missing]
     if not tick.devices:
         return [*found, f"no GPU: {tick.missing.get('nvml', 'none is listed')}"]
     rows = []

@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 
 WIDE = 120
 NEARLY_FULL = 0.93
+NO_DRIVER = "no NVIDIA driver"
+"""How the sentence of `telemetry.failures` begins; importing it would bring the sampler along."""
 NEAR_SLOWDOWN_C = 5
 SHORT_WORDS = {
     "sw_power_cap": "power limit",
@@ -70,7 +72,7 @@ class DevicesPanel(Painted):
         tick = self._tick
         if tick is None:
             return [[("devices: looking…", "muted")]]
-        host = self._host_lines(tick.host, width, has_gpu=bool(tick.devices))
+        host = self._host_lines(tick, width)
         if not tick.devices:
             return host
         return [
@@ -78,8 +80,8 @@ class DevicesPanel(Painted):
             for device in tick.devices
         ] + host
 
-    def _host_lines(self, host: HostReading, width: int, has_gpu: bool) -> list[Line]:
-        wide = width >= WIDE
+    def _host_lines(self, tick: Tick, width: int) -> list[Line]:
+        wide, host, has_gpu = width >= WIDE, tick.host, bool(tick.devices)
         head = host_line(host, self._cpu_percent, width, has_gpu, self._ascii)
         run = host.run
         if run is not None and self._run_live:
@@ -95,10 +97,16 @@ class DevicesPanel(Painted):
         elif has_gpu:
             tail = []
         else:
-            tail = [(" no GPU: training runs on the CPU", "muted")]
+            tail = [(" no GPU: training runs on the CPU", "muted"), *_what_is_broken(tick)]
         if has_gpu:
             return [[*head, ("  ", "text"), *tail]]
         return [head, tail]
+
+
+def _what_is_broken(tick: Tick) -> Line:
+    """Why a driver that is there shows no GPU; that there is none at all is no trouble."""
+    failure = tick.missing.get("nvml", NO_DRIVER)
+    return [] if failure.startswith(NO_DRIVER) else [(f"; {failure}", "warning")]
 
 
 def host_line(host: HostReading, cpu_percent: float | None, width: int, has_gpu: bool, ascii: bool) -> Line:

@@ -45,6 +45,10 @@ class MonitorHead(Painted):
         line.append((f"  {_microseconds(tick.sample_us)} a sample{_period(self._snapshot)}", "muted"))
         if (slowed := tick.missing.get("sampler.period")) is not None:
             line.append((f"   {slowed}", "warning"))
+        if tick.devices and "nvml.binding" in tick.missing:
+            from trainfast_runner.telemetry.binding import IN_SHORT
+
+            line.append((f"   {IN_SHORT}", "warning"))
         return [line]
 
 

@@ -1,0 +1,46 @@
+"""A driver or a binding that does not work: its sentence with the cure is on the screen, and all else goes on."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+from recorded import a_run, a_tick
+from still import StillApp, a_snapshot, screen_text
+
+from trainfast_runner.home import Home
+from trainfast_runner.telemetry.binding import IN_SHORT
+from trainfast_runner.telemetry.failures import initialization
+from trainfast_tui.messages import SnapshotTaken
+
+
+async def seen(home: Home, missing: dict[str, str], *keys: str, gpus: int = 0) -> str:
+    tick = msgspec.structs.replace(a_tick(20, gpus=gpus, live=False), missing=missing)
+    app = StillApp(home)
+    async with app.run_test(size=(160, 48)) as pilot:
+        snapshot = a_snapshot(a_run(home), ticks=(tick,))
+        app.post_message(SnapshotTaken(snapshot))
+        await pilot.pause()
+        for key in keys:
+            await pilot.press(key)
+            app.post_message(SnapshotTaken(snapshot))
+            await pilot.pause()
+        return " ".join(screen_text(app).split())
+
+
+@pytest.mark.parametrize(("code", "cure"), [(18, "reboot, or reload the nvidia kernel modules"), (4, "/dev/nvidia*")])
+async def test_the_cure_is_on_both_screens(home: Home, code: int, cure: str) -> None:
+    missing = {"nvml": initialization(code, "its name")}
+    main = await seen(home, missing)
+    assert "no GPU: training runs on the CPU; " in main
+    assert missing["nvml"][:60] in main
+    assert cure in await seen(home, missing, "m")
+
+
+async def test_no_driver_at_all_is_no_trouble(home: Home) -> None:
+    main = await seen(home, {"nvml": initialization(12, "its name")})
+    assert "no GPU: training runs on the CPU" in main
+    assert "libnvidia-ml" not in main
+
+
+async def test_a_foreign_binding_that_shows_gpus_is_named(home: Home) -> None:
+    assert IN_SHORT in await seen(home, {"nvml.binding": "a long sentence"}, "m", gpus=2)
