@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import msgspec
 import pytest
 from recorded import a_run, a_tick
@@ -13,11 +15,11 @@ from trainfast_runner.telemetry.failures import initialization
 from trainfast_tui.messages import SnapshotTaken
 
 
-async def seen(home: Home, missing: dict[str, str], *keys: str, gpus: int = 0) -> str:
+async def seen(home: Home, run: Path, missing: dict[str, str], *keys: str, gpus: int = 0) -> str:
     tick = msgspec.structs.replace(a_tick(20, gpus=gpus, live=False), missing=missing)
     app = StillApp(home)
     async with app.run_test(size=(160, 48)) as pilot:
-        snapshot = a_snapshot(a_run(home), ticks=(tick,))
+        snapshot = a_snapshot(run, ticks=(tick,))
         app.post_message(SnapshotTaken(snapshot))
         await pilot.pause()
         for key in keys:
@@ -29,18 +31,18 @@ async def seen(home: Home, missing: dict[str, str], *keys: str, gpus: int = 0) -
 
 @pytest.mark.parametrize(("code", "cure"), [(18, "reboot, or reload the nvidia kernel modules"), (4, "/dev/nvidia*")])
 async def test_the_cure_is_on_both_screens(home: Home, code: int, cure: str) -> None:
-    missing = {"nvml": initialization(code, "its name")}
-    main = await seen(home, missing)
+    run, missing = a_run(home), {"nvml": initialization(code, "its name")}
+    main = await seen(home, run, missing)
     assert "no GPU: training runs on the CPU; " in main
     assert missing["nvml"][:60] in main
-    assert cure in await seen(home, missing, "m")
+    assert cure in await seen(home, run, missing, "m")
 
 
 async def test_no_driver_at_all_is_no_trouble(home: Home) -> None:
-    main = await seen(home, {"nvml": initialization(12, "its name")})
+    main = await seen(home, a_run(home), {"nvml": initialization(12, "its name")})
     assert "no GPU: training runs on the CPU" in main
     assert "libnvidia-ml" not in main
 
 
 async def test_a_foreign_binding_that_shows_gpus_is_named(home: Home) -> None:
-    assert IN_SHORT in await seen(home, {"nvml.binding": "a long sentence"}, "m", gpus=2)
+    assert IN_SHORT in await seen(home, a_run(home), {"nvml.binding": "a long sentence"}, "m", gpus=2)
