@@ -65,19 +65,23 @@ def inspect(python: str | None, model: dict[str, Any], objective: str, count: bo
     if missing:
         raise missing_packages(executable, missing)
     if answer.get("error"):
-        error = answer["error"]
-        raise Problem(
-            str(error.get("message", "the model cannot be configured")).partition("; did you mean")[0],
-            key=error.get("key"),
-            allowed=_familiar_first(error.get("allowed") or []) if not error.get("nearest") else None,
-            nearest=error.get("nearest"),
-        )
+        raise model_problem(answer["error"])
     return Inspection(
         executable=executable,
         python_version=answer.get("python", ""),
         versions=versions,
         config=answer.get("config") or {},
         parameters=answer.get("parameters"),
+    )
+
+
+def model_problem(error: dict[str, Any]) -> Problem:
+    """What the worker says of a model that cannot be built, for a person."""
+    return Problem(
+        str(error.get("message", "the model cannot be configured")).partition("; did you mean")[0],
+        key=error.get("key"),
+        allowed=_familiar_first(error.get("allowed") or []) if not error.get("nearest") else None,
+        nearest=error.get("nearest"),
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Generator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -126,16 +127,36 @@ def test_a_strategy_that_is_not_predicted_says_so() -> None:
         model_of(3).predict(spec_with(strategy="naive-mp"), 1)
 
 
-def test_a_trace_is_remembered_and_damage_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+class Tracer:
+    """Stands in for the script that traces: notes what it is asked, and answers of `model_of(12)`."""
+
+    def __init__(self) -> None:
+        self.asked: list[dict[str, Any]] = []
+        self.refusal: dict[str, Any] = {}
+
+    def __call__(
+        self, executable: str, script: str, arguments: list[str], given_up: object
+    ) -> Generator[dict[str, Any]]:
+        model = msgspec.to_builtins(model_of(12))
+        for number, argument in enumerate(arguments):
+            request = msgspec.json.decode(argument)
+            self.asked.append(request)
+            names = ("before_optimizer", "optimizer_peak")
+            if request["part"] == "course":
+                names = ("parameter_sizes", "stacks", "stretches", "pipeline")
+            yield {"request": number, "unused": ["pooler"], **(self.refusal or {name: model[name] for name in names})}
+
+
+@pytest.fixture
+def tracer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Tracer:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setenv("TRAINFAST_HOME", str(tmp_path / "home"))
-    answers: list[dict[str, Any]] = []
+    found = Tracer()
+    monkeypatch.setattr(tracing.training_python, "ask_each", found)
+    return found
 
-    def ask(executable: str, script: str, arguments: list[str], given_up: object = None) -> dict[str, Any]:
-        answers.append(msgspec.json.decode(arguments[0]))
-        return msgspec.to_builtins(model_of(12))
 
-    monkeypatch.setattr(tracing.training_python, "ask", ask)
+def test_a_trace_is_remembered_and_damage_is_none(tracer: Tracer, tmp_path: Path) -> None:
     spec = spec_with()
     assert cached_model(spec) is None
     model = tracing.trace_model(spec)
@@ -144,12 +165,34 @@ def test_a_trace_is_remembered_and_damage_is_none(tmp_path: Path, monkeypatch: p
     assert cached_model(spec_with(batch_size=99, grad_accum=3, strategy="ddp", precision="tf32")) == model
     assert cached_model(spec_with(seq_len=64)) is None
     assert cached_model(spec_with(strategy="zero2", precision="bf16")) is None
-    assert len(answers) == 1
+    assert len(tracer.asked) == 2
     for file in (tmp_path / "trainfast-tui" / "traced").glob("*.json"):
         file.write_bytes(file.read_bytes()[:100])
     assert cached_model(spec) is None
     assert tracing.trace_model(spec) == model
     assert cached_model(spec) == model
+
+
+def test_a_knob_traces_only_the_part_that_depends_on_it(tracer: Tracer) -> None:
+    tracing.trace_model(spec_with())
+    tracer.asked.clear()
+    tracing.trace_model(spec_with(checkpointing="full", seq_len=64, attention="eager"))
+    assert [request["part"] for request in tracer.asked] == ["course"]
+    tracer.asked.clear()
+    tracing.trace_model(spec_with(optimizer="sgd"))
+    assert [(request["part"], request["unused"]) for request in tracer.asked] == [("update", ["pooler"])]
+    tracer.asked.clear()
+    tracing.trace_model(spec_with(precision="bf16"))
+    assert [request["part"] for request in tracer.asked] == ["course"], "the weights are fp32 under autocast"
+
+
+def test_what_several_have_in_common_is_traced_once(tracer: Tracer) -> None:
+    specs = [spec_with(batch_size=4), spec_with(batch_size=8), spec_with(optimizer="sgd"), spec_with(precision="fp16")]
+    heard: list[tuple[int, int]] = []
+    found = list(tracing.trace_models(specs, on_traced=lambda now: heard.append((now.done, now.total))))
+    assert [place for place, _ in found] == [0, 1, 2, 3]
+    assert [request.get("after") for request in tracer.asked] == [None, 0, 0, None, 3]
+    assert heard == [(done, 5) for done in range(6)]
 
 
 def test_a_measured_run_corrects_the_next_prediction(tmp_path: Path) -> None:
@@ -186,16 +229,14 @@ def test_a_measured_run_corrects_the_next_prediction(tmp_path: Path) -> None:
     assert corrections.read(tmp_path) == {}
 
 
-def test_a_model_that_cannot_be_followed_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    said = {"untraceable": "DynamicOutputShapeException: aten.nonzero"}
-    monkeypatch.setattr(tracing.training_python, "ask", lambda *_arguments: said)
+def test_a_model_that_cannot_be_followed_says_why(tracer: Tracer) -> None:
+    tracer.refusal = {"untraceable": "DynamicOutputShapeException: aten.nonzero"}
     with pytest.raises(tracing.Untraceable, match="nonzero"):
         tracing.trace_model(spec_with())
-    refused = {"error": {"message": "no such head", "key": "data.objective", "allowed": [], "nearest": None}}
-    monkeypatch.setattr(tracing.training_python, "ask", lambda *_arguments: refused)
+    tracer.refusal = {"error": {"message": "no such head", "key": "data.objective", "allowed": [], "nearest": None}}
     with pytest.raises(Problem, match="no such head"):
         tracing.trace_model(spec_with())
+    assert cached_model(spec_with()) is None
 
 
 def test_what_is_offloaded_is_the_hosts_on_a_gpu_and_the_process_on_a_cpu() -> None:

@@ -10,9 +10,9 @@ from torch.distributed._tools.mem_tracker import MemTracker
 
 from trainfast_runner.memory_model.tracing import trace_anew
 from trainfast_runner.spec import resolve
-from trainfast_runner.worker.memory_envelope import envelope
-from trainfast_runner.worker.memory_ledger import PARAMS, Ledger
-from trainfast_runner.worker.repeated_blocks import shorten
+from trainfast_runner.worker.memory_envelope import deeper, envelope
+from trainfast_runner.worker.memory_ledger import PARAMS, Ledger, Stretch
+from trainfast_runner.worker.repeated_blocks import Stack, shorten
 
 SMALL_T5 = ["model.d_model=64", "model.d_ff=128", "model.d_kv=16", "model.num_heads=4", "seq_len=64"]
 CASES = [
@@ -65,6 +65,28 @@ def test_only_lines_that_can_be_the_peak_are_kept() -> None:
     for batch in range(1, 50):
         highest = max(one[0][0] + batch * one[1][0] for one in (flat, middle, steep, below))
         assert max(one[0][0] + batch * one[1][0] for one in kept) == highest
+
+
+@pytest.mark.parametrize("at_once", [True, False])
+def test_an_update_of_a_few_blocks_says_what_one_of_all_takes(at_once: bool) -> None:
+    """Of blocks of 10 bytes of weights and 5 of a table; a foreach takes room for all, a loop for one after another."""
+
+    def step(blocks: int) -> Stretch:
+        standing = 10 * blocks + 5
+        scratch = [5, 10 * blocks] if at_once else [5, *[10] * blocks]
+        return Stretch("optimizer", 0, "", (standing, 0), points=[(standing, one) for one in scratch])
+
+    start, peak = deeper(step(3), step(4), more=20)
+    assert start == list(step(23).start)
+    assert peak == list(max(step(23).points, key=sum))
+
+
+def test_a_parameter_of_the_repeated_block_stands_for_one_in_each() -> None:
+    stack = Stack("h", (nn.Linear(1, 1),) * 3, (2,) * 6)
+    assert stack.stood_for("head.weight") == ["head.weight"]
+    assert stack.stood_for("h.0.bias") == ["h.0.bias"]
+    assert stack.stood_for("h.1.bias") == [f"h.{place}.bias" for place in (1, 2, 3, 4)]
+    assert stack.stood_for("h.2.bias") == ["h.5.bias"]
 
 
 def test_blocks_that_differ_are_all_kept() -> None:

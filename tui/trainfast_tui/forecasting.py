@@ -232,6 +232,6 @@ def forecast(model: MemoryModel, question: Question) -> Forecast:
 
 def _key(spec: RunSpec) -> str:
     """What a trace depends on."""
-    from trainfast_runner.memory_model.tracing import TRACED_KNOBS
+    from trainfast_runner.memory_model.parts import TRACED_KNOBS
 
     return repr((spec.model, spec.data["objective"], [spec.knobs[name] for name in TRACED_KNOBS]))

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 from trainfast_runner import combinations, presets, training_python
 from trainfast_runner.machine import Machine, look
 from trainfast_runner.memory_model.model import MemoryModel
 from trainfast_runner.memory_model.prediction import Prediction
-from trainfast_runner.memory_model.tracing import trace_models
+from trainfast_runner.memory_model.tracing import Tracing, trace_models
 from trainfast_runner.memory_room import host_free_bytes, room_of
 from trainfast_runner.problem import Problem
 from trainfast_runner.spec import RunSpec, from_preset, resolve, with_setting
@@ -57,30 +57,32 @@ def asked_for(reference: str, settings: list[str]) -> list[Asked]:
 
 
 def answers(
-    asked: list[Asked], python: str | None, on_traced: Callable[[int, int], None] = lambda done, of: None
-) -> list[Answer]:
-    """One answer each; a run that cannot be predicted is an answer with its problem.
+    asked: list[Asked], python: str | None, on_traced: Callable[[Tracing], None] = lambda tracing: None
+) -> Iterator[tuple[int, Answer]]:
+    """Each run's place and its answer, as soon as there is one; what cannot be predicted is answered with its problem.
 
-    `on_traced` hears how many of how many traces are done. Raises Problem where the training Python cannot be asked.
+    `on_traced` hears how far the traces are, with the place of the run that the next one is for. Raises Problem where
+    the training Python cannot be asked.
     """
-    first = asked[0].spec
-    versions = training_python.inspect(python, first.model, first.data["objective"]).versions
+    # Without a model: whether that can be built the trace will say.
+    versions = training_python.inspect(python, {}, asked[0].spec.data["objective"]).versions
     machine = look(versions.get("torch"))
     machine.refuse_mig()
-    ranks = [_ranks(one.spec, machine) for one in asked]
-    able = [one.spec for one, count in zip(asked, ranks, strict=True) if isinstance(count, int)]
-    models = iter(trace_models(able, machine.device, python, on_traced))
-    return [
-        _answer(one, next(models), machine, count) if isinstance(count, int) else Answer(one, problem=count)
-        for one, count in zip(asked, ranks, strict=True)
-    ]
+    ranks: dict[int, int] = {}
+    for place, one in enumerate(asked):
+        try:
+            ranks[place] = combinations.world_size(one.spec, machine)
+        except Problem as problem:
+            yield place, Answer(one, problem=problem)
+    able = list(ranks)
 
+    def heard(tracing: Tracing) -> None:
+        on_traced(replace(tracing, place=able[tracing.place]))
 
-def _ranks(spec: RunSpec, machine: Machine) -> int | Problem:
-    try:
-        return combinations.world_size(spec, machine)
-    except Problem as problem:
-        return problem
+    models = trace_models([asked[place].spec for place in able], machine.device, python, heard if able else on_traced)
+    for number, model in models:
+        place = able[number]
+        yield place, _answer(asked[place], model, machine, ranks[place])
 
 
 def _answer(asked: Asked, model: MemoryModel | Problem, machine: Machine, ranks: int) -> Answer:

@@ -6,9 +6,9 @@ import fcntl
 import json
 import os
 import threading
-from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import closing, contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,25 +16,28 @@ import msgspec
 
 from trainfast_runner import training_python
 from trainfast_runner.home import cache_directory
-from trainfast_runner.json_lines import write_atomically
 from trainfast_runner.memory_model import corrections
 from trainfast_runner.memory_model.model import MemoryModel
-from trainfast_runner.memory_model.pipeline import stage_count
-from trainfast_runner.memory_model.sharing import PIPELINES
+from trainfast_runner.memory_model.parts import Asked, Course, Parts, Update, parts_of, remember, remembered
 from trainfast_runner.problem import Problem
-from trainfast_runner.sharded_rules import TENSOR_PARALLEL
 from trainfast_runner.spec import RunSpec
 
-TRACED_KNOBS = ("precision", "seq_len", "checkpointing", "optimizer", "attention")
-"""The knobs that decide what is alive in a step; the others only say how often, how many and on which rank."""
-MOST_PROCESSES = 2
-"""That trace at the same time: each takes one core and half a GiB."""
-FORMAT = "1"
-"""Of what is remembered; a trace of another format is made again."""
+Found = Course | Update | Problem
+"""Of a part that was asked for."""
 
 
 class Untraceable(Problem):
     """The tracer cannot follow this model; the message says why. Memory is then known only by running."""
+
+
+@dataclass(frozen=True)
+class Tracing:
+    """How far several traces are: parts `done` of `total`; the first that is missing, of which spec's, in words."""
+
+    done: int
+    total: int
+    place: int = 0
+    words: str = ""
 
 
 def cached_model(spec: RunSpec, device: str = "cpu", python: str | None = None) -> MemoryModel | None:
@@ -43,7 +46,7 @@ def cached_model(spec: RunSpec, device: str = "cpu", python: str | None = None) 
         executable = training_python.find(python)
     except Problem:
         return None
-    return _remembered(_file(executable, _request(spec, device)))
+    return _remembered(parts_of(spec, device, executable), device)
 
 
 def trace_model(
@@ -55,14 +58,11 @@ def trace_model(
     Raises Untraceable where the tracer cannot follow the model, Problem where the model cannot be built at all.
     """
     executable = training_python.find(python)
-    request = _request(spec, device)
-    file = _file(executable, request)
-    with _alone(file):
-        model = _remembered(file)
-        if model is None:
-            model = _trace(executable, request, given_up)
-            _remember(file, model)
-            model = _of_this_machine(model, file)
+    parts = parts_of(spec, device, executable)
+    with _alone(parts):
+        [(_, model)] = trace_models([spec], device, python, given_up=given_up)
+    if isinstance(model, Problem):
+        raise model
     return model
 
 
@@ -70,119 +70,157 @@ def trace_models(
     specs: list[RunSpec],
     device: str = "cpu",
     python: str | None = None,
-    on_traced: Callable[[int, int], None] = lambda done, of: None,
-) -> list[MemoryModel | Problem]:
-    """The cached or newly traced model of each, or the Problem that there is instead of it.
+    on_traced: Callable[[Tracing], None] = lambda tracing: None,
+    given_up: threading.Event | None = None,
+) -> Iterator[tuple[int, MemoryModel | Problem]]:
+    """Each spec's place and its model, or the Problem that there is instead of it, as soon as it is there.
 
-    What has to be traced is shared out to few processes, since each pays its imports; `on_traced` hears how many of
-    how many are done. A Ctrl-C ends the processes.
+    What several have in common is traced once, all of it in one process of the training Python, which is ended with
+    the iterator. Raises training_python.GivenUp once `given_up` is set.
     """
     executable = training_python.find(python)
-    requests = {_file(executable, request): request for request in (_request(spec, device) for spec in specs)}
-    models: dict[Path, MemoryModel | Problem] = {}
-    for file in requests:
-        if (remembered := _remembered(file)) is not None:
-            models[file] = remembered
-    missing = [file for file in requests if file not in models]
-    total, given_up = len(missing), threading.Event()
-    on_traced(0, total)
+    wanted = [parts_of(spec, device, executable) for spec in specs]
+    found: dict[Path, Found] = {}
+    for parts in wanted:
+        if (course := remembered(parts.course, Course)) is not None:
+            found[parts.course.file] = course
+        if (update := remembered(parts.update, Update)) is not None:
+            found[parts.update.file] = update
+    owed = dict(enumerate(wanted))
 
-    def trace(share: list[Path]) -> None:
-        for file, found in _trace_each(executable, {file: requests[file] for file in share}, given_up):
-            models[file] = found
-            on_traced(sum(file in models for file in missing), total)
+    def complete() -> Iterator[tuple[int, MemoryModel | Problem]]:
+        for place, parts in list(owed.items()):
+            if (model := _model(parts, found, device)) is not None:
+                del owed[place]
+                yield place, model
 
-    with ThreadPoolExecutor(max_workers=MOST_PROCESSES) as pool:
-        try:
-            list(pool.map(trace, _shares(missing, requests)))
-        except BaseException:
-            given_up.set()
-            raise
-    return [models[_file(executable, _request(spec, device))] for spec in specs]
-
-
-def _shares(files: list[Path], requests: dict[Path, dict[str, Any]]) -> list[list[Path]]:
-    """The traces of each process. A slice takes its process group, and so has one of its own."""
-    alone = [[file] for file in files if "tp_degree" in requests[file]]
-    rest = [file for file in files if "tp_degree" not in requests[file]]
-    return [share for share in (*(rest[n::MOST_PROCESSES] for n in range(MOST_PROCESSES)), *alone) if share]
-
-
-def _trace_each(
-    executable: str, requests: dict[Path, dict[str, Any]], given_up: threading.Event
-) -> Iterator[tuple[Path, MemoryModel | Problem]]:
-    """Traced in one process and remembered; where the process fails, what it still owed has its problem."""
-    owed = list(requests)
-    asked = [json.dumps(requests[file], sort_keys=True) for file in owed]
-    try:
-        with closing(training_python.ask_each(executable, "trace_memory.py", asked, given_up)) as answers:
-            for answer in answers:
-                file = owed.pop(0)
-                try:
-                    model = _understood(answer, requests[file])
-                except Problem as problem:
-                    yield file, problem
-                else:
-                    _remember(file, model)
-                    yield file, _of_this_machine(model, file)
-    except training_python.GivenUp:
-        raise
-    except Problem as problem:
-        yield from ((file, problem) for file in owed)
+    yield from complete()
+    requests = _requests(wanted, found)
+    on_traced(_progress(requests, found, wanted))
+    with closing(_traced(executable, requests, given_up)) as answers:
+        for asked, part in answers:
+            found[asked.file] = part
+            if not isinstance(part, Problem):
+                with suppress(OSError):
+                    remember(asked, part)
+            on_traced(_progress(requests, found, wanted))
+            yield from complete()
 
 
 def trace_anew(spec: RunSpec, device: str = "cpu", python: str | None = None, whole: bool = False) -> MemoryModel:
     """A trace that neither reads nor writes the cache; `whole` traces every block. Raises as `trace_model`."""
-    request = {**_request(spec, device), **({"whole": True} if whole else {})}
-    return _trace(training_python.find(python), request, None)
+    executable = training_python.find(python)
+    parts = parts_of(spec, device, executable, whole)
+    found = {asked.file: part for asked, part in _traced(executable, _requests([parts], {}), None)}
+    model = _model(parts, found, device)
+    if isinstance(model, Problem):
+        raise model
+    assert model is not None
+    return model
 
 
-def _request(spec: RunSpec, device: str) -> dict[str, Any]:
-    knobs = {name: spec.knobs[name] for name in TRACED_KNOBS}
-    if knobs["precision"] == "tf32":
-        # Other kernels, the same tensors.
-        knobs["precision"] = "fp32"
-    if str(spec.knobs["strategy"]).startswith("zero") and knobs["precision"] in ("fp16", "bf16"):
-        # DeepSpeed trains a model whose weights are half; it does not cast them as autocast does.
-        knobs["precision"] = "bf16-pure"
-    request = {"model": spec.model, "objective": spec.data["objective"], "knobs": knobs, "device": device}
-    # A slice of a model has other shapes.
-    if spec.knobs["strategy"] in TENSOR_PARALLEL:
-        return {**request, "tp_degree": spec.knobs["tp_degree"]}
-    # The step is the whole model's; where the worker cuts it depends on how often.
-    return {**request, "stages": stage_count(spec.knobs)} if spec.knobs["strategy"] in PIPELINES else request
-
-
-def _file(executable: str, request: dict[str, Any]) -> Path:
-    name = training_python.stamp(executable, json.dumps(request, sort_keys=True), FORMAT)
-    return cache_directory() / "traced" / f"{name}.json"
-
-
-def _remembered(file: Path) -> MemoryModel | None:
-    try:
-        model = msgspec.json.decode(file.read_bytes(), type=MemoryModel)
-    except (OSError, msgspec.DecodeError):
+def _model(parts: Parts, found: Mapping[Path, Found], device: str) -> MemoryModel | Problem | None:
+    """Made of both parts, or the Problem with one of them; None where one is missing."""
+    course, update = found.get(parts.course.file), found.get(parts.update.file)
+    for part in (course, update):
+        if isinstance(part, Problem):
+            return part
+    if not isinstance(course, Course) or not isinstance(update, Update):
         return None
-    return _of_this_machine(model, file)
+    return MemoryModel(
+        device=device,
+        parameter_sizes=course.parameter_sizes,
+        stacks=course.stacks,
+        stretches=course.stretches,
+        pipeline=course.pipeline,
+        before_optimizer=update.before_optimizer,
+        optimizer_peak=update.optimizer_peak,
+        basis=_basis(course),
+        trace=parts.name,
+        machine=corrections.read().get(device, corrections.Machine()),
+    )
 
 
-def _remember(file: Path, model: MemoryModel) -> None:
-    with suppress(OSError):  # without a cache every launch traces again, which costs seconds and nothing else
-        file.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(file, msgspec.json.encode(model))
+def _requests(wanted: list[Parts], found: Mapping[Path, Found]) -> list[tuple[Asked, dict[str, Any]]]:
+    """What is to be traced, each once, in the order of what it is for. An update waits for its model's course."""
+    requests: dict[Path, tuple[Asked, dict[str, Any]]] = {}
+    for parts in wanted:
+        course, update = parts.course, parts.update
+        if course.file not in found and course.file not in requests:
+            requests[course.file] = course, json.loads(course.request)
+        if update.file not in found and update.file not in requests:
+            known = found.get(course.file)
+            first = {"unused": known.unused} if isinstance(known, Course) else {"after": [*requests].index(course.file)}
+            requests[update.file] = update, {**json.loads(update.request), **first}
+    return [*requests.values()]
 
 
-def _of_this_machine(model: MemoryModel, file: Path) -> MemoryModel:
-    machine = corrections.read().get(model.device, corrections.Machine())
-    return msgspec.structs.replace(model, trace=file.stem, machine=machine)
+def _progress(
+    requests: list[tuple[Asked, dict[str, Any]]], found: Mapping[Path, Found], wanted: list[Parts]
+) -> Tracing:
+    missing = [(asked, request) for asked, request in requests if asked.file not in found]
+    done = len(requests) - len(missing)
+    if not missing:
+        return Tracing(done, len(requests))
+    asked, request = missing[0]
+    knobs = request["knobs"]
+    words = f"forward and backward, {knobs['precision']}, checkpointing {knobs.get('checkpointing')}"
+    if request["part"] == "update":
+        words = f"the optimizer's step, {knobs['optimizer']}"
+    place = next(place for place, parts in enumerate(wanted) if asked in (parts.course, parts.update))
+    return Tracing(done, len(requests), place, words)
+
+
+def _traced(
+    executable: str, requests: list[tuple[Asked, dict[str, Any]]], given_up: threading.Event | None
+) -> Generator[tuple[Asked, Found]]:
+    """Each part as soon as it is traced; where the process fails, what it still owed has its problem."""
+    if not requests:
+        return
+    owed = dict(enumerate(asked for asked, _ in requests))
+    arguments = [json.dumps(request, sort_keys=True) for _, request in requests]
+    try:
+        with closing(
+            training_python.ask_each(executable, "trace_memory.py", arguments, given_up or threading.Event())
+        ) as answers:
+            for answer in answers:
+                asked = owed.pop(answer.pop("request"))
+                try:
+                    yield asked, _understood(answer, Update if "optimizer_peak" in answer else Course)
+                except Problem as problem:
+                    yield asked, problem
+    except training_python.GivenUp:
+        raise
+    except Problem as problem:
+        yield from ((asked, problem) for asked in owed.values())
+
+
+def _understood(answer: dict[str, Any], kind: type[Course] | type[Update]) -> Course | Update:
+    if answer.get("error"):
+        raise training_python.model_problem(answer["error"])
+    if answer.get("untraceable"):
+        raise Untraceable(f"the tracer cannot follow this model: {answer['untraceable']}", key="model")
+    try:
+        return msgspec.convert(answer, kind)
+    except msgspec.ValidationError as error:
+        raise Untraceable(f"the tracer's answer is not understood: {error}", key="model") from None
+
+
+def _remembered(parts: Parts, device: str) -> MemoryModel | None:
+    course, update = remembered(parts.course, Course), remembered(parts.update, Update)
+    if course is None or update is None:
+        return None
+    model = _model(parts, {parts.course.file: course, parts.update.file: update}, device)
+    return model if isinstance(model, MemoryModel) else None
 
 
 @contextmanager
-def _alone(file: Path) -> Iterator[None]:
+def _alone(parts: Parts) -> Iterator[None]:
     """Of two that want the same trace one makes it and the other waits; the lock goes with its holder."""
+    file = cache_directory() / "traced" / f"{parts.name}.lock"
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
-        fd = os.open(file.with_suffix(".lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        fd = os.open(file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     except OSError:
         yield
         return
@@ -193,29 +231,9 @@ def _alone(file: Path) -> Iterator[None]:
         os.close(fd)
 
 
-def _trace(executable: str, request: dict[str, Any], given_up: threading.Event | None = None) -> MemoryModel:
-    answer = training_python.ask(executable, "trace_memory.py", [json.dumps(request, sort_keys=True)], given_up)
-    return _understood(answer, request)
-
-
-def _understood(answer: dict[str, Any], request: dict[str, Any]) -> MemoryModel:
-    if answer.get("error"):
-        error = answer["error"]
-        raise Problem(
-            str(error.get("message")), key=error.get("key"), allowed=error.get("allowed"), nearest=error.get("nearest")
-        )
-    if answer.get("untraceable"):
-        raise Untraceable(f"the tracer cannot follow this model: {answer['untraceable']}", key="model")
-    try:
-        model = msgspec.convert({**answer, "device": request["device"]}, MemoryModel)
-    except msgspec.ValidationError as error:
-        raise Untraceable(f"the tracer's answer is not understood: {error}", key="model") from None
-    return msgspec.structs.replace(model, basis=_basis(model))
-
-
-def _basis(model: MemoryModel) -> str:
+def _basis(course: Course) -> str:
     """In words: what was traced, and what was put together from it."""
-    shortened = [stack for stack in model.stacks if stack.kept < stack.count]
+    shortened = [stack for stack in course.stacks if stack.kept < stack.count]
     if not shortened:
         return "a step of the whole model traced without memory"
     layers = " + ".join(f"{stack.count}" for stack in shortened)

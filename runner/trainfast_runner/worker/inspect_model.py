@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib.metadata
 import importlib.util
 import json
+import logging
 import platform
 import runpy
 import sys
@@ -29,6 +30,7 @@ PACKAGES = (
 
 def main(arguments: list[str]) -> dict[str, Any]:
     """The answer: `python`, `versions`, and as asked `config`, `model_type`, `parameters`, `devices` or `error`."""
+    from .hidden_packages import hide
     from .invalid import InvalidInput
     from .model_config import resolve_config
 
@@ -36,7 +38,9 @@ def main(arguments: list[str]) -> dict[str, Any]:
     request = json.loads(next((a for a in arguments if not a.startswith("--")), "{}"))
     answer: dict[str, Any] = {"python": platform.python_version(), "versions": _versions()}
     if not flags:
-        _hide_torch()
+        # A configuration does not need it, and importing it takes 1.5 s.
+        hide(("torch", "tensorflow", "jax"))
+        logging.disable(logging.WARNING)
     if "--devices" in flags:
         answer["devices"] = _devices()
     if request.get("model"):
@@ -64,19 +68,6 @@ def _versions() -> dict[str, str | None]:
         except importlib.metadata.PackageNotFoundError:
             found[name] = None
     return found
-
-
-def _hide_torch() -> None:
-    """Let transformers think that there is no torch: a configuration does not need it, and importing it takes 1.5 s."""
-    real = importlib.util.find_spec
-
-    def find_spec(name: str, package: str | None = None) -> Any:
-        return None if name.partition(".")[0] in {"torch", "tensorflow", "jax"} else real(name, package)
-
-    importlib.util.find_spec = find_spec
-    import logging
-
-    logging.disable(logging.WARNING)
 
 
 def _count(config: Any, objective: str) -> int:

@@ -34,6 +34,23 @@ def affine(first: list[Stretch], second: list[Stretch], few: int, many: int) -> 
     return found
 
 
+def deeper(first: Stretch, second: Stretch, more: int) -> tuple[list[int], list[int]]:
+    """Live bytes at the start and at the peak with `more` blocks than `first` has, of which `second` has one more.
+
+    Blocks that are alike add the same to what is alive at an operation on all of them at once, and nothing to what one
+    parameter's takes.
+    """
+    pairs = list(zip(first.points, second.points, strict=False))
+    if len(first.points) != len(second.points):
+        pairs = [(max(one.points, key=sum), max(other.points, key=sum)) for one, other in [(first, second)]]
+    found = [_extended(few, many, more) for few, many in [(first.start, second.start), *pairs]]
+    return found[0], max(found, key=sum)
+
+
+def _extended(few: Bytes, many: Bytes, more: int) -> list[int]:
+    return [a + more * (b - a) for a, b in zip(few, many, strict=True)]
+
+
 def envelope(lines: list[Line]) -> list[Line]:
     """The lines whose total is the largest at some batch size from 1 up, the flattest first."""
     best: dict[float, Line] = {}

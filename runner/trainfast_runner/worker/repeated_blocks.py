@@ -15,8 +15,9 @@ NUMBERS = ("layer_idx", "layer_id", "layer_number", "layer_index", "block_idx")
 
 @dataclass(frozen=True)
 class Stack:
-    """An outermost list of blocks: those that are left, and how many parameters each had of all there were."""
+    """An outermost list of blocks by its `name`: those that are left, and how many parameters each had of all."""
 
+    name: str
     blocks: tuple[nn.Module, ...]
     sizes: tuple[int, ...]
 
@@ -25,9 +26,20 @@ class Stack:
         """How many blocks the second of those left stands for."""
         return len(self.sizes) - len(self.blocks) + 1
 
+    def stood_for(self, name: str) -> list[str]:
+        """The names in the whole model of what a parameter of the shortened one, by its `name`, stands for."""
+        inside = name.removeprefix(f"{self.name}.")
+        if inside == name:
+            return [name]
+        index, _, rest = inside.partition(".")
+        count, kept = len(self.sizes), len(self.blocks)
+        first = int(index) if int(index) < 2 else int(index) + count - kept
+        last = first + (count - kept if int(index) == 1 else 0)
+        return [f"{self.name}.{place}.{rest}" for place in range(first, last + 1)]
 
-def shorten(model: nn.Module, config: Any, whole: bool) -> list[Stack]:
-    """Cut every stack of more than KEPT blocks that are all alike down to KEPT, in place; none where `whole`.
+
+def shorten(model: nn.Module, config: Any, whole: bool, keep: int = KEPT) -> list[Stack]:
+    """Cut every stack of more than `keep` blocks that are all alike down to that, in place; none where `whole`.
 
     The first block may differ from the others: a T5's alone has the table of relative positions.
     """
@@ -39,12 +51,12 @@ def shorten(model: nn.Module, config: Any, whole: bool) -> list[Stack]:
         inside |= {id(nested) for nested in module.modules()}
         blocks = list(module)
         sizes = tuple(sum(p.numel() for p in block.parameters()) for block in blocks)
-        if not whole and len(blocks) > KEPT and _all_alike(blocks, config):
-            kept = [blocks[0], blocks[1], blocks[-1]]
+        if not whole and len(blocks) > keep and _all_alike(blocks, config):
+            kept = [*blocks[: keep - 1], blocks[-1]]
             parent, _, last = name.rpartition(".")
             setattr(model.get_submodule(parent), last, nn.ModuleList(kept))
             blocks = kept
-        stacks.append(Stack(tuple(blocks), sizes))
+        stacks.append(Stack(name, tuple(blocks), sizes))
     return stacks
 
 

@@ -1,8 +1,9 @@
-"""The course of a step's live bytes, as affine functions of the batch size, from two steps without memory."""
+"""A step without memory: the course of its live bytes at one batch size, and those of the optimizer's step."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -13,19 +14,16 @@ from torch.optim import Optimizer
 
 from .build import build_model
 from .loop import Rig
-from .memory_envelope import affine
-from .memory_ledger import CATEGORIES, GRADS, OPTIMIZER, PARAMS, Ledger, Stretch
+from .memory_ledger import GRADS, OPTIMIZER, PARAMS, Ledger, Stretch
 from .model_config import check_seq_len, resolve_config, split_tokens, vocab_size
 from .objective import Objective
 from .optimizer import build_optimizer
 from .precision import Precision
-from .repeated_blocks import Stack, shorten
+from .repeated_blocks import KEPT, Stack, shorten
 from .samples import Batch, Halves, random_samples
 from .spec import Knobs
 from .step_watch import StepWatch
 from .strategies import Strategy, make_strategy
-from .traced_slices import keep_one_slice
-from .traced_stages import stages_of
 
 BATCHES = (2, 4)
 """The batch sizes that are traced. Not 1: with one sample some copies are views."""
@@ -43,18 +41,17 @@ class Subject:
     device: torch.device
     fake: FakeTensorMode
     module: nn.Module
-    optimizer: Optimizer
     strategy: Strategy
     precision: Precision
 
-    def rig(self, batches: Iterator[Batch], watch: StepWatch) -> Rig:
+    def rig(self, batches: Iterator[Batch], watch: StepWatch, optimizer: Optimizer | None = None) -> Rig:
         """What the worker's step takes; of the parts that a trace has no use for there are none."""
         nothing: Any = None
         return Rig(
             knobs=self.knobs,
             device=self.device,
             module=self.module,
-            optimizer=self.optimizer,
+            optimizer=nothing if optimizer is None else optimizer,
             objective=Objective(self.objective),
             precision=self.precision,
             strategy=self.strategy,
@@ -73,38 +70,86 @@ class _Silent:
     phase = ""
 
 
-def course(request: dict[str, Any]) -> dict[str, Any]:
-    """The answer of `trace_memory.py`. Raises InvalidInput for what cannot be built, anything for what not traced."""
+def course_at(request: dict[str, Any], size: int) -> dict[str, Any]:
+    """Forward and backward at `BATCHES[size]`: `stretches`, and what of the model they are read by.
+
+    `unused` names the parameters that got no gradient. Raises InvalidInput for what cannot be built, anything for what
+    cannot be traced.
+    """
     knobs = replace(Knobs(**request["knobs"]), grad_accum=MICRO_BATCHES)
     config = resolve_config(request["model"])
     check_seq_len(config, knobs.seq_len)
-    device = torch.device(request["device"])
-    # Weights are drawn on the meta device, where the values that decide about layers (rates of dropping) are real.
+    model = _model(request, config, knobs)
+    stages = None
+    if request.get("stages"):
+        # Only here: what cutting a model takes is another second of imports.
+        from .traced_stages import stages_of
+
+        stages = stages_of(model, request["stages"], knobs.seq_len)
+    sizes = [parameter.numel() for parameter in model.parameters()]
+    with _traced(request, config, knobs, model) as subject:
+        stacks = shorten(model, config, bool(request.get("whole")))
+        stretches = _micro_steps(subject, stacks, BATCHES[size])
+        return {
+            "parameter_sizes": sizes,
+            "stacks": [{"kept": len(stack.blocks), "sizes": list(stack.sizes)} for stack in stacks],
+            "stretches": stretches,
+            "pipeline": stages,
+            "unused": _names(stacks, [name for name, held in model.named_parameters() if held.grad is None]),
+        }
+
+
+def _names(stacks: list[Stack], names: list[str]) -> list[str]:
+    """The names in the whole model of parameters of the shortened one."""
+    for stack in stacks:
+        names = [whole for name in names for whole in stack.stood_for(name)]
+    return names
+
+
+def update_at(request: dict[str, Any], size: int) -> dict[str, Any]:
+    """The optimizer's step with `size` blocks more than KEPT of each stack; gradients for all but `unused` parameters.
+
+    `stretch` is the step, `more` how many blocks the model has beyond KEPT. Where the whole model is traced that is 0,
+    and there is no `stretch` for `size` 1. Raises as `course_at`.
+    """
+    knobs = Knobs(**request["knobs"])
+    config = resolve_config(request["model"])
+    model = _model(request, config, knobs)
+    stacks = shorten(model, config, bool(request.get("whole")), KEPT + size)
+    depths = {len(stack.sizes) for stack in stacks if stack.repeats > 1}
+    more = max(depths, default=0) - KEPT
+    if len(depths) != 1 or more <= KEPT:
+        # Two traces of a few blocks are no less than one of all.
+        if size > 0:
+            return {"more": 0}
+        model, stacks, more = _model(request, config, knobs), [], 0
+    unused = set(request["unused"])
+    with _traced(request, config, knobs, model) as subject:
+        updated = [
+            held
+            for name, held in model.named_parameters()
+            if held.requires_grad and _names(stacks, [name])[0] not in unused
+        ]
+        return {"stretch": _optimizer_step(subject, updated), "more": more}
+
+
+def _model(request: dict[str, Any], config: Any, knobs: Knobs) -> nn.Module:
+    """On the meta device, where the values that decide about layers (rates of dropping) are real."""
     model = build_model(config, request["objective"], knobs, torch.device("meta"))
     if request.get("tp_degree"):
-        keep_one_slice(model, request["tp_degree"], device.type)
-    stages = stages_of(model, request["stages"], knobs.seq_len) if request.get("stages") else None
+        from .traced_slices import keep_one_slice
+
+        keep_one_slice(model, request["tp_degree"], request["device"])
+    return model
+
+
+@contextmanager
+def _traced(request: dict[str, Any], config: Any, knobs: Knobs, model: nn.Module) -> Iterator[Subject]:
+    device = torch.device(request["device"])
     with FakeTensorMode(allow_non_fake_inputs=True) as fake:
         _place(model, device)
         strategy = make_strategy(knobs, device)
-        precision = strategy.make_precision()
-        with unset_fake_temporarily():
-            # bitsandbytes computes its quantization map, which is data. Weights are drawn nowhere.
-            optimizer = build_optimizer(model, knobs)
-        subject = Subject(config, request["objective"], knobs, device, fake, model, optimizer, strategy, precision)
-        held = list(model.parameters())
-        buffers = list(model.buffers())
-        stacks = shorten(model, config, bool(request.get("whole")))
-        first, second = (_micro_steps(subject, stacks, batch) for batch in BATCHES)
-        unused = {id(p) for p in model.parameters() if p.grad is None}
-        return {
-            "categories": list(CATEGORIES),
-            "parameter_sizes": [p.numel() for p in held],
-            "stacks": [{"kept": len(stack.blocks), "sizes": list(stack.sizes)} for stack in stacks],
-            "stretches": affine(first, second, *BATCHES),
-            "pipeline": stages,
-            **_optimizer_step(subject, held, buffers, unused),
-        }
+        yield Subject(config, request["objective"], knobs, device, fake, model, strategy, strategy.make_precision())
 
 
 def _place(model: nn.Module, device: torch.device) -> None:
@@ -175,15 +220,16 @@ def _samples(subject: Subject, batch_size: int) -> Batch:
     return samples.__getitems__(list(range(batch_size)))
 
 
-def _optimizer_step(
-    subject: Subject, parameters: list[nn.Parameter], buffers: list[Tensor], unused: set[int]
-) -> dict[str, Any]:
-    """Live bytes by category before the optimizer's second step, when its states are there, and at that step's peak."""
+def _optimizer_step(subject: Subject, updated: list[nn.Parameter]) -> Stretch:
+    """The optimizer's second step, when its states are there."""
+    with unset_fake_temporarily():
+        # bitsandbytes computes its quantization map, which is data.
+        optimizer = build_optimizer(subject.module, subject.knobs)
     ledger = Ledger(subject.device.type)
-    ledger.count_all([*parameters, *buffers], PARAMS)
+    ledger.count_all([*subject.module.parameters(), *subject.module.buffers()], PARAMS)
     watch = StepWatch(ledger)
-    rig = subject.rig(iter(()), watch)
-    for group in subject.optimizer.param_groups:
+    rig = subject.rig(iter(()), watch, optimizer)
+    for group in optimizer.param_groups:
         if subject.device.type == "cuda" and group.get("foreach", 0) is None and not group.get("fused"):
             # As torch decides for tensors on a GPU; fake ones it does not take for such.
             group["foreach"] = True
@@ -192,16 +238,14 @@ def _optimizer_step(
         if subject.precision.scaler is not None:
             subject.precision.scaler.scale(torch.zeros((), device=subject.device))
         for _ in range(2):
-            for parameter in parameters:
-                if parameter.requires_grad and id(parameter) not in unused:
-                    parameter.grad = torch.empty_like(parameter)
-                    ledger.change(parameter.grad, GRADS)
-            ledger.count_all(_tensors(subject.optimizer.state.values()), OPTIMIZER)
+            for parameter in updated:
+                parameter.grad = torch.empty_like(parameter)
+                ledger.change(parameter.grad, GRADS)
+            ledger.count_all(_tensors(optimizer.state.values()), OPTIMIZER)
             watch.enter("optimizer")
             subject.strategy.update(rig)
         ledger.end()
-    last = ledger.stretches[-1]
-    return {"before_optimizer": list(last.start), "optimizer_peak": list(max([last.start, *last.points], key=sum))}
+    return ledger.stretches[-1]
 
 
 def _tensors(values: Any) -> Iterator[Tensor]:

@@ -19,6 +19,9 @@ def keep_one_slice(model: nn.Module, degree: int, device_type: str) -> None:
     """
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
+    if dist.is_initialized():
+        # Of another model that this process has traced, perhaps in other slices.
+        dist.destroy_process_group()
     dist.init_process_group("fake", rank=0, world_size=degree, store=FakeStore())
     mesh = init_device_mesh(device_type, (degree,), mesh_dim_names=("tp",))
     plan = plan_for(model, degree)

@@ -12,6 +12,9 @@ from rich.cells import cell_len
 
 from trainfast_tui.format import fit, to_ascii, truncate
 
+GAP = 2
+"""Cells between two columns."""
+
 
 def print_json(value: Any) -> None:
     """One line of JSON; takes dicts, lists, Structs and dataclasses."""
@@ -79,11 +82,42 @@ def table(
     widths = [min(widest, max(cell_len(line[place]) for line in lines)) for place in range(len(header))]
     to_the_right = set(right)
     return [
-        "  ".join(
-            fit(cell, widths[place], "right" if place in to_the_right else "left") for place, cell in enumerate(line)
-        ).rstrip()
+        (" " * GAP)
+        .join(fit(cell, widths[place], "right" if place in to_the_right else "left") for place, cell in enumerate(line))
+        .rstrip()
         for line in lines
     ]
+
+
+class GrowingTable:
+    """A table whose rows are printed as they come, in columns of `widths` cells or more; `drop` as in `say_table`."""
+
+    def __init__(
+        self, header: Sequence[str], widths: Sequence[int], right: Iterable[int] = (), drop: Sequence[int] = ()
+    ) -> None:
+        width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+        places = list(range(len(header)))
+        self._widths = [max(cell_len(name), cells) for name, cells in zip(header, widths, strict=True)]
+        for dropped in drop:
+            if width is None or sum(self._widths[place] + GAP for place in places) - GAP <= width:
+                break
+            places.remove(dropped)
+        self._places, self._right, self._width = places, set(right), width
+        self.add(header)
+
+    def add(self, row: Sequence[str]) -> None:
+        """Print a row. A cell that is wider than its column moves the rest of its row."""
+        cells = []
+        for place in self._places:
+            width = max(self._widths[place], cell_len(row[place]))
+            cells.append(fit(row[place], width, "right" if place in self._right else "left"))
+        line = (" " * GAP).join(cells).rstrip()
+        say(line if self._width is None else truncate(line, self._width))
+
+    def add_note(self, name: str, text: str) -> None:
+        """Print words in place of a row's figures."""
+        line = f"{fit(name, max(self._widths[0], cell_len(name)))}{' ' * GAP}{text}"
+        say(line if self._width is None else truncate(line, self._width))
 
 
 def pairs(rows: Iterable[tuple[str, str]]) -> list[str]:

@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import argparse
 import time
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
+
+from trainfast_tui.format import plain
 
 if TYPE_CHECKING:
     from trainfast_runner.memory_model.answer import Answer
+    from trainfast_runner.memory_model.tracing import Tracing
+    from trainfast_tui.cli.output import GrowingTable
 
 WORDS = {
     "params": "parameters",
@@ -19,6 +24,8 @@ WORDS = {
 }
 
 TRACING = "tracing a step without memory"
+SIZE, DIFFERENCE = len("1023 MiB"), len("+1023 MiB (+100.0 %)")
+"""Cells of the widest figure of their kind."""
 
 
 def add(parser: argparse.ArgumentParser) -> None:
@@ -39,24 +46,32 @@ def run(arguments: argparse.Namespace) -> int:
 
     began = time.monotonic()
     asked = asked_for(arguments.preset, arguments.settings)
-    with said_when_slow(TRACING + "…") as show:
-        found = answers(
-            asked,
-            arguments.python,
-            lambda done, of: show(f"{TRACING}: {done} of {of} done…" if of > 1 else f"{TRACING}…"),
-        )
-    seconds = time.monotonic() - began
+    table = _Table([one.id for one in asked]) if len(asked) > 1 and not arguments.json else None
+    found: dict[int, Answer] = {}
+
+    def heard(tracing: Tracing) -> None:
+        if tracing.words:
+            variant = f"{plain(asked[tracing.place].id)}: " if len(asked) > 1 else ""
+            slow.say(f"{TRACING}: {variant}{tracing.words}", tracing.done / tracing.total)
+
+    with said_when_slow(f"{TRACING}…", everywhere=len(asked) > 1) as slow:
+        for place, answer in answers(asked, arguments.python, heard):
+            found[place] = answer
+            if table is not None and table.is_next(place):
+                slow.print(lambda: table.say(found))
     if len(found) == 1 and found[0].problem is not None:
         raise found[0].problem
-    table = len(asked) > 1
+    answered = [found[place] for place in range(len(asked))]
     if arguments.json:
-        rows = [_fields(one) for one in found]
-        whole = {"preset": arguments.preset, "rows": rows} if table else {"preset": arguments.preset, **rows[0]}
-        print_json({**whole, "seconds": round(seconds, 3)})
-    elif table:
-        _say_table(found)
+        rows = [_fields(one) for one in answered]
+        whole = (
+            {"preset": arguments.preset, "rows": rows} if len(asked) > 1 else {"preset": arguments.preset, **rows[0]}
+        )
+        print_json({**whole, "seconds": round(time.monotonic() - began, 3)})
+    elif table is not None:
+        _say_notes(answered)
     else:
-        _say_one(found[0])
+        _say_one(answered[0])
     return 0
 
 
@@ -106,33 +121,60 @@ def _say_one(answer: Answer) -> None:
         say(line)
 
 
-def _say_table(found: list[Answer]) -> None:
-    from trainfast_runner.memory_model.answer import published_bytes
-    from trainfast_tui.cli.output import say, say_table
-    from trainfast_tui.format import ABSENT, count, delta, plain, size
+class _Table:
+    """One row a variant, in their order, each printed as soon as it and those before it are there."""
 
-    rows = []
-    for answer in found:
-        predicted = answer.predicted
-        if predicted is None:
-            assert answer.problem is not None
-            rows.append([answer.asked.id, plain(answer.problem.line()), *[""] * (len(WORDS) + 4)])
-            continue
-        published = published_bytes(answer.asked.published)
-        rows.append(
-            [
-                answer.asked.id,
-                size(predicted.total_bytes),
-                ABSENT if published is None else size(published),
-                delta(predicted.total_bytes, published, size) if published else ABSENT,
-                *(size(value) if (value := predicted.category(name)) else ABSENT for name in WORDS),
-                _phase(predicted.phase),
-                ABSENT if answer.max_batch is None else count(answer.max_batch),
-            ]
-        )
-    header = ["variant", "predicted", "published", "difference", *WORDS.values(), "peak in", "max batch"]
-    say_table(header, rows, right=(1, 2, 3, *range(4, 4 + len(WORDS)), 5 + len(WORDS)), drop=(9, 8, 7, 6, 5, 4))
-    if any("memory_mb" in answer.asked.published for answer in found):
+    def __init__(self, names: list[str]) -> None:
+        self._names = [plain(name) for name in names]
+        self._printed = 0
+        self._table: GrowingTable | None = None
+
+    def is_next(self, place: int) -> bool:
+        """Whether with the answer at `place` there is something to print."""
+        return place == self._printed
+
+    def say(self, found: Mapping[int, Answer]) -> None:
+        """Print what can be printed."""
+        table = self._table = self._table or self._begun()
+        while self._printed in found:
+            answer = found[self._printed]
+            if answer.problem is not None:
+                table.add_note(self._names[self._printed], plain(answer.problem.line()))
+            else:
+                table.add(_cells(answer))
+            self._printed += 1
+
+    def _begun(self) -> GrowingTable:
+        from trainfast_tui.cli.output import GrowingTable
+
+        header = ["variant", "predicted", "published", "difference", *WORDS.values(), "peak in", "max batch"]
+        widths = [max(map(len, self._names)), SIZE, SIZE, DIFFERENCE, *[SIZE] * len(WORDS), len(_phase("")), 0]
+        right = (1, 2, 3, *range(4, 4 + len(WORDS)), 5 + len(WORDS))
+        return GrowingTable(header, widths, right, drop=(9, 8, 7, 6, 5, 4))
+
+
+def _cells(answer: Answer) -> list[str]:
+    from trainfast_runner.memory_model.answer import published_bytes
+    from trainfast_tui.format import ABSENT, count, delta, size
+
+    predicted = answer.predicted
+    assert predicted is not None
+    published = published_bytes(answer.asked.published)
+    return [
+        plain(answer.asked.id),
+        size(predicted.total_bytes),
+        ABSENT if published is None else size(published),
+        delta(predicted.total_bytes, published, size) if published else ABSENT,
+        *(size(value) if (value := predicted.category(name)) else ABSENT for name in WORDS),
+        _phase(predicted.phase),
+        ABSENT if answer.max_batch is None else count(answer.max_batch),
+    ]
+
+
+def _say_notes(answers: list[Answer]) -> None:
+    from trainfast_tui.cli.output import say
+
+    if any("memory_mb" in answer.asked.published for answer in answers):
         say("published memory_mb is what NVML reports for the device, the CUDA context in it; predicted is without")
 
 

@@ -29,30 +29,62 @@ PHASES = {
 
 
 @contextmanager
-def said_when_slow(text: str) -> Iterator[Callable[[str], None]]:
+def said_when_slow(text: str, everywhere: bool = False) -> Iterator[Slow]:
     """Show `text` on a terminal while what stands inside takes over a second; elsewhere a refusal stays one line.
 
-    Gives a function that puts another text in its place.
+    With `everywhere` other streams get a line as well, every 5 s at most.
     """
-    progress = Progress()
-    if not progress.is_live:
-        yield lambda text: None
-        return
-    due = time.monotonic() + SLOW_S
-
-    def change(text: str) -> None:
-        if time.monotonic() >= due:
-            progress.waiting(text)
-
-    timer = threading.Timer(SLOW_S, progress.waiting, [text])
-    timer.daemon = True
-    timer.start()
+    slow = Slow(text, everywhere)
     try:
-        yield change
+        yield slow
     finally:
-        timer.cancel()
-        timer.join()
-        progress.close()
+        slow.close()
+
+
+class Slow:
+    """What is said once something has taken over a second."""
+
+    def __init__(self, text: str, everywhere: bool) -> None:
+        self._progress = Progress()
+        self._text = text
+        self._due = time.monotonic() + SLOW_S
+        self._timer: threading.Timer | None = None
+        if everywhere or self._progress.is_live:
+            self._timer = threading.Timer(SLOW_S, self._paint)
+            self._timer.daemon = True
+            self._timer.start()
+
+    def say(self, text: str, fraction: float | None = None) -> None:
+        """Say this instead; on a terminal behind a bar, where the `fraction` that is done is known."""
+        bar = f"{_bar(fraction)} " if fraction is not None and self._progress.is_live else ""
+        self._text = bar + text
+        if self._timer is not None and time.monotonic() >= self._due:
+            self._timer.join()
+            self._paint()
+
+    def print(self, line: Callable[[], None]) -> None:
+        """Have `line` print on stdout, the bar out of its way meanwhile."""
+        self.pause()
+        line()
+        sys.stdout.flush()
+        if self._timer is not None and self._progress.is_live and time.monotonic() >= self._due:
+            self._paint()
+
+    def pause(self) -> None:
+        """Take the line away until something is said again."""
+        if self._timer is not None and time.monotonic() >= self._due:
+            self._timer.join()
+        self._progress.close()
+
+    def close(self) -> None:
+        """Say nothing more."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer.join()
+        self._progress.close()
+
+    def _paint(self) -> None:
+        self._progress.waiting(self._text)
 
 
 class Progress:

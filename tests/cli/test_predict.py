@@ -1,0 +1,102 @@
+"""`predict` as its user sees it: rows in their order as they come, words about what is traced, problems as rows."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Generator, Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from tests.core.test_memory_model import model_of
+
+from trainfast_runner import training_python
+from trainfast_tui.cli import main
+
+PRESET = """
+schema = 1
+title = "three ways"
+[model]
+family = "llama"
+[data]
+kind = "random"
+objective = "causal-lm"
+[knobs]
+batch_size = 8
+[[variants]]
+id = "plain"
+knobs = { precision = "fp32" }
+published = { memory_gb = 1.5 }
+[[variants]]
+id = "half"
+knobs = { precision = "bf16" }
+[[variants]]
+id = "many"
+knobs = { precision = "fp32", strategy = "pp" }
+"""
+
+
+class Tracer:
+    """Stands in for the script that traces; answers the parts of some precisions before those asked first."""
+
+    def __init__(self, first: str = "") -> None:
+        self.first = first
+        self.printed_before: list[str] = []
+        self.look: Any = None
+
+    def __call__(
+        self, executable: str, script: str, arguments: list[str], given_up: object
+    ) -> Generator[dict[str, Any]]:
+        model = msgspec.to_builtins(model_of(12))
+        requests = [(number, json.loads(argument)) for number, argument in enumerate(arguments)]
+        requests.sort(key=lambda one: one[1]["knobs"]["precision"] != self.first)
+        for number, request in requests:
+            if self.look is not None:
+                self.printed_before.append(self.look())
+            yield {"request": number, "unused": [], **_part(model, request)}
+
+
+def _part(model: Mapping[str, Any], request: Mapping[str, Any]) -> dict[str, Any]:
+    if request.get("stages"):
+        return {"untraceable": "it has no blocks"}
+    update, course = ("before_optimizer", "optimizer_peak"), ("parameter_sizes", "stacks", "stretches", "pipeline")
+    return {name: model[name] for name in (update if request["part"] == "update" else course)}
+
+
+@pytest.fixture
+def preset(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setenv("TRAINFAST_HOME", str(tmp_path / "home"))
+    file = tmp_path / "ways.toml"
+    file.write_text(PRESET)
+    return str(file)
+
+
+def test_rows_come_in_their_order_as_soon_as_they_are_there(
+    preset: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tracer = Tracer()
+    tracer.look = lambda: capsys.readouterr().out
+    monkeypatch.setattr(training_python, "ask_each", tracer)
+    assert main(["predict", preset]) == 0
+    before = "".join(tracer.printed_before)
+    assert "plain" in before, "the first row does not wait for the last trace"
+    lines = (before + capsys.readouterr().out).splitlines()
+    assert [line.split()[0] for line in lines] == ["variant", "plain", "half", "many"]
+    assert "the tracer cannot follow this model: it has no blocks" in lines[3]
+    assert lines[0].index("peak in") == lines[1].index("the optimizer's step"), lines
+
+
+def test_a_row_waits_for_those_before_it(
+    preset: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(training_python, "ask_each", Tracer(first="bf16"))
+    assert main(["predict", preset]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in lines] == ["variant", "plain", "half", "many"]
+    assert main(["predict", preset, "--json"]) == 0
+    said = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert [row["id"] for row in said["rows"]] == ["plain", "half", "many"]
+    assert said["rows"][0]["predicted"]["total_bytes"] > 0
+    assert said["rows"][2]["predicted"] is None
