@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from searched import a_search, going_on
 
 from trainfast_runner.home import Home
 
@@ -32,16 +33,35 @@ def _one_place(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None
     time.tzset()
 
 
-@pytest.fixture
-def hold() -> Iterator[Callable[[Path], None]]:
-    """Hold a run's lock, as its processes would, until the test ends."""
+def locks(file: str, kind: int) -> Iterator[Callable[[Path], None]]:
+    """Take this lock of any directory, as its processes would, until the test ends."""
     held: list[int] = []
 
     def lock(directory: Path) -> None:
-        fd = os.open(directory / "alive.lock", os.O_RDWR | os.O_CREAT)
-        fcntl.flock(fd, fcntl.LOCK_SH)
+        fd = os.open(directory / file, os.O_RDWR | os.O_CREAT)
+        fcntl.flock(fd, kind)
         held.append(fd)
 
     yield lock
     for fd in held:
         os.close(fd)
+
+
+@pytest.fixture
+def hold() -> Iterator[Callable[[Path], None]]:
+    """Keep a run alive."""
+    yield from locks("alive.lock", fcntl.LOCK_SH)
+
+
+@pytest.fixture
+def conduct() -> Iterator[Callable[[Path], None]]:
+    """Keep a search going, as its conductor would."""
+    yield from locks("search.lock", fcntl.LOCK_EX)
+
+
+@pytest.fixture
+def live_search(home: Home, conduct: Callable[[Path], None]) -> Path:
+    """A search whose conductor works on it."""
+    search = a_search(home, going_on())
+    conduct(search)
+    return search

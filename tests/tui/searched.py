@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from recorded import GIB, MIB, START_NS, WALL_NS, S, write_lines
+from still import StillApp, a_snapshot, screen_text
+from textual.pilot import Pilot
 
 from trainfast_runner.home import Home
 from trainfast_runner.records import Clock
@@ -25,7 +28,11 @@ from trainfast_runner.search.journal import (
     RankPeaks,
 )
 from trainfast_runner.spec import resolve
+from trainfast_tui.messages import SnapshotTaken
+from trainfast_tui.screens.search import SearchScreen
 
+FULL, SMALL = (120, 40), (80, 24)
+NOW_S = 18
 SEARCH_ID = "20261121-070000-tiny-llama-5ea2"
 RUN_ID = "20261121-070002-tiny-llama-b001"
 PROOF_ID = "20261121-070044-tiny-llama-b002"
@@ -179,3 +186,26 @@ def a_search(home: Home, lines: list[Any], search_id: str = SEARCH_ID) -> Path:
 def seen(directory: Path) -> SearchSnapshot:
     """It as the reader sees it."""
     return SearchFollower(directory).poll()
+
+
+async def show(pilot: Pilot[Any], search: Path | None, run: Path | None = None) -> None:
+    """The reader's next snapshot."""
+    snapshot = a_snapshot(run, second=NOW_S)
+    found = None if search is None else seen(search)
+    pilot.app.post_message(SnapshotTaken(replace(snapshot, search=found)))
+    await pilot.pause()
+
+
+async def opened(pilot: Pilot[Any], search: Path) -> str:
+    """The ladder of this search, with the knobs it is about."""
+    app = pilot.app
+    assert isinstance(app, StillApp)
+    await show(pilot, search)
+    journal = seen(search)
+    assert app.next_run is not None
+    assert journal.asked is not None
+    app.main.change(app.next_run.type("memory_limit", journal.asked.knobs["memory_limit"]))
+    await pilot.press("b")
+    await pilot.pause()
+    assert isinstance(app.screen, SearchScreen)
+    return screen_text(app)

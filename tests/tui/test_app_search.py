@@ -6,66 +6,38 @@ import fcntl
 import os
 import re
 import threading
-from collections.abc import Callable, Iterator
-from dataclasses import replace
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
-from recorded import GIB, MIB, START_NS, S, a_run, write_lines
+from recorded import START_NS, S, a_run, write_lines
 from searched import (
     ANSWER,
     CONDUCTED,
+    FULL,
+    NOW_S,
     PROOF_ID,
-    a_fit,
-    a_probe,
+    SMALL,
     a_search,
     answered,
     asked,
     going_on,
     nothing_fits,
-    seen,
+    opened,
+    show,
 )
-from still import StillApp, a_snapshot, own_supervisor, screen_text
+from still import StillApp, own_supervisor, screen_text
 from test_app_runs import until
-from textual.pilot import Pilot
 
 from trainfast_runner.home import Home
 from trainfast_runner.problem import Problem
 from trainfast_runner.process_tree import boot_id
 from trainfast_runner.records import Event
 from trainfast_runner.search import control
-from trainfast_runner.search.journal import LOCK_FILE, PAUSE_FILE, CoolingDown, Ended, Next, Paused
+from trainfast_runner.search.journal import LOCK_FILE, PAUSE_FILE, CoolingDown, Ended, Paused
 from trainfast_runner.spec import RunSpec
-from trainfast_tui.messages import SnapshotTaken
-from trainfast_tui.screens.search import SearchScreen
-
-FULL, SMALL = (120, 40), (80, 24)
-NOW_S = 18
-
-
-@pytest.fixture
-def conduct() -> Iterator[Callable[[Path], None]]:
-    """Hold a search's lock, as its conductor would, until the test ends."""
-    held: list[int] = []
-
-    def lock(directory: Path) -> None:
-        fd = os.open(directory / LOCK_FILE, os.O_RDWR)
-        fcntl.flock(fd, fcntl.LOCK_EX)
-        held.append(fd)
-
-    yield lock
-    for fd in held:
-        os.close(fd)
-
-
-@pytest.fixture
-def live(home: Home, conduct: Callable[[Path], None]) -> Path:
-    """A search whose conductor works on it."""
-    search = a_search(home, going_on())
-    conduct(search)
-    return search
 
 
 class Starts:
@@ -104,52 +76,9 @@ def starts(monkeypatch: pytest.MonkeyPatch) -> Starts:
     return found
 
 
-async def show(pilot: Pilot[Any], search: Path | None, run: Path | None = None) -> None:
-    """The reader's next snapshot."""
-    snapshot = a_snapshot(run, second=NOW_S)
-    found = None if search is None else seen(search)
-    pilot.app.post_message(SnapshotTaken(replace(snapshot, search=found)))
-    await pilot.pause()
-
-
-async def opened(pilot: Pilot[Any], search: Path) -> str:
-    """The ladder of this search, with the knobs it is about."""
-    app = pilot.app
-    assert isinstance(app, StillApp)
-    await show(pilot, search)
-    journal = seen(search)
-    assert app.next_run is not None
-    assert journal.asked is not None
-    app.main.change(app.next_run.type("memory_limit", journal.asked.knobs["memory_limit"]))
-    await pilot.press("b")
-    await pilot.pause()
-    assert isinstance(app.screen, SearchScreen)
-    return screen_text(app)
-
-
 def knob(app: StillApp, name: str) -> object:
     assert app.next_run is not None
     return app.next_run.spec.knobs[name]
-
-
-async def test_the_ladder_has_a_row_for_each_probe_the_fit_and_what_is_tried_and_why(home: Home, live: Path) -> None:
-    app = StillApp(home)
-    async with app.run_test(size=FULL) as pilot:
-        text = await opened(pilot, live)
-    lines = text.splitlines()
-    assert lines[0].startswith("largest batch: tiny-llama ─")
-    assert lines[1].rstrip() == "● probing: batch_size 42  5 s of about 8.5 s"
-    assert lines[2].startswith("limit 1.00 GiB a rank (memory_limit)")
-    rows = [line.split() for line in lines[4:8]]
-    assert rows[0] == ["batch", "fwd+bwd", "optimizer", "step", "samples/s", "took", "outcome"]
-    assert rows[1] == ["8", "290", "MiB", "190", "MiB", "482", "ms", "16.6", "3.5", "s", "●", "fits"]
-    assert rows[2][0] == "32"
-    assert rows[3] == ["▸42", "probing…"]
-    chart = "\n".join(lines[8:])
-    assert "1.00 GiB │╌╌╌" in chart, "the limit is a line of its own"
-    assert chart.count("●") == 2
-    assert chart.count("○") == 1, "what is tried now, where the fit expects it"
-    assert "now: probe batch_size 42, the fit of 2 probes reaches the limit at 42.1" in text
 
 
 async def test_the_answer_has_its_reasons_and_enter_applies_the_recommended_one(home: Home) -> None:
@@ -212,52 +141,52 @@ async def test_where_batch_1_does_not_fit_enter_applies_all_of_a_change(home: Ho
 
 
 async def test_escape_cancels_what_goes_on_and_leaves_what_has_ended(
-    home: Home, live: Path, monkeypatch: pytest.MonkeyPatch
+    home: Home, live_search: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cancelled: list[Path] = []
     monkeypatch.setattr(control, "cancel", lambda directory: cancelled.append(directory) or True)
     app = StillApp(home)
     async with app.run_test(size=FULL) as pilot:
-        await opened(pilot, live)
+        await opened(pilot, live_search)
         await pilot.press("escape")
         await until(pilot, "Cancelling: what runs is stopped, the journal is kept")
         while not cancelled:
             await pilot.pause(0.01)
-        assert cancelled == [live]
+        assert cancelled == [live_search]
         write_lines(
-            live / "journal.jsonl",
+            live_search / "journal.jsonl",
             [*going_on(), Ended(t_ns=START_NS + NOW_S * S, state="cancelled", seconds=16.0)],
         )
-        await show(pilot, live)
+        await show(pilot, live_search)
         assert "■ cancelled; its journal is kept, f5 goes on  took 16 s" in screen_text(app)
         await pilot.press("escape")
         await pilot.pause()
         assert app.screen is app.main
 
 
-async def test_space_pauses_after_the_probe_and_again_goes_on(home: Home, live: Path) -> None:
+async def test_space_pauses_after_the_probe_and_again_goes_on(home: Home, live_search: Path) -> None:
     app = StillApp(home)
     async with app.run_test(size=FULL) as pilot:
-        await opened(pilot, live)
+        await opened(pilot, live_search)
         await pilot.press("space")
-        while not (live / PAUSE_FILE).exists():
+        while not (live_search / PAUSE_FILE).exists():
             await pilot.pause(0.01)
-        await show(pilot, live)
+        await show(pilot, live_search)
         assert "● pauses after the probe it is at" in screen_text(app)
-        write_lines(live / "journal.jsonl", [*going_on(), Paused(t_ns=START_NS + 15 * S)])
-        await show(pilot, live)
+        write_lines(live_search / "journal.jsonl", [*going_on(), Paused(t_ns=START_NS + 15 * S)])
+        await show(pilot, live_search)
         text = screen_text(app)
         assert "■ paused: nothing of it runs" in text
         assert "next: probe batch_size 42" in text
         await pilot.press("p")
-        while (live / PAUSE_FILE).exists():
+        while (live_search / PAUSE_FILE).exists():
             await pilot.pause(0.01)
 
 
-async def test_leaving_lets_it_go_on_and_its_end_is_said_on_the_main_screen(home: Home, live: Path) -> None:
+async def test_leaving_lets_it_go_on_and_its_end_is_said_on_the_main_screen(home: Home, live_search: Path) -> None:
     app = StillApp(home)
     async with app.run_test(size=FULL) as pilot:
-        await opened(pilot, live)
+        await opened(pilot, live_search)
         await pilot.press("b")
         await pilot.pause()
         assert app.screen is app.main
@@ -265,8 +194,8 @@ async def test_leaving_lets_it_go_on_and_its_end_is_said_on_the_main_screen(home
         assert not app.questions[-1].may_trace, "a search measures too"
         await pilot.press("r")
         assert "The search for the largest batch has the device" in screen_text(app)
-        write_lines(live / "journal.jsonl", answered())
-        await show(pilot, live)
+        write_lines(live_search / "journal.jsonl", answered())
+        await show(pilot, live_search)
         assert "The search has ended: batch_size 42 is the largest that fits" in screen_text(app)
 
 
@@ -323,28 +252,6 @@ async def test_a_live_run_is_named_first_and_stopped_only_when_that_is_wanted(
         assert starts.asked == []
 
 
-async def test_the_tightest_of_two_ranks_is_named_and_a_void_probe_says_why(
-    home: Home, conduct: Callable[[Path], None]
-) -> None:
-    fits = [a_fit(0, 2 * GIB), a_fit(1, 1536 * MIB)]
-    lines = [
-        asked(limits_bytes=[2 * GIB, 1536 * MIB], world_size=2),
-        CONDUCTED,
-        a_probe(8, outcome="void", reason="python 4711 of another user took 2.00 GiB"),
-        a_probe(8, rank=1),
-        Next(t_ns=START_NS + 6 * S, action="probe", batch_size=64, why="a point", fits=fits, tightest_rank=1),
-    ]
-    search = a_search(home, lines)
-    conduct(search)
-    app = StillApp(home)
-    async with app.run_test(size=FULL) as pilot:
-        text = await opened(pilot, search)
-    assert "limit 2.00 GiB + 1.50 GiB a rank, the tightest is rank 1 (memory_limit)" in text
-    assert "~ void on rank 0" in text
-    assert "python 4711 of another user took 2.00 GiB" in text
-    assert "● fits, rank 1 fullest" in text
-
-
 async def test_a_search_whose_conductor_is_gone_says_so_and_f5_takes_it_up_again(home: Home, starts: Starts) -> None:
     search = starts.directory = a_search(home, going_on())
     conductor = os.open(search / LOCK_FILE, os.O_RDWR)
@@ -358,17 +265,6 @@ async def test_a_search_whose_conductor_is_gone_says_so_and_f5_takes_it_up_again
         await pilot.press("f5")
         await until(pilot, "The knobs are being checked")
     assert [fresh for _, fresh in starts.asked] == [False]
-
-
-async def test_on_the_smallest_screen_in_ascii_what_is_tried_still_stands(home: Home, live: Path) -> None:
-    app = StillApp(home, ascii=True)
-    async with app.run_test(size=SMALL) as pilot:
-        text = await opened(pilot, live)
-    assert text.isascii()
-    assert "* fits" in text
-    assert "|----" in text
-    assert "now: probe batch_size 42" in text
-    assert "Esc cancel" in text
 
 
 async def test_a_search_waits_for_its_gpus_to_cool_and_shows_the_degrees(
@@ -432,14 +328,14 @@ async def test_without_a_limit_on_a_cpu_it_says_up_to_what_it_searches(home: Hom
         await until(pilot, "Refused: enough")
 
 
-async def test_what_broke_a_search_off_is_said(home: Home, live: Path) -> None:
+async def test_what_broke_a_search_off_is_said(home: Home, live_search: Path) -> None:
     reason = "cpu in use by 20261121-054455-tiny-llama-7f3a"
     app = StillApp(home)
     async with app.run_test(size=SMALL) as pilot:
-        await opened(pilot, live)
+        await opened(pilot, live_search)
         broken = Ended(t_ns=START_NS + NOW_S * S, state="cancelled", reason=reason)
-        write_lines(live / "journal.jsonl", [*going_on(), broken])
-        await show(pilot, live)
+        write_lines(live_search / "journal.jsonl", [*going_on(), broken])
+        await show(pilot, live_search)
         text = " ".join(screen_text(app).split())
         assert f"broken off: {reason}; its journal is kept, f5 tries again" in text
         assert text.count(reason) == 1

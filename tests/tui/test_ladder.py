@@ -1,0 +1,77 @@
+"""The ladder, by the text a person would see: probes, the fit, what is tried and why, and the answer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from recorded import GIB, MIB, START_NS, S
+from searched import (
+    CONDUCTED,
+    FULL,
+    SMALL,
+    a_fit,
+    a_probe,
+    a_search,
+    asked,
+    opened,
+)
+from still import StillApp
+
+from trainfast_runner.home import Home
+from trainfast_runner.search.journal import Next
+
+
+async def test_the_ladder_has_a_row_for_each_probe_the_fit_and_what_is_tried_and_why(
+    home: Home, live_search: Path
+) -> None:
+    app = StillApp(home)
+    async with app.run_test(size=FULL) as pilot:
+        text = await opened(pilot, live_search)
+    lines = text.splitlines()
+    assert lines[0].startswith("largest batch: tiny-llama ─")
+    assert lines[1].rstrip() == "● probing: batch_size 42  5 s of about 8.5 s"
+    assert lines[2].startswith("limit 1.00 GiB a rank (memory_limit)")
+    rows = [line.split() for line in lines[4:8]]
+    assert rows[0] == ["batch", "fwd+bwd", "optimizer", "step", "samples/s", "took", "outcome"]
+    assert rows[1] == ["8", "290", "MiB", "190", "MiB", "482", "ms", "16.6", "3.5", "s", "●", "fits"]
+    assert rows[2][0] == "32"
+    assert rows[3] == ["▸42", "probing…"]
+    chart = "\n".join(lines[8:])
+    assert "1.00 GiB │╌╌╌" in chart, "the limit is a line of its own"
+    assert chart.count("●") == 2
+    assert chart.count("○") == 1, "what is tried now, where the fit expects it"
+    assert "now: probe batch_size 42, the fit of 2 probes reaches the limit at 42.1" in text
+
+
+async def test_the_tightest_of_two_ranks_is_named_and_a_void_probe_says_why(
+    home: Home, conduct: Callable[[Path], None]
+) -> None:
+    fits = [a_fit(0, 2 * GIB), a_fit(1, 1536 * MIB)]
+    lines = [
+        asked(limits_bytes=[2 * GIB, 1536 * MIB], world_size=2),
+        CONDUCTED,
+        a_probe(8, outcome="void", reason="python 4711 of another user took 2.00 GiB"),
+        a_probe(8, rank=1),
+        Next(t_ns=START_NS + 6 * S, action="probe", batch_size=64, why="a point", fits=fits, tightest_rank=1),
+    ]
+    search = a_search(home, lines)
+    conduct(search)
+    app = StillApp(home)
+    async with app.run_test(size=FULL) as pilot:
+        text = await opened(pilot, search)
+    assert "limit 2.00 GiB + 1.50 GiB a rank, the tightest is rank 1 (memory_limit)" in text
+    assert "~ void on rank 0" in text
+    assert "python 4711 of another user took 2.00 GiB" in text
+    assert "● fits, rank 1 fullest" in text
+
+
+async def test_on_the_smallest_screen_in_ascii_what_is_tried_still_stands(home: Home, live_search: Path) -> None:
+    app = StillApp(home, ascii=True)
+    async with app.run_test(size=SMALL) as pilot:
+        text = await opened(pilot, live_search)
+    assert text.isascii()
+    assert "* fits" in text
+    assert "|----" in text
+    assert "now: probe batch_size 42" in text
+    assert "Esc cancel" in text
