@@ -112,7 +112,7 @@ def _from_the_tree(spec: RunSpec, machine: Machine, situation: Situation) -> tup
             " shows how one works, not how fast it is."
         )
     usable = [gpu for gpu in machine.gpus if gpu.error is None]
-    memory = min((gpu.memory_total_bytes or 0 for gpu in usable), default=0)
+    memory = min((gpu.memory_total_bytes for gpu in usable if gpu.memory_total_bytes is not None), default=0)
     size, knobs = situation.size, spec.knobs
     if size is None or not memory:
         what = "single" if len(usable) < 2 else "ddp"

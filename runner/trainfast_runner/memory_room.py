@@ -55,7 +55,13 @@ def _free(spec: RunSpec, machine: Machine, ranks: int, host_free_bytes: int | No
         devices = spec.knobs["devices"]
         chosen = machine.choose(devices if isinstance(devices, int | str) else None, str(spec.knobs["strategy"]))
         free = [(gpu.memory_free_bytes, gpu.index) for gpu in chosen if gpu.memory_free_bytes is not None]
-        return Room(min(free)[0], f"free on GPU {min(free)[1]}", with_context=True) if free else None
+        if free:
+            return Room(min(free)[0], f"free on GPU {min(free)[1]}", with_context=True)
+        # A GPU that tells of no memory has none of its own: its limit is the host's.
+        if host_free_bytes is None or not chosen:
+            return None
+        words = f"free on the host, whose memory GPU {chosen[0].index} shares"
+        return Room(host_free_bytes // max(1, ranks), words, with_context=True)
     if host_free_bytes is None:
         return None
     words = "free" if ranks == 1 else f"free, shared by {ranks} processes"

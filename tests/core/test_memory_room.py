@@ -93,3 +93,11 @@ def test_a_search_goes_up_to_the_limit_or_a_share_of_what_is_free_so_that_nothin
     assert beyond.words.endswith("shared by 2 ranks, set as a real limit, less than memory_limit=8192MiB+8192MiB")
     assert limits.limits_of(a_plan(None, "cuda")).by_rank == (), "each rank says what its GPU has"
     assert limits.limits_of(a_plan((64 * GIB,), "cuda")).by_rank == (64 * GIB,)
+
+
+def test_a_gpu_that_shares_the_hosts_memory_has_what_the_host_has_free() -> None:
+    shared = (DeviceReading(index=0, uuid="GPU-0"),)
+    machine = Machine(device="cuda", gpus=shared, nvml_gpus=shared, cores=20)
+    words = "free on the host, whose memory GPU 0 shares"
+    assert room_of(asked(), machine, 1, 6 * GIB) == Room(6 * GIB, words, with_context=True)
+    assert room_of(asked(), machine, 1, None) is None

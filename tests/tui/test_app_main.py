@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
+import msgspec
 import pytest
-from recorded import OOM_WORDS, START_NS, S, a_run, a_tick, an_oom_run, write_lines
+from recorded import OOM_WORDS, START_NS, S, a_gpu, a_run, a_tick, an_oom_run, write_lines
 from still import FULL, SMALL, StillApp, a_live_run, a_snapshot, screen_text, shown
 
 from trainfast_runner.home import Home
 from trainfast_runner.records import Event
 from trainfast_runner.result import RunError
+from trainfast_runner.telemetry.failures import UNIFIED_MEMORY
 from trainfast_tui.messages import SnapshotTaken
 
 
@@ -55,19 +57,29 @@ async def test_eight_gpus_have_a_row_each_with_throttling_in_words(home: Home, h
 
 
 async def test_an_absent_reading_is_absent_and_not_zero(home: Home) -> None:
-    from recorded import a_gpu
-
     tick = a_tick(20, gpus=1, live=False)
     dumb = a_gpu(0, temperature_c=None, power_w=None, power_limit_w=None, sm_clock_mhz=None, throttle_reasons=None)
     lost = a_gpu(1, error="the GPU has fallen off the bus")
-    import msgspec
-
     tick = msgspec.structs.replace(tick, devices=[dumb, lost])
     text, _ = await shown(home, a_snapshot(None, ticks=(tick,)))
     row = next(line for line in text.splitlines() if "GPU 0" in line)
     assert " 0 °C" not in row
     assert "–" in row
     assert "not answering: the GPU has fallen off the bus" in text
+
+
+async def test_a_gpu_that_shares_the_hosts_memory_says_so_where_its_own_would_stand(home: Home) -> None:
+    tick = a_tick(20, gpus=1, live=False)
+    shared = a_gpu(0, memory_used_bytes=None, memory_total_bytes=None)
+    mute = a_gpu(1, memory_used_bytes=None, memory_total_bytes=None, power_w=None, power_limit_w=None)
+    missing = {"gpu0.memory_total_bytes": UNIFIED_MEMORY, "gpu1.memory_total_bytes": "not supported"}
+    tick = msgspec.structs.replace(tick, devices=[shared, mute], missing=missing)
+    for size in ((160, 48), SMALL):
+        text, _ = await shown(home, a_snapshot(None, ticks=(tick,)), size=size)
+        rows = [line for line in text.splitlines() if "GPU 0 " in line or "GPU 1 " in line]
+        assert " shares" in rows[0]
+        assert " not told" in rows[1]
+        assert not any("– of –" in row or "–/–" in row for row in rows)
 
 
 async def test_the_first_start_says_what_to_press(home: Home) -> None:

@@ -5,7 +5,7 @@ An absent reading is `None` and reads as `ABSENT`, never as zero. A value that i
 
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Literal
 
 from rich.cells import cell_len, set_cell_size
@@ -110,6 +110,22 @@ def megahertz(value_mhz: float | None) -> str:
     """Whole megahertz without separators, as nvidia-smi prints clocks: `1980 MHz`."""
     value = _finite(value_mhz)
     return ABSENT if value is None else f"{value:.0f} MHz"
+
+
+def of_most(now: str, most: str) -> str:
+    """A reading beside its limit, the unit said once: `300/400 W`; alone where there is no limit or no reading."""
+    if most == ABSENT:
+        return now
+    if now == ABSENT:
+        return f"{now}/{most}"
+    value, _, unit = now.partition(" ")
+    return f"{value}/{most}" if most.endswith(f" {unit}") else f"{now} / {most}"
+
+
+def no_memory_words(index: int, missing: Mapping[str, str]) -> str:
+    """What stands for the memory of a GPU that tells none; `missing` is its tick's."""
+    reason = missing.get(f"gpu{index}.memory_total_bytes", "")
+    return "shares the host's" if "shares the host's memory" in reason else "not told"
 
 
 def percent(value_percent: float | None, digits: int = 0) -> str:

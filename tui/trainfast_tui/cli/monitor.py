@@ -77,7 +77,19 @@ def _print(tick: Tick, as_json: bool) -> None:
 def _lines(tick: Tick) -> list[str]:
     from trainfast_runner.telemetry import throttle
     from trainfast_tui.cli.output import table
-    from trainfast_tui.format import ABSENT, celsius, mebibytes, megahertz, number, percent, plain, size, watts
+    from trainfast_tui.format import (
+        ABSENT,
+        celsius,
+        mebibytes,
+        megahertz,
+        no_memory_words,
+        number,
+        of_most,
+        percent,
+        plain,
+        size,
+        watts,
+    )
 
     host = tick.host
     found = [
@@ -96,11 +108,13 @@ def _lines(tick: Tick) -> list[str]:
             (
                 str(gpu.index),
                 plain(gpu.name or ABSENT),
-                f"{mebibytes(gpu.memory_used_bytes)} / {mebibytes(gpu.memory_total_bytes)}",
+                no_memory_words(gpu.index, tick.missing)
+                if gpu.memory_used_bytes is None and gpu.memory_total_bytes is None
+                else f"{mebibytes(gpu.memory_used_bytes)} / {mebibytes(gpu.memory_total_bytes)}",
                 percent(gpu.gpu_utilization_percent),
                 celsius(gpu.temperature_c),
-                f"{watts(gpu.power_w)} / {watts(gpu.power_limit_w)}",
-                f"{megahertz(gpu.sm_clock_mhz)} / {megahertz(gpu.sm_clock_max_mhz)}",
+                of_most(watts(gpu.power_w), watts(gpu.power_limit_w)),
+                of_most(megahertz(gpu.sm_clock_mhz), megahertz(gpu.sm_clock_max_mhz)),
                 gpu.error or slow,
             )
         )

@@ -76,7 +76,9 @@ class DevicesPanel(Painted):
         if not tick.devices:
             return host
         return [
-            gpu_line(device, width, device.uuid in self._used, self._ascii, self._lost_s.get(device.index))
+            gpu_line(
+                device, width, device.uuid in self._used, self._ascii, self._lost_s.get(device.index), tick.missing
+            )
             for device in tick.devices
         ] + host
 
@@ -122,8 +124,15 @@ def host_line(host: HostReading, cpu_percent: float | None, width: int, has_gpu:
     return [*line, (f"   {fmt.celsius(host.temperature_c)}", "text")] if host.temperature_c is not None else line
 
 
-def gpu_line(device: DeviceReading, width: int, used: bool, ascii: bool, lost_s: float | None = None) -> Line:
-    """One GPU in a row; `used` marks it, `lost_s` is for how long it has not answered."""
+def gpu_line(
+    device: DeviceReading,
+    width: int,
+    used: bool,
+    ascii: bool,
+    lost_s: float | None = None,
+    missing: Mapping[str, str] | None = None,
+) -> Line:
+    """One GPU in a row; `used` marks it, `lost_s` is for how long it has not answered, `missing` its tick's."""
     wide = width >= WIDE
     line: Line = [("▸" if used else " ", "primary"), (f"GPU {device.index} ", "title")]
     if wide:
@@ -134,21 +143,22 @@ def gpu_line(device: DeviceReading, width: int, used: bool, ascii: bool, lost_s:
         return [*line, (since, "error"), (device.error, "error")]
     share = _share(device.memory_used_bytes, device.memory_total_bytes)
     line += _bar(share, 16 if wide else 6, ascii, NEARLY_FULL)
-    if wide:
-        memory = f" {fmt.size(device.memory_used_bytes)} of {fmt.size(device.memory_total_bytes)}"
-        line.append((fmt.fit(memory, 22), "text"))
+    used_bytes, total_bytes = fmt.size(device.memory_used_bytes), fmt.size(device.memory_total_bytes)
+    if used_bytes == total_bytes == fmt.ABSENT:
+        line.append((fmt.fit(f" {fmt.no_memory_words(device.index, missing or {})}", 22 if wide else 10), "muted"))
+    elif wide:
+        line.append((fmt.fit(f" {used_bytes} of {total_bytes}", 22), "text"))
     else:
-        line.append((fmt.fit(f" {fmt.size(device.memory_used_bytes)}", 10), "text"))
+        line.append((fmt.fit(f" {used_bytes}", 10), "text"))
     line.append((fmt.fit(fmt.percent(device.gpu_utilization_percent), 6, "right"), "text"))
     line += _temperature(device, wide)
-    power = f"{fmt.watts(device.power_w).removesuffix(' W')}/{fmt.watts(device.power_limit_w)}"
+    power = fmt.of_most(fmt.watts(device.power_w), fmt.watts(device.power_limit_w))
     line.append((fmt.fit(power, 12, "right"), "text"))
-    clock = fmt.megahertz(device.sm_clock_mhz).removesuffix(" MHz")
-    most = fmt.megahertz(device.sm_clock_max_mhz)
+    clock = fmt.megahertz(device.sm_clock_mhz)
     if wide:
-        line.append((fmt.fit(f"SM {clock}/{most}", 19, "right"), "text"))
+        line.append((fmt.fit(f"SM {fmt.of_most(clock, fmt.megahertz(device.sm_clock_max_mhz))}", 19, "right"), "text"))
     else:
-        line.append((fmt.fit(f"{clock} MHz" if clock != fmt.ABSENT else clock, 9, "right"), "text"))
+        line.append((fmt.fit(clock, 9, "right"), "text"))
     return line + _badges(device, wide)
 
 

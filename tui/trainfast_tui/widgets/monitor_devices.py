@@ -106,7 +106,8 @@ class MonitorDevices(Painted):
             return [*host, *([(line, "muted")] for line in wrap(_why_no_gpu(tick), width))]
         lost_s = snapshot.lost_s()
         heads = [
-            gpu_line(one, width, one.uuid in self._used, self._ascii, lost_s.get(one.index)) for one in tick.devices
+            gpu_line(one, width, one.uuid in self._used, self._ascii, lost_s.get(one.index), tick.missing)
+            for one in tick.devices
         ]
         items = [self._items(one, before, seconds, tick) for one in tick.devices]
         details = [flow(found, width, INDENT) for found in items]
