@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -132,3 +133,12 @@ def a_live_run(home: Home, hold: Callable[[Path], None], *events: Event, **optio
     running = Event(t_ns=START_NS + S, kind="state", state="running")
     write_lines(directory / "events.jsonl", [own_supervisor(), running, *events])
     return directory
+
+
+async def until(pilot: Pilot[Any], words: str, seconds: float = 10.0) -> str:
+    """The screen's text as soon as `words` stand on it."""
+    deadline = time.monotonic() + seconds
+    while words not in (text := screen_text(pilot.app)):  # type: ignore[arg-type]
+        assert time.monotonic() < deadline, f"{words!r} never came:\n{text}"
+        await pilot.pause(0.05)
+    return text

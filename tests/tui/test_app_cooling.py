@@ -12,8 +12,7 @@ import pytest
 import stand_in
 from recorded import a_run
 from stand_in import Gpu, Machine
-from still import StillApp, a_snapshot, screen_text
-from test_app_runs import until
+from still import StillApp, a_snapshot, screen_text, until
 from textual.pilot import Pilot
 
 from trainfast_runner import cooling, launch

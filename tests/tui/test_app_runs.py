@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from recorded import a_run, an_oom_run
-from still import StillApp, a_snapshot, screen_text
+from still import StillApp, a_snapshot, screen_text, until
 from textual.pilot import Pilot
 
 from trainfast_runner.home import Home
@@ -20,15 +20,6 @@ from trainfast_tui.screens.runs import RunsListed, RunsScreen
 from trainfast_tui.widgets.runs_table import ORDERS, RunsTable, fits, ordered
 
 FIRST, SECOND = "20261121-054455-tiny-llama-7f3a", "20261121-055012-tiny-llama-91bc"
-
-
-async def until(pilot: Pilot[Any], words: str, seconds: float = 10.0) -> str:
-    """The screen's text as soon as `words` stand on it."""
-    deadline = time.monotonic() + seconds
-    while words not in (text := screen_text(pilot.app)):  # type: ignore[arg-type]
-        assert time.monotonic() < deadline, f"{words!r} never came:\n{text}"
-        await pilot.pause(0.05)
-    return text
 
 
 def two_runs(home: Home) -> list[Path]:

@@ -28,8 +28,7 @@ from searched import (
     opened,
     show,
 )
-from still import StillApp, own_supervisor, screen_text
-from test_app_runs import until
+from still import StillApp, own_supervisor, screen_text, until
 
 from trainfast_runner.home import Home
 from trainfast_runner.problem import Problem

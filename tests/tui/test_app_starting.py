@@ -10,8 +10,7 @@ from typing import Any
 import msgspec
 import pytest
 from recorded import START_NS, S, a_result, a_run, a_step, write_lines
-from still import StillApp, a_snapshot, own_supervisor, screen_text
-from test_app_runs import until
+from still import StillApp, a_snapshot, own_supervisor, screen_text, until
 from textual.pilot import Pilot
 
 from trainfast_runner import launch

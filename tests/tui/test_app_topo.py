@@ -5,8 +5,7 @@ from __future__ import annotations
 import stand_in
 from recorded import a_run
 from stand_in import Gpu, Machine
-from still import StillApp, a_snapshot, screen_text
-from test_app_runs import until
+from still import StillApp, a_snapshot, screen_text, until
 from textual import events
 
 from trainfast_runner.home import Home

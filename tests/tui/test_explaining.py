@@ -3,22 +3,17 @@
 from __future__ import annotations
 
 import queue
-import threading
-import time
 from pathlib import Path
 
 import msgspec
 import pytest
 from recorded import GIB, MIB, a_run, an_oom_run
 from still import StillApp, a_snapshot, screen_text
-from test_forecasting import TenMiBASample
 from textual.message import Message
+from traced import Tracer
 
-from trainfast_runner import memory_model
 from trainfast_runner.home import Home, read_result
 from trainfast_runner.result import OomChange, OomExplanation
-from trainfast_runner.spec import RunSpec
-from trainfast_runner.training_python import GivenUp
 from trainfast_tui.explaining import Explainer
 from trainfast_tui.messages import OomExplained, SnapshotTaken
 
@@ -91,43 +86,14 @@ async def test_what_is_traced_meanwhile_goes_before_the_result_and_says_how_much
         assert "Tracing" not in screen_text(app), "it is about the other run"
 
 
-class Traces:
-    """Stands in for the predictor: a model is known once it was traced, and a trace waits for `go`."""
-
-    def __init__(self) -> None:
-        self.known: list[str] = []
-        self.go = threading.Event()
-        self.given_up = 0
-
-    def _key(self, spec: RunSpec) -> str:
-        return repr({name: value for name, value in spec.knobs.items() if name not in ("batch_size", "grad_accum")})
-
-    def cached(self, spec: RunSpec, device: str = "cpu", python: str | None = None) -> TenMiBASample | None:
-        return TenMiBASample() if self._key(spec) in self.known else None
-
-    def trace(
-        self, spec: RunSpec, device: str = "cpu", python: str | None = None, given_up: threading.Event | None = None
-    ) -> TenMiBASample:
-        assert given_up is not None
-        deadline = time.monotonic() + 10
-        while not self.go.wait(0.01):
-            if given_up.is_set():
-                self.given_up += 1
-                raise GivenUp("nobody waits")
-            assert time.monotonic() < deadline
-        self.known.append(self._key(spec))
-        return TenMiBASample()
-
-
 @pytest.fixture
-def traces(monkeypatch: pytest.MonkeyPatch) -> Traces:
-    found = Traces()
-    monkeypatch.setattr(memory_model, "cached_model", found.cached)
-    monkeypatch.setattr(memory_model, "trace_model", found.trace)
-    return found
+def tracer(monkeypatch: pytest.MonkeyPatch) -> Tracer:
+    """Knows models by all but their batch."""
+    batch = ("batch_size", "grad_accum")
+    return Tracer(lambda spec: {k: v for k, v in spec.knobs.items() if k not in batch}).stand_in(monkeypatch)
 
 
-def test_each_trace_makes_the_explanation_better(home: Home, traces: Traces) -> None:
+def test_each_trace_makes_the_explanation_better(home: Home, tracer: Tracer) -> None:
     posted: queue.Queue[Message] = queue.Queue()
     explainer = Explainer(posted.put)
     run = a_snapshot(an_oom_run(home)).run
@@ -137,7 +103,7 @@ def test_each_trace_makes_the_explanation_better(home: Home, traces: Traces) -> 
     assert first.explanation.needed_bytes is None
     assert first.left > 1
     explainer.look(run, may_trace=True)
-    traces.go.set()
+    tracer.go.set()
     last = first
     while last.left:
         found = posted.get(timeout=10)
@@ -151,7 +117,7 @@ def test_each_trace_makes_the_explanation_better(home: Home, traces: Traces) -> 
     assert posted.empty(), "looking again at the same run starts nothing"
 
 
-def test_a_run_that_starts_ends_the_tracing(home: Home, traces: Traces) -> None:
+def test_a_run_that_starts_ends_the_tracing(home: Home, tracer: Tracer) -> None:
     posted: queue.Queue[Message] = queue.Queue()
     explainer = Explainer(posted.put)
     run = a_snapshot(an_oom_run(home)).run
@@ -161,4 +127,4 @@ def test_a_run_that_starts_ends_the_tracing(home: Home, traces: Traces) -> None:
     last = posted.get(timeout=10)
     assert isinstance(last, OomExplained)
     assert last.left == 0
-    assert traces.given_up == 1
+    assert len(tracer.given_up) == 1

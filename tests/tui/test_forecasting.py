@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import queue
-import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -14,79 +13,24 @@ import pytest
 from recorded import GIB, MIB, START_NS, S, a_gpu, a_run, a_tick, write_lines
 from still import CPU, StillApp, a_snapshot, own_supervisor
 from textual.message import Message
+from traced import Tracer
 
-from trainfast_runner import memory_model
 from trainfast_runner.home import Home, read_run_file
 from trainfast_runner.machine import Machine
-from trainfast_runner.memory_model import Prediction, Untraceable
+from trainfast_runner.memory_model import Untraceable
 from trainfast_runner.memory_room import Room
 from trainfast_runner.records import Event
-from trainfast_runner.spec import RunSpec, resolve
-from trainfast_runner.training_python import GivenUp
+from trainfast_runner.spec import resolve
 from trainfast_tui.forecast import MemoryView
 from trainfast_tui.forecasting import NOT_NOW, Forecaster, Question, question_about
 from trainfast_tui.messages import MemoryForeseen, SnapshotTaken
 from trainfast_tui.next_run import of_preset
 
 
-class TenMiBASample:
-    """A memory model whose arithmetic fits in a head."""
-
-    def predict(self, spec: RunSpec, ranks: int = 1) -> Prediction:
-        batch = int(str(spec.knobs["batch_size"]))
-        return Prediction(
-            total_bytes=(100 + 10 * batch) * MIB,
-            params_bytes=25 * MIB,
-            grads_bytes=25 * MIB,
-            optimizer_bytes=50 * MIB,
-            activations_bytes=10 * batch * MIB,
-            temporary_bytes=0,
-            communication_bytes=0,
-            phase="forward_backward",
-        )
-
-    def max_batch(self, spec: RunSpec, ranks: int, limit_bytes: int) -> int | None:
-        most = (limit_bytes // MIB - 100) // 10
-        return most if most > 0 else None
-
-
-class Tracer:
-    """Stands in for the predictor: remembers models by sequence length, and holds every trace until `go` is set."""
-
-    def __init__(self) -> None:
-        self.known = {128}
-        self.traced: list[int] = []
-        self.ended: list[int] = []
-        self.refusal: Untraceable | None = None
-        self.go = threading.Event()
-
-    def cached(self, spec: RunSpec, device: str = "cpu", python: str | None = None) -> TenMiBASample | None:
-        return TenMiBASample() if spec.knobs["seq_len"] in self.known else None
-
-    def trace(
-        self, spec: RunSpec, device: str = "cpu", python: str | None = None, given_up: threading.Event | None = None
-    ) -> TenMiBASample:
-        length = int(str(spec.knobs["seq_len"]))
-        self.traced.append(length)
-        assert given_up is not None
-        deadline = time.monotonic() + 60
-        while not self.go.wait(0.01):
-            if given_up.is_set():
-                self.ended.append(length)
-                raise GivenUp("nobody waits")
-            assert time.monotonic() < deadline
-        if self.refusal is not None:
-            raise self.refusal
-        self.known.add(length)
-        return TenMiBASample()
-
-
 @pytest.fixture
 def tracer(monkeypatch: pytest.MonkeyPatch) -> Tracer:
-    found = Tracer()
-    monkeypatch.setattr(memory_model, "cached_model", found.cached)
-    monkeypatch.setattr(memory_model, "trace_model", found.trace)
-    return found
+    """Knows models by their sequence length."""
+    return Tracer(lambda spec: spec.knobs["seq_len"], 128).stand_in(monkeypatch)
 
 
 def wait_for(condition: Callable[[], bool]) -> None:
@@ -161,7 +105,7 @@ def test_a_trace_nobody_waits_for_is_given_up_for_the_one_that_is_wanted(tracer:
     answers.ask("seq_len=32")
     assert answers.next().since_ns is not None
     wait_for(lambda: tracer.traced == [64, 32])
-    assert tracer.ended == [64]
+    assert tracer.given_up == [64]
     tracer.go.set()
     assert answers.next().forecast is not None
 
@@ -173,7 +117,7 @@ def test_a_run_that_starts_ends_the_trace(tracer: Tracer) -> None:
     wait_for(lambda: tracer.traced == [64])
     answers.ask("seq_len=64", may_trace=False)
     assert answers.next() == MemoryView(words=NOT_NOW)
-    wait_for(lambda: tracer.ended == [64])
+    wait_for(lambda: tracer.given_up == [64])
     answers.ask("seq_len=64")
     assert answers.next().since_ns is not None, "after the run it is traced"
     wait_for(lambda: tracer.traced == [64, 64])

@@ -1,0 +1,74 @@
+"""A predictor whose models are known by heart and whose traces end when a test says so."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+
+import pytest
+from recorded import MIB
+
+from trainfast_runner import memory_model
+from trainfast_runner.memory_model import Prediction, Untraceable
+from trainfast_runner.spec import RunSpec
+from trainfast_runner.training_python import GivenUp
+
+
+class TenMiBASample:
+    """A memory model whose arithmetic fits in a head."""
+
+    def predict(self, spec: RunSpec, ranks: int = 1) -> Prediction:
+        batch = int(str(spec.knobs["batch_size"]))
+        return Prediction(
+            total_bytes=(100 + 10 * batch) * MIB,
+            params_bytes=25 * MIB,
+            grads_bytes=25 * MIB,
+            optimizer_bytes=50 * MIB,
+            activations_bytes=10 * batch * MIB,
+            temporary_bytes=0,
+            communication_bytes=0,
+            phase="forward_backward",
+        )
+
+    def max_batch(self, spec: RunSpec, ranks: int, limit_bytes: int) -> int | None:
+        most = (limit_bytes // MIB - 100) // 10
+        return most if most > 0 else None
+
+
+class Tracer:
+    """Stands in for the predictor: `key` tells models apart, and every trace waits for `go`."""
+
+    def __init__(self, key: Callable[[RunSpec], object], *known: object) -> None:
+        self._key = key
+        self.known = list(known)
+        self.traced: list[object] = []
+        self.given_up: list[object] = []
+        self.refusal: Untraceable | None = None
+        self.go = threading.Event()
+
+    def stand_in(self, monkeypatch: pytest.MonkeyPatch) -> Tracer:
+        """From now on, until the test ends."""
+        monkeypatch.setattr(memory_model, "cached_model", self.cached)
+        monkeypatch.setattr(memory_model, "trace_model", self.trace)
+        return self
+
+    def cached(self, spec: RunSpec, device: str = "cpu", python: str | None = None) -> TenMiBASample | None:
+        return TenMiBASample() if self._key(spec) in self.known else None
+
+    def trace(
+        self, spec: RunSpec, device: str = "cpu", python: str | None = None, given_up: threading.Event | None = None
+    ) -> TenMiBASample:
+        model = self._key(spec)
+        self.traced.append(model)
+        assert given_up is not None
+        deadline = time.monotonic() + 60
+        while not self.go.wait(0.01):
+            if given_up.is_set():
+                self.given_up.append(model)
+                raise GivenUp("nobody waits")
+            assert time.monotonic() < deadline
+        if self.refusal is not None:
+            raise self.refusal
+        self.known.append(model)
+        return TenMiBASample()
