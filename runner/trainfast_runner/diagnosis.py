@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import string
 from collections.abc import Iterator, Mapping
+from functools import cache
 from typing import Any
 
 from trainfast_runner.diagnosis_figures import Stretch, figure_text, figures_by_scope
@@ -50,10 +51,9 @@ _SENTENCE = _Sentence()
 
 def _held(rule: Rule, figures: Mapping[str, Figure]) -> Iterator[Diagnosis]:
     """The finding, where every condition holds and every figure it speaks of is known."""
-    spoken = {*_fields(rule.line), *_fields(rule.advice)}
     if not all(condition.holds(figures.get(condition.figure)) for condition in rule.when):
         return
-    if any(figures.get(name) is None for name in spoken):
+    if any(figures.get(name) is None for name in (*_fields(rule.line), *_fields(rule.advice))):
         return
     cost = figures.get(rule.cost) if rule.cost else None
     shown = dict.fromkeys([condition.figure for condition in rule.when] + list(rule.evidence))
@@ -70,5 +70,6 @@ def _held(rule: Rule, figures: Mapping[str, Figure]) -> Iterator[Diagnosis]:
     )
 
 
-def _fields(template: str) -> list[str]:
-    return [name for _, name, _, _ in _SENTENCE.parse(template) if name]
+@cache
+def _fields(template: str) -> tuple[str, ...]:
+    return tuple(name for _, name, _, _ in _SENTENCE.parse(template) if name)

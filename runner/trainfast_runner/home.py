@@ -30,6 +30,8 @@ LAUNCH_LOCK_FILE = "launch.lock"
 STAMP, STAMP_EXAMPLE = "%Y%m%d-%H%M%S", "20261121-054455"
 MOST_AHEAD_S = 60
 """A newest run further in the future than this was started by a clock that was wrong."""
+LOCK_TRIES, LOCK_PAUSE_S = 5, 0.02
+"""How often a lock that a reader may only be asking about is tried, and the time between."""
 LEAVING_S = 5.0
 """How long a supervisor may take from `result.json` to its own end."""
 
@@ -206,6 +208,18 @@ def is_held(fd: int, against: int) -> bool:
         return True
     finally:
         os.close(fd)
+    return False
+
+
+def take_exclusively(fd: int) -> bool:
+    """Take the whole lock of an open file; a reader that only asks about it has it for an instant, waited for."""
+    for attempt in range(LOCK_TRIES):
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return True
+        except BlockingIOError:
+            if attempt + 1 < LOCK_TRIES:
+                time.sleep(LOCK_PAUSE_S)
     return False
 
 

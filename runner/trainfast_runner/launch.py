@@ -32,8 +32,8 @@ from trainfast_runner.interconnect import links_among
 from trainfast_runner.json_lines import write_atomically
 from trainfast_runner.knob_values import parse_bytes_per_rank
 from trainfast_runner.machine import Machine, look
-from trainfast_runner.memory_model import cached_model
 from trainfast_runner.model_size import least_weight_bytes
+from trainfast_runner.predicted_run import predicted
 from trainfast_runner.problem import Problem
 from trainfast_runner.process_tree import boot_id
 from trainfast_runner.records import Clock, RunFile
@@ -297,11 +297,9 @@ def _run_file(plan: RunPlan, home: Home, run_id: str, directory: Path, clean: bo
 def _predicted(plan: RunPlan) -> dict[str, Any] | None:
     """What an earlier trace says of this run's memory. A launch itself traces nothing."""
     try:
-        model = cached_model(plan.spec, plan.device, plan.python)
-        predicted = None if model is None else model.predict(plan.spec, plan.world_size)
+        return predicted(plan.spec, plan.device, plan.python, plan.world_size)
     except Problem:
         return None
-    return None if predicted is None else msgspec.to_builtins(predicted)
 
 
 def _spawn_supervisor(directory: Path) -> None:

@@ -1,14 +1,17 @@
-"""What was predicted of a run that has ended: before it began, or by a trace that landed while it started."""
+"""What was predicted of a run: before it began, or by a trace that landed while it started."""
 
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from trainfast_runner.records import RunFile
 from trainfast_runner.run_records import RunRecords
+
+if TYPE_CHECKING:
+    from trainfast_runner.spec import RunSpec
 
 
 def with_prediction(records: RunRecords) -> RunRecords:
@@ -19,18 +22,23 @@ def with_prediction(records: RunRecords) -> RunRecords:
     run = records.run
     if run is None or run.predicted is not None:
         return records
-    predicted = _predicted(run)
-    return records if predicted is None else replace(records, run=msgspec.structs.replace(run, predicted=predicted))
+    found = _predicted(run)
+    return records if found is None else replace(records, run=msgspec.structs.replace(run, predicted=found))
+
+
+def predicted(spec: RunSpec, device: str, python: str | None, world_size: int) -> dict[str, Any] | None:
+    """What an earlier trace says of a run's memory, a `memory_model.Prediction`; None without one. Raises Problem."""
+    from trainfast_runner.memory_model import cached_model
+
+    model = cached_model(spec, device, python)
+    return None if model is None else msgspec.to_builtins(model.predict(spec, world_size))
 
 
 def _predicted(run: RunFile) -> dict[str, Any] | None:
-    from trainfast_runner.memory_model import cached_model
     from trainfast_runner.spec import of_record
 
     try:
-        spec = of_record(run)
-        model = cached_model(spec, run.device, run.python or None)
-        return None if model is None else msgspec.to_builtins(model.predict(spec, run.world_size))
+        return predicted(of_record(run), run.device, run.python or None, run.world_size)
     except Exception:
         # The end of a run does not depend on arithmetic about it, least of all on that of another version's knobs.
         return None

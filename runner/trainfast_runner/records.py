@@ -116,6 +116,12 @@ class RunFile(RecordedSpec, frozen=True, kw_only=True):
     """The memory that was predicted for the fullest rank, a `memory_model.Prediction`; None where nothing was."""
 
     @property
+    def predicted_bytes(self) -> int | None:
+        """The peak that was predicted for the fullest rank; None where nothing was."""
+        total = (self.predicted or {}).get("total_bytes")
+        return total if isinstance(total, int) else None
+
+    @property
     def gpu_uuids(self) -> list[str]:
         """The GPUs that the run is about: those its ranks use, else those that were joined to it with `watch`."""
         return self.device_uuids or self.watch_uuids

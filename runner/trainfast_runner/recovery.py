@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import time
 from collections.abc import Iterator
@@ -12,7 +11,17 @@ from pathlib import Path
 
 import msgspec
 
-from trainfast_runner.home import RESULT_FILE, RUN_FILE, is_alive, open_lock, read_result, read_run_file
+from trainfast_runner.home import (
+    LOCK_PAUSE_S,
+    LOCK_TRIES,
+    RESULT_FILE,
+    RUN_FILE,
+    is_alive,
+    open_lock,
+    read_result,
+    read_run_file,
+    take_exclusively,
+)
 from trainfast_runner.json_lines import read_all, write_atomically
 from trainfast_runner.predicted_run import with_prediction
 from trainfast_runner.process_tree import Identity, boot_id, is_running
@@ -24,7 +33,6 @@ from trainfast_runner.verdict import Verdict, one_line
 
 BEING_MADE_S = 10.0
 """A directory without `run.json` this young is a run that is just being launched."""
-LOCK_TRIES, LOCK_PAUSE_S = 5, 0.02
 
 
 @dataclass(frozen=True)
@@ -105,12 +113,12 @@ class _Versioned(msgspec.Struct, frozen=True):
 
 def supervisor_of(directory: Path) -> Identity | None:
     """The run's supervisor if it is running, in this boot of the machine."""
-    return _running(directory, "supervisor")
+    return _running(directory, "supervisor", _events(directory))
 
 
 def launched_child_of(directory: Path) -> Identity | None:
     """The training's direct child (python, or torchrun) if it is running, in this boot of the machine."""
-    return _running(directory, "launched")
+    return _running(directory, "launched", _events(directory))
 
 
 def ranks_of(directory: Path) -> list[Identity]:
@@ -126,10 +134,10 @@ def ranks_of(directory: Path) -> list[Identity]:
     return [rank for rank in found if is_running(rank)]
 
 
-def _running(directory: Path, kind: str) -> Identity | None:
+def _running(directory: Path, kind: str, events: list[Event]) -> Identity | None:
     if not _this_boot(directory):
         return None
-    for event in reversed(_events(directory)):
+    for event in reversed(events):
         if event.kind == kind and event.pid is not None and event.start_ticks is not None:
             process = Identity(event.pid, event.start_ticks)
             return process if is_running(process) else None
@@ -144,8 +152,8 @@ def _this_boot(directory: Path) -> bool:
 
 def _live(directory: Path) -> RunState:
     """The state of a run whose lock is held."""
-    supervisor = supervisor_of(directory)
     events = _events(directory)
+    supervisor = _running(directory, "supervisor", events)
     if supervisor is None:
         # Before its first event there is no supervisor to be missing: the launcher holds the lock.
         if not any(event.kind == "supervisor" for event in events):
@@ -206,20 +214,9 @@ def _exclusive_lock(directory: Path) -> Iterator[bool]:
         yield True
         return
     try:
-        yield _locked(fd)
+        yield take_exclusively(fd)
     finally:
         os.close(fd)
-
-
-def _locked(fd: int) -> bool:
-    for attempt in range(LOCK_TRIES):
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            return True
-        except BlockingIOError:
-            if attempt + 1 < LOCK_TRIES:
-                time.sleep(LOCK_PAUSE_S)
-    return False
 
 
 def _alive_for_sure(directory: Path) -> bool:

@@ -13,7 +13,7 @@ from trainfast_runner.asked_and_ran import as_fields, what_ran
 from trainfast_runner.compile_cost import compile_cost
 from trainfast_runner.device_window import energy, hottest_c, peak_used_bytes, throttle, window_of
 from trainfast_runner.diagnosis import can_tell, diagnose
-from trainfast_runner.diagnosis_figures import foreign_processes, stretch_of
+from trainfast_runner.diagnosis_figures import Stretch, stretch_of
 from trainfast_runner.peaks import peak_of
 from trainfast_runner.records import Actual, RunFile, Step, WorkerLine
 from trainfast_runner.result import (
@@ -84,7 +84,7 @@ def summarise(directory: Path, records: RunRecords, verdict: Verdict, ended_ns: 
         diagnosed=stretch is not None and can_tell(stretch),
         error=verdict.error,
         oom=_explained(records, ran, verdict),
-        conditions=_conditions(records, measured, hottest_c(devices)),
+        conditions=_conditions(records, measured, stretch, hottest_c(devices)),
         unreadable_lines=records.unreadable_lines,
         troubles=[event.detail for event in records.events if event.kind == "trouble" and event.detail],
     )
@@ -239,14 +239,9 @@ def _memory(records: RunRecords, device_peak_used_bytes: int | None) -> Memory:
         peak_allocated_bytes=worst(step.peak_allocated_bytes for step in steps),
         peak_reserved_bytes=worst(step.peak_reserved_bytes for step in steps),
         device_peak_used_bytes=device_peak_used_bytes,
-        predicted_bytes=_predicted_bytes(records.run),
+        predicted_bytes=records.run.predicted_bytes if records.run else None,
         alloc_retries=worst(step.alloc_retries for step in steps),
     )
-
-
-def _predicted_bytes(run: RunFile | None) -> int | None:
-    total = (run.predicted or {}).get("total_bytes") if run else None
-    return total if isinstance(total, int) else None
 
 
 def _loss_scaling(records: RunRecords) -> LossScaling | None:
@@ -258,14 +253,16 @@ def _loss_scaling(records: RunRecords) -> LossScaling | None:
     return LossScaling(loss_scale=scales[-1], skipped_steps=skipped)
 
 
-def _conditions(records: RunRecords, measured: list[Step], measured_from_c: float | None) -> Conditions:
+def _conditions(
+    records: RunRecords, measured: list[Step], stretch: Stretch | None, measured_from_c: float | None
+) -> Conditions:
     run = records.run
     if run is None:
         return Conditions(clean=False)
     first = [samples[0][1].temperature_c for uuid in run.watch_uuids if (samples := records.devices.get(uuid))]
     seen = max((temperature for temperature in first if temperature is not None), default=None)
     lost = any(event.kind == "gpu_lost" for event in records.events)
-    foreign = _foreign(run, records, measured)
+    foreign = _foreign(run, records, stretch)
     steady = steady_state(
         [(step.step, step.t_ns, step.step_ms) for step in measured],
         [
@@ -290,17 +287,15 @@ def _conditions(records: RunRecords, measured: list[Step], measured_from_c: floa
     )
 
 
-def _foreign(run: RunFile, records: RunRecords, measured: list[Step]) -> list[dict[str, Any]]:
+def _foreign(run: RunFile, records: RunRecords, stretch: Stretch | None) -> list[dict[str, Any]]:
     """Those that were there when the run began, and those that came while the measured steps ran.
 
     What others do on a GPU that is only watched is no condition of this run.
     """
-    window = window_of(measured)
-    if window is None or not run.device_uuids:
+    if stretch is None or not run.device_uuids:
         return run.foreign_processes
     ours = {sample.index for uuid in run.device_uuids for _, sample in records.devices.get(uuid, ())[:1]}
-    found = foreign_processes(run, records.events, window)
-    return [dataclasses.asdict(process) for process in found if process.device in ours or not ours]
+    return [dataclasses.asdict(process) for process in stretch.foreign if process.device in ours or not ours]
 
 
 def _synthetic(worker: dict[int, list[WorkerLine]]) -> bool | None:

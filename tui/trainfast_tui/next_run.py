@@ -127,8 +127,7 @@ def predicted_of(run: RunSnapshot) -> int | None:
     """The peak in bytes that was predicted for the run before it started; None where nothing was."""
     if run.result is not None:
         return run.result.memory.predicted_bytes
-    total = (run.run.predicted or {}).get("total_bytes") if run.run is not None else None
-    return total if isinstance(total, int) else None
+    return run.run.predicted_bytes if run.run is not None else None
 
 
 def _preset_knobs(run: RunFile) -> Knobs:

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import msgspec
 
-from trainfast_runner.home import is_held
+from trainfast_runner.home import is_held, take_exclusively
 from trainfast_runner.json_lines import Appender, read_all
 from trainfast_runner.records import SCHEMA, Clock, RecordedSpec
 from trainfast_runner.search.fit import Fit
@@ -24,7 +24,6 @@ JOURNAL_FILE = "journal.jsonl"
 LOCK_FILE = "search.lock"
 PAUSE_FILE = "paused"
 """While this file is there the conductor takes no further step."""
-LOCK_TRIES, LOCK_PAUSE_S = 5, 0.02
 OUTCOMES = ("fits", "oom", "void")
 END_STATES = ("answered", "nothing_fits", "failed", "cancelled")
 CANCELLED = "the same command continues it"
@@ -249,20 +248,9 @@ def exclusive(directory: Path) -> Iterator[bool]:
     """Hold the search's lock as its one conductor; False where another one does."""
     fd = os.open(directory / LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
-        yield _locked(fd)
+        yield take_exclusively(fd)
     finally:
         os.close(fd)
-
-
-def _locked(fd: int) -> bool:
-    """Take the lock; a reader that only asks whether it is free holds it for an instant, which is waited for."""
-    for _ in range(LOCK_TRIES):
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            return True
-        except BlockingIOError:
-            time.sleep(LOCK_PAUSE_S)
-    return False
 
 
 def is_conducted(directory: Path) -> bool:
