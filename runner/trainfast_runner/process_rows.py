@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import heapq
 import os
 import pwd
 import time
@@ -76,6 +77,8 @@ class ProcessList:
         self._known: dict[Identity, _Known] = {}
         self._rows: dict[int, ProcessRow] = {}
         self._next_scan_s = 0.0
+        self._looked_for: frozenset[int] = frozenset()
+        """Processes on GPUs that the last scan looked for; those it did not find are hidden, or have ended."""
 
     def read(self, devices: Sequence[DeviceReading]) -> tuple[ProcessRow, ...]:
         """The processes on the GPUs of a tick, and those that keep the host busy or fill its memory."""
@@ -84,8 +87,9 @@ class ProcessList:
             for process in device.processes or ():
                 held.setdefault(process.pid, []).append((device.index, process.memory_used_bytes))
         began = time.monotonic()
-        if began >= self._next_scan_s or (self._pids_are_ours and not held.keys() <= self._rows.keys()):
-            self._scan(frozenset(held) if self._pids_are_ours else frozenset())
+        if began >= self._next_scan_s or (self._pids_are_ours and not held.keys() <= self._looked_for):
+            self._looked_for = frozenset(held) if self._pids_are_ours else frozenset()
+            self._scan(self._looked_for)
             self._next_scan_s = began + max(SCAN_EVERY_S, (time.monotonic() - began) / SCAN_SHARE)
         rows = [_on_devices(row, tuple(held.get(pid, ()))) for pid, row in self._rows.items()]
         if not self._pids_are_ours:
@@ -94,7 +98,8 @@ class ProcessList:
             ]
         else:
             rows += [ProcessRow(pid=pid, devices=tuple(where)) for pid, where in held.items() if pid not in self._rows]
-        return tuple(rows)
+        # A driver may list thousands; those that hold most are the ones a person looks for.
+        return tuple(rows if len(rows) <= MOST_ROWS else heapq.nlargest(MOST_ROWS, rows, key=_weight))
 
     def _scan(self, wanted: frozenset[int]) -> None:
         now_s = time.clock_gettime(time.CLOCK_BOOTTIME)
@@ -133,6 +138,11 @@ def _largest(rows: dict[int, ProcessRow], wanted: frozenset[int]) -> dict[int, P
         reverse=True,
     )
     return {row.pid: row for row in by_weight[:MOST_ROWS]}
+
+
+def _weight(row: ProcessRow) -> tuple[bool, int, float, int]:
+    held = row.device_memory_bytes or 0
+    return (bool(row.devices), held, row.cpu_percent or 0.0, row.memory_rss_bytes or 0)
 
 
 def _on_devices(row: ProcessRow, devices: tuple[tuple[int, int | None], ...]) -> ProcessRow:

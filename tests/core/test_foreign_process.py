@@ -121,3 +121,24 @@ def test_somebody_elses_process_is_refused_by_name(
     with pytest.raises(Problem, match="not to you: ask them"):
         end(identity)
     assert other.poll() is None
+
+
+def test_a_driver_that_lists_thousands_costs_one_look_and_the_largest_are_shown(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    looks: list[str] = []
+    real = os.listdir
+    monkeypatch.setattr(os, "listdir", lambda path: looks.append(path) or real(path))
+    absurd = [
+        DeviceReading(
+            index=gpu,
+            processes=[DeviceProcess(pid=5_000_000 + 256 * gpu + at, memory_used_bytes=at) for at in range(256)],
+        )
+        for gpu in range(8)
+    ]
+    processes = ProcessList(pids_are_ours=True)
+    for _ in range(5):
+        rows = processes.read(absurd)
+    assert len(looks) == 1, "none of them can be seen from here, and looking again does not change it"
+    assert len(rows) == 200
+    assert min(row.device_memory_bytes or 0 for row in rows) == 256 - 200 // 8

@@ -1,8 +1,12 @@
 """What a run's events say of its devices, from one tick to the next."""
 
 import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
+
+import msgspec
 
 from trainfast_runner.device_events import DeviceEvents, own_pids, sees_host_pids
 from trainfast_runner.records import Event
@@ -83,3 +87,19 @@ def test_this_process_is_its_own(tmp_path: Path) -> None:
     outside.symlink_to("pid:[4026531836]")
     inside.symlink_to("pid:[4026532447]")
     assert (sees_host_pids(outside), sees_host_pids(inside), sees_host_pids(tmp_path / "none")) == (True, False, False)
+
+
+def test_a_foreign_process_is_named_as_it_calls_itself(tmp_path: Path) -> None:
+    nasty = "\x1b[31m[b]x[/]"
+    script = f"open('/proc/self/comm', 'w').write({nasty!r}); print(flush=True); input()"
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with subprocess.Popen([sys.executable, "-c", script], **pipes) as other:
+        assert other.stdout is not None
+        other.stdout.readline()
+        events = DeviceEvents(["GPU-0"], own=set, host_pids=True)
+        [event] = events.between(tick(gpu(pids=(other.pid,))))
+        other.kill()
+    # The record has it as it is; whoever shows it takes the control sequences out and reads no markup.
+    assert event.detail == f"{nasty} (pid {other.pid}) with 300 MiB appeared"
+    line = msgspec.json.encode(event)
+    assert b"\x1b" not in line

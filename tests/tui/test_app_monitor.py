@@ -279,3 +279,13 @@ def test_the_reader_looks_at_processes_only_while_it_is_asked_to(home: Home) -> 
         assert untold.wait(10)
     finally:
         reader.stop()
+
+
+async def test_what_a_process_calls_itself_is_text_and_nothing_else(home: Home) -> None:
+    nasty = ProcessRow(4000, Identity(4000, 5), "ev\x1b[31mil", False, "\x1b]0;owned\x07[bold]x[/] \x1b[2Jpython", 1.0)
+    app = StillApp(home)
+    async with app.run_test(size=(160, 48)) as pilot:
+        text = await opened(pilot, the_machine(1, rows=(nasty,)))
+    assert "\x1b" not in text
+    assert "evil" in text
+    assert "[bold]x[/] python" in text
