@@ -218,6 +218,10 @@ def test_a_measured_run_corrects_the_next_prediction(tmp_path: Path) -> None:
     assert {name: phase["total"] for name, phase in again.phases.items()} == peaks
     assert again.traced_bytes == predicted.traced_bytes
     assert "corrected by r1" in again.basis
+    small, plain = better.predict(spec_with(batch_size=1)), model.predict(spec_with(batch_size=1))
+    share = plain.traced_bytes["forward_backward"] / predicted.traced_bytes["forward_backward"]
+    beyond_of_small = small.phases["forward_backward"]["total"] - plain.phases["forward_backward"]["total"]
+    assert beyond_of_small == pytest.approx(7000 * share, abs=3), "a small step does not take what a large one did"
     assert better.predict(spec_with(batch_size=5000, strategy="ddp"), 2).traced_bytes
     assert "corrected" not in better.predict(spec_with(batch_size=5000, strategy="ddp"), 2).basis
     most = model.max_batch(spec, 1, predicted.total_bytes)

@@ -77,6 +77,8 @@ def a_probe(batch: int, *, outcome: str = "fits", at: int = 0, **changes: Any) -
 def asked(**changes: Any) -> Asked:
     """tiny-llama under 1 GiB."""
     spec = resolve("tiny-llama", ["memory_limit=1GiB"])
+    # The plan writes down how many devices it takes.
+    knobs = {**spec.knobs, "devices": 1}
     fields: dict[str, Any] = {
         "t_ns": START_NS,
         "search_id": SEARCH_ID,
@@ -84,7 +86,7 @@ def asked(**changes: Any) -> Asked:
         "preset": "tiny-llama",
         "model": spec.model,
         "data": spec.data,
-        "knobs": spec.knobs,
+        "knobs": knobs,
         "limits_bytes": [GIB],
         "limit_words": "memory_limit",
         "clock": Clock(monotonic_ns=START_NS, wall_ns=WALL_NS),

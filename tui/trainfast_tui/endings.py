@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from trainfast_tui.messages import OomExplained
 
 LOG_LINES = 4
-KEYS = ("", "1 sets these knobs; ", "1 or 2 sets these knobs; ", "1, 2 or 3 sets these knobs; ")
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,18 +58,27 @@ def _finished(run: RunSnapshot) -> Ending:
 
 
 def _oom(run: RunSnapshot, known: OomExplained | None) -> Ending:
-    found = known.explanation if known is not None else explained(run)
+    found = explained(run)
+    if known is not None and (
+        found is None or found.needed_bytes is None or known.explanation.needed_bytes is not None
+    ):
+        found = known.explanation
     facts = list(oom_text.facts(found)) if found is not None else []
     if known is not None and known.left:
         facts.append(f"Tracing which changes would fit, {known.left} to go…")
-    limits = run.run.memory_limit_bytes if run.run is not None else None
-    limit = f". The limit was {fmt.size(min(limits))} a rank." if limits else ""
+    reason = run.reason or _message(run)
+    if found is not None and found.held_bytes is not None and found.asked_bytes is not None:
+        # The allocator's long sentence says no more; the status line and the log have it.
+        reason = ""
+    elif run.run is not None and run.run.memory_limit_bytes:
+        reason = f"{reason.rstrip('.')}. The limit was {fmt.size(min(run.run.memory_limit_bytes))} a rank."
+    changes = tuple(found.changes) if found is not None else ()
     return Ending(
         f"out of memory{_where(run)}",
         "error",
-        f"{(run.reason or _message(run)).rstrip('.')}{limit}",
-        tuple(found.changes) if found is not None else (),
-        advice=f"{KEYS[len(found.changes)]}r runs again." if found is not None else "r runs again.",
+        reason,
+        changes,
+        advice="" if changes else "r runs again.",
         facts=tuple(facts),
     )
 

@@ -47,12 +47,15 @@ def choices(search: SearchSnapshot | None) -> tuple[Choice, ...]:
 def is_about(search: SearchSnapshot, spec: RunSpec) -> bool:
     """Whether these are the knobs that were searched, but for those that a search sets itself."""
     from trainfast_runner.search.searches import FREE_KNOBS
+    from trainfast_tui.next_run import is_same
 
     asked = search.asked
     return (
         asked is not None
         and (asked.preset, asked.variant, asked.model) == (spec.preset, spec.variant, spec.model)
-        and all(asked.knobs.get(name) == value for name, value in spec.knobs.items() if name not in FREE_KNOBS)
+        and all(
+            is_same(name, asked.knobs.get(name), value) for name, value in spec.knobs.items() if name not in FREE_KNOBS
+        )
     )
 
 
@@ -98,6 +101,8 @@ def state_words(search: SearchSnapshot) -> str:
     if search.state == "running" and step is not None and step.action in ("probe", "prove"):
         verb = "probing" if step.action == "probe" else "proving in a fresh process"
         return f"{verb}: batch_size {step.batch_size:,}"
+    if search.state == "running" and step is not None and not any(one.outcome == "fits" for one in search.probes):
+        return "batch_size 1 does not fit: tracing which knobs would make it fit"
     words = {
         "starting": "starting: the model is built, and its memory predicted",
         "running": "working",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -33,13 +34,13 @@ class NextRun:
     def is_changed(self, name: str) -> bool:
         """Whether the knob differs from the run on the screen, or without one from the preset."""
         reference = self.preset_knobs if self.before is None else self.before
-        return not _same(name, reference.get(name), self.spec.knobs[name])
+        return not is_same(name, reference.get(name), self.spec.knobs[name])
 
     def repeats(self, run: RunFile) -> bool:
         """Whether it would be that run again."""
         spec = self.spec
         return (spec.preset, spec.variant, spec.model) == (run.preset, run.variant, run.model) and all(
-            _same(name, run.knobs.get(name), value) for name, value in spec.knobs.items()
+            is_same(name, run.knobs.get(name), value) for name, value in spec.knobs.items()
         )
 
     def turn(self, name: str, by: int, *, around: bool = False) -> NextRun:
@@ -137,6 +138,9 @@ def _preset_knobs(run: RunFile) -> Knobs:
         return defaults()
 
 
-def _same(name: str, reference: object, value: object) -> bool:
-    # "As many as the strategy takes" is no change from the number it took.
+def is_same(name: str, reference: object, value: object) -> bool:
+    """Whether a knob's value asks for what a run of `reference` got: "as many as the strategy takes" is the number it
+    took, and a path where it led to."""
+    if name == "offload_path" and isinstance(reference, str) and isinstance(value, str):
+        return os.path.abspath(os.path.expanduser(value)) == os.path.abspath(os.path.expanduser(reference))
     return reference == value or (name in ("devices", "watch") and value is None)

@@ -23,10 +23,18 @@ MOST_KEPT = 500
 
 
 class Correction(msgspec.Struct, frozen=True, kw_only=True):
-    """Bytes that `run_id` took beyond the traced peak, by phase; negative where it took less."""
+    """Bytes that `run_id` took beyond the traced peak, by phase; negative where it took less.
+
+    `step_bytes` is the traced peak of its forward and backward: what it took beyond grows with that.
+    """
 
     run_id: str
     beyond_bytes: dict[str, int]
+    step_bytes: int | None = None
+
+    def share(self, step_bytes: float) -> float:
+        """How much of it a step of this size takes: a smaller one less, a larger one no more than was seen."""
+        return 1.0 if not self.step_bytes else min(1.0, step_bytes / self.step_bytes)
 
 
 class Machine(msgspec.Struct, frozen=True, kw_only=True):
@@ -65,7 +73,8 @@ def learn(home: Path, records: RunRecords, result: Result) -> None:
     known = read(home)
     machine = known.get(run.device, Machine())
     where = case(str(predicted.get("trace")), run.knobs, run.world_size)
-    found = {**machine.corrections, where: Correction(run_id=run.run_id, beyond_bytes=beyond)}
+    correction = Correction(run_id=run.run_id, beyond_bytes=beyond, step_bytes=traced.get("forward_backward"))
+    found = {**machine.corrections, where: correction}
     known[run.device] = Machine(
         context_bytes=_context(records, result) or machine.context_bytes,
         corrections=dict(list(found.items())[-MOST_KEPT:]),

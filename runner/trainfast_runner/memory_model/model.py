@@ -113,10 +113,11 @@ class MemoryModel(msgspec.Struct, frozen=True, kw_only=True):
         known = self._known(spec, ranks)
         if known is None:
             return peaks
+        share = known.share(sum(peaks["forward_backward"]))
         corrected = {}
         for phase, values in peaks.items():
             found = list(values)
-            left = float(known.beyond_bytes.get(phase, 0))
+            left = share * known.beyond_bytes.get(phase, 0)
             for place in (TEMPORARY, ACTIVATIONS):
                 taken = max(-found[place], left)
                 found[place] += taken

@@ -10,6 +10,8 @@ from trainfast_tui.endings import Ending
 from trainfast_tui.widgets.painted import Line, Painted, wrap
 
 MOST_REASON_LINES = 4
+KEYS = ("", "1 sets it", "1 or 2 sets it", "1, 2 or 3 sets it")
+"""By how many changes there are."""
 
 
 class EndingPanel(Painted):
@@ -44,7 +46,7 @@ class EndingPanel(Painted):
         line: Line = [(head, "alarm" if alarm else ending.tone)]
         if ending.tone == "success":
             return [[*line, (f"  {ending.advice}", "muted")]]
-        lines = [line, *_paragraph(ending.reason, width, "text", MOST_REASON_LINES)]
+        lines: list[Line] = [line, *_paragraph(ending.reason, width, "text", MOST_REASON_LINES)]
         for fact in ending.facts:
             lines += _paragraph(fact, width, "text", 2)
         lines += _fix_lines(ending.fixes, width)
@@ -53,19 +55,18 @@ class EndingPanel(Painted):
 
 
 def _fix_lines(fixes: tuple[OomChange, ...], width: int) -> list[Line]:
-    """Each change with its key, what it needs or frees, and beside or below that what it costs."""
+    """Each change with its key, what it needs or frees, and what it costs, beside it or below."""
     if not fixes:
         return []
-    lines: list[Line] = [[(oom_text.title(fixes), "muted")]]
+    lines: list[Line] = _paragraph(f"{KEYS[len(fixes)]}; {oom_text.title(fixes)}", width, "muted", 2)
     wide = max(len(oom_text.knobs(fix)) for fix in fixes)
     for place, fix in enumerate(fixes, 1):
-        knobs, cost = oom_text.knobs(fix), f"speed: {fix.costs}"
-        head = f"{knobs:<{wide if width >= 90 else 0}}"
-        lines.append([(f" {place} ", "key"), (head, "title"), (f"  {fix.saves}", "text")])
-        if 3 + len(head) + 2 + len(fix.saves) + 2 + len(cost) <= width:
-            lines[-1].append((f"  {cost}", "muted"))
+        head, words = oom_text.knobs(fix), f"{fix.saves}; speed: {fix.costs}"
+        lines.append([(f" {place} ", "key"), (head, "title")])
+        if 3 + wide + 2 + len(words) <= width:
+            lines[-1].append((f"{'':{wide - len(head)}}  {words}", "text"))
         else:
-            lines.append([(f"     {cost}", "muted")])
+            lines += [[(f"   {line}", "text")] for line in wrap(words, max(1, width - 3))[:2]]
     return lines
 
 

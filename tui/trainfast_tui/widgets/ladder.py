@@ -113,9 +113,15 @@ def _time_words(search: SearchSnapshot, now_ns: int) -> str:
         return f"took {fmt.duration(search.ended.seconds)}"
     if not search.is_live or search.state == "paused":
         return ""
-    expected = expected_s(search) if search.state in ("running", "pausing") and not search.cooling else None
-    about = "" if expected is None or expected < 1 else f" of about {fmt.duration(expected)}"
-    return f"{_elapsed(search.since_ns, now_ns)}{about}"
+    elapsed, expected = _elapsed(search.since_ns, now_ns), expected_s(search)
+    if expected is None or expected < 1 or search.state == "starting" or search.cooling:
+        return elapsed
+    about = f"about {fmt.duration(expected)}"
+    if search.next is not None and search.next.action == "prove":
+        # Its process starts first, which takes as long as it takes.
+        return f"{elapsed}, its steps take {about}"
+    is_late = search.since_ns is not None and (now_ns - search.since_ns) / 1e9 > 1.5 * expected
+    return f"{elapsed}, expected {about}" if is_late else f"{elapsed} of {about}"
 
 
 def _elapsed(since_ns: int | None, now_ns: int) -> str:
