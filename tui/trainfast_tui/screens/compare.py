@@ -18,7 +18,9 @@ from trainfast_tui import format as fmt
 from trainfast_tui.commands import bindings, of
 from trainfast_tui.comparison_text import change, figure, interval, sentence
 from trainfast_tui.messages import Compared
-from trainfast_tui.widgets.painted import Line, Painted, rule, wrap
+from trainfast_tui.screens.shared import PageActions
+from trainfast_tui.widgets.page import Page
+from trainfast_tui.widgets.painted import Line, rule, wrap
 from trainfast_tui.widgets.small_parts import Footer
 
 TONES = {"better": "success", "worse": "error"}
@@ -57,7 +59,7 @@ def _result(home: Home, run_id: str) -> Result:
     return result
 
 
-class CompareScreen(Screen[None]):
+class CompareScreen(PageActions, Screen[None]):
     """`a` is what `b` is compared with."""
 
     SCOPE = "compare"
@@ -77,22 +79,13 @@ class CompareScreen(Screen[None]):
         self._a, self._b = self._b, self._a
         self.query_one(ComparisonTable).compare(self._a, self._b)
 
-    def action_scroll(self, by: int) -> None:
-        self.query_one(ComparisonTable).scroll_lines(by)
 
-    def action_back(self) -> None:
-        self.dismiss()
-
-
-class ComparisonTable(Painted):
-    """Scrolls where the terminal is low."""
-
-    DEFAULT_CSS = "ComparisonTable { height: 1fr; }"
+class ComparisonTable(Page):
+    """What differs, and what that did."""
 
     def __init__(self, a: Result, b: Result, *, ascii: bool) -> None:
         super().__init__(ascii=ascii)
         self.compare(a, b)
-        self._top = 0
 
     def compare(self, a: Result, b: Result) -> None:
         """Compare these from now on."""
@@ -101,14 +94,9 @@ class ComparisonTable(Painted):
         if self.is_mounted:
             self.repaint()
 
-    def scroll_lines(self, by: int) -> None:
-        """Show `by` lines further down."""
-        self._top += by
-        self.repaint()
-
-    def lines(self, width: int, height: int) -> list[Line]:
+    def body(self, width: int) -> list[Line]:
         found = self._found
-        body = [
+        return [
             rule("compare", width),
             _run_line("A", self._a),
             _run_line("B", self._b),
@@ -121,8 +109,6 @@ class ComparisonTable(Painted):
             *_condition_lines(found),
             *([(line, "warning")] for note in found.notes for line in wrap(f"note: {note}", width)),
         ]
-        self._top = max(0, min(self._top, len(body) - height))
-        return body[self._top :]
 
 
 def _run_line(letter: str, result: Result) -> Line:

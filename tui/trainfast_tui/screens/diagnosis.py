@@ -9,7 +9,9 @@ from textual.screen import Screen
 
 from trainfast_tui.commands import bindings, of
 from trainfast_tui.diagnosis_text import explained
-from trainfast_tui.widgets.painted import Line, Painted, rule
+from trainfast_tui.screens.shared import PageActions
+from trainfast_tui.widgets.page import Page
+from trainfast_tui.widgets.painted import Line, rule
 from trainfast_tui.widgets.small_parts import Footer
 
 if TYPE_CHECKING:
@@ -17,7 +19,7 @@ if TYPE_CHECKING:
     from trainfast_tui.snapshot import Snapshot
 
 
-class DiagnosisScreen(Screen[None]):
+class DiagnosisScreen(PageActions, Screen[None]):
     """Follows the run on the main screen."""
 
     SCOPE = "diagnosis"
@@ -40,35 +42,19 @@ class DiagnosisScreen(Screen[None]):
             self._run = run
             self.query_one(DiagnosisText).show(run)
 
-    def action_scroll(self, by: int) -> None:
-        self.query_one(DiagnosisText).scroll_lines(by)
 
-    def action_back(self) -> None:
-        self.dismiss()
-
-
-class DiagnosisText(Painted):
-    """All of it, from a line on."""
-
-    DEFAULT_CSS = "DiagnosisText { height: 1fr; }"
+class DiagnosisText(Page):
+    """All of it."""
 
     def __init__(self, run: RunSnapshot, *, ascii: bool) -> None:
         super().__init__(ascii=ascii)
         self._run = run
-        self._top = 0
 
     def show(self, run: RunSnapshot) -> None:
         """Show this."""
         self._run = run
         self.repaint()
 
-    def scroll_lines(self, by: int) -> None:
-        """Show `by` lines further down."""
-        self._top += by
-        self.repaint()
-
-    def lines(self, width: int, height: int) -> list[Line]:
+    def body(self, width: int) -> list[Line]:
         when = "now" if self._run.is_live else "in all"
-        body = [rule(f"what holds {self._run.run_id} back, {when}", width), [], *explained(self._run, width)]
-        self._top = max(0, min(self._top, len(body) - height))
-        return body[self._top :]
+        return [rule(f"what holds {self._run.run_id} back, {when}", width), [], *explained(self._run, width)]

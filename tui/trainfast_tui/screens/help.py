@@ -7,8 +7,10 @@ from textual.screen import Screen
 
 from trainfast_runner.knobs import BY_NAME
 from trainfast_tui.commands import KEY_WORDS, bindings, of
+from trainfast_tui.screens.shared import PageActions
 from trainfast_tui.widgets.knob_panel import group_of_knobs
-from trainfast_tui.widgets.painted import Line, Painted, rule, wrap
+from trainfast_tui.widgets.page import Page
+from trainfast_tui.widgets.painted import Line, rule, wrap
 from trainfast_tui.widgets.shading import SHADES
 from trainfast_tui.widgets.small_parts import Footer
 
@@ -36,7 +38,7 @@ SIGNS = (
 LABEL = 14
 
 
-class HelpScreen(Screen[None]):
+class HelpScreen(PageActions, Screen[None]):
     """Made from the list of commands and the knob table; the keys of the screen it was asked on (`scope`) first."""
 
     SCOPE = "help"
@@ -52,32 +54,16 @@ class HelpScreen(Screen[None]):
         yield HelpText(self._scope, ascii=self._ascii)
         yield Footer([*of("help"), *of("everywhere")], ascii=self._ascii)
 
-    def action_scroll(self, by: int) -> None:
-        self.query_one(HelpText).scroll_lines(by)
 
-    def action_back(self) -> None:
-        self.dismiss()
-
-
-class HelpText(Painted):
-    """The whole help, from a line on."""
-
-    DEFAULT_CSS = "HelpText { height: 1fr; }"
+class HelpText(Page):
+    """The whole help."""
 
     def __init__(self, scope: str, *, ascii: bool) -> None:
         super().__init__(ascii=ascii)
         self._scope = scope
-        self._top = 0
 
-    def scroll_lines(self, by: int) -> None:
-        """Show `by` lines further down."""
-        self._top += by
-        self.repaint()
-
-    def lines(self, width: int, height: int) -> list[Line]:
-        body = help_lines(width, self._scope)
-        self._top = max(0, min(self._top, len(body) - height))
-        return body[self._top :]
+    def body(self, width: int) -> list[Line]:
+        return help_lines(width, self._scope)
 
 
 def help_lines(width: int, scope: str = "main") -> list[Line]:

@@ -1,10 +1,11 @@
-"""What screens have in common: they know the app as what it is, and the keys of the charts."""
+"""What screens have in common: they know the app as what it is; the keys of the charts, and of a page of text."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
 from trainfast_tui.widgets.charts import Charts
+from trainfast_tui.widgets.page import Page
 
 if TYPE_CHECKING:
     from textual.screen import Screen
@@ -24,6 +25,16 @@ class OfTheApp:
         """The app, as what it is."""
         app: TrainfastApp = self.app
         return app
+
+
+class PageActions(Base):
+    """Mixed into a screen that is one `Page`: what its keys do."""
+
+    def action_scroll(self, by: int) -> None:
+        self.query_one(Page).scroll_lines(by)
+
+    def action_back(self) -> None:
+        self.dismiss()
 
 
 class ChartActions(Base):

@@ -10,8 +10,10 @@ from trainfast_runner.telemetry.topology import Topology, read_topology
 from trainfast_tui.background import in_background
 from trainfast_tui.commands import bindings, of
 from trainfast_tui.messages import said_no
+from trainfast_tui.screens.shared import PageActions
 from trainfast_tui.topology_text import sections
-from trainfast_tui.widgets.painted import Line, Painted, rule, wrap
+from trainfast_tui.widgets.page import Page
+from trainfast_tui.widgets.painted import Line, rule, wrap
 from trainfast_tui.widgets.small_parts import Footer
 
 PROSE = ("for training",)
@@ -26,7 +28,7 @@ class TopologyRead(Message):
         self.topology = topology
 
 
-class TopoScreen(Screen[None]):
+class TopoScreen(PageActions, Screen[None]):
     """Asks NVML in a thread of its own: the driver may take its time."""
 
     SCOPE = "topo"
@@ -50,34 +52,20 @@ class TopoScreen(Screen[None]):
     def action_reload(self) -> None:
         in_background("topology", lambda: TopologyRead(read_topology()), self.post_message, said_no)
 
-    def action_scroll(self, by: int) -> None:
-        self.query_one(TopologyText).scroll_lines(by)
 
-    def action_back(self) -> None:
-        self.dismiss()
-
-
-class TopologyText(Painted):
-    """The matrix and all below it, from a line on; empty until the driver has answered."""
-
-    DEFAULT_CSS = "TopologyText { height: 1fr; }"
+class TopologyText(Page):
+    """The matrix and all below it; empty until the driver has answered."""
 
     def __init__(self, *, ascii: bool) -> None:
         super().__init__(ascii=ascii)
         self._topology: Topology | None = None
-        self._top = 0
 
     def show(self, topology: Topology) -> None:
         """Show this one."""
         self._topology = topology
         self.repaint()
 
-    def scroll_lines(self, by: int) -> None:
-        """Show `by` lines further down."""
-        self._top += by
-        self.repaint()
-
-    def lines(self, width: int, height: int) -> list[Line]:
+    def body(self, width: int) -> list[Line]:
         if self._topology is None:
             return [rule("topology", width), [("Asking the driver…", "muted")]]
         body: list[Line] = []
@@ -89,6 +77,4 @@ class TopologyText(Painted):
                     body += [[("• ", "key"), (first, "text")], *([("  " + more, "text")] for more in rest)]
                 else:
                     body.append([(line, "title" if line is lines[0] and title in TABLES else "text")])
-        body = body[1:]
-        self._top = max(0, min(self._top, len(body) - height))
-        return body[self._top :]
+        return body[1:]
