@@ -302,6 +302,20 @@ def test_the_reader_finds_a_search_that_goes_on_or_the_newest_of_this_boot(
     assert newest_search(home) == live
 
 
+async def test_b_pressed_before_anything_is_known_waits_for_the_search_that_goes_on(
+    home: Home, conduct: Callable[[Path], None], starts: Starts
+) -> None:
+    search = a_search(home, going_on())
+    conduct(search)
+    app = StillApp(home)
+    async with app.run_test(size=SMALL) as pilot:
+        await pilot.press("b")
+        assert app.screen is app.main
+        await show(pilot, search)
+        assert "probing: batch_size 42" in await until(pilot, "largest batch")
+        assert starts.asked == []
+
+
 async def test_what_was_searched_with_other_knobs_is_applied_with_a_warning(home: Home) -> None:
     app = StillApp(home)
     async with app.run_test(size=FULL) as pilot:

@@ -123,6 +123,7 @@ class MainScreen(MainActions, Screen[None]):
         self.show_memory(self._memory)
         self.query_one(LogPane).show(run.log if run is not None else (), run is not None and not run.is_live)
         self._tell(snapshot)
+        self.batch_if_wanted()
         self.drop_answered_question(run)
 
     def show_knobs(self) -> None:

@@ -36,6 +36,8 @@ class MainActions(OfTheApp, ChartActions):
     snapshot: Snapshot | None
     _question: tuple[Screen[object] | None, str] = None, ""
     """The dialog that asks about a live run, and that run's id."""
+    _batch_wanted = False
+    """Whether a search was asked for before it was known whether one goes on."""
 
     if TYPE_CHECKING:
 
@@ -84,7 +86,10 @@ class MainActions(OfTheApp, ChartActions):
 
     def action_batch(self) -> None:
         next_run, run = self.next_run, self.snapshot.run if self.snapshot is not None else None
-        if self.trainfast.searching.is_going_on or self._is_answered():
+        self._batch_wanted = self.snapshot is None
+        if self._batch_wanted:
+            self.say("Looking whether a search goes on…")
+        elif self.trainfast.searching.is_going_on or self._is_answered():
             self._open_search()
         elif next_run is None:
             self.say("There is no preset to search a batch for; p chooses one.", "warning")
@@ -98,6 +103,11 @@ class MainActions(OfTheApp, ChartActions):
             question = f"{run.run_id} is {state_words(run.state)} and has the device. Stop it and search the batch?"
             question = " ".join(filter(None, (question, limit_notice(next_run.spec, self.machine))))
             self._ask_about(run, question, "stop it, then search", partial(self._search, run.directory))
+
+    def batch_if_wanted(self) -> None:
+        """Now that it is known what goes on, what was asked for before."""
+        if self._batch_wanted:
+            self.action_batch()
 
     def _is_answered(self) -> bool:
         """Whether the search that was followed last is about the knobs as they stand."""
