@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from trainfast_runner import presets
@@ -16,7 +16,7 @@ from trainfast_runner.compare import BETTER, NOISE, WORSE, compare
 from trainfast_runner.problem import Problem, nearest
 from trainfast_runner.repeats import paired_interval
 from trainfast_runner.result import Result
-from trainfast_runner.spec import RunSpec, from_preset, with_setting
+from trainfast_runner.spec import RunSpec, from_preset
 
 REFUSED = "refused"
 """State of a row that this machine or training Python cannot run at all."""
@@ -101,9 +101,7 @@ def prepare(reference: str, settings: Sequence[str] = (), scale_batch: float = 1
     entries = []
     for variant in preset.variants:
         if chosen is None or variant.id in (chosen.id, baseline):
-            spec = from_preset(preset, variant)
-            for setting in settings:
-                spec = with_setting(spec, setting)
+            spec = from_preset(preset, variant, settings)
             entries.append(Entry(variant.id, _scaled(spec, scale_batch), variant.published))
     return Bench(preset.name, preset.title, baseline, tuple(entries))
 
@@ -139,9 +137,7 @@ def _has_variants(name: str) -> bool:
 def _scaled(spec: RunSpec, factor: float) -> RunSpec:
     if factor == 1.0:
         return spec
-    batch = max(1, round(int(str(spec.knobs["batch_size"])) * factor))
-    changed = tuple(dict.fromkeys((*spec.changed, "batch_size")))
-    return replace(spec, knobs={**spec.knobs, "batch_size": batch}, changed=changed)
+    return spec.turned(batch_size=max(1, round(int(str(spec.knobs["batch_size"])) * factor)))
 
 
 def _row(entry: Entry, outcomes: Sequence[Outcome], first: Entry, base_outcomes: Sequence[Outcome]) -> Row:

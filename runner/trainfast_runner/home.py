@@ -36,6 +36,12 @@ LEAVING_S = 5.0
 """How long a supervisor may take from `result.json` to its own end."""
 
 
+def new_id(stamp: str, name: str, otherwise: str) -> str:
+    """An id by its time that says what it is of; `otherwise` where nothing of `name` can stand in one."""
+    word = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")[:40] or otherwise
+    return f"{stamp}-{word}-{secrets.token_hex(2)}"
+
+
 def home_directory() -> Path:
     """`$TRAINFAST_HOME`, or `trainfast-tui` in the XDG state directory. Need not exist."""
     given = os.environ.get("TRAINFAST_HOME")
@@ -127,9 +133,8 @@ class Home:
         """A new, empty run directory. Raises Problem when the home cannot be written."""
         self.ready()
         stamp = self._next_stamp()
-        word = re.sub(r"[^a-z0-9]+", "-", slug.lower()).strip("-")[:40] or "run"
         while True:
-            run_id = f"{stamp}-{word}-{secrets.token_hex(2)}"
+            run_id = new_id(stamp, slug, "run")
             try:
                 self.directory(run_id).mkdir(mode=0o700)
             except FileExistsError:

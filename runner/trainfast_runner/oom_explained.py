@@ -13,7 +13,7 @@ import msgspec
 
 from trainfast_runner.knob_values import parse_bytes_per_rank
 from trainfast_runner.memory_model import MemoryModel, Prediction
-from trainfast_runner.oom_advice import MODEL_PHASE, OPTIMIZER_PHASE, Fix, bytes_after, cheapest
+from trainfast_runner.oom_advice import MODEL_PHASE, OPTIMIZER_PHASE, UNITS, Fix, bytes_after, cheapest
 from trainfast_runner.problem import Problem
 from trainfast_runner.records import Event, RunFile
 from trainfast_runner.result import OomChange, OomExplanation, RunError
@@ -286,7 +286,7 @@ def _with(spec: RunSpec, settings: dict[str, str]) -> RunSpec | None:
 
 def _bytes_before(words: str, said: str) -> float | None:
     found = re.search(rf"(\d[\d.]*) (KiB|MiB|GiB) {words}", said)
-    return None if found is None else float(found[1]) * {"KiB": 2**10, "MiB": 2**20, "GiB": 2**30}[found[2]]
+    return None if found is None else float(found[1]) * UNITS[found[2]]
 
 
 def _mebibytes(size: int) -> str:

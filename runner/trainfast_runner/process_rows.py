@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from trainfast_runner.device_events import sees_host_pids
-from trainfast_runner.process_tree import Identity
+from trainfast_runner.process_tree import Identity, Stat, read_stat
 from trainfast_runner.telemetry.readings import DeviceReading
 
 KERNEL_THREADS_PARENT = 2
@@ -60,15 +60,6 @@ class _Known:
     looked_s: float
 
 
-@dataclass(frozen=True, slots=True)
-class _Stat:
-    parent_pid: int
-    cpu_ticks: int
-    start_ticks: int
-    rss_bytes: int
-    name: str
-
-
 class ProcessList:
     """Reads /proc every few seconds; use it from one thread. `pids_are_ours`: the driver's ids are those of /proc."""
 
@@ -106,9 +97,8 @@ class ProcessList:
         rows: dict[int, ProcessRow] = {}
         known: dict[Identity, _Known] = {}
         for name in os.listdir("/proc"):
-            if not name.isdecimal() or (stat := _stat(name)) is None:
+            if not name.isdecimal() or (stat := _running(pid := int(name))) is None:
                 continue
-            pid = int(name)
             if KERNEL_THREADS_PARENT in (pid, stat.parent_pid):
                 continue
             identity = Identity(pid, stat.start_ticks)
@@ -116,7 +106,8 @@ class ProcessList:
             cpu_percent = None
             if before is not None and now_s > before.looked_s:
                 cpu_percent = 100 * (stat.cpu_ticks - before.cpu_ticks) * _TICK_S / (now_s - before.looked_s)
-            is_listed = pid in wanted or stat.rss_bytes >= LEAST_RSS_BYTES or (cpu_percent or 0) >= LEAST_CPU_PERCENT
+            rss_bytes = stat.rss_pages * _PAGE_BYTES
+            is_listed = pid in wanted or rss_bytes >= LEAST_RSS_BYTES or (cpu_percent or 0) >= LEAST_CPU_PERCENT
             one = known[identity] = before or _Known(None, False, 0, 0.0)
             one.cpu_ticks, one.looked_s = stat.cpu_ticks, now_s
             if not is_listed:
@@ -126,7 +117,7 @@ class ProcessList:
             # Read anew: a launcher becomes what it launches.
             command = _command(name) or f"[{stat.name}]"
             age_s = max(0.0, now_s - stat.start_ticks * _TICK_S)
-            rows[pid] = ProcessRow(pid, identity, one.owner, one.is_own, command, cpu_percent, stat.rss_bytes, age_s)
+            rows[pid] = ProcessRow(pid, identity, one.owner, one.is_own, command, cpu_percent, rss_bytes, age_s)
         self._known = known
         self._rows = rows if len(rows) <= MOST_ROWS else _largest(rows, wanted)
 
@@ -161,25 +152,13 @@ def _on_devices(row: ProcessRow, devices: tuple[tuple[int, int | None], ...]) ->
     )
 
 
-def _stat(pid: str) -> _Stat | None:
-    """The fields of `/proc/PID/stat` (proc(5)) that are wanted; None when the process has ended."""
+def _running(pid: int) -> Stat | None:
+    """None when the process has ended, or cannot be looked at now."""
     try:
-        with open(f"/proc/{pid}/stat", errors="replace") as file:
-            text = file.read()
+        stat = read_stat(pid)
     except OSError:
         return None
-    # The name in parentheses may hold spaces and parentheses itself: fields are counted from the last one.
-    head, _, rest = text.rpartition(")")
-    fields = rest.split()
-    if len(fields) < 22 or fields[0] in "ZXx":
-        return None
-    return _Stat(
-        parent_pid=int(fields[1]),
-        cpu_ticks=int(fields[11]) + int(fields[12]),
-        start_ticks=int(fields[19]),
-        rss_bytes=int(fields[21]) * _PAGE_BYTES,
-        name=head.partition("(")[2],
-    )
+    return None if stat is None or stat.ended else stat
 
 
 def owner_uid(pid: str | int) -> int | None:

@@ -22,7 +22,7 @@ class Identity:
 
 def identify(pid: int) -> Identity | None:
     """Who has this pid now; None when nobody has, or only a zombie waiting to be collected."""
-    stat = _read_stat(pid)
+    stat = read_stat(pid)
     return None if stat is None or stat.ended else Identity(pid, stat.start_ticks)
 
 
@@ -53,10 +53,10 @@ def send(identity: Identity, signum: int) -> bool:
 
 def descendants(root_pid: int) -> list[Identity]:
     """Every running process below `root_pid`, itself not among them."""
-    children: dict[int, list[tuple[int, _Stat]]] = {}
+    children: dict[int, list[tuple[int, Stat]]] = {}
     with os.scandir("/proc") as entries:
         for entry in entries:
-            if entry.name.isdecimal() and (stat := _read_stat(int(entry.name))) is not None:
+            if entry.name.isdecimal() and (stat := read_stat(int(entry.name))) is not None:
                 children.setdefault(stat.parent_pid, []).append((int(entry.name), stat))
     found: list[Identity] = []
     parents = [root_pid]
@@ -82,21 +82,39 @@ def boot_id() -> str:
         return ""
 
 
-@dataclass(frozen=True)
-class _Stat:
+@dataclass(frozen=True, slots=True)
+class Stat:
+    """What `/proc/PID/stat` (proc(5)) says of a process; `ended` of one that only waits to be collected.
+
+    `start_ticks` and `cpu_ticks` are clock ticks since boot and of processor time, `rss_pages` pages of memory.
+    """
+
     ended: bool
     parent_pid: int
     start_ticks: int
+    cpu_ticks: int
+    rss_pages: int
+    name: str
 
 
-def _read_stat(pid: int) -> _Stat | None:
+def read_stat(pid: int) -> Stat | None:
+    """None when there is no such process, or nobody may look at it. Raises OSError where files cannot be opened."""
     try:
-        text = Path(f"/proc/{pid}/stat").read_text(errors="replace")
+        with open(f"/proc/{pid}/stat", errors="replace") as file:
+            text = file.read()
     except (FileNotFoundError, ProcessLookupError, PermissionError):
         return None
     # The name in parentheses may hold spaces and parentheses itself: count fields from the last one.
-    fields = text.rpartition(")")[2].split()
-    return _Stat(ended=fields[0] in "ZXx", parent_pid=int(fields[1]), start_ticks=int(fields[19]))
+    head, _, rest = text.rpartition(")")
+    fields = rest.split()
+    return Stat(
+        ended=fields[0] in "ZXx",
+        parent_pid=int(fields[1]),
+        start_ticks=int(fields[19]),
+        cpu_ticks=int(fields[11]) + int(fields[12]),
+        rss_pages=int(fields[21]),
+        name=head.partition("(")[2],
+    )
 
 
 def _kill(pid: int, signum: int) -> bool:

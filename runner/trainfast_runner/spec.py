@@ -6,11 +6,12 @@ import glob
 import os
 import tomllib
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from trainfast_runner import presets
 from trainfast_runner.knob_type import Knobs
+from trainfast_runner.knob_values import KnobValue
 from trainfast_runner.knobs import BY_NAME, defaults, knob
 from trainfast_runner.presets import Preset
 from trainfast_runner.problem import Problem, nearest
@@ -37,6 +38,11 @@ class RunSpec:
         """The preset as it is written on the command line."""
         return name_of(self.preset, self.variant)
 
+    def turned(self, **knobs: KnobValue) -> RunSpec:
+        """The same with these knobs, which count as changed."""
+        changed = tuple(dict.fromkeys((*self.changed, *knobs)))
+        return replace(self, knobs={**self.knobs, **knobs}, changed=changed)
+
     def fields(self) -> dict[str, Any]:
         """What a `RecordedSpec` of it holds, by name."""
         return {
@@ -53,16 +59,13 @@ class RunSpec:
 def resolve(reference: str, settings: Iterable[str] = ()) -> RunSpec:
     """The run that `PRESET --set a=b ...` asks for. Raises Problem; touches no device and starts nothing."""
     preset, variant = presets.load(reference)
-    spec = from_preset(preset, variant)
-    for setting in settings:
-        spec = with_setting(spec, setting)
-    return spec
+    return from_preset(preset, variant, settings)
 
 
-def from_preset(preset: Preset, variant: presets.Variant | None) -> RunSpec:
-    """A preset's run without further settings."""
+def from_preset(preset: Preset, variant: presets.Variant | None, settings: Iterable[str] = ()) -> RunSpec:
+    """A preset's run with further settings. Raises Problem for one of these."""
     data = {**DATA_DEFAULTS, **preset.data, **(variant.data if variant else {})}
-    return RunSpec(
+    spec = RunSpec(
         preset=preset.name,
         variant=variant.id if variant else None,
         title=preset.title,
@@ -70,6 +73,9 @@ def from_preset(preset: Preset, variant: presets.Variant | None) -> RunSpec:
         data=data,
         knobs={**defaults(), **preset.knobs, **(variant.knobs if variant else {})},
     )
+    for setting in settings:
+        spec = with_setting(spec, setting)
+    return spec
 
 
 def of_record(record: RecordedSpec) -> RunSpec:

@@ -13,7 +13,7 @@ from trainfast_runner.memory_model.prediction import Prediction
 from trainfast_runner.memory_model.tracing import Tracing, trace_models
 from trainfast_runner.memory_room import host_free_bytes, room_of
 from trainfast_runner.problem import Problem
-from trainfast_runner.spec import RunSpec, from_preset, resolve, with_setting
+from trainfast_runner.spec import RunSpec, from_preset, resolve
 
 
 @dataclass(frozen=True)
@@ -47,13 +47,7 @@ def asked_for(reference: str, settings: list[str]) -> list[Asked]:
     if chosen is not None or not preset.variants:
         spec = resolve(reference, settings)
         return [Asked(chosen.id if chosen else spec.name, spec, chosen.published if chosen else {})]
-    rows = []
-    for variant in preset.variants:
-        spec = from_preset(preset, variant)
-        for setting in settings:
-            spec = with_setting(spec, setting)
-        rows.append(Asked(variant.id, spec, variant.published))
-    return rows
+    return [Asked(one.id, from_preset(preset, one, settings), one.published) for one in preset.variants]
 
 
 def answers(

@@ -45,6 +45,4 @@ def limited(plan: RunPlan, by_rank: tuple[int, ...]) -> RunPlan:
     if not by_rank or plan.memory_limit_bytes == by_rank:
         return plan
     asked = "+".join(f"{limit >> 20}MiB" for limit in by_rank)
-    knobs = {**plan.spec.knobs, "memory_limit": asked}
-    changed = tuple(dict.fromkeys((*plan.spec.changed, "memory_limit")))
-    return replace(plan, spec=replace(plan.spec, knobs=knobs, changed=changed), memory_limit_bytes=by_rank)
+    return replace(plan, spec=plan.spec.turned(memory_limit=asked), memory_limit_bytes=by_rank)

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import os
-import re
-import secrets
 import time
 from pathlib import Path
 
 import msgspec
 
-from trainfast_runner.home import STAMP, Home, home_problem
+from trainfast_runner.home import STAMP, Home, home_problem, new_id
 from trainfast_runner.launch import RunPlan
 from trainfast_runner.search.journal import JOURNAL_FILE, Asked, Ended, read_journal
 
@@ -48,8 +46,7 @@ def search_directories(home: Home) -> list[Path]:
 
 def new_search(home: Home, name: str) -> Path:
     """A new, empty search directory, its id made as a run's. Raises Problem when the home cannot be written."""
-    word = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")[:40] or "search"
-    directory = home.path / "searches" / f"{time.strftime(STAMP, time.gmtime())}-{word}-{secrets.token_hex(2)}"
+    directory = home.path / "searches" / new_id(time.strftime(STAMP, time.gmtime()), name, "search")
     try:
         directory.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         directory.mkdir(mode=0o700)
