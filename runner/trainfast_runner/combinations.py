@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from trainfast_runner.data_rules import DATA_RULES
@@ -86,6 +86,13 @@ def devices_asked(knobs: Knobs) -> KnobValue:
     if knobs["devices"] is None and knobs["strategy"] in ("pp", "tp"):
         return knobs[f"{knobs['strategy']}_degree"]
     return knobs["devices"]
+
+
+def with_devices(spec: RunSpec, machine: Machine) -> RunSpec:
+    """The run with its number of devices where one process uses all of several. Raises Problem as `device_count`."""
+    if spec.knobs["strategy"] not in ("dp", "naive-mp") or spec.knobs["devices"] is not None:
+        return spec
+    return replace(spec, knobs={**spec.knobs, "devices": device_count(spec, machine)})
 
 
 def data_parallel_degree(knobs: Knobs, devices: int) -> int:

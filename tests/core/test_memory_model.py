@@ -122,9 +122,29 @@ def test_what_a_strategy_shares() -> None:
     assert parts.optimizer_bytes == 3 * count, "a quarter of the masters and of both moments"
 
 
-def test_a_strategy_that_is_not_predicted_says_so() -> None:
-    with pytest.raises(Problem, match="strategy=naive-mp is not predicted"):
+def test_the_first_gpu_of_dp_has_the_loss_of_all() -> None:
+    model, count = model_of(12), 12 * BLOCK + ROOT
+    at_the_head, each = 12 * count, 8 + HEAD + HEAD
+    for devices in (2, 3):
+        found = model.predict(spec_with(batch_size=5000, strategy="dp", devices=devices))
+        assert found.total_bytes == at_the_head + 5000 * (12 * KEPT_BY_BLOCK + devices * each)
+        assert f"the first of {devices} GPUs" in found.fullest
+    listed = model.predict(spec_with(batch_size=5000, strategy="dp", devices="0+2"))
+    assert listed == model.predict(spec_with(batch_size=5000, strategy="dp", devices=2))
+
+
+def test_the_gradients_of_copies_are_added_up_at_the_end() -> None:
+    model, count = model_of(12), 12 * BLOCK + ROOT
+    for micro_batches, times in ((1, 2), (2, 3)):
+        found = model.predict(spec_with(batch_size=1, strategy="dp", devices=2, grad_accum=micro_batches))
+        assert found.phases["forward_backward"]["grads"] == times * 4 * count
+
+
+def test_a_strategy_that_cannot_be_predicted_says_why() -> None:
+    with pytest.raises(Problem, match="naive-mp depends on the number of devices"):
         model_of(3).predict(spec_with(strategy="naive-mp"), 1)
+    with pytest.raises(Problem, match="stages are predicted of a model with one stack"):
+        model_of(3).predict(spec_with(strategy="naive-mp", devices=2), 1)
 
 
 class Tracer:

@@ -99,3 +99,14 @@ def test_the_largest_batch_is_whole_micro_batches() -> None:
 def test_another_cut_than_was_traced_is_not_answered() -> None:
     with pytest.raises(Problem, match="stages"):
         staged(12, 2).predict(spec_with(strategy="pp", pp_degree=4), 4)
+
+
+@given(each=some.integers(3, 40), size=some.integers(1000, 5000))
+def test_layers_spread_over_two_gpus_have_the_whole_batch(each: int, size: int) -> None:
+    model, spec = staged(2 * each, 2), spec_with(strategy="naive-mp", devices=2, batch_size=size)
+    last = model.predict(spec)
+    assert last.activations_bytes == size * (8 + each * KEPT_BY_BLOCK + HEAD)
+    assert "GPU 2 of the 2" in last.fullest
+    assert model.pipeline is not None
+    tied = msgspec.structs.replace(model, pipeline=msgspec.structs.replace(model.pipeline, head=0))
+    assert "GPU 1 of the 2" in tied.predict(spec).fullest, "a tied head is where the embedding is"

@@ -46,10 +46,21 @@ def question_about(
         return None
     tick = snapshot.tick if snapshot is not None else None
     if tick is None:
-        return Question(next_run.spec, machine, None, may_trace)
+        return Question(_with_devices(next_run.spec, machine), machine, None, may_trace)
     run = snapshot.run if snapshot is not None else None
     live = run if run is not None and run.is_live else None
-    return Question(next_run.spec, _with_free(machine, tick, live), _host_free(tick, live), may_trace)
+    spec = _with_devices(next_run.spec, machine)
+    return Question(spec, _with_free(machine, tick, live), _host_free(tick, live), may_trace)
+
+
+def _with_devices(spec: RunSpec, machine: Machine) -> RunSpec:
+    """With the number of devices where a prediction depends on it; what is wrong with them is said elsewhere."""
+    from trainfast_runner.combinations import with_devices
+
+    try:
+        return with_devices(spec, machine)
+    except Problem:
+        return spec
 
 
 def _host_free(tick: Tick, live: RunSnapshot | None) -> int | None:
@@ -156,7 +167,7 @@ class Forecaster:
                 return MemoryView(forecast(model, question))
         except Problem as problem:
             return MemoryView(words=f"no prediction: {problem.message}", failed=True)
-        why = self._failed.get(_key(question.spec))
+        why = self._failed.get(_key(question))
         if why is not None:
             return MemoryView(words=f"no prediction: {why}", failed=True)
         if not question.may_trace:
@@ -168,7 +179,7 @@ class Forecaster:
         with self._wake:
             if question is not self._question:
                 return None
-            key = _key(question.spec)
+            key = _key(question)
             if self._trace is None or self._trace.key != key:
                 self._drop_trace()
                 self._trace = _Trace(question, key, time.monotonic_ns(), threading.Event())
@@ -230,8 +241,8 @@ def forecast(model: MemoryModel, question: Question) -> Forecast:
     )
 
 
-def _key(spec: RunSpec) -> str:
+def _key(question: Question) -> str:
     """What a trace depends on."""
-    from trainfast_runner.memory_model.parts import TRACED_KNOBS
+    from trainfast_runner.memory_model.parts import requests_of
 
-    return repr((spec.model, spec.data["objective"], [spec.knobs[name] for name in TRACED_KNOBS]))
+    return repr(requests_of(question.spec, question.machine.device))

@@ -63,8 +63,10 @@ def answers(
     machine = look(versions.get("torch"))
     machine.refuse_mig()
     ranks: dict[int, int] = {}
+    asked = list(asked)
     for place, one in enumerate(asked):
         try:
+            asked[place] = one = replace(one, spec=combinations.with_devices(one.spec, machine))
             ranks[place] = combinations.world_size(one.spec, machine)
         except Problem as problem:
             yield place, Answer(one, problem=problem)

@@ -63,6 +63,8 @@ class Moment(NamedTuple):
     backward: bool
     unscaled: float
     """Those of the activations that no sample adds to: weights cast by autocast."""
+    is_last: bool = False
+    """Whether it is the end of the last backward."""
 
 
 def moments(
@@ -91,7 +93,7 @@ def moments(
             for (fixed, _), peak in zip(stretch.lines, peaks, strict=True):
                 yield Moment(_add(base, peak), place, stretch.micro, backward, before + fixed[ACTIVATIONS] * share)
         level, unscaled = _add(level, delta, copies), unscaled + copies * cast
-    yield Moment(level, None, micro_batches, True, unscaled)
+    yield Moment(level, None, micro_batches, True, unscaled, is_last=True)
 
 
 def _where(stretch: Stretch, stacks: list[Stack]) -> tuple[int | None, int, int]:

@@ -17,9 +17,10 @@ from trainfast_runner.memory_model.course import (
     Stretch,
     moments,
 )
+from trainfast_runner.memory_model.one_process import COPIED, SPREAD, devices_of, gathered
 from trainfast_runner.memory_model.pipeline import Peaks, Pipeline, peaks
 from trainfast_runner.memory_model.prediction import CATEGORIES, PHASES, Prediction
-from trainfast_runner.memory_model.sharing import PIPELINES, Sharing, Whole, sharing_of
+from trainfast_runner.memory_model.sharing import PIPELINES, STAGED, Sharing, Whole, sharing_of
 from trainfast_runner.spec import RunSpec
 
 MOST_BATCH = 1 << 24
@@ -96,9 +97,15 @@ class MemoryModel(msgspec.Struct, frozen=True, kw_only=True):
         return low // parts * parts or None
 
     def _fullest(self, spec: RunSpec, batch: int, phase: str) -> str:
-        if spec.knobs["strategy"] not in PIPELINES:
+        strategy = spec.knobs["strategy"]
+        if strategy == COPIED:
+            return f"the first of {devices_of(spec.knobs)} GPUs, which gathers the outputs of all"
+        if strategy not in STAGED:
             return ""
-        return f"rank {self._stages(spec, batch).ranks[phase]} of a pipeline of {spec.knobs['pp_degree']}"
+        rank = self._stages(spec, batch).ranks[phase]
+        if strategy == SPREAD:
+            return f"GPU {rank + 1} of the {devices_of(spec.knobs)} that the layers are spread over"
+        return f"rank {rank} of a pipeline of {spec.knobs['pp_degree']}"
 
     def _known(self, spec: RunSpec, ranks: int) -> Correction | None:
         return self.machine.corrections.get(case(self.trace, spec.knobs, ranks))
@@ -127,14 +134,17 @@ class MemoryModel(msgspec.Struct, frozen=True, kw_only=True):
 
     def _peaks(self, spec: RunSpec, ranks: int, batch: int) -> dict[str, tuple[float, ...]]:
         """Bytes by CATEGORIES at each phase's peak."""
-        if spec.knobs["strategy"] in PIPELINES:
+        if spec.knobs["strategy"] in STAGED:
             return self._stages(spec, batch).phases
+        stretches = self.stretches
+        if spec.knobs["strategy"] == COPIED:
+            stretches = gathered(stretches, devices_of(spec.knobs))
         sharing = sharing_of(spec.knobs, ranks, self._whole())
         micro_batches = int(str(spec.knobs["grad_accum"]))
         start = tuple(0.0 if place in (GRADS, TEMPORARY) else value for place, value in enumerate(self._standing()))
         best: tuple[float, ...] = ()
         last: Moment | None = None
-        for last in moments(self.stretches, self.stacks, start, batch, micro_batches, TRACED_MICROS):
+        for last in moments(stretches, self.stacks, start, batch, micro_batches, TRACED_MICROS):
             shared = sharing.at(last)
             if not best or sum(shared) > sum(best):
                 best = shared

@@ -17,6 +17,7 @@ from trainfast_runner import training_python
 from trainfast_runner.home import cache_directory
 from trainfast_runner.json_lines import write_atomically
 from trainfast_runner.memory_model.course import Stack, Stretch
+from trainfast_runner.memory_model.one_process import SPREAD
 from trainfast_runner.memory_model.pipeline import Pipeline, stage_count
 from trainfast_runner.memory_model.sharing import PIPELINES
 from trainfast_runner.sharded_rules import TENSOR_PARALLEL
@@ -75,6 +76,12 @@ class Parts:
 
 def parts_of(spec: RunSpec, device: str, executable: str, whole: bool = False) -> Parts:
     """What a run's model is made of on `device`, cpu or cuda; `whole` traces every block."""
+    course, update = requests_of(spec, device, whole)
+    return Parts(_asked(course, executable), _asked(update, executable))
+
+
+def requests_of(spec: RunSpec, device: str, whole: bool = False) -> tuple[dict[str, Any], dict[str, Any]]:
+    """What the tracer is asked for the course and for the update: all that they depend on."""
     precision = str(spec.knobs["precision"])
     if precision == "tf32":
         # Other kernels, the same tensors.
@@ -93,6 +100,8 @@ def parts_of(spec: RunSpec, device: str, executable: str, whole: bool = False) -
     # The step is the whole model's; where the worker cuts it depends on how often.
     if spec.knobs["strategy"] in PIPELINES:
         course["stages"] = stage_count(spec.knobs)
+    elif spec.knobs["strategy"] == SPREAD and spec.knobs["devices"] is not None:
+        course |= {"stages": stage_count(spec.knobs), "spread": True}
     knobs = {
         "optimizer": spec.knobs["optimizer"],
         # Under autocast the weights, and so their states, are fp32; fp16 scales the loss besides.
@@ -100,7 +109,7 @@ def parts_of(spec: RunSpec, device: str, executable: str, whole: bool = False) -
         # Every model has it, and it has no parameters.
         "attention": "eager",
     }
-    return Parts(_asked(course, executable), _asked({**about, "part": "update", "knobs": knobs}, executable))
+    return course, {**about, "part": "update", "knobs": knobs}
 
 
 def _asked(request: dict[str, Any], executable: str) -> Asked:

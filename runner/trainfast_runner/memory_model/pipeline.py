@@ -26,6 +26,7 @@ from trainfast_runner.memory_model.course import (
     Vector,
     moments,
 )
+from trainfast_runner.memory_model.one_process import SPREAD, devices_of
 from trainfast_runner.memory_model.sharing import FULL_BYTES, HALF_BYTES, MIXED, Whole
 from trainfast_runner.problem import Problem
 
@@ -47,13 +48,15 @@ class Stage(msgspec.Struct, frozen=True):
 class Pipeline(msgspec.Struct, frozen=True):
     """How the worker cuts the model. `tied` elements are on the first and on the last stage.
 
-    `hidden` and `output` are elements a sample of what passes between stages and of the logits.
+    `hidden` and `output` are elements a sample of what passes between stages and of the logits, which the last stage
+    computes, or `head`.
     """
 
     stages: list[Stage]
     tied: int
     hidden: int
     output: int
+    head: int | None = None
 
 
 class Action(NamedTuple):
@@ -79,7 +82,16 @@ class Peaks(NamedTuple):
 
 def stage_count(knobs: Mapping[str, Any]) -> int:
     """Into how many stages the model is cut."""
+    if knobs["strategy"] == SPREAD:
+        return devices_of(knobs)
     return int(knobs["pp_degree"]) * STAGES_PER_RANK[str(knobs["pp_schedule"])]
+
+
+def _as_one_pipeline(knobs: Mapping[str, Any]) -> Mapping[str, Any]:
+    """`naive-mp` is a pipeline without a schedule: the whole batch goes through all stages, and back."""
+    if knobs["strategy"] != SPREAD:
+        return knobs
+    return {**knobs, "pp_degree": devices_of(knobs), "pp_schedule": "gpipe", "micro_batches": 1}
 
 
 def order(schedule: str, rank: int, degree: int, micro_batches: int) -> list[Action]:
@@ -110,8 +122,12 @@ def peaks(
     whole: Whole, stretches: list[Stretch], optimizer_peak: list[float], cut: Pipeline | None, knobs: Mapping[str, Any]
 ) -> Peaks:
     """Each phase's peak with the fullest stage. Raises Problem for a model that was not traced for its stages."""
-    if cut is None or len(whole.stacks) != 1 or len(cut.stages) != stage_count(knobs):
-        raise Problem("this trace does not tell of pipeline stages", key="strategy")
+    count = stage_count(knobs)
+    if cut is None or len(whole.stacks) != 1 or len(cut.stages) != count:
+        raise Problem(
+            "stages are predicted of a model with one stack of blocks, which this one has not", key="strategy"
+        )
+    knobs = _as_one_pipeline(knobs)
     degree = int(knobs["pp_degree"])
     phases: dict[str, tuple[float, ...]] = {}
     ranks: dict[str, int] = {}
@@ -139,6 +155,7 @@ class _Rank:
         self.size = int(knobs["batch_size"]) / self.micro_batches
         self.numbers = range(rank, len(cut.stages), self.degree)
         self.elements = sum(cut.stages[number].elements for number in self.numbers)
+        self.spread = knobs["strategy"] == SPREAD
         self.clips = float(knobs["grad_clip"]) > 0
         self._passes: dict[tuple[Action, int], _Pass] = {}
         self.logit_bytes = HALF_BYTES if knobs["precision"] in MIXED else whole.width
@@ -184,7 +201,7 @@ class _Rank:
         """What a forward keeps is what its backward lets go of: casts of weights go with the stage's own autocast."""
         number = self.numbers[slot]
         before, blocks, after = self._parts(number, "forward", 1)
-        peak, _ = self._run(number, [*(before if number == 0 else []), *blocks, *(after if self._last(number) else [])])
+        peak, _ = self._run(number, [*(before if number == 0 else []), *blocks, *(after if self._head(number) else [])])
         freed = self._backward(slot, 1).delta[ACTIVATIONS]
         return _Pass(peak, _vector({ACTIVATIONS: -freed}))
 
@@ -193,12 +210,14 @@ class _Rank:
         after, blocks, before = self._parts(number, "backward", micro)
         width, start, course = self.whole.width, NOTHING, [*blocks, *(before if number == 0 else [])]
         logits = 0.0
-        if self._last(number):
+        if self._head(number):
             # The head's gradient does not wait for that of the embedding it is tied to, which is elsewhere.
             tied = width * self.cut.tied
             own = _vector({TEMPORARY: -tied, GRADS: tied if micro == 1 else 0.0})
             course = [*after, Stretch("backward", micro, "", [], (own, NOTHING)), *course]
-            logits = self.size * self.cut.output * self.logit_bytes
+            if not self.spread:
+                # torch's `PipelineStage` keeps them.
+                logits = self.size * self.cut.output * self.logit_bytes
         else:
             start = _vector({TEMPORARY: self.size * width * self.cut.hidden})
         peak, end = self._run(number, course, start)
@@ -240,6 +259,9 @@ class _Rank:
     def _last(self, number: int) -> bool:
         return number == len(self.cut.stages) - 1
 
+    def _head(self, number: int) -> bool:
+        return number == self.cut.head if self.cut.head is not None else self._last(number)
+
     def _batches(self) -> float:
         """Bytes of the batches themselves: every rank has all of a step's."""
         data = [stretch.delta for stretch in self.stretches if stretch.phase == "data"]
@@ -248,7 +270,8 @@ class _Rank:
 
     def _buffers(self) -> float:
         """Bytes in which a stage is sent its inputs and the gradients of its outputs, one each for a micro-batch."""
-        ends = sum((number > 0) + (not self._last(number)) for number in self.numbers)
+        # Of what `naive-mp` passes on only the copy of an input is besides: gradients come when they are used.
+        ends = sum((number > 0) + (not self._last(number) and not self.spread) for number in self.numbers)
         return ends * self.micro_batches * self.size * self.cut.hidden * self.whole.width
 
 

@@ -21,6 +21,7 @@ from trainfast_runner.memory_model.course import (
     Stack,
     Vector,
 )
+from trainfast_runner.memory_model.one_process import COPIED, SPREAD, with_copied_gradients
 from trainfast_runner.problem import Problem
 
 FULL_BYTES = 4
@@ -28,6 +29,8 @@ HALF_BYTES = 2
 MIXED = ("fp16", "bf16")
 PIPELINES = ("pp", "ddp+pp")
 """Strategies whose ranks hold stages, see `pipeline.py`. Pipelines side by side sum gradients in place."""
+STAGED = (*PIPELINES, SPREAD)
+"""Strategies that cut a model into stages, one rank's or one GPU's each."""
 LOOP_SCRATCH = 2
 """Copies of a parameter that AdamW's loop holds at once: the root of the second moment, and that divided."""
 
@@ -94,6 +97,16 @@ class Replicated(Sharing):
     def in_optimizer(self, live: Vector) -> Vector:
         """The buckets are there throughout."""
         return (*live, self.whole.standing[GRADS])
+
+
+class Copied(Sharing):
+    """`dp`: the first GPU, which is the fullest; see `one_process.py`."""
+
+    def at(self, moment: Moment) -> Vector:
+        """Gradients of the copies are added to those there are only when all have come."""
+        width = self.whole.standing[GRADS] / max(1, self.whole.parameters)
+        come = 0.0 if moment.place is None else width * self._behind(moment.place)
+        return (*with_copied_gradients(moment, come, self.whole.standing[GRADS]), 0.0)
 
 
 class FullySharded(Sharing):
@@ -289,6 +302,7 @@ class ZeroParametersOffloaded(_Offloaded, ZeroParameters):
 
 STRATEGIES: dict[str, type[Sharing]] = {
     "single": Sharing,
+    COPIED: Copied,
     "ddp": Replicated,
     "fsdp": FullySharded,
     # Traced as one slice, which the ranks of the other axis share as if it were the model.
@@ -301,7 +315,7 @@ STRATEGIES: dict[str, type[Sharing]] = {
     "zero2-offload": ZeroOffloaded,
     "zero3-offload": ZeroParametersOffloaded,
 }
-PREDICTED = (*STRATEGIES, *PIPELINES)
+PREDICTED = (*STRATEGIES, *STAGED)
 
 
 def sharing_of(knobs: Mapping[str, Any], ranks: int, whole: Whole) -> Sharing:

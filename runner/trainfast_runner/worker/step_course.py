@@ -83,9 +83,12 @@ def course_at(request: dict[str, Any], size: int) -> dict[str, Any]:
     stages = None
     if request.get("stages"):
         # Only here: what cutting a model takes is another second of imports.
-        from .traced_stages import stages_of
+        from .traced_stages import spread_over, stages_of
 
-        stages = stages_of(model, request["stages"], knobs.seq_len)
+        if request.get("spread"):
+            stages = spread_over(model, request["stages"], knobs.seq_len)
+        else:
+            stages = stages_of(model, request["stages"], knobs.seq_len)
     sizes = [parameter.numel() for parameter in model.parameters()]
     with _traced(request, config, knobs, model) as subject:
         stacks = shorten(model, config, bool(request.get("whole")))

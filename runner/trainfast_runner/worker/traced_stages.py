@@ -1,4 +1,4 @@
-"""How the worker would cut a model into pipeline stages, in elements: what each stage holds and what passes between."""
+"""How the worker would cut a model into stages, in elements: what each stage holds and what passes between."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ def stages_of(model: nn.Module, count: int, seq_len: int) -> dict[str, Any]:
     `begin` and `end` are the stage's blocks, `elements` its parameters and `largest` its largest one, `tied` those that
     the first and the last stage both have. Raises InvalidInput for a model that cannot be cut so.
     """
-    config: Any = model.config
     division = cut(model, count, seq_len)
     tied = sum(parameter.numel() for parameter in division.tied())
     stages = []
@@ -23,6 +22,37 @@ def stages_of(model: nn.Module, count: int, seq_len: int) -> dict[str, Any]:
         sizes = [parameter.numel() for parameter in division.stage(index).parameters()]
         begin, end = division.bounds[index], division.bounds[index + 1]
         stages.append({"begin": begin, "end": end, "elements": sum(sizes), "largest": max(sizes)})
+    return {"stages": stages, "tied": tied, **_passing(model, seq_len)}
+
+
+def spread_over(model: nn.Module, count: int, seq_len: int) -> dict[str, Any]:
+    """As `stages_of`, of layers spread over `count` GPUs of one process; `head` is the stage that computes the logits.
+
+    A tied head is computed where the embedding is (`_move_own`).
+    """
+    from .strategies.one_process import divide
+
+    layers = divide(model, count)
+    first = {id(parameter) for module in layers.before for parameter in module.parameters(recurse=False)}
+    stages = []
+    for index in range(count):
+        begin, end = layers.bounds[index], layers.bounds[index + 1]
+        held = {id(p): p for block in layers.blocks[begin:end] for p in block.parameters()}
+        if index == 0:
+            held |= {id(p): p for module in layers.before for p in module.parameters(recurse=False)}
+        if index == count - 1:
+            after = [p for module in layers.after for p in module.parameters(recurse=False)]
+            held |= {id(p): p for p in after if id(p) not in first}
+        sizes = [parameter.numel() for parameter in held.values()]
+        stages.append({"begin": begin, "end": end, "elements": sum(sizes), "largest": max(sizes)})
+    known: Any = model
+    output = known.get_output_embeddings()
+    is_tied = output is not None and id(output.weight) in first
+    return {"stages": stages, "tied": 0, "head": 0 if is_tied else count - 1, **_passing(model, seq_len)}
+
+
+def _passing(model: nn.Module, seq_len: int) -> dict[str, int]:
+    config: Any = model.config
     whole_text = not type(model).__name__.endswith("ForSequenceClassification")
     output = seq_len * config.vocab_size if whole_text else config.num_labels
-    return {"stages": stages, "tied": tied, "hidden": seq_len * config.hidden_size, "output": output}
+    return {"hidden": seq_len * config.hidden_size, "output": output}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Iterable
+from dataclasses import dataclass
 from itertools import chain
 from typing import Any
 
@@ -71,30 +72,49 @@ def visible_gpus(knobs: Knobs) -> list[torch.device]:
 def spread(model: nn.Module, parts: Iterable[Part], devices: list[torch.device]) -> None:
     """Move the parts of `model` to `devices` as they come, about as many parameters to each.
 
-    The blocks stay in order; what comes before them goes to the first device, what comes after to the last. Every
-    placed module first fetches its inputs, so nothing else has to know where it is. Raises InvalidInput when there are
-    more devices than blocks.
+    Every placed module first fetches its inputs, so nothing else has to know where it is. Raises InvalidInput when
+    there are more devices than blocks.
     """
-    blocks = transformer_blocks(model)
-    if len(devices) > len(blocks):
-        raise InvalidInput(
-            f"{len(devices)} devices are more than the model's {len(blocks)} layers", "devices", [f"2 to {len(blocks)}"]
-        )
-    before, after = _around(model, blocks)
-    sizes = [float(_elements([block])) for block in blocks]
-    bounds = balance(sizes, float(_elements(after)), len(devices), entry=float(_elements(before)))
-    place = {id(block): devices[bisect_right(bounds, index) - 1] for index, block in enumerate(blocks)}
+    layers = divide(model, len(devices))
+    place = {id(block): devices[bisect_right(layers.bounds, index) - 1] for index, block in enumerate(layers.blocks)}
     placed: dict[int, nn.Parameter] = {}
     for part in parts:
         if part.block is not None:
             part.block.to(place[id(part.block)])
             continue
-        for module in before:
+        for module in layers.before:
             _move_own(module, devices[0], placed)
-        for module in after:
+        for module in layers.after:
             _move_own(module, devices[-1], placed)
-    for module in (*before, *blocks, *after):
+    for module in (*layers.before, *layers.blocks, *layers.after):
         module.register_forward_pre_hook(fetch, with_kwargs=True, prepend=True)
+
+
+@dataclass(frozen=True)
+class Layers:
+    """A model's blocks, device d having `bounds[d]` up to `bounds[d + 1]`; modules `before` are with the first of them,
+    those `after` with the last."""
+
+    before: list[nn.Module]
+    blocks: list[nn.Module]
+    after: list[nn.Module]
+    bounds: tuple[int, ...]
+
+
+def divide(model: nn.Module, count: int) -> Layers:
+    """The blocks of `model` in their order, about as many parameters to each of `count` devices.
+
+    Raises InvalidInput when there are more devices than blocks.
+    """
+    blocks = transformer_blocks(model)
+    if count > len(blocks):
+        raise InvalidInput(
+            f"{count} devices are more than the model's {len(blocks)} layers", "devices", [f"2 to {len(blocks)}"]
+        )
+    before, after = _around(model, blocks)
+    sizes = [float(_elements([block])) for block in blocks]
+    bounds = balance(sizes, float(_elements(after)), count, entry=float(_elements(before)))
+    return Layers(before, blocks, after, bounds)
 
 
 def _around(model: nn.Module, blocks: list[nn.Module]) -> tuple[list[nn.Module], list[nn.Module]]:
