@@ -18,9 +18,12 @@ def test_an_xid_is_told_with_its_gpu_and_a_gpu_without_events_is_no_obstacle() -
         nvml.sample(0)
         machine.xids.put((1, 79))
         t_ns, index, code = told.get(timeout=20)
+        missing = nvml.sample(1)[1]
         nvml.close()
     assert t_ns > 0
     assert (index, code) == (1, 79)
+    assert missing["gpu0.xid_errors"] == "not supported by this GPU and driver"
+    assert "gpu1.xid_errors" not in missing
 
 
 def test_a_known_number_has_words() -> None:
