@@ -28,7 +28,7 @@ PAIRS = 30
 WINDOW_S = 6.0
 SETTLE_S = 2.0
 RESAMPLES = 2000
-APP = str(Path(sys.executable).with_name("trainfast-tui"))
+APP = (sys.executable, "-m", "trainfast_tui.cli")
 SETTINGS = ("steps=10000000", "batch_size=1", "seq_len=32", "watch=0")
 
 Pair = tuple[float, float, float]
@@ -73,7 +73,7 @@ def measure(pairs: int = PAIRS, window_s: float = WINDOW_S, settings: Sequence[s
             for word in ("--set", setting)
         ]
         started = subprocess.run(
-            [APP, "run", "tiny-llama", *wanted, "--detach", "--json"],
+            [*APP, "run", "tiny-llama", *wanted, "--detach", "--json"],
             env=variables, capture_output=True, text=True, check=True,
         )  # fmt: skip
         run_id = json.loads(started.stdout.splitlines()[-1])["run_id"]
@@ -83,7 +83,7 @@ def measure(pairs: int = PAIRS, window_s: float = WINDOW_S, settings: Sequence[s
             steps.wait(20)
             found = [_pair(steps, variables, window_s, app_first=bool(number % 2)) for number in range(pairs)]
         finally:
-            subprocess.run([APP, "stop", run_id, "--now"], env=variables, capture_output=True, check=False)
+            subprocess.run([*APP, "stop", run_id, "--now"], env=variables, capture_output=True, check=False)
     changes = [100 * (attached / alone - 1) for alone, attached, _ in found]
     low, high = _interval(changes)
     return Slowdown(
@@ -128,7 +128,7 @@ def _pair(steps: Steps, variables: Mapping[str, str], window_s: float, *, app_fi
     """One window of each kind, in the order asked for."""
     alone = None if app_first else _alone(steps, window_s)
     seen = measure_in_terminal(
-        [APP], columns=160, rows=48, seconds=window_s, settle=SETTLE_S, until=None, env=dict(variables)
+        [*APP], columns=160, rows=48, seconds=window_s, settle=SETTLE_S, until=None, env=dict(variables)
     )
     end_ns = time.monotonic_ns()
     attached = steps.median_ms(end_ns - int(seen.seconds * 1e9), end_ns)

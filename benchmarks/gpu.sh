@@ -1,82 +1,132 @@
 #!/usr/bin/env bash
 # Everything that only a GPU can tell, one JSON file per check, with device, driver and versions in each.
-#   benchmarks/gpu.sh [OUTPUT_DIRECTORY]      (default: benchmarks/results/DEVICE-DATE)
-# Run from the checkout, with the environment active whose trainfast-tui is meant. Changes no setting of the GPU.
-set -euo pipefail
-cd "$(dirname "$0")/.."
+#
+#   benchmarks/gpu.sh [-n] [-o DIRECTORY] [-l SECONDS] [GROUP ...]
+#
+#   -o   where the files go (default: benchmarks/results/DEVICE-DATE)
+#   -n   only say what would be run: name, expected exit code, command
+#   -l   the longest that one check may take (default: 240)
+#   groups, all of them by default, with what they take on one fast GPU:
+#     nvml      3 min   readings, latency of each call, live counters, energy against integrated power, the sampler
+#     run       6 min   precisions, optimizers, checkpointing, attention, compile, loader, ranks
+#     memory    5 min   limits, out of memory, predicted against measured, the largest batch
+#     slowdown  6 min   pairs with and without an attached app
+#     screen    3 min   the monitor beside nvitop and gpustat; needs the script trainfast-tui beside the interpreter
+#
+# Run from anywhere with the environment active that trains and has what trainfast-tui needs, or name its interpreter with
+# PYTHON; trainfast-tui itself is this checkout's. Changes no setting of the GPU. A check that fails stops no other.
+# Exit code: 0 all passed, 1 some did not, 2 there is no GPU to check.
+set -uo pipefail
+here=$PWD
+cd "$(dirname "$0")/.." || exit 2
 
-command -v nvidia-smi >/dev/null || { echo "no nvidia-smi here: these checks need an NVIDIA GPU" >&2; exit 2; }
-python=${PYTHON:-python}
-device=$(nvidia-smi --query-gpu=name --format=csv,noheader | head -n 1 | tr ' /' '--')
-out=${1:-benchmarks/results/$device-$(date -u +%Y%m%d)}
-mkdir -p "$out"
-TRAINFAST_HOME=$(mktemp -d)
-export TRAINFAST_HOME
-trap 'rm -rf "$TRAINFAST_HOME"' EXIT
+out="" limit=240 only_say=""
+while getopts no:l: option; do
+    case $option in
+        n) only_say=1 ;;
+        o) case $OPTARG in /*) out=$OPTARG ;; *) out=$here/$OPTARG ;; esac ;;
+        l) limit=$OPTARG ;;
+        *) exit 2 ;;
+    esac
+done
+shift $((OPTIND - 1))
+groups=("$@")
+[ ${#groups[@]} -gt 0 ] || groups=(nvml run memory slowdown screen)
+
+# Finds the GPU and a Python that can use it, and where the files go; ends the script where there is none.
+ready() {
+    command -v nvidia-smi >/dev/null || { echo "no GPU: there is no nvidia-smi here, and these checks need an NVIDIA GPU" >&2; exit 2; }
+    device=$(nvidia-smi --query-gpu=name --format=csv,noheader | head -n 1 | tr -c 'A-Za-z0-9.\n' '-')
+    [ -n "$device" ] || { echo "no GPU: nvidia-smi lists none" >&2; exit 2; }
+    python=${PYTHON:-python3}
+    command -v "$python" >/dev/null || { echo "there is no $python: name one with PYTHON" >&2; exit 2; }
+    export PYTHONPATH="${PYTHONPATH:+$PYTHONPATH:}$PWD/runner:$PWD/tui"
+    "$python" -c "import trainfast_tui.cli, textual, msgspec, pynvml, psutil, platformdirs, tomlkit" ||
+        { echo "$python lacks what trainfast-tui needs" >&2; exit 2; }
+    "$python" -c 'import sys, torch; sys.exit(not torch.cuda.is_available())' ||
+        { echo "no GPU for $python: its torch sees none" >&2; exit 2; }
+    out=${out:-benchmarks/results/$device-$(date -u +%Y%m%d)}
+    mkdir -p "$out" || exit 2
+    TRAINFAST_HOME=$(mktemp -d)
+    export TRAINFAST_HOME
+    trap 'rm -rf "$TRAINFAST_HOME"' EXIT
+}
 failed=0
+[ -n "$only_say" ] || ready
 
-# check NAME EXPECTED_EXIT_CODE ARGUMENT...: runs trainfast-tui and keeps what it printed as JSON.
+# check NAME EXPECTED_EXIT_CODE ARGUMENT...: runs trainfast-tui with --json.
 check() {
-    local name=$1 expected=$2 code=0 began
+    local name=$1 expected=$2
     shift 2
-    began=$(date +%s.%N)
-    "$python" -m trainfast_tui.cli "$@" --json >"$TRAINFAST_HOME/out" 2>"$TRAINFAST_HOME/err" || code=$?
-    "$python" - "$name" "$expected" "$code" "$began" "$out/$name.json" "$TRAINFAST_HOME" "$@" <<'PY'
-import importlib.metadata, json, pathlib, subprocess, sys, time
-
-name, expected, code, began, path, home, *command = sys.argv[1:]
-def version(package):
-    try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return None
-lines = (pathlib.Path(home) / "out").read_text().splitlines()
-smi = ["nvidia-smi", "--query-gpu=name,driver_version,memory.total,power.limit", "--format=csv,noheader"]
-pathlib.Path(path).write_text(json.dumps({
-    "check": name,
-    "command": ["trainfast-tui", *command],
-    "exit_code": int(code),
-    "expected_exit_code": int(expected),
-    "seconds": round(time.time() - float(began), 2),
-    "devices": subprocess.run(smi, capture_output=True, text=True, check=True).stdout.splitlines(),
-    "versions": {p: version(p) for p in ("torch", "transformers", "bitsandbytes", "nvidia-ml-py", "trainfast-tui")},
-    "output": json.loads(lines[-1]) if lines else None,
-    "stderr_tail": (pathlib.Path(home) / "err").read_text().splitlines()[-5:] if code != expected else [],
-}, indent=1) + "\n")
-PY
-    if [ "$code" = "$expected" ]; then echo "ok    $name"; else echo "FAIL  $name: exit code $code, not $expected"; failed=1; fi
+    [ -z "$only_say" ] || { echo "$name $expected trainfast-tui $*"; return; }
+    "$python" -m benchmarks.gpu_check --expect "$expected" --limit "$limit" -o "$out" ${needs:+--needs "$needs"} \
+        "$name" -- -m trainfast_tui.cli "$@" --json || failed=1
 }
 
-check monitor 0 monitor --once
-check doctor 0 doctor
-# What NVML costs and tells here: latency of each call, live throttle counters, energy against integrated power.
+# measure NAME SECONDS_ALLOWED MODULE ARGUMENT...: runs a benchmark.
 measure() {
-    local name=$1
-    shift
-    if "$python" -m "$@" >"$out/$name.txt" 2>&1; then echo "ok    $name"; else echo "FAIL  $name"; failed=1; fi
+    local name=$1 allowed=$2
+    shift 2
+    [ -z "$only_say" ] || { echo "$name 0 -m $*"; return; }
+    "$python" -m benchmarks.gpu_check --limit "$allowed" -o "$out" "$name" -- -m "$@" || failed=1
 }
-measure nvml-truth benchmarks.nvml_truth --seconds 30 -o "$out/nvml-truth.json"
-measure sampler-cost benchmarks.sampler_cost --real --seconds 30
-measure monitor-side-by-side benchmarks.monitor --real --no-attached
-measure attached-pairs benchmarks.attached --pairs 30 --set steps=10000000 --set batch_size=8 --set seq_len=128
 
-check default-preset 0 run gpt2-medium --set steps=30
-check tiny-llama 0 run tiny-llama --set steps=30
-for precision in fp32 tf32 fp16 bf16 bf16-pure; do
-    check "precision-$precision" 0 run bert-large --set "precision=$precision" --set batch_size=16 --set steps=20
+group_nvml() {
+    check monitor 0 monitor --once
+    check doctor 0 doctor
+    check calibrate 0 doctor --calibrate
+    check topo 0 topo
+    measure nvml-truth 240 benchmarks.nvml_truth --seconds 30
+    measure sampler-cost 120 benchmarks.sampler_cost --real --seconds 30
+}
+
+group_run() {
+    local precision optimizer needs
+    check default-preset 0 run gpt2-medium --set steps=30
+    check tiny-llama 0 run tiny-llama --set steps=30
+    for precision in fp32 tf32 fp16 bf16 bf16-pure; do
+        check "precision-$precision" 0 run bert-large --set "precision=$precision" --set batch_size=16 --set steps=20
+    done
+    for optimizer in adamw adamw-loop adamw-foreach adamw-fused adafactor sgd; do
+        check "optimizer-$optimizer" 0 run bert-large --set "optimizer=$optimizer" --set precision=bf16 --set steps=15
+    done
+    for optimizer in adamw-8bit paged-adamw-8bit; do
+        needs=bitsandbytes check "optimizer-$optimizer" 0 \
+            run bert-large --set "optimizer=$optimizer" --set precision=bf16 --set steps=15
+    done
+    check checkpointing 0 run bert-large --set checkpointing=full --set precision=bf16 --set batch_size=16 --set steps=15
+    check accumulation 0 run bert-large --set grad_accum=4 --set precision=bf16 --set steps=15
+    check attention-eager 0 run bert-large --set attention=eager --set precision=bf16 --set steps=15
+    check compile 0 run tiny-llama --set compile=default --set steps=20
+    check loader 0 run bert-large --set workers=4 --set pin_memory=on --set precision=bf16 --set steps=20
+    check ddp-one-rank 0 run tiny-llama --set strategy=ddp --set devices=1 --set steps=20
+    check energy-and-throttling 0 run bert-large --set precision=bf16 --set batch_size=64 --set steps=100
+}
+
+group_memory() {
+    check limit-oom 3 run bert-large --set batch_size=256 --set memory_limit=8GiB --set steps=10
+    check limit-below-parameters 3 run bert-large --set memory_limit=1GiB --set steps=10
+    # A second run of the same is corrected by the first.
+    check memory-once 0 run bert-large --set batch_size=24 --set steps=10
+    check memory-again 0 run bert-large --set batch_size=24 --set steps=10
+    check memory-bf16 0 run bert-large --set batch_size=64 --set precision=bf16 --set steps=10
+    check memory-checkpointing 0 run bert-large --set batch_size=64 --set checkpointing=full --set steps=10
+    check max-batch-with-a-limit 0 search max-batch bert-large --set memory_limit=16GiB --set precision=bf16
+    # Predicted beside measured for every run that this script made so far.
+    measure memory-predicted-and-measured 60 benchmarks.memory_prediction
+}
+
+group_slowdown() {
+    measure attached-pairs 900 benchmarks.attached --pairs "${PAIRS:-20}" --window "${WINDOW:-5}" \
+        --set steps=10000000 --set batch_size=8 --set seq_len=128
+}
+
+group_screen() {
+    measure monitor-side-by-side 420 benchmarks.monitor --real --no-attached
+}
+
+for group in "${groups[@]}"; do
+    if declare -F "group_$group" >/dev/null; then "group_$group"; else echo "there is no group $group" >&2; failed=1; fi
 done
-for optimizer in adamw adamw-loop adamw-foreach adamw-fused adamw-8bit adafactor sgd; do
-    check "optimizer-$optimizer" 0 run bert-large --set "optimizer=$optimizer" --set precision=bf16 --set steps=15
-done
-check checkpointing 0 run bert-large --set checkpointing=full --set precision=bf16 --set batch_size=16 --set steps=15
-check accumulation 0 run bert-large --set grad_accum=4 --set precision=bf16 --set steps=15
-check attention-eager 0 run bert-large --set attention=eager --set precision=bf16 --set steps=15
-check loader 0 run bert-large --set workers=4 --set pin_memory=on --set precision=bf16 --set steps=20
-check ddp-one-rank 0 run tiny-llama --set strategy=ddp --set devices=1 --set steps=20
-check limit-oom 3 run bert-large --set batch_size=256 --set memory_limit=8GiB --set steps=10
-check limit-below-parameters 3 run bert-large --set memory_limit=1GiB --set steps=10
-# What was predicted for each of the runs above, beside what it took; a second run of the same is corrected by the first.
-check memory-once 0 run bert-large --set batch_size=24 --set steps=10
-check memory-again 0 run bert-large --set batch_size=24 --set steps=10
-measure memory-predicted-and-measured benchmarks.memory_prediction
+[ -n "$only_say" ] || echo "the files are in $out"
 exit $failed

@@ -3,7 +3,8 @@ power agree.
 
     python -m benchmarks.nvml_truth [--seconds 30] [-o FILE.json]
 
-One JSON object, idle and under a load of matrix products (left out where torch sees no GPU). Changes no setting.
+One JSON object, idle and under a load of matrix products (left out where torch sees no GPU). Changes no setting. Exit
+code 2 where NVML has no GPU; a GPU or a call that fails stands in the object with what it said.
 """
 
 import argparse
@@ -16,12 +17,13 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from importlib.metadata import version
 from typing import Any
 
 import pynvml as nv
 
-from trainfast_runner.telemetry import throttle
-from trainfast_runner.telemetry.capabilities import ENERGY_BY_FUNCTION, QUERIES
+from trainfast_runner.telemetry import failures, throttle
+from trainfast_runner.telemetry.capabilities import ENERGY_BY_FUNCTION
 from trainfast_runner.telemetry.device import Device
 from trainfast_runner.telemetry.fields import ALL_LINKS, CAUSE_NUMBERS, CAUSES, FIELDS
 from trainfast_runner.throttle_causes import REASONS_OF_COUNTER
@@ -50,6 +52,15 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=30.0, help="length of each watch, idle and loaded")
     parser.add_argument("-o", "--output", help="the file for the JSON (default: stdout)")
     options = parser.parse_args()
+    try:
+        nv.nvmlInit()
+        count = nv.nvmlDeviceGetCount()
+    except nv.NVMLError as error:
+        print(f"no GPU: {failures.initialization(error.value, str(error))}", file=sys.stderr)
+        return 2
+    if not count:
+        print(f"no GPU: {failures.NO_DEVICES}", file=sys.stderr)
+        return 2
     text = json.dumps(examine(options.seconds), indent=1)
     if options.output:
         with open(options.output, "w") as file:
@@ -60,15 +71,20 @@ def main() -> int:
 
 
 def examine(seconds: float) -> Json:
-    """All of it, for every GPU."""
-    began = time.perf_counter()
-    nv.nvmlInit()
-    init_ms = 1e3 * (time.perf_counter() - began)
-    devices = [_device(index) for index in range(nv.nvmlDeviceGetCount())]
+    """All of it, for every GPU that answers. NVML must be open; it is opened once more to see what that takes."""
+    devices: list[Device] = []
+    silent: Json = {}
+    for index in range(nv.nvmlDeviceGetCount()):
+        try:
+            devices.append(_device(index))
+        except nv.NVMLError as error:
+            silent[str(index)] = str(error)
     found: Json = {
         "driver": nv.nvmlSystemGetDriverVersion(),
         "nvml": nv.nvmlSystemGetNVMLVersion(),
-        "init_ms": init_ms,
+        "binding": version("nvidia-ml-py"),
+        "another_init_us": _timed(nv.nvmlInit),
+        "gpus_without_an_answer": silent,
         "gpus": [
             {
                 "index": device.index,
@@ -83,7 +99,9 @@ def examine(seconds: float) -> Json:
     }
     with _load() as why_not:
         found["load_missing"] = why_not
-        found["loaded"] = None if why_not else _situation(devices, seconds)
+        found["loaded"] = None if why_not is not None else _situation(devices, seconds)
+    for gpu, device in zip(found["gpus"], devices, strict=True):
+        gpu["absent_in_the_end"] = device.absent
     nv.nvmlShutdown()
     return found
 
@@ -105,7 +123,7 @@ def _load() -> Iterator[str | None]:
         up = process.stdout.readline()
         if up:
             time.sleep(5)  # the clocks and the one-second averages have to arrive first
-        yield None if up else process.stderr.read()[-300:]
+        yield None if up else process.stderr.read()[-300:] or "the load ended without a word"
     finally:
         process.kill()
         process.wait()
@@ -116,11 +134,11 @@ def _situation(devices: list[Device], seconds: float) -> Json:
 
 
 def _latencies(device: Device) -> Json:
-    """Of each call, microseconds: median and slowest of `CALLS`; of the two that the sampler avoids as well."""
+    """Of each call that this GPU answers, microseconds: median and slowest of `CALLS`; of the two that the sampler
+    avoids as well."""
     calls: dict[str, Callable[[], object]] = {
         "+".join(query.fields): lambda ask=ask: ask(nv, device.handle)  # type: ignore[misc]
-        for query in (*QUERIES, ENERGY_BY_FUNCTION)
-        for ask in query.asks[:1]
+        for query, ask in {**{ENERGY_BY_FUNCTION: ENERGY_BY_FUNCTION.asks[0]}, **device.capabilities}.items()
     }
     calls["field batch of a tick"] = lambda: device.batch.read(nv, device.handle, sparse=False)
     calls["field batch with the sparse ones"] = lambda: device.batch.read(nv, device.handle, sparse=True)
@@ -166,9 +184,11 @@ def _watch(devices: list[Device], seconds: float) -> list[Json]:
     while time.monotonic() < end_s:
         began_s = time.monotonic()
         for device, readings in zip(devices, seen, strict=True):
-            readings.append(device.read(nv, time.monotonic_ns(), sparse=False)[0])
+            # A GPU that is lost in between is told by the samples it did not give.
+            with contextlib.suppress(nv.NVMLError):
+                readings.append(device.read(nv, time.monotonic_ns(), sparse=False)[0])
         time.sleep(max(0.0, began_s + PERIOD_S - time.monotonic()))
-    return [_judged(readings) for readings in seen]
+    return [_judged(readings) if len(readings) > 1 else {"samples": len(readings)} for readings in seen]
 
 
 def _judged(readings: list[Any]) -> Json:

@@ -274,7 +274,7 @@ def _joules(before: Seen, now: Seen, ns: int) -> tuple[float | None, int]:
     if first is not None and last is not None and last >= first:
         return (last - first) / 1e3, 0
     watts = _mean(read(before, "power_w"), read(now, "power_w"))
-    return (None if watts is None else watts * ns / 1e9), 1
+    return (None, 0) if watts is None else (watts * ns / 1e9, 1)
 
 
 def read(sample: Seen, field: str) -> float | None:

@@ -118,6 +118,7 @@ def test_a_gpu_lost_for_most_of_the_time_gives_no_figure_for_it() -> None:
     samples = [(float(t), sample(energy_mj=t * 1000) if t < 3 or t > 8 else sample()) for t in range(11)]
     assert window(samples, 0, 10).energy_joules is None
     assert window(samples, 0, 3).energy_joules == pytest.approx(3)
+    assert window(samples, 0, 4).energy_source == "energy counter", "what was not seen was not integrated either"
 
 
 def test_what_held_last_goes_on_for_one_interval_beyond_the_last_sample() -> None:
