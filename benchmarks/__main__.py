@@ -4,6 +4,7 @@ What an attached app costs a training takes minutes of pairs: `python -m benchma
 is not held.
 """
 
+import argparse
 import os
 import platform
 import sys
@@ -14,6 +15,9 @@ from benchmarks.budget import print_table
 
 def main() -> int:
     """Measure, print, say whether all budgets held."""
+    argparse.ArgumentParser(
+        prog="python -m benchmarks", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    ).parse_args()
     print(f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}")
     table = [*app.rows(), *monitor.rows(), *step_records.rows(step_records.measure()), *engines.rows(engines.measure())]
     return print_table(table)

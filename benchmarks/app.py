@@ -5,6 +5,7 @@
 Eight GPUs come from the tests' stand-in NVML library, found by the ordinary loader; the run is a real one on the CPU.
 """
 
+import argparse
 import json
 import os
 import statistics
@@ -18,6 +19,7 @@ from pathlib import Path
 import msgspec
 from benchmarks.budget import Row, at_most, print_table
 from benchmarks.pty_meter import Measurement, measure
+from benchmarks.sampler_cost import throttled_on_and_off
 
 from trainfast_runner.home import Home
 from trainfast_runner.records import RunFile
@@ -41,7 +43,16 @@ def rows() -> list[Row]:
         home = Path(folder) / "home"
         environment = {**os.environ, **_eight_gpus(Path(folder)), "TRAINFAST_HOME": str(home)}
         write_history(Home(home), HISTORY)
-        measured = [_start_up(environment), *_with_history(environment), *_with_a_live_run(environment)]
+        measured = [_start_up(environment), *_with_history(environment)]
+        measured += _with_a_live_run(environment, "live run, 8 GPUs, 160x48")
+        throttled = Path(folder) / "throttled"
+        throttled.mkdir()
+        measured += _with_a_live_run(
+            {**throttled_on_and_off(throttled), "TRAINFAST_HOME": str(throttled / "home")},
+            "live run, 8 GPUs throttled on and off every 3 s, 160x48",
+            # Long enough that the charts are full of it.
+            settle_s=100,
+        )
         many = Path(folder) / "many"
         write_history(Home(many), LISTED)
         measured.append(_listing({**environment, "TRAINFAST_HOME": str(many)}))
@@ -109,7 +120,7 @@ def _with_history(environment: Mapping[str, str]) -> list[Row]:
     return [at_most(what, statistics.median(paints), FIRST_PAINT_MS, "ms")]
 
 
-def _with_a_live_run(environment: Mapping[str, str]) -> list[Row]:
+def _with_a_live_run(environment: Mapping[str, str], where: str, settle_s: float = 6) -> list[Row]:
     """The app beside a training that keeps both its own core and the machine busy."""
     started = subprocess.run(
         [APP, "run", "tiny-llama", "--set", "steps=1000000", "--set", "watch=0", "--detach", "--json"],
@@ -121,10 +132,9 @@ def _with_a_live_run(environment: Mapping[str, str]) -> list[Row]:
     run_id = json.loads(started.stdout.splitlines()[-1])["run_id"]
     try:
         _wait_for_steps(Path(environment["TRAINFAST_HOME"]) / "runs" / run_id)
-        seen: Measurement = measure([APP], columns=160, rows=48, seconds=20, settle=6, env=dict(environment))
+        seen: Measurement = measure([APP], columns=160, rows=48, seconds=20, settle=settle_s, env=dict(environment))
     finally:
         subprocess.run([APP, "stop", run_id, "--now"], env=environment, capture_output=True, check=False)
-    where = "live run, 8 GPUs, 160x48"
     return [
         at_most(f"CPU, {where}", seen.cpu_percent, CPU_PERCENT, "%", digits=1, more=" of a core"),
         at_most(f"to the terminal, {where}", seen.bytes_per_s / 1e3, KB_PER_S, "kB/s", digits=1),
@@ -149,5 +159,12 @@ def _listing(environment: Mapping[str, str]) -> Row:
     return at_most(f"runs list, {LISTED:,} runs", seconds, LIST_S, "s", digits=2)
 
 
+def main() -> int:
+    """The command line: 1 when a budget is not held."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.parse_args()
+    return print_table(rows())
+
+
 if __name__ == "__main__":
-    sys.exit(print_table(rows()))
+    sys.exit(main())

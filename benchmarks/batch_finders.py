@@ -5,6 +5,7 @@ Takes the very steps of the worker under the very limit, and prints one JSON obj
 Lightning is looked for on sys.path; where it is missing the answer is `{"missing": why}`.
 """
 
+import argparse
 import importlib
 import itertools
 import json
@@ -144,7 +145,11 @@ FINDERS = {"accelerate": by_accelerate, "lightning": by_lightning}
 
 def main() -> None:
     """Find, print, end without tearing anything down."""
-    which, asked = sys.argv[1], json.loads(sys.argv[2])
+    parser = argparse.ArgumentParser(description="One batch-size finder of another library.")
+    parser.add_argument("which", choices=FINDERS)
+    parser.add_argument("asked", type=json.loads, help="JSON object: run, start, steps")
+    options = parser.parse_args()
+    which, asked = options.which, options.asked
     with tempfile.TemporaryDirectory() as folder:
         prepared = Prepared(Path(folder), asked["run"])
         found = FINDERS[which](prepared, asked["start"], asked["steps"])

@@ -28,6 +28,7 @@ from benchmarks.pty_meter import Ended, Measurement, measure, table
 
 CPU_PERCENT = 3.0
 KB_PER_S = 20.0
+FRAME_KB = 10.0
 FIRST_PAINT_MS = 400.0
 PAINTS = 5
 APP = str(Path(sys.executable).with_name("trainfast-tui"))
@@ -55,7 +56,21 @@ def rows(seconds: float = 20.0) -> list[Row]:
     """The budgets of the monitor view and of the sampler, without the pairs of `attached`, which take minutes."""
     with tempfile.TemporaryDirectory() as folder:
         environment = {**sampler_cost.stand_in(Path(folder)), "TRAINFAST_HOME": str(Path(folder) / "home")}
-        return [*budgets(ours(environment, seconds)), *sampler_cost.rows()]
+        return [
+            *budgets(ours(environment, seconds)),
+            *under_throttling(Path(folder), seconds),
+            *sampler_cost.rows(),
+        ]
+
+
+def under_throttling(folder: Path, seconds: float) -> list[Row]:
+    """The budgets of the monitor view while all eight GPUs are throttled on and off, which moves the most cells."""
+    place = folder / "throttling"
+    place.mkdir()
+    environment = {**sampler_cost.throttled_on_and_off(place), "TRAINFAST_HOME": str(place / "home")}
+    # Long enough that the charts are full of it.
+    seen = measure([APP], seconds=seconds, settle=125, keys=[(1.0, "m")], env=environment)
+    return _while_it_runs(seen, "monitor view, 8 GPUs throttled on and off every 3 s, 160x48")
 
 
 def budgets(seen: Measurement) -> list[Row]:
@@ -63,9 +78,16 @@ def budgets(seen: Measurement) -> list[Row]:
     where = "monitor view, 8 GPUs at 2 Hz, 160x48"
     paint_ms = seen.first_paint_ms or float("inf")
     return [
+        *_while_it_runs(seen, where),
+        at_most(f"first paint, {where}, median of {PAINTS}", paint_ms, FIRST_PAINT_MS, "ms"),
+    ]
+
+
+def _while_it_runs(seen: Measurement, where: str) -> list[Row]:
+    return [
         at_most(f"CPU, {where}", seen.cpu_percent, CPU_PERCENT, "%", digits=1, more=" of a core"),
         at_most(f"to the terminal, {where}", seen.bytes_per_s / 1e3, KB_PER_S, "kB/s", digits=1),
-        at_most(f"first paint, {where}, median of {PAINTS}", paint_ms, FIRST_PAINT_MS, "ms"),
+        at_most(f"largest frame, {where}", seen.largest_frame_bytes / 1e3, FRAME_KB, "kB", digits=1),
     ]
 
 
@@ -120,6 +142,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for name, why in absent.items():
             print(f"{name}: not run: {why}")
         lines = budgets(found["trainfast-tui, m"])
+        if not options.real:
+            lines += under_throttling(Path(folder), options.seconds)
         lines += sampler_cost.rows(sampler_cost.measure(options.seconds, real=options.real, environment=environment))
     if not options.no_attached:
         lines += attached.rows(attached.measure(options.pairs))

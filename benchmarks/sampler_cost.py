@@ -32,6 +32,11 @@ TICK_MS = 2.0
 LINE_BYTES = 3000
 GPUS = 8
 
+Ramp = tuple[tuple[float, float, int, float, int], ...]
+"""Lines of the stand-in scenario: second, degrees Celsius, throttle reasons, watts, SM clock in MHz."""
+HEATING: Ramp = ((0, 60, 0, 300, 1980), (20, 88, 0x20, 220, 1200), (40, 60, 0, 320, 1980))
+ON_AND_OFF: Ramp = ((0, 88, 0, 300, 1980), (3, 90, 0x20, 220, 1200))
+
 
 @dataclass(frozen=True)
 class Cost:
@@ -92,19 +97,23 @@ def measure(seconds: float = 20.0, *, real: bool = False, environment: Mapping[s
     return Cost(**json.loads(done.stdout.splitlines()[-1]))
 
 
-def stand_in(folder: Path, gpus: int = GPUS) -> dict[str, str]:
-    """An environment with so many GPUs whose readings change all the time."""
+def stand_in(folder: Path, gpus: int = GPUS, ramp: Ramp = HEATING, period_s: float = 40.0) -> dict[str, str]:
+    """An environment with so many GPUs whose readings change all the time, `ramp` again and again."""
     sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "nvml"))
     import shared_object
     from scenario import Moment, Scenario
 
-    ramp = [Moment(0, 60, 0, 300, 1980), Moment(20, 88, 0x20, 220, 1200), Moment(40, 60, 0, 320, 1980)]
-    scenario = Scenario(time.monotonic_ns(), 40, dict.fromkeys(range(gpus), ramp))
-    text = scenario.text() + "memory * 20000\nprocess * 1 30000 0 1000000\ntraffic * 2e8 3e6\n"
+    ramps = {gpu: [Moment(*line) for line in ramp] for gpu in range(gpus)}
+    text = Scenario(time.monotonic_ns(), period_s, ramps).text()
     path = folder / "scenario"
-    path.write_text(text)
+    path.write_text(text + "memory * 20000\nprocess * 1 30000 0 1000000\ntraffic * 2e8 3e6\n")
     variables: dict[str, str] = shared_object.environment(shared_object.build(folder), gpus=gpus, scenario=path)
     return variables
+
+
+def throttled_on_and_off(folder: Path, gpus: int = GPUS) -> dict[str, str]:
+    """An environment in which every GPU is slowed down by heat for three seconds of every six."""
+    return stand_in(folder, gpus, ON_AND_OFF, period_s=6.0)
 
 
 class TimedLibrary:
