@@ -17,7 +17,7 @@ from textual.screen import Screen
 
 from trainfast_runner.home import Home
 from trainfast_runner.problem import Problem
-from trainfast_tui import themes
+from trainfast_tui import themes, tight_output
 from trainfast_tui.background import in_background
 from trainfast_tui.commands import COMMANDS, bindings
 from trainfast_tui.explaining import Explainer
@@ -47,6 +47,8 @@ from trainfast_tui.search_control import SearchControl
 from trainfast_tui.snapshot import Snapshot
 
 if TYPE_CHECKING:
+    from textual.driver import Driver
+
     from trainfast_runner.advisor import Situation
     from trainfast_runner.follow import RunSnapshot
     from trainfast_runner.machine import Machine
@@ -97,11 +99,23 @@ class TrainfastApp(App[int]):
         self._typed_on: WeakKeyDictionary[events.Key, Screen[Any]] = WeakKeyDictionary()
         """The screen that was on top when a key arrived."""
         themes.register(self)
+        tight_output.install()
 
     def get_default_screen(self) -> Screen[Any]:
         """The main screen is the one at the bottom."""
         self._choose_preset(self._preset or (GPU_PRESET if os.path.exists("/dev/nvidia0") else CPU_PRESET))
         return MainScreen(ascii=self.ascii)
+
+    def get_driver_class(self) -> type[Driver]:
+        """Textual's own, which reads keys with our parser."""
+        driver = super().get_driver_class()
+        module = sys.modules[driver.__module__]
+        if hasattr(module, "XTermParser"):
+            from trainfast_tui.typed_ahead import KeyReader
+
+            # The driver makes its parser itself and offers no other way to give it one.
+            module.XTermParser = KeyReader  # type: ignore[attr-defined]
+        return driver
 
     def on_mount(self) -> None:
         # Whatever is not needed for the first frame waits for it.
@@ -129,10 +143,10 @@ class TrainfastApp(App[int]):
         """Keys that were typed ahead of a dialog go to it, though the screen below it was asked first."""
         if isinstance(event, events.Key):
             from trainfast_tui.screens.dialogs import Dialog
+            from trainfast_tui.typed_ahead import after_escape
 
-            if event.key.startswith("alt+") and len(event.key) == len("alt+x") and not event.is_forwarded:
-                # Esc and a letter typed right after it arrive as one: nothing here is bound to Alt and a letter.
-                later = events.Key(event.key.removeprefix("alt+"), event.character)
+            if event.key.startswith("alt+") and not event.is_forwarded and (later := after_escape(event)) is not None:
+                # Nothing here is bound to Alt and a key.
                 self.set_timer(AFTER_ESCAPE_S, partial(self.post_message, later))
                 event = events.Key("escape", "\x1b")
 
