@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable
+from functools import partial
 from pathlib import Path
 
 from trainfast_runner.process_tree import descendants
@@ -108,19 +109,22 @@ class DeviceEvents:
             came = set()
         gone = foreign - now.keys()
         foreign -= gone
+        event = partial(process_event, device.index, t_ns, kind="foreign_process", host_pids=self._host_pids)
         return [
-            *(_foreign(device.index, t_ns, "appeared", now[pid], self._host_pids) for pid in sorted(came)),
-            *(_foreign(device.index, t_ns, "left", (before or {})[pid], self._host_pids) for pid in sorted(gone)),
+            *(event("appeared", now[pid]) for pid in sorted(came)),
+            *(event("left", (before or {})[pid]) for pid in sorted(gone)),
         ]
 
 
-def _foreign(index: int, t_ns: int, what: str, process: DeviceProcess, host_pids: bool) -> Event:
+def process_event(
+    index: int, t_ns: int, what: str, process: DeviceProcess, *, kind: str, host_pids: bool | None = None
+) -> Event:
+    """That a process appeared on a GPU or left it, by the name it has or had; `what` is appeared or left."""
     used = process.memory_used_bytes
     memory = "" if used is None else f" with {used / MIB:,.0f} MiB"
-    who = f"{_name(process.pid)} (pid {process.pid})" if host_pids else f"process {process.pid} of the host"
-    return Event(
-        t_ns=t_ns, kind="foreign_process", device=index, pid=process.pid, state=what, detail=f"{who}{memory} {what}"
-    )
+    ours = sees_host_pids() if host_pids is None else host_pids
+    who = f"{_name(process.pid)} (pid {process.pid})" if ours else f"process {process.pid} of the host"
+    return Event(t_ns=t_ns, kind=kind, device=index, pid=process.pid, state=what, detail=f"{who}{memory} {what}")
 
 
 def _name(pid: int) -> str:

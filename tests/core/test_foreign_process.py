@@ -7,13 +7,17 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
+import msgspec
 import pytest
 
 from trainfast_runner.foreign_process import end, refuse, still_runs
+from trainfast_runner.home import Home, shared_lock
 from trainfast_runner.problem import Problem
 from trainfast_runner.process_rows import ProcessList, ProcessRow
 from trainfast_runner.process_tree import Identity, identify
+from trainfast_runner.run_processes import run_with
 from trainfast_runner.telemetry.readings import DeviceProcess, DeviceReading
 
 MARK = "a name (with ) brackets"
@@ -142,3 +146,31 @@ def test_a_driver_that_lists_thousands_costs_one_look_and_the_largest_are_shown(
     assert len(looks) == 1, "none of them can be seen from here, and looking again does not change it"
     assert len(rows) == 200
     assert min(row.device_memory_bytes or 0 for row in rows) == 256 - 200 // 8
+
+
+def test_what_a_live_run_is_made_of_is_told_from_what_is_not(tmp_path: Path, other: subprocess.Popen[bytes]) -> None:
+    home = Home(tmp_path / "home").ready()
+    _, directory = home.new_run("tiny")
+    events: list[tuple[str, Identity]] = []
+    own, child, stranger = identify(os.getpid()), identify(other.pid), identify(os.getppid())
+    assert own is not None
+    assert child is not None
+    assert stranger is not None
+    run = {"run_id": directory.name, "preset": "tiny", "knobs": {}, "clock": {"monotonic_ns": 0, "wall_ns": 0}}
+    (directory / "run.json").write_bytes(msgspec.json.encode(run))
+
+    def place(process: Identity) -> str | None:
+        lines = [{"t_ns": 0, "kind": kind, "pid": one.pid, "start_ticks": one.start_ticks} for kind, one in events]
+        (directory / "events.jsonl").write_bytes(b"".join(msgspec.json.encode(line) + b"\n" for line in lines))
+        found = run_with(home, process)
+        return None if found is None else found.place
+
+    events.append(("supervisor", own))
+    assert place(own) is None, "nothing of a run that nobody keeps alive is left"
+    with shared_lock(directory):
+        assert place(own) == "its supervisor"
+        assert place(child) == "one of its processes"
+        assert place(stranger) is None
+        events[:] = [("launched", child)]
+        assert place(child) == "its training process"
+        assert place(own) is None

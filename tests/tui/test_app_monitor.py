@@ -148,7 +148,7 @@ async def test_every_reading_has_its_unit_and_what_needs_a_person_is_said(home: 
             "NVLink out 100 GiB/s, in 90.0 GiB/s",
             "ECC errors 1 uncorrected, 0 corrected",
             "rows to remap waiting for a reset of the GPU",
-            "no reading of fan percent (doctor says why)",
+            "no reading of fan percent: not supported",
             "storage read 80.0 MiB/s",
             "load 3.20",
         ):
@@ -163,6 +163,7 @@ async def test_without_a_gpu_the_cpu_is_the_device_and_the_reason_is_said(home: 
     async with app.run_test(size=(80, 24)) as pilot:
         text = await opened(pilot, the_machine(0))
         assert "no GPU: no NVIDIA driver. Training runs on the CPU." in text
+        assert "Runs and searches work without one; trainfast-tui doctor says more." in text
         assert "CPU of all cores" in text
         assert "GPU memory" not in text
         assert text.isascii()
@@ -245,6 +246,33 @@ async def test_ending_a_process_asks_first_then_offers_sigkill(home: Home, sleep
         app.post_message(SnapshotTaken(snapshot))
         await pilot.pause()
         assert f"Process {sleeper.pid} has ended." in screen_text(app)
+
+
+async def test_a_process_of_a_run_is_ended_by_stopping_the_run(
+    home: Home, hold: Callable[[Path], None], sleeper: subprocess.Popen[bytes]
+) -> None:
+    directory = a_run(home, with_result=False)
+    hold(directory)
+    supervisor = identify(sleeper.pid)
+    assert supervisor is not None
+    started = Event(t_ns=START_NS, kind="supervisor", pid=supervisor.pid, start_ticks=supervisor.start_ticks)
+    write_lines(directory / "events.jsonl", [started])
+    row = ProcessRow(sleeper.pid, supervisor, "anna", True, "python -m trainfast_runner.supervisor", 0.0, MIB, 5.0)
+    app = StillApp(home)
+    async with app.run_test(size=(120, 40)) as pilot:
+        await opened(pilot, the_machine(0, rows=(row,)))
+        await pilot.press("x")
+        await pilot.pause()
+        text = screen_text(app)
+        assert f"Stop the run {directory.name}?" in text
+        assert f"Process {sleeper.pid} is its supervisor." in text
+        assert "send SIGTERM" not in text
+        await pilot.press("y")
+        for thread in threading.enumerate():
+            if thread.name == "trainfast-stop":
+                thread.join(10)
+        await pilot.pause()
+        assert "Asked to stop." in screen_text(app)
 
 
 async def test_what_is_not_ones_own_or_not_visible_is_refused_without_a_question(home: Home) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -22,9 +21,12 @@ from trainfast_tui.widgets.process_table import ProcessTable
 from trainfast_tui.widgets.small_parts import Footer, StatusLine
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from trainfast_runner.device_track import DeviceConditions
     from trainfast_runner.process_rows import ProcessRow
     from trainfast_runner.process_tree import Identity
+    from trainfast_runner.run_processes import Membership
     from trainfast_runner.step_conditions import StepJoin
 
 AROUND = 3
@@ -90,7 +92,7 @@ class MonitorScreen(OfTheApp, ChartActions, Screen[None]):
         self._share_out()
         charts = self.query_one(Charts)
         if charts.display:
-            charts.show(replace(snapshot, run=None, ticks=tuple(snapshot.machine_ticks)))
+            charts.show(snapshot.of_machine())
         self._follow_asked(snapshot.processes)
 
     def say(self, text: str, tone: str = "text") -> None:
@@ -163,6 +165,7 @@ class MonitorScreen(OfTheApp, ChartActions, Screen[None]):
             self.say(f"Process {row.pid} is not visible from here, so it cannot be told from another.", "warning")
             return
         from trainfast_runner.foreign_process import refuse
+        from trainfast_runner.run_processes import run_with
         from trainfast_tui.screens.dialogs import Confirm
 
         try:
@@ -170,12 +173,31 @@ class MonitorScreen(OfTheApp, ChartActions, Screen[None]):
         except Problem as problem:
             self.say(problem.line(), "warning")
             return
+        if (member := run_with(self.trainfast.home, row.identity)) is not None:
+            self._offer_stop(row, member)
+            return
         kill = row.identity == self._asked
         question = f"{'Kill' if kill else 'End'} process {row.pid}?\n{_described(row)}"
         if kill:
             question += "\nSIGTERM was sent to it and it still runs. SIGKILL gives it no chance to save anything."
         yes = "send SIGKILL" if kill else "send SIGTERM: it may save what it has, and end"
         self.app.push_screen(Confirm(question, yes, ascii=self._ascii), partial(self._end, row.identity, kill))
+
+    def _offer_stop(self, row: ProcessRow, member: Membership) -> None:
+        """A process of a run is ended with its run: alone, it would make the run a failed one."""
+        from trainfast_tui.screens.dialogs import Confirm
+
+        run_id = member.directory.name
+        if member.role is not None:
+            self.say(f"Process {row.pid} works for a search ({run_id}): b on the main screen, then Esc, ends that.")
+            return
+        question = f"Stop the run {run_id}?\nProcess {row.pid} is {member.place}.\n{_described(row)}"
+        yes = "stop the run: it is asked to end, and killed after a countdown"
+        self.app.push_screen(Confirm(question, yes, ascii=self._ascii), partial(self._stop, member.directory))
+
+    def _stop(self, directory: Path, yes: object) -> None:
+        if yes:
+            self.trainfast.control.stop(directory)
 
     def _end(self, identity: Identity, kill: bool, yes: object) -> None:
         if not yes:
