@@ -88,16 +88,24 @@ def test_throttled_time_has_letters_under_the_plot_and_a_shade() -> None:
         a_series([100.0] * 121),
         spans=(Span(30 * S, 60 * S, "thermal"), Span(100 * S, None, "power")),
     )
-    palette = {"thermal": Style(bgcolor="red"), "power": Style(bgcolor="yellow")}
+    palette = {"thermal": Style(color="red"), "power": Style(color="yellow")}
     rows = paint(chart, 80, 14, YRange(), palette)
     marks = "".join(segment.text for segment in rows[-2])
     assert marks.startswith("throttle └")
     assert 15 <= marks.count("T") <= 19
     assert marks.endswith("PPPP")
-    for letter, colour in (("T", "red"), ("P", "yellow")):
-        for row in (rows[1], rows[5]):
-            shaded = [one for one in row if one.style and one.style.bgcolor and one.style.bgcolor.name == colour]
-            assert sum(len(one.text) for one in shaded) == marks.count(letter)
+    for letter, glyph, colour in (("T", "░", "red"), ("P", "·", "yellow")):
+        for row in (rows[2], rows[5]):
+            shaded = [one for one in row if one.style and one.style.color and one.style.color.name == colour]
+            assert sum(one.text.count(glyph) for one in shaded) == marks.count(letter)
+
+
+def test_time_throttled_on_and_off_does_not_cut_a_row_into_pieces() -> None:
+    """Each change of style costs the terminal more bytes than the cells between two of them."""
+    spans = tuple(Span(at * S, (at + 3) * S, "thermal") for at in range(0, 120, 6))
+    rows = paint(a_chart(a_series([100.0] * 121), spans=spans), 120, 14, YRange(), {"thermal": Style(color="red")})
+    assert "░░░ " in "".join(segment.text for segment in rows[5])
+    assert max(map(len, rows[1:-2])) <= 6
 
 
 def test_each_cause_has_a_texture_and_a_word_that_need_no_colour() -> None:

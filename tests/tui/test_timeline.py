@@ -10,9 +10,11 @@ from textual.app import App, ComposeResult
 from trainfast_runner.follow import Follower
 from trainfast_runner.home import Home
 from trainfast_runner.records import Event
+from trainfast_runner.telemetry.readings import DeviceProcess, Tick
 from trainfast_tui.chart_data import TimeAxis
 from trainfast_tui.messages import SnapshotTaken
 from trainfast_tui.timeline import MachineMoments, moments_of_run
+from trainfast_tui.widgets.charts import Chart
 from trainfast_tui.widgets.event_line import EventLine
 
 
@@ -62,6 +64,17 @@ def test_a_machine_without_a_run_tells_from_its_samples_and_looks_at_each_once()
     assert [moment.words for moment in machine.of([*ticks, lost])] == found
 
 
+def test_processes_that_come_and_go_on_a_gpu_are_told_but_not_those_found_there() -> None:
+    def at(second: int, *pids: int) -> Tick:
+        held = [DeviceProcess(pid=pid, memory_used_bytes=2**30) for pid in pids]
+        return msgspec.structs.replace(a_tick(second), devices=[a_gpu(0, processes=held, throttle_reasons=[])])
+
+    moments = MachineMoments().of([at(1, 2**22 + 1), at(2, 2**22 + 1, 2**22 + 2), at(3, 2**22 + 2)])
+    assert [(moment.sign, moment.t_ns) for moment in moments] == [("+", START_NS + 2 * S), ("-", START_NS + 3 * S)]
+    assert "with 1,024 MiB appeared" in moments[0].words
+    assert "GPU 0: " in moments[1].words
+
+
 class Line(App[None]):
     """The event line and nothing else."""
 
@@ -73,16 +86,27 @@ def text_of(line: EventLine, width: int, height: int) -> list[str]:
     return ["".join(text for text, _ in row) for row in line.lines(width, height)]
 
 
+def texts_of(chart: Chart) -> list[str]:
+    return [chart.render_line(y).text for y in range(chart.size.height)]
+
+
 async def test_the_newest_is_told_and_an_earlier_one_can_be_chosen(home: Home) -> None:
     app = StillApp(home)
     async with app.run_test(size=(140, 48)) as pilot:
         app.post_message(SnapshotTaken(a_snapshot(a_thermal_ramp(home), second=38)))
         await pilot.pause()
         assert "P  GPU 0: at the power limit  1 s before the end  4 of 4, e earlier" in screen_text(app)
+        charts = [chart for chart in app.main.query(Chart) if chart.display]
+        before = [texts_of(chart) for chart in charts]
         await pilot.press("e", "e")
+        for chart, old in zip(charts, before, strict=True):
+            marked = [row for row, was in zip(texts_of(chart), old, strict=True) if row.count("│") > was.count("│")]
+            assert marked, "the moment of the event is marked on every chart"
+            assert len({row.rindex("│") for row in marked}) == 1
         assert "t  GPU 0: no longer: thermal slowdown (software), after 12 s  5 s before the end" in screen_text(app)
         await pilot.press("E", "E")
         assert "The newest event is shown as it comes." in screen_text(app)
+        assert [texts_of(chart) for chart in charts] == before
 
 
 async def test_signs_stand_under_their_time_and_the_weightiest_of_a_cell_wins() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import cache, lru_cache, partial
 from typing import TYPE_CHECKING
 
 from trainfast_tui import format as fmt
@@ -279,14 +279,19 @@ def _causes(tick: Tick, chosen: Sequence[str]) -> set[str]:
     found: set[str] = set()
     for device in tick.devices:
         if device.throttle_reasons and (not chosen or device.uuid in chosen):
-            found |= causes_of(device)
+            found |= _causes_of(tuple(device.throttle_reasons))
     return found
 
 
-def causes_of(device: DeviceReading) -> set[str]:
+def causes_of(device: DeviceReading) -> frozenset[str]:
     """What holds a device back at this moment."""
+    return _causes_of(tuple(device.throttle_reasons or ()))
+
+
+@lru_cache(maxsize=256)
+def _causes_of(reasons: tuple[str, ...]) -> frozenset[str]:
     cause_of = causes()
-    kinds = {cause_of[reason] for reason in device.throttle_reasons or () if reason in cause_of}
+    kinds = frozenset(cause_of[reason] for reason in reasons if reason in cause_of)
     return kinds - {UMBRELLA} if kinds & {"thermal", "brake"} else kinds
 
 

@@ -24,13 +24,19 @@ LEAST_THROTTLED_SHARE = 0.005
 
 
 def device_items(
-    device: DeviceReading, before: DeviceReading | None, seconds: float, lately: DeviceConditions | None
+    device: DeviceReading,
+    before: DeviceReading | None,
+    seconds: float,
+    lately: DeviceConditions | None,
+    *,
+    with_sm_clock: bool = False,
 ) -> list[Item]:
     """The readings that this GPU has; `before` is its reading `seconds` earlier, `lately` its last minute."""
     found = [
         *_throttled(lately),
         _limits(device),
-        _clocks(device),
+        _clock("SM clock", device.sm_clock_mhz, device.sm_clock_max_mhz) if with_sm_clock else None,
+        _clock("memory clock", device.memory_clock_mhz, device.memory_clock_max_mhz),
         _plain("memory busy", fmt.percent(device.memory_utilization_percent)),
         _memory_temperature(device),
         _plain("fan", fmt.percent(device.fan_percent)),
@@ -60,14 +66,17 @@ def host_items(host: HostReading, before: HostReading | None, seconds: float) ->
     return [item for item in found if item is not None and item[1] != fmt.ABSENT]
 
 
-def missing_item(tick: Tick, index: int) -> Item | None:
-    """What this GPU cannot say."""
-    names = [key.partition(".")[2] for key in tick.missing if key.startswith(f"gpu{index}.")]
-    if not names:
+def missing_item(tick: Tick, index: int, width: int) -> Item | None:
+    """What this GPU cannot say, and why where `width` cells have room for it."""
+    why = {key.partition(".")[2]: text for key, text in tick.missing.items() if key.startswith(f"gpu{index}.")}
+    if not why:
         return None
-    shown = ", ".join(name.replace("_", " ") for name in names[:4])
-    more = f" and {len(names) - 4} more" if len(names) > 4 else ""
-    return "no reading of", f"{shown}{more} (doctor says why)", "muted"
+    names = [name.replace("_", " ") for name in why]
+    shown = ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
+    label, reasons = "no reading of", set(why.values())
+    if len(reasons) == 1 and cell_len(f"{label} {shown}: {(reason := reasons.pop())}") <= width:
+        return label, f"{shown}: {reason}", "muted"
+    return label, f"{shown} (doctor says why)", "muted"
 
 
 def is_alarm(item: Item) -> bool:
@@ -124,9 +133,10 @@ def _limits(device: DeviceReading) -> Item | None:
     return ("slowdown", ", ".join(parts), "text") if parts else None
 
 
-def _clocks(device: DeviceReading) -> Item | None:
-    now, most = fmt.megahertz(device.memory_clock_mhz), fmt.megahertz(device.memory_clock_max_mhz)
-    return None if now == fmt.ABSENT else ("memory clock", f"{now.removesuffix(' MHz')}/{most}", "text")
+def _clock(label: str, now_mhz: float | None, most_mhz: float | None) -> Item | None:
+    if now_mhz is None:
+        return None
+    return label, fmt.of_most(fmt.megahertz(now_mhz), fmt.megahertz(most_mhz)), "text"
 
 
 def _memory_temperature(device: DeviceReading) -> Item | None:

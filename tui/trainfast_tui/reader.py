@@ -17,6 +17,7 @@ from trainfast_tui.snapshot import Snapshot
 if TYPE_CHECKING:
     from trainfast_runner.follow import Follower, RunSnapshot
     from trainfast_runner.process_rows import ProcessList, ProcessRow
+    from trainfast_runner.records import Event
     from trainfast_runner.search.follow import SearchFollower, SearchSnapshot
     from trainfast_runner.telemetry.readings import Tick
     from trainfast_runner.telemetry.sampler import Sampler
@@ -26,6 +27,7 @@ SAMPLE_PERIOD_S = 1.0
 WATCHED_PERIOD_S = 0.5
 """While a person looks at the machine itself."""
 TICKS_KEPT = 3600
+XIDS_KEPT = 100
 FRESH_NS = 4_000_000_000
 """A live run's own samples count as the machine's while they are at most this old."""
 
@@ -58,6 +60,7 @@ class Reader(threading.Thread):
         self._search_follower: SearchFollower | None = None
         self._sampler: Sampler | None = None
         self._ticks: deque[Tick] = deque(maxlen=TICKS_KEPT)
+        self._xids: deque[Event] = deque(maxlen=XIDS_KEPT)
         self._with_processes = False
         self._processes: ProcessList | None = None
         self._stopping = False
@@ -122,11 +125,18 @@ class Reader(threading.Thread):
             taken_ns=time.monotonic_ns(),
             run=run,
             ticks=tuple(self._ticks),
+            xids=tuple(self._xids),
             looked=self._looked,
             search=search,
             trouble=trouble,
         )
         return replace(snapshot, processes=self._look(snapshot)) if self._with_processes else snapshot
+
+    def _note_xid(self, t_ns: int, index: int, code: int) -> None:
+        from trainfast_runner.records import Event
+        from trainfast_runner.telemetry.xid import words
+
+        self._xids.append(Event(t_ns=t_ns, kind="xid", device=index, detail=words(code)))
 
     def _look(self, snapshot: Snapshot) -> tuple[ProcessRow, ...]:
         if self._processes is None:
@@ -184,7 +194,7 @@ class Reader(threading.Thread):
         elif not supplied and self._sampler is None:
             from trainfast_runner.telemetry.sampler import Sampler
 
-            self._sampler = Sampler(self._ticks.append)
+            self._sampler = Sampler(self._ticks.append, on_xid=self._note_xid)
             self._sampler.start()
         if self._sampler is not None:
             self._sampler.ask_period(WATCHED_PERIOD_S if self._with_processes else SAMPLE_PERIOD_S)

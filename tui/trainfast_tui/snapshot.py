@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from trainfast_runner.follow import RunSnapshot
     from trainfast_runner.process_rows import ProcessRow
+    from trainfast_runner.records import Event
     from trainfast_runner.search.follow import SearchSnapshot
     from trainfast_runner.telemetry.readings import Tick
 
@@ -29,6 +31,8 @@ class Snapshot:
     """The search for the largest batch that is being followed; it may have ended."""
     trouble: str | None = None
     """What keeps the reader from reading, in one line."""
+    xids: tuple[Event, ...] = ()
+    """Xid errors that the app itself was told of, while no run samples the machine."""
     processes: tuple[ProcessRow, ...] | None = None
     """Who uses the machine; None while nobody asks for it."""
 
@@ -47,8 +51,14 @@ class Snapshot:
         run = self.run
         if run is None or not run.is_live or not run.ticks:
             return self.ticks
-        first = run.ticks[0].t_ns
-        return (*(tick for tick in self.ticks if tick.t_ns < first), *run.ticks)
+        before = bisect_left(self.ticks, run.ticks[0].t_ns, key=lambda tick: tick.t_ns)
+        return (*self.ticks[:before], *run.ticks)
+
+    def of_machine(self) -> Snapshot:
+        """The same moment without its run: the machine's samples and Xid errors, whoever took them."""
+        run = self.run
+        theirs = [event for event in run.events if event.kind == "xid"] if run is not None and run.is_live else []
+        return replace(self, run=None, ticks=tuple(self.machine_ticks), xids=(*self.xids, *theirs))
 
     def lost_s(self) -> dict[int, float]:
         """For how long each GPU that answered before has not any more, in seconds, by index."""

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from trainfast_runner.state_words import state_words
 from trainfast_tui import format as fmt
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from trainfast_runner.follow import RunSnapshot
     from trainfast_runner.records import Event, Step
-    from trainfast_runner.telemetry.readings import Tick
+    from trainfast_runner.telemetry.readings import DeviceProcess, DeviceReading, Tick
 
 MOMENTS_KEPT = 500
+T = TypeVar("T")
 Teller = Callable[["Event"], tuple[str, str, str]]
 
 
@@ -32,17 +35,77 @@ class Moment:
 
 def moments_of_run(run: RunSnapshot) -> list[Moment]:
     """The events of a run and the times it compiled, in order."""
-    return sorted([*_told(run.events), *_compilations(run.steps)], key=lambda moment: moment.t_ns)
+    return RunMoments().of(run)
+
+
+class Telling:
+    """Events in words; what ends says how long it lasted. Each is told once, in the order given."""
+
+    def __init__(self) -> None:
+        self._began: dict[tuple[str, int | None, str], int] = {}
+
+    def of(self, events: Iterable[Event]) -> list[Moment]:
+        """The moments of these events, which follow those told before."""
+        moments: list[Moment] = []
+        for event in events:
+            tell = TELLERS.get(event.kind)
+            if tell is None:
+                continue
+            sign, tone, words = tell(event)
+            thing, _, turn = event.kind.rpartition("_")
+            # A GPU that is back no longer says why it was lost; a throttle ends with the reason it began with.
+            key = (thing, event.device, (event.detail or "") if thing == "throttle" else "")
+            if turn in ("on", "lost"):
+                self._began[key] = event.t_ns
+            elif (since := self._began.pop(key, None)) is not None:
+                words += f", after {fmt.duration((event.t_ns - since) / 1e9)}"
+            moments.append(Moment(event.t_ns, sign, tone, words))
+        return moments
+
+
+class RunMoments:
+    """What happened to the run on the screen. Each event and each step is looked at once."""
+
+    def __init__(self) -> None:
+        self._directory: Path | None = None
+
+    def of(self, run: RunSnapshot) -> list[Moment]:
+        """All moments so far, in order; of another run than before only that one's."""
+        if run.directory != self._directory:
+            self._directory = run.directory
+            self._telling = Telling()
+            self._moments: list[Moment] = []
+            self._last_event: Event | None = None
+            self._last_step: Step | None = None
+        new = self._telling.of(_after(self._last_event, run.events))
+        new += _compilations(_after(self._last_step, run.steps))
+        if new:
+            self._moments = sorted([*self._moments, *new], key=lambda moment: moment.t_ns)[-MOMENTS_KEPT:]
+        self._last_event = run.events[-1] if run.events else None
+        self._last_step = run.steps[-1] if run.steps else None
+        return self._moments
+
+
+def _after(last: T | None, items: Sequence[T]) -> list[T]:
+    """The items behind `last`; all of them where it has been dropped from the front."""
+    new: list[T] = []
+    for item in reversed(items):
+        if item is last:
+            break
+        new.append(item)
+    return new[::-1]
 
 
 class MachineMoments:
-    """What the samples of a machine without a run show: throttling, lost GPUs. Each tick is looked at once."""
+    """What a machine's samples show without a run: throttling, lost GPUs, processes. Each tick is looked at once."""
 
     def __init__(self) -> None:
         self._seen_ns = 0
         self._reasons: dict[int, frozenset[str]] = {}
         self._lost: set[int] = set()
-        self._events: deque[Event] = deque(maxlen=MOMENTS_KEPT)
+        self._processes: dict[int, dict[int, DeviceProcess]] = {}
+        self._telling = Telling()
+        self._moments: deque[Moment] = deque(maxlen=MOMENTS_KEPT)
 
     def of(self, ticks: Sequence[Tick]) -> list[Moment]:
         """All moments up to the last of these ticks, of which only the new ones are looked at."""
@@ -52,12 +115,12 @@ class MachineMoments:
                 break
             new.append(tick)
         for tick in reversed(new):
-            self._take(tick)
+            self._moments += self._telling.of(self._events(tick))
         if ticks:
             self._seen_ns = max(self._seen_ns, ticks[-1].t_ns)
-        return _told(self._events)
+        return list(self._moments)
 
-    def _take(self, tick: Tick) -> None:
+    def _events(self, tick: Tick) -> Iterator[Event]:
         from trainfast_runner.records import Event
         from trainfast_runner.telemetry.throttle import severity
 
@@ -66,7 +129,8 @@ class MachineMoments:
             if (device.error is not None) != (at in self._lost):
                 kind = "gpu_back" if device.error is None else "gpu_lost"
                 self._lost ^= {at}
-                self._events.append(Event(t_ns=tick.t_ns, kind=kind, device=at, detail=device.error))
+                yield Event(t_ns=tick.t_ns, kind=kind, device=at, detail=device.error)
+            yield from self._came_and_went(device, tick.t_ns)
             if device.throttle_reasons is None:
                 continue
             now = frozenset(name for name in device.throttle_reasons if severity(name) != "none")
@@ -74,27 +138,22 @@ class MachineMoments:
             self._reasons[at] = now
             for kind, names in (("throttle_on", now - before), ("throttle_off", before - now)):
                 for name in sorted(names):
-                    self._events.append(Event(t_ns=tick.t_ns, kind=kind, device=at, detail=name))
+                    yield Event(t_ns=tick.t_ns, kind=kind, device=at, detail=name)
 
+    def _came_and_went(self, device: DeviceReading, t_ns: int) -> Iterator[Event]:
+        from trainfast_runner.device_events import process_event
 
-def _told(events: Iterable[Event]) -> list[Moment]:
-    """In words; what ends says how long it lasted."""
-    began: dict[tuple[str, int | None, str], int] = {}
-    moments: list[Moment] = []
-    for event in events:
-        tell = TELLERS.get(event.kind)
-        if tell is None:
-            continue
-        sign, tone, words = tell(event)
-        thing, _, turn = event.kind.rpartition("_")
-        # A GPU that is back no longer says why it was lost; a throttle ends with the reason it began with.
-        key = (thing, event.device, (event.detail or "") if thing == "throttle" else "")
-        if turn in ("on", "lost"):
-            began[key] = event.t_ns
-        elif (since := began.pop(key, None)) is not None:
-            words += f", after {fmt.duration((event.t_ns - since) / 1e9)}"
-        moments.append(Moment(event.t_ns, sign, tone, words))
-    return moments
+        if device.processes is None:
+            return
+        now = {process.pid: process for process in device.processes}
+        before = self._processes.get(device.index)
+        self._processes[device.index] = now
+        if before is None:
+            # Those that were there at the first look did not just appear.
+            return
+        for what, here, there in (("left", before, now), ("appeared", now, before)):
+            for pid in sorted(here.keys() - there.keys()):
+                yield process_event(device.index, t_ns, what, here[pid], kind="process")
 
 
 def _compilations(steps: Sequence[Step]) -> list[Moment]:
@@ -129,7 +188,8 @@ def _throttle(event: Event, began: bool) -> tuple[str, str, str]:
 
 def _process(event: Event) -> tuple[str, str, str]:
     who = event.detail or (f"process {event.pid}" if event.pid is not None else "a process of somebody else")
-    sign, tone = ("-", "muted") if event.state == "left" else ("+", "warning")
+    came = "warning" if event.kind == "foreign_process" else "primary"
+    sign, tone = ("-", "muted") if event.state == "left" else ("+", came)
     return sign, tone, f"{_device(event)}: {who}"
 
 
@@ -150,6 +210,7 @@ TELLERS: dict[str, Teller] = {
     "gpu_lost": lambda event: ("✗", "error", f"{_device(event)} was lost: {event.detail or 'it does not answer'}"),
     "gpu_back": lambda event: ("✓", "success", f"{_device(event)} answers again"),
     "foreign_process": _process,
+    "process": _process,
     "state": _state,
     "stop_requested": lambda event: ("■", "warning", "asked to stop"),
     "kill_sent": lambda event: ("■", "error", "SIGKILL sent"),

@@ -237,24 +237,20 @@ def _round_range(
     return bottom, top
 
 
-def runs(text: list[str], keys: bytearray, shades: bytes, styles: Sequence[Sequence[Style | None]]) -> list[Segment]:
-    """One row as few segments; `styles[shade][key]` is a cell's. Shade 0 is none.
-
-    Key 0 without a shade is a blank: it takes its neighbour's style, as only the background shows.
-    """
+def runs(text: list[str], keys: bytearray, styles: Sequence[Style | None]) -> list[Segment]:
+    """One row as few segments; `styles[key]` is a cell's. Key 0 is a blank: it takes its neighbour's style."""
     segments: list[Segment] = []
-    start, key, shade = 0, keys[0], shades[0]
+    start, key = 0, keys[0]
     for cell in range(1, len(keys)):
         next_key = keys[cell]
-        if shades[cell] == shade:
-            if next_key == key or not (next_key or shade):
-                continue
-            if not (key or shade):
-                key = next_key
-                continue
-        segments.append(Segment("".join(text[start:cell]), styles[shade][key]))
-        start, key, shade = cell, next_key, shades[cell]
-    segments.append(Segment("".join(text[start:]), styles[shade][key]))
+        if next_key == key or not next_key:
+            continue
+        if not key:
+            key = next_key
+            continue
+        segments.append(Segment("".join(text[start:cell]), styles[key]))
+        start, key = cell, next_key
+    segments.append(Segment("".join(text[start:]), styles[key]))
     return segments
 
 

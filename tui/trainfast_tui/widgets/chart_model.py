@@ -68,6 +68,8 @@ class ChartData:
     """The sentence shown while no series has a value in the window."""
     now_label: str = "now"
     """What the right end of the time axis is called."""
+    cursor_ns: int | None = None
+    """A moment that is marked by a vertical line."""
 
 
 TONES: tuple[Tone, ...] = ("primary", "secondary", "accent", "success", "warning", "error")

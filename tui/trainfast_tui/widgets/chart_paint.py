@@ -61,6 +61,11 @@ class _Frame:
     def cell_ns(self) -> int:
         return self.column_ns << self.dots.x_bits
 
+    def cell_at(self, t_ns: int | None) -> int | None:
+        """The cell of the plot for a moment; None where it is not on the axis."""
+        cell = -1 if t_ns is None else (t_ns - self.start_ns) // self.cell_ns
+        return cell if 0 <= cell < self.plot_width else None
+
     def clean(self, text: str) -> str:
         text = plain(text)
         return to_ascii(text) if self.ascii else text
@@ -216,10 +221,14 @@ def _plot_rows(
         _row_of(limit.value, y_range, frame): limit for limit in data.limits if y_range[0] <= limit.value <= y_range[1]
     }
     labels = _axis_labels(frame, data, y_range, limits)
-    seen = sorted({mark for mark in marks if mark is not None}, key=rank)
-    shades = bytes(0 if mark is None else 1 + seen.index(mark) for mark in marks)
-    inks = [Style.null(), palette.get("limit"), palette.get("mark"), *(palette.get(one.tone) for one in data.series)]
-    styles = [inks, *(_shaded(inks, shade, palette) for shade in seen)]
+    seen: dict[Shade, list[int]] = {}
+    for cell, mark in enumerate(marks):
+        if mark is not None:
+            seen.setdefault(mark, []).append(cell)
+    styles = [Style.null(), palette.get("limit"), palette.get("mark"), *(palette.get(one.tone) for one in data.series)]
+    textures = [(cell, shade, len(styles) + at) for at, (shade, cells) in enumerate(seen.items()) for cell in cells]
+    styles += [palette.get(shade.kind) or palette.get("mark") for shade in seen]
+    cursor = frame.cell_at(data.cursor_ns)
     rows = []
     for row in range(height):
         text, keys = _merge(frame, layers, row)
@@ -230,29 +239,18 @@ def _plot_rows(
             for cell, mark in enumerate(marks):
                 if mark and not keys[cell]:
                     text[cell], keys[cell] = mark.letter, _MARK
-        if seen:
-            _fill(frame, text, keys, marks)
+        if cursor is not None and not keys[cursor]:
+            text[cursor], keys[cursor] = "|" if frame.ascii else "│", _MARK
+        for cell, shade, key in textures:
+            if not keys[cell]:
+                text[cell], keys[cell] = shade.ascii_glyph if frame.ascii else shade.glyph, key
         is_limit = limit is not None
         gutter = _gutter(frame, labels.get(row, ""), palette, is_limit)
-        rows.append(gutter + runs(text, keys, shades, styles))
+        rows.append(gutter + runs(text, keys, styles))
     return rows
 
 
 _BLANK, _LIMIT, _MARK, _FIRST_SERIES = range(4)
-
-
-def _shaded(inks: list[Style | None], shade: Shade, palette: Palette) -> list[Style | None]:
-    """The styles over this shade. A blank shows the shade's own ink, in which its texture is drawn."""
-    own = palette.get(shade.kind) or palette.get("mark") or Style.null()
-    ground = Style(bgcolor=own.bgcolor)
-    return [own, *((ink or Style.null()) + ground for ink in inks[1:])]
-
-
-def _fill(frame: _Frame, text: list[str], keys: bytearray, marks: list[Shade | None]) -> None:
-    """Draw the texture of the throttled time in the free cells of a row."""
-    for cell, mark in enumerate(marks):
-        if mark is not None and not keys[cell]:
-            text[cell] = mark.ascii_glyph if frame.ascii else mark.glyph
 
 
 def _merge(frame: _Frame, layers: list[bytearray], row: int) -> tuple[list[str], bytearray]:
@@ -353,7 +351,7 @@ def _mark_row(frame: _Frame, marks: list[Shade | None], palette: Palette) -> lis
         segments = [Segment(text, palette.get("mark")), Segment(f" {corner}", palette.get("axis"))]
     keys = bytearray(_MARK if mark else _LIMIT for mark in marks)
     styles = [palette.get("axis"), palette.get("axis"), palette.get("mark")]
-    return segments + runs([mark.letter if mark else line for mark in marks], keys, bytes(len(marks)), [styles])
+    return segments + runs([mark.letter if mark else line for mark in marks], keys, styles)
 
 
 def _time_row(frame: _Frame, data: ChartData, marks: list[Shade | None], palette: Palette) -> list[Segment]:

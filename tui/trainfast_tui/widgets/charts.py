@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from textual.app import ComposeResult
 from textual.containers import Vertical
 from textual.strip import Strip
@@ -9,7 +11,7 @@ from textual.strip import Strip
 from trainfast_tui import chart_data
 from trainfast_tui import format as fmt
 from trainfast_tui.snapshot import Snapshot
-from trainfast_tui.timeline import MachineMoments, Moment, moments_of_run
+from trainfast_tui.timeline import MachineMoments, Moment, RunMoments, Telling
 from trainfast_tui.widgets.event_line import EventLine
 from trainfast_tui.widgets.painted import on_background
 from trainfast_tui.widgets.strip_chart import StripChart
@@ -47,6 +49,7 @@ class Charts(Vertical):
         self._noun = "samples"
         self._first = 0
         self._machine = MachineMoments()
+        self._of_run = RunMoments()
 
     def compose(self) -> ComposeResult:
         yield Chart(ascii=self._ascii, gutter=GUTTER, time_labels=False, id="throughput")
@@ -77,17 +80,18 @@ class Charts(Vertical):
         fitting = max(0, min(readings, height // LEAST_ROWS - (not self._of_machine), MOST_DEVICE_CHARTS))
         if fitting == 0 and height >= 8:
             fitting = 1
+        cursor_ns = self.query_one(EventLine).chosen_ns
         devices = chart_data.device_charts(snapshot, axis, self._first, fitting)
         top = self.query_one("#throughput", StripChart)
         top.set_class(self._of_machine, "-away")
         if not self._of_machine:
             chosen = sorted(chart_data.used_uuids(snapshot.run))
-            top.show(chart_data.throughput(snapshot, axis, self._noun, chosen))
+            top.show(replace(chart_data.throughput(snapshot, axis, self._noun, chosen), cursor_ns=cursor_ns))
         for place in range(MOST_DEVICE_CHARTS):
             chart = self.query_one(f"#device{place}", StripChart)
             chart.set_class(place >= fitting, "-away")
             if place < fitting:
-                chart.show(devices[fitting - 1 - place])
+                chart.show(replace(devices[fitting - 1 - place], cursor_ns=cursor_ns))
 
     def _show_events(self, snapshot: Snapshot, axis: chart_data.TimeAxis, height: int) -> int:
         """The rows that the events take."""
@@ -102,12 +106,17 @@ class Charts(Vertical):
 
     def _moments(self, snapshot: Snapshot) -> list[Moment]:
         if snapshot.run is not None:
-            return moments_of_run(snapshot.run)
-        return self._machine.of(snapshot.ticks)
+            return self._of_run.of(snapshot.run)
+        moments = self._machine.of(snapshot.ticks)
+        if snapshot.xids:
+            moments = sorted([*moments, *Telling().of(snapshot.xids)], key=lambda moment: moment.t_ns)
+        return moments
 
     def next_event(self, by: int) -> str:
-        """Choose an earlier or later event; what it is, in words."""
-        return self.query_one(EventLine).move(by)
+        """Choose an earlier or later event, which the charts then mark; what it is, in words."""
+        said = self.query_one(EventLine).move(by)
+        self.repaint()
+        return said
 
     def on_resize(self) -> None:
         self.repaint()

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
+from rich.cells import cell_len
+
 from trainfast_tui import format as fmt
 from trainfast_tui.widgets.bar import bar_runs
 from trainfast_tui.widgets.painted import Line, Painted
@@ -12,7 +14,7 @@ from trainfast_tui.widgets.painted import Line, Painted
 if TYPE_CHECKING:
     from trainfast_runner.telemetry.readings import DeviceReading, HostReading, Tick
 
-WIDE = 120
+WIDE, WIDEST = 120, 150
 NEARLY_FULL = 0.93
 NO_DRIVER = "no NVIDIA driver"
 """How the sentence of `telemetry.failures` begins; importing it would bring the sampler along."""
@@ -21,12 +23,15 @@ SHORT_WORDS = {
     "sw_power_cap": "power limit",
     "hw_slowdown": "hardware slowdown",
     "sw_thermal": "thermal slowdown",
-    "hw_thermal": "thermal slowdown (hardware)",
+    "hw_thermal": "hardware thermal",
     "hw_power_brake": "power brake",
     "application_clocks": "application clocks",
     "sync_boost": "sync boost",
     "display_clock": "display clock",
 }
+SEVERITIES = ("warning", "info", "none")
+BADGES = {"warning": "alarm", "info": "badge", "none": "muted"}
+"""The tone of each severity."""
 
 
 class DevicesPanel(Painted):
@@ -135,31 +140,32 @@ def gpu_line(
     """One GPU in a row; `used` marks it, `lost_s` is for how long it has not answered, `missing` its tick's."""
     wide = width >= WIDE
     line: Line = [("▸" if used else " ", "primary"), (f"GPU {device.index} ", "title")]
-    if wide:
+    if width >= WIDEST:
         name = (device.name or "").removeprefix("NVIDIA ")
         line.append((fmt.fit(fmt.plain(name), 18) + " ", "muted"))
     if device.error is not None:
         since = f"lost for {fmt.duration(lost_s)}: " if lost_s is not None else "not answering: "
         return [*line, (since, "error"), (device.error, "error")]
     share = _share(device.memory_used_bytes, device.memory_total_bytes)
-    line += _bar(share, 16 if wide else 6, ascii, NEARLY_FULL)
-    used_bytes, total_bytes = fmt.size(device.memory_used_bytes), fmt.size(device.memory_total_bytes)
-    if used_bytes == total_bytes == fmt.ABSENT:
-        line.append((fmt.fit(f" {fmt.no_memory_words(device.index, missing or {})}", 22 if wide else 10), "muted"))
-    elif wide:
-        line.append((fmt.fit(f" {used_bytes} of {total_bytes}", 22), "text"))
-    else:
-        line.append((fmt.fit(f" {used_bytes}", 10), "text"))
+    line += _bar(share, 16 if width >= WIDEST else 10 if wide else 6, ascii, NEARLY_FULL)
+    line += _memory(device, wide, missing or {})
     line.append((fmt.fit(fmt.percent(device.gpu_utilization_percent), 6, "right"), "text"))
     line += _temperature(device, wide)
     power = fmt.of_most(fmt.watts(device.power_w), fmt.watts(device.power_limit_w))
     line.append((fmt.fit(power, 12, "right"), "text"))
     clock = fmt.megahertz(device.sm_clock_mhz)
     if wide:
-        line.append((fmt.fit(f"SM {fmt.of_most(clock, fmt.megahertz(device.sm_clock_max_mhz))}", 19, "right"), "text"))
+        line.append((fmt.fit(f"SM {fmt.of_most(clock, fmt.megahertz(device.sm_clock_max_mhz))}", 18, "right"), "text"))
     else:
         line.append((fmt.fit(clock, 9, "right"), "text"))
-    return line + _badges(device, wide)
+    return line + _badges(device, width - sum(cell_len(text) for text, _ in line))
+
+
+def _memory(device: DeviceReading, wide: bool, missing: Mapping[str, str]) -> Line:
+    used, total = fmt.size(device.memory_used_bytes), fmt.size(device.memory_total_bytes)
+    if used == total == fmt.ABSENT:
+        return [(fmt.fit(f" {fmt.no_memory_words(device.index, missing)}", 22 if wide else 10), "muted")]
+    return [(fmt.fit(f" {used} of {total}", 22) if wide else fmt.fit(f" {used}", 10), "text")]
 
 
 def degrees_left(device: DeviceReading) -> float | None:
@@ -175,24 +181,32 @@ def _temperature(device: DeviceReading, wide: bool) -> Line:
     left = degrees_left(device)
     tone = "warning" if left is not None and left <= NEAR_SLOWDOWN_C else "text"
     if left is None:
-        return [(fmt.fit(text, 7, "right"), tone), (" " * (21 if wide else 0), "text")]
+        return [(fmt.fit(text, 7, "right"), tone), (" " * (19 if wide else 0), "text")]
     if wide:
         words = f" {left:.0f} below slowdown" if left >= 0 else f" {-left:.0f} over slowdown"
-        return [(fmt.fit(text, 7, "right"), tone), (fmt.fit(words, 21), "muted" if left > 0 else "error")]
+        return [(fmt.fit(text, 7, "right"), tone), (fmt.fit(words, 19), "muted" if left > 0 else "error")]
     return [(fmt.fit(text, 7, "right"), tone)]
 
 
-def _badges(device: DeviceReading, wide: bool) -> Line:
-    """Throttle reasons in words; an idle GPU says idle, one that is not held back says nothing."""
+def _badges(device: DeviceReading, room: int) -> Line:
+    """Throttle reasons in words, the worst first; an idle GPU says idle, one that is not held back says nothing."""
     # Importing it brings the sampler along, for which the first frame should not wait.
     from trainfast_runner.telemetry import throttle
 
+    reasons = sorted(device.throttle_reasons or (), key=lambda name: SEVERITIES.index(throttle.severity(name)))
+    tones = [BADGES[throttle.severity(name)] for name in reasons]
+    words = [throttle.words(name) for name in reasons]
+    if sum(cell_len(one) + 4 for one in words) > room:
+        words = [SHORT_WORDS.get(name, one) for name, one in zip(reasons, words, strict=True)]
     line: Line = []
-    for name in device.throttle_reasons or ():
-        severity = throttle.severity(name)
-        words = throttle.words(name) if wide else SHORT_WORDS.get(name, throttle.words(name))
-        tone = {"none": "muted", "info": "badge"}.get(severity, "alarm")
-        line += [("  " if wide else " ", "text"), (f" {words} " if tone != "muted" else words, tone)]
+    for at, (one, tone) in enumerate(zip(words, tones, strict=True)):
+        more = f" +{len(words) - at - 1}" if at + 1 < len(words) else ""
+        badge = one if tone == "muted" else f" {one} "
+        gap = " " * min(2, max(0, room - cell_len(badge) - cell_len(more)))
+        if line and not gap:
+            return [*line, (f" +{len(words) - at}", tone)]
+        line += [(gap or " ", "text"), (badge, tone)]
+        room -= cell_len(gap) + cell_len(badge)
     return line
 
 

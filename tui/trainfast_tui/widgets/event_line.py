@@ -34,6 +34,11 @@ class EventLine(Painted):
             self._chosen = None
         self.repaint()
 
+    @property
+    def chosen_ns(self) -> int | None:
+        """When the chosen moment was (CLOCK_MONOTONIC); None while the newest is followed."""
+        return self._chosen.t_ns if self._chosen is not None else None
+
     def move(self, by: int) -> str:
         """Choose an earlier (-1) or later (1) moment; past the last one the newest is followed again. In words."""
         moments = self._moments

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
+from rich.cells import cell_len
+
 from trainfast_tui import format as fmt
 from trainfast_tui.device_details import Item, device_items, flow, host_items, is_alarm, missing_item
 from trainfast_tui.snapshot import Snapshot
@@ -41,10 +43,13 @@ class MonitorHead(Painted):
             return [[*line, ("   looking…", "muted")]]
         if tick.devices:
             line += [(f"  {fmt.count(len(tick.devices), 'GPU' if len(tick.devices) == 1 else 'GPUs')}", "text")]
-            line += _held_back(tick, width >= WIDE)
-        line.append((f"  {_microseconds(tick.sample_us)} a sample{_period(self._snapshot)}", "muted"))
+            worded = [*line, *_held_back(tick, True)]
+            line = worded if _length(worded) <= width else [*line, *_held_back(tick, False)]
+        cost: Line = [(f"  {_microseconds(tick.sample_us)} a sample{_period(self._snapshot)}", "muted")]
         if (slowed := tick.missing.get("sampler.period")) is not None:
-            line.append((f"   {slowed}", "warning"))
+            cost.append((f"   {slowed}", "warning"))
+        if _length([*line, *cost]) <= width or slowed is not None:
+            line += cost
         if tick.devices and "nvml.binding" in tick.missing:
             from trainfast_runner.telemetry.binding import IN_SHORT
 
@@ -103,13 +108,13 @@ class MonitorDevices(Painted):
         before, seconds = _before(snapshot, tick)
         host = self._host(tick.host, before.host if before is not None else None, seconds, width, bool(tick.devices))
         if not tick.devices:
-            return [*host, *([(line, "muted")] for line in wrap(_why_no_gpu(tick), width))]
+            return [*host, *([(line, "muted")] for words in _why_no_gpu(tick) for line in wrap(words, width))]
         lost_s = snapshot.lost_s()
         heads = [
             gpu_line(one, width, one.uuid in self._used, self._ascii, lost_s.get(one.index), tick.missing)
             for one in tick.devices
         ]
-        items = [self._items(one, before, seconds, tick) for one in tick.devices]
+        items = [self._items(one, before, seconds, tick, width) for one in tick.devices]
         details = [flow(found, width, INDENT) for found in items]
         if len(heads) + sum(map(len, details)) + len(host) > height:
             host = host[:1]
@@ -130,12 +135,13 @@ class MonitorDevices(Painted):
             found[self._chosen] = details[self._chosen][: max(0, room)]
         return found
 
-    def _items(self, device: DeviceReading, before: Tick | None, seconds: float, tick: Tick) -> list[Item]:
+    def _items(self, device: DeviceReading, before: Tick | None, seconds: float, tick: Tick, width: int) -> list[Item]:
         if device.error is not None:
             return []
         earlier = next((one for one in before.devices if one.uuid == device.uuid), None) if before is not None else None
-        missing = missing_item(tick, device.index)
-        items = device_items(device, earlier, seconds, self._lately.get(device.uuid or ""))
+        # The row of a GPU has no room for its highest clock on a narrow screen.
+        items = device_items(device, earlier, seconds, self._lately.get(device.uuid or ""), with_sm_clock=width < WIDE)
+        missing = missing_item(tick, device.index, width - INDENT)
         return items if missing is None else [*items, missing]
 
     def _host(
@@ -171,6 +177,10 @@ def _held_back(tick: Tick, wide: bool) -> Line:
     return [*line, (f"  GPU {lost} {'does not answer' if wide else 'lost'}", "error")] if lost else line
 
 
+def _length(line: Line) -> int:
+    return sum(cell_len(text) for text, _ in line)
+
+
 def _microseconds(value: int) -> str:
     return f"{value:,} µs" if value < 10_000 else fmt.milliseconds(value / 1e3)
 
@@ -182,5 +192,6 @@ def _period(snapshot: Snapshot) -> str:
     return f", every {fmt.duration(round((ticks[-1].t_ns - ticks[-2].t_ns) / 1e9, 1))}"
 
 
-def _why_no_gpu(tick: Tick) -> str:
-    return f"no GPU: {tick.missing.get('nvml', 'none is listed')}. Training runs on the CPU."
+def _why_no_gpu(tick: Tick) -> list[str]:
+    why = f"no GPU: {tick.missing.get('nvml', 'none is listed')}. Training runs on the CPU."
+    return [why, "Runs and searches work without one; trainfast-tui doctor says more."]

@@ -148,8 +148,15 @@ class ProcessTable(Painted):
         tone = "text" if row.is_own else "muted"
         line: Line = [("▸ " if here else "  ", "accent")]
         line += [(_cell(name, cells[name], room), tone) for name, room in self._columns(width)]
-        line.append((row.command if row.identity is not None else "not visible from here", tone))
+        command = row.command if width >= WIDE else _without_folder(row.command)
+        line.append((command if row.identity is not None else "not visible from here", tone))
         return [(text, "cursor") for text, _ in line] if here else line
+
+
+def _without_folder(command: str) -> str:
+    """The command with the bare name of its program."""
+    program, space, rest = command.partition(" ")
+    return (program.rpartition("/")[2] or program) + space + rest
 
 
 def _held(row: ProcessRow) -> str:

@@ -36,16 +36,9 @@ class StripChart(Widget):
         .strip-chart--empty { color: $text-muted; }
         .strip-chart--limit { color: $text-error; }
         .strip-chart--mark { color: $text-warning; text-style: bold; }
-        .strip-chart--thermal { color: $text-error; background: $error-muted; }
-        .strip-chart--brake { color: $text-error; background: $error-muted; }
-        .strip-chart--hardware { color: $text-error; background: $error-muted; }
-        .strip-chart--power { color: $text-warning; background: $warning-muted; }
-        .strip-chart--sync_boost { color: $text-secondary; background: $secondary-muted; }
-        .strip-chart--other { color: $text-warning; background: $warning-muted; }
-        &:ansi .strip-chart--thermal, &:ansi .strip-chart--brake, &:ansi .strip-chart--hardware,
-        &:ansi .strip-chart--power, &:ansi .strip-chart--sync_boost, &:ansi .strip-chart--other {
-            background: ansi_default;
-        }
+        .strip-chart--thermal, .strip-chart--brake, .strip-chart--hardware { color: $text-error; }
+        .strip-chart--power, .strip-chart--other { color: $text-warning; }
+        .strip-chart--sync_boost { color: $text-secondary; }
     }
     """
 
@@ -122,10 +115,7 @@ class StripChart(Widget):
         if self._palette is None:
             # Whole styles: a partial one leaves a muted colour unblended, which is white on a light theme.
             names = (*TONES, *PARTS, *SHADED)
-            whole = {name: self.get_component_rich_style(f"strip-chart--{name}") for name in names}
-            self._palette = {name: ink(whole[name]) for name in (*TONES, *PARTS)}
-            for name in SHADED:
-                self._palette[name] = Style(color=whole[name].color, bgcolor=whole[name].bgcolor)
+            self._palette = {name: ink(self.get_component_rich_style(f"strip-chart--{name}")) for name in names}
         return self._palette
 
 
