@@ -258,14 +258,9 @@ class _Conductor:
         began = time.monotonic()
         if left is None:
             steps = self._options.proof_steps
-            knobs = {
-                **self._plan.spec.knobs,
-                "batch_size": batch_size,
-                "steps": steps,
-                "timing_warmup": min(TIMED_WARMUP, steps - 1),
-            }
-            changed = tuple(dict.fromkeys((*self._plan.spec.changed, "batch_size", "steps", "timing_warmup")))
-            spec = replace(self._plan.spec, knobs=knobs, changed=changed)
+            spec = self._plan.spec.turned(
+                batch_size=batch_size, steps=steps, timing_warmup=min(TIMED_WARMUP, steps - 1)
+            )
             left = self._start(replace(self._plan, spec=spec), "proof")
         self._live = left
         result = wait_for_result(left, self._check)

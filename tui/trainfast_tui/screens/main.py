@@ -141,7 +141,7 @@ class MainScreen(MainActions, Screen[None]):
         self._memory = foreseen
         if not self.is_ready:
             return
-        measured = measured_memory(self.snapshot.run if self.snapshot is not None else None, self.next_run)
+        measured = measured_memory(self.shown_run, self.next_run)
         if measured is not None:
             foreseen = replace(foreseen or MemoryView(), measured=measured)
         self.query_one(MemoryBar).show(foreseen)
@@ -161,8 +161,7 @@ class MainScreen(MainActions, Screen[None]):
 
     def current_ending(self) -> Ending | None:
         """What the middle of the screen says about the run's end."""
-        run = self.snapshot.run if self.snapshot is not None else None
-        return self._ending(run)
+        return self._ending(self.shown_run)
 
     def _ending(self, run: RunSnapshot | None) -> Ending | None:
         return None if run is None else ending(run, self.trainfast.explainer.about(run))

@@ -52,6 +52,11 @@ class MainActions(OfTheApp, ChartActions):
         return self.trainfast.machine
 
     @property
+    def shown_run(self) -> RunSnapshot | None:
+        """The run on the screen."""
+        return self.snapshot.run if self.snapshot is not None else None
+
+    @property
     def panel(self) -> KnobPanel:
         return self.query_one(KnobPanel)
 
@@ -64,7 +69,7 @@ class MainActions(OfTheApp, ChartActions):
         self.show_knobs()
 
     def action_run(self) -> None:
-        next_run, snapshot = self.next_run, self.snapshot
+        next_run, run = self.next_run, self.shown_run
         if next_run is None:
             self.say("There is no preset to run; p chooses one.", "warning")
             return
@@ -74,7 +79,6 @@ class MainActions(OfTheApp, ChartActions):
         if self.trainfast.searching.is_going_on:
             self.say("The search for the largest batch has the device; b shows it, Esc there cancels it.", "warning")
             return
-        run = snapshot.run if snapshot is not None else None
         if run is None or not run.is_live:
             self.say(f"Starting {next_run.spec.name}…")
             self.trainfast.control.start(next_run.spec)
@@ -85,7 +89,7 @@ class MainActions(OfTheApp, ChartActions):
         self._ask_about(run, question, "stop it, then run", partial(self._stop_then_run, run.directory, next_run))
 
     def action_batch(self) -> None:
-        next_run, run = self.next_run, self.snapshot.run if self.snapshot is not None else None
+        next_run, run = self.next_run, self.shown_run
         self._batch_wanted = self.snapshot is None
         if self._batch_wanted:
             self.say("Looking whether a search goes on…")
@@ -171,7 +175,7 @@ class MainActions(OfTheApp, ChartActions):
             self.trainfast.control.stop_then_start(directory, next_run.spec)
 
     def action_stop(self) -> None:
-        run = self.snapshot.run if self.snapshot is not None else None
+        run = self.shown_run
         if self.trainfast.control.is_cooling:
             self.trainfast.control.give_up()
             return
@@ -292,7 +296,7 @@ class MainActions(OfTheApp, ChartActions):
         self.app.push_screen(Ask("Start runs below", hint, now, take, ascii=self.ascii))
 
     def action_compare(self) -> None:
-        run = self.snapshot.run if self.snapshot is not None else None
+        run = self.shown_run
         if run is None:
             self.say("Nothing to compare yet; r starts a run.")
         elif run.result is None:
@@ -316,7 +320,7 @@ class MainActions(OfTheApp, ChartActions):
         self.app.push_screen(TopoScreen(ascii=self.ascii))
 
     def action_diagnosis(self) -> None:
-        run = self.snapshot.run if self.snapshot is not None else None
+        run = self.shown_run
         if run is None or not run.steps:
             self.say("No step was measured yet, so nothing can be told.")
             return
