@@ -91,6 +91,8 @@ def test_beside_a_measurement_stands_the_difference_in_percent() -> None:
     assert len(lines[-2]) < len(lines[1])
     other = shown(MemoryView(FITS, measured=Measured(700 * MIB, 800 * MIB, same_knobs=False)))
     assert other[-1] == "measured 700 MiB, -12.5 % of its 800 MiB", "of another prediction than the one above it"
+    corrected = shown(MemoryView(FITS, measured=Measured(1400 * MIB, 1300 * MIB, same_knobs=True)))
+    assert corrected[-1] == "measured 1.37 GiB, +7.7 % of its 1.27 GiB", "the bar above has learnt from it"
     assert len(shown(same, SMALL)) == 5
 
 

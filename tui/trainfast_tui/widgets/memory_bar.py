@@ -189,7 +189,10 @@ def _measured(view: MemoryView, measured: Measured, width: int, ascii: bool) -> 
     if predicted:
         difference = fmt.signed_percent(100 * (measured.peak_bytes - predicted) / predicted)
         words.append((f", {difference}", "text"))
-        of = "of the prediction" if measured.same_knobs else f"of its {fmt.size(predicted)}"
+        above = view.forecast.total_bytes if view.forecast is not None else None
+        # A run corrects the next prediction, which is then another than its own.
+        is_above = measured.same_knobs and (above is None or fmt.size(above) == fmt.size(predicted))
+        of = "of the prediction" if is_above else f"of its {fmt.size(predicted)}"
     if sum(len(text) for text, _ in words) + len(of) + 1 <= width:
         words.append((f" {of}", "muted"))
     return [bar, words]
