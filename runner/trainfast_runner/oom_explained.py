@@ -92,7 +92,13 @@ def candidates(spec: RunSpec, device: str, phase: str | None = None) -> list[Run
         changed = _with(spec, {fix.knob: fix.value})
         if changed is not None and fix.knob != "batch_size":
             found.append(changed)
-    return found
+    every = _with(spec, _strongest(cheapest(spec.knobs, device, phase, most=None)))
+    return found if every is None or every in (spec, *found) else [*found, every]
+
+
+def _strongest(fixes: Iterable[Fix]) -> dict[str, str]:
+    """Every knob but the batch turned as far as it goes; a shorter sequence would be another task."""
+    return {fix.knob: fix.value for fix in sorted(fixes, key=_cost) if fix.knob not in ("batch_size", "seq_len")}
 
 
 def _limit(run: RunFile, error: RunError | None, said: str) -> int | None:
@@ -187,6 +193,8 @@ def _changes(
         # Beside a smaller batch another change is worth its cost only where the batch then is larger.
         worth = (pair for pair in pairs if not 0 < int(pair.settings.get("batch_size", 0)) <= alone)
         proved += islice(worth, MOST_CHANGES - len(proved))
+    if not proved:
+        proved = _all_together(spec, fixes, run.world_size, limit, under, model_of)
     # What has not been traced may do as well, but nothing says so: it stands after what is known to.
     return [*proved, *(_unpredicted(fix) for fix in fixes if fix in unknown)][:MOST_CHANGES]
 
@@ -256,6 +264,25 @@ def _pairs(
         prediction = None if changed is None else _predict(model_of, changed, ranks)
         if prediction is not None and prediction.total_bytes <= under:
             yield _predicted(settings, f"{one.costs}; {other.costs}", prediction, limit)
+
+
+def _all_together(
+    spec: RunSpec, fixes: list[Fix], ranks: int, limit: int, under: int, model_of: ModelOf
+) -> list[OomChange]:
+    """Every knob turned as far as it goes, and the batch as far down as that still needs; none where it is no use."""
+    settings = _strongest(fixes)
+    changed = _with(spec, settings)
+    found = None if changed is None or len(settings) < 2 else _predict(model_of, changed, ranks)
+    if changed is None or found is None:
+        return []
+    costs = "; ".join(fix.costs for fix in fixes if settings.get(fix.knob) == fix.value)
+    if found.total_bytes <= under:
+        return [_predicted(settings, costs, found, limit)]
+    smaller, _ = _smaller_batch(changed, ranks, limit, under, model_of)
+    return [
+        msgspec.structs.replace(one, settings={**one.settings, **settings}, costs=f"{costs}; {KEEPS}")
+        for one in smaller
+    ]
 
 
 def _predicted(settings: dict[str, str], costs: str, found: Prediction, limit: int) -> OomChange:

@@ -14,6 +14,7 @@ from trainfast_runner.compile_cost import compile_cost
 from trainfast_runner.device_window import energy, hottest_c, peak_used_bytes, throttle, window_of
 from trainfast_runner.diagnosis import can_tell, diagnose
 from trainfast_runner.diagnosis_figures import Stretch, stretch_of
+from trainfast_runner.explained_run import explanation_of
 from trainfast_runner.peaks import peak_of
 from trainfast_runner.records import Actual, RunFile, Step, WorkerLine
 from trainfast_runner.result import (
@@ -22,7 +23,6 @@ from trainfast_runner.result import (
     Losses,
     LossScaling,
     Memory,
-    OomExplanation,
     Result,
     Spread,
     StepCount,
@@ -35,8 +35,7 @@ from trainfast_runner.step_conditions import join_of
 from trainfast_runner.verdict import Verdict
 
 if TYPE_CHECKING:
-    from trainfast_runner.memory_model import MemoryModel
-    from trainfast_runner.spec import RunSpec
+    pass
 
 LOSSES_IN_A_MEAN = 5
 MODEL_PARALLEL_AXES = ("tp", "pp")
@@ -83,41 +82,11 @@ def summarise(directory: Path, records: RunRecords, verdict: Verdict, ended_ns: 
         diagnosis=diagnose(stretch) if stretch else [],
         diagnosed=stretch is not None and can_tell(stretch),
         error=verdict.error,
-        oom=_explained(records, ran, verdict),
+        oom=explanation_of(records, verdict.reason, verdict.error) if verdict.state == "oom" else None,
         conditions=_conditions(records, measured, stretch, hottest_c(devices)),
         unreadable_lines=records.unreadable_lines,
         troubles=[event.detail for event in records.events if event.kind == "trouble" and event.detail],
     )
-
-
-def _explained(records: RunRecords, ran: WorkerLine | None, verdict: Verdict) -> OomExplanation | None:
-    """Why memory ran out, from what has been traced so far: nothing is traced for it."""
-    run = records.run
-    if run is None or verdict.state != "oom":
-        return None
-    from trainfast_runner.memory_model import cached_model
-    from trainfast_runner.oom_explained import explain
-
-    sizes = {} if ran is None else as_fields(ran, Actual)
-    rank = verdict.error.rank if verdict.error is not None else None
-    held = [line.held_bytes for line in records.worker.get(rank or 0, []) if line.kind == "exception"]
-
-    def model_of(spec: RunSpec) -> MemoryModel | None:
-        return cached_model(spec, run.device, run.python or None)
-
-    try:
-        return explain(
-            run,
-            verdict.error,
-            verdict.reason,
-            model_of,
-            events=records.events,
-            parameters=sizes,
-            held_bytes=held[-1] if held else None,
-        )
-    except Exception as error:
-        # The result of a run does not depend on arithmetic about it; what went wrong there is kept with it.
-        return OomExplanation(basis=f"could not be explained: {type(error).__name__}: {error}")
 
 
 def spread(values: Iterable[float]) -> Spread:

@@ -66,10 +66,13 @@ def test_out_of_memory_is_a_result_with_advice(cli: Cli) -> None:
     done = cli("run", "tiny-llama", "--set", "data.kind=random", *settings)
     assert done.code == 3, done.err
     assert "  oom: " in done.out
+    assert "to make it fit, cheapest first, the prediction says that each fits:" in done.out
     assert "--set batch_size=" in done.out
     shown = cli("runs", "show", "last", "--json").json
     assert shown["state"] == "oom"
     assert "allocate" in shown["reason"]
+    assert 0 < shown["oom"]["held_bytes"] < 700 << 20
+    assert all(change["predicted_bytes"] <= 700 << 20 for change in shown["oom"]["changes"])
 
 
 def test_ctrl_c_stops_the_run_and_says_so(cli: Cli) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
+
 from trainfast_runner.knobs import defaults
 from trainfast_runner.memory_model import MemoryModel, Prediction
 from trainfast_runner.oom_explained import candidates, explain
@@ -145,20 +147,46 @@ def test_a_run_that_died_although_the_prediction_fitted_gets_changes_that_need_l
 
 
 def test_the_limit_is_that_of_the_rank_that_died() -> None:
-    import msgspec
-
     run = msgspec.structs.replace(a_run(), memory_limit_bytes=[900 * MIB, 400 * MIB], world_size=2)
     assert explain(run, error("backward", rank=1), ON_CPU, known).limit_bytes == 400 * MIB
 
 
-def test_what_is_worth_tracing_differs_from_the_run_in_one_knob_each() -> None:
+def test_where_two_changes_are_not_enough_all_of_them_are_proposed() -> None:
+    found = explain(a_run(295 * MIB, batch_size=64, grad_accum=1), error("optimizer"), ON_CPU, Stubborn.model)
+    assert [change.settings for change in found.changes] == [
+        {"precision": "bf16-pure", "checkpointing": "full", "optimizer": "adafactor"}
+    ]
+    assert "slower to converge" in found.changes[0].costs
+    none = explain(a_run(200 * MIB), error("optimizer"), ON_CPU, Stubborn.model)
+    assert none.changes == []
+    assert "No change of knobs makes it fit by the prediction." in oom_text.facts(none)
+
+
+def test_what_is_worth_tracing_differs_from_the_run_in_one_knob_each_and_in_all_of_them() -> None:
     spec = of_record(a_run())
     others = candidates(spec, "cpu", "backward")
-    assert others
+    assert len(others) > 3
+    everything = others.pop().knobs
+    assert (everything["precision"], everything["optimizer"]) == ("bf16-pure", "adafactor")
+    assert everything["batch_size"] == spec.knobs["batch_size"]
     for other in others:
         different = [name for name, value in other.knobs.items() if value != spec.knobs[name]]
         assert len(different) == 1
         assert different != ["batch_size"]
+
+
+class Stubborn(Arithmetic):
+    """Each of three knobs takes a little, and only all together are enough."""
+
+    def predict(self, spec: RunSpec, ranks: int = 1) -> Prediction:
+        turned = {"precision": "bf16-pure", "checkpointing": "full", "optimizer": "adafactor"}
+        total = (430 - 50 * sum(spec.knobs[name] == value for name, value in turned.items())) * MIB
+        return msgspec.structs.replace(super().predict(spec, ranks), total_bytes=total)
+
+    @classmethod
+    def model(cls, spec: RunSpec) -> MemoryModel | None:
+        found: Any = cls()
+        return found  # type: ignore[no-any-return]
 
 
 class Unpredicted(Arithmetic):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import pytest
 from recorded import MIB
@@ -51,10 +51,18 @@ class Tracer:
         """From now on, until the test ends."""
         monkeypatch.setattr(memory_model, "cached_model", self.cached)
         monkeypatch.setattr(memory_model, "trace_model", self.trace)
+        monkeypatch.setattr(memory_model, "trace_models", self.trace_all)
         return self
 
     def cached(self, spec: RunSpec, device: str = "cpu", python: str | None = None) -> TenMiBASample | None:
         return TenMiBASample() if self._key(spec) in self.known else None
+
+    def trace_all(
+        self, specs: list[RunSpec], device: str, python: str | None, given_up: threading.Event | None = None
+    ) -> Iterator[tuple[int, TenMiBASample]]:
+        """One after the other."""
+        for place, spec in enumerate(specs):
+            yield place, self.trace(spec, device, python, given_up)
 
     def trace(
         self, spec: RunSpec, device: str = "cpu", python: str | None = None, given_up: threading.Event | None = None

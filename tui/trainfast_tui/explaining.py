@@ -61,25 +61,16 @@ class Explainer:
         self._newest = message
 
     def _explain(self, run: RunSnapshot, given_up: threading.Event) -> Message | None:
-        from trainfast_runner.memory_model import cached_model, trace_model
-        from trainfast_runner.oom_explained import candidates
-        from trainfast_runner.spec import of_record
-        from trainfast_runner.training_python import GivenUp
+        from trainfast_runner.explained_run import trace_changes
 
         assert run.run is not None
-        spec, device = of_record(run.run), run.run.device
         error = run.result.error if run.result is not None else None
         python = self._python or run.run.python or None
-        wanted = [spec, *candidates(spec, device, error.phase if error is not None else None)]
-        missing = [one for one in wanted if cached_model(one, device, python) is None]
-        for place, one in enumerate(missing):
-            self._post(OomExplained(run.run_id, _explained(run, python), len(missing) - place))
-            try:
-                trace_model(one, device, python, given_up=given_up)
-            except GivenUp:
-                return OomExplained(run.run_id, _explained(run, python), 0)
-            except (Problem, OSError):
-                continue
+        try:
+            for left in trace_changes(run.run, error, python, given_up):
+                self._post(OomExplained(run.run_id, _explained(run, python), left))
+        except (Problem, OSError):
+            pass  # what cannot be traced stays an estimate
         return OomExplained(run.run_id, _explained(run, python), 0)
 
 

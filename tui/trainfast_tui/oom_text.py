@@ -33,6 +33,8 @@ def facts(found: OomExplanation) -> Iterator[str]:
             yield f"By the prediction it needs {size(needed)} of {size(limit)}: {size(needed - limit)} too much."
         else:
             yield f"By the prediction it needs {size(needed)} of {size(limit)}: what it took beyond was not foreseen."
+    if not found.changes and needed is not None:
+        yield "No change of knobs makes it fit by the prediction."
     if found.others:
         yield f"Others on the device: {plain('; '.join(found.others))}."
 

@@ -6,6 +6,15 @@ showed for any batch, number of ranks and sharding (arithmetic); `cached_model` 
 
 from trainfast_runner.memory_model.model import MemoryModel
 from trainfast_runner.memory_model.prediction import CATEGORIES, PHASES, Prediction
-from trainfast_runner.memory_model.tracing import Untraceable, cached_model, trace_model
+from trainfast_runner.memory_model.tracing import Untraceable, cached_model, trace_model, trace_models
 
-__all__ = ["CATEGORIES", "PHASES", "MemoryModel", "Prediction", "Untraceable", "cached_model", "trace_model"]
+__all__ = [
+    "CATEGORIES",
+    "PHASES",
+    "MemoryModel",
+    "Prediction",
+    "Untraceable",
+    "cached_model",
+    "trace_model",
+    "trace_models",
+]

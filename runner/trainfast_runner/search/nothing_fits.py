@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from contextlib import closing, suppress
 
 import msgspec
 
+from trainfast_runner.explained_run import trace_changes
 from trainfast_runner.home import Home, read_result, read_run_file
 from trainfast_runner.launch import RunPlan
-from trainfast_runner.memory_model import MemoryModel, cached_model, trace_model
-from trainfast_runner.oom_explained import candidates, explain
+from trainfast_runner.memory_model import MemoryModel, cached_model
+from trainfast_runner.oom_explained import explain
 from trainfast_runner.problem import Problem
+from trainfast_runner.records import RunFile
 from trainfast_runner.result import OomExplanation, RunError
 from trainfast_runner.search.decide import Known
 from trainfast_runner.search.journal import Change, Ended, Probe, Proof
@@ -32,8 +35,9 @@ def nothing_fits(plan: RunPlan, home: Home, known: Known, why: str, check: Calla
     result = read_result(home.directory(failed.run_id))
     rank = failed.rank if isinstance(failed, Probe) else None
     error = (result.error if result is not None else None) or RunError(rank=rank, phase=phase, message=failed.reason)
-    _trace_changes(plan, phase, check)
-    said = explain(one, error, failed.reason, lambda spec: _known_model(spec, plan))
+    _trace_changes(one, error, plan.python, check)
+    held = failed.peak_allocated_bytes if isinstance(failed, Probe) else None
+    said = explain(one, error, failed.reason, lambda spec: _known_model(spec, plan), held_bytes=held)
     missing = _missing(said, failed)
     changes = [
         Change(settings=change.settings, words=change.saves, costs=change.costs, predicted_bytes=change.predicted_bytes)
@@ -43,18 +47,14 @@ def nothing_fits(plan: RunPlan, home: Home, known: Known, why: str, check: Calla
     return Ended(state="nothing_fits", reason=why, missing_bytes=missing, changes=changes)
 
 
-def _trace_changes(plan: RunPlan, phase: str | None, check: Callable[[], None]) -> None:
+def _trace_changes(run: RunFile, error: RunError, python: str, check: Callable[[], None]) -> None:
     """Have the memory models of the changes that might do."""
     deadline = time.monotonic() + TRACES_WITHIN_S
-    for spec in candidates(plan.spec, plan.device, phase):
-        check()
-        if time.monotonic() > deadline:
-            return
-        try:
-            if cached_model(spec, plan.device, plan.python) is None:
-                trace_model(spec, plan.device, plan.python)
-        except Problem:
-            continue  # it stays among the changes that nothing is known of
+    with suppress(Problem), closing(trace_changes(run, error, python)) as traces:
+        for _ in traces:
+            check()
+            if time.monotonic() > deadline:
+                return  # the rest stays among the changes that nothing is known of
 
 
 def _known_model(spec: RunSpec, plan: RunPlan) -> MemoryModel | None:

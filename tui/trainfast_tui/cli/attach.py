@@ -15,6 +15,7 @@ def run(arguments: argparse.Namespace) -> int:
     """The exit code is the run's; 130 when it was left running."""
     import sys
 
+    from trainfast_runner.explained_run import explained_now
     from trainfast_runner.home import Home
     from trainfast_tui.cli.ended import result_of
     from trainfast_tui.cli.following import HUNG_UP, caught, follow
@@ -25,11 +26,11 @@ def run(arguments: argparse.Namespace) -> int:
     directory = home.directory(home.find(arguments.reference))
     result = result_of(directory)
     if result is not None:
-        return report(result, arguments.json)
+        return report(explained_now(directory, result), arguments.json)
     with caught() as signals:
         result = follow(directory, signals, interrupt_stops=False)
     if result is not None:
-        return report(result, arguments.json)
+        return report(explained_now(directory, result), arguments.json)
     if signals.hung_up:
         return HUNG_UP
     print(f"left {directory.name} running", file=sys.stderr)

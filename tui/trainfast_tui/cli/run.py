@@ -13,6 +13,10 @@ if TYPE_CHECKING:
     from trainfast_runner.result import Result
 
 
+TRACES_WITHIN_S = 20.0
+"""For which whoever waits for the result of a run out of memory is kept waiting for what would make it fit."""
+
+
 def add(parser: argparse.ArgumentParser) -> None:
     """The arguments of the command."""
     from trainfast_runner.knobs import BY_NAME
@@ -69,7 +73,9 @@ def run(arguments: argparse.Namespace) -> int:
             if arguments.detach:
                 return _detached(directory, arguments.json)
             result = follow(directory, signals, interrupt_stops=True)
-        return HUNG_UP if result is None else report(result, arguments.json)
+        if result is None:
+            return HUNG_UP
+        return report(explained(directory, result, arguments.python), arguments.json)
 
 
 def foresee(plan: RunPlan, home: Home) -> None:
@@ -90,6 +96,35 @@ def foresee(plan: RunPlan, home: Home) -> None:
             trace_model(plan.spec, plan.device, plan.python)
     except Problem as problem:
         Progress().say(plain(f"memory is not predicted: {problem.line()}"))
+
+
+def explained(directory: Path, result: Result, python: str | None) -> Result:
+    """The result of a run out of memory with the changes that would make it fit, which are traced now; Ctrl-C or some
+    seconds end that."""
+    from trainfast_runner.home import read_run_file
+
+    run = read_run_file(directory)
+    if result.state != "oom" or run is None:
+        return result
+    import threading
+
+    from trainfast_runner.explained_run import explained_now, trace_changes
+    from trainfast_runner.problem import Problem
+    from trainfast_tui.cli.progress import said_when_slow
+
+    given_up = threading.Event()
+    timer = threading.Timer(TRACES_WITHIN_S, given_up.set)
+    timer.daemon = True
+    timer.start()
+    try:
+        with said_when_slow("tracing which changes would make it fit…") as slow:
+            for left in trace_changes(run, result.error, python, given_up):
+                slow.say(f"tracing which changes would make it fit, {left} to go…")
+    except (Problem, KeyboardInterrupt):
+        pass  # what was not traced stays an estimate
+    finally:
+        timer.cancel()
+    return explained_now(directory, result)
 
 
 def report(result: Result, as_json: bool) -> int:

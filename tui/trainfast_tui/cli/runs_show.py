@@ -22,6 +22,7 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Print it; exit code 0 however the run ended."""
+    from trainfast_runner.explained_run import explained_now
     from trainfast_runner.home import Home, read_run_file
     from trainfast_tui.cli import summary
     from trainfast_tui.cli.ended import result_of
@@ -36,6 +37,7 @@ def run(arguments: argparse.Namespace) -> int:
         return 0
     result = result_of(directory)
     if result is not None:
+        result = explained_now(directory, result)
         if arguments.json:
             print_json(result)
         elif arguments.why:
