@@ -110,7 +110,7 @@ def throughput(snapshot: Snapshot, axis: TimeAxis, noun: str, chosen: Sequence[s
         t_max_ns=axis.end_ns,
         gap_ns=_step_gap(run),
         unit=fmt.number,
-        spans=_spans(run.ticks, chosen) if run is not None else (),
+        spans=_spans(_recent(run.ticks, axis), chosen) if run is not None else (),
         empty=_waiting_words(run),
         now_label=axis.now_label,
     )
@@ -128,7 +128,7 @@ def device_charts(snapshot: Snapshot, axis: TimeAxis, first: int, count: int) ->
     ticks = _ticks(snapshot)
     names = reading_names(snapshot)
     wanted = [(first + at) % len(names) for at in range(count)]
-    recent = ticks[bisect_left(ticks, axis.start_ns - TICK_GAP_NS, key=lambda tick: tick.t_ns) :]
+    recent = _recent(ticks, axis)
     if names is CPU_READINGS:
         charts = _cpu_charts(recent, axis, run is not None)
         return [charts[at] for at in wanted]
@@ -156,6 +156,11 @@ def used_uuids(run: RunSnapshot | None) -> frozenset[str]:
 def _ticks(snapshot: Snapshot) -> Sequence[Tick]:
     run = snapshot.run
     return snapshot.machine_ticks if run is None or run.is_live else run.ticks
+
+
+def _recent(ticks: Sequence[Tick], axis: TimeAxis) -> Sequence[Tick]:
+    """Those that are drawn, with one before the axis begins."""
+    return ticks[bisect_left(ticks, axis.start_ns - TICK_GAP_NS, key=lambda tick: tick.t_ns) :]
 
 
 def _chosen(run: RunSnapshot | None, tick: Tick) -> list[str]:
