@@ -5,10 +5,11 @@ from __future__ import annotations
 import argparse
 import sys
 import time
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from trainfast_runner.telemetry.readings import Tick
+    from trainfast_runner.telemetry.readings import DeviceReading, Tick
 
 SHORTEST_S, LONGEST_S = 0.1, 3600.0
 
@@ -75,21 +76,8 @@ def _print(tick: Tick, as_json: bool) -> None:
 
 
 def _lines(tick: Tick) -> list[str]:
-    from trainfast_runner.telemetry import throttle
     from trainfast_tui.cli.output import table
-    from trainfast_tui.format import (
-        ABSENT,
-        celsius,
-        mebibytes,
-        megahertz,
-        no_memory_words,
-        number,
-        of_most,
-        percent,
-        plain,
-        size,
-        watts,
-    )
+    from trainfast_tui.format import ABSENT, celsius, number, percent, size
 
     host = tick.host
     found = [
@@ -101,22 +89,39 @@ def _lines(tick: Tick) -> list[str]:
     found += [tick.missing[key] for key in ("sampler.period", "nvml.binding") if key in tick.missing]
     if not tick.devices:
         return [*found, f"no GPU: {tick.missing.get('nvml', 'none is listed')}"]
-    rows = []
-    for gpu in tick.devices:
-        slow = ABSENT if gpu.throttle_reasons is None else ", ".join(map(throttle.words, gpu.throttle_reasons)) or "no"
-        rows.append(
-            (
-                str(gpu.index),
-                plain(gpu.name or ABSENT),
-                no_memory_words(gpu.index, tick.missing)
-                if gpu.memory_used_bytes is None and gpu.memory_total_bytes is None
-                else f"{mebibytes(gpu.memory_used_bytes)} / {mebibytes(gpu.memory_total_bytes)}",
-                percent(gpu.gpu_utilization_percent),
-                celsius(gpu.temperature_c),
-                of_most(watts(gpu.power_w), watts(gpu.power_limit_w)),
-                of_most(megahertz(gpu.sm_clock_mhz), megahertz(gpu.sm_clock_max_mhz)),
-                gpu.error or slow,
-            )
-        )
     header = ("GPU", "NAME", "MEMORY", "BUSY", "TEMP", "POWER", "SM CLOCK", "THROTTLED")
-    return found + table(header, rows, right=(2, 3, 4, 5, 6), widest=48)
+    rows = [_row(gpu, tick.missing) for gpu in tick.devices]
+    # A sentence with its cure is too long for a cell.
+    silent = [f"GPU {gpu.index}: {gpu.error}" for gpu in tick.devices if gpu.error]
+    return [*found, *table(header, rows, right=(2, 3, 4, 5, 6), widest=48), *silent]
+
+
+def _row(gpu: DeviceReading, missing: Mapping[str, str]) -> tuple[str, ...]:
+    from trainfast_runner.telemetry import throttle
+    from trainfast_tui.format import (
+        ABSENT,
+        celsius,
+        mebibytes,
+        megahertz,
+        no_memory_words,
+        of_most,
+        percent,
+        plain,
+        watts,
+    )
+
+    name = str(gpu.index), plain(gpu.name or ABSENT)
+    if gpu.error:
+        return (*name, *[ABSENT] * 5, "does not answer")
+    memory = f"{mebibytes(gpu.memory_used_bytes)} / {mebibytes(gpu.memory_total_bytes)}"
+    if gpu.memory_used_bytes is None and gpu.memory_total_bytes is None:
+        memory = no_memory_words(gpu.index, missing)
+    return (
+        *name,
+        memory,
+        percent(gpu.gpu_utilization_percent),
+        celsius(gpu.temperature_c),
+        of_most(watts(gpu.power_w), watts(gpu.power_limit_w)),
+        of_most(megahertz(gpu.sm_clock_mhz), megahertz(gpu.sm_clock_max_mhz)),
+        ABSENT if gpu.throttle_reasons is None else ", ".join(map(throttle.words, gpu.throttle_reasons)) or "no",
+    )
