@@ -80,6 +80,11 @@ class RunPlan:
         """UUIDs of the GPUs the ranks use; empty on a CPU."""
         return [gpu.uuid for gpu in self.gpus if gpu.uuid]
 
+    @property
+    def device_names(self) -> list[str]:
+        """Names of the GPUs the ranks use; empty on a CPU."""
+        return [gpu.name for gpu in self.gpus if gpu.name]
+
     def argv(self, directory: Path) -> list[str]:
         """The command of the training process; torchrun is called as a module, so it need not be on PATH."""
         bootstrap = str(training_python.WORKER / "bootstrap.py")
@@ -271,6 +276,7 @@ def _run_file(plan: RunPlan, home: Home, run_id: str, directory: Path, clean: bo
         device=plan.device,
         world_size=plan.world_size,
         device_uuids=plan.device_uuids,
+        device_names=plan.device_names,
         watch_uuids=[gpu.uuid for gpu in plan.watched if gpu.uuid],
         memory_limit_bytes=list(plan.memory_limit_bytes) if plan.memory_limit_bytes else None,
         used_before_bytes={gpu.uuid: gpu.memory_used_bytes for gpu in plan.gpus if gpu.uuid and gpu.memory_used_bytes},
@@ -297,7 +303,7 @@ def _run_file(plan: RunPlan, home: Home, run_id: str, directory: Path, clean: bo
 def _predicted(plan: RunPlan) -> dict[str, Any] | None:
     """What an earlier trace says of this run's memory. A launch itself traces nothing."""
     try:
-        return predicted(plan.spec, plan.device, plan.python, plan.world_size)
+        return predicted(plan.spec, plan.device, plan.python, plan.world_size, plan.device_names)
     except Problem:
         return None
 

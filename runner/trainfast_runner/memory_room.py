@@ -11,6 +11,7 @@ from trainfast_runner.knob_values import parse_bytes_per_rank
 if TYPE_CHECKING:
     from trainfast_runner.machine import Machine
     from trainfast_runner.spec import RunSpec
+    from trainfast_runner.telemetry.readings import DeviceReading
 
 CGROUP = Path("/sys/fs/cgroup")
 
@@ -50,10 +51,21 @@ def room_of(
     return Room(free.limit_bytes, f"{free.words}, less than memory_limit", free.with_context)
 
 
+def gpu_of(spec: RunSpec, machine: Machine) -> str | None:
+    """The name of the first GPU that a run takes; None on a CPU. Raises Problem for GPUs that are not there."""
+    if machine.device != "cuda":
+        return None
+    return _chosen(spec, machine)[0].name
+
+
+def _chosen(spec: RunSpec, machine: Machine) -> tuple[DeviceReading, ...]:
+    devices = spec.knobs["devices"]
+    return machine.choose(devices if isinstance(devices, int | str) else None, str(spec.knobs["strategy"]))
+
+
 def _free(spec: RunSpec, machine: Machine, ranks: int, host_free_bytes: int | None) -> Room | None:
     if machine.device == "cuda":
-        devices = spec.knobs["devices"]
-        chosen = machine.choose(devices if isinstance(devices, int | str) else None, str(spec.knobs["strategy"]))
+        chosen = _chosen(spec, machine)
         free = [(gpu.memory_free_bytes, gpu.index) for gpu in chosen if gpu.memory_free_bytes is not None]
         if free:
             return Room(min(free)[0], f"free on GPU {min(free)[1]}", with_context=True)

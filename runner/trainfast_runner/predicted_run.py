@@ -26,19 +26,24 @@ def with_prediction(records: RunRecords) -> RunRecords:
     return records if found is None else replace(records, run=msgspec.structs.replace(run, predicted=found))
 
 
-def predicted(spec: RunSpec, device: str, python: str | None, world_size: int) -> dict[str, Any] | None:
-    """What an earlier trace says of a run's memory, a `memory_model.Prediction`; None without one. Raises Problem."""
+def predicted(
+    spec: RunSpec, device: str, python: str | None, world_size: int, gpus: list[str]
+) -> dict[str, Any] | None:
+    """What an earlier trace says of a run's memory on `gpus`, by name, as a `memory_model.Prediction`.
+
+    None without a trace. Raises Problem.
+    """
     from trainfast_runner.memory_model import cached_model
 
     model = cached_model(spec, device, python)
-    return None if model is None else msgspec.to_builtins(model.predict(spec, world_size))
+    return None if model is None else msgspec.to_builtins(model.on(next(iter(gpus), None)).predict(spec, world_size))
 
 
 def _predicted(run: RunFile) -> dict[str, Any] | None:
     from trainfast_runner.spec import of_record
 
     try:
-        return predicted(of_record(run), run.device, run.python or None, run.world_size)
+        return predicted(of_record(run), run.device, run.python or None, run.world_size, run.device_names)
     except Exception:
         # The end of a run does not depend on arithmetic about it, least of all on that of another version's knobs.
         return None

@@ -90,6 +90,7 @@ class RunFile(RecordedSpec, frozen=True, kw_only=True):
     device: str = "cpu"
     world_size: int = 1
     device_uuids: list[str] = []
+    device_names: list[str] = []
     watch_uuids: list[str] = []
     memory_limit_bytes: list[int] | None = None
     python: str = ""

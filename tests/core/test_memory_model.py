@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Generator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -215,42 +215,95 @@ def test_what_several_have_in_common_is_traced_once(tracer: Tracer) -> None:
     assert heard == [(done, 5) for done in range(6)]
 
 
-def test_a_measured_run_corrects_the_next_prediction(tmp_path: Path) -> None:
-    model = msgspec.structs.replace(model_of(12), trace="t")
-    spec = spec_with(batch_size=5000)
-    predicted = model.predict(spec)
+MODEL = msgspec.structs.replace(model_of(12), trace="t")
+BEYOND = {"forward_backward": 7000, "optimizer": -300}
+
+
+def a_run(spec: RunSpec, beyond: Mapping[str, int] = BEYOND, steps: int = 2, **changes: Any) -> RunRecords:
+    """What a run of MODEL left that took so many bytes beyond its trace."""
+    predicted = MODEL.predict(spec)
     run = RunFile(
         run_id="r1",
         preset="tiny",
         knobs=dict(spec.knobs),
         clock=Clock(monotonic_ns=0, wall_ns=0),
         predicted=msgspec.to_builtins(predicted),
+        **changes,
     )
-    beyond = {"forward_backward": 7000, "optimizer": -300}
     peaks = {phase: total + beyond[phase] for phase, total in predicted.traced_bytes.items()}
-    step = Step(t_ns=1, step=1, samples=1, tokens=1, step_ms=1.0, phase_peaks=peaks)
-    records = RunRecords(run=run, steps={0: [step]})
-    corrections.learn(tmp_path, records, Result(run_id="r1", state="oom"))
-    assert corrections.read(tmp_path) == {}, "only a finished run has shown its peaks"
-    corrections.learn(tmp_path, records, Result(run_id="r1", state="finished"))
-    better = msgspec.structs.replace(model, machine=corrections.read(tmp_path)["cpu"])
+    taken = [
+        Step(t_ns=number, step=number, samples=1, tokens=1, step_ms=1.0, phase_peaks=peaks)
+        for number in range(1, steps + 1)
+    ]
+    return RunRecords(run=run, steps={0: taken})
+
+
+def ended(state: str = "finished") -> Result:
+    return Result(run_id="r1", state=state)
+
+
+def known_of(home: Path, device: str = "cpu", gpu: str | None = None) -> MemoryModel:
+    machine = corrections.of_device(device, gpu, home)
+    return msgspec.structs.replace(MODEL, device=device, machine=machine)
+
+
+def test_a_measured_run_corrects_the_next_prediction(tmp_path: Path) -> None:
+    spec = spec_with(batch_size=5000)
+    predicted = MODEL.predict(spec)
+    corrections.learn(tmp_path, a_run(spec), ended())
+    better = known_of(tmp_path)
     again = better.predict(spec)
-    assert {name: phase["total"] for name, phase in again.phases.items()} == peaks
+    measured = {phase: total + BEYOND[phase] for phase, total in predicted.traced_bytes.items()}
+    assert {name: phase["total"] for name, phase in again.phases.items()} == measured
     assert again.traced_bytes == predicted.traced_bytes
     assert "corrected by r1" in again.basis
-    small, plain = better.predict(spec_with(batch_size=1)), model.predict(spec_with(batch_size=1))
-    share = plain.traced_bytes["forward_backward"] / predicted.traced_bytes["forward_backward"]
-    beyond_of_small = small.phases["forward_backward"]["total"] - plain.phases["forward_backward"]["total"]
-    assert beyond_of_small == pytest.approx(7000 * share, abs=3), "a small step does not take what a large one did"
-    assert better.predict(spec_with(batch_size=5000, strategy="ddp"), 2).traced_bytes
-    assert "corrected" not in better.predict(spec_with(batch_size=5000, strategy="ddp"), 2).basis
-    most = model.max_batch(spec, 1, predicted.total_bytes)
+    most = MODEL.max_batch(spec, 1, predicted.total_bytes)
     fewer = better.max_batch(spec, 1, predicted.total_bytes)
     assert most == 5000
     assert fewer is not None
     assert fewer < most
-    (tmp_path / corrections.CORRECTIONS_FILE).write_text("{")
+    for other in (spec_with(batch_size=5000, compile="default"), spec_with(batch_size=5000, strategy="ddp")):
+        assert "corrected" not in better.predict(other, 2).basis
+    upgraded = msgspec.structs.replace(better, trace="of another torch")
+    assert upgraded.predict(spec).phases == predicted.phases
+
+
+def test_a_run_corrects_the_predictions_of_its_own_device_only(tmp_path: Path) -> None:
+    spec = spec_with(batch_size=5000)
+    corrections.learn(tmp_path, a_run(spec, device="cuda", device_names=["NVIDIA H200"]), ended())
+    corrections.learn(tmp_path, a_run(spec), ended())
+    assert "corrected" in known_of(tmp_path, "cuda", "NVIDIA H200").predict(spec).basis
+    assert "corrected" in known_of(tmp_path, "cuda").predict(spec).basis, "the only GPU that anything is known of"
+    assert "corrected" not in known_of(tmp_path, "cuda", "NVIDIA A100").predict(spec).basis
+    assert "corrected" in known_of(tmp_path).predict(spec).basis
+    corrections.learn(tmp_path, a_run(spec, device="cuda", device_names=["NVIDIA A100"]), ended())
+    assert "corrected" not in known_of(tmp_path, "cuda").predict(spec).basis, "which of the two is not said"
+
+
+def test_a_run_that_says_nothing_of_the_next_teaches_nothing(tmp_path: Path) -> None:
+    spec = spec_with(batch_size=5000)
+    corrections.learn(tmp_path, a_run(spec), ended("oom"))
+    corrections.learn(tmp_path, a_run(spec, steps=1), ended())
+    corrections.learn(tmp_path, a_run(spec, role="probe"), ended())
+    corrections.learn(tmp_path, a_run(spec, data={"samples": "lines"}), ended())
+    corrections.learn(tmp_path, a_run(spec, {"forward_backward": 1 << 40, "optimizer": 0}), ended())
+    corrections.learn(tmp_path, RunRecords(run=a_run(spec).run, steps={}), ended())
     assert corrections.read(tmp_path) == {}
+
+
+@pytest.mark.parametrize("content", [b"{", b"[]", b'{"cpu": 3}', b"\x00\xff"])
+def test_damaged_corrections_are_said_in_a_line_and_written_anew(tmp_path: Path, content: bytes) -> None:
+    spec, file = spec_with(batch_size=5000), tmp_path / corrections.CORRECTIONS_FILE
+    assert corrections.trouble(tmp_path) is None
+    file.write_bytes(content)
+    said = corrections.trouble(tmp_path)
+    assert said is not None
+    assert said.startswith(f"{file} cannot be read")
+    assert "\n" not in said
+    assert known_of(tmp_path).predict(spec).phases == MODEL.predict(spec).phases
+    corrections.learn(tmp_path, a_run(spec), ended())
+    assert corrections.trouble(tmp_path) is None
+    assert "corrected by r1" in known_of(tmp_path).predict(spec).basis
 
 
 def test_a_model_that_cannot_be_followed_says_why(tracer: Tracer) -> None:

@@ -219,10 +219,12 @@ def forecast(model: MemoryModel, question: Question) -> Forecast:
     """What the model says of these knobs, on this machine. Raises Problem for a combination it does not know."""
     from trainfast_runner.combinations import world_size
     from trainfast_runner.memory_model import CATEGORIES
-    from trainfast_runner.memory_room import room_of, within_container
+    from trainfast_runner.memory_room import gpu_of, room_of, within_container
 
     spec = question.spec
     ranks = world_size(spec, question.machine)
+    if question.machine.device == "cuda":
+        model = model.on(gpu_of(spec, question.machine))
     found = model.predict(spec, ranks)
     free = None if question.free_bytes is None else within_container(question.free_bytes)
     room = room_of(spec, question.machine, ranks, free, found.context_bytes)

@@ -11,7 +11,7 @@ from trainfast_runner.machine import Machine, look
 from trainfast_runner.memory_model.model import MemoryModel
 from trainfast_runner.memory_model.prediction import Prediction
 from trainfast_runner.memory_model.tracing import Tracing, trace_models
-from trainfast_runner.memory_room import host_free_bytes, room_of
+from trainfast_runner.memory_room import gpu_of, host_free_bytes, room_of
 from trainfast_runner.problem import Problem
 from trainfast_runner.spec import RunSpec, from_preset, resolve
 
@@ -85,6 +85,7 @@ def _answer(asked: Asked, model: MemoryModel | Problem, machine: Machine, ranks:
     if isinstance(model, Problem):
         return Answer(asked, problem=model)
     try:
+        model = model.on(gpu_of(asked.spec, machine))
         predicted = model.predict(asked.spec, ranks)
         room = room_of(asked.spec, machine, ranks, host_free_bytes(), predicted.context_bytes)
     except Problem as problem:

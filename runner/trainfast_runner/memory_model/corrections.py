@@ -1,12 +1,16 @@
 """What this machine's own runs took beyond their prediction: kernel workspaces, fragmentation, the CUDA context.
 
 A finished run leaves, for its trace, strategy and number of ranks, the difference at each phase's peak; later
-predictions of the same add it. It is kept in the home, by device.
+predictions of the same on the same device add it. It is kept in the home, by the device's name.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import fcntl
+import functools
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +24,12 @@ from trainfast_runner.run_records import RunRecords
 
 CORRECTIONS_FILE = "memory_corrections.json"
 MOST_KEPT = 500
+FEWEST_STEPS = 2
+"""The first step has no optimizer states before its update."""
+MOST_BEYOND = 0.5
+MOST_BEYOND_BYTES = 512 << 20
+"""Share of the traced peak, and bytes, of which no workspace and no fragmentation takes more than both: something else
+ran than was traced."""
 
 
 class Correction(msgspec.Struct, frozen=True, kw_only=True):
@@ -40,6 +50,8 @@ class Correction(msgspec.Struct, frozen=True, kw_only=True):
 class Machine(msgspec.Struct, frozen=True, kw_only=True):
     """One device's: `context_bytes` outside of the allocator, and corrections by trace, strategy and ranks."""
 
+    device: str = "cpu"
+    """Its kind: cpu or cuda."""
     context_bytes: int | None = None
     corrections: dict[str, Correction] = {}
 
@@ -50,12 +62,42 @@ def case(trace: str, knobs: Mapping[str, Any], ranks: int) -> str:
 
 
 def read(home: Path | None = None) -> dict[str, Machine]:
-    """By device, cpu or cuda; a damaged file or one of nobody is none."""
+    """By the name of the device; a damaged file or one of nobody is none."""
+    return _read(home)[0]
+
+
+def trouble(home: Path | None = None) -> str | None:
+    """In a line, why what is kept in the home cannot be read; None where it can be, or there is nothing."""
+    return _read(home)[1]
+
+
+def _read(home: Path | None) -> tuple[dict[str, Machine], str | None]:
     try:
-        content = ((home or home_directory()) / CORRECTIONS_FILE).read_bytes()
-        return msgspec.json.decode(content, type=dict[str, Machine])
-    except (OSError, msgspec.DecodeError, Problem):
-        return {}
+        file = (home or home_directory()) / CORRECTIONS_FILE
+        return msgspec.json.decode(file.read_bytes(), type=dict[str, Machine]), None
+    except (FileNotFoundError, Problem):
+        return {}, None
+    except (OSError, msgspec.DecodeError) as error:
+        words = error.strerror if isinstance(error, OSError) else str(error)
+        return {}, f"{file} cannot be read ({words}): nothing is corrected by earlier runs until another one ends"
+
+
+def of_device(device: str, gpu: str | None = None, home: Path | None = None) -> Machine:
+    """What is known of a device, cpu or cuda; of the only GPU there is anything of, where none is named."""
+    known = read(home)
+    if device != "cuda":
+        return known.get(_cpu(), Machine())
+    if gpu is not None:
+        return known.get(gpu, Machine())
+    gpus = [machine for name, machine in known.items() if machine.device == "cuda"]
+    return gpus[0] if len(gpus) == 1 else Machine()
+
+
+@functools.cache
+def _cpu() -> str:
+    from trainfast_runner.calibration import cpu_name
+
+    return cpu_name()
 
 
 def learn(home: Path, records: RunRecords, result: Result) -> None:
@@ -64,22 +106,50 @@ def learn(home: Path, records: RunRecords, result: Result) -> None:
     Raises OSError where the home cannot be written.
     """
     run = records.run
-    predicted = (run.predicted or {}) if run else {}
-    measured = _peaks(records)
-    traced = predicted.get("traced_bytes")
-    if run is None or result.state != "finished" or not measured or not isinstance(traced, dict):
+    beyond = _beyond(records, result)
+    if run is None or not beyond:
         return
-    beyond = {phase: peak - traced[phase] for phase, peak in measured.items() if isinstance(traced.get(phase), int)}
-    known = read(home)
-    machine = known.get(run.device, Machine())
-    where = case(str(predicted.get("trace")), run.knobs, run.world_size)
-    correction = Correction(run_id=run.run_id, beyond_bytes=beyond, step_bytes=traced.get("forward_backward"))
-    found = {**machine.corrections, where: correction}
-    known[run.device] = Machine(
-        context_bytes=_context(records, result) or machine.context_bytes,
-        corrections=dict(list(found.items())[-MOST_KEPT:]),
-    )
-    write_atomically(home / CORRECTIONS_FILE, msgspec.json.encode(known))
+    name = run.device_names[0] if run.device_names else "GPU" if run.device == "cuda" else _cpu()
+    where = case(str((run.predicted or {}).get("trace")), run.knobs, run.world_size)
+    with _alone(home):
+        known = read(home)
+        machine = known.get(name, Machine())
+        found = {**machine.corrections, where: Correction(run_id=run.run_id, beyond_bytes=beyond)}
+        known[name] = Machine(
+            device=run.device,
+            context_bytes=_context(records, result) or machine.context_bytes,
+            corrections=dict(list(found.items())[-MOST_KEPT:]),
+        )
+        write_atomically(home / CORRECTIONS_FILE, msgspec.json.encode(known))
+
+
+def _beyond(records: RunRecords, result: Result) -> dict[str, int]:
+    """By phase; nothing of a run that says nothing of the next: which took something else than was traced, or less."""
+    run = records.run
+    if run is None or result.state != "finished" or run.role == "probe":
+        return {}
+    if run.data.get("samples", "packed") != "packed" or min(map(len, records.steps.values()), default=0) < FEWEST_STEPS:
+        return {}
+    traced = (run.predicted or {}).get("traced_bytes")
+    if not isinstance(traced, dict):
+        return {}
+    beyond = {
+        phase: peak - traced[phase] for phase, peak in _peaks(records).items() if isinstance(traced.get(phase), int)
+    }
+    if any(abs(more) > max(MOST_BEYOND * traced[phase], MOST_BEYOND_BYTES) for phase, more in beyond.items()):
+        return {}
+    return beyond
+
+
+@contextmanager
+def _alone(home: Path) -> Iterator[None]:
+    """Of two runs that end together neither forgets the other's."""
+    fd = os.open(home / f"{CORRECTIONS_FILE}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(fd)
 
 
 def _peaks(records: RunRecords) -> dict[str, int]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from trainfast_runner.memory_model.corrections import Correction, Machine, case
+from trainfast_runner.memory_model.corrections import Correction, Machine, case, of_device
 from trainfast_runner.memory_model.course import (
     ACTIVATIONS,
     GRADS,
@@ -46,6 +46,12 @@ class MemoryModel(msgspec.Struct, frozen=True, kw_only=True):
     """The name under which it is remembered; what this machine's runs took beyond it is kept by that name."""
     machine: Machine = Machine()
     """What is known of this machine, put in when the model is read."""
+
+    def on(self, gpu: str | None) -> MemoryModel:
+        """The model with what is known of a GPU of this name."""
+        if self.device != "cuda":
+            return self
+        return msgspec.structs.replace(self, machine=of_device(self.device, gpu))
 
     @property
     def parameters(self) -> int:

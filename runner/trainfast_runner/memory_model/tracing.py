@@ -137,7 +137,7 @@ def _model(parts: Parts, found: Mapping[Path, Found], device: str) -> MemoryMode
         optimizer_peak=update.optimizer_peak,
         basis=_basis(course),
         trace=parts.name,
-        machine=corrections.read().get(device, corrections.Machine()),
+        machine=corrections.of_device(device),
     )
 
 

@@ -38,7 +38,9 @@ def predict(plan: RunPlan, given_up: threading.Event) -> Foresight:
     """The memory model of this plan: remembered, or traced now, which takes seconds; setting `given_up` ends that."""
     try:
         found = cached_model(plan.spec, plan.device, plan.python)
-        return Foresight(found if found is not None else trace_model(plan.spec, plan.device, plan.python, given_up))
+        if found is None:
+            found = trace_model(plan.spec, plan.device, plan.python, given_up)
+        return Foresight(found.on(next(iter(plan.device_names), None)))
     except GivenUp:
         return Foresight(None, "the trace took too long")
     except Problem as problem:

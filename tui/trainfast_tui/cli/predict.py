@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import sys
 import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
@@ -40,11 +41,14 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Print it. Exit code 0 where anything could be predicted, 2 where the only run asked for could not."""
+    from trainfast_runner.memory_model import corrections
     from trainfast_runner.memory_model.answer import answers, asked_for
     from trainfast_tui.cli.output import print_json
     from trainfast_tui.cli.progress import said_when_slow
 
     began = time.monotonic()
+    if (damage := corrections.trouble()) is not None:
+        print(f"trainfast-tui: {plain(damage)}", file=sys.stderr)
     asked = asked_for(arguments.preset, arguments.settings)
     table = _Table([one.id for one in asked]) if len(asked) > 1 and not arguments.json else None
     found: dict[int, Answer] = {}
