@@ -144,7 +144,7 @@ async def test_enter_opens_a_run_on_the_main_screen(home: Home) -> None:
         await pilot.press("down", "enter")
         await pilot.pause()
         assert app.screen is app.main
-        assert app.reader._wanted == home.directory(FIRST)
+        assert app.reader.followed == home.directory(FIRST)
 
 
 async def test_the_list_follows_the_home_by_itself(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:

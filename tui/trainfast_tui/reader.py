@@ -32,6 +32,41 @@ FRESH_NS = 4_000_000_000
 """A live run's own samples count as the machine's while they are at most this old."""
 
 
+class _Choice:
+    """The directory to be followed: somebody's choice, or what `find` gives once. Safe from any thread."""
+
+    def __init__(self, find: Callable[[], Path | None]) -> None:
+        self._find = find
+        self._lock = threading.Lock()
+        """Held while both of the below change, so that a search never undoes a choice made meanwhile."""
+        self._directory: Path | None = None
+        self.is_made = False
+
+    def make(self, directory: Path | None) -> None:
+        """This one from now on, or none."""
+        with self._lock:
+            self._directory, self.is_made = directory, True
+
+    @property
+    def chosen(self) -> Path | None:
+        """Without looking for one."""
+        return self._directory
+
+    def get(self) -> Path | None:
+        """What was chosen; looked for where nobody has chosen. Raises what `find` raises."""
+        if not self.is_made:
+            found = self._find()
+            with self._lock:
+                if not self.is_made:
+                    self._directory, self.is_made = found, True
+        return self._directory
+
+    def drop(self, directory: Path) -> None:
+        """It is gone: look for another one next time, unless another was chosen meanwhile."""
+        with self._lock:
+            self.is_made = self._directory != directory
+
+
 class Reader(threading.Thread):
     """Calls `post` with a `Snapshot` every `period_s` seconds, first with the newest run of the home."""
 
@@ -50,12 +85,10 @@ class Reader(threading.Thread):
         self._home = home
         self._post = post
         self._broke = broke
-        self._wanted = directory
-        self._looked = directory is not None
-        self._choosing = threading.Lock()
-        """Held while `_wanted` and `_looked` change, so that a search never undoes a choice made meanwhile."""
-        self._searched: Path | None = None
-        self._looked_for_search = False
+        self._run_choice = _Choice(self._newest_run)
+        self._search_choice = _Choice(self._newest_search)
+        if directory is not None:
+            self._run_choice.make(directory)
         self._follower: Follower | None = None
         self._search_follower: SearchFollower | None = None
         self._sampler: Sampler | None = None
@@ -68,14 +101,17 @@ class Reader(threading.Thread):
 
     def follow(self, directory: Path | None) -> None:
         """Show this run from now on, or none. Safe from any thread."""
-        with self._choosing:
-            self._wanted, self._looked = directory, True
+        self._run_choice.make(directory)
         self._wake.set()
+
+    @property
+    def followed(self) -> Path | None:
+        """The run that is to be shown."""
+        return self._run_choice.chosen
 
     def follow_search(self, directory: Path | None) -> None:
         """Follow this search as well from now on, or none. Safe from any thread."""
-        with self._choosing:
-            self._searched, self._looked_for_search = directory, True
+        self._search_choice.make(directory)
         self._wake.set()
 
     def look_at_processes(self, on: bool) -> None:
@@ -126,7 +162,7 @@ class Reader(threading.Thread):
             run=run,
             ticks=tuple(self._ticks),
             xids=tuple(self._xids),
-            looked=self._looked,
+            looked=self._run_choice.is_made,
             search=search,
             trouble=trouble,
         )
@@ -145,15 +181,18 @@ class Reader(threading.Thread):
             self._processes = ProcessList()
         return self._processes.read(snapshot.tick.devices if snapshot.tick is not None else ())
 
-    def _poll_search(self) -> SearchSnapshot | None:
-        if not self._looked_for_search:
-            from trainfast_tui.search_control import newest_search
+    def _newest_run(self) -> Path | None:
+        from trainfast_runner.follow import newest
 
-            found = newest_search(self._home)
-            with self._choosing:
-                if not self._looked_for_search:
-                    self._searched, self._looked_for_search = found, True
-        directory = self._searched
+        return newest(self._home)
+
+    def _newest_search(self) -> Path | None:
+        from trainfast_tui.search_control import newest_search
+
+        return newest_search(self._home)
+
+    def _poll_search(self) -> SearchSnapshot | None:
+        directory = self._search_choice.get()
         if directory is None:
             self._search_follower = None
             return None
@@ -164,23 +203,16 @@ class Reader(threading.Thread):
         return self._search_follower.poll()
 
     def _poll(self) -> RunSnapshot | None:
-        from trainfast_runner.follow import Follower, newest
-
-        if not self._looked:
-            found = newest(self._home)
-            with self._choosing:
-                if not self._looked:
-                    self._wanted, self._looked = found, True
-        directory = self._wanted
+        directory = self._run_choice.get()
         if directory is not None and not directory.exists():
-            # It was deleted: look for another one next time.
-            with self._choosing:
-                self._looked = self._wanted != directory
+            self._run_choice.drop(directory)
             directory = None
         if directory is None:
             self._follower = None
             return None
         if self._follower is None or self._follower.directory != directory:
+            from trainfast_runner.follow import Follower
+
             self._follower = Follower(directory)
         return self._follower.poll()
 
