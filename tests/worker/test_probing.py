@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 
-from trainfast_runner.worker import probing
+from trainfast_runner.worker import heap, memory, probing
+from trainfast_runner.worker.memory import HostMemory
 from trainfast_runner.worker.probing import PHASES, HostGauge, Orders, Size, _tell_how_far
 
 
@@ -68,6 +69,35 @@ def test_the_gauge_counts_what_the_limit_counts_and_only_new_heights(monkeypatch
     # 700 more address space at the highest, of which 100 are files that were mapped since.
     assert gauge.peak_bytes() == 600
     assert gauge.room_bytes() == 1 << 30
+
+
+def test_what_earlier_sizes_left_is_neither_counted_nor_held_against_the_limit(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    limits: list[tuple[int, int]] = []
+    monkeypatch.setattr(memory.resource, "setrlimit", lambda which, both: limits.append(both))
+    monkeypatch.setattr(memory.resource, "getrlimit", lambda which: (-1, -1))
+    monkeypatch.setattr(memory.os, "pwrite", lambda *to: 0)  # peaks of this very process are not reset
+    figures = {"VmHWM": 700, "VmRSS": 500, "VmData": 400, "RssFile": 0}
+    monkeypatch.setattr(HostMemory, "_read_status", lambda self: dict(figures))
+    counters = HostMemory(1000)
+    counters.start()
+    counters.boundary("forward_backward")
+    counters.forgive(30)
+    counters.boundary("optimizer")
+    assert counters.read()["phase_peaks"] == {"forward_backward": 200, "optimizer": 170}
+    assert limits == [(1400, -1), (1430, -1)]
+
+
+def test_holes_in_the_heap_are_what_a_size_leaves_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    free = [5, 47, 3]
+    monkeypatch.setattr(probing, "free_in_heap_bytes", lambda: free.pop(0))
+    gauge = HostGauge(None)
+    assert [gauge.left_bytes(), gauge.left_bytes()] == [42, 0]
+
+
+def test_the_c_library_says_what_is_free_in_its_heap() -> None:
+    assert 0 <= heap.free_in_heap_bytes() < 1 << 40
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from trainfast_runner.search.decide import ALIGNED, MOST, Known, beyond_of, fits_of, tightest
 from trainfast_runner.search.fit import Fit, largest
-from trainfast_runner.search.journal import Answer, Margin
+from trainfast_runner.search.journal import Answer, Margin, Proof
 
 ALIGNED_MORE, ALIGNED_MORE_FROM = 64, 512
 """From this size on an aligned batch is a multiple of 64: it then costs an eighth of the batch at most."""
@@ -28,6 +28,7 @@ def answer(known: Known) -> Answer:
         certainty = f"by the fit {most + 1} needs {tight.need_bytes(most + 1) / 2**20:,.0f} MiB"
     return Answer(
         max_batch=most,
+        samples_per_s=proof.samples_per_s,
         aligned_batch=aligned(most),
         recommended_batch=recommended,
         recommended_why=_why(known, most, recommended, tight, margins),
@@ -122,7 +123,14 @@ def _headroom(known: Known, tight: Fit, most: int) -> int:
             for peaks in probe.ranks:
                 if peaks.rank == tight.rank and peaks.limit_peak_bytes is not None:
                     return tight.limit_bytes - peaks.limit_peak_bytes
-    measured = known.proofs[-1].peak_allocated_bytes
+    measured = _peak_in_proof(known.proofs[-1], tight.rank)
     if measured is None:
         return round(tight.limit_bytes - tight.need_bytes(most))
     return tight.limit_bytes - measured - beyond_of(known, tight.rank)
+
+
+def _peak_in_proof(proof: Proof, rank: int) -> int | None:
+    """The rank's own peak; that of the fullest in a journal from before the ranks' were kept."""
+    if not proof.ranks:
+        return proof.peak_allocated_bytes
+    return next((one.peak_allocated_bytes for one in proof.ranks if one.rank == rank), None)

@@ -45,7 +45,7 @@ from trainfast_runner.search.limits import limited
 from trainfast_runner.search.nothing_fits import nothing_fits
 from trainfast_runner.search.opening import Options
 from trainfast_runner.search.prediction import predict
-from trainfast_runner.search.probe_record import probe_of
+from trainfast_runner.search.probe_record import probe_of, proof_of
 from trainfast_runner.search.processes import LOOK_EVERY_S, Interrupted, WarmProcess, end_run, wait_for_result
 
 STEPS = {"cpu": 2, "cuda": 4}
@@ -267,19 +267,7 @@ class _Conductor:
         self._live = None
         if result.state in ("stopped", "killed"):
             raise Interrupted
-        rate = result.throughput.samples_per_s.median
-        proved = result.knobs.get("batch_size")
-        self._write(
-            Proof(
-                batch_size=proved if isinstance(proved, int) else batch_size,
-                run_id=result.run_id,
-                state=result.state,
-                reason=result.reason,
-                peak_allocated_bytes=result.memory.peak_allocated_bytes,
-                samples_per_s=rate,
-                seconds=result.seconds if result.seconds is not None else time.monotonic() - began,
-            )
-        )
+        self._write(proof_of(left, result, batch_size, time.monotonic() - began))
 
     def _warm_process(self) -> WarmProcess:
         directory = self._start(replace(self._plan, search_id=self._directory.name), "probe")

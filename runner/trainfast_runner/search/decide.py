@@ -167,7 +167,7 @@ def _upwards(known: Known, fits: tuple[Fit, ...]) -> Step:
     beyond = largest(lambda size: not any(one.surely_not(size) for one in fits), MOST) + 1
     top = ceiling(known, fits, sure)
     # Between what surely fits and what surely does not there is nothing left that would be worth a probe.
-    settled = beyond <= min(top, MOST)
+    settled = beyond <= min(top, MOST) or _should_run_out(known, fits, top)
     target = best if settled else _target(known, fits)
     if target > best:
         return Step("probe", _why_up(tightest(fits, target), target, len(known.fitting), known), target)
@@ -184,6 +184,16 @@ def _upwards(known: Known, fits: tuple[Fit, ...]) -> Step:
     if over > 0:
         words = f"{sure} surely fits; by the fit {size} is {_mib(over)} too large: that it does not fit is to be seen"
     return Step("probe", words, size)
+
+
+def _should_run_out(known: Known, fits: tuple[Fit, ...], size: int) -> bool:
+    """Whether trying it at once is the cheaper way to know, although it might fit within the error of the fit.
+
+    Running out of memory takes a part of a step; a size near the maximum, which would make the fit surer, two steps.
+    """
+    if known.no_oom or len(known.fitting) < 2 or size > MOST:
+        return False
+    return any(one.need_bytes(size) > one.limit_bytes for one in fits)
 
 
 def _sure(known: Known, fits: tuple[Fit, ...]) -> int:

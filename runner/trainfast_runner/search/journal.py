@@ -145,13 +145,17 @@ class Probe(Line, frozen=True, kw_only=True, tag="probe"):
 
 
 class Proof(Line, frozen=True, kw_only=True, tag="proof"):
-    """A normal run of a fresh process at a batch size. `state` is that run's end state."""
+    """A normal run of a fresh process at a batch size. `state` is that run's end state.
+
+    `ranks` has the peaks of each rank over all of its steps, warm-up included; none of a rank that ended no step.
+    """
 
     batch_size: int
     run_id: str
     state: str
     reason: str = ""
     peak_allocated_bytes: int | None = None
+    ranks: list[RankPeaks] = []
     samples_per_s: float | None = None
     seconds: float
 
@@ -172,13 +176,15 @@ class Margin(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Answer(msgspec.Struct, frozen=True, kw_only=True):
-    """What was found. `headroom_bytes` is what `max_batch` leaves of the tightest rank's limit, measured.
+    """What was found. `headroom_bytes` is what `max_batch` leaves of the tightest rank's limit, measured, and
+    `samples_per_s` what its proof ran at, summed over ranks.
 
     `aligned_batch` is the largest multiple of 8 (of 64 from 512 on) within `max_batch`, None below 8.
     `fixed_bytes`, `bytes_per_sample` and `phase` are the line that limits the batch on the tightest rank.
     """
 
     max_batch: int
+    samples_per_s: float | None = None
     aligned_batch: int | None = None
     recommended_batch: int
     recommended_why: str = ""

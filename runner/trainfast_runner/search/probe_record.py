@@ -1,13 +1,16 @@
-"""One probe's record out of what its ranks said."""
+"""The record of a probe out of what its ranks said, and of a proof out of the run that it was."""
 
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import msgspec
 
+from trainfast_runner.records import Result, Step
+from trainfast_runner.run_records import read_records
 from trainfast_runner.search.decide import Known, fits_of, tightest
-from trainfast_runner.search.journal import Probe, RankPeaks
+from trainfast_runner.search.journal import Probe, Proof, RankPeaks
 from trainfast_runner.search.processes import ProbeLine
 
 
@@ -68,4 +71,34 @@ def _rank_peaks(rank: int, line: ProbeLine) -> RankPeaks:
         room_bytes=line.room_after_bytes or line.room_bytes,
         alloc_retries=line.alloc_retries,
         step_ms=line.step_ms[-1] if line.step_ms else None,
+    )
+
+
+def proof_of(directory: Path, result: Result, batch_size: int, seconds: float) -> Proof:
+    """What the proof's run came to; `batch_size` and `seconds` are for where its result does not tell."""
+    proved = result.knobs.get("batch_size")
+    return Proof(
+        batch_size=proved if isinstance(proved, int) else batch_size,
+        run_id=result.run_id,
+        state=result.state,
+        reason=result.reason,
+        peak_allocated_bytes=result.memory.peak_allocated_bytes,
+        ranks=[_highest(rank, steps) for rank, steps in sorted(read_records(directory).steps.items()) if steps],
+        samples_per_s=result.throughput.samples_per_s.median,
+        seconds=result.seconds if result.seconds is not None else seconds,
+    )
+
+
+def _highest(rank: int, steps: list[Step]) -> RankPeaks:
+    """The highest peaks of a rank's steps."""
+    phases = {phase for step in steps for phase in step.phase_peaks or ()}
+    return RankPeaks(
+        rank=rank,
+        phase_peaks={phase: max((step.phase_peaks or {}).get(phase, 0) for step in steps) for phase in sorted(phases)},
+        peak_allocated_bytes=max(
+            (one for step in steps if (one := step.peak_allocated_bytes) is not None), default=None
+        ),
+        peak_reserved_bytes=max((one for step in steps if (one := step.peak_reserved_bytes) is not None), default=None),
+        alloc_retries=steps[-1].alloc_retries,
+        step_ms=steps[-1].step_ms,
     )

@@ -24,6 +24,7 @@ PROBE_FIELDS = (
     "reason",
     "run_id",
 )
+PROOF_FIELDS = ("batch_size", "state", "peak_allocated_bytes", "samples_per_s", "seconds", "reason", "run_id")
 
 
 def report(directory: Path) -> dict[str, Any]:
@@ -42,6 +43,7 @@ def report(directory: Path) -> dict[str, Any]:
         "preset": asked.preset,
         "variant": asked.variant,
         "max_batch": answer.max_batch if answer else None,
+        "samples_per_s": answer.samples_per_s if answer else None,
         "aligned_batch": answer.aligned_batch if answer else None,
         "recommended_batch": answer.recommended_batch if answer else None,
         "recommended_reason": answer.recommended_why if answer else None,
@@ -70,11 +72,7 @@ def report(directory: Path) -> dict[str, Any]:
         "world_size": asked.world_size,
         "tightest_rank": answer.tightest_rank if answer else None,
         "proof_run_id": answer.proof_run_id if answer else None,
-        "proofs": [
-            {"batch_size": line.batch_size, "run_id": line.run_id, "state": line.state, "seconds": line.seconds}
-            for line in lines
-            if isinstance(line, Proof)
-        ],
+        "proofs": [{name: getattr(line, name) for name in PROOF_FIELDS} for line in lines if isinstance(line, Proof)],
         "headroom_bytes": answer.headroom_bytes if answer else None,
         "certainty": answer.certainty if answer else None,
         "missing_bytes": ended.missing_bytes if ended is not None else None,

@@ -23,6 +23,7 @@ from torch import Tensor
 
 from .clock import StepTimes, make_clock
 from .data import Samples, batches_of
+from .heap import free_in_heap_bytes
 from .loop import Rig
 from .memory import PHASES
 from .oom import is_out_of_memory
@@ -96,6 +97,9 @@ class Orders:
 class Gauge(Protocol):
     """What the limit itself counts, where that is not what the memory counters count."""
 
+    def left_bytes(self) -> int:
+        """What sizes before left behind in this process, and a fresh one would not hold."""
+
     def peak_bytes(self) -> int | None:
         """The highest so far in this process; None where it cannot be told."""
 
@@ -114,6 +118,12 @@ class HostGauge:
     def __init__(self, limit_bytes: int | None) -> None:
         self._limit_bytes = limit_bytes
         self._first = _status()
+        self._free_at_first = free_in_heap_bytes()
+
+    def left_bytes(self) -> int:
+        """Holes in the C library's heap. A small size has its tensors there, and small blocks that stay keep them open;
+        a large one has its tensors elsewhere and does not fill them: 32 MiB after a Bert's batches of 2 to 8."""
+        return max(0, free_in_heap_bytes() - self._free_at_first)
 
     def peak_bytes(self) -> int | None:
         """Bytes above what was there when the limit was set."""
@@ -144,6 +154,10 @@ class CudaGauge:
     def __init__(self, device: torch.device, limit_bytes: int | None) -> None:
         self._device = device
         self._limit_bytes = limit_bytes
+
+    def left_bytes(self) -> int:
+        """None: the emptied cache went back whole."""
+        return 0
 
     def peak_bytes(self) -> int | None:
         """The allocator's own counters are what its limit counts."""
@@ -204,8 +218,13 @@ def probe_on_demand(
     number, retries = 0, 0
     while (size := orders.next()) is not None:
         number += 1
-        _forget_the_last(rig)
-        said = {"number": number, "batch_size": size.batch_size, "room_bytes": gauge.room_bytes()}
+        left = _forget_the_last(rig, gauge)
+        said = {
+            "number": number,
+            "batch_size": size.batch_size,
+            "room_bytes": gauge.room_bytes(),
+            "left_behind_bytes": left,
+        }
         peak_before = gauge.peak_bytes() or 0
         began = time.monotonic()
         steps = KeptSteps()
@@ -232,7 +251,7 @@ def probe_on_demand(
             **said,
             outcome="fits",
             seconds=time.monotonic() - began,
-            limit_peak_bytes=peak if peak > peak_before else None,
+            limit_peak_bytes=peak - left if peak > peak_before else None,
             room_after_bytes=gauge.room_bytes(),
             samples=size.batch_size * knobs.grad_accum,
             **{**fields, "alloc_retries": fields["alloc_retries"] - retries},
@@ -247,14 +266,17 @@ def _longest(samples: Samples, rig: Rig, size: Size) -> Iterator[Batch]:
         yield from batches_of(samples, knobs, rig.strategy.rank, rig.strategy.ranks)
 
 
-def _forget_the_last(rig: Rig) -> None:
-    """What the last size left in caches is not this one's; the peaks begin here."""
+def _forget_the_last(rig: Rig, gauge: Gauge) -> int:
+    """What the last size left is not this one's; the peaks begin here. Gives the bytes that could not be given back."""
     gc.collect()
     if rig.device.type == "cuda":
         torch.cuda.synchronize(rig.device)
         torch.cuda.empty_cache()
+    left = gauge.left_bytes()
+    rig.memory.forgive(left)
     for phase in PHASES:
         rig.memory.boundary(phase)
+    return left
 
 
 def _tell_how_far(rig: Rig, gauge: Gauge, error: BaseException, said: dict[str, Any], reached: tuple[str, ...]) -> None:
