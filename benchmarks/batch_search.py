@@ -41,7 +41,7 @@ MODELS: dict[str, tuple[str, ...]] = {
         *("tiny-llama", "seq_len=512", "checkpointing=full", "grad_accum=2", "optimizer=sgd"),
     ),
     "gpt2": (
-        *("gpt2", "model.n_layer=2", "model.n_embd=128", "model.n_head=2", "seq_len=128", "precision=fp32"),
+        *("gpt2", "model.n_layer=4", "model.n_embd=512", "model.n_head=8", "seq_len=128", "precision=fp32"),
         *("optimizer=adamw", "workers=0", "pin_memory=off"),
     ),
     "bert": (

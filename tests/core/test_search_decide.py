@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace as replace_struct
 
 from trainfast_runner.search.answer import aligned, answer
 from trainfast_runner.search.decide import TOLERANCE_BYTES, TOLERANCE_SHARE, Known, decide
@@ -203,6 +204,42 @@ def test_a_proof_that_runs_out_of_memory_is_stepped_down_from() -> None:
     assert step.batch_size is not None
     assert step.batch_size < first
     assert "fresh process" in step.why
+
+
+@dataclass(frozen=True)
+class Bent(Device):
+    """A peak at two points of the step, as real ones have it: up to some size where the gradients are, then where the
+    logits are."""
+
+    def peaks(self, rank: int, batch: int) -> dict[str, int]:
+        bent = max(self.optimizer + batch * self.per_sample / 8, self.fixed + batch * self.per_sample)
+        return {"forward_backward": int(bent), "optimizer": int(self.optimizer)}
+
+
+BENT = Bent(fixed=445 * MIB, per_sample=110.4 * MIB, optimizer=833 * MIB, limits=(2048 * MIB,))
+BENT_PREDICTED = Predicted(fixed_bytes=445 * MIB, bytes_per_sample=int(110.4 * MIB), max_batch=14)
+
+
+def test_sizes_below_a_bend_are_left_out_where_it_is_predicted() -> None:
+    known = search(BENT, replace_struct(BENT_PREDICTED, linear_from=5))
+    assert [probe.batch_size for probe in known.probes] == [5, 7, 15]
+    assert [proof.state for proof in known.proofs] == ["finished"]
+    assert BENT.is_exact(known.proofs[-1].batch_size)
+
+
+def test_a_bend_that_is_not_predicted_shows_in_a_slope_below_the_predicted_one() -> None:
+    known = search(BENT, BENT_PREDICTED)
+    assert known.probes[0].batch_size == 1
+    assert ooms(known) <= 1
+    assert len(known.probes) <= 6
+    assert [proof.state for proof in known.proofs] == ["finished"]
+    assert BENT.is_exact(known.proofs[-1].batch_size)
+
+
+def test_a_fit_that_a_proof_refutes_is_set_right_by_a_size_between() -> None:
+    known = search(BENT)
+    assert BENT.is_exact(known.proofs[-1].batch_size)
+    assert len(known.proofs) <= 2
 
 
 def test_the_answer_names_limits_margins_and_the_fastest() -> None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from trainfast_runner.search.fit import NOISE, Fit, Point, fit, largest
+from trainfast_runner.search.fit import APART, NOISE, Fit, Point, fit, largest
 from trainfast_runner.search.journal import AnyLine, Asked, Predicted, Probe, Proof, RankPeaks
 
 MOST = 1 << 20
@@ -148,13 +148,15 @@ def _first(known: Known) -> Step:
     if too_large is not None:
         smaller = max(1, too_large // 4)
         return Step("probe", f"{too_large} does not fit, against the prediction: much smaller", smaller)
-    most = known.predicted.max_batch if known.predicted is not None else None
-    if not most or most < 2:
+    predicted = known.predicted
+    most = predicted.max_batch if predicted is not None else None
+    if predicted is None or not most or most < 2:
         why = "nothing is predicted: the smallest first"
         if most is not None:
             why = f"by the prediction {'nothing' if most == 0 else '1 and no more'} fits: the smallest first"
         return Step("probe", why, 1)
-    small = max(1, min(most, MOST) // SMALL_SHARE)
+    most = min(most, MOST)
+    small = max(1, most // SMALL_SHARE, min(predicted.linear_from, most // 2))
     return Step("probe", f"by the prediction {most} fits: a small size first, to see how true that is", small)
 
 
@@ -208,7 +210,7 @@ def _target(known: Known, fits: tuple[Fit, ...]) -> int:
     target = largest(lambda size: all(one.surely_fits(size) for one in fits), MOST)
     predicted = known.predicted
     if len(known.fitting) == 1 and predicted is not None and predicted.max_batch:
-        return min(target, max(known.best + 1, predicted.max_batch // 2))
+        return min(target, max(int(known.best / APART) + 1, predicted.max_batch // 2))
     return target
 
 
@@ -240,11 +242,32 @@ def _after_proof(known: Known, fits: tuple[Fit, ...]) -> Step:
         return Step("fail", f"the proof of {last.batch_size} ended otherwise: {last.state}: {last.reason}")
     if last.batch_size == 1:
         return Step("nothing_fits", "a batch of 1 does not fit in a fresh process")
+    failed = min(last.batch_size, known.too_large or last.batch_size)
+    if _is_refuted(known, fits, failed):
+        middle = (known.best + failed) // 2
+        why = f"{failed} ran out of memory, against the fit: half-way to {known.best}, which fits, first"
+        return Step("probe", why, middle)
     room = ceiling(known, fits, last.batch_size) - last.batch_size if fits else 1
-    smaller = max(1, last.batch_size - max(1, room // 2))
+    smaller = min(failed - 1, last.batch_size - max(1, room // 2))
+    if fits:
+        # Sizes that were tried since then may have set the fit right.
+        smaller = min(smaller, max(known.best, _sure(known, fits)))
+    smaller = max(1, smaller)
     return Step(
         "prove", f"{last.batch_size} ran out of memory in a fresh process: {smaller} is proved instead", smaller
     )
+
+
+def _is_refuted(known: Known, fits: tuple[Fit, ...], batch_size: int) -> bool:
+    """Whether the fit is wrong altogether, and not by what a fresh process needs more: the size that ran out should
+    have left more than the tolerance, or is the second to run out, with sizes between it and those that fit."""
+    tried = sum(one.outcome != "void" for one in known.probes)
+    if known.best + 1 >= batch_size or tried >= MOST_PROBES or not fits:
+        return False
+    if not all(one.surely_fits(batch_size) for one in fits):
+        return False  # a size tried since then has set it right
+    left = min(one.limit_bytes - one.need_bytes(batch_size) for one in fits)
+    return left > TOLERANCE_BYTES or len(known.proofs) > 1
 
 
 def ceiling(known: Known, fits: tuple[Fit, ...], best: int) -> int:

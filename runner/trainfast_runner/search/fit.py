@@ -87,6 +87,9 @@ def fit(rank: int, points: list[Point], limit_bytes: int, noise: Noise, predicte
 
     Each goes through the largest point; its slope comes from the largest point well below that. With one point the
     slope is the predicted one, or that of a need in proportion to the batch, which no real one reaches.
+
+    A peak is convex in the batch: a small size may have it at a point of the step that grows less. So with two points,
+    and a prediction that is clearly steeper than the line through them, the error is as large as that difference.
     """
     ordered = sorted(points, key=lambda point: point.batch_size)
     last = ordered[-1]
@@ -109,12 +112,15 @@ def fit(rank: int, points: list[Point], limit_bytes: int, noise: Noise, predicte
         slope = max(0.0, (peak - base.phase_peaks.get(phase, peak)) / apart)
         lines.append(PhaseLine(phase=phase, fixed_bytes=peak - slope * last.batch_size, bytes_per_sample=slope))
     steepest = max(line.bytes_per_sample for line in lines)
+    error = 2 * noise.bytes / apart + noise.share * steepest
+    if len(ordered) == 2 and predicted_slope is not None and steepest < (1 - PREDICTION_SHARE) * predicted_slope:
+        error = max(error, predicted_slope - steepest)
     return Fit(
         rank=rank,
         lines=lines,
         limit_bytes=limit_bytes,
         error_bytes=noise.bytes,
-        error_per_sample=2 * noise.bytes / apart + noise.share * steepest,
+        error_per_sample=error,
         anchor=last.batch_size,
     )
 

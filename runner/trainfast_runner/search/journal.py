@@ -66,12 +66,15 @@ class Conducted(Line, frozen=True, kw_only=True, tag="conducted"):
 class Predicted(Line, frozen=True, kw_only=True, tag="predicted"):
     """What the memory model says of the fullest rank: `fixed_bytes + batch_size * bytes_per_sample`.
 
-    None of both, with the reason, where there is no prediction: the search then starts from a batch of 1.
+    `linear_from` is the batch size from which that line holds: below it the peak is at another point of the step, where
+    less or nothing grows with the batch. None of all, with the reason, where there is no prediction: the search then
+    starts from a batch of 1.
     """
 
     fixed_bytes: int | None = None
     bytes_per_sample: int | None = None
     max_batch: int | None = None
+    linear_from: int = 1
     basis: str = ""
     reason: str = ""
 

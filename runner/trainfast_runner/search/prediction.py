@@ -8,8 +8,14 @@ from dataclasses import dataclass, replace
 from trainfast_runner.launch import RunPlan
 from trainfast_runner.memory_model import MemoryModel, cached_model, trace_model
 from trainfast_runner.problem import Problem
+from trainfast_runner.search.fit import largest
 from trainfast_runner.search.journal import Predicted
 from trainfast_runner.training_python import GivenUp
+
+BATCH_PHASE = "forward_backward"
+"""The phase that grows with the batch."""
+BEND_BYTES = 4 << 20
+"""So much off the line is within what a measured peak scatters."""
 
 
 @dataclass(frozen=True)
@@ -30,8 +36,28 @@ class Foresight:
             fixed_bytes=there.fixed_bytes,
             bytes_per_sample=there.bytes_per_sample,
             max_batch=most or 0,
+            linear_from=self._linear_from(plan, most or 1),
             basis=there.basis,
         )
+
+    def _linear_from(self, plan: RunPlan, most: int) -> int:
+        """The smallest batch whose peak of forward and backward is on the line through those of `most`.
+
+        A peak over the points of a step is convex in the batch, so what is off the line is below one size.
+        """
+        line = [self._forward_backward(plan, size) for size in (most, most + 1)]
+
+        def is_bent(size: int) -> bool:
+            expected = line[0] - (most - size) * (line[1] - line[0])
+            return self._forward_backward(plan, size) > expected + BEND_BYTES
+
+        return min(largest(is_bent, most) + 1, most)
+
+    def _forward_backward(self, plan: RunPlan, batch_size: int) -> int:
+        assert self.model is not None
+        knobs = {**plan.spec.knobs, "batch_size": batch_size}
+        there = self.model.predict(replace(plan.spec, knobs=knobs), plan.world_size)
+        return there.phases[BATCH_PHASE]["total"]
 
 
 def predict(plan: RunPlan, given_up: threading.Event) -> Foresight:
