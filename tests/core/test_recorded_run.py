@@ -1,0 +1,57 @@
+"""A run directory that an earlier version wrote: whatever the format becomes, it is read as it was."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from trainfast_runner.follow import Follower
+from trainfast_runner.home import Home, read_result
+from trainfast_runner.joined_steps import joined_steps
+from trainfast_runner.run_records import read_records
+from trainfast_runner.telemetry_lines import read_ticks
+
+RECORDED = Path(__file__).parents[1] / "recorded_runs" / "20261121-133323-tiny-llama-d703"
+"""24 steps on a CPU beside a GPU that is held back by heat; every line of its telemetry is a whole tick."""
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> Path:
+    """A copy in a home of its own."""
+    home = Home(tmp_path).ready()
+    found = home.directory(RECORDED.name)
+    shutil.copytree(RECORDED, found)
+    return found
+
+
+def test_its_records_are_all_readable(directory: Path) -> None:
+    records = read_records(directory)
+    assert records.unreadable_lines == 0
+    assert len(records.steps[0]) == 24
+    assert [len(samples) for samples in records.devices.values()] == [11]
+    assert len(records.hosts) == 11
+    ticks, unreadable = read_ticks(directory / "telemetry.jsonl")
+    assert (len(ticks), unreadable) == (11, 0)
+    assert all(tick.devices[0].temperature_c for tick in ticks)
+
+
+def test_it_is_shown_as_it_ended(directory: Path) -> None:
+    seen = Follower(directory).poll()
+    assert (seen.state, seen.reason) == ("finished", "took all 24 steps")
+    assert (len(seen.steps), len(seen.ticks), seen.unreadable_lines) == (24, 11, 0)
+    assert any(event.kind == "throttle_on" for event in seen.events)
+    assert seen.result == read_result(directory)
+    assert seen.result is not None
+    assert seen.result.throttle.thermal_fraction == pytest.approx(0.27, abs=0.001)
+    assert seen.result.conditions.start_temperature_c == 89
+    assert seen.result.conditions.measured_from_temperature_c is None, "that version did not say"
+
+
+def test_its_steps_are_joined_to_its_gpu(directory: Path) -> None:
+    joined = joined_steps(directory)
+    assert [step.step for step, _ in joined] == list(range(1, 25))
+    thermal_ms = [conditions.throttled_ms["thermal"] for _, conditions in joined if conditions is not None]
+    assert len(thermal_ms) == 24
+    assert any(ms for ms in thermal_ms)
