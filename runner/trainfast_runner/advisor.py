@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import cast
 
-from trainfast_runner.combinations import device_count, global_batch
+from trainfast_runner.combinations.world import device_count, global_batch
 from trainfast_runner.interconnect import Interconnect
 from trainfast_runner.knob_type import Knobs
 from trainfast_runner.machine import Machine, cpu_has_fp16

@@ -6,10 +6,10 @@ from typing import Any
 
 import msgspec
 
-from trainfast_runner.pipeline_rules import PIPELINES, STAGES_PER_RANK
+from trainfast_runner.combinations.pipeline_rules import PIPELINES, STAGES_PER_RANK
+from trainfast_runner.combinations.sharded_rules import mesh_asked
+from trainfast_runner.combinations.zero_rules import STAGE
 from trainfast_runner.records import RunFile, WorkerLine
-from trainfast_runner.sharded_rules import mesh_asked
-from trainfast_runner.zero_rules import STAGE
 
 PARAM_DTYPE = {"fp32": "float32", "tf32": "float32", "fp16": "float32", "bf16": "float32", "bf16-pure": "bfloat16"}
 COMPUTE_DTYPE = {"fp32": "float32", "tf32": "float32", "fp16": "float16", "bf16": "bfloat16", "bf16-pure": "bfloat16"}

@@ -14,7 +14,7 @@ from typing import TypeVar
 
 import msgspec
 
-from trainfast_runner.combinations import data_parallel_degree
+from trainfast_runner.combinations.world import data_parallel_degree
 from trainfast_runner.home import RESULT_FILE, Home, is_alive, read_result, read_run_file
 from trainfast_runner.json_lines import Tail
 from trainfast_runner.live_diagnosis import LiveDiagnosis

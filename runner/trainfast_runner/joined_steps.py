@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from trainfast_runner.combinations import data_parallel_degree
+from trainfast_runner.combinations.world import data_parallel_degree
 from trainfast_runner.records import Step
 from trainfast_runner.run_records import RunRecords, read_records
 from trainfast_runner.step_conditions import StepConditions, join_of

@@ -16,8 +16,12 @@ from typing import Any
 
 import msgspec
 
-from trainfast_runner import __version__, combinations, training_python, zero_rules
+from trainfast_runner import __version__, training_python
 from trainfast_runner.calibration import ceiling_of
+from trainfast_runner.combinations import world, zero_rules
+from trainfast_runner.combinations.check import check
+from trainfast_runner.combinations.facts import Facts
+from trainfast_runner.combinations.world import ONE_PROCESS
 from trainfast_runner.extensions import extensions_directory, search_path
 from trainfast_runner.home import (
     RUN_FILE,
@@ -37,7 +41,6 @@ from trainfast_runner.predicted_run import predicted
 from trainfast_runner.problem import Problem
 from trainfast_runner.process_tree import boot_id
 from trainfast_runner.records import Clock, RunFile
-from trainfast_runner.sharded_rules import ONE_PROCESS
 from trainfast_runner.spec import RunSpec, expand_paths
 from trainfast_runner.telemetry.readings import DeviceReading
 
@@ -112,9 +115,9 @@ def plan(spec: RunSpec, python: str | None = None) -> RunPlan:
     seen = training_python.inspect(python, spec.model, spec.data["objective"], count=limit is not None)
     machine = look(seen.versions.get("torch"))
     machine.refuse_mig()
-    combinations.check(combinations.Facts(spec, machine, seen.config, seen.versions, seen.executable))
-    ranks = combinations.world_size(spec, machine)
-    devices = combinations.devices_asked(spec.knobs)
+    check(Facts(spec, machine, seen.config, seen.versions, seen.executable))
+    ranks = world.world_size(spec, machine)
+    devices = world.devices_asked(spec.knobs)
     chosen: tuple[DeviceReading, ...] = ()
     if machine.device == "cuda":
         chosen = machine.choose(devices if not isinstance(devices, float) else None, str(spec.knobs["strategy"]))
@@ -123,10 +126,10 @@ def plan(spec: RunSpec, python: str | None = None) -> RunPlan:
     if isinstance(limit, str):
         given = parse_bytes_per_rank(limit)
         limits = tuple(given * ranks if len(given) == 1 else given)
-        _refuse_hopeless_limit(spec, limits, seen.parameters, combinations.device_count(spec, machine))
+        _refuse_hopeless_limit(spec, limits, seen.parameters, world.device_count(spec, machine))
     knobs = {**spec.knobs}
     if knobs["devices"] is None:
-        knobs["devices"] = combinations.device_count(spec, machine)
+        knobs["devices"] = world.device_count(spec, machine)
     if knobs["offload_path"] is not None:
         # The ranks start in another directory.
         knobs["offload_path"] = os.path.abspath(os.path.expanduser(str(knobs["offload_path"])))

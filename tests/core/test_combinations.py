@@ -4,8 +4,10 @@ from dataclasses import replace
 
 import pytest
 
-from trainfast_runner import combinations, machine
-from trainfast_runner.combinations import Facts
+from trainfast_runner import machine
+from trainfast_runner.combinations import general_rules, world
+from trainfast_runner.combinations.check import check
+from trainfast_runner.combinations.facts import Facts
 from trainfast_runner.machine import Machine
 from trainfast_runner.problem import Problem
 from trainfast_runner.spec import resolve
@@ -55,7 +57,7 @@ def facts(where: Machine, *settings: str, preset: str = "tiny-llama", **config: 
 )
 def test_what_cannot_work_is_refused(where: Machine, settings: list[str], key: str, said: str) -> None:
     with pytest.raises(Problem) as refused:
-        combinations.check(facts(where, *settings))
+        check(facts(where, *settings))
     assert refused.value.key == key
     assert said in refused.value.line()
 
@@ -72,7 +74,7 @@ def test_what_cannot_work_is_refused(where: Machine, settings: list[str], key: s
     ],
 )
 def test_what_works_is_let_through(where: Machine, settings: list[str]) -> None:
-    combinations.check(facts(where, *settings))
+    check(facts(where, *settings))
 
 
 @pytest.mark.parametrize(
@@ -85,15 +87,15 @@ def test_what_works_is_let_through(where: Machine, settings: list[str]) -> None:
 )
 def test_a_sequence_beyond_the_models_positions_is_refused(config: dict[str, object]) -> None:
     with pytest.raises(Problem, match=r"model\.max_position_embeddings=64") as refused:
-        combinations.check(facts(CPU, **config))
+        check(facts(CPU, **config))
     assert refused.value.as_json()["nearest"] == "seq_len=64, or model.max_position_embeddings=128"
 
 
 def test_a_vocabulary_too_small_for_bytes_is_refused_where_a_tokenizer_is_trained() -> None:
-    assert combinations.SMALLEST_VOCAB == SMALLEST_VOCAB
+    assert general_rules.SMALLEST_VOCAB == SMALLEST_VOCAB
     with pytest.raises(Problem, match="needs at least 300"):
-        combinations.check(facts(CPU, vocab_size=5))
-    combinations.check(facts(CPU, "data.kind=random", vocab_size=5))
+        check(facts(CPU, vocab_size=5))
+    check(facts(CPU, "data.kind=random", vocab_size=5))
 
 
 def test_single_takes_the_gpu_with_most_free_memory_and_ddp_all() -> None:
@@ -113,8 +115,8 @@ def test_cuda_visible_devices_is_honoured(variable: str | None, left: list[int])
 
 def test_the_global_batch_counts_data_parallel_ranks() -> None:
     spec = resolve("tiny-llama", ["batch_size=4", "grad_accum=2", "strategy=ddp"])
-    assert combinations.global_batch(spec.knobs, 2) == 16
-    assert combinations.global_batch({**spec.knobs, "strategy": "single"}, 1) == 8
+    assert world.global_batch(spec.knobs, 2) == 16
+    assert world.global_batch({**spec.knobs, "strategy": "single"}, 1) == 8
 
 
 LLAMA = {"model_type": "llama", "vocab_size": 4096, "base_model_tp_plan": {"layers.*.self_attn.q_proj": "colwise"}}
@@ -153,7 +155,7 @@ def test_what_a_sharded_model_cannot_do_is_refused(
     where: Machine, settings: list[str], config: dict[str, object], key: str, said: str
 ) -> None:
     with pytest.raises(Problem) as refused:
-        combinations.check(Facts(resolve("tiny-llama", settings), where, config, {"bitsandbytes": "0.49"}, "python"))
+        check(Facts(resolve("tiny-llama", settings), where, config, {"bitsandbytes": "0.49"}, "python"))
     assert refused.value.key == key
     assert said in refused.value.line()
 
@@ -175,9 +177,9 @@ def test_processes_devices_and_the_global_batch_are_told_apart(
     where: Machine, settings: list[str], processes: int, devices: int, global_batch: int
 ) -> None:
     asked = Facts(resolve("tiny-llama", settings), where, LLAMA, {}, "python")
-    combinations.check(asked)
+    check(asked)
     assert (asked.ranks, asked.devices) == (processes, devices)
-    assert combinations.global_batch(asked.knobs, asked.devices) == global_batch
+    assert world.global_batch(asked.knobs, asked.devices) == global_batch
 
 
 @pytest.mark.parametrize(
@@ -194,7 +196,7 @@ def test_processes_devices_and_the_global_batch_are_told_apart(
 def test_techniques_that_would_do_something_else_are_refused(settings: list[str], key: str, said: str) -> None:
     asked = facts(CPU, *settings)
     with pytest.raises(Problem) as refused:
-        combinations.check(replace(asked, versions={"accelerate": "1", "bitsandbytes": "1"}))
+        check(replace(asked, versions={"accelerate": "1", "bitsandbytes": "1"}))
     assert refused.value.key == key
     assert said in refused.value.line()
 
@@ -203,7 +205,7 @@ def test_compiling_needs_a_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("CXX", raising=False)
     monkeypatch.setenv("PATH", "/nowhere")
     with pytest.raises(Problem, match=r"PATH has no g\+\+; install with: apt install g\+\+; try compile=off"):
-        combinations.check(facts(CPU, "compile=default"))
+        check(facts(CPU, "compile=default"))
 
 
 BERT_CONFIG = {"model_type": "bert", "vocab_size": 1000, "num_hidden_layers": 4}
@@ -226,8 +228,8 @@ def test_samples_of_varying_length_where_they_cannot_be_are_refused(
 ) -> None:
     settings = [*settings, "data.samples=lines"]
     with pytest.raises(Problem) as refused:
-        combinations.check(Facts(resolve("tiny-llama", settings), CPU, config, {}, "python"))
+        check(Facts(resolve("tiny-llama", settings), CPU, config, {}, "python"))
     assert refused.value.key == "data.samples"
     assert said in refused.value.line()
     causal = ["data.samples=lines", "strategy=pp", "devices=2"]
-    combinations.check(Facts(resolve("tiny-llama", causal), CPU, LLAMA, {}, "python"))
+    check(Facts(resolve("tiny-llama", causal), CPU, LLAMA, {}, "python"))

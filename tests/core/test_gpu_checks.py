@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from trainfast_runner import combinations
-from trainfast_runner.combinations import Facts
+from trainfast_runner.combinations.check import check
+from trainfast_runner.combinations.facts import Facts
 from trainfast_runner.machine import Machine
 from trainfast_runner.spec import resolve
 from trainfast_runner.telemetry.readings import DeviceReading
@@ -41,7 +41,7 @@ def test_every_run_it_starts_is_valid_on_one_gpu() -> None:
             continue
         preset = words[2] if words[0] == "search" else words[1]
         spec = resolve(preset, [value for flag, value in itertools.pairwise(words) if flag == "--set"])
-        combinations.check(Facts(spec, ONE_GPU, {}, INSTALLED, sys.executable))
+        check(Facts(spec, ONE_GPU, {}, INSTALLED, sys.executable))
         assert parsed.preset == preset
 
 

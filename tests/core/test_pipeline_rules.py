@@ -2,8 +2,9 @@
 
 import pytest
 
-from trainfast_runner import combinations
-from trainfast_runner.combinations import Facts
+from trainfast_runner.combinations import world
+from trainfast_runner.combinations.check import check
+from trainfast_runner.combinations.facts import Facts
 from trainfast_runner.machine import Machine
 from trainfast_runner.problem import Problem
 from trainfast_runner.spec import resolve
@@ -40,16 +41,16 @@ def facts(*settings: str, preset: str = "tiny-llama", **config: object) -> Facts
 )
 def test_what_cannot_run_is_refused(settings: list[str], key: str, said: str) -> None:
     with pytest.raises(Problem) as refused:
-        combinations.check(facts(*settings))
+        check(facts(*settings))
     assert refused.value.key == key
     assert said in refused.value.line()
 
 
 def test_a_family_that_cannot_be_cut_is_refused() -> None:
     with pytest.raises(Problem, match="the model is t5"):
-        combinations.check(facts("strategy=pp", model_type="t5"))
+        check(facts("strategy=pp", model_type="t5"))
     with pytest.raises(Problem, match=r"not for data\.objective=causal-lm"):
-        combinations.check(facts("strategy=pp", model_type="bert"))
+        check(facts("strategy=pp", model_type="bert"))
 
 
 def test_what_runs_is_let_through_on_as_many_processes_as_it_needs() -> None:
@@ -61,12 +62,12 @@ def test_what_runs_is_let_through_on_as_many_processes_as_it_needs() -> None:
         (["strategy=ddp+pp", "pp_schedule=1f1b", "precision=fp16"], 4, 16),
     ):
         asked = facts(*settings)
-        combinations.check(asked)
+        check(asked)
         assert asked.ranks == processes
-        assert combinations.global_batch(asked.knobs, asked.ranks) == batch
+        assert world.global_batch(asked.knobs, asked.ranks) == batch
 
 
 def test_launcher_and_worker_cut_the_same_families() -> None:
-    from trainfast_runner.pipeline_rules import OBJECTIVES
+    from trainfast_runner.combinations.pipeline_rules import OBJECTIVES
 
     assert set(OBJECTIVES) == set(pipeline_stages.LAYOUTS)

@@ -6,8 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from trainfast_runner import combinations, extensions, machine, zero_rules
-from trainfast_runner.combinations import Facts
+from trainfast_runner import extensions, machine
+from trainfast_runner.combinations import zero_rules
+from trainfast_runner.combinations.check import check
+from trainfast_runner.combinations.facts import Facts
 from trainfast_runner.machine import Machine
 from trainfast_runner.problem import Problem
 from trainfast_runner.spec import resolve
@@ -18,7 +20,7 @@ INSTALLED = {"deepspeed": "0.19.8", "bitsandbytes": "0.50"}
 
 def refusal(*settings: str, versions: dict[str, str | None] = INSTALLED) -> Problem:
     with pytest.raises(Problem) as refused:
-        combinations.check(Facts(resolve("tiny-llama", settings), CPU, {}, versions, "/env/bin/python"))
+        check(Facts(resolve("tiny-llama", settings), CPU, {}, versions, "/env/bin/python"))
     return refused.value
 
 
@@ -75,4 +77,4 @@ def test_half_precision_needs_the_instructions(tmp_path: Path, monkeypatch: pyte
 )
 def test_what_works_is_let_through(settings: list[str]) -> None:
     facts = Facts(resolve("tiny-llama", settings), CPU, {}, INSTALLED, "/env/bin/python")
-    combinations.check(facts)
+    check(facts)

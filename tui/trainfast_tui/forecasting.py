@@ -55,7 +55,7 @@ def question_about(
 
 def _with_devices(spec: RunSpec, machine: Machine) -> RunSpec:
     """With the number of devices where a prediction depends on it; what is wrong with them is said elsewhere."""
-    from trainfast_runner.combinations import with_devices
+    from trainfast_runner.combinations.world import with_devices
 
     try:
         return with_devices(spec, machine)
@@ -217,7 +217,7 @@ class Forecaster:
 
 def forecast(model: MemoryModel, question: Question) -> Forecast:
     """What the model says of these knobs, on this machine. Raises Problem for a combination it does not know."""
-    from trainfast_runner.combinations import world_size
+    from trainfast_runner.combinations.world import world_size
     from trainfast_runner.memory_model import CATEGORIES
     from trainfast_runner.memory_room import gpu_of, room_of, within_container
 

@@ -63,7 +63,7 @@ def limit_notice(spec: RunSpec, machine: Machine | None) -> str:
     """What a search without `memory_limit` on a CPU goes up to; empty where there is a limit or a GPU sets it."""
     if machine is None or machine.device != "cpu" or spec.knobs["memory_limit"] is not None:
         return ""
-    from trainfast_runner.combinations import world_size
+    from trainfast_runner.combinations.world import world_size
     from trainfast_runner.memory_room import host_free_bytes
     from trainfast_runner.search.limits import share_of_free
 

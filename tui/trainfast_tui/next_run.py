@@ -88,7 +88,7 @@ class NextRun:
 
     def global_batch(self, machine: Machine | None) -> tuple[int, int] | None:
         """Samples of one optimizer step and the data-parallel ranks that share them; None while unknown."""
-        from trainfast_runner.combinations import device_count, global_batch
+        from trainfast_runner.combinations.world import device_count, global_batch
 
         if machine is None:
             return None

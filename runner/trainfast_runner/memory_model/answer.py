@@ -6,7 +6,8 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from trainfast_runner import combinations, presets, training_python
+from trainfast_runner import presets, training_python
+from trainfast_runner.combinations import world
 from trainfast_runner.machine import Machine, look
 from trainfast_runner.memory_model.model import MemoryModel
 from trainfast_runner.memory_model.prediction import Prediction
@@ -66,8 +67,8 @@ def answers(
     asked = list(asked)
     for place, one in enumerate(asked):
         try:
-            asked[place] = one = replace(one, spec=combinations.with_devices(one.spec, machine))
-            ranks[place] = combinations.world_size(one.spec, machine)
+            asked[place] = one = replace(one, spec=world.with_devices(one.spec, machine))
+            ranks[place] = world.world_size(one.spec, machine)
         except Problem as problem:
             yield place, Answer(one, problem=problem)
     able = list(ranks)

@@ -14,13 +14,13 @@ from typing import Any, TypeVar
 import msgspec
 
 from trainfast_runner import training_python
+from trainfast_runner.combinations.world import TENSOR_PARALLEL
 from trainfast_runner.home import cache_directory
 from trainfast_runner.json_lines import write_atomically
 from trainfast_runner.memory_model.course import Stack, Stretch
 from trainfast_runner.memory_model.one_process import SPREAD
 from trainfast_runner.memory_model.pipeline import Pipeline, stage_count
 from trainfast_runner.memory_model.sharing import PIPELINES
-from trainfast_runner.sharded_rules import TENSOR_PARALLEL
 from trainfast_runner.spec import RunSpec
 
 COURSE_KNOBS = ("precision", "seq_len", "checkpointing", "attention")

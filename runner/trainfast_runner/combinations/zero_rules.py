@@ -5,14 +5,11 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+from trainfast_runner.combinations.facts import Facts
 from trainfast_runner.extensions import has_libaio, missing_tool
 from trainfast_runner.machine import cpu_has_fp16
 from trainfast_runner.problem import Problem
-
-if TYPE_CHECKING:
-    from trainfast_runner.combinations import Facts
 
 STAGE = {"zero1": 1, "zero2": 2, "zero3": 3, "zero2-offload": 2, "zero3-offload": 3}
 """ZeRO's stage by strategy: 1 shards optimizer states, 2 gradients too, 3 parameters too."""

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
+from trainfast_runner.combinations.facts import Facts
 from trainfast_runner.problem import Problem
-
-if TYPE_CHECKING:
-    from trainfast_runner.combinations import Facts
 
 PIPELINES = ("pp", "ddp+pp")
 STAGES_PER_RANK = {"gpipe": 1, "1f1b": 1, "interleaved": 2}

@@ -5,12 +5,9 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
+from trainfast_runner.combinations.facts import Facts
 from trainfast_runner.problem import Problem
-
-if TYPE_CHECKING:
-    from trainfast_runner.combinations import Facts
 
 ENGINE_STRATEGIES = ("single", "ddp")
 """What Accelerate and the Trainer are driven with. Asked for FSDP on a CPU, both train DDP without a word."""

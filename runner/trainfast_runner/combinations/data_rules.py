@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
+from trainfast_runner.combinations.facts import Facts
 from trainfast_runner.problem import Problem
-
-if TYPE_CHECKING:
-    from trainfast_runner.combinations import Facts
 
 
 def _images_are_classified(facts: Facts) -> Problem | None:

@@ -1,117 +1,16 @@
-"""Which settings cannot work together, refused before launch with both named and the nearest that do."""
+"""What holds for every run: its steps, devices, precision, limits and the shapes of its model."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
-from typing import Any
-
-from trainfast_runner.data_rules import DATA_RULES
-from trainfast_runner.knob_type import Knobs
-from trainfast_runner.knob_values import KnobValue, parse_bytes_per_rank
+from trainfast_runner.combinations.facts import Facts, Rule
+from trainfast_runner.combinations.world import device_choice, devices_asked, world_size
+from trainfast_runner.knob_values import parse_bytes_per_rank
 from trainfast_runner.knobs import BY_NAME
-from trainfast_runner.machine import MOST_CPU_PROCESSES, Machine
-from trainfast_runner.pipeline_rules import pipeline_fits
+from trainfast_runner.machine import MOST_CPU_PROCESSES
 from trainfast_runner.problem import Problem
-from trainfast_runner.sharded_rules import ONE_PROCESS, SHARDED_RULES, TENSOR_PARALLEL
-from trainfast_runner.spec import RunSpec
-from trainfast_runner.technique_rules import TECHNIQUE_RULES
-from trainfast_runner.zero_rules import zero_fits
 
-DATA_PARALLEL = ("dp", "ddp", "fsdp", "zero1", "zero2", "zero3", "zero2-offload", "zero3-offload")
 AMPERE = (8, 0)
 SMALLEST_VOCAB = 300  # of the worker's corpus.py, which is not imported here
-
-
-@dataclass(frozen=True)
-class Facts:
-    """All that a rule may look at: what is asked, the machine, the model's configuration, what is installed."""
-
-    spec: RunSpec
-    machine: Machine
-    config: Mapping[str, Any]
-    versions: Mapping[str, str | None]
-    python: str
-
-    @property
-    def knobs(self) -> Knobs:
-        """The knobs asked for."""
-        return self.spec.knobs
-
-    @property
-    def ranks(self) -> int:
-        """Number of processes the run starts."""
-        return world_size(self.spec, self.machine)
-
-    @property
-    def devices(self) -> int:
-        """Number of devices the run uses."""
-        return device_count(self.spec, self.machine)
-
-
-Rule = Callable[[Facts], Problem | None]
-
-
-def check(facts: Facts) -> None:
-    """Raise the first rule's Problem that applies; return when the combination can run."""
-    for rule in RULES:
-        problem = rule(facts)
-        if problem is not None:
-            raise problem
-
-
-def world_size(spec: RunSpec, machine: Machine) -> int:
-    """Number of ranks (processes) a run starts. Raises Problem when there are not as many devices."""
-    return 1 if spec.knobs["strategy"] in ONE_PROCESS else device_count(spec, machine)
-
-
-def device_count(spec: RunSpec, machine: Machine) -> int:
-    """Number of devices a run uses; on a CPU each rank is one. Raises Problem when there are not as many."""
-    devices, strategy = devices_asked(spec.knobs), str(spec.knobs["strategy"])
-    if strategy == "single":
-        return 1
-    if machine.device == "cuda":
-        return len(machine.choose(_as_devices(devices), strategy))
-    if isinstance(devices, int):
-        return devices
-    if strategy == "ddp+pp":
-        return 2 * int(str(spec.knobs["pp_degree"]))
-    if strategy in TENSOR_PARALLEL:
-        return 2 * int(str(spec.knobs["tp_degree"]))
-    return min(MOST_CPU_PROCESSES, max(2, machine.cores))
-
-
-def devices_asked(knobs: Knobs) -> KnobValue:
-    """The `devices` knob, or what the strategy itself says about it: one pipeline has pp_degree devices."""
-    if knobs["devices"] is None and knobs["strategy"] in ("pp", "tp"):
-        return knobs[f"{knobs['strategy']}_degree"]
-    return knobs["devices"]
-
-
-def with_devices(spec: RunSpec, machine: Machine) -> RunSpec:
-    """The run with its number of devices where one process uses all of several. Raises Problem as `device_count`."""
-    if spec.knobs["strategy"] not in ("dp", "naive-mp") or spec.knobs["devices"] is not None:
-        return spec
-    return replace(spec, knobs={**spec.knobs, "devices": device_count(spec, machine)})
-
-
-def data_parallel_degree(knobs: Knobs, devices: int) -> int:
-    """Into how many slices that many devices cut the global batch."""
-    strategy = knobs.get("strategy")
-    if strategy in DATA_PARALLEL:
-        return devices
-    if strategy in ("ddp+pp", "ddp+tp", "fsdp+tp"):
-        return max(1, devices // int(str(knobs[f"{str(strategy)[-2:]}_degree"])))
-    return 1
-
-
-def global_batch(knobs: Knobs, devices: int) -> int:
-    """Samples of one optimizer step: batch_size x grad_accum x data-parallel degree."""
-    return int(str(knobs["batch_size"])) * int(str(knobs["grad_accum"])) * data_parallel_degree(knobs, devices)
-
-
-def _as_devices(value: object) -> int | str | None:
-    return value if isinstance(value, int | str) else None
 
 
 def _warmup_leaves_steps(facts: Facts) -> Problem | None:
@@ -129,7 +28,7 @@ def _devices_exist(facts: Facts) -> Problem | None:
     devices, strategy = devices_asked(facts.knobs), str(facts.knobs["strategy"])
     machine = facts.machine
     try:
-        chosen = machine.choose(_as_devices(devices), strategy) if machine.device == "cuda" else ()
+        chosen = machine.choose(device_choice(devices), strategy) if machine.device == "cuda" else ()
         machine.watched(_as_text(facts.knobs["watch"]), chosen)
     except Problem as problem:
         return problem
@@ -174,7 +73,7 @@ def _precision_has_hardware(facts: Facts) -> Problem | None:
         )
     if precision not in {"tf32", "bf16", "bf16-pure"} or facts.machine.device == "cpu":
         return None
-    chosen = facts.machine.choose(_as_devices(devices_asked(facts.knobs)), str(facts.knobs["strategy"]))
+    chosen = facts.machine.choose(device_choice(devices_asked(facts.knobs)), str(facts.knobs["strategy"]))
     for gpu in chosen:
         capability = compute_capability(gpu.compute_capability)
         if capability is not None and capability < AMPERE:
@@ -275,7 +174,7 @@ def _heads_divide(facts: Facts) -> Problem | None:
     return None
 
 
-RULES: tuple[Rule, ...] = (
+GENERAL_RULES: tuple[Rule, ...] = (
     _warmup_leaves_steps,
     _set_knobs_matter,
     _devices_exist,
@@ -285,9 +184,4 @@ RULES: tuple[Rule, ...] = (
     _positions_suffice,
     _vocabulary_holds_bytes,
     _heads_divide,
-    pipeline_fits,
-    *SHARDED_RULES,
-    zero_fits,
-    *DATA_RULES,
-    *TECHNIQUE_RULES,
 )

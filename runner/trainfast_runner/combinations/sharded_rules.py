@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from trainfast_runner.combinations.facts import Facts
+from trainfast_runner.combinations.world import TENSOR_PARALLEL
 from trainfast_runner.knob_type import Knobs
 from trainfast_runner.problem import Problem
 
-if TYPE_CHECKING:
-    from trainfast_runner.combinations import Facts
-
-ONE_PROCESS = ("single", "dp", "naive-mp")
-"""Strategies whose devices, one or several, belong to one process."""
-TENSOR_PARALLEL = ("tp", "ddp+tp", "fsdp+tp")
 SHARDED = ("fsdp", *TENSOR_PARALLEL)
 OUR_PLANS = ("bert", "gpt2")
 """Families without a plan of transformers' own, for which the worker's `tensor_plan.py` has one."""

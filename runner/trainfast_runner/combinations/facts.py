@@ -1,0 +1,42 @@
+"""What a rule may look at, and what a rule is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from trainfast_runner.combinations.world import device_count, world_size
+from trainfast_runner.knob_type import Knobs
+from trainfast_runner.machine import Machine
+from trainfast_runner.problem import Problem
+from trainfast_runner.spec import RunSpec
+
+
+@dataclass(frozen=True)
+class Facts:
+    """All that a rule may look at: what is asked, the machine, the model's configuration, what is installed."""
+
+    spec: RunSpec
+    machine: Machine
+    config: Mapping[str, Any]
+    versions: Mapping[str, str | None]
+    python: str
+
+    @property
+    def knobs(self) -> Knobs:
+        """The knobs asked for."""
+        return self.spec.knobs
+
+    @property
+    def ranks(self) -> int:
+        """Number of processes the run starts."""
+        return world_size(self.spec, self.machine)
+
+    @property
+    def devices(self) -> int:
+        """Number of devices the run uses."""
+        return device_count(self.spec, self.machine)
+
+
+Rule = Callable[[Facts], Problem | None]
