@@ -64,27 +64,41 @@ def explained_now(directory: Path, result: Result) -> Result:
 def trace_changes(
     run: RunFile, error: RunError | None, python: str | None = None, given_up: threading.Event | None = None
 ) -> Generator[int]:
-    """Have the run's model traced, and what each change of a knob makes of it; before each, how many are left.
+    """Have the run's model traced, and what each change of a knob makes of it; where none is enough, what several do.
 
-    Ends early once `given_up` is set. Raises Problem where the training Python cannot be asked.
+    Yields how many are left, before each. Ends early once `given_up` is set. Raises Problem where the training Python
+    cannot be asked.
     """
-    from trainfast_runner.memory_model import cached_model, trace_models
-    from trainfast_runner.oom_explained import candidates
+    from trainfast_runner.oom_explained import candidates, combined
     from trainfast_runner.spec import of_record
     from trainfast_runner.training_python import GivenUp
 
+    spec, phase = of_record(run), error.phase if error is not None else None
     python = python or run.python or None
-    spec = of_record(run)
-    wanted = [spec, *candidates(spec, run.device, error.phase if error is not None else None)]
-    missing = [one for one in wanted if cached_model(one, run.device, python) is None]
-    if not missing:
-        return
-    left = len(missing)
-    yield left
     try:
-        for _ in trace_models(missing, run.device, python, given_up=given_up):
-            left -= 1
-            if left:
-                yield left
+        yield from _trace([spec, *candidates(spec, run.device, phase)], run.device, python, given_up)
+        if not _is_cured(run, error, python):
+            yield from _trace(combined(spec, run.device, phase), run.device, python, given_up)
     except GivenUp:
         return
+
+
+def _trace(specs: list[RunSpec], device: str, python: str | None, given_up: threading.Event | None) -> Generator[int]:
+    from trainfast_runner.memory_model import cached_model, trace_models
+
+    missing = [spec for spec in specs if cached_model(spec, device, python) is None]
+    if not missing:
+        return
+    yield len(missing)
+    for done, _ in enumerate(trace_models(missing, device, python, given_up=given_up), 1):
+        if done < len(missing):
+            yield len(missing) - done
+
+
+def _is_cured(run: RunFile, error: RunError | None, python: str | None) -> bool:
+    """Whether a change is known that would make it fit, or whether none ever will be, without a limit to fit into."""
+    from trainfast_runner.memory_model import cached_model
+    from trainfast_runner.oom_explained import explain
+
+    found = explain(run, error, "", lambda spec: cached_model(spec, run.device, python))
+    return found.limit_bytes is None or any(change.predicted_bytes is not None for change in found.changes)

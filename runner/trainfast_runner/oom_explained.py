@@ -87,18 +87,42 @@ def explain(
 
 def candidates(spec: RunSpec, device: str, phase: str | None = None) -> list[RunSpec]:
     """The specs whose memory models tell which changes are enough; a trace of each is worth having."""
-    found = []
-    for fix in cheapest(spec.knobs, device, phase, most=None):
-        changed = _with(spec, {fix.knob: fix.value})
-        if changed is not None and fix.knob != "batch_size":
+    singles = [{fix.knob: fix.value} for fix in _turned(spec, device, phase)]
+    return _specs(spec, singles)
+
+
+def combined(spec: RunSpec, device: str, phase: str | None = None) -> list[RunSpec]:
+    """The specs of several changes at once, worth a trace where no single one is enough: the strongest first."""
+    fixes = _turned(spec, device, phase)
+    pairs = [{one.knob: one.value, other.knob: other.value} for one, other in _different(fixes)]
+    return _specs(spec, [*_strongest(fixes), *pairs])
+
+
+def _turned(spec: RunSpec, device: str, phase: str | None) -> list[Fix]:
+    """Every change but a smaller batch, whose memory needs no trace of its own."""
+    return [fix for fix in cheapest(spec.knobs, device, phase, most=None) if fix.knob != "batch_size"]
+
+
+def _specs(spec: RunSpec, changes: list[dict[str, str]]) -> list[RunSpec]:
+    found: list[RunSpec] = []
+    for settings in changes:
+        changed = _with(spec, settings)
+        if changed is not None and changed != spec and changed not in found:
             found.append(changed)
-    every = _with(spec, _strongest(cheapest(spec.knobs, device, phase, most=None)))
-    return found if every is None or every in (spec, *found) else [*found, every]
+    return found
 
 
-def _strongest(fixes: Iterable[Fix]) -> dict[str, str]:
-    """Every knob but the batch turned as far as it goes; a shorter sequence would be another task."""
-    return {fix.knob: fix.value for fix in sorted(fixes, key=_cost) if fix.knob not in ("batch_size", "seq_len")}
+def _different(fixes: Iterable[Fix]) -> Iterator[tuple[Fix, Fix]]:
+    return ((one, other) for one, other in combinations(fixes, 2) if one.knob != other.knob)
+
+
+def _strongest(fixes: Iterable[Fix]) -> list[dict[str, str]]:
+    """Every knob but the batch turned as far as it goes, with each optimizer that takes less: which one of them leads
+    to the lowest peak depends on the model. A shorter sequence would be another task."""
+    ordered = sorted((fix for fix in fixes if fix.knob not in ("batch_size", "seq_len")), key=_cost)
+    others = {fix.knob: fix.value for fix in ordered if fix.knob != "optimizer"}
+    optimizers = [{fix.knob: fix.value} for fix in reversed(ordered) if fix.knob == "optimizer"] or [{}]
+    return [{**others, **optimizer} for optimizer in optimizers]
 
 
 def _limit(run: RunFile, error: RunError | None, said: str) -> int | None:
@@ -248,9 +272,7 @@ def _pairs(
     spec: RunSpec, fixes: list[Fix], ranks: int, limit: int, under: int, model_of: ModelOf
 ) -> Iterator[OomChange]:
     """Two changes together, of those of which none but a smaller batch is enough alone."""
-    for one, other in combinations(fixes, 2):
-        if one.knob == other.knob:
-            continue
+    for one, other in _different(fixes):
         if "batch_size" in (one.knob, other.knob):
             with_it = other if one.knob == "batch_size" else one
             changed = _with(spec, {with_it.knob: with_it.value})
@@ -270,19 +292,22 @@ def _all_together(
     spec: RunSpec, fixes: list[Fix], ranks: int, limit: int, under: int, model_of: ModelOf
 ) -> list[OomChange]:
     """Every knob turned as far as it goes, and the batch as far down as that still needs; none where it is no use."""
-    settings = _strongest(fixes)
-    changed = _with(spec, settings)
-    found = None if changed is None or len(settings) < 2 else _predict(model_of, changed, ranks)
-    if changed is None or found is None:
-        return []
-    costs = "; ".join(fix.costs for fix in fixes if settings.get(fix.knob) == fix.value)
-    if found.total_bytes <= under:
-        return [_predicted(settings, costs, found, limit)]
-    smaller, _ = _smaller_batch(changed, ranks, limit, under, model_of)
-    return [
-        msgspec.structs.replace(one, settings={**one.settings, **settings}, costs=f"{costs}; {KEEPS}")
-        for one in smaller
-    ]
+    found: list[OomChange] = []
+    for settings in _strongest(fixes):
+        changed = _with(spec, settings)
+        prediction = None if changed is None or len(settings) < 2 else _predict(model_of, changed, ranks)
+        if changed is None or prediction is None:
+            continue
+        costs = "; ".join(fix.costs for fix in fixes if settings.get(fix.knob) == fix.value)
+        if prediction.total_bytes <= under:
+            found.append(_predicted(settings, costs, prediction, limit))
+            continue
+        smaller, _ = _smaller_batch(changed, ranks, limit, under, model_of)
+        found += [
+            msgspec.structs.replace(one, settings={**one.settings, **settings}, costs=f"{costs}; {KEEPS}")
+            for one in smaller
+        ]
+    return found
 
 
 def _predicted(settings: dict[str, str], costs: str, found: Prediction, limit: int) -> OomChange:
