@@ -79,6 +79,19 @@ def test_a_last_tick_is_taken_on_the_way_out() -> None:
         assert [len(tick.devices) for tick in collected.ticks] == [1, 1]
 
 
+def test_a_gpu_that_is_slow_while_the_sampling_ends_is_not_called_lost() -> None:
+    machine, gate = Machine(gpus(2)), threading.Event()
+    with stand_in.installed(machine):
+        collected = Collected()
+        sampler = Sampler(collected, period_s=3600)
+        sampler.start()
+        collected.wait_for(1)
+        machine.gpus[1].hangs = gate
+        assert sampler.stop(timeout_s=20, last_tick=True)
+        gate.set()
+    assert [gpu.error for tick in collected.ticks for gpu in tick.devices] == [None, None]
+
+
 def test_the_run_can_be_named_and_dropped_while_sampling() -> None:
     with stand_in.installed(Machine([])):
         collected = Collected()

@@ -13,13 +13,11 @@ from trainfast_runner.telemetry_lines import read_ticks
 
 from .conftest import Run, until
 
+pytestmark = pytest.mark.long
 NEVER_S = 600
 
 
-@pytest.mark.parametrize(
-    "hanging",
-    [f"slow 1 {NEVER_S} 0 {NEVER_S}", pytest.param(f"opening {NEVER_S} 0 {NEVER_S}", marks=pytest.mark.long)],
-)
+@pytest.mark.parametrize("hanging", [f"slow 1 {NEVER_S} 0 {NEVER_S}", f"opening {NEVER_S} 0 {NEVER_S}"])
 def test_the_result_comes_while_a_call_hangs(run: Run, tmp_path: Path, hanging: str) -> None:
     (tmp_path / "nvml").mkdir()
     script = Scenario(origin_ns=time.monotonic_ns(), also=[hanging]).write(tmp_path / "scenario")

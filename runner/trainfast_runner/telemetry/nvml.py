@@ -100,6 +100,11 @@ class Nvml:
         """By GPU index, the fields of `DeviceReading` that the GPU answers; the rest is in `missing`."""
         return {device.index: device.readings for device in self._devices}
 
+    @property
+    def hurried(self) -> bool:
+        """Whether the last readings lack a GPU only because nobody had time to wait for it."""
+        return self._patience.hurried
+
     def sample(self, t_ns: int) -> tuple[list[DeviceReading], dict[str, str]]:
         """One reading a GPU, and why what is missing is missing. `t_ns` is CLOCK_MONOTONIC and paces retries."""
         missing: dict[str, str] = {}

@@ -70,6 +70,8 @@ class Patience:
     def __init__(self, hurry: threading.Event | None = None) -> None:
         """Once `hurry` is set, no call is waited for longer than a fraction of a second."""
         self._hurry = hurry or threading.Event()
+        self.hurried = False
+        """Whether a call was left that there was no time to wait for: it may not hang at all."""
         self._rounds: queue.SimpleQueue[_Round | None] | None = None
 
     def run(self, jobs: Sequence[Job[Any]], patience_s: float) -> None:
@@ -113,6 +115,7 @@ class Patience:
             patient_s = min(patience_s, _HURRIED_S) if self._hurry.is_set() else patience_s
             left_s = since_s + patient_s + stalled_s - now_s
             if left_s <= 0 and current.began_s is not None:
+                self.hurried = self.hurried or patient_s < patience_s
                 return current
             slice_s = min(max(left_s, _SHORTEST_S), _LONGEST_S)
             if begun.ended.wait(slice_s):

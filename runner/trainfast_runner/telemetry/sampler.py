@@ -166,13 +166,18 @@ class Sampler:
             while not self._stopping.wait(max(0.0, due_s - time.monotonic())):
                 self._follow(host)
                 tick = read_tick(nvml, host)
+                if nvml.hurried:
+                    break
                 self._cadence.after(tick)
                 self._on_tick(tick)
                 due_s = self._cadence.next(due_s)
                 sampled = True
             # Not as the first one, which would open the driver only to close it.
-            if self._last_tick and sampled:
-                self._on_tick(read_tick(nvml, host))
+            if self._last_tick and sampled and not nvml.hurried:
+                tick = read_tick(nvml, host)
+                # A GPU that there was no time to wait for is not lost: such a tick would say so.
+                if not nvml.hurried:
+                    self._on_tick(tick)
         except BaseException as error:
             self.failure = error
             raise
