@@ -35,6 +35,8 @@ DEVICE_KNOBS = ("strategy", "devices", "tp_degree", "pp_degree", "micro_batches"
 LEAST_STEPS = 5
 ERRORS_APART = 3.0
 RUN_TO_RUN = 0.02
+LEAST_BYTES = 2 << 20
+"""Ours: allocators hand out memory by blocks of 2 MiB (PyTorch's CUDA caching allocator) and round."""
 MEDIAN_ERROR = math.sqrt(math.pi / 2)
 MAD_TO_SIGMA = 1.4826
 PHASES = ("data", "forward", "backward", "optimizer", "other")
@@ -77,7 +79,11 @@ def compare(a: Result, b: Result) -> Comparison:
     conditions = compared_conditions(a, b)
     notes = list(_notes(a, b))
     if differing := [row.label for row in conditions if row.differs]:
-        notes.insert(0, f"the conditions differed ({', '.join(differing)}): part of the difference may be theirs")
+        notes.insert(
+            0,
+            f"the conditions differed ({', '.join(differing)}): part of the difference may be theirs; `bench"
+            " --repeat 3` runs two variants in turn (A B A B), so that both have the same",
+        )
     return Comparison(a.run_id, b.run_id, _knobs(a.knobs, b.knobs), list(_rows(a, b)), notes, conditions)
 
 
@@ -110,7 +116,8 @@ def _rows(a: Result, b: Result) -> Iterator[ComparisonRow]:
         ("device peak", "bytes", a.memory.device_peak_used_bytes, b.memory.device_peak_used_bytes),
         ("energy a sample", "J", a.energy.joules_per_sample, b.energy.joules_per_sample),
     ):
-        row = _row(label, unit, one, other, _ratio_counts(one, other, 0.0))
+        counts = _ratio_counts(one, other, 0.0) and (unit != "bytes" or _is_more_than_pages(one, other))
+        row = _row(label, unit, one, other, counts)
         yield _of_step(row, OTHER_DEVICES) if unit == "J" and _watched_differently(a, b) else row
         if label == "peak allocated":
             one, other = a.memory.predicted_bytes, b.memory.predicted_bytes
@@ -132,6 +139,10 @@ def _row(
     else:
         verdict = BETTER if (delta > 0) == more_is_better else WORSE
     return ComparisonRow(label, unit, a, b, delta, percent, verdict)
+
+
+def _is_more_than_pages(a: float | None, b: float | None) -> bool:
+    return a is not None and b is not None and abs(b - a) > LEAST_BYTES
 
 
 def _other_work(a: Result, b: Result) -> str | None:

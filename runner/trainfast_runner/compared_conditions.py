@@ -12,6 +12,9 @@ TEMPERATURE_APART_C = 10.0
 THROTTLED_APART = 0.02
 """Ours: the share of the time by which a step would grow as much as runs differ anyway, were all of it lost."""
 
+OTHERS_APART_PERCENT = 5.0
+"""Ours, of all cores: on a CPU it is taken from the training itself."""
+
 
 @dataclass(frozen=True)
 class ConditionRow:
@@ -34,7 +37,9 @@ def _rows(a: Result, b: Result) -> Iterator[ConditionRow]:
         "start temperature", _celsius(starts[0]), _celsius(starts[1]), _apart(*starts, TEMPERATURE_APART_C)
     )
     warm = a.conditions.measured_from_temperature_c, b.conditions.measured_from_temperature_c
-    yield ConditionRow("measured from", _celsius(warm[0]), _celsius(warm[1]), _apart(*warm, TEMPERATURE_APART_C))
+    yield ConditionRow(
+        "temperature as measuring began", _celsius(warm[0]), _celsius(warm[1]), _apart(*warm, TEMPERATURE_APART_C)
+    )
     for cause in CAUSES:
         shares = [getattr(result.throttle, f"{cause.name}_fraction") for result in (a, b)]
         if any(shares):
@@ -43,6 +48,11 @@ def _rows(a: Result, b: Result) -> Iterator[ConditionRow]:
     others = [len(result.conditions.foreign_processes) for result in (a, b)]
     if any(others):
         yield ConditionRow("other processes", str(others[0]), str(others[1]), others[0] != others[1])
+    busy = a.conditions.others_cpu_percent, b.conditions.others_cpu_percent
+    # A run on a GPU leaves most of the cores to others anyway.
+    on_cpu = a.actual.device == "cpu" or b.actual.device == "cpu"
+    differs = on_cpu and _apart(*busy, OTHERS_APART_PERCENT)
+    yield ConditionRow("CPU taken by others", _percent(busy[0]), _percent(busy[1]), differs)
     yield _unequal("driver", a, b, lambda result: result.conditions.driver)
     yield _unequal("started clean", a, b, lambda result: "yes" if result.conditions.clean else "no")
     warming = a.conditions.still_warming, b.conditions.still_warming
@@ -60,6 +70,10 @@ def _apart(a: float | None, b: float | None, limit: float) -> bool:
 
 def _celsius(value: float | None) -> str | None:
     return None if value is None else f"{value:.0f} °C"
+
+
+def _percent(value: float | None) -> str | None:
+    return None if value is None else f"{value:.0f} %"
 
 
 def _share(value: float | None) -> str | None:

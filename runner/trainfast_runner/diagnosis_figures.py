@@ -171,7 +171,14 @@ def _exchange(stretch: Stretch, phases: Mapping[str, float | None], step_ms: flo
     }
 
 
+def others_cpu_percent(stretch: Stretch) -> float | None:
+    """The share of all cores that processes other than the run's took, the mean."""
+    share = _host(stretch)["others_cpu_percent"]
+    return share if isinstance(share, float) else None
+
+
 def _host(stretch: Stretch) -> Figures:
+    """How busy the host was, with what of it was the run's own, and its memory."""
     hosts = stretch.hosts
     cores = _last(host.cpu_count for host in hosts)
     busy = _mean(host.cpu_percent for host in hosts)

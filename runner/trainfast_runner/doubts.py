@@ -7,6 +7,8 @@ from collections.abc import Iterator
 from trainfast_runner.result import Conditions, Result
 from trainfast_runner.throttle_causes import CAUSES
 
+OTHERS_PERCENT = 15.0
+"""As the diagnosis has it: from here on the CPU is short."""
 THROTTLED_SHARE = 0.0005
 """A smaller share would read 0.0 %."""
 
@@ -19,6 +21,9 @@ def doubts(result: Result) -> Iterator[str]:
     others = len(conditions.foreign_processes)
     if others:
         yield f"shared its device with {others} other process{'' if others == 1 else 'es'}"
+    taken = conditions.others_cpu_percent
+    if result.actual.device == "cpu" and taken is not None and taken >= OTHERS_PERCENT:
+        yield f"had {100 - taken:.0f} % of the CPU: other processes took the rest"
     for cause in CAUSES:
         fraction = getattr(result.throttle, f"{cause.name}_fraction")
         if fraction is not None and fraction >= THROTTLED_SHARE:

@@ -187,6 +187,8 @@ class Conditions(msgspec.Struct, frozen=True, kw_only=True):
     measured_from_temperature_c: float | None = None
     """Of the hottest watched GPU when the first measured step began."""
     foreign_processes: list[dict[str, Any]] = []
+    others_cpu_percent: float | None = None
+    """The share of all cores that processes of others took while the measured steps ran, the mean."""
     clean: bool = True
     driver: str | None = None
     steady_from_step: int | None = None

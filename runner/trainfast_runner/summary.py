@@ -13,7 +13,7 @@ from trainfast_runner.asked_and_ran import as_fields, what_ran
 from trainfast_runner.compile_cost import compile_cost
 from trainfast_runner.device_window import energy, hottest_c, peak_used_bytes, throttle, window_of
 from trainfast_runner.diagnosis import can_tell, diagnose
-from trainfast_runner.diagnosis_figures import Stretch, stretch_of
+from trainfast_runner.diagnosis_figures import Stretch, others_cpu_percent, stretch_of
 from trainfast_runner.explained_run import explanation_of
 from trainfast_runner.peaks import peak_of
 from trainfast_runner.records import Actual, RunFile, Step, WorkerLine
@@ -251,6 +251,7 @@ def _conditions(
         start_temperature_c=run.start_temperature_c if run.start_temperature_c is not None else seen,
         measured_from_temperature_c=measured_from_c,
         foreign_processes=foreign,
+        others_cpu_percent=None if stretch is None else others_cpu_percent(stretch),
         driver=run.versions.get("driver"),
         clean=run.clean and not foreign and not lost,
     )

@@ -9,7 +9,18 @@ from typing import Any
 import pytest
 
 from trainfast_runner.compare import NOISE, OTHER_DEVICES, WORSE, compare
-from trainfast_runner.result import Conditions, Energy, Result, Spread, StepCount, StepTime, Throttle, Throughput
+from trainfast_runner.records import Actual
+from trainfast_runner.result import (
+    Conditions,
+    Energy,
+    Memory,
+    Result,
+    Spread,
+    StepCount,
+    StepTime,
+    Throttle,
+    Throughput,
+)
 from trainfast_runner.summary import spread
 from trainfast_tui.comparison_text import change, sentence
 
@@ -94,6 +105,27 @@ def test_conditions_that_may_explain_a_difference_are_named() -> None:
     ]
     assert found.notes[0].startswith("the conditions differed (start temperature, held back by heat,")
     assert sentence(found) is not None
+
+
+def test_on_a_cpu_what_others_take_of_it_is_a_condition() -> None:
+    def taken(percent: float, device: str) -> Result:
+        return result(actual=Actual(device=device), conditions=Conditions(others_cpu_percent=percent))
+
+    found = compare(taken(3, "cpu"), taken(40, "cpu"))
+    assert [(row.a, row.b) for row in found.conditions if row.differs] == [("3 %", "40 %")]
+    assert "`bench --repeat 3` runs two variants in turn" in found.notes[0]
+    assert any(note.endswith("had 60 % of the CPU: other processes took the rest") for note in found.notes)
+    assert not any(row.differs for row in compare(taken(3, "cuda"), taken(40, "cuda")).conditions)
+
+
+def test_a_page_or_two_of_memory_is_no_difference() -> None:
+    def peak(mib: float) -> Result:
+        return result(memory=Memory(peak_allocated_bytes=int(mib * 2**20)))
+
+    def verdict(a: float, b: float) -> str:
+        return next(row.verdict for row in compare(peak(a), peak(b)).rows if row.label == "peak allocated")
+
+    assert [verdict(24, 25), verdict(24, 28), verdict(4000, 4020), verdict(4000, 4200)] == [NOISE, WORSE, NOISE, WORSE]
 
 
 def test_equal_conditions_are_shown_and_not_blamed() -> None:

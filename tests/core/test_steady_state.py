@@ -64,6 +64,12 @@ def test_steps_that_grow_slower_all_the_time_are_never_steady() -> None:
     assert found.step_drift_percent > 10
 
 
-@pytest.mark.parametrize("steps", [0, 1, 7])
+@pytest.mark.parametrize("period", [4, 10, 37, 100])
+def test_steps_that_swing_to_and_fro_do_not_drift(period: int) -> None:
+    found = run([100 + 20 * math.sin(2 * math.pi * n / period + 1) for n in range(200)])
+    assert (found.from_step, found.warming) == (4, False)
+
+
+@pytest.mark.parametrize("steps", [0, 1, 3, 7])
 def test_a_handful_of_steps_tells_nothing(steps: int) -> None:
     assert run([100.0 + 9 * n for n in range(steps)]) == SteadyState()
