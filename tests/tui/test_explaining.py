@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import queue
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
@@ -115,6 +116,19 @@ def test_each_trace_makes_the_explanation_better(home: Home, tracer: Tracer) -> 
     assert change.settings == {"batch_size": "64", "grad_accum": "64"}
     assert change.predicted_bytes == 740 * MIB
     assert posted.empty(), "looking again at the same run starts nothing"
+
+
+def test_the_phase_is_known_before_the_result_is_written(home: Home, tracer: Tracer) -> None:
+    posted: queue.Queue[Message] = queue.Queue()
+    run = a_snapshot(an_oom_run(home)).run
+    assert run is not None
+    assert run.error is not None
+    explainer = Explainer(posted.put)
+    explainer.look(replace(run, result=None), may_trace=True)
+    first = posted.get(timeout=10)
+    assert isinstance(first, OomExplained)
+    assert (first.explanation.phase, first.explanation.grown) == ("forward", "activations")
+    explainer.stop(10)
 
 
 def test_a_run_that_starts_ends_the_tracing(home: Home, tracer: Tracer) -> None:

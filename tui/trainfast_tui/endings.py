@@ -94,7 +94,7 @@ def explained(run: RunSnapshot) -> OomExplanation | None:
     sizes = {} if run.actual is None else msgspec.structs.asdict(run.actual)
     held = run.error.held_bytes if run.error is not None else None
     said = run.reason or _message(run)
-    return explain(run.run, _error(run), said, lambda spec: None, parameters=sizes, held_bytes=held)
+    return explain(run.run, error_of(run), said, lambda spec: None, parameters=sizes, held_bytes=held)
 
 
 def _failed(run: RunSnapshot) -> Ending:
@@ -151,7 +151,7 @@ _ENDINGS = {
 }
 
 
-def _error(run: RunSnapshot) -> RunError | None:
+def error_of(run: RunSnapshot) -> RunError | None:
     """The exception as the result has it, else as its rank wrote it."""
     if run.result is not None and run.result.error is not None:
         return run.result.error

@@ -12,6 +12,7 @@ from textual.message import Message
 
 from trainfast_runner.problem import Problem
 from trainfast_tui.background import in_background
+from trainfast_tui.endings import error_of
 from trainfast_tui.messages import OomExplained
 
 if TYPE_CHECKING:
@@ -64,10 +65,9 @@ class Explainer:
         from trainfast_runner.explained_run import trace_changes
 
         assert run.run is not None
-        error = run.result.error if run.result is not None else None
         python = self._python or run.run.python or None
         try:
-            for left in trace_changes(run.run, error, python, given_up):
+            for left in trace_changes(run.run, error_of(run), python, given_up):
                 self._post(OomExplained(run.run_id, _explained(run, python), left))
         except (Problem, OSError):
             pass  # what cannot be traced stays an estimate
@@ -81,10 +81,9 @@ def _explained(run: RunSnapshot, python: str | None) -> OomExplanation:
     assert run.run is not None
     device = run.run.device
     sizes = {} if run.actual is None else msgspec.structs.asdict(run.actual)
-    error = run.result.error if run.result is not None else None
 
     def model_of(spec: RunSpec) -> MemoryModel | None:
         return cached_model(spec, device, python)
 
     held = run.error.held_bytes if run.error is not None else None
-    return explain(run.run, error, run.reason, model_of, events=run.events, parameters=sizes, held_bytes=held)
+    return explain(run.run, error_of(run), run.reason, model_of, events=run.events, parameters=sizes, held_bytes=held)
