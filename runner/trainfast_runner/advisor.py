@@ -24,8 +24,6 @@ from trainfast_runner.model_size import (
 from trainfast_runner.problem import Problem
 from trainfast_runner.spec import RunSpec
 
-ADVISED = ("strategy", "lr", "batch_size", "grad_accum", "seq_len")
-"""The knobs there is advice for."""
 ZERO_ONLY_SLOWS = "DeepSpeed only slows a model that already fits with a reasonable batch."
 USEFUL_BATCH = 1024
 ROOM = 0.9

@@ -13,7 +13,7 @@ from trainfast_runner.records import Event
 from trainfast_runner.telemetry.readings import DeviceProcess, Tick
 from trainfast_tui.chart_data import TimeAxis
 from trainfast_tui.messages import SnapshotTaken
-from trainfast_tui.timeline import MachineMoments, moments_of_run
+from trainfast_tui.timeline import MachineMoments, RunMoments
 from trainfast_tui.widgets.charts import Chart
 from trainfast_tui.widgets.event_line import EventLine
 
@@ -21,7 +21,7 @@ from trainfast_tui.widgets.event_line import EventLine
 def words_of(home: Home, *events: Event) -> list[str]:
     directory = a_run(home)
     write_lines(directory / "events.jsonl", list(events))
-    return [moment.words for moment in moments_of_run(Follower(directory).poll())]
+    return [moment.words for moment in RunMoments().of(Follower(directory).poll())]
 
 
 def test_what_begins_and_ends_says_how_long_it_lasted(home: Home) -> None:
@@ -46,7 +46,7 @@ def test_a_compilation_stands_where_it_began(home: Home) -> None:
     directory = a_run(home, steps=2)
     first = a_step(1)
     write_lines(directory / "steps.jsonl", [msgspec.structs.replace(first, compiling=True, step_ms=7000.0)])
-    moment = next(one for one in moments_of_run(Follower(directory).poll()) if one.sign == "c")
+    moment = next(one for one in RunMoments().of(Follower(directory).poll()) if one.sign == "c")
     assert moment.t_ns == first.t_ns - 7 * S
     assert moment.words == "step 1 compiled: it took 7 s"
 

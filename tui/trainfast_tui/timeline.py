@@ -33,11 +33,6 @@ class Moment:
     words: str
 
 
-def moments_of_run(run: RunSnapshot) -> list[Moment]:
-    """The events of a run and the times it compiled, in order."""
-    return RunMoments().of(run)
-
-
 class Telling:
     """Events in words; what ends says how long it lasted. Each is told once, in the order given."""
 

@@ -24,8 +24,8 @@ from trainfast_runner.memory_model.sharing import PIPELINES
 from trainfast_runner.spec import RunSpec
 
 COURSE_KNOBS = ("precision", "seq_len", "checkpointing", "attention")
-TRACED_KNOBS = (*COURSE_KNOBS, "optimizer")
-"""The knobs that decide what is alive in a step; the others only say how often, how many and on which rank."""
+"""The knobs that decide what is alive in forward and backward; all but the optimizer's, which decides what is alive in
+its step, only say how often, how many and on which rank."""
 FORMAT = "2"
 """Of what is remembered; a trace of another format is made again."""
 
