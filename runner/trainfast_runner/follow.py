@@ -16,7 +16,7 @@ import msgspec
 
 from trainfast_runner.combinations.world import data_parallel_degree
 from trainfast_runner.home import RESULT_FILE, Home, is_alive, read_result, read_run_file
-from trainfast_runner.json_lines import Tail
+from trainfast_runner.json_lines import DAMAGE, Tail
 from trainfast_runner.live_diagnosis import LiveDiagnosis
 from trainfast_runner.records import END_STATES, Event, RunFile, Step, WorkerLine
 from trainfast_runner.recovery import state_of
@@ -389,7 +389,7 @@ def _first_loss(path: Path) -> float | None:
     for line in head.split(b"\n")[:-1]:
         try:
             loss = msgspec.json.decode(line, type=Step).loss
-        except msgspec.DecodeError:
+        except DAMAGE:
             continue
         if loss is not None:
             losses.append(loss)

@@ -17,6 +17,7 @@ from typing import TypeVar
 import msgspec
 import platformdirs
 
+from trainfast_runner.json_lines import DAMAGE
 from trainfast_runner.problem import Problem, nearest
 from trainfast_runner.records import RunFile
 from trainfast_runner.result import Result
@@ -266,5 +267,5 @@ _result_decoder = msgspec.json.Decoder(Result)
 def _read(path: Path, decoder: msgspec.json.Decoder[T]) -> T | None:
     try:
         return decoder.decode(path.read_bytes())
-    except (FileNotFoundError, NotADirectoryError, msgspec.DecodeError):
+    except (FileNotFoundError, NotADirectoryError, *DAMAGE):
         return None

@@ -14,6 +14,10 @@ T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
 
 
+DAMAGE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+"""What bytes that are not the JSON they should be raise; the last one where brackets are nested thousands deep."""
+
+
 class NotYet(Exception):
     """A line that a reader cannot make sense of who begins in the middle of its file. It is no damage."""
 
@@ -71,7 +75,7 @@ class Tail(Generic[T]):
                 yield self._decoder.decode(line)
             except NotYet:
                 continue
-            except (msgspec.DecodeError, UnicodeDecodeError):
+            except DAMAGE:
                 self.unreadable += 1
 
 

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from trainfast_runner.home import read_result
 from trainfast_runner.json_lines import Tail, read_all
 from trainfast_runner.knob_type import Knob
 from trainfast_runner.knobs import BY_NAME, KNOBS
@@ -131,3 +132,12 @@ def test_a_file_cut_back_is_read_from_its_start(steps: list[Step]) -> None:
         assert tail.new() == steps
         os.truncate(path, len(lines[0]))
         assert tail.new() == steps[:1]
+
+
+def test_brackets_nested_thousands_deep_are_damage_like_any_other(tmp_path: Path) -> None:
+    step = Step(t_ns=1, step=1, samples=1, tokens=1, step_ms=1.0)
+    deep = b'{"t_ns":1,"x":' + b"[" * 20_000 + b"\n"
+    (tmp_path / "steps.jsonl").write_bytes(deep + msgspec.json.encode(step) + b"\n")
+    assert read_all(tmp_path / "steps.jsonl", Step) == ([step], 1)
+    (tmp_path / "result.json").write_bytes(deep)
+    assert read_result(tmp_path) is None
