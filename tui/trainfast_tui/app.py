@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 import time
@@ -123,6 +124,8 @@ class TrainfastApp(App[int]):
 
     def begin(self) -> None:
         """Start the threads that look at runs and machine."""
+        gc.freeze()
+        gc.enable()
         self.reader.start()
         in_background("machine", lambda: _look_at_machine(self._python), self.post_message, said_no)
 

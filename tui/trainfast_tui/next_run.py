@@ -75,10 +75,10 @@ class NextRun:
 
     def advice(self, machine: Machine | None, situation: Situation | None) -> dict[str, str]:
         """What the advisor says, by the name of the knob that it stands beside; empty while the machine is unknown."""
-        from trainfast_runner.advisor import Situation, advise
-
         if machine is None:
             return {}
+        from trainfast_runner.advisor import Situation, advise
+
         found = {one.knob: one for one in advise(self.spec, self.preset_knobs, machine, situation or Situation())}
         shapes = found.pop("model", None)
         said = {name: one.text for name, one in found.items()}
@@ -88,10 +88,10 @@ class NextRun:
 
     def global_batch(self, machine: Machine | None) -> tuple[int, int] | None:
         """Samples of one optimizer step and the data-parallel ranks that share them; None while unknown."""
-        from trainfast_runner.combinations.world import device_count, global_batch
-
         if machine is None:
             return None
+        from trainfast_runner.combinations.world import device_count, global_batch
+
         try:
             devices = device_count(self.spec, machine)
         except Problem:

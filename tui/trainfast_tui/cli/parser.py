@@ -135,10 +135,13 @@ class _Version(argparse.Action):
 
 
 def _open_app(parsed: argparse.Namespace) -> int:
+    import gc
     import sys
 
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
         raise Problem("the app needs a terminal; without one: trainfast-tui run PRESET, see trainfast-tui --help")
+    # What is imported stays: looking through it for garbage would hold up the first frame.
+    gc.disable()
     from trainfast_runner.home import Home
     from trainfast_tui.app import run_app
 

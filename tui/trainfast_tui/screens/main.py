@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from textual import events
 from textual.app import ComposeResult
 from textual.containers import Horizontal, Vertical
+from textual.geometry import Size
 from textual.screen import Screen
 
 from trainfast_runner.problem import Problem
@@ -68,6 +69,8 @@ class MainScreen(MainActions, Screen[None]):
         self._memory: MemoryView | None = None
 
     def compose(self) -> ComposeResult:
+        # Before there are widgets: each of these would have all of them styled again.
+        self._fit(self.app.size)
         plain = self.ascii
         yield Header(ascii=plain)
         yield DevicesPanel(ascii=plain)
@@ -92,7 +95,9 @@ class MainScreen(MainActions, Screen[None]):
         self.on_screen_resume()
 
     def on_resize(self, event: events.Resize) -> None:
-        size = event.size
+        self._fit(event.size)
+
+    def _fit(self, size: Size) -> None:
         self.set_class(size.width < LEAST_WIDTH or size.height < LEAST_HEIGHT, "-small")
         self.set_class(size.width >= WIDE, "-wide")
         self.set_class(size.width < NARROW, "-narrow")

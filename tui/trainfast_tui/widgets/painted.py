@@ -11,6 +11,7 @@ from textual.widget import Widget
 
 from trainfast_tui.format import plain, to_ascii, truncate
 from trainfast_tui.widgets.braille import changed_spans, ink
+from trainfast_tui.widgets.inks import forget_inks, inks
 
 Piece = tuple[str, str]
 """Text and the name of its tone."""
@@ -25,7 +26,6 @@ class Painted(Widget):
     """Draws the lines that `lines` gives. Call `repaint` when what they show has changed."""
 
     ALLOW_SELECT = False
-    COMPONENT_CLASSES = {f"painted--{tone}" for tone in (*TONES, *FILLED)}
     DEFAULT_CSS = """
     Painted {
         height: 1; width: 1fr;
@@ -79,6 +79,7 @@ class Painted(Widget):
     def notify_style_update(self) -> None:
         """Forget what was painted in the old theme."""
         self._palette = self._rows = None
+        forget_inks(self)
         super().notify_style_update()
 
     def _painted(self) -> list[list[Segment]]:
@@ -122,10 +123,10 @@ class Painted(Widget):
 
     def _styles(self) -> dict[str, Style]:
         if self._palette is None:
-            palette = {tone: ink(self.get_component_rich_style(f"painted--{tone}")) for tone in TONES}
+            whole = inks(self, "painted", (*TONES, *FILLED))
+            palette = {tone: ink(whole[tone]) for tone in TONES}
             for tone in FILLED:
-                style = self.get_component_rich_style(f"painted--{tone}")
-                palette[tone] = Style(color=style.color, bgcolor=style.bgcolor, bold=style.bold)
+                palette[tone] = Style(color=whole[tone].color, bgcolor=whole[tone].bgcolor, bold=whole[tone].bold)
             self._palette = palette
         return self._palette
 

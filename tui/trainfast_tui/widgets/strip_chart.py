@@ -9,6 +9,7 @@ from textual.widget import Widget
 from trainfast_tui.widgets.braille import YRange, changed_spans, ink
 from trainfast_tui.widgets.chart_model import PARTS, TONES, ChartData
 from trainfast_tui.widgets.chart_paint import paint
+from trainfast_tui.widgets.inks import forget_inks, inks
 from trainfast_tui.widgets.shading import NAMES, OTHER
 
 SHADED = (*NAMES, OTHER)
@@ -21,7 +22,6 @@ class StripChart(Widget):
     """
 
     ALLOW_SELECT = False
-    COMPONENT_CLASSES = {f"strip-chart--{name}" for name in (*TONES, *PARTS, *SHADED)}
     DEFAULT_CSS = """
     StripChart {
         height: 1fr; width: 1fr;
@@ -89,6 +89,7 @@ class StripChart(Widget):
         """Forget what was painted in the old theme."""
         self._palette = None
         self._rows = None
+        forget_inks(self)
         super().notify_style_update()
 
     def _painted(self) -> list[list[Segment]]:
@@ -114,8 +115,8 @@ class StripChart(Widget):
     def _styles(self) -> dict[str, Style]:
         if self._palette is None:
             # Whole styles: a partial one leaves a muted colour unblended, which is white on a light theme.
-            names = (*TONES, *PARTS, *SHADED)
-            self._palette = {name: ink(self.get_component_rich_style(f"strip-chart--{name}")) for name in names}
+            whole = inks(self, "strip-chart", (*TONES, *PARTS, *SHADED))
+            self._palette = {name: ink(style) for name, style in whole.items()}
         return self._palette
 
 

@@ -1,0 +1,41 @@
+"""The styles of what is drawn cell by cell, worked out once for all widgets that share them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+from weakref import WeakKeyDictionary
+
+from rich.style import Style
+from textual.app import App
+from textual.dom import DOMNode
+from textual.widget import Widget
+
+Found = dict[tuple[object, ...], dict[str, Style]]
+_FOUND: WeakKeyDictionary[App[Any], Found] = WeakKeyDictionary()
+
+
+def inks(widget: Widget, prefix: str, names: Iterable[str]) -> dict[str, Style]:
+    """By name, the whole style of a part of `widget` with the class `PREFIX--NAME`, as its theme has it now.
+
+    With COMPONENT_CLASSES Textual would apply the style sheet to every such part of every widget, each time one is
+    styled: to 850 parts before the first frame.
+    """
+    app = widget.app
+    found = _FOUND.setdefault(app, {})
+    key = prefix, app.theme, app.native_ansi_color, widget.rich_style
+    if key not in found:
+        found[key] = {name: _style(widget, f"{prefix}--{name}") for name in names}
+    return found[key]
+
+
+def forget_inks(widget: Widget) -> None:
+    """Work them out anew when they are asked for next: the theme has changed."""
+    _FOUND.pop(widget.app, None)
+
+
+def _style(widget: Widget, name: str) -> Style:
+    part = DOMNode(classes=name)
+    part._attach(widget)
+    widget.app.stylesheet.apply(part, animate=False)
+    return part.rich_style
