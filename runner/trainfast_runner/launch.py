@@ -36,7 +36,7 @@ from trainfast_runner.interconnect import links_among
 from trainfast_runner.json_lines import write_atomically
 from trainfast_runner.knob_values import parse_bytes_per_rank
 from trainfast_runner.machine import Machine, look
-from trainfast_runner.model_size import least_weight_bytes
+from trainfast_runner.memory_room import hopeless_limit
 from trainfast_runner.predicted_run import predicted
 from trainfast_runner.problem import Problem
 from trainfast_runner.process_tree import boot_id
@@ -47,7 +47,6 @@ from trainfast_runner.telemetry.readings import DeviceReading
 HANDOVER_S = 30.0
 MEMORY_SETTLED_BYTES = 64 << 20
 MEMORY_SETTLES_S = 10.0
-NOTHING_FITS = 3
 
 # With glibc's own, moving thresholds freed blocks stay in the process and the point where memory ends moves from
 # run to run. With these every tensor over 1 MiB is its own mapping and goes back when freed. tiny-llama at batch 8,
@@ -126,7 +125,9 @@ def plan(spec: RunSpec, python: str | None = None) -> RunPlan:
     if isinstance(limit, str):
         given = parse_bytes_per_rank(limit)
         limits = tuple(given * ranks if len(given) == 1 else given)
-        _refuse_hopeless_limit(spec, limits, seen.parameters, world.device_count(spec, machine))
+        hopeless = hopeless_limit(spec, seen.parameters, world.device_count(spec, machine))
+        if hopeless is not None:
+            raise hopeless
     knobs = {**spec.knobs}
     if knobs["devices"] is None:
         knobs["devices"] = world.device_count(spec, machine)
@@ -225,19 +226,6 @@ def wait_for_devices(plan: RunPlan, home: Home, on_wait: Callable[[RunFile, floa
     while (run := busy_with(plan, home)) is not None:
         on_wait(run, time.monotonic() - began)
         time.sleep(0.5)
-
-
-def _refuse_hopeless_limit(spec: RunSpec, limits: tuple[int, ...], parameters: int | None, devices: int) -> None:
-    if parameters is None:
-        return
-    needed = least_weight_bytes(parameters, spec.knobs, devices)
-    if min(limits) < needed:
-        raise Problem(
-            f"memory_limit={spec.knobs['memory_limit']} is below what the {parameters:,} parameters alone need"
-            f"{' on each device' if devices > 1 else ''}: {needed:,} bytes ({needed / 2**20:,.0f} MiB)",
-            key="memory_limit",
-            exit_code=NOTHING_FITS,
-        )
 
 
 def _environment(

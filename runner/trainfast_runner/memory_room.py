@@ -7,12 +7,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from trainfast_runner.knob_values import parse_bytes_per_rank
+from trainfast_runner.model_size import least_weight_bytes
+from trainfast_runner.problem import Problem
 
 if TYPE_CHECKING:
     from trainfast_runner.machine import Machine
     from trainfast_runner.spec import RunSpec
     from trainfast_runner.telemetry.readings import DeviceReading
 
+NOTHING_FITS = 3
+"""The exit code."""
 CGROUP = Path("/sys/fs/cgroup")
 
 
@@ -49,6 +53,22 @@ def room_of(
     if free is None or limit.limit_bytes <= free.for_allocator(context_bytes):
         return limit
     return Room(free.limit_bytes, f"{free.words}, less than memory_limit", free.with_context)
+
+
+def hopeless_limit(spec: RunSpec, parameters: int | None, devices: int) -> Problem | None:
+    """The refusal of a `memory_limit` that the weights alone do not fit in; None where they may, or are unknown."""
+    limit = spec.knobs["memory_limit"]
+    if parameters is None or not isinstance(limit, str):
+        return None
+    needed = least_weight_bytes(parameters, spec.knobs, devices)
+    if min(parse_bytes_per_rank(limit)) >= needed:
+        return None
+    return Problem(
+        f"memory_limit={limit} is below what the {parameters:,} parameters alone need"
+        f"{' on each device' if devices > 1 else ''}: {needed:,} bytes ({needed / 2**20:,.0f} MiB)",
+        key="memory_limit",
+        exit_code=NOTHING_FITS,
+    )
 
 
 def gpu_of(spec: RunSpec, machine: Machine) -> str | None:

@@ -100,3 +100,21 @@ def test_a_row_waits_for_those_before_it(
     assert [row["id"] for row in said["rows"]] == ["plain", "half", "many"]
     assert said["rows"][0]["predicted"]["total_bytes"] > 0
     assert said["rows"][2]["predicted"] is None
+
+
+def test_a_limit_below_the_weights_ends_with_3_and_says_what_they_need(
+    preset: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(training_python, "ask_each", Tracer())
+    assert main(["predict", f"{preset}", "--set", "memory_limit=48KiB"]) == 0, "rows speak for themselves"
+    capsys.readouterr()
+    single = Path(preset).with_name("single.toml")
+    single.write_text(PRESET.partition("[[variants]]")[0])
+    assert main(["predict", str(single), "--set", "memory_limit=60KiB"]) == 0
+    assert "not even batch_size 1" in capsys.readouterr().out
+    assert main(["predict", str(single), "--set", "memory_limit=48KiB", "--json"]) == 3
+    said = capsys.readouterr()
+    assert json.loads(said.out.splitlines()[-1])["max_batch"] == 0
+    assert said.err == (
+        "trainfast-tui: memory_limit=48KiB is below what the 12,500 parameters alone need: 50,000 bytes (0 MiB)\n"
+    )

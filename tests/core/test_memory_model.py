@@ -15,6 +15,8 @@ from hypothesis import strategies as some
 from trainfast_runner.knobs import defaults
 from trainfast_runner.memory_model import CATEGORIES, MemoryModel, cached_model, corrections, tracing
 from trainfast_runner.memory_model.course import Stack, Stretch
+from trainfast_runner.memory_model.pipeline import Pipeline, Stage, stage_count
+from trainfast_runner.memory_model.sharing import PIPELINES, PREDICTED, STAGED
 from trainfast_runner.problem import Problem
 from trainfast_runner.records import Clock, RunFile, Step
 from trainfast_runner.result import Result
@@ -338,3 +340,44 @@ def test_accumulation_on_the_host_has_a_copy_of_its_own() -> None:
         spec = spec_with(batch_size=5000, grad_accum=2, strategy="zero2-offload", precision=precision)
         half = 2 if precision == "bf16-pure" else 1
         assert model.predict(spec, 4).grads_bytes == parts * count / half
+
+
+EVERY_KNOB = {
+    "precision": some.sampled_from(["fp32", "tf32", "fp16", "bf16", "bf16-pure"]),
+    "optimizer": some.sampled_from(["adamw", "adamw-foreach", "adamw-fused", "adamw-8bit", "adafactor", "sgd"]),
+    "strategy": some.sampled_from(PREDICTED),
+    "reshard": some.sampled_from(["on", "off"]),
+    "grad_accum": some.integers(1, 5),
+    "grad_clip": some.sampled_from([0.0, 1.0]),
+    "batch_size": some.one_of(some.integers(1, 64), some.just(1 << 20)),
+    "pp_schedule": some.sampled_from(["gpipe", "1f1b", "interleaved"]),
+}
+
+
+@given(
+    knobs=some.fixed_dictionaries(EVERY_KNOB),
+    ranks=some.sampled_from([2, 4, 8]),
+    device=some.sampled_from(["cpu", "cuda"]),
+    limit=some.integers(0, 1 << 21),
+)
+def test_parts_add_up_and_the_largest_batch_fits_with_every_knob(
+    knobs: dict[str, Any], ranks: int, device: str, limit: int
+) -> None:
+    knobs |= {"devices": ranks, "pp_degree": 2, "micro_batches": 4, "tp_degree": 2}
+    spec = spec_with(**knobs)
+    stages = stage_count(spec.knobs) if knobs["strategy"] in STAGED else 1
+    cut = [Stage(at * 2, at * 2 + 2, 2 * BLOCK + ROOT * (at == stages - 1), BLOCK) for at in range(stages)]
+    pipeline = Pipeline(cut, 0, 5, 11)
+    model = msgspec.structs.replace(model_of(2 * stages if stages > 1 else 12), device=device, pipeline=pipeline)
+    found = model.predict(spec, ranks)
+    parts = [found.category(name) for name in CATEGORIES]
+    assert min(parts) >= 0
+    assert sum(parts) == found.total_bytes == max(phase["total"] for phase in found.phases.values())
+    most = model.max_batch(spec, ranks, limit)
+
+    def total(batch: int) -> int:
+        return model.predict(replace(spec, knobs={**spec.knobs, "batch_size": batch}), ranks).total_bytes
+
+    step = 4 if knobs["strategy"] in PIPELINES else 1
+    assert most is None or total(most) <= limit
+    assert total((most or 0) + step) > limit

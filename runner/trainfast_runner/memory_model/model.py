@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import msgspec
 
 from trainfast_runner.memory_model.corrections import Correction, Machine, case, of_device
@@ -87,7 +89,7 @@ class MemoryModel(msgspec.Struct, frozen=True, kw_only=True):
         """The largest `batch_size` whose predicted peak is within `limit_bytes` a rank; None where 1 is not."""
 
         def fits(batch: int) -> bool:
-            return max(sum(peak) for peak in self._corrected_peaks(spec, ranks, batch).values()) <= limit_bytes
+            return max(_total(peak) for peak in self._corrected_peaks(spec, ranks, batch).values()) <= limit_bytes
 
         if not fits(1):
             return None
@@ -174,3 +176,8 @@ class MemoryModel(msgspec.Struct, frozen=True, kw_only=True):
         live = list(self.optimizer_peak)
         live[OPTIMIZER + 1] += end.live[OPTIMIZER + 1]
         return sharing.in_optimizer(tuple(live))
+
+
+def _total(peak: Iterable[float]) -> int:
+    """As a prediction adds its categories up: each in whole bytes."""
+    return sum(round(value) for value in peak)

@@ -199,7 +199,8 @@ def _understood(answer: dict[str, Any], kind: type[Course] | type[Update]) -> Co
     if answer.get("error"):
         raise training_python.model_problem(answer["error"])
     if answer.get("untraceable"):
-        raise Untraceable(f"the tracer cannot follow this model: {answer['untraceable']}", key="model")
+        why = f"the tracer cannot follow this model: {answer['untraceable']}"
+        raise Untraceable(why, key="model", advice="search max-batch, which finds what fits by running it")
     try:
         return msgspec.convert(answer, kind)
     except msgspec.ValidationError as error:

@@ -59,6 +59,9 @@ def build_model(config: Any, objective: str, knobs: Knobs, device: torch.device)
             )
     except (ValueError, ImportError, KeyError) as error:
         reason = " ".join(str(error).split())[:600]
+        if "does not support an attention implementation" in reason and knobs.attention != "eager":
+            words = f"{config.model_type} has no attention={knobs.attention}"
+            raise InvalidInput(words, "attention", ["eager"], "eager") from error
         key = "attention" if "attention" in reason.lower() else "data.objective"
         raise InvalidInput(f"{config.model_type} cannot be built: {reason}", key) from error
     model.config.use_cache = False

@@ -11,6 +11,7 @@ from .invalid import InvalidInput, unknown_name
 SOURCES = ("family", "path", "hub")
 # Accepted by every configuration though not among its stored fields.
 EXTRA_FIELDS = frozenset({"num_labels"})
+SIZES = ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size")
 
 
 def resolve_config(model: dict[str, Any]) -> Any:
@@ -32,6 +33,7 @@ def resolve_config(model: dict[str, Any]) -> Any:
     for name in overrides:
         if name not in allowed:
             raise unknown_name(f"field of {base.model_type}'s configuration", name, f"model.{name}", allowed)
+    _check_sizes(base, overrides)
     try:
         if source == "family":
             return type(base)(**overrides)
@@ -45,6 +47,14 @@ def resolve_config(model: dict[str, Any]) -> Any:
             f"{base.model_type} does not accept this configuration: {reason}",
             f"model.{blamed}" if blamed else "model",
         ) from error
+
+
+def _check_sizes(base: Any, overrides: dict[str, Any]) -> None:
+    """Raise InvalidInput for a size that no model has, most of which transformers takes."""
+    own = {base.attribute_map.get(name, name) for name in SIZES} | set(SIZES)
+    for name, value in overrides.items():
+        if name in own and isinstance(value, int) and value < 1:
+            raise InvalidInput(f"{base.model_type} with {name}={value} is no model", f"model.{name}", ["1 or more"])
 
 
 def field_names(config: Any) -> set[str]:
@@ -118,7 +128,8 @@ def check_seq_len(config: Any, seq_len: int) -> None:
     """Raise InvalidInput when the model has fewer positions than `seq_len` asks for."""
     text = text_part(config)
     positions = getattr(text, "max_position_embeddings", None)
-    if positions is not None and seq_len > positions:
+    # XLNet's, which are relative and have no end, are -1.
+    if isinstance(positions, int) and 0 < positions < seq_len:
         raise InvalidInput(
             f"seq_len={seq_len} is more than the model's {positions} positions (max_position_embeddings)",
             "seq_len",

@@ -40,7 +40,10 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print it. Exit code 0 where anything could be predicted, 2 where the only run asked for could not."""
+    """Print it. Exit code 0 where anything could be predicted, 2 where the only run asked for could not.
+
+    3 where `memory_limit` is below what its parameters alone need.
+    """
     from trainfast_runner.memory_model import corrections
     from trainfast_runner.memory_model.answer import answers, asked_for
     from trainfast_tui.cli.output import print_json
@@ -76,7 +79,11 @@ def run(arguments: argparse.Namespace) -> int:
         _say_notes(answered)
     else:
         _say_one(answered[0])
-    return 0
+    hopeless = answered[0].hopeless if len(answered) == 1 else None
+    if hopeless is None:
+        return 0
+    print(f"trainfast-tui: {plain(hopeless.line())}", file=sys.stderr)
+    return hopeless.exit_code
 
 
 def _fields(answer: Answer) -> dict[str, Any]:

@@ -1,0 +1,34 @@
+"""Configurations that make no model, or not with these knobs: each is refused with the field, in one line."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from trainfast_runner.worker.build import build_model
+from trainfast_runner.worker.invalid import InvalidInput
+from trainfast_runner.worker.model_config import check_seq_len, resolve_config
+from trainfast_runner.worker.spec import Knobs
+
+
+@pytest.mark.parametrize(
+    ("family", "field", "value"),
+    [("llama", "num_hidden_layers", 0), ("llama", "vocab_size", -1), ("gpt2", "n_layer", -3), ("gpt2", "n_embd", 0)],
+)
+def test_a_size_below_one_is_no_model(family: str, field: str, value: int) -> None:
+    with pytest.raises(InvalidInput, match=f"{family} with {field}={value} is no model") as refused:
+        resolve_config({"family": family, field: value})
+    assert refused.value.key == f"model.{field}"
+
+
+def test_positions_without_an_end_limit_no_sequence() -> None:
+    check_seq_len(resolve_config({"family": "xlnet"}), 100_000)
+    with pytest.raises(InvalidInput, match="more than the model's 1024 positions"):
+        check_seq_len(resolve_config({"family": "gpt2"}), 100_000)
+
+
+def test_a_family_without_this_attention_says_which_it_has() -> None:
+    config = resolve_config({"family": "xlnet", "n_layer": 1, "d_model": 16, "n_head": 2, "d_inner": 16})
+    with pytest.raises(InvalidInput, match="xlnet has no attention=sdpa") as refused:
+        build_model(config, "causal-lm", Knobs(), torch.device("meta"))
+    assert refused.value.nearest == "eager"
