@@ -19,7 +19,7 @@ from searched import (
 from still import StillApp
 
 from trainfast_runner.home import Home
-from trainfast_runner.search.journal import Next
+from trainfast_runner.search.journal import Next, Predicted
 
 
 async def test_the_ladder_has_a_row_for_each_probe_the_fit_and_what_is_tried_and_why(
@@ -75,3 +75,14 @@ async def test_on_the_smallest_screen_in_ascii_what_is_tried_still_stands(home: 
     assert "|----" in text
     assert "now: probe batch_size 42" in text
     assert "Esc cancel" in text
+
+
+async def test_what_is_not_predicted_is_said_for_the_whole_search(home: Home, conduct: Callable[[Path], None]) -> None:
+    reason = "no prediction, the sizes are found by trying: the tracer cannot follow this model: aten.nonzero"
+    search = a_search(home, [asked(), CONDUCTED, Predicted(t_ns=START_NS + S, reason=reason), a_probe(1), a_probe(2)])
+    conduct(search)
+    app = StillApp(home)
+    async with app.run_test(size=SMALL) as pilot:
+        text = await opened(pilot, search)
+    assert reason in " ".join(text.split())
+    assert text.count("● fits") == 2

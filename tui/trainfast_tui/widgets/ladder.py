@@ -104,7 +104,10 @@ def _head(search: SearchSnapshot, name: str, now_ns: int, width: int) -> list[Li
     first, *rest = wrap(f"{sign} {state_words(search)}", width)
     lines: list[Line] = [[(first[:2], tone), (first[2:], "title")], *([(f"  {line}", "title")] for line in rest[:2])]
     lines[-1].append((f"  {_time_words(search, now_ns)}", "muted"))
-    return [rule(f"largest batch: {name}", width), *lines, *([line] if (line := _limit_line(search)) else [])]
+    lines += [line] if (line := _limit_line(search)) else []
+    if search.prediction is not None and search.prediction.reason:
+        lines += [[(line, "warning")] for line in wrap(search.prediction.reason, width)[:2]]
+    return [rule(f"largest batch: {name}", width), *lines]
 
 
 def _time_words(search: SearchSnapshot, now_ns: int) -> str:
@@ -198,7 +201,9 @@ def _probe_row(probe: Probe, many_ranks: bool, wide: bool) -> Line:
 
 def _proof_row(proof: Proof, wide: bool) -> Line:
     holds = proof.state == "finished"
-    words = f"proved: {proof.run_id}" if holds else f"proof {proof.state}: {fmt.plain(proof.reason)}"
+    words = "proved" if holds else f"proof {proof.state}: {fmt.plain(proof.reason)}"
+    if holds and wide:
+        words += f": {proof.run_id}"
     cells = [
         f"{proof.batch_size:,}",
         fmt.size(proof.peak_allocated_bytes),
@@ -220,7 +225,7 @@ def _next_lines(search: SearchSnapshot, width: int) -> list[Line]:
         return [[(line, "muted")] for line in wrap(text, width)]
     if step is None:
         said = search.prediction
-        text = "" if said is None else said.reason or said.basis
+        text = "" if said is None else said.basis
         return [[(line, "muted")] for line in wrap(text, width)]
     when = "next" if search.state in ("paused", "interrupted") else "now"
     what = {"probe": "probe ", "prove": "prove "}.get(step.action, "")
