@@ -6,7 +6,7 @@ import time
 from pathlib import Path
 
 import pytest
-from scenario import SW_THERMAL, Moment, Scenario
+from scenario import HW_THERMAL, POWER_BRAKE, SW_POWER_CAP, SW_THERMAL, SYNC_BOOST, Moment, Scenario
 
 from cli.command import SMALL, Cli, until
 from trainfast_runner.json_lines import read_all
@@ -16,6 +16,7 @@ from trainfast_runner.run_records import read_records
 pytestmark = pytest.mark.long
 GPU = "GPU-00000000-0000-0000-0000-000000000000"
 ENDLESS = ["--set", "steps=1000000", "--set", "watch=0"]
+HW_SLOWDOWN = 0x8
 HOT_S = 4.0
 FREE_S = 2.0
 
@@ -91,3 +92,76 @@ def test_throttled_time_is_the_scenarios_and_reaches_every_step(cli: Cli, nvml_l
         ("throttle_on", 0, "sw_thermal"),
         ("throttle_off", 0, "sw_thermal"),
     ]
+
+
+def test_each_of_eight_gpus_is_held_back_by_what_the_scenario_does_to_it(
+    cli: Cli, nvml_library: Path, tmp_path: Path
+) -> None:
+    """A CPU training joined to eight GPUs: each rule about a GPU names the one that it is true of, and no other."""
+
+    def gpu(reasons: int, mhz: int = 1980, degrees: float = 60) -> list[Moment]:
+        return [Moment(0, degrees, reasons, 300, mhz)]
+
+    scenario = Scenario(
+        origin_ns=time.monotonic_ns(),
+        ramps={
+            0: gpu(0),
+            1: gpu(SW_POWER_CAP, 1880),
+            2: gpu(HW_SLOWDOWN | POWER_BRAKE),
+            3: gpu(SYNC_BOOST),
+            4: gpu(0),
+            5: gpu(HW_SLOWDOWN | HW_THERMAL, degrees=94),
+            6: gpu(0, 1500),
+            7: gpu(0),
+        },
+        also=["pcie 4 4 8", "process 7 4242 2048 0 100000"],
+    )
+    script = scenario.write(tmp_path / "scenario")
+    machine = {
+        "LD_LIBRARY_PATH": str(nvml_library),
+        "NVML_STAND_IN_GPUS": "8",
+        "NVML_STAND_IN_SCENARIO": str(script),
+    }
+    watch = ["--set", "steps=1000000", "--set", "watch=" + "+".join(map(str, range(8)))]
+    run_id = cli("run", "tiny-llama", *SMALL, *watch, "--detach", **machine).out.strip()
+    directory = cli.home / "runs" / run_id
+    until(lambda: len(read_all(directory / "steps.jsonl", Step)[0]) > 20, "steps")
+    since_ns = read_all(directory / "steps.jsonl", Step)[0][-1].t_ns
+    until(lambda: read_records(directory).devices[GPU][-1][0] > since_ns + 2 * 10**9, "two ticks with steps")
+    cli("stop", run_id)
+    result = cli("runs", "show", run_id, "--json").json
+    found = {finding["rule"]: finding for finding in result["diagnosis"]}
+    held = {rule: finding["device"] for rule, finding in found.items() if finding["device"] is not None}
+    assert held == {
+        "power-capped": 1,
+        "power-brake": 2,
+        "sync-boost": 3,
+        "pcie-width": 4,
+        "thermal": 5,
+        "straggler-gpu": 6,
+        "foreign-process": 7,
+    }
+    assert {rule for rule in held if found[rule]["severity"] == "info"} == {"power-capped", "sync-boost", "pcie-width"}
+    assert "at 94 °C, 7 °C over the 87 °C" in found["thermal"]["line"]
+    assert "pid 4242" in found["foreign-process"]["line"]
+    causes = ("thermal", "power", "brake", "sync_boost")
+    shares = [[round(row[f"{cause}_fraction"], 2) for cause in causes] for row in result["throttle"]["devices"]]
+    assert [shares[index] for index in (1, 2, 3, 5)] == [[0, 1, 0, 0], [0, 0, 1, 0], [0, 0, 0, 1], [1, 0, 0, 0]]
+    assert [shares[index] for index in (0, 4, 6, 7)] == [[0, 0, 0, 0]] * 4
+    opened = cli("runs", "show", run_id, "--why").out
+    for finding in found.values():
+        assert finding["line"].split(":")[0] in opened
+    assert opened.count("holds when: ") == len(found)
+
+
+def test_two_ranks_that_compute_little_and_exchange_much_are_bound_by_it(cli: Cli) -> None:
+    """Thirteen megabytes of gradients for sixteen tokens."""
+    tiny = ["--set", "data.kind=random", "--set", "batch_size=1", "--set", "seq_len=16", "--set", "steps=13"]
+    done = cli(
+        "run", "tiny-llama", *tiny, "--set", "precision=fp32", "--set", "strategy=ddp", "--set", "devices=2", "--json"
+    )
+    finding = next(finding for finding in done.json["diagnosis"] if finding["rule"] == "communication-bound")
+    figures = finding["evidence"]
+    assert (figures["world_size"], figures["link"]) == (2, "shared memory")
+    assert figures["backward_ms"] == pytest.approx(figures["computed_backward_ms"] + figures["exposed_ms"])
+    assert "grad_accum=2 exchanges half as often" in finding["try"]
