@@ -74,6 +74,7 @@ async def test_pictures_of_a_real_training(tmp_path: Path) -> None:
         app.main.show_knobs()
         await pilot.press("r")
         await until(pilot, "OUT OF MEMORY")
+        await until(pilot, "the prediction says that each fits")
         picture(app, "out-of-memory", SCREENS)
         app.main.change(app.next_run.type("batch_size", "8").type("memory_limit", "768MiB"))
         await pilot.press("b")
