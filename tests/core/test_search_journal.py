@@ -5,11 +5,16 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+import pytest
+
 from trainfast_runner.home import Home
+from trainfast_runner.launch import RunPlan
 from trainfast_runner.process_tree import boot_id
 from trainfast_runner.records import Clock
+from trainfast_runner.search import conduct
 from trainfast_runner.search.conduct import worked_seconds
 from trainfast_runner.search.control import cancel, conductor_of, pause, resume
+from trainfast_runner.search.decide import Known, Step
 from trainfast_runner.search.fit import Fit, PhaseLine
 from trainfast_runner.search.follow import SearchFollower
 from trainfast_runner.search.foreign import grown
@@ -24,14 +29,17 @@ from trainfast_runner.search.journal import (
     Launched,
     Next,
     Paused,
+    Predicted,
     Probe,
     Resumed,
     exclusive,
     is_conducted,
     read_journal,
 )
+from trainfast_runner.search.opening import Options
 from trainfast_runner.search.report import report
 from trainfast_runner.search.searches import new_search, unfinished
+from trainfast_runner.spec import resolve
 from trainfast_runner.telemetry.readings import DeviceProcess, DeviceReading, HostReading, Tick
 
 MIB = 1 << 20
@@ -169,3 +177,30 @@ def test_a_process_of_others_that_grows_during_a_probe_voids_it() -> None:
 def test_a_process_that_comes_during_a_probe_voids_it() -> None:
     said = grown([tick(1, (10, 500)), tick(3, (10, 500), (42, 300))], {10}, {"GPU-0"}, 2 * SECOND)
     assert said == "process 42 took 300 MiB of GPU 0 meanwhile"
+
+
+def test_an_error_of_our_own_ends_the_search_in_its_journal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    home = Home(tmp_path)
+    directory, journal = search(home)
+    journal.write(Predicted(reason="nothing is predicted"))
+
+    def broken(known: Known) -> Step:
+        raise ZeroDivisionError("division by zero")
+
+    monkeypatch.setattr(conduct, "decide", broken)
+    plan = RunPlan(
+        spec=resolve("tiny-llama"),
+        device="cpu",
+        world_size=1,
+        gpus=(),
+        watched=(),
+        memory_limit_bytes=None,
+        python="python",
+        versions={},
+        env={},
+    )
+    with pytest.raises(ZeroDivisionError):
+        conduct.conduct(directory, plan, home, Options())
+    seen = SearchFollower(directory).poll()
+    assert (seen.state, seen.ended.reason if seen.ended else "") == ("failed", "ZeroDivisionError: division by zero")
+    assert not seen.is_live

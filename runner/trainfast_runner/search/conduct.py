@@ -130,6 +130,11 @@ class _Conductor:
             with suppress(Problem):  # a full disk takes no last line either
                 self._end(Ended(state="cancelled", reason=problem.line()))
             raise
+        except Exception as error:
+            # A screen has nothing but the journal to learn of it from.
+            with suppress(Problem):
+                self._end(Ended(state="failed", reason=f"{type(error).__name__}: {error}"))
+            raise
 
     def close(self) -> None:
         """End what still runs, whatever happened."""
