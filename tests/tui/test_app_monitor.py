@@ -16,6 +16,7 @@ import msgspec
 import pytest
 from recorded import GIB, MIB, RAMP, START_NS, S, a_gpu, a_ramp_tick, a_run, a_tick, write_lines
 from still import StillApp, a_snapshot, own_supervisor, screen_text
+from textual.filter import Monochrome
 from textual.pilot import Pilot
 
 from trainfast_runner.home import Home
@@ -186,7 +187,7 @@ async def test_a_lost_gpu_says_since_when_and_the_others_go_on(home: Home) -> No
         text = await opened(pilot, replace(the_machine(2), ticks=tuple(ticks)))
         assert "lost for 20 s: GPU is lost" in text
         assert "GPU 1 does not answer" in text
-        assert "✗  GPU 1 was lost: GPU is lost  20 s ago" in text
+        assert "✗  20 s ago  GPU 1 was lost: GPU is lost" in text
         assert "61.0 GiB of 139 GiB" in text
         await pilot.press("m")
         await pilot.pause()
@@ -285,6 +286,20 @@ async def test_what_is_not_ones_own_or_not_visible_is_refused_without_a_question
             await pilot.pause()
             assert words in screen_text(app)
             assert "send SIGTERM" not in screen_text(app)
+
+
+async def test_a_terminal_without_colours_shows_every_screen(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NO_COLOR", "1")
+    app = StillApp(home)
+    async with app.run_test(size=(120, 40)) as pilot:
+        assert "held back by heat" in await opened(pilot, the_machine())
+        for screen in ("m", "h", "escape", "o", "escape", "question_mark"):
+            await pilot.press(screen)
+            await pilot.pause()
+            # What goes to a real terminal passes through the filter that takes its colours away.
+            for strip in app.screen._compositor.render_strips():
+                strip.apply_filter(Monochrome(), app.screen.background_colors[1])
+    assert app.return_code in (None, 0)
 
 
 def test_the_reader_looks_at_processes_only_while_it_is_asked_to(home: Home) -> None:

@@ -95,7 +95,7 @@ async def test_the_newest_is_told_and_an_earlier_one_can_be_chosen(home: Home) -
     async with app.run_test(size=(140, 48)) as pilot:
         app.post_message(SnapshotTaken(a_snapshot(a_thermal_ramp(home), second=38)))
         await pilot.pause()
-        assert "P  GPU 0: at the power limit  1 s before the end  4 of 4, e earlier" in screen_text(app)
+        assert "P  1 s before the end  GPU 0: at the power limit  4 of 4, e earlier" in screen_text(app)
         charts = [chart for chart in app.main.query(Chart) if chart.display]
         before = [texts_of(chart) for chart in charts]
         await pilot.press("e", "e")
@@ -103,7 +103,7 @@ async def test_the_newest_is_told_and_an_earlier_one_can_be_chosen(home: Home) -
             marked = [row for row, was in zip(texts_of(chart), old, strict=True) if row.count("│") > was.count("│")]
             assert marked, "the moment of the event is marked on every chart"
             assert len({row.rindex("│") for row in marked}) == 1
-        assert "t  GPU 0: no longer: thermal slowdown (software), after 12 s  5 s before the end" in screen_text(app)
+        assert "t  5 s before the end  GPU 0: no longer: thermal slowdown (software), after 12 s" in screen_text(app)
         await pilot.press("E", "E")
         assert "The newest event is shown as it comes." in screen_text(app)
         assert [texts_of(chart) for chart in charts] == before
@@ -121,7 +121,7 @@ async def test_signs_stand_under_their_time_and_the_weightiest_of_a_cell_wins() 
         assert abs(signs.rindex("t") - 11 - 2 * RAMP.stop) <= 1
         narrow, _ = text_of(line, 11 + 10, 2)
         assert "T" in narrow
-        assert text_of(line, 91, 1) == ["     P  GPU 0: at the power limit  4 s ago  3 of 3, e earlier"]
+        assert text_of(line, 91, 1) == ["     P  4 s ago  GPU 0: at the power limit  3 of 3, e earlier"]
 
 
 async def test_nothing_happened_is_said() -> None:

@@ -114,7 +114,7 @@ class Bar(Widget):
     def render_line(self, y: int) -> Strip:
         width = self.size.width
         if y or not width:
-            return Strip.blank(width)
+            return Strip.blank(width, Style.null())
         fraction, label, marker, tone = self._shown
         palette = self._styles()
         # On a narrow screen the figure is worth more than the picture.

@@ -83,8 +83,8 @@ class EventLine(Painted):
         at = self._moments.index(moment) + 1
         return [
             (f"{indent}{moment.sign}  ", moment.tone),
-            (f"{moment.words}", "text"),
-            (f"  {when}", "muted"),
+            (f"{when}  ", "muted"),
+            (moment.words, "text"),
             (f"  {at} of {len(self._moments)}, e earlier" if len(self._moments) > 1 else "", "muted"),
         ]
 

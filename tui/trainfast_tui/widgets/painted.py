@@ -73,7 +73,7 @@ class Painted(Widget):
 
     def render_line(self, y: int) -> Strip:
         rows, width = self._painted(), self.size.width
-        strip = Strip(rows[y], width) if y < len(rows) else Strip.blank(width)
+        strip = Strip(rows[y], width) if y < len(rows) else Strip.blank(width, Style.null())
         return on_background(self, strip)
 
     def notify_style_update(self) -> None:

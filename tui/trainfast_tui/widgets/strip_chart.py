@@ -81,9 +81,10 @@ class StripChart(Widget):
             self.refresh(*regions)
 
     def render_line(self, y: int) -> Strip:
+        # A style even of nothing: with NO_COLOR Textual asks every segment for its own.
         rows = self._painted()
         width = self.size.width
-        return Strip(rows[y], width) if y < len(rows) else Strip.blank(width)
+        return Strip(rows[y], width) if y < len(rows) else Strip.blank(width, Style.null())
 
     def notify_style_update(self) -> None:
         """Forget what was painted in the old theme."""
