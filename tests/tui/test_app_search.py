@@ -234,6 +234,16 @@ async def test_a_search_that_is_refused_says_why(home: Home, starts: Starts) -> 
         assert app.screen is app.main
 
 
+async def test_a_refusal_is_not_shown_over_the_search_before(home: Home, starts: Starts) -> None:
+    starts.refusal = Problem("search max-batch does not change the batch of strategy=pp", key="strategy")
+    app = StillApp(home)
+    async with app.run_test(size=FULL) as pilot:
+        await show(pilot, a_search(home, answered()))
+        await pilot.press("right", "b")
+        text = await until(pilot, "Refused: search max-batch does not change the batch of strategy=pp")
+        assert "is the largest that fits" not in text
+
+
 async def test_a_live_run_is_named_first_and_stopped_only_when_that_is_wanted(
     home: Home, starts: Starts, hold: Callable[[Path], None]
 ) -> None:

@@ -32,13 +32,16 @@ class SearchControl:
         self._seen: SearchSnapshot | None = None
         self._is_starting = False
         self._awaited: Path | None = None
+        self._left: Path | None = None
+        """The search that was followed when another was asked for, which was refused."""
         self.asked_ns: int | None = None
         """When the newest search was asked for; CLOCK_MONOTONIC."""
 
     @property
     def current(self) -> SearchSnapshot | None:
-        """The search that is followed, as it was seen last; None while another one is being started."""
-        return None if self._is_starting else self._seen
+        """The search that is followed, as it was seen last; None while another one is started, or was refused."""
+        seen = self._seen
+        return None if self._is_starting or seen is None or seen.directory == self._left else seen
 
     @property
     def is_going_on(self) -> bool:
@@ -52,6 +55,7 @@ class SearchControl:
     def note_refused(self) -> None:
         """The search asked for will not come."""
         self._is_starting = False
+        self._left = self._seen.directory if self._seen is not None else None
 
     def note_seen(self, search: SearchSnapshot | None) -> str:
         """The reader shows this one; how it ended, in words, where it has since it was last seen."""
@@ -80,7 +84,7 @@ class SearchControl:
 
         With `cool_to_c` each of its processes waits until its GPUs are below so many degrees Celsius.
         """
-        self._is_starting, self.asked_ns = True, time.monotonic_ns()
+        self._is_starting, self._left, self.asked_ns = True, None, time.monotonic_ns()
         in_background("search", lambda: self._start(spec, fresh, cool_to_c, first), self._post, SearchRefused)
 
     def pause(self, directory: Path) -> None:
