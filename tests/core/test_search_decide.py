@@ -222,7 +222,7 @@ BENT_PREDICTED = Predicted(fixed_bytes=445 * MIB, bytes_per_sample=int(110.4 * M
 
 def test_sizes_below_a_bend_are_left_out_where_it_is_predicted() -> None:
     known = search(BENT, replace_struct(BENT_PREDICTED, linear_from=5))
-    assert [probe.batch_size for probe in known.probes] == [5, 7, 15]
+    assert [probe.batch_size for probe in known.probes] == [5, 10, 15]
     assert [proof.state for proof in known.proofs] == ["finished"]
     assert BENT.is_exact(known.proofs[-1].batch_size)
 

@@ -23,6 +23,8 @@ TOLERANCE_SHARE, TOLERANCE_BYTES = 0.03, 48 << 20
 ALIGNED = 8
 SMALL_SHARE = 8
 """The first size is this part of the predicted maximum: quick, and large enough for a slope."""
+APART_SHARE = 3 / 8
+"""So far apart, as a share of the predicted maximum, the first two sizes are."""
 
 
 @dataclass(frozen=True)
@@ -210,7 +212,8 @@ def _target(known: Known, fits: tuple[Fit, ...]) -> int:
     target = largest(lambda size: all(one.surely_fits(size) for one in fits), MOST)
     predicted = known.predicted
     if len(known.fitting) == 1 and predicted is not None and predicted.max_batch:
-        return min(target, max(int(known.best / APART) + 1, predicted.max_batch // 2))
+        most = predicted.max_batch
+        return min(target, max(int(known.best / APART) + 1, most // 2, known.best + round(APART_SHARE * most)))
     return target
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import msgspec
 
-from trainfast_runner.home import is_alive, read_result
+from trainfast_runner.home import RESULT_FILE, is_alive, read_result
 from trainfast_runner.json_lines import Appender, Tail
 from trainfast_runner.problem import Problem
 from trainfast_runner.records import Count
@@ -104,13 +104,12 @@ class WarmProcess:
         return self.result
 
     def _wait(self, over: Callable[[], bool], said: Callable[[], dict[int, ProbeLine]]) -> dict[int, ProbeLine] | None:
-        looked = 0.0
+        looked, end = 0.0, _End(self.directory)
         while True:
             # First whether it has ended, then what it wrote: all of it is then there.
-            if time.monotonic() - looked > STATE_EVERY_S:
+            if (self.directory / RESULT_FILE).exists() or time.monotonic() - looked > STATE_EVERY_S:
                 looked = time.monotonic()
-                if state_of(self.directory).ended:
-                    self.result = read_result(self.directory)
+                self.result = end.result()
             self._read()
             if over():
                 return said()
@@ -132,18 +131,31 @@ class WarmProcess:
 
 def wait_for_result(directory: Path, check: Callable[[], None]) -> Result:
     """The result of a run, once it has ended. Raises Problem where it ends without one."""
-    gone_since = None
-    while (result := read_result(directory)) is None:
-        # Its supervisor says how it ended a moment before it writes the result; a lost run gets one on being asked.
-        if not state_of(directory).ended or is_alive(directory):
-            gone_since = None
-        elif gone_since is None:
-            gone_since = time.monotonic()
-        elif time.monotonic() - gone_since > RESULT_WITHIN_S:
-            raise Problem(f"{directory.name} has no readable result", key=directory.name, exit_code=5)
+    end = _End(directory)
+    while (result := end.result()) is None:
         check()
         time.sleep(LOOK_EVERY_S)
     return result
+
+
+class _End:
+    """Looks for the end of a run."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._gone_since: float | None = None
+
+    def result(self) -> Result | None:
+        """The result; None while there is none yet. Raises Problem where the run is gone and leaves none to read."""
+        result = read_result(self._directory)
+        # Its supervisor says how it ended a moment before it writes the result; a lost run gets one on being asked.
+        if result is not None or not state_of(self._directory).ended or is_alive(self._directory):
+            self._gone_since = None
+        elif self._gone_since is None:
+            self._gone_since = time.monotonic()
+        elif time.monotonic() - self._gone_since > RESULT_WITHIN_S:
+            raise Problem(f"{self._directory.name} has no readable result", key=self._directory.name, exit_code=5)
+        return result
 
 
 def end_run(directory: Path) -> None:
