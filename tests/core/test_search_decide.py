@@ -245,9 +245,11 @@ def test_a_fit_that_a_proof_refutes_is_set_right_by_a_size_between() -> None:
 def test_the_answer_names_limits_margins_and_the_fastest() -> None:
     device = Device(fixed=100 * MIB, per_sample=10 * MIB, optimizer=0, limits=(2048 * MIB,))
     found = answer(search(device))
-    assert found.max_batch in range(189, 195)
+    assert device.is_exact(found.max_batch)
     assert found.aligned_batch == found.max_batch // 8 * 8
-    assert found.recommended_batch < found.max_batch
+    margin = sum(one.margin_bytes for one in found.margins)
+    leaving_it = int((2048 * MIB - margin - 100 * MIB) / (10 * MIB))
+    assert found.recommended_batch == min(found.max_batch, leaving_it)
     assert found.phase == "forward_backward"
     assert found.bytes_per_sample == pytest.approx(10 * MIB, rel=0.02)
     assert found.headroom_bytes == 2048 * MIB - (100 + 10 * found.max_batch) * MIB

@@ -23,6 +23,8 @@ TOLERANCE_SHARE, TOLERANCE_BYTES = 0.03, 48 << 20
 ALIGNED = 8
 SMALL_SHARE = 8
 """The first size is this part of the predicted maximum: quick, and large enough for a slope."""
+SPARE = {"cpu": 0.5, "cuda": 1.0}
+"""How much of the fit's error a size that was not tried has to spare to be proved. A GPU's steps are short."""
 APART_SHARE = 3 / 8
 """So far apart, as a share of the predicted maximum, the first two sizes are."""
 
@@ -131,9 +133,9 @@ def _next(known: Known, fits: tuple[Fit, ...]) -> Step:
         return _first(known)
     best, too_large = known.best, known.too_large
     if too_large is not None:
-        sure = max(best, min(_sure(known, fits), too_large - 1))
-        if too_large <= ceiling(known, fits, sure):
-            return Step("prove", _why_proof(known, fits, sure, f"{too_large} does not"), sure)
+        likely = max(best, min(_likely(known, fits), too_large - 1))
+        if too_large <= ceiling(known, fits, likely):
+            return Step("prove", _why_proof(known, fits, likely, f"{too_large} does not"), likely)
     tried = sum(one.outcome != "void" for one in known.probes)
     if tried >= MOST_PROBES:
         return Step("prove", f"{tried} sizes tried: a fresh process runs the largest that fitted, {best}", best)
@@ -167,26 +169,26 @@ def _upwards(known: Known, fits: tuple[Fit, ...]) -> Step:
     best = known.best
     if best >= MOST:
         return Step("prove", f"no size above {MOST} is tried: a fresh process runs {best}", best)
-    sure = max(best, _sure(known, fits))
+    likely = max(best, _likely(known, fits))
     beyond = largest(lambda size: not any(one.surely_not(size) for one in fits), MOST) + 1
-    top = ceiling(known, fits, sure)
-    # Between what surely fits and what surely does not there is nothing left that would be worth a probe.
+    top = ceiling(known, fits, likely)
+    # Between what likely fits and what surely does not there is nothing left that would be worth a probe.
     settled = beyond <= min(top, MOST) or _should_run_out(known, fits, top)
     target = best if settled else _target(known, fits)
     if target > best:
         return Step("probe", _why_up(tightest(fits, target), target, len(known.fitting), known), target)
     # A single point has no slope of its own, and proves nothing of other sizes.
     if known.no_oom and len(known.fitting) > 1:
-        tight = tightest(fits, sure + 1)
-        above = f"by the fit {sure + 1} would need {_mib(tight.need_bytes(sure + 1))} of {_mib(tight.limit_bytes)}"
-        error = f"give or take {_mib(tight.error_at(sure + 1))}"
-        return Step("prove", _why_proof(known, fits, sure, f"{above}, {error}"), sure)
-    size = min(max(beyond, sure + 1), top)
+        tight = tightest(fits, likely + 1)
+        above = f"by the fit {likely + 1} would need {_mib(tight.need_bytes(likely + 1))} of {_mib(tight.limit_bytes)}"
+        error = f"give or take {_mib(tight.error_at(likely + 1))}"
+        return Step("prove", _why_proof(known, fits, likely, f"{above}, {error}"), likely)
+    size = min(max(beyond, likely + 1), top)
     tight = tightest(fits, size)
     over = tight.need_bytes(size) - tight.limit_bytes
-    words = f"{sure} surely fits; whether {size} does is within the error of the fit"
+    words = f"{likely} should fit; whether {size} does is within the error of the fit"
     if over > 0:
-        words = f"{sure} surely fits; by the fit {size} is {_mib(over)} too large: that it does not fit is to be seen"
+        words = f"{likely} should fit; by the fit {size} is {_mib(over)} too large: that it does not fit is to be seen"
     return Step("probe", words, size)
 
 
@@ -207,6 +209,20 @@ def _sure(known: Known, fits: tuple[Fit, ...]) -> int:
     return largest(lambda size: all(one.surely_fits(size) for one in fits), MOST)
 
 
+def _likely(known: Known, fits: tuple[Fit, ...]) -> int:
+    """The largest size to prove without having tried it; 0 with one point, which is no fit.
+
+    On a CPU it is enough that half the error is to spare: trying it first would take two long steps nearly always,
+    and a proof that fails a short one now and then. Where memory is not to run out it has to be sure.
+    """
+    if len(known.fitting) < 2:
+        return 0
+    spare = 1.0 if known.no_oom else SPARE[known.device]
+    return largest(
+        lambda size: all(one.need_bytes(size) + spare * one.error_at(size) <= one.limit_bytes for one in fits), MOST
+    )
+
+
 def _target(known: Known, fits: tuple[Fit, ...]) -> int:
     """The next size up: the largest sure one. Half of what is predicted is enough for a first slope, and is quick."""
     target = largest(lambda size: all(one.surely_fits(size) for one in fits), MOST)
@@ -218,7 +234,11 @@ def _target(known: Known, fits: tuple[Fit, ...]) -> int:
 
 
 def _why_proof(known: Known, fits: tuple[Fit, ...], size: int, above: str) -> str:
-    words = f"{size} fits" if size <= known.best else f"{size} fits even if the fit is off as far as it may be"
+    words = f"{size} fits"
+    if size > known.best:
+        tight = tightest(fits, size)
+        needs = f"{_mib(tight.need_bytes(size))} of {_mib(tight.limit_bytes)}"
+        words = f"by the fit {size} needs {needs}, give or take {_mib(tight.error_at(size))},"
     return f"{words} and {above}: a fresh process runs {size}, with data"
 
 

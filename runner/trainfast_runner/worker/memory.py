@@ -28,7 +28,7 @@ class Memory(Protocol):
         """The most that was held since the last boundary, in bytes; None where the device does not answer any more."""
 
     def forgive(self, left_bytes: int) -> None:
-        """From here on so much is neither counted nor held against the limit: something else left it behind."""
+        """From here on so much is not held against the limit: something else left it behind."""
 
     def release(self) -> None:
         """The training is over, well or not: leave room for what is still to be written."""
@@ -60,7 +60,6 @@ class HostMemory:
         self._limit_bytes = limit_bytes
         self._baseline = 0
         self._files = 0
-        self._forgiven = 0
         self._cap: int | None = None
         self._peaks = dict.fromkeys(PHASES, 0)
         self._status_fd = os.open("/proc/self/status", os.O_RDONLY | os.O_CLOEXEC)
@@ -94,15 +93,14 @@ class HostMemory:
         figures = self._read_status()
         # Once read, a file's pages stay: those of now were there at the peak.
         read_since = max(0, figures["RssFile"] - self._files)
-        return max(0, figures["VmHWM"] - self._baseline - read_since - self._forgiven)
+        return max(0, figures["VmHWM"] - self._baseline - read_since)
 
     def read(self) -> dict[str, object]:
         """Reserved is what is allocated: the C library gives freed blocks back."""
         return step_fields(self._peaks, max(self._peaks.values()), 0)
 
     def forgive(self, left_bytes: int) -> None:
-        """Raise the baseline, and the limit with it."""
-        self._forgiven = left_bytes
+        """Raise the limit."""
         if self._cap is not None:
             _limit_data(self._cap + left_bytes)
 

@@ -223,7 +223,6 @@ def probe_on_demand(
             "number": number,
             "batch_size": size.batch_size,
             "room_bytes": gauge.room_bytes(),
-            "left_behind_bytes": left,
         }
         peak_before = gauge.peak_bytes() or 0
         began = time.monotonic()
@@ -245,6 +244,8 @@ def probe_on_demand(
         except Exception as error:
             _tell_how_far(rig, gauge, error, {**said, "seconds": time.monotonic() - began}, steps.reached)
             raise
+        # A hole that is no longer there may have been of use at the peak.
+        left = min(left, gauge.left_bytes())
         peak = gauge.peak_bytes() or 0
         rig.journal.write(
             "probe",
@@ -254,9 +255,22 @@ def probe_on_demand(
             limit_peak_bytes=peak - left if peak > peak_before else None,
             room_after_bytes=gauge.room_bytes(),
             samples=size.batch_size * knobs.grad_accum,
-            **{**fields, "alloc_retries": fields["alloc_retries"] - retries},
+            left_behind_bytes=left,
+            **_without(fields, left),
+            alloc_retries=fields["alloc_retries"] - retries,
         )
         retries = fields["alloc_retries"]
+
+
+def _without(fields: dict[str, Any], left_bytes: int) -> dict[str, Any]:
+    """A size's fields without what sizes before it left behind, and without the retries of all sizes so far."""
+    peaks = {phase: max(0, peak - left_bytes) for phase, peak in fields["phase_peaks"].items()}
+    return {
+        "phase_peaks": peaks,
+        "peak_allocated_bytes": max(peaks.values()),
+        "peak_reserved_bytes": max(0, fields["peak_reserved_bytes"] - left_bytes),
+        "step_ms": fields["step_ms"],
+    }
 
 
 def _longest(samples: Samples, rig: Rig, size: Size) -> Iterator[Batch]:
