@@ -79,7 +79,8 @@ class Ladder(Painted):
             waited = _elapsed(self._asked_ns, self._now_ns)
             words = self._said[0] or f"The knobs are being checked… {waited}"
             waiting: list[Line] = [[(line, self._said[1])] for line in wrap(words, width)]
-            waiting += [[(line, "warning")] for line in wrap(self._notice, width)]
+            if not self._said[0]:
+                waiting += [[(line, "warning")] for line in wrap(self._notice, width)]
             return [rule(f"largest batch: {self._preset}", width), *waiting]
         head = _head(search, self._preset, self._now_ns, width)
         table = _table(search, width)
