@@ -10,9 +10,11 @@ from torch.distributed._tools.mem_tracker import MemTracker
 
 from trainfast_runner.memory_model.tracing import trace_anew
 from trainfast_runner.spec import resolve
+from trainfast_runner.worker import trace_memory
 from trainfast_runner.worker.memory_envelope import deeper, envelope
 from trainfast_runner.worker.memory_ledger import PARAMS, Ledger, Stretch
 from trainfast_runner.worker.repeated_blocks import Stack, shorten
+from trainfast_runner.worker.trace_memory import Here
 
 SMALL_T5 = ["model.d_model=64", "model.d_ff=128", "model.d_kv=16", "model.num_heads=4", "seq_len=64"]
 CASES = [
@@ -65,6 +67,23 @@ def test_only_lines_that_can_be_the_peak_are_kept() -> None:
     for batch in range(1, 50):
         highest = max(one[0][0] + batch * one[1][0] for one in (flat, middle, steep, below))
         assert max(one[0][0] + batch * one[1][0] for one in kept) == highest
+
+
+def test_what_may_not_be_forked_is_traced_in_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trace_memory, "_pool_for", lambda _requests: Here())
+    sizes = {"hidden_size": 16, "intermediate_size": 16, "num_attention_heads": 2, "num_key_value_heads": 2}
+    model = {"family": "llama", "vocab_size": 64, "num_hidden_layers": 9, **sizes}
+    asked = {"model": model, "objective": "causal-lm", "device": "cpu"}
+    requests = [
+        {**asked, "part": "update", "after": 1, "knobs": {"attention": "eager"}},
+        {**asked, "part": "course", "knobs": {"seq_len": 8}},
+        {**asked, "part": "course", "knobs": {"seq_len": 8}, "model": {**model, "vocab_size": 0}},
+    ]
+    found = dict(trace_memory._traced(requests))
+    assert found[1]["stacks"][0]["kept"] == 3
+    whole = sum(found[1]["parameter_sizes"])
+    assert found[0]["before_optimizer"][:2] == [4 * whole + 4 * 8, 4 * whole], "weights and rotary table; gradients"
+    assert found[2]["error"]["message"] == "llama with vocab_size=0 is no model"
 
 
 @pytest.mark.parametrize("at_once", [True, False])

@@ -7,8 +7,8 @@ gradient, or `after` is the place of the course that says so. An answer has `req
 which is not always the order of asking.
 
 The real worker builds the model and the optimizer and takes the step; only its tensors are fake. Of a stack of blocks
-that are all alike three are traced: the first, one that stands for all between, and the last. What can be traced beside
-one another is: the libraries are imported once, and every process that traces is a fork of that.
+that are all alike three are traced: the first, one that stands for all between, and the last. The libraries are
+imported once, and what can be traced side by side is, in forks of that process.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import os
 import runpy
 import sys
 from collections.abc import Iterator
-from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures import FIRST_COMPLETED, Executor, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import suppress
 from dataclasses import dataclass
@@ -87,7 +87,7 @@ def _traced(requests: list[dict[str, Any]]) -> Iterator[tuple[int, dict[str, Any
     ready = [Task(number, size) for number, request in enumerate(requests) if "after" not in request for size in (0, 1)]
     found: dict[Task, dict[str, Any]] = {}
     running: dict[Future[dict[str, Any]], Task] = {}
-    with ProcessPoolExecutor(min(PROCESSES, os.cpu_count() or 1), multiprocessing.get_context("fork")) as pool:
+    with _pool_for(requests) as pool:
         while ready or running:
             while ready and len(running) < PROCESSES:
                 task = ready.pop(0)
@@ -108,8 +108,26 @@ def _traced(requests: list[dict[str, Any]]) -> Iterator[tuple[int, dict[str, Any
                 ready.sort()
 
 
+class Here(Executor):
+    """Takes every task at once, in this process."""
+
+    def submit(self, fn: Any, /, *args: Any, **kwargs: Any) -> Future[Any]:
+        """The future of a call that has returned."""
+        future: Future[Any] = Future()
+        future.set_result(fn(*args, **kwargs))
+        return future
+
+
+def _pool_for(requests: list[dict[str, Any]]) -> Executor:
+    """Forks; but for a GPU nothing else, since a fork cannot use one that its parent has asked about, and each would
+    take a context of its own."""
+    if any(request["device"] == "cuda" for request in requests):
+        return Here()
+    return ProcessPoolExecutor(min(PROCESSES, os.cpu_count() or 1), multiprocessing.get_context("fork"))
+
+
 def _take(request: dict[str, Any], size: int) -> dict[str, Any]:
-    """A task's answer, in a process of its own."""
+    """A task's answer."""
     from .invalid import InvalidInput
 
     try:
