@@ -58,8 +58,8 @@ def run(arguments: argparse.Namespace) -> int:
 
     def heard(tracing: Tracing) -> None:
         if tracing.words:
-            variant = f"{plain(asked[tracing.place].id)}: " if len(asked) > 1 else ""
-            slow.say(f"{TRACING}: {variant}{tracing.words}", tracing.done / tracing.total)
+            what = TRACING if len(asked) == 1 else f"tracing {plain(asked[tracing.place].id)}"
+            slow.say(f"{what}: {tracing.words}", tracing.done / tracing.total)
 
     with said_when_slow(f"{TRACING}…", everywhere=len(asked) > 1) as slow:
         for place, answer in answers(asked, arguments.python, heard):
@@ -161,7 +161,7 @@ class _Table:
         header = ["variant", "predicted", "published", "difference", *WORDS.values(), "peak in", "max batch"]
         widths = [max(map(len, self._names)), SIZE, SIZE, DIFFERENCE, *[SIZE] * len(WORDS), len(_phase("")), 0]
         right = (1, 2, 3, *range(4, 4 + len(WORDS)), 5 + len(WORDS))
-        return GrowingTable(header, widths, right, drop=(9, 8, 7, 6, 5, 4))
+        return GrowingTable(header, widths, right, drop=(9, 8, 7, 6, 5, 4, 10))
 
 
 def _cells(answer: Answer) -> list[str]:
