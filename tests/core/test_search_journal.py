@@ -9,6 +9,7 @@ import pytest
 
 from trainfast_runner.home import Home
 from trainfast_runner.launch import RunPlan
+from trainfast_runner.problem import Problem
 from trainfast_runner.process_tree import boot_id
 from trainfast_runner.records import Clock
 from trainfast_runner.search import conduct
@@ -38,7 +39,7 @@ from trainfast_runner.search.journal import (
 )
 from trainfast_runner.search.opening import Options
 from trainfast_runner.search.report import report
-from trainfast_runner.search.searches import new_search, unfinished
+from trainfast_runner.search.searches import new_search, newest_search, search_directories, unfinished
 from trainfast_runner.spec import resolve
 from trainfast_runner.telemetry.readings import DeviceProcess, DeviceReading, HostReading, Tick
 
@@ -204,3 +205,12 @@ def test_an_error_of_our_own_ends_the_search_in_its_journal(tmp_path: Path, monk
     seen = SearchFollower(directory).poll()
     assert (seen.state, seen.ended.reason if seen.ended else "") == ("failed", "ZeroDivisionError: division by zero")
     assert not seen.is_live
+
+
+def test_searches_that_cannot_be_listed_are_said_not_taken_for_none(tmp_path: Path) -> None:
+    home = Home(tmp_path)
+    assert search_directories(home) == []
+    (tmp_path / "searches").write_text("")
+    for ask in (search_directories, newest_search, lambda home: unfinished(home, "k")):
+        with pytest.raises(Problem, match="a part of this path is a file"):
+            ask(home)

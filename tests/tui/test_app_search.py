@@ -300,7 +300,7 @@ async def test_a_search_waits_for_its_gpus_to_cool_and_shows_the_degrees(
 def test_the_reader_finds_a_search_that_goes_on_or_the_newest_of_this_boot(
     home: Home, conduct: Callable[[Path], None]
 ) -> None:
-    from trainfast_tui.search_control import newest_search
+    from trainfast_runner.search.searches import newest_search
 
     assert newest_search(home) is None
     live = a_search(home, going_on())

@@ -187,7 +187,7 @@ class Reader(threading.Thread):
         return newest(self._home)
 
     def _newest_search(self) -> Path | None:
-        from trainfast_tui.search_control import newest_search
+        from trainfast_runner.search.searches import newest_search
 
         return newest_search(self._home)
 

@@ -10,16 +10,12 @@ from typing import TYPE_CHECKING
 from textual.message import Message
 
 from trainfast_runner.home import Home
-from trainfast_runner.problem import Problem
 from trainfast_runner.spec import RunSpec
 from trainfast_tui.background import in_background
 from trainfast_tui.messages import Said, SearchRefused, SearchStarted, said_no
 
 if TYPE_CHECKING:
     from trainfast_runner.search.follow import SearchSnapshot
-
-LOOKED_AT = 20
-"""Newest searches that are looked through for one that goes on."""
 
 
 class SearchControl:
@@ -120,25 +116,3 @@ class SearchControl:
         from trainfast_runner.search.control import cancel
 
         return None if cancel(directory) else Said("It has ended already.", "warning")
-
-
-def newest_search(home: Home) -> Path | None:
-    """The newest search that somebody works on, else the newest of this boot; None where there is neither.
-
-    Raises Problem where they cannot be listed.
-    """
-    from trainfast_runner.process_tree import boot_id
-    from trainfast_runner.search.journal import Conducted, is_conducted, read_journal
-
-    folder = home.path / "searches"
-    try:
-        found = sorted((entry for entry in folder.iterdir() if entry.is_dir()), reverse=True)[:LOOKED_AT]
-    except FileNotFoundError:
-        return None
-    except OSError as error:
-        raise Problem(f"{folder}: {error}", key="searches") from None
-    live = next((directory for directory in found if is_conducted(directory)), None)
-    if live is not None or not found:
-        return live
-    conducted = [line for line in read_journal(found[0]) if isinstance(line, Conducted)]
-    return found[0] if conducted and conducted[-1].boot_id == boot_id() else None

@@ -1,4 +1,4 @@
-"""The searches of a home: which one a command continues, and where a new one goes."""
+"""The searches of a home: which one a command continues, which one a screen shows, and where a new one goes."""
 
 from __future__ import annotations
 
@@ -6,15 +6,21 @@ import hashlib
 import os
 import time
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from trainfast_runner.home import STAMP, Home, home_problem, new_id
-from trainfast_runner.launch import RunPlan
-from trainfast_runner.search.journal import JOURNAL_FILE, Asked, Ended, read_journal
+from trainfast_runner.process_tree import boot_id
+from trainfast_runner.search.journal import JOURNAL_FILE, Asked, Conducted, Ended, is_conducted, read_journal
+
+if TYPE_CHECKING:
+    from trainfast_runner.launch import RunPlan
 
 FREE_KNOBS = ("batch_size", "steps", "timing_warmup")
 """What a search sets itself; two commands that differ in these only ask the same."""
+LOOKED_AT = 20
+"""Newest searches that are looked through for one that goes on."""
 
 
 def key_of(plan: RunPlan) -> str:
@@ -25,7 +31,7 @@ def key_of(plan: RunPlan) -> str:
 
 
 def unfinished(home: Home, key: str) -> Path | None:
-    """The newest search of this key that has no answer yet, to be continued."""
+    """The newest search of this key that has no answer yet, to be continued. Raises as `search_directories`."""
     for directory in reversed(search_directories(home)):
         lines = read_journal(directory)
         if lines and isinstance(lines[0], Asked) and lines[0].key == key:
@@ -34,13 +40,28 @@ def unfinished(home: Home, key: str) -> Path | None:
     return None
 
 
+def newest_search(home: Home) -> Path | None:
+    """The newest search that somebody works on, else the newest of this boot; None where there is neither.
+
+    Raises Problem where they cannot be listed.
+    """
+    found = search_directories(home)[: -LOOKED_AT - 1 : -1]
+    live = next((directory for directory in found if is_conducted(directory)), None)
+    if live is not None or not found:
+        return live
+    conducted = [line for line in read_journal(found[0]) if isinstance(line, Conducted)]
+    return found[0] if conducted and conducted[-1].boot_id == boot_id() else None
+
+
 def search_directories(home: Home) -> list[Path]:
-    """Every search of a home, oldest first."""
+    """Every search of a home, oldest first. Raises Problem where they cannot be listed."""
     try:
         with os.scandir(home.path / "searches") as entries:
             names = sorted(entry.name for entry in entries if os.path.exists(os.path.join(entry.path, JOURNAL_FILE)))
-    except OSError:
+    except FileNotFoundError:
         return []
+    except OSError as error:
+        raise home_problem(home.path, error) from None
     return [home.path / "searches" / name for name in names]
 
 
