@@ -12,6 +12,7 @@ from trainfast_runner.device_window import Window
 from trainfast_runner.diagnosis_rules import Figure, Scope
 from trainfast_runner.records import Event, RunFile, Step
 from trainfast_runner.run_records import HostSample, RunRecords
+from trainfast_runner.slowdown import slows_down_at_c
 from trainfast_runner.telemetry.readings import HostReading
 from trainfast_runner.throttle_causes import CAUSES
 
@@ -209,7 +210,7 @@ def _devices(stretch: Stretch, run: Figures) -> list[Figures]:
 def _device(stretch: Stretch, device: DeviceConditions, fastest: float | None, run: Figures) -> Figures:
     samples = stretch.samples.get(device.uuid or "", ())
     hottest = max((sample.temperature_c for sample in samples if sample.temperature_c is not None), default=None)
-    limit = _slows_down_at(samples)
+    limit = _last(slows_down_at_c(sample) for sample in samples)
     width, widest = _last(sample.pcie_width for sample in samples), _last(sample.pcie_width_max for sample in samples)
     foreign = [process for process in stretch.foreign if process.device == device.index]
     memory = [process.memory_used_bytes for process in foreign if process.memory_used_bytes is not None]
@@ -272,25 +273,6 @@ def _processes_words(pids: Sequence[int]) -> str:
         return f"another process (pid {pids[0]})"
     shown = ", ".join(str(pid) for pid in pids[:PIDS_SHOWN])
     return f"{len(pids):,} other processes (pid {shown}{', ...' if len(pids) > PIDS_SHOWN else ''})"
-
-
-def _slows_down_at(samples: Sequence[Seen]) -> float | None:
-    """The lower of the temperatures at which driver and hardware slow the GPU down, else what its margin says."""
-    limits = [
-        limit
-        for limit in (
-            _last(sample.gpu_max_temperature_c for sample in samples),
-            _last(sample.slowdown_temperature_c for sample in samples),
-        )
-        if limit is not None
-    ]
-    if limits:
-        return min(limits)
-    return _last(
-        sample.temperature_c + sample.degrees_to_slowdown_c
-        for sample in samples
-        if sample.temperature_c is not None and sample.degrees_to_slowdown_c is not None
-    )
 
 
 def _temperature_words(hottest: float | None, limit: float | None) -> str:

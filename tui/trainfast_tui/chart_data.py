@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from functools import cache, lru_cache, partial
 from typing import TYPE_CHECKING
 
+from trainfast_runner.slowdown import slows_down_at_c
 from trainfast_tui import format as fmt
 from trainfast_tui.snapshot import Snapshot
 from trainfast_tui.widgets.chart_model import ChartData, Limit, Series, Span, Tone
@@ -48,12 +49,6 @@ class Reading:
     binary: bool = False
 
 
-def _slows_down_at(gpu: DeviceReading) -> float | None:
-    """The driver slows a GPU down before the hardware does: the lower of the two is what matters."""
-    limits = (gpu.gpu_max_temperature_c, gpu.slowdown_temperature_c)
-    return min((limit for limit in limits if limit is not None), default=None)
-
-
 GPU_READINGS: tuple[Reading, ...] = (
     Reading("GPU utilization", lambda gpu: gpu.gpu_utilization_percent, fmt.percent, y_max=100.0),
     Reading(
@@ -64,7 +59,7 @@ GPU_READINGS: tuple[Reading, ...] = (
         "total",
         binary=True,
     ),
-    Reading("temperature", lambda gpu: gpu.temperature_c, fmt.celsius, lambda gpu: _slows_down_at(gpu), "slowdown"),
+    Reading("temperature", lambda gpu: gpu.temperature_c, fmt.celsius, slows_down_at_c, "slowdown"),
     Reading("power", lambda gpu: gpu.power_w, fmt.watts, lambda gpu: gpu.power_limit_w, "cap"),
     Reading("SM clock", lambda gpu: gpu.sm_clock_mhz, fmt.megahertz, lambda gpu: gpu.sm_clock_max_mhz, "most"),
 )

@@ -3,6 +3,7 @@
 from types import ModuleType
 from typing import Any
 
+from trainfast_runner.slowdown import first_limit_c
 from trainfast_runner.telemetry import failures, throttle
 from trainfast_runner.telemetry.capabilities import (
     ENERGY_BY_FUNCTION,
@@ -258,12 +259,10 @@ class Device:
 
 
 def _degrees_left(values: dict[str, Any]) -> int | None:
-    """To the lower of the two temperatures at which driver and hardware slow the GPU down; None without either."""
-    limits = [
-        limit for name in ("gpu_max_temperature_c", "slowdown_temperature_c") if (limit := values.get(name)) is not None
-    ]
+    """To the first of the two temperatures at which the GPU is slowed down; None without either."""
+    limit = first_limit_c(values.get("gpu_max_temperature_c"), values.get("slowdown_temperature_c"))
     now: int | None = values.get("temperature_c")
-    return None if now is None or not limits else int(min(limits)) - now
+    return None if now is None or limit is None else int(limit) - now
 
 
 def as_text(value: str | bytes) -> str:

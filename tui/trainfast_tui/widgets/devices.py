@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from rich.cells import cell_len
 
+from trainfast_runner.slowdown import degrees_left
 from trainfast_tui import format as fmt
 from trainfast_tui.widgets.bar import bar_runs
 from trainfast_tui.widgets.painted import Line, Painted
@@ -166,14 +167,6 @@ def _memory(device: DeviceReading, wide: bool, missing: Mapping[str, str]) -> Li
     if used == total == fmt.ABSENT:
         return [(fmt.fit(f" {fmt.no_memory_words(device.index, missing)}", 22 if wide else 10), "muted")]
     return [(fmt.fit(f" {used} of {total}", 22) if wide else fmt.fit(f" {used}", 10), "text")]
-
-
-def degrees_left(device: DeviceReading) -> float | None:
-    """Degrees Celsius before the GPU is slowed down; below zero it is over."""
-    told = device.degrees_to_slowdown_c
-    if told is not None or device.temperature_c is None or device.slowdown_temperature_c is None:
-        return told
-    return device.slowdown_temperature_c - device.temperature_c
 
 
 def _temperature(device: DeviceReading, wide: bool) -> Line:

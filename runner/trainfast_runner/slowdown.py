@@ -1,0 +1,46 @@
+"""At which temperature a GPU is slowed down: by the driver before the hardware, where it has a limit of its own."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+
+class Heat(Protocol):
+    """A reading of a GPU, in degrees Celsius; what could not be read is None."""
+
+    @property
+    def temperature_c(self) -> float | None:
+        """Now."""
+
+    @property
+    def gpu_max_temperature_c(self) -> float | None:
+        """The driver's limit."""
+
+    @property
+    def slowdown_temperature_c(self) -> float | None:
+        """The hardware's."""
+
+    @property
+    def degrees_to_slowdown_c(self) -> float | None:
+        """From now to whichever comes first, as the driver counts them; below zero it is over."""
+
+
+def first_limit_c(driver_c: float | None, hardware_c: float | None) -> float | None:
+    """The lower of the two temperatures, °C: the one that a GPU meets first; None without either."""
+    return min((limit for limit in (driver_c, hardware_c) if limit is not None), default=None)
+
+
+def slows_down_at_c(seen: Heat) -> float | None:
+    """The temperature at which the GPU is slowed down: by its limits, else by how far it says it is from there."""
+    limit = first_limit_c(seen.gpu_max_temperature_c, seen.slowdown_temperature_c)
+    if limit is not None or seen.temperature_c is None or seen.degrees_to_slowdown_c is None:
+        return limit
+    return seen.temperature_c + seen.degrees_to_slowdown_c
+
+
+def degrees_left(seen: Heat) -> float | None:
+    """Degrees Celsius before the GPU is slowed down, as it says, else by its limits; below zero it is over."""
+    limit = slows_down_at_c(seen)
+    if seen.degrees_to_slowdown_c is not None or seen.temperature_c is None or limit is None:
+        return seen.degrees_to_slowdown_c
+    return limit - seen.temperature_c
