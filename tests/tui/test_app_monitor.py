@@ -194,6 +194,14 @@ async def test_a_lost_gpu_says_since_when_and_the_others_go_on(home: Home) -> No
         assert "lost for 20 s: GPU is lost" in screen_text(app), "on the main screen as well"
 
 
+async def test_an_xid_error_stands_on_the_time_line(home: Home) -> None:
+    xid = Event(t_ns=START_NS + 75 * S, kind="xid", device=1, detail="79: the GPU has fallen off the bus")
+    app = StillApp(home)
+    async with app.run_test(size=(140, 60)) as pilot:
+        text = await opened(pilot, replace(the_machine(2), xids=(xid,)))
+        assert "X  5 s ago  GPU 1: Xid error 79: the GPU has fallen off the bus" in text
+
+
 async def test_while_a_run_is_live_its_samples_are_shown(home: Home, hold: Callable[[Path], None]) -> None:
     directory = a_run(home, with_result=False)
     hold(directory)
