@@ -163,6 +163,8 @@ class DeviceTrack:
             return _together(grown, policy, cause, (before, now), ns), 0
         if policy is not None:
             return policy, 1
+        if (sampled := _sampled(cause, before, now)) is not None:
+            return sampled, 2
         shown = _shows(cause, before), _shows(cause, now)
         return (None, 0) if None in shown else (ns * sum(map(bool, shown)) / 2, 2)
 
@@ -251,6 +253,12 @@ def _part(cause: Cause, before: Seen, now: Seen, share: float | None) -> tuple[P
         return ALL_OF_IT, loss
     ours = _clock_loss(before if first else now)
     return (0.0, share) if first else (1 - share, 1.0), loss if ours is None else ours
+
+
+def _sampled(cause: Cause, before: Seen, now: Seen) -> float | None:
+    """What looks between two samples add up to, where there were any."""
+    first, last = (sample.throttled_sampled_ns.get(cause.name) for sample in (before, now))
+    return None if first is None or last is None or last < first else float(last - first)
 
 
 def _shows(cause: Cause, sample: Seen) -> bool | None:

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 REASON_COUNTER, POLICY_COUNTER, SAMPLED_REASONS = "reason counter", "policy counter", "sampled reasons"
 SOURCES = (REASON_COUNTER, POLICY_COUNTER, SAMPLED_REASONS)
 """Where a throttled time comes from, the most exact first: the driver's counter of that very reason, its counter of
-the policy (fields 74 to 76 of nvml.h), or the reasons as sampled, each standing half way to its neighbours."""
+the policy (fields 74 to 76 of nvml.h), or the reasons as they were sampled, each standing half way to its neighbours:
+ten times a second where the sampler knows that there is no counter."""
 
 
 @dataclass(frozen=True)

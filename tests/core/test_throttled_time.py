@@ -14,6 +14,7 @@ from trainfast_runner.device_window import Window, throttle
 from trainfast_runner.records import Step
 from trainfast_runner.run_records import DeviceSample
 from trainfast_runner.step_conditions import join_of
+from trainfast_runner.telemetry.sampled_reasons import SampledReasons
 from trainfast_runner.telemetry.throttle import decode
 
 S = 1_000_000_000
@@ -152,6 +153,24 @@ def test_without_a_counter_to_believe_the_sampled_reasons_count() -> None:
     stuck_too: Counters = lambda _scenario, _t: {"thermal_violation_ns": 4}  # noqa: E731
     found = conditions(hot((5.2, 9.2)), still, stuck_too)
     assert found.throttled_ms["thermal"] == pytest.approx(4000)
+    assert found.sources["thermal"] == "sampled reasons"
+
+
+def test_looks_between_the_ticks_tell_where_a_spell_began_and_ended() -> None:
+    """Spells of 2.25 s every 6 s: once a second they are seen two or three times each, by chance."""
+    looks = SampledReasons()
+    scenario = hot(*((6 * n + 1.4, 6 * n + 3.65) for n in range(10)))
+
+    def sampled_ns(one: Scenario, t: float) -> dict[str, Any]:
+        for tenth in range(10):
+            at = t - 0.9 + tenth / 10
+            looks.see(decode(one.at(0, at).reasons), round(at * S))
+        return {"throttled_sampled_ns": looks.held_ns()}
+
+    found = conditions(scenario, sampled_ns)
+    assert found.throttled_ms["thermal"] == pytest.approx(
+        10_000 * scenario.fraction(0, THERMAL, 2 * S, 12 * S), abs=150
+    )
     assert found.sources["thermal"] == "sampled reasons"
 
 

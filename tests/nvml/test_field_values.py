@@ -5,6 +5,7 @@ from collections.abc import Callable
 import pytest
 from stand_in import Machine, gpus
 
+from trainfast_runner.telemetry.counters import DurationCounter
 from trainfast_runner.telemetry.fields import Unwrapped
 
 SW, HW, BRAKE = 269, 270, 271
@@ -98,3 +99,18 @@ def test_a_list_of_processes_is_bounded_whatever_the_driver_claims(watch) -> Non
     [gpu], missing = watch(absurd)(0)
     assert (gpu.processes, gpu.temperature_c) == (None, 50)
     assert "more processes than are looked at" in missing["gpu0.processes"]
+
+
+def test_spells_that_a_counter_sleeps_through_count_together() -> None:
+    """Two seconds on, three off: what never runs is given up after five seconds of them; one that runs is not."""
+    dead, alive = DurationCounter(), DurationCounter()
+    suspected = []
+    for second in range(20):
+        on = second % 5 < 3
+        dead.accept(7, second * 10**9, on)
+        alive.accept(7 + second * 10**8, second * 10**9, on)
+        suspected.append(dead.suspect)
+    assert suspected[1], "from the first second on its figure is in doubt"
+    assert dead.distrust is not None
+    assert not alive.suspect
+    assert alive.distrust is None

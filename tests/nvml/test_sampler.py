@@ -5,8 +5,9 @@ import threading
 import time
 
 import msgspec
+import pytest
 import stand_in
-from stand_in import Machine, gpus
+from stand_in import Gpu, Machine, gpus
 
 from trainfast_runner.telemetry import HostReading, Sampler, Tick
 from trainfast_runner.telemetry.sampler import Cadence
@@ -90,6 +91,25 @@ def test_a_gpu_that_is_slow_while_the_sampling_ends_is_not_called_lost() -> None
         assert sampler.stop(timeout_s=20, last_tick=True)
         gate.set()
     assert [gpu.error for tick in collected.ticks for gpu in tick.devices] == [None, None]
+
+
+def test_without_counters_the_reasons_are_looked_at_between_the_ticks() -> None:
+    none = frozenset({"field 74", "field 75", "field 76"})
+    machine = Machine(gpus(2))
+    machine.gpus[0] = Gpu(uuid="GPU-0", cause_numbers=None, unsupported=none, reasons=0x20)
+    with stand_in.installed(machine):
+        collected = Collected()
+        sampler = Sampler(collected, period_s=0.5, budget=10)
+        sampler.start()
+        first, last = collected.wait_for(2)
+        assert sampler.stop(timeout_s=20)
+        looks = machine.calls["nvmlDeviceGetCurrentClocksEventReasons"]
+    # The one question of the capability table for each GPU, and one for each of its readings.
+    assert looks > 2 + 2 * len(collected.ticks)
+    held = [tick.devices[0].throttled_sampled_ns["thermal"] for tick in (first, last)]
+    assert held[1] - held[0] == pytest.approx(last.devices[0].t_ns - first.devices[0].t_ns)  # type: ignore[operator]
+    assert last.devices[0].throttled_sampled_ns["power"] == 0
+    assert last.devices[1].throttled_sampled_ns == {}, "its counters tell"
 
 
 def test_the_run_can_be_named_and_dropped_while_sampling() -> None:

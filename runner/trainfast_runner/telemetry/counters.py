@@ -19,6 +19,8 @@ class DurationCounter:
         self._moved = moved
         self.distrust: str | None = None
         """Why the counter is no longer believed, or None."""
+        self.suspect = False
+        """Whether it stood still when it was last due to run; growth clears it."""
         self._first: tuple[int, int] | None = None
         self._last: tuple[int, int] | None = None
         self._was_throttled: bool | None = None
@@ -50,7 +52,9 @@ class DurationCounter:
         """Sums up how long the counter has been at odds with the bits at both ends of a stretch."""
         both_on = throttled is True and self._was_throttled is True
         both_off = throttled is False and self._was_throttled is False
-        self._stuck_ns = self._stuck_ns + passed if both_on and grown == 0 else 0
+        self.suspect = grown == 0 and (self.suspect or throttled is True or self._was_throttled is True)
+        # Several short spells count together: only growth speaks for the counter.
+        self._stuck_ns = 0 if grown else self._stuck_ns + passed if both_on else self._stuck_ns
         self._unseen_ns = self._unseen_ns + passed if both_off else 0
         self._unseen_grown_ns = self._unseen_grown_ns + grown if both_off else 0
         self._was_throttled = throttled

@@ -17,8 +17,11 @@ from trainfast_runner.telemetry.capabilities import (
 from trainfast_runner.telemetry.counters import DurationCounter
 from trainfast_runner.telemetry.fields import CAUSES, FIELDS, FieldBatch
 from trainfast_runner.telemetry.readings import DeviceReading
+from trainfast_runner.telemetry.sampled_reasons import SampledReasons
+from trainfast_runner.throttle_causes import CAUSES as THROTTLE_CAUSES
 from trainfast_runner.throttle_causes import REASONS_OF_COUNTER
 
+_THROTTLE_REASONS = next(query for query in QUERIES if "throttle_reasons" in query.fields)
 _SPARSE_FIELDS = frozenset(one.name for one in FIELDS if one.pace is Pace.SPARSE)
 
 
@@ -47,6 +50,7 @@ class Device:
         self._failing: dict[str, str] = {}
         self._bits = 0
         self._counters: dict[str, DurationCounter] = {}
+        self._sampled = SampledReasons()
         self._due: dict[bool, list[tuple[Query, Ask]]] = {}
         self._never: dict[str, str] | None = None
 
@@ -65,6 +69,25 @@ class Device:
         """The fields of `DeviceReading` that it answers."""
         called = {field for query in self.capabilities for field in query.fields}
         return frozenset(called | {one.name for one in self.batch.answered})
+
+    @property
+    def only_reasons(self) -> bool:
+        """Whether a cause of throttling has no counter here that is above suspicion, but shows in the reasons."""
+        if _THROTTLE_REASONS not in self.capabilities:
+            return False
+        if any(counter.suspect for counter in self._counters.values()):
+            return True
+        counted = {one.name for one in self.batch.answered}
+        return any(
+            cause.policy_counter not in counted and not counted.issuperset(cause.reason_counters)
+            for cause in THROTTLE_CAUSES
+            if cause.policy_counter is not None
+        )
+
+    def look(self, nv: ModuleType, t_ns: int) -> None:
+        """Asks for the throttle reasons alone, between two readings. Raises NVMLError."""
+        (bits,) = self.capabilities[_THROTTLE_REASONS](nv, self._handle)
+        self._sampled.see(throttle.decode(bits), t_ns)
 
     def attach(self, nv: ModuleType, handle: Handle) -> None:
         """Takes a fresh handle, and finds out what the GPU can tell unless that is known already."""
@@ -176,6 +199,9 @@ class Device:
             values[name] = counter.accept(values[name], t_ns, None if shown is None else bool(shown & reasons))
             if counter.distrust:
                 self._give_up(name, counter.distrust, values)
+        if shown is not None and self.only_reasons:
+            self._sampled.see(shown, t_ns)
+            values["throttled_sampled_ns"] = self._sampled.held_ns()
 
     def _give_up(self, name: str, why: str, values: dict[str, Any]) -> None:
         """One counter is nonsense: of the three that moved together, none is believed then."""

@@ -131,6 +131,25 @@ class Nvml:
             missing["nvml"] = failures.NO_DEVICES
         return found, missing
 
+    @property
+    def wants_looks(self) -> bool:
+        """Whether a GPU has no counter of throttled time, so that its reasons are worth a look between two samples."""
+        return self._open and any(device.error is None and device.only_reasons for device in self._devices)
+
+    def look(self) -> None:
+        """Asks those GPUs for their throttle reasons. What goes wrong is told by the next sample."""
+        nv = self._nv
+        assert nv is not None
+        due = [device for device in self._devices if device.error is None and device.only_reasons]
+        jobs = [Job(functools.partial(device.look, nv, time.monotonic_ns())) for device in due]
+        self._patience.run(jobs, self.patience_s)
+        for device, job in zip(due, jobs, strict=True):
+            if not job.over:
+                self._hangs[device.index] = Hang.after(self._hangs.get(device.index), job, time.monotonic_ns())
+                device.fail(failures.hangs(job.age_s, "this GPU"), lost=False)
+            elif job.error is not None and not isinstance(job.error, nv.NVMLError):
+                raise job.error
+
     def close(self) -> None:
         """Lets go of the driver. A later `sample` opens it again."""
         self._shut()

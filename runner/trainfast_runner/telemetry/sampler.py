@@ -12,6 +12,8 @@ from trainfast_runner.telemetry.xid import OnXid
 
 BUDGET = 0.2
 """The share of the period that taking a tick may cost."""
+LOOK_S = 0.1
+"""How often throttle reasons are looked at between ticks."""
 _LONGEST_PERIOD_S = 10.0
 _TICKS_TO_SLOW_DOWN = 3
 """One slow tick is an initialization or a GPU that just died; three in a row are the machine."""
@@ -163,7 +165,7 @@ class Sampler:
         due_s = time.monotonic()
         sampled = False
         try:
-            while not self._stopping.wait(max(0.0, due_s - time.monotonic())):
+            while not self._is_over_before(due_s, nvml):
                 self._follow(host)
                 tick = read_tick(nvml, host)
                 if nvml.hurried:
@@ -184,6 +186,19 @@ class Sampler:
         finally:
             self._ended.set()
             nvml.close()
+
+    def _is_over_before(self, due_s: float, nvml: Nvml) -> bool:
+        """Waits for the next tick, looking at throttle reasons meanwhile where nothing else tells for how long they
+        hold; whether the end came first."""
+        look_s = LOOK_S
+        while (left_s := due_s - time.monotonic()) > look_s and nvml.wants_looks:
+            if self._stopping.wait(look_s):
+                return True
+            began_s = time.monotonic()
+            nvml.look()
+            # Never more than a tenth of the time, however slow the driver is.
+            look_s = max(LOOK_S, 10 * (time.monotonic() - began_s))
+        return self._stopping.wait(max(0.0, left_s))
 
     def _follow(self, host: HostReader) -> None:
         """Brings the watched process tree to what `set_root_pid` asked for last."""
