@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import cast
 
+from trainfast_runner.byte_words import gibibytes
 from trainfast_runner.combinations.world import device_count, global_batch
 from trainfast_runner.interconnect import Interconnect
 from trainfast_runner.knob_type import Knobs
@@ -319,4 +320,5 @@ def _short(count: int) -> str:
 
 
 def _gib(size_bytes: int) -> str:
-    return f"{size_bytes / GIB:.3g} GiB"
+    # Three digits of a thousand are said with an exponent.
+    return gibibytes(size_bytes) if size_bytes >= 1000 * GIB else f"{size_bytes / GIB:.3g} GiB"

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
 
+from trainfast_runner.byte_words import mebibytes
 from trainfast_runner.process_tree import descendants
 from trainfast_runner.records import Event
 from trainfast_runner.telemetry.readings import DeviceProcess, DeviceReading, Tick
@@ -14,7 +15,6 @@ from trainfast_runner.telemetry.throttle import severity
 
 INITIAL_PID_NAMESPACE = "pid:[4026531836]"
 """PROC_PID_INIT_INO of the kernel's proc_ns.h: what /proc/self/ns/pid shows outside of every container."""
-MIB = 1 << 20
 
 
 def sees_host_pids(namespace: Path = Path("/proc/self/ns/pid")) -> bool:
@@ -121,7 +121,7 @@ def process_event(
 ) -> Event:
     """That a process appeared on a GPU or left it, by the name it has or had; `what` is appeared or left."""
     used = process.memory_used_bytes
-    memory = "" if used is None else f" with {used / MIB:,.0f} MiB"
+    memory = "" if used is None else f" with {mebibytes(used)}"
     ours = sees_host_pids() if host_pids is None else host_pids
     who = f"{_name(process.pid)} (pid {process.pid})" if ours else f"process {process.pid} of the host"
     return Event(t_ns=t_ns, kind=kind, device=index, pid=process.pid, state=what, detail=f"{who}{memory} {what}")

@@ -15,6 +15,7 @@ import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+from trainfast_runner.byte_words import gibibytes
 from trainfast_runner.doctor_check import Check
 from trainfast_runner.doctor_gpus import gpu_checks
 from trainfast_runner.home import Home, cache_directory
@@ -120,7 +121,7 @@ def _home(home: Home) -> Iterator[Check]:
     yield Check(
         "run directory",
         "ok" if enough else "warn",
-        f"{home.path} can be written, {_gib(free)} free, {len(home.run_ids())} runs",
+        f"{home.path} can be written, {gibibytes(free)} free, {len(home.run_ids())} runs",
         None if enough else "free some space, or delete old runs: trainfast-tui runs rm RUN",
     )
     cache = cache_directory()
@@ -148,7 +149,7 @@ def _memory() -> Iterator[Check]:
         yield Check(
             "memory limit",
             "ok" if enough else "warn",
-            f"{where} allows {_gib(limit)}: over it the kernel kills, and the run ends as out of memory",
+            f"{where} allows {gibibytes(limit)}: over it the kernel kills, and the run ends as out of memory",
             None if enough else "raise the container's limit, or set memory_limit below it",
         )
 
@@ -223,7 +224,7 @@ def _shared_memory() -> Iterator[Check]:
     yield Check(
         "/dev/shm",
         "ok" if enough else "warn",
-        f"{_gib(size)}" + ("" if enough else ": DataLoader workers and NCCL may end with a bus error"),
+        f"{gibibytes(size)}" + ("" if enough else ": DataLoader workers and NCCL may end with a bus error"),
         None if enough else "start the container with --shm-size=8g or --ipc=host",
     )
 
@@ -302,7 +303,3 @@ def _terminal(environment: Mapping[str, str]) -> Iterator[Check]:
             f"this terminal's encoding is {encoding}: charts cannot be drawn in braille",
             "export LANG=C.UTF-8, or start the app with --ascii",
         )
-
-
-def _gib(value: float) -> str:
-    return f"{value / 2**30:,.1f} GiB"

@@ -6,6 +6,7 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
+from trainfast_runner.byte_words import gibibytes
 from trainfast_runner.device_events import sees_host_pids
 from trainfast_runner.doctor_check import Check, State
 from trainfast_runner.machine import NO_MIG, PART_OF_A_GPU, mig_instance
@@ -26,7 +27,7 @@ def gpu_checks(tick: Tick, torch: str | None) -> Iterator[Check]:
         if gpu.error:
             yield Check(f"GPU {gpu.index}", "warn", f"{gpu.name or 'a GPU'}: {gpu.error}")
         else:
-            memory = f", {gpu.memory_total_bytes / 2**30:,.1f} GiB" if gpu.memory_total_bytes else ""
+            memory = f", {gibibytes(gpu.memory_total_bytes)}" if gpu.memory_total_bytes else ""
             yield Check(f"GPU {gpu.index}", "ok", f"{gpu.name}{memory}")
     if tick.devices and not sees_host_pids():
         yield Check(

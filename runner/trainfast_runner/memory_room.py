@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from trainfast_runner.byte_words import mebibytes
 from trainfast_runner.knob_values import parse_bytes_per_rank
 from trainfast_runner.model_size import least_weight_bytes
 from trainfast_runner.problem import Problem
@@ -65,7 +66,7 @@ def hopeless_limit(spec: RunSpec, parameters: int | None, devices: int) -> Probl
         return None
     return Problem(
         f"memory_limit={limit} is below what the {parameters:,} parameters alone need"
-        f"{' on each device' if devices > 1 else ''}: {needed:,} bytes ({needed / 2**20:,.0f} MiB)",
+        f"{' on each device' if devices > 1 else ''}: {needed:,} bytes ({mebibytes(needed)})",
         key="memory_limit",
         exit_code=NOTHING_FITS,
     )

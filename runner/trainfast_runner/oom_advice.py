@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from trainfast_runner.byte_words import mebibytes
 from trainfast_runner.knob_values import parse_bytes_per_rank
 
 OPTIMIZER_PHASE = "optimizer"
@@ -183,7 +184,7 @@ def _sized(fix: Fix, bytes_a_parameter: float, shortage: _Shortage) -> Fix:
     if shortage.parameters is None:
         return fix
     freed = shortage.parameters * bytes_a_parameter
-    words = f"{fix.saves}, {freed / 2**20:,.0f} MiB"
+    words = f"{fix.saves}, {mebibytes(freed)}"
     if shortage.phase in BATCH_PHASES and shortage.limit is not None and shortage.activations is not None:
         needed = shortage.fixed + shortage.activations - shortage.limit
         words += NOT_ENOUGH if freed < needed else ""

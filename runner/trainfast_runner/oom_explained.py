@@ -11,6 +11,7 @@ from itertools import combinations, islice
 
 import msgspec
 
+from trainfast_runner.byte_words import gibibytes, mebibytes
 from trainfast_runner.knob_values import parse_bytes_per_rank
 from trainfast_runner.memory_model import MemoryModel, Prediction
 from trainfast_runner.oom_advice import MODEL_PHASE, OPTIMIZER_PHASE, UNITS, Fix, bytes_after, cheapest
@@ -180,7 +181,7 @@ def _others(run: RunFile, events: Iterable[Event], said: str) -> Iterator[str]:
         pid, used = process.get("pid"), process.get("memory_used_bytes")
         if isinstance(pid, int) and pid not in named:
             named.add(pid)
-            size = f"{used / 2**20:,.0f} MiB" if isinstance(used, int) else "memory"
+            size = mebibytes(used) if isinstance(used, int) else "memory"
             yield f"process {pid} held {size} from the start"
     for event in events:
         if event.kind == "foreign_process" and event.state == "appeared" and event.pid not in named:
@@ -311,7 +312,7 @@ def _all_together(
 
 
 def _predicted(settings: dict[str, str], costs: str, found: Prediction, limit: int) -> OomChange:
-    words = f"needs {_mebibytes(found.total_bytes)} of {_mebibytes(limit)}"
+    words = f"needs {_size(found.total_bytes)} of {_size(limit)}"
     return OomChange(settings=settings, saves=words, costs=costs, predicted_bytes=found.total_bytes)
 
 
@@ -341,5 +342,5 @@ def _bytes_before(words: str, said: str) -> float | None:
     return None if found is None else float(found[1]) * UNITS[found[2]]
 
 
-def _mebibytes(size: int) -> str:
-    return f"{size / 2**30:,.1f} GiB" if size >= 10 * 2**30 else f"{size / 2**20:,.0f} MiB"
+def _size(size: int) -> str:
+    return gibibytes(size) if size >= 10 * 2**30 else mebibytes(size)

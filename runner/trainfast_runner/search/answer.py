@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from trainfast_runner.byte_words import mebibytes
 from trainfast_runner.search.decide import ALIGNED, MOST, Known, beyond_of, fits_of, tightest
 from trainfast_runner.search.fit import Fit, largest
 from trainfast_runner.search.journal import Answer, Margin, Proof
@@ -25,7 +26,7 @@ def answer(known: Known) -> Answer:
     if too_large is not None:
         certainty = f"{too_large} ran out of memory"
     else:
-        certainty = f"by the fit {most + 1} needs {tight.need_bytes(most + 1) / 2**20:,.0f} MiB"
+        certainty = f"by the fit {most + 1} needs {mebibytes(tight.need_bytes(most + 1))}"
     return Answer(
         max_batch=most,
         samples_per_s=proof.samples_per_s,
@@ -98,7 +99,7 @@ def _why(known: Known, most: int, recommended: int, tight: Fit, margins: list[Ma
         # It was run: what it really left stands beside this.
         left, source = float(_headroom(known, tight, most)), ""
     reasons = ", and for ".join(one.why for one in margins if one.margin_bytes)
-    words = f"leaves {left / 2**20:,.0f} MiB{source} for {reasons}"
+    words = f"leaves {mebibytes(left)}{source} for {reasons}"
     retried = _smallest_retried(known)
     if retried is not None and retried <= most:
         words += f"; from {retried} on the allocator had to give memory back and ask again, which is slow"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 
+from trainfast_runner.byte_words import mebibytes
 from trainfast_runner.run_records import TELEMETRY_FILE
 from trainfast_runner.search.processes import ProbeLine
 from trainfast_runner.telemetry.readings import Tick
@@ -26,7 +27,7 @@ def taken_by_others(
             continue
         lost = line.room_bytes - line.room_after_bytes
         if lost > TOO_MUCH_BYTES:
-            return f"another process took {lost / 2**20:,.0f} MiB of rank {rank}'s GPU meanwhile"
+            return f"another process took {mebibytes(lost)} of rank {rank}'s GPU meanwhile"
     try:
         ticks, _ = read_ticks(directory / TELEMETRY_FILE)
     except OSError:
@@ -55,5 +56,5 @@ def grown(ticks: Iterable[Tick], own_pids: Collection[int], devices: Collection[
             for pid, used in others.items():
                 more = used - before[device.uuid].get(pid, 0)
                 if more > TOO_MUCH_BYTES:
-                    return f"process {pid} took {more / 2**20:,.0f} MiB of GPU {device.index} meanwhile"
+                    return f"process {pid} took {mebibytes(more)} of GPU {device.index} meanwhile"
     return None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from trainfast_runner.byte_words import gibibytes
 from trainfast_runner.launch import RunPlan
 from trainfast_runner.memory_room import host_free_bytes
 
@@ -31,7 +32,7 @@ def limits_of(plan: RunPlan) -> Limits:
         return Limits(asked, words)
     shared = f", shared by {ranks} ranks" if ranks > 1 else ""
     less = f", less than {words}" if asked is not None else ""
-    words = f"{FREE_SHARE:.0%} of the {free / 2**30:.1f} GiB free{shared}, set as a real limit{less}"
+    words = f"{FREE_SHARE:.0%} of the {gibibytes(free)} free{shared}, set as a real limit{less}"
     return Limits((share_of_free(free, ranks),) * ranks, words)
 
 
