@@ -1,22 +1,52 @@
-"""An out of memory explained from a run's records and from the models traced by now; and more of them traced for it."""
+"""An out of memory explained from what is on record of it and the models traced by now; and more traced for it."""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Generator
+from collections.abc import Callable, Generator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
 
 from trainfast_runner.asked_and_ran import as_fields, what_ran
-from trainfast_runner.records import Actual, RunFile
+from trainfast_runner.records import Actual, Event, RunFile, WorkerLine
 from trainfast_runner.result import OomExplanation, Result, RunError
 from trainfast_runner.run_records import RunRecords, read_records
 
 if TYPE_CHECKING:
+    from trainfast_runner.follow import RunSnapshot
     from trainfast_runner.memory_model import MemoryModel
     from trainfast_runner.spec import RunSpec
+
+
+@dataclass(frozen=True, slots=True)
+class OutOfMemory:
+    """What is on record of a run that died of memory."""
+
+    run: RunFile
+    reason: str
+    error: RunError | None
+    held_bytes: int | None
+    """What the rank that died says it held by then."""
+    ran: WorkerLine | None
+    events: Sequence[Event]
+
+    def explained(self, model_of: Callable[[RunSpec], MemoryModel | None]) -> OomExplanation:
+        """Why, and what would make it fit: by the memory models that there are, or by estimate where there is none."""
+        from trainfast_runner.oom_explained import explain
+
+        sizes = {} if self.ran is None else as_fields(self.ran, Actual)
+        return explain(
+            self.run,
+            self.error,
+            self.reason,
+            model_of,
+            events=self.events,
+            parameters=sizes,
+            held_bytes=self.held_bytes,
+        )
 
 
 def explanation_of(records: RunRecords, reason: str, error: RunError | None) -> OomExplanation | None:
@@ -24,30 +54,32 @@ def explanation_of(records: RunRecords, reason: str, error: RunError | None) -> 
     run = records.run
     if run is None:
         return None
-    from trainfast_runner.memory_model import cached_model
-    from trainfast_runner.oom_explained import explain
+    from trainfast_runner.memory_model import cached_models
 
-    ran = what_ran(records.worker)
-    sizes = {} if ran is None else as_fields(ran, Actual)
     rank = error.rank if error is not None else None
     held = [line.held_bytes for line in records.worker.get(rank or 0, []) if line.kind == "exception"]
-
-    def model_of(spec: RunSpec) -> MemoryModel | None:
-        return cached_model(spec, run.device, run.python or None)
-
+    died = OutOfMemory(run, reason, error, held[-1] if held else None, what_ran(records.worker), records.events)
     try:
-        return explain(
-            run,
-            error,
-            reason,
-            model_of,
-            events=records.events,
-            parameters=sizes,
-            held_bytes=held[-1] if held else None,
-        )
+        return died.explained(cached_models(run.device, run.python or None))
     except Exception as problem:
         # The result of a run does not depend on arithmetic about it; what went wrong there is kept with it.
         return OomExplanation(basis=f"could not be explained: {type(problem).__name__}: {problem}")
+
+
+def out_of_memory(run: RunSnapshot) -> OutOfMemory | None:
+    """The same of a run that is followed, whether it has its result yet or not; None without its `run.json`."""
+    if run.run is None:
+        return None
+    held = run.error.held_bytes if run.error is not None else None
+    return OutOfMemory(run.run, run.reason, error_of(run), held, run.actual, run.events)
+
+
+def error_of(run: RunSnapshot) -> RunError | None:
+    """The exception as the result has it, else as its rank wrote it."""
+    if run.result is not None and run.result.error is not None:
+        return run.result.error
+    line = run.error
+    return None if line is None else RunError(rank=line.rank, phase=line.phase, type=line.type, message=line.message)
 
 
 def explained_now(directory: Path, result: Result) -> Result:
@@ -84,9 +116,10 @@ def trace_changes(
 
 
 def _trace(specs: list[RunSpec], device: str, python: str | None, given_up: threading.Event | None) -> Generator[int]:
-    from trainfast_runner.memory_model import cached_model, trace_models
+    from trainfast_runner.memory_model import cached_models, trace_models
 
-    missing = [spec for spec in specs if cached_model(spec, device, python) is None]
+    model_of = cached_models(device, python)
+    missing = [spec for spec in specs if model_of(spec) is None]
     if not missing:
         return
     yield len(missing)
@@ -97,8 +130,8 @@ def _trace(specs: list[RunSpec], device: str, python: str | None, given_up: thre
 
 def _is_cured(run: RunFile, error: RunError | None, python: str | None) -> bool:
     """Whether a change is known that would make it fit, or whether none ever will be, without a limit to fit into."""
-    from trainfast_runner.memory_model import cached_model
+    from trainfast_runner.memory_model import cached_models
     from trainfast_runner.oom_explained import explain
 
-    found = explain(run, error, "", lambda spec: cached_model(spec, run.device, python))
+    found = explain(run, error, "", cached_models(run.device, python))
     return found.limit_bytes is None or any(change.predicted_bytes is not None for change in found.changes)

@@ -59,7 +59,8 @@ def explain(
 ) -> OomExplanation:
     """What is to be said of a run that died of memory. `held_bytes` is what the rank says it held by then.
 
-    `model_of` gives the memory model of a spec, or None where it has not been traced. `parameters` are the worker's
+    `model_of` gives the memory model of a spec, or None where it has not been traced; it may raise Problem where there
+    can be none. `parameters` are the worker's
     sizes of the model (`parameters`, `layers`, ...), for the estimates that stand in where there is no model.
     """
     spec = of_record(run)
@@ -250,11 +251,11 @@ def _smaller_batch(
     spec: RunSpec, ranks: int, limit: int, under: int, model_of: ModelOf
 ) -> tuple[list[OomChange], bool]:
     """The largest batch that fits and divides the global batch, which accumulation then keeps."""
-    model = model_of(spec)
-    if model is None:
-        return [], False
     batch, accumulation = int(str(spec.knobs["batch_size"])), int(str(spec.knobs["grad_accum"]))
     try:
+        model = model_of(spec)
+        if model is None:
+            return [], False
         most = model.max_batch(spec, ranks, under)
     except Problem:
         return [], False  # a strategy whose memory is not predicted

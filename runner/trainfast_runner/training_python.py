@@ -239,17 +239,23 @@ def _printed(executable: str, command: list[str], given_up: threading.Event | No
             _end(process)
 
 
-def stamp(executable: str, request: str, more: str = "") -> str:
-    """Changes when a package is installed or removed, when our own scripts change, or when a local model does.
-
-    `request` is JSON with the `model` it is about.
-    """
+def installed(executable: str) -> list[str]:
+    """Changes when a package is installed or removed, or when our own scripts change."""
     stamps = [f"{path}:{path.stat().st_mtime_ns}" for path in sorted(WORKER.glob("*.py"))]
     prefix = Path(executable).parent.parent
     roots = [prefix, Path(executable).resolve().parent.parent, Path(os.path.expanduser("~/.local"))]
     for root in dict.fromkeys(roots):
         for place in sorted(root.glob("lib/python3*/*-packages")):
             stamps.append(f"{place}:{place.stat().st_mtime_ns}")
+    return stamps
+
+
+def stamp(executable: str, request: str, more: str = "", there: list[str] | None = None) -> str:
+    """Changes when what is installed does, or a local model; `request` is JSON with the `model` it is about.
+
+    `there` is `installed(executable)`, where the caller has looked already.
+    """
+    stamps = [*(installed(executable) if there is None else there)]
     path = json.loads(request)["model"].get("path")
     if path and Path(path).is_dir():
         stamps += [f"{file}:{file.stat().st_mtime_ns}" for file in sorted(Path(path).glob("*.json"))]

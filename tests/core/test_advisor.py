@@ -21,6 +21,7 @@ CPU = Machine(device="cpu", gpus=(), nvml_gpus=(), cores=2)
 SMALL = ModelSize(355_000_000, 51_000_000)
 LARGE = ModelSize(8_030_000_000, 525_000_000)
 HUGE_LAYER = ModelSize(60_000_000_000, 6_000_000_000)
+HUGE = ModelSize(405_000_000_000, 3_200_000_000)
 ALL_NVLINK = Interconnect(islands=((0, 1, 2, 3),), slowest="NV18")
 TWO_ISLANDS = Interconnect(islands=((0, 1), (2, 3)), slowest="SYS")
 ONLY_PCIE = Interconnect(islands=((0,), (1,), (2,), (3,)), slowest="PHB")
@@ -51,6 +52,7 @@ def told(machine: Machine, situation: Situation, *settings: str, preset: str = "
         (gpus(4, 80), LARGE, TWO_ISLANDS, "pp", "tp stays within a group"),
         (gpus(4), HUGE_LAYER, ALL_NVLINK, "tp", "not even the largest layer fits one GPU"),
         (gpus(4), LARGE, ALL_NVLINK, "zero3-offload", "does not fit 4 GPUs together"),
+        (gpus(4), HUGE, ALL_NVLINK, "zero3-offload", "= 6,789.3 GiB of weights"),
         (gpus(1, 24), ModelSize(3_000_000_000, 200_000_000), None, "zero2-offload", "checkpointing=full"),
     ],
 )

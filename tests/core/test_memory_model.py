@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as some
 
 from trainfast_runner.knobs import defaults
-from trainfast_runner.memory_model import CATEGORIES, MemoryModel, cached_model, corrections, tracing
+from trainfast_runner.memory_model import CATEGORIES, MemoryModel, cached_model, cached_models, corrections, tracing
 from trainfast_runner.memory_model.course import Stack, Stretch
 from trainfast_runner.memory_model.pipeline import Pipeline, Stage, stage_count
 from trainfast_runner.memory_model.sharing import PIPELINES, PREDICTED, STAGED
@@ -193,6 +193,24 @@ def test_a_trace_is_remembered_and_damage_is_none(tracer: Tracer, tmp_path: Path
     assert cached_model(spec) is None
     assert tracing.trace_model(spec) == model
     assert cached_model(spec) == model
+
+
+def test_many_questions_of_one_moment_read_the_disk_once_and_see_what_is_traced_meanwhile(
+    tracer: Tracer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looks: list[str] = []
+    installed = tracing.training_python.installed
+    monkeypatch.setattr(tracing.training_python, "installed", lambda python: looks.append(python) or installed(python))
+    model_of_spec = cached_models()
+    assert model_of_spec(spec_with()) is None
+    model = tracing.trace_model(spec_with())
+    looks.clear()
+    assert model_of_spec(spec_with()) == model
+    for file in (tmp_path / "trainfast-tui" / "traced").glob("*.json"):
+        file.unlink()
+    assert model_of_spec(spec_with(batch_size=99)) == model
+    assert looks == []
+    assert cached_models(python=str(tmp_path / "gone"))(spec_with()) is None
 
 
 def test_a_knob_traces_only_the_part_that_depends_on_it(tracer: Tracer) -> None:

@@ -50,12 +50,17 @@ class Tracer:
     def stand_in(self, monkeypatch: pytest.MonkeyPatch) -> Tracer:
         """From now on, until the test ends."""
         monkeypatch.setattr(memory_model, "cached_model", self.cached)
+        monkeypatch.setattr(memory_model, "cached_models", self.all_cached)
         monkeypatch.setattr(memory_model, "trace_model", self.trace)
         monkeypatch.setattr(memory_model, "trace_models", self.trace_all)
         return self
 
     def cached(self, spec: RunSpec, device: str = "cpu", python: str | None = None) -> TenMiBASample | None:
         return TenMiBASample() if self._key(spec) in self.known else None
+
+    def all_cached(self, device: str, python: str | None) -> Callable[[RunSpec], TenMiBASample | None]:
+        """Those of one moment."""
+        return self.cached
 
     def trace_all(
         self, specs: list[RunSpec], device: str, python: str | None, given_up: threading.Event | None = None

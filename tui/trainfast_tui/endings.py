@@ -5,9 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-import msgspec
-
-from trainfast_runner.result import OomChange, OomExplanation, RunError
+from trainfast_runner.result import OomChange, OomExplanation
 from trainfast_tui import format as fmt
 from trainfast_tui import oom_text
 
@@ -87,14 +85,10 @@ def explained(run: RunSnapshot) -> OomExplanation | None:
     """Why memory ran out: as its result says, or from what there is without one."""
     if run.result is not None and run.result.oom is not None:
         return run.result.oom
-    if run.run is None:
-        return None
-    from trainfast_runner.oom_explained import explain
+    from trainfast_runner.explained_run import out_of_memory
 
-    sizes = {} if run.actual is None else msgspec.structs.asdict(run.actual)
-    held = run.error.held_bytes if run.error is not None else None
-    said = run.reason or _message(run)
-    return explain(run.run, error_of(run), said, lambda spec: None, parameters=sizes, held_bytes=held)
+    died = out_of_memory(run)
+    return None if died is None else died.explained(lambda spec: None)
 
 
 def _failed(run: RunSnapshot) -> Ending:
@@ -149,14 +143,6 @@ _ENDINGS = {
     "killed": _killed,
     "lost": _lost,
 }
-
-
-def error_of(run: RunSnapshot) -> RunError | None:
-    """The exception as the result has it, else as its rank wrote it."""
-    if run.result is not None and run.result.error is not None:
-        return run.result.error
-    line = run.error
-    return None if line is None else RunError(rank=line.rank, phase=line.phase, type=line.type, message=line.message)
 
 
 def _where(run: RunSnapshot) -> str:

@@ -7,19 +7,16 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING
 
-import msgspec
 from textual.message import Message
 
 from trainfast_runner.problem import Problem
 from trainfast_tui.background import in_background
-from trainfast_tui.endings import error_of
 from trainfast_tui.messages import OomExplained
 
 if TYPE_CHECKING:
+    from trainfast_runner.explained_run import OutOfMemory
     from trainfast_runner.follow import RunSnapshot
-    from trainfast_runner.memory_model import MemoryModel
     from trainfast_runner.result import OomExplanation
-    from trainfast_runner.spec import RunSpec
 
 
 class Explainer:
@@ -62,28 +59,20 @@ class Explainer:
         self._newest = message
 
     def _explain(self, run: RunSnapshot, given_up: threading.Event) -> Message | None:
-        from trainfast_runner.explained_run import trace_changes
+        from trainfast_runner.explained_run import out_of_memory, trace_changes
 
-        assert run.run is not None
-        python = self._python or run.run.python or None
+        died = out_of_memory(run)
+        assert died is not None
+        python = self._python or died.run.python or None
         try:
-            for left in trace_changes(run.run, error_of(run), python, given_up):
-                self._post(OomExplained(run.run_id, _explained(run, python), left))
+            for left in trace_changes(died.run, died.error, python, given_up):
+                self._post(OomExplained(run.run_id, _explained(died, python), left))
         except (Problem, OSError):
             pass  # what cannot be traced stays an estimate
-        return OomExplained(run.run_id, _explained(run, python), 0)
+        return OomExplained(run.run_id, _explained(died, python), 0)
 
 
-def _explained(run: RunSnapshot, python: str | None) -> OomExplanation:
-    from trainfast_runner.memory_model import cached_model
-    from trainfast_runner.oom_explained import explain
+def _explained(died: OutOfMemory, python: str | None) -> OomExplanation:
+    from trainfast_runner.memory_model import cached_models
 
-    assert run.run is not None
-    device = run.run.device
-    sizes = {} if run.actual is None else msgspec.structs.asdict(run.actual)
-
-    def model_of(spec: RunSpec) -> MemoryModel | None:
-        return cached_model(spec, device, python)
-
-    held = run.error.held_bytes if run.error is not None else None
-    return explain(run.run, error_of(run), run.reason, model_of, events=run.events, parameters=sizes, held_bytes=held)
+    return died.explained(cached_models(died.run.device, python))

@@ -6,7 +6,7 @@ showed for any batch, number of ranks and sharding (arithmetic); `cached_model` 
 
 from trainfast_runner.memory_model.model import MemoryModel
 from trainfast_runner.memory_model.prediction import CATEGORIES, PHASES, Prediction
-from trainfast_runner.memory_model.tracing import Untraceable, cached_model, trace_model, trace_models
+from trainfast_runner.memory_model.tracing import Untraceable, cached_model, cached_models, trace_model, trace_models
 
 __all__ = [
     "CATEGORIES",
@@ -15,6 +15,7 @@ __all__ = [
     "Prediction",
     "Untraceable",
     "cached_model",
+    "cached_models",
     "trace_model",
     "trace_models",
 ]

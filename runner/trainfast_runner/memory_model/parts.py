@@ -74,10 +74,13 @@ class Parts:
         return f"{self.course.file.stem}-{self.update.file.stem}"
 
 
-def parts_of(spec: RunSpec, device: str, executable: str, whole: bool = False) -> Parts:
-    """What a run's model is made of on `device`, cpu or cuda; `whole` traces every block."""
+def parts_of(spec: RunSpec, device: str, executable: str, whole: bool = False, there: list[str] | None = None) -> Parts:
+    """What a run's model is made of on `device`, cpu or cuda; `whole` traces every block.
+
+    `there` is `training_python.installed(executable)`, where the caller has looked already.
+    """
     course, update = requests_of(spec, device, whole)
-    return Parts(_asked(course, executable), _asked(update, executable))
+    return Parts(_asked(course, executable, there), _asked(update, executable, there))
 
 
 def requests_of(spec: RunSpec, device: str, whole: bool = False) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -112,9 +115,9 @@ def requests_of(spec: RunSpec, device: str, whole: bool = False) -> tuple[dict[s
     return course, {**about, "part": "update", "knobs": knobs}
 
 
-def _asked(request: dict[str, Any], executable: str) -> Asked:
+def _asked(request: dict[str, Any], executable: str, there: list[str] | None) -> Asked:
     text = json.dumps(request, sort_keys=True)
-    name = training_python.stamp(executable, text, FORMAT)
+    name = training_python.stamp(executable, text, FORMAT, there)
     return Asked(text, cache_directory() / "traced" / f"{name}.json")
 
 

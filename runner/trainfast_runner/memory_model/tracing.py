@@ -42,11 +42,29 @@ class Tracing:
 
 def cached_model(spec: RunSpec, device: str = "cpu", python: str | None = None) -> MemoryModel | None:
     """The model of an earlier trace, at once; None where there is none. `device` is cpu or cuda."""
+    return cached_models(device, python)(spec)
+
+
+def cached_models(device: str = "cpu", python: str | None = None) -> Callable[[RunSpec], MemoryModel | None]:
+    """As `cached_model` for many specs of one moment: what is installed is looked at once, and a trace read once."""
     try:
         executable = training_python.find(python)
     except Problem:
-        return None
-    return _remembered(parts_of(spec, device, executable), device)
+        return lambda spec: None
+    there = training_python.installed(executable)
+    found: dict[Path, Found] = {}
+    models: dict[Parts, MemoryModel] = {}
+
+    def model_of(spec: RunSpec) -> MemoryModel | None:
+        parts = parts_of(spec, device, executable, there=there)
+        if parts not in models:
+            _read([parts], found)
+            model = _model(parts, found, device)
+            if isinstance(model, MemoryModel):
+                models[parts] = model
+        return models.get(parts)
+
+    return model_of
 
 
 def trace_model(
@@ -79,13 +97,10 @@ def trace_models(
     the iterator. Raises training_python.GivenUp once `given_up` is set.
     """
     executable = training_python.find(python)
-    wanted = [parts_of(spec, device, executable) for spec in specs]
+    there = training_python.installed(executable)
+    wanted = [parts_of(spec, device, executable, there=there) for spec in specs]
     found: dict[Path, Found] = {}
-    for parts in wanted:
-        if (course := remembered(parts.course, Course)) is not None:
-            found[parts.course.file] = course
-        if (update := remembered(parts.update, Update)) is not None:
-            found[parts.update.file] = update
+    _read(wanted, found)
     owed = dict(enumerate(wanted))
 
     def complete() -> Iterator[tuple[int, MemoryModel | Problem]]:
@@ -207,12 +222,13 @@ def _understood(answer: dict[str, Any], kind: type[Course] | type[Update]) -> Co
         raise Untraceable(f"the tracer's answer is not understood: {error}", key="model") from None
 
 
-def _remembered(parts: Parts, device: str) -> MemoryModel | None:
-    course, update = remembered(parts.course, Course), remembered(parts.update, Update)
-    if course is None or update is None:
-        return None
-    model = _model(parts, {parts.course.file: course, parts.update.file: update}, device)
-    return model if isinstance(model, MemoryModel) else None
+def _read(wanted: list[Parts], found: dict[Path, Found]) -> None:
+    """Add what earlier traces left of these parts, and is not there yet."""
+    for parts in wanted:
+        if parts.course.file not in found and (course := remembered(parts.course, Course)) is not None:
+            found[parts.course.file] = course
+        if parts.update.file not in found and (update := remembered(parts.update, Update)) is not None:
+            found[parts.update.file] = update
 
 
 @contextmanager

@@ -11,14 +11,13 @@ import msgspec
 from trainfast_runner.explained_run import trace_changes
 from trainfast_runner.home import Home, read_result, read_run_file
 from trainfast_runner.launch import RunPlan
-from trainfast_runner.memory_model import MemoryModel, cached_model
+from trainfast_runner.memory_model import cached_models
 from trainfast_runner.oom_explained import explain
 from trainfast_runner.problem import Problem
 from trainfast_runner.records import RunFile
 from trainfast_runner.result import OomExplanation, RunError
 from trainfast_runner.search.decide import Known
 from trainfast_runner.search.journal import Change, Ended, Probe, Proof
-from trainfast_runner.spec import RunSpec
 
 TRACES_WITHIN_S = 15.0
 """No further change is traced after this time: whoever waits for the answer has waited for the search already."""
@@ -37,7 +36,7 @@ def nothing_fits(plan: RunPlan, home: Home, known: Known, why: str, check: Calla
     error = (result.error if result is not None else None) or RunError(rank=rank, phase=phase, message=failed.reason)
     _trace_changes(one, error, plan.python, check)
     held = failed.peak_allocated_bytes if isinstance(failed, Probe) else None
-    said = explain(one, error, failed.reason, lambda spec: _known_model(spec, plan), held_bytes=held)
+    said = explain(one, error, failed.reason, cached_models(plan.device, plan.python), held_bytes=held)
     missing = _missing(said, failed)
     changes = [
         Change(settings=change.settings, words=change.saves, costs=change.costs, predicted_bytes=change.predicted_bytes)
@@ -55,13 +54,6 @@ def _trace_changes(run: RunFile, error: RunError, python: str, check: Callable[[
             check()
             if time.monotonic() > deadline:
                 return  # the rest stays among the changes that nothing is known of
-
-
-def _known_model(spec: RunSpec, plan: RunPlan) -> MemoryModel | None:
-    try:
-        return cached_model(spec, plan.device, plan.python)
-    except Problem:
-        return None
 
 
 def _missing(said: OomExplanation, failed: Probe | Proof) -> int | None:
