@@ -35,13 +35,20 @@ class DeviceEvents:
 
     `own` gives the ids of the training's processes. Where ids cannot be compared (`host_pids` false: in a container the
     driver tells the host's), a process is foreign only if it was there at the first look, before the training was.
+    With `none_ours` the training is not on these devices, so every process there is foreign.
     """
 
     def __init__(
-        self, watched: Iterable[str], own: Callable[[], set[int]] = own_pids, *, host_pids: bool | None = None
+        self,
+        watched: Iterable[str],
+        own: Callable[[], set[int]] = own_pids,
+        *,
+        host_pids: bool | None = None,
+        none_ours: bool = False,
     ) -> None:
         self._watched = frozenset(watched)
-        self._own = own
+        self._own = (lambda: set()) if none_ours else own
+        self._none_ours = none_ours
         self._host_pids = sees_host_pids() if host_pids is None else host_pids
         self._throttled: dict[str, frozenset[str]] = {}
         self._lost: set[str] = set()
@@ -102,7 +109,7 @@ class DeviceEvents:
         self._processes[uuid] = now
         foreign = self._foreign.setdefault(uuid, set())
         came = now.keys() - (before or {}).keys()
-        if came and (self._host_pids or before is None):
+        if came and (self._host_pids or self._none_ours or before is None):
             came -= self._own()
             foreign |= came
         else:

@@ -56,7 +56,9 @@ class Supervisor:
         self._signals = Signals()
         self._events: Appender | None = None
         self._output = OutputLog(directory / OUTPUT_FILE, cap_bytes)
-        self._telemetry = TelemetryLog(directory, run.watch_uuids, self._tell, self._trouble)
+        self._telemetry = TelemetryLog(
+            directory, run.watch_uuids, self._tell, self._trouble, on_cpu=run.device == "cpu"
+        )
         self._ladder = StopLadder(grace_s, self._tell)
         self._state = ""
         self._child: Identity | None = None

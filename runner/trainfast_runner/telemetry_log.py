@@ -32,8 +32,10 @@ class TelemetryLog:
         complain: Callable[[str], None],
         *,
         period_s: float = PERIOD_S,
+        on_cpu: bool = False,
     ) -> None:
-        self._events = DeviceEvents(watch_uuids)
+        """`on_cpu`: the training uses none of the GPUs, so that whoever does is somebody else."""
+        self._events = DeviceEvents(watch_uuids, none_ours=on_cpu)
         self._tell, self._complain = tell, complain
         self._path = directory / TELEMETRY_FILE
         self._file: Appender | None = None

@@ -72,6 +72,12 @@ def test_in_a_container_only_who_was_there_before_the_training_is_foreign() -> N
     assert (left.pid, left.state) == (4242, "left")
 
 
+def test_where_the_training_is_on_the_cpu_everybody_on_the_gpu_is_somebody_else() -> None:
+    events = DeviceEvents(["GPU-0"], own=lambda: {11}, host_pids=False, none_ours=True)
+    assert events.between(tick(gpu(pids=()))) == []
+    assert [event.pid for event in events.between(tick(gpu(pids=(11, 5000))))] == [11, 5000]
+
+
 def test_a_sampler_that_slows_itself_says_so_once() -> None:
     events = DeviceEvents([])
     slowed = {"sampler.period": "a tick costs 300 ms: sampling every 2 s instead of every 1 s"}

@@ -196,8 +196,8 @@ class Sampler:
                 return True
             began_s = time.monotonic()
             nvml.look()
-            # Never more than a tenth of the time, however slow the driver is.
-            look_s = max(LOOK_S, 10 * (time.monotonic() - began_s))
+            # Never more than a fiftieth of the time, however slow the driver is.
+            look_s = max(LOOK_S, 50 * (time.monotonic() - began_s))
         return self._stopping.wait(max(0.0, left_s))
 
     def _follow(self, host: HostReader) -> None:
