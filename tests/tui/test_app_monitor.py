@@ -194,6 +194,27 @@ async def test_a_lost_gpu_says_since_when_and_the_others_go_on(home: Home) -> No
         assert "lost for 20 s: GPU is lost" in screen_text(app), "on the main screen as well"
 
 
+async def test_charts_are_drawn_anew_when_they_move_by_a_cell(home: Home) -> None:
+    """Drawing them is most of what a frame costs; the row of the GPU has its newest reading at once."""
+    # A cell of this axis is 0.93 s long, and this moment a third into one.
+    seen = replace(the_machine(1), taken_ns=START_NS + 80 * S + S * 3 // 10)
+    hotter = msgspec.structs.replace(
+        seen.ticks[-1], t_ns=seen.taken_ns, devices=[a_gpu(0, gpu_utilization_percent=17, t_ns=seen.taken_ns)]
+    )
+    app = StillApp(home)
+    async with app.run_test(size=(140, 40)) as pilot:
+        await opened(pilot, seen)
+        for later_s, in_chart in ((0.2, False), (2.3, True)):
+            now = replace(seen, taken_ns=seen.taken_ns + int(later_s * S), ticks=(*seen.ticks, hotter))
+            app.post_message(SnapshotTaken(now))
+            await pilot.pause()
+            row, chart = (
+                next(line for line in screen_text(app).splitlines() if of in line) for of in ("GPU 0", "GPU u")
+            )
+            assert "17 %" in row
+            assert ("17 %" in chart) == in_chart
+
+
 async def test_an_xid_error_stands_on_the_time_line(home: Home) -> None:
     xid = Event(t_ns=START_NS + 75 * S, kind="xid", device=1, detail="79: the GPU has fallen off the bus")
     app = StillApp(home)

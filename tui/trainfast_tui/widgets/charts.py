@@ -15,10 +15,13 @@ from trainfast_tui.timeline import MachineMoments, Moment, RunMoments, Telling
 from trainfast_tui.widgets.event_line import EventLine
 from trainfast_tui.widgets.painted import on_background
 from trainfast_tui.widgets.strip_chart import StripChart
+from trainfast_tui.widgets.time_cells import time_cells
 
 MOST_DEVICE_CHARTS = 4
 LEAST_ROWS = 6
 GUTTER = 11
+MOST_BEHIND_NS = 2_000_000_000
+"""Where a cell is many seconds, what comes into it is drawn from time to time."""
 ROWS_FOR_EVENTS = (9, 20)
 """From this height on there is a row for events, and two rows."""
 
@@ -46,6 +49,7 @@ class Charts(Vertical):
         self._of_machine = of_machine
         self._snapshot: Snapshot | None = None
         self._window = chart_data.DEFAULT_WINDOW
+        self._drawn_axis: chart_data.TimeAxis | None = None
         self._noun = "samples"
         self._first = 0
         self._machine = MachineMoments()
@@ -65,16 +69,34 @@ class Charts(Vertical):
         yield EventLine(ascii=self._ascii, gutter=GUTTER)
 
     def show(self, snapshot: Snapshot) -> None:
-        """Draw this snapshot."""
-        self._snapshot = snapshot
-        self.repaint()
+        """Draw this snapshot, unless its moment falls into the cell that was drawn last: figures are told elsewhere."""
+        before, self._snapshot = self._snapshot, snapshot
+        if before is None or not self._is_drawn(before, snapshot):
+            self.repaint()
+
+    def _is_drawn(self, before: Snapshot, now: Snapshot) -> bool:
+        """Whether the picture would stay the same but for what came within one cell of the time axis."""
+        if now.run is not None and not now.run.is_live:
+            # Of a run that is over there is one last snapshot, time and again.
+            return before.run is now.run
+        begun, axis = self._drawn_axis, chart_data.time_axis(now, self._window)
+        if begun is None or before.taken_ns == now.taken_ns or (before.run is None) != (now.run is None):
+            return False
+        if before.run is not None and now.run is not None and before.run.directory != now.run.directory:
+            return False
+        if axis.end_ns - begun.end_ns >= MOST_BEHIND_NS:
+            return False
+        if axis.end_ns - axis.start_ns != begun.end_ns - begun.start_ns or axis.now_label != begun.now_label:
+            return False
+        cells = time_cells(self.size.width, GUTTER, axis.start_ns, axis.end_ns, ascii=self._ascii)
+        return begun.end_ns // cells.cell_ns == axis.end_ns // cells.cell_ns
 
     def repaint(self) -> None:
         """Draw the charts there is room for."""
         snapshot, height = self._snapshot, self.size.height
         if snapshot is None or not height or not self.children:
             return
-        axis = chart_data.time_axis(snapshot, self._window)
+        axis = self._drawn_axis = chart_data.time_axis(snapshot, self._window)
         height -= self._show_events(snapshot, axis, height)
         readings = len(chart_data.reading_names(snapshot))
         fitting = max(0, min(readings, height // LEAST_ROWS - (not self._of_machine), MOST_DEVICE_CHARTS))
