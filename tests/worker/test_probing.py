@@ -10,10 +10,11 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
 from trainfast_runner.worker import heap, memory, probing
 from trainfast_runner.worker.memory import HostMemory
-from trainfast_runner.worker.probing import PHASES, HostGauge, Orders, Size, _tell_how_far
+from trainfast_runner.worker.probing import PHASES, Holes, HostGauge, Orders, Size, _tell_how_far
 
 
 @pytest.fixture
@@ -94,6 +95,20 @@ def test_holes_in_the_heap_are_what_a_size_leaves_behind(monkeypatch: pytest.Mon
     monkeypatch.setattr(probing, "free_in_heap_bytes", lambda: free.pop(0))
     gauge = HostGauge(None)
     assert [gauge.left_bytes(), gauge.left_bytes()] == [42, 0]
+
+
+def test_of_what_is_left_behind_only_what_a_size_does_not_fill_is_forgiven(monkeypatch: pytest.MonkeyPatch) -> None:
+    left, forgiven = [50, 30, 40, 20], []
+    gauge: Any = SimpleNamespace(left_bytes=lambda: left.pop(0))
+    memory: Any = SimpleNamespace(forgive=forgiven.append)
+    holes = Holes(gauge, memory)
+    module = torch.nn.Linear(1, 1)
+    for _ in range(3):
+        module(torch.ones(1))
+    holes.close()
+    module(torch.ones(1))
+    assert forgiven == [50, 30, 20]
+    assert holes.unused_bytes == 20
 
 
 def test_the_c_library_says_what_is_free_in_its_heap() -> None:

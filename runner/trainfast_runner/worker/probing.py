@@ -20,12 +20,13 @@ from typing import Any, Protocol
 
 import torch
 from torch import Tensor
+from torch.nn.modules.module import register_module_forward_hook
 
 from .clock import StepTimes, make_clock
 from .data import Samples, batches_of
 from .heap import free_in_heap_bytes
 from .loop import Rig
-from .memory import PHASES
+from .memory import PHASES, Memory
 from .oom import is_out_of_memory
 from .records import Journal, exception_chain
 from .samples import Batch
@@ -170,6 +171,32 @@ class CudaGauge:
         return room if self._limit_bytes is None else min(room, self._limit_bytes)
 
 
+class Holes:
+    """What sizes before left behind and a size has no use for: a fresh process would not hold it, so it does not count.
+
+    How much of it a size fills with its own small tensors shows whenever a module has run, and the limit follows.
+    """
+
+    def __init__(self, gauge: Gauge, memory: Memory) -> None:
+        self._gauge, self._memory = gauge, memory
+        self.unused_bytes = gauge.left_bytes()
+        memory.forgive(self.unused_bytes)
+        self._hook = None
+        if self.unused_bytes:
+            self._hook = register_module_forward_hook(self._look)
+
+    def _look(self, module: object, given: object, result: object) -> None:
+        left = self._gauge.left_bytes()
+        if left < self.unused_bytes:
+            self.unused_bytes = left
+            self._memory.forgive(left)
+
+    def close(self) -> None:
+        """Look no more."""
+        if self._hook is not None:
+            self._hook.remove()
+
+
 class KeptSteps:
     """Stands in for the step log: the steps of one probe, kept until it is over."""
 
@@ -218,7 +245,7 @@ def probe_on_demand(
     number, retries = 0, 0
     while (size := orders.next()) is not None:
         number += 1
-        left = _forget_the_last(rig, gauge)
+        _forget_the_last(rig)
         said = {
             "number": number,
             "batch_size": size.batch_size,
@@ -228,6 +255,7 @@ def probe_on_demand(
         began = time.monotonic()
         steps = KeptSteps()
         knobs = replace(rig.knobs, batch_size=size.batch_size, steps=size.steps)
+        holes = Holes(gauge, rig.memory)
         try:
             train(
                 replace(
@@ -244,8 +272,9 @@ def probe_on_demand(
         except Exception as error:
             _tell_how_far(rig, gauge, error, {**said, "seconds": time.monotonic() - began}, steps.reached)
             raise
-        # A hole that is no longer there may have been of use at the peak.
-        left = min(left, gauge.left_bytes())
+        finally:
+            holes.close()
+        left = holes.unused_bytes
         peak = gauge.peak_bytes() or 0
         rig.journal.write(
             "probe",
@@ -280,17 +309,14 @@ def _longest(samples: Samples, rig: Rig, size: Size) -> Iterator[Batch]:
         yield from batches_of(samples, knobs, rig.strategy.rank, rig.strategy.ranks)
 
 
-def _forget_the_last(rig: Rig, gauge: Gauge) -> int:
-    """What the last size left is not this one's; the peaks begin here. Gives the bytes that could not be given back."""
+def _forget_the_last(rig: Rig) -> None:
+    """What the last size left in caches is not this one's; the peaks begin here."""
     gc.collect()
     if rig.device.type == "cuda":
         torch.cuda.synchronize(rig.device)
         torch.cuda.empty_cache()
-    left = gauge.left_bytes()
-    rig.memory.forgive(left)
     for phase in PHASES:
         rig.memory.boundary(phase)
-    return left
 
 
 def _tell_how_far(rig: Rig, gauge: Gauge, error: BaseException, said: dict[str, Any], reached: tuple[str, ...]) -> None:
