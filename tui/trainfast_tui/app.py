@@ -22,7 +22,7 @@ from trainfast_tui import themes, tight_output
 from trainfast_tui.background import in_background
 from trainfast_tui.commands import COMMANDS, bindings
 from trainfast_tui.explaining import Explainer
-from trainfast_tui.forecasting import Forecaster, Question, question_about
+from trainfast_tui.forecasting import Forecaster, Question, knows_free, question_about
 from trainfast_tui.messages import (
     Broke,
     Compared,
@@ -94,7 +94,7 @@ class TrainfastApp(App[int]):
         self._pacer = Pacer()
         self.forecaster = Forecaster(self.post_message, python)
         self.explainer = Explainer(self.post_message, python)
-        self._foreseen_for: tuple[RunSpec, bool, str, bool] | None = None
+        self._foreseen_for: tuple[RunSpec, Machine, bool, str, bool] | None = None
         self._looked_for: tuple[str, str, str] | None = None
         self._adopted: str | None = None
         self._typed_on: WeakKeyDictionary[events.Key, Screen[Any]] = WeakKeyDictionary()
@@ -222,14 +222,14 @@ class TrainfastApp(App[int]):
         self.explain(run, may_trace=not (searches or live or self.control.is_starting))
         # While a run only starts a trace goes on: it is that run's prediction, and nothing is measured yet.
         is_busy = searches or (run is not None and run.is_live and run.state != "starting")
-        question = question_about(self.next_run, self.machine, self.snapshot, may_trace=not is_busy)
-        if question is None:
+        if self.next_run is None or self.machine is None:
             return
         # How much is free moves with every tick; that it is known is news, how much then waits for the next question.
-        key = (question.spec, is_busy, run.run_id if run is not None else "", question.free_bytes is None)
+        run_id = run.run_id if run is not None else ""
+        key = (self.next_run.spec, self.machine, is_busy, run_id, knows_free(self.snapshot))
         if key != self._foreseen_for:
             self._foreseen_for = key
-            self.predict(question)
+            self.predict(question_about(self.next_run, self.machine, self.snapshot, may_trace=not is_busy))
 
     def predict(self, question: Question) -> None:
         """Have the question answered in a thread."""

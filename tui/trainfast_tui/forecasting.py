@@ -38,12 +38,14 @@ class Question:
     may_trace: bool
 
 
-def question_about(
-    next_run: NextRun | None, machine: Machine | None, snapshot: Snapshot | None, *, may_trace: bool
-) -> Question | None:
-    """What there is to ask about the next run; None while it or the machine is unknown."""
-    if next_run is None or machine is None:
-        return None
+def knows_free(snapshot: Snapshot | None) -> bool:
+    """Whether a snapshot says what the host has free."""
+    tick = snapshot.tick if snapshot is not None else None
+    return tick is not None and _host_free(tick, None) is not None
+
+
+def question_about(next_run: NextRun, machine: Machine, snapshot: Snapshot | None, *, may_trace: bool) -> Question:
+    """What there is to ask about the next run."""
     tick = snapshot.tick if snapshot is not None else None
     if tick is None:
         return Question(_with_devices(next_run.spec, machine), machine, None, may_trace)
