@@ -9,13 +9,14 @@ from __future__ import annotations
 import os
 from collections import deque
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import TypeVar
 
 import msgspec
 
 from trainfast_runner.combinations.world import data_parallel_degree
-from trainfast_runner.home import RESULT_FILE, Home, is_alive, read_result, read_run_file
+from trainfast_runner.home import Home, is_alive, read_result, read_run_file
 from trainfast_runner.json_lines import DAMAGE, Tail
 from trainfast_runner.live_diagnosis import LiveDiagnosis
 from trainfast_runner.records import END_STATES, Event, RunFile, Step, WorkerLine
@@ -138,7 +139,7 @@ class Follower:
             self._run = read_run_file(self.directory)
         # First whether anything lives, then the state: what the files say afterwards is at least as new as both.
         alive = is_alive(self.directory)
-        state = state_of(self.directory)
+        state = state_of(self.directory, self._run)
         result = read_result(self.directory)
         grew = self._read()
         # The supervisor says how the run ended before it writes the result: until it is gone, that may still come.
@@ -270,11 +271,8 @@ def newest(home: Home) -> Path | None:
 
     A search's probes are not looked at: their search shows them.
     """
-    directories = [home.directory(run_id) for run_id in reversed(home.run_ids())]
-    for directory in directories:
-        if not (directory / RESULT_FILE).exists() and is_alive(directory) and not _is_probe(directory):
-            return directory
-    return next((directory for directory in directories if not _is_probe(directory)), None)
+    every = (home.directory(run_id) for run_id in reversed(home.run_ids()))
+    return next((directory for directory in chain(home.live_directories(), every) if not _is_probe(directory)), None)
 
 
 def _is_probe(directory: Path) -> bool:

@@ -105,6 +105,10 @@ class Home:
         except OSError as error:
             raise home_problem(self.path, error) from None
 
+    def live_directories(self) -> Iterator[Path]:
+        """The directories of the runs that go on, newest first; each is looked at only when it is asked for."""
+        return (directory for run_id in reversed(self.run_ids()) if goes_on(directory := self.directory(run_id)))
+
     def directory(self, run_id: str) -> Path:
         """The directory of a run; need not exist."""
         return self.runs / run_id
@@ -204,6 +208,11 @@ def is_alive(directory: Path) -> bool:
     except FileNotFoundError:
         return False
     return is_held(fd, fcntl.LOCK_EX)
+
+
+def goes_on(directory: Path) -> bool:
+    """Whether the run has no result yet and something of it is alive."""
+    return not (directory / RESULT_FILE).exists() and is_alive(directory)
 
 
 def is_held(fd: int, against: int) -> bool:

@@ -27,8 +27,8 @@ from trainfast_runner.home import (
     RUN_FILE,
     Home,
     cache_directory,
+    goes_on,
     home_problem,
-    is_alive,
     read_run_file,
     shared_lock,
 )
@@ -201,15 +201,8 @@ def _write_run_file(run: RunFile, directory: Path) -> None:
 
 
 def live_runs(home: Home) -> list[RunFile]:
-    """The runs of this home whose lock is held, oldest first."""
-    found = []
-    for run_id in home.run_ids():
-        directory = home.directory(run_id)
-        if not (directory / "result.json").exists() and is_alive(directory):
-            run = read_run_file(directory)
-            if run is not None:
-                found.append(run)
-    return found
+    """The runs of this home that go on, newest first."""
+    return [run for directory in home.live_directories() if (run := read_run_file(directory)) is not None]
 
 
 def busy_with(plan: RunPlan, home: Home) -> RunFile | None:
@@ -224,8 +217,10 @@ def wait_for_devices(plan: RunPlan, home: Home, on_wait: Callable[[RunFile, floa
     """Return when no live run uses the plan's devices; `on_wait(run, seconds so far)` about twice a second."""
     began = time.monotonic()
     while (run := busy_with(plan, home)) is not None:
-        on_wait(run, time.monotonic() - began)
-        time.sleep(0.5)
+        # Of what may be thousands of runs only this one is worth a look until it has ended.
+        while goes_on(home.directory(run.run_id)):
+            on_wait(run, time.monotonic() - began)
+            time.sleep(0.5)
 
 
 def _environment(

@@ -25,7 +25,7 @@ from trainfast_runner.home import (
 from trainfast_runner.json_lines import read_all, write_atomically
 from trainfast_runner.predicted_run import with_prediction
 from trainfast_runner.process_tree import Identity, boot_id, is_running
-from trainfast_runner.records import END_STATES, SCHEMA, Event
+from trainfast_runner.records import END_STATES, SCHEMA, Event, RunFile
 from trainfast_runner.result import Result, RunError
 from trainfast_runner.run_records import EVENTS_FILE, RunRecords, read_records
 from trainfast_runner.summary import summarise
@@ -54,13 +54,16 @@ class RunState:
         return self.state in END_STATES
 
 
-def state_of(directory: Path) -> RunState:
-    """What the run is doing. One that was left behind gets its `lost` result written on the way."""
+def state_of(directory: Path, run: RunFile | None = None) -> RunState:
+    """What the run is doing. One that was left behind gets its `lost` result written on the way.
+
+    `run` is its `run.json`, which never changes, where the caller has read it.
+    """
     result = read_result(directory)
     if result is not None:
         return RunState(state=result.state, reason=result.reason)
     if is_alive(directory):
-        live = _live(directory)
+        live = _live(directory, run)
         if live.supervised or _alive_for_sure(directory):
             return live
     result = settle(directory)
@@ -69,7 +72,7 @@ def state_of(directory: Path) -> RunState:
     if not (directory / RUN_FILE).exists() and _is_young(directory):
         return RunState(state="starting")
     if is_alive(directory):
-        return _live(directory)
+        return _live(directory, run)
     if _result_is_newer(directory):
         return RunState(state="lost", reason="result.json was written by a newer trainfast-tui: update this one")
     return RunState(state="lost", reason="run.json is missing or unreadable: nothing is known of this run")
@@ -113,17 +116,17 @@ class _Versioned(msgspec.Struct, frozen=True):
 
 def supervisor_of(directory: Path) -> Identity | None:
     """The run's supervisor if it is running, in this boot of the machine."""
-    return _running(directory, "supervisor", _events(directory))
+    return _running(read_run_file(directory), "supervisor", _events(directory))
 
 
 def launched_child_of(directory: Path) -> Identity | None:
     """The training's direct child (python, or torchrun) if it is running, in this boot of the machine."""
-    return _running(directory, "launched", _events(directory))
+    return _running(read_run_file(directory), "launched", _events(directory))
 
 
 def ranks_of(directory: Path) -> list[Identity]:
     """The ranks that are running, in this boot of the machine."""
-    if not _this_boot(directory):
+    if not _this_boot(read_run_file(directory)):
         return []
     found = [
         Identity(line.pid, line.start_ticks)
@@ -134,8 +137,8 @@ def ranks_of(directory: Path) -> list[Identity]:
     return [rank for rank in found if is_running(rank)]
 
 
-def _running(directory: Path, kind: str, events: list[Event]) -> Identity | None:
-    if not _this_boot(directory):
+def _running(run: RunFile | None, kind: str, events: list[Event]) -> Identity | None:
+    if not _this_boot(run):
         return None
     for event in reversed(events):
         if event.kind == kind and event.pid is not None and event.start_ticks is not None:
@@ -144,16 +147,15 @@ def _running(directory: Path, kind: str, events: list[Event]) -> Identity | None
     return None
 
 
-def _this_boot(directory: Path) -> bool:
+def _this_boot(run: RunFile | None) -> bool:
     """Whether the run's pids mean anything; a run from before the boot has none left."""
-    run = read_run_file(directory)
     return run is not None and run.boot_id in ("", boot_id())
 
 
-def _live(directory: Path) -> RunState:
+def _live(directory: Path, run: RunFile | None) -> RunState:
     """The state of a run whose lock is held."""
     events = _events(directory)
-    supervisor = _running(directory, "supervisor", events)
+    supervisor = _running(run or read_run_file(directory), "supervisor", events)
     if supervisor is None:
         # Before its first event there is no supervisor to be missing: the launcher holds the lock.
         if not any(event.kind == "supervisor" for event in events):

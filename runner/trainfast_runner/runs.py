@@ -122,7 +122,8 @@ def row_of(home: Home, run_id: str) -> RunRow:
     result = settle(directory)
     if result is not None:
         return _row(_decoder.decode(msgspec.json.encode(result)))
-    run, now = read_run_file(directory), state_of(directory)
+    run = read_run_file(directory)
+    now = state_of(directory, run)
     return RunRow(
         run_id=run_id,
         preset=run.preset if run else "",

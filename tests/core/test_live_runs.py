@@ -1,0 +1,78 @@
+"""Which runs of a home go on, and waiting for one of them without looking through all of its history."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from trainfast_runner import launch
+from trainfast_runner.home import Home, shared_lock
+from trainfast_runner.records import Clock, RunFile
+from trainfast_runner.spec import resolve
+
+PLAN = launch.RunPlan(
+    spec=resolve("tiny-llama"),
+    device="cpu",
+    world_size=1,
+    gpus=(),
+    watched=(),
+    memory_limit_bytes=None,
+    python="python",
+    versions={},
+    env={},
+)
+
+
+class CountingHome(Home):
+    """Knows how often all of its runs were listed."""
+
+    listed = 0
+
+    def run_ids(self) -> list[str]:
+        self.listed += 1
+        return super().run_ids()
+
+
+def started(home: Home, name: str, device: str = "cpu") -> Path:
+    """A run with nothing but its `run.json` and its lock file."""
+    _, directory = home.new_run(name)
+    run = RunFile(run_id=directory.name, preset=name, device=device, clock=Clock(monotonic_ns=0, wall_ns=0))
+    (directory / "run.json").write_bytes(msgspec.json.encode(run))
+    return directory
+
+
+def test_a_run_goes_on_while_its_lock_is_held_and_it_has_no_result(tmp_path: Path) -> None:
+    home = Home(tmp_path)
+    started(home, "left")
+    first, second, ended = (started(home, name) for name in ("first", "second", "ended"))
+    (ended / "result.json").write_text("{}")
+    with shared_lock(first), shared_lock(second), shared_lock(ended):
+        assert list(home.live_directories()) == [second, first]
+        assert [run.preset for run in launch.live_runs(home)] == ["second", "first"]
+    assert launch.live_runs(home) == []
+
+
+def test_a_wait_looks_at_one_run_and_ends_when_no_other_took_the_device(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home = CountingHome(tmp_path)
+    first, second, gpu = started(home, "first"), started(home, "second"), started(home, "gpu", "cuda")
+    waited: list[str] = []
+    with ExitStack() as locks, shared_lock(gpu):
+        held = {directory.name: locks.enter_context(ExitStack()) for directory in (first, second)}
+        for directory in (first, second):
+            held[directory.name].enter_context(shared_lock(directory))
+        monkeypatch.setattr(launch.time, "sleep", lambda seconds: None)
+        home.listed = 0
+
+        def on_wait(run: RunFile, seconds: float) -> None:
+            waited.append(run.preset)
+            if waited.count(run.preset) == 5:
+                held[run.run_id].close()
+
+        launch.wait_for_devices(PLAN, home, on_wait)
+    assert waited == ["second"] * 5 + ["first"] * 5
+    assert home.listed == 3, "at the start and whenever a run had ended"
