@@ -131,6 +131,7 @@ def test_the_first_gpu_of_dp_has_the_loss_of_all() -> None:
         found = model.predict(spec_with(batch_size=5000, strategy="dp", devices=devices))
         assert found.total_bytes == at_the_head + 5000 * (12 * KEPT_BY_BLOCK + devices * each)
         assert f"the first of {devices} GPUs" in found.fullest
+        assert "rules for dp that no run has confirmed" in found.basis
     listed = model.predict(spec_with(batch_size=5000, strategy="dp", devices="0+2"))
     assert listed == model.predict(spec_with(batch_size=5000, strategy="dp", devices=2))
 

@@ -19,7 +19,7 @@ from trainfast_runner.memory_model.course import (
     Stretch,
     moments,
 )
-from trainfast_runner.memory_model.one_process import COPIED, SPREAD, devices_of, gathered
+from trainfast_runner.memory_model.one_process import COPIED, SPREAD, UNCONFIRMED, devices_of, gathered
 from trainfast_runner.memory_model.pipeline import Peaks, Pipeline, peaks
 from trainfast_runner.memory_model.prediction import CATEGORIES, PHASES, Prediction
 from trainfast_runner.memory_model.sharing import PIPELINES, STAGED, Sharing, Whole, sharing_of
@@ -79,7 +79,7 @@ class MemoryModel(msgspec.Struct, frozen=True, kw_only=True):
             fixed_bytes=sum(rounded[phase]) - batch * each,
             bytes_per_sample=each,
             context_bytes=self.machine.context_bytes if self.device == "cuda" else None,
-            basis=f"{self.basis}, corrected by {known.run_id}" if (known := self._known(spec, ranks)) else self.basis,
+            basis=self._basis(spec, ranks),
             trace=self.trace,
             fullest=self._fullest(spec, batch, phase),
             traced_bytes={name: round(sum(values)) for name, values in traced.items()},
@@ -103,6 +103,16 @@ class MemoryModel(msgspec.Struct, frozen=True, kw_only=True):
         # A pipeline cuts the batch into equal parts.
         parts = int(str(spec.knobs["micro_batches"])) if spec.knobs["strategy"] in PIPELINES else 1
         return low // parts * parts or None
+
+    def _basis(self, spec: RunSpec, ranks: int) -> str:
+        if (known := self._known(spec, ranks)) is not None:
+            return f"{self.basis}, corrected by {known.run_id}"
+        strategy = spec.knobs["strategy"]
+        return (
+            f"{self.basis}, and rules for {strategy} that no run has confirmed"
+            if strategy in UNCONFIRMED
+            else self.basis
+        )
 
     def _fullest(self, spec: RunSpec, batch: int, phase: str) -> str:
         strategy = spec.knobs["strategy"]

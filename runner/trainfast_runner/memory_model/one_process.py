@@ -15,6 +15,8 @@ from trainfast_runner.memory_model.course import GRADS, NOTHING, Moment, Stretch
 from trainfast_runner.problem import Problem
 
 COPIED, SPREAD = "dp", "naive-mp"
+UNCONFIRMED = (COPIED, SPREAD)
+"""Predictions of these say so."""
 
 
 def devices_of(knobs: Mapping[str, Any]) -> int:

@@ -15,7 +15,7 @@ from torch.optim import Optimizer
 from .build import build_model
 from .loop import Rig
 from .memory_ledger import GRADS, OPTIMIZER, PARAMS, Ledger, Stretch
-from .model_config import check_seq_len, resolve_config, split_tokens, vocab_size
+from .model_config import check_seq_len, resolve_config, split_tokens, tokens_per_sample, vocab_size
 from .objective import Objective
 from .optimizer import build_optimizer
 from .precision import Precision
@@ -86,7 +86,8 @@ def course_at(request: dict[str, Any], size: int) -> dict[str, Any]:
         from .traced_stages import spread_over, stages_of
 
         if request.get("spread"):
-            stages = spread_over(model, request["stages"], knobs.seq_len)
+            tokens = tokens_per_sample(config, request["objective"], knobs.seq_len)
+            stages = spread_over(model, request["stages"], tokens)
         else:
             stages = stages_of(model, request["stages"], knobs.seq_len)
     sizes = [parameter.numel() for parameter in model.parameters()]

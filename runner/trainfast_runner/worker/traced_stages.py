@@ -53,6 +53,6 @@ def spread_over(model: nn.Module, count: int, seq_len: int) -> dict[str, Any]:
 
 def _passing(model: nn.Module, seq_len: int) -> dict[str, int]:
     config: Any = model.config
-    whole_text = not type(model).__name__.endswith("ForSequenceClassification")
-    output = seq_len * config.vocab_size if whole_text else config.num_labels
+    classifies = type(model).__name__.endswith(("ForSequenceClassification", "ForImageClassification"))
+    output = config.num_labels if classifies else seq_len * config.vocab_size
     return {"hidden": seq_len * config.hidden_size, "output": output}
