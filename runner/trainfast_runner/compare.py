@@ -7,14 +7,15 @@ it is over three times the standard error of the difference of the two medians, 
 rate and its time per step get the same answer, and over 2 %: a floor for what varies from process to process, which
 the steps of one run cannot show. With fewer than five measured steps on a side nothing is significant.
 
-A result holds the spread of throughput only. A step's phases are parts of the step, so each is held against the
-spread of the whole step; figures without spread (peak memory) only against the 2 %.
+A step's phases each have a spread of their own, and a floor more: what is less than half a percent of the step is no
+difference of the step. A result of an older version holds the spread of throughput only; its phases are held against
+the spread of the whole step. Figures without spread (peak memory, energy) are held against the 2 % alone.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -28,13 +29,15 @@ BETTER, WORSE = "better", "worse"
 NOISE = "no significant difference"
 CHANGED = "changed"
 UNKNOWN = "not measured in both"
-OTHER_BATCH, OTHER_DEVICES = "other batch", "other devices"
+OTHER_BATCH, OTHER_DEVICES, OTHER_MODEL = "other batch", "other devices", "other model"
 """A step that does other work, or is shared out otherwise, is neither better nor worse for taking longer."""
 BATCH_KNOBS = ("batch_size", "grad_accum", "seq_len")
 DEVICE_KNOBS = ("strategy", "devices", "tp_degree", "pp_degree", "micro_batches")
 LEAST_STEPS = 5
 ERRORS_APART = 3.0
 RUN_TO_RUN = 0.02
+LEAST_OF_A_STEP = 0.005
+"""Ours: the share of a step below which a phase's difference is none that anybody would notice."""
 LEAST_BYTES = 2 << 20
 """Ours: allocators hand out memory by blocks of 2 MiB (PyTorch's CUDA caching allocator) and round."""
 MEDIAN_ERROR = math.sqrt(math.pi / 2)
@@ -47,7 +50,7 @@ class ComparisonRow:
     """One figure of both runs. `unit` is samples/s, tokens/s, ms, bytes, J or empty; `delta` is b - a in that unit.
 
     `verdict` is better, worse, changed (neither is better), "no significant difference", "not measured in both", or
-    for a step and its phases where a step is not the same work in both "other batch" or "other devices".
+    for a step and its phases where a step is not the same work in both "other model", "other batch" or "other devices".
     """
 
     label: str
@@ -63,8 +66,9 @@ class ComparisonRow:
 
 @dataclass(frozen=True)
 class Comparison:
-    """`knobs` are those that differ as (name, a, b); `conditions` those known of either run; `notes` what makes the
-    figures less comparable."""
+    """`knobs` are those that differ as (name, a, b), after them `model.FIELD` and `data.FIELD` where `--set` or the
+    screen changed them, None where the preset's own value holds; `conditions` those known of either run; `notes` what
+    makes the figures less comparable."""
 
     a: str
     b: str
@@ -84,12 +88,18 @@ def compare(a: Result, b: Result) -> Comparison:
             f"the conditions differed ({', '.join(differing)}): part of the difference may be theirs; `bench"
             " --repeat 3` runs two variants in turn (A B A B), so that both have the same",
         )
-    return Comparison(a.run_id, b.run_id, _knobs(a.knobs, b.knobs), list(_rows(a, b)), notes, conditions)
+    return Comparison(a.run_id, b.run_id, _settings(a, b), list(_rows(a, b)), notes, conditions)
 
 
-def _knobs(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[tuple[str, Any, Any]]:
-    names = dict.fromkeys([*BY_NAME, *a, *b])
-    return [(name, a.get(name), b.get(name)) for name in names if a.get(name) != b.get(name)]
+def _settings(a: Result, b: Result) -> list[tuple[str, Any, Any]]:
+    one, other = ({**result.knobs, **_fields(result)} for result in (a, b))
+    names = dict.fromkeys([*BY_NAME, *a.knobs, *b.knobs, *one, *other])
+    return [(name, one.get(name), other.get(name)) for name in names if one.get(name) != other.get(name)]
+
+
+def _fields(result: Result, section: str = "") -> dict[str, Any]:
+    """What was changed of the preset's model and data, by `model.FIELD` and `data.FIELD`."""
+    return {name: value for name, value in result.changed.items() if "." in name and name.startswith(section)}
 
 
 def _rows(a: Result, b: Result) -> Iterator[ComparisonRow]:
@@ -108,8 +118,12 @@ def _rows(a: Result, b: Result) -> Iterator[ComparisonRow]:
     step_noise = None if noise is None or step_a is None or step_b is None else noise * max(step_a, step_b)
     for name in PHASES:
         one, other = getattr(a.step_ms, name), getattr(b.step_ms, name)
-        counts = _ratio_counts(one, other, 0.0) and step_noise is not None and abs(other - one) > step_noise
-        yield _of_step(_row(f"step: {name}", "ms", one, other, counts), other_work)
+        by_itself = _phase(name, a, b)
+        if by_itself is not None:
+            yield _of_step(by_itself, other_work)
+        else:
+            counts = _ratio_counts(one, other, 0.0) and step_noise is not None and abs(other - one) > step_noise
+            yield _of_step(_row(f"step: {name}", "ms", one, other, counts), other_work)
     for label, unit, one, other in (
         ("peak allocated", "bytes", a.memory.peak_allocated_bytes, b.memory.peak_allocated_bytes),
         ("peak reserved", "bytes", a.memory.peak_reserved_bytes, b.memory.peak_reserved_bytes),
@@ -123,6 +137,28 @@ def _rows(a: Result, b: Result) -> Iterator[ComparisonRow]:
             one, other = a.memory.predicted_bytes, b.memory.predicted_bytes
             yield _row("peak predicted", "bytes", one, other, _ratio_counts(one, other, 0.0), None)
     yield _row("last loss", "", a.loss.last, b.loss.last, _ratio_counts(a.loss.last, b.loss.last, 0.0), None)
+
+
+def _phase(name: str, a: Result, b: Result) -> ComparisonRow | None:
+    """The row of a phase by its own spread; None where a result does not hold that, or has too few steps."""
+    one, other = (getattr(result.step_ms, name) for result in (a, b))
+    errors, steps = [], []
+    for result in (a, b):
+        mad, step = result.step_ms.mad.get(name), result.step_ms.p50
+        if mad is None or step is None or result.steps.measured < LEAST_STEPS:
+            return None
+        errors.append(MEDIAN_ERROR * MAD_TO_SIGMA * mad / math.sqrt(result.steps.measured))
+        steps.append(step)
+    floor = LEAST_OF_A_STEP * max(steps)
+    if one <= 0 or other <= 0:
+        # Without a ratio to take a logarithm of, the milliseconds themselves are compared.
+        return _row(
+            f"step: {name}", "ms", one, other, abs(other - one) > max(floor, ERRORS_APART * math.hypot(*errors))
+        )
+    noise = ERRORS_APART * math.hypot(errors[0] / one, errors[1] / other)
+    noise = max(noise, math.log1p(floor / max(one, other)))
+    row = _row(f"step: {name}", "ms", one, other, _ratio_counts(one, other, noise))
+    return replace(row, interval_percent=_interval(one, other, noise))
 
 
 def _row(
@@ -147,6 +183,8 @@ def _is_more_than_pages(a: float | None, b: float | None) -> bool:
 
 def _other_work(a: Result, b: Result) -> str | None:
     """Why a step of one run is not the work of a step of the other; None where it is."""
+    if _fields(a, "model.") != _fields(b, "model."):
+        return OTHER_MODEL
     if any(a.knobs.get(name) != b.knobs.get(name) for name in BATCH_KNOBS):
         return OTHER_BATCH
     worlds = a.actual.world_size, b.actual.world_size

@@ -52,6 +52,8 @@ class StepTime(msgspec.Struct, frozen=True, kw_only=True):
     backward: float | None = None
     optimizer: float | None = None
     other: float | None = None
+    mad: dict[str, float] = {}
+    """Median absolute deviations of the phases, by name."""
 
 
 class Flops(msgspec.Struct, frozen=True, kw_only=True):

@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     pass
 
 LOSSES_IN_A_MEAN = 5
+PHASES = ("data", "forward", "backward", "optimizer", "other")
 MODEL_PARALLEL_AXES = ("tp", "pp")
 
 
@@ -131,19 +132,16 @@ def _throughput(records: RunRecords, ran: WorkerLine | None) -> tuple[Throughput
 
 def _step_time(measured: list[Step]) -> StepTime:
     times = [step.step_ms for step in measured]
-
-    def phase(values: Iterable[float | None]) -> float | None:
-        return spread(value for value in values if value is not None).median
-
+    phases = {
+        name: spread(value for step in measured if (value := getattr(step, f"{name}_ms")) is not None)
+        for name in PHASES
+    }
     return StepTime(
         p50=percentile(times, 0.5),
         p90=percentile(times, 0.9),
         p99=percentile(times, 0.99),
-        data=phase(step.data_ms for step in measured),
-        forward=phase(step.forward_ms for step in measured),
-        backward=phase(step.backward_ms for step in measured),
-        optimizer=phase(step.optimizer_ms for step in measured),
-        other=phase(step.other_ms for step in measured),
+        mad={name: one.mad for name, one in phases.items() if one.mad is not None},
+        **{name: one.median for name, one in phases.items()},
     )
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from trainfast_runner.compare import NOISE, OTHER_DEVICES, WORSE, compare
+from trainfast_runner.compare import BETTER, NOISE, OTHER_DEVICES, OTHER_MODEL, WORSE, ComparisonRow, compare
 from trainfast_runner.records import Actual
 from trainfast_runner.result import (
     Conditions,
@@ -22,7 +22,7 @@ from trainfast_runner.result import (
     Throughput,
 )
 from trainfast_runner.summary import spread
-from trainfast_tui.comparison_text import change, sentence
+from trainfast_tui.comparison_text import change, sentence, setting
 
 
 def result(rate: float = 100.0, mad: float = 1.0, steps: int = 40, **fields: Any) -> Result:
@@ -31,8 +31,7 @@ def result(rate: float = 100.0, mad: float = 1.0, steps: int = 40, **fields: Any
         state="finished",
         steps=StepCount(measured=steps, warmup=3),
         throughput=Throughput(samples_per_s=Spread(median=rate, mad=mad)),
-        step_ms=StepTime(p50=8e3 / rate),
-        **fields,
+        **{"step_ms": StepTime(p50=8e3 / rate), **fields},
     )
 
 
@@ -170,3 +169,46 @@ def test_the_energy_of_gpus_that_only_one_run_watched_is_no_difference_of_theirs
     assert verdict(watching("0", 1, 10), watching("0+1", 2, 20)) == OTHER_DEVICES
     assert verdict(watching("auto", 1, 10), watching("0", 1, 20)) == WORSE
     assert verdict(watching("auto", 1, 10), watching("auto", 2, 20)) == WORSE
+
+
+def test_a_field_of_the_model_or_the_data_is_a_setting_that_differs() -> None:
+    a = result(changed={"model.num_hidden_layers": 1, "batch_size": 8}, knobs={"batch_size": 8})
+    b = result(changed={"model.num_hidden_layers": 2, "data.kind": "random"}, knobs={"batch_size": 8})
+    found = compare(a, b)
+    assert found.knobs == [("model.num_hidden_layers", 1, 2), ("data.kind", None, "random")]
+    assert setting("data.kind", None) == "the preset's"
+    assert next(row.verdict for row in found.rows if row.label == "step") == OTHER_MODEL
+
+
+def phase(ms: float, mad: float) -> Result:
+    """A run whose steps scatter by half of themselves, and whose loading by `mad`."""
+    return result(100, 50, step_ms=StepTime(p50=80, data=ms, mad={"data": mad}))
+
+
+def data_row(a: Result, b: Result) -> ComparisonRow:
+    return next(row for row in compare(a, b).rows if row.label == "step: data")
+
+
+def test_a_phase_that_differs_is_told_by_its_own_spread() -> None:
+    """Steps that scatter for another reason do not hide that loading takes a sixteenth."""
+    row = data_row(phase(83.1, 6), phase(5.32, 1))
+    assert row.verdict == BETTER
+    assert row.interval_percent is not None
+    assert row.interval_percent[0] < -93.6 < row.interval_percent[1] < 0
+
+
+@pytest.mark.parametrize(("ms", "mad"), [(10.1, 0.01), (14, 6), (0.2, 0.0)])
+def test_a_phase_within_its_noise_or_too_small_to_matter_does_not_differ(ms: float, mad: float) -> None:
+    base = 0.0 if ms < 1 else 10.0
+    assert data_row(phase(base, mad), phase(ms, mad)).verdict == NOISE
+
+
+def test_what_is_left_of_a_busy_cpu_is_what_differs() -> None:
+    def taken(percent: float) -> Result:
+        return result(actual=Actual(device="cpu"), conditions=Conditions(others_cpu_percent=percent))
+
+    def differs(a: float, b: float) -> bool:
+        return any(row.differs for row in compare(taken(a), taken(b)).conditions)
+
+    assert differs(89, 85)
+    assert not differs(3, 5)

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from trainfast_runner.compare import NOISE, Comparison, ComparisonRow
+from trainfast_runner.knobs import BY_NAME
 from trainfast_tui import format as fmt
 
 
@@ -11,6 +14,13 @@ def figure(value: float | None, unit: str) -> str:
     if unit.endswith("/s"):
         return fmt.per_second(value, unit.removesuffix("/s"))
     return {"bytes": fmt.size, "ms": fmt.milliseconds, "J": fmt.joules}.get(unit, fmt.number)(value)
+
+
+def setting(name: str, value: Any) -> str:
+    """A setting as it is typed; a field of model or data that only the other run changed has the preset's value."""
+    if name in BY_NAME:
+        return BY_NAME[name].show(value)
+    return "the preset's" if value is None else str(value)
 
 
 def change(row: ComparisonRow) -> str:

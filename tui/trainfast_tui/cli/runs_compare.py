@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from trainfast_runner.compare import ComparisonRow
@@ -23,7 +23,7 @@ def run(arguments: argparse.Namespace) -> int:
     from trainfast_runner.compare import compare
     from trainfast_runner.home import Home
     from trainfast_tui.cli.output import print_json, say, say_table
-    from trainfast_tui.comparison_text import sentence
+    from trainfast_tui.comparison_text import sentence, setting
     from trainfast_tui.format import ABSENT, plain
 
     home = Home()
@@ -33,7 +33,8 @@ def run(arguments: argparse.Namespace) -> int:
         return 0
     say(f"A  {found.a}\nB  {found.b}\n")
     if found.knobs:
-        say_table(("KNOB", "A", "B"), [(name, _show(name, a), _show(name, b)) for name, a, b in found.knobs])
+        settings = [(plain(name), plain(setting(name, a)), plain(setting(name, b))) for name, a, b in found.knobs]
+        say_table(("KNOB", "A", "B"), settings)
     else:
         say("the same settings")
     say()
@@ -66,12 +67,6 @@ def _result(home: Home, reference: str) -> Result:
             advice=f"trainfast-tui attach {run_id}, then compare",
         )
     return result
-
-
-def _show(name: str, value: Any) -> str:
-    from trainfast_runner.knobs import BY_NAME
-
-    return BY_NAME[name].show(value) if name in BY_NAME else str(value)
 
 
 def _cells(row: ComparisonRow) -> list[str]:

@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from textual.app import ComposeResult
 from textual.screen import Screen
 
 from trainfast_runner.compare import Comparison, compare
 from trainfast_runner.home import Home
-from trainfast_runner.knobs import BY_NAME
 from trainfast_runner.problem import Problem
 from trainfast_runner.recovery import settle
 from trainfast_runner.result import Result
 from trainfast_runner.state_words import state_words
 from trainfast_tui import format as fmt
 from trainfast_tui.commands import bindings, of
-from trainfast_tui.comparison_text import change, figure, interval, sentence
+from trainfast_tui.comparison_text import change, figure, interval, sentence, setting
 from trainfast_tui.messages import Compared
 from trainfast_tui.screens.shared import PageActions
 from trainfast_tui.widgets.page import Page
@@ -125,13 +122,15 @@ def _run_line(letter: str, result: Result) -> Line:
 def _knob_lines(found: Comparison, width: int) -> list[Line]:
     if not found.knobs:
         return [[("The same settings.", "text")]]
-    lines: list[Line] = [[(f"{'knob':<18}{'A':>16}{'B':>16}", "muted")]]
+    # A field of the model has a longer name than any knob.
+    label = min(max(18, *(len(name) + 2 for name, _, _ in found.knobs)), width - 32)
+    lines: list[Line] = [[(f"{'knob':<{label}}{'A':>16}{'B':>16}", "muted")]]
     for name, a, b in found.knobs:
         lines.append(
             [
-                (fmt.fit(fmt.plain(name), 18), "title"),
-                (fmt.fit(_value(name, a), 16, "right"), "text"),
-                (fmt.fit(_value(name, b), 16, "right"), "warning"),
+                (fmt.fit(fmt.plain(name), label), "title"),
+                (fmt.fit(fmt.plain(setting(name, a)), 16, "right"), "text"),
+                (fmt.fit(fmt.plain(setting(name, b)), 16, "right"), "warning"),
             ]
         )
     return lines
@@ -151,10 +150,6 @@ def _condition_lines(found: Comparison) -> list[Line]:
             ]
         )
     return [*lines, []]
-
-
-def _value(name: str, value: Any) -> str:
-    return fmt.plain(BY_NAME[name].show(value) if name in BY_NAME else str(value))
 
 
 def _figure_lines(found: Comparison, width: int) -> list[Line]:
