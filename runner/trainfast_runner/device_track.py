@@ -9,13 +9,13 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
 from trainfast_runner.run_records import DeviceSample
 from trainfast_runner.telemetry.readings import DeviceReading
-from trainfast_runner.throttle_causes import CAUSES, SOURCES, Cause
+from trainfast_runner.throttle_causes import CAUSES, COUNTERS, SAMPLED_REASONS, SOURCES, Cause
 
 Seen = DeviceSample | DeviceReading
 """A device's sample as a reader of whole records or of live ticks has it."""
@@ -24,6 +24,9 @@ LEAST_COVERED = 0.5
 """Share of a stretch of time that samples must cover before a figure is given for all of it."""
 ENERGY_COUNTER, INTEGRATED_POWER = "energy counter", "integrated power"
 SAMPLES_DROPPED_AT_ONCE = 256
+LATE_NS = 1_000_000_000
+"""By how much a counter may be ahead of the time: the driver brings it up to date in steps."""
+_ENERGY = "energy"
 
 
 class DeviceConditions(msgspec.Struct, frozen=True, kw_only=True):
@@ -98,6 +101,14 @@ def _at(totals: list[float], place: int, share: float) -> float:
     return totals[place] + (totals[place + 1] - totals[place]) * share
 
 
+class _Outage(NamedTuple):
+    """A stretch in which the device did not answer, and what its counters grew by meanwhile, by what is counted."""
+
+    begin_ns: int
+    end_ns: int
+    grown: dict[str, float]
+
+
 class DeviceTrack:
     """One device's running totals at each of its samples."""
 
@@ -112,6 +123,9 @@ class DeviceTrack:
         self._lost = {cause.name: _Running() for cause in CAUSES}
         self._sources: dict[str, list[int]] = {cause.name: [0] for cause in CAUSES}
         self._clock, self._clock_loss, self._energy = _Running(), _Running(), _Running()
+        self._outages: list[_Outage] = []
+        self._answered: tuple[int, Seen] | None = None
+        """The last sample in which the device answered, and when."""
         self._integrated = [0]
         """1 where the energy up to this sample is power times time."""
 
@@ -122,6 +136,7 @@ class DeviceTrack:
         self.index = sample.index if self.index is None else self.index
         if before is not None:
             self._grow(before, sample, t_ns - self.times[-1])
+        self._see_outage(t_ns, sample)
         self._go_beyond(sample)
         self._last = sample
         self.times.append(t_ns)
@@ -144,6 +159,24 @@ class DeviceTrack:
         joules, integrated = _joules(before, now, ns)
         self._energy.add(joules, ns)
         self._integrated.append(integrated)
+
+    def _see_outage(self, t_ns: int, sample: Seen) -> None:
+        """When a device that was silent answers again, its counters tell what they did meanwhile, not when."""
+        if not _answers(sample):
+            return
+        before, self._answered = self._answered, (t_ns, sample)
+        if before is None or before[0] == self.times[-1]:
+            return
+        ns = t_ns - before[0]
+        grown: dict[str, float] = {}
+        for cause in CAUSES:
+            throttled, source = self._throttled_ns(cause, before[1], sample, ns)
+            if throttled is not None and source < SOURCES.index(SAMPLED_REASONS) and throttled <= ns + LATE_NS:
+                grown[cause.name] = min(throttled, float(ns))
+        joules, integrated = _joules(before[1], sample, ns)
+        if joules is not None and not integrated:
+            grown[_ENERGY] = joules
+        self._outages.append(_Outage(before[0], t_ns, grown))
 
     def _go_beyond(self, sample: Seen) -> None:
         """What the newest sample says of the time after it, and the first one of the time before it."""
@@ -183,27 +216,41 @@ class DeviceTrack:
             del column[:count]
         for running in runnings:
             running.beyond = (None, running.beyond[1])
+        self._outages = [outage for outage in self._outages if outage.end_ns >= self.times[0]]
 
     def between(self, begin_ns: int, end_ns: int) -> DeviceConditions:
+        """What it did in that time. An outage that lies in it whole counts as its counters say, not by the rest."""
         begin, end, ns = self._where(begin_ns), self._where(end_ns), end_ns - begin_ns
+        outages = [one for one in self._outages if begin_ns <= one.begin_ns and one.end_ns <= end_ns]
 
         def share(running: _Running) -> float | None:
             return running.share(begin, end, ns)
 
-        def milliseconds(of: dict[str, _Running]) -> dict[str, float | None]:
-            # A counter that catches up on an earlier stretch grows faster than the time.
-            shares = {name: share(running) for name, running in of.items()}
-            return {name: None if one is None else min(1.0, one) * ns / 1e6 for name, one in shares.items()}
+        def over_time(name: str, one: float | None) -> float | None:
+            if one is None:
+                return None
+            told = [(outage.end_ns - outage.begin_ns, outage.grown[name]) for outage in outages if name in outage.grown]
+            return one * (ns - sum(out for out, _ in told)) + sum(grown for _, grown in told)
 
-        throttled = milliseconds(self._throttled)
+        def milliseconds(of: dict[str, _Running], *, by_counter: bool) -> dict[str, float | None]:
+            found: dict[str, float | None] = {}
+            for name, running in of.items():
+                one = share(running)
+                # A counter that catches up on an earlier stretch grows faster than the time.
+                one = None if one is None else min(1.0, one)
+                all_ns = over_time(name if by_counter else "", one)
+                found[name] = None if all_ns is None else all_ns / 1e6
+            return found
+
+        throttled = milliseconds(self._throttled, by_counter=True)
         low = max(0, bisect_right(self.times, begin_ns) - 1)
         high = min(bisect_left(self.times, end_ns), len(self.times) - 1)
-        joules_per_ns = share(self._energy)
+        joules = over_time(_ENERGY, share(self._energy))
         return DeviceConditions(
             index=self.index,
             uuid=self.uuid,
             throttled_ms=throttled,
-            lost_ms=milliseconds(self._lost),
+            lost_ms=milliseconds(self._lost, by_counter=False),
             sources={
                 name: SOURCES[max(self._sources[name][low + 1 : high + 1], default=0)]
                 for name, ms in throttled.items()
@@ -211,8 +258,8 @@ class DeviceTrack:
             },
             clock_loss_fraction=share(self._clock_loss),
             sm_clock_mhz=share(self._clock),
-            energy_joules=None if joules_per_ns is None else joules_per_ns * ns,
-            energy_source=None if joules_per_ns is None else self._energy_source(low, high),
+            energy_joules=joules,
+            energy_source=None if joules is None else self._energy_source(low, high),
             temperature_c=self._temperatures[low] if self.times[low] <= begin_ns else None,
         )
 
@@ -274,6 +321,12 @@ def _clock_loss(sample: Seen) -> float | None:
 
 def _product(a: float | None, b: float | None) -> float | None:
     return None if a is None or b is None else a * b
+
+
+def _answers(sample: Seen) -> bool:
+    """Whether it holds anything that changes."""
+    names = ("temperature_c", "throttle_reasons", "energy_mj", "power_w", "sm_clock_mhz", *COUNTERS)
+    return any(getattr(sample, name, None) is not None for name in names)
 
 
 def _joules(before: Seen, now: Seen, ns: int) -> tuple[float | None, int]:

@@ -201,10 +201,29 @@ def test_where_nothing_tells_there_is_no_figure() -> None:
     assert (row["uuid"], row["thermal_fraction"], row["thermal_source"]) == (GPU, None, None)
 
 
-def test_a_gpu_lost_in_between_counts_by_the_time_it_answered() -> None:
-    samples = sampled(hot((3, 5)), ticks(22), cause_counters, policy_counters)[GPU]
-    lost = [(t_ns, DeviceSample(uuid=GPU, index=0) if 8 * S < t_ns < 12 * S else one) for t_ns, one in samples]
-    (found,) = join_of({GPU: lost}, [GPU], 1.0).window(0, 20 * S)
-    # Twenty seconds less the five between the last answer and the next.
-    assert found.throttled_ms["thermal"] == pytest.approx(2000 * 20 / 16, rel=0.02)
+def silent(samples: dict[str, list[tuple[int, Any]]], begin: float, end: float) -> dict[str, list[tuple[int, Any]]]:
+    """The GPU does not answer between those seconds."""
+    nothing = DeviceSample(uuid=GPU, index=0)
+    return {GPU: [(t_ns, nothing if begin * S < t_ns < end * S else one) for t_ns, one in samples[GPU]]}
+
+
+@pytest.mark.parametrize("spell", [(3, 5), (9, 11), (7.2, 13.4)])
+def test_what_a_gpu_counted_while_it_did_not_answer_is_in_the_figure(spell: tuple[float, float]) -> None:
+    scenario = hot(spell)
+    lost = silent(sampled(scenario, ticks(22), cause_counters, policy_counters), 8, 12)
+    (found,) = join_of(lost, [GPU], 1.0).window(0, 20 * S)
+    assert found.throttled_ms["thermal"] == pytest.approx(1000 * (spell[1] - spell[0]))
     assert found.sources["thermal"] == "reason counter"
+
+
+def test_without_counters_a_gpu_that_was_silent_counts_by_the_time_it_answered() -> None:
+    (found,) = join_of(silent(sampled(hot((3, 5)), ticks(22)), 8, 12), [GPU], 1.0).window(0, 20 * S)
+    # Twenty seconds less the four between the last answer and the next.
+    assert found.throttled_ms["thermal"] == pytest.approx(2000 * 20 / 16, rel=0.02)
+
+
+def test_a_step_in_which_a_gpu_was_silent_has_no_figure() -> None:
+    lost = silent(sampled(hot((9, 11)), ticks(22), cause_counters, policy_counters), 8, 12)
+    join = join_of(lost, [GPU], 1.0)
+    join.add(Step(t_ns=10 * S, step=1, samples=1, tokens=1, step_ms=100.0))
+    assert join.joined(final=True)[0].throttled_ms["thermal"] is None
