@@ -190,6 +190,8 @@ def a_run(
     memory_limit: list[int] | None = None,
     role: str | None = None,
     predicted_bytes: int | None = None,
+    model: dict[str, Any] | None = None,
+    changed: tuple[str, ...] = (),
 ) -> Path:
     """A run directory in `home`; without a result and with its lock held by the test it is live."""
     home.ready()
@@ -201,7 +203,8 @@ def a_run(
         run_id=run_id,
         preset=preset,
         title=title,
-        model={"family": "llama"},
+        model={"family": "llama", **(model or {})},
+        changed=list(changed),
         data={"kind": "random" if synthetic else "text", "objective": "causal-lm"},
         knobs=chosen,
         device="cuda" if gpus else "cpu",

@@ -217,6 +217,14 @@ async def test_the_next_run_starts_from_the_run_on_the_screen(home: Home) -> Non
     assert GIB == 2**30
 
 
+async def test_a_model_that_was_changed_is_said_above_the_knobs_of_the_next_run(home: Home) -> None:
+    run = a_run(home, changed=("model.num_hidden_layers", "batch_size"), model={"num_hidden_layers": 1})
+    text, app = await shown(home, a_snapshot(run))
+    assert "with model.num_hidden_layers=1" in text
+    assert app.next_run is not None
+    assert app.next_run.fields() == ["model.num_hidden_layers=1"]
+
+
 async def test_the_smallest_screen_cuts_a_refusal_but_not_its_cure(home: Home) -> None:
     app = StillApp(home)
     async with app.run_test(size=(80, 24)) as pilot:

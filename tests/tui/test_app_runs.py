@@ -17,7 +17,7 @@ from trainfast_runner.home import Home
 from trainfast_runner.runs import RunRow
 from trainfast_tui.messages import SnapshotTaken
 from trainfast_tui.screens.runs import RunsListed, RunsScreen
-from trainfast_tui.widgets.runs_table import ORDERS, RunsTable, fits, ordered
+from trainfast_tui.widgets.runs_table import ORDERS, RunsTable, fits, ordered, turned_of
 
 FIRST, SECOND = "20261121-054455-tiny-llama-7f3a", "20261121-055012-tiny-llama-91bc"
 
@@ -241,6 +241,12 @@ def test_a_filter_wants_every_word() -> None:
     assert fits(row, "bert memory batch_size=64")
     assert not fits(row, "bert finished")
     assert fits(row, "")
+
+
+def test_a_changed_model_is_listed_and_found() -> None:
+    row = RunRow("20260101-000000-x", "vit-large", None, "finished", changed={"model.num_hidden_layers": 1, "lr": 1.0})
+    assert turned_of(row) == ["model.num_hidden_layers=1"]
+    assert fits(row, "num_hidden_layers=1")
 
 
 async def test_the_presets_can_be_narrowed_by_typing(home: Home) -> None:

@@ -11,6 +11,7 @@ from trainfast_runner.knobs import BY_NAME, defaults, knob
 from trainfast_runner.problem import Problem
 from trainfast_runner.records import RunFile
 from trainfast_runner.spec import RunSpec, of_record, resolve, with_setting
+from trainfast_tui.changed import settings
 from trainfast_tui.forecast import Measured
 
 if TYPE_CHECKING:
@@ -35,6 +36,12 @@ class NextRun:
         """Whether the knob differs from the run on the screen, or without one from the preset."""
         reference = self.preset_knobs if self.before is None else self.before
         return not is_same(name, reference.get(name), self.spec.knobs[name])
+
+    def fields(self) -> list[str]:
+        """Fields of the preset's model and data that were changed, as they are typed: what trains is another model."""
+        sections = {"model": self.spec.model, "data": self.spec.data}
+        places = [key.partition(".") for key in self.spec.changed if "." in key]
+        return settings({"".join(place): sections.get(place[0], {}).get(place[2]) for place in places})
 
     def repeats(self, run: RunFile) -> bool:
         """Whether it would be that run again."""

@@ -89,7 +89,7 @@ def _in_words(note: str) -> str:
 
 
 def _cells(row: RunRow) -> list[str]:
-    from trainfast_tui.cli.changed import brief
+    from trainfast_tui.changed import brief
     from trainfast_tui.format import ABSENT, duration, milliseconds, per_second, plain, size
 
     started = ABSENT

@@ -82,7 +82,7 @@ def _say_all(lines: list[str]) -> None:
 
 def _settings(result: Result, run: RunFile | None) -> str:
     """What was changed of the preset; results of older versions leave it to `run.json`."""
-    from trainfast_tui.cli.changed import settings
+    from trainfast_tui.changed import settings
     from trainfast_tui.format import plain
 
     changed = result.changed or (run.changes() if run is not None else {})

@@ -8,6 +8,7 @@ from rich.cells import cell_len
 
 from trainfast_runner.knobs import BY_NAME, KNOBS
 from trainfast_runner.problem import Problem
+from trainfast_tui.format import fit, plain
 from trainfast_tui.next_run import NextRun
 from trainfast_tui.widgets.painted import Line, Painted, rule, wrap
 
@@ -109,6 +110,8 @@ class KnobPanel(Painted, can_focus=True):
 
     def _head(self, next_run: NextRun, width: int) -> list[Line]:
         lines = [rule("next run", width), [("preset ", "muted"), (next_run.spec.name, "title")]]
+        for field in next_run.fields():
+            lines.append([("with ", "muted"), (fit(plain(field), max(8, width - 5)).rstrip(), "warning")])
         if self._global_batch is not None:
             total, ranks = self._global_batch
             knobs = next_run.spec.knobs

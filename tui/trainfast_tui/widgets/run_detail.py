@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from trainfast_runner.knobs import BY_NAME
 from trainfast_runner.state_words import state_words
 from trainfast_tui.widgets.painted import Line, Painted, wrap
-from trainfast_tui.widgets.runs_table import DEFAULTS, LEFT_OUT
+from trainfast_tui.widgets.runs_table import turned_of
 
 if TYPE_CHECKING:
     from trainfast_runner.runs import RunRow
@@ -31,12 +30,7 @@ class RunDetail(Painted):
         row = self._about
         if row is None:
             return []
-        turned = [
-            f"{name}={BY_NAME[name].show(value)}"
-            for name, value in row.knobs.items()
-            if name in BY_NAME and name not in LEFT_OUT and value != DEFAULTS[name]
-        ]
-        knobs = " ".join(turned) or "knobs as the defaults"
+        knobs = " ".join(turned_of(row)) or "knobs as the defaults"
         rest = f"{row.reason}.  {knobs}" if row.reason else knobs
         first: Line = [(row.run_id, "title"), (f"  {row.name}  ", "text"), (state_words(row.state), "muted")]
         return [first, *([(line, "text")] for line in wrap(rest, width))]

@@ -10,6 +10,7 @@ from trainfast_runner.knobs import BY_NAME, defaults
 from trainfast_runner.runs import RunRow
 from trainfast_runner.state_words import state_words
 from trainfast_tui import format as fmt
+from trainfast_tui.changed import fields, settings
 from trainfast_tui.widgets.painted import Line, Painted
 from trainfast_tui.widgets.small_parts import STATE_SIGNS
 
@@ -70,6 +71,7 @@ def fits(row: RunRow, words: str) -> bool:
     text = " ".join(
         [row.run_id, row.name, row.state, state_words(row.state), row.reason]
         + [f"{name}={value}" for name, value in row.knobs.items()]
+        + settings(fields(row.changed))
         + (["synthetic data"] if row.synthetic_data else [])
     ).lower()
     return all(word in text for word in words.lower().split())
@@ -177,13 +179,18 @@ def _cell(column: str, text: str, width: int) -> str:
     return fmt.fit(text, width - 2, "right" if column in FIGURES else "left") + "  "
 
 
-def _knobs(row: RunRow, room: int) -> str:
-    """The knobs that are not at their default, as many as fit whole: half a number would be another one."""
-    turned = [
+def turned_of(row: RunRow) -> list[str]:
+    """What was changed of the model and the data, then the knobs that are not at their default, as they are typed."""
+    return [fmt.plain(field) for field in settings(fields(row.changed))] + [
         f"{name}={BY_NAME[name].show(value)}"
         for name, value in row.knobs.items()
         if name in BY_NAME and name not in LEFT_OUT and value != DEFAULTS[name]
     ]
+
+
+def _knobs(row: RunRow, room: int) -> str:
+    """As many of them as fit whole: half a number would be another one."""
+    turned = turned_of(row)
     shown = " ".join(turned)
     while turned and len(shown) > room:
         turned.pop()

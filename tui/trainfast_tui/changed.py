@@ -11,6 +11,11 @@ def settings(changed: Mapping[str, Any]) -> list[str]:
     return [f"{key}={_shown(key, value)}" for key, value in changed.items()]
 
 
+def fields(changed: Mapping[str, Any]) -> dict[str, Any]:
+    """What of it is no knob: fields of the preset's model and data."""
+    return {key: value for key, value in changed.items() if "." in key}
+
+
 def brief(changed: Mapping[str, Any], cells: int) -> str:
     """As many whole settings as fit, and how many more there are: a value is never cut."""
     words = settings(changed)
