@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from trainfast_runner.byte_words import mebibytes
 from trainfast_runner.search.fit import APART, NOISE, Fit, Point, fit, largest
 from trainfast_runner.search.journal import AnyLine, Asked, Predicted, Probe, Proof, RankPeaks
 
@@ -180,15 +181,18 @@ def _upwards(known: Known, fits: tuple[Fit, ...]) -> Step:
     # A single point has no slope of its own, and proves nothing of other sizes.
     if known.no_oom and len(known.fitting) > 1:
         tight = tightest(fits, likely + 1)
-        above = f"by the fit {likely + 1} would need {_mib(tight.need_bytes(likely + 1))} of {_mib(tight.limit_bytes)}"
-        error = f"give or take {_mib(tight.error_at(likely + 1))}"
+        needs = f"{mebibytes(tight.need_bytes(likely + 1))} of {mebibytes(tight.limit_bytes)}"
+        above = f"by the fit {likely + 1} would need {needs}"
+        error = f"give or take {mebibytes(tight.error_at(likely + 1))}"
         return Step("prove", _why_proof(known, fits, likely, f"{above}, {error}"), likely)
     size = min(max(beyond, likely + 1), top)
     tight = tightest(fits, size)
     over = tight.need_bytes(size) - tight.limit_bytes
     words = f"{likely} should fit; whether {size} does is within the error of the fit"
     if over > 0:
-        words = f"{likely} should fit; by the fit {size} is {_mib(over)} too large: that it does not fit is to be seen"
+        words = (
+            f"{likely} should fit; by the fit {size} is {mebibytes(over)} too large: that it does not fit is to be seen"
+        )
     return Step("probe", words, size)
 
 
@@ -237,8 +241,8 @@ def _why_proof(known: Known, fits: tuple[Fit, ...], size: int, above: str) -> st
     words = f"{size} fits"
     if size > known.best:
         tight = tightest(fits, size)
-        needs = f"{_mib(tight.need_bytes(size))} of {_mib(tight.limit_bytes)}"
-        words = f"by the fit {size} needs {needs}, give or take {_mib(tight.error_at(size))},"
+        needs = f"{mebibytes(tight.need_bytes(size))} of {mebibytes(tight.limit_bytes)}"
+        words = f"by the fit {size} needs {needs}, give or take {mebibytes(tight.error_at(size))},"
     return f"{words} and {above}: a fresh process runs {size}, with data"
 
 
@@ -349,14 +353,12 @@ def _limit(known: Known, rank: int) -> int | None:
 
 
 def _why_up(tight: Fit, target: int, points: int, known: Known) -> str:
-    needs = f"{_mib(tight.need_bytes(target))} of {_mib(tight.limit_bytes)}"
+    needs = f"{mebibytes(tight.need_bytes(target))} of {mebibytes(tight.limit_bytes)}"
     on = f" on rank {tight.rank}" if known.world_size > 1 else ""
     if points > 1:
-        return f"by the fit {target} fits even if it is off by {_mib(tight.error_at(target))}: it needs {needs}{on}"
+        return (
+            f"by the fit {target} fits even if it is off by {mebibytes(tight.error_at(target))}: it needs {needs}{on}"
+        )
     if known.predicted is not None and known.predicted.bytes_per_sample is not None:
         return f"with the predicted growth per sample from here {target} fits: it needs {needs}{on}"
     return f"{target} fits even if all memory grows with the batch: {needs}{on}"
-
-
-def _mib(size: float) -> str:
-    return f"{size / 2**20:,.0f} MiB"
