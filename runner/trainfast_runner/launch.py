@@ -128,14 +128,8 @@ def plan(spec: RunSpec, python: str | None = None) -> RunPlan:
         hopeless = hopeless_limit(spec, seen.parameters, world.device_count(spec, machine))
         if hopeless is not None:
             raise hopeless
-    knobs = {**spec.knobs}
-    if knobs["devices"] is None:
-        knobs["devices"] = world.device_count(spec, machine)
-    if knobs["offload_path"] is not None:
-        # The ranks start in another directory.
-        knobs["offload_path"] = os.path.abspath(os.path.expanduser(str(knobs["offload_path"])))
     return RunPlan(
-        spec=replace(spec, knobs=knobs),
+        spec=_as_recorded(spec, machine),
         device=machine.device,
         world_size=ranks,
         gpus=chosen,
@@ -150,6 +144,16 @@ def plan(spec: RunSpec, python: str | None = None) -> RunPlan:
         },
         env=_environment(spec, machine, ranks, chosen, seen),
     )
+
+
+def _as_recorded(spec: RunSpec, machine: Machine) -> RunSpec:
+    """With the devices that were left open, and no path that means something else where the ranks start."""
+    knobs = {**spec.knobs}
+    if knobs["devices"] is None:
+        knobs["devices"] = world.device_count(spec, machine)
+    if knobs["offload_path"] is not None:
+        knobs["offload_path"] = os.path.abspath(os.path.expanduser(str(knobs["offload_path"])))
+    return replace(spec, knobs=knobs)
 
 
 def start(plan: RunPlan, home: Home) -> Path:

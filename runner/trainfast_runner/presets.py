@@ -111,8 +111,8 @@ def _file_of(name: str) -> Path:
     return known[name]
 
 
-def _load_file(path: Path, above: tuple[Path, ...]) -> Preset:
-    """Read one file and all it extends. `above` are the files that led here, to catch a circle."""
+def _read(path: Path) -> tuple[_Source, dict[str, Any]]:
+    """One file, as far as it is TOML of this schema."""
     try:
         text = path.read_text(encoding="utf-8")
     except FileNotFoundError:
@@ -133,6 +133,12 @@ def _load_file(path: Path, above: tuple[Path, ...]) -> Preset:
         raise source.problem(("schema",), f"schema is missing: add schema = {SCHEMA}")
     if raw["schema"] != SCHEMA:
         raise source.problem(("schema",), f"schema must be {SCHEMA}", allowed=[str(SCHEMA)])
+    return source, raw
+
+
+def _load_file(path: Path, above: tuple[Path, ...]) -> Preset:
+    """Read one file and all it extends. `above` are the files that led here, to catch a circle."""
+    source, raw = _read(path)
     mine = Preset(
         name=path.stem,
         title=source.text(raw, "title", ()) or path.stem,
@@ -147,15 +153,14 @@ def _load_file(path: Path, above: tuple[Path, ...]) -> Preset:
     parent = source.text(raw, "extends", ())
     if parent is not None:
         mine = _on_top_of(_parent(parent, source, above), mine, keep_title="title" not in raw)
-    if mine.baseline is not None:
-        ids = [row.id for row in mine.variants]
-        if mine.baseline not in ids:
-            raise source.problem(
-                ("baseline",),
-                f"baseline {mine.baseline!r} is not a variant",
-                allowed=ids,
-                nearest=nearest(mine.baseline, ids),
-            )
+    ids = [row.id for row in mine.variants]
+    if mine.baseline is not None and mine.baseline not in ids:
+        raise source.problem(
+            ("baseline",),
+            f"baseline {mine.baseline!r} is not a variant",
+            allowed=ids,
+            nearest=nearest(mine.baseline, ids),
+        )
     return mine
 
 

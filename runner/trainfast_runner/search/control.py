@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -55,6 +56,15 @@ def start_search(
         fresh=fresh,
         cool_to_c=cool_to_c,
     )
+    answer = _conduct(order)
+    if "error" in answer:
+        error = answer["error"]
+        raise Problem(error["message"], key=error["key"], exit_code=error["exit_code"])
+    return Path(answer["search_dir"])
+
+
+def _conduct(order: Order) -> dict[str, Any]:
+    """Start a conductor; what it says before it closes its output: its directory, or what is wrong."""
     process = subprocess.Popen(
         [sys.executable, "-P", "-m", MODULE],
         stdin=subprocess.PIPE,
@@ -66,17 +76,12 @@ def start_search(
     assert process.stdout is not None
     process.stdin.write(msgspec.json.encode(order))
     process.stdin.close()
-    # It says one line, its directory or what is wrong, and then closes its output.
     said = process.stdout.readline()
     process.stdout.close()
     try:
-        answer = msgspec.json.decode(said)
+        return msgspec.json.decode(said, type=dict[str, Any])
     except msgspec.DecodeError:
         raise Problem("the search did not start", key="search", exit_code=4) from None
-    if "error" in answer:
-        error = answer["error"]
-        raise Problem(error["message"], key=error["key"], exit_code=error["exit_code"])
-    return Path(answer["search_dir"])
 
 
 def pause(directory: Path) -> None:

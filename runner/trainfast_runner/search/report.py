@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from trainfast_runner.records import SCHEMA
-from trainfast_runner.search.journal import Asked, Ended, Predicted, Probe, Proof, read_journal
+from trainfast_runner.search.journal import Answer, Asked, Ended, Predicted, Probe, Proof, read_journal
 
 PROBE_FIELDS = (
     "batch_size",
@@ -25,6 +25,7 @@ PROBE_FIELDS = (
     "run_id",
 )
 PROOF_FIELDS = ("batch_size", "state", "peak_allocated_bytes", "samples_per_s", "seconds", "reason", "run_id")
+PREDICTED_FIELDS = ("fixed_bytes", "bytes_per_sample", "max_batch", "basis", "reason")
 
 
 def report(directory: Path) -> dict[str, Any]:
@@ -42,40 +43,31 @@ def report(directory: Path) -> dict[str, Any]:
         "reason": ended.reason if ended is not None else "",
         "preset": asked.preset,
         "variant": asked.variant,
-        "max_batch": answer.max_batch if answer else None,
-        "samples_per_s": answer.samples_per_s if answer else None,
-        "aligned_batch": answer.aligned_batch if answer else None,
-        "recommended_batch": answer.recommended_batch if answer else None,
+        **_fields(answer, "max_batch", "samples_per_s", "aligned_batch", "recommended_batch"),
         "recommended_reason": answer.recommended_why if answer else None,
         "margins": answer.margins if answer else [],
-        "fastest": {"batch_size": answer.fastest_batch, "samples_per_s": answer.fastest_samples_per_s}
-        if answer and answer.fastest_batch is not None
-        else None,
+        "fastest": _fastest(answer),
         "probes": [{name: probe[name] for name in PROBE_FIELDS} for probe in probes],
-        "model": {
-            "fixed_bytes": answer.fixed_bytes if answer else None,
-            "bytes_per_sample": answer.bytes_per_sample if answer else None,
-            "phase": answer.phase if answer else None,
-        },
-        "predicted": None
-        if predicted is None
-        else {
-            "fixed_bytes": predicted.fixed_bytes,
-            "bytes_per_sample": predicted.bytes_per_sample,
-            "max_batch": predicted.max_batch,
-            "basis": predicted.basis,
-            "reason": predicted.reason,
-        },
+        "model": _fields(answer, "fixed_bytes", "bytes_per_sample", "phase"),
+        "predicted": None if predicted is None else _fields(predicted, *PREDICTED_FIELDS),
         "limit": asked.limit_words,
         "limit_bytes": answer.limit_bytes if answer else min(asked.limits_bytes, default=None),
         "limits_bytes": asked.limits_bytes,
         "world_size": asked.world_size,
-        "tightest_rank": answer.tightest_rank if answer else None,
-        "proof_run_id": answer.proof_run_id if answer else None,
-        "proofs": [{name: getattr(line, name) for name in PROOF_FIELDS} for line in lines if isinstance(line, Proof)],
-        "headroom_bytes": answer.headroom_bytes if answer else None,
-        "certainty": answer.certainty if answer else None,
-        "missing_bytes": ended.missing_bytes if ended is not None else None,
+        **_fields(answer, "tightest_rank", "proof_run_id"),
+        "proofs": [_fields(line, *PROOF_FIELDS) for line in lines if isinstance(line, Proof)],
+        **_fields(answer, "headroom_bytes", "certainty"),
         "changes": ended.changes if ended is not None else [],
-        "seconds": ended.seconds if ended is not None else None,
+        **_fields(ended, "missing_bytes", "seconds"),
     }
+
+
+def _fields(struct: msgspec.Struct | None, *names: str) -> dict[str, Any]:
+    """These fields of it, by name; all None where there is no such thing yet."""
+    return {name: None if struct is None else getattr(struct, name) for name in names}
+
+
+def _fastest(answer: Answer | None) -> dict[str, Any] | None:
+    if answer is None or answer.fastest_batch is None:
+        return None
+    return {"batch_size": answer.fastest_batch, "samples_per_s": answer.fastest_samples_per_s}
