@@ -66,9 +66,11 @@ def follow(directory: Path, signals: Signals, *, interrupt_stops: bool) -> Resul
     try:
         while True:
             snapshot = follower.poll()
-            if not snapshot.is_live:
-                return result_of(directory)
-            progress.show(snapshot)
+            if snapshot.is_live:
+                progress.show(snapshot)
+            elif (result := result_of(directory)) is not None:
+                # Until it is written, a moment after its supervisor said how the run ended, there is none.
+                return result
             if signals.hung_up or (signals.interrupts and not interrupt_stops):
                 return None
             if signals.interrupts > handled:

@@ -1,0 +1,37 @@
+"""Following a run from the command line: what it waits for at the end."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from recorded import START_NS, S, a_run, write_lines
+from still import own_supervisor
+
+from trainfast_runner.home import RESULT_FILE, Home
+from trainfast_runner.records import Event
+from trainfast_tui.cli import following
+from trainfast_tui.cli.following import LOOK_EVERY_S, Signals, follow
+
+
+def test_a_run_whose_result_is_still_being_written_is_waited_for(
+    home: Home, hold: Callable[[Path], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    directory = a_run(home, state="oom")
+    result = (directory / RESULT_FILE).read_bytes()
+    (directory / RESULT_FILE).unlink()
+    hold(directory)
+    write_lines(directory / "events.jsonl", [own_supervisor(), Event(t_ns=START_NS + S, kind="state", state="oom")])
+    looks: list[float] = []
+
+    def written_meanwhile(seconds: float) -> None:
+        if seconds == LOOK_EVERY_S:
+            looks.append(seconds)
+            (directory / RESULT_FILE).write_bytes(result)
+
+    monkeypatch.setattr(following.time, "sleep", written_meanwhile)
+    found = follow(directory, Signals(), interrupt_stops=True)
+    assert found is not None
+    assert found.state == "oom"
+    assert len(looks) == 1
