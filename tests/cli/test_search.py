@@ -12,7 +12,7 @@ import pytest
 
 from cli.command import Cli, Started, until
 from trainfast_runner.home import Home, is_alive, read_result, read_run_file
-from trainfast_runner.search.journal import Launched, Probe, is_conducted, read_journal
+from trainfast_runner.search.journal import JOURNAL_FILE, Launched, Probe, is_conducted, read_journal
 
 SMALL = [
     *("--set", "data.kind=random", "--set", "model.hidden_size=64", "--set", "model.num_hidden_layers=1"),
@@ -103,24 +103,33 @@ def test_the_tightest_of_two_ranks_decides(cli: Cli) -> None:
 
 
 @pytest.mark.long
-def test_a_killed_search_leaves_nothing_and_is_continued(cli: Cli) -> None:
-    command = ["search", "max-batch", *limited("512MiB"), "--proof-steps", "2", "--json"]
-    started = Started(cli, tuple(command))
-    started.until_said(" fits: peak")
-    directory = directory_of(cli)
-    started.signal(signal.SIGKILL)
-    started.end()
-    assert not is_conducted(directory)
-    # The warm process sees for itself that nobody asks any more.
-    until(lambda: not live_runs(cli), "the warm process to end")
-    before = [line.batch_size for line in read_journal(directory) if isinstance(line, Probe)]
-    assert before
+def test_a_search_killed_in_each_of_its_phases_leaves_nothing_and_is_continued(cli: Cli) -> None:
+    command = ("search", "max-batch", *limited("512MiB"), "--proof-steps", "2", "--json")
+    before: list[int] = []
+    for said in ("starting", " fits: peak", "prove "):
+        started = Started(cli, command)
+        started.until_said(said)
+        started.signal(signal.SIGKILL)
+        started.end()
+        directory = directory_of(cli)
+        assert not is_conducted(directory)
+        with (directory / JOURNAL_FILE).open("ab") as journal:
+            journal.write(b'{"kind":"probe","batch_')
+        if said != "prove ":
+            # The warm process sees for itself that nobody asks any more; a proof goes on.
+            until(lambda: not live_runs(cli), "the warm process to end")
+        tried = [line.batch_size for line in read_journal(directory) if isinstance(line, Probe)]
+        assert tried[: len(before)] == before
+        before = tried
     done = cli(*command)
     assert done.code == 0, done.err
     assert directory_of(cli) == directory
     tried = [probe["batch_size"] for probe in done.json["probes"]]
     assert tried[: len(before)] == before
     assert len(tried) == len(set(tried)), "a finished probe was repeated"
+    proofs = [line for line in read_journal(directory) if isinstance(line, Launched) and line.role == "proof"]
+    assert len(proofs) == len(done.json["proofs"]), "the proof that went on was not followed"
+    assert live_runs(cli) == []
 
 
 @pytest.mark.long

@@ -6,12 +6,13 @@ import os
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from trainfast_runner.home import Home
 from trainfast_runner.launch import RunPlan
 from trainfast_runner.problem import Problem
 from trainfast_runner.process_tree import boot_id
-from trainfast_runner.records import Clock
+from trainfast_runner.records import SCHEMA, Clock
 from trainfast_runner.search import conduct
 from trainfast_runner.search.conduct import worked_seconds
 from trainfast_runner.search.control import cancel, conductor_of, pause, resume
@@ -73,6 +74,29 @@ def test_every_line_is_read_back_and_a_half_written_one_is_left_out(tmp_path: Pa
     lines = read_journal(directory)
     assert lines[1:] == [step]
     assert SearchFollower(directory).poll().fits == (fit,)
+
+
+def test_what_follows_a_half_written_line_is_read(tmp_path: Path) -> None:
+    directory, journal = search(Home(tmp_path))
+    journal.close()
+    with (directory / JOURNAL_FILE).open("ab") as file:
+        file.write(b'{"kind":"probe","batch_')
+    again = Journal(directory)
+    again.write(conducted())
+    again.close()
+    assert [type(line) for line in read_journal(directory)] == [Asked, Conducted]
+
+
+def test_a_search_of_a_newer_version_is_not_continued_and_its_unknown_lines_are_skipped(tmp_path: Path) -> None:
+    home = Home(tmp_path)
+    directory = new_search(home, "tiny-llama")
+    journal = Journal(directory)
+    journal.write(replace(asked(directory), schema=SCHEMA + 1))
+    with (directory / JOURNAL_FILE).open("ab") as file:
+        file.write(b'{"kind":"dreamt","t_ns":1}\n')
+    assert unfinished(home, "k") is None
+    seen = SearchFollower(directory).poll()
+    assert (seen.state, seen.unreadable_lines) == ("interrupted", 1)
 
 
 def test_a_command_continues_what_has_no_answer(tmp_path: Path) -> None:

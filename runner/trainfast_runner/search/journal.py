@@ -10,7 +10,7 @@ import fcntl
 import os
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import msgspec
@@ -234,6 +234,7 @@ class Journal:
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
+        _end_cut_line(directory / JOURNAL_FILE)
         self._file = Appender(directory / JOURNAL_FILE)
 
     def write(self, line: AnyLine) -> None:
@@ -243,6 +244,13 @@ class Journal:
     def close(self) -> None:
         """No more lines."""
         self._file.close()
+
+
+def _end_cut_line(path: Path) -> None:
+    """A line that a killed conductor left half-written does not swallow the next one."""
+    with suppress(FileNotFoundError), path.open("rb+") as file:
+        if file.seek(0, os.SEEK_END) and (file.seek(-1, os.SEEK_END), file.read(1))[1] != b"\n":
+            file.write(b"\n")
 
 
 def read_journal(directory: Path) -> list[AnyLine]:

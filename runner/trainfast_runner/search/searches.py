@@ -12,6 +12,7 @@ import msgspec
 
 from trainfast_runner.home import STAMP, Home, home_problem, new_id
 from trainfast_runner.process_tree import boot_id
+from trainfast_runner.records import SCHEMA
 from trainfast_runner.search.journal import JOURNAL_FILE, Asked, Conducted, Ended, is_conducted, read_journal
 
 if TYPE_CHECKING:
@@ -34,7 +35,8 @@ def unfinished(home: Home, key: str) -> Path | None:
     """The newest search of this key that has no answer yet, to be continued. Raises as `search_directories`."""
     for directory in reversed(search_directories(home)):
         lines = read_journal(directory)
-        if lines and isinstance(lines[0], Asked) and lines[0].key == key:
+        # What a newer version wrote may mean something else there.
+        if lines and isinstance(lines[0], Asked) and lines[0].key == key and lines[0].schema <= SCHEMA:
             ended = next((line for line in reversed(lines) if isinstance(line, Ended)), None)
             return directory if ended is None or ended.state == "cancelled" else None
     return None
