@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import signal
 from pathlib import Path
 from typing import Any
@@ -129,6 +130,22 @@ def test_a_search_killed_in_each_of_its_phases_leaves_nothing_and_is_continued(c
     assert len(tried) == len(set(tried)), "a finished probe was repeated"
     proofs = [line for line in read_journal(directory) if isinstance(line, Launched) and line.role == "proof"]
     assert len(proofs) == len(done.json["proofs"]), "the proof that went on was not followed"
+    assert live_runs(cli) == []
+
+
+@pytest.mark.long
+def test_a_rank_killed_in_a_probe_ends_the_search_with_a_verdict(cli: Cli) -> None:
+    ranks = ("--set", "strategy=ddp", "--set", "devices=2")
+    started = Started(cli, ("search", "max-batch", *limited("512MiB", *ranks), "--json"))
+    started.until_said("probe ")
+    (run,) = live_runs(cli)
+    pid = next(json.loads(line)["pid"] for line in (run / "worker.rank1.jsonl").open())
+    os.kill(pid, signal.SIGKILL)
+    done = started.end()
+    assert done.code == 4, done.err
+    found = done.json
+    assert found["state"] == "failed"
+    assert "rank 1" in found["reason"]
     assert live_runs(cli) == []
 
 
