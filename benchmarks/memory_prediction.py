@@ -40,7 +40,7 @@ MEASURED: Sequence[tuple[str, Sequence[str], Sequence[int]]] = (
 """Presets, settings and batch sizes of the real runs; depths and widths cut down for two cores."""
 
 RANKS_WITHIN = 0.10
-"""Of several processes: what the C library keeps of freed blocks, 20 to 50 MiB a process, is not the training's."""
+"""Of several processes: what the C library keeps of freed blocks, 20 to 80 MiB a process, is not the training's."""
 WIDE = (
     "model.num_hidden_layers=6",
     "model.hidden_size=384",
