@@ -123,7 +123,10 @@ def _pool_for(requests: list[dict[str, Any]]) -> Executor:
     take a context of its own."""
     if any(request["device"] == "cuda" for request in requests):
         return Here()
-    return ProcessPoolExecutor(min(PROCESSES, os.cpu_count() or 1), multiprocessing.get_context("fork"))
+    try:
+        return ProcessPoolExecutor(min(PROCESSES, os.cpu_count() or 1), multiprocessing.get_context("fork"))
+    except (OSError, ImportError):
+        return Here()  # a container without /dev/shm has no semaphores
 
 
 def _take(request: dict[str, Any], size: int) -> dict[str, Any]:
