@@ -20,21 +20,21 @@ def probe_of(
 ) -> Probe:
     """What the ranks said of one size, after all that was known before; `void` says why it counts for nothing."""
     out = next((line for line in said.values() if line.outcome == "oom"), None)
+    ranks = [_rank_peaks(rank, one) for rank, one in sorted(said.items())]
     if out is not None or void is not None:
         line = out or next(iter(said.values()))
-        rank = next(rank for rank, one in said.items() if one is line)
         return Probe(
             batch_size=batch_size,
             outcome="oom" if void is None else "void",
             run_id=run_id,
             seconds=seconds,
             reason=void or line.message or "",
-            rank=rank,
+            rank=next(rank for rank, one in said.items() if one is line),
             phase=line.phase,
             phase_peaks=line.phase_peaks,
             peak_allocated_bytes=line.peak_allocated_bytes,
             peak_reserved_bytes=line.peak_reserved_bytes,
-            ranks=[_rank_peaks(rank, one) for rank, one in sorted(said.items())],
+            ranks=ranks,
         )
     slowest_ms = max(one.step_ms[-1] for one in said.values())
     samples = sum(one.samples or 0 for one in said.values())
@@ -46,12 +46,16 @@ def probe_of(
         step_ms=slowest_ms,
         samples_per_s=1000 * samples / slowest_ms if slowest_ms > 0 else None,
         alloc_retries=sum(one.alloc_retries or 0 for one in said.values()),
-        ranks=[_rank_peaks(rank, one) for rank, one in sorted(said.items())],
+        ranks=ranks,
     )
+    return _at_the_tightest(known, probe)
+
+
+def _at_the_tightest(known: Known, probe: Probe) -> Probe:
+    """With the phase and the peaks of the rank that was nearest to its limit."""
     fits = fits_of(replace(known, probes=(*known.probes, probe)))
-    rank = tightest(fits, batch_size).rank if fits else 0
+    rank = tightest(fits, probe.batch_size).rank if fits else 0
     peaks = next(one for one in probe.ranks if one.rank == rank)
-    # Those of the rank that was nearest to its limit.
     return msgspec.structs.replace(
         probe,
         rank=rank,

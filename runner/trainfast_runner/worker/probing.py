@@ -254,20 +254,9 @@ def probe_on_demand(
         peak_before = gauge.peak_bytes() or 0
         began = time.monotonic()
         steps = KeptSteps()
-        knobs = replace(rig.knobs, batch_size=size.batch_size, steps=size.steps)
         holes = Holes(gauge, rig.memory)
         try:
-            train(
-                replace(
-                    rig,
-                    knobs=knobs,
-                    batches=_longest(samples, rig, size),
-                    clock=make_clock(rig.device),
-                    log=steps,
-                    # What really ran is on record after the first step of the first size.
-                    after_first_step=rig.after_first_step if number == 1 else _nothing,
-                )
-            )
+            train(_rig_for(rig, samples, size, steps, is_first=number == 1))
             fields = steps.fields()
         except Exception as error:
             _tell_how_far(rig, gauge, error, {**said, "seconds": time.monotonic() - began}, steps.reached)
@@ -283,12 +272,25 @@ def probe_on_demand(
             seconds=time.monotonic() - began,
             limit_peak_bytes=peak - left if peak > peak_before else None,
             room_after_bytes=gauge.room_bytes(),
-            samples=size.batch_size * knobs.grad_accum,
+            samples=size.batch_size * rig.knobs.grad_accum,
             left_behind_bytes=left,
             **_without(fields, left),
             alloc_retries=fields["alloc_retries"] - retries,
         )
         retries = fields["alloc_retries"]
+
+
+def _rig_for(rig: Rig, samples: Samples, size: Size, steps: KeptSteps, *, is_first: bool) -> Rig:
+    """The same model and optimizer on batches of this size, with a clock of its own."""
+    return replace(
+        rig,
+        knobs=replace(rig.knobs, batch_size=size.batch_size, steps=size.steps),
+        batches=_longest(samples, rig, size),
+        clock=make_clock(rig.device),
+        log=steps,
+        # What really ran is on record after the first step of the first size.
+        after_first_step=rig.after_first_step if is_first else _nothing,
+    )
 
 
 def _without(fields: dict[str, Any], left_bytes: int) -> dict[str, Any]:

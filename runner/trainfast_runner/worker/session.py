@@ -124,13 +124,9 @@ def assemble(ground: Ground, run_dir: Path, journal: Journal) -> tuple[Rig, Step
     """Build the model and all that a step touches, and the step log apart, which must be flushed at the end."""
     knobs, objective = ground.spec.knobs, ground.spec.data.objective
     model = build_model(ground.config, objective, knobs, ground.device)
-    # Counted before the strategy cuts the model into pieces; shapes are enough, there are no weights yet.
-    length = knobs.seq_len
     counted = CountedBatches(ground.batches) if isinstance(ground.samples, WholeTexts) else None
-    if counted is not None:
-        # Padding is no progress: the FLOPs are those of a sample of the mean length.
-        length = round(mean_tokens(ground.samples, ground.config, ground.spec))
-    flops = flops_per_sample(model, objective, length, knobs.checkpointing)
+    # Counted before the strategy cuts the model into pieces; shapes are enough, there are no weights yet.
+    flops = flops_per_sample(model, objective, _length_that_counts(ground), knobs.checkpointing)
     module, optimizer = ground.engine.prepare(model)
     if journal.rank == 0:
         for name, document in ground.strategy.documents().items():
@@ -171,6 +167,13 @@ def assemble(ground: Ground, run_dir: Path, journal: Journal) -> tuple[Rig, Step
         after_first_step=write_actual,
     )
     return rig, log
+
+
+def _length_that_counts(ground: Ground) -> int:
+    """Tokens of a sample. Padding is no progress: of whole texts it is the mean length."""
+    if isinstance(ground.samples, WholeTexts):
+        return round(mean_tokens(ground.samples, ground.config, ground.spec))
+    return ground.spec.knobs.seq_len
 
 
 def pick_device(name: str) -> torch.device:

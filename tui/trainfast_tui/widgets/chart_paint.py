@@ -118,16 +118,7 @@ def paint(
     if frame.has_title:
         rows.append(_title_row(frame, data, strides, palette))
     if held:
-        reach = [limit.value for limit in data.limits if limit.stretch and abs(limit.value) < 1e300]
-        low, high = y_range.fit(
-            min([found[0] for found in held] + reach),
-            max([found[1] for found in held] + reach),
-            data.t_max_ns,
-            y_min=data.y_min,
-            y_max=data.y_max,
-            binary=data.binary,
-        )
-        rows += _plot_rows(frame, data, drawn, strides, (low, high), marks, palette)
+        rows += _plot_rows(frame, data, drawn, strides, _fitted(y_range, data, held), marks, palette)
     else:
         rows += _empty_rows(frame, data, palette)
     if frame.has_marks:
@@ -138,6 +129,19 @@ def paint(
         # What was cut carries an ellipsis by now; every likeness here is one cell for one cell.
         return [[Segment(to_ascii(text), style) for text, style, _ in row] for row in rows]
     return rows
+
+
+def _fitted(y_range: YRange, data: ChartData, held: list[tuple[float, float]]) -> tuple[float, float]:
+    """The ends of the y axis: around what each series holds, and the limits that are to be seen in any case."""
+    reach = [limit.value for limit in data.limits if limit.stretch and abs(limit.value) < 1e300]
+    return y_range.fit(
+        min([low for low, _ in held] + reach),
+        max([high for _, high in held] + reach),
+        data.t_max_ns,
+        y_min=data.y_min,
+        y_max=data.y_max,
+        binary=data.binary,
+    )
 
 
 def _series_columns(frame: _Frame, series: Series, gap_ns: int, stride: int) -> tuple[int, Columns]:
@@ -221,13 +225,10 @@ def _plot_rows(
         _row_of(limit.value, y_range, frame): limit for limit in data.limits if y_range[0] <= limit.value <= y_range[1]
     }
     labels = _axis_labels(frame, data, y_range, limits)
-    seen: dict[Shade, list[int]] = {}
-    for cell, mark in enumerate(marks):
-        if mark is not None:
-            seen.setdefault(mark, []).append(cell)
     styles = [Style.null(), palette.get("limit"), palette.get("mark"), *(palette.get(one.tone) for one in data.series)]
-    textures = [(cell, shade, len(styles) + at) for at, (shade, cells) in enumerate(seen.items()) for cell in cells]
-    styles += [palette.get(shade.kind) or palette.get("mark") for shade in seen]
+    textures = _textures(marks, len(styles))
+    shades = {key: shade for _, shade, key in textures}
+    styles += [palette.get(shade.kind) or palette.get("mark") for shade in shades.values()]
     cursor = frame.cell_at(data.cursor_ns)
     rows = []
     for row in range(height):
@@ -248,6 +249,15 @@ def _plot_rows(
         gutter = _gutter(frame, labels.get(row, ""), palette, is_limit)
         rows.append(gutter + runs(text, keys, styles))
     return rows
+
+
+def _textures(marks: list[Shade | None], first_key: int) -> list[tuple[int, Shade, int]]:
+    """The throttled cells of each shade in turn, with its key: keys count up from `first_key`."""
+    seen: dict[Shade, list[int]] = {}
+    for cell, mark in enumerate(marks):
+        if mark is not None:
+            seen.setdefault(mark, []).append(cell)
+    return [(cell, shade, first_key + at) for at, (shade, cells) in enumerate(seen.items()) for cell in cells]
 
 
 _BLANK, _LIMIT, _MARK, _FIRST_SERIES = range(4)
