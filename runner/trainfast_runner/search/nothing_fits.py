@@ -37,7 +37,7 @@ def nothing_fits(plan: RunPlan, home: Home, known: Known, why: str, check: Calla
     _trace_changes(one, error, plan.python, check)
     held = failed.peak_allocated_bytes if isinstance(failed, Probe) else None
     said = explain(one, error, failed.reason, cached_models(plan.device, plan.python), held_bytes=held)
-    missing = _missing(said, failed)
+    missing = missing_bytes(said, failed)
     changes = [
         Change(settings=change.settings, words=change.saves, costs=change.costs, predicted_bytes=change.predicted_bytes)
         for change in said.changes
@@ -56,13 +56,14 @@ def _trace_changes(run: RunFile, error: RunError, python: str, check: Callable[[
                 return  # the rest stays among the changes that nothing is known of
 
 
-def _missing(said: OomExplanation, failed: Probe | Proof) -> int | None:
-    """By the prediction; else what was reached beyond the limit when memory ran out, at the least."""
+def missing_bytes(said: OomExplanation, failed: Probe | Proof) -> int | None:
+    """By the prediction; else what was reached beyond the limit, or what was asked for last and was not there."""
     if said.missing_bytes is not None:
         return said.missing_bytes
-    if said.limit_bytes is None or failed.peak_allocated_bytes is None:
-        return None
-    return max(0, failed.peak_allocated_bytes - said.limit_bytes) or None
+    beyond = 0
+    if said.limit_bytes is not None and failed.peak_allocated_bytes is not None:
+        beyond = failed.peak_allocated_bytes - said.limit_bytes
+    return beyond if beyond > 0 else said.asked_bytes
 
 
 def _last_failure(known: Known) -> Probe | Proof | None:

@@ -209,9 +209,7 @@ def _without_answer(directory: Path, ended: Ended) -> list[str]:
         lines = [f"{ended.reason}: at least {size(ended.missing_bytes)} are missing"]
     for change in ended.changes:
         settings = " ".join(f"{knob}={value}" for knob, value in change.settings.items())
-        needs = "not known to be enough"
-        if change.predicted_bytes is not None:
-            needs = f"would need {size(change.predicted_bytes)}"
+        doubt = ", not known to be enough" if change.predicted_bytes is None else ""
         costs = f"; speed: {change.costs}" if change.costs else ""
-        lines.append(f"  --set {settings}: {change.words}, {needs}{costs}")
+        lines.append(f"  --set {settings}: {change.words}{doubt}{costs}")
     return [plain(line) for line in lines]
