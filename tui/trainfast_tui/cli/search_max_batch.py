@@ -67,20 +67,27 @@ def run(arguments: argparse.Namespace) -> int:
         wait_for_device(plan, home)
     directory = open_search(plan, home, options)
     with caught() as signals:
-        ended = _conducted(directory, plan, home, options, signals)
+        ended = _conducted(directory, plan, home, options, signals, arguments.settings)
     _report(directory, ended, arguments.json)
     return EXIT_CODES[ended.state]
 
 
-def _conducted(directory: Path, plan: RunPlan, home: Home, options: Options, signals: Signals) -> Ended:
+def _conducted(
+    directory: Path, plan: RunPlan, home: Home, options: Options, signals: Signals, settings: list[str]
+) -> Ended:
     """Conduct the search, every line of its journal told on stderr as it is written."""
     from trainfast_runner.search.conduct import conduct
     from trainfast_runner.search.control import resume
     from trainfast_runner.search.journal import Probe, read_journal
+    from trainfast_runner.search.searches import FREE_KNOBS
     from trainfast_tui.cli.progress import Progress
+    from trainfast_tui.format import plain
 
     resume(directory)
     progress = Progress()
+    for setting in settings:
+        if setting.partition("=")[0] in FREE_KNOBS:
+            progress.say(f"{plain(setting)} is not used: a search sets it itself")
     tried = [line for line in read_journal(directory) if isinstance(line, Probe)]
     if tried:
         sizes = ", ".join(str(line.batch_size) for line in tried)
@@ -180,8 +187,9 @@ def _rows(found: dict[str, Any]) -> list[tuple[str, str]]:
     model = found["model"]
     phase = PHASES.get(model["phase"], "a step")
     fastest = found["fastest"]
+    rate = "" if found["samples_per_s"] is None else f" at {per_second(found['samples_per_s'], 'samples')}"
     rows = [
-        ("largest batch", f"{found['max_batch']}, proved by {found['proof_run_id']}; {found['certainty']}"),
+        ("largest batch", f"{found['max_batch']}, proved by {found['proof_run_id']}{rate}; {found['certainty']}"),
         ("leaves free", f"{size(found['headroom_bytes'])} of {size(found['limit_bytes'])} ({found['limit']}){on}"),
         ("aligned", str(found["aligned_batch"]) if found["aligned_batch"] else "none below 8"),
         ("recommended", f"{found['recommended_batch']}: {found['recommended_reason']}"),
