@@ -131,7 +131,15 @@ def process_event(
     memory = "" if used is None else f" with {mebibytes(used)}"
     ours = sees_host_pids() if host_pids is None else host_pids
     who = f"{_name(process.pid)} (pid {process.pid})" if ours else f"process {process.pid} of the host"
-    return Event(t_ns=t_ns, kind=kind, device=index, pid=process.pid, state=what, detail=f"{who}{memory} {what}")
+    return Event(
+        t_ns=t_ns,
+        kind=kind,
+        device=index,
+        pid=process.pid,
+        state=what,
+        detail=f"{who}{memory} {what}",
+        memory_used_bytes=used,
+    )
 
 
 def _name(pid: int) -> str:

@@ -93,7 +93,9 @@ def foreign_processes(run: RunFile, events: Iterable[Event], window: Window) -> 
         if event.kind != "foreign_process" or event.pid is None or event.device is None:
             continue
         if event.state == "appeared" and event.t_ns <= window.end_ns:
-            found.setdefault((event.device, event.pid), ForeignProcess(event.device, event.pid))
+            found.setdefault(
+                (event.device, event.pid), ForeignProcess(event.device, event.pid, event.memory_used_bytes)
+            )
         elif event.state == "left" and event.t_ns < window.begin_ns:
             found.pop((event.device, event.pid), None)
     return list(found.values())
@@ -217,6 +219,9 @@ def _device(stretch: Stretch, device: DeviceConditions, fastest: float | None, r
     clock = device.sm_clock_mhz
     return {
         "index": device.index,
+        "gpu": f"GPU {device.index}" if stretch.run.device_uuids else f"watched GPU {device.index}",
+        "shared_words": "shared with" if stretch.run.device_uuids else "used by",
+        "waited_for_words": ": ranks that meet in every step wait for it" if _meet_on_gpus(stretch.run) else "",
         "used": int(device.uuid in stretch.run.gpu_uuids),
         **_throttling(device, len(stretch.first_rank), run["step_ms"]),
         "temperature_c": hottest,
@@ -239,6 +244,11 @@ def _device(stretch: Stretch, device: DeviceConditions, fastest: float | None, r
         "foreign_words": _processes_words([process.pid for process in foreign]),
         "foreign_memory_bytes": sum(memory) if memory else None,
     }
+
+
+def _meet_on_gpus(run: RunFile) -> bool:
+    """Whether ranks on several GPUs wait for each other in every step."""
+    return run.world_size > 1 and len(run.device_uuids) > 1
 
 
 def _throttling(device: DeviceConditions, steps: int, step_ms: Figure) -> Figures:

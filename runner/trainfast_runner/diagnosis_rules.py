@@ -118,7 +118,7 @@ RULES: tuple[Rule, ...] = (
         "throttled by heat",
         "device",
         (_at_least("thermal_percent", 2),),
-        "GPU {index} is throttled by heat for {thermal_ms_per_step:figure} of each {step_ms:figure} ms step,"
+        "{gpu} is throttled by heat for {thermal_ms_per_step:figure} of each {step_ms:figure} ms step,"
         " {temperature_words}{thermal_lost_words}",
         "cooling: more air, a free slot beside the card, a lower power limit; the clocks come back by themselves",
         _OURS_TWO_PERCENT + " SW thermal slowdown may also come from hot memory.",
@@ -139,7 +139,7 @@ RULES: tuple[Rule, ...] = (
         "held by the power brake",
         "device",
         (_at_least("brake_percent", 2),),
-        "GPU {index} is braked by the power supply for {brake_ms_per_step:figure} of each {step_ms:figure} ms step"
+        "{gpu} is braked by the power supply for {brake_ms_per_step:figure} of each {step_ms:figure} ms step"
         "{brake_lost_words}",
         "the power supply, its cables and rails: the brake is pulled from outside the card",
         _OURS_TWO_PERCENT + " The brake halves the clocks or more (HW Power Brake Slowdown, nvml.h).",
@@ -151,7 +151,7 @@ RULES: tuple[Rule, ...] = (
         "at the power limit",
         "device",
         (_at_least("power_percent", 10), _at_least("clock_loss_percent", 5)),
-        "GPU {index} is at its power limit for {power_percent:.0f} % of the time, its clock {clock_loss_percent:.0f} %"
+        "{gpu} is at its power limit for {power_percent:.0f} % of the time, its clock {clock_loss_percent:.0f} %"
         " under the maximum",
         "a higher power limit where the card and its cooling allow it; else it is what this card gives",
         "ours: the SW power cap is normal at full load on cards bound by their power, so it is information, and only"
@@ -165,7 +165,7 @@ RULES: tuple[Rule, ...] = (
         "held by its sync-boost group",
         "device",
         (_at_least("sync_boost_percent", 2),),
-        "GPU {index} is held to the clocks of its sync-boost group for {sync_boost_percent:.0f} % of the time",
+        "{gpu} is held to the clocks of its sync-boost group for {sync_boost_percent:.0f} % of the time",
         "take the GPUs out of the sync-boost group, or find the slowest of them",
         _OURS_TWO_PERCENT,
         severity="info",
@@ -177,7 +177,7 @@ RULES: tuple[Rule, ...] = (
         "another process on the GPU",
         "device",
         (_is("used", 1), _at_least("foreign_processes", 1)),
-        "GPU {index} is shared with {foreign_words}",
+        "{gpu} is {shared_words} {foreign_words}",
         "end them, or train on another GPU (the devices knob): figures of a shared GPU compare with nothing",
         "ours: one is enough, kernels of two processes take turns on the device.",
         evidence=("foreign_memory_bytes",),
@@ -205,8 +205,8 @@ RULES: tuple[Rule, ...] = (
         "a slow GPU",
         "device",
         (_is("used", 1), _at_least("clock_behind_percent", 5), _at_least("gpu_utilization_percent", 20)),
-        "GPU {index} runs at {sm_clock_mhz:.0f} MHz, the fastest of this run at {fastest_sm_clock_mhz:.0f} MHz:"
-        " ranks that meet in every step wait for it",
+        "{gpu} runs at {sm_clock_mhz:.0f} MHz, the fastest of this run at {fastest_sm_clock_mhz:.0f} MHz"
+        "{waited_for_words}",
         "its temperature, power limit and application clocks, or leave it out with devices",
         "ours: ranks meet once a step, so the lowest clock sets the pace; 5 % is over what boost clocks scatter by.",
         cost="clock_behind_percent",
@@ -269,7 +269,7 @@ RULES: tuple[Rule, ...] = (
         "PCIe below its width",
         "device",
         (_is("used", 1), _at_least("pcie_lanes_missing", 1), _at_least("gpu_utilization_percent", 20)),
-        "GPU {index} has {pcie_width} of its {pcie_width_max} PCIe lanes",
+        "{gpu} has {pcie_width} of its {pcie_width_max} PCIe lanes",
         "reseat the card or its riser, another slot, the slot's setting in the firmware; it matters most for offload"
         " and several GPUs without NVLink",
         "nvmlDeviceGetCurrPcieLinkWidth against the maximum, under load only: an idle link may narrow by itself.",

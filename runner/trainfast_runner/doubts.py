@@ -13,6 +13,14 @@ THROTTLED_SHARE = 0.0005
 """A smaller share would read 0.0 %."""
 
 
+def watched_words(result: Result) -> str:
+    """The GPUs that were only joined to a run on the CPU, such as "watched GPU 0"; empty for a run on GPUs."""
+    indexes = [str(row["index"]) for row in result.throttle.devices if row.get("index") is not None]
+    if result.actual.device != "cpu" or not indexes:
+        return ""
+    return f"watched GPU{'' if len(indexes) == 1 else 's'} {', '.join(indexes)}"
+
+
 def doubts(result: Result) -> Iterator[str]:
     """Predicates of the run, such as "was held back by heat for 12.0 % of the measured time"."""
     conditions = result.conditions
@@ -27,9 +35,8 @@ def doubts(result: Result) -> Iterator[str]:
     for cause in CAUSES:
         fraction = getattr(result.throttle, f"{cause.name}_fraction")
         if fraction is not None and fraction >= THROTTLED_SHARE:
-            yield f"was held back by {cause.words} for {100 * fraction:.1f} % of the measured time" + _source(
-                result, cause.name, fraction
-            )
+            where, source = _worst_gpu(result, cause.name, fraction)
+            yield f"was held back by {cause.words}{where} for {100 * fraction:.1f} % of the measured time{source}"
     if (words := steadiness(conditions, result.steps.warmup)) is not None:
         yield words
 
@@ -59,9 +66,12 @@ def steadiness(conditions: Conditions, warmup: int) -> str | None:
     return None
 
 
-def _source(result: Result, cause: str, fraction: float) -> str:
-    """What the worst device's share comes from."""
+def _worst_gpu(result: Result, cause: str, fraction: float) -> tuple[str, str]:
+    """The GPU that a share is of, and what the share comes from."""
     for row in result.throttle.devices:
-        if row.get(f"{cause}_fraction") == fraction and row.get(f"{cause}_source"):
-            return f" ({row[f'{cause}_source']})"
-    return ""
+        if row.get(f"{cause}_fraction") == fraction:
+            gpu = "watched GPU" if result.actual.device == "cpu" else "GPU"
+            where = "" if row.get("index") is None else f" on {gpu} {row['index']}"
+            source = row.get(f"{cause}_source")
+            return where, f" ({source})" if source else ""
+    return "", ""

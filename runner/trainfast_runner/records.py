@@ -231,3 +231,5 @@ class Event(msgspec.Struct, frozen=True, kw_only=True):
     rank: int | None = None
     device: int | None = None
     detail: str | None = None
+    memory_used_bytes: int | None = None
+    """Of a process on a GPU, its device memory when it was seen."""

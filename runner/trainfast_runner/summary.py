@@ -51,7 +51,7 @@ def summarise(directory: Path, records: RunRecords, verdict: Verdict, ended_ns: 
     first_rank = records.steps[min(records.steps)] if records.steps else []
     measured = [step for step in first_rank if not step.warmup]
     window = window_of(measured)
-    used = [records.devices.get(uuid, []) for uuid in run.gpu_uuids] if run else []
+    used = [records.devices.get(uuid, []) for uuid in run.device_uuids] if run else []
     throughput, samples = _throughput(records, ran)
     join = join_of(records.devices, run.watch_uuids if run else [], 1.0)
     devices = join.window(window.begin_ns, window.end_ns) if window else []

@@ -290,7 +290,7 @@ def test_a_run_on_the_cpu_is_about_the_gpu_that_was_joined_to_it() -> None:
     shared = {"foreign_processes": [{"pid": 7, "device": 0}, {"pid": 9, "device": 0}]}
     case = Case(device="cpu", gpus={0: always(pcie_width=8, **HOT)}, run=shared)
     assert case.found() == ["thermal", "foreign-process", "pcie-width"]
-    assert case.findings()[1].line == "GPU 0 is shared with 2 other processes (pid 7, 9)"
+    assert case.findings()[1].line == "watched GPU 0 is used by 2 other processes (pid 7, 9)"
 
 
 @pytest.mark.parametrize("strategy", ["zero3-offload", "pp", "naive-mp", "dp"])
@@ -332,6 +332,20 @@ def test_every_rule_speaks_only_of_figures_there_are_and_says_where_its_threshol
         assert rule.source
 
 
+def test_a_slow_gpu_keeps_ranks_waiting_only_where_there_are_some() -> None:
+    """With one process beside two watched GPUs nobody waits for the slower one."""
+    gpus = {0: always(), 1: always(sm_clock_mhz=1600)}
+    waits = "ranks that meet in every step wait for it"
+    joined = next(finding for finding in Case(device="cpu", gpus=gpus).findings() if finding.rule == "straggler-gpu")
+    trained = next(
+        finding
+        for finding in Case(knobs=DDP, gpus=gpus, other_ranks={1: always()}).findings()
+        if finding.rule == "straggler-gpu"
+    )
+    assert (joined.line.startswith("watched GPU 1 runs at"), waits in joined.line) == (True, False)
+    assert (trained.line.startswith("GPU 1 runs at"), waits in trained.line) == (True, True)
+
+
 def test_who_shared_the_gpu_in_a_stretch_of_time() -> None:
     def told(t: int, pid: int, state: str) -> Event:
         return Event(t_ns=t * S, kind="foreign_process", device=0, pid=pid, state=state)
@@ -352,3 +366,5 @@ def test_who_shared_the_gpu_in_a_stretch_of_time() -> None:
     assert foreign_processes(run, events, Window(0, 1 * S))[0] == ForeignProcess(0, 1, 9)
     assert [process.pid for process in foreign_processes(run, events, Window(4 * S, 8 * S))] == [2, 3]
     assert [process.pid for process in foreign_processes(run, events, Window(8 * S, 10 * S))] == [4]
+    came = Event(t_ns=S, kind="foreign_process", device=2, pid=5, state="appeared", memory_used_bytes=2 * GIB)
+    assert foreign_processes(run, [came], Window(0, 2 * S))[-1] == ForeignProcess(2, 5, 2 * GIB)

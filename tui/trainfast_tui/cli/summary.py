@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import msgspec
 
-from trainfast_runner.doubts import doubts, marks
+from trainfast_runner.doubts import doubts, marks, watched_words
 from trainfast_runner.oom_advice import cheapest
 from trainfast_runner.records import SCHEMA
 from trainfast_runner.result import Flops, Result
@@ -97,13 +97,15 @@ def _figures(result: Result) -> Iterator[tuple[str, str]]:
     if result.flops.model_tflops_per_device is not None:
         yield "model FLOPs", _flops(result.flops)
     if result.energy.joules is not None:
-        source = f" ({result.energy.source})" if result.energy.source else ""
+        from_what = filter(None, (watched_words(result), result.energy.source))
+        source = f" ({'; '.join(from_what)})" if result.energy.source else ""
         each = f"{joules(result.energy.joules_per_sample)} a sample, {joules(result.energy.joules_per_step)} a step"
         yield "energy", f"{joules(result.energy.joules)}, {each}{source}"
     if result.conditions.start_temperature_c is not None:
         warm = result.conditions.measured_from_temperature_c
         then = "" if warm is None else f", measured from {celsius(warm)} on"
-        yield "started at", celsius(result.conditions.start_temperature_c) + then
+        gpus = f" ({watched_words(result)})" if watched_words(result) else ""
+        yield "started at", celsius(result.conditions.start_temperature_c) + then + gpus
     if result.actual.world_size is not None:
         yield "ran as", _actual(result)
 
