@@ -7,6 +7,7 @@ import pytest
 import stand_in
 from stand_in import Machine, gpus
 
+from trainfast_runner.telemetry import failures
 from trainfast_runner.telemetry import nvml as nvml_module
 from trainfast_runner.telemetry.nvml import Nvml
 from trainfast_runner.telemetry.patience import Job, Patience
@@ -117,4 +118,30 @@ def test_a_driver_that_hangs_while_it_opens_does_not_hold_the_sampler(gate: thre
         gate.set()
         until(lambda: [gpu.temperature_c for gpu in nvml.sample(2 * 10**9)[0]] == [50])
         assert "nvml" not in nvml.sample(3 * 10**9)[1]
+        nvml.close()
+
+
+def test_a_gpu_that_was_slow_before_does_not_hold_up_the_tick_again(gate: threading.Event, monkeypatch) -> None:
+    machine = Machine(gpus(2))
+    with stand_in.installed(machine):
+        nvml = Nvml(patience_s=5)
+        nvml.sample(0)
+        machine.gpus[1].hangs = gate
+        nvml.patience_s = 0.05
+        assert failures.takes_long(nvml.sample(10**9)[0][1].error or "")
+        gate.set()
+        until(lambda: nvml._hangs[1].job.over)
+        gate.clear()
+        waited: list[float] = []
+        nvml.patience_s = 3600
+        monkeypatch.setattr(nvml_module, "HUNG_PATIENCE_S", 0.05)
+        run = nvml._patience.run
+        monkeypatch.setattr(
+            nvml._patience, "run", lambda jobs, patience_s: (waited.append(patience_s), run(jobs, patience_s))
+        )
+        readings, _ = nvml.sample(30 * 10**9)
+        assert [gpu.error is None for gpu in readings] == [True, False]
+        assert waited == [3600, 0.05]
+        assert "the NVIDIA driver is slow with it" in (readings[1].error or ""), "it may yet come back"
+        gate.set()
         nvml.close()

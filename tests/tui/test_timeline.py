@@ -10,10 +10,11 @@ from textual.app import App, ComposeResult
 from trainfast_runner.follow import Follower
 from trainfast_runner.home import Home
 from trainfast_runner.records import Event
+from trainfast_runner.telemetry import failures
 from trainfast_runner.telemetry.readings import DeviceProcess, Tick
 from trainfast_tui.chart_data import TimeAxis
 from trainfast_tui.messages import SnapshotTaken
-from trainfast_tui.timeline import MachineMoments, RunMoments
+from trainfast_tui.timeline import TELLERS, MachineMoments, RunMoments
 from trainfast_tui.widgets.charts import Chart
 from trainfast_tui.widgets.event_line import EventLine
 
@@ -131,3 +132,10 @@ async def test_nothing_happened_is_said() -> None:
         line.show([], TimeAxis(START_NS, START_NS + 40 * S, "now"))
         assert text_of(line, 60, 2)[1].strip() == "no events"
         assert line.move(-1) == "Nothing happened in this stretch of time."
+
+
+def test_a_gpu_whose_call_takes_long_is_not_called_lost() -> None:
+    said = TELLERS["gpu_lost"](Event(t_ns=START_NS, kind="gpu_lost", device=4, detail=failures.slow(2, "this GPU")))[2]
+    assert said.startswith(
+        "GPU 4 does not answer: this GPU has not answered for 2 s: the NVIDIA driver is slow with it"
+    )

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
 from trainfast_runner.state_words import state_words
+from trainfast_runner.telemetry.failures import takes_long
 from trainfast_tui import format as fmt
 
 if TYPE_CHECKING:
@@ -164,6 +165,12 @@ def _compilations(steps: Sequence[Step]) -> list[Moment]:
     ]
 
 
+def _silent(event: Event) -> tuple[str, str, str]:
+    """A GPU that is gone, or one whose call takes too long, which is no loss."""
+    why = event.detail or "it does not answer"
+    return "✗", "error", f"{_device(event)} {'does not answer' if takes_long(why) else 'was lost'}: {why}"
+
+
 def _device(event: Event) -> str:
     return "GPU" if event.device is None else f"GPU {event.device}"
 
@@ -202,7 +209,7 @@ TELLERS: dict[str, Teller] = {
     "throttle_on": lambda event: _throttle(event, began=True),
     "throttle_off": lambda event: _throttle(event, began=False),
     "xid": lambda event: ("X", "error", f"{_device(event)}: Xid error {event.detail or ''}".rstrip()),
-    "gpu_lost": lambda event: ("✗", "error", f"{_device(event)} was lost: {event.detail or 'it does not answer'}"),
+    "gpu_lost": _silent,
     "gpu_back": lambda event: ("✓", "success", f"{_device(event)} answers again"),
     "foreign_process": _process,
     "process": _process,

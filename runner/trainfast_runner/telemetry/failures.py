@@ -43,6 +43,10 @@ LOST_ACCESS: Final = (
     "Xid errors in `dmesg` and reboot"
 )
 
+HAS_NOT_ANSWERED: Final = "has not answered for"
+SLOW_S: Final = 15.0
+"""From here on a call is taken for one that does not come back."""
+
 LOOK: Final = "See whether `nvidia-smi` works; if not, reboot, or install the driver again"
 
 DEVICE_FAILURES: Final = {
@@ -112,9 +116,22 @@ def hangs(seconds: float, who: str = "NVML") -> str:
     """Of a call into the driver that has not come back for so long."""
     shown = f"{seconds:.0f}" if seconds >= 1 else f"{seconds:.1f}"
     return (
-        f"{who} has not answered for {shown} s: a call into the NVIDIA driver does not come back. Look for Xid errors"
+        f"{who} {HAS_NOT_ANSWERED} {shown} s: a call into the NVIDIA driver does not come back. Look for Xid errors"
         " in `dmesg`; a reboot usually helps"
     )
+
+
+def slow(seconds: float, who: str) -> str:
+    """Of a call that has taken so long: up to `SLOW_S` it may yet come back, and mostly does."""
+    if seconds >= SLOW_S:
+        return hangs(seconds, who)
+    shown = f"{seconds:.0f}" if seconds >= 1 else f"{seconds:.1f}"
+    return f"{who} {HAS_NOT_ANSWERED} {shown} s: the NVIDIA driver is slow with it; it is asked again"
+
+
+def takes_long(sentence: str) -> bool:
+    """Whether it is that of a call that has not come back, rather than of a GPU that is gone."""
+    return HAS_NOT_ANSWERED in sentence
 
 
 def opening(seconds: float, patience_s: float) -> str:

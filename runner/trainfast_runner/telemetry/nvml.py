@@ -17,8 +17,12 @@ from trainfast_runner.telemetry.xid import OnXid, XidWatch
 
 _FIRST_RETRY_NS = 1_000_000_000
 _LONGEST_RETRY_NS = 60_000_000_000
+_LOST_RETRY_NS = 2_000_000_000
+"""How often a lost GPU is asked for: a few calls that fail at once, unlike another initialization."""
 PATIENCE_S = 1.0
 """How long one GPU may take for all of its readings before the others are read without it."""
+HUNG_PATIENCE_S = 0.25
+"""The same for one that took too long before: it is read last, and the tick of the others ends with it."""
 OPENING_S = 15.0
 """How long the driver may take to open: seconds for each GPU that is not in persistence mode."""
 _PROBES = 3
@@ -84,6 +88,8 @@ class Nvml:
         self._devices: list[Device] = []
         self._retry_at_ns = 0
         self._retry_delay_ns = _FIRST_RETRY_NS
+        self._reopen_at_ns = 0
+        """Before this time a lost GPU is asked for without opening the driver again."""
         self._opening_s = opening_s
         self._patience = Patience(hurry)
         self._hangs: dict[int, Hang] = {}
@@ -146,7 +152,7 @@ class Nvml:
         for device, job in zip(due, jobs, strict=True):
             if not job.over:
                 self._hangs[device.index] = Hang.after(self._hangs.get(device.index), job, time.monotonic_ns())
-                device.fail(failures.hangs(job.age_s, "this GPU"), lost=False)
+                device.fail(failures.slow(job.age_s, "this GPU"), lost=False)
             elif job.error is not None and not isinstance(job.error, nv.NVMLError):
                 raise job.error
 
@@ -162,7 +168,7 @@ class Nvml:
         for device in self._devices:
             hang = self._hangs.get(device.index)
             if hang is not None and not hang.job.over:
-                device.error = failures.hangs(hang.job.age_s, "this GPU")
+                device.error = failures.slow(hang.job.age_s, "this GPU")
 
     def _silent(self, device: Device, missing: dict[str, str]) -> DeviceReading:
         sentence = device.error or self.failure or failures.VANISHED
@@ -179,17 +185,19 @@ class Nvml:
         offset_ns = t_ns - time.monotonic_ns()
         jobs = [Job(functools.partial(self._read, nv, device, offset_ns, self._ticks)) for device in due]
         self._ticks += 1
-        self._patience.run(jobs, self.patience_s)
+        known = sum(device.index not in self._hangs for device in due)
+        self._patience.run(jobs[:known], self.patience_s)
+        self._patience.run(jobs[known:], min(self.patience_s, HUNG_PATIENCE_S))
         readings: dict[int, DeviceReading] = {}
         for device, job in zip(due, jobs, strict=True):
             if not job.over:
                 self._hangs[device.index] = Hang.after(self._hangs.get(device.index), job, t_ns)
-                device.fail(failures.hangs(job.age_s, "this GPU"), lost=False)
+                device.fail(failures.slow(job.age_s, "this GPU"), lost=False)
             elif isinstance(job.error, nv.NVMLError):
                 self._failed(device, job.error.value, str(job.error), t_ns)
                 if device.lost:
                     self._reopen = False
-                    self._schedule_retry(t_ns)
+                    self._retry_at_ns = t_ns + _FIRST_RETRY_NS
             elif job.error is not None:
                 raise job.error
             elif job.result is not None:
@@ -247,17 +255,18 @@ class Nvml:
         for (device, _), attached in zip(found, jobs, strict=True):
             if not attached.over:
                 self._hangs[device.index] = Hang.after(self._hangs.get(device.index), attached, t_ns)
-                device.fail(failures.hangs(attached.age_s, "this GPU"), lost=False)
+                device.fail(failures.slow(attached.age_s, "this GPU"), lost=False)
             elif isinstance(attached.error, nv.NVMLError):
                 self._failed(device, attached.error.value, str(attached.error), t_ns)
             elif attached.error is not None:
                 raise attached.error
         self._reopen = any(device.lost for device in self._devices)
         if self._reopen:
-            self._schedule_retry(t_ns)
+            self._retry_at_ns = t_ns + _LOST_RETRY_NS
         elif self._open:
             self._retry_delay_ns = _FIRST_RETRY_NS
-        self._watch_for_xids(nv)
+        if self._xids is None or any(device.error is None for device, _ in found):
+            self._watch_for_xids(nv)
 
     def _watch_for_xids(self, nv: ModuleType) -> None:
         """Waits for the errors of the GPUs that answer now."""
@@ -281,8 +290,12 @@ class Nvml:
 
     def _initialize(self, t_ns: int) -> list[Found]:
         """Opens NVML, or closes and opens it again; the GPUs to ask, which is all or the lost ones."""
-        if self._open and not self._reopen and (regained := self._regain()):
-            return regained
+        if self._open:
+            must_wait = t_ns < self._reopen_at_ns
+            if (must_wait or not self._reopen) and ((regained := self._regain()) or must_wait):
+                return regained
+            self._reopen_at_ns = t_ns + self._retry_delay_ns
+            self._retry_delay_ns = min(self._retry_delay_ns * 2, _LONGEST_RETRY_NS)
         self._shut()
         nv = self._import(t_ns)
         if nv is None:

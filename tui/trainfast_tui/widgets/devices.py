@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from rich.cells import cell_len
 
 from trainfast_runner.slowdown import degrees_left
+from trainfast_runner.telemetry.failures import takes_long
 from trainfast_tui import format as fmt
 from trainfast_tui.widgets.bar import bar_runs
 from trainfast_tui.widgets.painted import Line, Painted
@@ -145,7 +146,8 @@ def gpu_line(
         name = (device.name or "").removeprefix("NVIDIA ")
         line.append((fmt.fit(fmt.plain(name), 18) + " ", "muted"))
     if device.error is not None:
-        since = f"lost for {fmt.duration(lost_s)}: " if lost_s is not None else "not answering: "
+        word = "silent" if takes_long(device.error) else "lost"
+        since = f"{word} for {fmt.duration(lost_s)}: " if lost_s is not None else "not answering: "
         return [*line, (since, "error"), (device.error, "error")]
     share = _share(device.memory_used_bytes, device.memory_total_bytes)
     line += _bar(share, 16 if width >= WIDEST else 10 if wide else 6, ascii, NEARLY_FULL)
