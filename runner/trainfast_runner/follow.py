@@ -11,7 +11,7 @@ from collections import deque
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -166,10 +166,7 @@ class Follower:
             actual=self._actual,
             error=self._error,
             log=self._log.lines(),
-            unreadable_lines=self._telemetry.unreadable
-            + self._event_tail.unreadable
-            + sum(tail.unreadable for tail in self._step_tails.values())
-            + sum(tail.unreadable for tail in self._worker_tails.values()),
+            unreadable_lines=self._unreadable_lines(),
             conditions=tuple(self._conditions),
             diagnosis=tuple(result.diagnosis) if result else self._live.diagnosis,
             steady=steady_of(result.conditions) if result else self._live.steady,
@@ -177,6 +174,15 @@ class Follower:
         if over:
             self._final = snapshot
         return snapshot
+
+    def _unreadable_lines(self) -> int:
+        tails: list[Tail[Any]] = [
+            self._telemetry,
+            self._event_tail,
+            *self._step_tails.values(),
+            *self._worker_tails.values(),
+        ]
+        return sum(tail.unreadable for tail in tails)
 
     def _read(self) -> bool:
         """Whether any file gave something new."""

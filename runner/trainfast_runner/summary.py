@@ -7,7 +7,7 @@ import math
 import statistics
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from trainfast_runner.asked_and_ran import as_fields, what_ran
 from trainfast_runner.compile_cost import compile_cost
@@ -33,9 +33,6 @@ from trainfast_runner.run_records import RunRecords
 from trainfast_runner.steady_state import steady_state
 from trainfast_runner.step_conditions import join_of
 from trainfast_runner.verdict import Verdict
-
-if TYPE_CHECKING:
-    pass
 
 LOSSES_IN_A_MEAN = 5
 PHASES = ("data", "forward", "backward", "optimizer", "other")

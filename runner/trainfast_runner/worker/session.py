@@ -145,10 +145,7 @@ def assemble(ground: Ground, run_dir: Path, journal: Journal) -> tuple[Rig, Step
             **actual_fields(model, *ground.engine.live(), ground.strategy, ground.device, dtype.name, flops),
         )
 
-    samples = knobs.batch_size * knobs.grad_accum
-    tokens = counted.take_tokens if counted else samples * tokens_per_sample(ground.config, objective, knobs.seq_len)
-    watch = CompileWatch() if compiled else None
-    log = StepLog(run_dir, journal, samples, tokens, knobs.timing_warmup, watch, ground.precision.initial_scale())
+    log = _step_log(ground, run_dir, journal, counted, CompileWatch() if compiled else None)
     keep_last_step_on_sigterm(log, journal)
     write_actual()
     rig = Rig(
@@ -167,6 +164,16 @@ def assemble(ground: Ground, run_dir: Path, journal: Journal) -> tuple[Rig, Step
         after_first_step=write_actual,
     )
     return rig, log
+
+
+def _step_log(
+    ground: Ground, run_dir: Path, journal: Journal, counted: CountedBatches | None, watch: CompileWatch | None
+) -> StepLog:
+    knobs = ground.spec.knobs
+    samples = knobs.batch_size * knobs.grad_accum
+    each = tokens_per_sample(ground.config, ground.spec.data.objective, knobs.seq_len)
+    tokens = counted.take_tokens if counted else samples * each
+    return StepLog(run_dir, journal, samples, tokens, knobs.timing_warmup, watch, ground.precision.initial_scale())
 
 
 def _length_that_counts(ground: Ground) -> int:
