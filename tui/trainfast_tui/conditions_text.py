@@ -35,7 +35,7 @@ def conditions_line(run: RunSnapshot, width: int) -> Line:
     warming = [(mark[0] if wide else mark[0].split(" up")[0], mark[1])] if mark is not None else []
     if not counted:
         return warming
-    parts = [_throttled(counted, wide), _clock(counted), _energy(counted, wide), _temperature(counted, wide), warming]
+    parts = [_throttled(counted, wide), _clock(counted), _energy(counted, wide), _temperature(run, counted, wide), warming]
     line: Line = []
     for dropped in ((), (1,), (1, 3), (1, 2, 3), (1, 2, 3, 4)):
         line = []
@@ -53,7 +53,8 @@ def steadiness(run: RunSnapshot) -> tuple[str, str] | None:
         return None
     if steady.warming:
         return ("still warming up" if run.is_live else "still warming up at the end"), "warning"
-    return f"steady from step {steady.from_step}", "success"
+    # Of a run that goes on it holds until now: what comes may drift again.
+    return f"steady {'so far, ' if run.is_live else ''}from step {steady.from_step}", "success"
 
 
 def _counted(run: RunSnapshot) -> Sequence[StepConditions]:
@@ -105,9 +106,13 @@ def _energy(counted: Sequence[StepConditions], wide: bool) -> Line:
     return [((f"{fmt.joules(step)}/step, " if wide else "") + f"{fmt.joules(sample)}/sample", "text")]
 
 
-def _temperature(counted: Sequence[StepConditions], wide: bool) -> Line:
-    newest = counted[-1].temperature_c
-    return [] if newest is None else [(fmt.celsius(newest) + (" at start" if wide else ""), "text")]
+def _temperature(run: RunSnapshot, counted: Sequence[StepConditions], wide: bool) -> Line:
+    """Where the newest step of a live run began; of one that has ended where the run did, as its result says."""
+    if run.result is None:
+        degrees, when = counted[-1].temperature_c, " now"
+    else:
+        degrees, when = run.result.conditions.start_temperature_c, " at start"
+    return [] if degrees is None else [(fmt.celsius(degrees) + (when if wide else ""), "text")]
 
 
 def _mean(values: Iterable[float | None]) -> float | None:
