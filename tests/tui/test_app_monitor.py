@@ -194,6 +194,19 @@ async def test_a_lost_gpu_says_since_when_and_the_others_go_on(home: Home) -> No
         assert "lost for 20 s: GPU is lost" in screen_text(app), "on the main screen as well"
 
 
+async def test_events_are_told_where_there_is_no_room_for_charts(home: Home) -> None:
+    ticks = [a_full_tick(second, 8) for second in range(80)]
+    gone = a_gpu(5, error="GPU is lost: it no longer answers", throttle_reasons=None)
+    ticks[79].devices[5] = gone
+    app = StillApp(home)
+    async with app.run_test(size=(80, 24)) as pilot:
+        assert "✗  1 s ago  GPU 5 was lost: GPU is lost" in await opened(
+            pilot, replace(the_machine(8), ticks=tuple(ticks))
+        )
+        await pilot.press("e")
+        assert "GPU 5 was lost" in screen_text(app).splitlines()[-2]
+
+
 async def test_charts_are_drawn_anew_when_they_move_by_a_cell(home: Home) -> None:
     """Drawing them is most of what a frame costs; the row of the GPU has its newest reading at once."""
     # A cell of this axis is 0.93 s long, and this moment a third into one.

@@ -125,6 +125,20 @@ async def test_signs_stand_under_their_time_and_the_weightiest_of_a_cell_wins() 
         assert text_of(line, 91, 1) == ["     P  4 s ago  GPU 0: at the power limit  3 of 3, e earlier"]
 
 
+async def test_what_happened_before_the_span_on_the_axis_is_still_told_and_chosen() -> None:
+    moments = MachineMoments().of([a_ramp_tick(second) for second in range(40)])
+    app = Line()
+    async with app.run_test():
+        line = app.query_one(EventLine)
+        line.show(moments, TimeAxis(START_NS + 200 * S, START_NS + 320 * S, "now"))
+        signs, words = text_of(line, 91, 2)
+        assert set(signs.removeprefix("   events ├")) == {"─"}
+        assert words == "     P  4 min 44 s ago  GPU 0: at the power limit  3 of 3, e earlier"
+        line.move(-1)
+        assert line.move(-1) == "GPU 0: no longer: thermal slowdown (software), after 12 s"
+        assert line.chosen_ns == START_NS + RAMP.stop * S
+
+
 async def test_nothing_happened_is_said() -> None:
     app = Line()
     async with app.run_test():

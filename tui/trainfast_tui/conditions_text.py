@@ -35,7 +35,13 @@ def conditions_line(run: RunSnapshot, width: int) -> Line:
     warming = [(mark[0] if wide else mark[0].split(" up")[0], mark[1])] if mark is not None else []
     if not counted:
         return warming
-    parts = [_throttled(counted, wide), _clock(counted), _energy(counted, wide), _temperature(run, counted, wide), warming]
+    parts = [
+        _throttled(counted, wide),
+        _clock(counted),
+        _energy(counted, wide),
+        _temperature(run, counted, wide),
+        warming,
+    ]
     line: Line = []
     for dropped in ((), (1,), (1, 3), (1, 2, 3), (1, 2, 3, 4)):
         line = []

@@ -35,6 +35,8 @@ LEAST_CHART_ROWS = 7
 CHART_ROWS = ((38, 15), (26, 8))
 """From so many rows on for all, so many are kept for charts before a GPU says all it knows."""
 LEAST_PROCESS_ROWS = 6
+LEAST_ROWS_WITH_EVENTS = 3
+"""Processes on a screen with fewer rows for them have these, and events none."""
 MINUTE_NS = 60_000_000_000
 
 
@@ -104,7 +106,7 @@ class MonitorScreen(OfTheApp, ChartActions, Screen[None]):
         self.query_one(Footer).show_pace(words)
 
     def _share_out(self) -> None:
-        """Devices first, then a few processes, then charts; what is left goes to the processes."""
+        """Devices first, then a few processes, then charts, of which the line of events always stays."""
         room, width = self.size.height - AROUND, self.size.width
         tick = self._snapshot.tick if self._snapshot is not None else None
         gpus = len(tick.devices) if tick is not None else 0
@@ -121,8 +123,9 @@ class MonitorScreen(OfTheApp, ChartActions, Screen[None]):
             devices.styles.height = rows
         left = room - rows
         charts = left - max(LEAST_PROCESS_ROWS, min(wanted, left // 2))
-        self.query_one(Charts).set_class(charts < LEAST_CHART_ROWS, "-away")
-        height = left - charts if charts >= LEAST_CHART_ROWS else left
+        has_events = left > LEAST_ROWS_WITH_EVENTS
+        self.query_one(Charts).set_class(charts < LEAST_CHART_ROWS and not has_events, "-away")
+        height = left - (charts if charts >= LEAST_CHART_ROWS else has_events)
         if table.styles.height is None or table.styles.height.value != height:
             table.styles.height = height
 

@@ -118,6 +118,8 @@ class Charts(Vertical):
     def _show_events(self, snapshot: Snapshot, axis: chart_data.TimeAxis, height: int) -> int:
         """The rows that the events take."""
         rows = sum(height >= least for least in ROWS_FOR_EVENTS)
+        if self._of_machine and height <= len(ROWS_FOR_EVENTS):
+            rows = height  # no room for a chart: what happened is said all the same
         line = self.query_one(EventLine)
         line.set_class(not rows, "-away")
         if rows:

@@ -27,9 +27,9 @@ class EventLine(Painted):
         self._chosen: Moment | None = None
 
     def show(self, moments: Sequence[Moment], axis: TimeAxis) -> None:
-        """Show the moments that lie on the axis."""
+        """Show these moments; those from before the axis have no sign on it, but can be chosen like the others."""
         self._axis = axis
-        self._moments = [moment for moment in moments if axis.start_ns <= moment.t_ns <= axis.end_ns]
+        self._moments = [moment for moment in moments if moment.t_ns <= axis.end_ns]
         if self._chosen not in self._moments:
             self._chosen = None
         self.repaint()
