@@ -54,16 +54,21 @@ def explanation_of(records: RunRecords, reason: str, error: RunError | None) -> 
     run = records.run
     if run is None:
         return None
-    from trainfast_runner.memory_model import cached_models
-
     rank = error.rank if error is not None else None
     held = [line.held_bytes for line in records.worker.get(rank or 0, []) if line.kind == "exception"]
     died = OutOfMemory(run, reason, error, held[-1] if held else None, what_ran(records.worker), records.events)
     try:
-        return died.explained(cached_models(run.device, run.python or None))
+        return died.explained(models_of(run))
     except Exception as problem:
         # The result of a run does not depend on arithmetic about it; what went wrong there is kept with it.
         return OomExplanation(basis=f"could not be explained: {type(problem).__name__}: {problem}")
+
+
+def models_of(run: RunFile, python: str | None = None) -> Callable[[RunSpec], MemoryModel | None]:
+    """The memory models traced by now, as they are on the run's GPU; `python` goes before the one it trained in."""
+    from trainfast_runner.memory_model import cached_models
+
+    return cached_models(run.device, python or run.python or None, next(iter(run.device_names), None))
 
 
 def out_of_memory(run: RunSnapshot) -> OutOfMemory | None:
@@ -130,8 +135,7 @@ def _trace(specs: list[RunSpec], device: str, python: str | None, given_up: thre
 
 def _is_cured(run: RunFile, error: RunError | None, python: str | None) -> bool:
     """Whether a change is known that would make it fit, or whether none ever will be, without a limit to fit into."""
-    from trainfast_runner.memory_model import cached_models
     from trainfast_runner.oom_explained import explain
 
-    found = explain(run, error, "", cached_models(run.device, python))
+    found = explain(run, error, "", models_of(run, python))
     return found.limit_bytes is None or any(change.predicted_bytes is not None for change in found.changes)

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as some
 
+from trainfast_runner.explained_run import models_of
 from trainfast_runner.knobs import defaults
 from trainfast_runner.memory_model import CATEGORIES, MemoryModel, cached_model, cached_models, corrections, tracing
 from trainfast_runner.memory_model.course import Stack, Stretch
@@ -299,6 +300,21 @@ def test_a_run_corrects_the_predictions_of_its_own_device_only(tmp_path: Path) -
     assert "corrected" in known_of(tmp_path).predict(spec).basis
     corrections.learn(tmp_path, a_run(spec, device="cuda", device_names=["NVIDIA A100"]), ended())
     assert "corrected" not in known_of(tmp_path, "cuda").predict(spec).basis, "which of the two is not said"
+
+
+def test_an_explanation_goes_by_what_is_known_of_the_gpu_that_the_run_was_on(tracer: Tracer, tmp_path: Path) -> None:
+    spec, home = spec_with(batch_size=5000), tmp_path / "home"
+    home.mkdir()
+    for name in ("NVIDIA H200", "NVIDIA A100"):
+        beyond = {**BEYOND, "forward_backward": len(name) * 1000}
+        corrections.learn(home, a_run(spec, beyond, device="cuda", device_names=[name]), ended())
+    tracing.trace_model(spec, "cuda")
+    run = a_run(spec, device="cuda", device_names=["NVIDIA A100"]).run
+    assert run is not None
+    model = models_of(run)(spec)
+    assert model is not None
+    assert model.machine.corrections
+    assert model.machine == corrections.of_device("cuda", "NVIDIA A100", home)
 
 
 def test_a_run_that_says_nothing_of_the_next_teaches_nothing(tmp_path: Path) -> None:

@@ -58,7 +58,9 @@ class Tracer:
     def cached(self, spec: RunSpec, device: str = "cpu", python: str | None = None) -> TenMiBASample | None:
         return TenMiBASample() if self._key(spec) in self.known else None
 
-    def all_cached(self, device: str, python: str | None) -> Callable[[RunSpec], TenMiBASample | None]:
+    def all_cached(
+        self, device: str, python: str | None, gpu: str | None = None
+    ) -> Callable[[RunSpec], TenMiBASample | None]:
         """Those of one moment."""
         return self.cached
 

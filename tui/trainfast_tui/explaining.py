@@ -73,6 +73,6 @@ class Explainer:
 
 
 def _explained(died: OutOfMemory, python: str | None) -> OomExplanation:
-    from trainfast_runner.memory_model import cached_models
+    from trainfast_runner.explained_run import models_of
 
-    return died.explained(cached_models(died.run.device, python))
+    return died.explained(models_of(died.run, python))

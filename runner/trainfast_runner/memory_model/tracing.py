@@ -45,8 +45,13 @@ def cached_model(spec: RunSpec, device: str = "cpu", python: str | None = None) 
     return cached_models(device, python)(spec)
 
 
-def cached_models(device: str = "cpu", python: str | None = None) -> Callable[[RunSpec], MemoryModel | None]:
-    """As `cached_model` for many specs of one moment: what is installed is looked at once, and a trace read once."""
+def cached_models(
+    device: str = "cpu", python: str | None = None, gpu: str | None = None
+) -> Callable[[RunSpec], MemoryModel | None]:
+    """As `cached_model` for many specs of one moment: what is installed is looked at once, and a trace read once.
+
+    With what is known of a GPU of the name `gpu`, where one is named.
+    """
     try:
         executable = training_python.find(python)
     except Problem:
@@ -61,7 +66,7 @@ def cached_models(device: str = "cpu", python: str | None = None) -> Callable[[R
             _read([parts], found)
             model = _model(parts, found, device)
             if isinstance(model, MemoryModel):
-                models[parts] = model
+                models[parts] = model if gpu is None else model.on(gpu)
         return models.get(parts)
 
     return model_of

@@ -8,10 +8,9 @@ from contextlib import closing, suppress
 
 import msgspec
 
-from trainfast_runner.explained_run import trace_changes
+from trainfast_runner.explained_run import models_of, trace_changes
 from trainfast_runner.home import Home, read_result, read_run_file
 from trainfast_runner.launch import RunPlan
-from trainfast_runner.memory_model import cached_models
 from trainfast_runner.oom_explained import explain
 from trainfast_runner.problem import Problem
 from trainfast_runner.records import RunFile
@@ -36,7 +35,7 @@ def nothing_fits(plan: RunPlan, home: Home, known: Known, why: str, check: Calla
     error = (result.error if result is not None else None) or RunError(rank=rank, phase=phase, message=failed.reason)
     _trace_changes(one, error, plan.python, check)
     held = failed.peak_allocated_bytes if isinstance(failed, Probe) else None
-    said = explain(one, error, failed.reason, cached_models(plan.device, plan.python), held_bytes=held)
+    said = explain(one, error, failed.reason, models_of(one, plan.python), held_bytes=held)
     missing = missing_bytes(said, failed)
     changes = [
         Change(settings=change.settings, words=change.saves, costs=change.costs, predicted_bytes=change.predicted_bytes)
