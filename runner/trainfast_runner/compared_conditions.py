@@ -54,9 +54,23 @@ def _rows(a: Result, b: Result) -> Iterator[ConditionRow]:
     differs = on_cpu and _left_apart(*busy)
     yield ConditionRow("CPU taken by others", _percent(busy[0]), _percent(busy[1]), differs)
     yield _unequal("driver", a, b, lambda result: result.conditions.driver)
-    yield _unequal("started clean", a, b, lambda result: "yes" if result.conditions.clean else "no")
+    yield _unequal("started clean", a, b, lambda result: "yes" if _started_clean(result) else "no")
+    silent = _silent_fraction(a), _silent_fraction(b)
+    if any(silent):
+        differs = _apart(*silent, THROTTLED_APART)
+        yield ConditionRow("GPU without a reading", _share(silent[0]), _share(silent[1]), differs)
     warming = a.conditions.still_warming, b.conditions.still_warming
     yield ConditionRow("steady", _steady(a), _steady(b), None not in warming and warming[0] != warming[1])
+
+
+def _started_clean(result: Result) -> bool:
+    conditions = result.conditions
+    return conditions.clean if conditions.started_clean is None else conditions.started_clean
+
+
+def _silent_fraction(result: Result) -> float:
+    """The share of the measured time in which one of the watched GPUs gave no reading, at its longest."""
+    return max((absence["measured_fraction"] for absence in result.conditions.absences), default=0.0)
 
 
 def _unequal(label: str, a: Result, b: Result, of: Callable[[Result], str | None]) -> ConditionRow:

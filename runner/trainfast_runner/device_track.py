@@ -2,13 +2,15 @@
 
 Energy and clocks go on straight lines between two samples. A duration counter says how long a stretch between two
 samples was throttled, and the reasons sampled at its ends say in which part of it: with them on at one end alone, the
-throttled part lies there. Without a counter a reason holds half way to a sample that does not show it.
+throttled part lies there, and the clock loss in it is the one of that end. Without a counter a reason holds half way to
+a sample that does not show it.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import msgspec
@@ -42,7 +44,7 @@ class DeviceConditions(msgspec.Struct, frozen=True, kw_only=True):
     lost_ms: dict[str, float | None] = {}
     sources: dict[str, str] = {}
     clock_loss_fraction: float | None = None
-    """1 - SM clock / maximum SM clock, the mean over the time."""
+    """1 - SM clock / maximum SM clock, the mean over the time in which the GPU was not idle."""
     sm_clock_mhz: float | None = None
     energy_joules: float | None = None
     energy_source: str | None = None
@@ -55,6 +57,16 @@ Where = tuple[int, float]
 Part = tuple[float, float]
 """The part of the way between two samples in which a quantity grows, as shares of it."""
 ALL_OF_IT: Part = (0.0, 1.0)
+
+
+@dataclass(frozen=True)
+class _Turn:
+    """Throttling that began or ended between two samples: for which share of the time it held, where that lies, and
+    whether it is the first sample that shows it."""
+
+    share: float
+    part: Part
+    at_first: bool
 
 
 class _Running:
@@ -123,6 +135,8 @@ class DeviceTrack:
         self._lost = {cause.name: _Running() for cause in CAUSES}
         self._sources: dict[str, list[int]] = {cause.name: [0] for cause in CAUSES}
         self._clock, self._clock_loss, self._energy = _Running(), _Running(), _Running()
+        self._clock_turn = _Running()
+        """Clock loss in the throttled part of the time that is not in `_clock_loss`."""
         self._outages: list[_Outage] = []
         self._answered: tuple[int, Seen] | None = None
         """The last sample in which the device answered, and when."""
@@ -146,16 +160,17 @@ class DeviceTrack:
 
     def _grow(self, before: Seen, now: Seen, ns: int) -> None:
         clock = _mean(read(before, "sm_clock_mhz"), read(now, "sm_clock_mhz"))
-        loss = _mean(_clock_loss(before), _clock_loss(now))
         self._clock.add(None if clock is None else clock * ns, ns)
-        self._clock_loss.add(None if loss is None else loss * ns, ns)
+        turn: _Turn | None = None
         for cause in CAUSES:
             throttled, source = self._throttled_ns(cause, before, now, ns)
             part, meanwhile = _part(cause, before, now, None if throttled is None else throttled / ns)
             self._throttled[cause.name].add(throttled, ns, part)
+            turn = turn or _turn(cause, before, now, None if throttled is None else throttled / ns)
             lost = None if throttled is None or meanwhile is None else throttled * meanwhile
             self._lost[cause.name].add(lost, ns, part)
             self._sources[cause.name].append(source)
+        self._lose_clock(_working_clock_loss(before), _working_clock_loss(now), turn, ns)
         joules, integrated = _joules(before, now, ns)
         self._energy.add(joules, ns)
         self._integrated.append(integrated)
@@ -178,9 +193,23 @@ class DeviceTrack:
             grown[_ENERGY] = joules
         self._outages.append(_Outage(before[0], t_ns, grown))
 
+    def _lose_clock(self, first: float | None, last: float | None, turn: _Turn | None, ns: int) -> None:
+        """Of an interval in which throttling began or ended the clock falls or rises there, not on a straight line."""
+        known = None if first is None or last is None else (first, last)
+        if known is None or turn is None:
+            mean = _mean(first, last)
+            self._clock_loss.add(None if mean is None else mean * ns, ns)
+            self._clock_turn.add(0.0, ns)
+            return
+        held, free = known if turn.at_first else known[::-1]
+        self._clock_loss.add(free * ns, ns)
+        self._clock_turn.add((held - free) * turn.share * ns, ns, turn.part)
+
     def _go_beyond(self, sample: Seen) -> None:
         """What the newest sample says of the time after it, and the first one of the time before it."""
-        loss = _clock_loss(sample)
+        loss, working = _clock_loss(sample), _working_clock_loss(sample)
+        for running, says in ((self._clock_loss, working), (self._clock_turn, 0.0)):
+            running.beyond = (running.beyond[0] if self.times else says, says)
         for cause in CAUSES:
             shown = _shows(cause, sample)
             rate = None if shown is None else float(shown)
@@ -209,6 +238,7 @@ class DeviceTrack:
 
     def _forget(self, count: int) -> None:
         runnings = (*self._throttled.values(), *self._lost.values(), self._clock, self._clock_loss, self._energy)
+        runnings += (self._clock_turn,)
         columns: list[list[Any]] = [self.times, self._temperatures, self._integrated, *self._sources.values()]
         for running in runnings:
             columns += [running.amounts, running.known_ns, running.parts]
@@ -256,7 +286,7 @@ class DeviceTrack:
                 for name, ms in throttled.items()
                 if ms is not None
             },
-            clock_loss_fraction=share(self._clock_loss),
+            clock_loss_fraction=_sum(share(self._clock_loss), share(self._clock_turn)),
             sm_clock_mhz=share(self._clock),
             energy_joules=joules,
             energy_source=None if joules is None else self._energy_source(low, high),
@@ -302,6 +332,15 @@ def _part(cause: Cause, before: Seen, now: Seen, share: float | None) -> tuple[P
     return (0.0, share) if first else (1 - share, 1.0), loss if ours is None else ours
 
 
+def _turn(cause: Cause, before: Seen, now: Seen, share: float | None) -> _Turn | None:
+    """None where both samples show the cause's reasons, or neither, or nothing tells how long they held."""
+    first, last = _shows(cause, before), _shows(cause, now)
+    if share is None or first is None or last is None or first == last:
+        return None
+    share = min(max(share, 0.0), 1.0)
+    return _Turn(share, (0.0, share) if first else (1 - share, 1.0), first)
+
+
 def _sampled(cause: Cause, before: Seen, now: Seen) -> float | None:
     """What looks between two samples add up to, where there were any."""
     first, last = (sample.throttled_sampled_ns.get(cause.name) for sample in (before, now))
@@ -317,6 +356,15 @@ def _clock_loss(sample: Seen) -> float | None:
     """1 - SM clock / its maximum."""
     clock, most = read(sample, "sm_clock_mhz"), read(sample, "sm_clock_max_mhz")
     return max(0.0, 1 - clock / most) if clock is not None and most else None
+
+
+def _working_clock_loss(sample: Seen) -> float | None:
+    """The same of a GPU that has work: an idle one lowers its clock to save power, and loses nothing by it."""
+    return None if "idle" in (sample.throttle_reasons or ()) else _clock_loss(sample)
+
+
+def _sum(a: float | None, b: float | None) -> float | None:
+    return None if a is None or b is None else max(0.0, a + b)
 
 
 def _product(a: float | None, b: float | None) -> float | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from trainfast_runner.device_track import LEAST_COVERED
 from trainfast_runner.result import Conditions, Result
 from trainfast_runner.throttle_causes import CAUSES
 
@@ -24,8 +25,14 @@ def watched_words(result: Result) -> str:
 def doubts(result: Result) -> Iterator[str]:
     """Predicates of the run, such as "was held back by heat for 12.0 % of the measured time"."""
     conditions = result.conditions
-    if not conditions.clean:
+    if conditions.started_clean is False:
+        yield "did not start under clean conditions: the device was not as free as before"
+    elif not conditions.clean and conditions.started_clean is None:
         yield "did not start under clean conditions: the device was not as free as before, or was lost meanwhile"
+    yield from _absent(result)
+    for error in conditions.xid_errors:
+        gpu = "a GPU" if error.get("device") is None else f"GPU {error['device']}"
+        yield f"had an Xid error {error.get('detail') or ''} on {gpu}".replace("  ", " ")
     others = len(conditions.foreign_processes)
     if others:
         yield f"shared its device with {others} other process{'' if others == 1 else 'es'}"
@@ -39,6 +46,25 @@ def doubts(result: Result) -> Iterator[str]:
             yield f"was held back by {cause.words}{where} for {100 * fraction:.1f} % of the measured time{source}"
     if (words := steadiness(conditions, result.steps.warmup)) is not None:
         yield words
+
+
+def _absent(result: Result) -> Iterator[str]:
+    """Of each time that a GPU was silent: how long, what that leaves out, and what its counters tell of it."""
+    for absence in result.conditions.absences:
+        ended = "" if absence["back"] else ", to the end"
+        said = f"had no reading of GPU {absence['device']} for {absence['seconds']:.0f} s{ended}"
+        if absence["measured_fraction"] >= THROTTLED_SHARE:
+            said += f", {100 * absence['measured_fraction']:.0f} % of the measured time"
+        grown = [
+            f"{absence['throttled_ms'][cause.name] / 1e3:.1f} s by {cause.words}"
+            for cause in CAUSES
+            if cause.name in absence["throttled_ms"]
+        ]
+        if grown:
+            said += f"; by its counters it was held back meanwhile: {', '.join(grown)}"
+        if absence["measured_fraction"] >= 1 - LEAST_COVERED:
+            said += ": too little is left for its throttled time and energy"
+        yield said
 
 
 def marks(result: Result) -> Iterator[str]:

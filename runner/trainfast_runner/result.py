@@ -113,7 +113,7 @@ class Energy(msgspec.Struct, frozen=True, kw_only=True):
 
 class Throttle(msgspec.Struct, frozen=True, kw_only=True):
     """Share of the measured window in which the worst watched device was throttled, by cause, and the worst clock loss:
-    1 - SM clock / maximum SM clock, the mean over the window.
+    1 - SM clock / maximum SM clock, the mean over the window's time in which the GPU was not idle.
 
     `devices` has each device's shares with what they come from (`throttle_causes.SOURCES`), `throttled_ms` of the
     window and `lost_ms_per_step` by cause, `clock_loss_fraction`, and `temperature_c` when the window began.
@@ -192,6 +192,12 @@ class Conditions(msgspec.Struct, frozen=True, kw_only=True):
     others_cpu_percent: float | None = None
     """The share of all cores that processes of others took while the measured steps ran, the mean."""
     clean: bool = True
+    started_clean: bool | None = None
+    """Whether the devices were as free as before when the run was launched; None of older versions."""
+    absences: list[dict[str, Any]] = []
+    """When watched GPUs gave no reading, as `absences.absences` lists them."""
+    xid_errors: list[dict[str, Any]] = []
+    """Xid errors while the run went on, each with `device` (NVML index, None where it is not known) and `detail`."""
     driver: str | None = None
     steady_from_step: int | None = None
     still_warming: bool | None = None

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
+from trainfast_runner.absences import absences
 from trainfast_runner.asked_and_ran import as_fields, what_ran
 from trainfast_runner.compile_cost import compile_cost
 from trainfast_runner.device_window import energy, hottest_c, peak_used_bytes, throttle, window_of
@@ -249,6 +250,11 @@ def _conditions(
         others_cpu_percent=None if stretch is None else others_cpu_percent(stretch),
         driver=run.versions.get("driver"),
         clean=run.clean and not foreign and not lost,
+        started_clean=run.clean,
+        absences=absences(records.devices, run.watch_uuids, window_of(measured)),
+        xid_errors=[
+            {"device": event.device, "detail": event.detail} for event in records.events if event.kind == "xid"
+        ],
     )
 
 

@@ -201,3 +201,31 @@ def test_without_devices_there_is_nothing_to_join() -> None:
     join.add(step(1, end_ms=500, ms=500))
     join.see(S, [])
     assert join.joined(final=True) == []
+
+
+def test_an_idle_gpu_loses_no_clock() -> None:
+    """It saves power: 345 of 1980 MHz with nothing to do is no loss to anybody."""
+    idle = sample(sm_clock_mhz=345, sm_clock_max_mhz=1980, throttle_reasons=["idle"])
+    busy = sample(sm_clock_mhz=1485, sm_clock_max_mhz=1980, throttle_reasons=[])
+    assert window([(float(t), idle) for t in range(5)], 0, 4).clock_loss_fraction is None
+    mixed = [(float(t), idle if t > 8 else busy) for t in range(11)]
+    assert window(mixed, 0, 10).clock_loss_fraction == pytest.approx(0.25)
+
+
+def test_the_clock_falls_where_throttling_begins_and_not_before() -> None:
+    """Throttled from 0.9 s on, at half the clock: a step before that lost nothing, one after it half."""
+    samples = [
+        (
+            float(t),
+            sample(
+                thermal_violation_ns=max(0, round((t - 0.9) * S)),
+                throttle_reasons=["sw_thermal"] if t else [],
+                sm_clock_mhz=1000 if t else 2000,
+                sm_clock_max_mhz=2000,
+            ),
+        )
+        for t in range(3)
+    ]
+    assert window(samples, 0, 0.8).clock_loss_fraction == pytest.approx(0)
+    assert window(samples, 0.9, 1.9).clock_loss_fraction == pytest.approx(0.5)
+    assert window(samples, 0, 2).clock_loss_fraction == pytest.approx(0.5 * 1.1 / 2)

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from trainfast_runner.doubts import doubts
 from trainfast_runner.records import Clock, RunFile
 from trainfast_runner.recovery import settle
 from trainfast_runner.result import Result
@@ -161,6 +162,27 @@ def test_a_gpu_that_was_lost_makes_the_conditions_doubtful(tmp_path: Path) -> No
     conditions = result_of(tmp_path, device_uuids=[GPU], versions={"driver": "580.82"}).conditions
     assert (conditions.clean, conditions.driver) == (False, "580.82")
     assert (conditions.steady_from_step, conditions.still_warming) == (1, False)
+
+
+def test_a_gpu_that_was_silent_is_told_with_its_seconds_and_what_its_counters_grew(tmp_path: Path) -> None:
+    write_lines(tmp_path / "steps.jsonl", [step(n, 1000) for n in range(1, 11)])
+    lines = [device(t, temperature_c=60, power_violation_ns=(6 if t >= 9 else 0) * S) for t in (0, 1, 9, 10)]
+    write_lines(tmp_path / "telemetry.jsonl", [*lines[:2], *(device(t) for t in range(2, 9)), *lines[2:]])
+    told = [
+        {"t_ns": 2 * S, "kind": "xid", "device": 0, "detail": "79"},
+        {"t_ns": 2 * S, "kind": "gpu_lost", "device": 0, "detail": "GPU is lost"},
+    ]
+    write_lines(tmp_path / "events.jsonl", told)
+    result = result_of(tmp_path, watch_uuids=[GPU])
+    (absence,) = result.conditions.absences
+    assert (absence["device"], absence["seconds"], absence["measured_fraction"], absence["back"]) == (0, 7, 0.7, True)
+    assert absence["throttled_ms"] == {"power": 6000}
+    assert (result.conditions.started_clean, result.conditions.clean) == (True, False)
+    assert list(doubts(result)) == [
+        "had no reading of GPU 0 for 7 s, 70 % of the measured time; by its counters it was held back meanwhile:"
+        " 6.0 s by the power limit: too little is left for its throttled time and energy",
+        "had an Xid error 79 on GPU 0",
+    ]
 
 
 def test_who_came_to_the_gpu_while_it_was_measured_is_in_the_conditions(tmp_path: Path) -> None:

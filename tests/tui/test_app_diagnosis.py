@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
-from recorded import HEAT, RAMP, START_NS, S, a_ramp_tick, a_run, a_thermal_ramp, write_lines
+from recorded import HEAT, RAMP, START_NS, S, a_gpu, a_ramp_tick, a_run, a_thermal_ramp, write_lines
 from still import StillApp, a_snapshot, own_supervisor, screen_text
 
 from trainfast_runner.follow import Follower
@@ -106,6 +107,22 @@ def test_of_an_ended_run_all_its_steps_count_and_warming_up_is_said(home: Home) 
 def test_a_cool_run_is_not_throttled(home: Home, hold: Callable[[Path], None]) -> None:
     directory = live_ramp(home, hold, RAMP.start)
     assert "not throttled   clock at its most" in conditions_text(directory, 110)
+
+
+def test_of_a_gpu_that_is_lost_now_nothing_earlier_is_shown(home: Home, hold: Callable[[Path], None]) -> None:
+    directory = live_ramp(home, hold, RAMP.stop)
+    lost = a_gpu(0, error="GPU is lost")
+    blank: dict[str, Any] = dict.fromkeys(("throttle_reasons", "thermal_violation_ns", "energy_mj", "sm_clock_mhz"))
+    blank |= dict.fromkeys(("power_w", "temperature_c", "power_violation_ns", "sync_boost_violation_ns"))
+    ticks = [a_ramp_tick(second) for second in range(RAMP.stop)]
+    ticks[-6:] = [
+        msgspec.structs.replace(tick, devices=[msgspec.structs.replace(lost, uuid=tick.devices[0].uuid, **blank)])
+        for tick in ticks[-6:]
+    ]
+    write_lines(directory / "telemetry.jsonl", ticks)
+    text = conditions_text(directory, 110)
+    assert text.startswith("no reading of GPU 0")
+    assert "J/step" not in text
 
 
 def test_readings_that_were_not_had_are_not_guessed(home: Home, hold: Callable[[Path], None]) -> None:

@@ -13,6 +13,7 @@ from trainfast_tui.widgets.painted import Line
 from trainfast_tui.widgets.shading import SHADES, Shade
 
 if TYPE_CHECKING:
+    from trainfast_runner.device_track import DeviceConditions
     from trainfast_runner.follow import RunSnapshot
     from trainfast_runner.step_conditions import StepConditions
 
@@ -35,13 +36,13 @@ def conditions_line(run: RunSnapshot, width: int) -> Line:
     warming = [(mark[0] if wide else mark[0].split(" up")[0], mark[1])] if mark is not None else []
     if not counted:
         return warming
-    parts = [
-        _throttled(counted, wide),
-        _clock(counted),
-        _energy(counted, wide),
-        _temperature(run, counted, wide),
-        warming,
-    ]
+    silent = _silent(run.conditions) if run.is_live else []
+    if silent and len(silent) == len(counted[-1].devices):
+        return [*_no_reading(silent), *([("   " if wide else "  ", "text"), *warming] if warming else [])]
+    throttled = _throttled(counted, wide)
+    if silent:
+        throttled = [*_no_reading(silent), ("  ", "text"), *throttled]
+    parts = [throttled, _clock(counted), _energy(counted, wide), _temperature(run, counted, wide), warming]
     line: Line = []
     for dropped in ((), (1,), (1, 3), (1, 2, 3), (1, 2, 3, 4)):
         line = []
@@ -68,6 +69,21 @@ def _counted(run: RunSnapshot) -> Sequence[StepConditions]:
     warmup = {step.step for step in run.steps if step.warmup}
     found = [one for one in run.conditions if one.step not in warmup] or list(run.conditions)
     return found[-RECENT:] if run.is_live else found
+
+
+def _silent(steps: Sequence[StepConditions]) -> list[int | None]:
+    """The GPUs that told of earlier steps and tell nothing of the newest: what was before it is no news of them."""
+    spoke = {device.uuid for step in steps for device in step.devices if not _is_mute(device)}
+    return [device.index for device in steps[-1].devices if device.uuid in spoke and _is_mute(device)]
+
+
+def _is_mute(device: DeviceConditions) -> bool:
+    known = (device.sm_clock_mhz, device.energy_joules, *device.throttled_ms.values())
+    return all(value is None for value in known)
+
+
+def _no_reading(indexes: Sequence[int | None]) -> Line:
+    return [(f"no reading of GPU {', '.join(map(str, indexes))}", "warning")]
 
 
 def _throttled(counted: Sequence[StepConditions], wide: bool) -> Line:
