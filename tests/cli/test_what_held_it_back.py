@@ -78,7 +78,10 @@ def test_a_verdict_opens_to_its_numbers(cli: Cli) -> None:
     assert finding["evidence"]["thermal_ms_per_step"] == pytest.approx(625)
     assert finding["cost_fraction"] == pytest.approx(0.3125, abs=0.01)
     shown = cli("runs", "show", "last").out
-    assert "held back by: GPU 2 is throttled by heat for 625 of each 1,000 ms step, at 92 °C, 1 °C over the" in shown
+    assert (
+        "held back by: watched GPU 2 is throttled by heat for 625 of each 1,000 ms step, at 92 °C, 1 °C over the"
+        in shown
+    )
     assert "  try: cooling" in shown
     assert "the run was held back by heat for 62.5 % of the measured time (policy counter)" in shown
     assert "; throttled" in shown
