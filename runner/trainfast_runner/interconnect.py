@@ -81,13 +81,23 @@ def meaning(topology: Topology) -> list[str]:
     """Sentences about the whole machine, the most important first."""
     if not topology.devices:
         return [f"No GPU to draw, runs train on the CPU: {topology.missing or 'none is listed'}."]
-    if len(topology.devices) == 1:
-        return ["One GPU: strategy=single; nothing has to be sent to another.", *_pcie(topology.devices)]
-    links = interconnect(topology)
-    said = [*_strategies(links), *_crossing(topology, links)]
+    answering = [place for place, device in enumerate(topology.devices) if device.error is None]
+    silent = _silent([device for device in topology.devices if device.error is not None])
+    if len(answering) < 2:
+        one = "One GPU: strategy=single; nothing has to be sent to another."
+        return [*silent, *([one] if answering else []), *_pcie(topology.devices)]
+    links = interconnect(topology, answering)
+    said = [*silent, *_strategies(links), *_crossing(topology, links)]
     if links.peer_access is False:
         said.append(_no_peer_access(topology))
     return [*said, *_pcie(topology.devices), *_affinity(topology.devices)]
+
+
+def _silent(devices: Sequence[TopologyDevice]) -> list[str]:
+    if not devices:
+        return []
+    verb = "does" if len(devices) == 1 else "do"
+    return [f"{_names([device.index for device in devices])} {verb} not answer: the rest is about the others."]
 
 
 def _strategies(links: Interconnect) -> list[str]:

@@ -75,6 +75,10 @@ def test_a_lost_gpu_and_an_old_driver_lose_only_their_own_answers() -> None:
     topology = seen(Machine(lost))
     assert topology.matrix == [["X", "?"], ["?", "X"]]
     assert "GPU is lost" in (topology.devices[1].error or "")
+    assert meaning(topology)[:2] == [
+        "GPU 1 does not answer: the rest is about the others.",
+        "One GPU: strategy=single; nothing has to be sent to another.",
+    ]
     names = {name for name in stand_in_machine.FUNCTIONS if "NvLink" in name or "P2P" in name or "Affinity" in name}
     old = seen(Machine(two(), absent=frozenset(names)))
     assert old.matrix == [["X", "PHB"], ["PHB", "X"]]

@@ -23,6 +23,7 @@ from trainfast_runner.home import Home
 from trainfast_runner.process_rows import ProcessRow
 from trainfast_runner.process_tree import Identity, identify
 from trainfast_runner.records import Event
+from trainfast_runner.telemetry import failures
 from trainfast_runner.telemetry.readings import Tick
 from trainfast_tui.messages import SnapshotTaken
 from trainfast_tui.reader import Reader
@@ -192,6 +193,17 @@ async def test_a_lost_gpu_says_since_when_and_the_others_go_on(home: Home) -> No
         await pilot.press("m")
         await pilot.pause()
         assert "lost for 20 s: GPU is lost" in screen_text(app), "on the main screen as well"
+
+
+async def test_why_a_gpu_does_not_answer_is_said_whole_with_its_cure(home: Home) -> None:
+    why = failures.device(failures.GPU_IS_LOST, "")
+    ticks = [a_full_tick(second, 8) for second in range(80)]
+    ticks[79].devices[0] = a_gpu(0, error=why, throttle_reasons=None)
+    app = StillApp(home)
+    async with app.run_test(size=(80, 24)) as pilot:
+        rows = (await opened(pilot, replace(the_machine(8), ticks=tuple(ticks)))).splitlines()
+        assert rows[1].rstrip().endswith("lost for 1 s: GPU is lost: it no longer answers on its bus"), "no word is cut"
+        assert " ".join(" ".join(rows[2:5]).split()).startswith(why), "below it all, as the chosen one says all"
 
 
 async def test_events_are_told_where_there_is_no_room_for_charts(home: Home) -> None:

@@ -9,7 +9,9 @@ from still import StillApp, a_snapshot, screen_text, until
 from textual import events
 
 from trainfast_runner.home import Home
+from trainfast_runner.telemetry.topology import read_topology
 from trainfast_tui.messages import SnapshotTaken
+from trainfast_tui.topology_text import device_lines, peer_lines
 
 ISLANDS = Machine(
     [
@@ -52,6 +54,16 @@ async def test_it_fits_the_smallest_terminal_and_ascii(home: Home) -> None:
     text = await opened(home, ISLANDS, (80, 24), ascii=True)
     assert text.isascii()
     assert "GPU7" in text
+
+
+def test_a_gpu_that_does_not_answer_is_said_whole_and_claimed_for_nothing() -> None:
+    lost = Gpu(uuid="GPU-2", bus=2)
+    lost.lost = (0.0, 9.0)
+    with stand_in.installed(Machine([Gpu(uuid="GPU-0"), Gpu(uuid="GPU-1", bus=1), lost])):
+        topology = read_topology()
+    assert peer_lines(topology) == ["Every GPU that answers can read every other one's memory."]
+    assert device_lines(topology)[-1] == f"GPU2 does not answer: {topology.devices[2].error}"
+    assert device_lines(topology)[-1].endswith("a reboot usually brings it back")
 
 
 async def test_without_a_gpu_it_says_why(home: Home) -> None:

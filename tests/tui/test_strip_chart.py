@@ -125,9 +125,10 @@ def test_each_cause_has_a_texture_and_a_word_that_need_no_colour() -> None:
 def test_of_two_causes_at_once_the_worse_is_drawn() -> None:
     both = (Span(0, None, "thermal"), Span(0, None, "power"))
     for spans in (both, both[::-1]):
-        marks = lines(a_chart(a_series([100.0] * 121), spans=spans))[-2]
+        *_, marks, legend = lines(a_chart(a_series([100.0] * 121), spans=spans))
         assert "T" in marks
         assert "P" not in marks
+        assert "░░ T held back by heat  + P at the power limit" in legend, "the other one is not kept back"
 
 
 def test_the_shortest_throttling_is_still_marked() -> None:

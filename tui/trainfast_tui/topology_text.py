@@ -7,6 +7,9 @@ from trainfast_runner.telemetry.topology import LEGEND, Topology, TopologyDevice
 from trainfast_tui.cli.output import pairs, table
 from trainfast_tui.format import ABSENT, plain, size
 
+SILENT = "does not answer:"
+"""In a line that is a sentence with its cure, not a row of a table."""
+
 
 def matrix_lines(topology: Topology) -> list[str]:
     """The matrix as `nvidia-smi topo -m` lays it out, with CPU and NUMA affinity at the right."""
@@ -23,7 +26,7 @@ def device_lines(topology: Topology) -> list[str]:
     rows = [
         [
             f"GPU{device.index}",
-            plain(device.name or device.error or ABSENT),
+            plain(device.name or ("does not answer" if device.error else ABSENT)),
             size(device.memory_total_bytes),
             device.bus_id or ABSENT,
             pcie_words(device),
@@ -31,7 +34,9 @@ def device_lines(topology: Topology) -> list[str]:
         ]
         for device in topology.devices
     ]
-    return table(["", "NAME", "MEMORY", "BUS", "PCIE", "NVLINKS"], rows, right=(2, 5), widest=48)
+    # A sentence with its cure is too long for a cell.
+    silent = [f"GPU{device.index} {SILENT} {device.error}" for device in topology.devices if device.error]
+    return [*table(["", "NAME", "MEMORY", "BUS", "PCIE", "NVLINKS"], rows, right=(2, 5), widest=48), *silent]
 
 
 def pcie_words(device: TopologyDevice) -> str:
@@ -53,7 +58,8 @@ def peer_lines(topology: Topology) -> list[str]:
     if not answers:
         return ["Whether the GPUs can read each other's memory is not known here."]
     if all(answer == "ok" for answer in answers):
-        return ["Every GPU can read every other one's memory."]
+        who = "GPU that answers" if any(device.error for device in topology.devices) else "GPU"
+        return [f"Every {who} can read every other one's memory."]
     return [
         f"GPU{a.index} cannot read GPU{b.index}'s memory: {peer}"
         for a, row in zip(topology.devices, topology.p2p, strict=True)

@@ -50,5 +50,5 @@ COLUMNS: tuple[Column, ...] = (
     ("CLOCK LOSS", _clock_loss),
     ("ENERGY", lambda one: joules(one[1].energy_joules if one[1] else None)),
     ("A SAMPLE", lambda one: joules(one[1].joules_per_sample if one[1] else None)),
-    ("FROM", lambda one: celsius(one[1].temperature_c if one[1] else None)),
+    ("TEMP AT START", lambda one: celsius(one[1].temperature_c if one[1] else None)),
 )

@@ -11,7 +11,7 @@ from trainfast_tui.background import in_background
 from trainfast_tui.commands import bindings, of
 from trainfast_tui.messages import said_no
 from trainfast_tui.screens.shared import PageActions
-from trainfast_tui.topology_text import sections
+from trainfast_tui.topology_text import SILENT, sections
 from trainfast_tui.widgets.page import Page
 from trainfast_tui.widgets.painted import Line, rule, wrap
 from trainfast_tui.widgets.small_parts import Footer
@@ -75,6 +75,8 @@ class TopologyText(Page):
                 if title in PROSE:
                     first, *rest = wrap(line, max(10, width - 2))
                     body += [[("• ", "key"), (first, "text")], *([("  " + more, "text")] for more in rest)]
+                elif SILENT in line:
+                    body += [[(part, "error")] for part in wrap(line, max(10, width))]
                 else:
                     body.append([(line, "title" if line is lines[0] and title in TABLES else "text")])
         return body[1:]

@@ -25,7 +25,7 @@ from trainfast_tui.widgets.braille import (
     runs,
     time_columns,
 )
-from trainfast_tui.widgets.chart_model import ChartData, Limit, Palette, Series
+from trainfast_tui.widgets.chart_model import ChartData, Limit, Palette, Series, Span
 from trainfast_tui.widgets.shading import Shade, rank, shade_of
 from trainfast_tui.widgets.time_cells import time_cells
 
@@ -365,20 +365,30 @@ def _mark_row(frame: _Frame, marks: list[Shade | None], palette: Palette) -> lis
 
 
 def _time_row(frame: _Frame, data: ChartData, marks: list[Shade | None], palette: Palette) -> list[Segment]:
-    """How long ago the left edge was, the name of the right edge, and between them what the shades mean."""
+    """How long ago the left edge was, the name of the right edge, and between them what the shades mean.
+
+    A cause that held only while a worse one did is drawn nowhere, and still named, with a plus.
+    """
     room = frame.plot_width
     right = truncate(frame.clean(data.now_label), room)
     left = truncate("-" + duration((data.t_max_ns - data.t_min_ns) / 1e9), room - cell_len(right) - 1)
     between = room - cell_len(left) - cell_len(right)
     legend: list[Segment] = []
-    for shade in sorted({mark for mark in marks if mark is not None}, key=rank):
-        key = f"  {(shade.ascii_glyph if frame.ascii else shade.glyph) * 2} {shade.letter} "
+    drawn = {mark for mark in marks if mark is not None}
+    covered = {shade_of(span.kind) for span in data.spans if _is_on_axis(span, data)} - drawn
+    for shade in [*sorted(drawn, key=rank), *sorted(covered, key=rank)]:
+        sign = (shade.ascii_glyph if frame.ascii else shade.glyph) * 2 if shade in drawn else "+"
+        key = f"  {sign} {shade.letter} "
         if between < cell_len(key) + cell_len(shade.words) + 2:
             break
         legend += [Segment(key, _ink_of(shade, palette)), Segment(shade.words, palette.get("axis"))]
         between -= cell_len(key) + cell_len(shade.words)
     start = Segment(" " * frame.gutter + left, palette.get("axis"))
     return [start, *legend, Segment(" " * between + right, palette.get("axis"))]
+
+
+def _is_on_axis(span: Span, data: ChartData) -> bool:
+    return span.start_ns <= data.t_max_ns and (span.end_ns is None or span.end_ns >= data.t_min_ns)
 
 
 def _ink_of(shade: Shade, palette: Palette) -> Style | None:

@@ -148,7 +148,8 @@ def gpu_line(
     if device.error is not None:
         word = "silent" if takes_long(device.error) else "lost"
         since = f"{word} for {fmt.duration(lost_s)}: " if lost_s is not None else "not answering: "
-        return [*line, (since, "error"), (device.error, "error")]
+        room = width - sum(cell_len(text) for text, _ in line) - cell_len(since)
+        return [*line, (since, "error"), (in_short(device.error, room), "error")]
     share = _share(device.memory_used_bytes, device.memory_total_bytes)
     line += _bar(share, 16 if width >= WIDEST else 10 if wide else 6, ascii, NEARLY_FULL)
     line += _memory(device, wide, missing or {})
@@ -162,6 +163,11 @@ def gpu_line(
     else:
         line.append((fmt.fit(clock, 9, "right"), "text"))
     return line + _badges(device, width - sum(cell_len(text) for text, _ in line))
+
+
+def in_short(error: str, room: int) -> str:
+    """Why a GPU does not answer, in `room` cells: without its cure where both do not fit."""
+    return error if cell_len(error) <= room else fmt.truncate(error.partition(". ")[0], room)
 
 
 def _memory(device: DeviceReading, wide: bool, missing: Mapping[str, str]) -> Line:

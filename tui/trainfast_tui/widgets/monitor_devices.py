@@ -115,7 +115,10 @@ class MonitorDevices(Painted):
             for one in tick.devices
         ]
         items = [self._items(one, before, seconds, tick, width) for one in tick.devices]
-        details = [flow(found, width, INDENT) for found in items]
+        details = [
+            flow(found, width, INDENT) if one.error is None else _why_silent(one.error, heads[at], width)
+            for at, (one, found) in enumerate(zip(tick.devices, items, strict=True))
+        ]
         if len(heads) + sum(map(len, details)) + len(host) > height:
             host = host[:1]
             details = self._most_telling(items, details, height - len(heads) - len(host), width)
@@ -149,6 +152,13 @@ class MonitorDevices(Painted):
     ) -> list[Line]:
         items: list[Item] = host_items(host, before, seconds)
         return [host_line(host, self._cpu_percent, width, has_gpu, self._ascii), *flow(items, width, INDENT)]
+
+
+def _why_silent(error: str, head: Line, width: int) -> list[Line]:
+    """The whole sentence with its cure below a row that had no room for it."""
+    if any(text == error for text, _ in head):
+        return []
+    return [[(" " * INDENT, "text"), (line, "error")] for line in wrap(error, width - INDENT)]
 
 
 def _before(snapshot: Snapshot, tick: Tick) -> tuple[Tick | None, float]:

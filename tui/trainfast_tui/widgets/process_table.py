@@ -13,8 +13,8 @@ if TYPE_CHECKING:
     from trainfast_runner.process_rows import ProcessRow
 
 Columns = tuple[tuple[str, int], ...]
-NARROW: Columns = (("pid", 9), ("owner", 9), ("GPU memory", 14), ("CPU", 8), ("memory", 10), ("age", 8))
-COLUMNS: Columns = (("pid", 10), ("owner", 12), ("GPU memory", 16), ("CPU", 9), ("memory", 11), ("age", 13))
+NARROW: Columns = (("pid", 9), ("owner", 9), ("GPU memory", 18), ("CPU", 8), ("memory", 10), ("age", 8))
+COLUMNS: Columns = (("pid", 10), ("owner", 12), ("GPU memory", 20), ("CPU", 9), ("memory", 11), ("age", 13))
 """Columns and their widths, the space behind them included; the command takes the rest."""
 WIDE = 120
 FIGURES = ("GPU memory", "CPU", "memory")
@@ -160,12 +160,12 @@ def _without_folder(command: str) -> str:
 
 
 def _held(row: ProcessRow) -> str:
-    """The GPUs it is on, and what it holds there: `0 61.0 GiB`, on several the sum."""
+    """The GPUs it is on, and what it holds there: `GPU 0 61.0 GiB`, on several the sum."""
     if not row.devices:
         return ""
     indexes = [index for index, _ in row.devices]
     which = f"{indexes[0]}-{indexes[-1]}" if len(indexes) > 2 else "+".join(map(str, indexes))
-    return f"{which} {fmt.size(row.device_memory_bytes)}"
+    return f"GPU {which} {fmt.size(row.device_memory_bytes)}"
 
 
 def _cell(column: str, text: str, width: int) -> str:
