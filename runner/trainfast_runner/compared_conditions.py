@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from trainfast_runner.result import Result
+from trainfast_runner.steady_state import drift_words
 from trainfast_runner.throttle_causes import CAUSES
 
 TEMPERATURE_APART_C = 10.0
@@ -106,4 +107,5 @@ def _steady(result: Result) -> str | None:
     conditions = result.conditions
     if conditions.still_warming is None:
         return None
-    return "still warming up" if conditions.still_warming else f"from step {conditions.steady_from_step}"
+    words = drift_words(conditions.temperature_slope_c_per_min)
+    return words if conditions.still_warming else f"from step {conditions.steady_from_step}"

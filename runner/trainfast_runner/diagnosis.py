@@ -47,6 +47,7 @@ class _Sentence(string.Formatter):
 
 
 _SENTENCE = _Sentence()
+_EITHER = ("degrees_over_c", "degrees_under_c")
 
 
 def _held(rule: Rule, figures: Mapping[str, Figure]) -> Iterator[Diagnosis]:
@@ -64,7 +65,8 @@ def _held(rule: Rule, figures: Mapping[str, Figure]) -> Iterator[Diagnosis]:
         advice=_SENTENCE.vformat(rule.advice, (), figures),
         severity=rule.severity,
         cost_fraction=cost / 100 if isinstance(cost, int | float) else None,
-        evidence={name: figures.get(name) for name in shown},
+        # Of the two ways to say how far it is from the limit one is always empty.
+        evidence={name: figures.get(name) for name in shown if name not in _EITHER or figures.get(name) is not None},
         device=device if rule.scope == "device" and isinstance(device, int) else None,
         rank=rank if rule.scope == "rank" and isinstance(rank, int) else None,
     )

@@ -20,6 +20,8 @@ T = TypeVar("T")
 
 Figures = dict[str, Figure]
 PIDS_SHOWN = 3
+FAR_UNDER_C = 10.0
+"""Ours: a chip that slows down for its own heat is within a few degrees of its limit, and is read in whole ones."""
 BACKWARD_OVER_FORWARD = 2.0
 BACKWARD_OVER_FORWARD_RECOMPUTED = 3.0
 """With full checkpointing the backward computes the forward once more."""
@@ -226,7 +228,9 @@ def _device(stretch: Stretch, device: DeviceConditions, fastest: float | None, r
         **_throttling(device, len(stretch.first_rank), run["step_ms"]),
         "temperature_c": hottest,
         "slows_down_at_c": limit,
-        "degrees_over_c": None if hottest is None or limit is None else hottest - limit,
+        "degrees_over_c": None if hottest is None or limit is None or hottest < limit else hottest - limit,
+        "degrees_under_c": None if hottest is None or limit is None or hottest >= limit else limit - hottest,
+        "cooling_advice": _cooling_advice(hottest, limit),
         "temperature_words": _temperature_words(hottest, limit),
         "power_w": _mean(sample.power_w for sample in samples),
         "power_limit_w": _last(sample.power_limit_w for sample in samples),
@@ -291,8 +295,20 @@ def _temperature_words(hottest: float | None, limit: float | None) -> str:
     if limit is None:
         return f"at {hottest:.0f} °C"
     over = hottest - limit
+    if over <= -FAR_UNDER_C:
+        return f"though its chip is at {hottest:.0f} °C, {-over:.0f} °C under the {limit:.0f} °C at which it slows down"
     side = f"{over:.0f} °C over" if over > 0 else f"{-over:.0f} °C under" if over < 0 else "exactly"
     return f"at {hottest:.0f} °C, {side} the {limit:.0f} °C at which it slows down"
+
+
+def _cooling_advice(hottest: float | None, limit: float | None) -> str:
+    """What to do about heat; with a cool chip it is another part that is hot."""
+    if hottest is not None and limit is not None and hottest <= limit - FAR_UNDER_C:
+        return (
+            "the chip itself is cool: look at the temperature of the memory, at the regulators beside the chip, and for"
+            " an outside signal (a server pulls one when its power supplies or its air are too hot)"
+        )
+    return "cooling: more air, a free slot beside the card, a lower power limit; the clocks come back by themselves"
 
 
 def _ranks(stretch: Stretch) -> list[Figures]:

@@ -120,7 +120,7 @@ RULES: tuple[Rule, ...] = (
         (_at_least("thermal_percent", 2),),
         "{gpu} is throttled by heat for {thermal_ms_per_step:figure} of each {step_ms:figure} ms step,"
         " {temperature_words}{thermal_lost_words}",
-        "cooling: more air, a free slot beside the card, a lower power limit; the clocks come back by themselves",
+        "{cooling_advice}",
         _OURS_TWO_PERCENT + " SW thermal slowdown may also come from hot memory.",
         cost="thermal_lost_percent",
         evidence=(
@@ -130,6 +130,7 @@ RULES: tuple[Rule, ...] = (
             "temperature_c",
             "slows_down_at_c",
             "degrees_over_c",
+            "degrees_under_c",
             "clock_loss_percent",
             "thermal_source",
         ),

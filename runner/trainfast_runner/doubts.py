@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from trainfast_runner.device_track import LEAST_COVERED
 from trainfast_runner.result import Conditions, Result
+from trainfast_runner.steady_state import drift_words
 from trainfast_runner.throttle_causes import CAUSES
 
 OTHERS_PERCENT = 15.0
@@ -74,7 +75,7 @@ def marks(result: Result) -> Iterator[str]:
     if result.conditions.foreign_processes:
         yield "shared"
     if result.conditions.still_warming:
-        yield "still warming up"
+        yield drift_words(result.conditions.temperature_slope_c_per_min)
 
 
 def steadiness(conditions: Conditions, warmup: int) -> str | None:
@@ -86,7 +87,9 @@ def steadiness(conditions: Conditions, warmup: int) -> str | None:
         drifts.append(f"a step {conditions.step_drift_percent:+.1f} % over it")
     if conditions.still_warming:
         how = f" ({', '.join(drifts)})" if drifts else ""
-        return f"was still warming up in its second half{how}: more steps tell more"
+        return (
+            f"was {drift_words(conditions.temperature_slope_c_per_min)} in its second half{how}: more steps tell more"
+        )
     if conditions.steady_from_step is not None and conditions.steady_from_step > warmup + 1:
         return f"was steady from step {conditions.steady_from_step} on: the measured steps before it are in its figures"
     return None

@@ -24,6 +24,8 @@ DRIFT_OF_STEP = 0.02
 DRIFT_C = 2.0
 """Ours: NVML gives whole degrees, so one is rounding and two are not."""
 SIGMAS = 3.0
+COOLING_C_PER_MIN = 1.0
+"""Ours: slower than that is the rounding of NVML's whole degrees."""
 MAD_TO_SIGMA = 1.4826
 """Rousseeuw & Croux, Alternatives to the Median Absolute Deviation, JASA 88, 1993."""
 TREND = 1.96
@@ -34,7 +36,8 @@ TREND = 1.96
 class SteadyState:
     """`from_step` is the first steady step; `warming` whether the run still drifted at its end, None where that cannot
     be told. The slopes are those of the steady stretch, else of its second half: degrees Celsius a minute, and how
-    much longer (in percent) the last step of the stretch is than its first.
+    much longer (in percent) the last step of the stretch is than its first, None where the steps scatter too much
+    to say.
     """
 
     from_step: int | None = None
@@ -67,9 +70,17 @@ def steady_state(
         tail = blocks[start:]
         drift, slope = _step_drift(tail), _slope([(b.at_s, b.temperature_c) for b in tail])
         if _at_its_level(blocks[start], blocks[half:]) and not _drifts(tail, drift, slope):
-            return _found(steps[0][0] if start == 0 else tail[0].first_step, False, drift, slope)
+            # More than a drift may have, and yet no trend, is what the blocks scatter by.
+            told = None if drift is not None and abs(drift) > DRIFT_OF_STEP else drift
+            return _found(steps[0][0] if start == 0 else tail[0].first_step, False, told, slope)
     tail = blocks[half:]
     return _found(None, True, _step_drift(tail), _slope([(b.at_s, b.temperature_c) for b in tail]))
+
+
+def drift_words(temperature_slope_c_per_min: float | None) -> str:
+    """What a run that still drifts does: a GPU that came from harder work cools down, every other one warms up."""
+    slope = temperature_slope_c_per_min
+    return "still cooling down" if slope is not None and slope <= -COOLING_C_PER_MIN else "still warming up"
 
 
 def steady_of(conditions: Conditions) -> SteadyState:

@@ -368,3 +368,12 @@ def test_who_shared_the_gpu_in_a_stretch_of_time() -> None:
     assert [process.pid for process in foreign_processes(run, events, Window(8 * S, 10 * S))] == [4]
     came = Event(t_ns=S, kind="foreign_process", device=2, pid=5, state="appeared", memory_used_bytes=2 * GIB)
     assert foreign_processes(run, [came], Window(0, 2 * S))[-1] == ForeignProcess(2, 5, 2 * GIB)
+
+
+def test_heat_that_is_not_the_chips_own_asks_for_no_air() -> None:
+    cool = {"throttle_reasons": ["hw_thermal"], "sm_clock_mhz": 990, "temperature_c": 55}
+    (finding,) = (one for one in Case(gpus={0: always(**cool)}).findings() if one.rule == "thermal")
+    assert "though its chip is at 55 °C, 37 °C under the 92 °C at which it slows down" in finding.line
+    assert finding.advice.startswith("the chip itself is cool: look at the temperature of the memory")
+    assert finding.evidence["degrees_under_c"] == 37
+    assert "degrees_over_c" not in finding.evidence

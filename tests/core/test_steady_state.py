@@ -7,7 +7,7 @@ import random
 
 import pytest
 
-from trainfast_runner.steady_state import SteadyState, steady_state
+from trainfast_runner.steady_state import SteadyState, drift_words, steady_state
 
 S = 1_000_000_000
 
@@ -73,3 +73,22 @@ def test_steps_that_swing_to_and_fro_do_not_drift(period: int) -> None:
 @pytest.mark.parametrize("steps", [0, 1, 3, 7])
 def test_a_handful_of_steps_tells_nothing(steps: int) -> None:
     assert run([100.0 + 9 * n for n in range(steps)]) == SteadyState()
+
+
+def test_a_gpu_that_came_from_harder_work_cools_down() -> None:
+    found = run([100.0] * 300, [80 - t for t in range(31)])
+    assert found.warming is True
+    assert drift_words(found.temperature_slope_c_per_min) == "still cooling down"
+    assert drift_words(None) == drift_words(5.0) == "still warming up"
+
+
+def test_a_steady_run_tells_no_drift_that_is_only_scatter() -> None:
+    """Twelve blocks that jump by a fifth have a slope, and no trend: no percentage stands beside "steady"."""
+    drifts = []
+    for seed in range(40):
+        draw = random.Random(seed)
+        found = run([draw.choice([80.0, 100.0, 125.0]) for _ in range(24)])
+        if found.warming is False:
+            drifts.append(found.step_drift_percent)
+    assert len(drifts) > 10
+    assert all(drift is None or abs(drift) <= 2 for drift in drifts)

@@ -1,5 +1,6 @@
 """What a person reads when the driver, a GPU or the binding is not there, and what goes on working."""
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -196,3 +197,19 @@ def test_the_cure_fits_what_the_machine_has(tmp_path: Path, code: int, files: li
         (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / file).touch()
     assert sentence in failures.initialization(code, "its name", tmp_path)
+
+
+@pytest.mark.parametrize("broken", ["empty", "garbage", "folder"])
+def test_a_broken_driver_library_is_not_called_missing(tmp_path: Path, broken: str) -> None:
+    library = tmp_path / "libnvidia-ml.so.1"
+    if broken == "folder":
+        library.mkdir()
+    else:
+        library.write_bytes(b"" if broken == "empty" else b"no library at all" * 10)
+    script = f"import sys; sys.path[:0] = [{str(RUNNER)!r}]\n" + (
+        "from trainfast_runner.telemetry import failures; print(failures.initialization(12, 'not found'))"
+    )
+    environment = {**os.environ, "LD_LIBRARY_PATH": str(tmp_path)}
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, env=environment)
+    assert done.stdout.startswith(f"libnvidia-ml.so.1 was found and cannot be loaded ({library}: ")
+    assert "take the folder of that file out of LD_LIBRARY_PATH" in done.stdout

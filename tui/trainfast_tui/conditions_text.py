@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from rich.cells import cell_len
 
+from trainfast_runner.steady_state import drift_words
 from trainfast_tui import format as fmt
 from trainfast_tui.widgets.painted import Line
 from trainfast_tui.widgets.shading import SHADES, Shade
@@ -33,7 +34,7 @@ def conditions_line(run: RunSnapshot, width: int) -> Line:
     """The line under a run's figures; what has no room in `width` cells is left out whole, the least telling first."""
     counted, wide = _counted(run), width >= WIDE
     mark = steadiness(run)
-    warming = [(mark[0] if wide else mark[0].split(" up")[0], mark[1])] if mark is not None else []
+    warming = [(mark[0] if wide else mark[0].split(" up")[0].split(" down")[0], mark[1])] if mark is not None else []
     if not counted:
         return warming
     silent = _silent(run.conditions) if run.is_live else []
@@ -59,7 +60,8 @@ def steadiness(run: RunSnapshot) -> tuple[str, str] | None:
     if steady.warming is None:
         return None
     if steady.warming:
-        return ("still warming up" if run.is_live else "still warming up at the end"), "warning"
+        words = drift_words(steady.temperature_slope_c_per_min)
+        return (words if run.is_live else f"{words} at the end"), "warning"
     # Of a run that goes on it holds until now: what comes may drift again.
     return f"steady {'so far, ' if run.is_live else ''}from step {steady.from_step}", "success"
 

@@ -1,5 +1,7 @@
 """What went wrong with NVML, in plain words with the cure. The codes are `nvmlReturn_t` of nvml.h."""
 
+import ctypes
+import errno
 import os
 from pathlib import Path
 from typing import Final
@@ -83,6 +85,11 @@ def initialization(code: int, text: str, root: Path = Path("/")) -> str:
     Where the code alone does not tell, the files of the driver below `root` do: the kernel module is there with
     /proc/driver/nvidia/version, and /dev/nvidiactl is what every process opens.
     """
+    if code == LIBRARY_NOT_FOUND and (why := _why_not_loaded()) is not None:
+        return (
+            f"libnvidia-ml.so.1 was found and cannot be loaded ({why}): install the driver again, or take the folder of"
+            " that file out of LD_LIBRARY_PATH"
+        )
     control = root / "dev/nvidiactl"
     if code == LIB_RM_VERSION_MISMATCH or code not in (NO_PERMISSION, DRIVER_NOT_LOADED, UNKNOWN):
         return (LIBRARY_FAILURES | DEVICE_FAILURES).get(code, f"NVML does not start: {text} (code {code}). {LOOK}")
@@ -93,6 +100,19 @@ def initialization(code: int, text: str, root: Path = Path("/")) -> str:
     if code == UNKNOWN:
         return f"{LOST_ACCESS} (code {code})"
     return LIBRARY_FAILURES.get(code, NO_ACCESS)
+
+
+def _why_not_loaded() -> str | None:
+    """What the loader has against the library that it found; None where there is none, or nothing against it.
+
+    The binding says "not found" of both.
+    """
+    try:
+        ctypes.CDLL("libnvidia-ml.so.1")
+    except OSError as error:
+        said = str(error)
+        return None if os.strerror(errno.ENOENT) in said else said
+    return None
 
 
 def may_pass(code: int) -> bool:
