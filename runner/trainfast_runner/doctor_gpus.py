@@ -9,6 +9,7 @@ from pathlib import Path
 from trainfast_runner.byte_words import gibibytes
 from trainfast_runner.device_events import sees_host_pids
 from trainfast_runner.doctor_check import Check, State
+from trainfast_runner.gpu_health import ailments
 from trainfast_runner.machine import NO_MIG, PART_OF_A_GPU, mig_instance
 from trainfast_runner.telemetry.failures import LIBRARY_FAILURES, LIBRARY_NOT_FOUND
 from trainfast_runner.telemetry.readings import Tick
@@ -29,6 +30,8 @@ def gpu_checks(tick: Tick, torch: str | None) -> Iterator[Check]:
         else:
             memory = f", {gibibytes(gpu.memory_total_bytes)}" if gpu.memory_total_bytes else ""
             yield Check(f"GPU {gpu.index}", "ok", f"{gpu.name}{memory}")
+            for one in ailments(gpu):
+                yield Check(f"GPU {gpu.index}", "warn", one.finding, one.cure)
     if tick.devices and not sees_host_pids():
         yield Check(
             "GPU processes",

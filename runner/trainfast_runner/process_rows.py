@@ -115,7 +115,7 @@ class ProcessList:
             if one.owner is None:
                 one.owner, one.is_own = _owner(name)
             # Read anew: a launcher becomes what it launches.
-            command = _command(name) or f"[{stat.name}]"
+            command = command_line(name) or f"[{stat.name}]"
             age_s = max(0.0, now_s - stat.start_ticks * _TICK_S)
             rows[pid] = ProcessRow(pid, identity, one.owner, one.is_own, command, cpu_percent, rss_bytes, age_s)
         self._known = known
@@ -186,7 +186,8 @@ def _owner(pid: str) -> tuple[str | None, bool]:
     return (None, False) if uid is None else (user_name(uid), uid == os.getuid())
 
 
-def _command(pid: str) -> str:
+def command_line(pid: str) -> str:
+    """As it was started, arguments set apart by spaces; empty where it has ended or is not to be seen."""
     try:
         with open(f"/proc/{pid}/cmdline", "rb") as file:
             return file.read(4096).rstrip(b"\0").replace(b"\0", b" ").decode(errors="replace")

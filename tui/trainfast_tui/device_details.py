@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from rich.cells import cell_len
 
+from trainfast_runner.gpu_health import BUSY_PERCENT
 from trainfast_tui import format as fmt
 from trainfast_tui.widgets.painted import Line
 from trainfast_tui.widgets.shading import SHADES
@@ -18,8 +19,6 @@ if TYPE_CHECKING:
 Item = tuple[str, str, str]
 """A label, a reading with its unit, and the tone of the reading."""
 
-BUSY_PERCENT = 50
-"""From this utilization on a GPU that runs its PCIe link at a lower generation does not do so to save power."""
 LEAST_THROTTLED_SHARE = 0.005
 
 

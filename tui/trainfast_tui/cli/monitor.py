@@ -6,7 +6,7 @@ import argparse
 import sys
 import time
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from trainfast_runner.telemetry.readings import DeviceReading, Tick
@@ -69,13 +69,29 @@ def _print(tick: Tick, as_json: bool) -> None:
 
     if as_json:
         tick.missing["host.run"] = "the monitor looks at the machine: what a run uses is in its own records"
-        print_json(tick)
+        print_json(_as_json(tick))
         return
     for line in _lines(tick):
         say(line)
 
 
+def _as_json(tick: Tick) -> dict[str, Any]:
+    """The tick, each GPU with the temperature that `degrees_to_slowdown_c` counts to: the first of its limits."""
+    import msgspec
+
+    from trainfast_runner.slowdown import slows_down_at_c
+
+    found: dict[str, Any] = msgspec.to_builtins(tick)
+    for shown, gpu in zip(found["devices"], tick.devices, strict=True):
+        shown["slows_down_at_c"] = slows_down_at_c(gpu)
+        why = tick.missing.get(f"gpu{gpu.index}.degrees_to_slowdown_c")
+        if shown["slows_down_at_c"] is None and why is not None:
+            found["missing"][f"gpu{gpu.index}.slows_down_at_c"] = why
+    return found
+
+
 def _lines(tick: Tick) -> list[str]:
+    from trainfast_tui.cli.monitor_details import below
     from trainfast_tui.cli.output import table
     from trainfast_tui.format import ABSENT, celsius, number, percent, size
 
@@ -89,15 +105,16 @@ def _lines(tick: Tick) -> list[str]:
     found += [tick.missing[key] for key in ("sampler.period", "nvml.binding") if key in tick.missing]
     if not tick.devices:
         return [*found, f"no GPU: {tick.missing.get('nvml', 'none is listed')}"]
-    header = ("GPU", "NAME", "MEMORY", "BUSY", "TEMP", "POWER", "SM CLOCK", "THROTTLED")
+    header = ("GPU", "NAME", "MEMORY", "BUSY", "TEMP", "POWER", "SM CLOCK", "PCIE", "ECC ERRORS", "THROTTLED")
     rows = [_row(gpu, tick.missing) for gpu in tick.devices]
     # A sentence with its cure is too long for a cell.
     silent = [f"GPU {gpu.index}: {gpu.error}" for gpu in tick.devices if gpu.error]
-    return [*found, *table(header, rows, right=(2, 3, 4, 5, 6), widest=48), *silent]
+    return [*found, *table(header, rows, right=(2, 3, 4, 5, 6, 7, 8), widest=48), *silent, *below(tick.devices)]
 
 
 def _row(gpu: DeviceReading, missing: Mapping[str, str]) -> tuple[str, ...]:
     from trainfast_runner.telemetry import throttle
+    from trainfast_tui.cli.monitor_details import ecc_errors, link
     from trainfast_tui.format import (
         ABSENT,
         celsius,
@@ -112,7 +129,7 @@ def _row(gpu: DeviceReading, missing: Mapping[str, str]) -> tuple[str, ...]:
 
     name = str(gpu.index), plain(gpu.name or ABSENT)
     if gpu.error:
-        return (*name, *[ABSENT] * 5, "does not answer")
+        return (*name, *[ABSENT] * 7, "does not answer")
     memory = f"{mebibytes(gpu.memory_used_bytes)} / {mebibytes(gpu.memory_total_bytes)}"
     if gpu.memory_used_bytes is None and gpu.memory_total_bytes is None:
         memory = no_memory_words(gpu.index, missing)
@@ -123,5 +140,7 @@ def _row(gpu: DeviceReading, missing: Mapping[str, str]) -> tuple[str, ...]:
         celsius(gpu.temperature_c),
         of_most(watts(gpu.power_w), watts(gpu.power_limit_w)),
         of_most(megahertz(gpu.sm_clock_mhz), megahertz(gpu.sm_clock_max_mhz)),
+        link(gpu),
+        ecc_errors(gpu),
         ABSENT if gpu.throttle_reasons is None else ", ".join(map(throttle.words, gpu.throttle_reasons)) or "no",
     )

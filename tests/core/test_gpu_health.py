@@ -1,0 +1,63 @@
+"""What is wrong with a GPU that answers: `doctor` warns of it with a cure, and `monitor` says it below its table."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from trainfast_runner.doctor_gpus import gpu_checks
+from trainfast_runner.gpu_health import ailments
+from trainfast_runner.telemetry.readings import DeviceProcess, DeviceReading, HostReading, Tick
+from trainfast_tui.cli.monitor_details import below, ecc_errors, link
+
+LINK = {"pcie_generation": 4, "pcie_width": 16, "pcie_generation_max": 4, "pcie_width_max": 16}
+
+
+def gpu(**fields: Any) -> DeviceReading:
+    return DeviceReading(
+        **{"index": 2, "uuid": "GPU-2", "name": "NVIDIA H100", "throttle_reasons": [], **LINK, **fields}
+    )
+
+
+@pytest.mark.parametrize(
+    ("fields", "said", "cure"),
+    [
+        ({"throttle_reasons": ["hw_slowdown", "hw_thermal"], "temperature_c": 93}, "hardware), at 93 °C", "more air"),
+        ({"throttle_reasons": ["hw_power_brake"]}, "power brake from the power supply", "its cables"),
+        ({"temperature_c": 92, "gpu_max_temperature_c": 87}, "as hot as it may be, at 92 °C", "more air"),
+        ({"ecc_uncorrected_errors": 2}, "2 uncorrected memory errors since the driver was loaded", "--gpu-reset"),
+        ({"remapped_rows_uncorrected": 1}, "1 rows of its memory were replaced", "ROW_REMAPPER"),
+        ({"remapped_rows_pending": 1}, "wait to be replaced", "--gpu-reset"),
+        ({"remapped_rows_failed": 1}, "could not be replaced", "replace this card"),
+        ({"pcie_width": 8}, "8 of its 16 PCIe lanes", "reseat"),
+        ({"pcie_generation": 1, "gpu_utilization_percent": 90}, "PCIe generation 1 of 4 under load", "reseat"),
+    ],
+)
+def test_each_ailment_is_a_warning_with_its_cure(fields: dict[str, Any], said: str, cure: str) -> None:
+    tick = Tick(t_ns=0, host=HostReading(), devices=[gpu(**fields)], missing={}, sample_us=1)
+    (one,) = (check for check in gpu_checks(tick, None) if check.name == "GPU 2" and check.state == "warn")
+    assert said in one.finding
+    assert cure in (one.cure or "")
+    assert any(line.startswith("GPU 2: ") and said in line for line in below([gpu(**fields)]))
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"throttle_reasons": ["idle", "sw_power_cap"], "temperature_c": 60, "gpu_max_temperature_c": 87},
+        {"pcie_generation": 1, "gpu_utilization_percent": 0},
+        {"ecc_corrected_errors": 9, "ecc_uncorrected_errors": 0, "remapped_rows_corrected": 1},
+        dict.fromkeys(("throttle_reasons", *LINK)),
+    ],
+)
+def test_a_healthy_or_idle_gpu_has_none(fields: dict[str, Any]) -> None:
+    assert list(ailments(gpu(**fields))) == []
+
+
+def test_the_link_and_the_errors_stand_in_the_table_of_the_monitor_and_the_processes_below() -> None:
+    assert (link(gpu()), ecc_errors(gpu())) == ("4 x16", "–")
+    assert link(gpu(pcie_generation=1, pcie_width=8)) == "1 x8 of 4 x16"
+    assert ecc_errors(gpu(ecc_uncorrected_errors=0, ecc_corrected_errors=3)) == "0 (+3)"
+    text = " ".join(" ".join(below([gpu(processes=[DeviceProcess(pid=1 << 22)])])).split())
+    assert text == f"GPU PID OWNER MEMORY COMMAND 2 {1 << 22} – – –", "of one that has ended nothing is made up"

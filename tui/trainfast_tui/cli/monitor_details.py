@@ -1,0 +1,57 @@
+"""What `monitor` says of a GPU's link and memory errors, and below its table of processes and of what is wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from trainfast_tui.format import ABSENT, count
+
+if TYPE_CHECKING:
+    from trainfast_runner.telemetry.readings import DeviceReading
+
+
+def link(gpu: DeviceReading) -> str:
+    """The PCIe generation and width, with the most they could be where that is more: `1 x8 of 4 x16`."""
+    generation, width = gpu.pcie_generation, gpu.pcie_width
+    if generation is None or width is None:
+        return ABSENT
+    most = gpu.pcie_generation_max or generation, gpu.pcie_width_max or width
+    return f"{generation} x{width}" + ("" if most == (generation, width) else f" of {most[0]} x{most[1]}")
+
+
+def ecc_errors(gpu: DeviceReading) -> str:
+    """Uncorrected ones since the driver was loaded; corrected ones where there are any."""
+    if gpu.ecc_uncorrected_errors is None:
+        return ABSENT
+    corrected = f" (+{count(gpu.ecc_corrected_errors)})" if gpu.ecc_corrected_errors else ""
+    return count(gpu.ecc_uncorrected_errors) + corrected
+
+
+def below(gpus: Sequence[DeviceReading]) -> list[str]:
+    """The processes on the GPUs that answer, then what is wrong with these, each with its cure."""
+    from trainfast_runner.gpu_health import ailments
+    from trainfast_tui.cli.output import table
+
+    answering = [gpu for gpu in gpus if not gpu.error]
+    processes = [row for gpu in answering for row in _processes(gpu)]
+    found = []
+    if processes:
+        found = ["", *table(("GPU", "PID", "OWNER", "MEMORY", "COMMAND"), processes, right=(3,), widest=48)]
+    wrong = [f"GPU {gpu.index}: {one.finding}. Cure: {one.cure}" for gpu in answering for one in ailments(gpu)]
+    return [*found, *([""] if found and wrong else []), *wrong]
+
+
+def _processes(gpu: DeviceReading) -> list[tuple[str, ...]]:
+    """Inside a container the driver tells the host's process ids, of which nothing more is known here."""
+    from trainfast_runner.device_events import sees_host_pids
+    from trainfast_runner.process_rows import command_line, owner_uid, user_name
+    from trainfast_tui.format import plain, size
+
+    rows: list[tuple[str, ...]] = []
+    for process in gpu.processes or ():
+        uid = owner_uid(process.pid) if sees_host_pids() else None
+        owner = ABSENT if uid is None else plain(user_name(uid))
+        command = ABSENT if uid is None else plain(command_line(str(process.pid))) or ABSENT
+        rows.append((str(gpu.index), str(process.pid), owner, size(process.memory_used_bytes), command))
+    return rows
