@@ -97,6 +97,7 @@ class TrainfastApp(App[int]):
         self._foreseen_for: tuple[RunSpec, Machine, bool, str, bool] | None = None
         self._looked_for: tuple[str, str, str] | None = None
         self._adopted: str | None = None
+        self._told_elsewhere: str | None = None
         self._typed_on: WeakKeyDictionary[events.Key, Screen[Any]] = WeakKeyDictionary()
         """The screen that was on top when a key arrived."""
         themes.register(self)
@@ -177,6 +178,7 @@ class TrainfastApp(App[int]):
         self.look_around()
         self.foresee()
         self.control.note_shown(snapshot.run.directory if snapshot.run is not None else None)
+        self._tell_elsewhere(snapshot.elsewhere)
         # A dialog leaves the screen below it in sight.
         in_sight = next(screen for screen in reversed(self.screen_stack) if not screen.is_modal)
         if not in_sight.children or (in_sight is self.main and not self.main.is_ready):
@@ -185,6 +187,13 @@ class TrainfastApp(App[int]):
         for name, value in (("show_pace", self._pacer.words), ("show_snapshot", snapshot)):
             if (show := getattr(in_sight, name, None)) is not None:
                 show(value)
+
+    def _tell_elsewhere(self, run_id: str | None) -> None:
+        """Say once that somebody started a run; the one that this app just started comes onto the screen by itself."""
+        if run_id is None or run_id == self._told_elsewhere or self.control.is_starting:
+            return
+        self._told_elsewhere = run_id
+        self.post_message(Said(f"{run_id} was started elsewhere: h lists it, Enter there shows it."))
 
     def show_run(self, directory: Path) -> None:
         """Follow this run on the main screen; its knobs become the next run's."""

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from trainfast_runner.home import Home
 from trainfast_runner.problem import Problem
 from trainfast_tui.snapshot import Snapshot
+from trainfast_tui.started_elsewhere import NewRuns
 
 if TYPE_CHECKING:
     from trainfast_runner.follow import Follower, RunSnapshot
@@ -96,6 +97,7 @@ class Reader(threading.Thread):
         self._xids: deque[Event] = deque(maxlen=XIDS_KEPT)
         self._with_processes = False
         self._processes: ProcessList | None = None
+        self._new_runs = NewRuns(home)
         self._stopping = False
         self._wake = threading.Event()
 
@@ -149,9 +151,13 @@ class Reader(threading.Thread):
         trouble: str | None = None
         run: RunSnapshot | None = None
         search: SearchSnapshot | None = None
+        elsewhere: str | None = None
         try:
             run = self._poll()
             search = self._poll_search()
+            elsewhere = self._new_runs.newest(self.followed)
+            if elsewhere is not None and run is None and self.followed is None:
+                self._run_choice.make(self._home.directory(elsewhere))
         except Problem as problem:
             trouble = problem.line()
         except OSError as error:
@@ -165,6 +171,7 @@ class Reader(threading.Thread):
             looked=self._run_choice.is_made,
             search=search,
             trouble=trouble,
+            elsewhere=elsewhere,
         )
         return replace(snapshot, processes=self._look(snapshot)) if self._with_processes else snapshot
 

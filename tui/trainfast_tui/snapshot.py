@@ -35,6 +35,8 @@ class Snapshot:
     """Xid errors that the app itself was told of, while no run samples the machine."""
     processes: tuple[ProcessRow, ...] | None = None
     """Who uses the machine; None while nobody asks for it."""
+    elsewhere: str | None = None
+    """The id of a run that was started since the app was opened, goes on, and is not shown."""
 
     @property
     def tick(self) -> Tick | None:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from trainfast_runner.state_words import state_words
 from trainfast_tui.widgets.painted import Line, Painted, wrap
-from trainfast_tui.widgets.runs_table import turned_of
+from trainfast_tui.widgets.runs_table import SYNTHETIC, turned_of
 
 if TYPE_CHECKING:
     from trainfast_runner.runs import RunRow
@@ -31,6 +31,7 @@ class RunDetail(Painted):
         if row is None:
             return []
         knobs = " ".join(turned_of(row)) or "knobs as the defaults"
+        knobs += f"  {SYNTHETIC}" if row.synthetic_data else ""
         rest = f"{row.reason}.  {knobs}" if row.reason else knobs
         first: Line = [(row.run_id, "title"), (f"  {row.name}  ", "text"), (state_words(row.state), "muted")]
         return [first, *([(line, "text")] for line in wrap(rest, width))]

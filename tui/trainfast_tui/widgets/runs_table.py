@@ -6,11 +6,13 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from rich.cells import cell_len
+
 from trainfast_runner.knobs import BY_NAME, defaults
 from trainfast_runner.runs import RunRow
 from trainfast_runner.state_words import state_words
 from trainfast_tui import format as fmt
-from trainfast_tui.changed import fields, settings
+from trainfast_tui.changed import brief, fields, settings
 from trainfast_tui.widgets.painted import Line, Painted
 from trainfast_tui.widgets.small_parts import STATE_SIGNS
 
@@ -18,6 +20,7 @@ LEFT_OUT = ("steps", "timing_warmup", "devices", "watch", "seed")
 """Knobs that say little about what was tried."""
 
 DEFAULTS = defaults()
+SYNTHETIC = "synthetic data"
 WIDE = 110
 Columns = tuple[tuple[str, int], ...]
 COLUMNS: Columns = (("started", 18), ("preset", 26), ("state", 17), ("samples/s", 12), ("peak memory", 14))
@@ -72,7 +75,7 @@ def fits(row: RunRow, words: str) -> bool:
         [row.run_id, row.name, row.state, state_words(row.state), row.reason]
         + [f"{name}={value}" for name, value in row.knobs.items()]
         + settings(fields(row.changed))
-        + (["synthetic data"] if row.synthetic_data else [])
+        + ([SYNTHETIC] if row.synthetic_data else [])
     ).lower()
     return all(word in text for word in words.lower().split())
 
@@ -160,8 +163,10 @@ class RunsTable(Painted):
         }
         line: Line = [(f"{'▸' if here else ' '}{'●' if row.run_id in self.marked else ' '} ", "accent")]
         line += [(_cell(name, cells[name][0], room), cells[name][1]) for name, room in columns]
-        line.append(("synthetic data  " if row.synthetic_data else "", "warning"))
-        line.append((_knobs(row, width - sum(len(text) for text, _ in line)), "text"))
+        changed = fmt.plain(brief(row.changed, width - sum(cell_len(text) for text, _ in line)))
+        line.append((changed, "text"))
+        gap = "  " if changed else ""
+        line.append((f"{gap}{SYNTHETIC}" if row.synthetic_data else "", "warning"))
         line += [(f"  {row.reason}" if row.state != "finished" else "", "muted")]
         return [(text, "cursor") for text, _ in line] if here else line
 
@@ -172,7 +177,7 @@ def _heading(columns: Columns, order: Order, reverse: bool) -> Line:
     for name, width in columns:
         here = name == order.name
         line.append((_cell(name, f"{name}{arrow if here else ''}", width), "title" if here else "muted"))
-    return [*line, ("knobs", "muted")]
+    return [*line, ("changed", "muted")]
 
 
 def _cell(column: str, text: str, width: int) -> str:
@@ -180,22 +185,12 @@ def _cell(column: str, text: str, width: int) -> str:
 
 
 def turned_of(row: RunRow) -> list[str]:
-    """What was changed of the model and the data, then the knobs that are not at their default, as they are typed."""
-    return [fmt.plain(field) for field in settings(fields(row.changed))] + [
+    """What was changed of the preset, then the preset's own knobs that are not at their default, as they are typed."""
+    return [fmt.plain(setting) for setting in settings(row.changed)] + [
         f"{name}={BY_NAME[name].show(value)}"
         for name, value in row.knobs.items()
-        if name in BY_NAME and name not in LEFT_OUT and value != DEFAULTS[name]
+        if name in BY_NAME and name not in LEFT_OUT and name not in row.changed and value != DEFAULTS[name]
     ]
-
-
-def _knobs(row: RunRow, room: int) -> str:
-    """As many of them as fit whole: half a number would be another one."""
-    turned = turned_of(row)
-    shown = " ".join(turned)
-    while turned and len(shown) > room:
-        turned.pop()
-        shown = " ".join([*turned, "…"])
-    return shown
 
 
 def _started(row: RunRow) -> str:

@@ -1,0 +1,61 @@
+"""A run that somebody starts at another terminal while the app is open."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+from recorded import a_run
+from still import StillApp, a_live_run, a_snapshot, screen_text
+
+from trainfast_runner.home import Home
+from trainfast_tui.messages import SnapshotTaken
+from trainfast_tui.reader import Reader
+from trainfast_tui.snapshot import Snapshot
+from trainfast_tui.started_elsewhere import NewRuns
+
+FIRST, SECOND = "20261121-000000-tiny-llama-0001", "20261121-000001-tiny-llama-0002"
+
+
+def test_only_runs_that_came_since_and_go_on_and_are_no_searchs_are_new(
+    home: Home, hold: Callable[[Path], None]
+) -> None:
+    a_live_run(home, hold, run_id="20261120-000000-tiny-llama-0000")
+    new = NewRuns(home)
+    assert new.newest(None) is None, "those that were there are not news"
+    a_run(home, FIRST)
+    assert new.newest(None) is None, "it has ended"
+    a_live_run(home, hold, run_id="20261121-000000-tiny-llama-aaaa", role="probe")
+    assert new.newest(None) is None
+    directory = a_live_run(home, hold, run_id=SECOND)
+    assert new.newest(None) == SECOND
+    assert new.newest(directory) is None
+    assert new.newest(None) is None, "it has been shown"
+
+
+def test_where_no_run_is_shown_it_comes_onto_the_screen(home: Home, hold: Callable[[Path], None]) -> None:
+    seen: list[Snapshot] = []
+    reader = Reader(home, seen.append)
+    reader._sample = lambda run: None  # type: ignore[method-assign]
+    assert reader._take().run is None
+    a_live_run(home, hold, run_id=FIRST)
+    reader._take()
+    run = reader._take().run
+    assert run is not None
+    assert run.run_id == FIRST
+
+
+async def test_it_is_said_once_beside_the_run_on_the_screen(home: Home) -> None:
+    app = StillApp(home)
+    told = replace(a_snapshot(a_run(home, FIRST)), elsewhere=SECOND)
+    async with app.run_test(size=(120, 40)) as pilot:
+        app.post_message(SnapshotTaken(told))
+        await pilot.pause()
+        await pilot.pause()
+        assert f"{SECOND} was started elsewhere: h lists it, Enter there shows it." in screen_text(app)
+        app.main.say("something newer")
+        app.post_message(SnapshotTaken(told))
+        await pilot.pause()
+        await pilot.pause()
+        assert "something newer" in screen_text(app)
