@@ -33,7 +33,7 @@ def doubts(result: Result) -> Iterator[str]:
     yield from _absent(result)
     for error in conditions.xid_errors:
         gpu = "a GPU" if error.get("device") is None else f"GPU {error['device']}"
-        yield f"had an Xid error {error.get('detail') or ''} on {gpu}".replace("  ", " ")
+        yield f"saw an Xid error on {gpu}" + (f": {error['detail']}" if error.get("detail") else "")
     others = len(conditions.foreign_processes)
     if others:
         yield f"shared its device with {others} other process{'' if others == 1 else 'es'}"

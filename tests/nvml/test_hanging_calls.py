@@ -145,3 +145,25 @@ def test_a_gpu_that_was_slow_before_does_not_hold_up_the_tick_again(gate: thread
         assert "the NVIDIA driver is slow with it" in (readings[1].error or ""), "it may yet come back"
         gate.set()
         nvml.close()
+
+
+def test_a_lost_gpu_comes_back_beside_one_whose_call_hangs(gate: threading.Event) -> None:
+    clock = {"s": 0.0}
+    machine = Machine(gpus(3))
+    machine.clock = lambda: clock["s"]
+    machine.gpus[2].lost = (2, 6)
+    with stand_in.installed(machine):
+        nvml = Nvml(patience_s=5)
+        nvml.sample(0)
+        machine.gpus[1].hangs = gate
+        answered = {}
+        for second in range(1, 10):
+            clock["s"] = second
+            nvml.patience_s = 0.1 if second == 1 else 5
+            answered[second] = [gpu.error is None for gpu in nvml.sample(second * 10**9)[0]]
+        assert answered[1] == [True, False, True]
+        assert answered[3] == [True, False, False]
+        assert answered[9] == [True, False, True], "the driver need not be closed for that"
+        assert machine.calls["nvmlInitWithFlags"] == 1
+        gate.set()
+        nvml.close()

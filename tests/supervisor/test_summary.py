@@ -181,7 +181,7 @@ def test_a_gpu_that_was_silent_is_told_with_its_seconds_and_what_its_counters_gr
     assert list(doubts(result)) == [
         "had no reading of GPU 0 for 7 s, 70 % of the measured time; by its counters it was held back meanwhile:"
         " 6.0 s by the power limit: too little is left for its throttled time and energy",
-        "had an Xid error 79 on GPU 0",
+        "saw an Xid error on GPU 0: 79",
     ]
 
 

@@ -231,11 +231,13 @@ class Nvml:
 
     def _open_when_due(self, t_ns: int) -> None:
         """Opens NVML, or takes up a lost GPU again, in the thread that may hang."""
-        in_the_driver = self._opening is not None or any(not hang.job.over for hang in self._hangs.values())
-        if in_the_driver or t_ns < self._retry_at_ns:
+        hanging = any(not hang.job.over for hang in self._hangs.values())
+        if self._opening is not None or t_ns < self._retry_at_ns or (hanging and not self._open):
             return
-        job = Job(functools.partial(self._initialize, t_ns))
-        self._patience.run([job], self._opening_s)
+        # A lost GPU can be asked for beside a call that hangs; closing the driver under that call is another matter.
+        may_close = not hanging and t_ns >= self._reopen_at_ns
+        job = Job(functools.partial(self._initialize, t_ns, may_close=may_close))
+        self._patience.run([job], self._opening_s if may_close or not self._open else self.patience_s)
         if job.over:
             self._opened(job, t_ns)
         else:
@@ -288,11 +290,10 @@ class Nvml:
         self._open = False
         self._retry_at_ns = 0
 
-    def _initialize(self, t_ns: int) -> list[Found]:
-        """Opens NVML, or closes and opens it again; the GPUs to ask, which is all or the lost ones."""
+    def _initialize(self, t_ns: int, *, may_close: bool) -> list[Found]:
+        """Opens NVML, or where it `may_close` closes and opens it again; the GPUs to ask: all, or the lost ones."""
         if self._open:
-            must_wait = t_ns < self._reopen_at_ns
-            if (must_wait or not self._reopen) and ((regained := self._regain()) or must_wait):
+            if not (self._reopen and may_close) and ((regained := self._regain()) or not may_close):
                 return regained
             self._reopen_at_ns = t_ns + self._retry_delay_ns
             self._retry_delay_ns = min(self._retry_delay_ns * 2, _LONGEST_RETRY_NS)
