@@ -78,6 +78,16 @@ async def test_only_knobs_that_matter_to_the_strategy_are_listed(home: Home) -> 
         assert "pp_schedule" not in app.next_run.spec.changed, "what cannot be seen is not refused at the next start"
 
 
+async def test_images_have_no_length_in_tokens_to_turn(home: Home) -> None:
+    app = StillApp(home, preset="vit-large")
+    async with app.run_test(size=FULL) as pilot:
+        app.post_message(SnapshotTaken(a_snapshot(None)))
+        await pilot.pause()
+        text = screen_text(app)
+        assert "seq_len" not in text
+        assert "grad_accum" in text
+
+
 async def test_a_refusal_about_an_unlisted_knob_still_reaches_the_screen(home: Home) -> None:
     app = StillApp(home)
     async with app.run_test(size=FULL) as pilot:

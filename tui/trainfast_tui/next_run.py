@@ -43,6 +43,11 @@ class NextRun:
         places = [key.partition(".") for key in self.spec.changed if "." in key]
         return settings({"".join(place): sections.get(place[0], {}).get(place[2]) for place in places})
 
+    def matters(self, name: str) -> bool:
+        """Whether turning the knob changes anything with this strategy and this kind of data."""
+        classifies_images = self.spec.data.get("objective") == "image-classification"
+        return BY_NAME[name].applies(self.spec.knobs) and not (name == "seq_len" and classifies_images)
+
     def repeats(self, run: RunFile) -> bool:
         """Whether it would be that run again."""
         spec = self.spec

@@ -54,7 +54,7 @@ def notes(result: Result) -> Iterator[str]:
     if result.schema > SCHEMA:
         yield f"written by a newer trainfast-tui (schema {result.schema}, not {SCHEMA}): some of it may be missing"
     if result.synthetic_data:
-        yield "synthetic data: random tokens, so the loss says nothing"
+        yield "synthetic data: drawn at random, so the loss says nothing"
     if result.loss.not_finite:
         yield f"the loss was not a finite number in {count(result.loss.not_finite)} step(s): the training diverged"
     for doubt in doubts(result):

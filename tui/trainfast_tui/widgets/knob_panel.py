@@ -50,7 +50,7 @@ class KnobPanel(Painted, can_focus=True):
     def show(
         self, next_run: NextRun | None, global_batch: tuple[int, int] | None, advice: Mapping[str, str] | None = None
     ) -> None:
-        """Show these knobs, those that matter to the strategy; a refusal of other ones is forgotten.
+        """Show these knobs, those that matter to this run; a refusal of other ones is forgotten.
 
         `advice` is a paragraph by the name of its knob.
         """
@@ -58,7 +58,7 @@ class KnobPanel(Painted, can_focus=True):
             self._refusal = None
         self._next, self._global_batch, self._advice = next_run, global_batch, advice or {}
         if next_run is not None:
-            self._list_only(tuple(name for name in in_order() if BY_NAME[name].applies(next_run.spec.knobs)))
+            self._list_only(tuple(name for name in in_order() if next_run.matters(name)))
         self.repaint()
 
     def _list_only(self, names: tuple[str, ...]) -> None:
