@@ -23,7 +23,8 @@ def gpu_checks(tick: Tick, torch: str | None) -> Iterator[Check]:
     if failure and not tick.devices:
         no_library = failure == LIBRARY_FAILURES[LIBRARY_NOT_FOUND]
         state: State = "ok" if no_library and not _has_nvidia_card() else "warn"
-        yield Check("GPU", state, f"none: {failure}. Training runs on the CPU", None)
+        finding, cure = _split_cure(failure)
+        yield Check("GPU", state, f"none: {finding.removesuffix('.')}. Training runs on the CPU", cure)
     for gpu in tick.devices:
         if gpu.error:
             yield Check(f"GPU {gpu.index}", "warn", f"{gpu.name or 'a GPU'}: {gpu.error}")

@@ -1,6 +1,7 @@
 """What a person reads when the driver, a GPU or the binding is not there, and what goes on working."""
 
 import os
+import site
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +12,7 @@ from stand_in import Machine, gpus
 
 import trainfast_runner
 from trainfast_runner.telemetry import failures
+from trainfast_runner.telemetry.binding import cure
 from trainfast_runner.telemetry.nvml import Nvml
 
 RUNNER = Path(next(iter(trainfast_runner.__path__))).parent
@@ -157,12 +159,21 @@ def test_no_library_gives_the_sentence_with_the_cure(monkeypatch: pytest.MonkeyP
             "is not nvidia-ml-py's",
         ),
         ("raise ImportError('broken')\n", "nvml", "pip install nvidia-ml-py"),
-        ("raise RuntimeError('broken')\n", "nvml", "cannot be imported (RuntimeError). Cure: pip uninstall"),
+        ("raise RuntimeError('broken')\n", "nvml", "cannot be imported (RuntimeError). Cure: rename {file}, or take"),
+        ("raise SystemExit('boom')\n", "nvml", "cannot be imported (SystemExit). Cure: rename {file}, or take"),
         ("", "nvml", "is not nvidia-ml-py's, and no GPU can be seen through it"),
         ("NVMLError = 3\ndef nvmlInit(): pass\n", "nvml", "no GPU can be seen through it"),
         ("class NVMLError(Exception):\n    value = 1\ndef nvmlInit(): pass\n", "nvml", "no GPU can be seen through it"),
     ],
-    ids=["old binding", "broken binding", "another error", "something else by that name", "no error", "no functions"],
+    ids=[
+        "old binding",
+        "broken binding",
+        "another error",
+        "it ends the process",
+        "something else by that name",
+        "no error",
+        "no functions",
+    ],
 )
 def test_a_foreign_pynvml_is_named_with_the_cure(tmp_path: Path, source: str, key: str, sentence: str) -> None:
     (tmp_path / "pynvml.py").write_text(source)
@@ -174,7 +185,15 @@ def test_a_foreign_pynvml_is_named_with_the_cure(tmp_path: Path, source: str, ke
         "assert read_topology().missing\n"
     )
     output = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout
-    assert sentence in output
+    assert sentence.format(file=tmp_path / "pynvml.py") in output
+    assert "pip uninstall" not in output, "pip cannot touch this file"
+
+
+def test_what_pip_installed_pip_can_replace() -> None:
+    installed = Path(site.getsitepackages()[0]) / "pynvml.py"
+    assert cure(str(installed)).startswith("pip uninstall pynvml nvidia-ml-py3, then pip install --force-reinstall")
+    package = Path("/opt/mine/pynvml/__init__.py")
+    assert cure(str(package)).startswith("rename /opt/mine/pynvml, or take its folder out of PYTHONPATH")
 
 
 @pytest.mark.parametrize(

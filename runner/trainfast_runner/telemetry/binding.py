@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import importlib
 import importlib.metadata
+import importlib.util
+import site
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import Final
 
 NO_BINDING: Final = "the pynvml module cannot be imported: pip install nvidia-ml-py"
-CURE: Final = "pip uninstall pynvml nvidia-ml-py3, then pip install --force-reinstall nvidia-ml-py"
-IN_SHORT: Final = "pynvml is not nvidia-ml-py's: pip install --force-reinstall nvidia-ml-py"
+REINSTALL: Final = "pip uninstall pynvml nvidia-ml-py3, then pip install --force-reinstall nvidia-ml-py"
+IN_SHORT: Final = "pynvml is not nvidia-ml-py's: trainfast-tui doctor has the cure"
 """What there is room for on a screen when it is a foreign one that shows GPUs all the same."""
 NEEDED: Final = (
     *("NVMLError", "nvmlInit", "nvmlShutdown", "nvmlSystemGetDriverVersion", "nvmlDeviceGetCount"),
@@ -36,23 +38,41 @@ def load() -> Binding:
     """Import it. Whatever a foreign module of that name raises, nothing is raised here."""
     try:
         module = importlib.import_module("pynvml")
-    except ImportError:
-        return Binding(failure=NO_BINDING)
-    except Exception as error:
-        return Binding(failure=f"the pynvml module cannot be imported ({type(error).__name__}). Cure: {CURE}")
+    except (Exception, SystemExit) as error:
+        if (where := _found_at()) is None:
+            return Binding(failure=NO_BINDING)
+        what = f"the pynvml module cannot be imported ({type(error).__name__})"
+        return Binding(failure=f"{what}. Cure: {cure(where)}")
     return judged(module)
+
+
+def cure(where: str) -> str:
+    """How to have nvidia-ml-py's module in place of the one in this file: pip knows only what it has installed."""
+    file = Path(where)
+    if any(file.is_relative_to(folder) for folder in (*site.getsitepackages(), site.getusersitepackages())):
+        return REINSTALL
+    file = file.parent if file.name == "__init__.py" else file
+    return f"rename {file}, or take its folder out of PYTHONPATH; if there is then no pynvml, pip install nvidia-ml-py"
+
+
+def _found_at() -> str | None:
+    """The file that `import pynvml` runs; None where there is none."""
+    try:
+        spec = importlib.util.find_spec("pynvml")
+    except (ImportError, ValueError):
+        return None
+    return spec.origin if spec is not None else None
 
 
 def judged(module: ModuleType) -> Binding:
     """Whether a module of that name is nvidia-ml-py's, and of any use."""
-    warning = foreign(module)
     error = getattr(module, "NVMLError", None)
     is_error = isinstance(error, type) and issubclass(error, Exception)
     if is_error and all(hasattr(module, name) for name in NEEDED):
-        return Binding(module, warning=warning)
+        return Binding(module, warning=foreign(module))
     where = getattr(module, "__file__", None) or "memory"
-    failure = f"the pynvml module in {where} is not nvidia-ml-py's, and no GPU can be seen through it. Cure: {CURE}"
-    return Binding(failure=failure, warning=warning)
+    what = f"the pynvml module in {where} is not nvidia-ml-py's, and no GPU can be seen through it"
+    return Binding(failure=f"{what}. Cure: {cure(where)}")
 
 
 def foreign(module: ModuleType) -> str | None:
@@ -62,9 +82,8 @@ def foreign(module: ModuleType) -> str | None:
     drivers of their day.
     """
     where = getattr(module, "__file__", None)
-    sentence = (
-        f"the pynvml module in {where or 'memory'} is not nvidia-ml-py's: some readings will be missing. Cure: {CURE}"
-    )
+    what = f"the pynvml module in {where or 'memory'} is not nvidia-ml-py's: some readings will be missing"
+    sentence = f"{what}. Cure: {cure(where or 'memory')}"
     try:
         official = importlib.metadata.distribution("nvidia-ml-py")
     except importlib.metadata.PackageNotFoundError:
