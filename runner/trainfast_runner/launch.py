@@ -49,13 +49,13 @@ MEMORY_SETTLED_BYTES = 64 << 20
 MEMORY_SETTLES_S = 10.0
 
 # With glibc's own, moving thresholds freed blocks stay in the process and the point where memory ends moves from
-# run to run. With these every tensor over 1 MiB is its own mapping and goes back when freed. tiny-llama at batch 8,
-# whose tensors are just under that, then peaks at 205 MiB for 153 MiB of tensors; at 64 KiB it is 161 MiB, but page
-# faults cost 1.4 times the CPU time. Trimming the heap between phases gave 178 MiB for 1.08 times. From batch 32 on
-# the peak is within 2 % of the sum of the tensors, as with any model of a size that is trained.
+# run to run. With these every tensor of 128 KiB and more is its own mapping and goes back when freed: what a run holds
+# is what its tensors need, from the first step to the last. At 1 MiB tiny-llama's tensors at batch 8 stayed below it:
+# the peak grew for 20 steps, to 200 MiB where the tensors took 153 (now 160), and a size that fitted in a probe ran out
+# of memory later. The price are page faults, 1.4 times the CPU time of such small tensors; larger ones pay it anyway.
 MALLOC = {
-    "MALLOC_MMAP_THRESHOLD_": "1048576",
-    "MALLOC_TRIM_THRESHOLD_": "1048576",
+    "MALLOC_MMAP_THRESHOLD_": "131072",
+    "MALLOC_TRIM_THRESHOLD_": "131072",
     "MALLOC_ARENA_MAX": "1",
 }
 

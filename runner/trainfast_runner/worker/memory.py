@@ -68,8 +68,8 @@ class HostMemory:
         self._reserve: bytearray | None = bytearray(RESERVE_BYTES)
 
     def start(self) -> None:
-        """Start the thread pools first, so that their stacks do not count."""
-        warm = torch.ones(256, 256, requires_grad=True)
+        """Start the thread pools and take a large product first: their stacks and its buffers do not count."""
+        warm = torch.ones(1024, 1024, requires_grad=True)
         (warm @ warm).sum().backward()  # type: ignore[no-untyped-call]
         del warm
         figures = self._read_status()
