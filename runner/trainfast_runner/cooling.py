@@ -15,6 +15,8 @@ LOOK_EVERY_S = 1.0
 LONGEST_S = 1200.0
 STUCK_S = 180.0
 """Not one degree less for so long: this is as cool as it gets."""
+TOLD_S = 20.0
+"""From so long on it is said that it does not fall."""
 LOWEST_C, HIGHEST_C = 1.0, 120.0
 
 Look = Callable[[], tuple[list[DeviceReading], dict[str, str]]]
@@ -23,12 +25,23 @@ Look = Callable[[], tuple[list[DeviceReading], dict[str, str]]]
 
 @dataclass(frozen=True)
 class Cooling:
-    """One look at GPUs that are still too warm: the hottest of them, degrees Celsius, seconds waited so far."""
+    """One look at GPUs that are still too warm: the hottest of them, degrees Celsius, seconds waited so far.
+
+    `stuck_s` is for how long none of it has become less.
+    """
 
     index: int
     temperature_c: float
     below_c: float
     waited_s: float
+    stuck_s: float = 0.0
+
+
+def stuck_words(stuck_s: float) -> str:
+    """What to add where the temperature stands still; nothing where it has fallen lately."""
+    if stuck_s < TOLD_S:
+        return ""
+    return f"; it has not fallen for {stuck_s:.0f} s, and is given up after {STUCK_S:.0f} s"
 
 
 def cooling(
@@ -59,7 +72,7 @@ def cooling(
                 best, best_since = hottest.temperature_c, now
             if now - best_since > STUCK_S or now - began > LONGEST_S:
                 raise _does_not_cool(hottest.index, best, below_c, now - began)
-            yield Cooling(hottest.index, hottest.temperature_c, below_c, now - began)
+            yield Cooling(hottest.index, hottest.temperature_c, below_c, now - began, now - best_since)
     finally:
         if nvml is not None:
             nvml.close()

@@ -9,7 +9,7 @@ from typing import cast
 import pytest
 import stand_in
 
-from trainfast_runner.cooling import STUCK_S, cooling
+from trainfast_runner.cooling import STUCK_S, cooling, stuck_words
 from trainfast_runner.launch import RunPlan
 from trainfast_runner.problem import Problem
 from trainfast_runner.search.cool_down import check_coolable, cool_down
@@ -44,6 +44,15 @@ def ticking(step_s: float) -> Callable[[], float]:
 def test_it_counts_down_until_every_watched_gpu_is_below() -> None:
     seen = list(cooling({"GPU-1"}, 60, looks(63, 61, 60, 59), ticking(1)))
     assert [(look.index, look.temperature_c, look.waited_s) for look in seen] == [(1, 63, 1), (1, 61, 2), (1, 60, 3)]
+
+
+def test_a_temperature_that_stands_still_is_said_from_twenty_seconds_on() -> None:
+    seen = list(cooling({"GPU-1"}, 50, looks(61, 60, 61, 60, 49), ticking(15)))
+    assert [look.stuck_s for look in seen] == [0, 0, 15, 30]
+    assert [stuck_words(look.stuck_s) for look in seen] == [
+        *("", "", ""),
+        "; it has not fallen for 30 s, and is given up after 180 s",
+    ]
 
 
 def test_a_gpu_that_is_cool_is_not_waited_for() -> None:

@@ -113,7 +113,8 @@ class RunControl:
                     self._post(
                         Said(
                             f"cooling: GPU {look.index} is at {celsius(look.temperature_c)}, {left} to go until it is"
-                            f" below {celsius(below_c)}, {duration(look.waited_s)} so far; s gives up"
+                            f" below {celsius(below_c)}, {duration(look.waited_s)} so far"
+                            f"{cooling.stuck_words(look.stuck_s)}; s gives up"
                         )
                     )
                     if giving_up.wait(cooling.LOOK_EVERY_S):

@@ -25,15 +25,16 @@ def cool_down(
 ) -> None:
     """Return when every watched GPU is below `below_c`; at once where that is None.
 
-    `write` gets a line at the first look and whenever the hottest GPU has another whole degree. `check` is called
+    `write` gets a line at the first look, whenever the hottest GPU has another whole degree, and once where it does
+    not fall any more. `check` is called
     all the while, and gives up by raising. Raises Problem where the GPUs cool no further.
     """
     if below_c is None:
         return
-    told: tuple[int, int] | None = None
+    told: tuple[int, int, bool] | None = None
     with closing(cooling.cooling(_watched(plan), below_c)) as looks:
         for look in looks:
-            now = look.index, round(look.temperature_c)
+            now = look.index, round(look.temperature_c), look.stuck_s >= cooling.TOLD_S
             if now != told:
                 told = now
                 write(
@@ -42,6 +43,7 @@ def cool_down(
                         temperature_c=look.temperature_c,
                         below_c=below_c,
                         waited_s=look.waited_s,
+                        stuck_s=look.stuck_s,
                     )
                 )
             again = time.monotonic() + cooling.LOOK_EVERY_S

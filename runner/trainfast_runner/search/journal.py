@@ -105,6 +105,7 @@ class CoolingDown(Line, frozen=True, kw_only=True, tag="cooling"):
     temperature_c: float
     below_c: float
     waited_s: float
+    stuck_s: float = 0.0
 
 
 class RankPeaks(msgspec.Struct, frozen=True, kw_only=True):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from contextlib import closing
 
-from trainfast_runner.cooling import LOOK_EVERY_S, cooling
+from trainfast_runner.cooling import LOOK_EVERY_S, cooling, stuck_words
 from trainfast_runner.launch import RunPlan
 from trainfast_tui.cli.progress import Progress
 from trainfast_tui.format import celsius, duration
@@ -19,7 +19,7 @@ def wait_until_cool(plan: RunPlan, below_c: float) -> None:
             for look in looks:
                 progress.waiting(
                     f"cooling GPU {look.index}: {celsius(look.temperature_c)}, waiting for less than"
-                    f" {celsius(below_c)}, {duration(look.waited_s)} so far"
+                    f" {celsius(below_c)}, {duration(look.waited_s)} so far{stuck_words(look.stuck_s)}"
                 )
                 time.sleep(LOOK_EVERY_S)
     finally:

@@ -115,6 +115,7 @@ class _Teller:
 
     def tell(self, line: AnyLine) -> None:
         """A line of the journal in words; those that say nothing new to a person are left out."""
+        from trainfast_runner.cooling import stuck_words
         from trainfast_runner.search.journal import CoolingDown, Launched, Next
         from trainfast_tui.format import celsius, duration, plain
 
@@ -124,7 +125,7 @@ class _Teller:
         if isinstance(line, CoolingDown):
             self._progress.waiting(
                 f"cooling GPU {line.device}: {celsius(line.temperature_c)}, waiting for less than"
-                f" {celsius(line.below_c)}, {duration(line.waited_s)} so far"
+                f" {celsius(line.below_c)}, {duration(line.waited_s)} so far{stuck_words(line.stuck_s)}"
             )
         elif isinstance(line, Next) and line.action != "end":
             self._doing = f"{'proving' if line.action == 'prove' else 'trying'} {line.batch_size}…"
