@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
 
-from trainfast_runner.byte_words import mebibytes
+from trainfast_runner.byte_words import held
 from trainfast_runner.process_tree import descendants
 from trainfast_runner.records import Event
 from trainfast_runner.telemetry.readings import DeviceProcess, DeviceReading, Tick
@@ -128,7 +128,7 @@ def process_event(
 ) -> Event:
     """That a process appeared on a GPU or left it, by the name it has or had; `what` is appeared or left."""
     used = process.memory_used_bytes
-    memory = "" if used is None else f" with {mebibytes(used)}"
+    memory = "" if used is None else f" with {held(used)}"
     ours = sees_host_pids() if host_pids is None else host_pids
     who = f"{_name(process.pid)} (pid {process.pid})" if ours else f"process {process.pid} of the host"
     return Event(

@@ -83,10 +83,12 @@ def _python(python: str | None, versions: dict[str, str | None]) -> Iterator[Che
     else:
         yield Check("training stack", "ok", installed)
     optional = [name for name in USEFUL if not versions.get(name)]
-    if optional and not missing:
+    if optional == ["datasets"] and not missing:
+        yield Check("optional packages", "ok", "all but datasets, which only data.kind=hub needs: pip install datasets")
+    elif optional and not missing:
         yield Check(
             "optional packages",
-            "warn" if set(optional) - {"datasets"} else "ok",
+            "warn",
             f"no {', '.join(optional)}: the knobs and data that need them are refused",
             f"{executable} -m pip install {' '.join(optional)}",
         )

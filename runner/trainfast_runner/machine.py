@@ -142,10 +142,11 @@ def _at(gpus: tuple[DeviceReading, ...], index: int, key: str) -> DeviceReading:
         for gpu in gpus:
             if gpu.index == index:
                 return gpu
+    others = f"; there {_are(len(gpus))}" if gpus else " and no other one here"
     raise Problem(
-        f"{key}={index}{'+' if key == 'devices' else ''}: there is no GPU {index}; there {_are(len(gpus))}",
+        f"{key}={index}{'+' if key == 'devices' else ''}: there is no GPU {index}{others}",
         key=key,
-        allowed=[f"0 to {len(gpus) - 1}"] if gpus else ["none"],
+        allowed=[f"0 to {len(gpus) - 1}"] if gpus else [],
     )
 
 

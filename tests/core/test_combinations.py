@@ -41,7 +41,7 @@ def facts(where: Machine, *settings: str, preset: str = "tiny-llama", **config: 
         (CPU, ["devices=2"], "strategy", "strategy=single trains on one device and devices=2"),
         (CPU, ["strategy=ddp", "devices=9"], "devices", "at most 8 processes on a CPU"),
         (CPU, ["devices=0+1"], "devices", "names GPUs and a run here has none (no driver)"),
-        (CPU, ["watch=0"], "watch", "there is no GPU 0"),
+        (CPU, ["watch=0"], "watch", "there is no GPU 0 and no other one here"),
         (CPU, ["precision=tf32"], "precision", "tensor cores"),
         (CPU, ["optimizer=adamw-8bit"], "optimizer", "/env/bin/python -m pip install bitsandbytes"),
         (CPU, ["memory_limit=1GiB+2GiB"], "memory_limit", "names 2 ranks and the run has 1"),

@@ -13,7 +13,6 @@ from trainfast_tui import format as fmt
 FORMATTERS = (
     fmt.number,
     fmt.size,
-    fmt.mebibytes,
     fmt.count,
     fmt.rate("samples"),
     fmt.bytes_per_second,
@@ -45,7 +44,6 @@ FORMATTERS = (
         (fmt.size(1024), "1.00 KiB"),
         (fmt.size(39.5 * 2**30), "39.5 GiB"),
         (fmt.size(1023.9 * 2**20), "1.00 GiB"),
-        (fmt.mebibytes(40960 * 2**20), "40960 MiB"),
         (fmt.count(12345, "steps"), "12,345 steps"),
         (fmt.count(7), "7"),
         (fmt.per_second(12.34, "samples"), "12.3 samples/s"),

@@ -72,7 +72,7 @@ def test_processes_that_come_and_go_on_a_gpu_are_told_but_not_those_found_there(
 
     moments = MachineMoments().of([at(1, 2**22 + 1), at(2, 2**22 + 1, 2**22 + 2), at(3, 2**22 + 2)])
     assert [(moment.sign, moment.t_ns) for moment in moments] == [("+", START_NS + 2 * S), ("-", START_NS + 3 * S)]
-    assert "with 1,024 MiB appeared" in moments[0].words
+    assert "with 1.0 GiB appeared" in moments[0].words
     assert "GPU 0: " in moments[1].words
 
 

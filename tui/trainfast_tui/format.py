@@ -51,12 +51,6 @@ def size(size_bytes: float | None) -> str:
     return f"{value:.0f} B" if unit == 0 else f"{number(value)} {_BINARY_UNITS[unit]}"
 
 
-def mebibytes(size_bytes: float | None) -> str:
-    """Bytes as whole MiB without separators, as nvidia-smi prints device memory: `40960 MiB`."""
-    value = _finite(size_bytes)
-    return ABSENT if value is None else f"{value / 2**20:.0f} MiB"
-
-
 def count(value: float | None, noun: str = "") -> str:
     """A whole number with thousands separated, and what is counted: `12,345 steps`."""
     if (value := _finite(value)) is None:

@@ -23,10 +23,12 @@ def run(arguments: argparse.Namespace) -> int:
     from trainfast_runner.home import Home
     from trainfast_runner.problem import Problem
     from trainfast_tui.cli.output import print_json, say
+    from trainfast_tui.cli.progress import said_when_slow
     from trainfast_tui.format import fit, plain
 
     home = Home()
-    checks = examine(home, arguments.python)
+    with said_when_slow("looking at the machine; a driver that does not answer takes a while…"):
+        checks = examine(home, arguments.python)
     given = [check for check in checks if check.name in PYTHON_CHECKS and check.state == "fail"]
     unusable = Problem(given[0].finding, key="python") if given and arguments.python is not None else None
     if arguments.json and unusable is not None:

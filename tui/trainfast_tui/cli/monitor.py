@@ -118,19 +118,19 @@ def _row(gpu: DeviceReading, missing: Mapping[str, str]) -> tuple[str, ...]:
     from trainfast_tui.format import (
         ABSENT,
         celsius,
-        mebibytes,
         megahertz,
         no_memory_words,
         of_most,
         percent,
         plain,
+        size,
         watts,
     )
 
     name = str(gpu.index), plain(gpu.name or ABSENT)
     if gpu.error:
         return (*name, *[ABSENT] * 7, "does not answer")
-    memory = f"{mebibytes(gpu.memory_used_bytes)} / {mebibytes(gpu.memory_total_bytes)}"
+    memory = f"{size(gpu.memory_used_bytes)} of {size(gpu.memory_total_bytes)}"
     if gpu.memory_used_bytes is None and gpu.memory_total_bytes is None:
         memory = no_memory_words(gpu.index, missing)
     return (

@@ -49,7 +49,7 @@ def run(arguments: argparse.Namespace) -> int:
     from trainfast_runner.home import Home
     from trainfast_runner.spec import resolve
     from trainfast_tui.cli.following import HUNG_UP, caught, follow
-    from trainfast_tui.cli.progress import said_when_slow
+    from trainfast_tui.cli.progress import Progress, said_when_slow
 
     home = Home().ready()
     spec = resolve(arguments.preset, arguments.settings)
@@ -72,6 +72,7 @@ def run(arguments: argparse.Namespace) -> int:
                 continue  # another one that waited was faster
             if arguments.detach:
                 return _detached(directory, arguments.json)
+            Progress().say(f"{directory.name} is starting")
             result = follow(directory, signals, interrupt_stops=True)
         if result is None:
             return HUNG_UP

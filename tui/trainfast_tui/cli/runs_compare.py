@@ -32,6 +32,8 @@ def run(arguments: argparse.Namespace) -> int:
         print_json(found)
         return 0
     say(f"A  {found.a}\nB  {found.b}\n")
+    if found.a == found.b:
+        say("A and B are one and the same run.\n")
     if found.knobs:
         settings = [(plain(name), plain(setting(name, a)), plain(setting(name, b))) for name, a, b in found.knobs]
         say_table(("KNOB", "A", "B"), settings)

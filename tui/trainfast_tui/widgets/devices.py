@@ -184,7 +184,7 @@ def _temperature(device: DeviceReading, wide: bool) -> Line:
     if left is None:
         return [(fmt.fit(text, 7, "right"), tone), (" " * (19 if wide else 0), "text")]
     if wide:
-        words = f" {left:.0f} below slowdown" if left >= 0 else f" {-left:.0f} over slowdown"
+        words = f" {abs(left):.0f} {'below' if left > 0 else 'over'} slowdown" if left else " at slowdown"
         return [(fmt.fit(text, 7, "right"), tone), (fmt.fit(words, 19), "muted" if left > 0 else "error")]
     return [(fmt.fit(text, 7, "right"), tone)]
 
