@@ -54,14 +54,19 @@ def explanation_of(records: RunRecords, reason: str, error: RunError | None) -> 
     run = records.run
     if run is None:
         return None
-    rank = error.rank if error is not None else None
-    held = [line.held_bytes for line in records.worker.get(rank or 0, []) if line.kind == "exception"]
-    died = OutOfMemory(run, reason, error, held[-1] if held else None, what_ran(records.worker), records.events)
+    died = OutOfMemory(run, reason, error, held_by(records, error), what_ran(records.worker), records.events)
     try:
         return died.explained(models_of(run))
     except Exception as problem:
         # The result of a run does not depend on arithmetic about it; what went wrong there is kept with it.
         return OomExplanation(basis=f"could not be explained: {type(problem).__name__}: {problem}")
+
+
+def held_by(records: RunRecords, error: RunError | None) -> int | None:
+    """The most that the rank that died held in the phase it failed in, in bytes, as it says itself."""
+    rank = error.rank if error is not None else None
+    held = [line.held_bytes for line in records.worker.get(rank or 0, []) if line.kind == "exception"]
+    return held[-1] if held else None
 
 
 def models_of(run: RunFile, python: str | None = None) -> Callable[[RunSpec], MemoryModel | None]:

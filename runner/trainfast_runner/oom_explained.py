@@ -69,20 +69,24 @@ def explain(
     limit = _limit(run, error, said)
     prediction = _predict(model_of, spec, run.world_size)
     grown, grown_bytes = _grown(prediction, phase)
-    needed = prediction.total_bytes if prediction is not None else None
+    needed = _needed(run, prediction)
     asked = bytes_after("allocate", said)
+    untouched = _untouched(run, limit, held_bytes, asked)
     return OomExplanation(
         phase=phase,
         rank=error.rank if error is not None else None,
         grown=grown,
         grown_bytes=grown_bytes,
         held_bytes=held_bytes,
+        untouched_bytes=untouched,
         asked_bytes=None if asked is None else int(asked),
         needed_bytes=needed,
         limit_bytes=limit,
         missing_bytes=_missing(needed, limit, said, held_bytes),
         others=list(_others(run, events, said)),
-        changes=_changes(spec, run, phase, said, limit, _to_stay_under(limit, needed), model_of, parameters or {}),
+        changes=_changes(
+            spec, run, phase, said, limit, _to_stay_under(limit, needed, untouched), model_of, parameters or {}
+        ),
         basis=prediction.basis if prediction is not None else "",
     )
 
@@ -141,11 +145,32 @@ def _limit(run: RunFile, error: RunError | None, said: str) -> int | None:
     return int(free + allocated + (_bytes_before("is reserved by PyTorch but unallocated", said) or 0))
 
 
-def _to_stay_under(limit: int | None, needed: int | None) -> int | None:
-    """What a change has to come under to be called enough: a little less than the limit, and than what just failed."""
+def _needed(run: RunFile, prediction: Prediction | None) -> int | None:
+    """What was predicted of the run when it began, as everything else on record of it says; else what is by now."""
+    if run.predicted_bytes is not None:
+        return run.predicted_bytes
+    return prediction.total_bytes if prediction is not None else None
+
+
+def _untouched(run: RunFile, limit: int | None, held: int | None, asked: float | None) -> int | None:
+    """What the limit of a CPU counted beyond the memory held, at the least: stacks and blocks reserved, not touched.
+
+    RLIMIT_DATA refuses what would take the address space beyond it, so all but the request was in use.
+    """
+    if run.device != "cpu" or limit is None or held is None or asked is None:
+        return None
+    return max(0, int(limit - held - asked))
+
+
+def _to_stay_under(limit: int | None, needed: int | None, untouched: int | None) -> int | None:
+    """What a change has to come under to be called enough: a little less than the limit, and than what just failed.
+
+    What the run took beyond its prediction, or its limit counted beyond its memory, another one takes as well.
+    """
     if limit is None:
         return None
-    return int(SPARE * min(limit, needed if needed is not None else limit))
+    beyond = max(untouched or 0, limit - needed if needed is not None else 0)
+    return int(SPARE * limit - beyond)
 
 
 def _missing(needed: int | None, limit: int | None, said: str, held: int | None) -> int | None:

@@ -157,7 +157,8 @@ class OomExplanation(msgspec.Struct, frozen=True, kw_only=True):
 
     `grown` is the category (of memory_model.CATEGORIES) that had grown when memory ended, `grown_bytes` its size at the
     predicted peak. `held_bytes` is measured, the most that was held in that phase, and `asked_bytes` what was asked for
-    on top of it. `needed_bytes` is what the memory model says the run needs, `missing_bytes` how much of that, or else
+    on top of it; `untouched_bytes` is what a CPU's limit counted besides: address space reserved and not touched.
+    `needed_bytes` is what the memory model says the run needs, `missing_bytes` how much of that, or else
     of what was asked for, was not there. `others` says in words who else
     held memory of the device. `changes` are ranked by cost; those with `predicted_bytes` fit by the memory model.
     """
@@ -167,6 +168,7 @@ class OomExplanation(msgspec.Struct, frozen=True, kw_only=True):
     grown: str | None = None
     grown_bytes: int | None = None
     held_bytes: int | None = None
+    untouched_bytes: int | None = None
     asked_bytes: int | None = None
     needed_bytes: int | None = None
     limit_bytes: int | None = None

@@ -231,3 +231,21 @@ def test_an_end_that_was_not_predicted_says_so() -> None:
     assert list(oom_text.facts(found))[-1] == (
         "By the prediction it needs 950 MiB of 1,000 MiB: what it took beyond was not foreseen."
     )
+
+
+def test_what_a_limit_counts_beyond_the_memory_held_is_named_and_left_free_by_every_change() -> None:
+    run, said = a_run(512 * MIB), ON_CPU
+    tight = explain(run, error("backward"), said, known, held_bytes=400 * MIB)
+    assert tight.untouched_bytes == 48 * MIB
+    assert "48.0 MiB more count against the limit: address space reserved and not touched" in " ".join(
+        oom_text.facts(tight)
+    )
+    assert tight.changes
+    assert all((change.predicted_bytes or 0) <= 512 * MIB - 48 * MIB for change in tight.changes)
+    on_gpu = explain(a_run(512 * MIB, "cuda"), error("backward"), ON_GPU, known, held_bytes=400 * MIB)
+    assert on_gpu.untouched_bytes is None
+
+
+def test_the_prediction_of_the_run_is_the_one_that_its_record_has() -> None:
+    run = msgspec.structs.replace(a_run(), predicted={"total_bytes": 900 * MIB})
+    assert explain(run, error("backward"), ON_CPU, known).needed_bytes == 900 * MIB

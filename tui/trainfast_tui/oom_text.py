@@ -15,6 +15,8 @@ CATEGORY_WORDS = {
     "temporary": "temporary tensors",
     "communication": "communication buffers",
 }
+WORTH_A_WORD = 1 << 20
+"""Bytes beyond what was held: a little less is rounding."""
 PROVED = "cheapest first, the prediction says that each fits:"
 MIXED = "cheapest first; those that name what they need fit by the prediction:"
 ESTIMATED = "the cheapest knobs that free memory, by estimate:"
@@ -47,6 +49,11 @@ def _measured(found: OomExplanation) -> Iterator[str]:
     if found.held_bytes is not None:
         of = f" of its {size(found.limit_bytes)}" if found.limit_bytes is not None else ""
         yield f"It held {size(found.held_bytes)}{of}{more}."
+        if found.untouched_bytes is not None and found.untouched_bytes >= WORTH_A_WORD:
+            yield (
+                f"{size(found.untouched_bytes)} more count against the limit: address space reserved and not touched,"
+                " such as the stacks of threads."
+            )
     elif asked is not None and found.missing_bytes is not None and found.needed_bytes is None:
         yield f"It asked for {size(asked)}, which is {size(found.missing_bytes)} more than was free."
 

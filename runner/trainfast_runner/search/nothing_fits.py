@@ -8,13 +8,14 @@ from contextlib import closing, suppress
 
 import msgspec
 
-from trainfast_runner.explained_run import models_of, trace_changes
+from trainfast_runner.explained_run import held_by, models_of, trace_changes
 from trainfast_runner.home import Home, read_result, read_run_file
 from trainfast_runner.launch import RunPlan
 from trainfast_runner.oom_explained import explain
 from trainfast_runner.problem import Problem
 from trainfast_runner.records import RunFile
 from trainfast_runner.result import OomExplanation, RunError
+from trainfast_runner.run_records import read_records
 from trainfast_runner.search.decide import Known
 from trainfast_runner.search.journal import Change, Ended, Probe, Proof
 
@@ -29,12 +30,14 @@ def nothing_fits(plan: RunPlan, home: Home, known: Known, why: str, check: Calla
     if failed is None or run is None:
         return Ended(state="nothing_fits", reason=why)
     phase = failed.phase if isinstance(failed, Probe) else None
-    one = msgspec.structs.replace(run, knobs={**run.knobs, "batch_size": 1})
+    one = msgspec.structs.replace(run, knobs={**run.knobs, "batch_size": 1}, predicted=None)
     result = read_result(home.directory(failed.run_id))
     rank = failed.rank if isinstance(failed, Probe) else None
     error = (result.error if result is not None else None) or RunError(rank=rank, phase=phase, message=failed.reason)
     _trace_changes(one, error, plan.python, check)
     held = failed.peak_allocated_bytes if isinstance(failed, Probe) else None
+    if held is None and failed.batch_size == 1:
+        held = held_by(read_records(home.directory(failed.run_id)), error)
     said = explain(one, error, failed.reason, models_of(one, plan.python), held_bytes=held)
     missing = missing_bytes(said, failed)
     changes = [

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
 import sys
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -18,6 +20,14 @@ _ADAMW_FLAGS: dict[str, dict[str, bool]] = {
     "adamw-foreach": {"foreach": True},
     "adamw-fused": {"fused": True},
 }
+
+
+def import_optimizer_code(name: str) -> None:
+    """Load the library an optimizer is from: what it takes is no part of the training. A missing one is said later."""
+    module = "transformers.optimization" if name == "adafactor" else "bitsandbytes.optim" if "8bit" in name else None
+    if module is not None:
+        with suppress(ImportError):
+            importlib.import_module(module)
 
 
 def build_optimizer(model: nn.Module, knobs: Knobs) -> Optimizer:

@@ -24,6 +24,7 @@ from .memory import Memory, make_memory
 from .model_config import check_seq_len, resolve_config, tokens_per_sample
 from .objective import Objective
 from .observe import ComputeDtype, actual_fields
+from .optimizer import import_optimizer_code
 from .precision import Precision
 from .probing import make_gauge, orders_of, probe_on_demand, say_ready
 from .records import Journal
@@ -34,6 +35,9 @@ from .step_log import StepLog
 from .stopped import STEP_LOG_PATIENCE_S, keep_last_step_on_sigterm
 from .strategies import Strategy, make_strategy
 from .whole_texts import CountedBatches, WholeTexts
+
+NO_THREAD = "can't start new thread"
+"""What Python says where the stack of a thread cannot be had, which under a limit of the data is a lack of memory."""
 
 
 @dataclass(frozen=True)
@@ -58,10 +62,12 @@ def train_once(run_dir: Path, spec: RunSpec, journal: Journal) -> None:
     ground.memory.start()
     try:
         (probe_on if spec.role == "probe" else train_on)(ground, run_dir, journal)
-    except Exception:
+    except Exception as error:
         ground.memory.release()
         # If memory ran out, only this process knows how much it had by then.
         journal.held_bytes = ground.memory.held()
+        if spec.device == "cpu" and spec.memory_limit_bytes is not None and NO_THREAD in str(error):
+            raise MemoryError(f"{error}: memory_limit leaves no room for its stack") from error
         raise
     ground.memory.release()
     ground.strategy.stop()
@@ -76,6 +82,7 @@ def prepare(spec: RunSpec, journal: Journal) -> Ground:
     check_seq_len(config, knobs.seq_len)
     check_attention(knobs, device)
     import_model_code(config, spec.data.objective)
+    import_optimizer_code(knobs.optimizer)
     strategy = make_strategy(knobs, device)
     if strategy.slices > 1:
         # One process loads for all of its devices.

@@ -90,7 +90,8 @@ def _figures(result: Result) -> Iterator[tuple[str, str]]:
         if memory.peak_reserved_bytes not in (None, memory.peak_allocated_bytes):
             reserved = f", {size(memory.peak_reserved_bytes)} reserved"
         device = f", device {size(memory.device_peak_used_bytes)}" if memory.device_peak_used_bytes else ""
-        yield "peak memory", f"{size(memory.peak_allocated_bytes)} allocated{reserved}{device}"
+        whole = "" if result.state != "oom" else ", in the steps that ended"
+        yield "peak memory", f"{size(memory.peak_allocated_bytes)} allocated{reserved}{device}{whole}"
     if memory.predicted_bytes is not None:
         label = "" if memory.peak_allocated_bytes is not None else "peak memory"
         yield label, against_prediction(memory.peak_allocated_bytes, memory.predicted_bytes)
