@@ -191,7 +191,9 @@ def test_compare_says_what_makes_it_doubtful(cli: Cli) -> None:
     write(cli.home, result("20261101-100000-tiny-llama-aaaa", synthetic_data=True))
     dirty = Conditions(clean=False, foreign_processes=[{"pid": 1}])
     write(cli.home, result("20261102-100000-tiny-llama-bbbb", state="oom", reason="no memory", conditions=dirty))
+    assert "A and B are one and the same run." in cli("runs", "compare", "20261101", "20261101").out
     text = cli("runs", "compare", "20261101", "last").out
+    assert "one and the same run" not in text
     assert "the same settings" in text
     for words in (
         "synthetic data",
