@@ -206,6 +206,20 @@ def test_a_proof_that_runs_out_of_memory_is_stepped_down_from() -> None:
     assert "fresh process" in step.why
 
 
+def test_the_tightest_bound_is_named_and_so_is_what_was_not_tried() -> None:
+    device = Device(fixed=100 * MIB, per_sample=10 * MIB, optimizer=0, limits=(600 * MIB,))
+    fitting = [device.probe(size) for size in (20, 39)]
+    too_large = replace_struct(device.probe(56), outcome="oom")
+    proofs = [Proof(batch_size=39, run_id="p", state="oom", seconds=1.0)]
+    known = Known(device="cpu", world_size=1, limits_bytes=(600 * MIB,), probes=(*fitting, too_large))
+    assert "than the warm one that it fitted in" in decide(replace(known, proofs=tuple(proofs))).why
+    proofs.append(Proof(batch_size=36, run_id="p", state="finished", seconds=1.0))
+    found = answer(replace(known, proofs=tuple(proofs)))
+    assert (found.max_batch, found.too_large) == (36, 39)
+    assert found.certainty.startswith("39 ran out of memory; 37 and 38, within the tolerance")
+    assert found.certainty.endswith("were not tried")
+
+
 @dataclass(frozen=True)
 class Bent(Device):
     """A peak at two points of the step, as real ones have it: up to some size where the gradients are, then where the
@@ -253,7 +267,8 @@ def test_the_answer_names_limits_margins_and_the_fastest() -> None:
     assert found.phase == "forward_backward"
     assert found.bytes_per_sample == pytest.approx(10 * MIB, rel=0.02)
     assert found.headroom_bytes == 2048 * MIB - (100 + 10 * found.max_batch) * MIB
-    assert "ran out of memory" in found.certainty
+    assert f"{found.too_large} ran out of memory" in found.certainty
+    assert "within the tolerance of 3 % or 48 MiB, were not tried" in found.certainty
     assert "leaves" in found.recommended_why
 
 

@@ -115,7 +115,10 @@ def state_words(search: SearchSnapshot) -> str:
 
     ended = search.ended
     if ended is not None and ended.answer is not None:
-        return f"batch_size {ended.answer.max_batch:,} is the largest that fits, proved in a fresh process"
+        most, too_large = ended.answer.max_batch, ended.answer.too_large
+        if too_large is not None and too_large > most + 1:
+            return f"batch_size {most:,} fits, proved in a fresh process; {too_large:,} does not"
+        return f"batch_size {most:,} is the largest that fits, proved in a fresh process"
     if search.state == "nothing_fits" and ended is not None:
         missing = f": {fmt.size(ended.missing_bytes)} too much" if ended.missing_bytes else ""
         return f"batch_size 1 does not fit{missing}"

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from trainfast_runner.byte_words import mebibytes
-from trainfast_runner.search.decide import ALIGNED, MOST, Known, beyond_of, fits_of, tightest
+from trainfast_runner.search.decide import ALIGNED, MOST, TOLERANCE_SHARE, Known, beyond_of, fits_of, tightest
 from trainfast_runner.search.fit import Fit, largest
 from trainfast_runner.search.journal import Answer, Margin, Proof
 
 ALIGNED_MORE, ALIGNED_MORE_FROM = 64, 512
 """From this size on an aligned batch is a multiple of 64: it then costs an eighth of the batch at most."""
-SPREAD_SHARE = 0.02
-"""How far the peak of a long run may lie above that of the proof: steps of other samples, another order of blocks."""
+SPREAD_SHARE = TOLERANCE_SHARE
+"""How far the peak of a long run may lie above that of the proof: steps of other samples, another order of blocks.
+
+As much as a maximum may be off and still be called exact."""
 
 
 def answer(known: Known) -> Answer:
@@ -22,11 +24,7 @@ def answer(known: Known) -> Answer:
     margins = _margins(known, tight, most)
     recommended = _recommended(known, fits, most, sum(one.margin_bytes for one in margins))
     fastest, rate = _fastest(known)
-    too_large = known.too_large
-    if too_large is not None:
-        certainty = f"{too_large} ran out of memory"
-    else:
-        certainty = f"by the fit {most + 1} needs {mebibytes(tight.need_bytes(most + 1))}"
+    too_large = _too_large(known, most)
     return Answer(
         max_batch=most,
         samples_per_s=proof.samples_per_s,
@@ -43,8 +41,38 @@ def answer(known: Known) -> Answer:
         phase=line.phase,
         tightest_rank=tight.rank,
         proof_run_id=proof.run_id,
-        certainty=certainty,
+        certainty=_certainty(known, tight, most, too_large),
+        too_large=too_large,
     )
+
+
+def _too_large(known: Known, most: int) -> int | None:
+    """The smallest size above the answer that ran out of memory, in a probe or in a proof."""
+    tried = [probe.batch_size for probe in known.probes if probe.outcome == "oom"]
+    proved = [proof.batch_size for proof in known.proofs if proof.state == "oom"]
+    return min((size for size in (*tried, *proved) if size > most), default=None)
+
+
+def _certainty(known: Known, tight: Fit, most: int, too_large: int | None) -> str:
+    """What says that no larger batch fits, and which sizes nobody tried."""
+    if too_large is None:
+        needs = f"{mebibytes(tight.need_bytes(most + 1))} of {mebibytes(tight.limit_bytes)}"
+        return f"by the fit {most + 1} needs {needs}, give or take {mebibytes(tight.error_at(most + 1))}"
+    words = f"{too_large} ran out of memory"
+    warm = [probe.batch_size for probe in known.fitting if most < probe.batch_size < too_large]
+    if warm:
+        words += f"; {_listed(warm)} fitted in a probe and {'was' if len(warm) == 1 else 'were'} not proved"
+    untried = [size for size in range(most + 1, too_large) if size not in warm]
+    if untried:
+        why = "below the next multiple of 8" if known.device == "cuda" else "within the tolerance of 3 % or 48 MiB"
+        words += f"; {_listed(untried)}, {why}, {'was' if len(untried) == 1 else 'were'} not tried"
+    return words
+
+
+def _listed(sizes: list[int]) -> str:
+    if len(sizes) <= 2:
+        return " and ".join(map(str, sizes))
+    return f"{len(sizes)} sizes from {sizes[0]} to {sizes[-1]}"
 
 
 def aligned(batch_size: int) -> int | None:

@@ -280,9 +280,10 @@ def _after_proof(known: Known, fits: tuple[Fit, ...]) -> Step:
         # Sizes that were tried since then may have set the fit right.
         smaller = min(smaller, max(known.best, _sure(known, fits)))
     smaller = max(1, smaller)
-    return Step(
-        "prove", f"{last.batch_size} ran out of memory in a fresh process: {smaller} is proved instead", smaller
-    )
+    where = "in a fresh process"
+    if any(probe.batch_size == last.batch_size for probe in known.fitting):
+        where += ", which loads data and places its blocks otherwise than the warm one that it fitted in"
+    return Step("prove", f"{last.batch_size} ran out of memory {where}: {smaller} is proved instead", smaller)
 
 
 def _is_refuted(known: Known, fits: tuple[Fit, ...], batch_size: int) -> bool:

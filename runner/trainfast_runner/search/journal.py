@@ -203,7 +203,10 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
     tightest_rank: int = 0
     proof_run_id: str | None = None
     certainty: str = ""
-    """What says that a larger batch does not fit: the size that ran out of memory, or the fit."""
+    """What says that a larger batch does not fit: the size that ran out of memory, or the fit; and what was not tried.
+    """
+    too_large: int | None = None
+    """The smallest larger size that ran out of memory; None where none did."""
 
 
 class Change(msgspec.Struct, frozen=True, kw_only=True):

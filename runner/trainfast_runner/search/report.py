@@ -56,7 +56,7 @@ def report(directory: Path) -> dict[str, Any]:
         "world_size": asked.world_size,
         **_fields(answer, "tightest_rank", "proof_run_id"),
         "proofs": [_fields(line, *PROOF_FIELDS) for line in lines if isinstance(line, Proof)],
-        **_fields(answer, "headroom_bytes", "certainty"),
+        **_fields(answer, "headroom_bytes", "certainty", "too_large"),
         "changes": ended.changes if ended is not None else [],
         **_fields(ended, "missing_bytes", "seconds"),
     }
