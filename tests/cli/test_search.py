@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import math
 import os
@@ -13,7 +14,9 @@ import pytest
 
 from cli.command import Cli, Started, until
 from trainfast_runner.home import Home, is_alive, read_result, read_run_file
-from trainfast_runner.search.journal import JOURNAL_FILE, Launched, Probe, is_conducted, read_journal
+from trainfast_runner.search.journal import JOURNAL_FILE, Launched, Next, Probe, is_conducted, read_journal
+from trainfast_tui.cli import search_max_batch
+from trainfast_tui.cli.progress import Progress
 
 SMALL = [
     *("--set", "data.kind=random", "--set", "model.hidden_size=64", "--set", "model.num_hidden_layers=1"),
@@ -184,3 +187,16 @@ def test_a_batch_of_one_that_does_not_fit_says_by_how_much(cli: Cli) -> None:
     assert found["missing_bytes"] > 0
     assert found["changes"]
     assert json.dumps(found["changes"])
+
+
+def test_a_proof_says_how_long_it_has_taken_and_its_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    home, said = Home(tmp_path).ready(), io.StringIO()
+    recorded = next((Path(__file__).parents[1] / "recorded_runs").iterdir())
+    home.directory("a-proof").symlink_to(recorded)
+    monkeypatch.setattr(search_max_batch, "TICK_S", 0.0)
+    teller = search_max_batch._Teller(Progress(said), home)  # without an encoding … is ~
+    teller.tell(Next(action="prove", batch_size=37, why="it is the largest"))
+    teller.tell(Launched(run_id="a-proof", role="proof"))
+    teller.tick()
+    steps = len((recorded / "steps.jsonl").read_text().splitlines())
+    assert said.getvalue().splitlines()[-1] == f"proving 37~ 0 s, {steps} steps"

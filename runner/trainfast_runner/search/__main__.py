@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import time
 from pathlib import Path
 
 import msgspec
@@ -30,6 +31,7 @@ def main() -> None:
         signal.signal(number, lambda signum, frame: cancelled.append(signum))
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     answered: list[bool] = []
+    began_ns = time.monotonic_ns()
 
     def answer(value: object) -> None:
         if not answered:
@@ -53,7 +55,9 @@ def main() -> None:
             if isinstance(line, Conducted):
                 answer({"search_dir": str(directory)})
 
-        conduct(directory, plan, home, options, on_line=on_line, is_cancelled=lambda: bool(cancelled))
+        conduct(
+            directory, plan, home, options, on_line=on_line, is_cancelled=lambda: bool(cancelled), began_ns=began_ns
+        )
     except Problem as problem:
         answer({"error": {"message": problem.line(), "key": problem.key, "exit_code": problem.exit_code}})
         sys.exit(1)

@@ -63,8 +63,11 @@ def conduct(
     *,
     on_line: Callable[[AnyLine], None] = lambda line: None,
     is_cancelled: Callable[[], bool] = lambda: False,
+    began_ns: int | None = None,
 ) -> Ended:
     """Conduct the search in `directory` to its end, which is returned and on record. `on_line` gets every new line.
+
+    The time since `began_ns` (CLOCK_MONOTONIC), in which the plan was made, is counted as the search's.
 
     Raises Problem when another process conducts it, and when its device is in use.
     """
@@ -75,7 +78,7 @@ def conduct(
                 key=directory.name,
                 advice="--fresh for another search beside it",
             )
-        conductor = _Conductor(directory, plan, home, options, on_line, is_cancelled)
+        conductor = _Conductor(directory, plan, home, options, on_line, is_cancelled, began_ns)
         try:
             return conductor.run()
         finally:
@@ -93,9 +96,11 @@ class _Conductor:
         options: Options,
         on_line: Callable[[AnyLine], None],
         is_cancelled: Callable[[], bool],
+        began_ns: int | None,
     ) -> None:
         self._directory, self._home, self._options = directory, home, options
         self._on_line, self._is_cancelled = on_line, is_cancelled
+        self._began_ns = began_ns
         self._lines = read_journal(directory)
         self._journal = Journal(directory)
         asked = next(line for line in self._lines if isinstance(line, Asked))
@@ -108,6 +113,7 @@ class _Conductor:
         own = identify(os.getpid())
         self._write(
             Conducted(
+                t_ns=self._began_ns or time.monotonic_ns(),
                 pid=os.getpid(),
                 start_ticks=own.start_ticks if own else -1,
                 boot_id=boot_id(),

@@ -58,7 +58,11 @@ def run(arguments: argparse.Namespace) -> int:
 
     def heard(tracing: Tracing) -> None:
         if tracing.words:
-            what = TRACING if len(asked) == 1 else f"tracing {plain(asked[tracing.place].id)}"
+            what = (
+                TRACING
+                if len(asked) == 1
+                else f"tracing {plain(asked[tracing.place].id)}, {tracing.place + 1} of {len(asked)}"
+            )
             slow.say(f"{what}: {tracing.words}", tracing.done / tracing.total)
 
     with said_when_slow(f"{TRACING}…", everywhere=len(asked) > 1) as slow:

@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import argparse
+import time
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from trainfast_runner.home import Home
+    from trainfast_runner.json_lines import Tail
     from trainfast_runner.launch import RunPlan
+    from trainfast_runner.records import Step
     from trainfast_runner.search.journal import AnyLine, Ended
     from trainfast_runner.search.opening import Options
     from trainfast_tui.cli.following import Signals
     from trainfast_tui.cli.progress import Progress
 
 PHASES = {"forward_backward": "forward and backward", "optimizer": "the optimizer's step"}
+TICK_S = 2.0
 EXIT_CODES = {"answered": 0, "nothing_fits": 3, "failed": 4, "cancelled": 130}
 
 
@@ -51,6 +55,7 @@ def run(arguments: argparse.Namespace) -> int:
     from trainfast_tui.cli.progress import said_when_slow
     from trainfast_tui.cli.run import wait_for_device
 
+    began_ns = time.monotonic_ns()
     home = Home().ready()
     options = Options(
         no_oom=arguments.no_oom,
@@ -64,16 +69,24 @@ def run(arguments: argparse.Namespace) -> int:
         plan = launch.plan(spec, arguments.python)
     check_plan(plan, options)
     if arguments.wait:
+        asked_ns = time.monotonic_ns()
         wait_for_device(plan, home)
+        began_ns += time.monotonic_ns() - asked_ns
     directory = open_search(plan, home, options)
     with caught() as signals:
-        ended = _conducted(directory, plan, home, options, signals, arguments.settings)
+        ended = _conducted(directory, plan, home, options, signals, arguments.settings, began_ns)
     _report(directory, ended, arguments.json)
     return EXIT_CODES[ended.state]
 
 
 def _conducted(
-    directory: Path, plan: RunPlan, home: Home, options: Options, signals: Signals, settings: list[str]
+    directory: Path,
+    plan: RunPlan,
+    home: Home,
+    options: Options,
+    signals: Signals,
+    settings: list[str],
+    began_ns: int,
 ) -> Ended:
     """Conduct the search, every line of its journal told on stderr as it is written."""
     from trainfast_runner.search.conduct import conduct
@@ -92,7 +105,13 @@ def _conducted(
     if tried:
         sizes = ", ".join(str(line.batch_size) for line in tried)
         progress.say(f"continuing {directory.name}, which has tried {sizes}; --fresh begins anew")
-    teller = _Teller(progress)
+    teller = _Teller(progress, home)
+
+    def is_cancelled() -> bool:
+        # Asked again and again while anything is waited for.
+        teller.tick()
+        return bool(signals.interrupts or signals.hung_up)
+
     try:
         return conduct(
             directory,
@@ -100,7 +119,8 @@ def _conducted(
             home,
             options,
             on_line=teller.tell,
-            is_cancelled=lambda: bool(signals.interrupts or signals.hung_up),
+            is_cancelled=is_cancelled,
+            began_ns=began_ns,
         )
     finally:
         progress.close()
@@ -109,14 +129,37 @@ def _conducted(
 class _Teller:
     """Says what a search does, one sentence a line."""
 
-    def __init__(self, progress: Progress) -> None:
-        self._progress = progress
-        self._doing = "starting…"
+    def __init__(self, progress: Progress, home: Home) -> None:
+        self._progress, self._home = progress, home
+        self._cooling = ""
+        self._begin("starting")
+
+    def _begin(self, doing: str) -> None:
+        """Say this from here on, with the time since; an empty one leaves the line to what was said last."""
+        self._doing, self._since, self._said = doing, time.monotonic(), time.monotonic()
+        self._steps: Tail[Step] | None = None
+        self._step = 0
+
+    def tick(self) -> None:
+        """How long what is done now has taken, and of a proof how many steps; once in two seconds."""
+        from trainfast_tui.format import duration
+
+        now = time.monotonic()
+        if not self._doing or now - self._said < TICK_S:
+            return
+        self._said = now
+        if self._steps is not None:
+            self._step = max((step.step for step in self._steps.new()), default=self._step)
+        steps = f", {self._step} steps" if self._step else ""
+        self._progress.waiting(f"{self._doing}… {duration(int(now - self._since))}{steps}")
 
     def tell(self, line: AnyLine) -> None:
         """A line of the journal in words; those that say nothing new to a person are left out."""
         from trainfast_runner.cooling import stuck_words
-        from trainfast_runner.search.journal import CoolingDown, Launched, Next
+        from trainfast_runner.json_lines import Tail
+        from trainfast_runner.records import Step
+        from trainfast_runner.run_records import rank_file
+        from trainfast_runner.search.journal import CoolingDown, Launched, Next, Paused
         from trainfast_tui.format import celsius, duration, plain
 
         words = self._words(line)
@@ -127,11 +170,17 @@ class _Teller:
                 f"cooling GPU {line.device}: {celsius(line.temperature_c)}, waiting for less than"
                 f" {celsius(line.below_c)}, {duration(line.waited_s)} so far{stuck_words(line.stuck_s)}"
             )
-        elif isinstance(line, Next) and line.action != "end":
-            self._doing = f"{'proving' if line.action == 'prove' else 'trying'} {line.batch_size}…"
-            self._progress.waiting(self._doing)
+            self._doing, self._cooling = "", self._doing or self._cooling
+        elif isinstance(line, Next):
+            self._begin(
+                {"prove": f"proving {line.batch_size}", "end": ""}.get(line.action, f"trying {line.batch_size}")
+            )
+        elif isinstance(line, Paused):
+            self._begin("")
         elif isinstance(line, Launched):
-            self._progress.waiting(self._doing)
+            self._doing = self._doing or self._cooling
+            if line.role == "proof":
+                self._steps = Tail(rank_file(self._home.directory(line.run_id), "steps", 0), Step)
 
     def _words(self, line: AnyLine) -> str:
         from trainfast_runner.search import journal
