@@ -176,6 +176,7 @@ async def test_space_pauses_after_the_probe_and_again_goes_on(home: Home, live_s
         await show(pilot, live_search)
         text = screen_text(app)
         assert "■ paused: nothing of it runs" in text
+        assert "space go on" in text
         assert "next: probe batch_size 42" in text
         await pilot.press("p")
         while (live_search / PAUSE_FILE).exists():
@@ -273,6 +274,8 @@ async def test_a_search_whose_conductor_is_gone_says_so_and_f5_takes_it_up_again
         assert "✗ interrupted: nobody works on it any more; f5 takes it up again" in screen_text(app)
         await pilot.press("f5")
         await until(pilot, "The knobs are being checked")
+        await pilot.press("f5")
+        await until(pilot, "It is being started.")
     assert [fresh for _, fresh in starts.asked] == [False]
 
 

@@ -77,6 +77,14 @@ async def test_on_the_smallest_screen_in_ascii_what_is_tried_still_stands(home: 
     assert "Esc cancel" in text
 
 
+async def test_on_a_narrow_screen_how_a_size_came_out_still_stands(home: Home, live_search: Path) -> None:
+    app = StillApp(home)
+    async with app.run_test(size=(60, 15)) as pilot:
+        text = await opened(pilot, live_search)
+    assert "outcome" in text
+    assert "● fits" in text
+
+
 async def test_what_is_not_predicted_is_said_for_the_whole_search(home: Home, conduct: Callable[[Path], None]) -> None:
     reason = "no prediction, the sizes are found by trying: the tracer cannot follow this model: aten.nonzero"
     search = a_search(home, [asked(), CONDUCTED, Predicted(t_ns=START_NS + S, reason=reason), a_probe(1), a_probe(2)])

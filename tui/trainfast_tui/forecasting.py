@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from trainfast_tui.next_run import NextRun
     from trainfast_tui.snapshot import Snapshot
 
-NOT_NOW = "no prediction while a run is measured: tracing the model would slow it"
+NOT_NOW = "no prediction: a trace would slow the run"
 
 
 @dataclass(frozen=True, slots=True)

@@ -106,7 +106,7 @@ def state_words(search: SearchSnapshot) -> str:
     words = {
         "starting": "starting: the model is built, and its memory predicted",
         "running": "working",
-        "pausing": "pauses after the probe it is at",
+        "pausing": f"pauses after the {_under_way(search)}",
         "paused": "paused: nothing of it runs",
         "interrupted": "interrupted: nobody works on it any more; f5 takes it up again",
         "cancelled": "cancelled; its journal is kept, f5 goes on",
@@ -127,6 +127,13 @@ def state_words(search: SearchSnapshot) -> str:
     if search.state == "cancelled" and ended is not None and ended.reason not in ("", CANCELLED):
         return f"broken off: {fmt.plain(ended.reason)}; its journal is kept, f5 tries again"
     return words.get(search.state, search.state)
+
+
+def _under_way(search: SearchSnapshot) -> str:
+    """What a pause waits for."""
+    if search.next is None:
+        return "model is built and its memory predicted"
+    return "proof it is at" if search.next.action == "prove" else "probe it is at"
 
 
 def _by_64(answer: Answer) -> bool:

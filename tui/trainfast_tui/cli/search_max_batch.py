@@ -150,7 +150,7 @@ class _Teller:
         self._said = now
         if self._steps is not None:
             self._step = max((step.step for step in self._steps.new()), default=self._step)
-        steps = f", {self._step} steps" if self._step else ""
+        steps = f", {self._step} step{'s' if self._step > 1 else ''}" if self._step else ""
         self._progress.waiting(f"{self._doing}… {duration(int(now - self._since))}{steps}")
 
     def tell(self, line: AnyLine) -> None:

@@ -55,6 +55,8 @@ class SearchScreen(OfTheApp, Screen[Choice]):
             # What was said of the state before is over.
             self.say("")
         self._search = search
+        waits = search is not None and search.state in ("pausing", "paused")
+        self.query_one(Footer).relabel("pause", "go on" if waits else "pause")
         self.ladder.show(search, now_ns, self.trainfast.searching.asked_ns)
         if self._cancel_wanted and search is not None and search.is_live:
             self._cancel_wanted = False
@@ -101,6 +103,9 @@ class SearchScreen(OfTheApp, Screen[Choice]):
         search = self._search
         if search is not None and search.is_live:
             self.say("It is going on; Esc cancels it.", "warning")
+            return
+        if self.trainfast.searching.is_going_on:
+            self.say("It is being started.", "warning")
             return
         # Of an interrupted or cancelled search the journal is continued, of an ended one nothing is left to do.
         is_over = search is not None and search.state in ("answered", "nothing_fits")

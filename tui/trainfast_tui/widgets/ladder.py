@@ -28,6 +28,8 @@ SIGNS = {
 }
 OUTCOMES = {"fits": ("●", "success", "fits"), "oom": ("✗", "error", "out of memory"), "void": ("~", "warning", "void")}
 PHASE_COLUMNS = (("forward_backward", "fwd+bwd"), ("optimizer", "optimizer"))
+WIDE, NARROW = 100, 76
+"""Columns of the screen from which on cells are wide, and below which some are left out."""
 LEAST_CHART, MOST_CHART = 6, 16
 """Lines of the chart: below the first it says nothing, above the second it says no more."""
 
@@ -104,7 +106,13 @@ def _head(search: SearchSnapshot, name: str, now_ns: int, width: int) -> list[Li
     sign, tone = SIGNS.get(search.state, ("○", "text"))
     first, *rest = wrap(f"{sign} {state_words(search)}", width)
     lines: list[Line] = [[(first[:2], tone), (first[2:], "title")], *([(f"  {line}", "title")] for line in rest[:2])]
-    lines[-1].append((f"  {_time_words(search, now_ns)}", "muted"))
+    time = _time_words(search, now_ns)
+    used = sum(len(text) for text, _ in lines[-1])
+    lines[-1:] = (
+        [[*lines[-1], (f"  {time}", "muted")]]
+        if used + 2 + len(time) <= width
+        else [lines[-1], [(f"  {time}", "muted")]]
+    )
     lines += [line] if (line := _limit_line(search)) else []
     if search.prediction is not None and search.prediction.reason:
         lines += [[(line, "warning")] for line in wrap(search.prediction.reason, width)[:2]]
@@ -156,34 +164,39 @@ def _tightest(search: SearchSnapshot) -> Fit | None:
 
 
 def _table(search: SearchSnapshot, width: int) -> list[Line]:
-    wide = width >= 100
     rows: list[Line] = []
     for probe in search.probes:
-        rows.append(_probe_row(probe, len(search.fits) > 1, wide))
+        rows.append(_probe_row(probe, len(search.fits) > 1, width))
         if probe.outcome == "void" and probe.reason:
             # What made it worthless is a person's to mend, so it is said in full.
             rows += [[(f"{'':10}{line}", "warning")] for line in wrap(probe.reason, width - 10)]
-    rows += [_proof_row(proof, wide) for proof in search.proofs]
+    for proof in search.proofs:
+        rows.append(_proof_row(proof, width))
+        if proof.state not in ("finished", "oom") and proof.reason:
+            rows += [[(f"{'':10}{line}", "error")] for line in wrap(fmt.plain(proof.reason), width - 10)]
     step = search.next
     if search.state in ("running", "pausing") and step is not None and step.batch_size is not None:
         verb = "probing…" if step.action == "probe" else "proving…"
         if search.cooling:
             verb = "cooling…"
-        rows.append(_row([f"▸{step.batch_size:,}"], [(verb, "secondary")], wide))
+        rows.append(_row([f"▸{step.batch_size:,}"], [(verb, "secondary")], width))
     title = ["batch", *(name for _, name in PHASE_COLUMNS), "step", "samples/s", "took"]
-    return [_row(title, [("outcome", "muted")], wide, "muted"), *rows]
+    return [_row(title, [("outcome", "muted")], width, "muted"), *rows]
 
 
-def _row(cells: Sequence[str], end: Line, wide: bool, tone: str = "text") -> Line:
-    widths = (8, 12, 12, 12, 12, 12) if wide else (7, 10, 10, 10, 10, 11)
+def _row(cells: Sequence[str], end: Line, width: int, tone: str = "text") -> Line:
+    widths: tuple[int, ...] = (8, 12, 12, 12, 12, 12) if width >= WIDE else (7, 10, 10, 10, 10, 11)
     padded = [*cells, *([""] * (len(widths) - len(cells)))]
+    if width < NARROW:
+        # How it came out is worth more than how long it took.
+        widths, padded = (*widths[:3], widths[4]), [*padded[:3], padded[4]]
     texts = [" " + fmt.fit(cell, cells_wide - 1, "right") for cell, cells_wide in zip(padded, widths, strict=True)]
     return [("".join(texts), tone), ("  ", "text"), *end]
 
 
-def _probe_row(probe: Probe, many_ranks: bool, wide: bool) -> Line:
+def _probe_row(probe: Probe, many_ranks: bool, width: int) -> Line:
     sign, tone, words = OUTCOMES.get(probe.outcome, ("○", "text", probe.outcome))
-    if not wide and probe.outcome == "oom":
+    if width < WIDE and probe.outcome == "oom":
         words = "OOM"
     where = f" in {probe.phase.replace('_', ' and ')}" if probe.phase and probe.outcome == "oom" else ""
     rank = ""
@@ -197,13 +210,13 @@ def _probe_row(probe: Probe, many_ranks: bool, wide: bool) -> Line:
         fmt.number(probe.samples_per_s),
         fmt.duration(probe.seconds),
     ]
-    return _row(cells, [(f"{sign} {words}{where}{rank}{retries}", tone)], wide)
+    return _row(cells, [(f"{sign} {words}{where}{rank}{retries}", tone)], width)
 
 
-def _proof_row(proof: Proof, wide: bool) -> Line:
+def _proof_row(proof: Proof, width: int) -> Line:
     holds = proof.state == "finished"
-    words = "proved" if holds else f"proof {proof.state}: {fmt.plain(proof.reason)}"
-    if holds and wide:
+    words = "proved" if holds else "OOM in the proof" if proof.state == "oom" else f"proof {proof.state}"
+    if holds and width >= WIDE:
         words += f": {proof.run_id}"
     cells = [
         f"{proof.batch_size:,}",
@@ -213,7 +226,7 @@ def _proof_row(proof: Proof, wide: bool) -> Line:
         fmt.number(proof.samples_per_s),
         fmt.duration(proof.seconds),
     ]
-    return _row(cells, [(f"{'✓' if holds else '✗'} {words}", "success" if holds else "error")], wide)
+    return _row(cells, [(f"{'✓' if holds else '✗'} {words}", "success" if holds else "error")], width)
 
 
 def _next_lines(search: SearchSnapshot, width: int) -> list[Line]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from trainfast_runner.state_words import state_words
@@ -89,6 +90,13 @@ class Footer(Painted):
         super().__init__(ascii=ascii, id=id)
         self._commands = [command for command in commands if command.footer]
         self._pace = ""
+
+    def relabel(self, command_id: str, label: str) -> None:
+        """Name one of the commands by what it does now."""
+        changed = [replace(one, label=label) if one.id == command_id else one for one in self._commands]
+        if changed != self._commands:
+            self._commands = changed
+            self.repaint()
 
     def show_pace(self, words: str) -> None:
         """What is said about late frames; empty for nothing."""
