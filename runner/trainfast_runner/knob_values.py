@@ -25,6 +25,7 @@ BYTE_UNITS = {
     "TiB": 2**40,
 }
 MOST_BYTES = 2**62
+MOST_TEXT = 200
 
 
 class Values(Protocol):
@@ -217,7 +218,10 @@ def parse_bytes(text: str) -> int:
 
 
 def parse_bytes_per_rank(text: str) -> list[int]:
-    """`2GiB` gives one figure for every rank, `2GiB+1536MiB` one for each."""
+    """`2GiB` gives one figure for every rank, `2GiB+1536MiB` one for each. Raises Problem without units."""
+    if "," in text and len(text) < MOST_TEXT:
+        joined = "+".join(part.strip() for part in text.split(","))
+        raise Problem(f"{text!r}: figures of several ranks are joined by +", nearest=joined)
     return [parse_bytes(part) for part in text.split("+")]
 
 

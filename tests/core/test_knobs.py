@@ -119,3 +119,10 @@ def test_no_text_breaks_a_knob(text: str) -> None:
 
 def test_defaults_name_every_knob() -> None:
     assert list(defaults()) == [entry.name for entry in KNOBS]
+
+
+def test_figures_of_several_ranks_are_joined_by_a_plus() -> None:
+    with pytest.raises(Problem) as caught:
+        parse_bytes_per_rank("600MiB, 700MiB")
+    assert caught.value.nearest == "600MiB+700MiB"
+    assert "joined by +" in caught.value.line()

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from trainfast_runner.records import Step
     from trainfast_runner.search.journal import AnyLine, Ended
     from trainfast_runner.search.opening import Options
+    from trainfast_runner.spec import RunSpec
     from trainfast_tui.cli.following import Signals
     from trainfast_tui.cli.progress import Progress
 
@@ -68,6 +69,7 @@ def run(arguments: argparse.Namespace) -> int:
     with said_when_slow("checking…"):
         plan = launch.plan(spec, arguments.python)
     check_plan(plan, options)
+    _say_variants(arguments.preset, spec)
     if arguments.wait:
         asked_ns = time.monotonic_ns()
         wait_for_device(plan, home)
@@ -77,6 +79,18 @@ def run(arguments: argparse.Namespace) -> int:
         ended = _conducted(directory, plan, home, options, signals, arguments.settings, began_ns)
     _report(directory, ended, arguments.json)
     return EXIT_CODES[ended.state]
+
+
+def _say_variants(preset: str, spec: RunSpec) -> None:
+    """That none of the variants is searched, where there are some and none was named."""
+    from trainfast_runner import presets
+    from trainfast_tui.cli.progress import Progress
+    from trainfast_tui.format import plain
+
+    variants = presets.load(preset)[0].variants if spec.variant is None else ()
+    if variants:
+        one = plain(f"{preset}/{variants[0].id}")
+        Progress().say(f"{plain(spec.preset)} itself is searched, none of its {len(variants)} variants; {one} is one")
 
 
 def _conducted(
