@@ -24,6 +24,8 @@ MOST_CHANGES = 3
 KEEPS = "the global batch stays"
 SPARE = 0.97
 """Of the limit: a change that only just fits by the prediction may not fit in fact."""
+MUCH = 1.5
+"""So many times as large as the batch that keeps the global one, the largest that fits is worth naming."""
 GROWS = {
     MODEL_PHASE: ("params",),
     "forward": ("activations", "temporary"),
@@ -262,7 +264,8 @@ def _enough(
 ) -> tuple[list[OomChange], bool]:
     """The change where the model says it is enough, and whether there is a model to say so."""
     if fix.knob == "batch_size":
-        return _smaller_batch(spec, ranks, limit, under, model_of)
+        found_batch, is_known = _smaller_batch(spec, ranks, limit, under, model_of)
+        return [*found_batch, *_largest_batch(spec, ranks, limit, under, model_of, found_batch)], is_known
     changed = _with(spec, {fix.knob: fix.value})
     found = None if changed is None else _predict(model_of, changed, ranks)
     if found is None:
@@ -293,6 +296,29 @@ def _smaller_batch(
         if found is not None and found.total_bytes <= under:
             return [_predicted(settings, f"little; {KEEPS}", found, limit)], True
     return [], True
+
+
+def _largest_batch(
+    spec: RunSpec, ranks: int, limit: int, under: int, model_of: ModelOf, keeping: list[OomChange]
+) -> list[OomChange]:
+    """The largest batch that fits, where the one that keeps the global batch (in `keeping`) is much smaller."""
+    batch, accumulation = int(str(spec.knobs["batch_size"])), int(str(spec.knobs["grad_accum"]))
+    try:
+        model = model_of(spec)
+        most = (model.max_batch(spec, ranks, under) or 0) if model is not None else 0
+    except Problem:
+        return []
+    most = min(most, batch - 1)
+    kept = max((int(change.settings["batch_size"]) for change in keeping), default=0)
+    if most < MUCH * max(1, kept):
+        return []
+    settings = {"batch_size": str(most)}
+    changed = _with(spec, settings)
+    found = None if changed is None else _predict(model_of, changed, ranks)
+    if found is None or found.total_bytes > under:
+        return []
+    costs = f"little; the global batch goes from {batch * accumulation} to {most * accumulation} a rank"
+    return [_predicted(settings, costs, found, limit)]
 
 
 def _pairs(

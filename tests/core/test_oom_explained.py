@@ -249,3 +249,12 @@ def test_what_a_limit_counts_beyond_the_memory_held_is_named_and_left_free_by_ev
 def test_the_prediction_of_the_run_is_the_one_that_its_record_has() -> None:
     run = msgspec.structs.replace(a_run(), predicted={"total_bytes": 900 * MIB})
     assert explain(run, error("backward"), ON_CPU, known).needed_bytes == 900 * MIB
+
+
+def test_where_the_batch_that_keeps_the_global_one_is_small_the_largest_that_fits_is_named_too() -> None:
+    changes = explain(a_run(512 * MIB, batch_size=23), error("backward"), ON_CPU, known).changes
+    assert [change.settings for change in changes][:2] == [
+        {"batch_size": "1", "grad_accum": "23"},
+        {"batch_size": "18"},
+    ]
+    assert changes[1].costs == "little; the global batch goes from 23 to 18 a rank"
