@@ -281,8 +281,9 @@ KNOBS: tuple[Knob, ...] = (
         BytesPerRank(("512MiB", "1GiB", "2GiB", "4GiB", "8GiB", "16GiB", "24GiB", "40GiB")),
         None,
         "memory",
-        "A real limit for each rank's allocations after its imports: RLIMIT_DATA on a CPU, a cap on the caching"
-        " allocator on a GPU (its context not counted).",
+        "A real limit for each rank's allocations after its imports: RLIMIT_DATA on a CPU (what the"
+        " libraries take of the process's memory not counted), a cap on the caching allocator on a GPU (its context not"
+        " counted).",
         "none until it is near; then the allocator retries",
         "what does not fit ends as out of memory",
     ),

@@ -99,7 +99,8 @@ class DevicesPanel(Painted):
                 (f"{fmt.percent(self._run_cpu_percent)} of a core", "text"),
                 ("  process memory ", "muted"),
                 (fmt.size(run.memory_rss_bytes), "text"),
-                ("  ", "muted"),
+                # On a CPU it stands beside a `memory_limit` that is of the training alone.
+                (" with libraries  " if wide and not has_gpu else "  ", "muted"),
                 (fmt.count(run.processes, "process" if run.processes == 1 else "processes"), "text"),
                 (f", {fmt.count(run.threads, 'threads')}" if wide and not has_gpu else "", "text"),
             ]
