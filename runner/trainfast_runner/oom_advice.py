@@ -26,6 +26,18 @@ STATE_BYTES = 16
 NEGLIGIBLE = 0.05
 MOST_FIXES = 3
 NOT_ENOUGH = "; probably not enough alone"
+COST_ORDER = (
+    ("attention", "sdpa"),
+    ("optimizer", "adamw-fused"),
+    ("batch_size", None),
+    ("precision", "bf16"),
+    ("optimizer", "adamw-8bit"),
+    ("optimizer", "adafactor"),
+    ("precision", "bf16-pure"),
+    ("checkpointing", "full"),
+    ("seq_len", None),
+)
+"""Changes by what they cost in speed or in kind, the cheapest first: from the knobs' own texts."""
 UNITS = {"bytes": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
 
 
@@ -83,6 +95,14 @@ def cheapest(
     batch = _batch_fixes(knobs, device, shortage)
     ordered = [*states, *batch] if phase == OPTIMIZER_PHASE else [*batch, *states]
     return sorted(ordered, key=lambda fix: NOT_ENOUGH in fix.saves)[:most]
+
+
+def cost_of(fix: Fix) -> int:
+    """The place of a change among all by what it costs, 0 the cheapest."""
+    places = [
+        place for place, (knob, value) in enumerate(COST_ORDER) if knob == fix.knob and value in (None, fix.value)
+    ]
+    return min(places, default=len(COST_ORDER))
 
 
 def _shortage(
