@@ -273,6 +273,8 @@ def test_a_measured_run_corrects_the_next_prediction(tmp_path: Path) -> None:
     spec = spec_with(batch_size=5000)
     predicted = MODEL.predict(spec)
     corrections.learn(tmp_path, a_run(spec), ended())
+    learnt = [one for machine in corrections.read(tmp_path).values() for one in machine.corrections.values()]
+    assert [one.step_bytes for one in learnt] == [a_run(spec).run.predicted["traced_bytes"]["forward_backward"]]
     better = known_of(tmp_path)
     again = better.predict(spec)
     measured = {phase: total + BEYOND[phase] for phase, total in predicted.traced_bytes.items()}

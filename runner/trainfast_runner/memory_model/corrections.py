@@ -114,7 +114,9 @@ def learn(home: Path, records: RunRecords, result: Result) -> None:
     with _alone(home):
         known = read(home)
         machine = known.get(name, Machine())
-        found = {**machine.corrections, where: Correction(run_id=run.run_id, beyond_bytes=beyond)}
+        step_bytes = (run.predicted or {})["traced_bytes"].get("forward_backward")
+        learnt = Correction(run_id=run.run_id, beyond_bytes=beyond, step_bytes=step_bytes)
+        found = {**machine.corrections, where: learnt}
         known[name] = Machine(
             device=run.device,
             context_bytes=_context(records, result) or machine.context_bytes,
