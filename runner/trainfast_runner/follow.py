@@ -19,6 +19,7 @@ from trainfast_runner.combinations.world import data_parallel_degree
 from trainfast_runner.home import Home, is_alive, read_result, read_run_file
 from trainfast_runner.json_lines import DAMAGE, Tail
 from trainfast_runner.live_diagnosis import LiveDiagnosis
+from trainfast_runner.log_tail import LogTail
 from trainfast_runner.records import END_STATES, Event, RunFile, Step, WorkerLine
 from trainfast_runner.recovery import state_of
 from trainfast_runner.result import Diagnosis, Result
@@ -35,9 +36,6 @@ STEPS_KEPT = 4000
 TICKS_KEPT = 1800
 CONDITIONS_KEPT = 600
 EVENTS_KEPT = 1000
-LOG_LINES_KEPT = 400
-LOG_LINE_CHARACTERS = 2000
-LOG_WINDOW_BYTES = 256 << 10
 RECENT_BYTES = 4 << 20
 """Of a longer steps or telemetry file only this much of its end is read; it holds more than is kept."""
 HEAD_BYTES = 32 << 10
@@ -122,7 +120,7 @@ class Follower:
         self._join: StepJoin | None = None
         self._live = LiveDiagnosis()
         self._conditions: deque[StepConditions] = deque(maxlen=CONDITIONS_KEPT)
-        self._log = _LogTail(directory / "output.log")
+        self._log = LogTail(directory / "output.log")
         self._first_loss: float | None = None
         self._peak_bytes: int | None = None
         self._phase = self._detail = ""
@@ -317,48 +315,6 @@ class _SummedRates:
 
     def snapshot(self) -> Rates:
         return Rates(tuple(self._times_ns), tuple(self._samples), tuple(self._tokens))
-
-
-class _LogTail:
-    """The last lines of `output.log`; a progress bar's carriage returns leave only what a terminal would show."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._offset: int | None = None
-        self._lines: deque[str] = deque(maxlen=LOG_LINES_KEPT)
-        self._rest = b""
-
-    def read(self) -> bool:
-        try:
-            fd = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC)
-        except OSError:
-            return False
-        try:
-            size = os.fstat(fd).st_size
-            if self._offset is None or size < self._offset or size - self._offset > LOG_WINDOW_BYTES:
-                # The start, a log cut down meanwhile, or more than is kept: go on near the end.
-                self._offset, self._rest = max(0, size - LOG_WINDOW_BYTES), b""
-                self._lines.clear()
-            chunk = os.pread(fd, LOG_WINDOW_BYTES, self._offset)
-        except OSError:
-            return False
-        finally:
-            os.close(fd)
-        self._offset += len(chunk)
-        *lines, self._rest = (self._rest + chunk).split(b"\n")
-        self._rest = self._rest[-4 * LOG_LINE_CHARACTERS :]
-        self._lines.extend(_shown(line) for line in lines)
-        return bool(chunk)
-
-    def lines(self) -> tuple[str, ...]:
-        rest = _shown(self._rest)
-        return (*self._lines, rest) if rest else tuple(self._lines)
-
-
-def _shown(line: bytes) -> str:
-    """One line after its carriage returns; the zero bytes of a hole are gone."""
-    last = line.replace(b"\0", b"").rstrip(b"\r").rpartition(b"\r")[2]
-    return last.decode(errors="replace")[:LOG_LINE_CHARACTERS]
 
 
 def _new(tail: Tail[T]) -> list[T]:

@@ -48,4 +48,6 @@ def test_a_mig_instance_is_refused_and_not_replaced_by_the_cpu(variable: str) ->
 
 
 def test_a_build_for_the_cpu_does_not_care_for_mig() -> None:
-    seen(MIG, CPU).refuse_mig()
+    machine = seen(MIG, CPU)
+    machine.refuse_mig()
+    assert (machine.device, machine.gpus) == ("cpu", ())

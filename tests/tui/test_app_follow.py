@@ -14,8 +14,9 @@ import pytest
 from recorded import START_NS, S, a_ramp_tick, a_run, a_step, a_thermal_ramp, a_tick, write_lines
 from still import own_supervisor
 
-from trainfast_runner.follow import LOG_LINES_KEPT, STEPS_KEPT, Follower, newest
+from trainfast_runner.follow import STEPS_KEPT, Follower, newest
 from trainfast_runner.home import Home
+from trainfast_runner.log_tail import LOG_LINES_KEPT
 from trainfast_runner.records import Event, Step
 from trainfast_tui.messages import SnapshotTaken
 from trainfast_tui.pacing import FASTEST_S, SLOWEST_S, Pacer
