@@ -46,6 +46,7 @@ from trainfast_tui.run_control import RunControl
 from trainfast_tui.screens.main import MainScreen
 from trainfast_tui.search_control import SearchControl
 from trainfast_tui.snapshot import Snapshot
+from trainfast_tui.surroundings import look_at_machine, situation_of
 
 if TYPE_CHECKING:
     from textual.driver import Driver
@@ -128,7 +129,7 @@ class TrainfastApp(App[int]):
         gc.freeze()
         gc.enable()
         self.reader.start()
-        in_background("machine", lambda: _look_at_machine(self._python), self.post_message, said_no)
+        in_background("machine", lambda: look_at_machine(self._python), self.post_message, said_no)
 
     def on_unmount(self) -> None:
         # A trace is a process of its own, which would go on without us.
@@ -258,7 +259,9 @@ class TrainfastApp(App[int]):
 
     def gather(self, spec: RunSpec, machine: Machine) -> None:
         """Ask for the situation in a thread."""
-        in_background("advice", partial(_situation, spec, machine, self.home, self._python), self.post_message, said_no)
+        in_background(
+            "advice", partial(situation_of, spec, machine, self.home, self._python), self.post_message, said_no
+        )
 
     def on_situation_seen(self, message: SituationSeen) -> None:
         self.situation = message.situation
@@ -362,24 +365,6 @@ class TrainfastApp(App[int]):
         else:
             self.next_run = of_run(run)
         self.main.show_knobs()
-
-
-def _look_at_machine(python: str | None) -> MachineSeen:
-    """The machine as the training Python's torch can use it; without a torch there is no GPU to train on."""
-    from trainfast_runner.machine import look
-    from trainfast_runner.training_python import inspect
-
-    try:
-        torch_version = inspect(python, {}, "causal-lm").versions.get("torch")
-    except Problem:
-        torch_version = None
-    return MachineSeen(look(torch_version))
-
-
-def _situation(spec: RunSpec, machine: Machine, home: Home, python: str | None) -> SituationSeen:
-    from trainfast_runner.situation import gather
-
-    return SituationSeen(gather(spec, machine, home, python))
 
 
 def _unwritten_frames(app: App[Any]) -> int:
