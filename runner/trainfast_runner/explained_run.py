@@ -16,7 +16,6 @@ from trainfast_runner.result import OomExplanation, Result, RunError
 from trainfast_runner.run_records import RunRecords, read_records
 
 if TYPE_CHECKING:
-    from trainfast_runner.follow import RunSnapshot
     from trainfast_runner.memory_model import MemoryModel
     from trainfast_runner.spec import RunSpec
 
@@ -74,22 +73,6 @@ def models_of(run: RunFile, python: str | None = None) -> Callable[[RunSpec], Me
     from trainfast_runner.memory_model import cached_models
 
     return cached_models(run.device, python or run.python or None, next(iter(run.device_names), None))
-
-
-def out_of_memory(run: RunSnapshot) -> OutOfMemory | None:
-    """The same of a run that is followed, whether it has its result yet or not; None without its `run.json`."""
-    if run.run is None:
-        return None
-    held = run.error.held_bytes if run.error is not None else None
-    return OutOfMemory(run.run, run.reason, error_of(run), held, run.actual, run.events)
-
-
-def error_of(run: RunSnapshot) -> RunError | None:
-    """The exception as the result has it, else as its rank wrote it."""
-    if run.result is not None and run.result.error is not None:
-        return run.result.error
-    line = run.error
-    return None if line is None else RunError(rank=line.rank, phase=line.phase, type=line.type, message=line.message)
 
 
 def explained_now(directory: Path, result: Result) -> Result:

@@ -85,7 +85,7 @@ def explained(run: RunSnapshot) -> OomExplanation | None:
     """Why memory ran out: as its result says, or from what there is without one."""
     if run.result is not None and run.result.oom is not None:
         return run.result.oom
-    from trainfast_runner.explained_run import out_of_memory
+    from trainfast_tui.explaining import out_of_memory
 
     died = out_of_memory(run)
     return None if died is None else died.explained(lambda spec: None)
