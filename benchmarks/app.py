@@ -21,9 +21,9 @@ from benchmarks.budget import Row, at_most, print_table
 from benchmarks.pty_meter import Measurement, measure
 from benchmarks.sampler_cost import throttled_on_and_off
 
-from trainfast_runner.home import Home
-from trainfast_runner.records import RunFile
-from trainfast_runner.result import Memory, Result, Spread, Throughput
+from trainfast_runner.run_directory.home import Home
+from trainfast_runner.run_directory.records import RunFile
+from trainfast_runner.run_directory.result import Memory, Result, Spread, Throughput
 
 HELP_MS = 150.0
 FIRST_PAINT_MS = 400.0

@@ -26,10 +26,10 @@ from pathlib import Path
 from typing import Any
 
 from trainfast_runner import launch
-from trainfast_runner.home import Home, cache_directory
 from trainfast_runner.launch import RunPlan
+from trainfast_runner.run_directory.home import Home, cache_directory
 from trainfast_runner.search.processes import wait_for_result
-from trainfast_runner.spec import resolve
+from trainfast_runner.settings.spec import resolve
 
 ROOT = Path(__file__).resolve().parents[1]
 LIGHTNING = ("lightning==2.6.6", "lightning-utilities", "torchmetrics")

@@ -12,11 +12,11 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from trainfast_runner import presets
-from trainfast_runner.home import Home, read_result
 from trainfast_runner.memory_model import MemoryModel, cached_model, trace_model
 from trainfast_runner.memory_model.tracing import trace_anew
-from trainfast_runner.spec import RunSpec, resolve
+from trainfast_runner.run_directory.home import Home, read_result
+from trainfast_runner.settings import presets
+from trainfast_runner.settings.spec import RunSpec, resolve
 
 BATCHES = (1, 8, 64)
 TRACED_WITHIN = 0.01

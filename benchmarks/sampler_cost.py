@@ -24,8 +24,8 @@ from typing import Any
 import msgspec
 from benchmarks.budget import Row, at_most, print_table
 
+from trainfast_runner.run_directory.telemetry_lines import WHOLE_EVERY, TickEncoder
 from trainfast_runner.telemetry import Sampler, Tick
-from trainfast_runner.telemetry_lines import WHOLE_EVERY, TickEncoder
 
 CPU_PERCENT = 1.0
 TICK_MS = 2.0

@@ -21,8 +21,8 @@ from typing import Any
 
 from benchmarks.budget import Row, at_most, print_table
 
-from trainfast_runner.home import cache_directory
-from trainfast_runner.spec import resolve
+from trainfast_runner.run_directory.home import cache_directory
+from trainfast_runner.settings.spec import resolve
 from trainfast_runner.training_python import WORKER
 
 # At import, because processes that the worker starts import this file again and unpickle the worker's classes.

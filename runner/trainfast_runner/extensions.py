@@ -9,7 +9,7 @@ import subprocess
 from collections.abc import Mapping
 from pathlib import Path
 
-from trainfast_runner.home import cache_directory
+from trainfast_runner.run_directory.home import cache_directory
 
 USES_LIBAIO = b"#include <libaio.h>\nint main() { return io_submit(0, 0, 0); }\n"
 

@@ -16,19 +16,19 @@ from typing import Any, TypeVar
 import msgspec
 
 from trainfast_runner.combinations.world import data_parallel_degree
-from trainfast_runner.home import Home, is_alive, read_result, read_run_file
-from trainfast_runner.json_lines import DAMAGE, Tail
-from trainfast_runner.live_diagnosis import LiveDiagnosis
-from trainfast_runner.log_tail import LogTail
-from trainfast_runner.records import END_STATES, Event, RunFile, Step, WorkerLine
-from trainfast_runner.recovery import state_of
-from trainfast_runner.result import Diagnosis, Result
-from trainfast_runner.run_records import EVENTS_FILE, TELEMETRY_FILE
+from trainfast_runner.diagnosis.live import LiveDiagnosis
+from trainfast_runner.diagnosis.steady_state import NOT_KNOWN, SteadyState, steady_of
+from trainfast_runner.diagnosis.step_conditions import StepConditions, StepJoin
+from trainfast_runner.run_directory.home import Home, is_alive, read_result, read_run_file
+from trainfast_runner.run_directory.json_lines import DAMAGE, Tail
+from trainfast_runner.run_directory.log_tail import LogTail
+from trainfast_runner.run_directory.records import END_STATES, Event, RunFile, Step, WorkerLine
+from trainfast_runner.run_directory.result import Diagnosis, Result
+from trainfast_runner.run_directory.run_records import EVENTS_FILE, TELEMETRY_FILE
+from trainfast_runner.run_directory.telemetry_lines import telemetry_tail
 from trainfast_runner.runs import PROBE
-from trainfast_runner.steady_state import NOT_KNOWN, SteadyState, steady_of
-from trainfast_runner.step_conditions import StepConditions, StepJoin
+from trainfast_runner.supervision.recovery import state_of
 from trainfast_runner.telemetry.readings import Tick
-from trainfast_runner.telemetry_lines import telemetry_tail
 
 T = TypeVar("T")
 

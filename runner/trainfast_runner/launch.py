@@ -17,13 +17,19 @@ from typing import Any
 import msgspec
 
 from trainfast_runner import __version__, training_python
-from trainfast_runner.calibration import ceiling_of
 from trainfast_runner.combinations import world, zero_rules
 from trainfast_runner.combinations.check import check
 from trainfast_runner.combinations.facts import Facts
 from trainfast_runner.combinations.world import ONE_PROCESS
 from trainfast_runner.extensions import extensions_directory, search_path
-from trainfast_runner.home import (
+from trainfast_runner.hardware.calibration import ceiling_of
+from trainfast_runner.hardware.interconnect import links_among
+from trainfast_runner.hardware.machine import Machine, look
+from trainfast_runner.hardware.process_tree import boot_id
+from trainfast_runner.memory_model.predicted_run import predicted
+from trainfast_runner.memory_model.room import hopeless_limit
+from trainfast_runner.problem import Problem
+from trainfast_runner.run_directory.home import (
     RUN_FILE,
     Home,
     cache_directory,
@@ -32,16 +38,10 @@ from trainfast_runner.home import (
     read_run_file,
     shared_lock,
 )
-from trainfast_runner.interconnect import links_among
-from trainfast_runner.json_lines import write_atomically
-from trainfast_runner.knob_values import parse_bytes_per_rank
-from trainfast_runner.machine import Machine, look
-from trainfast_runner.memory_room import hopeless_limit
-from trainfast_runner.predicted_run import predicted
-from trainfast_runner.problem import Problem
-from trainfast_runner.process_tree import boot_id
-from trainfast_runner.records import Clock, RunFile
-from trainfast_runner.spec import RunSpec, expand_paths
+from trainfast_runner.run_directory.json_lines import write_atomically
+from trainfast_runner.run_directory.records import Clock, RunFile
+from trainfast_runner.settings.knob_values import parse_bytes_per_rank
+from trainfast_runner.settings.spec import RunSpec, expand_paths
 from trainfast_runner.telemetry.readings import DeviceReading
 
 HANDOVER_S = 30.0

@@ -9,9 +9,9 @@ from typing import Any
 
 import msgspec
 
-from trainfast_runner.home import RESULT_FILE, Home, read_run_file
-from trainfast_runner.records import name_of
-from trainfast_runner.recovery import settle, state_of
+from trainfast_runner.run_directory.home import RESULT_FILE, Home, read_run_file
+from trainfast_runner.run_directory.records import name_of
+from trainfast_runner.supervision.recovery import settle, state_of
 
 PROBE = "probe"
 """The `role` of a run in which a search tries batch sizes."""

@@ -15,21 +15,21 @@ from pathlib import Path
 
 import msgspec
 
-from trainfast_runner.home import RESULT_FILE, read_run_file, shared_lock
-from trainfast_runner.json_lines import Appender, write_atomically
-from trainfast_runner.kernel_oom import oom_kills
+from trainfast_runner.hardware.process_tree import Identity, become_subreaper, descendants, identify, send
 from trainfast_runner.memory_model import corrections
-from trainfast_runner.output_log import CAP_BYTES, OUTPUT_FILE, OutputLog, read_log
-from trainfast_runner.predicted_run import with_prediction
-from trainfast_runner.process_tree import Identity, become_subreaper, descendants, identify, send
-from trainfast_runner.ranks import Gone, Ranks
-from trainfast_runner.records import Event, RunFile, WorkerLine
-from trainfast_runner.run_records import EVENTS_FILE, read_records
-from trainfast_runner.signals import Signals
-from trainfast_runner.stop_ladder import StopLadder
-from trainfast_runner.summary import summarise
-from trainfast_runner.telemetry_log import TelemetryLog
-from trainfast_runner.verdict import Evidence, Verdict, judge
+from trainfast_runner.memory_model.predicted_run import with_prediction
+from trainfast_runner.outcome.summary import summarise
+from trainfast_runner.outcome.verdict import Evidence, Verdict, judge
+from trainfast_runner.run_directory.home import RESULT_FILE, read_run_file, shared_lock
+from trainfast_runner.run_directory.json_lines import Appender, write_atomically
+from trainfast_runner.run_directory.output_log import CAP_BYTES, OUTPUT_FILE, OutputLog, read_log
+from trainfast_runner.run_directory.records import Event, RunFile, WorkerLine
+from trainfast_runner.run_directory.run_records import EVENTS_FILE, read_records
+from trainfast_runner.supervision.kernel_oom import oom_kills
+from trainfast_runner.supervision.ranks import Gone, Ranks
+from trainfast_runner.supervision.signals import Signals
+from trainfast_runner.supervision.stop_ladder import StopLadder
+from trainfast_runner.supervision.telemetry_log import TelemetryLog
 
 STOP_GRACE_S = 30.0
 LOST_RANK_GRACE_S = 5.0

@@ -18,9 +18,9 @@ from typing import Any
 
 import msgspec
 
-from trainfast_runner.home import cache_directory
-from trainfast_runner.json_lines import write_atomically
 from trainfast_runner.problem import Problem, nearest
+from trainfast_runner.run_directory.home import cache_directory
+from trainfast_runner.run_directory.json_lines import write_atomically
 
 WORKER = Path(__file__).with_name("worker")
 NEEDED = ("torch", "transformers", "tokenizers")

@@ -8,10 +8,10 @@ from typing import Any
 
 import msgspec
 
-from trainfast_runner.knobs import defaults
-from trainfast_runner.process_tree import boot_id
-from trainfast_runner.records import Actual, Clock, RunFile, Step
-from trainfast_runner.result import Conditions, Memory, Result, Spread, StepCount, StepTime, Throughput
+from trainfast_runner.hardware.process_tree import boot_id
+from trainfast_runner.run_directory.records import Actual, Clock, RunFile, Step
+from trainfast_runner.run_directory.result import Conditions, Memory, Result, Spread, StepCount, StepTime, Throughput
+from trainfast_runner.settings.knobs import defaults
 
 STARTED_NS = 1_795_000_000_000_000_000
 

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from cli.command import Cli, Done
-from trainfast_runner.home import Home, read_run_file
-from trainfast_runner.records import RunFile
-from trainfast_runner.spec import RunSpec, resolve
+from trainfast_runner.run_directory.home import Home, read_run_file
+from trainfast_runner.run_directory.records import RunFile
+from trainfast_runner.settings.spec import RunSpec, resolve
 
 # The run that is exported is the one those tests look at too.
 pytestmark = pytest.mark.xdist_group("trainings-of-the-command-line")

@@ -9,8 +9,8 @@ import pytest
 
 from cli.command import Cli
 from cli.history import result, write, write_lost
-from trainfast_runner.records import Actual
-from trainfast_runner.result import Conditions, Memory, RunError
+from trainfast_runner.run_directory.records import Actual
+from trainfast_runner.run_directory.result import Conditions, Memory, RunError
 from trainfast_tui.cli.output import narrowed
 
 

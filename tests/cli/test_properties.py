@@ -11,13 +11,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainfast_runner.home import read_result
-from trainfast_runner.json_lines import Tail, read_all
-from trainfast_runner.knob_type import Knob
-from trainfast_runner.knobs import BY_NAME, KNOBS
 from trainfast_runner.problem import Problem
-from trainfast_runner.records import Step
-from trainfast_runner.spec import RunSpec, resolve, with_setting
+from trainfast_runner.run_directory.home import read_result
+from trainfast_runner.run_directory.json_lines import Tail, read_all
+from trainfast_runner.run_directory.records import Step
+from trainfast_runner.settings.knob_type import Knob
+from trainfast_runner.settings.knobs import BY_NAME, KNOBS
+from trainfast_runner.settings.spec import RunSpec, resolve, with_setting
 
 BASE = resolve("tiny-llama")
 KEYS = st.one_of(

@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from trainfast_runner import machine
-from trainfast_runner.advisor import Advice, Measured, Situation, advise
-from trainfast_runner.interconnect import Interconnect
-from trainfast_runner.knobs import BY_NAME
-from trainfast_runner.machine import Machine
+from trainfast_runner.advice.advisor import Advice, Measured, Situation, advise
+from trainfast_runner.hardware import machine
+from trainfast_runner.hardware.interconnect import Interconnect
+from trainfast_runner.hardware.machine import Machine
 from trainfast_runner.model_size import ModelSize, bytes_per_parameter, model_size, state_bytes
-from trainfast_runner.spec import resolve
+from trainfast_runner.settings.knobs import BY_NAME
+from trainfast_runner.settings.spec import resolve
 from trainfast_runner.telemetry.readings import DeviceReading
 
 GIB = 2**30

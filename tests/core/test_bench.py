@@ -5,11 +5,20 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from trainfast_runner.bench import NOT_RUN, REFUSED, Bench, Outcome, again_is_pointless, order, prepare, tabulate
-from trainfast_runner.bench_report import markdown
+from trainfast_runner.bench.report import markdown
+from trainfast_runner.bench.variants import (
+    NOT_RUN,
+    REFUSED,
+    Bench,
+    Outcome,
+    again_is_pointless,
+    order,
+    prepare,
+    tabulate,
+)
+from trainfast_runner.comparison.repeats import paired_interval
 from trainfast_runner.problem import Problem
-from trainfast_runner.repeats import paired_interval
-from trainfast_runner.result import Conditions, Result, Spread, StepCount, Throttle, Throughput
+from trainfast_runner.run_directory.result import Conditions, Result, Spread, StepCount, Throttle, Throughput
 
 
 def ended(rate: float, state: str = "finished", reason: str = "") -> Result:

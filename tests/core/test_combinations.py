@@ -4,13 +4,13 @@ from dataclasses import replace
 
 import pytest
 
-from trainfast_runner import machine
 from trainfast_runner.combinations import general_rules, world
 from trainfast_runner.combinations.check import check
 from trainfast_runner.combinations.facts import Facts
-from trainfast_runner.machine import Machine
+from trainfast_runner.hardware import machine
+from trainfast_runner.hardware.machine import Machine
 from trainfast_runner.problem import Problem
-from trainfast_runner.spec import resolve
+from trainfast_runner.settings.spec import resolve
 from trainfast_runner.telemetry.readings import DeviceReading
 from trainfast_runner.worker.corpus import SMALLEST_VOCAB
 

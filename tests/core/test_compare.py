@@ -8,10 +8,19 @@ from typing import Any
 
 import pytest
 
-from trainfast_runner.compare import BETTER, NOISE, OTHER_DEVICES, OTHER_MODEL, WORSE, ComparisonRow, compare
-from trainfast_runner.doubts import doubts, watched_words
-from trainfast_runner.records import Actual
-from trainfast_runner.result import (
+from trainfast_runner.comparison.difference import (
+    BETTER,
+    NOISE,
+    OTHER_DEVICES,
+    OTHER_MODEL,
+    WORSE,
+    ComparisonRow,
+    compare,
+)
+from trainfast_runner.diagnosis.doubts import doubts, watched_words
+from trainfast_runner.outcome.summary import spread
+from trainfast_runner.run_directory.records import Actual
+from trainfast_runner.run_directory.result import (
     Conditions,
     Energy,
     Memory,
@@ -22,7 +31,6 @@ from trainfast_runner.result import (
     Throttle,
     Throughput,
 )
-from trainfast_runner.summary import spread
 from trainfast_tui.comparison_text import change, sentence, setting
 
 

@@ -12,17 +12,17 @@ from typing import Any
 import msgspec
 import pytest
 
-from trainfast_runner.device_window import Window
-from trainfast_runner.diagnosis import diagnose
-from trainfast_runner.diagnosis_figures import ForeignProcess, Stretch, figures_by_scope, foreign_processes
-from trainfast_runner.diagnosis_rules import NAMES, RULES, rule_that_spoke
+from trainfast_runner.diagnosis.device_window import Window
+from trainfast_runner.diagnosis.figures import ForeignProcess, Stretch, figures_by_scope, foreign_processes
+from trainfast_runner.diagnosis.rules import NAMES, RULES, rule_that_spoke
+from trainfast_runner.diagnosis.step_conditions import join_of
+from trainfast_runner.diagnosis.verdicts import diagnose
 from trainfast_runner.follow import Follower
-from trainfast_runner.records import Clock, Event, RunFile, Step
-from trainfast_runner.result import Diagnosis
-from trainfast_runner.run_records import DeviceSample, HostSample, RunSample, read_records
-from trainfast_runner.step_conditions import join_of
-from trainfast_runner.summary import summarise
-from trainfast_runner.verdict import Verdict
+from trainfast_runner.outcome.summary import summarise
+from trainfast_runner.outcome.verdict import Verdict
+from trainfast_runner.run_directory.records import Clock, Event, RunFile, Step
+from trainfast_runner.run_directory.result import Diagnosis
+from trainfast_runner.run_directory.run_records import DeviceSample, HostSample, RunSample, read_records
 
 S = 1_000_000_000
 GIB = 1 << 30

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from trainfast_runner.export import Exported, export
-from trainfast_runner.knobs import defaults
-from trainfast_runner.records import Clock, RunFile
+from trainfast_runner.run_directory.records import Clock, RunFile
+from trainfast_runner.settings.export import Exported, export
+from trainfast_runner.settings.knobs import defaults
 
 
 def exported(to: str, folder: Path, device: str = "cuda", ranks: int = 2, **knobs: Any) -> Exported:

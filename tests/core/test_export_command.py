@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from trainfast_runner.export import export
-from trainfast_runner.process_tree import boot_id
-from trainfast_runner.records import Clock, RunFile
-from trainfast_runner.spec import expand_paths, resolve
+from trainfast_runner.hardware.process_tree import boot_id
+from trainfast_runner.run_directory.records import Clock, RunFile
+from trainfast_runner.settings.export import export
+from trainfast_runner.settings.spec import expand_paths, resolve
 
 MINE = """
 schema = 1

@@ -12,12 +12,12 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from trainfast_runner.foreign_process import end, refuse, still_runs
-from trainfast_runner.home import Home, shared_lock
+from trainfast_runner.hardware.foreign_process import end, refuse, still_runs
+from trainfast_runner.hardware.process_rows import ProcessList, ProcessRow
+from trainfast_runner.hardware.process_tree import Identity, identify
 from trainfast_runner.problem import Problem
-from trainfast_runner.process_rows import ProcessList, ProcessRow
-from trainfast_runner.process_tree import Identity, identify
-from trainfast_runner.run_processes import run_with
+from trainfast_runner.run_directory.home import Home, shared_lock
+from trainfast_runner.supervision.run_processes import run_with
 from trainfast_runner.telemetry.readings import DeviceProcess, DeviceReading
 
 MARK = "a name (with ) brackets"

@@ -12,8 +12,8 @@ import pytest
 
 from trainfast_runner.combinations.check import check
 from trainfast_runner.combinations.facts import Facts
-from trainfast_runner.machine import Machine
-from trainfast_runner.spec import resolve
+from trainfast_runner.hardware.machine import Machine
+from trainfast_runner.settings.spec import resolve
 from trainfast_runner.telemetry.readings import DeviceReading
 from trainfast_tui.cli import parser
 

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from trainfast_runner.doctor_gpus import gpu_checks
-from trainfast_runner.gpu_health import ailments
+from trainfast_runner.doctor.gpus import gpu_checks
+from trainfast_runner.hardware.gpu_health import ailments
 from trainfast_runner.telemetry.readings import DeviceProcess, DeviceReading, HostReading, Tick
 from trainfast_tui.cli.monitor_details import below, ecc_errors, link
 

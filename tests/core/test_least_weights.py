@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from trainfast_runner.model_size import least_weight_bytes
-from trainfast_runner.spec import resolve
+from trainfast_runner.settings.spec import resolve
 
 
 @pytest.mark.parametrize(

@@ -9,9 +9,9 @@ import msgspec
 import pytest
 
 from trainfast_runner import launch
-from trainfast_runner.home import Home, shared_lock
-from trainfast_runner.records import Clock, RunFile
-from trainfast_runner.spec import resolve
+from trainfast_runner.run_directory.home import Home, shared_lock
+from trainfast_runner.run_directory.records import Clock, RunFile
+from trainfast_runner.settings.spec import resolve
 
 PLAN = launch.RunPlan(
     spec=resolve("tiny-llama"),

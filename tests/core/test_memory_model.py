@@ -12,17 +12,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as some
 
-from trainfast_runner.explained_run import models_of
-from trainfast_runner.knobs import defaults
 from trainfast_runner.memory_model import CATEGORIES, MemoryModel, cached_model, cached_models, corrections, tracing
 from trainfast_runner.memory_model.course import Stack, Stretch
 from trainfast_runner.memory_model.pipeline import Pipeline, Stage, stage_count
 from trainfast_runner.memory_model.sharing import PIPELINES, PREDICTED, STAGED
+from trainfast_runner.outcome.explained_run import models_of
 from trainfast_runner.problem import Problem
-from trainfast_runner.records import Clock, RunFile, Step
-from trainfast_runner.result import Result
-from trainfast_runner.run_records import RunRecords
-from trainfast_runner.spec import RunSpec
+from trainfast_runner.run_directory.records import Clock, RunFile, Step
+from trainfast_runner.run_directory.result import Result
+from trainfast_runner.run_directory.run_records import RunRecords
+from trainfast_runner.settings.knobs import defaults
+from trainfast_runner.settings.spec import RunSpec
 
 BLOCK, ROOT = 1000, 500
 """Elements of a block's parameters, and of those outside."""

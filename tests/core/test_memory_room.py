@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from trainfast_runner import memory_room
-from trainfast_runner.knobs import defaults
-from trainfast_runner.machine import Machine
-from trainfast_runner.memory_room import Room, room_of
+from trainfast_runner.hardware.machine import Machine
+from trainfast_runner.memory_model import room as memory_room
+from trainfast_runner.memory_model.room import Room, room_of
 from trainfast_runner.search import limits
-from trainfast_runner.spec import RunSpec, resolve
+from trainfast_runner.settings.knobs import defaults
+from trainfast_runner.settings.spec import RunSpec, resolve
 from trainfast_runner.telemetry.readings import DeviceReading
 
 MIB, GIB = 1 << 20, 1 << 30

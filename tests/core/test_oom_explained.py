@@ -6,13 +6,13 @@ from typing import Any
 
 import msgspec
 
-from trainfast_runner.knobs import defaults
 from trainfast_runner.memory_model import MemoryModel, Prediction
-from trainfast_runner.oom_explained import candidates, combined, explain
+from trainfast_runner.outcome.oom_explained import candidates, combined, explain
 from trainfast_runner.problem import Problem
-from trainfast_runner.records import Clock, Event, RunFile
-from trainfast_runner.result import RunError
-from trainfast_runner.spec import RunSpec, of_record
+from trainfast_runner.run_directory.records import Clock, Event, RunFile
+from trainfast_runner.run_directory.result import RunError
+from trainfast_runner.settings.knobs import defaults
+from trainfast_runner.settings.spec import RunSpec, of_record
 from trainfast_tui import oom_text
 
 MIB = 2**20

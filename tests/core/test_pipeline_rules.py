@@ -5,9 +5,9 @@ import pytest
 from trainfast_runner.combinations import world
 from trainfast_runner.combinations.check import check
 from trainfast_runner.combinations.facts import Facts
-from trainfast_runner.machine import Machine
+from trainfast_runner.hardware.machine import Machine
 from trainfast_runner.problem import Problem
-from trainfast_runner.spec import resolve
+from trainfast_runner.settings.spec import resolve
 from trainfast_runner.worker.strategies import pipeline_stages
 
 CPU = Machine(device="cpu", gpus=(), nvml_gpus=(), cores=2, missing="no driver")

@@ -10,12 +10,12 @@ from test_memory_model import model_of, spec_with
 
 from trainfast_runner import memory_model
 from trainfast_runner.memory_model import MemoryModel
-from trainfast_runner.predicted_run import with_prediction
-from trainfast_runner.records import Clock, RunFile
-from trainfast_runner.run_records import RunRecords
-from trainfast_runner.spec import RunSpec
-from trainfast_runner.summary import summarise
-from trainfast_runner.verdict import Verdict
+from trainfast_runner.memory_model.predicted_run import with_prediction
+from trainfast_runner.outcome.summary import summarise
+from trainfast_runner.outcome.verdict import Verdict
+from trainfast_runner.run_directory.records import Clock, RunFile
+from trainfast_runner.run_directory.run_records import RunRecords
+from trainfast_runner.settings.spec import RunSpec
 
 
 def a_run(**fields: object) -> RunFile:

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from trainfast_runner import presets
 from trainfast_runner.problem import Problem
-from trainfast_runner.spec import expand_paths, resolve, with_setting
+from trainfast_runner.settings import presets
+from trainfast_runner.settings.spec import expand_paths, resolve, with_setting
 
 
 @pytest.fixture

@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from trainfast_runner.home import Home
+from trainfast_runner.hardware.process_tree import boot_id
 from trainfast_runner.launch import RunPlan
 from trainfast_runner.problem import Problem
-from trainfast_runner.process_tree import boot_id
-from trainfast_runner.records import SCHEMA, Clock
+from trainfast_runner.run_directory.home import Home
+from trainfast_runner.run_directory.records import SCHEMA, Clock
 from trainfast_runner.search import conduct
 from trainfast_runner.search.conduct import worked_seconds
 from trainfast_runner.search.control import cancel, conductor_of, pause, resume
@@ -41,7 +41,7 @@ from trainfast_runner.search.journal import (
 from trainfast_runner.search.opening import Options
 from trainfast_runner.search.report import report
 from trainfast_runner.search.searches import new_search, newest_search, search_directories, unfinished
-from trainfast_runner.spec import resolve
+from trainfast_runner.settings.spec import resolve
 from trainfast_runner.telemetry.readings import DeviceProcess, DeviceReading, HostReading, Tick
 
 MIB = 1 << 20

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trainfast_runner.device_track import DeviceConditions
-from trainfast_runner.records import Step
-from trainfast_runner.run_records import DeviceSample
-from trainfast_runner.step_conditions import StepJoin, join_of
+from trainfast_runner.diagnosis.device_track import DeviceConditions
+from trainfast_runner.diagnosis.step_conditions import StepJoin, join_of
+from trainfast_runner.run_directory.records import Step
+from trainfast_runner.run_directory.run_records import DeviceSample
 
 MS = 1_000_000
 S = 1_000 * MS

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from trainfast_runner import presets
 from trainfast_runner.problem import Problem
-from trainfast_runner.spec import expand_paths, from_preset, resolve
+from trainfast_runner.settings import presets
+from trainfast_runner.settings.spec import expand_paths, from_preset, resolve
 
 PUBLISHED = {
     table["name"]: table["rows"]

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from trainfast_runner.process_tree import identify
+from trainfast_runner.hardware.process_tree import identify
 from trainfast_runner.training_python import GivenUp, ask
 
 STUBBORN = """

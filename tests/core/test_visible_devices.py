@@ -6,8 +6,8 @@ import pytest
 import stand_in
 from stand_in import Gpu, Machine
 
-from trainfast_runner.machine import Machine as Seen
-from trainfast_runner.machine import look
+from trainfast_runner.hardware.machine import Machine as Seen
+from trainfast_runner.hardware.machine import look
 from trainfast_runner.problem import Problem
 
 CUDA, CPU = "2.13.0+cu130", "2.13.0+cpu"

@@ -6,13 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from trainfast_runner import extensions, machine
+from trainfast_runner import extensions
 from trainfast_runner.combinations import zero_rules
 from trainfast_runner.combinations.check import check
 from trainfast_runner.combinations.facts import Facts
-from trainfast_runner.machine import Machine
+from trainfast_runner.hardware import machine
+from trainfast_runner.hardware.machine import Machine
 from trainfast_runner.problem import Problem
-from trainfast_runner.spec import resolve
+from trainfast_runner.settings.spec import resolve
 
 CPU = Machine(device="cpu", gpus=(), nvml_gpus=(), cores=2)
 INSTALLED = {"deepspeed": "0.19.8", "bitsandbytes": "0.50"}

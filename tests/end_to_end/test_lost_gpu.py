@@ -11,9 +11,9 @@ from scenario import Scenario
 
 from cli.command import COMMAND, SMALL, Cli, until
 from end_to_end.terminal import Terminal, needs_tmux
-from trainfast_runner.json_lines import read_all
-from trainfast_runner.records import Event
-from trainfast_runner.telemetry_lines import read_ticks
+from trainfast_runner.run_directory.json_lines import read_all
+from trainfast_runner.run_directory.records import Event
+from trainfast_runner.run_directory.telemetry_lines import read_ticks
 
 pytestmark = [needs_tmux, pytest.mark.long]
 LOST_S = 8

@@ -8,8 +8,8 @@ from typing import Any
 
 import msgspec
 
-from trainfast_runner.device_events import DeviceEvents, own_pids, sees_host_pids
-from trainfast_runner.records import Event
+from trainfast_runner.hardware.device_events import DeviceEvents, own_pids, sees_host_pids
+from trainfast_runner.run_directory.records import Event
 from trainfast_runner.telemetry.readings import DeviceProcess, DeviceReading, HostReading, Tick
 
 MIB = 1 << 20

@@ -14,11 +14,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from stand_in import Machine, gpus
 
-from trainfast_runner.json_lines import Appender
-from trainfast_runner.run_records import read_records
+from trainfast_runner.run_directory.json_lines import Appender
+from trainfast_runner.run_directory.run_records import read_records
+from trainfast_runner.run_directory.telemetry_lines import WHOLE_EVERY, TickEncoder, read_ticks, telemetry_tail
 from trainfast_runner.telemetry.nvml import Nvml
 from trainfast_runner.telemetry.readings import DeviceProcess, DeviceReading, HostReading, RunReading, Tick
-from trainfast_runner.telemetry_lines import WHOLE_EVERY, TickEncoder, read_ticks, telemetry_tail
 
 SECOND_NS = 1_000_000_000
 LINE_BYTES = 3000

@@ -7,10 +7,10 @@ from pathlib import Path
 import stand_in
 from stand_in import Machine, gpus
 
-from trainfast_runner.records import Event
+from trainfast_runner.run_directory.records import Event
+from trainfast_runner.run_directory.telemetry_lines import read_ticks
+from trainfast_runner.supervision.telemetry_log import TelemetryLog
 from trainfast_runner.telemetry.readings import Tick
-from trainfast_runner.telemetry_lines import read_ticks
-from trainfast_runner.telemetry_log import TelemetryLog
 
 
 def ticks(directory: Path) -> list[Tick]:

@@ -6,7 +6,7 @@ import stand_in
 import stand_in_machine
 from stand_in import Gpu, Machine, gpus
 
-from trainfast_runner.interconnect import interconnect, meaning
+from trainfast_runner.hardware.interconnect import interconnect, meaning
 from trainfast_runner.telemetry.topology import Topology, ranges, read_topology
 
 

@@ -15,12 +15,12 @@ from typing import Any
 import msgspec
 import pytest
 
-from trainfast_runner.home import RESULT_FILE, is_alive, read_result, shared_lock
-from trainfast_runner.json_lines import read_all
-from trainfast_runner.process_tree import boot_id
-from trainfast_runner.records import Clock, Event, RunFile, WorkerLine
-from trainfast_runner.recovery import ranks_of, state_of
-from trainfast_runner.result import Result
+from trainfast_runner.hardware.process_tree import boot_id
+from trainfast_runner.run_directory.home import RESULT_FILE, is_alive, read_result, shared_lock
+from trainfast_runner.run_directory.json_lines import read_all
+from trainfast_runner.run_directory.records import Clock, Event, RunFile, WorkerLine
+from trainfast_runner.run_directory.result import Result
+from trainfast_runner.supervision.recovery import ranks_of, state_of
 
 PRELUDE = (Path(__file__).parent / "stand_in_training.py").read_text()
 PATIENCE_S = 30.0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from trainfast_runner.home import read_result
+from trainfast_runner.run_directory.home import read_result
 
 from .conftest import Run
 from .test_real_worker import real

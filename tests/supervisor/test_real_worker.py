@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from trainfast_runner import worker
-from trainfast_runner.stopping import request_stop
+from trainfast_runner.supervision.stopping import request_stop
 
 from .conftest import Run, until
 

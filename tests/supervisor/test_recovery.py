@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from trainfast_runner.home import is_alive, read_result
+from trainfast_runner.hardware.process_tree import identify
 from trainfast_runner.problem import Problem
-from trainfast_runner.process_tree import identify
-from trainfast_runner.recovery import RunState, settle, state_of
-from trainfast_runner.stopping import request_stop, stop_unsupervised
+from trainfast_runner.run_directory.home import is_alive, read_result
+from trainfast_runner.supervision.recovery import RunState, settle, state_of
+from trainfast_runner.supervision.stopping import request_stop, stop_unsupervised
 
 from .conftest import Run, until
 

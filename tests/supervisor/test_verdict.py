@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from trainfast_runner.records import Clock, RunFile, WorkerLine
-from trainfast_runner.verdict import Evidence, judge, one_line
+from trainfast_runner.outcome.verdict import Evidence, judge, one_line
+from trainfast_runner.run_directory.records import Clock, RunFile, WorkerLine
 
 RUN = RunFile(run_id="r", preset="p", world_size=2, clock=Clock(monotonic_ns=0, wall_ns=0))
 TORCHRUN_REPORT = """

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from searched import a_search, going_on
 
-from trainfast_runner.home import Home
+from trainfast_runner.run_directory.home import Home
 
 
 @pytest.fixture

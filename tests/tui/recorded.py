@@ -8,10 +8,9 @@ from typing import Any
 
 import msgspec
 
-from trainfast_runner.home import Home
-from trainfast_runner.knobs import defaults
-from trainfast_runner.records import Actual, Clock, Event, RunFile, Step, WorkerLine
-from trainfast_runner.result import (
+from trainfast_runner.run_directory.home import Home
+from trainfast_runner.run_directory.records import Actual, Clock, Event, RunFile, Step, WorkerLine
+from trainfast_runner.run_directory.result import (
     Conditions,
     Diagnosis,
     Losses,
@@ -23,6 +22,7 @@ from trainfast_runner.result import (
     StepTime,
     Throughput,
 )
+from trainfast_runner.settings.knobs import defaults
 from trainfast_runner.telemetry.readings import DeviceReading, HostReading, RunReading, Tick
 
 S = 1_000_000_000

@@ -12,12 +12,12 @@ from recorded import MIB, START_NS, S, a_run, a_tick, write_lines
 from textual.pilot import Pilot
 
 from trainfast_runner.follow import Follower, RunSnapshot
-from trainfast_runner.home import Home
-from trainfast_runner.machine import Machine
-from trainfast_runner.memory_room import Room
-from trainfast_runner.process_tree import identify
-from trainfast_runner.records import Event
-from trainfast_runner.spec import RunSpec
+from trainfast_runner.hardware.machine import Machine
+from trainfast_runner.hardware.process_tree import identify
+from trainfast_runner.memory_model.room import Room
+from trainfast_runner.run_directory.home import Home
+from trainfast_runner.run_directory.records import Event
+from trainfast_runner.settings.spec import RunSpec
 from trainfast_runner.telemetry.readings import Tick
 from trainfast_tui.app import TrainfastApp
 from trainfast_tui.forecast import Forecast, MemoryView

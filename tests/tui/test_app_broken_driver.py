@@ -9,7 +9,7 @@ import pytest
 from recorded import a_run, a_tick
 from still import StillApp, a_snapshot, screen_text
 
-from trainfast_runner.home import Home
+from trainfast_runner.run_directory.home import Home
 from trainfast_runner.telemetry.binding import IN_SHORT
 from trainfast_runner.telemetry.failures import initialization
 from trainfast_tui.messages import SnapshotTaken

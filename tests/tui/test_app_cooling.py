@@ -15,8 +15,9 @@ from stand_in import Gpu, Machine
 from still import StillApp, a_snapshot, screen_text, until
 from textual.pilot import Pilot
 
-from trainfast_runner import cooling, launch
-from trainfast_runner.home import Home
+from trainfast_runner import launch
+from trainfast_runner.hardware import cooling
+from trainfast_runner.run_directory.home import Home
 from trainfast_tui.messages import SnapshotTaken
 
 WARM_C = 71

@@ -12,8 +12,8 @@ from recorded import HEAT, RAMP, START_NS, S, a_gpu, a_ramp_tick, a_run, a_therm
 from still import StillApp, a_snapshot, own_supervisor, screen_text
 
 from trainfast_runner.follow import Follower
-from trainfast_runner.home import Home
-from trainfast_runner.records import Event
+from trainfast_runner.run_directory.home import Home
+from trainfast_runner.run_directory.records import Event
 from trainfast_tui.conditions_text import conditions_line
 from trainfast_tui.evidence import named, nothing_found, shown
 from trainfast_tui.messages import SnapshotTaken

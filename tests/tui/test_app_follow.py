@@ -15,9 +15,9 @@ from recorded import START_NS, S, a_ramp_tick, a_run, a_step, a_thermal_ramp, a_
 from still import own_supervisor
 
 from trainfast_runner.follow import STEPS_KEPT, Follower, newest
-from trainfast_runner.home import Home
-from trainfast_runner.log_tail import LOG_LINES_KEPT
-from trainfast_runner.records import Event, Step
+from trainfast_runner.run_directory.home import Home
+from trainfast_runner.run_directory.log_tail import LOG_LINES_KEPT
+from trainfast_runner.run_directory.records import Event, Step
 from trainfast_tui.messages import SnapshotTaken
 from trainfast_tui.pacing import FASTEST_S, SLOWEST_S, Pacer
 from trainfast_tui.reader import Reader

@@ -5,7 +5,7 @@ from __future__ import annotations
 from recorded import a_run, a_tick
 from still import FULL, SMALL, StillApp, a_snapshot, screen_text, shown
 
-from trainfast_runner.home import Home
+from trainfast_runner.run_directory.home import Home
 from trainfast_tui.messages import SnapshotTaken
 
 

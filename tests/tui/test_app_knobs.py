@@ -11,14 +11,14 @@ from still import FULL, SMALL, StillApp, a_snapshot, screen_text, shown
 from textual.events import Key
 from textual.pilot import Pilot
 
-from trainfast_runner.advisor import Measured, Situation
-from trainfast_runner.home import Home
-from trainfast_runner.knob_values import Choice
-from trainfast_runner.knobs import BY_NAME
-from trainfast_runner.machine import Machine
+from trainfast_runner.advice.advisor import Measured, Situation
+from trainfast_runner.advice.situation import gather
+from trainfast_runner.hardware.machine import Machine
 from trainfast_runner.problem import Problem
-from trainfast_runner.records import Clock, RunFile
-from trainfast_runner.situation import gather
+from trainfast_runner.run_directory.home import Home
+from trainfast_runner.run_directory.records import Clock, RunFile
+from trainfast_runner.settings.knob_values import Choice
+from trainfast_runner.settings.knobs import BY_NAME
 from trainfast_tui.messages import Refused, SituationSeen, SnapshotTaken
 from trainfast_tui.next_run import of_preset, of_run
 from trainfast_tui.preset_list import choices
@@ -202,7 +202,7 @@ async def test_saving_writes_a_preset_and_refuses_a_bad_name(home: Home, tmp_pat
 async def test_the_default_preset_follows_the_machine(home: Home) -> None:
     from recorded import a_gpu
 
-    from trainfast_runner.machine import Machine
+    from trainfast_runner.hardware.machine import Machine
     from trainfast_tui.messages import MachineSeen
 
     gpu = a_gpu(0)

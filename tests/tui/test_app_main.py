@@ -10,9 +10,9 @@ import pytest
 from recorded import OOM_WORDS, START_NS, S, a_gpu, a_run, a_tick, an_oom_run, write_lines
 from still import FULL, SMALL, StillApp, a_live_run, a_snapshot, screen_text, shown
 
-from trainfast_runner.home import Home
-from trainfast_runner.records import Event
-from trainfast_runner.result import RunError
+from trainfast_runner.run_directory.home import Home
+from trainfast_runner.run_directory.records import Event
+from trainfast_runner.run_directory.result import RunError
 from trainfast_runner.telemetry.failures import UNIFIED_MEMORY
 from trainfast_tui.messages import SnapshotTaken
 

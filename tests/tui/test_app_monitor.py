@@ -19,10 +19,10 @@ from still import StillApp, a_snapshot, own_supervisor, screen_text
 from textual.filter import Monochrome
 from textual.pilot import Pilot
 
-from trainfast_runner.home import Home
-from trainfast_runner.process_rows import ProcessRow
-from trainfast_runner.process_tree import Identity, identify
-from trainfast_runner.records import Event
+from trainfast_runner.hardware.process_rows import ProcessRow
+from trainfast_runner.hardware.process_tree import Identity, identify
+from trainfast_runner.run_directory.home import Home
+from trainfast_runner.run_directory.records import Event
 from trainfast_runner.telemetry import failures
 from trainfast_runner.telemetry.readings import Tick
 from trainfast_tui.messages import SnapshotTaken

@@ -13,9 +13,9 @@ from still import screen_text
 from textual.pilot import Pilot
 
 from trainfast_runner.follow import Follower
-from trainfast_runner.home import Home, is_alive
 from trainfast_runner.problem import Problem
-from trainfast_runner.stopping import kill_now
+from trainfast_runner.run_directory.home import Home, is_alive
+from trainfast_runner.supervision.stopping import kill_now
 from trainfast_tui.app import TrainfastApp
 
 PATIENCE_S = 60.0

@@ -13,7 +13,7 @@ from recorded import a_run, an_oom_run
 from still import StillApp, a_snapshot, screen_text, until
 from textual.pilot import Pilot
 
-from trainfast_runner.home import Home
+from trainfast_runner.run_directory.home import Home
 from trainfast_runner.runs import RunRow
 from trainfast_tui.messages import SnapshotTaken
 from trainfast_tui.screens.runs import RunsListed, RunsScreen

@@ -30,13 +30,13 @@ from searched import (
 )
 from still import StillApp, own_supervisor, screen_text, until
 
-from trainfast_runner.home import Home
+from trainfast_runner.hardware.process_tree import boot_id
 from trainfast_runner.problem import Problem
-from trainfast_runner.process_tree import boot_id
-from trainfast_runner.records import Event
+from trainfast_runner.run_directory.home import Home
+from trainfast_runner.run_directory.records import Event
 from trainfast_runner.search import control
 from trainfast_runner.search.journal import LOCK_FILE, PAUSE_FILE, CoolingDown, Ended, Paused
-from trainfast_runner.spec import RunSpec
+from trainfast_runner.settings.spec import RunSpec
 
 
 class Starts:

@@ -10,8 +10,8 @@ import pytest
 from recorded import START_NS, S, a_run, a_thermal_ramp, an_oom_run, write_lines
 from still import StillApp, a_snapshot, given, own_supervisor
 
-from trainfast_runner.home import Home
-from trainfast_runner.records import Event
+from trainfast_runner.run_directory.home import Home
+from trainfast_runner.run_directory.records import Event
 
 SnapCompare = Callable[..., bool]
 
@@ -78,7 +78,7 @@ def test_ascii(home: Home, live: Callable[..., Path], snap_compare: SnapCompare)
 
 
 def test_a_comparison(home: Home, snap_compare: SnapCompare) -> None:
-    from trainfast_runner.home import read_result
+    from trainfast_runner.run_directory.home import read_result
     from trainfast_tui.messages import Compared
 
     results = [

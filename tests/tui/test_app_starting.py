@@ -14,9 +14,9 @@ from still import StillApp, a_snapshot, own_supervisor, screen_text, until
 from textual.pilot import Pilot
 
 from trainfast_runner import launch
-from trainfast_runner.home import Home, read_run_file
 from trainfast_runner.problem import Problem
-from trainfast_runner.records import Event
+from trainfast_runner.run_directory.home import Home, read_run_file
+from trainfast_runner.run_directory.records import Event
 from trainfast_tui.messages import SnapshotTaken
 
 OLD, NEW = "20261121-054455-tiny-llama-7f3a", "20261121-060000-tiny-llama-0001"

@@ -8,7 +8,7 @@ from stand_in import Gpu, Machine
 from still import StillApp, a_snapshot, screen_text, until
 from textual import events
 
-from trainfast_runner.home import Home
+from trainfast_runner.run_directory.home import Home
 from trainfast_runner.telemetry.topology import read_topology
 from trainfast_tui.messages import SnapshotTaken
 from trainfast_tui.topology_text import device_lines, peer_lines

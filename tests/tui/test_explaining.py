@@ -13,8 +13,8 @@ from still import StillApp, a_snapshot, screen_text
 from textual.message import Message
 from traced import Tracer
 
-from trainfast_runner.home import Home, read_result
-from trainfast_runner.result import OomChange, OomExplanation
+from trainfast_runner.run_directory.home import Home, read_result
+from trainfast_runner.run_directory.result import OomChange, OomExplanation
 from trainfast_tui.explaining import Explainer
 from trainfast_tui.messages import OomExplained, SnapshotTaken
 

@@ -9,8 +9,8 @@ import pytest
 from recorded import START_NS, S, a_run, write_lines
 from still import own_supervisor
 
-from trainfast_runner.home import RESULT_FILE, Home
-from trainfast_runner.records import Event
+from trainfast_runner.run_directory.home import RESULT_FILE, Home
+from trainfast_runner.run_directory.records import Event
 from trainfast_tui.cli import following
 from trainfast_tui.cli.following import LOOK_EVERY_S, Signals, follow
 

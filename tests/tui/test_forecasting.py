@@ -15,12 +15,12 @@ from still import CPU, StillApp, a_snapshot, own_supervisor
 from textual.message import Message
 from traced import Tracer
 
-from trainfast_runner.home import Home, read_run_file
-from trainfast_runner.machine import Machine
+from trainfast_runner.hardware.machine import Machine
 from trainfast_runner.memory_model import Untraceable
-from trainfast_runner.memory_room import Room
-from trainfast_runner.records import Event
-from trainfast_runner.spec import resolve
+from trainfast_runner.memory_model.room import Room
+from trainfast_runner.run_directory.home import Home, read_run_file
+from trainfast_runner.run_directory.records import Event
+from trainfast_runner.settings.spec import resolve
 from trainfast_tui.forecast import MemoryView
 from trainfast_tui.forecasting import NOT_NOW, Forecaster, Question, question_about
 from trainfast_tui.messages import MemoryForeseen, SnapshotTaken

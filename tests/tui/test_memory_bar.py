@@ -12,9 +12,9 @@ import pytest
 from recorded import GIB, MIB, START_NS, S, a_run, write_lines
 from still import StillApp, a_snapshot, own_supervisor, screen_text
 
-from trainfast_runner.home import Home
-from trainfast_runner.memory_room import Room
-from trainfast_runner.records import Event
+from trainfast_runner.memory_model.room import Room
+from trainfast_runner.run_directory.home import Home
+from trainfast_runner.run_directory.records import Event
 from trainfast_tui.forecast import Forecast, Measured, MemoryView
 from trainfast_tui.messages import SnapshotTaken
 from trainfast_tui.widgets.memory_bar import MemoryBar, memory_lines

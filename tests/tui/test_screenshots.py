@@ -18,7 +18,7 @@ from recorded import a_run, an_oom_run
 from still import StillApp, a_snapshot, screen_text
 from textual.pilot import Pilot
 
-from trainfast_runner.home import Home
+from trainfast_runner.run_directory.home import Home
 from trainfast_tui.app import TrainfastApp
 from trainfast_tui.messages import SnapshotTaken
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from recorded import a_run
 from still import StillApp, a_live_run, a_snapshot, screen_text
 
-from trainfast_runner.home import Home
+from trainfast_runner.run_directory.home import Home
 from trainfast_tui.messages import SnapshotTaken
 from trainfast_tui.reader import Reader
 from trainfast_tui.snapshot import Snapshot

@@ -8,8 +8,8 @@ from still import StillApp, a_snapshot, screen_text
 from textual.app import App, ComposeResult
 
 from trainfast_runner.follow import Follower
-from trainfast_runner.home import Home
-from trainfast_runner.records import Event
+from trainfast_runner.run_directory.home import Home
+from trainfast_runner.run_directory.records import Event
 from trainfast_runner.telemetry import failures
 from trainfast_runner.telemetry.readings import DeviceProcess, Tick
 from trainfast_tui.chart_data import TimeAxis

@@ -11,7 +11,7 @@ from recorded import MIB
 
 from trainfast_runner import memory_model
 from trainfast_runner.memory_model import Prediction, Untraceable
-from trainfast_runner.spec import RunSpec
+from trainfast_runner.settings.spec import RunSpec
 from trainfast_runner.training_python import GivenUp
 
 

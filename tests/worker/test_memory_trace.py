@@ -9,7 +9,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed._tools.mem_tracker import MemTracker
 
 from trainfast_runner.memory_model.tracing import trace_anew
-from trainfast_runner.spec import resolve
+from trainfast_runner.settings.spec import resolve
 from trainfast_runner.worker import trace_memory
 from trainfast_runner.worker.memory_envelope import deeper, envelope
 from trainfast_runner.worker.memory_ledger import PARAMS, Ledger, Stretch

@@ -16,8 +16,8 @@ from textual import events
 from textual.app import App, SystemCommand
 from textual.screen import Screen
 
-from trainfast_runner.home import Home
 from trainfast_runner.problem import Problem
+from trainfast_runner.run_directory.home import Home
 from trainfast_tui import themes, tight_output
 from trainfast_tui.background import in_background
 from trainfast_tui.commands import COMMANDS, bindings
@@ -51,10 +51,10 @@ from trainfast_tui.surroundings import look_at_machine, situation_of
 if TYPE_CHECKING:
     from textual.driver import Driver
 
-    from trainfast_runner.advisor import Situation
+    from trainfast_runner.advice.advisor import Situation
     from trainfast_runner.follow import RunSnapshot
-    from trainfast_runner.machine import Machine
-    from trainfast_runner.spec import RunSpec
+    from trainfast_runner.hardware.machine import Machine
+    from trainfast_runner.settings.spec import RunSpec
 
 AFTER_ESCAPE_S = 0.05
 """Time in which Esc leaves a screen, before the key typed right after it goes to the one below."""

@@ -28,7 +28,7 @@ def brief(changed: Mapping[str, Any], cells: int) -> str:
 
 
 def _shown(key: str, value: Any) -> str:
-    from trainfast_runner.knobs import BY_NAME
+    from trainfast_runner.settings.knobs import BY_NAME
 
     if key in BY_NAME:
         return BY_NAME[key].show(value)

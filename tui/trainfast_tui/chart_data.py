@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import cache, lru_cache, partial
 from typing import TYPE_CHECKING
 
-from trainfast_runner.slowdown import slows_down_at_c
+from trainfast_runner.telemetry.slowdown import slows_down_at_c
 from trainfast_tui import format as fmt
 from trainfast_tui.snapshot import Snapshot
 from trainfast_tui.widgets.chart_model import ChartData, Limit, Series, Span, Tone
@@ -256,7 +256,7 @@ UMBRELLA = "hardware"
 @cache
 def causes() -> dict[str, str]:
     """What a throttle reason is shaded as. Clocks that somebody set hold a GPU back too, but not against their will."""
-    from trainfast_runner.throttle_causes import CAUSES
+    from trainfast_runner.telemetry.throttle_causes import CAUSES
 
     return {"hw_slowdown": UMBRELLA, **{reason: cause.name for cause in CAUSES for reason in cause.reasons}}
 

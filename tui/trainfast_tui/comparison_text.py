@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from trainfast_runner.compare import NOISE, Comparison, ComparisonRow
-from trainfast_runner.knobs import BY_NAME
+from trainfast_runner.comparison.difference import NOISE, Comparison, ComparisonRow
+from trainfast_runner.settings.knobs import BY_NAME
 from trainfast_tui import format as fmt
 
 

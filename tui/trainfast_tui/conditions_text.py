@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING
 
 from rich.cells import cell_len
 
-from trainfast_runner.steady_state import drift_words
+from trainfast_runner.diagnosis.steady_state import drift_words
 from trainfast_tui import format as fmt
 from trainfast_tui.widgets.painted import Line
 from trainfast_tui.widgets.shading import SHADES, Shade
 
 if TYPE_CHECKING:
-    from trainfast_runner.device_track import DeviceConditions
+    from trainfast_runner.diagnosis.device_track import DeviceConditions
+    from trainfast_runner.diagnosis.step_conditions import StepConditions
     from trainfast_runner.follow import RunSnapshot
-    from trainfast_runner.step_conditions import StepConditions
 
 RECENT = 20
 """Figures of a live run are means of this many steps: throttling comes and goes, and a median would hide it."""

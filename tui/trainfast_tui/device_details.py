@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 from rich.cells import cell_len
 
-from trainfast_runner.gpu_health import BUSY_PERCENT
+from trainfast_runner.hardware.gpu_health import BUSY_PERCENT
 from trainfast_tui import format as fmt
 from trainfast_tui.widgets.painted import Line
 from trainfast_tui.widgets.shading import SHADES
 
 if TYPE_CHECKING:
-    from trainfast_runner.device_track import DeviceConditions
+    from trainfast_runner.diagnosis.device_track import DeviceConditions
     from trainfast_runner.telemetry.readings import DeviceReading, HostReading, Tick
 
 Item = tuple[str, str, str]

@@ -12,7 +12,7 @@ from trainfast_tui.widgets.painted import Line, rule, wrap
 
 if TYPE_CHECKING:
     from trainfast_runner.follow import RunSnapshot
-    from trainfast_runner.result import Diagnosis
+    from trainfast_runner.run_directory.result import Diagnosis
 
 TONES = {"warning": "warning", "info": "secondary"}
 
@@ -49,7 +49,7 @@ def _nothing(run: RunSnapshot) -> str:
 
 
 def _opened(diagnosis: Diagnosis, width: int) -> list[Line]:
-    from trainfast_runner.diagnosis_rules import rule_that_spoke
+    from trainfast_runner.diagnosis.rules import rule_that_spoke
 
     cost, found = diagnosis.cost_fraction, rule_that_spoke(diagnosis.rule, diagnosis.evidence)
     head = found.title if found is not None else diagnosis.rule

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from trainfast_runner.result import OomChange, OomExplanation
+from trainfast_runner.run_directory.result import OomChange, OomExplanation
 from trainfast_tui import format as fmt
 from trainfast_tui import oom_text
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from trainfast_tui import format as fmt
 
 if TYPE_CHECKING:
-    from trainfast_runner.diagnosis_rules import Condition
+    from trainfast_runner.diagnosis.rules import Condition
 
 UNITS: tuple[tuple[str, Callable[[float], str]], ...] = (
     ("_fraction", lambda value: fmt.percent(100 * value, 1)),
@@ -62,7 +62,7 @@ def wanted(condition: Condition) -> str:
 
 def nothing_found(*, live: bool, measured: int, diagnosed: bool) -> str:
     """What an empty diagnosis of a run with so many measured steps means; `diagnosed` whether rules were asked."""
-    from trainfast_runner.diagnosis import LEAST_STEPS
+    from trainfast_runner.diagnosis.verdicts import LEAST_STEPS
 
     if measured < LEAST_STEPS:
         return (
@@ -76,7 +76,7 @@ def nothing_found(*, live: bool, measured: int, diagnosed: bool) -> str:
 @cache
 def _throttling() -> dict[str, str]:
     """Figures of one cause whose names differ in nothing but their units."""
-    from trainfast_runner.throttle_causes import CAUSES
+    from trainfast_runner.telemetry.throttle_causes import CAUSES
 
     found: dict[str, str] = {}
     for cause in CAUSES:

@@ -14,9 +14,9 @@ from trainfast_tui.background import in_background
 from trainfast_tui.messages import OomExplained
 
 if TYPE_CHECKING:
-    from trainfast_runner.explained_run import OutOfMemory
     from trainfast_runner.follow import RunSnapshot
-    from trainfast_runner.result import OomExplanation, RunError
+    from trainfast_runner.outcome.explained_run import OutOfMemory
+    from trainfast_runner.run_directory.result import OomExplanation, RunError
 
 
 class Explainer:
@@ -59,7 +59,7 @@ class Explainer:
         self._newest = message
 
     def _explain(self, run: RunSnapshot, given_up: threading.Event) -> Message | None:
-        from trainfast_runner.explained_run import trace_changes
+        from trainfast_runner.outcome.explained_run import trace_changes
 
         died = out_of_memory(run)
         assert died is not None
@@ -73,14 +73,14 @@ class Explainer:
 
 
 def _explained(died: OutOfMemory, python: str | None) -> OomExplanation:
-    from trainfast_runner.explained_run import models_of
+    from trainfast_runner.outcome.explained_run import models_of
 
     return died.explained(models_of(died.run, python))
 
 
 def out_of_memory(run: RunSnapshot) -> OutOfMemory | None:
     """What is known of a followed run that ran out of memory, result or not; None without its `run.json`."""
-    from trainfast_runner.explained_run import OutOfMemory
+    from trainfast_runner.outcome.explained_run import OutOfMemory
 
     if run.run is None:
         return None
@@ -92,7 +92,7 @@ def _error_of(run: RunSnapshot) -> RunError | None:
     """The exception as the result has it, else as its rank wrote it."""
     if run.result is not None and run.result.error is not None:
         return run.result.error
-    from trainfast_runner.result import RunError
+    from trainfast_runner.run_directory.result import RunError
 
     line = run.error
     return None if line is None else RunError(rank=line.rank, phase=line.phase, type=line.type, message=line.message)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from trainfast_runner.memory_room import Room
+from trainfast_runner.memory_model.room import Room
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,9 +17,9 @@ from trainfast_tui.messages import Broke, MemoryForeseen
 
 if TYPE_CHECKING:
     from trainfast_runner.follow import RunSnapshot
-    from trainfast_runner.machine import Machine
+    from trainfast_runner.hardware.machine import Machine
     from trainfast_runner.memory_model import MemoryModel
-    from trainfast_runner.spec import RunSpec
+    from trainfast_runner.settings.spec import RunSpec
     from trainfast_runner.telemetry.readings import Tick
     from trainfast_tui.next_run import NextRun
     from trainfast_tui.snapshot import Snapshot
@@ -221,7 +221,7 @@ def forecast(model: MemoryModel, question: Question) -> Forecast:
     """What the model says of these knobs, on this machine. Raises Problem for a combination it does not know."""
     from trainfast_runner.combinations.world import world_size
     from trainfast_runner.memory_model import CATEGORIES
-    from trainfast_runner.memory_room import gpu_of, room_of, within_container
+    from trainfast_runner.memory_model.room import gpu_of, room_of, within_container
 
     spec = question.spec
     ranks = world_size(spec, question.machine)

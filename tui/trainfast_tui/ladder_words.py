@@ -9,10 +9,10 @@ from trainfast_runner.problem import Problem
 from trainfast_tui import format as fmt
 
 if TYPE_CHECKING:
-    from trainfast_runner.machine import Machine
+    from trainfast_runner.hardware.machine import Machine
     from trainfast_runner.search.follow import SearchSnapshot
     from trainfast_runner.search.journal import Answer
-    from trainfast_runner.spec import RunSpec
+    from trainfast_runner.settings.spec import RunSpec
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +64,7 @@ def limit_notice(spec: RunSpec, machine: Machine | None) -> str:
     if machine is None or machine.device != "cpu" or spec.knobs["memory_limit"] is not None:
         return ""
     from trainfast_runner.combinations.world import world_size
-    from trainfast_runner.memory_room import host_free_bytes
+    from trainfast_runner.memory_model.room import host_free_bytes
     from trainfast_runner.search.limits import share_of_free
 
     try:

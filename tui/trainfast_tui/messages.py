@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING
 from textual.message import Message
 
 from trainfast_runner.problem import Problem
-from trainfast_runner.result import OomExplanation, Result
+from trainfast_runner.run_directory.result import OomExplanation, Result
 from trainfast_tui.forecast import MemoryView
 from trainfast_tui.snapshot import Snapshot
 
 if TYPE_CHECKING:
-    from trainfast_runner.advisor import Situation
-    from trainfast_runner.machine import Machine
+    from trainfast_runner.advice.advisor import Situation
+    from trainfast_runner.hardware.machine import Machine
 
 
 class SnapshotTaken(Message):

@@ -6,18 +6,18 @@ import os
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from trainfast_runner.knob_type import Knobs
-from trainfast_runner.knobs import BY_NAME, defaults, knob
 from trainfast_runner.problem import Problem
-from trainfast_runner.records import RunFile
-from trainfast_runner.spec import RunSpec, of_record, resolve, with_setting
+from trainfast_runner.run_directory.records import RunFile
+from trainfast_runner.settings.knob_type import Knobs
+from trainfast_runner.settings.knobs import BY_NAME, defaults, knob
+from trainfast_runner.settings.spec import RunSpec, of_record, resolve, with_setting
 from trainfast_tui.changed import settings
 from trainfast_tui.forecast import Measured
 
 if TYPE_CHECKING:
-    from trainfast_runner.advisor import Situation
+    from trainfast_runner.advice.advisor import Situation
     from trainfast_runner.follow import RunSnapshot
-    from trainfast_runner.machine import Machine
+    from trainfast_runner.hardware.machine import Machine
 
 
 @dataclass(frozen=True)
@@ -89,7 +89,7 @@ class NextRun:
         """What the advisor says, by the name of the knob that it stands beside; empty while the machine is unknown."""
         if machine is None:
             return {}
-        from trainfast_runner.advisor import Situation, advise
+        from trainfast_runner.advice.advisor import Situation, advise
 
         found = {one.knob: one for one in advise(self.spec, self.preset_knobs, machine, situation or Situation())}
         shapes = found.pop("model", None)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from trainfast_runner.result import OomChange, OomExplanation
+from trainfast_runner.run_directory.result import OomChange, OomExplanation
 from trainfast_tui.format import plain, size
 
 CATEGORY_WORDS = {

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from trainfast_runner import presets
 from trainfast_runner.problem import Problem
+from trainfast_runner.settings import presets
 
 
 def choices() -> list[tuple[str, str]]:

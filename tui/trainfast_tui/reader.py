@@ -10,15 +10,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from trainfast_runner.home import Home
 from trainfast_runner.problem import Problem
+from trainfast_runner.run_directory.home import Home
 from trainfast_tui.snapshot import Snapshot
 from trainfast_tui.started_elsewhere import NewRuns
 
 if TYPE_CHECKING:
     from trainfast_runner.follow import Follower, RunSnapshot
-    from trainfast_runner.process_rows import ProcessList, ProcessRow
-    from trainfast_runner.records import Event
+    from trainfast_runner.hardware.process_rows import ProcessList, ProcessRow
+    from trainfast_runner.run_directory.records import Event
     from trainfast_runner.search.follow import SearchFollower, SearchSnapshot
     from trainfast_runner.telemetry.readings import Tick
     from trainfast_runner.telemetry.sampler import Sampler
@@ -176,14 +176,14 @@ class Reader(threading.Thread):
         return replace(snapshot, processes=self._look(snapshot)) if self._with_processes else snapshot
 
     def _note_xid(self, t_ns: int, index: int, code: int) -> None:
-        from trainfast_runner.records import Event
+        from trainfast_runner.run_directory.records import Event
         from trainfast_runner.telemetry.xid import words
 
         self._xids.append(Event(t_ns=t_ns, kind="xid", device=index, detail=words(code)))
 
     def _look(self, snapshot: Snapshot) -> tuple[ProcessRow, ...]:
         if self._processes is None:
-            from trainfast_runner.process_rows import ProcessList
+            from trainfast_runner.hardware.process_rows import ProcessList
 
             self._processes = ProcessList()
         return self._processes.read(snapshot.tick.devices if snapshot.tick is not None else ())

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 
 from textual.message import Message
 
-from trainfast_runner.home import Home, is_alive
 from trainfast_runner.problem import Problem
-from trainfast_runner.spec import RunSpec
+from trainfast_runner.run_directory.home import Home, is_alive
+from trainfast_runner.settings.spec import RunSpec
 from trainfast_tui.background import in_background
 from trainfast_tui.messages import RunStarted, Said, said_no
 
@@ -102,7 +102,7 @@ class RunControl:
         below_c = self.cool_to_c
         if below_c is None:
             return
-        from trainfast_runner import cooling
+        from trainfast_runner.hardware import cooling
         from trainfast_tui.format import celsius, duration
 
         giving_up = self._giving_up = threading.Event()
@@ -123,7 +123,7 @@ class RunControl:
             self._giving_up = None
 
     def _stop(self, directory: Path) -> Message:
-        from trainfast_runner.stopping import request_stop, stop_unsupervised
+        from trainfast_runner.supervision.stopping import request_stop, stop_unsupervised
 
         if request_stop(directory):
             return Said("Asked to stop.")
@@ -131,7 +131,7 @@ class RunControl:
         return Said("Stopped and cleaned up.")
 
     def _kill(self, directory: Path) -> Message:
-        from trainfast_runner.stopping import kill_now, stop_unsupervised
+        from trainfast_runner.supervision.stopping import kill_now, stop_unsupervised
 
         if not kill_now(directory):
             stop_unsupervised(directory, 0.0, lambda left: None)

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 from textual.message import Message
 
-from trainfast_runner.home import Home
-from trainfast_runner.spec import RunSpec
+from trainfast_runner.run_directory.home import Home
+from trainfast_runner.settings.spec import RunSpec
 from trainfast_tui.background import in_background
 from trainfast_tui.messages import Said, SearchRefused, SearchStarted, said_no
 

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from trainfast_runner.follow import RunSnapshot
-    from trainfast_runner.process_rows import ProcessRow
-    from trainfast_runner.records import Event
+    from trainfast_runner.hardware.process_rows import ProcessRow
+    from trainfast_runner.run_directory.records import Event
     from trainfast_runner.search.follow import SearchSnapshot
     from trainfast_runner.telemetry.readings import Tick
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from trainfast_runner.home import RESULT_FILE, Home, goes_on, read_run_file
+from trainfast_runner.run_directory.home import RESULT_FILE, Home, goes_on, read_run_file
 
 
 class NewRuns:

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from trainfast_runner.home import Home
 from trainfast_runner.problem import Problem
+from trainfast_runner.run_directory.home import Home
 from trainfast_tui.messages import MachineSeen, SituationSeen
 
 if TYPE_CHECKING:
-    from trainfast_runner.machine import Machine
-    from trainfast_runner.spec import RunSpec
+    from trainfast_runner.hardware.machine import Machine
+    from trainfast_runner.settings.spec import RunSpec
 
 
 def look_at_machine(python: str | None) -> MachineSeen:
     """The machine as the training Python's torch can use it; without a torch there is no GPU to train on."""
-    from trainfast_runner.machine import look
+    from trainfast_runner.hardware.machine import look
     from trainfast_runner.training_python import inspect
 
     try:
@@ -27,6 +27,6 @@ def look_at_machine(python: str | None) -> MachineSeen:
 
 def situation_of(spec: RunSpec, machine: Machine, home: Home, python: str | None) -> SituationSeen:
     """What the advisor needs to know of this run's model, the machine and its history; takes seconds."""
-    from trainfast_runner.situation import gather
+    from trainfast_runner.advice.situation import gather
 
     return SituationSeen(gather(spec, machine, home, python))

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
-from trainfast_runner.state_words import state_words
+from trainfast_runner.run_directory.state_words import state_words
 from trainfast_runner.telemetry.failures import takes_long
 from trainfast_tui import format as fmt
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from trainfast_runner.follow import RunSnapshot
-    from trainfast_runner.records import Event, Step
+    from trainfast_runner.run_directory.records import Event, Step
     from trainfast_runner.telemetry.readings import DeviceProcess, DeviceReading, Tick
 
 MOMENTS_KEPT = 500
@@ -117,7 +117,7 @@ class MachineMoments:
         return list(self._moments)
 
     def _events(self, tick: Tick) -> Iterator[Event]:
-        from trainfast_runner.records import Event
+        from trainfast_runner.run_directory.records import Event
         from trainfast_runner.telemetry.throttle import severity
 
         for device in tick.devices:
@@ -137,7 +137,7 @@ class MachineMoments:
                     yield Event(t_ns=tick.t_ns, kind=kind, device=at, detail=name)
 
     def _came_and_went(self, device: DeviceReading, t_ns: int) -> Iterator[Event]:
-        from trainfast_runner.device_events import process_event
+        from trainfast_runner.hardware.device_events import process_event
 
         if device.processes is None:
             return

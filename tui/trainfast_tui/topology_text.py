@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from trainfast_runner.interconnect import meaning
+from trainfast_runner.hardware.interconnect import meaning
 from trainfast_runner.telemetry.topology import LEGEND, Topology, TopologyDevice
 from trainfast_tui.cli.output import pairs, table
 from trainfast_tui.format import ABSENT, plain, size

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from trainfast_runner.combinations.world import device_count, world_size
-from trainfast_runner.knob_type import Knobs
-from trainfast_runner.machine import Machine
+from trainfast_runner.hardware.machine import Machine
 from trainfast_runner.problem import Problem
-from trainfast_runner.spec import RunSpec
+from trainfast_runner.settings.knob_type import Knobs
+from trainfast_runner.settings.spec import RunSpec
 
 
 @dataclass(frozen=True)

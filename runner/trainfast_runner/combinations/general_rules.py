@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from trainfast_runner.combinations.facts import Facts, Rule
 from trainfast_runner.combinations.world import device_choice, devices_asked, world_size
-from trainfast_runner.knob_values import parse_bytes_per_rank
-from trainfast_runner.knobs import BY_NAME
-from trainfast_runner.machine import MOST_CPU_PROCESSES
+from trainfast_runner.hardware.machine import MOST_CPU_PROCESSES
 from trainfast_runner.problem import Problem
+from trainfast_runner.settings.knob_values import parse_bytes_per_rank
+from trainfast_runner.settings.knobs import BY_NAME
 
 AMPERE = (8, 0)
 SMALLEST_VOCAB = 300  # of the worker's corpus.py, which is not imported here

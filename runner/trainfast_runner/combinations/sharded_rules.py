@@ -7,8 +7,8 @@ from typing import Any
 
 from trainfast_runner.combinations.facts import Facts
 from trainfast_runner.combinations.world import TENSOR_PARALLEL
-from trainfast_runner.knob_type import Knobs
 from trainfast_runner.problem import Problem
+from trainfast_runner.settings.knob_type import Knobs
 
 SHARDED = ("fsdp", *TENSOR_PARALLEL)
 OUR_PLANS = ("bert", "gpt2")

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from trainfast_runner.knob_type import Knobs
-from trainfast_runner.knob_values import KnobValue
-from trainfast_runner.machine import MOST_CPU_PROCESSES, Machine
-from trainfast_runner.spec import RunSpec
+from trainfast_runner.hardware.machine import MOST_CPU_PROCESSES, Machine
+from trainfast_runner.settings.knob_type import Knobs
+from trainfast_runner.settings.knob_values import KnobValue
+from trainfast_runner.settings.spec import RunSpec
 
 ONE_PROCESS = ("single", "dp", "naive-mp")
 """Strategies whose devices, one or several, belong to one process."""

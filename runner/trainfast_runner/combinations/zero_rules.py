@@ -8,7 +8,7 @@ from pathlib import Path
 
 from trainfast_runner.combinations.facts import Facts
 from trainfast_runner.extensions import has_libaio, missing_tool
-from trainfast_runner.machine import cpu_has_fp16
+from trainfast_runner.hardware.machine import cpu_has_fp16
 from trainfast_runner.problem import Problem
 
 STAGE = {"zero1": 1, "zero2": 2, "zero3": 3, "zero2-offload": 2, "zero3-offload": 3}

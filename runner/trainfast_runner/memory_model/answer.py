@@ -6,16 +6,17 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from trainfast_runner import presets, training_python
+from trainfast_runner import training_python
 from trainfast_runner.combinations import world
 from trainfast_runner.combinations.world import TENSOR_PARALLEL
-from trainfast_runner.machine import Machine, look
+from trainfast_runner.hardware.machine import Machine, look
 from trainfast_runner.memory_model.model import MemoryModel
 from trainfast_runner.memory_model.prediction import Prediction
+from trainfast_runner.memory_model.room import gpu_of, hopeless_limit, host_free_bytes, room_of
 from trainfast_runner.memory_model.tracing import Tracing, trace_models
-from trainfast_runner.memory_room import gpu_of, hopeless_limit, host_free_bytes, room_of
 from trainfast_runner.problem import Problem
-from trainfast_runner.spec import RunSpec, from_preset, resolve
+from trainfast_runner.settings import presets
+from trainfast_runner.settings.spec import RunSpec, from_preset, resolve
 
 
 @dataclass(frozen=True)

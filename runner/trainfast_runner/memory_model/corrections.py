@@ -16,11 +16,11 @@ from typing import Any
 
 import msgspec
 
-from trainfast_runner.home import home_directory
-from trainfast_runner.json_lines import write_atomically
 from trainfast_runner.problem import Problem
-from trainfast_runner.result import Result
-from trainfast_runner.run_records import RunRecords
+from trainfast_runner.run_directory.home import home_directory
+from trainfast_runner.run_directory.json_lines import write_atomically
+from trainfast_runner.run_directory.result import Result
+from trainfast_runner.run_directory.run_records import RunRecords
 
 CORRECTIONS_FILE = "memory_corrections.json"
 MOST_KEPT = 500
@@ -95,7 +95,7 @@ def of_device(device: str, gpu: str | None = None, home: Path | None = None) -> 
 
 @functools.cache
 def _cpu() -> str:
-    from trainfast_runner.calibration import cpu_name
+    from trainfast_runner.hardware.calibration import cpu_name
 
     return cpu_name()
 

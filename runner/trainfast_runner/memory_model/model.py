@@ -23,7 +23,7 @@ from trainfast_runner.memory_model.one_process import COPIED, SPREAD, UNCONFIRME
 from trainfast_runner.memory_model.pipeline import Peaks, Pipeline, peaks
 from trainfast_runner.memory_model.prediction import CATEGORIES, PHASES, Prediction
 from trainfast_runner.memory_model.sharing import PIPELINES, STAGED, Sharing, Whole, sharing_of
-from trainfast_runner.spec import RunSpec
+from trainfast_runner.settings.spec import RunSpec
 
 MOST_BATCH = 1 << 24
 

@@ -15,13 +15,13 @@ import msgspec
 
 from trainfast_runner import training_python
 from trainfast_runner.combinations.world import TENSOR_PARALLEL
-from trainfast_runner.home import cache_directory
-from trainfast_runner.json_lines import write_atomically
 from trainfast_runner.memory_model.course import Stack, Stretch
 from trainfast_runner.memory_model.one_process import SPREAD
 from trainfast_runner.memory_model.pipeline import Pipeline, stage_count
 from trainfast_runner.memory_model.sharing import PIPELINES
-from trainfast_runner.spec import RunSpec
+from trainfast_runner.run_directory.home import cache_directory
+from trainfast_runner.run_directory.json_lines import write_atomically
+from trainfast_runner.settings.spec import RunSpec
 
 COURSE_KNOBS = ("precision", "seq_len", "checkpointing", "attention")
 """The knobs that decide what is alive in forward and backward; all but the optimizer's, which decides what is alive in

@@ -15,13 +15,13 @@ from pathlib import Path
 import msgspec
 
 from trainfast_runner import launch
-from trainfast_runner.home import Home
 from trainfast_runner.problem import Problem
+from trainfast_runner.run_directory.home import Home
 from trainfast_runner.search.conduct import conduct
 from trainfast_runner.search.control import Order
 from trainfast_runner.search.journal import AnyLine, Conducted
 from trainfast_runner.search.opening import Options, check_plan, open_search
-from trainfast_runner.spec import of_record
+from trainfast_runner.settings.spec import of_record
 
 
 def main() -> None:

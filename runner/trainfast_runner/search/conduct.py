@@ -14,11 +14,11 @@ from pathlib import Path
 import msgspec
 
 from trainfast_runner import launch
-from trainfast_runner.home import Home, home_problem, is_alive, read_result
+from trainfast_runner.hardware.process_tree import boot_id, identify
 from trainfast_runner.launch import RunPlan
 from trainfast_runner.problem import Problem
-from trainfast_runner.process_tree import boot_id, identify
-from trainfast_runner.result import Result
+from trainfast_runner.run_directory.home import Home, home_problem, is_alive, read_result
+from trainfast_runner.run_directory.result import Result
 from trainfast_runner.search.answer import answer
 from trainfast_runner.search.cool_down import cool_down
 from trainfast_runner.search.decide import Known, Step, decide, known

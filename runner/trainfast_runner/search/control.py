@@ -11,12 +11,12 @@ from typing import Any
 
 import msgspec
 
-from trainfast_runner.home import Home
+from trainfast_runner.hardware.process_tree import Identity, boot_id, send
 from trainfast_runner.problem import Problem
-from trainfast_runner.process_tree import Identity, boot_id, send
-from trainfast_runner.records import RecordedSpec
+from trainfast_runner.run_directory.home import Home
+from trainfast_runner.run_directory.records import RecordedSpec
 from trainfast_runner.search.journal import PAUSE_FILE, Conducted, is_conducted, read_journal
-from trainfast_runner.spec import RunSpec
+from trainfast_runner.settings.spec import RunSpec
 
 MODULE = "trainfast_runner.search"
 

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from contextlib import closing
 
-from trainfast_runner import cooling
+from trainfast_runner.hardware import cooling
 from trainfast_runner.launch import RunPlan
 from trainfast_runner.search.journal import CoolingDown
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from trainfast_runner.json_lines import Tail
+from trainfast_runner.run_directory.json_lines import Tail
 from trainfast_runner.search.fit import Fit
 from trainfast_runner.search.journal import (
     JOURNAL_FILE,

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 from trainfast_runner.byte_words import gibibytes
 from trainfast_runner.launch import RunPlan
-from trainfast_runner.memory_room import host_free_bytes
+from trainfast_runner.memory_model.room import host_free_bytes
 
 FREE_SHARE = 0.9
 """Of the host memory that is free when a search begins; the rest is for everything else on this machine."""

@@ -8,14 +8,14 @@ from contextlib import closing, suppress
 
 import msgspec
 
-from trainfast_runner.explained_run import held_by, models_of, trace_changes
-from trainfast_runner.home import Home, read_result, read_run_file
 from trainfast_runner.launch import RunPlan
-from trainfast_runner.oom_explained import explain
+from trainfast_runner.outcome.explained_run import held_by, models_of, trace_changes
+from trainfast_runner.outcome.oom_explained import explain
 from trainfast_runner.problem import Problem
-from trainfast_runner.records import RunFile
-from trainfast_runner.result import OomExplanation, RunError
-from trainfast_runner.run_records import read_records
+from trainfast_runner.run_directory.home import Home, read_result, read_run_file
+from trainfast_runner.run_directory.records import RunFile
+from trainfast_runner.run_directory.result import OomExplanation, RunError
+from trainfast_runner.run_directory.run_records import read_records
 from trainfast_runner.search.decide import Known
 from trainfast_runner.search.journal import Change, Ended, Probe, Proof
 

@@ -8,14 +8,14 @@ from pathlib import Path
 
 import msgspec
 
-from trainfast_runner.home import RESULT_FILE, is_alive, read_result
-from trainfast_runner.json_lines import Appender, Tail
 from trainfast_runner.problem import Problem
-from trainfast_runner.records import Count
-from trainfast_runner.recovery import state_of
-from trainfast_runner.result import Result
-from trainfast_runner.run_records import rank_file
-from trainfast_runner.stopping import kill_now, request_stop, stop_unsupervised
+from trainfast_runner.run_directory.home import RESULT_FILE, is_alive, read_result
+from trainfast_runner.run_directory.json_lines import Appender, Tail
+from trainfast_runner.run_directory.records import Count
+from trainfast_runner.run_directory.result import Result
+from trainfast_runner.run_directory.run_records import rank_file
+from trainfast_runner.supervision.recovery import state_of
+from trainfast_runner.supervision.stopping import kill_now, request_stop, stop_unsupervised
 
 CONTROL_FILE = "control.jsonl"
 LOOK_EVERY_S = 0.02

@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from trainfast_runner.records import SCHEMA
+from trainfast_runner.run_directory.records import SCHEMA
 from trainfast_runner.search.journal import Answer, Asked, Ended, Predicted, Probe, Proof, read_journal
 
 PROBE_FIELDS = (

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from trainfast_runner.home import STAMP, Home, home_problem, new_id
-from trainfast_runner.process_tree import boot_id
-from trainfast_runner.records import SCHEMA
+from trainfast_runner.hardware.process_tree import boot_id
+from trainfast_runner.run_directory.home import STAMP, Home, home_problem, new_id
+from trainfast_runner.run_directory.records import SCHEMA
 from trainfast_runner.search.journal import JOURNAL_FILE, Asked, Conducted, Ended, is_conducted, read_journal
 
 if TYPE_CHECKING:

@@ -3,7 +3,6 @@
 from types import ModuleType
 from typing import Any
 
-from trainfast_runner.slowdown import first_limit_c
 from trainfast_runner.telemetry import failures, throttle
 from trainfast_runner.telemetry.capabilities import (
     ENERGY_BY_FUNCTION,
@@ -18,8 +17,9 @@ from trainfast_runner.telemetry.counters import DurationCounter
 from trainfast_runner.telemetry.fields import CAUSES, FIELDS, FieldBatch
 from trainfast_runner.telemetry.readings import DeviceReading
 from trainfast_runner.telemetry.sampled_reasons import SampledReasons
-from trainfast_runner.throttle_causes import CAUSES as THROTTLE_CAUSES
-from trainfast_runner.throttle_causes import REASONS_OF_COUNTER
+from trainfast_runner.telemetry.slowdown import first_limit_c
+from trainfast_runner.telemetry.throttle_causes import CAUSES as THROTTLE_CAUSES
+from trainfast_runner.telemetry.throttle_causes import REASONS_OF_COUNTER
 
 _THROTTLE_REASONS = next(query for query in QUERIES if "throttle_reasons" in query.fields)
 _SPARSE_FIELDS = frozenset(one.name for one in FIELDS if one.pace is Pace.SPARSE)

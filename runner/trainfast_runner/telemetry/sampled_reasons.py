@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from trainfast_runner.throttle_causes import CAUSES
+from trainfast_runner.telemetry.throttle_causes import CAUSES
 
 LONGEST_NS = 5_000_000_000
 """Two looks further apart say nothing of the time between them."""

@@ -15,8 +15,8 @@ def run(arguments: argparse.Namespace) -> int:
     """The exit code is the run's; 130 when it was left running."""
     import sys
 
-    from trainfast_runner.explained_run import explained_now
-    from trainfast_runner.home import Home
+    from trainfast_runner.outcome.explained_run import explained_now
+    from trainfast_runner.run_directory.home import Home
     from trainfast_tui.cli.ended import result_of
     from trainfast_tui.cli.following import HUNG_UP, caught, follow
     from trainfast_tui.cli.output import print_json

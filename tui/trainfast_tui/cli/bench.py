@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from trainfast_runner.bench import Bench, Entry, Outcome, Table
-    from trainfast_runner.home import Home
+    from trainfast_runner.bench.variants import Bench, Entry, Outcome, Table
+    from trainfast_runner.run_directory.home import Home
     from trainfast_tui.cli.following import Signals
 
 INTERRUPTED = 130
@@ -37,11 +37,11 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Run the rows one after another. Exit code 0 when the baseline finished, else what became of it."""
-    from trainfast_runner.bench import prepare, tabulate
-    from trainfast_runner.bench_report import markdown
-    from trainfast_runner.home import Home
+    from trainfast_runner.bench.report import markdown
+    from trainfast_runner.bench.variants import prepare, tabulate
     from trainfast_runner.problem import Problem
-    from trainfast_runner.records import EXIT_CODES
+    from trainfast_runner.run_directory.home import Home
+    from trainfast_runner.run_directory.records import EXIT_CODES
     from trainfast_tui.cli.following import HUNG_UP, caught
     from trainfast_tui.cli.output import print_json, say
 
@@ -72,7 +72,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _show(table: Table) -> None:
     """The table for a terminal, however narrow: figures first, then why a row has none."""
-    from trainfast_runner.bench_report import MEASURED, measured, notes, published_gain
+    from trainfast_runner.bench.report import MEASURED, measured, notes, published_gain
     from trainfast_tui.cli.output import say, say_table
     from trainfast_tui.format import plain
 
@@ -120,9 +120,9 @@ def _run_all(
     arguments: argparse.Namespace,
 ) -> bool:
     """Fill `outcomes`; False when Ctrl-C or the terminal's end broke it off."""
-    from trainfast_runner.bench import again_is_pointless, order
+    from trainfast_runner.bench.variants import again_is_pointless, order
     from trainfast_runner.problem import Problem
-    from trainfast_runner.result import Result
+    from trainfast_runner.run_directory.result import Result
     from trainfast_tui.cli.progress import Progress
     from trainfast_tui.format import plain
 

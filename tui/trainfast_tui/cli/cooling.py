@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from contextlib import closing
 
-from trainfast_runner.cooling import LOOK_EVERY_S, cooling, stuck_words
+from trainfast_runner.hardware.cooling import LOOK_EVERY_S, cooling, stuck_words
 from trainfast_runner.launch import RunPlan
 from trainfast_tui.cli.progress import Progress
 from trainfast_tui.format import celsius, duration

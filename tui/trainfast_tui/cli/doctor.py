@@ -19,9 +19,9 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Print the findings; the exit code is 0 whatever they are, but 2 for a `--python` that cannot train."""
-    from trainfast_runner.doctor import examine, is_healthy
-    from trainfast_runner.home import Home
+    from trainfast_runner.doctor.examine import examine, is_healthy
     from trainfast_runner.problem import Problem
+    from trainfast_runner.run_directory.home import Home
     from trainfast_tui.cli.output import print_json, say
     from trainfast_tui.cli.progress import said_when_slow
     from trainfast_tui.format import fit, plain
@@ -35,7 +35,7 @@ def run(arguments: argparse.Namespace) -> int:
         raise unusable
     ceiling = None
     if arguments.calibrate:
-        from trainfast_runner.calibration import calibrate
+        from trainfast_runner.hardware.calibration import calibrate
 
         ceiling = calibrate(home, arguments.python)
     if arguments.json:

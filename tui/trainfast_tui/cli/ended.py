@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from trainfast_runner.home import is_alive
 from trainfast_runner.problem import Problem
-from trainfast_runner.records import EXIT_CODES
-from trainfast_runner.recovery import settle, state_of
-from trainfast_runner.result import Result
+from trainfast_runner.run_directory.home import is_alive
+from trainfast_runner.run_directory.records import EXIT_CODES
+from trainfast_runner.run_directory.result import Result
+from trainfast_runner.supervision.recovery import settle, state_of
 
 
 def result_of(directory: Path) -> Result | None:

@@ -11,9 +11,9 @@ from types import FrameType
 
 from trainfast_runner.follow import Follower
 from trainfast_runner.problem import Problem
-from trainfast_runner.recovery import state_of
-from trainfast_runner.result import Result
-from trainfast_runner.stopping import kill_now, request_stop, stop_unsupervised
+from trainfast_runner.run_directory.result import Result
+from trainfast_runner.supervision.recovery import state_of
+from trainfast_runner.supervision.stopping import kill_now, request_stop, stop_unsupervised
 from trainfast_tui.cli.ended import result_of
 from trainfast_tui.cli.progress import Progress
 

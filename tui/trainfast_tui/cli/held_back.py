@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from trainfast_runner.diagnosis_rules import rule_that_spoke
-from trainfast_runner.result import Diagnosis
+from trainfast_runner.diagnosis.rules import rule_that_spoke
+from trainfast_runner.run_directory.result import Diagnosis
 from trainfast_tui.cli.output import pairs
 from trainfast_tui.evidence import named, shown, wanted
 from trainfast_tui.format import plain

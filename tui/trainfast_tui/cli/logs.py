@@ -17,9 +17,9 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Print the log."""
-    from trainfast_runner.home import Home
-    from trainfast_runner.output_log import OUTPUT_FILE, read_log
     from trainfast_runner.problem import Problem
+    from trainfast_runner.run_directory.home import Home
+    from trainfast_runner.run_directory.output_log import OUTPUT_FILE, read_log
     from trainfast_tui.cli.output import print_json, say
     from trainfast_tui.format import plain
 
@@ -45,8 +45,8 @@ def _follow(directory: Path, last_lines: int | None) -> int:
     """Print lines as they come; ends when the run has and all of it is printed."""
     import sys
 
-    from trainfast_runner.home import is_alive
-    from trainfast_runner.output_log import OUTPUT_FILE, read_log
+    from trainfast_runner.run_directory.home import is_alive
+    from trainfast_runner.run_directory.output_log import OUTPUT_FILE, read_log
     from trainfast_tui.cli.output import say
     from trainfast_tui.format import plain
 

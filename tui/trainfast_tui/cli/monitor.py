@@ -79,7 +79,7 @@ def _as_json(tick: Tick) -> dict[str, Any]:
     """The tick, each GPU with the temperature that `degrees_to_slowdown_c` counts to: the first of its limits."""
     import msgspec
 
-    from trainfast_runner.slowdown import slows_down_at_c
+    from trainfast_runner.telemetry.slowdown import slows_down_at_c
 
     found: dict[str, Any] = msgspec.to_builtins(tick)
     for shown, gpu in zip(found["devices"], tick.devices, strict=True):

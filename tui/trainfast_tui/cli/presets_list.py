@@ -14,7 +14,7 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Print the presets by name."""
-    from trainfast_runner import presets
+    from trainfast_runner.settings import presets
     from trainfast_tui.cli.output import print_json, say_table
     from trainfast_tui.format import plain
 
@@ -36,8 +36,8 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _row(name: str, path: Path) -> dict[str, Any]:
-    from trainfast_runner import presets
     from trainfast_runner.problem import Problem
+    from trainfast_runner.settings import presets
 
     row: dict[str, Any] = {
         "name": name,

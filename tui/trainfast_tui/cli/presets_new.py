@@ -22,8 +22,8 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Write the file and say where it is."""
-    from trainfast_runner.saving import save_preset
-    from trainfast_runner.spec import resolve
+    from trainfast_runner.settings.saving import save_preset
+    from trainfast_runner.settings.spec import resolve
     from trainfast_tui.cli.output import print_json, say
 
     spec = resolve(arguments.source, arguments.settings)

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from trainfast_runner.advisor import Advice
-    from trainfast_runner.knob_type import Knobs
-    from trainfast_runner.presets import Preset, Variant
-    from trainfast_runner.spec import RunSpec
+    from trainfast_runner.advice.advisor import Advice
+    from trainfast_runner.settings.knob_type import Knobs
+    from trainfast_runner.settings.presets import Preset, Variant
+    from trainfast_runner.settings.spec import RunSpec
 
 
 def add(parser: argparse.ArgumentParser) -> None:
@@ -25,8 +25,8 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Print model, data, knobs and variants."""
-    from trainfast_runner import presets
-    from trainfast_runner.spec import from_preset
+    from trainfast_runner.settings import presets
+    from trainfast_runner.settings.spec import from_preset
     from trainfast_tui.cli.output import pairs, print_json, say
     from trainfast_tui.format import plain
 
@@ -73,10 +73,10 @@ def _advice(spec: RunSpec) -> list[Advice]:
     """What the advisor says of the preset as it is, and of the model's own shapes."""
     from importlib import metadata
 
-    from trainfast_runner.advisor import advise, model_advice
-    from trainfast_runner.home import Home
-    from trainfast_runner.machine import look
-    from trainfast_runner.situation import gather
+    from trainfast_runner.advice.advisor import advise, model_advice
+    from trainfast_runner.advice.situation import gather
+    from trainfast_runner.hardware.machine import look
+    from trainfast_runner.run_directory.home import Home
 
     try:
         torch_version: str | None = metadata.version("torch")
@@ -91,7 +91,7 @@ def _advice(spec: RunSpec) -> list[Advice]:
 
 
 def _knob_lines(knobs: Knobs, given: Knobs) -> Iterator[tuple[str, str]]:
-    from trainfast_runner.knobs import BY_NAME
+    from trainfast_runner.settings.knobs import BY_NAME
 
     for name, value in knobs.items():
         yield f"  {name}", BY_NAME[name].show(value) + ("" if name in given else "  (default)")
@@ -124,7 +124,7 @@ def _variant_lines(preset: Preset, width: int | None) -> list[str]:
 
 def _settings(row: Variant) -> str:
     """What a variant sets, as it is typed."""
-    from trainfast_runner.knobs import BY_NAME
+    from trainfast_runner.settings.knobs import BY_NAME
     from trainfast_tui.format import plain
 
     return " ".join(

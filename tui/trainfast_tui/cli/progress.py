@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from typing import Any, TextIO
 
 from trainfast_runner.follow import RunSnapshot
-from trainfast_runner.records import SCHEMA
+from trainfast_runner.run_directory.records import SCHEMA
 from trainfast_tui.cli.output import shown
 from trainfast_tui.format import duration, milliseconds, number, per_second, plain, size, truncate
 

@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from trainfast_runner.home import Home
     from trainfast_runner.launch import RunPlan
-    from trainfast_runner.records import RunFile
-    from trainfast_runner.result import Result
+    from trainfast_runner.run_directory.home import Home
+    from trainfast_runner.run_directory.records import RunFile
+    from trainfast_runner.run_directory.result import Result
 
 
 TRACES_WITHIN_S = 20.0
@@ -19,7 +19,7 @@ TRACES_WITHIN_S = 20.0
 
 def add(parser: argparse.ArgumentParser) -> None:
     """The arguments of the command."""
-    from trainfast_runner.knobs import BY_NAME
+    from trainfast_runner.settings.knobs import BY_NAME
 
     parser.add_argument("preset", metavar="PRESET", help="a name, NAME/VARIANT, or a path ending in .toml")
     add_settings(parser)
@@ -46,8 +46,8 @@ def add_settings(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Start the run and follow it. The exit code is the run's."""
     from trainfast_runner import launch
-    from trainfast_runner.home import Home
-    from trainfast_runner.spec import resolve
+    from trainfast_runner.run_directory.home import Home
+    from trainfast_runner.settings.spec import resolve
     from trainfast_tui.cli.following import HUNG_UP, caught, follow
     from trainfast_tui.cli.progress import Progress, said_when_slow
 
@@ -102,14 +102,14 @@ def foresee(plan: RunPlan, home: Home) -> None:
 def explained(directory: Path, result: Result, python: str | None) -> Result:
     """The result of a run out of memory with the changes that would make it fit, which are traced now; Ctrl-C or some
     seconds end that."""
-    from trainfast_runner.home import read_run_file
+    from trainfast_runner.run_directory.home import read_run_file
 
     run = read_run_file(directory)
     if result.state != "oom" or run is None:
         return result
     import threading
 
-    from trainfast_runner.explained_run import explained_now, trace_changes
+    from trainfast_runner.outcome.explained_run import explained_now, trace_changes
     from trainfast_runner.problem import Problem
     from trainfast_tui.cli.progress import said_when_slow
 
@@ -130,7 +130,7 @@ def explained(directory: Path, result: Result, python: str | None) -> Result:
 
 def report(result: Result, as_json: bool) -> int:
     """Print a result for a person or a program; the exit code that belongs to it."""
-    from trainfast_runner.records import EXIT_CODES
+    from trainfast_runner.run_directory.records import EXIT_CODES
     from trainfast_tui.cli import summary
     from trainfast_tui.cli.output import print_json, say
 
@@ -143,7 +143,7 @@ def report(result: Result, as_json: bool) -> int:
 
 
 def _detached(directory: Path, as_json: bool) -> int:
-    from trainfast_runner.recovery import state_of
+    from trainfast_runner.supervision.recovery import state_of
     from trainfast_tui.cli.output import print_json, say
 
     if as_json:

@@ -6,9 +6,9 @@ import argparse
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from trainfast_runner.compare import ComparisonRow
-    from trainfast_runner.home import Home
-    from trainfast_runner.result import Result
+    from trainfast_runner.comparison.difference import ComparisonRow
+    from trainfast_runner.run_directory.home import Home
+    from trainfast_runner.run_directory.result import Result
 
 
 def add(parser: argparse.ArgumentParser) -> None:
@@ -20,8 +20,8 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Print what differs and what it did."""
-    from trainfast_runner.compare import compare
-    from trainfast_runner.home import Home
+    from trainfast_runner.comparison.difference import compare
+    from trainfast_runner.run_directory.home import Home
     from trainfast_tui.cli.output import print_json, say, say_table
     from trainfast_tui.comparison_text import sentence, setting
     from trainfast_tui.format import ABSENT, plain

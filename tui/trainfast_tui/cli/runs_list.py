@@ -10,7 +10,7 @@ import time
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from trainfast_runner.home import Home
+    from trainfast_runner.run_directory.home import Home
     from trainfast_runner.runs import RunRow
 
 
@@ -27,9 +27,9 @@ def run(arguments: argparse.Namespace) -> int:
     """Print the runs, newest first."""
     import itertools
 
-    from trainfast_runner.home import Home
     from trainfast_runner.problem import Problem, nearest
-    from trainfast_runner.records import SCHEMA, STATES
+    from trainfast_runner.run_directory.home import Home
+    from trainfast_runner.run_directory.records import SCHEMA, STATES
     from trainfast_runner.runs import iter_rows
     from trainfast_tui.cli.output import print_json, say, say_table
 
@@ -64,8 +64,8 @@ NOTE_CELLS = 40
 
 def _refuse_unknown(preset: str, home: Home) -> None:
     """Raise Problem for a preset that neither is there nor was ever run."""
-    from trainfast_runner import presets
     from trainfast_runner.runs import iter_rows
+    from trainfast_runner.settings import presets
 
     if not any(preset in (row.preset, row.name) for row in iter_rows(home)):
         presets.load(preset)

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from trainfast_runner.records import RunFile
-    from trainfast_runner.result import Result
+    from trainfast_runner.run_directory.records import RunFile
+    from trainfast_runner.run_directory.result import Result
 
 
 def add(parser: argparse.ArgumentParser) -> None:
@@ -22,8 +22,8 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Print it; exit code 0 however the run ended."""
-    from trainfast_runner.explained_run import explained_now
-    from trainfast_runner.home import Home, read_run_file
+    from trainfast_runner.outcome.explained_run import explained_now
+    from trainfast_runner.run_directory.home import Home, read_run_file
     from trainfast_tui.cli import summary
     from trainfast_tui.cli.ended import result_of
     from trainfast_tui.cli.held_back import opened
@@ -62,7 +62,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _print_steps(directory: Path, as_json: bool) -> None:
-    from trainfast_runner.joined_steps import as_record, joined_steps
+    from trainfast_runner.diagnosis.joined_steps import as_record, joined_steps
     from trainfast_tui.cli.output import print_json
     from trainfast_tui.cli.step_table import say_steps
 

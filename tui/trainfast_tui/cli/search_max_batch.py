@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from trainfast_runner.home import Home
-    from trainfast_runner.json_lines import Tail
     from trainfast_runner.launch import RunPlan
-    from trainfast_runner.records import Step
+    from trainfast_runner.run_directory.home import Home
+    from trainfast_runner.run_directory.json_lines import Tail
+    from trainfast_runner.run_directory.records import Step
     from trainfast_runner.search.journal import AnyLine, Ended
     from trainfast_runner.search.opening import Options
-    from trainfast_runner.spec import RunSpec
+    from trainfast_runner.settings.spec import RunSpec
     from trainfast_tui.cli.following import Signals
     from trainfast_tui.cli.progress import Progress
 
@@ -49,9 +49,9 @@ def add(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Search, and print what was found."""
     from trainfast_runner import launch
-    from trainfast_runner.home import Home
+    from trainfast_runner.run_directory.home import Home
     from trainfast_runner.search.opening import Options, check_plan, open_search
-    from trainfast_runner.spec import resolve
+    from trainfast_runner.settings.spec import resolve
     from trainfast_tui.cli.following import caught
     from trainfast_tui.cli.progress import said_when_slow
     from trainfast_tui.cli.run import wait_for_device
@@ -83,7 +83,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _say_variants(preset: str, spec: RunSpec) -> None:
     """That none of the variants is searched, where there are some and none was named."""
-    from trainfast_runner import presets
+    from trainfast_runner.settings import presets
     from trainfast_tui.cli.progress import Progress
     from trainfast_tui.format import plain
 
@@ -169,10 +169,10 @@ class _Teller:
 
     def tell(self, line: AnyLine) -> None:
         """A line of the journal in words; those that say nothing new to a person are left out."""
-        from trainfast_runner.cooling import stuck_words
-        from trainfast_runner.json_lines import Tail
-        from trainfast_runner.records import Step
-        from trainfast_runner.run_records import rank_file
+        from trainfast_runner.hardware.cooling import stuck_words
+        from trainfast_runner.run_directory.json_lines import Tail
+        from trainfast_runner.run_directory.records import Step
+        from trainfast_runner.run_directory.run_records import rank_file
         from trainfast_runner.search.journal import CoolingDown, Launched, Next, Paused
         from trainfast_tui.format import celsius, duration, plain
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from trainfast_runner.records import Step
-from trainfast_runner.step_conditions import StepConditions
-from trainfast_runner.throttle_causes import CAUSES
+from trainfast_runner.diagnosis.step_conditions import StepConditions
+from trainfast_runner.run_directory.records import Step
+from trainfast_runner.telemetry.throttle_causes import CAUSES
 from trainfast_tui.cli.output import say, say_table
 from trainfast_tui.format import ABSENT, celsius, count, joules, milliseconds, percent
 

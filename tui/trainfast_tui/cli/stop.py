@@ -16,8 +16,8 @@ def run(arguments: argparse.Namespace) -> int:
     """Stop it and wait; 0 once nothing of it is left, however it ended."""
     import sys
 
-    from trainfast_runner.home import Home
     from trainfast_runner.problem import Problem
+    from trainfast_runner.run_directory.home import Home
     from trainfast_tui.cli import summary
     from trainfast_tui.cli.ended import result_of
     from trainfast_tui.cli.following import caught, stop

@@ -6,10 +6,10 @@ from collections.abc import Iterator
 
 import msgspec
 
-from trainfast_runner.doubts import doubts, marks, watched_words
-from trainfast_runner.oom_advice import cheapest
-from trainfast_runner.records import SCHEMA
-from trainfast_runner.result import Flops, Result
+from trainfast_runner.diagnosis.doubts import doubts, marks, watched_words
+from trainfast_runner.outcome.oom_advice import cheapest
+from trainfast_runner.run_directory.records import SCHEMA
+from trainfast_runner.run_directory.result import Flops, Result
 from trainfast_tui import oom_text
 from trainfast_tui.cli.held_back import verdicts
 from trainfast_tui.cli.output import pairs

@@ -5,12 +5,12 @@ from __future__ import annotations
 from textual.app import ComposeResult
 from textual.screen import Screen
 
-from trainfast_runner.compare import Comparison, compare
-from trainfast_runner.home import Home
+from trainfast_runner.comparison.difference import Comparison, compare
 from trainfast_runner.problem import Problem
-from trainfast_runner.recovery import settle
-from trainfast_runner.result import Result
-from trainfast_runner.state_words import state_words
+from trainfast_runner.run_directory.home import Home
+from trainfast_runner.run_directory.result import Result
+from trainfast_runner.run_directory.state_words import state_words
+from trainfast_runner.supervision.recovery import settle
 from trainfast_tui import format as fmt
 from trainfast_tui.commands import bindings, of
 from trainfast_tui.comparison_text import change, figure, interval, sentence, setting

@@ -5,7 +5,7 @@ from __future__ import annotations
 from textual.app import ComposeResult
 from textual.screen import Screen
 
-from trainfast_runner.knobs import BY_NAME
+from trainfast_runner.settings.knobs import BY_NAME
 from trainfast_tui.commands import KEY_WORDS, bindings, of
 from trainfast_tui.screens.shared import PageActions
 from trainfast_tui.widgets.knob_panel import group_of_knobs

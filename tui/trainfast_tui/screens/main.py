@@ -12,7 +12,7 @@ from textual.geometry import Size
 from textual.screen import Screen
 
 from trainfast_runner.problem import Problem
-from trainfast_runner.state_words import state_words
+from trainfast_runner.run_directory.state_words import state_words
 from trainfast_tui import chart_data
 from trainfast_tui.commands import bindings, of
 from trainfast_tui.endings import Ending, ending

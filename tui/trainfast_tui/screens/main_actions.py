@@ -8,9 +8,9 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from trainfast_runner.knobs import BY_NAME
 from trainfast_runner.problem import Problem
-from trainfast_runner.state_words import state_words
+from trainfast_runner.run_directory.state_words import state_words
+from trainfast_runner.settings.knobs import BY_NAME
 from trainfast_tui.next_run import NextRun, of_preset
 from trainfast_tui.screens.shared import ChartActions, OfTheApp
 from trainfast_tui.snapshot import Snapshot
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from textual.screen import Screen
 
     from trainfast_runner.follow import RunSnapshot
-    from trainfast_runner.machine import Machine
+    from trainfast_runner.hardware.machine import Machine
     from trainfast_tui.endings import Ending
 
 ENDED_WITH_ANSWER = ("answered", "nothing_fits")
@@ -263,7 +263,7 @@ class MainActions(OfTheApp, ChartActions):
         next_run = self.next_run
         if next_run is None:
             return
-        from trainfast_runner.saving import save_preset
+        from trainfast_runner.settings.saving import save_preset
         from trainfast_tui.screens.dialogs import Ask
 
         def save(name: str) -> None:
@@ -277,7 +277,7 @@ class MainActions(OfTheApp, ChartActions):
         self.app.push_screen(Ask("Save these knobs as", hint, "", save, ascii=self.ascii))
 
     def action_cool_to(self) -> None:
-        from trainfast_runner.cooling import HIGHEST_C, LOWEST_C
+        from trainfast_runner.hardware.cooling import HIGHEST_C, LOWEST_C
         from trainfast_tui.screens.dialogs import Ask
 
         control = self.trainfast.control

@@ -23,11 +23,11 @@ from trainfast_tui.widgets.small_parts import Footer, StatusLine
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from trainfast_runner.device_track import DeviceConditions
-    from trainfast_runner.process_rows import ProcessRow
-    from trainfast_runner.process_tree import Identity
-    from trainfast_runner.run_processes import Membership
-    from trainfast_runner.step_conditions import StepJoin
+    from trainfast_runner.diagnosis.device_track import DeviceConditions
+    from trainfast_runner.diagnosis.step_conditions import StepJoin
+    from trainfast_runner.hardware.process_rows import ProcessRow
+    from trainfast_runner.hardware.process_tree import Identity
+    from trainfast_runner.supervision.run_processes import Membership
 
 AROUND = 3
 """Rows of head, status and footer."""
@@ -131,7 +131,7 @@ class MonitorScreen(OfTheApp, ChartActions, Screen[None]):
 
     def _last_minute(self, snapshot: Snapshot) -> dict[str, DeviceConditions]:
         """What each GPU did in the last minute, from its counters; each sample is taken once."""
-        from trainfast_runner.step_conditions import StepJoin
+        from trainfast_runner.diagnosis.step_conditions import StepJoin
 
         ticks = snapshot.machine_ticks
         if not ticks or not ticks[-1].devices:
@@ -154,7 +154,7 @@ class MonitorScreen(OfTheApp, ChartActions, Screen[None]):
         """Say when the process that was asked to end has ended."""
         asked = self._asked
         if asked is not None and rows is not None:
-            from trainfast_runner.foreign_process import still_runs
+            from trainfast_runner.hardware.foreign_process import still_runs
 
             if not still_runs(asked):
                 self._asked = None
@@ -167,8 +167,8 @@ class MonitorScreen(OfTheApp, ChartActions, Screen[None]):
         if row.identity is None:
             self.say(f"Process {row.pid} is not visible from here, so it cannot be told from another.", "warning")
             return
-        from trainfast_runner.foreign_process import refuse
-        from trainfast_runner.run_processes import run_with
+        from trainfast_runner.hardware.foreign_process import refuse
+        from trainfast_runner.supervision.run_processes import run_with
         from trainfast_tui.screens.dialogs import Confirm
 
         try:
@@ -205,7 +205,7 @@ class MonitorScreen(OfTheApp, ChartActions, Screen[None]):
     def _end(self, identity: Identity, kill: bool, yes: object) -> None:
         if not yes:
             return
-        from trainfast_runner.foreign_process import end
+        from trainfast_runner.hardware.foreign_process import end
 
         try:
             said = end(identity, kill=kill)

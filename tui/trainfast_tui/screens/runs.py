@@ -8,10 +8,10 @@ from textual.app import ComposeResult
 from textual.message import Message
 from textual.screen import Screen
 
-from trainfast_runner.home import Home, is_alive
 from trainfast_runner.problem import Problem
+from trainfast_runner.run_directory.home import Home, is_alive
+from trainfast_runner.run_directory.state_words import state_words
 from trainfast_runner.runs import RunRow, list_rows, row_of
-from trainfast_runner.state_words import state_words
 from trainfast_tui.background import in_background
 from trainfast_tui.commands import bindings, of
 from trainfast_tui.messages import Said, said_no

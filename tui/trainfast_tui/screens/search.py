@@ -17,7 +17,7 @@ from trainfast_tui.widgets.small_parts import Footer
 if TYPE_CHECKING:
     from trainfast_runner.problem import Problem
     from trainfast_runner.search.follow import SearchSnapshot
-    from trainfast_runner.spec import RunSpec
+    from trainfast_runner.settings.spec import RunSpec
     from trainfast_tui.app import TrainfastApp
 
 

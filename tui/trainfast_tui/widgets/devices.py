@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 from rich.cells import cell_len
 
-from trainfast_runner.slowdown import degrees_left
 from trainfast_runner.telemetry.failures import takes_long
+from trainfast_runner.telemetry.slowdown import degrees_left
 from trainfast_tui import format as fmt
 from trainfast_tui.widgets.bar import bar_runs
 from trainfast_tui.widgets.painted import Line, Painted

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from textual.geometry import Size
 
-from trainfast_runner.result import OomChange
+from trainfast_runner.run_directory.result import OomChange
 from trainfast_tui import oom_text
 from trainfast_tui.endings import Ending
 from trainfast_tui.widgets.painted import Line, Painted, wrap

@@ -6,8 +6,8 @@ from collections.abc import Iterator, Mapping
 
 from rich.cells import cell_len
 
-from trainfast_runner.knobs import BY_NAME, KNOBS
 from trainfast_runner.problem import Problem
+from trainfast_runner.settings.knobs import BY_NAME, KNOBS
 from trainfast_tui.format import fit, plain
 from trainfast_tui.next_run import NextRun
 from trainfast_tui.widgets.painted import Line, Painted, rule, wrap

@@ -15,7 +15,7 @@ from trainfast_tui.widgets.painted import Line, Painted, wrap
 from trainfast_tui.widgets.shading import rank, shade_of
 
 if TYPE_CHECKING:
-    from trainfast_runner.device_track import DeviceConditions
+    from trainfast_runner.diagnosis.device_track import DeviceConditions
     from trainfast_runner.telemetry.readings import DeviceReading, HostReading, Tick
 
 INDENT = 6

@@ -10,7 +10,7 @@ from trainfast_tui import format as fmt
 from trainfast_tui.widgets.painted import Line, Painted
 
 if TYPE_CHECKING:
-    from trainfast_runner.process_rows import ProcessRow
+    from trainfast_runner.hardware.process_rows import ProcessRow
 
 Columns = tuple[tuple[str, int], ...]
 NARROW: Columns = (("pid", 9), ("owner", 9), ("GPU memory", 18), ("CPU", 8), ("memory", 10), ("age", 8))

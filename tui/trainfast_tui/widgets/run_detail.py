@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from trainfast_runner.state_words import state_words
+from trainfast_runner.run_directory.state_words import state_words
 from trainfast_tui.widgets.painted import Line, Painted, wrap
 from trainfast_tui.widgets.runs_table import SYNTHETIC, turned_of
 

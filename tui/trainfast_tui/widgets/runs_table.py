@@ -8,9 +8,9 @@ from dataclasses import dataclass
 
 from rich.cells import cell_len
 
-from trainfast_runner.knobs import BY_NAME, defaults
+from trainfast_runner.run_directory.state_words import state_words
 from trainfast_runner.runs import RunRow
-from trainfast_runner.state_words import state_words
+from trainfast_runner.settings.knobs import BY_NAME, defaults
 from trainfast_tui import format as fmt
 from trainfast_tui.changed import brief, fields, settings
 from trainfast_tui.widgets.painted import Line, Painted

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from trainfast_runner.state_words import state_words
+from trainfast_runner.run_directory.state_words import state_words
 from trainfast_tui import format as fmt
 from trainfast_tui.commands import Command
 from trainfast_tui.widgets.painted import Line, Painted, rule, wrap

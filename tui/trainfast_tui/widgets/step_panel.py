@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from statistics import median
 from typing import TYPE_CHECKING
 
-from trainfast_runner.records import Step
-from trainfast_runner.result import Result
+from trainfast_runner.run_directory.records import Step
+from trainfast_runner.run_directory.result import Result
 from trainfast_tui import format as fmt
 from trainfast_tui.conditions_text import conditions_line, has_conditions, steadiness
 from trainfast_tui.next_run import predicted_of

@@ -1,0 +1,93 @@
+"""What the devices did while the measured steps ran: energy, throttled time, memory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from trainfast_runner.diagnosis.device_track import ENERGY_COUNTER, INTEGRATED_POWER, DeviceConditions
+from trainfast_runner.run_directory.records import Step
+from trainfast_runner.run_directory.result import Energy, Throttle
+from trainfast_runner.run_directory.run_records import DeviceSample
+from trainfast_runner.telemetry.throttle_causes import CAUSES
+
+Samples = list[tuple[int, DeviceSample]]
+
+
+@dataclass(frozen=True)
+class Window:
+    """The span of the measured steps, CLOCK_MONOTONIC nanoseconds."""
+
+    begin_ns: int
+    end_ns: int
+
+    @property
+    def ms(self) -> float:
+        """Its length in milliseconds."""
+        return (self.end_ns - self.begin_ns) / 1e6
+
+
+def window_of(steps: Sequence[Step]) -> Window | None:
+    """From the start of the first step to the end of the last."""
+    if not steps:
+        return None
+    begin = steps[0].t_ns - round(steps[0].step_ms * 1e6)
+    return Window(begin, steps[-1].t_ns) if steps[-1].t_ns > begin else None
+
+
+def energy(devices: Sequence[DeviceConditions], samples: float, steps: int) -> Energy:
+    """Energy summed over devices; without a figure when one of them has none."""
+    joules = [device.energy_joules for device in devices]
+    total = sum(one for one in joules if one is not None)
+    if not joules or None in joules:
+        return Energy()
+    integrated = any(device.energy_source == INTEGRATED_POWER for device in devices)
+    return Energy(
+        joules=total,
+        joules_per_sample=total / samples if samples else None,
+        joules_per_step=total / steps if steps else None,
+        source=INTEGRATED_POWER if integrated else ENERGY_COUNTER,
+    )
+
+
+def throttle(devices: Sequence[DeviceConditions], window: Window | None, steps: int) -> Throttle:
+    """Throttled shares of the window, each device and the worst; None where no sample can tell."""
+    if window is None:
+        return Throttle()
+    rows = [_row(device, window, steps) for device in devices]
+    return Throttle(
+        **{f"{cause.name}_fraction": _worst(row[f"{cause.name}_fraction"] for row in rows) for cause in CAUSES},
+        clock_loss_fraction=_worst(device.clock_loss_fraction for device in devices),
+        devices=rows,
+    )
+
+
+def peak_used_bytes(devices: list[Samples]) -> int | None:
+    """The fullest that any of the devices was seen."""
+    used = [s.memory_used_bytes for samples in devices for _, s in samples if s.memory_used_bytes is not None]
+    return max(used, default=None)
+
+
+def _row(device: DeviceConditions, window: Window, steps: int) -> dict[str, Any]:
+    row: dict[str, Any] = {"index": device.index, "uuid": device.uuid}
+    for cause in CAUSES:
+        throttled = device.throttled_ms.get(cause.name)
+        row[f"{cause.name}_fraction"] = None if throttled is None else throttled / window.ms
+        row[f"{cause.name}_source"] = device.sources.get(cause.name)
+    row["throttled_ms"] = device.throttled_ms
+    row["lost_ms_per_step"] = {
+        name: None if lost is None or not steps else lost / steps for name, lost in device.lost_ms.items()
+    }
+    row["clock_loss_fraction"] = device.clock_loss_fraction
+    row["temperature_c"] = device.temperature_c
+    return row
+
+
+def hottest_c(devices: Sequence[DeviceConditions]) -> float | None:
+    """The highest temperature at the start of the stretch, in degrees Celsius."""
+    return _worst(device.temperature_c for device in devices)
+
+
+def _worst(values: Iterable[float | None]) -> float | None:
+    return max((value for value in values if value is not None), default=None)

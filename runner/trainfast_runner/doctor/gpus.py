@@ -1,0 +1,97 @@
+"""What `doctor` says of the GPUs: which there are, whether they can be used, and what they do not tell."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+from trainfast_runner.byte_words import gibibytes
+from trainfast_runner.doctor.finding import Check, State
+from trainfast_runner.hardware.device_events import sees_host_pids
+from trainfast_runner.hardware.gpu_health import ailments
+from trainfast_runner.hardware.machine import NO_MIG, PART_OF_A_GPU, mig_instance
+from trainfast_runner.telemetry.failures import LIBRARY_FAILURES, LIBRARY_NOT_FOUND
+from trainfast_runner.telemetry.readings import Tick
+
+
+def gpu_checks(tick: Tick, torch: str | None) -> Iterator[Check]:
+    """NVML, every GPU, whether this build of torch can use them, and the readings that this machine does not give."""
+    binding, failure = tick.missing.get("nvml.binding"), tick.missing.get("nvml")
+    if binding:
+        yield Check("NVML binding", "warn", *_split_cure(binding))
+    if failure and not tick.devices:
+        no_library = failure == LIBRARY_FAILURES[LIBRARY_NOT_FOUND]
+        state: State = "ok" if no_library and not _has_nvidia_card() else "warn"
+        finding, cure = _split_cure(failure)
+        yield Check("GPU", state, f"none: {finding.removesuffix('.')}. Training runs on the CPU", cure)
+    for gpu in tick.devices:
+        if gpu.error:
+            yield Check(f"GPU {gpu.index}", "warn", f"{gpu.name or 'a GPU'}: {gpu.error}")
+        else:
+            memory = f", {gibibytes(gpu.memory_total_bytes)}" if gpu.memory_total_bytes else ""
+            yield Check(f"GPU {gpu.index}", "ok", f"{gpu.name}{memory}")
+            for one in ailments(gpu):
+                yield Check(f"GPU {gpu.index}", "warn", one.finding, one.cure)
+    if tick.devices and not sees_host_pids():
+        yield Check(
+            "GPU processes",
+            "ok",
+            "this is a container: the driver tells the host's process ids, so of processes that come while a run trains"
+            " it cannot be said whose they are",
+        )
+    if tick.devices and torch is not None and "+cpu" in torch:
+        yield Check(
+            "GPU and torch",
+            "warn",
+            f"torch {torch} is a build for the CPU: it will not use the GPUs",
+            "pip install --force-reinstall torch, from the index https://pytorch.org names for your driver",
+        )
+    mig = mig_instance(os.environ.get("CUDA_VISIBLE_DEVICES", ""))
+    if mig is not None and tick.devices and torch is not None and "+cpu" not in torch:
+        yield Check("CUDA_VISIBLE_DEVICES", "fail", f"{mig} {PART_OF_A_GPU}", NO_MIG)
+    yield from _missing_readings(tick)
+
+
+def _missing_readings(tick: Tick) -> Iterator[Check]:
+    """What this machine does not tell, grouped by the reason, so that eight GPUs say it once."""
+    by_reason: dict[str, dict[str, list[int]]] = {}
+    for key, reason in tick.missing.items():
+        owner, _, reading = key.partition(".")
+        if owner == "nvml" or not reading:
+            continue
+        gpus = by_reason.setdefault(reason, {}).setdefault(reading if owner.startswith("gpu") else key, [])
+        if owner.startswith("gpu"):
+            gpus.append(int(owner.removeprefix("gpu")))
+    everyone = [gpu.index for gpu in tick.devices if not gpu.error]
+    for reason, readings in by_reason.items():
+        names = [
+            name if not gpus or gpus == everyone else f"{name} (GPU {', '.join(map(str, gpus))})"
+            for name, gpus in readings.items()
+        ]
+        yield Check("missing readings", "ok", f"{', '.join(names)}: {reason}")
+    if not tick.devices:
+        yield Check("missing readings", "ok", "every reading of a GPU: there is none to read")
+    else:
+        yield Check("missing readings", "ok", "the temperature of the chip's hot spot: NVML gives it for no GPU")
+
+
+def _has_nvidia_card(devices: Path = Path("/sys/bus/pci/devices")) -> bool:
+    """Whether the PCI bus lists a display or 3D controller (class 0x03) of vendor 0x10de, driver or not."""
+    try:
+        entries = list(devices.iterdir())
+    except OSError:
+        return False
+    for entry in entries:
+        try:
+            vendor, kind = (entry / "vendor").read_text().strip(), (entry / "class").read_text().strip()
+        except OSError:
+            continue
+        if vendor == "0x10de" and kind.startswith("0x03"):
+            return True
+    return False
+
+
+def _split_cure(sentence: str) -> tuple[str, str | None]:
+    finding, _, cure = sentence.partition(" Cure: ")
+    return finding, cure or None

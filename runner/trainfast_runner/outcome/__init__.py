@@ -1,0 +1,1 @@
+"""What a run came to: its verdict, its summary, why memory ran out."""

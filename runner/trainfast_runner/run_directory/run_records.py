@@ -1,0 +1,141 @@
+"""All that a run directory holds, read as far as it is readable: half-written, cut short or damaged files included."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TypeVar
+
+import msgspec
+
+from trainfast_runner.run_directory.home import read_run_file
+from trainfast_runner.run_directory.json_lines import Tail, rest_of
+from trainfast_runner.run_directory.records import Count, Event, RunFile, Step, WorkerLine
+from trainfast_runner.run_directory.telemetry_lines import telemetry_tail
+
+T = TypeVar("T")
+
+EVENTS_FILE = "events.jsonl"
+TELEMETRY_FILE = "telemetry.jsonl"
+
+
+class DeviceSample(msgspec.Struct, frozen=True, kw_only=True):
+    """The part of a device's reading that enters a summary; `t_ns` is when the device itself was asked."""
+
+    t_ns: Count | None = None
+    uuid: str | None = None
+    index: int | None = None
+    memory_used_bytes: Count | None = None
+    temperature_c: float | None = None
+    slowdown_temperature_c: float | None = None
+    gpu_max_temperature_c: float | None = None
+    degrees_to_slowdown_c: float | None = None
+    energy_mj: Count | None = None
+    power_w: float | None = None
+    power_limit_w: float | None = None
+    sm_clock_mhz: float | None = None
+    sm_clock_max_mhz: float | None = None
+    gpu_utilization_percent: float | None = None
+    pcie_generation: Count | None = None
+    pcie_generation_max: Count | None = None
+    pcie_width: Count | None = None
+    pcie_width_max: Count | None = None
+    power_violation_ns: Count | None = None
+    thermal_violation_ns: Count | None = None
+    sync_boost_violation_ns: Count | None = None
+    sw_power_cap_ns: Count | None = None
+    sw_thermal_slowdown_ns: Count | None = None
+    hw_thermal_slowdown_ns: Count | None = None
+    hw_power_brake_ns: Count | None = None
+    throttled_sampled_ns: dict[str, Count] = {}
+    throttle_reasons: list[str] | None = None
+
+
+class RunSample(msgspec.Struct, frozen=True, kw_only=True):
+    """The part of the run's process tree's reading that a diagnosis looks at; 100 % is one core kept busy."""
+
+    cpu_percent: float | None = None
+
+
+class HostSample(msgspec.Struct, frozen=True, kw_only=True):
+    """The part of the host's reading that a diagnosis looks at."""
+
+    cpu_percent: float | None = None
+    cpu_count: int | None = None
+    memory_total_bytes: Count | None = None
+    memory_available_bytes: Count | None = None
+    swap_used_bytes: Count | None = None
+    run: RunSample | None = None
+
+
+class _DeviceTick(msgspec.Struct, frozen=True, kw_only=True):
+    t_ns: Count
+    devices: list[DeviceSample] = []
+    host: HostSample | None = None
+
+
+@dataclass
+class RunRecords:
+    """One run's records. Steps and worker lines are by rank, device samples by UUID as (t_ns, sample), host samples
+    likewise."""
+
+    run: RunFile | None = None
+    steps: dict[int, list[Step]] = field(default_factory=dict)
+    worker: dict[int, list[WorkerLine]] = field(default_factory=dict)
+    devices: dict[str, list[tuple[int, DeviceSample]]] = field(default_factory=dict)
+    hosts: list[tuple[int, HostSample]] = field(default_factory=list)
+    events: list[Event] = field(default_factory=list)
+    unreadable_lines: int = 0
+
+    def last_t_ns(self) -> int | None:
+        """The latest moment that anything was recorded, telemetry left out."""
+        times = [steps[-1].t_ns for steps in self.steps.values() if steps]
+        times += [lines[-1].t_ns for lines in self.worker.values() if lines]
+        times += [event.t_ns for event in self.events[-1:]]
+        return max(times, default=None)
+
+
+def read_records(directory: Path) -> RunRecords:
+    """Every readable record of a run; what could not be read is counted, never raised."""
+    records = RunRecords(run=read_run_file(directory))
+    for rank, path in rank_files(directory, "steps").items():
+        records.steps[rank] = list(_each(Tail(path, Step), records))
+    for rank, path in rank_files(directory, "worker").items():
+        records.worker[rank] = list(_each(Tail(path, WorkerLine), records))
+    records.events = list(_each(Tail(directory / EVENTS_FILE, Event), records))
+    wanted = {*records.run.watch_uuids, *records.run.device_uuids} if records.run else set()
+    # Ticks are many: only the devices of this run are kept, and a run without devices keeps the host's alone.
+    for tick in _each(telemetry_tail(directory / TELEMETRY_FILE, _DeviceTick), records):
+        if tick.host is not None:
+            records.hosts.append((tick.t_ns, tick.host))
+        for sample in tick.devices:
+            if sample.uuid is not None and sample.uuid in wanted:
+                taken_ns = tick.t_ns if sample.t_ns is None else sample.t_ns
+                records.devices.setdefault(sample.uuid, []).append((taken_ns, sample))
+    return records
+
+
+def rank_file(directory: Path, name: str, rank: int) -> Path:
+    """`steps.jsonl` of rank 0, `steps.rank1.jsonl` of rank 1, and so on; `name` is steps or worker."""
+    return directory / (f"{name}.jsonl" if rank == 0 else f"{name}.rank{rank}.jsonl")
+
+
+def rank_files(directory: Path, name: str) -> dict[int, Path]:
+    """The files of that name that exist, by rank in order."""
+    pattern = re.compile(rf"{name}(?:\.rank(\d+))?\.jsonl")
+    found = {}
+    for path in directory.glob(f"{name}*.jsonl"):
+        if match := pattern.fullmatch(path.name):
+            found[int(match[1] or 0)] = path
+    return dict(sorted(found.items()))
+
+
+def _each(tail: Tail[T], records: RunRecords) -> Iterator[T]:
+    try:
+        yield from rest_of(tail)
+    except OSError:
+        records.unreadable_lines += 1
+        return
+    records.unreadable_lines += tail.unreadable

@@ -1,0 +1,1 @@
+"""knob_type knob_values knobs presets spec saving toml_places export"""

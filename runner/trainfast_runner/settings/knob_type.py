@@ -1,0 +1,69 @@
+"""What a knob is: one setting of a run, the values it takes and the words that stand beside it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from trainfast_runner.problem import Problem
+from trainfast_runner.settings.knob_values import Choice, DeviceList, KnobValue, Values
+
+Knobs = dict[str, KnobValue]
+"""A value for each knob, by its name."""
+
+
+@dataclass(frozen=True)
+class Equivalent:
+    """How the same setting is spelt elsewhere; empty where the other has no such setting."""
+
+    training_args: str = ""
+    accelerate: str = ""
+    deepspeed: str = ""
+    torchrun: str = ""
+
+
+@dataclass(frozen=True)
+class Knob:
+    """One setting. `speed` and `memory` are the text a person reads beside it."""
+
+    name: str
+    values: Values
+    default: KnobValue
+    group: str
+    what: str
+    speed: str
+    memory: str
+    new_process: bool = True
+    same_as: Equivalent = field(default_factory=Equivalent)
+    only_with: tuple[str, ...] = ()
+    """The strategies it matters to; empty means all."""
+
+    def applies(self, knobs: Mapping[str, KnobValue]) -> bool:
+        """Whether turning it can change anything in a run with these knobs."""
+        if isinstance(self.values, Choice) and len(self.values.working) < 2:
+            return False
+        return not self.only_with or knobs["strategy"] in self.only_with
+
+    def read(self, raw: object) -> KnobValue:
+        """A typed value; raises Problem naming this knob."""
+        try:
+            return self.values.read(raw)
+        except Problem as problem:
+            raise Problem(
+                f"{self.name}: {problem.message}",
+                key=self.name,
+                allowed=problem.allowed or [self.values.describe()],
+                nearest=problem.nearest,
+            ) from None
+
+    def turn(self, current: KnobValue, by: int) -> KnobValue:
+        """The value `by` stops further along the ladder, held at its ends."""
+        ladder = list(self.values.ladder(current))
+        place = ladder.index(current) if current in ladder else 0
+        return ladder[max(0, min(len(ladder) - 1, place + by))]
+
+    def show(self, value: KnobValue) -> str:
+        """A value as a person types it after `--set name=`."""
+        if value is None:
+            return "auto" if isinstance(self.values, DeviceList) else "none"
+        return f"{value:g}" if isinstance(value, float) else str(value)

@@ -1,0 +1,397 @@
+"""The knob table: every setting of a run, declared once.
+
+The command line's `--set`, the panel on the screen, the checks of presets, the help and the exporters are all
+derived from `KNOBS`. A new knob is one entry here and the worker's handling of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from trainfast_runner.problem import Problem, nearest
+from trainfast_runner.settings.knob_type import Equivalent, Knob, Knobs
+from trainfast_runner.settings.knob_values import BytesPerRank, Choice, DeviceList, FreeText, Real, Whole
+
+POWERS_OF_TWO = tuple(2**power for power in range(14))
+ON_OFF = ("on", "off")
+
+
+KNOBS: tuple[Knob, ...] = (
+    Knob(
+        "precision",
+        Choice(("fp32", "tf32", "fp16", "bf16", "bf16-pure")),
+        "fp32",
+        "compute",
+        "Number format of the matrix products. Weights stay fp32 except in bf16-pure. A cast weight is cached"
+        " within one autocast region, so it is cast once a micro-step. fp16 overflows above 65504 and needs"
+        " loss scaling; bf16 does not.",
+        "tf32 up to 3x over fp32 (Ampere and later), fp16 and bf16 about 2x and up to 5x on tensor cores",
+        "activations about half in fp16 and bf16; weights exist twice, so small batches may use more;"
+        " bf16-pure halves weights, gradients and optimizer states too",
+        same_as=Equivalent("fp16 / bf16 / tf32", "mixed_precision", "fp16.enabled / bf16.enabled", ""),
+    ),
+    Knob(
+        "batch_size",
+        Whole(1, 1_048_576, POWERS_OF_TWO),
+        8,
+        "batch",
+        "Samples of one micro-step on one data-parallel rank. Multiples of 8 suit fp16 tensor cores, of 64 an"
+        " A100. A larger batch is not always better for quality.",
+        "larger batches fill the device until it is full, then throughput stays flat",
+        "activations grow in proportion",
+        same_as=Equivalent("per_device_train_batch_size", "DataLoader(batch_size)", "train_micro_batch_size_per_gpu"),
+    ),
+    Knob(
+        "grad_accum",
+        Whole(1, 65_536, POWERS_OF_TWO[:11]),
+        1,
+        "batch",
+        "Micro-steps added up before one optimizer step. Not worth it when the batch already fits. Changes the"
+        " global batch, so learning rate and number of steps change with it.",
+        "20-30 % faster than stepping at each micro-batch; slower than the same batch in one piece",
+        "a large global batch at the memory of one micro-batch; gradients stay between micro-steps",
+        same_as=Equivalent("gradient_accumulation_steps", "gradient_accumulation_steps", "gradient_accumulation_steps"),
+    ),
+    Knob(
+        "seq_len",
+        Whole(8, 1_048_576, tuple(2**power for power in range(5, 16))),
+        256,
+        "batch",
+        "Tokens a sample. Multiples of 8, better 64, suit tensor cores.",
+        "attention costs grow with the square, everything else in proportion",
+        "activations grow in proportion (with the square for eager attention)",
+        same_as=Equivalent("max_seq_length (of the data)", "", ""),
+    ),
+    Knob(
+        "checkpointing",
+        Choice(("off", "full")),
+        "off",
+        "memory",
+        "Activation checkpointing: keep only the inputs of each layer and recompute the rest in the backward.",
+        "full recomputes each layer: about 20-30 % slower",
+        "activations shrink to one layer plus the boundaries between layers",
+        same_as=Equivalent("gradient_checkpointing", "", "activation_checkpointing"),
+    ),
+    Knob(
+        "optimizer",
+        Choice(
+            (
+                "adamw",
+                "adamw-loop",
+                "adamw-foreach",
+                "adamw-fused",
+                "adamw-8bit",
+                "paged-adamw-8bit",
+                "adafactor",
+                "sgd",
+            ),
+        ),
+        "adamw",
+        "compute",
+        "What updates the weights. adamw is torch's own choice among loop, foreach and fused. Adafactor keeps"
+        " factored states and converges slower; 8-bit AdamW keeps quantized states and is as fast.",
+        "fused < foreach < loop in time a step; adafactor slowest. On the slices of fsdp and tp adamw is torch's loop:"
+        " ask for adamw-fused or adamw-foreach there",
+        "states: adamw 8 bytes a parameter, 8-bit 2, adafactor about 0, sgd (without momentum) none;"
+        " foreach adds 4 bytes a parameter at its peak, fused none",
+        same_as=Equivalent("optim", "torch.optim / bitsandbytes", "optimizer.type"),
+    ),
+    Knob(
+        "attention",
+        Choice(("eager", "sdpa", "flash")),
+        "sdpa",
+        "compute",
+        "Attention kernel: eager writes the whole score matrix, sdpa is torch's fused choice, flash is the package"
+        " flash-attn (a GPU, and fp16 or bf16).",
+        "sdpa is faster than eager, more so on long sequences",
+        "eager keeps scores of heads x seq_len^2 a sample and layer; sdpa does not",
+        same_as=Equivalent("attn_implementation (of the model)", "attn_implementation", ""),
+    ),
+    Knob(
+        "compile",
+        Choice(("off", "default", "max-autotune")),
+        "off",
+        "compute",
+        "torch.compile of the model: a long first step, then faster ones; longer runs gain more. The result says after"
+        " how many steps it has paid for itself. single and ddp only.",
+        "up to about 2x once compiled; the first step takes tens of seconds",
+        "fused kernels keep fewer temporaries",
+        same_as=Equivalent("torch_compile", "dynamo_backend", ""),
+    ),
+    Knob(
+        "workers",
+        Whole(0, 256, (0, 1, 2, 4, 8, 16, 32)),
+        0,
+        "data",
+        "Processes that load data beside the training. 0 loads in the training process itself.",
+        "hides loading behind compute; more than the data needs does not help",
+        "each keeps prefetch batches in host memory",
+        same_as=Equivalent("dataloader_num_workers", "DataLoader(num_workers)", ""),
+    ),
+    Knob(
+        "pin_memory",
+        Choice(ON_OFF),
+        "off",
+        "data",
+        "Page-locked host memory for batches, so that copies to the GPU overlap with compute.",
+        "faster copies to the GPU; nothing on a CPU",
+        "the batches in flight, in host memory",
+        same_as=Equivalent("dataloader_pin_memory", "DataLoader(pin_memory)", ""),
+    ),
+    Knob(
+        "prefetch",
+        Whole(1, 256, (1, 2, 4, 8, 16)),
+        2,
+        "data",
+        "Batches each loader process prepares ahead. Without loader processes it has no effect.",
+        "smooths uneven loading times",
+        "workers x prefetch batches in host memory",
+        same_as=Equivalent("dataloader_prefetch_factor", "DataLoader(prefetch_factor)", ""),
+    ),
+    Knob(
+        "strategy",
+        Choice(
+            (
+                "single",
+                "dp",
+                "ddp",
+                "fsdp",
+                "zero1",
+                "zero2",
+                "zero3",
+                "zero2-offload",
+                "zero3-offload",
+                "tp",
+                "pp",
+                "naive-mp",
+                "ddp+tp",
+                "fsdp+tp",
+                "ddp+pp",
+            ),
+        ),
+        "single",
+        "parallel",
+        "How the model spreads over devices. ddp: a process a device, each with the whole model, one gradient"
+        " all-reduce that overlaps with the backward. dp: one process, a thread a GPU, the model copied every step."
+        " fsdp: weights, gradients and states cut over devices, gathered block by block. tp: each matrix cut over"
+        " devices, all on the same samples. pp: runs of layers on each device, fed micro-batch after micro-batch."
+        " naive-mp: whole layers on each GPU, one at a time. a+b: groups of b inside a."
+        " zero1, zero2, zero3 (DeepSpeed): each rank keeps its share of the optimizer states, then of the gradients,"
+        " then of the parameters; -offload keeps it in host memory, or under offload_path on a disk, and steps on the"
+        " CPU. There bf16 and fp16 keep half-precision weights and a sharded fp32 copy.",
+        "ddp is nearly N times one device when the link keeps up; dp is slower, its first GPU does more; fsdp moves"
+        " 1.5x ddp's data; tp waits for four all-reduces a layer; naive-mp uses one GPU at a time;"
+        " pp sends only activations, to its neighbours, and idles in its bubble;"
+        " zero1 and zero2 send what ddp sends, zero3 half as much again, and only slow a model that already fits",
+        "ddp keeps the whole model on each device plus reduction buckets the size of the gradients; fsdp 1/N of it plus"
+        " one gathered block; tp 1/N of the matrices; naive-mp and pp 1/N of the layers;"
+        " zero1 1/N of the optimizer states, zero2 of the gradients too, zero3 of the parameters too",
+        same_as=Equivalent("(launcher)", "distributed_type", "zero_optimization.stage", "--nproc-per-node"),
+    ),
+    Knob(
+        "tp_degree",
+        Whole(2, 64, (2, 4, 8)),
+        2,
+        "parallel",
+        "Devices that share each layer's matrices in tensor parallelism; must divide the attention heads, the key-value"
+        " heads and the MLP's width. With ddp+tp and fsdp+tp devices / tp_degree groups share the global batch.",
+        "two all-reduces of the activations a layer forward and two backward: only inside one machine with fast links",
+        "weights, gradients and states divided by the degree, the vocabulary where it divides; norms whole on each",
+        only_with=("tp", "ddp+tp", "fsdp+tp"),
+    ),
+    Knob(
+        "pp_degree",
+        Whole(2, 64, (2, 4, 8)),
+        2,
+        "parallel",
+        "Devices in one pipeline: the layers are cut into as many stages of about equal FLOPs (twice as many with"
+        " pp_schedule=interleaved). With ddp+pp devices / pp_degree pipelines run side by side.",
+        "a device idles while the pipeline fills and drains: a share of (p - 1) / (m + p - 1) of the step with p"
+        " devices and m micro_batches",
+        "weights, gradients and states divided by the degree; the first stage has the embedding, the last the head",
+        only_with=("pp", "ddp+pp"),
+    ),
+    Knob(
+        "pp_schedule",
+        Choice(("gpipe", "1f1b", "interleaved")),
+        "gpipe",
+        "parallel",
+        "Order in which pipeline stages do forwards and backwards. gpipe: all forwards, then all backwards. 1f1b: one"
+        " forward, one backward in turn. interleaved: 1f1b with two stages a device.",
+        "gpipe and 1f1b have the same bubble, interleaved half of it for twice the messages",
+        "gpipe keeps the activations of all micro_batches, 1f1b at most those of pp_degree",
+        only_with=("pp", "ddp+pp"),
+    ),
+    Knob(
+        "micro_batches",
+        Whole(1, 1024, POWERS_OF_TWO[:8]),
+        4,
+        "parallel",
+        "Chunks a batch is cut into in pipeline parallelism; must divide batch_size. 1 is naive model parallelism;"
+        " 1f1b needs at least pp_degree.",
+        "more chunks shrink the bubble until each is too small to fill the device",
+        "gpipe keeps the activations of all of them",
+        only_with=("pp", "ddp+pp"),
+    ),
+    Knob(
+        "reshard",
+        Choice(ON_OFF),
+        "on",
+        "parallel",
+        "Whether FSDP frees a block's gathered weights after its forward, and gathers them again for its backward.",
+        "off saves one all-gather a block: two thirds of on's traffic",
+        "off keeps the whole model's weights from the forward to the backward",
+        only_with=("fsdp", "fsdp+tp"),
+    ),
+    Knob(
+        "offload_path",
+        FreeText(),
+        None,
+        "parallel",
+        "Directory on an NVMe disk for the offloaded parameters and states of zero3-offload. Needs libaio and a C++"
+        " compiler.",
+        "bound by the disk",
+        "states leave host memory too",
+        same_as=Equivalent(deepspeed="zero_optimization.offload_optimizer.nvme_path"),
+        only_with=("zero3-offload",),
+    ),
+    Knob(
+        "devices",
+        DeviceList(),
+        None,
+        "parallel",
+        "A count (2) or indexes (0+1) into what CUDA_VISIBLE_DEVICES leaves. auto: the GPU with most free memory"
+        " for single, all of them otherwise. Without a GPU a count is processes, up to 8.",
+        "",
+        "",
+        same_as=Equivalent("CUDA_VISIBLE_DEVICES", "--gpu_ids", "--include", "--nproc-per-node"),
+    ),
+    Knob(
+        "p2p",
+        Choice(ON_OFF),
+        "on",
+        "parallel",
+        "off sets NCCL_P2P_DISABLE=1: devices talk through host memory, as on a machine without NVLink.",
+        "off shows what the link is worth",
+        "none",
+        same_as=Equivalent("NCCL_P2P_DISABLE", "NCCL_P2P_DISABLE", "NCCL_P2P_DISABLE", "NCCL_P2P_DISABLE"),
+    ),
+    Knob(
+        "memory_limit",
+        BytesPerRank(("512MiB", "1GiB", "2GiB", "4GiB", "8GiB", "16GiB", "24GiB", "40GiB")),
+        None,
+        "memory",
+        "A real limit for each rank's allocations after its imports: RLIMIT_DATA on a CPU (what the"
+        " libraries take of the process's memory not counted), a cap on the caching allocator on a GPU (its context not"
+        " counted).",
+        "none until it is near; then the allocator retries",
+        "what does not fit ends as out of memory",
+    ),
+    Knob(
+        "engine",
+        Choice(("native", "accelerate", "trainer")),
+        "native",
+        "compute",
+        "Who runs the loop: the one here, the short Accelerate loop, or the Hugging Face Trainer, on the same samples"
+        " and loss. The last two run single and ddp.",
+        "the Trainer does a little more around each step",
+        "none",
+    ),
+    Knob(
+        "lr",
+        Real(0.0, 10.0, (1e-5, 3e-5, 1e-4, 3e-4, 1e-3, 3e-3)),
+        3e-4,
+        "optimization",
+        "Learning rate. With a global batch k times as large, the linear rule makes it k times as large.",
+        "none",
+        "none",
+        same_as=Equivalent("learning_rate", "optimizer(lr)", "optimizer.params.lr"),
+    ),
+    Knob(
+        "lr_schedule",
+        Choice(("constant", "linear")),
+        "constant",
+        "optimization",
+        "linear lets the rate fall to zero over the steps of the run.",
+        "none",
+        "none",
+        same_as=Equivalent("lr_scheduler_type", "get_scheduler", "scheduler.type"),
+    ),
+    Knob(
+        "weight_decay",
+        Real(0.0, 1.0, (0.0, 0.01, 0.1)),
+        0.0,
+        "optimization",
+        "Decoupled decay of weight matrices; biases and norms are left out.",
+        "none",
+        "none",
+        same_as=Equivalent("weight_decay", "optimizer(weight_decay)", "optimizer.params.weight_decay"),
+    ),
+    Knob(
+        "grad_clip",
+        Real(0.0, 1e6, (0.0, 0.5, 1.0)),
+        0.0,
+        "optimization",
+        "Largest gradient norm; 0 is off.",
+        "one pass over the gradients",
+        "none",
+        same_as=Equivalent("max_grad_norm", "clip_grad_norm_", "gradient_clipping"),
+    ),
+    Knob(
+        "seed",
+        Whole(0, 2**31 - 1, (0, 1, 42)),
+        42,
+        "optimization",
+        "Seed of the weights, the order of samples and the masks.",
+        "none",
+        "none",
+        same_as=Equivalent("seed", "set_seed", ""),
+    ),
+    Knob(
+        "steps",
+        Whole(1, 10_000_000, (10, 20, 30, 50, 100, 200, 500, 1000)),
+        50,
+        "run",
+        "Optimizer steps in total, the timing warm-up among them.",
+        "none",
+        "none",
+        same_as=Equivalent("max_steps", "", ""),
+    ),
+    Knob(
+        "timing_warmup",
+        Whole(0, 100_000, (0, 1, 3, 5, 10)),
+        3,
+        "run",
+        "First steps that are recorded but enter no figure: kernels are chosen and caches filled in them.",
+        "none",
+        "none",
+    ),
+    Knob(
+        "watch",
+        DeviceList(always_list=True),
+        None,
+        "run",
+        "NVML devices whose readings are joined to the run; auto: those its ranks use, none for a CPU run.",
+        "none",
+        "none",
+    ),
+)
+
+BY_NAME: Mapping[str, Knob] = {knob.name: knob for knob in KNOBS}
+
+
+def knob(name: str) -> Knob:
+    """The entry of that name. Raises Problem with the nearest name."""
+    if name not in BY_NAME:
+        raise Problem(
+            f"there is no knob {name!r}",
+            key=name,
+            allowed=None if nearest(name, BY_NAME) else BY_NAME,
+            nearest=nearest(name, BY_NAME),
+        )
+    return BY_NAME[name]
+
+
+def defaults() -> Knobs:
+    """Every knob at its default."""
+    return {entry.name: entry.default for entry in KNOBS}

@@ -1,0 +1,340 @@
+"""Presets: TOML recipes of an experiment, shipped ones and the user's own, and what a misspelt one is told."""
+
+from __future__ import annotations
+
+import os
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from trainfast_runner.problem import Problem, nearest
+from trainfast_runner.settings.knob_type import Knobs
+from trainfast_runner.settings.knobs import knob
+from trainfast_runner.settings.toml_places import line_of
+
+SCHEMA = 1
+TOP_KEYS = ("schema", "title", "extends", "model", "data", "knobs", "baseline", "variants")
+MODEL_SOURCES = ("hub", "path", "family")
+DATA_KINDS = ("text", "files", "hub", "random", "jpeg")
+OBJECTIVES = ("causal-lm", "masked-lm", "sequence-classification", "seq2seq", "image-classification")
+DATA_SAMPLES = ("packed", "documents", "lines")
+DATA_KEYS = ("kind", "objective", "samples", "paths", "tokenizer", "name", "split")
+VARIANT_KEYS = ("id", "model", "data", "knobs", "published")
+
+
+@dataclass(frozen=True)
+class Variant:
+    """One row of a table preset: knobs on top of the preset's own, and the figures published for it.
+
+    `model` and `data` override fields of the preset's; a `model` that names its own source takes its place.
+    """
+
+    id: str
+    knobs: Knobs
+    published: dict[str, Any] = field(default_factory=dict)
+    model: dict[str, Any] = field(default_factory=dict)
+    data: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Preset:
+    """A recipe as written, with everything it extends merged in; `knobs` are only those it sets.
+
+    `files` are the files it was read from, its own first.
+    """
+
+    name: str
+    title: str
+    model: dict[str, Any]
+    data: dict[str, Any]
+    knobs: Knobs
+    baseline: str | None
+    variants: tuple[Variant, ...]
+    files: tuple[Path, ...]
+    shipped: bool
+
+    def variant(self, id: str) -> Variant:
+        """The variant of that id. Raises Problem with the nearest."""
+        for row in self.variants:
+            if row.id == id:
+                return row
+        ids = [row.id for row in self.variants]
+        raise Problem(f"preset {self.name} has no variant {id!r}", key=id, allowed=ids, nearest=nearest(id, ids))
+
+    def model_of(self, variant: Variant | None) -> dict[str, Any]:
+        """`[model]` of the preset, or of one of its variants."""
+        return merged_model(self.model, variant.model if variant else {})
+
+
+def shipped_directory() -> Path:
+    """The presets that came with the package: beside it in a wheel, at the top of a source checkout."""
+    installed = Path(str(resources.files("trainfast_runner"))) / "shipped_presets"
+    return installed if installed.is_dir() else Path(__file__).resolve().parents[3] / "presets"
+
+
+def user_directory() -> Path:
+    """`trainfast-tui/presets` in the XDG configuration directory."""
+    config = os.environ.get("XDG_CONFIG_HOME") or os.path.expanduser("~/.config")
+    return Path(config) / "trainfast-tui" / "presets"
+
+
+def names() -> dict[str, Path]:
+    """Every preset that can be named, and its file; a user's preset hides a shipped one of the same name."""
+    found: dict[str, Path] = {}
+    for directory in (shipped_directory(), user_directory()):
+        if directory.is_dir():
+            found.update({path.stem: path for path in sorted(directory.glob("*.toml"))})
+    return found
+
+
+def load(reference: str) -> tuple[Preset, Variant | None]:
+    """The preset behind `NAME`, `NAME/VARIANT_ID` or a path ending in `.toml` (`x.toml/VARIANT_ID` too).
+
+    Raises Problem naming file, line, key and the nearest valid name.
+    """
+    head, separator, id = reference.partition(".toml/")
+    if separator or reference.endswith(".toml"):
+        preset = _load_file(Path(head + ".toml" if separator else reference).expanduser(), ())
+    else:
+        name, separator, id = reference.partition("/")
+        preset = _load_file(_file_of(name), ())
+    return preset, preset.variant(id) if separator else None
+
+
+def _file_of(name: str) -> Path:
+    known = names()
+    if name not in known:
+        raise Problem(f"there is no preset {name!r}", key=name, allowed=known, nearest=nearest(name, known))
+    return known[name]
+
+
+def _read(path: Path) -> tuple[_Source, dict[str, Any]]:
+    """One file, as far as it is TOML of this schema."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise Problem(f"there is no preset file {path}", key=str(path)) from None
+    except IsADirectoryError:
+        raise Problem(f"{path} is a directory, not a preset file", key=str(path)) from None
+    except OSError as error:
+        raise Problem(f"cannot read preset {path}: {error.strerror}", key=str(path)) from None
+    except UnicodeDecodeError as error:
+        raise Problem(f"cannot read preset {path}: {error}", key=str(path)) from None
+    try:
+        raw = tomllib.loads(text)
+    except ValueError as error:  # TOMLDecodeError, or a whole number of more digits than Python reads
+        raise Problem(f"{path}: not valid TOML: {error}", key=str(path)) from None
+    source = _Source(path, text)
+    source.known_keys(raw, TOP_KEYS, ())
+    if "schema" not in raw:
+        raise source.problem(("schema",), f"schema is missing: add schema = {SCHEMA}")
+    if raw["schema"] != SCHEMA:
+        raise source.problem(("schema",), f"schema must be {SCHEMA}", allowed=[str(SCHEMA)])
+    return source, raw
+
+
+def _load_file(path: Path, above: tuple[Path, ...]) -> Preset:
+    """Read one file and all it extends. `above` are the files that led here, to catch a circle."""
+    source, raw = _read(path)
+    mine = Preset(
+        name=path.stem,
+        title=source.text(raw, "title", ()) or path.stem,
+        model=_model(raw, source, (), whole="extends" not in raw),
+        data=_data(raw, source, ()),
+        knobs=source.knobs(source.table(raw, "knobs", ()), ("knobs",)),
+        baseline=source.text(raw, "baseline", ()),
+        variants=_variants(raw, source),
+        files=(path,),
+        shipped=path.parent == shipped_directory(),
+    )
+    parent = source.text(raw, "extends", ())
+    if parent is not None:
+        mine = _on_top_of(_parent(parent, source, above), mine, keep_title="title" not in raw)
+    ids = [row.id for row in mine.variants]
+    if mine.baseline is not None and mine.baseline not in ids:
+        raise source.problem(
+            ("baseline",),
+            f"baseline {mine.baseline!r} is not a variant",
+            allowed=ids,
+            nearest=nearest(mine.baseline, ids),
+        )
+    return mine
+
+
+def _parent(reference: str, source: _Source, above: tuple[Path, ...]) -> Preset:
+    chain = (*above, source.path)
+    try:
+        if reference.endswith(".toml"):
+            path = source.path.parent / Path(reference).expanduser()
+        elif reference == source.path.stem and source.path.parent == user_directory():
+            # A user's preset of the same name refines the shipped one it hides.
+            path = shipped_directory() / f"{reference}.toml"
+            if not path.is_file():
+                path = source.path
+        else:
+            path = _file_of(reference)
+    except Problem as problem:
+        raise source.problem(("extends",), problem.message, allowed=problem.allowed, nearest=problem.nearest) from None
+    if path.resolve() in [file.resolve() for file in chain]:
+        circle = " extends ".join([*(file.stem for file in chain), path.stem])
+        raise source.problem(("extends",), f"a preset cannot extend itself: {circle}")
+    return _load_file(path, chain)
+
+
+def merged_model(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
+    """`over` on top of `base`; where it names another model nothing of the old one stays."""
+    another = any(key in over for key in MODEL_SOURCES)
+    # Fields given for the old model need not exist in the new.
+    return dict(over) if another else {**base, **over}
+
+
+def _on_top_of(base: Preset, mine: Preset, keep_title: bool) -> Preset:
+    return replace(
+        mine,
+        title=base.title if keep_title else mine.title,
+        model=merged_model(base.model, mine.model),
+        data={**base.data, **mine.data},
+        knobs={**base.knobs, **mine.knobs},
+        baseline=mine.baseline or (base.baseline if not mine.variants else None),
+        variants=mine.variants or base.variants,
+        files=(*mine.files, *base.files),
+    )
+
+
+def _model(raw: Mapping[str, Any], source: _Source, at: tuple[str | int, ...], whole: bool) -> dict[str, Any]:
+    model = source.table(raw, "model", at)
+    given = [key for key in model if key in MODEL_SOURCES]
+    if len(given) > 1 or (whole and not given):
+        raise source.problem(
+            (*at, "model") if len(given) < 2 else (*at, "model", given[1]),
+            f"[model] needs exactly one of hub, path, family; it has {' and '.join(given) or 'none'}",
+            allowed=MODEL_SOURCES,
+        )
+    for key in given:
+        if not isinstance(model[key], str) or not model[key]:
+            raise source.problem((*at, "model", key), f"model.{key} must be text, not {model[key]!r}")
+    if "path" in model:
+        model["path"] = str((source.path.parent / Path(model["path"]).expanduser()).resolve())
+    return model
+
+
+def _data(raw: Mapping[str, Any], source: _Source, at: tuple[str | int, ...]) -> dict[str, Any]:
+    data = source.table(raw, "data", at)
+    for key, value in data.items():
+        try:
+            data[key] = read_data_field(key, value)
+        except Problem as problem:
+            raise source.problem(
+                (*at, "data", key), problem.message, allowed=problem.allowed, nearest=problem.nearest
+            ) from None
+    if "paths" in data:
+        data["paths"] = [str(source.path.parent / Path(path).expanduser()) for path in data["paths"]]
+    return data
+
+
+def read_data_field(key: str, value: object) -> object:
+    """One field of `[data]`, checked; raises Problem naming `data.KEY`."""
+    if key not in DATA_KEYS:
+        raise Problem(
+            f"there is no data field {key!r}",
+            key=f"data.{key}",
+            allowed=DATA_KEYS,
+            nearest=nearest(key, DATA_KEYS),
+        )
+    if key == "paths":
+        paths = [value] if isinstance(value, str) else value
+        if not isinstance(paths, list) or not paths or not all(isinstance(path, str) for path in paths):
+            raise Problem("data.paths must be a list of files or globs", key="data.paths")
+        return paths
+    if not isinstance(value, str):
+        raise Problem(f"data.{key} must be text, not {value!r}", key=f"data.{key}")
+    options = {"kind": DATA_KINDS, "objective": OBJECTIVES, "samples": DATA_SAMPLES}.get(key)
+    if options and value not in options:
+        raise Problem(
+            f"data.{key} {value!r} is not known",
+            key=f"data.{key}",
+            allowed=options,
+            nearest=nearest(value, options),
+        )
+    return value
+
+
+def _variants(raw: Mapping[str, Any], source: _Source) -> tuple[Variant, ...]:
+    rows = raw.get("variants", [])
+    if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
+        raise source.problem(("variants",), "variants must be tables: [[variants]]")
+    found: list[Variant] = []
+    for place, row in enumerate(rows):
+        at = ("variants", place)
+        source.known_keys(row, VARIANT_KEYS, at)
+        id = source.text(row, "id", at)
+        if not id:
+            raise source.problem(at, "a variant needs an id", allowed=VARIANT_KEYS)
+        if id in [one.id for one in found]:
+            raise source.problem((*at, "id"), f"two variants are called {id!r}")
+        found.append(
+            Variant(
+                id,
+                source.knobs(source.table(row, "knobs", at), (*at, "knobs")),
+                source.table(row, "published", at),
+                _model(row, source, at, whole=False),
+                _data(row, source, at),
+            )
+        )
+    return tuple(found)
+
+
+@dataclass(frozen=True)
+class _Source:
+    """A preset's text, for complaints that name file and line."""
+
+    path: Path
+    text_: str
+
+    def problem(
+        self,
+        path: tuple[str | int, ...],
+        message: str,
+        allowed: Any = None,
+        nearest: str | None = None,
+    ) -> Problem:
+        line = line_of(self.text_, path)
+        key = ".".join(str(part) for part in path)
+        return Problem(
+            message,
+            key=key,
+            allowed=allowed,
+            nearest=nearest,
+            where=f"{self.path}:{line}" if line else str(self.path),
+        )
+
+    def known_keys(self, table: Mapping[str, Any], allowed: tuple[str, ...], at: tuple[str | int, ...]) -> None:
+        for key in table:
+            if key not in allowed:
+                raise self.problem((*at, key), f"unknown key {key!r}", allowed=allowed, nearest=nearest(key, allowed))
+
+    def table(self, raw: Mapping[str, Any], key: str, at: tuple[str | int, ...]) -> dict[str, Any]:
+        value = raw.get(key, {})
+        if not isinstance(value, dict):
+            raise self.problem((*at, key), f"{key} must be a table, not {value!r}")
+        return dict(value)
+
+    def text(self, raw: Mapping[str, Any], key: str, at: tuple[str | int, ...]) -> str | None:
+        value = raw.get(key)
+        if value is not None and not isinstance(value, str):
+            raise self.problem((*at, key), f"{key} must be text, not {value!r}")
+        return value
+
+    def knobs(self, table: Mapping[str, Any], at: tuple[str | int, ...]) -> Knobs:
+        found: Knobs = {}
+        for name, value in table.items():
+            try:
+                found[name] = knob(name).read(value)
+            except Problem as problem:
+                raise self.problem(
+                    (*at, name), problem.message, allowed=problem.allowed, nearest=problem.nearest
+                ) from None
+        return found

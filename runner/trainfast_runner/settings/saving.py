@@ -1,0 +1,130 @@
+"""Keeping settings as a preset of one's own: the text it started from, with only what changed written anew."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import tomlkit
+from tomlkit.exceptions import TOMLKitError
+from tomlkit.items import AbstractTable
+from tomlkit.toml_document import TOMLDocument
+
+from trainfast_runner.problem import Problem
+from trainfast_runner.run_directory.home import home_problem
+from trainfast_runner.run_directory.json_lines import write_atomically
+from trainfast_runner.settings import presets
+from trainfast_runner.settings.knobs import BY_NAME
+from trainfast_runner.settings.spec import RunSpec, from_preset
+
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,63}")
+
+
+def save_preset(name: str, spec: RunSpec, overwrite: bool = False, source: str | None = None) -> Path:
+    """Write `spec` as the user's preset `name` and return its file; comments of what it started from stay.
+
+    `source` is what the spec was resolved from, when that was a path and not a preset's name. A spec of a variant
+    becomes a preset without variants. Raises Problem for a bad name, an existing preset of the user's or a
+    shipped one of that name without `overwrite`, and a directory that cannot be written.
+    """
+    if not NAME.fullmatch(name) or name.endswith(".toml"):
+        raise Problem(
+            f"{name!r} cannot name a preset",
+            key="name",
+            allowed=["up to 64 letters, digits and . _ + -, the first a letter or digit, without .toml"],
+        )
+    path = presets.user_directory() / f"{name}.toml"
+    if path.exists() and not overwrite:
+        raise Problem(f"you already have a preset {name}: {path}", key="name", advice="another name, or --overwrite")
+    if not overwrite and (presets.shipped_directory() / path.name).is_file():
+        raise Problem(
+            f"{name} would hide the shipped preset of that name", key="name", advice="another name, or --overwrite"
+        )
+    preset, _ = presets.load(source or spec.preset)
+    document = _document(preset)
+    _refuse_circle(document, name)
+    _write(document, spec, preset)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(path, tomlkit.dumps(document).encode())
+    except OSError as error:
+        raise Problem(home_problem(path.parent, error).message.partition(";")[0], key="XDG_CONFIG_HOME") from None
+    return path
+
+
+def _document(preset: presets.Preset) -> TOMLDocument:
+    try:
+        return tomlkit.parse(preset.files[0].read_text(encoding="utf-8"))
+    except (OSError, TOMLKitError) as error:
+        raise Problem(f"cannot read preset {preset.files[0]}: {error}", key=preset.name) from None
+
+
+def _refuse_circle(document: TOMLDocument, name: str) -> None:
+    """A preset may refine the shipped one of its name, never a user's own: that is the file being written."""
+    if document.get("extends") == name and not (presets.shipped_directory() / f"{name}.toml").is_file():
+        raise Problem(f"{name} would extend itself", key="name", advice="another name")
+
+
+def _write(document: TOMLDocument, spec: RunSpec, preset: presets.Preset) -> None:
+    """Bring the document to what the spec says, touching nothing that already says it."""
+    before = from_preset(preset, None)
+    parent = document.get("extends")
+    if isinstance(parent, str) and parent.endswith(".toml"):
+        document["extends"] = str((preset.files[0].parent / Path(parent).expanduser()).resolve())
+    if spec.variant is not None:
+        # Its knobs are among the spec's; as variants they would be applied a second time.
+        for key in ("variants", "baseline"):
+            document.pop(key, None)
+        if parent is not None:
+            _flatten(document, preset)
+    model, was = dict(spec.model), dict(before.model)
+    if any(model.get(key) != was.get(key) for key in presets.MODEL_SOURCES):
+        was = {}
+        _table(document, "model").clear()
+    _set(document, "model", model, was, relative=("path",))
+    data = dict(spec.data)
+    if "paths" in data:
+        data["paths"] = [str(Path(path).expanduser().absolute()) for path in data["paths"]]
+    _set(document, "data", data, before.data, relative=("paths",))
+    knobs = {name: BY_NAME[name].show(value) if value is None else value for name, value in spec.knobs.items()}
+    known = {name: BY_NAME[name].show(value) if value is None else value for name, value in before.knobs.items()}
+    _set(document, "knobs", knobs, known)
+
+
+def _flatten(document: TOMLDocument, preset: presets.Preset) -> None:
+    """Without its parent, whose variants would come along: what it gave is written here."""
+    document.pop("extends", None)
+    document.setdefault("title", preset.title)
+    for section, values in (("model", preset.model), ("data", preset.data), ("knobs", preset.knobs)):
+        table = _table(document, section)
+        for key, value in values.items():
+            table.setdefault(key, BY_NAME[key].show(value) if section == "knobs" and value is None else value)
+
+
+def _set(
+    document: TOMLDocument, section: str, values: dict[str, Any], before: Any, relative: tuple[str, ...] = ()
+) -> None:
+    """Write the values that changed, and those in `relative` that stand here: the file moves to another folder."""
+    here = document.get(section, {})
+    changed = {
+        key: value
+        for key, value in values.items()
+        if key not in before or value != before[key] or (key in relative and key in here)
+    }
+    gone = [key for key in here if key not in values]
+    if not changed and not gone:
+        return
+    table = _table(document, section)
+    for key in gone:
+        del table[key]
+    for key, value in changed.items():
+        table[key] = value
+
+
+def _table(document: TOMLDocument, section: str) -> AbstractTable:
+    if section not in document:
+        document[section] = tomlkit.table()
+    found = document[section]
+    assert isinstance(found, AbstractTable)
+    return found

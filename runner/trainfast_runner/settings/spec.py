@@ -1,0 +1,159 @@
+"""What one run is asked to do: a preset (and variant) with every `--set` applied, checked word by word."""
+
+from __future__ import annotations
+
+import glob
+import os
+import tomllib
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from typing import Any
+
+from trainfast_runner.problem import Problem, nearest
+from trainfast_runner.run_directory.records import RecordedSpec, name_of
+from trainfast_runner.settings import presets
+from trainfast_runner.settings.knob_type import Knobs
+from trainfast_runner.settings.knob_values import KnobValue
+from trainfast_runner.settings.knobs import BY_NAME, defaults, knob
+from trainfast_runner.settings.presets import Preset
+
+DATA_DEFAULTS = {"kind": "text", "objective": "causal-lm"}
+"""What `[data]` means where it says nothing."""
+
+
+@dataclass(frozen=True)
+class RunSpec:
+    """Model, data and every knob of one run. `changed` names the knobs and fields set by `--set`."""
+
+    preset: str
+    variant: str | None
+    title: str
+    model: dict[str, Any]
+    data: dict[str, Any]
+    knobs: Knobs
+    changed: tuple[str, ...] = ()
+
+    @property
+    def name(self) -> str:
+        """The preset as it is written on the command line."""
+        return name_of(self.preset, self.variant)
+
+    def turned(self, **knobs: KnobValue) -> RunSpec:
+        """The same with these knobs, which count as changed."""
+        changed = tuple(dict.fromkeys((*self.changed, *knobs)))
+        return replace(self, knobs={**self.knobs, **knobs}, changed=changed)
+
+    def fields(self) -> dict[str, Any]:
+        """What a `RecordedSpec` of it holds, by name."""
+        return {
+            "preset": self.preset,
+            "variant": self.variant,
+            "title": self.title,
+            "model": self.model,
+            "data": self.data,
+            "knobs": dict(self.knobs),
+            "changed": list(self.changed),
+        }
+
+
+def resolve(reference: str, settings: Iterable[str] = ()) -> RunSpec:
+    """The run that `PRESET --set a=b ...` asks for. Raises Problem; touches no device and starts nothing."""
+    preset, variant = presets.load(reference)
+    return from_preset(preset, variant, settings)
+
+
+def from_preset(preset: Preset, variant: presets.Variant | None, settings: Iterable[str] = ()) -> RunSpec:
+    """A preset's run with further settings. Raises Problem for one of these."""
+    data = {**DATA_DEFAULTS, **preset.data, **(variant.data if variant else {})}
+    spec = RunSpec(
+        preset=preset.name,
+        variant=variant.id if variant else None,
+        title=preset.title,
+        model=preset.model_of(variant),
+        data=data,
+        knobs={**defaults(), **preset.knobs, **(variant.knobs if variant else {})},
+    )
+    for setting in settings:
+        spec = with_setting(spec, setting)
+    return spec
+
+
+def of_record(record: RecordedSpec) -> RunSpec:
+    """What was asked, with what an older version did not write at its default and what only it knew left out."""
+    knobs = {**defaults(), **{name: value for name, value in record.knobs.items() if name in BY_NAME}}
+    data = {**DATA_DEFAULTS, **record.data}
+    return RunSpec(record.preset, record.variant, record.title, record.model, data, knobs, tuple(record.changed))
+
+
+def with_setting(spec: RunSpec, setting: str) -> RunSpec:
+    """`spec` with one `knob=value`, `model.FIELD=value` or `data.FIELD=value`. Raises Problem."""
+    key, separator, value = setting.partition("=")
+    key = key.strip()
+    if not separator or not key:
+        raise Problem(f"--set takes knob=value, not {setting!r}", key=key or setting)
+    model, data, knobs = dict(spec.model), dict(spec.data), dict(spec.knobs)
+    section, dot, name = key.partition(".")
+    if dot and section == "model":
+        if name in presets.MODEL_SOURCES:
+            # A path is taken from where the command is typed, and another model brings its own fields.
+            model = {name: os.path.abspath(os.path.expanduser(value)) if name == "path" else value}
+        else:
+            model[name] = _toml_value(value)
+    elif dot and section == "data":
+        given: object = value.split("+") if name == "paths" else value
+        data[name] = presets.read_data_field(name, given)
+        if name == "paths" and "data.kind" not in spec.changed and data["kind"] != "jpeg":
+            data["kind"] = "files"
+    elif dot:
+        raise Problem(
+            f"there is no section {section!r}",
+            key=key,
+            allowed=["KNOB", "model.FIELD", "data.FIELD"],
+            nearest=nearest(section, ["model", "data"]),
+        )
+    else:
+        knobs[key] = knob(key).read(value.strip())
+    return RunSpec(
+        spec.preset, spec.variant, spec.title, model, data, knobs, tuple(dict.fromkeys((*spec.changed, key)))
+    )
+
+
+def expand_paths(data: dict[str, Any]) -> dict[str, Any]:
+    """`data` with `paths` as existing absolute files, globs expanded, of a folder its JPEG files.
+
+    Raises Problem when one matches nothing. Of kind jpeg without paths is the data that is drawn for it.
+    """
+    kind = data["kind"]
+    if kind not in ("files", "jpeg") or (kind == "jpeg" and not data.get("paths")):
+        return data
+    if not data.get("paths"):
+        raise Problem("data.kind files needs data.paths", key="data.paths")
+    files: list[str] = []
+    for pattern in data["paths"]:
+        place = os.path.expanduser(pattern)
+        # A file of that very name needs no pattern: its name may hold [ or *.
+        matched = [place] if os.path.exists(place) else sorted(glob.glob(place, recursive=True))
+        if kind == "jpeg":
+            matched = [path for match in matched for path in _images_below(match)]
+        matched = [os.path.abspath(path) for path in matched if os.path.isfile(path)]
+        if not matched:
+            what = "JPEG file" if kind == "jpeg" else "file"
+            raise Problem(f"data.paths {pattern!r} matches no {what}", key="data.paths")
+        files += matched
+    return {**data, "paths": list(dict.fromkeys(files))}
+
+
+def _images_below(match: str) -> list[str]:
+    """A file itself; of a folder every JPEG file in it and its folders."""
+    if not os.path.isdir(match):
+        return [match]
+    found = (os.path.join(folder, name) for folder, _, names in os.walk(match) for name in names)
+    return sorted(path for path in found if path.lower().endswith((".jpg", ".jpeg")))
+
+
+def _toml_value(text: str) -> Any:
+    """A number, boolean, list or quoted text as TOML reads it; anything else is text as it stands."""
+    try:
+        return tomllib.loads(f"value = {text}")["value"]
+    except ValueError:  # not TOML, or a whole number of more digits than Python reads
+        return text

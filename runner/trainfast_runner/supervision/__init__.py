@@ -1,0 +1,1 @@
+"""One process stands over each run: starts it, samples beside it, stops it, and says how it ended."""

@@ -1,0 +1,237 @@
+"""What a run directory says now: live, ended, or left behind by a supervisor that died."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from trainfast_runner.hardware.process_tree import Identity, boot_id, is_running
+from trainfast_runner.memory_model.predicted_run import with_prediction
+from trainfast_runner.outcome.summary import summarise
+from trainfast_runner.outcome.verdict import Verdict, one_line
+from trainfast_runner.run_directory.home import (
+    LOCK_PAUSE_S,
+    LOCK_TRIES,
+    RESULT_FILE,
+    RUN_FILE,
+    is_alive,
+    open_lock,
+    read_result,
+    read_run_file,
+    take_exclusively,
+)
+from trainfast_runner.run_directory.json_lines import read_all, write_atomically
+from trainfast_runner.run_directory.records import END_STATES, SCHEMA, Event, RunFile
+from trainfast_runner.run_directory.result import Result, RunError
+from trainfast_runner.run_directory.run_records import EVENTS_FILE, RunRecords, read_records
+
+BEING_MADE_S = 10.0
+"""A directory without `run.json` this young is a run that is just being launched."""
+
+
+@dataclass(frozen=True)
+class RunState:
+    """A run at this moment. `stop_deadline_ns` (CLOCK_MONOTONIC) is when a stop that was asked for becomes SIGKILL.
+
+    `supervised` is False for a run that has ended, and for one that goes on without its supervisor.
+    """
+
+    state: str
+    supervised: bool = False
+    supervisor_pid: int | None = None
+    reason: str | None = None
+    stop_deadline_ns: int | None = None
+
+    @property
+    def ended(self) -> bool:
+        """Whether the run is over."""
+        return self.state in END_STATES
+
+
+def state_of(directory: Path, run: RunFile | None = None) -> RunState:
+    """What the run is doing. One that was left behind gets its `lost` result written on the way.
+
+    `run` is its `run.json`, which never changes, where the caller has read it.
+    """
+    result = read_result(directory)
+    if result is not None:
+        return RunState(state=result.state, reason=result.reason)
+    if is_alive(directory):
+        live = _live(directory, run)
+        if live.supervised or _alive_for_sure(directory):
+            return live
+    result = settle(directory)
+    if result is not None:
+        return RunState(state=result.state, reason=result.reason)
+    if not (directory / RUN_FILE).exists() and _is_young(directory):
+        return RunState(state="starting")
+    if is_alive(directory):
+        return _live(directory, run)
+    if _result_is_newer(directory):
+        return RunState(state="lost", reason="result.json was written by a newer trainfast-tui: update this one")
+    return RunState(state="lost", reason="run.json is missing or unreadable: nothing is known of this run")
+
+
+def settle(directory: Path) -> Result | None:
+    """The result of a run that has ended, written now from its records when its supervisor could not.
+
+    None while anything of it is alive, where there is no readable `run.json`, and where a newer version wrote the
+    result in a way that this one cannot read. In a home that cannot be
+    written the result is given all the same.
+    """
+    result = read_result(directory)
+    if result is not None or read_run_file(directory) is None:
+        return result
+    with _exclusive_lock(directory) as held:
+        if not held:
+            return read_result(directory)
+        # Whoever held the lock before may have written it.
+        result = read_result(directory)
+        if result is not None or _result_is_newer(directory):
+            return result
+        records = with_prediction(read_records(directory))
+        result = summarise(directory, records, _lost(records), records.last_t_ns())
+        with contextlib.suppress(OSError):  # A full or read-only disk: the next reader tries again.
+            write_atomically(directory / RESULT_FILE, msgspec.json.encode(result) + b"\n")
+        return result
+
+
+def _result_is_newer(directory: Path) -> bool:
+    """Whether the unreadable `result.json` is whole, and of a schema that is only unknown here."""
+    try:
+        return msgspec.json.decode((directory / RESULT_FILE).read_bytes(), type=_Versioned).schema > SCHEMA
+    except (OSError, msgspec.DecodeError):
+        return False
+
+
+class _Versioned(msgspec.Struct, frozen=True):
+    schema: int = 0
+
+
+def supervisor_of(directory: Path) -> Identity | None:
+    """The run's supervisor if it is running, in this boot of the machine."""
+    return _running(read_run_file(directory), "supervisor", _events(directory))
+
+
+def launched_child_of(directory: Path) -> Identity | None:
+    """The training's direct child (python, or torchrun) if it is running, in this boot of the machine."""
+    return _running(read_run_file(directory), "launched", _events(directory))
+
+
+def ranks_of(directory: Path) -> list[Identity]:
+    """The ranks that are running, in this boot of the machine."""
+    if not _this_boot(read_run_file(directory)):
+        return []
+    found = [
+        Identity(line.pid, line.start_ticks)
+        for lines in read_records(directory).worker.values()
+        for line in lines
+        if line.kind == "started" and line.pid is not None and line.start_ticks is not None
+    ]
+    return [rank for rank in found if is_running(rank)]
+
+
+def _running(run: RunFile | None, kind: str, events: list[Event]) -> Identity | None:
+    if not _this_boot(run):
+        return None
+    for event in reversed(events):
+        if event.kind == kind and event.pid is not None and event.start_ticks is not None:
+            process = Identity(event.pid, event.start_ticks)
+            return process if is_running(process) else None
+    return None
+
+
+def _this_boot(run: RunFile | None) -> bool:
+    """Whether the run's pids mean anything; a run from before the boot has none left."""
+    return run is not None and run.boot_id in ("", boot_id())
+
+
+def _live(directory: Path, run: RunFile | None) -> RunState:
+    """The state of a run whose lock is held."""
+    events = _events(directory)
+    supervisor = _running(run or read_run_file(directory), "supervisor", events)
+    if supervisor is None:
+        # Before its first event there is no supervisor to be missing: the launcher holds the lock.
+        if not any(event.kind == "supervisor" for event in events):
+            return RunState(state="starting")
+        return RunState(state="running", reason="its supervisor is gone; the training goes on without it")
+    state = next((event for event in reversed(events) if event.kind == "state" and event.state), None)
+    stop = next((event for event in reversed(events) if event.kind == "stop_requested"), None)
+    return RunState(
+        state=state.state if state and state.state else "starting",
+        supervised=True,
+        supervisor_pid=supervisor.pid,
+        reason=state.reason if state else None,
+        stop_deadline_ns=stop.deadline_ns if stop else None,
+    )
+
+
+def _events(directory: Path) -> list[Event]:
+    try:
+        return read_all(directory / EVENTS_FILE, Event)[0]
+    except OSError:
+        return []
+
+
+def _lost(records: RunRecords) -> Verdict:
+    """What was found of a run whose supervisor ended before it could judge."""
+    steps = max((line[-1].step for line in records.steps.values() if line), default=0)
+    said = [f"{steps} step{'' if steps == 1 else 's'} recorded"]
+    world_size = records.run.world_size if records.run else 1
+    last_words = {
+        rank: line
+        for rank, lines in records.worker.items()
+        for line in lines
+        if line.kind in ("finished", "exception", "invalid")
+    }
+    failed = next(((rank, line) for rank, line in last_words.items() if line.kind != "finished"), None)
+    error = None
+    if failed is not None:
+        rank, line = failed
+        said.append(f"rank {rank} had recorded {line.type or line.kind}: {one_line(line.message or '')}")
+        error = RunError(rank=rank, phase=line.phase, type=line.type, message=line.message, chain=line.chain or [])
+    elif len(last_words) >= world_size:
+        said.append("every rank had recorded that it finished")
+    else:
+        said.append("no end was recorded")
+    judged = next((e for e in reversed(records.events) if e.kind == "state" and e.state in END_STATES), None)
+    if judged is not None:
+        said.append(f"the supervisor's own verdict was {judged.state}: {judged.reason}")
+    return Verdict("lost", f"the supervisor ended before the run did: {'; '.join(said)}", error)
+
+
+@contextlib.contextmanager
+def _exclusive_lock(directory: Path) -> Iterator[bool]:
+    """The run's lock for this reader alone; False when someone else keeps it, longer than another reader would."""
+    try:
+        fd = open_lock(directory)
+    except FileNotFoundError:
+        # Nobody can hold what is not there, and whoever made this run had it first.
+        yield True
+        return
+    try:
+        yield take_exclusively(fd)
+    finally:
+        os.close(fd)
+
+
+def _alive_for_sure(directory: Path) -> bool:
+    """Two readers asking at once each see the other's lock: ask again before believing in an unsupervised run."""
+    for _ in range(LOCK_TRIES):
+        if not is_alive(directory):
+            return False
+        time.sleep(LOCK_PAUSE_S)
+    return True
+
+
+def _is_young(directory: Path) -> bool:
+    try:
+        return time.time() - directory.stat().st_mtime < BEING_MADE_S
+    except OSError:
+        return False
