@@ -27,9 +27,9 @@ class Prepared:
     """Model, optimizer, samples and limit, as the worker has them before its first step."""
 
     def __init__(self, folder: Path, run: dict[str, Any]) -> None:
-        names = ("clock", "data", "probing", "records", "session", "spec")
+        names = ("clock", "data.batches", "probing", "records", "session", "spec")
         worker = {name: importlib.import_module(f"trainfast_worker.{name}") for name in names}
-        self.clock, self.data, self.probing = worker["clock"], worker["data"], worker["probing"]
+        self.clock, self.data, self.probing = worker["clock"], worker["data.batches"], worker["probing"]
         (folder / "run.json").write_text(json.dumps(run))
         journal = worker["records"].Journal(folder, 0)
         self.spec = worker["spec"].read_spec(folder, 0)

@@ -12,7 +12,7 @@ from trainfast_runner.hardware.machine import Machine
 from trainfast_runner.problem import Problem
 from trainfast_runner.settings.spec import resolve
 from trainfast_runner.telemetry.readings import DeviceReading
-from trainfast_runner.worker.corpus import SMALLEST_VOCAB
+from trainfast_runner.worker.data.corpus import SMALLEST_VOCAB
 
 GIB = 2**30
 

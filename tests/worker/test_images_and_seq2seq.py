@@ -73,7 +73,8 @@ def test_more_folders_than_classes_are_refused(train: Train, photographs: list[s
 
 
 def test_a_crop_depends_on_seed_index_and_epoch_alone(photographs: list[str]) -> None:
-    from trainfast_runner.worker.images import ImageSamples, users_photographs
+    from trainfast_runner.worker.data.images import ImageSamples
+    from trainfast_runner.worker.data.photographs import users_photographs
 
     found = users_photographs(photographs)
     samples = ImageSamples(found, 16, 3, seed=3)
@@ -89,17 +90,17 @@ def test_a_crop_depends_on_seed_index_and_epoch_alone(photographs: list[str]) ->
 
 
 def test_pictures_are_drawn_alike_and_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from trainfast_runner.worker import drawn_images
+    from trainfast_runner.worker.data import photographs
 
-    monkeypatch.setattr(drawn_images, "COUNT", 12)
+    monkeypatch.setattr(photographs, "COUNT", 12)
     told: list[str] = []
-    drawn = drawn_images.drawn_photographs(tmp_path, told.append)
+    drawn = photographs.drawn_photographs(tmp_path, told.append)
     assert drawn.synthetic
     assert [path.read_bytes()[:3] for path in drawn.paths] == [b"\xff\xd8\xff"] * 12
     assert sorted(set(drawn.classes.tolist())) == list(range(10))
-    assert drawn_images.drawn_photographs(tmp_path, told.append).paths == drawn.paths
+    assert photographs.drawn_photographs(tmp_path, told.append).paths == drawn.paths
     assert told == ["drawing 12 JPEG files of 320x240, once"]
-    assert drawn_images.draw(5).tobytes() == drawn_images.draw(5).tobytes()
+    assert photographs.draw(5).tobytes() == photographs.draw(5).tobytes()
     # Too smooth a picture would cost nothing to decode.
     assert sum(path.stat().st_size for path in drawn.paths) / 12 > 15_000
 
@@ -113,7 +114,7 @@ def test_an_encoder_decoder_learns_the_second_half(train: Train) -> None:
 
 
 def test_halves_of_a_row_and_the_shifted_input() -> None:
-    from trainfast_runner.worker.samples import Halves
+    from trainfast_runner.worker.data.samples import Halves
 
     batch = Halves(read=2, start_id=0)(np.array([[5, 6, 7, 8, 9]]))
     assert batch["input_ids"].tolist() == [[5, 6]]

@@ -11,9 +11,9 @@ from torch.distributed._tools.mem_tracker import MemTracker
 from trainfast_runner.memory_model.tracing import trace_anew
 from trainfast_runner.settings.spec import resolve
 from trainfast_runner.worker import trace_memory
-from trainfast_runner.worker.memory_envelope import deeper, envelope
-from trainfast_runner.worker.memory_ledger import PARAMS, Ledger, Stretch
-from trainfast_runner.worker.repeated_blocks import Stack, shorten
+from trainfast_runner.worker.memory_trace.envelope import deeper, envelope
+from trainfast_runner.worker.memory_trace.ledger import PARAMS, Ledger, Stretch
+from trainfast_runner.worker.memory_trace.repeated_blocks import Stack, shorten
 from trainfast_runner.worker.trace_memory import Here
 
 SMALL_T5 = ["model.d_model=64", "model.d_ff=128", "model.d_kv=16", "model.num_heads=4", "seq_len=64"]

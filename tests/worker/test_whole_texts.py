@@ -12,8 +12,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainfast_runner.worker.samples import IGNORED, GlobalOrder, Masking
-from trainfast_runner.worker.whole_texts import CountedBatches, WholeTexts, pieces_of
+from trainfast_runner.worker.data.samples import IGNORED, GlobalOrder, Masking
+from trainfast_runner.worker.data.whole_texts import CountedBatches, WholeTexts, pieces_of
 
 Train = Callable[..., Any]
 

@@ -11,12 +11,12 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from .clock import Clock, StepTimes
+from .data.samples import Batch
 from .memory import Memory
 from .objective import Objective
 from .optimizer import rate_at
 from .precision import Precision
 from .records import Journal
-from .samples import Batch
 from .spec import Knobs
 from .strategies import Strategy
 

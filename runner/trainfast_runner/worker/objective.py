@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from .samples import IGNORED, Batch
+from .data.samples import IGNORED, Batch
 
 
 def inputs(batch: Batch) -> Batch:

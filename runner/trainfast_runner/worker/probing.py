@@ -23,13 +23,13 @@ from torch import Tensor
 from torch.nn.modules.module import register_module_forward_hook
 
 from .clock import StepTimes, make_clock
-from .data import Samples, batches_of
+from .data.batches import Samples, batches_of
+from .data.samples import Batch
 from .heap import free_in_heap_bytes
 from .loop import Rig
 from .memory import PHASES, Memory
 from .oom import is_out_of_memory
 from .records import Journal, exception_chain
-from .samples import Batch
 
 CONTROL_FILE = "control.jsonl"
 LOOK_EVERY_S = 0.02

@@ -15,7 +15,9 @@ import torch
 from .build import build_model, check_attention, import_model_code
 from .clock import make_clock
 from .compilation import CompileWatch, bare
-from .data import Samples, batches_of, mean_tokens, open_samples
+from .data.batches import Samples, batches_of, mean_tokens, open_samples
+from .data.samples import Batch
+from .data.whole_texts import CountedBatches, WholeTexts
 from .engines import Engine, make_engine
 from .flops import flops_per_sample
 from .invalid import InvalidInput
@@ -28,13 +30,11 @@ from .optimizer import import_optimizer_code
 from .precision import Precision
 from .probing import make_gauge, orders_of, probe_on_demand, say_ready
 from .records import Journal
-from .samples import Batch
 from .sdpa_backend import SdpaBackend
 from .spec import RunSpec
 from .step_log import StepLog
 from .stopped import STEP_LOG_PATIENCE_S, keep_last_step_on_sigterm
 from .strategies import Strategy, make_strategy
-from .whole_texts import CountedBatches, WholeTexts
 
 NO_THREAD = "can't start new thread"
 """What Python says where the stack of a thread cannot be had, which under a limit of the data is a lack of memory."""

@@ -67,8 +67,8 @@ def _import_for(requests: list[dict[str, Any]]) -> None:
     hide(UNUSED)
     import torch
 
-    from . import step_course
     from .build import import_model_code
+    from .memory_trace import step_course
     from .model_config import resolve_config
 
     assert step_course
@@ -134,7 +134,7 @@ def _take(request: dict[str, Any], size: int) -> dict[str, Any]:
     from .invalid import InvalidInput
 
     try:
-        from .step_course import course_at, update_at
+        from .memory_trace.step_course import course_at, update_at
 
         return course_at(request, size) if request["part"] == "course" else update_at(request, size)
     except InvalidInput as error:
@@ -145,8 +145,8 @@ def _take(request: dict[str, Any], size: int) -> dict[str, Any]:
 
 def _joined(few: dict[str, Any], many: dict[str, Any]) -> dict[str, Any]:
     """A part's answer from those at its two sizes; the first one's failure where they failed."""
-    from .memory_envelope import affine, deeper
-    from .step_course import BATCHES
+    from .memory_trace.envelope import affine, deeper
+    from .memory_trace.step_course import BATCHES
 
     for one in (few, many):
         if "error" in one or "untraceable" in one:

@@ -13,9 +13,9 @@ from torch.optim import Optimizer
 from transformers import PrinterCallback, Trainer, TrainerCallback, TrainingArguments
 
 from ..clock import StepTimes
+from ..data.samples import Batch
 from ..loop import Rig, enter, to_device
 from ..precision import Precision
-from ..samples import Batch
 from ..spec import Knobs
 from ..strategies import Strategy
 from ..weights import draw

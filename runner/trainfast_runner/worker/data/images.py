@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,23 +13,14 @@ import torch
 from numpy.typing import NDArray
 from torch.utils.data import Dataset
 
-from .invalid import InvalidInput
+from ..invalid import InvalidInput
+from .photographs import CLASSES, Photographs, drawn_photographs, users_photographs
 from .samples import Batch
 
 CROP_AREA = (0.08, 1.0)
 CROP_RATIO = (3 / 4, 4 / 3)
 CROP_TRIES = 10
 MEAN, DEVIATION = 0.5, 0.5
-
-
-@dataclass(frozen=True)
-class Photographs:
-    """JPEG files and the class of each."""
-
-    paths: list[Path]
-    classes: NDArray[np.int64]
-    source: str
-    synthetic: bool
 
 
 class ImageSamples(Dataset[Batch]):
@@ -93,14 +83,6 @@ def crop_box(size: tuple[int, int], random: np.random.Generator) -> tuple[int, i
     return 0, 0, width, height
 
 
-def users_photographs(paths: list[str]) -> Photographs:
-    """The user's own files; the folder a file is in is its class, numbered in the order of the folders' names."""
-    files = [Path(path) for path in paths]
-    folders = {folder: number for number, folder in enumerate(sorted({file.parent for file in files}))}
-    classes = np.array([folders[file.parent] for file in files], dtype=np.int64)
-    return Photographs(files, classes, f"{len(files)} JPEG files of {len(folders)} folders", synthetic=False)
-
-
 def image_samples(
     paths: list[str], config: Any, seed: int, cache_dir: Path, on_make: Callable[[str], None]
 ) -> ImageSamples:
@@ -115,8 +97,6 @@ def image_samples(
     if paths:
         photographs = users_photographs(paths)
     else:
-        from .drawn_images import CLASSES, drawn_photographs
-
         photographs = drawn_photographs(cache_dir, on_make)
         # Any head will do for pictures that mean nothing.
         photographs.classes[:] %= min(int(config.num_labels), CLASSES)

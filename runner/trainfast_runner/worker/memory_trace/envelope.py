@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from .memory_ledger import Bytes, Stretch
+from .ledger import Bytes, Stretch
 
 Line = tuple[tuple[float, ...], tuple[float, ...]]
 """Bytes by category: fixed, and for each sample of the batch."""

@@ -7,8 +7,8 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 
-from .strategies.tensor_plan import Slice, plan_for
-from .strategies.tensor_slices import exchange
+from ..strategies.tensor_plan import Slice, plan_for
+from ..strategies.tensor_slices import exchange
 
 
 def keep_one_slice(model: nn.Module, degree: int, device_type: str) -> None:

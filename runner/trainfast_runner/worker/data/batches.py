@@ -10,11 +10,12 @@ from typing import Any
 import numpy as np
 from torch.utils.data import DataLoader
 
+from ..invalid import InvalidInput
+from ..model_config import split_tokens, text_part, tokens_per_sample, vocab_size
+from ..records import Journal
+from ..spec import Knobs, RunSpec
 from .corpus import Corpus, Request, describe, open_corpus
 from .images import ImageSamples, image_samples
-from .invalid import InvalidInput
-from .model_config import split_tokens, text_part, tokens_per_sample, vocab_size
-from .records import Journal
 from .samples import (
     Batch,
     GlobalOrder,
@@ -27,7 +28,6 @@ from .samples import (
     random_samples,
     text_samples,
 )
-from .spec import Knobs, RunSpec
 from .tokenize_text import build_in_child
 from .whole_texts import WholeTexts, pieces_of
 

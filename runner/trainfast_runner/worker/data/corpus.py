@@ -20,7 +20,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from .invalid import InvalidInput
+from ..invalid import InvalidInput
 
 FORMAT = 2
 TEXT_LIMIT_BYTES = 8_000_000

@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import Dataset, Sampler
 
+from ..invalid import InvalidInput
 from .corpus import Corpus
-from .invalid import InvalidInput
 
 IGNORED = -100
 MASKED_FRACTION = 0.15

@@ -7,7 +7,7 @@ from typing import Any
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from .memory_ledger import ACTIVATIONS, TEMPORARY, Ledger
+from .ledger import ACTIVATIONS, TEMPORARY, Ledger
 from .repeated_blocks import Stack
 
 

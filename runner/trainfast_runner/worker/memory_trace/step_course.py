@@ -12,18 +12,18 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode, unset_fake_temporarily
 from torch.optim import Optimizer
 
-from .build import build_model
-from .loop import Rig
-from .memory_ledger import GRADS, OPTIMIZER, PARAMS, Ledger, Stretch
-from .model_config import check_seq_len, resolve_config, split_tokens, tokens_per_sample, vocab_size
-from .objective import Objective
-from .optimizer import build_optimizer
-from .precision import Precision
+from ..build import build_model
+from ..data.samples import Batch, Halves, random_samples
+from ..loop import Rig
+from ..model_config import check_seq_len, resolve_config, split_tokens, tokens_per_sample, vocab_size
+from ..objective import Objective
+from ..optimizer import build_optimizer
+from ..precision import Precision
+from ..spec import Knobs
+from ..strategies import Strategy, make_strategy
+from .ledger import GRADS, OPTIMIZER, PARAMS, Ledger, Stretch
 from .repeated_blocks import KEPT, Stack, shorten
-from .samples import Batch, Halves, random_samples
-from .spec import Knobs
 from .step_watch import StepWatch
-from .strategies import Strategy, make_strategy
 
 BATCHES = (2, 4)
 """The batch sizes that are traced. Not 1: with one sample some copies are views."""
@@ -83,7 +83,7 @@ def course_at(request: dict[str, Any], size: int) -> dict[str, Any]:
     stages = None
     if request.get("stages"):
         # Only here: what cutting a model takes is another second of imports.
-        from .traced_stages import spread_over, stages_of
+        from .stages import spread_over, stages_of
 
         if request.get("spread"):
             tokens = tokens_per_sample(config, request["objective"], knobs.seq_len)
@@ -141,7 +141,7 @@ def _model(request: dict[str, Any], config: Any, knobs: Knobs) -> nn.Module:
     """On the meta device, where the values that decide about layers (rates of dropping) are real."""
     model = build_model(config, request["objective"], knobs, torch.device("meta"))
     if request.get("tp_degree"):
-        from .traced_slices import keep_one_slice
+        from .slices import keep_one_slice
 
         keep_one_slice(model, request["tp_degree"], request["device"])
     return model

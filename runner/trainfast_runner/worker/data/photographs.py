@@ -1,8 +1,8 @@
-"""Pictures to train on where there are none: drawn from a seed, once, and kept as JPEG files in the cache.
+"""Where pictures to train on come from: the user's files, or drawn from a seed, once, and kept as JPEG in the cache.
 
-They are no photographs, but they cost what photographs cost: gradients, soft noise as of texture, and shapes with
-sharp edges make files of a photograph's size that take as long to decode. Shape and colour tell the class, so a model
-can learn something.
+Drawn pictures are no photographs, but they cost what photographs cost: gradients, soft noise as of texture, and
+shapes with sharp edges make files of a photograph's size that take as long to decode. Shape and colour tell the class,
+so a model can learn something.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ import fcntl
 import os
 import shutil
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-
-from .images import Photographs
+from numpy.typing import NDArray
 
 FORMAT = 1
 COUNT = 512
@@ -25,6 +25,24 @@ SIZE = (320, 240)
 CLASSES = 10
 QUALITY = 90
 SEED = 20_190_401
+
+
+@dataclass(frozen=True)
+class Photographs:
+    """JPEG files and the class of each."""
+
+    paths: list[Path]
+    classes: NDArray[np.int64]
+    source: str
+    synthetic: bool
+
+
+def users_photographs(paths: list[str]) -> Photographs:
+    """The user's own files; the folder a file is in is its class, numbered in the order of the folders' names."""
+    files = [Path(path) for path in paths]
+    folders = {folder: number for number, folder in enumerate(sorted({file.parent for file in files}))}
+    classes = np.array([folders[file.parent] for file in files], dtype=np.int64)
+    return Photographs(files, classes, f"{len(files)} JPEG files of {len(folders)} folders", synthetic=False)
 
 
 def drawn_photographs(cache_dir: Path, on_make: Callable[[str], None]) -> Photographs:

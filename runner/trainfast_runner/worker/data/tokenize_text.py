@@ -15,8 +15,8 @@ from typing import Any
 
 import numpy as np
 
+from ..invalid import InvalidInput
 from .corpus import SMALLEST_VOCAB, VOCAB_LIMIT, Request, describe, texts
-from .invalid import InvalidInput
 
 PAD, END, MASK = "<pad>", "<end>", "<mask>"
 DOCUMENTS_AT_ONCE, LINES_AT_ONCE = 64, 4096

@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import nn
 
-from .strategies.pipeline_stages import cut
+from ..strategies.pipeline_stages import cut
 
 
 def stages_of(model: nn.Module, count: int, seq_len: int) -> dict[str, Any]:
@@ -30,7 +30,7 @@ def spread_over(model: nn.Module, count: int, seq_len: int) -> dict[str, Any]:
 
     A tied head is computed where the embedding is (`_move_own`).
     """
-    from .strategies.one_process import divide
+    from ..strategies.one_process import divide
 
     layers = divide(model, count)
     first = {id(parameter) for module in layers.before for parameter in module.parameters(recurse=False)}
