@@ -241,7 +241,7 @@ def _printed(executable: str, command: list[str], given_up: threading.Event | No
 
 def installed(executable: str) -> list[str]:
     """Changes when a package is installed or removed, or when our own scripts change."""
-    stamps = [f"{path}:{path.stat().st_mtime_ns}" for path in sorted(WORKER.glob("*.py"))]
+    stamps = [f"{path}:{path.stat().st_mtime_ns}" for path in sorted(WORKER.rglob("*.py"))]
     prefix = Path(executable).parent.parent
     roots = [prefix, Path(executable).resolve().parent.parent, Path(os.path.expanduser("~/.local"))]
     for root in dict.fromkeys(roots):
