@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,67 +10,12 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as some
+from layered_model import BLOCK, HEAD, KEPT_BY_BLOCK, PASSING, ROOT, Tracer, model_of, spec_with
 
-from trainfast_runner.memory_model import CATEGORIES, MemoryModel, cached_model, cached_models, corrections, tracing
-from trainfast_runner.memory_model.course import Stack, Stretch
+from trainfast_runner.memory_model import CATEGORIES, cached_model, cached_models, tracing
 from trainfast_runner.memory_model.pipeline import Pipeline, Stage, stage_count
 from trainfast_runner.memory_model.sharing import PIPELINES, PREDICTED, STAGED
-from trainfast_runner.outcome.explained_run import models_of
 from trainfast_runner.problem import Problem
-from trainfast_runner.run_directory.records import Clock, RunFile, Step
-from trainfast_runner.run_directory.result import Result
-from trainfast_runner.run_directory.run_records import RunRecords
-from trainfast_runner.settings.knobs import defaults
-from trainfast_runner.settings.spec import RunSpec
-
-BLOCK, ROOT = 1000, 500
-"""Elements of a block's parameters, and of those outside."""
-KEPT_BY_BLOCK, PASSING = 70, 30
-"""Activation bytes a sample that a block leaves behind, and what it holds besides while it computes."""
-HEAD = 400
-"""Activation bytes a sample of the head."""
-
-
-def vector(grads: float = 0, activations: float = 0, temporary: float = 0) -> tuple[float, ...]:
-    return (0.0, float(grads), 0.0, float(activations), float(temporary))
-
-
-def model_of(layers: int) -> MemoryModel:
-    """A model of that many alike blocks as three of them would have been traced, in fp32 with AdamW."""
-    kept = min(3, layers)
-
-    def forward(micro: int, place: str) -> Stretch:
-        line = (vector(), vector(activations=KEPT_BY_BLOCK + PASSING))
-        return Stretch("forward", micro, place, [line], (vector(), vector(activations=KEPT_BY_BLOCK)))
-
-    def backward(micro: int, place: str) -> Stretch:
-        grads = 4 * BLOCK if micro == 1 else 0
-        delta = (vector(grads=grads), vector(activations=-KEPT_BY_BLOCK))
-        return Stretch("backward", micro, place, [(vector(temporary=4 * BLOCK), vector(temporary=PASSING))], delta)
-
-    stretches = [Stretch("data", 0, "", [(vector(), vector(activations=16))], (vector(), vector(activations=16)))]
-    for micro in (1, 2):
-        stretches += [forward(micro, f"0:{index}") for index in range(kept)]
-        head = (vector(), vector(activations=HEAD))
-        stretches.append(Stretch("forward", micro, "", [head], head))
-        root_grads = 4 * ROOT if micro == 1 else 0
-        delta = (vector(grads=root_grads), vector(activations=-HEAD))
-        stretches.append(Stretch("backward", micro, "", [(vector(), vector(temporary=HEAD))], delta))
-        stretches += [backward(micro, f"0:{index}") for index in reversed(range(kept))]
-    parameters = layers * BLOCK + ROOT
-    return MemoryModel(
-        device="cpu",
-        parameter_sizes=[BLOCK] * layers + [ROOT],
-        stacks=[Stack(kept, [BLOCK] * layers)],
-        stretches=stretches,
-        before_optimizer=[4.0 * parameters, 4.0 * parameters, 8.0 * parameters, 0.0, 0.0],
-        optimizer_peak=[4.0 * parameters, 4.0 * parameters, 8.0 * parameters, 0.0, 4.0 * parameters],
-        basis="three blocks",
-    )
-
-
-def spec_with(**knobs: Any) -> RunSpec:
-    return RunSpec("tiny", None, "", {"family": "llama"}, {"objective": "causal-lm"}, {**defaults(), **knobs})
 
 
 @given(layers=some.integers(1, 200), batch=some.integers(1, 10_000))
@@ -151,35 +95,6 @@ def test_a_strategy_that_cannot_be_predicted_says_why() -> None:
         model_of(3).predict(spec_with(strategy="naive-mp", devices=2), 1)
 
 
-class Tracer:
-    """Stands in for the script that traces: notes what it is asked, and answers of `model_of(12)`."""
-
-    def __init__(self) -> None:
-        self.asked: list[dict[str, Any]] = []
-        self.refusal: dict[str, Any] = {}
-
-    def __call__(
-        self, executable: str, script: str, arguments: list[str], given_up: object
-    ) -> Generator[dict[str, Any]]:
-        model = msgspec.to_builtins(model_of(12))
-        for number, argument in enumerate(arguments):
-            request = msgspec.json.decode(argument)
-            self.asked.append(request)
-            names = ("before_optimizer", "optimizer_peak")
-            if request["part"] == "course":
-                names = ("parameter_sizes", "stacks", "stretches", "pipeline")
-            yield {"request": number, "unused": ["pooler"], **(self.refusal or {name: model[name] for name in names})}
-
-
-@pytest.fixture
-def tracer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Tracer:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setenv("TRAINFAST_HOME", str(tmp_path / "home"))
-    found = Tracer()
-    monkeypatch.setattr(tracing.training_python, "ask_each", found)
-    return found
-
-
 def test_a_trace_is_remembered_and_damage_is_none(tracer: Tracer, tmp_path: Path) -> None:
     spec = spec_with()
     assert cached_model(spec) is None
@@ -235,114 +150,6 @@ def test_what_several_have_in_common_is_traced_once(tracer: Tracer) -> None:
     assert [place for place, _ in found] == [0, 1, 2, 3]
     assert [request.get("after") for request in tracer.asked] == [None, 0, 0, None, 3]
     assert heard == [(done, 5) for done in range(6)]
-
-
-MODEL = msgspec.structs.replace(model_of(12), trace="t")
-BEYOND = {"forward_backward": 7000, "optimizer": -300}
-
-
-def a_run(spec: RunSpec, beyond: Mapping[str, int] = BEYOND, steps: int = 2, **changes: Any) -> RunRecords:
-    """What a run of MODEL left that took so many bytes beyond its trace."""
-    predicted = MODEL.predict(spec)
-    run = RunFile(
-        run_id="r1",
-        preset="tiny",
-        knobs=dict(spec.knobs),
-        clock=Clock(monotonic_ns=0, wall_ns=0),
-        predicted=msgspec.to_builtins(predicted),
-        **changes,
-    )
-    peaks = {phase: total + beyond[phase] for phase, total in predicted.traced_bytes.items()}
-    taken = [
-        Step(t_ns=number, step=number, samples=1, tokens=1, step_ms=1.0, phase_peaks=peaks)
-        for number in range(1, steps + 1)
-    ]
-    return RunRecords(run=run, steps={0: taken})
-
-
-def ended(state: str = "finished") -> Result:
-    return Result(run_id="r1", state=state)
-
-
-def known_of(home: Path, device: str = "cpu", gpu: str | None = None) -> MemoryModel:
-    machine = corrections.of_device(device, gpu, home)
-    return msgspec.structs.replace(MODEL, device=device, machine=machine)
-
-
-def test_a_measured_run_corrects_the_next_prediction(tmp_path: Path) -> None:
-    spec = spec_with(batch_size=5000)
-    predicted = MODEL.predict(spec)
-    corrections.learn(tmp_path, a_run(spec), ended())
-    learnt = [one for machine in corrections.read(tmp_path).values() for one in machine.corrections.values()]
-    assert [one.step_bytes for one in learnt] == [a_run(spec).run.predicted["traced_bytes"]["forward_backward"]]
-    better = known_of(tmp_path)
-    again = better.predict(spec)
-    measured = {phase: total + BEYOND[phase] for phase, total in predicted.traced_bytes.items()}
-    assert {name: phase["total"] for name, phase in again.phases.items()} == measured
-    assert again.traced_bytes == predicted.traced_bytes
-    assert "corrected by r1" in again.basis
-    most = MODEL.max_batch(spec, 1, predicted.total_bytes)
-    fewer = better.max_batch(spec, 1, predicted.total_bytes)
-    assert most == 5000
-    assert fewer is not None
-    assert fewer < most
-    for other in (spec_with(batch_size=5000, compile="default"), spec_with(batch_size=5000, strategy="ddp")):
-        assert "corrected" not in better.predict(other, 2).basis
-    upgraded = msgspec.structs.replace(better, trace="of another torch")
-    assert upgraded.predict(spec).phases == predicted.phases
-
-
-def test_a_run_corrects_the_predictions_of_its_own_device_only(tmp_path: Path) -> None:
-    spec = spec_with(batch_size=5000)
-    corrections.learn(tmp_path, a_run(spec, device="cuda", device_names=["NVIDIA H200"]), ended())
-    corrections.learn(tmp_path, a_run(spec), ended())
-    assert "corrected" in known_of(tmp_path, "cuda", "NVIDIA H200").predict(spec).basis
-    assert "corrected" in known_of(tmp_path, "cuda").predict(spec).basis, "the only GPU that anything is known of"
-    assert "corrected" not in known_of(tmp_path, "cuda", "NVIDIA A100").predict(spec).basis
-    assert "corrected" in known_of(tmp_path).predict(spec).basis
-    corrections.learn(tmp_path, a_run(spec, device="cuda", device_names=["NVIDIA A100"]), ended())
-    assert "corrected" not in known_of(tmp_path, "cuda").predict(spec).basis, "which of the two is not said"
-
-
-def test_an_explanation_goes_by_what_is_known_of_the_gpu_that_the_run_was_on(tracer: Tracer, tmp_path: Path) -> None:
-    spec, home = spec_with(batch_size=5000), tmp_path / "home"
-    home.mkdir()
-    for name in ("NVIDIA H200", "NVIDIA A100"):
-        beyond = {**BEYOND, "forward_backward": len(name) * 1000}
-        corrections.learn(home, a_run(spec, beyond, device="cuda", device_names=[name]), ended())
-    tracing.trace_model(spec, "cuda")
-    run = a_run(spec, device="cuda", device_names=["NVIDIA A100"]).run
-    assert run is not None
-    model = models_of(run)(spec)
-    assert model is not None
-    assert model.machine.corrections
-    assert model.machine == corrections.of_device("cuda", "NVIDIA A100", home)
-
-
-def test_a_run_that_says_nothing_of_the_next_teaches_nothing(tmp_path: Path) -> None:
-    spec = spec_with(batch_size=5000)
-    corrections.learn(tmp_path, a_run(spec), ended("oom"))
-    corrections.learn(tmp_path, a_run(spec, steps=1), ended())
-    corrections.learn(tmp_path, a_run(spec, role="probe"), ended())
-    corrections.learn(tmp_path, a_run(spec, data={"samples": "lines"}), ended())
-    corrections.learn(tmp_path, a_run(spec, {"forward_backward": 1 << 40, "optimizer": 0}), ended())
-    corrections.learn(tmp_path, RunRecords(run=a_run(spec).run, steps={}), ended())
-    assert corrections.read(tmp_path) == {}
-
-
-@pytest.mark.parametrize("content", [b"{", b"[]", b'{"cpu": 3}', b"\x00\xff"])
-def test_damaged_corrections_are_said_in_a_line_and_written_anew(tmp_path: Path, content: bytes) -> None:
-    spec, file = spec_with(batch_size=5000), tmp_path / corrections.CORRECTIONS_FILE
-    assert corrections.trouble(tmp_path) is None
-    file.write_bytes(content)
-    said = corrections.trouble(tmp_path)
-    assert said is not None
-    assert said.startswith(f"{file} cannot be read")
-    assert "\n" not in said
-    assert known_of(tmp_path).predict(spec).phases == MODEL.predict(spec).phases
-    corrections.learn(tmp_path, a_run(spec), ended())
-    assert corrections.trouble(tmp_path) is None
-    assert "corrected by r1" in known_of(tmp_path).predict(spec).basis
 
 
 def test_a_model_that_cannot_be_followed_says_why(tracer: Tracer) -> None:

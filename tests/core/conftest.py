@@ -1,0 +1,18 @@
+"""What several files of tests here begin with."""
+
+from pathlib import Path
+
+import pytest
+from layered_model import Tracer
+
+from trainfast_runner.memory_model import tracing
+
+
+@pytest.fixture
+def tracer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Tracer:
+    """Takes the place of the training Python's traces, for a home and a cache of the test's own."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setenv("TRAINFAST_HOME", str(tmp_path / "home"))
+    found = Tracer()
+    monkeypatch.setattr(tracing.training_python, "ask_each", found)
+    return found

@@ -1,0 +1,85 @@
+"""A memory model of alike blocks and a head, of which every byte is known."""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from typing import Any
+
+import msgspec
+
+from trainfast_runner.memory_model import MemoryModel
+from trainfast_runner.memory_model.course import Stack, Stretch
+from trainfast_runner.settings.knobs import defaults
+from trainfast_runner.settings.spec import RunSpec
+
+BLOCK, ROOT = 1000, 500
+
+
+BLOCK, ROOT = 1000, 500
+"""Elements of a block's parameters, and of those outside."""
+KEPT_BY_BLOCK, PASSING = 70, 30
+"""Activation bytes a sample that a block leaves behind, and what it holds besides while it computes."""
+HEAD = 400
+"""Activation bytes a sample of the head."""
+
+
+def vector(grads: float = 0, activations: float = 0, temporary: float = 0) -> tuple[float, ...]:
+    return (0.0, float(grads), 0.0, float(activations), float(temporary))
+
+
+def model_of(layers: int) -> MemoryModel:
+    """A model of that many alike blocks as three of them would have been traced, in fp32 with AdamW."""
+    kept = min(3, layers)
+
+    def forward(micro: int, place: str) -> Stretch:
+        line = (vector(), vector(activations=KEPT_BY_BLOCK + PASSING))
+        return Stretch("forward", micro, place, [line], (vector(), vector(activations=KEPT_BY_BLOCK)))
+
+    def backward(micro: int, place: str) -> Stretch:
+        grads = 4 * BLOCK if micro == 1 else 0
+        delta = (vector(grads=grads), vector(activations=-KEPT_BY_BLOCK))
+        return Stretch("backward", micro, place, [(vector(temporary=4 * BLOCK), vector(temporary=PASSING))], delta)
+
+    stretches = [Stretch("data", 0, "", [(vector(), vector(activations=16))], (vector(), vector(activations=16)))]
+    for micro in (1, 2):
+        stretches += [forward(micro, f"0:{index}") for index in range(kept)]
+        head = (vector(), vector(activations=HEAD))
+        stretches.append(Stretch("forward", micro, "", [head], head))
+        root_grads = 4 * ROOT if micro == 1 else 0
+        delta = (vector(grads=root_grads), vector(activations=-HEAD))
+        stretches.append(Stretch("backward", micro, "", [(vector(), vector(temporary=HEAD))], delta))
+        stretches += [backward(micro, f"0:{index}") for index in reversed(range(kept))]
+    parameters = layers * BLOCK + ROOT
+    return MemoryModel(
+        device="cpu",
+        parameter_sizes=[BLOCK] * layers + [ROOT],
+        stacks=[Stack(kept, [BLOCK] * layers)],
+        stretches=stretches,
+        before_optimizer=[4.0 * parameters, 4.0 * parameters, 8.0 * parameters, 0.0, 0.0],
+        optimizer_peak=[4.0 * parameters, 4.0 * parameters, 8.0 * parameters, 0.0, 4.0 * parameters],
+        basis="three blocks",
+    )
+
+
+def spec_with(**knobs: Any) -> RunSpec:
+    return RunSpec("tiny", None, "", {"family": "llama"}, {"objective": "causal-lm"}, {**defaults(), **knobs})
+
+
+class Tracer:
+    """Stands in for the script that traces: notes what it is asked, and answers of `model_of(12)`."""
+
+    def __init__(self) -> None:
+        self.asked: list[dict[str, Any]] = []
+        self.refusal: dict[str, Any] = {}
+
+    def __call__(
+        self, executable: str, script: str, arguments: list[str], given_up: object
+    ) -> Generator[dict[str, Any]]:
+        model = msgspec.to_builtins(model_of(12))
+        for number, argument in enumerate(arguments):
+            request = msgspec.json.decode(argument)
+            self.asked.append(request)
+            names = ("before_optimizer", "optimizer_peak")
+            if request["part"] == "course":
+                names = ("parameter_sizes", "stacks", "stretches", "pipeline")
+            yield {"request": number, "unused": ["pooler"], **(self.refusal or {name: model[name] for name in names})}

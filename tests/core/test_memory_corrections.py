@@ -1,0 +1,125 @@
+"""What measured runs teach the predictions of their device, and which teach nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from layered_model import Tracer, model_of, spec_with
+
+from trainfast_runner.memory_model import MemoryModel, corrections, tracing
+from trainfast_runner.outcome.explained_run import models_of
+from trainfast_runner.run_directory.records import Clock, RunFile, Step
+from trainfast_runner.run_directory.result import Result
+from trainfast_runner.run_directory.run_records import RunRecords
+from trainfast_runner.settings.spec import RunSpec
+
+MODEL = msgspec.structs.replace(model_of(12), trace="t")
+BEYOND = {"forward_backward": 7000, "optimizer": -300}
+
+
+def a_run(spec: RunSpec, beyond: Mapping[str, int] = BEYOND, steps: int = 2, **changes: Any) -> RunRecords:
+    """What a run of MODEL left that took so many bytes beyond its trace."""
+    predicted = MODEL.predict(spec)
+    run = RunFile(
+        run_id="r1",
+        preset="tiny",
+        knobs=dict(spec.knobs),
+        clock=Clock(monotonic_ns=0, wall_ns=0),
+        predicted=msgspec.to_builtins(predicted),
+        **changes,
+    )
+    peaks = {phase: total + beyond[phase] for phase, total in predicted.traced_bytes.items()}
+    taken = [
+        Step(t_ns=number, step=number, samples=1, tokens=1, step_ms=1.0, phase_peaks=peaks)
+        for number in range(1, steps + 1)
+    ]
+    return RunRecords(run=run, steps={0: taken})
+
+
+def ended(state: str = "finished") -> Result:
+    return Result(run_id="r1", state=state)
+
+
+def known_of(home: Path, device: str = "cpu", gpu: str | None = None) -> MemoryModel:
+    machine = corrections.of_device(device, gpu, home)
+    return msgspec.structs.replace(MODEL, device=device, machine=machine)
+
+
+def test_a_measured_run_corrects_the_next_prediction(tmp_path: Path) -> None:
+    spec = spec_with(batch_size=5000)
+    predicted = MODEL.predict(spec)
+    corrections.learn(tmp_path, a_run(spec), ended())
+    learnt = [one for machine in corrections.read(tmp_path).values() for one in machine.corrections.values()]
+    assert [one.step_bytes for one in learnt] == [a_run(spec).run.predicted["traced_bytes"]["forward_backward"]]
+    better = known_of(tmp_path)
+    again = better.predict(spec)
+    measured = {phase: total + BEYOND[phase] for phase, total in predicted.traced_bytes.items()}
+    assert {name: phase["total"] for name, phase in again.phases.items()} == measured
+    assert again.traced_bytes == predicted.traced_bytes
+    assert "corrected by r1" in again.basis
+    most = MODEL.max_batch(spec, 1, predicted.total_bytes)
+    fewer = better.max_batch(spec, 1, predicted.total_bytes)
+    assert most == 5000
+    assert fewer is not None
+    assert fewer < most
+    for other in (spec_with(batch_size=5000, compile="default"), spec_with(batch_size=5000, strategy="ddp")):
+        assert "corrected" not in better.predict(other, 2).basis
+    upgraded = msgspec.structs.replace(better, trace="of another torch")
+    assert upgraded.predict(spec).phases == predicted.phases
+
+
+def test_a_run_corrects_the_predictions_of_its_own_device_only(tmp_path: Path) -> None:
+    spec = spec_with(batch_size=5000)
+    corrections.learn(tmp_path, a_run(spec, device="cuda", device_names=["NVIDIA H200"]), ended())
+    corrections.learn(tmp_path, a_run(spec), ended())
+    assert "corrected" in known_of(tmp_path, "cuda", "NVIDIA H200").predict(spec).basis
+    assert "corrected" in known_of(tmp_path, "cuda").predict(spec).basis, "the only GPU that anything is known of"
+    assert "corrected" not in known_of(tmp_path, "cuda", "NVIDIA A100").predict(spec).basis
+    assert "corrected" in known_of(tmp_path).predict(spec).basis
+    corrections.learn(tmp_path, a_run(spec, device="cuda", device_names=["NVIDIA A100"]), ended())
+    assert "corrected" not in known_of(tmp_path, "cuda").predict(spec).basis, "which of the two is not said"
+
+
+def test_a_run_that_says_nothing_of_the_next_teaches_nothing(tmp_path: Path) -> None:
+    spec = spec_with(batch_size=5000)
+    corrections.learn(tmp_path, a_run(spec), ended("oom"))
+    corrections.learn(tmp_path, a_run(spec, steps=1), ended())
+    corrections.learn(tmp_path, a_run(spec, role="probe"), ended())
+    corrections.learn(tmp_path, a_run(spec, data={"samples": "lines"}), ended())
+    corrections.learn(tmp_path, a_run(spec, {"forward_backward": 1 << 40, "optimizer": 0}), ended())
+    corrections.learn(tmp_path, RunRecords(run=a_run(spec).run, steps={}), ended())
+    assert corrections.read(tmp_path) == {}
+
+
+@pytest.mark.parametrize("content", [b"{", b"[]", b'{"cpu": 3}', b"\x00\xff"])
+def test_damaged_corrections_are_said_in_a_line_and_written_anew(tmp_path: Path, content: bytes) -> None:
+    spec, file = spec_with(batch_size=5000), tmp_path / corrections.CORRECTIONS_FILE
+    assert corrections.trouble(tmp_path) is None
+    file.write_bytes(content)
+    said = corrections.trouble(tmp_path)
+    assert said is not None
+    assert said.startswith(f"{file} cannot be read")
+    assert "\n" not in said
+    assert known_of(tmp_path).predict(spec).phases == MODEL.predict(spec).phases
+    corrections.learn(tmp_path, a_run(spec), ended())
+    assert corrections.trouble(tmp_path) is None
+    assert "corrected by r1" in known_of(tmp_path).predict(spec).basis
+
+
+def test_an_explanation_goes_by_what_is_known_of_the_gpu_that_the_run_was_on(tracer: Tracer, tmp_path: Path) -> None:
+    spec, home = spec_with(batch_size=5000), tmp_path / "home"
+    home.mkdir()
+    for name in ("NVIDIA H200", "NVIDIA A100"):
+        beyond = {**BEYOND, "forward_backward": len(name) * 1000}
+        corrections.learn(home, a_run(spec, beyond, device="cuda", device_names=[name]), ended())
+    tracing.trace_model(spec, "cuda")
+    run = a_run(spec, device="cuda", device_names=["NVIDIA A100"]).run
+    assert run is not None
+    model = models_of(run)(spec)
+    assert model is not None
+    assert model.machine.corrections
+    assert model.machine == corrections.of_device("cuda", "NVIDIA A100", home)
