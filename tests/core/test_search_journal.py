@@ -13,10 +13,11 @@ from trainfast_runner.launch import RunPlan
 from trainfast_runner.problem import Problem
 from trainfast_runner.run_directory.home import Home
 from trainfast_runner.run_directory.records import SCHEMA, Clock
+from trainfast_runner.run_directory.result import Result
 from trainfast_runner.search import conduct
 from trainfast_runner.search.conduct import worked_seconds
 from trainfast_runner.search.control import cancel, conductor_of, pause, resume
-from trainfast_runner.search.decide import Known, Step
+from trainfast_runner.search.decide import Known, Step, known
 from trainfast_runner.search.fit import Fit, PhaseLine
 from trainfast_runner.search.follow import SearchFollower
 from trainfast_runner.search.foreign import grown
@@ -33,12 +34,14 @@ from trainfast_runner.search.journal import (
     Paused,
     Predicted,
     Probe,
+    Proof,
     Resumed,
     exclusive,
     is_conducted,
     read_journal,
 )
 from trainfast_runner.search.opening import Options
+from trainfast_runner.search.probe_record import proof_of
 from trainfast_runner.search.report import report
 from trainfast_runner.search.searches import new_search, newest_search, search_directories, unfinished
 from trainfast_runner.settings.spec import resolve
@@ -74,6 +77,19 @@ def test_every_line_is_read_back_and_a_half_written_one_is_left_out(tmp_path: Pa
     lines = read_journal(directory)
     assert lines[1:] == [step]
     assert SearchFollower(directory).poll().fits == (fit,)
+
+
+def test_a_size_that_fitted_warm_and_not_in_its_proof_is_marked(tmp_path: Path) -> None:
+    directory, journal = search(Home(tmp_path))
+    for size in (8, 42):
+        journal.write(Probe(batch_size=size, outcome="fits", run_id="warm", seconds=1.0))
+    tried = known(read_journal(directory))
+    result = Result(run_id="cold", state="oom", knobs={"batch_size": 42}, reason="out of memory")
+    journal.write(proof_of(tried, directory, result, 42, 1.0))
+    assert [line.refutes for line in read_journal(directory) if isinstance(line, Proof)] == [[42]]
+    assert [probe["refuted_by"] for probe in report(directory)["probes"]] == [None, "cold"]
+    finished = Result(run_id="cold", state="finished", knobs={"batch_size": 42})
+    assert proof_of(tried, directory, finished, 42, 1.0).refutes == []
 
 
 def test_what_follows_a_half_written_line_is_read(tmp_path: Path) -> None:

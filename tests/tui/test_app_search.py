@@ -35,7 +35,7 @@ from trainfast_runner.problem import Problem
 from trainfast_runner.run_directory.home import Home
 from trainfast_runner.run_directory.records import Event
 from trainfast_runner.search import control
-from trainfast_runner.search.journal import LOCK_FILE, PAUSE_FILE, CoolingDown, Ended, Paused
+from trainfast_runner.search.journal import LOCK_FILE, PAUSE_FILE, CoolingDown, Ended, Paused, Proof
 from trainfast_runner.settings.spec import RunSpec
 
 
@@ -98,6 +98,16 @@ async def test_the_answer_has_its_reasons_and_enter_applies_the_recommended_one(
         assert app.screen is app.main
         assert knob(app, "batch_size") == 40
         assert "batch_size = 40; r runs it" in screen_text(app)
+
+
+async def test_a_size_that_its_proof_refuted_is_marked(home: Home) -> None:
+    *tried, proof, last, ended = answered()
+    refuting = Proof(batch_size=42, run_id="20261121-055000-cold", state="oom", seconds=1.0, refutes=[42])
+    async with StillApp(home).run_test(size=FULL) as pilot:
+        text = await opened(pilot, a_search(home, [*tried, refuting, proof, last, ended]))
+        assert text.count("✗ fitted, refuted by the proof") == 1
+        assert "✗ OOM in the proof" in text
+        assert text.count("● fits") == 2
 
 
 async def test_enter_applies_the_answer_under_the_cursor(home: Home) -> None:

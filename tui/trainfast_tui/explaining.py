@@ -65,7 +65,7 @@ class Explainer:
         assert died is not None
         python = self._python or died.run.python or None
         try:
-            for left in trace_changes(died.run, died.error, python, given_up):
+            for left in trace_changes(died.run, died.error, python, given_up, died.held_bytes):
                 self._post(OomExplained(run.run_id, _explained(died, python), left))
         except (Problem, OSError):
             pass  # what cannot be traced stays an estimate

@@ -19,6 +19,7 @@ WORTH_A_WORD = 1 << 20
 """Bytes beyond what was held: a little less is rounding."""
 PROVED = "cheapest first, the prediction says that each fits:"
 MIXED = "cheapest first; those that name what they need fit by the prediction:"
+CLOSEST = "no change is enough by the prediction; the closest:"
 ESTIMATED = "the cheapest knobs that free memory, by estimate:"
 
 
@@ -35,7 +36,7 @@ def facts(found: OomExplanation) -> Iterator[str]:
             yield f"By the prediction it needs {size(needed)} of {size(limit)}: {size(needed - limit)} too much."
         else:
             yield f"By the prediction it needs {size(needed)} of {size(limit)}: what it took beyond was not foreseen."
-    if not found.changes and needed is not None:
+    if needed is not None and not any(may_do(change) for change in found.changes):
         yield "No change of knobs makes it fit by the prediction."
     if found.others:
         yield f"Others on the device: {plain('; '.join(found.others))}."
@@ -68,7 +69,14 @@ def knobs(change: OomChange) -> str:
     return ", ".join(f"{name} = {value}" for name, value in change.settings.items())
 
 
+def may_do(change: OomChange) -> bool:
+    """Whether nothing speaks against it: enough by the prediction, or not predicted."""
+    return change.missing_bytes is None
+
+
 def title(changes: tuple[OomChange, ...] | list[OomChange]) -> str:
     """What stands over the changes: how much is known about them."""
+    if changes and not any(may_do(change) for change in changes):
+        return CLOSEST
     known = [change.predicted_bytes is not None for change in changes]
     return PROVED if all(known) else MIXED if any(known) else ESTIMATED

@@ -87,14 +87,20 @@ def explained_now(directory: Path, result: Result) -> Result:
 
 
 def trace_changes(
-    run: RunFile, error: RunError | None, python: str | None = None, given_up: threading.Event | None = None
+    run: RunFile,
+    error: RunError | None,
+    python: str | None = None,
+    given_up: threading.Event | None = None,
+    held_bytes: int | None = None,
 ) -> Generator[int]:
     """Have the run's model traced, and what each change of a knob makes of it; where none is enough, what several do.
+
+    `held_bytes` is what the rank that died says it held.
 
     Yields how many are left, before each. Ends early once `given_up` is set. Raises Problem where the training Python
     cannot be asked.
     """
-    from trainfast_runner.outcome.oom_explained import candidates, combined
+    from trainfast_runner.outcome.oom_changes import candidates, combined
     from trainfast_runner.settings.spec import of_record
     from trainfast_runner.training_python import GivenUp
 
@@ -102,7 +108,7 @@ def trace_changes(
     python = python or run.python or None
     try:
         yield from _trace([spec, *candidates(spec, run.device, phase)], run.device, python, given_up)
-        if not _is_cured(run, error, python):
+        if not _is_cured(run, error, python, held_bytes):
             yield from _trace(combined(spec, run.device, phase), run.device, python, given_up)
     except GivenUp:
         return
@@ -121,9 +127,10 @@ def _trace(specs: list[RunSpec], device: str, python: str | None, given_up: thre
             yield len(missing) - done
 
 
-def _is_cured(run: RunFile, error: RunError | None, python: str | None) -> bool:
+def _is_cured(run: RunFile, error: RunError | None, python: str | None, held_bytes: int | None) -> bool:
     """Whether a change is known that would make it fit, or whether none ever will be, without a limit to fit into."""
+    from trainfast_runner.outcome.oom_changes import is_enough
     from trainfast_runner.outcome.oom_explained import explain
 
-    found = explain(run, error, "", models_of(run, python))
-    return found.limit_bytes is None or any(change.predicted_bytes is not None for change in found.changes)
+    found = explain(run, error, "", models_of(run, python), held_bytes=held_bytes)
+    return found.limit_bytes is None or any(map(is_enough, found.changes))

@@ -144,12 +144,16 @@ class RunError(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class OomChange(msgspec.Struct, frozen=True, kw_only=True):
-    """Knobs as they are typed, what that frees in words, and what it costs. `predicted_bytes` is what it then needs."""
+    """Knobs as they are typed, what that frees in words, and what it costs. `predicted_bytes` is what it then needs.
+
+    `missing_bytes` is what it is still too much by: None where it is enough, and where nothing is predicted.
+    """
 
     settings: dict[str, str]
     saves: str
     costs: str
     predicted_bytes: int | None = None
+    missing_bytes: int | None = None
 
 
 class OomExplanation(msgspec.Struct, frozen=True, kw_only=True):
@@ -160,7 +164,8 @@ class OomExplanation(msgspec.Struct, frozen=True, kw_only=True):
     on top of it; `untouched_bytes` is what a CPU's limit counted besides: address space reserved and not touched.
     `needed_bytes` is what the memory model says the run needs, `missing_bytes` how much of that, or else
     of what was asked for, was not there. `others` says in words who else
-    held memory of the device. `changes` are ranked by cost; those with `predicted_bytes` fit by the memory model.
+    held memory of the device. `changes` are ranked by cost; those with `predicted_bytes` fit by the memory model,
+    unless they have `missing_bytes`: where no change is enough the closest are given.
     """
 
     phase: str | None = None

@@ -5,7 +5,7 @@ from __future__ import annotations
 from trainfast_runner.byte_words import mebibytes
 from trainfast_runner.search.decide import ALIGNED, MOST, TOLERANCE_SHARE, Known, beyond_of, fits_of, tightest
 from trainfast_runner.search.fit import Fit, largest
-from trainfast_runner.search.journal import Answer, Margin, Proof
+from trainfast_runner.search.journal import Answer, Margin, Proof, refuted_by
 
 ALIGNED_MORE, ALIGNED_MORE_FROM = 64, 512
 """From this size on an aligned batch is a multiple of 64: it then costs an eighth of the batch at most."""
@@ -138,7 +138,9 @@ def _why(known: Known, most: int, recommended: int, tight: Fit, margins: list[Ma
 
 def _fastest(known: Known) -> tuple[int | None, float | None]:
     """The size of the highest rate, and the rate, among the sizes tried and the one proved."""
-    tried = [(probe.samples_per_s, probe.batch_size) for probe in known.fitting]
+    tried = [
+        (probe.samples_per_s, probe.batch_size) for probe in known.fitting if refuted_by(probe, known.proofs) is None
+    ]
     proved = [(proof.samples_per_s, proof.batch_size) for proof in known.proofs]
     timed = [(rate, size) for rate, size in (*tried, *proved) if rate is not None]
     rate, size = max(timed, default=(None, None))

@@ -278,7 +278,7 @@ class _Conductor:
         self._live = None
         if result.state in ("stopped", "killed"):
             raise Interrupted
-        self._write(proof_of(left, result, batch_size, time.monotonic() - began))
+        self._write(proof_of(self._known(), left, result, batch_size, time.monotonic() - began))
 
     def _warm_process(self) -> WarmProcess:
         directory = self._start(replace(self._plan, search_id=self._directory.name), "probe")

@@ -9,7 +9,7 @@ from __future__ import annotations
 import fcntl
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -152,6 +152,7 @@ class Proof(Line, frozen=True, kw_only=True, tag="proof"):
     """A normal run of a fresh process at a batch size. `state` is that run's end state.
 
     `ranks` has the peaks of each rank over all of its steps, warm-up included; none of a rank that ended no step.
+    `refutes` are the sizes that had fitted in a probe and do not count any more, because memory ran out in this run.
     """
 
     batch_size: int
@@ -162,6 +163,7 @@ class Proof(Line, frozen=True, kw_only=True, tag="proof"):
     ranks: list[RankPeaks] = []
     samples_per_s: float | None = None
     seconds: float
+    refutes: list[int] = []
 
 
 class Paused(Line, frozen=True, kw_only=True, tag="paused"):
@@ -210,12 +212,16 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Change(msgspec.Struct, frozen=True, kw_only=True):
-    """A change of knobs that would make a batch of 1 fit. `predicted_bytes` is what it then needs."""
+    """A change of knobs that would make a batch of 1 fit. `predicted_bytes` is what it then needs.
+
+    Where none is enough these are the closest, with `missing_bytes`: what each is still too much by.
+    """
 
     settings: dict[str, str]
     words: str
     costs: str = ""
     predicted_bytes: int | None = None
+    missing_bytes: int | None = None
 
 
 class Ended(Line, frozen=True, kw_only=True, tag="ended"):
@@ -231,6 +237,11 @@ class Ended(Line, frozen=True, kw_only=True, tag="ended"):
 
 
 AnyLine = Asked | Conducted | Predicted | Next | Launched | CoolingDown | Probe | Proof | Paused | Resumed | Ended
+
+
+def refuted_by(probe: Probe, proofs: Iterable[Proof]) -> Proof | None:
+    """The proof that ran out of memory at this size or a smaller one, although the size had fitted in this probe."""
+    return next((proof for proof in proofs if probe.outcome == "fits" and probe.batch_size in proof.refutes), None)
 
 
 class Journal:

@@ -19,7 +19,7 @@ from trainfast_runner.run_directory.run_records import read_records
 from trainfast_runner.search.decide import Known
 from trainfast_runner.search.journal import Change, Ended, Probe, Proof
 
-TRACES_WITHIN_S = 15.0
+TRACES_WITHIN_S = 30.0
 """No further change is traced after this time: whoever waits for the answer has waited for the search already."""
 
 
@@ -34,24 +34,32 @@ def nothing_fits(plan: RunPlan, home: Home, known: Known, why: str, check: Calla
     result = read_result(home.directory(failed.run_id))
     rank = failed.rank if isinstance(failed, Probe) else None
     error = (result.error if result is not None else None) or RunError(rank=rank, phase=phase, message=failed.reason)
-    _trace_changes(one, error, plan.python, check)
     held = failed.peak_allocated_bytes if isinstance(failed, Probe) else None
     if held is None and failed.batch_size == 1:
         held = held_by(read_records(home.directory(failed.run_id)), error)
+    _trace_changes(one, error, plan.python, held, check)
     said = explain(one, error, failed.reason, models_of(one, plan.python), held_bytes=held)
     missing = missing_bytes(said, failed)
     changes = [
-        Change(settings=change.settings, words=change.saves, costs=change.costs, predicted_bytes=change.predicted_bytes)
+        Change(
+            settings=change.settings,
+            words=change.saves,
+            costs=change.costs,
+            predicted_bytes=change.predicted_bytes,
+            missing_bytes=change.missing_bytes,
+        )
         for change in said.changes
         if "batch_size" not in change.settings
     ]
     return Ended(state="nothing_fits", reason=why, missing_bytes=missing, changes=changes)
 
 
-def _trace_changes(run: RunFile, error: RunError, python: str, check: Callable[[], None]) -> None:
+def _trace_changes(
+    run: RunFile, error: RunError, python: str, held_bytes: int | None, check: Callable[[], None]
+) -> None:
     """Have the memory models of the changes that might do."""
     deadline = time.monotonic() + TRACES_WITHIN_S
-    with suppress(Problem), closing(trace_changes(run, error, python)) as traces:
+    with suppress(Problem), closing(trace_changes(run, error, python, held_bytes=held_bytes)) as traces:
         for _ in traces:
             check()
             if time.monotonic() > deadline:

@@ -79,11 +79,13 @@ def _rank_peaks(rank: int, line: ProbeLine) -> RankPeaks:
     )
 
 
-def proof_of(directory: Path, result: Result, batch_size: int, seconds: float) -> Proof:
+def proof_of(known: Known, directory: Path, result: Result, batch_size: int, seconds: float) -> Proof:
     """What the proof's run came to; `batch_size` and `seconds` are for where its result does not tell."""
-    proved = result.knobs.get("batch_size")
+    said = result.knobs.get("batch_size")
+    proved = said if isinstance(said, int) else batch_size
+    warm = [probe.batch_size for probe in known.fitting if probe.batch_size >= proved]
     return Proof(
-        batch_size=proved if isinstance(proved, int) else batch_size,
+        batch_size=proved,
         run_id=result.run_id,
         state=result.state,
         reason=result.reason,
@@ -91,6 +93,7 @@ def proof_of(directory: Path, result: Result, batch_size: int, seconds: float) -
         ranks=[_highest(rank, steps) for rank, steps in sorted(read_records(directory).steps.items()) if steps],
         samples_per_s=result.throughput.samples_per_s.median,
         seconds=result.seconds if result.seconds is not None else seconds,
+        refutes=warm if result.state == "oom" else [],
     )
 
 

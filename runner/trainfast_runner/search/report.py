@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from trainfast_runner.run_directory.records import SCHEMA
-from trainfast_runner.search.journal import Answer, Asked, Ended, Predicted, Probe, Proof, read_journal
+from trainfast_runner.search.journal import Answer, Asked, Ended, Predicted, Probe, Proof, read_journal, refuted_by
 
 PROBE_FIELDS = (
     "batch_size",
@@ -24,7 +24,16 @@ PROBE_FIELDS = (
     "reason",
     "run_id",
 )
-PROOF_FIELDS = ("batch_size", "state", "peak_allocated_bytes", "samples_per_s", "seconds", "reason", "run_id")
+PROOF_FIELDS = (
+    "batch_size",
+    "state",
+    "peak_allocated_bytes",
+    "samples_per_s",
+    "seconds",
+    "reason",
+    "run_id",
+    "refutes",
+)
 PREDICTED_FIELDS = ("fixed_bytes", "bytes_per_sample", "max_batch", "basis", "reason")
 
 
@@ -35,7 +44,7 @@ def report(directory: Path) -> dict[str, Any]:
     ended = next((line for line in reversed(lines) if isinstance(line, Ended)), None)
     predicted = next((line for line in reversed(lines) if isinstance(line, Predicted)), None)
     answer = ended.answer if ended is not None else None
-    probes = [msgspec.to_builtins(line) for line in lines if isinstance(line, Probe)]
+    proofs = [line for line in lines if isinstance(line, Proof)]
     return {
         "schema": SCHEMA,
         "search_id": asked.search_id,
@@ -47,7 +56,7 @@ def report(directory: Path) -> dict[str, Any]:
         "recommended_reason": answer.recommended_why if answer else None,
         "margins": answer.margins if answer else [],
         "fastest": _fastest(answer),
-        "probes": [{name: probe[name] for name in PROBE_FIELDS} for probe in probes],
+        "probes": [_probe(line, proofs) for line in lines if isinstance(line, Probe)],
         "model": _fields(answer, "fixed_bytes", "bytes_per_sample", "phase"),
         "predicted": None if predicted is None else _fields(predicted, *PREDICTED_FIELDS),
         "limit": asked.limit_words,
@@ -55,11 +64,17 @@ def report(directory: Path) -> dict[str, Any]:
         "limits_bytes": asked.limits_bytes,
         "world_size": asked.world_size,
         **_fields(answer, "tightest_rank", "proof_run_id"),
-        "proofs": [_fields(line, *PROOF_FIELDS) for line in lines if isinstance(line, Proof)],
+        "proofs": [_fields(proof, *PROOF_FIELDS) for proof in proofs],
         **_fields(answer, "headroom_bytes", "certainty", "too_large"),
         "changes": ended.changes if ended is not None else [],
         **_fields(ended, "missing_bytes", "seconds"),
     }
+
+
+def _probe(probe: Probe, proofs: list[Proof]) -> dict[str, Any]:
+    """A size that was tried; `refuted_by` is the run that ran out of memory although this had fitted."""
+    by = refuted_by(probe, proofs)
+    return {**_fields(probe, *PROBE_FIELDS), "refuted_by": None if by is None else by.run_id}
 
 
 def _fields(struct: msgspec.Struct | None, *names: str) -> dict[str, Any]:

@@ -109,17 +109,19 @@ def explained(directory: Path, result: Result, python: str | None) -> Result:
         return result
     import threading
 
-    from trainfast_runner.outcome.explained_run import explained_now, trace_changes
+    from trainfast_runner.outcome.explained_run import explained_now, held_by, trace_changes
     from trainfast_runner.problem import Problem
+    from trainfast_runner.run_directory.run_records import read_records
     from trainfast_tui.cli.progress import said_when_slow
 
+    held = held_by(read_records(directory), result.error)
     given_up = threading.Event()
     timer = threading.Timer(TRACES_WITHIN_S, given_up.set)
     timer.daemon = True
     timer.start()
     try:
         with said_when_slow("tracing which changes would make it fit…") as slow:
-            for left in trace_changes(run, result.error, python, given_up):
+            for left in trace_changes(run, result.error, python, given_up, held):
                 slow.say(f"tracing which changes would make it fit, {left} to go…")
     except (Problem, KeyboardInterrupt):
         pass  # what was not traced stays an estimate

@@ -220,7 +220,10 @@ class _Teller:
                 where = f" in {line.phase}" if line.phase else ""
                 return f"  {line.batch_size} {what}{where}: {line.reason}"
             case journal.Proof():
-                return f"  {line.batch_size} {line.state} in a fresh process, {duration(line.seconds)}: {line.run_id}"
+                but = f", which refutes that {_sizes(line.refutes)} fitted" if line.refutes else ""
+                return (
+                    f"  {line.batch_size} {line.state} in a fresh process, {duration(line.seconds)}{but}: {line.run_id}"
+                )
             case journal.Paused():
                 return "paused"
             case journal.Resumed():
@@ -263,8 +266,17 @@ def _rows(found: dict[str, Any]) -> list[tuple[str, str]]:
         rows.append(("fastest tried", f"{fastest['batch_size']}, {per_second(fastest['samples_per_s'], 'samples')}"))
     tried = [probe for probe in found["probes"] if probe["outcome"] != "void"]
     out = sum(probe["outcome"] == "oom" for probe in tried)
-    rows.append(("took", f"{duration(found['seconds'])}, {len(tried)} sizes tried, memory ran out {_times(out)}"))
+    refuted = [probe["batch_size"] for probe in tried if probe["refuted_by"]]
+    if refuted:
+        rows.append(("refuted", f"{_sizes(refuted)}: fitted in a probe, ran out of memory in a proof"))
+    proofs = sum(proof["state"] == "oom" for proof in found["proofs"])
+    more = f", and {_times(proofs)} in a proof" if proofs else ""
+    rows.append(("took", f"{duration(found['seconds'])}, {len(tried)} sizes tried, memory ran out {_times(out)}{more}"))
     return rows
+
+
+def _sizes(sizes: list[int]) -> str:
+    return " and ".join(map(str, sizes))
 
 
 def _times(count: int) -> str:
@@ -279,6 +291,8 @@ def _without_answer(directory: Path, ended: Ended) -> list[str]:
     lines = [ended.reason]
     if ended.missing_bytes is not None:
         lines = [f"{ended.reason}: at least {size(ended.missing_bytes)} are missing"]
+    if ended.changes and all(change.missing_bytes for change in ended.changes):
+        lines.append("no change of knobs is enough by the prediction; the closest:")
     for change in ended.changes:
         settings = " ".join(f"{knob}={value}" for knob, value in change.settings.items())
         doubt = ", not known to be enough" if change.predicted_bytes is None else ""

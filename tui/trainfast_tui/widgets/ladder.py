@@ -27,6 +27,8 @@ SIGNS = {
     "cancelled": ("■", "warning"),
 }
 OUTCOMES = {"fits": ("●", "success", "fits"), "oom": ("✗", "error", "out of memory"), "void": ("~", "warning", "void")}
+REFUTED = ("✗", "warning", "fitted, refuted by the proof")
+"""Of a size that fitted in the warm process and ran out of memory in a fresh one."""
 PHASE_COLUMNS = (("forward_backward", "fwd+bwd"), ("optimizer", "optimizer"))
 WIDE, NARROW = 100, 76
 """Columns of the screen from which on cells are wide, and below which some are left out."""
@@ -164,9 +166,12 @@ def _tightest(search: SearchSnapshot) -> Fit | None:
 
 
 def _table(search: SearchSnapshot, width: int) -> list[Line]:
+    from trainfast_runner.search.journal import refuted_by
+
     rows: list[Line] = []
     for probe in search.probes:
-        rows.append(_probe_row(probe, len(search.fits) > 1, width))
+        refuted = refuted_by(probe, search.proofs) is not None
+        rows.append(_probe_row(probe, len(search.fits) > 1, width, refuted))
         if probe.outcome == "void" and probe.reason:
             # What made it worthless is a person's to mend, so it is said in full.
             rows += [[(f"{'':10}{line}", "warning")] for line in wrap(probe.reason, width - 10)]
@@ -194,8 +199,8 @@ def _row(cells: Sequence[str], end: Line, width: int, tone: str = "text") -> Lin
     return [("".join(texts), tone), ("  ", "text"), *end]
 
 
-def _probe_row(probe: Probe, many_ranks: bool, width: int) -> Line:
-    sign, tone, words = OUTCOMES.get(probe.outcome, ("○", "text", probe.outcome))
+def _probe_row(probe: Probe, many_ranks: bool, width: int, refuted: bool) -> Line:
+    sign, tone, words = REFUTED if refuted else OUTCOMES.get(probe.outcome, ("○", "text", probe.outcome))
     if width < WIDE and probe.outcome == "oom":
         words = "OOM"
     where = f" in {probe.phase.replace('_', ' and ')}" if probe.phase and probe.outcome == "oom" else ""
