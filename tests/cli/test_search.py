@@ -14,8 +14,8 @@ import pytest
 
 from cli.command import Cli, Started, until
 from trainfast_runner.run_directory.home import Home, is_alive, read_result, read_run_file
-from trainfast_runner.search.journal import JOURNAL_FILE, Launched, Next, Probe, is_conducted, read_journal
-from trainfast_tui.cli import search_max_batch
+from trainfast_runner.search.journal import JOURNAL_FILE, CoolingDown, Launched, Next, Probe, is_conducted, read_journal
+from trainfast_tui.cli import progress, search_max_batch
 from trainfast_tui.cli.progress import Progress
 
 SMALL = [
@@ -205,3 +205,14 @@ def test_a_proof_says_how_long_it_has_taken_and_its_steps(tmp_path: Path, monkey
     teller.tick()
     steps = len((recorded / "steps.jsonl").read_text().splitlines())
     assert said.getvalue().splitlines()[-1] == f"proving 37~ 0 s, {steps} steps"
+
+
+def test_a_temperature_that_stands_still_is_said_for_how_long(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    said = io.StringIO()
+    monkeypatch.setattr(search_max_batch, "TICK_S", 0.0)
+    monkeypatch.setattr(progress, "PLAIN_EVERY_S", 0.0)
+    teller = search_max_batch._Teller(Progress(said), Home(tmp_path))
+    teller.tell(CoolingDown(device=1, temperature_c=71.0, below_c=55.0, waited_s=8.0, stuck_s=19.9999))
+    assert said.getvalue().splitlines() == ["cooling GPU 1: 71 C, waiting for less than 55 C, 8 s so far"]
+    teller.tick()
+    assert said.getvalue().splitlines()[-1].endswith("; it has not fallen for 20 s, and is given up after 180 s")

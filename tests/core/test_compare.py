@@ -122,7 +122,7 @@ def test_on_a_cpu_what_others_take_of_it_is_a_condition() -> None:
     found = compare(taken(3, "cpu"), taken(40, "cpu"))
     assert [(row.a, row.b) for row in found.conditions if row.differs] == [("3 %", "40 %")]
     assert "`bench --repeat 3` runs two variants in turn" in found.notes[0]
-    assert any(note.endswith("had 60 % of the CPU: other processes took the rest") for note in found.notes)
+    assert any(note.endswith("shared the CPU: other processes took 40 % of it") for note in found.notes)
     assert not any(row.differs for row in compare(taken(3, "cuda"), taken(40, "cuda")).conditions)
 
 

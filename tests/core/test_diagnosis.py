@@ -12,10 +12,11 @@ from typing import Any
 import msgspec
 import pytest
 
-from trainfast_runner.diagnosis.device_window import Window
-from trainfast_runner.diagnosis.figures import ForeignProcess, Stretch, figures_by_scope, foreign_processes
+from trainfast_runner.diagnosis.device_window import Window, window_of
+from trainfast_runner.diagnosis.figures import figures_by_scope
 from trainfast_runner.diagnosis.rules import NAMES, RULES, rule_that_spoke
 from trainfast_runner.diagnosis.step_conditions import join_of
+from trainfast_runner.diagnosis.stretch import ForeignProcess, Stretch, foreign_processes
 from trainfast_runner.diagnosis.verdicts import diagnose
 from trainfast_runner.follow import Follower
 from trainfast_runner.outcome.summary import summarise
@@ -66,12 +67,14 @@ class Case:
             }
         )
         samples = {f"GPU-{index}": [(n * S, _sample(index, n, of(n))) for n in range(11)] for index, of in gpus.items()}
+        ranks = {0: self.step, **self.other_ranks}
+        steps = {rank: [_step(n, of(n)) for n in range(1, 11)] for rank, of in ranks.items()}
+        window = window_of(steps[0])
+        assert window is not None
         return Stretch(
             run=run,
-            steps={
-                rank: [_step(n, of(n)) for n in range(1, 11)] for rank, of in {0: self.step, **self.other_ranks}.items()
-            },
-            devices=join_of(samples, uuids, 1.0).window(0, 10 * S),
+            steps=steps,
+            devices=join_of(samples, uuids, 1.0).window(window.begin_ns, window.end_ns),
             samples={uuid: [sample for _, sample in of] for uuid, of in samples.items()},
             hosts=[_host(self.host(n)) for n in range(10)],
             foreign=[
@@ -253,6 +256,48 @@ def test_heat_names_the_gpu_the_degrees_and_the_milliseconds() -> None:
     assert finding.cost_fraction == pytest.approx(0.275)
 
 
+def test_a_share_of_the_cpu_is_no_share_of_a_step() -> None:
+    """What others take of the CPU is said in its own unit; what it costs leaves out the wait for data."""
+    busy = {"step": always(data_ms=250.0), "host": always(cpu_percent=99.0, own_percent=144.0)}
+    data, host = sorted(Case(device="cpu", **busy).findings(), key=lambda finding: finding.rule)
+    assert (data.cost_ms_per_step, data.cost_fraction) == (250, 0.25)
+    assert host.line == "other processes take 81 % of the CPU that trains: about 608 ms of a step lost"
+    assert host.evidence["others_cpu_percent"] == 81
+    assert (host.cost_ms_per_step, host.cost_fraction) == (pytest.approx(607.5), pytest.approx(0.6075))
+    assert data.cost_fraction + host.cost_fraction < 1
+
+
+def test_with_cores_to_spare_nothing_tells_what_others_cost() -> None:
+    case = Case(device="cpu", host=always(cpu_percent=60.0, own_percent=80.0), step=always(data_ms=150.0))
+    data, host = case.findings()
+    assert host.line == "other processes take 50 % of the CPU that trains"
+    assert (host.cost_ms_per_step, host.cost_fraction) == (None, None)
+    assert data.rule == "data-bound", "a known cost comes before one that nothing tells"
+
+
+@pytest.mark.parametrize("rule", NAMES)
+def test_a_cost_is_milliseconds_of_a_step_and_never_more_than_there_are(rule: str) -> None:
+    for finding in PAIRS[rule][0].findings():
+        assert finding.cost_ms_per_step is None or 0 < finding.cost_ms_per_step <= 1000
+        assert finding.cost_ms_per_step is None or finding.cost_fraction == finding.cost_ms_per_step / 1000
+
+
+def test_heat_and_a_wait_for_data_do_not_cost_more_than_a_step_together() -> None:
+    """The clock is at a tenth all the time, but for seven tenths of a step the GPU waits for data."""
+    case = Case(gpus={0: always(**{**HOT, "sm_clock_mhz": 198})}, step=always(data_ms=700.0))
+    costs = {finding.rule: finding.cost_ms_per_step for finding in case.findings()}
+    assert costs["data-bound"] == 700
+    assert costs["thermal"] == pytest.approx(300)
+
+
+def test_what_a_pause_between_steps_throttles_is_not_the_steps_own() -> None:
+    """Steps of 400 ms, one a second, throttled all the time: 400 ms of each, not 1,000."""
+    case = Case(gpus={0: always(**HOT)}, step=always(step_ms=400.0, data_ms=4.0, forward_ms=130.0, backward_ms=250.0))
+    (finding,) = (one for one in case.findings() if one.rule == "thermal")
+    assert "is throttled by heat for 400 of each 400 ms step" in finding.line
+    assert finding.evidence["thermal_percent"] == pytest.approx(100)
+
+
 def test_of_several_gpus_the_costliest_speaks_and_of_several_causes_the_first_is_the_line() -> None:
     case = Case(
         gpus={0: always(**{**HOT, "sm_clock_mhz": 1800}), 1: always(**HOT)},
@@ -343,6 +388,7 @@ def test_a_slow_gpu_keeps_ranks_waiting_only_where_there_are_some() -> None:
         if finding.rule == "straggler-gpu"
     )
     assert (joined.line.startswith("watched GPU 1 runs at"), waits in joined.line) == (True, False)
+    assert (joined.cost_fraction, trained.cost_fraction) == (None, pytest.approx((1 - 1600 / 1950) * 0.99))
     assert (trained.line.startswith("GPU 1 runs at"), waits in trained.line) == (True, True)
 
 

@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
-from recorded import HEAT, RAMP, START_NS, S, a_gpu, a_ramp_tick, a_run, a_thermal_ramp, write_lines
+from recorded import HEAT, RAMP, SMALL_BATCH, START_NS, S, a_gpu, a_ramp_tick, a_run, a_thermal_ramp, write_lines
 from still import StillApp, a_snapshot, own_supervisor, screen_text
 
 from trainfast_runner.follow import Follower
 from trainfast_runner.run_directory.home import Home
 from trainfast_runner.run_directory.records import Event
+from trainfast_tui.cli.held_back import opened
 from trainfast_tui.conditions_text import conditions_line
-from trainfast_tui.evidence import named, nothing_found, shown
+from trainfast_tui.evidence import cost_words, named, nothing_found, overlap_words, shown
 from trainfast_tui.messages import SnapshotTaken
 
 
@@ -45,6 +47,16 @@ async def test_a_line_says_it_and_a_key_opens_it_to_its_figures(home: Home) -> N
         await pilot.press("d")
         await pilot.pause()
         assert "next run" in screen_text(app)
+
+
+def test_shares_that_overlap_are_said_to() -> None:
+    two = [msgspec.structs.replace(HEAT, cost_fraction=0.7, cost_ms_per_step=350.0), HEAT]
+    assert [cost_words(one) for one in (*two, SMALL_BATCH)] == ["70 % of a step: 350 ms", "16 % of a step", ""]
+    assert overlap_words(two) == ""
+    assert overlap_words([two[0], two[0]]).startswith("The shares add up to more than a step")
+    *_, last = opened([two[0], two[0]], "nothing")
+    assert last == overlap_words([two[0], two[0]])
+    assert "  costs 70 % of a step: 350 ms" in opened(two, "nothing")
 
 
 async def test_nothing_found_is_said_and_before_the_first_step_nothing(home: Home) -> None:
@@ -86,7 +98,7 @@ def conditions_text(directory: Path, width: int) -> str:
 
 def test_the_newest_steps_say_what_heat_cost_them(home: Home, hold: Callable[[Path], None]) -> None:
     text = conditions_text(live_ramp(home, hold, RAMP.stop), 110)
-    assert text.startswith("throttled a step T ")
+    assert re.match(r"watched GPU 0: T \d+ ms a step ", text), "a run on the CPU takes no energy of a GPU"
     assert text.split(" T ")[1].split(" ms")[0] > "400", "all of a step of half a second was throttled"
     assert "clock -3" in text
     assert "J/sample" in text
@@ -102,6 +114,7 @@ def test_of_an_ended_run_all_its_steps_count_and_warming_up_is_said(home: Home) 
     assert narrow.startswith("T 210 ms")
     assert narrow.endswith("still warming")
     assert len(narrow) <= 47, "what has no room is left out whole"
+    assert "36.0 J/sample (watched GPU 0)  " in conditions_text(home.directory("20261121-054455-tiny-llama-7f3a"), 70)
 
 
 def test_a_cool_run_is_not_throttled(home: Home, hold: Callable[[Path], None]) -> None:

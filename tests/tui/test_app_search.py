@@ -7,6 +7,7 @@ import os
 import re
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -26,9 +27,10 @@ from searched import (
     going_on,
     nothing_fits,
     opened,
+    seen,
     show,
 )
-from still import StillApp, own_supervisor, screen_text, until
+from still import StillApp, a_snapshot, own_supervisor, screen_text, until
 
 from trainfast_runner.hardware.process_tree import boot_id
 from trainfast_runner.problem import Problem
@@ -37,6 +39,7 @@ from trainfast_runner.run_directory.records import Event
 from trainfast_runner.search import control
 from trainfast_runner.search.journal import LOCK_FILE, PAUSE_FILE, CoolingDown, Ended, Paused, Proof
 from trainfast_runner.settings.spec import RunSpec
+from trainfast_tui.messages import SnapshotTaken
 
 
 class Starts:
@@ -307,6 +310,11 @@ async def test_a_search_waits_for_its_gpus_to_cool_and_shows_the_degrees(
             await show(pilot, starts.directory)
         await until(pilot, "cooling GPU 1: 71 °C, now 61 °C, until below 55 °C")
         assert re.search(r"▸42 +cooling…", screen_text(app))
+        assert "has not fallen" not in screen_text(app)
+        # The last look was at second 10: a temperature that stands still writes no further line.
+        app.post_message(SnapshotTaken(replace(a_snapshot(None, second=40), search=seen(starts.directory))))
+        text = " ".join((await until(pilot, "it has not fallen")).split())
+        assert "until below 55 °C; it has not fallen for 30 s, and is given up after 180 s" in text
     assert starts.cool_to_c == 55
 
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from rich.cells import cell_len
 
+from trainfast_runner.diagnosis.doubts import watched_gpus
 from trainfast_runner.diagnosis.steady_state import drift_words
 from trainfast_tui import format as fmt
 from trainfast_tui.widgets.painted import Line
@@ -40,14 +41,24 @@ def conditions_line(run: RunSnapshot, width: int) -> Line:
     silent = _silent(run.conditions) if run.is_live else []
     if silent and len(silent) == len(counted[-1].devices):
         return [*_no_reading(silent), *([("   " if wide else "  ", "text"), *warming] if warming else [])]
-    throttled = _throttled(counted, wide)
-    if silent:
-        throttled = [*_no_reading(silent), ("  ", "text"), *throttled]
-    parts = [throttled, _clock(counted), _energy(counted, wide), _temperature(run, counted, wide), warming]
+    whose = _watched(run, counted)
+    throttled = _throttled(counted, wide, whose)
+    is_said = bool(whose) and whose in throttled[0][0]
+    each_step, each_sample = _energy(counted, "" if is_said else whose)
+    throttled = [*_no_reading(silent), ("  ", "text"), *throttled] if silent else throttled
+    clock, degrees = _clock(counted), _temperature(run, counted, wide)
+    energy = [*each_step, *each_sample] if wide else each_sample
     line: Line = []
-    for dropped in ((), (1,), (1, 3), (1, 2, 3), (1, 2, 3, 4)):
+    for parts in (
+        (throttled, clock, energy, degrees, warming),
+        (throttled, clock, each_sample, degrees, warming),
+        (throttled, energy, degrees, warming),
+        (throttled, energy, warming),
+        (throttled, warming),
+        (throttled,),
+    ):
         line = []
-        for part in (part for place, part in enumerate(parts) if part and place not in dropped):
+        for part in filter(None, parts):
             line += [("   " if wide else "  ", "text"), *part] if line else part
         if sum(cell_len(text) for text, _ in line) <= width:
             break
@@ -88,7 +99,7 @@ def _no_reading(indexes: Sequence[int | None]) -> Line:
     return [(f"no reading of GPU {', '.join(map(str, indexes))}", "warning")]
 
 
-def _throttled(counted: Sequence[StepConditions], wide: bool) -> Line:
+def _throttled(counted: Sequence[StepConditions], wide: bool, whose: str) -> Line:
     """Milliseconds of a step by the letters of the charts, and the device that lost most where there are several."""
     found = [
         (shade, ms)
@@ -97,15 +108,18 @@ def _throttled(counted: Sequence[StepConditions], wide: bool) -> Line:
     ]
     if not found:
         return [("throttling is not known", "muted")]
+    begin: Line = [(f"{whose}: ", "muted")] if whose and wide else []
     held = [(shade, ms) for shade, ms in found if ms >= LEAST_THROTTLED_MS]
     if not held:
-        return [("not throttled", "success")]
-    line: Line = [("throttled a step ", "muted")] if wide else []
+        return [*begin, ("not throttled", "success")]
+    line: Line = []
     for place, (shade, ms) in enumerate(held):
         tone = "error" if shade.kind in ("thermal", "brake") else "warning"
         line += [(f"{'  ' if place else ''}{shade.letter} ", tone), (fmt.milliseconds(ms), "text")]
         line += [(_worst(counted, shade), "muted")]
-    return line
+    if not wide:
+        return line
+    return [*(begin or [("throttled ", "muted")]), *line, (" a step", "muted")]
 
 
 def _worst(counted: Sequence[StepConditions], shade: Shade) -> str:
@@ -123,11 +137,20 @@ def _clock(counted: Sequence[StepConditions]) -> Line:
     return [("clock at its most" if loss < LEAST_CLOCK_LOSS else f"clock -{fmt.percent(100 * loss)}", "text")]
 
 
-def _energy(counted: Sequence[StepConditions], wide: bool) -> Line:
+def _energy(counted: Sequence[StepConditions], whose: str) -> tuple[Line, Line]:
+    """Joules of a step and of a sample; the second says which GPUs they are of where nothing else does."""
     step, sample = _mean(one.energy_joules for one in counted), _mean(one.joules_per_sample for one in counted)
     if step is None:
-        return []
-    return [((f"{fmt.joules(step)}/step, " if wide else "") + f"{fmt.joules(sample)}/sample", "text")]
+        return [], []
+    mark: Line = [(f" ({whose})", "muted")] if whose else []
+    return [(f"{fmt.joules(step)}/step, ", "text")], [(f"{fmt.joules(sample)}/sample", "text"), *mark]
+
+
+def _watched(run: RunSnapshot, counted: Sequence[StepConditions]) -> str:
+    """The GPUs that are only joined to a run on the CPU: their energy is not what its samples took."""
+    if run.run is None or run.run.device_uuids:
+        return ""
+    return watched_gpus([device.index for device in counted[-1].devices])
 
 
 def _temperature(run: RunSnapshot, counted: Sequence[StepConditions], wide: bool) -> Line:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from rich.cells import cell_len
 
 from trainfast_tui import format as fmt
-from trainfast_tui.evidence import named, nothing_found, shown, wanted
+from trainfast_tui.evidence import cost_words, named, nothing_found, overlap_words, shown, wanted
 from trainfast_tui.widgets.painted import Line, rule, wrap
 
 if TYPE_CHECKING:
@@ -33,7 +33,8 @@ def explained(run: RunSnapshot, width: int) -> list[Line]:
     """Every diagnosis opened to its numbers, in lines of `width` cells."""
     if not run.diagnosis:
         return [[(_nothing(run), "text")]]
-    lines: list[Line] = []
+    overlap = overlap_words(run.diagnosis)
+    lines: list[Line] = [[(line, "muted")] for line in wrap(overlap, width)] if overlap else []
     for place, diagnosis in enumerate(run.diagnosis):
         lines += [[]] if place else []
         lines += _opened(diagnosis, width)
@@ -51,9 +52,8 @@ def _nothing(run: RunSnapshot) -> str:
 def _opened(diagnosis: Diagnosis, width: int) -> list[Line]:
     from trainfast_runner.diagnosis.rules import rule_that_spoke
 
-    cost, found = diagnosis.cost_fraction, rule_that_spoke(diagnosis.rule, diagnosis.evidence)
-    head = found.title if found is not None else diagnosis.rule
-    head += f", {fmt.percent(100 * cost)} of a step" if cost is not None else ""
+    found = rule_that_spoke(diagnosis.rule, diagnosis.evidence)
+    head = ", ".join(filter(None, (found.title if found is not None else diagnosis.rule, cost_words(diagnosis))))
     thresholds = {condition.figure: condition for condition in found.when} if found is not None else {}
     lines: list[Line] = [rule(head, width)]
     lines += [[(line, "title")] for line in wrap(diagnosis.line, width)]

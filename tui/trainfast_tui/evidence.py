@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache
 from typing import TYPE_CHECKING
 
@@ -10,6 +10,7 @@ from trainfast_tui import format as fmt
 
 if TYPE_CHECKING:
     from trainfast_runner.diagnosis.rules import Condition
+    from trainfast_runner.run_directory.result import Diagnosis
 
 UNITS: tuple[tuple[str, Callable[[float], str]], ...] = (
     ("_fraction", lambda value: fmt.percent(100 * value, 1)),
@@ -58,6 +59,21 @@ def wanted(condition: Condition) -> str:
         return f"one of {', '.join(threshold)}"
     words = {">=": "at least ", "<": "below "}.get(condition.is_, "")
     return f"{words}{shown(condition.figure, threshold)}"
+
+
+def cost_words(finding: Diagnosis) -> str:
+    """What it takes of a step; empty where nothing measured tells. Older results know the share alone."""
+    if finding.cost_fraction is None:
+        return ""
+    share = f"{fmt.percent(100 * finding.cost_fraction)} of a step"
+    return share if finding.cost_ms_per_step is None else f"{share}: {fmt.milliseconds(finding.cost_ms_per_step)}"
+
+
+def overlap_words(findings: Sequence[Diagnosis]) -> str:
+    """Why shares add up to more than a step, where they do."""
+    if sum(finding.cost_fraction or 0.0 for finding in findings) <= 1:
+        return ""
+    return "The shares add up to more than a step: causes that held at the same time are each given all of it."
 
 
 def nothing_found(*, live: bool, measured: int, diagnosed: bool) -> str:

@@ -89,15 +89,11 @@ def expected_s(search: SearchSnapshot) -> float | None:
     return None if search.proof_steps is None else share * search.proof_steps * (last.step_ms or 0.0) / 1e3
 
 
-def state_words(search: SearchSnapshot) -> str:
-    """What the search is doing, or how it ended, in one line."""
+def state_words(search: SearchSnapshot, now_ns: int | None = None) -> str:
+    """What the search is doing at `now_ns` (CLOCK_MONOTONIC), or how it ended, in one line."""
     step = search.next
     if search.cooling and search.state in ("running", "starting"):
-        first, now = search.cooling[0], search.cooling[-1]
-        return (
-            f"cooling GPU {now.device}: {fmt.celsius(first.temperature_c)}, now {fmt.celsius(now.temperature_c)},"
-            f" until below {fmt.celsius(now.below_c)}"
-        )
+        return _cooling_words(search, now_ns)
     if search.state == "running" and step is not None and step.action in ("probe", "prove"):
         verb = "probing" if step.action == "probe" else "proving in a fresh process"
         return f"{verb}: batch_size {step.batch_size:,}"
@@ -127,6 +123,18 @@ def state_words(search: SearchSnapshot) -> str:
     if search.state == "cancelled" and ended is not None and ended.reason not in ("", CANCELLED):
         return f"broken off: {fmt.plain(ended.reason)}; its journal is kept, f5 tries again"
     return words.get(search.state, search.state)
+
+
+def _cooling_words(search: SearchSnapshot, now_ns: int | None) -> str:
+    from trainfast_runner.hardware.cooling import stuck_words
+
+    first, now = search.cooling[0], search.cooling[-1]
+    # The journal has a line where the temperature changes, and none while it stands still.
+    since_s = max(0, now_ns - now.t_ns) / 1e9 if now_ns is not None else 0.0
+    return (
+        f"cooling GPU {now.device}: {fmt.celsius(first.temperature_c)}, now {fmt.celsius(now.temperature_c)},"
+        f" until below {fmt.celsius(now.below_c)}{stuck_words(now.stuck_s + since_s)}"
+    )
 
 
 def _under_way(search: SearchSnapshot) -> str:

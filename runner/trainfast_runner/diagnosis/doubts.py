@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from trainfast_runner.diagnosis.device_track import LEAST_COVERED
 from trainfast_runner.diagnosis.steady_state import drift_words
@@ -17,10 +17,15 @@ THROTTLED_SHARE = 0.0005
 
 def watched_words(result: Result) -> str:
     """The GPUs that were only joined to a run on the CPU, such as "watched GPU 0"; empty for a run on GPUs."""
-    indexes = [str(row["index"]) for row in result.throttle.devices if row.get("index") is not None]
-    if result.actual.device != "cpu" or not indexes:
+    if result.actual.device != "cpu":
         return ""
-    return f"watched GPU{'' if len(indexes) == 1 else 's'} {', '.join(indexes)}"
+    return watched_gpus([row.get("index") for row in result.throttle.devices])
+
+
+def watched_gpus(indexes: Iterable[int | None]) -> str:
+    """GPUs by their NVML indexes, such as "watched GPUs 1, 3"; empty without any."""
+    known = [str(index) for index in indexes if index is not None]
+    return f"watched GPU{'' if len(known) == 1 else 's'} {', '.join(known)}" if known else ""
 
 
 def doubts(result: Result) -> Iterator[str]:
@@ -39,7 +44,7 @@ def doubts(result: Result) -> Iterator[str]:
         yield f"shared its device with {others} other process{'' if others == 1 else 'es'}"
     taken = conditions.others_cpu_percent
     if result.actual.device == "cpu" and taken is not None and taken >= OTHERS_PERCENT:
-        yield f"had {100 - taken:.0f} % of the CPU: other processes took the rest"
+        yield f"shared the CPU: other processes took {taken:.0f} % of it"
     for cause in CAUSES:
         fraction = getattr(result.throttle, f"{cause.name}_fraction")
         if fraction is not None and fraction >= THROTTLED_SHARE:

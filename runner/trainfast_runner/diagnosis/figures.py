@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import TypeVar
 
-from trainfast_runner.diagnosis.device_track import DeviceConditions, Seen
-from trainfast_runner.diagnosis.device_window import Window
-from trainfast_runner.diagnosis.rules import Figure, Scope
-from trainfast_runner.run_directory.records import Event, RunFile, Step
-from trainfast_runner.run_directory.run_records import HostSample, RunRecords
-from trainfast_runner.telemetry.readings import HostReading
+from trainfast_runner.diagnosis.device_track import DeviceConditions
+from trainfast_runner.diagnosis.device_window import window_of
+from trainfast_runner.diagnosis.rules import ALL_CORES_BUSY_PERCENT, Figure, Scope
+from trainfast_runner.diagnosis.stretch import Stretch
+from trainfast_runner.run_directory.records import RunFile
 from trainfast_runner.telemetry.slowdown import slows_down_at_c
 from trainfast_runner.telemetry.throttle_causes import CAUSES
 
@@ -27,85 +25,15 @@ BACKWARD_OVER_FORWARD_RECOMPUTED = 3.0
 """With full checkpointing the backward computes the forward once more."""
 
 
-@dataclass(frozen=True)
-class ForeignProcess:
-    """A process of somebody else on the GPU with this NVML index, and its device memory where that is known."""
-
-    device: int
-    pid: int
-    memory_used_bytes: int | None = None
-
-
-@dataclass(frozen=True)
-class Stretch:
-    """Measured steps of a run by rank, and what devices and host did meanwhile, samples oldest first and by UUID."""
-
-    run: RunFile
-    steps: Mapping[int, Sequence[Step]]
-    devices: Sequence[DeviceConditions] = ()
-    samples: Mapping[str, Sequence[Seen]] = field(default_factory=dict)
-    hosts: Sequence[HostSample | HostReading] = ()
-    foreign: Sequence[ForeignProcess] = ()
-
-    @property
-    def first_rank(self) -> Sequence[Step]:
-        """The steps of the lowest rank there is."""
-        return self.steps[min(self.steps)] if self.steps else ()
-
-    @property
-    def measured(self) -> int:
-        """How many steps it has."""
-        return len(self.first_rank)
-
-
 def figure_text(value: float) -> str:
     """Three significant digits, never an exponent."""
     return f"{value:,.0f}" if abs(value) >= 99.95 else f"{value:.3g}"
 
 
-def stretch_of(records: RunRecords, devices: Sequence[DeviceConditions], window: Window) -> Stretch:
-    """The measured steps of ended records, in the window that `devices` describe. `records.run` must be known."""
-    assert records.run is not None
-
-    def within(samples: Iterable[tuple[int, T]]) -> list[T]:
-        return [sample for t_ns, sample in samples if window.begin_ns <= t_ns <= window.end_ns]
-
-    return Stretch(
-        run=records.run,
-        steps={
-            rank: measured
-            for rank, steps in records.steps.items()
-            if (measured := [step for step in steps if not step.warmup])
-        },
-        devices=devices,
-        samples={uuid: within(samples) for uuid, samples in records.devices.items()},
-        hosts=within(records.hosts),
-        foreign=foreign_processes(records.run, records.events, window),
-    )
-
-
-def foreign_processes(run: RunFile, events: Iterable[Event], window: Window) -> list[ForeignProcess]:
-    """Processes of others that used the run's devices in some part of the window, each once."""
-    found: dict[tuple[int, int], ForeignProcess] = {}
-    for process in run.foreign_processes:
-        pid, device, used = process.get("pid"), process.get("device"), process.get("memory_used_bytes")
-        if isinstance(pid, int) and isinstance(device, int):
-            found[device, pid] = ForeignProcess(device, pid, used if isinstance(used, int) else None)
-    for event in events:
-        if event.kind != "foreign_process" or event.pid is None or event.device is None:
-            continue
-        if event.state == "appeared" and event.t_ns <= window.end_ns:
-            found.setdefault(
-                (event.device, event.pid), ForeignProcess(event.device, event.pid, event.memory_used_bytes)
-            )
-        elif event.state == "left" and event.t_ns < window.begin_ns:
-            found.pop((event.device, event.pid), None)
-    return list(found.values())
-
-
 def figures_by_scope(stretch: Stretch) -> dict[Scope, list[Figures]]:
     """One set of figures for the run, one for each device, one for each rank; each holds those of the run too."""
     run = _run(stretch) | _host(stretch)
+    run |= _taken_by_others(run)
     devices = [run | figures for figures in _devices(stretch, run)]
     return {"run": [run], "device": devices, "rank": [run | figures for figures in _ranks(stretch)]}
 
@@ -133,11 +61,17 @@ def _run(stretch: Stretch) -> Figures:
         ),
         "gpu_utilization_percent": utilization,
         "gpu_idle_percent": None if utilization is None else 100 - utilization,
-        "unexplained_idle_percent": None
-        if utilization is None or data_percent is None
-        else 100 - utilization - data_percent,
+        **_idle(utilization, data_percent, step_ms),
     }
     return found | _loading(stretch) | _exchange(stretch, phases, step_ms)
+
+
+def _idle(utilization: float | None, data_percent: float | None, step_ms: float | None) -> Figures:
+    """The time in which a GPU ran nothing though it had its data."""
+    if utilization is None or data_percent is None or step_ms is None:
+        return {"unexplained_idle_percent": None, "unexplained_idle_ms": None}
+    percent = 100 - utilization - data_percent
+    return {"unexplained_idle_percent": percent, "unexplained_idle_ms": percent / 100 * step_ms}
 
 
 def _loading(stretch: Stretch) -> Figures:
@@ -205,6 +139,21 @@ def _host(stretch: Stretch) -> Figures:
     }
 
 
+def _taken_by_others(run: Figures) -> Figures:
+    """What it costs a training on the CPU that others use it: nothing that can be told while cores stand idle."""
+    others, busy, working = run["others_cpu_percent"], run["host_cpu_percent"], _working_ms(run)
+    if not isinstance(others, float) or not isinstance(busy, float) or busy < ALL_CORES_BUSY_PERCENT or working is None:
+        return {"others_cost_ms": None, "others_lost_words": ""}
+    lost = others / 100 * working
+    return {"others_cost_ms": lost, "others_lost_words": _lost_words(lost)}
+
+
+def _working_ms(run: Figures) -> float | None:
+    """The part of a step that slow clocks or a shared CPU make longer: a wait for data is a cause of its own."""
+    step, data = run["step_ms"], run["data_ms"]
+    return None if not isinstance(step, float) else step - (data if isinstance(data, float) else 0.0)
+
+
 def _devices(stretch: Stretch, run: Figures) -> list[Figures]:
     used = [device for device in stretch.devices if device.uuid in stretch.run.gpu_uuids]
     clocks = [device.sm_clock_mhz for device in used if device.sm_clock_mhz]
@@ -219,13 +168,15 @@ def _device(stretch: Stretch, device: DeviceConditions, fastest: float | None, r
     foreign = [process for process in stretch.foreign if process.device == device.index]
     memory = [process.memory_used_bytes for process in foreign if process.memory_used_bytes is not None]
     clock = device.sm_clock_mhz
+    behind = None if clock is None or not fastest else 1 - clock / fastest
+    working = _working_ms(run) if _meet_on_gpus(stretch.run) else None
     return {
         "index": device.index,
         "gpu": f"GPU {device.index}" if stretch.run.device_uuids else f"watched GPU {device.index}",
         "shared_words": "shared with" if stretch.run.device_uuids else "used by",
         "waited_for_words": ": ranks that meet in every step wait for it" if _meet_on_gpus(stretch.run) else "",
         "used": int(device.uuid in stretch.run.gpu_uuids),
-        **_throttling(device, len(stretch.first_rank), run["step_ms"]),
+        **_throttling(device, stretch, run),
         "temperature_c": hottest,
         "slows_down_at_c": limit,
         "degrees_over_c": None if hottest is None or limit is None or hottest < limit else hottest - limit,
@@ -237,7 +188,8 @@ def _device(stretch: Stretch, device: DeviceConditions, fastest: float | None, r
         "clock_loss_percent": None if device.clock_loss_fraction is None else 100 * device.clock_loss_fraction,
         "sm_clock_mhz": clock,
         "fastest_sm_clock_mhz": fastest,
-        "clock_behind_percent": None if clock is None or not fastest else 100 * (1 - clock / fastest),
+        "clock_behind_percent": None if behind is None else 100 * behind,
+        "clock_behind_cost_ms": None if behind is None or working is None else behind * working,
         "gpu_utilization_percent": _mean(sample.gpu_utilization_percent for sample in samples),
         "pcie_width": width,
         "pcie_width_max": widest,
@@ -255,25 +207,28 @@ def _meet_on_gpus(run: RunFile) -> bool:
     return run.world_size > 1 and len(run.device_uuids) > 1
 
 
-def _throttling(device: DeviceConditions, steps: int, step_ms: Figure) -> Figures:
-    """Of each cause milliseconds a step, percent of the step, and of both the part that was lost.
+def _throttling(device: DeviceConditions, stretch: Stretch, run: Figures) -> Figures:
+    """Of each cause milliseconds a step, percent of the time, and what of a step was lost to it.
 
-    The steps' own time is what there is to lose, not the pauses between them. Without clocks all of it counts as lost.
+    Pauses between steps are as throttled as the steps. What waited for data could not be lost to a slow clock. Without
+    clocks all of the throttled time counts as lost.
     """
+    window, step_ms, working = window_of(stretch.first_rank), run["step_ms"], _working_ms(run)
+    steps_share = None
+    if window is not None and isinstance(step_ms, float):
+        steps_share = step_ms / window.ms
     found: Figures = {}
     for cause in CAUSES:
-        throttled = device.throttled_ms.get(cause.name)
-        lost = device.lost_ms.get(cause.name)
-        a_step = throttled / steps if throttled is not None and steps else None
-        lost_a_step = lost / steps if lost is not None and steps else None
-        percent = _percent(a_step, step_ms if isinstance(step_ms, float) else None)
-        found[f"{cause.name}_ms_per_step"] = a_step
-        found[f"{cause.name}_percent"] = percent
-        found[f"{cause.name}_lost_ms_per_step"] = lost_a_step
-        found[f"{cause.name}_lost_percent"] = (
-            percent if lost_a_step is None else _percent(lost_a_step, step_ms if isinstance(step_ms, float) else None)
+        throttled, lost = (
+            None if ms is None or steps_share is None else ms * steps_share
+            for ms in (device.throttled_ms.get(cause.name), device.lost_ms.get(cause.name))
         )
-        found[f"{cause.name}_lost_words"] = _lost_words(lost_a_step)
+        lost = lost if lost is None or working is None else min(lost, working)
+        found[f"{cause.name}_ms_per_step"] = throttled
+        found[f"{cause.name}_percent"] = _percent(throttled, step_ms if isinstance(step_ms, float) else None)
+        found[f"{cause.name}_lost_ms_per_step"] = lost
+        found[f"{cause.name}_cost_ms"] = _least(throttled, working) if lost is None else lost
+        found[f"{cause.name}_lost_words"] = _lost_words(lost)
         found[f"{cause.name}_source"] = device.sources.get(cause.name)
     return found
 
@@ -330,7 +285,6 @@ def _ranks(stretch: Stretch) -> list[Figures]:
             "median_forward_ms": middle,
             "behind_ms": forward - middle,
             "behind_percent": _percent(forward - middle, middle),
-            "behind_step_percent": _percent(forward - middle, _mean(step.step_ms for step in stretch.steps[rank])),
             "slowest_percent": 100 * slowest.count(rank) / len(common),
         }
         for rank, forward in means.items()
@@ -375,6 +329,10 @@ def _last(values: Iterable[T | None]) -> T | None:
 
 def _percent(part: float | None, whole: float | None) -> float | None:
     return None if part is None or not whole else 100 * part / whole
+
+
+def _least(a: float | None, b: float | None) -> float | None:
+    return min((value for value in (a, b) if value is not None), default=None)
 
 
 def _whole(value: object, otherwise: int) -> int:

@@ -6,9 +6,9 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 
 from trainfast_runner.diagnosis.device_window import window_of
-from trainfast_runner.diagnosis.figures import Stretch, foreign_processes
 from trainfast_runner.diagnosis.steady_state import NOT_KNOWN, steady_state
 from trainfast_runner.diagnosis.step_conditions import StepJoin
+from trainfast_runner.diagnosis.stretch import Stretch, foreign_processes
 from trainfast_runner.diagnosis.verdicts import diagnose
 from trainfast_runner.run_directory.records import Event, RunFile, Step
 from trainfast_runner.run_directory.result import Diagnosis

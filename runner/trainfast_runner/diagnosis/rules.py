@@ -1,6 +1,6 @@
 """What can hold a run back, as data: each rule with the figures it looks at, its thresholds, their source and a cure.
 
-`diagnosis.diagnose` evaluates them all the same way; `diagnosis_figures` says where each figure comes from. A rule
+`verdicts.diagnose` evaluates them all the same way; `figures` says where each figure comes from. A rule
 holds when every condition does, and a figure that is not known fulfils none. Rules of one name are alternatives: the
 first that holds speaks. Thresholds marked "ours" are judgements, set where a cure is worth more than it costs to try.
 """
@@ -22,6 +22,9 @@ WHOLE_FORWARD_STRATEGIES = ("ddp", "zero1", "zero2", "zero2-offload")
 BUSY_STRATEGIES = ("single", *EXCHANGING_STRATEGIES)
 """Strategies whose GPUs all have work all the time; with the others a GPU waits for its turn, or for the CPU that
 updates the weights."""
+
+ALL_CORES_BUSY_PERCENT = 90
+"""Ours: over it a thread that wants to run has to wait for a core."""
 
 
 @dataclass(frozen=True)
@@ -47,8 +50,9 @@ class Rule:
     """One thing that can hold a run back. `line` and `advice` are format strings over figures; `figure` as a format
     is three significant digits.
 
-    `scope` says whether it is asked of the run, of each device or of each rank; `cost` names the figure that is the
-    percentage of a step it takes; `evidence` what is shown beside the figures of `when`.
+    `scope` says whether it is asked of the run, of each device or of each rank; `cost` names the figure that is how
+    many milliseconds of each step it takes, None where nothing measured tells; `evidence` what is shown beside the
+    figures of `when`.
     """
 
     name: str
@@ -86,7 +90,7 @@ def _data_bound(advice: str, *more: Condition) -> Rule:
         advice,
         "ours: under a tenth of the step the gain is smaller than what batch_size or precision give. The wait is"
         " measured around fetching the next batch, summed over the steps, because loaders stall in bursts.",
-        cost="data_percent",
+        cost="data_ms",
         evidence=("data_ms", "step_ms", "workers", "cores", "steps"),
     )
 
@@ -122,7 +126,7 @@ RULES: tuple[Rule, ...] = (
         " {temperature_words}{thermal_lost_words}",
         "{cooling_advice}",
         _OURS_TWO_PERCENT + " SW thermal slowdown may also come from hot memory.",
-        cost="thermal_lost_percent",
+        cost="thermal_cost_ms",
         evidence=(
             "thermal_ms_per_step",
             "thermal_lost_ms_per_step",
@@ -144,7 +148,7 @@ RULES: tuple[Rule, ...] = (
         "{brake_lost_words}",
         "the power supply, its cables and rails: the brake is pulled from outside the card",
         _OURS_TWO_PERCENT + " The brake halves the clocks or more (HW Power Brake Slowdown, nvml.h).",
-        cost="brake_lost_percent",
+        cost="brake_cost_ms",
         evidence=("brake_ms_per_step", "step_ms", "power_w", "power_limit_w", "clock_loss_percent", "brake_source"),
     ),
     Rule(
@@ -158,7 +162,7 @@ RULES: tuple[Rule, ...] = (
         "ours: the SW power cap is normal at full load on cards bound by their power, so it is information, and only"
         " with a clock that is really lower.",
         severity="info",
-        cost="power_lost_percent",
+        cost="power_cost_ms",
         evidence=("power_ms_per_step", "power_lost_ms_per_step", "power_w", "power_limit_w", "power_source"),
     ),
     Rule(
@@ -170,7 +174,7 @@ RULES: tuple[Rule, ...] = (
         "take the GPUs out of the sync-boost group, or find the slowest of them",
         _OURS_TWO_PERCENT,
         severity="info",
-        cost="sync_boost_lost_percent",
+        cost="sync_boost_cost_ms",
         evidence=("sync_boost_ms_per_step", "clock_loss_percent", "sync_boost_source"),
     ),
     Rule(
@@ -198,7 +202,7 @@ RULES: tuple[Rule, ...] = (
         "look at that rank's device: its clock, its temperature, its PCIe link, who else uses it",
         "ours: a tenth is past what equal ranks scatter by, and a rank that is slow for a reason is so in most steps."
         " The forward of these strategies waits for nobody, so its length is the rank's own.",
-        cost="behind_step_percent",
+        cost="behind_ms",
         evidence=("forward_ms", "median_forward_ms", "behind_ms", "world_size"),
     ),
     Rule(
@@ -210,7 +214,7 @@ RULES: tuple[Rule, ...] = (
         "{waited_for_words}",
         "its temperature, power limit and application clocks, or leave it out with devices",
         "ours: ranks meet once a step, so the lowest clock sets the pace; 5 % is over what boost clocks scatter by.",
-        cost="clock_behind_percent",
+        cost="clock_behind_cost_ms",
         evidence=("sm_clock_mhz", "fastest_sm_clock_mhz", "temperature_c", "power_limit_w"),
     ),
     Rule(
@@ -228,7 +232,7 @@ RULES: tuple[Rule, ...] = (
         "a backward computes twice what a forward does (Kaplan et al., Scaling Laws for Neural Language Models, 2020,"
         " section 2.1), three times with full checkpointing; what is over that is waiting for the link. The 15 % is"
         " ours.",
-        cost="exposed_percent",
+        cost="exposed_ms",
         evidence=("forward_ms", "backward_ms", "computed_backward_ms", "exposed_ms", "link", "p2p"),
     ),
     Rule(
@@ -246,7 +250,7 @@ RULES: tuple[Rule, ...] = (
         "a larger batch_size, compile=default, optimizer=adamw-fused, attention=sdpa: fewer and longer kernels",
         "utilization is the share of time in which any kernel ran (nvmlDeviceGetUtilizationRates); each launch costs"
         " the CPU microseconds (NVIDIA, CUDA Graph Best Practice for PyTorch). The 15 % is ours.",
-        cost="unexplained_idle_percent",
+        cost="unexplained_idle_ms",
         evidence=("gpu_utilization_percent", "data_percent", "batch_size", "step_ms", "compile"),
     ),
     Rule(
@@ -282,18 +286,18 @@ RULES: tuple[Rule, ...] = (
         "host CPU short",
         "run",
         (_is("device", "cpu"), _at_least("others_cpu_percent", 15)),
-        "other processes take {others_cpu_percent:.0f} % of the CPU that trains",
+        "other processes take {others_cpu_percent:.0f} % of the CPU that trains{others_lost_words}",
         "end them or wait: on a CPU run they take the device itself",
-        "ours: host use less the run's own process tree, as a share of all cores; a process that uses 5 % of one core"
-        " slowed a two-core training by about 2 % here.",
-        cost="others_cpu_percent",
+        "ours: host use less the run's own process tree, as a share of all cores. With all of them busy the training"
+        " lacks that share: a process that used 5 % of one core slowed a two-core training by about 2 % here.",
+        cost="others_cost_ms",
         evidence=("host_cpu_percent", "run_cpu_percent", "cores"),
     ),
     Rule(
         "host-cpu",
         "host CPU short",
         "run",
-        (_is("device", "cuda"), _at_least("host_cpu_percent", 90)),
+        (_is("device", "cuda"), _at_least("host_cpu_percent", ALL_CORES_BUSY_PERCENT)),
         "the host's {cores} cores are {host_cpu_percent:.0f} % busy: loading and launching wait for one",
         "fewer workers, cheaper loading, or end what else runs",
         "ours: over 90 % a thread that wants to run has to wait for a core.",
@@ -320,7 +324,8 @@ RULES: tuple[Rule, ...] = (
         evidence=("memory_available_bytes", "swap_used_bytes"),
     ),
 )
-"""Every rule. Of those that hold, warnings come first, then what costs most, then this order."""
+"""Every rule. Of those that hold, warnings come first, then what costs most milliseconds of a step; where the cost is
+not known after all of which it is, in this order."""
 NAMES = tuple(dict.fromkeys(rule.name for rule in RULES))
 
 

@@ -1,4 +1,4 @@
-"""What holds a run back: the rules of `diagnosis_rules` held against the figures of a stretch of it."""
+"""What holds a run back: the rules of `rules` held against the figures of a stretch of it."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ from collections.abc import Iterator, Mapping
 from functools import cache
 from typing import Any
 
-from trainfast_runner.diagnosis.figures import Stretch, figure_text, figures_by_scope
+from trainfast_runner.diagnosis.figures import figure_text, figures_by_scope
 from trainfast_runner.diagnosis.rules import RULES, Figure, Rule
+from trainfast_runner.diagnosis.stretch import Stretch
 from trainfast_runner.run_directory.result import Diagnosis
 
 SEVERITIES = ("warning", "info")
@@ -26,9 +27,9 @@ def diagnose(stretch: Stretch) -> list[Diagnosis]:
         if rule.name not in found:
             held = [finding for figures in scopes[rule.scope] for finding in _held(rule, figures)]
             if held:
-                found[rule.name] = max(held, key=lambda finding: finding.cost_fraction or 0.0)
+                found[rule.name] = max(held, key=lambda finding: finding.cost_ms_per_step or 0.0)
     return sorted(
-        found.values(), key=lambda finding: (SEVERITIES.index(finding.severity), -(finding.cost_fraction or 0.0))
+        found.values(), key=lambda finding: (SEVERITIES.index(finding.severity), -(finding.cost_ms_per_step or 0.0))
     )
 
 
@@ -56,7 +57,8 @@ def _held(rule: Rule, figures: Mapping[str, Figure]) -> Iterator[Diagnosis]:
         return
     if any(figures.get(name) is None for name in (*_fields(rule.line), *_fields(rule.advice))):
         return
-    cost = figures.get(rule.cost) if rule.cost else None
+    cost, step_ms = figures.get(rule.cost) if rule.cost else None, figures["step_ms"]
+    cost_ms = float(cost) if isinstance(cost, float | int) else None
     shown = dict.fromkeys([condition.figure for condition in rule.when] + list(rule.evidence))
     device, rank = figures.get("index"), figures.get("rank")
     yield Diagnosis(
@@ -64,7 +66,8 @@ def _held(rule: Rule, figures: Mapping[str, Figure]) -> Iterator[Diagnosis]:
         line=_SENTENCE.vformat(rule.line, (), figures),
         advice=_SENTENCE.vformat(rule.advice, (), figures),
         severity=rule.severity,
-        cost_fraction=cost / 100 if isinstance(cost, int | float) else None,
+        cost_ms_per_step=cost_ms,
+        cost_fraction=cost_ms / step_ms if cost_ms is not None and isinstance(step_ms, float) and step_ms else None,
         # Of the two ways to say how far it is from the limit one is always empty.
         evidence={name: figures.get(name) for name in shown if name not in _EITHER or figures.get(name) is not None},
         device=device if rule.scope == "device" and isinstance(device, int) else None,

@@ -11,9 +11,10 @@ from typing import Any
 
 from trainfast_runner.diagnosis.absences import absences
 from trainfast_runner.diagnosis.device_window import energy, hottest_c, peak_used_bytes, throttle, window_of
-from trainfast_runner.diagnosis.figures import Stretch, others_cpu_percent, stretch_of
+from trainfast_runner.diagnosis.figures import others_cpu_percent
 from trainfast_runner.diagnosis.steady_state import steady_state
 from trainfast_runner.diagnosis.step_conditions import join_of
+from trainfast_runner.diagnosis.stretch import Stretch, stretch_of
 from trainfast_runner.diagnosis.verdicts import can_tell, diagnose
 from trainfast_runner.hardware.peaks import peak_of
 from trainfast_runner.outcome.asked_and_ran import as_fields, what_ran

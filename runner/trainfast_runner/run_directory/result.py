@@ -215,8 +215,9 @@ class Conditions(msgspec.Struct, frozen=True, kw_only=True):
 class Diagnosis(msgspec.Struct, frozen=True, kw_only=True):
     """One thing that holds a run back: the sentence, the figures it rests on, and what to try.
 
-    `rule` names an entry of `diagnosis_rules.RULES`, which has the thresholds and their sources. The names of
-    `evidence` carry their units. `cost_fraction` is the share of a step it takes, where that can be told; `severity`
+    `rule` names an entry of `diagnosis.rules.RULES`, which has the thresholds and their sources. The names of
+    `evidence` carry their units. `cost_ms_per_step` is how much of each step it takes, where that can be told, and
+    `cost_fraction` the same as a share of the step; findings that hold at once may be about the same time. `severity`
     is warning or info. `device` is an NVML index.
     """
 
@@ -224,6 +225,7 @@ class Diagnosis(msgspec.Struct, frozen=True, kw_only=True):
     line: str
     advice: str = msgspec.field(name="try", default="")
     severity: str = "info"
+    cost_ms_per_step: float | None = None
     cost_fraction: float | None = None
     evidence: dict[str, float | int | str | None] = {}
     device: int | None = None

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from trainfast_runner.diagnosis.rules import rule_that_spoke
 from trainfast_runner.run_directory.result import Diagnosis
 from trainfast_tui.cli.output import pairs
-from trainfast_tui.evidence import named, shown, wanted
+from trainfast_tui.evidence import cost_words, named, overlap_words, shown, wanted
 from trainfast_tui.format import plain
 
 
@@ -27,9 +27,12 @@ def opened(findings: Sequence[Diagnosis], nothing: str) -> list[str]:
     for finding in findings:
         rule = rule_that_spoke(finding.rule, finding.evidence)
         figures = pairs((named(name), plain(shown(name, value))) for name, value in finding.evidence.items())
-        found += ["", plain(finding.line), f"  try: {plain(finding.advice)}", *(f"  {line}" for line in figures)]
+        cost = cost_words(finding)
+        found += ["", plain(finding.line), *([f"  costs {cost}"] if cost else []), f"  try: {plain(finding.advice)}"]
+        found += [f"  {line}" for line in figures]
         if rule is not None:
             held = "; ".join(f"{named(condition.figure)} is {wanted(condition)}" for condition in rule.when)
             found.append(f"  holds when: {held}")
             found.append(f"  source: {rule.source}")
-    return found[1:]
+    overlap = overlap_words(findings)
+    return [*found[1:], *(["", overlap] if overlap else [])]

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from trainfast_runner.run_directory.home import Home
     from trainfast_runner.run_directory.json_lines import Tail
     from trainfast_runner.run_directory.records import Step
-    from trainfast_runner.search.journal import AnyLine, Ended
+    from trainfast_runner.search.journal import AnyLine, CoolingDown, Ended
     from trainfast_runner.search.opening import Options
     from trainfast_runner.settings.spec import RunSpec
     from trainfast_tui.cli.following import Signals
@@ -146,6 +146,8 @@ class _Teller:
     def __init__(self, progress: Progress, home: Home) -> None:
         self._progress, self._home = progress, home
         self._cooling = ""
+        self._wait: tuple[CoolingDown, float] | None = None
+        """The newest look at GPUs that are too warm, and when it was told; None while nothing waits for them."""
         self._begin("starting")
 
     def _begin(self, doing: str) -> None:
@@ -159,9 +161,12 @@ class _Teller:
         from trainfast_tui.format import duration
 
         now = time.monotonic()
-        if not self._doing or now - self._said < TICK_S:
+        if (not self._doing and self._wait is None) or now - self._said < TICK_S:
             return
         self._said = now
+        if self._wait is not None:
+            self._tell_wait(*self._wait, now)
+            return
         if self._steps is not None:
             self._step = max((step.step for step in self._steps.new()), default=self._step)
         steps = f", {self._step} step{'s' if self._step > 1 else ''}" if self._step else ""
@@ -169,21 +174,20 @@ class _Teller:
 
     def tell(self, line: AnyLine) -> None:
         """A line of the journal in words; those that say nothing new to a person are left out."""
-        from trainfast_runner.hardware.cooling import stuck_words
         from trainfast_runner.run_directory.json_lines import Tail
         from trainfast_runner.run_directory.records import Step
         from trainfast_runner.run_directory.run_records import rank_file
         from trainfast_runner.search.journal import CoolingDown, Launched, Next, Paused
-        from trainfast_tui.format import celsius, duration, plain
+        from trainfast_tui.format import plain
 
         words = self._words(line)
         if words:
             self._progress.say(plain(words))
+        self._wait = None
         if isinstance(line, CoolingDown):
-            self._progress.waiting(
-                f"cooling GPU {line.device}: {celsius(line.temperature_c)}, waiting for less than"
-                f" {celsius(line.below_c)}, {duration(line.waited_s)} so far{stuck_words(line.stuck_s)}"
-            )
+            self._said = time.monotonic()
+            self._wait = line, self._said
+            self._tell_wait(line, self._said, self._said)
             self._doing, self._cooling = "", self._doing or self._cooling
         elif isinstance(line, Next):
             self._begin(
@@ -195,6 +199,17 @@ class _Teller:
             self._doing = self._doing or self._cooling
             if line.role == "proof":
                 self._steps = Tail(rank_file(self._home.directory(line.run_id), "steps", 0), Step)
+
+    def _tell_wait(self, look: CoolingDown, told: float, now: float) -> None:
+        """The journal has a look where the temperature changes, and none while it stands still."""
+        from trainfast_runner.hardware.cooling import stuck_words
+        from trainfast_tui.format import celsius, duration
+
+        since_s = now - told
+        self._progress.waiting(
+            f"cooling GPU {look.device}: {celsius(look.temperature_c)}, waiting for less than"
+            f" {celsius(look.below_c)}, {duration(look.waited_s + since_s)} so far{stuck_words(look.stuck_s + since_s)}"
+        )
 
     def _words(self, line: AnyLine) -> str:
         from trainfast_runner.search import journal

@@ -106,7 +106,7 @@ def _head(search: SearchSnapshot, name: str, now_ns: int, width: int) -> list[Li
     if asked is not None:
         name = asked.name
     sign, tone = SIGNS.get(search.state, ("○", "text"))
-    first, *rest = wrap(f"{sign} {state_words(search)}", width)
+    first, *rest = wrap(f"{sign} {state_words(search, now_ns)}", width)
     lines: list[Line] = [[(first[:2], tone), (first[2:], "title")], *([(f"  {line}", "title")] for line in rest[:2])]
     time = _time_words(search, now_ns)
     used = sum(len(text) for text, _ in lines[-1])
