@@ -21,6 +21,12 @@ PARAMS, GRADS, OPTIMIZER, ACTIVATIONS, TEMPORARY = range(len(CATEGORIES))
 CUDA_ROUNDING_BYTES = 512
 """torch's caching allocator hands out multiples of this (`kMinBlockSize`, c10/cuda/CUDACachingAllocator.cpp)."""
 
+SINGLE_BYTES = 4
+EIGHT_BIT_COPIES = 5
+"""Both states, the gradient, the root of the second state and that divided, and of a half parameter its own copy: as
+measured, 20 and 24 bytes an element (bitsandbytes 0.50, backends/cpu/ops.py, `_optimizer_update_8bit_blockwise_cpu`).
+"""
+
 Bytes = tuple[int, ...]
 """Live bytes by category, in the order of CATEGORIES."""
 
@@ -87,7 +93,8 @@ class Ledger(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if func is torch.ops.aten._amp_foreach_non_finite_check_and_unscale_.default:
             self._overflows.add(args[1].untyped_storage()._cdata)
         if func.namespace == "bitsandbytes" and not func._schema.returns:
-            return None  # an update in place that has no fake
+            self._update_in_place(args)
+            return None  # it has no fake
         if func is _GROUPED and args[0].dtype != torch.bfloat16:
             result = _grouped(args, kwargs or {})
         else:
@@ -146,6 +153,16 @@ class Ledger(TorchDispatchMode):  # type: ignore[no-untyped-call]
         inside = held.stack and self.stretches[-1].place.partition(":")[0] == held.stack
         self.live[held.category] -= held.size * (1 if inside else held.shares)
         del self._held[held.key]
+
+    def _update_in_place(self, args: tuple[Any, ...]) -> None:
+        """What bitsandbytes' 8-bit step of one parameter holds meanwhile: on a CPU, copies in single precision."""
+        gradient = next((one for one in args if isinstance(one, Tensor)), None)
+        if gradient is None or self.device_type != "cpu":
+            return
+        copies = EIGHT_BIT_COPIES + (gradient.element_size() < SINGLE_BYTES)
+        held = list(self.live)
+        held[TEMPORARY] += copies * SINGLE_BYTES * gradient.numel()
+        self.stretches[-1].points.append(tuple(held))
 
     def _size(self, size: int) -> int:
         if self.device_type != "cuda":
