@@ -179,28 +179,33 @@ State state_of(unsigned index) {
     return s;
 }
 
-/* The integral from 0 to `to_s`, within one period, of the seconds with `bits` set, or with bits 0 of the power. */
-static double integral(const Script *script, unsigned bits, double to_s) {
-    double sum = 0, power_w = 80;
+static unsigned long long ns_between(double from_s, double to_s) {
+    return to_s > from_s ? (unsigned long long)((to_s - from_s) * 1e9) : 0;
+}
+
+/* The integral from 0 to `to_s`, within one period: of the nanoseconds with `bits` set, or with bits 0 of the power in
+ * nJ. Summed in whole numbers, line by line: rounding must not let a counter step back at the end of a period. */
+static unsigned long long integral(const Script *script, unsigned bits, double to_s) {
+    unsigned long long sum = 0;
     double first_s = script->ramps ? script->ramp[0].at_s : to_s;
-    if (!bits) sum = power_w * fmax(0, fmin(first_s, to_s));
+    if (!bits) sum = (unsigned long long)(80 * (double)ns_between(0, fmin(first_s, to_s)));
     for (unsigned i = 0; i < script->ramps; i++) {
         const Ramp *line = &script->ramp[i];
-        double until_s = i + 1 < script->ramps ? line[1].at_s : to_s;
-        double length_s = fmin(until_s, to_s) - fmax(0, line->at_s);
-        if (length_s > 0) sum += length_s * (bits ? (line->reasons & bits ? 1 : 0) : line->power_w);
+        double until_s = i + 1 < script->ramps ? fmin(line[1].at_s, to_s) : to_s;
+        unsigned long long ns = ns_between(fmax(0, line->at_s), until_s);
+        sum += bits ? (line->reasons & bits ? ns : 0) : (unsigned long long)(line->power_w * (double)ns);
     }
     return sum;
 }
 
-static double whole_integral(const State *state, unsigned bits) {
-    double at_s = fmax(0, state->elapsed_s), laps = period_s > 0 ? floor(at_s / period_s) : 0;
-    double before = laps ? laps * integral(state->script, bits, period_s) : 0;
-    return before + integral(state->script, bits, in_ramp(at_s));
+static unsigned long long whole_integral(const State *state, unsigned bits) {
+    double at_s = fmax(0, state->elapsed_s), in_s = in_ramp(at_s);
+    unsigned long long laps = period_s > 0 ? (unsigned long long)llround((at_s - in_s) / period_s) : 0;
+    return laps * integral(state->script, bits, period_s) + integral(state->script, bits, in_s);
 }
 
 unsigned long long held_ns(const State *state, unsigned bits) {
-    return 5000000000ull + (unsigned long long)(whole_integral(state, bits) * 1e9);
+    return 5000000000ull + whole_integral(state, bits);
 }
 
-double energy_j(const State *state) { return 5000 + whole_integral(state, 0); }
+double energy_j(const State *state) { return 5000 + (double)whole_integral(state, 0) / 1e9; }

@@ -53,7 +53,7 @@ class Scenario:
     def held_s(self, gpu: int, bits: int, seconds: float) -> float:
         """How many of the first `seconds` had any of the throttle `bits` set."""
         seconds = max(0.0, seconds)
-        laps = math.floor(seconds / self.period_s) if self.period_s else 0
+        laps = round((seconds - self._in_ramp(seconds)) / self.period_s) if self.period_s else 0
         whole = laps * self._held_s(gpu, bits, self.period_s) if laps else 0.0
         return whole + self._held_s(gpu, bits, self._in_ramp(seconds))
 

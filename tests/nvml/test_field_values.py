@@ -114,3 +114,10 @@ def test_spells_that_a_counter_sleeps_through_count_together() -> None:
     assert dead.distrust is not None
     assert not alive.suspect
     assert alive.distrust is None
+
+
+def test_a_counter_that_steps_back_by_its_rounding_is_believed() -> None:
+    counter = DurationCounter()
+    taken = [counter.accept(value, second * 10**9, None) for second, value in enumerate((0, 700_000, 699_999, 900_000))]
+    assert taken == [0, 700_000, 700_000, 900_000]
+    assert counter.accept(900_000 - 10**6, 5 * 10**9, None) is None

@@ -44,6 +44,28 @@ def test_the_counters_are_the_integrals_of_the_ramp(nvml_folder: Path, tmp_path:
     assert fields[6] == [0, 1, 1], "251 means power smoothing to this driver, and succeeds"
 
 
+FOLLOW = """
+import pynvml as nv, time
+nv.nvmlInit()
+gpu = nv.nvmlDeviceGetHandleByIndex(0)
+until, last, seen = time.monotonic() + 0.15, [0, 0], 0
+while time.monotonic() < until:
+    now = [f.value.ullVal for f in nv.nvmlDeviceGetFieldValues(gpu, [75, 83])]
+    assert now >= last and now[1] >= last[1], (last, now)
+    seen, last = seen + 1, now
+print(seen)
+"""
+
+
+def test_no_counter_steps_back_at_the_end_of_a_period(nvml_folder: Path, tmp_path: Path) -> None:
+    """A nanosecond less, by rounding, and the sampler would rightly believe the counter no more."""
+    moments = [Moment(0, 86), Moment(0.0011, 89, 0x20, 210.7), Moment(0.0018, 87)]
+    ramp = Scenario(time.monotonic_ns() - 150_000_000, 0.0026, {0: moments})
+    environment = shared_object.environment(nvml_folder, gpus=1, scenario=ramp.write(tmp_path / "scenario"))
+    done = subprocess.run([sys.executable, "-c", FOLLOW], env=environment, capture_output=True, check=True)
+    assert int(done.stdout) > 0
+
+
 def test_a_ramp_is_between_its_lines_and_begins_again() -> None:
     ramp = Scenario(0, 10, {0: [Moment(0, 50, 0), Moment(4, 90, 0x20), Moment(6, 90, 0x1)]})
     assert [ramp.at(0, s).temperature_c for s in (0, 2, 5, 9, 12)] == [50, 70, 90, 90, 70]

@@ -2,6 +2,8 @@
 
 _SLACK_NS = 1_000_000_000
 """The driver brings these counters up to date in steps, so one reading may catch up on an earlier one."""
+_ROUNDING_NS = 1_000_000
+"""Ours: a counter kept in coarser units, or in floating point, may seem to step back by less than its unit."""
 _STUCK_NS = 5_000_000_000
 _UNSEEN_NS = 10_000_000_000
 _UNSEEN_SHARE = 0.9
@@ -35,6 +37,8 @@ class DurationCounter:
             self._first = self._last = (t_ns, value_ns)
             self._was_throttled = throttled
             return value_ns
+        if 0 < self._last[1] - value_ns < _ROUNDING_NS:
+            value_ns = self._last[1]
         grown, passed = value_ns - self._last[1], t_ns - self._last[0]
         self._compare(grown, passed, throttled)
         if grown < 0:
