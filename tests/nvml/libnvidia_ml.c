@@ -200,19 +200,24 @@ GPU_CALL(nvmlDeviceRegisterEvents, (Gpu *d, unsigned long long types, int *set),
          registered[d->index] = 1)
 int nvmlEventSetWait_v2(int *set, EventData *out, unsigned timeout_ms) {
     (void)set;
-    for (double waited_s = 0; waited_s * 1000 <= timeout_ms; waited_s += 0.02, wait_s(0.02))
+    for (double left_s = timeout_ms / 1e3, slice_s;; wait_s(slice_s), left_s -= slice_s) {
+        int is_scripted = 0;
         for (unsigned i = 0; i < gpu_count(); i++) {
             State s = state_of(i);
             double before_s = told_s[i];
             if (!registered[i]) continue;
             told_s[i] = s.elapsed_s;
+            is_scripted |= s.script->xid_count > 0;
             for (unsigned x = 0; x < s.script->xid_count; x++)
                 if (before_s < s.script->xids[x].from_s && s.script->xids[x].from_s <= s.elapsed_s) {
                     *out = (EventData){&gpus[i], 8, (unsigned long long)s.script->xids[x].value, ~0u, ~0u};
                     return OK;
                 }
         }
-    return TIMEOUT;
+        if (left_s <= 0) return TIMEOUT;
+        /* With nothing to come it sleeps to the end, as the driver does. */
+        slice_s = is_scripted && left_s > 0.02 ? 0.02 : left_s;
+    }
 }
 enum { ISLAND = 4, LINKS_A_PAIR = 4, LINKS = LINKS_A_PAIR * (ISLAND - 1), FIRST_BUS = 0x10 };
 typedef struct { char legacy[16]; unsigned domain, bus, device, device_id, subsystem_id; char bus_id[32]; } Pci;

@@ -110,7 +110,7 @@ class TrainfastApp(App[int]):
         return MainScreen(ascii=self.ascii)
 
     def get_driver_class(self) -> type[Driver]:
-        """Textual's own, which reads keys with our parser."""
+        """Textual's own, which reads keys with our parser and writes a frame in one piece."""
         driver = super().get_driver_class()
         module = sys.modules[driver.__module__]
         if hasattr(module, "XTermParser"):
@@ -118,7 +118,7 @@ class TrainfastApp(App[int]):
 
             # The driver makes its parser itself and offers no other way to give it one.
             module.XTermParser = KeyReader  # type: ignore[attr-defined]
-        return driver
+        return tight_output.in_one_piece(driver)
 
     def on_mount(self) -> None:
         # Whatever is not needed for the first frame waits for it.

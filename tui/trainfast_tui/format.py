@@ -212,16 +212,24 @@ def plain(text: str, width: int | None = None) -> str:
     Control sequences, C0 and C1 controls and bidirectional overrides go; tabs and line ends become spaces;
     a lone surrogate becomes U+FFFD, because a terminal's encoder would raise on it. A cut is marked by `…`.
     """
+    # All of what goes is not printable (Unicode categories C and Z); nearly all text is.
+    if not text.isprintable():
+        text = _harmless(text)
+    return text if width is None else truncate(text, width)
+
+
+def _harmless(text: str) -> str:
     text = _UNSAFE.sub("", text)
     text = _SEPARATORS.sub(" ", text)
-    text = _SURROGATES.sub("\ufffd", text).expandtabs(8)
-    return text if width is None else truncate(text, width)
+    return _SURROGATES.sub("\ufffd", text).expandtabs(8)
 
 
 def truncate(text: str, width: int) -> str:
     """Text of at most `width` terminal cells; a cut is marked by `…`."""
     if width <= 0:
         return ""
+    if text.isascii() and text.isprintable():
+        return text if len(text) <= width else text[: width - 1] + "…"
     if cell_len(text) <= width:
         return text
     return set_cell_size(text, width - 1) + "…"

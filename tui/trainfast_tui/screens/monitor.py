@@ -38,6 +38,8 @@ LEAST_PROCESS_ROWS = 6
 LEAST_ROWS_WITH_EVENTS = 3
 """Processes on a screen with fewer rows for them have these, and events none."""
 MINUTE_NS = 60_000_000_000
+LATELY_EVERY_NS = 900_000_000
+"""Shares of a minute in whole percent are not looked at with every sample."""
 
 
 class MonitorScreen(OfTheApp, ChartActions, Screen[None]):
@@ -57,6 +59,9 @@ class MonitorScreen(OfTheApp, ChartActions, Screen[None]):
         self._join: StepJoin | None = None
         self._joined_uuids: tuple[str, ...] = ()
         self._seen_ns = 0
+        self._lately: dict[str, DeviceConditions] = {}
+        self._lately_ns = 0
+        """The tick up to which `_lately` tells."""
         self._rows_for: tuple[Size, int] | None = None
         """The size and the number of GPUs for which the devices and the processes have `_kept_rows`."""
         self._kept_rows = (0, 0)
@@ -89,9 +94,11 @@ class MonitorScreen(OfTheApp, ChartActions, Screen[None]):
         run = snapshot.run
         used = chart_data.used_uuids(run) if run is not None and run.is_live else frozenset()
         self.query_one(MonitorHead).show(snapshot)
-        self.query_one(MonitorDevices).show(snapshot, used, self._last_minute(snapshot))
+        devices = self.query_one(MonitorDevices)
+        devices.take(snapshot, used, self._last_minute(snapshot))
         self.query_one(ProcessTable).show(snapshot.processes, tick is not None and bool(tick.devices))
         self._share_out()
+        devices.repaint()
         charts = self.query_one(Charts)
         if charts.display:
             charts.show(snapshot.of_machine())
@@ -139,6 +146,7 @@ class MonitorScreen(OfTheApp, ChartActions, Screen[None]):
         uuids = tuple(device.uuid for device in ticks[-1].devices if device.uuid)
         if self._join is None or not set(uuids) <= set(self._joined_uuids):
             self._join, self._joined_uuids, self._seen_ns = StepJoin(uuids, keep=300), uuids, 0
+            self._lately_ns = 0
         new = []
         for tick in reversed(ticks):
             if tick.t_ns <= self._seen_ns or tick.t_ns < ticks[-1].t_ns - 2 * MINUTE_NS:
@@ -147,8 +155,11 @@ class MonitorScreen(OfTheApp, ChartActions, Screen[None]):
         for tick in reversed(new):
             self._join.see(tick.t_ns, tick.devices)
         self._seen_ns = ticks[-1].t_ns
-        found = self._join.window(self._seen_ns - MINUTE_NS, self._seen_ns)
-        return {device.uuid: device for device in found if device.uuid is not None}
+        if self._seen_ns - self._lately_ns >= LATELY_EVERY_NS:
+            self._lately_ns = self._seen_ns
+            found = self._join.window(self._seen_ns - MINUTE_NS, self._seen_ns)
+            self._lately = {device.uuid: device for device in found if device.uuid is not None}
+        return self._lately
 
     def _follow_asked(self, rows: tuple[ProcessRow, ...] | None) -> None:
         """Say when the process that was asked to end has ended."""

@@ -5,11 +5,9 @@ Nothing here knows Textual. Times are nanoseconds; a *dot column* is the narrowe
 
 import math
 from bisect import bisect_left
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from rich.cells import cell_len
-from rich.color import Color
 from rich.segment import Segment
 from rich.style import Style
 
@@ -257,64 +255,3 @@ def runs(text: list[str], keys: bytearray, styles: Sequence[Style | None]) -> li
 def ink(style: Style) -> Style:
     """The style without its background, so that the one behind it shows; without underline and reverse."""
     return Style(color=style.color, bold=style.bold, dim=style.dim, italic=style.italic)
-
-
-def changed_cells(old: list[Segment], new: list[Segment], width: int) -> tuple[int, int] | None:
-    """The half-open range of cells in which two rows of `width` cells differ; None where they are the same.
-
-    Only rows of single-width characters are narrowed down; others count as changed whole. Styles may have
-    neither underline nor reverse, which would show on a blank.
-    """
-    if old == new:
-        return None
-    if _has_wide(old, new):
-        return 0, width
-    start = _common_cells(_cells(old), _cells(new))
-    end = width - _common_cells(_cells(old, backwards=True), _cells(new, backwards=True))
-    return (start, end) if start < end else None
-
-
-LEAST_GAP = 16
-"""Cells: skipping fewer of them costs the terminal more bytes than sending them again."""
-
-
-def changed_spans(old: list[Segment], new: list[Segment], width: int) -> list[tuple[int, int]]:
-    """The half-open ranges of cells in which two rows differ, unchanged stretches of `LEAST_GAP` cells left out."""
-    whole = changed_cells(old, new, width)
-    if whole is None or whole[1] - whole[0] <= LEAST_GAP or (whole == (0, width) and _has_wide(old, new)):
-        return [] if whole is None else [whole]
-    start, end = whole
-    before, after = list(_cells(old)), list(_cells(new))
-    spans: list[tuple[int, int]] = []
-    begin, last = start, start
-    for cell in range(start + 1, end):
-        if before[cell] != after[cell]:
-            if cell - last > LEAST_GAP:
-                spans.append((begin, last + 1))
-                begin = cell
-            last = cell
-    return [*spans, (begin, last + 1)]
-
-
-def _has_wide(*rows: list[Segment]) -> bool:
-    return any(len(segment.text) != cell_len(segment.text) for row in rows for segment in row)
-
-
-_Cell = tuple[str, Style | Color | None]
-
-
-def _cells(row: list[Segment], *, backwards: bool = False) -> Iterator[_Cell]:
-    """Each character with what shows of its style: of a blank that is the background alone."""
-    for text, style, _ in reversed(row) if backwards else row:
-        background = style.bgcolor if style is not None else None
-        for character in reversed(text) if backwards else text:
-            yield (character, background) if character == " " else (character, style)
-
-
-def _common_cells(old: Iterator[_Cell], new: Iterator[_Cell]) -> int:
-    cells = 0
-    for left, right in zip(old, new, strict=False):
-        if left != right:
-            break
-        cells += 1
-    return cells

@@ -75,15 +75,15 @@ class MonitorDevices(Painted):
         """The width and height that `lines` was last asked for, and what it said: it is asked twice for a picture."""
         self._cpu_percent: float | None = None
 
-    def show(self, snapshot: Snapshot, used: frozenset[str], lately: Mapping[str, DeviceConditions]) -> None:
-        """`used` are the UUIDs of a live run's GPUs; `lately` what each GPU did in the last minute, by UUID."""
+    def take(self, snapshot: Snapshot, used: frozenset[str], lately: Mapping[str, DeviceConditions]) -> None:
+        """What `rows_wanted` and the next `repaint` are about. `used` are the UUIDs of a live run's GPUs; `lately` what
+        each GPU did in the last minute, by UUID."""
         self._snapshot, self._used, self._lately = snapshot, used, lately
         self._laid_out = _NOT_LAID_OUT
         tick = snapshot.tick
         if tick is not None and tick.host.cpu_percent is not None:
             # A sampler's first tick cannot tell: the figure before it stands until the next.
             self._cpu_percent = tick.host.cpu_percent
-        self.repaint()
 
     def choose(self, by: int) -> None:
         """Another GPU says all."""
@@ -115,28 +115,22 @@ class MonitorDevices(Painted):
             for one in tick.devices
         ]
         items = [self._items(one, before, seconds, tick, width) for one in tick.devices]
-        details = [
-            flow(found, width, INDENT) if one.error is None else _why_silent(one.error, heads[at], width)
-            for at, (one, found) in enumerate(zip(tick.devices, items, strict=True))
-        ]
-        if len(heads) + sum(map(len, details)) + len(host) > height:
-            host = host[:1]
-            details = self._most_telling(items, details, height - len(heads) - len(host), width)
-            heads[self._chosen][1] = heads[self._chosen][1][0], "cursor"
-        return [line for head, found in zip(heads, details, strict=True) for line in (head, *found)] + host
 
-    def _most_telling(
-        self, items: list[list[Item]], details: list[list[Line]], room: int, width: int
-    ) -> list[list[Line]]:
-        """Where not everything fits: of each GPU a line of what needs a person, and of the chosen one all."""
-        found: list[list[Line]] = []
-        for at, own in enumerate(items):
-            alarms = [] if at == self._chosen else flow([item for item in own if is_alarm(item)], width, INDENT)[:1]
-            room -= len(alarms) if room > 0 else 0
-            found.append(alarms if room >= 0 else [])
-        if self._chosen < len(found):
-            found[self._chosen] = details[self._chosen][: max(0, room)]
-        return found
+        def told(at: int) -> list[Line]:
+            error = tick.devices[at].error
+            return flow(items[at], width, INDENT) if error is None else _why_silent(error, heads[at], width)
+
+        details: list[list[Line]] = []
+        room = height - len(heads) - len(host)
+        for at in range(len(heads)):
+            details.append(told(at))
+            room -= len(details[-1])
+            if room < 0:
+                host, chosen = host[:1], min(self._chosen, len(heads) - 1)
+                details = _most_telling(items, chosen, told(chosen), height - len(heads) - len(host), width)
+                heads[chosen][1] = heads[chosen][1][0], "cursor"
+                break
+        return [line for head, found in zip(heads, details, strict=True) for line in (head, *found)] + host
 
     def _items(self, device: DeviceReading, before: Tick | None, seconds: float, tick: Tick, width: int) -> list[Item]:
         if device.error is not None:
@@ -152,6 +146,20 @@ class MonitorDevices(Painted):
     ) -> list[Line]:
         items: list[Item] = host_items(host, before, seconds)
         return [host_line(host, self._cpu_percent, width, has_gpu, self._ascii), *flow(items, width, INDENT)]
+
+
+def _most_telling(items: list[list[Item]], chosen: int, whole: list[Line], room: int, width: int) -> list[list[Line]]:
+    """Where not everything fits: of each GPU a line of what needs a person, and of the chosen one the `whole`, or as
+    much of it as there is room for, what needs a person first."""
+    found: list[list[Line]] = []
+    for at, own in enumerate(items):
+        alarms = list(filter(is_alarm, own)) if at != chosen and room > 0 else []
+        found.append(flow(alarms, width, INDENT)[:1])
+        room -= len(found[-1])
+    if len(whole) > room and items[chosen]:
+        whole = flow(sorted(items[chosen], key=is_alarm, reverse=True), width, INDENT)
+    found[chosen] = whole[: max(0, room)]
+    return found
 
 
 def _why_silent(error: str, head: Line, width: int) -> list[Line]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from rich.cells import cell_len
 from rich.segment import Segment
 from rich.style import Style
@@ -10,7 +12,7 @@ from textual.strip import Strip
 from textual.widget import Widget
 
 from trainfast_tui.format import plain, to_ascii, truncate
-from trainfast_tui.widgets.braille import changed_spans, ink
+from trainfast_tui.widgets.braille import ink
 from trainfast_tui.widgets.inks import forget_inks, inks
 
 Piece = tuple[str, str]
@@ -49,6 +51,9 @@ class Painted(Widget):
         super().__init__(id=id, classes=classes)
         self._ascii = ascii
         self._rows: list[list[Segment]] | None = None
+        self._lines: list[Line] = []
+        self._rows_of_lines: list[list[Segment]] = []
+        """What was painted last: most lines come again as they were."""
         self._painted_for = (0, 0, False)
         self._palette: dict[str, Style] | None = None
 
@@ -63,12 +68,7 @@ class Painted(Widget):
         if not old or self._painted_for != key or not self.is_on_screen:
             self.refresh()
             return
-        regions = [
-            Region(span[0], y, span[1] - span[0], 1)
-            for y, (before, after) in enumerate(zip(old, self._painted(), strict=True))
-            for span in changed_spans(before, after, key[0])
-        ]
-        if regions:
+        if regions := changed_rows(old, self._painted(), key[0]):
             self.refresh(*regions)
 
     def render_line(self, y: int) -> Strip:
@@ -87,10 +87,16 @@ class Painted(Widget):
         if self._rows is None or self._painted_for != key:
             if native != self._painted_for[2]:
                 self._palette = None
+            is_first = self._palette is None or self._painted_for != key
             self._painted_for = key
             lines = self.lines(width, height)[:height] if width and height else []
             lines += [[] for _ in range(height - len(lines))]
-            self._rows = [self._row(line, width) for line in lines]
+            if is_first:
+                self._rows = [self._row(line, width) for line in lines]
+            else:
+                before = zip(lines, self._lines, self._rows_of_lines, strict=True)
+                self._rows = [row if line == old else self._row(line, width) for line, old, row in before]
+            self._lines, self._rows_of_lines = lines, self._rows
         return self._rows
 
     def _key(self) -> tuple[int, int, bool]:
@@ -129,6 +135,15 @@ class Painted(Widget):
                 palette[tone] = Style(color=whole[tone].color, bgcolor=whole[tone].bgcolor, bold=whole[tone].bold)
             self._palette = palette
         return self._palette
+
+
+def changed_rows(old: Sequence[list[Segment]], new: Sequence[list[Segment]], width: int) -> list[Region]:
+    """Where two paintings of `width` cells differ; that only other cells are sent is seen to where they are sent."""
+    return [
+        Region(0, y, width, 1)
+        for y, (before, after) in enumerate(zip(old, new, strict=True))
+        if before is not after and before != after
+    ]
 
 
 def on_background(widget: Widget, strip: Strip) -> Strip:

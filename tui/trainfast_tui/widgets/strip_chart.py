@@ -2,14 +2,14 @@
 
 from rich.segment import Segment
 from rich.style import Style
-from textual.geometry import Region
 from textual.strip import Strip
 from textual.widget import Widget
 
-from trainfast_tui.widgets.braille import YRange, changed_spans, ink
+from trainfast_tui.widgets.braille import YRange, ink
 from trainfast_tui.widgets.chart_model import PARTS, TONES, ChartData
 from trainfast_tui.widgets.chart_paint import paint
 from trainfast_tui.widgets.inks import forget_inks, inks
+from trainfast_tui.widgets.painted import changed_rows
 from trainfast_tui.widgets.shading import NAMES, OTHER
 
 SHADED = (*NAMES, OTHER)
@@ -71,13 +71,7 @@ class StripChart(Widget):
         if not old or self._rows_size != tuple(self.size) or not self.is_on_screen:
             self.refresh()
             return
-        width = self.size.width
-        regions = [
-            Region(span[0], y, span[1] - span[0], 1)
-            for y, (before, after) in enumerate(zip(old, self._painted(), strict=True))
-            for span in changed_spans(before, after, width)
-        ]
-        if regions:
+        if regions := changed_rows(old, self._painted(), self.size.width):
             self.refresh(*regions)
 
     def render_line(self, y: int) -> Strip:

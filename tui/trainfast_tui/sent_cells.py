@@ -1,0 +1,179 @@
+"""What stands on the terminal, cell by cell, so that only other cells have to be sent."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from functools import lru_cache
+from typing import NamedTuple
+
+from rich.cells import cell_len
+from rich.color import ColorSystem
+from rich.console import COLOR_SYSTEMS, Console
+from rich.style import Style
+from textual.strip import Strip
+
+LEAST_GAP = 8
+"""Cells: to skip fewer of them takes more bytes than to send them again."""
+
+
+class Ink(NamedTuple):
+    """How a cell is drawn, as codes of SGR (ECMA-48, 8.3.117); empty ones are the terminal's own."""
+
+    attributes: str = ""
+    foreground: str = ""
+    background: str = ""
+    is_lined: bool = False
+    """Whether more than the background shows on a blank: a line through, above or below it, or reversed colours."""
+
+
+PLAIN = Ink()
+Cell = tuple[str, Ink]
+"""A character of one cell. A blank that is not lined has its background alone."""
+Row = list[Cell | None]
+"""None is a cell of which nothing is known."""
+
+
+@lru_cache(maxsize=1024)
+def ink_of(style: Style | None, system: ColorSystem) -> Ink:
+    """The codes of a style in the colours the terminal has."""
+    if style is None:
+        return PLAIN
+    lined = style.underline or style.underline2 or style.overline or style.strike or style.reverse
+    return Ink(
+        Strip.render_ansi(style.without_color, system),
+        Strip.render_ansi(Style(color=style.color), system),
+        Strip.render_ansi(Style(bgcolor=style.bgcolor), system),
+        bool(lined or style.frame or style.encircle),
+    )
+
+
+def cells_of(strip: Strip, console: Console) -> list[Cell] | None:
+    """The cells of a strip; None where a character takes two or none, or a link belongs to it."""
+    system = COLOR_SYSTEMS[console.color_system or "truecolor"]
+    cells: list[Cell] = []
+    for text, style, _ in strip:
+        if cell_len(text) != len(text) or (style is not None and style.link is not None):
+            return None
+        ink = ink_of(style, system)
+        blank = ink if ink.is_lined else Ink(background=ink.background)
+        cells += [(character, blank if character == " " else ink) for character in text]
+    return cells
+
+
+def changed(before: Sequence[Cell | None], after: Sequence[Cell]) -> list[tuple[int, int]]:
+    """The half-open ranges in which two rows differ, unchanged stretches of less than `LEAST_GAP` cells included."""
+    spans: list[tuple[int, int]] = []
+    if before == after:
+        return spans
+    end = -LEAST_GAP
+    for at, (old, new) in enumerate(zip(before, after, strict=True)):
+        if old != new:
+            if at - end >= LEAST_GAP:
+                spans.append((at, at + 1))
+            else:
+                spans[-1] = spans[-1][0], at + 1
+            end = at + 1
+    return spans
+
+
+class Pen:
+    """Control sequences and text of one update. It begins and ends with the terminal's own colours."""
+
+    def __init__(self) -> None:
+        self._parts: list[str] = []
+        self._ink = PLAIN
+        self._y = -1
+
+    def move(self, x: int, y: int) -> None:
+        """Go to a cell, counted from 0."""
+        self._parts.append(f"\x1b[{x + 1}G" if y == self._y else f"\x1b[{y + 1};{x + 1}H")
+        self._y = y
+
+    def write(self, cells: Iterable[Cell]) -> None:
+        """Draw these cells from here on."""
+        parts, ink = self._parts, self._ink
+        for character, wanted in cells:
+            if wanted is not ink and wanted != ink:
+                if character == " " and not wanted.is_lined and not ink.is_lined:
+                    # A blank shows nothing of the colour and weight that letters have.
+                    wanted = ink._replace(background=wanted.background)
+                if wanted != ink:
+                    parts.append(_change(ink, wanted))
+                    ink = wanted
+            parts.append(character)
+        self._ink = ink
+
+    def write_whole(self, text: str) -> None:
+        """Text that brings its own colours along; where it ends is not relied on."""
+        self._reset()
+        self._parts.append(text)
+        self._y = -1
+
+    def text(self) -> str:
+        """All of it."""
+        self._reset()
+        return "".join(self._parts)
+
+    def _reset(self) -> None:
+        if self._ink != PLAIN:
+            self._parts.append("\x1b[0m")
+            self._ink = PLAIN
+
+
+def _change(old: Ink, new: Ink) -> str:
+    """From one ink to another with as few codes as do it."""
+    is_dropped = (old.foreground and not new.foreground) or (old.background and not new.background)
+    if old.attributes != new.attributes or is_dropped:
+        codes = ["0" if old != PLAIN else "", new.attributes, new.foreground, new.background]
+    else:
+        codes = [
+            new.foreground if new.foreground != old.foreground else "",
+            new.background if new.background != old.background else "",
+        ]
+    return f"\x1b[{';'.join(filter(None, codes))}m"
+
+
+class SentCells:
+    """The cells that a terminal was sent last."""
+
+    def __init__(self) -> None:
+        self._rows: list[Row] = []
+
+    def draw_all(self, rows: Iterable[Iterable[Strip]], console: Console) -> str:
+        """Every row anew, whatever stands there."""
+        self._rows = []
+        pen = Pen()
+        for y, strips in enumerate(rows):
+            x = 0
+            for strip in strips:
+                self._draw(pen, x, y, strip, console)
+                x += strip.cell_length
+        return pen.text()
+
+    def draw(self, pieces: Iterable[tuple[int, int, Strip]], console: Console) -> str:
+        """Strips with the column and row in which they begin: what of them is different from what stands there."""
+        pen = Pen()
+        for x, y, strip in pieces:
+            self._draw(pen, x, y, strip, console)
+        return pen.text()
+
+    def _draw(self, pen: Pen, x: int, y: int, strip: Strip, console: Console) -> None:
+        end = x + strip.cell_length
+        row = self._row(y, end)
+        cells = cells_of(strip, console)
+        if cells is None:
+            row[x:end] = [None] * (end - x)
+            pen.move(x, y)
+            pen.write_whole(strip.render(console))
+            return
+        for first, last in changed(row[x:end], cells):
+            pen.move(x + first, y)
+            pen.write(cells[first:last])
+        row[x:end] = cells
+
+    def _row(self, y: int, width: int) -> Row:
+        """Row number `y`, at least so wide."""
+        self._rows += [[] for _ in range(y + 1 - len(self._rows))]
+        row = self._rows[y]
+        row += [None] * (width - len(row))
+        return row
