@@ -280,7 +280,7 @@ def _run_file(plan: RunPlan, home: Home, run_id: str, directory: Path, clean: bo
         clock=Clock(monotonic_ns=time.monotonic_ns(), wall_ns=time.time_ns()),
         cache_dir=str(cache_directory()),
         start_temperature_c=max(temperatures, default=None),
-        foreign_processes=_foreign_processes(plan.gpus),
+        foreign_processes=_foreign_processes(plan.gpus or plan.watched),
         clean=clean,
         link=links.slowest if (links := links_among(plan.device_uuids)) else None,
         role=plan.role,

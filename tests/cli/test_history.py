@@ -199,7 +199,7 @@ def test_compare_says_what_makes_it_doubtful(cli: Cli) -> None:
         "synthetic data",
         "ended out of memory: no memory",
         "did not start under clean conditions",
-        "shared its device",
+        "shared its watched GPU with 1 other process",
     ):
         assert words in text
 

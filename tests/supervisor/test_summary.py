@@ -192,7 +192,11 @@ def test_who_came_to_the_gpu_while_it_was_measured_is_in_the_conditions(tmp_path
     conditions = result_of(tmp_path, device_uuids=[GPU]).conditions
     assert conditions.foreign_processes == [{"device": 0, "pid": 42, "memory_used_bytes": None}]
     assert not conditions.clean
-    assert result_of(tmp_path, watch_uuids=[GPU]).conditions.foreign_processes == []
+    joined = result_of(tmp_path, watch_uuids=[GPU]).conditions
+    assert joined.foreign_processes == conditions.foreign_processes, "as the diagnosis of a run on the CPU has it"
+    write_lines(tmp_path / "telemetry.jsonl", [device(t, temperature_c=60) for t in (0, 10)])
+    beside = result_of(tmp_path, device_uuids=["GPU-other"], watch_uuids=["GPU-other", GPU]).conditions
+    assert beside.foreign_processes == [], "a GPU that a run on others only watches"
 
 
 def test_spread_and_percentiles() -> None:

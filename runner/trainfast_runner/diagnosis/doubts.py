@@ -37,11 +37,12 @@ def doubts(result: Result) -> Iterator[str]:
         yield "did not start under clean conditions: the device was not as free as before, or was lost meanwhile"
     yield from _absent(result)
     for error in conditions.xid_errors:
-        gpu = "a GPU" if error.get("device") is None else f"GPU {error['device']}"
+        gpu = "a GPU" if error.get("device") is None else f"{_gpu(result)} {error['device']}"
         yield f"saw an Xid error on {gpu}" + (f": {error['detail']}" if error.get("detail") else "")
     others = len(conditions.foreign_processes)
     if others:
-        yield f"shared its device with {others} other process{'' if others == 1 else 'es'}"
+        what = "watched GPU" if result.actual.device == "cpu" else "device"
+        yield f"shared its {what} with {others} other process{'' if others == 1 else 'es'}"
     taken = conditions.others_cpu_percent
     if result.actual.device == "cpu" and taken is not None and taken >= OTHERS_PERCENT:
         yield f"shared the CPU: other processes took {taken:.0f} % of it"
@@ -58,7 +59,7 @@ def _absent(result: Result) -> Iterator[str]:
     """Of each time that a GPU was silent: how long, what that leaves out, and what its counters tell of it."""
     for absence in result.conditions.absences:
         ended = "" if absence["back"] else ", to the end"
-        said = f"had no reading of GPU {absence['device']} for {absence['seconds']:.0f} s{ended}"
+        said = f"had no reading of {_gpu(result)} {absence['device']} for {absence['seconds']:.0f} s{ended}"
         if absence["measured_fraction"] >= THROTTLED_SHARE:
             said += f", {100 * absence['measured_fraction']:.0f} % of the measured time"
         grown = [
@@ -100,12 +101,15 @@ def steadiness(conditions: Conditions, warmup: int) -> str | None:
     return None
 
 
+def _gpu(result: Result) -> str:
+    return "watched GPU" if result.actual.device == "cpu" else "GPU"
+
+
 def _worst_gpu(result: Result, cause: str, fraction: float) -> tuple[str, str]:
     """The GPU that a share is of, and what the share comes from."""
     for row in result.throttle.devices:
         if row.get(f"{cause}_fraction") == fraction:
-            gpu = "watched GPU" if result.actual.device == "cpu" else "GPU"
-            where = "" if row.get("index") is None else f" on {gpu} {row['index']}"
+            where = "" if row.get("index") is None else f" on {_gpu(result)} {row['index']}"
             source = row.get(f"{cause}_source")
             return where, f" ({source})" if source else ""
     return "", ""

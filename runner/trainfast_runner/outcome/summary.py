@@ -262,11 +262,11 @@ def _conditions(
 def _foreign(run: RunFile, records: RunRecords, stretch: Stretch | None) -> list[dict[str, Any]]:
     """Those that were there when the run began, and those that came while the measured steps ran.
 
-    What others do on a GPU that is only watched is no condition of this run.
+    They are those of its own GPUs, of a run on the CPU those of the GPUs that are joined to it.
     """
-    if stretch is None or not run.device_uuids:
+    if stretch is None:
         return run.foreign_processes
-    ours = {sample.index for uuid in run.device_uuids for _, sample in records.devices.get(uuid, ())[:1]}
+    ours = {sample.index for uuid in run.gpu_uuids for _, sample in records.devices.get(uuid, ())[:1]}
     return [dataclasses.asdict(process) for process in stretch.foreign if process.device in ours or not ours]
 
 

@@ -19,8 +19,9 @@ _FIRST_RETRY_NS = 1_000_000_000
 _LONGEST_RETRY_NS = 60_000_000_000
 _LOST_RETRY_NS = 2_000_000_000
 """How often a lost GPU is asked for: a few calls that fail at once, unlike another initialization."""
-PATIENCE_S = 1.0
-"""How long one GPU may take for all of its readings before the others are read without it."""
+PATIENCE_S = 0.8
+"""How long one GPU may take for all of its readings before the others are read without it. Less than a tick at 1 Hz,
+whose next one would be missed for all of them."""
 HUNG_PATIENCE_S = 0.25
 """The same for one that took too long before: it is read last, and the tick of the others ends with it."""
 OPENING_S = 15.0
