@@ -17,6 +17,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import msgspec
+from benchmarks import as_installed
 from benchmarks.budget import Row, at_most, print_table
 from benchmarks.pty_meter import Measurement, measure
 from benchmarks.sampler_cost import throttled_on_and_off
@@ -34,7 +35,6 @@ RSS_MIB = 90.0
 HISTORY = 100
 LISTED = 10_000
 LIST_S = 1.0
-APP = str(Path(sys.executable).with_name("trainfast-tui"))
 
 
 def rows() -> list[Row]:
@@ -107,14 +107,15 @@ def _start_up(environment: Mapping[str, str]) -> Row:
         subprocess.run(command, env=environment, stdout=subprocess.DEVNULL, check=True)
         return time.perf_counter() - began
 
-    pairs = [(seconds([APP, "--help"]), seconds([sys.executable, "-c", ""])) for _ in range(15)]
+    pairs = [(seconds([as_installed.app(), "--help"]), seconds([sys.executable, "-c", ""])) for _ in range(15)]
     ours, bare = (1e3 * statistics.median(column) for column in zip(*pairs, strict=True))
     return at_most("--help", ours, HELP_MS, "ms", more=f" (bare Python {bare:.0f} ms)")
 
 
 def _with_history(environment: Mapping[str, str]) -> list[Row]:
     paints = [
-        measure([APP], seconds=1, settle=1, env=dict(environment)).first_paint_ms or float("inf") for _ in range(5)
+        measure([as_installed.app()], seconds=1, settle=1, env=dict(environment)).first_paint_ms or float("inf")
+        for _ in range(5)
     ]
     what = f"first paint with {HISTORY} runs, median of {len(paints)}"
     return [at_most(what, statistics.median(paints), FIRST_PAINT_MS, "ms")]
@@ -123,7 +124,7 @@ def _with_history(environment: Mapping[str, str]) -> list[Row]:
 def _with_a_live_run(environment: Mapping[str, str], where: str, settle_s: float = 6) -> list[Row]:
     """The app beside a training that keeps both its own core and the machine busy."""
     started = subprocess.run(
-        [APP, "run", "tiny-llama", "--set", "steps=1000000", "--set", "watch=0", "--detach", "--json"],
+        [as_installed.app(), "run", "tiny-llama", "--set", "steps=1000000", "--set", "watch=0", "--detach", "--json"],
         env=environment,
         capture_output=True,
         text=True,
@@ -132,9 +133,11 @@ def _with_a_live_run(environment: Mapping[str, str], where: str, settle_s: float
     run_id = json.loads(started.stdout.splitlines()[-1])["run_id"]
     try:
         _wait_for_steps(Path(environment["TRAINFAST_HOME"]) / "runs" / run_id)
-        seen: Measurement = measure([APP], columns=160, rows=48, seconds=20, settle=settle_s, env=dict(environment))
+        seen: Measurement = measure(
+            [as_installed.app()], columns=160, rows=48, seconds=20, settle=settle_s, env=dict(environment)
+        )
     finally:
-        subprocess.run([APP, "stop", run_id, "--now"], env=environment, capture_output=True, check=False)
+        subprocess.run([as_installed.app(), "stop", run_id, "--now"], env=environment, capture_output=True, check=False)
     return [
         at_most(f"CPU, {where}", seen.cpu_percent, CPU_PERCENT, "%", digits=1, more=" of a core"),
         at_most(f"to the terminal, {where}", seen.bytes_per_s / 1e3, KB_PER_S, "kB/s", digits=1),
@@ -154,7 +157,7 @@ def _wait_for_steps(directory: Path) -> None:
 
 def _listing(environment: Mapping[str, str]) -> Row:
     began = time.perf_counter()
-    subprocess.run([APP, "runs", "list"], env=environment, stdout=subprocess.DEVNULL, check=True)
+    subprocess.run([as_installed.app(), "runs", "list"], env=environment, stdout=subprocess.DEVNULL, check=True)
     seconds = time.perf_counter() - began
     return at_most(f"runs list, {LISTED:,} runs", seconds, LIST_S, "s", digits=2)
 

@@ -22,7 +22,7 @@ if __package__ in (None, ""):
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import platformdirs
-from benchmarks import attached, sampler_cost
+from benchmarks import as_installed, attached, sampler_cost
 from benchmarks.budget import Row, at_most, print_table
 from benchmarks.pty_meter import Ended, Measurement, measure, table
 
@@ -31,7 +31,6 @@ KB_PER_S = 20.0
 FRAME_KB = 10.0
 FIRST_PAINT_MS = 400.0
 PAINTS = 5
-APP = str(Path(sys.executable).with_name("trainfast-tui"))
 INTERVAL_S = 0.5
 """2 Hz, of all three."""
 
@@ -69,7 +68,7 @@ def under_throttling(folder: Path, seconds: float) -> list[Row]:
     place.mkdir()
     environment = {**sampler_cost.throttled_on_and_off(place), "TRAINFAST_HOME": str(place / "home")}
     # Long enough that the charts are full of it.
-    seen = measure([APP], seconds=seconds, settle=125, keys=[(1.0, "m")], env=environment)
+    seen = measure([as_installed.app()], seconds=seconds, settle=125, keys=[(1.0, "m")], env=environment)
     return _while_it_runs(seen, "monitor view, 8 GPUs throttled on and off every 3 s, 160x48")
 
 
@@ -94,10 +93,10 @@ def _while_it_runs(seen: Measurement, where: str) -> list[Row]:
 def ours(environment: Mapping[str, str], seconds: float) -> Measurement:
     """The app with its monitor view, reached by its key; the first paint is the app's own, the median of several."""
     paints = [
-        measure([APP], seconds=0.5, settle=0.5, env=dict(environment)).first_paint_ms or float("inf")
+        measure([as_installed.app()], seconds=0.5, settle=0.5, env=dict(environment)).first_paint_ms or float("inf")
         for _ in range(PAINTS)
     ]
-    seen = measure([APP], seconds=seconds, settle=4, keys=[(1.0, "m")], env=dict(environment))
+    seen = measure([as_installed.app()], seconds=seconds, settle=4, keys=[(1.0, "m")], env=dict(environment))
     return replace(seen, first_paint_ms=statistics.median(paints))
 
 

@@ -39,6 +39,17 @@ def test_help_imports_nothing_heavy() -> None:
     assert done.stdout.splitlines()[-1] == "[]"
 
 
+def test_the_first_frame_waits_for_nothing_that_samples_predicts_or_judges() -> None:
+    parts = ("telemetry.sampler", "telemetry.nvml", "memory_model", "diagnosis", "search", "outcome", "supervision")
+    script = (
+        "import sys\nimport trainfast_tui.app\n"
+        f"late = ['psutil', 'pynvml', 'tomlkit', *('trainfast_runner.' + part for part in {parts})]\n"
+        "print([name for name in late if name in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "[]"
+
+
 @pytest.mark.parametrize(
     ("words", "nearest"),
     [

@@ -8,8 +8,6 @@ from typing import TYPE_CHECKING
 
 from rich.cells import cell_len
 
-from trainfast_runner.diagnosis.doubts import watched_gpus
-from trainfast_runner.diagnosis.steady_state import drift_words
 from trainfast_tui import format as fmt
 from trainfast_tui.widgets.painted import Line
 from trainfast_tui.widgets.shading import SHADES, Shade
@@ -71,6 +69,9 @@ def steadiness(run: RunSnapshot) -> tuple[str, str] | None:
     if steady.warming is None:
         return None
     if steady.warming:
+        # Importing the runner's diagnosis would hold up the first frame, which has no steps.
+        from trainfast_runner.diagnosis.steady_state import drift_words
+
         words = drift_words(steady.temperature_slope_c_per_min)
         return (words if run.is_live else f"{words} at the end"), "warning"
     # Of a run that goes on it holds until now: what comes may drift again.
@@ -150,6 +151,8 @@ def _watched(run: RunSnapshot, counted: Sequence[StepConditions]) -> str:
     """The GPUs that are only joined to a run on the CPU: their energy is not what its samples took."""
     if run.run is None or run.run.device_uuids:
         return ""
+    from trainfast_runner.diagnosis.doubts import watched_gpus
+
     return watched_gpus([device.index for device in counted[-1].devices])
 
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from trainfast_runner.memory_model.room import Room
+if TYPE_CHECKING:
+    from trainfast_runner.memory_model.room import Room
 
 
 @dataclass(frozen=True, slots=True)
