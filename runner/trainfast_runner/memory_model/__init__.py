@@ -10,7 +10,13 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from trainfast_runner.memory_model.model import MemoryModel
     from trainfast_runner.memory_model.prediction import CATEGORIES, PHASES, Prediction
-    from trainfast_runner.memory_model.tracing import Untraceable, cached_model, cached_models, trace_model, trace_models
+    from trainfast_runner.memory_model.tracing import (
+        Untraceable,
+        cached_model,
+        cached_models,
+        trace_model,
+        trace_models,
+    )
 
 __all__ = [
     "CATEGORIES",
