@@ -216,6 +216,13 @@ def test_what_a_gpu_counted_while_it_did_not_answer_is_in_the_figure(spell: tupl
     assert found.sources["thermal"] == "reason counter"
 
 
+def test_of_an_outage_that_lies_in_the_window_in_part_counts_as_much() -> None:
+    """Two of its four seconds were throttled, and one of the four lies before the window."""
+    lost = silent(sampled(hot((9, 11)), ticks(22), cause_counters, policy_counters), 8, 12)
+    (found,) = join_of(lost, [GPU], 1.0).window(9 * S, 19 * S)
+    assert found.throttled_ms["thermal"] == pytest.approx(2000 * 3 / 4)
+
+
 def test_without_counters_a_gpu_that_was_silent_counts_by_the_time_it_answered() -> None:
     (found,) = join_of(silent(sampled(hot((3, 5)), ticks(22)), 8, 12), [GPU], 1.0).window(0, 20 * S)
     # Twenty seconds less the four between the last answer and the next.

@@ -249,9 +249,13 @@ class DeviceTrack:
         self._outages = [outage for outage in self._outages if outage.end_ns >= self.times[0]]
 
     def between(self, begin_ns: int, end_ns: int) -> DeviceConditions:
-        """What it did in that time. An outage that lies in it whole counts as its counters say, not by the rest."""
+        """What it did in that time. Of an outage its part counts as the counters say of it all, not by the rest."""
         begin, end, ns = self._where(begin_ns), self._where(end_ns), end_ns - begin_ns
-        outages = [one for one in self._outages if begin_ns <= one.begin_ns and one.end_ns <= end_ns]
+        outages = [
+            (covered, covered / (one.end_ns - one.begin_ns), one.grown)
+            for one in self._outages
+            if (covered := min(end_ns, one.end_ns) - max(begin_ns, one.begin_ns)) > 0
+        ]
 
         def share(running: _Running) -> float | None:
             return running.share(begin, end, ns)
@@ -259,8 +263,8 @@ class DeviceTrack:
         def over_time(name: str, one: float | None) -> float | None:
             if one is None:
                 return None
-            told = [(outage.end_ns - outage.begin_ns, outage.grown[name]) for outage in outages if name in outage.grown]
-            return one * (ns - sum(out for out, _ in told)) + sum(grown for _, grown in told)
+            told = [(covered, part * grown[name]) for covered, part, grown in outages if name in grown]
+            return one * (ns - sum(covered for covered, _ in told)) + sum(grown for _, grown in told)
 
         def milliseconds(of: dict[str, _Running], *, by_counter: bool) -> dict[str, float | None]:
             found: dict[str, float | None] = {}
