@@ -27,6 +27,14 @@ def test_positions_without_an_end_limit_no_sequence() -> None:
         check_seq_len(resolve_config({"family": "gpt2"}), 100_000)
 
 
+def test_a_family_without_this_head_says_which_it_has() -> None:
+    config = resolve_config({"family": "deberta-v2"})
+    with pytest.raises(InvalidInput, match="deberta-v2 has no causal-lm head") as refused:
+        build_model(config, "causal-lm", Knobs(attention="eager"), torch.device("cpu"))
+    assert refused.value.key == "data.objective"
+    assert refused.value.allowed == ["masked-lm", "sequence-classification"]
+
+
 def test_a_family_without_this_attention_says_which_it_has() -> None:
     config = resolve_config({"family": "xlnet", "n_layer": 1, "d_model": 16, "n_head": 2, "d_inner": 16})
     with pytest.raises(InvalidInput, match="xlnet has no attention=sdpa") as refused:

@@ -38,12 +38,20 @@ def import_model_code(config: Any, objective: str) -> None:
         model_class(objective)._model_mapping[type(config)]
 
 
+def _check_head(config: Any, objective: str) -> None:
+    """Raise InvalidInput where transformers has no such head for this family, naming those that it has."""
+    allowed = [name for name in _CLASSES if type(config) in model_class(name)._model_mapping]
+    if allowed and objective not in allowed:
+        raise InvalidInput(f"{config.model_type} has no {objective} head", "data.objective", allowed, allowed[0])
+
+
 def build_model(config: Any, objective: str, knobs: Knobs, device: torch.device) -> nn.Module:
     """A model with its buffers on `device` and its matrices nowhere yet: `weights.draw` gives them memory and values.
 
     Raises InvalidInput when the architecture has no such head or no such attention.
     """
     check_attention(knobs, device)
+    _check_head(config, objective)
     if objective == "sequence-classification" and config.pad_token_id is None:
         # The head of a decoder reads the last token that is not padding; packed samples have none.
         config.pad_token_id = 0
