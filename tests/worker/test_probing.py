@@ -10,11 +10,10 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import torch
 
-from trainfast_runner.worker import heap, memory, probing
+from trainfast_runner.worker import memory, probing
 from trainfast_runner.worker.memory import HostMemory
-from trainfast_runner.worker.probing import PHASES, Holes, HostGauge, Orders, Size, _tell_how_far
+from trainfast_runner.worker.probing import PHASES, HostGauge, Orders, Size, _tell_how_far
 
 
 @pytest.fixture
@@ -72,9 +71,7 @@ def test_the_gauge_counts_what_the_limit_counts_and_only_new_heights(monkeypatch
     assert gauge.room_bytes() == 1 << 30
 
 
-def test_what_earlier_sizes_left_is_not_held_against_the_limit(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_the_limit_stands_above_what_the_imports_took(monkeypatch: pytest.MonkeyPatch) -> None:
     limits: list[tuple[int, int]] = []
     monkeypatch.setattr(memory.resource, "setrlimit", lambda which, both: limits.append(both))
     monkeypatch.setattr(memory.resource, "getrlimit", lambda which: (-1, -1))
@@ -84,35 +81,9 @@ def test_what_earlier_sizes_left_is_not_held_against_the_limit(
     counters = HostMemory(1000)
     counters.start()
     counters.boundary("forward_backward")
-    counters.forgive(30)
     counters.boundary("optimizer")
     assert counters.read()["phase_peaks"] == {"forward_backward": 200, "optimizer": 200}
-    assert limits == [(1400, -1), (1430, -1)]
-
-
-def test_holes_in_the_heap_are_what_a_size_leaves_behind(monkeypatch: pytest.MonkeyPatch) -> None:
-    free = [5, 47, 3]
-    monkeypatch.setattr(probing, "free_in_heap_bytes", lambda: free.pop(0))
-    gauge = HostGauge(None)
-    assert [gauge.left_bytes(), gauge.left_bytes()] == [42, 0]
-
-
-def test_of_what_is_left_behind_only_what_a_size_does_not_fill_is_forgiven(monkeypatch: pytest.MonkeyPatch) -> None:
-    left, forgiven = [50, 30, 40, 20], []
-    gauge: Any = SimpleNamespace(left_bytes=lambda: left.pop(0))
-    memory: Any = SimpleNamespace(forgive=forgiven.append)
-    holes = Holes(gauge, memory)
-    module = torch.nn.Linear(1, 1)
-    for _ in range(3):
-        module(torch.ones(1))
-    holes.close()
-    module(torch.ones(1))
-    assert forgiven == [50, 30, 20]
-    assert holes.unused_bytes == 20
-
-
-def test_the_c_library_says_what_is_free_in_its_heap() -> None:
-    assert 0 <= heap.free_in_heap_bytes() < 1 << 40
+    assert limits == [(1400, -1)]
 
 
 @pytest.mark.parametrize(

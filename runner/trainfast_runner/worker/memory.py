@@ -27,9 +27,6 @@ class Memory(Protocol):
     def held(self) -> int | None:
         """The most that was held since the last boundary, in bytes; None where the device does not answer any more."""
 
-    def forgive(self, left_bytes: int) -> None:
-        """From here on so much is not held against the limit: something else left it behind."""
-
     def release(self) -> None:
         """The training is over, well or not: leave room for what is still to be written."""
 
@@ -60,7 +57,6 @@ class HostMemory:
         self._limit_bytes = limit_bytes
         self._baseline = 0
         self._files = 0
-        self._cap: int | None = None
         self._peaks = dict.fromkeys(PHASES, 0)
         self._status_fd = os.open("/proc/self/status", os.O_RDONLY | os.O_CLOEXEC)
         self._clear_fd = os.open("/proc/self/clear_refs", os.O_WRONLY | os.O_CLOEXEC)
@@ -76,8 +72,7 @@ class HostMemory:
         self._baseline = figures["VmRSS"]
         self._files = figures["RssFile"]
         if self._limit_bytes is not None:
-            self._cap = figures["VmData"] + self._limit_bytes
-            _limit_data(self._cap)
+            _limit_data(figures["VmData"] + self._limit_bytes)
         os.pwrite(self._clear_fd, b"5", 0)
 
     def boundary(self, phase: str) -> None:
@@ -99,11 +94,6 @@ class HostMemory:
         """Reserved is what is allocated: the C library gives freed blocks back."""
         return step_fields(self._peaks, max(self._peaks.values()), 0)
 
-    def forgive(self, left_bytes: int) -> None:
-        """Raise the limit."""
-        if self._cap is not None:
-            _limit_data(self._cap + left_bytes)
-
     def release(self) -> None:
         """Give the reserve back under the limit."""
         self._reserve = None
@@ -118,7 +108,7 @@ class HostMemory:
 
 
 def _limit_data(cap_bytes: int) -> None:
-    """The soft limit alone, which is the one that is enforced: a warm process has to raise it again."""
+    """The soft limit alone, which is the one that is enforced."""
     _, hard = resource.getrlimit(resource.RLIMIT_DATA)
     soft = cap_bytes if hard == resource.RLIM_INFINITY else min(cap_bytes, hard)
     resource.setrlimit(resource.RLIMIT_DATA, (soft, hard))
@@ -164,9 +154,6 @@ class CudaMemory:
             return max(int(torch.cuda.max_memory_allocated(device)) for device in self._devices)
         except RuntimeError:
             return None  # an error of the device itself, after which it answers nothing
-
-    def forgive(self, left_bytes: int) -> None:
-        """Nothing is left behind here: an emptied cache goes back whole."""
 
     def release(self) -> None:
         """The host has memory of its own."""

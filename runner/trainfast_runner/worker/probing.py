@@ -20,14 +20,12 @@ from typing import Any, Protocol
 
 import torch
 from torch import Tensor
-from torch.nn.modules.module import register_module_forward_hook
 
 from .clock import StepTimes, make_clock
 from .data.batches import Samples, batches_of
 from .data.samples import Batch
-from .heap import free_in_heap_bytes
 from .loop import Rig
-from .memory import PHASES, Memory
+from .memory import PHASES
 from .oom import is_out_of_memory
 from .records import Journal, exception_chain
 
@@ -98,9 +96,6 @@ class Orders:
 class Gauge(Protocol):
     """What the limit itself counts, where that is not what the memory counters count."""
 
-    def left_bytes(self) -> int:
-        """What sizes before left behind in this process, and a fresh one would not hold."""
-
     def peak_bytes(self) -> int | None:
         """The highest so far in this process; None where it cannot be told."""
 
@@ -119,12 +114,6 @@ class HostGauge:
     def __init__(self, limit_bytes: int | None) -> None:
         self._limit_bytes = limit_bytes
         self._first = _status()
-        self._free_at_first = free_in_heap_bytes()
-
-    def left_bytes(self) -> int:
-        """Holes in the C library's heap. A small size has its tensors there, and small blocks that stay keep them open;
-        a large one has its tensors elsewhere and does not fill them: 32 MiB after a Bert's batches of 2 to 8."""
-        return max(0, free_in_heap_bytes() - self._free_at_first)
 
     def peak_bytes(self) -> int | None:
         """Bytes above what was there when the limit was set."""
@@ -156,10 +145,6 @@ class CudaGauge:
         self._device = device
         self._limit_bytes = limit_bytes
 
-    def left_bytes(self) -> int:
-        """None: the emptied cache went back whole."""
-        return 0
-
     def peak_bytes(self) -> int | None:
         """The allocator's own counters are what its limit counts."""
         return None
@@ -169,32 +154,6 @@ class CudaGauge:
         free, _ = torch.cuda.mem_get_info(self._device)
         room = free + torch.cuda.memory_reserved(self._device)
         return room if self._limit_bytes is None else min(room, self._limit_bytes)
-
-
-class Holes:
-    """What sizes before left behind and a size has no use for: a fresh process would not hold it, so it does not count.
-
-    How much of it a size fills with its own small tensors shows whenever a module has run, and the limit follows.
-    """
-
-    def __init__(self, gauge: Gauge, memory: Memory) -> None:
-        self._gauge, self._memory = gauge, memory
-        self.unused_bytes = gauge.left_bytes()
-        memory.forgive(self.unused_bytes)
-        self._hook = None
-        if self.unused_bytes:
-            self._hook = register_module_forward_hook(self._look)
-
-    def _look(self, module: object, given: object, result: object) -> None:
-        left = self._gauge.left_bytes()
-        if left < self.unused_bytes:
-            self.unused_bytes = left
-            self._memory.forgive(left)
-
-    def close(self) -> None:
-        """Look no more."""
-        if self._hook is not None:
-            self._hook.remove()
 
 
 class KeptSteps:
@@ -254,28 +213,22 @@ def probe_on_demand(
         peak_before = gauge.peak_bytes() or 0
         began = time.monotonic()
         steps = KeptSteps()
-        holes = Holes(gauge, rig.memory)
         try:
             train(_rig_for(rig, samples, size, steps, is_first=number == 1))
             fields = steps.fields()
         except Exception as error:
             _tell_how_far(rig, gauge, error, {**said, "seconds": time.monotonic() - began}, steps.reached)
             raise
-        finally:
-            holes.close()
-        left = holes.unused_bytes
         peak = gauge.peak_bytes() or 0
         rig.journal.write(
             "probe",
             **said,
             outcome="fits",
             seconds=time.monotonic() - began,
-            limit_peak_bytes=peak - left if peak > peak_before else None,
+            limit_peak_bytes=peak if peak > peak_before else None,
             room_after_bytes=gauge.room_bytes(),
             samples=size.batch_size * rig.knobs.grad_accum,
-            left_behind_bytes=left,
-            **_without(fields, left),
-            alloc_retries=fields["alloc_retries"] - retries,
+            **{**fields, "alloc_retries": fields["alloc_retries"] - retries},
         )
         retries = fields["alloc_retries"]
 
@@ -291,17 +244,6 @@ def _rig_for(rig: Rig, samples: Samples, size: Size, steps: KeptSteps, *, is_fir
         # What really ran is on record after the first step of the first size.
         after_first_step=rig.after_first_step if is_first else _nothing,
     )
-
-
-def _without(fields: dict[str, Any], left_bytes: int) -> dict[str, Any]:
-    """A size's fields without what sizes before it left behind, and without the retries of all sizes so far."""
-    peaks = {phase: max(0, peak - left_bytes) for phase, peak in fields["phase_peaks"].items()}
-    return {
-        "phase_peaks": peaks,
-        "peak_allocated_bytes": max(peaks.values()),
-        "peak_reserved_bytes": max(0, fields["peak_reserved_bytes"] - left_bytes),
-        "step_ms": fields["step_ms"],
-    }
 
 
 def _longest(samples: Samples, rig: Rig, size: Size) -> Iterator[Batch]:
