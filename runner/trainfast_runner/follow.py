@@ -22,11 +22,10 @@ from trainfast_runner.diagnosis.step_conditions import StepConditions, StepJoin
 from trainfast_runner.run_directory.home import Home, is_alive, read_result, read_run_file
 from trainfast_runner.run_directory.json_lines import DAMAGE, Tail
 from trainfast_runner.run_directory.log_tail import LogTail
-from trainfast_runner.run_directory.records import END_STATES, Event, RunFile, Step, WorkerLine
+from trainfast_runner.run_directory.records import END_STATES, PROBE, Event, RunFile, Step, WorkerLine
 from trainfast_runner.run_directory.result import Diagnosis, Result
-from trainfast_runner.run_directory.run_records import EVENTS_FILE, TELEMETRY_FILE
+from trainfast_runner.run_directory.run_records import EVENTS_FILE, TELEMETRY_FILE, tried_batches
 from trainfast_runner.run_directory.telemetry_lines import telemetry_tail
-from trainfast_runner.runs import PROBE
 from trainfast_runner.supervision.recovery import state_of
 from trainfast_runner.telemetry.readings import Tick
 
@@ -91,6 +90,8 @@ class RunSnapshot:
     """What holds the run back, the costliest first: now where it runs, in all where it has ended."""
     steady: SteadyState = NOT_KNOWN
     """Whether it had warmed up: of the newest steps where it runs, of all where it has ended."""
+    tried: tuple[int, ...] = ()
+    """The batch sizes that a search's probe tried, the one it is or was at last."""
 
     @property
     def run_id(self) -> str:
@@ -168,6 +169,7 @@ class Follower:
             conditions=tuple(self._conditions),
             diagnosis=tuple(result.diagnosis) if result else self._live.diagnosis,
             steady=steady_of(result.conditions) if result else self._live.steady,
+            tried=tuple(tried_batches(self.directory, self._run)),
         )
         if over:
             self._final = snapshot

@@ -10,11 +10,8 @@ from typing import Any
 import msgspec
 
 from trainfast_runner.run_directory.home import RESULT_FILE, Home, read_run_file
-from trainfast_runner.run_directory.records import name_of
+from trainfast_runner.run_directory.records import PROBE, name_of
 from trainfast_runner.supervision.recovery import settle, state_of
-
-PROBE = "probe"
-"""The `role` of a run in which a search tries batch sizes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +107,9 @@ def iter_rows(home: Home, probes: bool = False) -> Iterator[RunRow]:
             if probes or row.role != PROBE:
                 yield row
         elif home.directory(run_id).is_dir():
-            yield row_of(home, run_id)
+            row = row_of(home, run_id)
+            if probes or row.role != PROBE:
+                yield row
 
 
 def row_of(home: Home, run_id: str) -> RunRow:

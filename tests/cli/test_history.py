@@ -10,7 +10,7 @@ import pytest
 from cli.command import Cli
 from cli.history import result, write, write_lost
 from trainfast_runner.run_directory.records import Actual
-from trainfast_runner.run_directory.result import Conditions, Memory, RunError
+from trainfast_runner.run_directory.result import Conditions, Memory, OomExplanation, RunError
 from trainfast_tui.cli.output import narrowed
 
 
@@ -232,3 +232,26 @@ def test_prediction_and_measurement_stand_together(cli: Cli) -> None:
     rows = {" ".join(line[:2]): line[2:6] for line in table if line[:1] == ["peak"]}
     assert rows["peak allocated"] == ["200", "MiB", "260", "MiB"]
     assert rows["peak predicted"] == ["204", "MiB", "255", "MiB"]
+
+
+def test_a_probe_of_a_search_is_said_to_be_one_everywhere(cli: Cli) -> None:
+    write(cli.home, result("20261101-100000-tiny-llama-aaaa"))
+    probe = result(
+        "20261102-100000-tiny-llama-bbbb",
+        role="probe",
+        search_id="20261102-095900-tiny-llama-cccc",
+        tried=[7, 30, 62],
+        state="oom",
+        reason="DefaultCPUAllocator: can't allocate memory",
+        oom=OomExplanation(batch_size=62, needed_bytes=920 << 20, limit_bytes=900 << 20),
+    )
+    write(cli.home, probe)
+    assert "bbbb" not in cli("runs", "list").out
+    assert "a search's probe" in cli("runs", "list", "--probes").out
+    shown = cli("runs", "show", "20261102").out
+    assert "a search's probe at batch_size 62, after 7 and 30: oom" in shown
+    assert "its search: 20261102-095900-tiny-llama-cccc" in shown
+    assert "--set" not in shown, "nothing is to be turned"
+    compared = cli("runs", "compare", "20261101", "20261102").out
+    assert "62" in next(line for line in compared.splitlines() if line.startswith("batch_size")).split()
+    assert "is a search's probe, which tried one batch_size after another: 7, 30, 62" in compared

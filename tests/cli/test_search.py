@@ -89,6 +89,12 @@ def test_the_maximum_is_exact_on_both_sides(cli: Cli) -> None:
     probes = {probe["run_id"] for probe in found["probes"]}
     assert not probes & set(shown)
     assert probes <= {row["run_id"] for row in cli("runs", "list", "--probes", "--json").json["runs"]}
+    for probe in found["probes"]:
+        told = cli("runs", "show", probe["run_id"], "--json").json
+        assert probe["batch_size"] in told["tried"]
+        if probe["outcome"] == "oom":
+            assert told["tried"][-1] == told["oom"]["batch_size"] == probe["batch_size"]
+            assert told["oom"]["changes"] == []
 
 
 @pytest.mark.long

@@ -268,6 +268,7 @@ def a_result(
     tokens = middle.tokens / middle.step_ms * 1e3 if middle else None
     return Result(
         run_id=run.run_id,
+        role=run.role,
         diagnosed=True,
         state=state,
         reason=reason if reason is not None else f"{len(steps)} of {run.knobs['steps']} steps",

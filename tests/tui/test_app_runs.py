@@ -16,6 +16,7 @@ from textual.pilot import Pilot
 from trainfast_runner.run_directory.home import Home
 from trainfast_runner.runs import RunRow
 from trainfast_tui.messages import SnapshotTaken
+from trainfast_tui.screens.compare import previous_of
 from trainfast_tui.screens.runs import RunsListed, RunsScreen
 from trainfast_tui.widgets.runs_table import ORDERS, RunsTable, fits, ordered, turned_of
 
@@ -161,6 +162,30 @@ async def test_the_list_follows_the_home_by_itself(home: Home, monkeypatch: pyte
         assert "batch_size=16" not in row, "cursor and mark stay on their run"
         home.remove(SECOND)
         await until(pilot, "runs   2")
+
+
+async def test_the_probes_of_a_search_are_not_listed_however_often_it_is_looked_at(
+    home: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("trainfast_tui.screens.runs.REFRESH_S", 0.05)
+    two_runs(home)
+    a_run(home, "20261121-060000-tiny-llama-0001", role="probe", steps=0)
+    app = StillApp(home)
+    async with app.run_test(size=(120, 40)) as pilot:
+        await pilot.press("h")
+        await until(pilot, "runs   2")
+        a_run(home, "20261121-060100-tiny-llama-0002", role="probe", steps=0, state="oom")
+        an_oom_run(home)
+        text = await until(pilot, "runs   3")
+        assert "0001" not in text
+        home.remove(SECOND)
+        await until(pilot, "runs   2")
+
+
+def test_a_run_is_compared_with_the_run_before_it_not_with_a_probe(home: Home) -> None:
+    two_runs(home)
+    a_run(home, "20261121-054800-tiny-llama-0001", role="probe", steps=0)
+    assert previous_of(home, SECOND).a.run_id == FIRST
 
 
 async def test_on_a_narrow_list_the_order_is_one_that_can_be_seen(home: Home) -> None:

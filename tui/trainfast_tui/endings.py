@@ -5,9 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from trainfast_runner.run_directory.records import PROBE
 from trainfast_runner.run_directory.result import OomChange, OomExplanation
 from trainfast_tui import format as fmt
 from trainfast_tui import oom_text
+from trainfast_tui.probe_text import probe_words
 
 if TYPE_CHECKING:
     from trainfast_runner.follow import RunSnapshot
@@ -47,6 +49,8 @@ def ending(run: RunSnapshot, known: OomExplained | None = None) -> Ending | None
 
 
 def _finished(run: RunSnapshot) -> Ending:
+    if _is_probe(run):
+        return Ending(f"{probe_words(run.tried)}: ended", "success", run.reason, advice=_SEARCH)
     return Ending(
         "finished",
         "success",
@@ -70,6 +74,14 @@ def _oom(run: RunSnapshot, known: OomExplained | None) -> Ending:
         reason = ""
     elif run.run is not None and run.run.memory_limit_bytes:
         reason = f"{reason.rstrip('.')}. The limit was {fmt.size(min(run.run.memory_limit_bytes))} a rank."
+    if _is_probe(run):
+        return Ending(
+            f"{probe_words(run.tried)}: out of memory{_where(run)}",
+            "warning",
+            reason,
+            advice=_SEARCH,
+            facts=tuple(facts),
+        )
     changes = tuple(found.changes) if found is not None else ()
     return Ending(
         f"out of memory{_where(run)}",
@@ -83,7 +95,8 @@ def _oom(run: RunSnapshot, known: OomExplained | None) -> Ending:
 
 def explained(run: RunSnapshot) -> OomExplanation | None:
     """Why memory ran out: as its result says, or from what there is without one."""
-    if run.result is not None and run.result.oom is not None:
+    # Results of older versions explain a probe by the preset's batch.
+    if run.result is not None and run.result.oom is not None and (run.result.tried or not _is_probe(run)):
         return run.result.oom
     from trainfast_tui.explaining import out_of_memory
 
@@ -133,6 +146,13 @@ def _lost(run: RunSnapshot) -> Ending:
         log=_last_words(run),
         advice="Its records are kept. trainfast-tui doctor says whether this machine ends programs at logout.",
     )
+
+
+_SEARCH = "b shows its search."
+
+
+def _is_probe(run: RunSnapshot) -> bool:
+    return run.run is not None and run.run.role == PROBE
 
 
 _ENDINGS = {

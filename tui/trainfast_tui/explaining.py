@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from textual.message import Message
 
 from trainfast_runner.problem import Problem
+from trainfast_runner.run_directory.records import PROBE
 from trainfast_tui.background import in_background
 from trainfast_tui.messages import OomExplained
 
@@ -35,8 +36,11 @@ class Explainer:
         return self._newest if self._newest is not None and self._newest.run_id == run.run_id else None
 
     def look(self, run: RunSnapshot | None, *, may_trace: bool) -> None:
-        """Explain this run if it ran out of memory; give up what is under way when it may not go on."""
-        is_oom = run is not None and run.state == "oom" and run.run is not None
+        """Explain this run if it ran out of memory; give up what is under way when it may not go on.
+
+        A search's probe needs no change, and nothing is traced for it.
+        """
+        is_oom = run is not None and run.state == "oom" and run.run is not None and run.run.role != PROBE
         if not may_trace or not is_oom:
             self.stop()
         elif run is not None and run.run_id != self._of:
@@ -85,7 +89,7 @@ def out_of_memory(run: RunSnapshot) -> OutOfMemory | None:
     if run.run is None:
         return None
     held = run.error.held_bytes if run.error is not None else None
-    return OutOfMemory(run.run, run.reason, _error_of(run), held, run.actual, run.events)
+    return OutOfMemory(run.run, run.reason, _error_of(run), held, run.actual, run.events, run.tried)
 
 
 def _error_of(run: RunSnapshot) -> RunError | None:

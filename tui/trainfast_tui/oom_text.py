@@ -25,6 +25,8 @@ ESTIMATED = "the cheapest knobs that free memory, by estimate:"
 
 def facts(found: OomExplanation) -> Iterator[str]:
     """What had grown, what was missing, who else held memory: a sentence each, none for what nothing tells."""
+    if found.batch_size is not None:
+        yield f"A search was trying batch_size {found.batch_size:,} to see whether it fits: nothing is to be turned."
     if found.grown is not None:
         words = CATEGORY_WORDS.get(found.grown, found.grown)
         grown = f", to {size(found.grown_bytes)} at the predicted peak" if found.grown_bytes else ""
@@ -36,7 +38,7 @@ def facts(found: OomExplanation) -> Iterator[str]:
             yield f"By the prediction it needs {size(needed)} of {size(limit)}: {size(needed - limit)} too much."
         else:
             yield f"By the prediction it needs {size(needed)} of {size(limit)}: what it took beyond was not foreseen."
-    if needed is not None and not any(may_do(change) for change in found.changes):
+    if needed is not None and found.batch_size is None and not any(may_do(change) for change in found.changes):
         yield "No change of knobs makes it fit by the prediction."
     if found.others:
         yield f"Others on the device: {plain('; '.join(found.others))}."

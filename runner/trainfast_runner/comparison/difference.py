@@ -21,6 +21,7 @@ from typing import Any
 
 from trainfast_runner.comparison.conditions import ConditionRow, compared_conditions
 from trainfast_runner.diagnosis.doubts import doubts
+from trainfast_runner.run_directory.records import PROBE
 from trainfast_runner.run_directory.result import Result
 from trainfast_runner.run_directory.state_words import state_words
 from trainfast_runner.settings.knobs import BY_NAME
@@ -92,9 +93,14 @@ def compare(a: Result, b: Result) -> Comparison:
 
 
 def _settings(a: Result, b: Result) -> list[tuple[str, Any, Any]]:
-    one, other = ({**result.knobs, **_fields(result)} for result in (a, b))
+    one, other = ({**result.knobs, **_fields(result), **_tried(result)} for result in (a, b))
     names = dict.fromkeys([*BY_NAME, *a.knobs, *b.knobs, *one, *other])
     return [(name, one.get(name), other.get(name)) for name in names if one.get(name) != other.get(name)]
+
+
+def _tried(result: Result) -> dict[str, Any]:
+    """What stands for the batch size of a search's probe: the last one it tried."""
+    return {"batch_size": result.tried[-1]} if result.tried else {}
 
 
 def _fields(result: Result, section: str = "") -> dict[str, Any]:
@@ -234,6 +240,9 @@ def _notes(a: Result, b: Result) -> Iterator[str]:
     if a.preset != b.preset or a.variant != b.variant:
         yield f"different presets: {a.name} and {b.name}"
     for result in (a, b):
+        if result.role == PROBE:
+            tried = ", ".join(map(str, result.tried)) or "not on record"
+            yield f"{result.run_id} is a search's probe, which tried one batch_size after another: {tried}"
         if result.state != "finished":
             yield f"{result.run_id} ended {state_words(result.state)}: {result.reason}"
         elif result.steps.measured < LEAST_STEPS:

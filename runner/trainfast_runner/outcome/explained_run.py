@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from trainfast_runner.outcome.asked_and_ran import as_fields, what_ran
-from trainfast_runner.run_directory.records import Actual, Event, RunFile, WorkerLine
+from trainfast_runner.run_directory.records import PROBE, Actual, Event, RunFile, WorkerLine
 from trainfast_runner.run_directory.result import OomExplanation, Result, RunError
 from trainfast_runner.run_directory.run_records import RunRecords, read_records
 
@@ -31,14 +31,30 @@ class OutOfMemory:
     """What the rank that died says it held by then."""
     ran: WorkerLine | None
     events: Sequence[Event]
+    tried: Sequence[int] = ()
+    """The batch sizes of a search's probe, the one it died at last."""
 
     def explained(self, model_of: Callable[[RunSpec], MemoryModel | None]) -> OomExplanation:
-        """Why, and what would make it fit: by the memory models that there are, or by estimate where there is none."""
+        """Why, and what would make it fit: by the memory models that there are, or by estimate where there is none.
+
+        Of a search's probe it is about the batch that was tried, and there is nothing to make fit: the search goes on.
+        """
+        if self.run.role != PROBE:
+            return self._explained(self.run, model_of)
+        if not self.tried:
+            phase = self.error.phase if self.error is not None else None
+            return OomExplanation(phase=phase, held_bytes=self.held_bytes, basis="no batch was tried yet")
+        knobs = {**self.run.knobs, "batch_size": self.tried[-1]}
+        # What was predicted when it began was of the preset's batch.
+        found = self._explained(msgspec.structs.replace(self.run, knobs=knobs, predicted=None), model_of)
+        return msgspec.structs.replace(found, batch_size=self.tried[-1], changes=[])
+
+    def _explained(self, run: RunFile, model_of: Callable[[RunSpec], MemoryModel | None]) -> OomExplanation:
         from trainfast_runner.outcome.oom_explained import explain
 
         sizes = {} if self.ran is None else as_fields(self.ran, Actual)
         return explain(
-            self.run,
+            run,
             self.error,
             self.reason,
             model_of,
@@ -53,7 +69,9 @@ def explanation_of(records: RunRecords, reason: str, error: RunError | None) -> 
     run = records.run
     if run is None:
         return None
-    died = OutOfMemory(run, reason, error, held_by(records, error), what_ran(records.worker), records.events)
+    died = OutOfMemory(
+        run, reason, error, held_by(records, error), what_ran(records.worker), records.events, records.tried
+    )
     try:
         return died.explained(models_of(run))
     except Exception as problem:
@@ -79,8 +97,11 @@ def explained_now(directory: Path, result: Result) -> Result:
     """The result with what is known by now of why memory ran out, where that is more than when it was written."""
     if result.state != "oom":
         return result
-    found = explanation_of(read_records(directory), result.reason, result.error)
-    known = result.oom
+    records, known = read_records(directory), result.oom
+    found = explanation_of(records, result.reason, result.error)
+    if result.role == PROBE and not result.tried:
+        # An older version explained it by the preset's batch.
+        return msgspec.structs.replace(result, oom=found, tried=records.tried)
     if found is None or (found.needed_bytes is None and known is not None and known.needed_bytes is not None):
         return result
     return msgspec.structs.replace(result, oom=found)

@@ -21,7 +21,7 @@ from trainfast_runner.outcome.asked_and_ran import as_fields, what_ran
 from trainfast_runner.outcome.compile_cost import compile_cost
 from trainfast_runner.outcome.explained_run import explanation_of
 from trainfast_runner.outcome.verdict import Verdict
-from trainfast_runner.run_directory.records import Actual, RunFile, Step, WorkerLine
+from trainfast_runner.run_directory.records import PROBE, Actual, RunFile, Step, WorkerLine
 from trainfast_runner.run_directory.result import (
     Conditions,
     Flops,
@@ -63,6 +63,7 @@ def summarise(directory: Path, records: RunRecords, verdict: Verdict, ended_ns: 
         variant=run.variant if run else None,
         role=run.role if run else None,
         search_id=run.search_id if run else None,
+        tried=records.tried,
         synthetic_data=_synthetic(records.worker),
         started_wall_ns=run.clock.wall_ns if run else None,
         seconds=(ended_ns - run.clock.monotonic_ns) / 1e9 if run and ended_ns is not None else None,
@@ -205,7 +206,8 @@ def _memory(records: RunRecords, device_peak_used_bytes: int | None) -> Memory:
         peak_allocated_bytes=worst(step.peak_allocated_bytes for step in steps),
         peak_reserved_bytes=worst(step.peak_reserved_bytes for step in steps),
         device_peak_used_bytes=device_peak_used_bytes,
-        predicted_bytes=records.run.predicted_bytes if records.run else None,
+        # A probe tried other batches than the one that was predicted.
+        predicted_bytes=records.run.predicted_bytes if records.run and records.run.role != PROBE else None,
         alloc_retries=worst(step.alloc_retries for step in steps),
     )
 

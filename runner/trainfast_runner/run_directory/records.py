@@ -30,6 +30,8 @@ STATES = (
     "failed_to_start",
 )
 END_STATES = STATES[3:]
+PROBE, PROOF = "probe", "proof"
+"""The roles of a search's runs: the process in which it tries batch sizes, and its last run, which proves one."""
 EXIT_CODES = {
     "finished": 0,
     "oom": 3,
@@ -126,6 +128,14 @@ class RunFile(RecordedSpec, frozen=True, kw_only=True):
     def gpu_uuids(self) -> list[str]:
         """The GPUs that the run is about: those its ranks use, else those that were joined to it with `watch`."""
         return self.device_uuids or self.watch_uuids
+
+
+class ProbeOrder(msgspec.Struct, frozen=True, kw_only=True):
+    """A line of `control.jsonl`: `do` is probe (so many optimizer `steps` at this batch size) or end."""
+
+    do: str
+    batch_size: int = 0
+    steps: int = 0
 
 
 class Step(msgspec.Struct, frozen=True, kw_only=True):

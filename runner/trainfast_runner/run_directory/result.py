@@ -178,6 +178,9 @@ class OomExplanation(msgspec.Struct, frozen=True, kw_only=True):
     needed_bytes: int | None = None
     limit_bytes: int | None = None
     missing_bytes: int | None = None
+    batch_size: int | None = None
+    """The batch that a search's probe was trying, which all of this is about; None of any other run. Such an end is
+    what a search looks for: `changes` is empty."""
     others: list[str] = []
     changes: list[OomChange] = []
     basis: str = ""
@@ -246,6 +249,8 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
     variant: str | None = None
     role: str | None = None
     search_id: str | None = None
+    tried: list[int] = []
+    """The batch sizes that a search's probe tried, the one it was at last; its own `batch_size` is the preset's."""
     synthetic_data: bool | None = None
     started_wall_ns: int | None = None
     seconds: float | None = None

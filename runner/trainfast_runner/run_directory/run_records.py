@@ -11,14 +11,15 @@ from typing import TypeVar
 import msgspec
 
 from trainfast_runner.run_directory.home import read_run_file
-from trainfast_runner.run_directory.json_lines import Tail, rest_of
-from trainfast_runner.run_directory.records import Count, Event, RunFile, Step, WorkerLine
+from trainfast_runner.run_directory.json_lines import Tail, read_all, rest_of
+from trainfast_runner.run_directory.records import PROBE, Count, Event, ProbeOrder, RunFile, Step, WorkerLine
 from trainfast_runner.run_directory.telemetry_lines import telemetry_tail
 
 T = TypeVar("T")
 
 EVENTS_FILE = "events.jsonl"
 TELEMETRY_FILE = "telemetry.jsonl"
+CONTROL_FILE = "control.jsonl"
 
 
 class DeviceSample(msgspec.Struct, frozen=True, kw_only=True):
@@ -87,6 +88,8 @@ class RunRecords:
     devices: dict[str, list[tuple[int, DeviceSample]]] = field(default_factory=dict)
     hosts: list[tuple[int, HostSample]] = field(default_factory=list)
     events: list[Event] = field(default_factory=list)
+    tried: list[int] = field(default_factory=list)
+    """The batch sizes that a search's probe tried, the one it was at last."""
     unreadable_lines: int = 0
 
     def last_t_ns(self) -> int | None:
@@ -105,6 +108,7 @@ def read_records(directory: Path) -> RunRecords:
     for rank, path in rank_files(directory, "worker").items():
         records.worker[rank] = list(_each(Tail(path, WorkerLine), records))
     records.events = list(_each(Tail(directory / EVENTS_FILE, Event), records))
+    records.tried = tried_batches(directory, records.run)
     wanted = {*records.run.watch_uuids, *records.run.device_uuids} if records.run else set()
     # Ticks are many: only the devices of this run are kept, and a run without devices keeps the host's alone.
     for tick in _each(telemetry_tail(directory / TELEMETRY_FILE, _DeviceTick), records):
@@ -115,6 +119,20 @@ def read_records(directory: Path) -> RunRecords:
                 taken_ns = tick.t_ns if sample.t_ns is None else sample.t_ns
                 records.devices.setdefault(sample.uuid, []).append((taken_ns, sample))
     return records
+
+
+def tried_batches(directory: Path, run: RunFile | None) -> list[int]:
+    """The batch sizes that a search had its probe try, oldest first; none of a run that is no probe.
+
+    What it was told stands there before it begins, so the last one is where it ended, however it ended.
+    """
+    if run is None or run.role != PROBE:
+        return []
+    try:
+        orders, _ = read_all(directory / CONTROL_FILE, ProbeOrder)
+    except OSError:
+        return []
+    return [order.batch_size for order in orders if order.do == "probe"]
 
 
 def rank_file(directory: Path, name: str, rank: int) -> Path:

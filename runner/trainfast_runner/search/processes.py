@@ -11,13 +11,12 @@ import msgspec
 from trainfast_runner.problem import Problem
 from trainfast_runner.run_directory.home import RESULT_FILE, is_alive, read_result
 from trainfast_runner.run_directory.json_lines import Appender, Tail
-from trainfast_runner.run_directory.records import Count
+from trainfast_runner.run_directory.records import Count, ProbeOrder
 from trainfast_runner.run_directory.result import Result
-from trainfast_runner.run_directory.run_records import rank_file
+from trainfast_runner.run_directory.run_records import CONTROL_FILE, rank_file
 from trainfast_runner.supervision.recovery import state_of
 from trainfast_runner.supervision.stopping import kill_now, request_stop, stop_unsupervised
 
-CONTROL_FILE = "control.jsonl"
 LOOK_EVERY_S = 0.02
 STATE_EVERY_S = 0.25
 STOPS_WITHIN_S = 10.0
@@ -51,14 +50,6 @@ class ProbeLine(msgspec.Struct, frozen=True, kw_only=True):
     step_ms: list[float] = []
 
 
-class Order(msgspec.Struct, frozen=True, kw_only=True):
-    """A line of `control.jsonl`: `do` is probe or end."""
-
-    do: str
-    batch_size: int = 0
-    steps: int = 0
-
-
 class WarmProcess:
     """The run that tries sizes. `check` is called while waiting and may raise Interrupted."""
 
@@ -82,7 +73,7 @@ class WarmProcess:
         """Try a size: what each rank said, or only one where memory ran out; None when the run ended without a word."""
         self._asked += 1
         number = self._asked
-        self._control.write(Order(do="probe", batch_size=batch_size, steps=steps))
+        self._control.write(ProbeOrder(do="probe", batch_size=batch_size, steps=steps))
 
         def over() -> bool:
             said = self._answers.get(number, {})
@@ -93,7 +84,7 @@ class WarmProcess:
     def end(self) -> None:
         """No more sizes: wait until the run is over."""
         if self.result is None:
-            self._control.write(Order(do="end"))
+            self._control.write(ProbeOrder(do="end"))
             self.wait_for_end()
         self._control.close()
 

@@ -15,6 +15,7 @@ from trainfast_runner.follow import RunSnapshot
 from trainfast_runner.run_directory.records import SCHEMA
 from trainfast_tui.cli.output import shown
 from trainfast_tui.format import duration, milliseconds, number, per_second, plain, size, truncate
+from trainfast_tui.probe_text import probe_words
 
 RECENT_STEPS = 20
 BAR_CELLS = 20
@@ -159,6 +160,9 @@ class Progress:
 def status_line(snapshot: RunSnapshot, bar: Any = None) -> str:
     """State, step n of N, throughput, step time, loss, peak memory, time left."""
     parts = [_state_words(snapshot)]
+    if snapshot.tried:
+        parts.append(probe_words(snapshot.tried))
+        return plain("  ".join(parts))
     total = _total(snapshot)
     if snapshot.steps:
         done = snapshot.steps[-1].step

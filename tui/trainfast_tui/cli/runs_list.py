@@ -89,6 +89,7 @@ def _in_words(note: str) -> str:
 
 
 def _cells(row: RunRow) -> list[str]:
+    from trainfast_runner.run_directory.records import PROBE
     from trainfast_tui.changed import brief
     from trainfast_tui.format import ABSENT, duration, milliseconds, per_second, plain, size
 
@@ -96,6 +97,7 @@ def _cells(row: RunRow) -> list[str]:
     if row.started_wall_ns is not None:
         started = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(row.started_wall_ns / 1e9))
     notes = [
+        "a search's probe" if row.role == PROBE else "",
         "nobody watches over it" if row.supervised is False else "",
         "synthetic data" if row.synthetic_data else "",
         "" if row.clean else "conditions not clean",

@@ -82,8 +82,11 @@ def _say_all(lines: list[str]) -> None:
 
 def _settings(result: Result, run: RunFile | None) -> str:
     """What was changed of the preset; results of older versions leave it to `run.json`."""
+    from trainfast_runner.run_directory.records import PROBE
     from trainfast_tui.changed import settings
     from trainfast_tui.format import plain
 
+    if result.role == PROBE:
+        return f"its search: {result.search_id or 'not on record'}"
     changed = result.changed or (run.changes() if run is not None else {})
     return f"settings: {plain(' '.join(settings(changed)))}" if changed else "settings: as the preset sets them"

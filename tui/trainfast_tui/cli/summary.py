@@ -8,7 +8,7 @@ import msgspec
 
 from trainfast_runner.diagnosis.doubts import doubts, marks, watched_words
 from trainfast_runner.outcome.oom_advice import cheapest
-from trainfast_runner.run_directory.records import SCHEMA
+from trainfast_runner.run_directory.records import PROBE, SCHEMA
 from trainfast_runner.run_directory.result import Flops, Result
 from trainfast_tui import oom_text
 from trainfast_tui.cli.held_back import verdicts
@@ -27,6 +27,7 @@ from trainfast_tui.format import (
     plain,
     size,
 )
+from trainfast_tui.probe_text import probe_words
 
 FEW_STEPS = 5
 """Below this many measured steps a percentile or a deviation says nothing."""
@@ -46,7 +47,8 @@ def lines(result: Result) -> list[str]:
 def headline(result: Result) -> str:
     """Which run, how it ended, and why."""
     reason = f": {plain(result.reason)}" if result.reason and result.state != "finished" else ""
-    return f"{result.run_id}  {result.name}  {result.state.replace('_', ' ')}{reason}"
+    role = f"{probe_words(result.tried)}: " if result.role == PROBE else ""
+    return f"{result.run_id}  {result.name}  {role}{result.state.replace('_', ' ')}{reason}"
 
 
 def notes(result: Result) -> Iterator[str]:
@@ -92,7 +94,7 @@ def _figures(result: Result) -> Iterator[tuple[str, str]]:
         device = f", device {size(memory.device_peak_used_bytes)}" if memory.device_peak_used_bytes else ""
         whole = "" if result.state != "oom" else ", in the steps that ended"
         yield "peak memory", f"{size(memory.peak_allocated_bytes)} allocated{reserved}{device}{whole}"
-    if memory.predicted_bytes is not None:
+    if memory.predicted_bytes is not None and result.role != PROBE:
         label = "" if memory.peak_allocated_bytes is not None else "peak memory"
         yield label, against_prediction(memory.peak_allocated_bytes, memory.predicted_bytes)
     if result.flops.model_tflops_per_device is not None:
@@ -128,7 +130,7 @@ def _explained(result: Result) -> list[str]:
     """Why memory ran out, and what would make it fit."""
     found = result.oom
     if found is None:
-        return _advice(result)
+        return _advice(result) if result.role != PROBE else []
     lines = list(oom_text.facts(found))
     if found.changes:
         lines.append(f"to make it fit, {oom_text.title(found.changes)}")

@@ -8,6 +8,7 @@ from textual.screen import Screen
 from trainfast_runner.comparison.difference import Comparison, compare
 from trainfast_runner.problem import Problem
 from trainfast_runner.run_directory.home import Home
+from trainfast_runner.run_directory.records import PROBE
 from trainfast_runner.run_directory.result import Result
 from trainfast_runner.run_directory.state_words import state_words
 from trainfast_runner.supervision.recovery import settle
@@ -39,6 +40,8 @@ def previous_of(home: Home, run_id: str) -> Compared:
     ended: Result | None = None
     for other in (*reversed(before), *reversed(after)):
         result = settle(home.directory(other))
+        if result is not None and result.role == PROBE:
+            continue  # it tried sizes, and trained at none of them
         ended = ended or result
         if result is not None and result.state == "finished":
             ended = result

@@ -10,8 +10,9 @@ from textual.screen import Screen
 
 from trainfast_runner.problem import Problem
 from trainfast_runner.run_directory.home import Home, is_alive
+from trainfast_runner.run_directory.records import PROBE
 from trainfast_runner.run_directory.state_words import state_words
-from trainfast_runner.runs import RunRow, list_rows, row_of
+from trainfast_runner.runs import RunRow, iter_rows, row_of
 from trainfast_tui.background import in_background
 from trainfast_tui.commands import bindings, of
 from trainfast_tui.messages import Said, said_no
@@ -31,7 +32,7 @@ def listed_again(home: Home, known: list[RunRow]) -> list[RunRow]:
 
 
 class RunsListed(Message):
-    """The home's runs, newest first."""
+    """The home's runs, newest first. Probes of searches are among them, to be known when it is looked at again."""
 
     def __init__(self, rows: list[RunRow]) -> None:
         super().__init__()
@@ -49,7 +50,9 @@ class RunsScreen(OfTheApp, Screen[None]):
         super().__init__()
         self._home = home
         self._ascii = ascii
+        self._known: list[RunRow] = []
         self._rows: list[RunRow] = []
+        """Those that are listed: a search shows its probes itself."""
         self._filter = ""
         self._order = ORDERS[0].name
         self._reverse = False
@@ -75,8 +78,9 @@ class RunsScreen(OfTheApp, Screen[None]):
 
     def on_runs_listed(self, message: RunsListed) -> None:
         self._is_listing, self._is_listed = False, True
-        if message.rows != self._rows or not self._rows:
-            self._rows = message.rows
+        if message.rows != self._known or not self._known:
+            self._known = message.rows
+            self._rows = [row for row in message.rows if row.role != PROBE]
             self._show()
 
     def _look_again(self) -> None:
@@ -84,7 +88,7 @@ class RunsScreen(OfTheApp, Screen[None]):
         if self._is_listing or not self._is_listed:
             return
         self._is_listing = True
-        known = self._rows
+        known = self._known
         in_background("runs", lambda: RunsListed(listed_again(self._home, known)), self.post_message, self._could_not)
 
     def _could_not(self, problem: Problem) -> Said:
@@ -112,7 +116,7 @@ class RunsScreen(OfTheApp, Screen[None]):
         self.query_one("#status", StatusLine).say(text, tone)
 
     def action_reload(self) -> None:
-        in_background("runs", lambda: RunsListed(list_rows(self._home)), self.post_message, said_no)
+        in_background("runs", lambda: RunsListed(list(iter_rows(self._home, probes=True))), self.post_message, said_no)
 
     def action_move(self, by: int) -> None:
         self.table.move(by)
@@ -191,6 +195,7 @@ class RunsScreen(OfTheApp, Screen[None]):
             self.say(f"not deleted: {error}", "error")
             return
         self._rows = [row for row in self._rows if row.run_id != run_id]
+        self._known = [row for row in self._known if row.run_id != run_id]
         self.table.marked = [marked for marked in self.table.marked if marked != run_id]
         self.say(f"deleted {run_id}")
         self._show()
