@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Generator, Mapping
 from pathlib import Path
 from typing import Any
@@ -118,3 +119,47 @@ def test_a_limit_below_the_weights_ends_with_3_and_says_what_they_need(
     assert said.err == (
         "trainfast-tui: memory_limit=48KiB is below what the 12,500 parameters alone need: 50,000 bytes (0 MiB)\n"
     )
+
+
+def test_what_does_not_fit_says_so_and_by_how_much(
+    preset: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(training_python, "ask_each", Tracer())
+    single = Path(preset).with_name("single.toml")
+    single.write_text(PRESET.partition("[[variants]]")[0])
+    limited = ["predict", str(single), "--set", "memory_limit=100MiB"]
+
+    def said(*settings: str) -> dict[str, Any]:
+        assert main([*limited, *(word for one in settings for word in ("--set", one)), "--json"]) == 0
+        found: dict[str, Any] = json.loads(capsys.readouterr().out.splitlines()[-1])
+        return found
+
+    most = said()["max_batch"]
+    assert said(f"batch_size={most}")["fits"] is True
+    beyond = said(f"batch_size={most + 1}")
+    assert (beyond["fits"], beyond["limit_bytes"]) == (False, 100 << 20)
+    assert beyond["needed_bytes"] > beyond["limit_bytes"]
+    assert main([*limited, "--set", f"batch_size={10 * most}"]) == 0
+    line = next(line for line in capsys.readouterr().out.splitlines() if line.startswith("fits"))
+    assert re.fullmatch(
+        rf"fits +no, [\d.]+ MiB too much for the 100 MiB memory_limit; up to batch_size {most:,} fits", line
+    )
+    assert main(["predict", preset, "--set", "memory_limit=100MiB", "--set", f"batch_size={10 * most}"]) == 0
+    assert all("no, +" in line for line in capsys.readouterr().out.splitlines()[1:3])
+
+
+def test_what_cannot_run_here_is_predicted_in_the_words_of_its_refusal(
+    preset: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(training_python, "ask_each", Tracer())
+    single = Path(preset).with_name("single.toml")
+    single.write_text(PRESET.partition("[[variants]]")[0])
+    assert main(["predict", str(single), "--set", "strategy=ddp", "--set", "devices=99"]) == 0
+    said = capsys.readouterr().out
+    assert "peak memory" in said
+    assert re.search(r"^cannot run here +devices=99: at most 8 processes on a CPU", said, re.MULTILINE)
+    assert "shared by" not in said
+    assert main(["predict", str(single), "--set", "strategy=dp", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert found["cannot_run"].startswith("strategy=dp copies the model to each of two or more GPUs")
+    assert (found["fits"], found["max_batch"]) == (None, None)

@@ -17,6 +17,7 @@ from traced import Tracer
 
 from trainfast_runner.hardware.machine import Machine
 from trainfast_runner.memory_model import Untraceable
+from trainfast_runner.memory_model.fitting import UNMEASURED_BYTES
 from trainfast_runner.memory_model.room import Room
 from trainfast_runner.run_directory.home import Home, read_run_file
 from trainfast_runner.run_directory.records import Event
@@ -65,8 +66,9 @@ def test_a_model_that_was_traced_before_is_answered_without_a_trace(tracer: Trac
     assert found.total_bytes == 220 * MIB
     assert dict(found.parts)["activations"] == 120 * MIB
     assert found.room == Room(GIB, "memory_limit")
-    assert found.headroom_bytes == (1024 - 220) * MIB
-    assert found.max_batch == 92
+    assert found.margin_bytes == UNMEASURED_BYTES
+    assert found.headroom_bytes == (1024 - 220) * MIB - UNMEASURED_BYTES
+    assert found.max_batch == 89, "100 MiB, 10 a sample, and the margin of 32"
     assert tracer.traced == []
 
 

@@ -78,6 +78,24 @@ def test_on_the_smallest_screen_nothing_of_what_does_not_fit_is_cut(most: int | 
     assert shown(MemoryView(large), SMALL)[-1] == said
 
 
+def test_the_margin_of_a_limit_is_a_part_of_what_has_to_fit() -> None:
+    tight = replace(FITS, margin_bytes=100 * MIB, room=Room(1450 * MIB, "memory_limit"), max_batch=7)
+    *_, legend, total, left = shown(MemoryView(tight))
+    assert "┈ margin 100 MiB" in legend
+    assert total == "predicted 1.37 GiB + margin of 1.42 GiB"
+    assert left == "50.0 MiB too much  batch_size up to 7"
+    assert shown(MemoryView(tight), SMALL)[0] == "needs 1.46 GiB of 1.42 GiB"
+
+
+@pytest.mark.parametrize("size", [FULL, SMALL])
+def test_what_cannot_run_here_says_so_instead_of_what_fits(size: tuple[int, int]) -> None:
+    words = "strategy=dp copies the model to each of two or more GPUs from one process, and a run here has none"
+    lines = shown(MemoryView(replace(FITS, room=None, max_batch=None, cannot_run=words)), size)
+    at = next(place for place, line in enumerate(lines) if line.startswith("cannot run here: strategy=dp"))
+    assert lines[at - (2 if size == SMALL else 1)].startswith("predicted 1.37 GiB")
+    assert not any("no limit is known" in line for line in lines)
+
+
 def test_a_small_model_on_a_large_device_still_shows_every_category() -> None:
     lines = shown(MemoryView(replace(FITS, room=Room(1 << 40, "free on GPU 0"))))
     assert lines[1].startswith("█▓▒░···")

@@ -18,6 +18,15 @@ from trainfast_runner.training_python import GivenUp
 class TenMiBASample:
     """A memory model whose arithmetic fits in a head."""
 
+    device = "cpu"
+
+    def on(self, gpu: str | None) -> TenMiBASample:
+        """Nothing is known of any GPU."""
+        return self
+
+    def known(self, spec: RunSpec, ranks: int) -> None:
+        """Nothing has been measured."""
+
     def predict(self, spec: RunSpec, ranks: int = 1) -> Prediction:
         batch = int(str(spec.knobs["batch_size"]))
         return Prediction(

@@ -24,12 +24,16 @@ class Forecast:
     max_batch: int | None = None
     context_bytes: int | None = None
     basis: str = ""
+    margin_bytes: int = 0
+    """What has to stay free beside the peak for the run to survive in the room."""
+    cannot_run: str = ""
+    """Why this machine cannot run it, whatever the memory; empty where it can."""
 
     @property
     def needed_bytes(self) -> int:
         """What has to fit in the room."""
         context = self.context_bytes if self.room is not None and self.room.with_context else None
-        return self.total_bytes + (context or 0)
+        return self.total_bytes + self.margin_bytes + (context or 0)
 
     @property
     def headroom_bytes(self) -> int | None:

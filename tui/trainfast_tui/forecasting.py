@@ -221,27 +221,24 @@ def forecast(model: MemoryModel, question: Question) -> Forecast:
     """What the model says of these knobs, on this machine. Raises Problem for a combination it does not know."""
     from trainfast_runner.combinations.world import world_size
     from trainfast_runner.memory_model import CATEGORIES
-    from trainfast_runner.memory_model.room import gpu_of, room_of, within_container
+    from trainfast_runner.memory_model.fitting import fit_of
+    from trainfast_runner.memory_model.room import within_container
 
     spec = question.spec
-    ranks = world_size(spec, question.machine)
-    if question.machine.device == "cuda":
-        model = model.on(gpu_of(spec, question.machine))
-    found = model.predict(spec, ranks)
     free = None if question.free_bytes is None else within_container(question.free_bytes)
-    room = room_of(spec, question.machine, ranks, free, found.context_bytes)
-    most = None
-    if room is not None:
-        most = model.max_batch(spec, ranks, room.for_allocator(found.context_bytes)) or 0
+    fit = fit_of(model, spec, question.machine, world_size(spec, question.machine), free)
+    found = fit.predicted
     return Forecast(
         total_bytes=found.total_bytes,
         parts=tuple((name, found.category(name)) for name in CATEGORIES),
         phase=found.phase,
         batch_size=int(str(spec.knobs["batch_size"])),
-        room=room,
-        max_batch=most,
+        room=fit.room,
+        max_batch=fit.max_batch,
         context_bytes=found.context_bytes,
         basis=found.basis,
+        margin_bytes=fit.margin_bytes,
+        cannot_run="" if fit.cannot_run is None else fit.cannot_run.line(),
     )
 
 

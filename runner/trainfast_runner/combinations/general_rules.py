@@ -24,7 +24,8 @@ def _warmup_leaves_steps(facts: Facts) -> Problem | None:
     return None
 
 
-def _devices_exist(facts: Facts) -> Problem | None:
+def devices_exist(facts: Facts) -> Problem | None:
+    """The devices asked for, and those to watch, are there, and as many as the strategy takes."""
     devices, strategy = devices_asked(facts.knobs), str(facts.knobs["strategy"])
     machine = facts.machine
     try:
@@ -177,7 +178,7 @@ def _heads_divide(facts: Facts) -> Problem | None:
 GENERAL_RULES: tuple[Rule, ...] = (
     _warmup_leaves_steps,
     _set_knobs_matter,
-    _devices_exist,
+    devices_exist,
     _precision_has_hardware,
     _optimizer_is_installed,
     _limit_for_every_rank,

@@ -40,7 +40,8 @@ def mesh_asked(knobs: Knobs, devices: int) -> dict[str, int] | None:
     return {"dp": devices // degree, "tp": degree} if strategy in TENSOR_PARALLEL else None
 
 
-def _several_gpus(facts: Facts) -> Problem | None:
+def several_gpus(facts: Facts) -> Problem | None:
+    """One process over several devices needs GPUs."""
     strategy = facts.knobs["strategy"]
     if strategy not in ("dp", "naive-mp"):
         return None
@@ -136,7 +137,7 @@ def _devices_fill_the_mesh(facts: Facts) -> Problem | None:
 
 
 SHARDED_RULES: tuple[Callable[[Facts], Problem | None], ...] = (
-    _several_gpus,
+    several_gpus,
     _optimizer_takes_slices,
     _family_has_a_plan,
     _degree_divides_the_model,

@@ -10,9 +10,9 @@ from trainfast_runner import training_python
 from trainfast_runner.combinations import world
 from trainfast_runner.combinations.world import TENSOR_PARALLEL
 from trainfast_runner.hardware.machine import Machine, look
+from trainfast_runner.memory_model.fitting import Fit, fit_of
 from trainfast_runner.memory_model.model import MemoryModel
-from trainfast_runner.memory_model.prediction import Prediction
-from trainfast_runner.memory_model.room import gpu_of, hopeless_limit, host_free_bytes, room_of
+from trainfast_runner.memory_model.room import hopeless_limit, host_free_bytes
 from trainfast_runner.memory_model.tracing import Tracing, trace_models
 from trainfast_runner.problem import Problem
 from trainfast_runner.settings import presets
@@ -30,17 +30,13 @@ class Asked:
 
 @dataclass(frozen=True)
 class Answer:
-    """A prediction, or the problem that there is instead of one.
+    """A prediction beside what there is, or the problem that there is instead of one.
 
-    `max_batch` is the largest batch that fits into `limit_bytes` a rank, of which `limit` says whose they are; 0 where
-    not even one sample does, None where the limit is not known. `hopeless` says that it is below the weights alone.
+    `hopeless` says that the limit is below the weights alone.
     """
 
     asked: Asked
-    predicted: Prediction | None = None
-    max_batch: int | None = None
-    limit_bytes: int | None = None
-    limit: str = ""
+    fit: Fit | None = None
     hopeless: Problem | None = None
     problem: Problem | None = None
 
@@ -89,17 +85,12 @@ def _answer(asked: Asked, model: MemoryModel | Problem, machine: Machine, ranks:
     if isinstance(model, Problem):
         return Answer(asked, problem=model)
     try:
-        model = model.on(gpu_of(asked.spec, machine))
-        predicted = model.predict(asked.spec, ranks)
-        room = room_of(asked.spec, machine, ranks, host_free_bytes(), predicted.context_bytes)
+        fit = fit_of(model, asked.spec, machine, ranks, host_free_bytes())
         parameters = None if asked.spec.knobs["strategy"] in TENSOR_PARALLEL else model.parameters
         hopeless = hopeless_limit(asked.spec, parameters, world.device_count(asked.spec, machine))
     except Problem as problem:
         return Answer(asked, problem=problem)
-    if room is None:
-        return Answer(asked, predicted)
-    most = model.max_batch(asked.spec, ranks, room.for_allocator(predicted.context_bytes)) or 0
-    return Answer(asked, predicted, most, room.limit_bytes, room.words, hopeless)
+    return Answer(asked, fit, hopeless)
 
 
 def published_bytes(published: Mapping[str, Any]) -> int | None:

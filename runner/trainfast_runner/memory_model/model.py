@@ -105,7 +105,7 @@ class MemoryModel(msgspec.Struct, frozen=True, kw_only=True):
         return low // parts * parts or None
 
     def _basis(self, spec: RunSpec, ranks: int) -> str:
-        if (known := self._known(spec, ranks)) is not None:
+        if (known := self.known(spec, ranks)) is not None:
             return f"{self.basis}, corrected by {known.run_id}"
         strategy = spec.knobs["strategy"]
         return (
@@ -125,7 +125,8 @@ class MemoryModel(msgspec.Struct, frozen=True, kw_only=True):
             return f"GPU {rank + 1} of the {devices_of(spec.knobs)} that the layers are spread over"
         return f"rank {rank} of a pipeline of {spec.knobs['pp_degree']}"
 
-    def _known(self, spec: RunSpec, ranks: int) -> Correction | None:
+    def known(self, spec: RunSpec, ranks: int) -> Correction | None:
+        """What a run of the same took beyond its trace on this machine; None before any."""
         return self.machine.corrections.get(case(self.trace, spec.knobs, ranks))
 
     def _corrected_peaks(self, spec: RunSpec, ranks: int, batch: int) -> dict[str, tuple[float, ...]]:
@@ -135,7 +136,7 @@ class MemoryModel(msgspec.Struct, frozen=True, kw_only=True):
         self, spec: RunSpec, ranks: int, peaks: dict[str, tuple[float, ...]]
     ) -> dict[str, tuple[float, ...]]:
         """With what a run of the same took beyond the trace: temporary bytes, as far as there are any to be less."""
-        known = self._known(spec, ranks)
+        known = self.known(spec, ranks)
         if known is None:
             return peaks
         share = known.share(sum(peaks["forward_backward"]))

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 NOTHING_FITS = 3
 """The exit code."""
+MEMORY_LIMIT = "memory_limit"
 CGROUP = Path("/sys/fs/cgroup")
 
 
@@ -33,24 +34,36 @@ class Room:
     words: str
     with_context: bool = False
 
+    @property
+    def is_memory_limit(self) -> bool:
+        """Whether it is the limit that is set for the run, and not what is free."""
+        return self.words == MEMORY_LIMIT
+
     def for_allocator(self, context_bytes: int | None) -> int:
         """What is left for tensors, in bytes, when a context takes so much; None for a context of unknown size."""
         return max(0, self.limit_bytes - (context_bytes or 0)) if self.with_context else self.limit_bytes
 
 
 def room_of(
-    spec: RunSpec, machine: Machine, ranks: int, host_free_bytes: int | None, context_bytes: int | None = None
+    spec: RunSpec,
+    machine: Machine,
+    ranks: int,
+    host_free_bytes: int | None,
+    context_bytes: int | None = None,
+    *,
+    is_here: bool = True,
 ) -> Room | None:
     """The smaller of `memory_limit` and what is free: on the fullest GPU, or a share of the host's.
 
-    `host_free_bytes` is what the host has free, `context_bytes` a CUDA context; None where unknown. None where nobody
-    limits anything. Raises Problem for GPUs that are not there.
+    `host_free_bytes` is what the host has free, `context_bytes` a CUDA context; None where unknown. `is_here` False
+    leaves out what is free: the run is for another machine. None where nobody limits anything. Raises Problem for GPUs
+    that are not there.
     """
-    free = _free(spec, machine, ranks, host_free_bytes)
+    free = _free(spec, machine, ranks, host_free_bytes) if is_here else None
     asked = spec.knobs["memory_limit"]
     if not isinstance(asked, str):
         return free
-    limit = Room(min(parse_bytes_per_rank(asked)), "memory_limit")
+    limit = Room(min(parse_bytes_per_rank(asked)), MEMORY_LIMIT)
     if free is None or limit.limit_bytes <= free.for_allocator(context_bytes):
         return limit
     return Room(free.limit_bytes, f"{free.words}, less than memory_limit", free.with_context)

@@ -12,6 +12,7 @@ from trainfast_tui.format import plain
 
 if TYPE_CHECKING:
     from trainfast_runner.memory_model.answer import Answer
+    from trainfast_runner.memory_model.fitting import Fit
     from trainfast_runner.memory_model.tracing import Tracing
     from trainfast_tui.cli.output import GrowingTable
 
@@ -26,6 +27,7 @@ WORDS = {
 
 TRACING = "tracing a step without memory"
 SIZE, DIFFERENCE = len("1023 MiB"), len("+1023 MiB (+100.0 %)")
+FITS = len("no, +1023 MiB")
 """Cells of the widest figure of their kind."""
 
 
@@ -36,7 +38,9 @@ def add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("preset", metavar="PRESET", help="a preset, each of its variants a row, or NAME/VARIANT")
     add_settings(parser)
     parser.add_argument("--python", metavar="PATH", help="the Python that would train, whatever torch it has")
-    parser.add_argument("--json", action="store_true", help="print {predicted, phase, max_batch, seconds} or {rows}")
+    parser.add_argument(
+        "--json", action="store_true", help="print {predicted, phase, fits, max_batch, seconds} or {rows}"
+    )
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -91,18 +95,23 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _fields(answer: Answer) -> dict[str, Any]:
-    predicted = answer.predicted
-    if predicted is None:
+    fit = answer.fit
+    if fit is None:
         assert answer.problem is not None
         return {"id": answer.asked.id, "predicted": None, "reason": answer.problem.line()}
+    predicted, room = fit.predicted, fit.room
     parts = {f"{name}_bytes": predicted.category(name) for name in WORDS}
     return {
         "id": answer.asked.id,
         "predicted": {"total_bytes": predicted.total_bytes, **parts, "context_bytes": predicted.context_bytes},
         "phase": predicted.phase,
         "phases": predicted.phases,
-        "max_batch": answer.max_batch,
-        "limit_bytes": answer.limit_bytes,
+        "fits": fit.fits,
+        "needed_bytes": fit.needed_bytes,
+        "margin_bytes": fit.margin_bytes,
+        "limit_bytes": None if room is None else room.limit_bytes,
+        "max_batch": fit.max_batch,
+        "cannot_run": None if fit.cannot_run is None else fit.cannot_run.line(),
         "fullest": predicted.fullest or None,
         "basis": predicted.basis,
         "published": dict(answer.asked.published) or None,
@@ -112,10 +121,11 @@ def _fields(answer: Answer) -> dict[str, Any]:
 def _say_one(answer: Answer) -> None:
     from trainfast_runner.memory_model.answer import published_bytes
     from trainfast_tui.cli.output import pairs, say
-    from trainfast_tui.format import count, percent, size
+    from trainfast_tui.format import percent, size
 
-    predicted = answer.predicted
-    assert predicted is not None
+    fit = answer.fit
+    assert fit is not None
+    predicted = fit.predicted
     rows = [("peak memory", f"{size(predicted.total_bytes)} a rank, in {_phase(predicted.phase)}")]
     if predicted.fullest:
         rows.append(("fullest", predicted.fullest))
@@ -128,12 +138,29 @@ def _say_one(answer: Answer) -> None:
         rows.append(("published", size(published)))
     if predicted.bytes_per_sample:
         rows.append(("each sample", f"{size(predicted.bytes_per_sample)} on {size(predicted.fixed_bytes)}"))
-    if answer.max_batch is not None:
-        most = f"batch_size {count(answer.max_batch)}" if answer.max_batch else "not even batch_size 1"
-        rows.append(("fits", f"{most} in the {size(answer.limit_bytes)} {answer.limit}"))
+    if fit.cannot_run is not None:
+        rows.append(("cannot run here", plain(fit.cannot_run.line())))
+    if fit.room is not None:
+        if fit.margin_bytes:
+            rows.append(("margin", f"{size(fit.margin_bytes)} beside the peak, which the limit counts as well"))
+        rows.append(("fits", _fit_words(fit)))
     rows.append(("basis", predicted.basis))
     for line in pairs(rows):
         say(line)
+
+
+def _fit_words(fit: Fit) -> str:
+    """Whether the batch asked for fits and by how much, and which batch does."""
+    from trainfast_tui.format import count, size
+
+    assert fit.room is not None
+    assert fit.left_bytes is not None
+    limit = f"the {size(fit.room.limit_bytes)} {fit.room.words}"
+    if fit.left_bytes >= 0:
+        left = f"yes, {size(fit.left_bytes)} left of {limit}"
+        return left if fit.max_batch is None else f"{left}; up to batch_size {count(fit.max_batch)}"
+    most = f"up to batch_size {count(fit.max_batch)} fits" if fit.max_batch else "not even batch_size 1 fits"
+    return f"no, {size(-fit.left_bytes)} too much for {limit}; {most}"
 
 
 class _Table:
@@ -162,18 +189,20 @@ class _Table:
     def _begun(self) -> GrowingTable:
         from trainfast_tui.cli.output import GrowingTable
 
-        header = ["variant", "predicted", "published", "difference", *WORDS.values(), "peak in", "max batch"]
-        widths = [max(map(len, self._names)), SIZE, SIZE, DIFFERENCE, *[SIZE] * len(WORDS), len(_phase("")), 0]
-        right = (1, 2, 3, *range(4, 4 + len(WORDS)), 5 + len(WORDS))
-        return GrowingTable(header, widths, right, drop=(9, 8, 7, 6, 5, 4, 10))
+        header = ["variant", "predicted", "published", "difference", *WORDS.values(), "peak in", "fits", "max batch"]
+        widths = [max(map(len, self._names)), SIZE, SIZE, DIFFERENCE, *[SIZE] * len(WORDS), len(_phase("")), FITS, 0]
+        right = (1, 2, 3, *range(4, 4 + len(WORDS)), 6 + len(WORDS))
+        return GrowingTable(header, widths, right, drop=(9, 8, 7, 6, 5, 4, 10, 3))
 
 
 def _cells(answer: Answer) -> list[str]:
     from trainfast_runner.memory_model.answer import published_bytes
     from trainfast_tui.format import ABSENT, count, delta, size
 
-    predicted = answer.predicted
-    assert predicted is not None
+    fit = answer.fit
+    assert fit is not None
+    predicted = fit.predicted
+    fits = ABSENT if fit.left_bytes is None else "yes" if fit.left_bytes >= 0 else f"no, +{size(-fit.left_bytes)}"
     published = published_bytes(answer.asked.published)
     return [
         plain(answer.asked.id),
@@ -182,13 +211,17 @@ def _cells(answer: Answer) -> list[str]:
         delta(predicted.total_bytes, published, size) if published else ABSENT,
         *(size(value) if (value := predicted.category(name)) else ABSENT for name in WORDS),
         _phase(predicted.phase),
-        ABSENT if answer.max_batch is None else count(answer.max_batch),
+        "not here" if fit.cannot_run is not None else fits,
+        ABSENT if fit.max_batch is None else count(fit.max_batch),
     ]
 
 
 def _say_notes(answers: list[Answer]) -> None:
     from trainfast_tui.cli.output import say
 
+    for answer in answers:
+        if answer.fit is not None and answer.fit.cannot_run is not None:
+            say(plain(f"{answer.asked.id} cannot run here: {answer.fit.cannot_run.line()}"))
     if any("memory_mb" in answer.asked.published for answer in answers):
         say("published memory_mb is what NVML reports for the device, the CUDA context in it; predicted is without")
 

@@ -19,9 +19,10 @@ CATEGORIES = (
     ("temporary", "temporary", "▚", "text"),
     ("communication", "communication", "≈", "primary"),
     ("context", "context", "┄", "muted"),
+    ("margin", "margin", "┈", "muted"),
 )
 """Key, the word in the legend, its sign in the bar and its tone. In ASCII the sign is the word's first letter."""
-ASCII_SIGNS = {"context": "x", "communication": "m"}
+ASCII_SIGNS = {"context": "x", "communication": "m", "margin": "-"}
 MEASURED = "━"
 LIMIT = "┃"
 ROOMY = 40
@@ -81,19 +82,30 @@ def _predicted(view: MemoryView, width: int, roomy: bool, ascii: bool) -> list[L
         return [rule("memory", width), *_words(view, width, 4 if roomy else 2)]
     bar = _bar(forecast, view.measured, width, ascii)
     if not roomy:
-        return [_total(forecast, width), bar, _room_left(forecast, width)]
+        return [_total(forecast, width), bar, *_verdict(forecast, width, 2)]
     title = rule(f"memory at its peak: {PHASES.get(forecast.phase, forecast.phase)}", width)
-    return [title, bar, *_legend(forecast, width, ascii), _total(forecast, width), _room_left(forecast, width)]
+    return [title, bar, *_legend(forecast, width, ascii), _total(forecast, width), *_verdict(forecast, width, 4)]
+
+
+def _verdict(forecast: Forecast, width: int, most: int) -> list[Line]:
+    """What there is room for, or that it cannot run here at all."""
+    if forecast.cannot_run:
+        return _wrapped(f"cannot run here: {forecast.cannot_run}", "error", width, most)
+    return [_room_left(forecast, width)]
 
 
 def _words(view: MemoryView, width: int, most: int) -> list[Line]:
     words = view.words
     if view.since_ns is not None:
         words += f" {fmt.duration((time.monotonic_ns() - view.since_ns) // 1_000_000_000)}"
+    return _wrapped(words, "warning" if view.failed else "muted", width, most)
+
+
+def _wrapped(words: str, tone: str, width: int, most: int) -> list[Line]:
     lines = wrap(words, width)
     if len(lines) > most:
         lines = [*lines[: most - 1], f"{lines[most - 1][: width - 2]} …"]
-    return [[(line, "warning" if view.failed else "muted")] for line in lines]
+    return [[(line, tone)] for line in lines]
 
 
 def _total(forecast: Forecast, width: int) -> Line:
@@ -102,11 +114,11 @@ def _total(forecast: Forecast, width: int) -> Line:
         return [("predicted ", "muted"), (fmt.size(forecast.total_bytes), "title")]
     of = f" of {fmt.size(room.limit_bytes)}"
     with_context = room.with_context and forecast.context_bytes
-    if with_context and width < ROOMY:
-        # The allocator's peak and the context do not both have room.
+    if (with_context or forecast.margin_bytes) and width < ROOMY:
+        # The allocator's peak and what comes besides do not both have room.
         return [("needs ", "muted"), (fmt.size(forecast.needed_bytes), "title"), (of, "text")]
     line: Line = [("predicted ", "muted"), (fmt.size(forecast.total_bytes), "title")]
-    line.append((" + context" if with_context else "", "text"))
+    line.append((" + context" if with_context else " + margin" if forecast.margin_bytes else "", "text"))
     line.append((of, "text"))
     whose = f" ({room.words})"
     return [*line, (whose, "muted")] if sum(len(text) for text, _ in line) + len(whose) <= width else line
@@ -162,6 +174,8 @@ def _shown_parts(forecast: Forecast) -> list[tuple[str, int]]:
     parts = [(key, size) for key, size in forecast.parts if size > 0]
     if forecast.room is not None and forecast.room.with_context and forecast.context_bytes:
         parts.append(("context", forecast.context_bytes))
+    if forecast.margin_bytes:
+        parts.append(("margin", forecast.margin_bytes))
     return parts
 
 
