@@ -213,6 +213,24 @@ def test_each_rule_speaks_when_it_should_and_only_then(rule: str) -> None:
         assert finding.evidence[condition.figure] is not None, "a verdict opens to the figures it rests on"
 
 
+SECOND: dict[str, tuple[Case, Case]] = {
+    # the other rule of the same name
+    "host-cpu": (Case(host=always(cpu_percent=91.0)), Case(host=always(cpu_percent=89.0))),
+    "host-memory": (
+        Case(host=lambda n: {"swap_used_bytes": n * (8 << 20)}),
+        Case(host=lambda n: {"swap_used_bytes": n * (7 << 20)}),
+    ),
+}
+
+
+@pytest.mark.parametrize("rule", SECOND)
+def test_the_second_rule_of_a_name_speaks_when_it_should_and_only_then(rule: str) -> None:
+    triggers, does_not = SECOND[rule]
+    (finding,) = triggers.findings()
+    assert (finding.rule, rule_that_spoke(rule, finding.evidence)) == (rule, [r for r in RULES if r.name == rule][1])
+    assert does_not.found() == []
+
+
 @pytest.mark.parametrize("rule", NAMES)
 def test_the_result_of_a_run_directory_says_the_same(rule: str, tmp_path: Path) -> None:
     for case, speaks in zip(PAIRS[rule], (True, False), strict=True):
