@@ -13,12 +13,6 @@ from cli.command import Cli, Done
 sys.path.append(str(Path(__file__).parents[1] / "nvml"))
 
 
-@pytest.fixture(scope="session")
-def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """One cache for all: tokenizing the sources and asking the training Python happen once."""
-    return tmp_path_factory.mktemp("cache")
-
-
 @pytest.fixture
 def cli(tmp_path: Path, cache: Path) -> Cli:
     """The command line with nothing in its history."""

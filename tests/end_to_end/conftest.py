@@ -9,12 +9,6 @@ import pytest
 from cli.command import Cli
 
 
-@pytest.fixture(scope="session")
-def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Tokenizing the sources and asking the training Python happen once."""
-    return tmp_path_factory.mktemp("cache-of-end-to-end")
-
-
 @pytest.fixture
 def cli(tmp_path: Path, cache: Path) -> Cli:
     """The command line with nothing in its history."""

@@ -93,10 +93,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.fixture(scope="session")
-def cache_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """One for all processes of a parallel test run: the tokenizer is trained once."""
-    base = tmp_path_factory.getbasetemp()
-    return (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "cache"
+def cache_dir(cache: Path) -> Path:
+    """Where a worker looks for what was tokenized before."""
+    return cache / "trainfast-tui"
 
 
 @pytest.fixture(scope="session")

@@ -31,6 +31,7 @@ def test_each_rank_says_what_it_is(train: Train) -> None:
         assert [step["samples"] for step in run.steps(rank)] == [4] * 6
 
 
+@pytest.mark.long
 def test_one_rank_out_of_memory_ends_both(train: Train) -> None:
     run = train(
         data={"kind": "random"}, ranks=2, strategy="ddp", batch_size=256, memory_limit_bytes=[8 << 30, 64 << 20]

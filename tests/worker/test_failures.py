@@ -38,7 +38,9 @@ def test_below_the_limit_it_trains(train: Train) -> None:
         pytest.param({"model": {"family": "lama"}}, "model.family", "llama", marks=pytest.mark.long),
         pytest.param({"seq_len": 4096}, "seq_len", "128", marks=pytest.mark.long),
         pytest.param({"optimizer": "adamw-fussed"}, "optimizer", "adamw-fused", marks=pytest.mark.long),
-        ({"data": {"kind": "files", "paths": ["/no/such/file.txt"]}}, "data.paths", None),
+        pytest.param(
+            {"data": {"kind": "files", "paths": ["/no/such/file.txt"]}}, "data.paths", None, marks=pytest.mark.long
+        ),
         (
             {
                 "model": {"family": "gpt2", "n_embd": 64, "n_layer": 1, "n_head": 2, "vocab_size": 200},

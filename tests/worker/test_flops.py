@@ -18,6 +18,7 @@ LLAMA = {"family": "llama", **SMALL, "vocab_size": 512}
 GPT2 = {"family": "gpt2", "n_embd": 64, "n_layer": 2, "n_head": 4, "vocab_size": 512}
 MIXTRAL = {**LLAMA, "family": "mixtral", "num_key_value_heads": 4, "num_local_experts": 4, "num_experts_per_tok": 1}
 T5 = {"family": "t5", "d_model": 64, "d_kv": 16, "d_ff": 128, "num_layers": 2, "num_decoder_layers": 3, "num_heads": 4}
+T5 |= {"vocab_size": 512}
 VIT = {"family": "vit", **SMALL, "image_size": 32, "patch_size": 8, "num_labels": 10}
 BERT = {"family": "bert", **SMALL, "vocab_size": 512, "max_position_embeddings": 64}
 

@@ -79,7 +79,7 @@ def test_accumulation_equals_a_larger_batch(train: Train, objective: str) -> Non
 
 def test_checkpointing_changes_memory_not_losses(train: Train) -> None:
     model = {"num_hidden_layers": 6, **{k: v for k, v in LLAMA.items() if k != "num_hidden_layers"}}
-    common = {"model": model, "batch_size": 64, "steps": 3}
+    common = {"model": model, "batch_size": 32, "steps": 3}
     plain, checkpointed = train(**common), train(**common, checkpointing="full")
     assert checkpointed.losses() == pytest.approx(plain.losses(), abs=1e-4)
     assert checkpointed.record("actual")["checkpointing"] == "full"

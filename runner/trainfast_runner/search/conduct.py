@@ -292,6 +292,9 @@ class _Conductor:
                 directory = launch.start(replace(plan, role=role), self._home)
                 break
             except launch.DevicesBusy:
+                if role == "proof" and (left := self._unrecorded_proof(plan)) is not None:
+                    directory = left
+                    break
                 # Another run came between two of ours.
                 if not self._options.wait:
                     raise
@@ -325,6 +328,14 @@ class _Conductor:
             ):
                 return directory
         return None
+
+    def _unrecorded_proof(self, plan: RunPlan) -> Path | None:
+        """The same proof, going on: a conductor that was killed had started it, and had not written that down."""
+        run = launch.busy_with(plan, self._home)
+        if run is None or run.role != "proof":
+            return None
+        same = all(getattr(run, name) == value for name, value in plan.spec.fields().items())
+        return self._home.directory(run.run_id) if same else None
 
     def _wait_while_paused(self) -> None:
         """Nothing runs and holds memory during a pause."""
