@@ -5,8 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from recorded import GIB, a_run
+from searched import SEARCH_ID, a_search, asked
 from still import FULL, SMALL, StillApp, a_snapshot, screen_text, shown
 from textual.events import Key
 from textual.pilot import Pilot
@@ -15,7 +17,7 @@ from trainfast_runner.advice.advisor import Measured, Situation
 from trainfast_runner.advice.situation import gather
 from trainfast_runner.hardware.machine import Machine
 from trainfast_runner.problem import Problem
-from trainfast_runner.run_directory.home import Home
+from trainfast_runner.run_directory.home import Home, read_run_file
 from trainfast_runner.run_directory.records import Clock, RunFile
 from trainfast_runner.settings.knob_values import Choice
 from trainfast_runner.settings.knobs import BY_NAME
@@ -27,9 +29,25 @@ from trainfast_tui.widgets.knob_panel import KnobPanel
 
 async def test_the_next_run_of_an_old_record_that_says_nothing_of_its_data(home: Home) -> None:
     old = RunFile(run_id="20250101-000000-old-0000", preset="tiny-llama", clock=Clock(monotonic_ns=0, wall_ns=0))
-    spec = of_run(old).spec
+    spec = of_run(old, home).spec
     assert spec.data == {"kind": "text", "objective": "causal-lm"}
     assert gather(spec, Machine(device="cpu", gpus=(), nvml_gpus=(), cores=2), home).measured == ()
+
+
+async def test_a_proof_leaves_the_knobs_that_were_searched_to_the_next_run(home: Home) -> None:
+    proof = a_run(home, role="proof", knobs={"batch_size": 37, "steps": 10, "timing_warmup": 2})
+    ran = read_run_file(proof)
+    assert ran is not None
+    run = msgspec.structs.replace(ran, search_id=SEARCH_ID)
+    preset = of_preset("tiny-llama").spec.knobs
+    again = of_run(run, home).spec.knobs
+    assert (again["steps"], again["timing_warmup"]) == (preset["steps"], preset["timing_warmup"]), "no journal"
+    spec = of_preset("tiny-llama").type("steps", "30").type("batch_size", "16").spec
+    a_search(home, [asked(title=spec.title, knobs=dict(spec.knobs), changed=list(spec.changed))])
+    next_run = of_run(run, home)
+    assert next_run.spec == spec
+    assert next_run.is_changed("batch_size")
+    assert next_run.is_changed("steps")
 
 
 async def test_a_turned_knob_is_marked_and_counts_in_the_global_batch(home: Home) -> None:

@@ -70,6 +70,22 @@ async def test_the_ending_says_what_had_grown_what_was_missing_and_who_else_was_
         assert (knobs["batch_size"], knobs["grad_accum"]) == (64, 64), "the key sets every knob of the change"
 
 
+async def test_another_change_is_instead_of_the_one_before_it(home: Home) -> None:
+    app = StillApp(home)
+    async with app.run_test(size=(160, 48)) as pilot:
+        app.post_message(SnapshotTaken(a_snapshot(explained_run(home))))
+        await pilot.pause()
+        assert app.next_run is not None
+        before = app.next_run.spec
+        await pilot.press("1", "2")
+        assert app.next_run.spec.knobs == {**before.knobs, "checkpointing": "full"}
+        app.main.change(app.next_run.type("seq_len", "64"))
+        await pilot.press("1")
+        fixed = {"batch_size": 64, "grad_accum": 64, "seq_len": 64}
+        assert app.next_run.spec.knobs == {**before.knobs, **fixed}, "what was turned since then stays"
+        assert "checkpointing" not in app.next_run.spec.changed
+
+
 async def test_what_is_traced_meanwhile_goes_before_the_result_and_says_how_much_is_left(home: Home) -> None:
     directory = an_oom_run(home)
     app = StillApp(home)

@@ -363,7 +363,7 @@ class TrainfastApp(App[int]):
         if self.touched and self.next_run is not None:
             self.next_run = self.next_run.compared_with(run.knobs)
         else:
-            self.next_run = of_run(run)
+            self.next_run = of_run(run, self.home)
         self.main.show_knobs()
 
 

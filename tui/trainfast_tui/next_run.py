@@ -7,7 +7,8 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from trainfast_runner.problem import Problem
-from trainfast_runner.run_directory.records import RunFile
+from trainfast_runner.run_directory.home import Home
+from trainfast_runner.run_directory.records import PROOF, RecordedSpec, RunFile
 from trainfast_runner.settings.knob_type import Knobs
 from trainfast_runner.settings.knobs import BY_NAME, defaults, knob
 from trainfast_runner.settings.spec import RunSpec, of_record, resolve, with_setting
@@ -18,6 +19,10 @@ if TYPE_CHECKING:
     from trainfast_runner.advice.advisor import Situation
     from trainfast_runner.follow import RunSnapshot
     from trainfast_runner.hardware.machine import Machine
+
+
+SET_BY_A_SEARCH = ("steps", "timing_warmup")
+"""Knobs of a proof that nobody turned."""
 
 
 @dataclass(frozen=True)
@@ -81,6 +86,12 @@ class NextRun:
         changed = tuple(one for one in spec.changed if one != name)
         return replace(self, spec=replace(spec, knobs=knobs, changed=changed))
 
+    def back(self, name: str, earlier: NextRun) -> NextRun:
+        """The knob as it was earlier."""
+        if name in earlier.spec.changed:
+            return self.type(name, earlier.shown(name))
+        return self.reset(name)
+
     def compared_with(self, before: Knobs | None) -> NextRun:
         """The same run, seen beside another one."""
         return replace(self, before=before)
@@ -119,14 +130,33 @@ def of_preset(reference: str) -> NextRun:
     return NextRun(spec, dict(spec.knobs))
 
 
-def of_run(run: RunFile) -> NextRun:
-    """The run again: its model, data and knobs, whatever has become of the preset."""
+def of_run(run: RunFile, home: Home) -> NextRun:
+    """The run again: its model, data and knobs, whatever has become of the preset.
+
+    Of the proof of a search it is what was searched: the proof has the steps and the batch that the search chose.
+    """
     preset_knobs = _preset_knobs(run)
-    spec = of_record(run)
+    asked = _asked(run, home) if run.role == PROOF else None
+    spec = of_record(asked or run)
+    if run.role == PROOF and asked is None:
+        spec = replace(spec, knobs={**spec.knobs, **{name: preset_knobs[name] for name in SET_BY_A_SEARCH}})
     if "devices" not in run.changed:
         # The launcher wrote down how many it chose; the next run chooses anew.
         spec = replace(spec, knobs={**spec.knobs, "devices": preset_knobs.get("devices")})
     return NextRun(spec, preset_knobs, before=run.knobs)
+
+
+def _asked(run: RunFile, home: Home) -> RecordedSpec | None:
+    """What the run's search was asked to search; None where its journal does not tell."""
+    if run.search_id is None:
+        return None
+    from trainfast_runner.search.journal import Asked, read_journal
+
+    try:
+        lines = read_journal(home.path / "searches" / run.search_id)
+    except OSError:
+        return None
+    return next((line for line in lines if isinstance(line, Asked)), None)
 
 
 def measured_memory(run: RunSnapshot | None, next_run: NextRun | None) -> Measured | None:

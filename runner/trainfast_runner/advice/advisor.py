@@ -209,8 +209,10 @@ def batch_advice(spec: RunSpec, machine: Machine) -> Advice | None:
     batch, said, value = _whole(spec.knobs["batch_size"]), [], None
     total = _global_batch(spec, spec.knobs, machine)
     if _tensor_cores(spec, machine) and batch > 4 and batch % 8:
-        value = str(_aligned(batch, 8))
-        said.append(f"{value} instead of {batch}: tensor cores work on multiples of 8, an A100 best on 64.")
+        # Downward where that can be: what is larger than what was chosen may not fit.
+        value = str(max(8, batch - batch % 8))
+        where = "" if machine.device == "cuda" else " where it is to train on a GPU"
+        said.append(f"{value} instead of {batch}{where}: tensor cores work on multiples of 8, an A100 best on 64.")
     if total is not None and total > USEFUL_BATCH:
         said.append(f"A global batch of {total:,}: over {USEFUL_BATCH:,} it is seldom of use to the model.")
     return Advice("batch_size", " ".join(said), value) if said else None

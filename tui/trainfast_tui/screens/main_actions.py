@@ -36,6 +36,8 @@ class MainActions(OfTheApp, ChartActions):
     snapshot: Snapshot | None
     _question: tuple[Screen[object] | None, str] = None, ""
     """The dialog that asks about a live run, and that run's id."""
+    _fix: tuple[str, NextRun, NextRun] | None = None
+    """The run whose advice was taken last, and the next run before and after."""
     _batch_wanted = False
     """Whether a search was asked for before it was known whether one goes on."""
 
@@ -137,9 +139,9 @@ class MainActions(OfTheApp, ChartActions):
         if self.next_run is not None:
             open_search(self.trainfast, self.next_run.spec)
 
-    def apply(self, settings: Iterable[tuple[str, str]]) -> None:
-        """Give the knobs these values, as they are typed."""
-        next_run = self.next_run
+    def apply(self, settings: Iterable[tuple[str, str]], next_run: NextRun | None = None) -> None:
+        """Give the knobs of `next_run`, else of the next run as it stands, these values, as they are typed."""
+        next_run = next_run or self.next_run
         if next_run is None:
             return
         settings = tuple(settings)
@@ -220,10 +222,22 @@ class MainActions(OfTheApp, ChartActions):
             self.change(self.next_run.reset(self.panel.current))
 
     def action_fix(self, place: int) -> None:
-        ending = self.current_ending()
-        if ending is None or place >= len(ending.fixes) or self.next_run is None:
+        ending, run = self.current_ending(), self.shown_run
+        if ending is None or place >= len(ending.fixes) or self.next_run is None or run is None:
             return
-        self.apply(ending.fixes[place].settings.items())
+        before = self._without_the_last_fix(self.next_run, run.run_id)
+        self.apply(ending.fixes[place].settings.items(), before)
+        self._fix = run.run_id, before, self.next_run
+
+    def _without_the_last_fix(self, next_run: NextRun, run_id: str) -> NextRun:
+        """One change was enough: another one is instead of it. Knobs turned since then stay as they are."""
+        if self._fix is None or self._fix[0] != run_id:
+            return next_run
+        _, before, after = self._fix
+        for name, value in after.spec.knobs.items():
+            if value != before.spec.knobs[name] and next_run.spec.knobs[name] == value:
+                next_run = next_run.back(name, before)
+        return next_run
 
     def action_type_value(self) -> None:
         if self.next_run is None:
