@@ -72,6 +72,24 @@ def test_a_measured_run_corrects_the_next_prediction(tmp_path: Path) -> None:
     assert upgraded.predict(spec).phases == predicted.phases
 
 
+def test_what_a_program_keeps_that_is_not_traced_is_said_until_it_is_measured_and_does_not_shrink(
+    tmp_path: Path,
+) -> None:
+    spec = spec_with(batch_size=5000, compile="default", engine="trainer")
+    said = MODEL.predict(spec).basis
+    assert "without what the compiled program and its compiler keep and what the Trainer keeps" in said
+    assert "without" not in MODEL.predict(spec_with(batch_size=5000)).basis
+    corrections.learn(tmp_path, a_run(spec), ended())
+    better, small = known_of(tmp_path), spec_with(batch_size=50, compile="default", engine="trainer")
+    assert "without" not in better.predict(small).basis
+    added = (
+        better.predict(small).phases["forward_backward"]["total"]
+        - MODEL.predict(small).traced_bytes["forward_backward"]
+    )
+    assert added == BEYOND["forward_backward"], "a compiler keeps as much whatever the batch"
+    assert better.predict(spec_with(batch_size=50)).basis == MODEL.basis, "the plain run has taught nothing"
+
+
 def test_a_run_corrects_the_predictions_of_its_own_device_only(tmp_path: Path) -> None:
     spec = spec_with(batch_size=5000)
     corrections.learn(tmp_path, a_run(spec, device="cuda", device_names=["NVIDIA H200"]), ended())

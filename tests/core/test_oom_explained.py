@@ -32,6 +32,9 @@ ON_GPU = (
 class Arithmetic:
     """10 MiB a sample, halved by bf16, a tenth with checkpointing; 100 MiB of parameters and twice that of states."""
 
+    def known(self, spec: RunSpec, ranks: int) -> None:
+        """Nothing has been measured."""
+
     def predict(self, spec: RunSpec, ranks: int = 1) -> Prediction:
         knobs = spec.knobs
         each = (
@@ -218,6 +221,23 @@ def test_a_probe_is_explained_by_the_batch_it_was_trying_and_nothing_is_to_be_tu
     assert said[-1] == "By the prediction it needs 1.18 GiB of 1,000 MiB: 210 MiB too much."
     early = OutOfMemory(run, ON_CPU, error("model"), None, None, []).explained(known)
     assert (early.needed_bytes, early.changes) == (None, [])
+
+
+def test_what_a_compiled_run_took_beyond_its_trace_every_change_has_to_leave_unless_it_turns_compiling_off() -> None:
+    run = a_run(560 * MIB, batch_size=20, compile="default")
+    found = explain(run, error("backward"), ON_CPU, known, held_bytes=540 * MIB, in_first_step=True)
+    assert found.needed_bytes == 510 * MIB
+    assert found.changes[0].settings == {"compile": "off"}
+    besides = 560 - 310  # the states of the optimizer were not there yet
+    others = [change for change in found.changes if "compile" not in change.settings]
+    assert all((change.predicted_bytes or 0) <= (560 - besides) * MIB for change in others)
+    trained = a_run(560 * MIB, batch_size=20, engine="trainer")
+    assert explain(trained, error("backward"), ON_CPU, known).changes[0].settings == {"engine": "native"}
+    assert explain(trained, error("backward"), ON_CPU, lambda spec: None).changes[0].settings == {"engine": "native"}
+    later = explain(a_run(560 * MIB, batch_size=20), error("backward"), ON_CPU, known, held_bytes=540 * MIB)
+    assert {"batch_size", "grad_accum"} == set(later.changes[0].settings), "nothing to turn back"
+    on_gpu = explain(a_run(560 * MIB, "cuda", batch_size=20, compile="default"), error("backward"), ON_CPU, known)
+    assert not any("compile" in change.settings for change in on_gpu.changes), "there it takes memory of the host"
 
 
 class Stubborn(Arithmetic):

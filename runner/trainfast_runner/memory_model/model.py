@@ -26,6 +26,11 @@ from trainfast_runner.memory_model.sharing import PIPELINES, STAGED, Sharing, Wh
 from trainfast_runner.settings.spec import RunSpec
 
 MOST_BATCH = 1 << 24
+BESIDES = (
+    ("compile", ("default", "max-autotune"), "what the compiled program and its compiler keep"),
+    ("engine", ("trainer",), "what the Trainer keeps"),
+)
+"""Knobs, values of them, and what of these no trace shows."""
 
 
 class MemoryModel(msgspec.Struct, frozen=True, kw_only=True):
@@ -107,12 +112,12 @@ class MemoryModel(msgspec.Struct, frozen=True, kw_only=True):
     def _basis(self, spec: RunSpec, ranks: int) -> str:
         if (known := self.known(spec, ranks)) is not None:
             return f"{self.basis}, corrected by {known.run_id}"
-        strategy = spec.knobs["strategy"]
-        return (
-            f"{self.basis}, and rules for {strategy} that no run has confirmed"
-            if strategy in UNCONFIRMED
-            else self.basis
-        )
+        basis, strategy = self.basis, spec.knobs["strategy"]
+        if strategy in UNCONFIRMED:
+            basis += f", and rules for {strategy} that no run has confirmed"
+        if besides := [words for name, value, words in BESIDES if spec.knobs[name] in value]:
+            basis += f", without {' and '.join(besides)}: that is known from the first measured run on"
+        return basis
 
     def _fullest(self, spec: RunSpec, batch: int, phase: str) -> str:
         strategy = spec.knobs["strategy"]
@@ -139,7 +144,9 @@ class MemoryModel(msgspec.Struct, frozen=True, kw_only=True):
         known = self.known(spec, ranks)
         if known is None:
             return peaks
-        share = known.share(sum(peaks["forward_backward"]))
+        # What a compiler or the Trainer keeps in the process does not grow with the batch.
+        is_whole = any(spec.knobs[name] in value for name, value, _ in BESIDES)
+        share = 1.0 if is_whole else known.share(sum(peaks["forward_backward"]))
         corrected = {}
         for phase, values in peaks.items():
             found = list(values)

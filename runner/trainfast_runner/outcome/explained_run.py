@@ -33,6 +33,8 @@ class OutOfMemory:
     events: Sequence[Event]
     tried: Sequence[int] = ()
     """The batch sizes of a search's probe, the one it died at last."""
+    in_first_step: bool = False
+    """Whether no step had ended."""
 
     def explained(self, model_of: Callable[[RunSpec], MemoryModel | None]) -> OomExplanation:
         """Why, and what would make it fit: by the memory models that there are, or by estimate where there is none.
@@ -61,6 +63,7 @@ class OutOfMemory:
             events=self.events,
             parameters=sizes,
             held_bytes=self.held_bytes,
+            in_first_step=self.in_first_step,
         )
 
 
@@ -70,7 +73,14 @@ def explanation_of(records: RunRecords, reason: str, error: RunError | None) -> 
     if run is None:
         return None
     died = OutOfMemory(
-        run, reason, error, held_by(records, error), what_ran(records.worker), records.events, records.tried
+        run,
+        reason,
+        error,
+        held_by(records, error),
+        what_ran(records.worker),
+        records.events,
+        records.tried,
+        in_first_step=run.role != PROBE and not any(records.steps.values()),
     )
     try:
         return died.explained(models_of(run))

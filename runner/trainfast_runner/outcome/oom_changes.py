@@ -14,6 +14,7 @@ import msgspec
 from trainfast_runner.byte_words import gibibytes, mebibytes
 from trainfast_runner.memory_model import MemoryModel, Prediction
 from trainfast_runner.outcome.oom_advice import Fix, cheapest, cost_of
+from trainfast_runner.outcome.oom_margin import OomMargin
 from trainfast_runner.problem import Problem
 from trainfast_runner.run_directory.result import OomChange
 from trainfast_runner.settings.spec import RunSpec, with_setting
@@ -29,16 +30,14 @@ ModelOf = Callable[[RunSpec], MemoryModel | None]
 
 @dataclass(frozen=True)
 class Wanted:
-    """What a change is asked to do: bring `spec` on `ranks` under a limit of bytes a rank.
+    """What a change is asked to do: bring `spec` on `ranks` under the limit that memory ended at, with its margin.
 
-    `under_bytes` is what the prediction may come to for the change to be called enough: the limit without what a run
-    takes beyond its prediction. `model_of` gives the memory model of a spec, None where there is none.
+    `model_of` gives the memory model of a spec, None where there is none.
     """
 
     spec: RunSpec
     ranks: int
-    limit_bytes: int
-    under_bytes: int
+    margin: OomMargin
     model_of: ModelOf
 
     def turned(self, settings: dict[str, str]) -> Wanted | None:
@@ -46,16 +45,36 @@ class Wanted:
         changed = _with(self.spec, settings)
         return None if changed is None else replace(self, spec=changed)
 
+    def needs(self, batch_size: int | None = None) -> tuple[Prediction, int] | None:
+        """What is predicted (with another batch), and what has to stay free beside it; None where nothing is."""
+        spec = self.spec
+        if batch_size is not None:
+            spec = replace(spec, knobs={**spec.knobs, "batch_size": batch_size})
+        try:
+            model = self.model_of(spec)
+            if model is None:
+                return None
+            found = model.predict(spec, self.ranks)
+            return found, self.margin.of(model, spec, self.ranks, found)
+        except Problem:
+            return None
+
+    def fits(self, batch_size: int) -> bool:
+        """Whether a batch of this size is predicted to fit."""
+        needs = self.needs(batch_size)
+        return needs is not None and needs[0].total_bytes + needs[1] <= self.margin.limit_bytes
+
     def change(self, settings: dict[str, str], costs: str) -> OomChange | None:
         """The change as the model sees it, with what it still misses; None without a model of it."""
         changed = self.turned(settings)
-        found = None if changed is None else predict(self.model_of, changed.spec, self.ranks)
-        if found is None:
+        needs = None if changed is None else changed.needs()
+        if needs is None:
             return None
-        words = f"needs {_size(found.total_bytes)} of {_size(self.limit_bytes)}"
-        missing = found.total_bytes - self.under_bytes
+        found, besides = needs
+        limit = self.margin.limit_bytes
+        words = f"needs {_size(found.total_bytes)} of {_size(limit)}"
+        missing = found.total_bytes + besides - limit
         if missing > 0:
-            besides = self.limit_bytes - self.under_bytes
             words += (
                 f", {_size(missing)} too much beside the {_size(besides)} that a run may take beyond its prediction"
             )
@@ -210,12 +229,14 @@ def _smaller_batch(wanted: Wanted) -> tuple[list[OomChange], bool]:
 
 
 def _most(wanted: Wanted) -> int | None:
-    """The largest batch by the model; None without one, and for a strategy whose memory is not predicted."""
-    try:
-        model = wanted.model_of(wanted.spec)
-        return None if model is None else model.max_batch(wanted.spec, wanted.ranks, wanted.under_bytes) or 0
-    except Problem:
+    """The largest smaller batch that fits; None without a model, and for a strategy whose memory is not predicted."""
+    if wanted.needs(1) is None:
         return None
+    low, high = 0, _batch_of(wanted.spec)[0]
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if wanted.fits(middle) else (low, middle)
+    return low
 
 
 def _largest_batch(wanted: Wanted, keeping: list[OomChange]) -> list[OomChange]:

@@ -9,17 +9,12 @@ from trainfast_runner.byte_words import mebibytes
 from trainfast_runner.memory_model import Prediction
 from trainfast_runner.outcome.oom_advice import MODEL_PHASE, OPTIMIZER_PHASE, UNITS, bytes_after, cheapest
 from trainfast_runner.outcome.oom_changes import MOST_CHANGES, ModelOf, Wanted, changes, predict, unpredicted
+from trainfast_runner.outcome.oom_margin import margin_of
 from trainfast_runner.run_directory.records import Event, RunFile
 from trainfast_runner.run_directory.result import OomExplanation, RunError
 from trainfast_runner.settings.knob_values import parse_bytes_per_rank
 from trainfast_runner.settings.spec import of_record
 
-SPARE = 0.97
-"""Of the limit: a change that only just fits by the prediction may not fit in fact."""
-BEYOND_BYTES = 32 << 20
-"""What a run on a CPU takes beyond its prediction as its limit counts it: buffers of libraries, and address space that
-is not touched. A small model (4 layers, 50 MiB) under 100 MiB ran out when turned so that 71 MiB were predicted, and
-finished with 68."""
 GROWS = {
     MODEL_PHASE: ("params",),
     "forward": ("activations", "temporary"),
@@ -38,12 +33,13 @@ def explain(
     events: Iterable[Event] = (),
     parameters: dict[str, object] | None = None,
     held_bytes: int | None = None,
+    in_first_step: bool = False,
 ) -> OomExplanation:
     """What is to be said of a run that died of memory. `held_bytes` is what the rank says it held by then.
 
     `model_of` gives the memory model of a spec, or None where it has not been traced; it may raise Problem where there
-    can be none. `parameters` are the worker's
-    sizes of the model (`parameters`, `layers`, ...), for the estimates that stand in where there is no model.
+    can be none. `parameters` are the worker's sizes of the model (`parameters`, `layers`, ...), for the estimates that
+    stand in where there is no model. `in_first_step`: no step had ended.
     """
     spec = of_record(run)
     phase = error.phase if error is not None else None
@@ -54,7 +50,6 @@ def explain(
     needed = _needed(run, prediction)
     asked = bytes_after("allocate", said)
     untouched = _untouched(run, limit, held_bytes, asked)
-    under = _to_stay_under(limit, needed, untouched, run.device)
     fixes = cheapest(spec.knobs, run.device, phase, said, limit, parameters or {}, most=None)
     return OomExplanation(
         phase=phase,
@@ -70,8 +65,16 @@ def explain(
         others=list(_others(run, events, said)),
         changes=(
             [unpredicted(fix) for fix in fixes[:MOST_CHANGES]]
-            if limit is None or under is None
-            else changes(Wanted(spec, run.world_size, limit, under, model_of), fixes)
+            if limit is None
+            else changes(
+                Wanted(
+                    spec,
+                    run.world_size,
+                    margin_of(spec, run.device, limit, prediction, phase, untouched, in_first_step),
+                    model_of,
+                ),
+                fixes,
+            )
         ),
         basis=prediction.basis if prediction is not None else "",
     )
@@ -106,18 +109,6 @@ def _untouched(run: RunFile, limit: int | None, held: int | None, asked: float |
     if run.device != "cpu" or limit is None or held is None or asked is None:
         return None
     return max(0, int(limit - held - asked))
-
-
-def _to_stay_under(limit: int | None, needed: int | None, untouched: int | None, device: str) -> int | None:
-    """What a change has to come under to be called enough: a little less than the limit, and than what just failed.
-
-    What the run took beyond its prediction, or its limit counted beyond its memory, another one takes as well.
-    """
-    if limit is None:
-        return None
-    least = BEYOND_BYTES if device == "cpu" else 0
-    beyond = max(least, untouched or 0, limit - needed if needed is not None else 0)
-    return int(SPARE * limit - beyond)
 
 
 def _missing(needed: int | None, limit: int | None, said: str, held: int | None) -> int | None:
