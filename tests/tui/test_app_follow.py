@@ -153,12 +153,12 @@ def test_the_reader_follows_and_stops_at_once(home: Home, hold: Callable[[Path],
             seen.set()
 
     reader = Reader(home, post)
+    reader.period_s = 3600.0
     reader.start()
-    assert seen.wait(10)
+    assert seen.wait(20), "the first sample of the machine is shown when it comes"
     assert taken[-1].run is not None
     assert taken[-1].run.directory == directory
     assert taken[-1].tick is not None
-    reader.period_s = 3600.0
     reader.stop(timeout_s=20)
     assert not reader.is_alive(), "it does not wait for its period"
 

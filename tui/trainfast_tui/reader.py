@@ -175,6 +175,14 @@ class Reader(threading.Thread):
         )
         return replace(snapshot, processes=self._look(snapshot)) if self._with_processes else snapshot
 
+    def _note_tick(self, tick: Tick) -> None:
+        is_first = not self._ticks
+        self._ticks.append(tick)
+        if is_first:
+            # A person who waits for the devices to appear does not wait for the next repaint as well, which is seconds
+            # away where the start has made frames late.
+            self._wake.set()
+
     def _note_xid(self, t_ns: int, index: int, code: int) -> None:
         from trainfast_runner.run_directory.records import Event
         from trainfast_runner.telemetry.xid import words
@@ -233,7 +241,7 @@ class Reader(threading.Thread):
         elif not supplied and self._sampler is None:
             from trainfast_runner.telemetry.sampler import Sampler
 
-            self._sampler = Sampler(self._ticks.append, on_xid=self._note_xid)
+            self._sampler = Sampler(self._note_tick, on_xid=self._note_xid)
             self._sampler.start()
         if self._sampler is not None:
             self._sampler.ask_period(WATCHED_PERIOD_S if self._with_processes else SAMPLE_PERIOD_S)
