@@ -90,8 +90,57 @@ def time_axis(snapshot: Snapshot, window: int) -> TimeAxis:
     return TimeAxis(start_ns, end_ns, "end")
 
 
-def throughput(snapshot: Snapshot, axis: TimeAxis, noun: str, chosen: Sequence[str] = ()) -> ChartData:
-    """Throughput of each step; `noun` is samples or tokens."""
+@dataclass(frozen=True, slots=True)
+class _Told:
+    """What one tick tells of the chosen devices."""
+
+    tick: Tick
+    values: tuple[tuple[float | None, ...], ...]
+    """Of each of `GPU_READINGS` what is drawn: each device's value, or of many the highest and the lowest."""
+    causes: frozenset[str]
+    """What holds one of them back; with none chosen, any device."""
+
+
+class ToldTicks:
+    """What ticks tell of the chosen devices, worked out once for each tick: a chart is drawn of hundreds."""
+
+    def __init__(self) -> None:
+        self._chosen: Sequence[str] = ()
+        self._told: dict[int, _Told] = {}
+
+    def of(self, ticks: Sequence[Tick], chosen: Sequence[str]) -> list[_Told]:
+        """Of each of these ticks; what is known of others is dropped."""
+        if chosen != self._chosen:
+            self._chosen, self._told = chosen, {}
+        found = []
+        for tick in ticks:
+            known = self._told.get(tick.t_ns)
+            found.append(known if known is not None and known.tick is tick else _tell(tick, chosen))
+        self._told = {told.tick.t_ns: told for told in found}
+        return found
+
+
+def _tell(tick: Tick, chosen: Sequence[str]) -> _Told:
+    by_uuid = {device.uuid: device for device in tick.devices if device.uuid}
+    devices = [by_uuid.get(uuid) for uuid in chosen]
+    values: list[tuple[float | None, ...]] = []
+    for reading in GPU_READINGS:
+        told = tuple(None if device is None else reading.of(device) for device in devices)
+        if len(devices) > MOST_LINES:
+            known = [value for value in told if value is not None]
+            told = max(known, default=None), min(known, default=None)
+        values.append(told)
+    causes: frozenset[str] = frozenset()
+    for one in tick.devices:
+        if one.throttle_reasons and (not chosen or one.uuid in chosen):
+            causes |= _causes_of(tuple(one.throttle_reasons))
+    return _Told(tick, tuple(values), causes)
+
+
+def throughput(
+    snapshot: Snapshot, axis: TimeAxis, noun: str, chosen: Sequence[str] = (), told: ToldTicks | None = None
+) -> ChartData:
+    """Throughput of each step; `noun` is samples or tokens; `told` remembers what ticks tell of the `chosen`."""
     run = snapshot.run
     rates = run.rates if run is not None else None
     values: Sequence[float] = ()
@@ -105,7 +154,7 @@ def throughput(snapshot: Snapshot, axis: TimeAxis, noun: str, chosen: Sequence[s
         t_max_ns=axis.end_ns,
         gap_ns=_step_gap(run),
         unit=fmt.number,
-        spans=_spans(_recent(run.ticks, axis), chosen) if run is not None else (),
+        spans=_spans((told or ToldTicks()).of(_recent(run.ticks, axis), chosen)) if run is not None else (),
         empty=_waiting_words(run),
         now_label=axis.now_label,
     )
@@ -117,8 +166,11 @@ def reading_names(snapshot: Snapshot) -> tuple[str, ...]:
     return tuple(reading.name for reading in GPU_READINGS) if ticks and ticks[-1].devices else CPU_READINGS
 
 
-def device_charts(snapshot: Snapshot, axis: TimeAxis, first: int, count: int) -> list[ChartData]:
-    """Charts of `count` readings from number `first` on; after the last one comes the first."""
+def device_charts(
+    snapshot: Snapshot, axis: TimeAxis, first: int, count: int, told: ToldTicks | None = None
+) -> list[ChartData]:
+    """Charts of `count` readings from number `first` on; after the last one comes the first. `told` remembers what
+    ticks tell."""
     run = snapshot.run
     ticks = _ticks(snapshot)
     names = reading_names(snapshot)
@@ -128,17 +180,12 @@ def device_charts(snapshot: Snapshot, axis: TimeAxis, first: int, count: int) ->
         charts = _cpu_charts(recent, axis, run is not None)
         return [charts[at] for at in wanted]
     chosen = _chosen(run, ticks[-1])
-    places = {uuid: place for place, uuid in enumerate(chosen)}
-    rows: list[list[DeviceReading | None]] = []
-    for tick in recent:
-        row: list[DeviceReading | None] = [None] * len(chosen)
-        for device in tick.devices:
-            if (place := places.get(device.uuid or "")) is not None:
-                row[place] = device
-        rows.append(row)
+    moments = (told or ToldTicks()).of(recent, chosen)
+    by_uuid = {device.uuid: device for device in recent[-1].devices} if recent else {}
+    newest = [by_uuid.get(uuid) for uuid in chosen] if recent else []
     times = [tick.t_ns for tick in recent]
-    spans = _spans(recent, chosen)
-    return [_gpu_chart(GPU_READINGS[at], times, rows, spans, axis) for at in wanted]
+    spans = _spans(moments)
+    return [_gpu_chart(at, times, moments, newest, spans, axis) for at in wanted]
 
 
 def used_uuids(run: RunSnapshot | None) -> frozenset[str]:
@@ -165,31 +212,26 @@ def _chosen(run: RunSnapshot | None, tick: Tick) -> list[str]:
 
 
 def _gpu_chart(
-    reading: Reading,
+    number: int,
     times: list[int],
-    rows: list[list[DeviceReading | None]],
+    moments: list[_Told],
+    newest: list[DeviceReading | None],
     spans: tuple[Span, ...],
     axis: TimeAxis,
 ) -> ChartData:
-    """`rows` has the chosen devices of each time; of many only the highest and the lowest are drawn."""
-    of = reading.of
-    newest = rows[-1] if rows else []
+    """`newest` are the chosen devices as they are now; of many only the highest and the lowest are drawn."""
+    reading = GPU_READINGS[number]
     if len(newest) > MOST_LINES:
-        known = [[value for device in row if device and (value := of(device)) is not None] for row in rows]
-        series: tuple[Series, ...] = (
-            Series(f"highest of {len(newest)} GPUs", times, [max(row, default=None) for row in known], "primary"),
-            Series("lowest", times, [min(row, default=None) for row in known], "secondary"),
-        )
+        lines: list[tuple[str, Tone]] = [(f"highest of {len(newest)} GPUs", "primary"), ("lowest", "secondary")]
     else:
-        series = tuple(
-            Series(
-                f"GPU {device.index}" if device is not None else "GPU",
-                times,
-                [None if (one := row[place]) is None else of(one) for row in rows],
-                TONES[place % len(TONES)],
-            )
+        lines = [
+            (f"GPU {device.index}" if device is not None else "GPU", TONES[place % len(TONES)])
             for place, device in enumerate(newest)
-        )
+        ]
+    series = tuple(
+        Series(name, times, [told.values[number][place] for told in moments], tone)
+        for place, (name, tone) in enumerate(lines)
+    )
     return ChartData(
         title=reading.name,
         series=series,
@@ -201,7 +243,7 @@ def _gpu_chart(
         limits=_limits(reading, [device for device in newest if device is not None]),
         y_max=reading.y_max,
         binary=reading.binary,
-        empty="This GPU does not report it." if rows else "No samples yet.",
+        empty="This GPU does not report it." if moments else "No samples yet.",
         now_label=axis.now_label,
     )
 
@@ -261,26 +303,20 @@ def causes() -> dict[str, str]:
     return {"hw_slowdown": UMBRELLA, **{reason: cause.name for cause in CAUSES for reason in cause.reasons}}
 
 
-def _spans(ticks: Sequence[Tick], chosen: Sequence[str]) -> tuple[Span, ...]:
-    """Stretches in which a chosen device was held back, by cause; with none chosen, any device."""
+def _spans(moments: Sequence[_Told]) -> tuple[Span, ...]:
+    """Stretches in which a chosen device was held back, by cause."""
     spans: list[Span] = []
     start: dict[str, int] = {}
-    for tick in ticks:
-        kinds = _causes(tick, chosen)
-        for ended in [kind for kind in start if kind not in kinds]:
-            spans.append(Span(start.pop(ended), tick.t_ns, ended))
-        for held in kinds:
-            start.setdefault(held, tick.t_ns)
-    spans += [Span(since, ticks[-1].t_ns, kind) for kind, since in start.items()]
+    held: frozenset[str] = frozenset()
+    for told in moments:
+        if told.causes == held:
+            continue
+        t_ns = told.tick.t_ns
+        spans += [Span(start.pop(ended), t_ns, ended) for ended in held - told.causes]
+        start.update(dict.fromkeys(told.causes - held, t_ns))
+        held = told.causes
+    spans += [Span(since, moments[-1].tick.t_ns, kind) for kind, since in start.items()]
     return tuple(sorted(spans, key=lambda span: (span.start_ns, span.kind)))
-
-
-def _causes(tick: Tick, chosen: Sequence[str]) -> set[str]:
-    found: set[str] = set()
-    for device in tick.devices:
-        if device.throttle_reasons and (not chosen or device.uuid in chosen):
-            found |= _causes_of(tuple(device.throttle_reasons))
-    return found
 
 
 def causes_of(device: DeviceReading) -> frozenset[str]:

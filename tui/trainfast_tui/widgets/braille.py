@@ -114,19 +114,27 @@ def draw(
     x_mask, y_mask = (1 << dots.x_bits) - 1, (1 << dots.y_bits) - 1
     x_bits, y_bits, masks = dots.x_bits, dots.y_bits, dots.masks
     dot_width = width << x_bits
-    before: tuple[int, int] | None = None
+    before_top = before_bottom = -1
     for index, column in enumerate(columns):
         x = first + index * stride
         if column is None or not 0 <= x < dot_width:
-            before = None
+            before_top = -1
             continue
-        top = bottom_dot - int(min(max((column[1] - low) * scale + 0.5, 0), bottom_dot))
-        bottom = bottom_dot - int(min(max((column[0] - low) * scale + 0.5, 0), bottom_dot))
+        lowest, highest = column
+        # Comparisons, not min() and max(): this is most of what a chart costs.
+        dot = (highest - low) * scale + 0.5
+        top = bottom_dot - (0 if dot < 0 else bottom_dot if dot > bottom_dot else int(dot))
+        bottom = top
+        if lowest != highest:
+            dot = (lowest - low) * scale + 0.5
+            bottom = bottom_dot - (0 if dot < 0 else bottom_dot if dot > bottom_dot else int(dot))
         drawn_top, drawn_bottom = top, bottom
-        if before is not None and stride == 1:
-            drawn_bottom = max(bottom, before[0] - 1)
-            drawn_top = min(top, before[1] + 1)
-        before = (top, bottom)
+        if before_top >= 0 and stride == 1:
+            if before_top - 1 > bottom:
+                drawn_bottom = before_top - 1
+            if before_bottom + 1 < top:
+                drawn_top = before_bottom + 1
+        before_top, before_bottom = top, bottom
         by_row = masks[x & x_mask]
         cell_top, cell_bottom = drawn_top >> y_bits, drawn_bottom >> y_bits
         at = cell_top * width + (x >> x_bits)

@@ -226,9 +226,13 @@ def _plot_rows(
     }
     labels = _axis_labels(frame, data, y_range, limits)
     styles = [Style.null(), palette.get("limit"), palette.get("mark"), *(palette.get(one.tone) for one in data.series)]
-    textures = _textures(marks, len(styles))
-    shades = {key: shade for _, shade, key in textures}
-    styles += [palette.get(shade.kind) or palette.get("mark") for shade in shades.values()]
+    # Of each shade in turn the cells, its glyph, and the key of its style.
+    shades = _cells_by_shade(marks)
+    textures = [
+        (cells, shade.ascii_glyph if frame.ascii else shade.glyph, len(styles) + at)
+        for at, (shade, cells) in enumerate(shades)
+    ]
+    styles += [palette.get(shade.kind) or palette.get("mark") for shade, _ in shades]
     cursor = frame.cell_at(data.cursor_ns)
     rows = []
     for row in range(height):
@@ -242,22 +246,24 @@ def _plot_rows(
                     text[cell], keys[cell] = mark.letter, _MARK
         if cursor is not None and not keys[cursor]:
             text[cursor], keys[cursor] = "|" if frame.ascii else "│", _MARK
-        for cell, shade, key in textures:
-            if not keys[cell]:
-                text[cell], keys[cell] = shade.ascii_glyph if frame.ascii else shade.glyph, key
+        for shaded, glyph, key in textures:
+            for cell in shaded:
+                if not keys[cell]:
+                    text[cell], keys[cell] = glyph, key
         is_limit = limit is not None
         gutter = _gutter(frame, labels.get(row, ""), palette, is_limit)
         rows.append(gutter + runs(text, keys, styles))
     return rows
 
 
-def _textures(marks: list[Shade | None], first_key: int) -> list[tuple[int, Shade, int]]:
-    """The throttled cells of each shade in turn, with its key: keys count up from `first_key`."""
-    seen: dict[Shade, list[int]] = {}
+def _cells_by_shade(marks: list[Shade | None]) -> list[tuple[Shade, list[int]]]:
+    """The throttled cells of each shade in turn."""
+    # By identity: to hash a shade for every cell would take longer than to draw it.
+    found: dict[int, tuple[Shade, list[int]]] = {}
     for cell, mark in enumerate(marks):
         if mark is not None:
-            seen.setdefault(mark, []).append(cell)
-    return [(cell, shade, first_key + at) for at, (shade, cells) in enumerate(seen.items()) for cell in cells]
+            found.setdefault(id(mark), (mark, []))[1].append(cell)
+    return list(found.values())
 
 
 _BLANK, _LIMIT, _MARK, _FIRST_SERIES = range(4)

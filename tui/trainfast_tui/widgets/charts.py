@@ -54,6 +54,7 @@ class Charts(Vertical):
         self._first = 0
         self._machine = MachineMoments()
         self._of_run = RunMoments()
+        self._told_of_run, self._told = chart_data.ToldTicks(), chart_data.ToldTicks()
 
     def compose(self) -> ComposeResult:
         yield Chart(ascii=self._ascii, gutter=GUTTER, time_labels=False, id="throughput")
@@ -103,12 +104,13 @@ class Charts(Vertical):
         if fitting == 0 and height >= 8:
             fitting = 1
         cursor_ns = self.query_one(EventLine).chosen_ns
-        devices = chart_data.device_charts(snapshot, axis, self._first, fitting)
+        devices = chart_data.device_charts(snapshot, axis, self._first, fitting, self._told)
         top = self.query_one("#throughput", StripChart)
         top.set_class(self._of_machine, "-away")
         if not self._of_machine:
             chosen = sorted(chart_data.used_uuids(snapshot.run))
-            top.show(replace(chart_data.throughput(snapshot, axis, self._noun, chosen), cursor_ns=cursor_ns))
+            steps = chart_data.throughput(snapshot, axis, self._noun, chosen, self._told_of_run)
+            top.show(replace(steps, cursor_ns=cursor_ns))
         for place in range(MOST_DEVICE_CHARTS):
             chart = self.query_one(f"#device{place}", StripChart)
             chart.set_class(place >= fitting, "-away")

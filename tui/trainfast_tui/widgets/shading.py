@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 
 from trainfast_tui.format import plain, to_ascii
 
@@ -33,8 +34,9 @@ _BY_KIND = {shade.kind: shade for shade in SHADES}
 OTHER = "other"
 
 
+@lru_cache(maxsize=64)
 def shade_of(kind: str) -> Shade:
-    """The shade of a cause; one that is not listed is drawn with its first letter."""
+    """The shade of a cause, the same object each time; one that is not listed is drawn with its first letter."""
     if (known := _BY_KIND.get(kind)) is not None:
         return known
     letter = to_ascii(plain(kind))[:1].strip().upper() or "#"
