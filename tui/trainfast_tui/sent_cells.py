@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
+from itertools import compress, count, repeat
+from operator import ne
 from typing import NamedTuple
 
 from rich.cells import cell_len
@@ -34,17 +36,18 @@ Row = list[Cell | None]
 
 
 @lru_cache(maxsize=1024)
-def ink_of(style: Style | None, system: ColorSystem) -> Ink:
-    """The codes of a style in the colours the terminal has."""
+def _inks(style: Style | None, system: ColorSystem) -> tuple[Ink, Ink]:
+    """The codes of a style in the colours the terminal has: for letters, and for a blank."""
     if style is None:
-        return PLAIN
+        return PLAIN, PLAIN
     lined = style.underline or style.underline2 or style.overline or style.strike or style.reverse
-    return Ink(
+    ink = Ink(
         Strip.render_ansi(style.without_color, system),
         Strip.render_ansi(Style(color=style.color), system),
         Strip.render_ansi(Style(bgcolor=style.bgcolor), system),
         bool(lined or style.frame or style.encircle),
     )
+    return ink, ink if ink.is_lined else Ink(background=ink.background)
 
 
 def cells_of(strip: Strip, console: Console) -> list[Cell] | None:
@@ -54,9 +57,13 @@ def cells_of(strip: Strip, console: Console) -> list[Cell] | None:
     for text, style, _ in strip:
         if cell_len(text) != len(text) or (style is not None and style.link is not None):
             return None
-        ink = ink_of(style, system)
-        blank = ink if ink.is_lined else Ink(background=ink.background)
-        cells += [(character, blank if character == " " else ink) for character in text]
+        ink, blank = _inks(style, system)
+        if ink is blank or " " not in text:
+            cells += zip(text, repeat(ink))
+        elif not text.strip(" "):
+            cells += [(" ", blank)] * len(text)
+        else:
+            cells += [(character, blank if character == " " else ink) for character in text]
     return cells
 
 
@@ -65,15 +72,14 @@ def changed(before: Sequence[Cell | None], after: Sequence[Cell]) -> list[tuple[
     spans: list[tuple[int, int]] = []
     if before == after:
         return spans
-    end = -LEAST_GAP
-    for at, (old, new) in enumerate(zip(before, after, strict=True)):
-        if old != new:
-            if at - end >= LEAST_GAP:
-                spans.append((at, at + 1))
-            else:
-                spans[-1] = spans[-1][0], at + 1
-            end = at + 1
-    return spans
+    start, end = -1, -LEAST_GAP
+    for at in compress(count(), map(ne, before, after)):
+        if at - end >= LEAST_GAP:
+            if start >= 0:
+                spans.append((start, end))
+            start = at
+        end = at + 1
+    return [*spans, (start, end)]
 
 
 class Pen:
