@@ -15,7 +15,7 @@ from trainfast_runner.telemetry.readings import DeviceProcess, Tick
 from trainfast_tui.chart_data import TimeAxis
 from trainfast_tui.messages import SnapshotTaken
 from trainfast_tui.timeline import TELLERS, MachineMoments, RunMoments
-from trainfast_tui.widgets.charts import Chart
+from trainfast_tui.widgets.strip_chart import StripChart
 from trainfast_tui.widgets.event_line import EventLine
 
 
@@ -87,7 +87,7 @@ def text_of(line: EventLine, width: int, height: int) -> list[str]:
     return ["".join(text for text, _ in row) for row in line.lines(width, height)]
 
 
-def texts_of(chart: Chart) -> list[str]:
+def texts_of(chart: StripChart) -> list[str]:
     return [chart.render_line(y).text for y in range(chart.size.height)]
 
 
@@ -97,7 +97,7 @@ async def test_the_newest_is_told_and_an_earlier_one_can_be_chosen(home: Home) -
         app.post_message(SnapshotTaken(a_snapshot(a_thermal_ramp(home), second=38)))
         await pilot.pause()
         assert "P  1 s before the end  GPU 0: at the power limit  4 of 4, e earlier" in screen_text(app)
-        charts = [chart for chart in app.main.query(Chart) if chart.display]
+        charts = [chart for chart in app.main.query(StripChart) if chart.display]
         before = [texts_of(chart) for chart in charts]
         await pilot.press("e", "e")
         for chart, old in zip(charts, before, strict=True):

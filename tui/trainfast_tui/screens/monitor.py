@@ -39,7 +39,7 @@ LEAST_ROWS_WITH_EVENTS = 3
 """Processes on a screen with fewer rows for them have these, and events none."""
 MINUTE_NS = 60_000_000_000
 LATELY_EVERY_NS = 900_000_000
-"""Shares of a minute in whole percent are not looked at with every sample."""
+"""Shares of a minute in whole percent need no more than a sample a second."""
 
 
 class MonitorScreen(OfTheApp, ChartActions, Screen[None]):
@@ -60,8 +60,6 @@ class MonitorScreen(OfTheApp, ChartActions, Screen[None]):
         self._joined_uuids: tuple[str, ...] = ()
         self._seen_ns = 0
         self._lately: dict[str, DeviceConditions] = {}
-        self._lately_ns = 0
-        """The tick up to which `_lately` tells."""
         self._rows_for: tuple[Size, int] | None = None
         """The size and the number of GPUs for which the devices and the processes have `_kept_rows`."""
         self._kept_rows = (0, 0)
@@ -137,7 +135,7 @@ class MonitorScreen(OfTheApp, ChartActions, Screen[None]):
             table.styles.height = height
 
     def _last_minute(self, snapshot: Snapshot) -> dict[str, DeviceConditions]:
-        """What each GPU did in the last minute, from its counters; each sample is taken once."""
+        """What each GPU did in the last minute, from its counters; of the samples one a second is taken."""
         from trainfast_runner.diagnosis.step_conditions import StepJoin
 
         ticks = snapshot.machine_ticks
@@ -146,19 +144,19 @@ class MonitorScreen(OfTheApp, ChartActions, Screen[None]):
         uuids = tuple(device.uuid for device in ticks[-1].devices if device.uuid)
         if self._join is None or not set(uuids) <= set(self._joined_uuids):
             self._join, self._joined_uuids, self._seen_ns = StepJoin(uuids, keep=300), uuids, 0
-            self._lately_ns = 0
+        if ticks[-1].t_ns - self._seen_ns < LATELY_EVERY_NS:
+            return self._lately
         new = []
         for tick in reversed(ticks):
             if tick.t_ns <= self._seen_ns or tick.t_ns < ticks[-1].t_ns - 2 * MINUTE_NS:
                 break
             new.append(tick)
         for tick in reversed(new):
-            self._join.see(tick.t_ns, tick.devices)
-        self._seen_ns = ticks[-1].t_ns
-        if self._seen_ns - self._lately_ns >= LATELY_EVERY_NS:
-            self._lately_ns = self._seen_ns
-            found = self._join.window(self._seen_ns - MINUTE_NS, self._seen_ns)
-            self._lately = {device.uuid: device for device in found if device.uuid is not None}
+            if tick.t_ns - self._seen_ns >= LATELY_EVERY_NS:
+                self._join.see(tick.t_ns, tick.devices)
+                self._seen_ns = tick.t_ns
+        found = self._join.window(self._seen_ns - MINUTE_NS, self._seen_ns)
+        self._lately = {device.uuid: device for device in found if device.uuid is not None}
         return self._lately
 
     def _follow_asked(self, rows: tuple[ProcessRow, ...] | None) -> None:

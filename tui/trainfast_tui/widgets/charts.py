@@ -6,14 +6,12 @@ from dataclasses import replace
 
 from textual.app import ComposeResult
 from textual.containers import Vertical
-from textual.strip import Strip
 
 from trainfast_tui import chart_data
 from trainfast_tui import format as fmt
 from trainfast_tui.snapshot import Snapshot
 from trainfast_tui.timeline import MachineMoments, Moment, RunMoments, Telling
 from trainfast_tui.widgets.event_line import EventLine
-from trainfast_tui.widgets.painted import on_background
 from trainfast_tui.widgets.strip_chart import StripChart
 from trainfast_tui.widgets.time_cells import time_cells
 
@@ -24,13 +22,6 @@ MOST_BEHIND_NS = 2_000_000_000
 """Where a cell is many seconds, what comes into it is drawn from time to time."""
 ROWS_FOR_EVENTS = (9, 20)
 """From this height on there is a row for events, and two rows."""
-
-
-class Chart(StripChart):
-    """A strip chart on the theme's background."""
-
-    def render_line(self, y: int) -> Strip:
-        return on_background(self, super().render_line(y))
 
 
 class Charts(Vertical):
@@ -57,10 +48,10 @@ class Charts(Vertical):
         self._told_of_run, self._told = chart_data.ToldTicks(), chart_data.ToldTicks()
 
     def compose(self) -> ComposeResult:
-        yield Chart(ascii=self._ascii, gutter=GUTTER, time_labels=False, id="throughput")
+        yield StripChart(ascii=self._ascii, gutter=GUTTER, time_labels=False, id="throughput")
         # The lowest chart carries the time axis of all; the first reading stands right below throughput.
         for place in reversed(range(MOST_DEVICE_CHARTS)):
-            yield Chart(
+            yield StripChart(
                 ascii=self._ascii,
                 gutter=GUTTER,
                 time_labels=place == 0,

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from rich.cells import cell_len
 from rich.segment import Segment
 from rich.style import Style
-from textual.geometry import Region
-from textual.strip import Strip
-from textual.widget import Widget
 
 from trainfast_tui.format import plain, to_ascii, truncate
 from trainfast_tui.widgets.braille import ink
 from trainfast_tui.widgets.inks import forget_inks, inks
+from trainfast_tui.widgets.row_widget import Rows, RowWidget
 
 Piece = tuple[str, str]
 """Text and the name of its tone."""
@@ -24,10 +20,9 @@ FILLED = ("cursor", "badge", "alarm")
 """Tones with a background of their own."""
 
 
-class Painted(Widget):
+class Painted(RowWidget):
     """Draws the lines that `lines` gives. Call `repaint` when what they show has changed."""
 
-    ALLOW_SELECT = False
     DEFAULT_CSS = """
     Painted {
         height: 1; width: 1fr;
@@ -50,9 +45,9 @@ class Painted(Widget):
     def __init__(self, *, ascii: bool = False, id: str | None = None, classes: str | None = None) -> None:
         super().__init__(id=id, classes=classes)
         self._ascii = ascii
-        self._rows: list[list[Segment]] | None = None
+        self._rows: Rows | None = None
         self._lines: list[Line] = []
-        self._rows_of_lines: list[list[Segment]] = []
+        self._rows_of_lines: Rows = []
         """What was painted last: most lines come again as they were."""
         self._painted_for = (0, 0, False)
         self._palette: dict[str, Style] | None = None
@@ -65,16 +60,7 @@ class Painted(Widget):
         """Draw again, and send what is different."""
         old, key = self._rows, self._key()
         self._rows = None
-        if not old or self._painted_for != key or not self.is_on_screen:
-            self.refresh()
-            return
-        if regions := changed_rows(old, self._painted(), key[0]):
-            self.refresh(*regions)
-
-    def render_line(self, y: int) -> Strip:
-        rows, width = self._painted(), self.size.width
-        strip = Strip(rows[y], width) if y < len(rows) else Strip.blank(width, Style.null())
-        return on_background(self, strip)
+        self.send_changes(old if self._painted_for == key else None)
 
     def notify_style_update(self) -> None:
         """Forget what was painted in the old theme."""
@@ -82,7 +68,7 @@ class Painted(Widget):
         forget_inks(self)
         super().notify_style_update()
 
-    def _painted(self) -> list[list[Segment]]:
+    def painted(self) -> Rows:
         width, height, native = key = self._key()
         if self._rows is None or self._painted_for != key:
             if native != self._painted_for[2]:
@@ -135,22 +121,6 @@ class Painted(Widget):
                 palette[tone] = Style(color=whole[tone].color, bgcolor=whole[tone].bgcolor, bold=whole[tone].bold)
             self._palette = palette
         return self._palette
-
-
-def changed_rows(old: Sequence[list[Segment]], new: Sequence[list[Segment]], width: int) -> list[Region]:
-    """Where two paintings of `width` cells differ; that only other cells are sent is seen to where they are sent."""
-    return [
-        Region(0, y, width, 1)
-        for y, (before, after) in enumerate(zip(old, new, strict=True))
-        if before is not after and before != after
-    ]
-
-
-def on_background(widget: Widget, strip: Strip) -> Strip:
-    """The strip over the background its widget has in this theme; in the terminal's own colours over none."""
-    if widget.app.native_ansi_color:
-        return strip
-    return strip.apply_style(Style(bgcolor=widget.rich_style.bgcolor))
 
 
 LIKENESS = str.maketrans(

@@ -1,27 +1,23 @@
 """The chart widget: it paints the newest data and sends only the cells that changed."""
 
-from rich.segment import Segment
 from rich.style import Style
-from textual.strip import Strip
-from textual.widget import Widget
 
 from trainfast_tui.widgets.braille import YRange, ink
 from trainfast_tui.widgets.chart_model import PARTS, TONES, ChartData
 from trainfast_tui.widgets.chart_paint import paint
 from trainfast_tui.widgets.inks import forget_inks, inks
-from trainfast_tui.widgets.painted import changed_rows
+from trainfast_tui.widgets.row_widget import Rows, RowWidget
 from trainfast_tui.widgets.shading import NAMES, OTHER
 
 SHADED = (*NAMES, OTHER)
 
 
-class StripChart(Widget):
+class StripChart(RowWidget):
     """Draws the `ChartData` it was last shown; sends to the terminal only the cells that changed.
 
     Give its container the border: a border on the chart would be sent again with it.
     """
 
-    ALLOW_SELECT = False
     DEFAULT_CSS = """
     StripChart {
         height: 1fr; width: 1fr;
@@ -58,7 +54,7 @@ class StripChart(Widget):
         self._data: ChartData | None = None
         self._y_range = YRange()
         self._palette: dict[str, Style] | None = None
-        self._rows: list[list[Segment]] | None = None
+        self._rows: Rows | None = None
         self._rows_size = (0, 0)
 
     def show(self, data: ChartData) -> None:
@@ -68,17 +64,7 @@ class StripChart(Widget):
         self._data = data
         old = self._rows
         self._rows = None
-        if not old or self._rows_size != tuple(self.size) or not self.is_on_screen:
-            self.refresh()
-            return
-        if regions := changed_rows(old, self._painted(), self.size.width):
-            self.refresh(*regions)
-
-    def render_line(self, y: int) -> Strip:
-        # A style even of nothing: with NO_COLOR Textual asks every segment for its own.
-        rows = self._painted()
-        width = self.size.width
-        return Strip(rows[y], width) if y < len(rows) else Strip.blank(width, Style.null())
+        self.send_changes(old if self._rows_size == tuple(self.size) else None)
 
     def notify_style_update(self) -> None:
         """Forget what was painted in the old theme."""
@@ -87,7 +73,7 @@ class StripChart(Widget):
         forget_inks(self)
         super().notify_style_update()
 
-    def _painted(self) -> list[list[Segment]]:
+    def painted(self) -> Rows:
         size = self.size
         if self._rows is None or self._rows_size != tuple(size):
             self._rows_size = (size.width, size.height)
