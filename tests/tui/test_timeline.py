@@ -15,8 +15,8 @@ from trainfast_runner.telemetry.readings import DeviceProcess, Tick
 from trainfast_tui.chart_data import TimeAxis
 from trainfast_tui.messages import SnapshotTaken
 from trainfast_tui.timeline import TELLERS, MachineMoments, RunMoments
-from trainfast_tui.widgets.strip_chart import StripChart
 from trainfast_tui.widgets.event_line import EventLine
+from trainfast_tui.widgets.strip_chart import StripChart
 
 
 def words_of(home: Home, *events: Event) -> list[str]:
