@@ -4,8 +4,9 @@
 
 The GPUs are the tests' compiled stand-in with readings that change all the time, or with --real those of this machine.
 nvitop and gpustat are installed into an environment of their own, kept below the user's cache directory; where the
-registry cannot be reached, their lines say that they were not run. The other two tables are `sampler_cost` and
-`attached`.
+registry cannot be reached, their lines say that they were not run. Below stands where our own CPU time goes
+(`cpu_shares`); the other two tables are `sampler_cost` and `attached`. The figures are of a machine with nothing else
+to do: beside other work first paints are late and CPU shares a little high.
 """
 
 import argparse
@@ -22,7 +23,7 @@ if __package__ in (None, ""):
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import platformdirs
-from benchmarks import as_installed, attached, sampler_cost
+from benchmarks import as_installed, attached, cpu_shares, sampler_cost
 from benchmarks.budget import Row, at_most, print_table
 from benchmarks.pty_meter import Ended, Measurement, measure, table
 
@@ -140,6 +141,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(table(found))
         for name, why in absent.items():
             print(f"{name}: not run: {why}")
+        print(cpu_shares.words(cpu_shares.shares(environment, options.seconds)))
         lines = budgets(found["trainfast-tui, m"])
         if not options.real:
             lines += under_throttling(Path(folder), options.seconds)
