@@ -85,20 +85,20 @@ class Cli:
         )
         return Done(done.returncode, done.stdout, done.stderr)
 
-    def start(self, *arguments: str) -> Started:
+    def start(self, *arguments: str, **environment: str) -> Started:
         """Start a command that is going to be signalled; its stderr goes to a file."""
-        return Started(self, arguments)
+        return Started(self, arguments, environment)
 
 
 class Started:
     """A command that runs."""
 
-    def __init__(self, cli: Cli, arguments: tuple[str, ...]) -> None:
+    def __init__(self, cli: Cli, arguments: tuple[str, ...], environment: dict[str, str] | None = None) -> None:
         self._err = cli.config.parent / f"stderr-{time.monotonic_ns()}"
         with self._err.open("w") as err:
             self.process = subprocess.Popen(
                 [*COMMAND, *arguments],
-                env=cli.environment,
+                env={**cli.environment, **(environment or {})},
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=err,

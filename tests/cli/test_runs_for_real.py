@@ -63,17 +63,19 @@ def test_the_run_is_in_the_history(trained: tuple[Cli, Done]) -> None:
 
 
 def test_out_of_memory_is_a_result_with_advice(cli: Cli) -> None:
-    settings = ["--set", "steps=5", "--set", "memory_limit=700MiB", "--set", "batch_size=4096"]
-    done = cli("run", "tiny-llama", "--set", "data.kind=random", *settings)
+    # One narrow layer leaves little to trace for the advice. On a machine too busy to do so in time it says so.
+    settings = ["steps=5", "memory_limit=300MiB", "batch_size=4096", "seq_len=64"]
+    done = cli("run", "tiny-llama", *SMALL, *(word for setting in settings for word in ("--set", setting)))
     assert done.code == 3, done.err
     assert "  oom: " in done.out
-    assert "to make it fit, cheapest first, the prediction says that each fits:" in done.out
+    assert "to make it fit, cheapest first" in done.out
+    assert "the prediction says that each fits:" in done.out or "those that name what they need fit by" in done.out
     assert "--set batch_size=" in done.out
     shown = cli("runs", "show", "last", "--json").json
     assert shown["state"] == "oom"
     assert "allocate" in shown["reason"]
-    assert 0 < shown["oom"]["held_bytes"] < 700 << 20
-    assert all(change["predicted_bytes"] <= 700 << 20 for change in shown["oom"]["changes"])
+    assert 0 < shown["oom"]["held_bytes"] < 300 << 20
+    assert all(change["predicted_bytes"] <= 300 << 20 for change in shown["oom"]["changes"])
 
 
 def test_ctrl_c_stops_the_run_and_says_so(cli: Cli) -> None:
@@ -205,14 +207,18 @@ def test_a_training_that_diverges_says_so(cli: Cli) -> None:
 def test_a_run_that_waited_is_recorded_as_it_started(cli: Cli, nvml_library: Path, tmp_path: Path) -> None:
     """With --cool-to the GPU is hot when the run is planned and cool when it starts."""
     scenario = tmp_path / "scenario"
-    scenario.write_text("ramp 0 0 90 1 80 345\nramp 0 12 30 1 80 345\n")
+    scenario.write_text("ramp 0 0 90 1 80 345\n")
     machine = {
         "LD_LIBRARY_PATH": str(nvml_library),
         "NVML_STAND_IN_GPUS": "1",
         "NVML_STAND_IN_SCENARIO": str(scenario),
     }
     wanted = ["--set", "steps=5", "--set", "watch=0", "--cool-to", "60"]
-    done = cli("run", "tiny-llama", *SMALL, *wanted, "--json", **machine)
-    assert "cooling" in done.err
+    started = cli.start("run", "tiny-llama", *SMALL, *wanted, "--json", **machine)
+    started.until_said("cooling GPU 0: 90")
+    cooled = tmp_path / "cooled"
+    cooled.write_text("ramp 0 0 30 1 80 345\n")
+    cooled.rename(scenario)
+    done = started.end()
     assert done.json["state"] == "finished"
     assert done.json["conditions"]["start_temperature_c"] < 60
