@@ -346,7 +346,22 @@ def test_a_loader_that_stalls_every_tenth_step_counts_though_the_median_is_zero(
 def test_of_a_gpu_that_a_run_on_others_only_watches_nothing_is_said_but_its_own_throttling() -> None:
     shared = {"foreign_processes": [{"pid": 7, "device": 1}], "device_uuids": ["GPU-0"]}
     case = Case(gpus={0: always(), 1: always(pcie_width=8, **HOT)}, run=shared)
-    assert case.found() == ["thermal"]
+    (finding,) = case.findings()
+    assert finding.rule == "thermal"
+    assert finding.line.startswith("watched GPU 1 is throttled")
+    assert finding.line.endswith("; the run does not use it")
+
+
+def test_of_several_watched_gpus_the_most_throttled_speaks_and_no_step_is_lost_to_it() -> None:
+    case = Case(device="cpu", gpus={0: lambda n: HOT if n >= 9 else {}, 1: always(**HOT)})
+    finding = next(finding for finding in case.findings() if finding.rule == "thermal")
+    assert finding.line == (
+        "watched GPU 1 is throttled by heat for 1,000 of each 1,000 ms step, at 94 °C, 2 °C over the 92 °C at which it"
+        " slows down; the run does not use it"
+    )
+    assert (finding.cost_ms_per_step, finding.cost_fraction) == (None, None)
+    assert finding.evidence["thermal_percent"] == pytest.approx(100)
+    assert finding.evidence["thermal_lost_ms_per_step"] is None
 
 
 def test_a_run_on_the_cpu_is_about_the_gpu_that_was_joined_to_it() -> None:

@@ -65,7 +65,7 @@ def fraction_error(scenario: Scenario, times: Sequence[float], begin: float, end
     """How far the result's thermal fraction of a window is from what the scenario did."""
     window = Window(round(begin * S), round(end * S))
     devices = join_of(sampled(scenario, times, *counters), [GPU], 1.0).window(window.begin_ns, window.end_ns)
-    said = throttle(devices, window, 1).thermal_fraction
+    said = throttle(devices, window, 1, [GPU]).thermal_fraction
     assert said is not None
     return abs(said - scenario.fraction(0, THERMAL, window.begin_ns, window.end_ns))
 
@@ -195,7 +195,7 @@ def test_counters_that_start_again_lose_one_interval_not_the_run() -> None:
 def test_where_nothing_tells_there_is_no_figure() -> None:
     samples = [(t * S, DeviceSample(uuid=GPU, index=0, temperature_c=50)) for t in range(12)]
     window = Window(2 * S, 10 * S)
-    found = throttle(join_of({GPU: samples}, [GPU], 1.0).window(window.begin_ns, window.end_ns), window, 8)
+    found = throttle(join_of({GPU: samples}, [GPU], 1.0).window(window.begin_ns, window.end_ns), window, 8, [GPU])
     assert (found.thermal_fraction, found.power_fraction) == (None, None)
     (row,) = found.devices
     assert (row["uuid"], row["thermal_fraction"], row["thermal_source"]) == (GPU, None, None)

@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from trainfast_runner.comparison.conditions import ConditionRow, compared_conditions
-from trainfast_runner.diagnosis.doubts import doubts
+from trainfast_runner.diagnosis.doubts import doubts, watched_words
 from trainfast_runner.run_directory.records import PROBE
 from trainfast_runner.run_directory.result import Result
 from trainfast_runner.run_directory.state_words import state_words
@@ -249,6 +249,8 @@ def _notes(a: Result, b: Result) -> Iterator[str]:
             yield f"{result.run_id} measured {result.steps.measured} steps: too few to tell a difference from noise"
         if result.synthetic_data:
             yield f"{result.run_id} trained on synthetic data: its loss says nothing"
+        if result.energy.joules_per_sample is not None and (watched := watched_words(result)):
+            yield f"the energy of {result.run_id} is that of {watched}, which it does not use"
         for doubt in doubts(result):
             yield f"{result.run_id} {doubt}"
     if a.actual.device != b.actual.device and a.actual.device and b.actual.device:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -51,11 +51,14 @@ def energy(devices: Sequence[DeviceConditions], samples: float, steps: int) -> E
     )
 
 
-def throttle(devices: Sequence[DeviceConditions], window: Window | None, steps: int) -> Throttle:
-    """Throttled shares of the window, each device and the worst; None where no sample can tell."""
+def throttle(devices: Sequence[DeviceConditions], window: Window | None, steps: int, used: Collection[str]) -> Throttle:
+    """Throttled shares of the window, each device and the worst; None where no sample can tell.
+
+    Steps lose time to those devices alone whose UUIDs are among those `used`, not to one that is only watched.
+    """
     if window is None:
         return Throttle()
-    rows = [_row(device, window, steps) for device in devices]
+    rows = [_row(device, window, steps if device.uuid in used else 0) for device in devices]
     return Throttle(
         **{f"{cause.name}_fraction": _worst(row[f"{cause.name}_fraction"] for row in rows) for cause in CAUSES},
         clock_loss_fraction=_worst(device.clock_loss_fraction for device in devices),
@@ -70,6 +73,7 @@ def peak_used_bytes(devices: list[Samples]) -> int | None:
 
 
 def _row(device: DeviceConditions, window: Window, steps: int) -> dict[str, Any]:
+    """`steps` of the run trained on it."""
     row: dict[str, Any] = {"index": device.index, "uuid": device.uuid}
     for cause in CAUSES:
         throttled = device.throttled_ms.get(cause.name)

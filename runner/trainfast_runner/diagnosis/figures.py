@@ -170,13 +170,14 @@ def _device(stretch: Stretch, device: DeviceConditions, fastest: float | None, r
     clock = device.sm_clock_mhz
     behind = None if clock is None or not fastest else 1 - clock / fastest
     working = _working_ms(run) if _meet_on_gpus(stretch.run) else None
+    trains = device.uuid in stretch.run.device_uuids
     return {
         "index": device.index,
-        "gpu": f"GPU {device.index}" if stretch.run.device_uuids else f"watched GPU {device.index}",
+        "gpu": f"GPU {device.index}" if trains else f"watched GPU {device.index}",
         "shared_words": "shared with" if stretch.run.device_uuids else "used by",
         "waited_for_words": ": ranks that meet in every step wait for it" if _meet_on_gpus(stretch.run) else "",
         "used": int(device.uuid in stretch.run.gpu_uuids),
-        **_throttling(device, stretch, run),
+        **_throttling(device, stretch, run, trains=trains),
         "temperature_c": hottest,
         "slows_down_at_c": limit,
         "degrees_over_c": None if hottest is None or limit is None or hottest < limit else hottest - limit,
@@ -207,11 +208,11 @@ def _meet_on_gpus(run: RunFile) -> bool:
     return run.world_size > 1 and len(run.device_uuids) > 1
 
 
-def _throttling(device: DeviceConditions, stretch: Stretch, run: Figures) -> Figures:
+def _throttling(device: DeviceConditions, stretch: Stretch, run: Figures, *, trains: bool) -> Figures:
     """Of each cause milliseconds a step, percent of the time, and what of a step was lost to it.
 
     Pauses between steps are as throttled as the steps. What waited for data could not be lost to a slow clock. Without
-    clocks all of the throttled time counts as lost.
+    clocks all of the throttled time counts as lost. A run loses nothing to a GPU that it only watches.
     """
     window, step_ms, working = window_of(stretch.first_rank), run["step_ms"], _working_ms(run)
     steps_share = None
@@ -223,12 +224,15 @@ def _throttling(device: DeviceConditions, stretch: Stretch, run: Figures) -> Fig
             None if ms is None or steps_share is None else ms * steps_share
             for ms in (device.throttled_ms.get(cause.name), device.lost_ms.get(cause.name))
         )
+        if not trains:
+            lost = None
         lost = lost if lost is None or working is None else min(lost, working)
+        cost = _least(throttled, working) if lost is None else lost
         found[f"{cause.name}_ms_per_step"] = throttled
         found[f"{cause.name}_percent"] = _percent(throttled, step_ms if isinstance(step_ms, float) else None)
         found[f"{cause.name}_lost_ms_per_step"] = lost
-        found[f"{cause.name}_cost_ms"] = _least(throttled, working) if lost is None else lost
-        found[f"{cause.name}_lost_words"] = _lost_words(lost)
+        found[f"{cause.name}_cost_ms"] = cost if trains else None
+        found[f"{cause.name}_lost_words"] = _lost_words(lost) if trains else "; the run does not use it"
         found[f"{cause.name}_source"] = device.sources.get(cause.name)
     return found
 

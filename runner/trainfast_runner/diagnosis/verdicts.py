@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import string
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import cache
 from typing import Any
 
@@ -18,7 +18,7 @@ LEAST_STEPS = 3
 
 
 def diagnose(stretch: Stretch) -> list[Diagnosis]:
-    """All that holds, the costliest first; one finding a rule, that of the device or rank it costs most."""
+    """All that holds, the costliest first; one finding a rule, that of the device or rank where it weighs most."""
     if not can_tell(stretch):
         return []
     scopes = figures_by_scope(stretch)
@@ -27,10 +27,21 @@ def diagnose(stretch: Stretch) -> list[Diagnosis]:
         if rule.name not in found:
             held = [finding for figures in scopes[rule.scope] for finding in _held(rule, figures)]
             if held:
-                found[rule.name] = max(held, key=lambda finding: finding.cost_ms_per_step or 0.0)
+                found[rule.name] = max(held, key=_weight(rule))
     return sorted(
         found.values(), key=lambda finding: (SEVERITIES.index(finding.severity), -(finding.cost_ms_per_step or 0.0))
     )
+
+
+def _weight(rule: Rule) -> Callable[[Diagnosis], tuple[float, float]]:
+    """What a finding costs; between those of unknown cost how much there is of what the rule asks a share of."""
+    asked = next((condition.figure for condition in rule.when if condition.is_ == ">="), "")
+
+    def weight(finding: Diagnosis) -> tuple[float, float]:
+        seen = finding.evidence.get(asked)
+        return finding.cost_ms_per_step or 0.0, float(seen) if isinstance(seen, float | int) else 0.0
+
+    return weight
 
 
 def can_tell(stretch: Stretch) -> bool:

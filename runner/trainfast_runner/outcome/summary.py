@@ -77,7 +77,7 @@ def summarise(directory: Path, records: RunRecords, verdict: Verdict, ended_ns: 
         flops=_flops(run, ran, throughput),
         memory=_memory(records, peak_used_bytes(used)),
         energy=energy(devices, samples, len(measured)),
-        throttle=throttle(devices, window, len(measured)),
+        throttle=throttle(devices, window, len(measured), run.device_uuids if run else ()),
         compile=compile_cost(records, directory),
         precision=_loss_scaling(records),
         diagnosis=diagnose(stretch) if stretch else [],

@@ -117,6 +117,7 @@ class Throttle(msgspec.Struct, frozen=True, kw_only=True):
 
     `devices` has each device's shares with what they come from (`throttle_causes.SOURCES`), `throttled_ms` of the
     window and `lost_ms_per_step` by cause, `clock_loss_fraction`, and `temperature_c` when the window began.
+    No step is lost to a GPU that the run only watches.
     """
 
     thermal_fraction: float | None = None
