@@ -52,7 +52,7 @@ def device_items(
         _rates("NVLink", device, before, seconds, "nvlink_tx_bytes", "nvlink_rx_bytes"),
         _power(device),
         *_memory_health(device),
-        Item("MIG", "on: some readings are not to be had", "warning") if device.mig_mode else None,
+        _mig(device),
         _plain(
             "since the driver was loaded",
             fmt.joules(None if device.energy_mj is None else device.energy_mj / 1e3),
@@ -62,6 +62,12 @@ def device_items(
         _pcie(device),
     ]
     return [item for item in found if item is not None]
+
+
+def alarm_items(device: DeviceReading) -> list[Item]:
+    """Of `device_items` those of which a person should know even where there is little room."""
+    found = [_memory_temperature(device), *_memory_health(device), _mig(device), _pcie(device)]
+    return [item for item in found if item is not None and is_alarm(item)]
 
 
 def host_items(host: HostReading, before: HostReading | None, seconds: float) -> list[Item]:
@@ -165,6 +171,10 @@ def _memory_temperature(device: DeviceReading) -> Item | None:
     limit = f" of {fmt.celsius(most)}" if most is not None else ""
     text = fmt.celsius(device.memory_temperature_c) + limit
     return Item("memory at", text, "warning" if near else "text", f"100 °C{limit}")
+
+
+def _mig(device: DeviceReading) -> Item | None:
+    return Item("MIG", "on: some readings are not to be had", "warning") if device.mig_mode else None
 
 
 def _pcie(device: DeviceReading) -> Item | None:

@@ -8,7 +8,15 @@ from typing import TYPE_CHECKING
 from rich.cells import cell_len
 
 from trainfast_tui import format as fmt
-from trainfast_tui.device_details import Item, device_items, flow, host_items, is_alarm, missing_item
+from trainfast_tui.device_details import (
+    Item,
+    alarm_items,
+    device_items,
+    flow,
+    host_items,
+    is_alarm,
+    missing_item,
+)
 from trainfast_tui.snapshot import Snapshot
 from trainfast_tui.widgets.devices import gpu_line, host_line
 from trainfast_tui.widgets.painted import Line, Painted, wrap
@@ -114,11 +122,13 @@ class MonitorDevices(Painted):
             gpu_line(one, width, one.uuid in self._used, self._ascii, lost_s.get(one.index), tick.missing)
             for one in tick.devices
         ]
-        items = [self._items(one, before, seconds, tick, width) for one in tick.devices]
+
+        def items_of(at: int) -> list[Item]:
+            return self._items(tick.devices[at], before, seconds, tick, width)
 
         def told(at: int) -> list[Line]:
             error = tick.devices[at].error
-            return flow(items[at], width, INDENT) if error is None else _why_silent(error, heads[at], width)
+            return flow(items_of(at), width, INDENT) if error is None else _why_silent(error, heads[at], width)
 
         details: list[list[Line]] = []
         room = height - len(heads) - len(host)
@@ -127,7 +137,9 @@ class MonitorDevices(Painted):
             room -= len(details[-1])
             if room < 0:
                 host, chosen = host[:1], min(self._chosen, len(heads) - 1)
-                details = _most_telling(items, chosen, told(chosen), height - len(heads) - len(host), width)
+                alarms = [alarm_items(one) if one.error is None else [] for one in tick.devices]
+                alarms[chosen] = items_of(chosen)
+                details = _most_telling(alarms, chosen, told(chosen), height - len(heads) - len(host), width)
                 heads[chosen][1] = heads[chosen][1][0], "cursor"
                 break
         return [line for head, found in zip(heads, details, strict=True) for line in (head, *found)] + host
@@ -150,11 +162,10 @@ class MonitorDevices(Painted):
 
 def _most_telling(items: list[list[Item]], chosen: int, whole: list[Line], room: int, width: int) -> list[list[Line]]:
     """Where not everything fits: of each GPU a line of what needs a person, and of the chosen one the `whole`, or as
-    much of it as there is room for, what needs a person first."""
+    much of it as there is room for, what needs a person first. `items` are the alarms, of the chosen one all."""
     found: list[list[Line]] = []
     for at, own in enumerate(items):
-        alarms = list(filter(is_alarm, own)) if at != chosen and room > 0 else []
-        found.append(flow(alarms, width, INDENT)[:1])
+        found.append(flow(own, width, INDENT)[:1] if at != chosen and room > 0 else [])
         room -= len(found[-1])
     if len(whole) > room and items[chosen]:
         whole = flow(sorted(items[chosen], key=is_alarm, reverse=True), width, INDENT)
