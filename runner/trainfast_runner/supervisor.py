@@ -199,6 +199,9 @@ class Supervisor:
         verdict = self._judge({rank: steps[-1].step for rank, steps in records.steps.items() if steps}, records.worker)
         self._enter(verdict.state, verdict.reason)
         result = summarise(self.directory, records, verdict, ended_ns)
+        with suppress(Exception):  # the next prediction is then as good as the last
+            # Before the result: who sees that it has ended predicts the next one at once.
+            corrections.learn(self.directory.parent.parent, records, result)
         content = msgspec.json.encode(result) + b"\n"
         for _ in range(RESULT_RETRIES):
             try:
@@ -208,8 +211,6 @@ class Supervisor:
                 # A disk that is full now may not be in a moment; after that the records speak for the run.
                 self._trouble(f"{RESULT_FILE} cannot be written: {error.strerror}")
                 self._signals.wait(TICK_S)
-        with suppress(OSError):  # the next prediction is then as good as the last
-            corrections.learn(self.directory.parent.parent, records, result)
 
     def _judge(self, last_step: dict[int, int], worker: dict[int, list[WorkerLine]]) -> Verdict:
         before, after = self._oom_kills_before, oom_kills()

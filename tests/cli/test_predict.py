@@ -98,6 +98,7 @@ def test_a_row_waits_for_those_before_it(
     assert [line.split()[0] for line in lines] == ["variant", "plain", "half", "many"]
     assert main(["predict", preset, "--json"]) == 0
     said = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert said["schema"] == 1
     assert [row["id"] for row in said["rows"]] == ["plain", "half", "many"]
     assert said["rows"][0]["predicted"]["total_bytes"] > 0
     assert said["rows"][2]["predicted"] is None

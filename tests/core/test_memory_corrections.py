@@ -10,13 +10,17 @@ import msgspec
 import pytest
 from layered_model import Tracer, model_of, spec_with
 
+from trainfast_runner import memory_model
+from trainfast_runner.hardware.machine import Machine
 from trainfast_runner.memory_model import MemoryModel, corrections, tracing
+from trainfast_runner.memory_model.fitting import fit_of
 from trainfast_runner.outcome.explained_run import models_of
 from trainfast_runner.run_directory.records import Clock, RunFile, Step
-from trainfast_runner.run_directory.result import Result
+from trainfast_runner.run_directory.result import Result, RunError
 from trainfast_runner.run_directory.run_records import RunRecords
 from trainfast_runner.settings.spec import RunSpec
 
+CPU = Machine(device="cpu", gpus=(), nvml_gpus=(), cores=2)
 MODEL = msgspec.structs.replace(model_of(12), trace="t")
 BEYOND = {"forward_backward": 7000, "optimizer": -300}
 
@@ -111,6 +115,70 @@ def test_a_run_that_says_nothing_of_the_next_teaches_nothing(tmp_path: Path) -> 
     corrections.learn(tmp_path, a_run(spec, {"forward_backward": 1 << 40, "optimizer": 0}), ended())
     corrections.learn(tmp_path, RunRecords(run=a_run(spec).run, steps={}), ended())
     assert corrections.read(tmp_path) == {}
+
+
+LIMIT = 400 << 20
+OUT = RunError(rank=0, phase="backward", type="RuntimeError", message="can't allocate memory")
+
+
+def a_failed_run(spec: RunSpec, limit: int = LIMIT, **changes: Any) -> RunRecords:
+    return RunRecords(run=a_run(spec, memory_limit_bytes=[limit], **changes).run)
+
+
+def most_in(home: Path, limit: str = "400MiB", **knobs: Any) -> int:
+    """The largest batch that is offered under a limit."""
+    spec = spec_with(**knobs, memory_limit=limit)
+    most = fit_of(known_of(home), spec, CPU, 1, None).max_batch
+    assert most is not None
+    for batch, fits in ((most, True), (most + 1, False)):
+        assert fit_of(known_of(home), spec.turned(batch_size=batch), CPU, 1, None).fits is fits
+    return most
+
+
+def test_a_batch_that_ran_out_of_memory_under_a_limit_is_not_offered_under_it_again(tmp_path: Path) -> None:
+    before = most_in(tmp_path)
+    failed = before * 9 // 10
+    out = msgspec.structs.replace(ended("oom"), error=OUT)
+    corrections.learn(tmp_path, a_failed_run(spec_with(batch_size=failed)), out)
+    assert most_in(tmp_path) == failed - 1
+    assert most_in(tmp_path, "300MiB") < most_in(tmp_path, "380MiB") < failed - 1
+    assert most_in(tmp_path, grad_accum=2) < failed, "the same program"
+    plain = known_of(tmp_path).predict(spec_with(batch_size=failed))
+    assert plain.phases == MODEL.predict(spec_with(batch_size=failed)).phases, "what is predicted is what is measured"
+    corrections.learn(
+        tmp_path, a_failed_run(spec_with(batch_size=failed // 2)), msgspec.structs.replace(out, error=None)
+    )
+    assert most_in(tmp_path) == failed - 1, "that was not the training's"
+    corrections.learn(tmp_path, a_run(spec_with(batch_size=failed), memory_limit_bytes=[LIMIT]), ended())
+    assert most_in(tmp_path) >= failed, "it finished after all"
+
+
+def test_a_search_teaches_by_the_sizes_it_tried(tmp_path: Path) -> None:
+    spec, run_dir = spec_with(batch_size=8), tmp_path / "runs" / "r1"
+    run_dir.mkdir(parents=True)
+    peaks = {"forward_backward": 300 << 20, "optimizer": 100 << 20}
+    probed = {"kind": "probe", "outcome": "fits", "limit_peak_bytes": 321 << 20, "phase_peaks": peaks}
+    (run_dir / "worker.jsonl").write_bytes(msgspec.json.encode(probed) + b"\n" + b'{"kind": "probing"}\n')
+    records = a_run(spec, memory_limit_bytes=[LIMIT], role="probe")
+    corrections.learn(tmp_path, records, ended("stopped"))
+    [machine] = corrections.read(tmp_path).values()
+    assert list(machine.counted_bytes.values()) == [21 << 20]
+    assert (machine.corrections, machine.ran_out) == ({}, {})
+    measured = a_run(
+        spec_with(batch_size=100_000), {"forward_backward": 0, "optimizer": 0}, memory_limit_bytes=[1 << 30]
+    )
+    corrections.learn(tmp_path, measured, ended())
+    found = fit_of(known_of(tmp_path), spec_with(batch_size=8, memory_limit="400MiB"), CPU, 1, None)
+    assert found.margin_bytes == 21 << 20, "in place of the usual"
+
+
+def test_a_probe_that_ran_out_teaches_by_the_size_it_was_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory_model, "cached_model", lambda *_arguments: MODEL)
+    tried = most_in(tmp_path) - 10
+    records = a_failed_run(spec_with(batch_size=8), role="probe")
+    records.tried[:] = [8, tried]
+    corrections.learn(tmp_path, records, msgspec.structs.replace(ended("oom"), error=OUT))
+    assert most_in(tmp_path) == tried - 1
 
 
 @pytest.mark.parametrize("content", [b"{", b"[]", b'{"cpu": 3}', b"\x00\xff"])

@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 
 from trainfast_runner.memory_model import MemoryModel, Prediction
+from trainfast_runner.memory_model.corrections import Machine
 from trainfast_runner.outcome.explained_run import OutOfMemory
 from trainfast_runner.outcome.oom_changes import candidates, combined
 from trainfast_runner.outcome.oom_explained import explain
@@ -31,6 +32,8 @@ ON_GPU = (
 
 class Arithmetic:
     """10 MiB a sample, halved by bf16, a tenth with checkpointing; 100 MiB of parameters and twice that of states."""
+
+    machine = Machine()
 
     def known(self, spec: RunSpec, ranks: int) -> None:
         """Nothing has been measured."""

@@ -11,6 +11,7 @@ from recorded import MIB
 
 from trainfast_runner import memory_model
 from trainfast_runner.memory_model import Prediction, Untraceable
+from trainfast_runner.memory_model.corrections import Machine
 from trainfast_runner.settings.spec import RunSpec
 from trainfast_runner.training_python import GivenUp
 
@@ -19,6 +20,7 @@ class TenMiBASample:
     """A memory model whose arithmetic fits in a head."""
 
     device = "cpu"
+    machine = Machine()
 
     def on(self, gpu: str | None) -> TenMiBASample:
         """Nothing is known of any GPU."""

@@ -1,7 +1,8 @@
 """What this machine's own runs took beyond their prediction: kernel workspaces, fragmentation, the CUDA context.
 
 A finished run leaves, for its trace, strategy and number of ranks, the difference at each phase's peak; later
-predictions of the same on the same device add it. It is kept in the home, by the device's name.
+predictions of the same on the same device add it. One that ran out of memory leaves under which limit, and a search
+what that counted. It is kept in the home, by the device's name.
 """
 
 from __future__ import annotations
@@ -12,10 +13,11 @@ import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
+from trainfast_runner.memory_model.ran_out import RanOut, counted_bytes, kept, limit_of, ran_out
 from trainfast_runner.problem import Problem
 from trainfast_runner.run_directory.home import home_directory
 from trainfast_runner.run_directory.json_lines import write_atomically
@@ -24,6 +26,7 @@ from trainfast_runner.run_directory.run_records import RunRecords
 
 CORRECTIONS_FILE = "memory_corrections.json"
 MOST_KEPT = 500
+Kept = TypeVar("Kept")
 FEWEST_STEPS = 2
 """The first step has no optimizer states before its update."""
 MOST_BEYOND = 0.5
@@ -48,12 +51,16 @@ class Correction(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Machine(msgspec.Struct, frozen=True, kw_only=True):
-    """One device's: `context_bytes` outside of the allocator, and corrections by trace, strategy and ranks."""
+    """One device's: `context_bytes` outside of the allocator, and by `case` what its runs said of the next ones."""
 
     device: str = "cpu"
     """Its kind: cpu or cuda."""
     context_bytes: int | None = None
     corrections: dict[str, Correction] = {}
+    ran_out: dict[str, list[RanOut]] = {}
+    """Runs that ran out of memory under a limit, by the same cases."""
+    counted_bytes: dict[str, int] = {}
+    """What a limit of a CPU counted beyond the peak, as a search saw it."""
 
 
 def case(trace: str, knobs: Mapping[str, Any], ranks: int) -> str:
@@ -101,28 +108,55 @@ def _cpu() -> str:
 
 
 def learn(home: Path, records: RunRecords, result: Result) -> None:
-    """Keep what a finished run took beyond its trace; nothing where it was not predicted or not measured.
+    """Keep what a finished run took beyond its trace, and under which limit one ran out of memory.
 
-    Raises OSError where the home cannot be written.
+    Nothing where it was not predicted or not measured. Raises OSError where the home cannot be written.
     """
     run = records.run
-    beyond = _beyond(records, result)
-    if run is None or not beyond:
+    trace = None if run is None else (run.predicted or {}).get("trace")
+    if run is None or trace is None:
+        return
+    beyond, failed = _beyond(records, result), ran_out(records, result)
+    counted = counted_bytes(home / "runs" / run.run_id, run)
+    if not beyond and failed is None and counted is None:
         return
     name = run.device_names[0] if run.device_names else "GPU" if run.device == "cuda" else _cpu()
-    where = case(str((run.predicted or {}).get("trace")), run.knobs, run.world_size)
+    where = case(str(trace), run.knobs, run.world_size)
     with _alone(home):
         known = read(home)
         machine = known.get(name, Machine())
-        step_bytes = (run.predicted or {})["traced_bytes"].get("forward_backward")
-        learnt = Correction(run_id=run.run_id, beyond_bytes=beyond, step_bytes=step_bytes)
-        found = {**machine.corrections, where: learnt}
-        known[name] = Machine(
-            device=run.device,
-            context_bytes=_context(records, result) or machine.context_bytes,
-            corrections=dict(list(found.items())[-MOST_KEPT:]),
-        )
+        if beyond:
+            machine = _measured(machine, where, records, result, beyond)
+        if failed is not None:
+            those = kept(machine.ran_out.get(where, []), failed)
+            machine = msgspec.structs.replace(machine, ran_out=_with(machine.ran_out, where, those))
+        if counted is not None:
+            machine = msgspec.structs.replace(machine, counted_bytes=_with(machine.counted_bytes, where, counted))
+        known[name] = msgspec.structs.replace(machine, device=run.device)
         write_atomically(home / CORRECTIONS_FILE, msgspec.json.encode(known))
+
+
+def _measured(machine: Machine, where: str, records: RunRecords, result: Result, beyond: dict[str, int]) -> Machine:
+    """With what a finished run took beyond its trace, and without what it refutes."""
+    run = records.run
+    assert run is not None
+    traced = (run.predicted or {})["traced_bytes"]
+    learnt = Correction(run_id=run.run_id, beyond_bytes=beyond, step_bytes=traced.get("forward_backward"))
+    limit, those = limit_of(run), machine.ran_out.get(where, [])
+    if limit is not None:
+        those = [one for one in those if not one.is_refuted_by(limit, max(traced.values()))]
+    return msgspec.structs.replace(
+        machine,
+        context_bytes=_context(records, result) or machine.context_bytes,
+        corrections=_with(machine.corrections, where, learnt),
+        ran_out=_with(machine.ran_out, where, those) if where in machine.ran_out else machine.ran_out,
+    )
+
+
+def _with(found: dict[str, Kept], where: str, new: Kept) -> dict[str, Kept]:
+    """With one more as the newest, and as many of the others as are kept."""
+    others = {case: one for case, one in found.items() if case != where}
+    return dict([*others.items(), (where, new)][-MOST_KEPT:])
 
 
 def _beyond(records: RunRecords, result: Result) -> dict[str, int]:

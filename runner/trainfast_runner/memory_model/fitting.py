@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from math import ceil
 from typing import TYPE_CHECKING
 
 from trainfast_runner.combinations.check import cannot_run_here
+from trainfast_runner.memory_model.corrections import case
+from trainfast_runner.memory_model.model import keeps_more
 from trainfast_runner.memory_model.prediction import Prediction
 from trainfast_runner.memory_model.room import Room, gpu_of, room_of
 from trainfast_runner.memory_model.sharing import PIPELINES
@@ -105,11 +108,19 @@ def _with_margin(model: MemoryModel, spec: RunSpec, ranks: int, room: Room, most
 
 
 def margin_bytes(model: MemoryModel, spec: RunSpec, ranks: int, predicted: Prediction) -> int:
-    """What a limit of a CPU has to have beside the predicted peak: as measured with such runs here, else as a rule."""
-    known = model.known(spec, ranks)
+    """What a limit of a CPU has to have beside the predicted peak: as such runs here said, else as a rule.
+
+    A size that ran out of memory under a limit does not fit into it.
+    """
+    known, machine = model.known(spec, ranks), model.machine
+    where = case(predicted.trace, spec.knobs, ranks)
     if known is None:
         program = COMPILER_BYTES if spec.knobs["compile"] != "off" else 0
         program += TRAINER_BYTES if spec.knobs["engine"] == "trainer" else 0
-        return program + max(UNMEASURED_BYTES, int(UNMEASURED_SHARE * predicted.total_bytes))
-    grown = max(0, predicted.traced_bytes["forward_backward"] - (known.step_bytes or 0))
-    return COUNTED_BYTES + int(EXTRAPOLATED_SHARE * grown)
+        margin = program + max(UNMEASURED_BYTES, int(UNMEASURED_SHARE * predicted.total_bytes))
+    else:
+        grown = max(0, predicted.traced_bytes["forward_backward"] - (known.step_bytes or 0))
+        margin = machine.counted_bytes.get(where, COUNTED_BYTES) + int(EXTRAPOLATED_SHARE * grown)
+    traced = max(predicted.traced_bytes.values(), default=predicted.total_bytes)
+    needed = [traced + one.beyond_bytes(traced, keeps_more(spec)) for one in machine.ran_out.get(where, [])]
+    return max(margin, *(ceil(total) - predicted.total_bytes for total in needed)) if needed else margin

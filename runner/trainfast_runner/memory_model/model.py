@@ -115,7 +115,7 @@ class MemoryModel(msgspec.Struct, frozen=True, kw_only=True):
         basis, strategy = self.basis, spec.knobs["strategy"]
         if strategy in UNCONFIRMED:
             basis += f", and rules for {strategy} that no run has confirmed"
-        if besides := [words for name, value, words in BESIDES if spec.knobs[name] in value]:
+        if besides := [words for name, values, words in BESIDES if spec.knobs[name] in values]:
             basis += f", without {' and '.join(besides)}: that is known from the first measured run on"
         return basis
 
@@ -144,9 +144,7 @@ class MemoryModel(msgspec.Struct, frozen=True, kw_only=True):
         known = self.known(spec, ranks)
         if known is None:
             return peaks
-        # What a compiler or the Trainer keeps in the process does not grow with the batch.
-        is_whole = any(spec.knobs[name] in value for name, value, _ in BESIDES)
-        share = 1.0 if is_whole else known.share(sum(peaks["forward_backward"]))
+        share = 1.0 if keeps_more(spec) else known.share(sum(peaks["forward_backward"]))
         corrected = {}
         for phase, values in peaks.items():
             found = list(values)
@@ -194,6 +192,11 @@ class MemoryModel(msgspec.Struct, frozen=True, kw_only=True):
         live = list(self.optimizer_peak)
         live[OPTIMIZER + 1] += end.live[OPTIMIZER + 1]
         return sharing.in_optimizer(tuple(live))
+
+
+def keeps_more(spec: RunSpec) -> bool:
+    """Whether the process keeps what no trace shows, a compiler or the Trainer, which does not grow with the batch."""
+    return any(spec.knobs[name] in values for name, values, _ in BESIDES)
 
 
 def _total(peak: Iterable[float]) -> int:

@@ -50,6 +50,7 @@ def run(arguments: argparse.Namespace) -> int:
     """
     from trainfast_runner.memory_model import corrections
     from trainfast_runner.memory_model.answer import answers, asked_for
+    from trainfast_runner.run_directory.records import SCHEMA
     from trainfast_tui.cli.output import print_json
     from trainfast_tui.cli.progress import said_when_slow
 
@@ -82,7 +83,7 @@ def run(arguments: argparse.Namespace) -> int:
         whole = (
             {"preset": arguments.preset, "rows": rows} if len(asked) > 1 else {"preset": arguments.preset, **rows[0]}
         )
-        print_json({**whole, "seconds": round(time.monotonic() - began, 3)})
+        print_json({"schema": SCHEMA, **whole, "seconds": round(time.monotonic() - began, 3)})
     elif table is not None:
         _say_notes(answered)
     else:
@@ -223,7 +224,12 @@ def _say_notes(answers: list[Answer]) -> None:
         if answer.fit is not None and answer.fit.cannot_run is not None:
             say(plain(f"{answer.asked.id} cannot run here: {answer.fit.cannot_run.line()}"))
     if any("memory_mb" in answer.asked.published for answer in answers):
-        say("published memory_mb is what NVML reports for the device, the CUDA context in it; predicted is without")
+        say(
+            "published memory_mb is what NVML reports for the whole device: the CUDA context and kernels, what the caching"
+        )
+        say(
+            "allocator holds beyond its peak, and any other process are in it; predicted is the peak of the tensors alone"
+        )
 
 
 def _phase(name: str) -> str:
