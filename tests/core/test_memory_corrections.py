@@ -143,6 +143,10 @@ def test_a_batch_that_ran_out_of_memory_under_a_limit_is_not_offered_under_it_ag
     assert most_in(tmp_path) == failed - 1
     assert most_in(tmp_path, "300MiB") < most_in(tmp_path, "380MiB") < failed - 1
     assert most_in(tmp_path, grad_accum=2) < failed, "the same program"
+    corrections.learn(tmp_path, a_failed_run(spec_with(batch_size=failed + 5)), out)
+    [machine] = corrections.read(tmp_path).values()
+    assert [len(those) for those in machine.ran_out.values()] == [1], "that a larger one runs out is no news"
+    assert most_in(tmp_path) == failed - 1
     plain = known_of(tmp_path).predict(spec_with(batch_size=failed))
     assert plain.phases == MODEL.predict(spec_with(batch_size=failed)).phases, "what is predicted is what is measured"
     corrections.learn(

@@ -34,6 +34,10 @@ class RanOut(msgspec.Struct, frozen=True, kw_only=True):
         share = 1.0 if is_whole or beyond < 0 else min(1.0, traced_bytes / max(1, self.traced_bytes))
         return share * beyond
 
+    def says_all_of(self, other: RanOut) -> bool:
+        """Whether the other, of a larger step or under less, had to run out by this one alone."""
+        return other.traced_bytes >= self.traced_bytes and other.limit_bytes <= self.limit_bytes
+
     def is_refuted_by(self, limit_bytes: int, traced_bytes: int) -> bool:
         """Whether a run finished that by this should have run out."""
         return traced_bytes >= self.traced_bytes and limit_bytes <= self.limit_bytes
@@ -58,8 +62,10 @@ def limit_of(run: RunFile, rank: int = 0) -> int | None:
 
 
 def kept(before: list[RanOut], new: RanOut) -> list[RanOut]:
-    """With one more, without those that say no more than it does."""
-    return [*(one for one in before if not one.is_refuted_by(new.limit_bytes, new.traced_bytes)), new][-MOST_KEPT:]
+    """With one more, as far as it says more than those before, and without those that it says all of."""
+    if any(one.says_all_of(new) for one in before):
+        return before
+    return [*(one for one in before if not new.says_all_of(one)), new][-MOST_KEPT:]
 
 
 def _traced(records: RunRecords) -> int | None:

@@ -225,11 +225,9 @@ def _say_notes(answers: list[Answer]) -> None:
             say(plain(f"{answer.asked.id} cannot run here: {answer.fit.cannot_run.line()}"))
     if any("memory_mb" in answer.asked.published for answer in answers):
         say(
-            "published memory_mb is what NVML reports for the whole device: the CUDA context and kernels, what the caching"
+            "published memory_mb is what NVML reports for the device: the CUDA context, kernels, what the allocator holds"
         )
-        say(
-            "allocator holds beyond its peak, and any other process are in it; predicted is the peak of the tensors alone"
-        )
+        say("beyond its peak and other processes are in it; predicted is the peak of the tensors alone")
 
 
 def _phase(name: str) -> str:
