@@ -224,10 +224,8 @@ def _say_notes(answers: list[Answer]) -> None:
         if answer.fit is not None and answer.fit.cannot_run is not None:
             say(plain(f"{answer.asked.id} cannot run here: {answer.fit.cannot_run.line()}"))
     if any("memory_mb" in answer.asked.published for answer in answers):
-        say(
-            "published memory_mb is what NVML reports for the device: the CUDA context, kernels, what the allocator holds"
-        )
-        say("beyond its peak and other processes are in it; predicted is the peak of the tensors alone")
+        say("published memory_mb is what NVML reports for the device: the CUDA context, kernels, what the allocator")
+        say("holds beyond its peak and other processes are in it; predicted is the peak of the tensors alone")
 
 
 def _phase(name: str) -> str:
