@@ -14,7 +14,16 @@ import pytest
 
 from cli.command import Cli, Started, until
 from trainfast_runner.run_directory.home import Home, is_alive, read_result, read_run_file
-from trainfast_runner.search.journal import JOURNAL_FILE, CoolingDown, Launched, Next, Probe, is_conducted, read_journal
+from trainfast_runner.search.journal import (
+    JOURNAL_FILE,
+    CoolingDown,
+    Launched,
+    Next,
+    Probe,
+    Proof,
+    is_conducted,
+    read_journal,
+)
 from trainfast_tui.cli import progress, search_max_batch
 from trainfast_tui.cli.progress import Progress
 
@@ -225,3 +234,10 @@ def test_a_temperature_that_stands_still_is_said_for_how_long(tmp_path: Path, mo
     assert said.getvalue().splitlines() == ["cooling GPU 1: 71 C, waiting for less than 55 C, 8 s so far"]
     teller.tick()
     assert said.getvalue().splitlines()[-1].endswith("; it has not fallen for 20 s, and is given up after 180 s")
+
+
+def test_a_proof_that_refutes_a_probe_says_so(tmp_path: Path) -> None:
+    said = io.StringIO()
+    teller = search_max_batch._Teller(Progress(said), Home(tmp_path))
+    teller.tell(Proof(batch_size=42, run_id="cold", state="oom", seconds=9.0, refutes=[42]))
+    assert said.getvalue() == "  42 oom in a fresh process, 9 s, which refutes that 42 fitted: cold\n"
