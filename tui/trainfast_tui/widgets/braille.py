@@ -123,11 +123,12 @@ def draw(
         lowest, highest = column
         # Comparisons, not min() and max(): this is most of what a chart costs.
         dot = (highest - low) * scale + 0.5
-        top = bottom_dot - (0 if dot < 0 else bottom_dot if dot > bottom_dot else int(dot))
+        # Neither is true of NaN, which infinity makes in a chart of a single dot: it goes to the bottom.
+        top = bottom_dot - (int(dot) if 0 <= dot <= bottom_dot else bottom_dot if dot > bottom_dot else 0)
         bottom = top
         if lowest != highest:
             dot = (lowest - low) * scale + 0.5
-            bottom = bottom_dot - (0 if dot < 0 else bottom_dot if dot > bottom_dot else int(dot))
+            bottom = bottom_dot - (int(dot) if 0 <= dot <= bottom_dot else bottom_dot if dot > bottom_dot else 0)
         drawn_top, drawn_bottom = top, bottom
         if before_top >= 0 and stride == 1:
             if before_top - 1 > bottom:
