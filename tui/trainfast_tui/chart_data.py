@@ -47,6 +47,9 @@ class Reading:
     limit_label: str = ""
     y_max: float | None = None
     binary: bool = False
+    over_limit: float | None = None
+    """So far over its limit the y axis goes, and follows the data below: the limit is a mark to be passed, with a few
+    units to be told apart there. None for an axis from zero to where data and limit end."""
 
 
 GPU_READINGS: tuple[Reading, ...] = (
@@ -59,7 +62,7 @@ GPU_READINGS: tuple[Reading, ...] = (
         "total",
         binary=True,
     ),
-    Reading("temperature", lambda gpu: gpu.temperature_c, fmt.celsius, slows_down_at_c, "slowdown"),
+    Reading("temperature", lambda gpu: gpu.temperature_c, fmt.celsius, slows_down_at_c, "slowdown", over_limit=13.0),
     Reading("power", lambda gpu: gpu.power_w, fmt.watts, lambda gpu: gpu.power_limit_w, "cap"),
     Reading("SM clock", lambda gpu: gpu.sm_clock_mhz, fmt.megahertz, lambda gpu: gpu.sm_clock_max_mhz, "most"),
 )
@@ -232,6 +235,8 @@ def _gpu_chart(
         Series(name, times, [told.values[number][place] for told in moments], tone)
         for place, (name, tone) in enumerate(lines)
     )
+    limits = _limits(reading, [device for device in newest if device is not None])
+    y_min, y_max = _ends(reading, limits)
     return ChartData(
         title=reading.name,
         series=series,
@@ -240,12 +245,20 @@ def _gpu_chart(
         gap_ns=TICK_GAP_NS,
         unit=reading.unit,
         spans=spans,
-        limits=_limits(reading, [device for device in newest if device is not None]),
-        y_max=reading.y_max,
+        limits=limits,
+        y_min=y_min,
+        y_max=y_max,
         binary=reading.binary,
         empty="This GPU does not report it." if moments else "No samples yet.",
         now_label=axis.now_label,
     )
+
+
+def _ends(reading: Reading, limits: Sequence[Limit]) -> tuple[float | None, float | None]:
+    """Where the y axis starts and ends while the data stays inside; None follows the data."""
+    if reading.over_limit is None or not limits:
+        return 0.0, reading.y_max
+    return None, max(limit.value for limit in limits) + reading.over_limit
 
 
 def _limits(reading: Reading, devices: Sequence[DeviceReading]) -> tuple[Limit, ...]:

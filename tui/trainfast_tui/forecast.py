@@ -5,7 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from trainfast_tui.format import size
+
 if TYPE_CHECKING:
+    from trainfast_runner.hardware.machine import Machine
     from trainfast_runner.memory_model.room import Room
 
 
@@ -39,6 +42,23 @@ class Forecast:
     def headroom_bytes(self) -> int | None:
         """What is left of the room; negative where it does not fit."""
         return None if self.room is None else self.room.limit_bytes - self.needed_bytes
+
+
+def swap_notice(forecast: Forecast | None, machine: Machine | None) -> str:
+    """What a run risks that is predicted to need more than a CPU's memory has free; empty where it risks nothing.
+
+    A GPU only refuses what does not fit, and so does a `memory_limit` below what is free. A machine swaps.
+    """
+    if forecast is None or forecast.room is None or machine is None or machine.device != "cpu":
+        return ""
+    left = forecast.headroom_bytes
+    if left is None or left >= 0 or forecast.room.is_memory_limit:
+        return ""
+    return (
+        f"It is predicted to need {size(forecast.needed_bytes)} of {size(forecast.room.limit_bytes)}"
+        f" ({forecast.room.words}): {size(-left)} too much. The machine would swap, or the kernel end a process;"
+        " with memory_limit the run alone would end."
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ from trainfast_runner.run_directory.state_words import state_words
 from trainfast_tui import chart_data
 from trainfast_tui.commands import bindings, of
 from trainfast_tui.endings import Ending, ending
-from trainfast_tui.forecast import MemoryView
+from trainfast_tui.forecast import Forecast, MemoryView
 from trainfast_tui.next_run import NextRun, measured_memory
 from trainfast_tui.screens.main_actions import MainActions
 from trainfast_tui.snapshot import Snapshot
@@ -150,6 +150,11 @@ class MainScreen(MainActions, Screen[None]):
         if measured is not None:
             foreseen = replace(foreseen or MemoryView(), measured=measured)
         self.query_one(MemoryBar).show(foreseen)
+
+    def foreseen(self, next_run: NextRun) -> Forecast | None:
+        """The forecast on the screen, where it is of this batch: one of other knobs may stand there for a moment."""
+        found = self._memory.forecast if self._memory is not None else None
+        return found if found is not None and found.batch_size == next_run.spec.knobs["batch_size"] else None
 
     def refuse(self, problem: Problem) -> None:
         """Say what cannot be done, at the knob it is about."""

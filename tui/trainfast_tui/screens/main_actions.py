@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from trainfast_runner.problem import Problem
 from trainfast_runner.run_directory.state_words import state_words
 from trainfast_runner.settings.knobs import BY_NAME
+from trainfast_tui.forecast import Forecast, swap_notice
 from trainfast_tui.next_run import NextRun, of_preset
 from trainfast_tui.screens.shared import ChartActions, OfTheApp
 from trainfast_tui.snapshot import Snapshot
@@ -45,6 +46,7 @@ class MainActions(OfTheApp, ChartActions):
 
         def refuse(self, problem: Problem) -> None: ...
         def show_knobs(self) -> None: ...
+        def foreseen(self, next_run: NextRun) -> Forecast | None: ...
         def current_ending(self) -> Ending | None: ...
         @property
         def next_run(self) -> NextRun | None: ...
@@ -81,14 +83,27 @@ class MainActions(OfTheApp, ChartActions):
         if self.trainfast.searching.is_going_on:
             self.say("The search for the largest batch has the device; b shows it, Esc there cancels it.", "warning")
             return
+        risk = swap_notice(self.foreseen(next_run), self.machine)
         if run is None or not run.is_live:
-            self.say(f"Starting {next_run.spec.name}…")
-            self.trainfast.control.start(next_run.spec)
-            self.trainfast.foresee()
+            if risk:
+                from trainfast_tui.screens.dialogs import Confirm
+
+                question = f"{risk} Start {next_run.spec.name} all the same?"
+                self.app.push_screen(Confirm(question, "start it", ascii=self.ascii), partial(self._start, next_run))
+            else:
+                self._start(next_run, True)
             return
         done = run.steps[-1].step if run.steps else 0
         question = f"{run.run_id} is {state_words(run.state)}, at step {done}. Stop it and start {next_run.spec.name}?"
+        question = " ".join(filter(None, (question, risk)))
         self._ask_about(run, question, "stop it, then run", partial(self._stop_then_run, run.directory, next_run))
+
+    def _start(self, next_run: NextRun, yes: object) -> None:
+        if not yes:
+            return
+        self.say(f"Starting {next_run.spec.name}…")
+        self.trainfast.control.start(next_run.spec)
+        self.trainfast.foresee()
 
     def action_batch(self) -> None:
         next_run, run = self.next_run, self.shown_run

@@ -1,0 +1,61 @@
+"""`r` on what does not fit this machine's memory asks once; what a limit or a GPU would refuse is not asked about."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from recorded import GIB
+from still import CPU, FORESEEN, FULL, StillApp, a_snapshot, screen_text
+
+from trainfast_runner.hardware.machine import Machine
+from trainfast_runner.memory_model.room import Room
+from trainfast_runner.run_directory.home import Home
+from trainfast_runner.settings.spec import RunSpec
+from trainfast_tui.forecast import Forecast, swap_notice
+from trainfast_tui.messages import MemoryForeseen, SnapshotTaken
+
+assert FORESEEN.forecast is not None
+TOO_MUCH = replace(FORESEEN.forecast, total_bytes=48 * GIB, room=Room(20 * GIB, "free"), max_batch=None)
+
+
+async def test_r_asks_before_a_run_that_would_make_the_machine_swap(
+    home: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    app = StillApp(home)
+    started: list[RunSpec] = []
+    monkeypatch.setattr(app.control, "start", started.append)
+    async with app.run_test(size=FULL) as pilot:
+        app.post_message(SnapshotTaken(a_snapshot(None)))
+        app.post_message(MemoryForeseen(replace(FORESEEN, forecast=TOO_MUCH)))
+        await pilot.pause()
+        await pilot.press("r")
+        await pilot.pause()
+        said = " ".join(screen_text(app).split())
+        assert "predicted to need 48.0 GiB of 20.0 GiB (free): 28.0 GiB too much" in said
+        await pilot.press("n")
+        assert not started
+        await pilot.press("r", "y")
+        assert [spec.name for spec in started] == ["tiny-llama"]
+        app.post_message(MemoryForeseen(FORESEEN))
+        await pilot.pause()
+        await pilot.press("r")
+        assert len(started) == 2, "what fits is not asked about"
+
+
+@pytest.mark.parametrize(
+    ("forecast", "machine"),
+    [
+        (replace(TOO_MUCH, room=Room(20 * GIB, "memory_limit")), CPU),
+        (TOO_MUCH, Machine(device="cuda", gpus=(), nvml_gpus=(), cores=2)),
+        (replace(TOO_MUCH, total_bytes=19 * GIB), CPU),
+        (replace(TOO_MUCH, room=None), CPU),
+        (None, CPU),
+    ],
+)
+def test_where_nothing_but_the_run_would_end_there_is_no_question(forecast: Forecast | None, machine: Machine) -> None:
+    assert swap_notice(forecast, machine) == ""
+    assert swap_notice(TOO_MUCH, CPU)
+    assert "less than memory_limit" in swap_notice(
+        replace(TOO_MUCH, room=Room(GIB, "free, less than memory_limit")), CPU
+    )
