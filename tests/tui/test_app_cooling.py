@@ -81,7 +81,8 @@ async def test_s_gives_the_wait_up_and_nothing_is_started(home: Home, warm: Warm
             await pilot.press("r")
             await until(pilot, "s gives up")
             await pilot.press("s")
-            await until(pilot, "given up; nothing was started")
+            text = await until(pilot, "given up; nothing was started")
+            assert "Refused" not in text, "it is what was asked for"
             assert not app.control.is_starting
             assert not warm.started.is_set()
 

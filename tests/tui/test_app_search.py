@@ -21,6 +21,7 @@ from searched import (
     NOW_S,
     PROOF_ID,
     SMALL,
+    a_probe,
     a_search,
     answered,
     asked,
@@ -191,6 +192,10 @@ async def test_space_pauses_after_the_probe_and_again_goes_on(home: Home, live_s
         assert "■ paused: nothing of it runs" in text
         assert "space go on" in text
         assert "next: probe batch_size 42" in text
+        done = [*going_on(), a_probe(42), Paused(t_ns=START_NS + 15 * S)]
+        write_lines(live_search / "journal.jsonl", done)
+        await show(pilot, live_search)
+        assert "next: what follows from these is decided when it goes on" in screen_text(app)
         await pilot.press("p")
         while (live_search / PAUSE_FILE).exists():
             await pilot.pause(0.01)

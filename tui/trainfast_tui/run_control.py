@@ -93,15 +93,22 @@ class RunControl:
     def _start(self, spec: RunSpec) -> Message:
         from trainfast_runner import launch
 
-        plan = launch.plan(spec, self._python)
-        self._cool(plan)
+        return self._launch(launch.plan(spec, self._python))
+
+    def _launch(self, plan: RunPlan) -> Message:
+        from trainfast_runner import launch
+
+        given_up = self._cool(plan)
+        if given_up is not None:
+            self.note_refused()
+            return given_up
         return RunStarted(launch.start(plan, self._home))
 
-    def _cool(self, plan: RunPlan) -> None:
-        """Wait until the GPUs of this run are cool, counting the degrees down. Raises Problem when that is given up."""
+    def _cool(self, plan: RunPlan) -> Said | None:
+        """Wait until the GPUs of this run are cool, counting the degrees down; what to say where that is given up."""
         below_c = self.cool_to_c
         if below_c is None:
-            return
+            return None
         from trainfast_runner.hardware import cooling
         from trainfast_tui.format import celsius, duration
 
@@ -118,9 +125,10 @@ class RunControl:
                         )
                     )
                     if giving_up.wait(cooling.LOOK_EVERY_S):
-                        raise Problem(f"The wait for {celsius(below_c)} was given up; nothing was started", key="C")
+                        return Said(f"The wait for {celsius(below_c)} was given up; nothing was started.")
         finally:
             self._giving_up = None
+        return None
 
     def _stop(self, directory: Path) -> Message:
         from trainfast_runner.supervision.stopping import request_stop, stop_unsupervised
@@ -143,8 +151,7 @@ class RunControl:
         # What cannot start is said before anything is stopped for it.
         plan = launch.plan(spec, self._python)
         self.end(directory)
-        self._cool(plan)
-        return RunStarted(launch.start(plan, self._home))
+        return self._launch(plan)
 
     def end(self, directory: Path) -> None:
         """Stop a run and wait until nothing of it is left; not on the event loop. Raises Problem."""

@@ -63,6 +63,8 @@ class SearchSnapshot:
     """Optimizer steps of a proof."""
     ended: Ended | None
     unreadable_lines: int
+    is_decided: bool = True
+    """False where `next` has been done: what comes after it is decided when the search goes on."""
     cooling: tuple[CoolingDown, ...] = ()
     """While the next process waits for the GPUs to cool: the first look and the newest; empty otherwise."""
 
@@ -89,6 +91,7 @@ class SearchFollower:
         self._probes: list[Probe] = []
         self._proofs: list[Proof] = []
         self._next: Next | None = None
+        self._is_decided = True
         self._run_id: str | None = None
         self._ended: Ended | None = None
         self._paused = False
@@ -118,6 +121,7 @@ class SearchFollower:
             proof_steps=self._proof_steps,
             ended=self._ended,
             unreadable_lines=self._tail.unreadable,
+            is_decided=self._is_decided,
             cooling=self._cooling,
         )
 
@@ -144,13 +148,15 @@ class SearchFollower:
             case Predicted():
                 self._prediction = line
             case Next():
-                self._next, self._since_ns = line, line.t_ns
+                self._next, self._since_ns, self._is_decided = line, line.t_ns, True
             case Launched():
                 self._run_id = line.run_id
             case Probe():
                 self._probes.append(line)
+                self._is_decided = False
             case Proof():
                 self._proofs.append(line)
+                self._is_decided = False
             case Paused():
                 self._paused = True
             case Resumed():

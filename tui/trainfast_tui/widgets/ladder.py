@@ -246,7 +246,10 @@ def _next_lines(search: SearchSnapshot, width: int) -> list[Line]:
         said = search.prediction
         text = "" if said is None else said.basis
         return [[(line, "muted")] for line in wrap(text, width)]
-    when = "next" if search.state in ("paused", "interrupted") else "now"
+    stands = search.state in ("paused", "interrupted")
+    if stands and not search.is_decided:
+        return [[("next: what follows from these is decided when it goes on", "text")]]
+    when = "next" if stands else "now"
     what = {"probe": "probe ", "prove": "prove "}.get(step.action, "")
     batch = f"{what}batch_size {step.batch_size:,}, " if step.batch_size is not None else ""
     return [[(line, "text")] for line in wrap(f"{when}: {batch}{step.why}", width)[:3]]
