@@ -11,7 +11,7 @@ from layered_model import model_of, spec_with
 from trainfast_runner.hardware.machine import Machine
 from trainfast_runner.memory_model import MemoryModel, corrections
 from trainfast_runner.memory_model.corrections import Correction
-from trainfast_runner.memory_model.fitting import COUNTED_BYTES, UNMEASURED_BYTES, Fit, fit_of
+from trainfast_runner.memory_model.fitting import COLD_COMPILER_BYTES, COUNTED_BYTES, UNMEASURED_BYTES, Fit, fit_of
 from trainfast_runner.telemetry.readings import DeviceReading
 
 MIB, GIB = 1 << 20, 1 << 30
@@ -53,6 +53,8 @@ def test_a_limit_of_a_cpu_has_to_have_a_margin_which_a_measured_run_makes_smalle
     further = fit(corrected(batch_size=5000), **{**asked, "batch_size": 100_000}).margin_bytes
     assert COUNTED_BYTES < further < UNMEASURED_BYTES, "the further away, the less is known"
     assert fit(**asked, compile="default").margin_bytes > 3 * UNMEASURED_BYTES, "nobody has measured the compiler here"
+    compiled = {**asked, "compile": "default"}
+    assert fit(corrected(**compiled), **compiled).margin_bytes == COUNTED_BYTES + COLD_COMPILER_BYTES
     free = fit(batch_size=5000)
     assert (free.margin_bytes, free.room and free.room.words) == (0, "free"), "what is free counts no address space"
 
