@@ -231,3 +231,14 @@ def test_a_watched_gpu_is_named_as_one_and_its_memory_is_not_the_runs() -> None:
         f"was held back by heat on {gpu} 3 for 48.1 % of the measured time (counters)" for gpu in ("watched GPU", "GPU")
     ]
     assert watched_words(result(actual=Actual(device="cpu"), throttle=held)) == "watched GPUs 1, 3"
+
+
+def test_more_memory_for_a_larger_batch_is_no_worse() -> None:
+    less, more = Memory(peak_allocated_bytes=200 << 20), Memory(peak_allocated_bytes=400 << 20)
+
+    def verdict(**knobs: Any) -> str:
+        found = compare(result(knobs={"batch_size": 8}, memory=less), result(knobs=knobs, memory=more))
+        return next(row.verdict for row in found.rows if row.label == "peak allocated")
+
+    assert verdict(batch_size=16) == "changed"
+    assert verdict(batch_size=8) == "worse"

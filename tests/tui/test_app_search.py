@@ -171,7 +171,9 @@ async def test_escape_cancels_what_goes_on_and_leaves_what_has_ended(
             [*going_on(), Ended(t_ns=START_NS + NOW_S * S, state="cancelled", seconds=16.0)],
         )
         await show(pilot, live_search)
-        assert "■ cancelled; its journal is kept, f5 goes on  took 16 s" in screen_text(app)
+        text = screen_text(app)
+        assert "■ cancelled; its journal is kept, f5 goes on  took 16 s" in text
+        assert text.splitlines()[-1].startswith("Esc back  b leave  f5 go on"), "nothing to apply, nothing to pause"
         await pilot.press("escape")
         await pilot.pause()
         assert app.screen is app.main
@@ -192,6 +194,7 @@ async def test_space_pauses_after_the_probe_and_again_goes_on(home: Home, live_s
         assert "■ paused: nothing of it runs" in text
         assert "space go on" in text
         assert "next: probe batch_size 42" in text
+        assert "apply" not in text.splitlines()[-1], "there is nothing to apply yet"
         done = [*going_on(), a_probe(42), Paused(t_ns=START_NS + 15 * S)]
         write_lines(live_search / "journal.jsonl", done)
         await show(pilot, live_search)

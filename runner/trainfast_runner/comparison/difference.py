@@ -137,7 +137,9 @@ def _rows(a: Result, b: Result) -> Iterator[ComparisonRow]:
         ("energy a sample", "J", a.energy.joules_per_sample, b.energy.joules_per_sample),
     ):
         counts = _ratio_counts(one, other, 0.0) and (unit != "bytes" or _is_more_than_pages(one, other))
-        row = _row(label, unit, one, other, counts)
+        # Another batch or model takes other memory: neither is the better one for it.
+        is_better = None if unit == "bytes" and other_work in (OTHER_BATCH, OTHER_MODEL) else False
+        row = _row(label, unit, one, other, counts, is_better)
         yield _of_step(row, OTHER_DEVICES) if unit == "J" and _watched_differently(a, b) else row
         if label == "peak allocated":
             one, other = a.memory.predicted_bytes, b.memory.predicted_bytes

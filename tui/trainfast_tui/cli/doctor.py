@@ -22,6 +22,7 @@ def run(arguments: argparse.Namespace) -> int:
     from trainfast_runner.doctor.examine import examine, is_healthy
     from trainfast_runner.problem import Problem
     from trainfast_runner.run_directory.home import Home
+    from trainfast_runner.run_directory.records import SCHEMA
     from trainfast_tui.cli.output import print_json, say
     from trainfast_tui.cli.progress import said_when_slow
     from trainfast_tui.format import fit, plain
@@ -40,7 +41,7 @@ def run(arguments: argparse.Namespace) -> int:
         ceiling = calibrate(home, arguments.python)
     if arguments.json:
         measured = {"calibration": ceiling} if ceiling else {}
-        print_json({"healthy": is_healthy(checks), "checks": checks, **measured})
+        print_json({"schema": SCHEMA, "healthy": is_healthy(checks), "checks": checks, **measured})
         return 0
     width = max(len(check.name) for check in checks)
     for check in checks:

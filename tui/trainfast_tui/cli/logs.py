@@ -75,7 +75,7 @@ def _follow(directory: Path, last_lines: int | None) -> int:
                 break
             time.sleep(0.2)
     except KeyboardInterrupt:
-        return 0
+        return 130
     if rest:
         say(plain(rest.decode(errors="replace")))
     return 0

@@ -14,13 +14,14 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Print the presets by name."""
+    from trainfast_runner.run_directory.records import SCHEMA
     from trainfast_runner.settings import presets
     from trainfast_tui.cli.output import print_json, say_table
     from trainfast_tui.format import plain
 
     rows = [_row(name, path) for name, path in sorted(presets.names().items())]
     if arguments.json:
-        print_json({"presets": rows})
+        print_json({"schema": SCHEMA, "presets": rows})
         return 0
     cells = [
         (

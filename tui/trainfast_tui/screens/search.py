@@ -56,11 +56,21 @@ class SearchScreen(OfTheApp, Screen[Choice]):
             self.say("")
         self._search = search
         waits = search is not None and search.state in ("pausing", "paused")
-        self.query_one(Footer).relabel("pause", "go on" if waits else "pause")
+        footer = self.query_one(Footer)
+        footer.relabel("pause", "go on" if waits else "pause")
         self.ladder.show(search, now_ns, self.trainfast.searching.asked_ns)
+        self._offer(footer, search)
         if self._cancel_wanted and search is not None and search.is_live:
             self._cancel_wanted = False
             self.action_cancel()
+
+    def _offer(self, footer: Footer, search: SearchSnapshot | None) -> None:
+        """The keys that do something now."""
+        live = search is not None and search.is_live
+        over = search is not None and not live
+        useless = {"apply": self.ladder.chosen is None, "pause": over, "again": live}
+        footer.leave_out(frozenset(name for name, is_so in useless.items() if is_so))
+        footer.relabel("cancel", "back" if over else "cancel")
 
     def say(self, text: str, tone: str = "text") -> None:
         """A line below the ladder."""

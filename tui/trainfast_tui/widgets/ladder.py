@@ -226,8 +226,8 @@ def _proof_row(proof: Proof, width: int) -> Line:
     cells = [
         f"{proof.batch_size:,}",
         fmt.size(proof.peak_allocated_bytes),
-        "",
-        "",
+        fmt.size(max((rank.phase_peaks.get("optimizer", 0) for rank in proof.ranks), default=0) or None),
+        fmt.milliseconds(max((rank.step_ms for rank in proof.ranks if rank.step_ms is not None), default=None)),
         fmt.number(proof.samples_per_s),
         fmt.duration(proof.seconds),
     ]

@@ -89,7 +89,14 @@ class Footer(Painted):
     def __init__(self, commands: Sequence[Command], *, ascii: bool = False, id: str | None = None) -> None:
         super().__init__(ascii=ascii, id=id)
         self._commands = [command for command in commands if command.footer]
+        self._useless: frozenset[str] = frozenset()
         self._pace = ""
+
+    def leave_out(self, command_ids: frozenset[str]) -> None:
+        """Do not offer these commands, which have nothing to do now."""
+        if command_ids != self._useless:
+            self._useless = command_ids
+            self.repaint()
 
     def relabel(self, command_id: str, label: str) -> None:
         """Name one of the commands by what it does now."""
@@ -106,7 +113,7 @@ class Footer(Painted):
 
     def lines(self, width: int, height: int) -> list[Line]:
         room = width - (len(self._pace) + 1 if self._pace else 0)
-        shown = list(self._commands)
+        shown = [command for command in self._commands if command.id not in self._useless]
         # Help and quit are worth more than the rarer keys of the screen.
         while len(shown) > 2 and sum(map(_length, shown)) - 2 > room:
             droppable = [command for command in shown if command.scope != "everywhere"] or shown

@@ -28,6 +28,7 @@ PHASES = (
     ("optimizer", "▒", "accent"),
     ("other", "·", "muted"),
 )
+ASCII_SIGNS = {"data": "d", "forward": "f", "backward": "b", "optimizer": "o", "other": "."}
 
 
 class StepPanel(Painted):
@@ -218,7 +219,7 @@ def _phases(phases: dict[str, float | None], width: int, height: int, ascii: boo
         return []
     cells = shares([value or 0.0 for *_, value in known], width)
     bar: Line = [
-        ((glyph if not ascii else name[0]) * count, tone)
+        ((glyph if not ascii else ASCII_SIGNS[name]) * count, tone)
         for (name, glyph, tone, _), count in zip(known, cells, strict=True)
     ]
     legend = _legend(known, ascii, short=False)
@@ -233,7 +234,7 @@ def _legend(known: Sequence[tuple[str, str, str, float | None]], ascii: bool, *,
     """What the parts of the bar are, and how long each takes; in short the unit stands once, at the end."""
     legend: Line = []
     for name, glyph, tone, value in known:
-        sign = name[0] if ascii else glyph
+        sign = ASCII_SIGNS[name] if ascii else glyph
         label = {"optimizer": "optim", "backward": "back", "forward": "fwd"}.get(name, name) if short else name
         text = fmt.number(value) if short else fmt.milliseconds(value)
         legend += [(f"{sign} ", tone), (f"{label} ", "muted"), (text, "text"), (" " if short else "   ", "text")]
