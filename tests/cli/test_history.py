@@ -9,6 +9,7 @@ import pytest
 
 from cli.command import Cli
 from cli.history import result, write, write_lost
+from trainfast_runner.hardware.machine import cpu_has_fp16
 from trainfast_runner.run_directory.records import Actual
 from trainfast_runner.run_directory.result import Conditions, Memory, OomExplanation, RunError
 from trainfast_tui.cli.output import narrowed
@@ -255,3 +256,11 @@ def test_a_probe_of_a_search_is_said_to_be_one_everywhere(cli: Cli) -> None:
     compared = cli("runs", "compare", "20261101", "20261102").out
     assert "62" in next(line for line in compared.splitlines() if line.startswith("batch_size")).split()
     assert "is a search's probe, which tried one batch_size after another: 7, 30, 62" in compared
+
+
+def test_fp16_that_a_cpu_emulates_is_said(cli: Cli) -> None:
+    write(cli.home, result("20261101-100000-tiny-llama-aaaa", knobs={"precision": "fp16"}))
+    write(cli.home, result("20261102-100000-tiny-llama-bbbb"))
+    said = "fp16 on a CPU without fp16 instructions is emulated"
+    assert (said in cli("runs", "show", "20261101").out) == (not cpu_has_fp16())
+    assert said not in cli("runs", "show", "20261102").out

@@ -186,3 +186,9 @@ async def test_a_run_s_prediction_stands_beside_its_measurement_live_and_ended(
         await pilot.press("right")
         await pilot.pause()
         assert "measured 412 MiB, +3.0 % of its 400 MiB" in screen_text(app), "the next run is another one"
+
+
+def test_of_a_category_too_long_for_its_column_the_word_is_cut_and_not_the_figure() -> None:
+    forecast = replace(FITS, parts=(("params", 12 * MIB), ("communication", int(12.8 * MIB))))
+    (line,) = [line for line in shown(MemoryView(forecast)) if "≈" in line and "commun" in line]
+    assert line.rstrip().endswith("… 12.8 MiB")

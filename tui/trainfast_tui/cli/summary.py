@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import msgspec
 
 from trainfast_runner.diagnosis.doubts import doubts, marks, watched_words
+from trainfast_runner.hardware.machine import cpu_has_fp16
 from trainfast_runner.outcome.oom_advice import cheapest
 from trainfast_runner.run_directory.records import PROBE, SCHEMA
 from trainfast_runner.run_directory.result import Flops, Result
@@ -57,6 +58,8 @@ def notes(result: Result) -> Iterator[str]:
         yield f"written by a newer trainfast-tui (schema {result.schema}, not {SCHEMA}): some of it may be missing"
     if result.synthetic_data:
         yield "synthetic data: drawn at random, so the loss says nothing"
+    if result.knobs.get("precision") == "fp16" and result.actual.device == "cpu" and not cpu_has_fp16():
+        yield "fp16 on a CPU without fp16 instructions is emulated: it shows the loss scaling, not a speed"
     if result.loss.not_finite:
         yield f"the loss was not a finite number in {count(result.loss.not_finite)} step(s): the training diverged"
     for doubt in doubts(result):

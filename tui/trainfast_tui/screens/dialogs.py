@@ -186,6 +186,8 @@ class Choices(OptionList):
 class Pick(Dialog):
     """One of a list of (value, label) pairs; what is typed narrows it down. Dismissed with the value."""
 
+    DEFAULT_CSS = "Pick .dialog { width: 120; }"
+
     def __init__(self, title: str, choices: Sequence[tuple[str, str]], current: str | None, *, ascii: bool) -> None:
         super().__init__(title, ascii=ascii)
         self._choices = choices

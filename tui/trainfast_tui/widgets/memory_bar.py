@@ -186,7 +186,9 @@ def _legend(forecast: Forecast, width: int, ascii: bool) -> list[Line]:
     cells: list[Line] = []
     for key, word, sign, tone in CATEGORIES:
         if key in sizes:
-            text = fmt.fit(f"{word} {fmt.size(sizes[key])}", column - 3)
+            # A long word is cut, never a figure.
+            figure = fmt.size(sizes[key])
+            text = fmt.fit(f"{fmt.truncate(word, max(1, column - 4 - len(figure)))} {figure}", column - 3)
             cells.append([(f"{_ascii_sign(key) if ascii else sign} ", tone), (f"{text} ", "text")])
     return [[piece for cell in cells[at : at + 2] for piece in cell] for at in range(0, len(cells), 2)]
 
