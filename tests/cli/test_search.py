@@ -230,7 +230,7 @@ def test_a_temperature_that_stands_still_is_said_for_how_long(tmp_path: Path, mo
     monkeypatch.setattr(search_max_batch, "TICK_S", 0.0)
     monkeypatch.setattr(progress, "PLAIN_EVERY_S", 0.0)
     teller = search_max_batch._Teller(Progress(said), Home(tmp_path))
-    teller.tell(CoolingDown(device=1, temperature_c=71.0, below_c=55.0, waited_s=8.0, stuck_s=19.9999))
+    teller.tell(CoolingDown(device=1, temperature_c=71.0, below_c=55.0, waited_s=8.0, stuck_s=19.99999999))
     assert said.getvalue().splitlines() == ["cooling GPU 1: 71 C, waiting for less than 55 C, 8 s so far"]
     teller.tick()
     assert said.getvalue().splitlines()[-1].endswith("; it has not fallen for 20 s, and is given up after 180 s")

@@ -6,7 +6,7 @@ import itertools
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from trainfast_runner.diagnosis.device_track import DeviceConditions
@@ -164,6 +164,11 @@ READING = st.fixed_dictionaries(
 )
 
 
+@example(
+    readings=[{"thermal_violation_ns": 0}, {"thermal_violation_ns": 0}, {}, {"thermal_violation_ns": 1}],
+    steps=[101.0, 900.0],
+    polls={0, 1, 2},
+)
 @settings(max_examples=60, deadline=None)
 @given(
     readings=st.lists(READING, min_size=2, max_size=12),

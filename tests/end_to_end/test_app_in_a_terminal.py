@@ -49,7 +49,7 @@ def test_run_turn_a_knob_run_again_and_compare(cli: Cli, terminal: Terminal) -> 
     terminal.until_shows("global batch 16")
     terminal.press("r")
     until(lambda: len(results(cli)) == 2, "two results")
-    terminal.until_shows("step 12 of 12")
+    terminal.until_shows(f"finished  {results(cli)[1]['run_id']}", "step 12 of 12")
     terminal.press("c")
     screen = terminal.until_shows("compare ─", "throughput", "peak allocated")
     assert any(line.split() == ["batch_size", "8", "16"] for line in screen.splitlines())

@@ -237,8 +237,8 @@ class DeviceTrack:
         return last - first
 
     def _forget(self, count: int) -> None:
-        runnings = (*self._throttled.values(), *self._lost.values(), self._clock, self._clock_loss, self._energy)
-        runnings += (self._clock_turn,)
+        clocks = (self._clock, self._clock_loss, self._clock_turn)
+        runnings = (*self._throttled.values(), *self._lost.values(), *clocks, self._energy)
         columns: list[list[Any]] = [self.times, self._temperatures, self._integrated, *self._sources.values()]
         for running in runnings:
             columns += [running.amounts, running.known_ns, running.parts]
@@ -248,13 +248,15 @@ class DeviceTrack:
             running.beyond = (None, running.beyond[1])
         self._outages = [outage for outage in self._outages if outage.end_ns >= self.times[0]]
 
-    def between(self, begin_ns: int, end_ns: int) -> DeviceConditions:
-        """What it did in that time. Of an outage its part counts as the counters say of it all, not by the rest."""
+    def between(self, begin_ns: int, end_ns: int, *, whole_outages: bool = False) -> DeviceConditions:
+        """What it did in that time. Of an outage its part counts as the counters say of it all, not by the rest;
+        with `whole_outages` only if it lies in that time: the end of another may not be known yet."""
         begin, end, ns = self._where(begin_ns), self._where(end_ns), end_ns - begin_ns
         outages = [
-            (covered, covered / (one.end_ns - one.begin_ns), one.grown)
+            (covered, part, one.grown)
             for one in self._outages
             if (covered := min(end_ns, one.end_ns) - max(begin_ns, one.begin_ns)) > 0
+            and ((part := covered / (one.end_ns - one.begin_ns)) == 1 or not whole_outages)
         ]
 
         def share(running: _Running) -> float | None:

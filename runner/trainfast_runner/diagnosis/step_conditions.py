@@ -80,7 +80,9 @@ class StepJoin:
         return [track.between(begin_ns, end_ns) for track in self._tracks.values() if track.times]
 
     def _of(self, step: Step) -> StepConditions:
-        devices = self.window(step.t_ns - round(step.step_ms * 1e6), step.t_ns)
+        begin_ns = step.t_ns - round(step.step_ms * 1e6)
+        tracks = [track for track in self._tracks.values() if track.times]
+        devices = [track.between(begin_ns, step.t_ns, whole_outages=True) for track in tracks]
         energies = [device.energy_joules for device in devices]
         joules = sum(energy for energy in energies if energy is not None) if energies and None not in energies else None
         samples = step.samples * self._samples_factor
