@@ -4,145 +4,21 @@ from __future__ import annotations
 
 import fcntl
 import string
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
-import msgspec
 import pytest
+from diagnosed import GIB, Case, S, always
 
-from trainfast_runner.diagnosis.device_window import Window, window_of
+from trainfast_runner.diagnosis.device_window import Window
 from trainfast_runner.diagnosis.figures import figures_by_scope
 from trainfast_runner.diagnosis.rules import NAMES, RULES, rule_that_spoke
-from trainfast_runner.diagnosis.step_conditions import join_of
 from trainfast_runner.diagnosis.stretch import ForeignProcess, Stretch, foreign_processes
 from trainfast_runner.diagnosis.verdicts import diagnose
 from trainfast_runner.follow import Follower
 from trainfast_runner.outcome.summary import summarise
 from trainfast_runner.outcome.verdict import Verdict
-from trainfast_runner.run_directory.records import Clock, Event, RunFile, Step
-from trainfast_runner.run_directory.result import Diagnosis
-from trainfast_runner.run_directory.run_records import DeviceSample, HostSample, RunSample, read_records
-
-S = 1_000_000_000
-GIB = 1 << 30
-Ramp = Callable[[int], dict[str, Any]]
-
-
-@dataclass
-class Case:
-    """Ten steps of 400 ms, one a second, beside ten device samples; what is not said is as a healthy run has it."""
-
-    device: str = "cuda"
-    knobs: dict[str, Any] = field(default_factory=dict)
-    step: Ramp = lambda n: {}
-    other_ranks: dict[int, Ramp] = field(default_factory=dict)
-    gpus: dict[int, Ramp] = field(default_factory=dict)
-    host: Ramp = lambda n: {}
-    run: dict[str, Any] = field(default_factory=dict)
-
-    def stretch(self) -> Stretch:
-        knobs = {
-            "strategy": "single",
-            "precision": "bf16",
-            "batch_size": 16,
-            "grad_accum": 1,
-            "workers": 4,
-            **self.knobs,
-        }
-        gpus = self.gpus or ({0: lambda n: {}} if self.device == "cuda" else {})
-        uuids = [f"GPU-{index}" for index in gpus]
-        run = RunFile(
-            **{
-                "run_id": "r",
-                "preset": "p",
-                "clock": Clock(monotonic_ns=0, wall_ns=0),
-                "device": self.device,
-                "knobs": knobs,
-                "device_uuids": uuids if self.device == "cuda" else [],
-                "watch_uuids": uuids,
-                "world_size": 1 + len(self.other_ranks),
-                **self.run,
-            }
-        )
-        samples = {f"GPU-{index}": [(n * S, _sample(index, n, of(n))) for n in range(11)] for index, of in gpus.items()}
-        ranks = {0: self.step, **self.other_ranks}
-        steps = {rank: [_step(n, of(n)) for n in range(1, 11)] for rank, of in ranks.items()}
-        window = window_of(steps[0])
-        assert window is not None
-        return Stretch(
-            run=run,
-            steps=steps,
-            devices=join_of(samples, uuids, 1.0).window(window.begin_ns, window.end_ns),
-            samples={uuid: [sample for _, sample in of] for uuid, of in samples.items()},
-            hosts=[_host(self.host(n)) for n in range(10)],
-            foreign=[
-                ForeignProcess(process["device"], process["pid"]) for process in self.run.get("foreign_processes", [])
-            ],
-        )
-
-    def write(self, directory: Path) -> None:
-        """The same as a supervisor and its ranks would have left it on disk."""
-        stretch = self.stretch()
-        (directory / "run.json").write_bytes(msgspec.json.encode(stretch.run))
-        for rank, steps in stretch.steps.items():
-            _write_lines(directory / f"steps{f'.rank{rank}' if rank else ''}.jsonl", steps)
-        hosts: list[Any] = msgspec.to_builtins(stretch.hosts)
-        for host in hosts:
-            host["run"] |= {"processes": 1, "threads": 1}
-        ticks = [
-            {
-                "t_ns": n * S,
-                "devices": [of[n] for of in stretch.samples.values()],
-                "host": hosts[min(n, 9)],
-                "missing": {},
-                "sample_us": 1,
-            }
-            for n in range(11)
-        ]
-        _write_lines(directory / "telemetry.jsonl", ticks)
-
-    def findings(self) -> list[Diagnosis]:
-        return diagnose(self.stretch())
-
-    def found(self) -> list[str]:
-        return [finding.rule for finding in self.findings()]
-
-
-def _write_lines(path: Path, records: Sequence[object]) -> None:
-    path.write_bytes(b"".join(msgspec.json.encode(record) + b"\n" for record in records))
-
-
-def _step(n: int, fields: dict[str, Any]) -> Step:
-    healthy = {
-        "step_ms": 1000.0, "data_ms": 10.0, "forward_ms": 320.0, "backward_ms": 640.0, "optimizer_ms": 30.0,
-        "alloc_retries": 0, "tokens": 16 * 512, "samples": 16,
-    }  # fmt: skip
-    return Step(t_ns=n * S, step=n, **{**healthy, **fields})
-
-
-def _sample(index: int, n: int, fields: dict[str, Any]) -> DeviceSample:
-    healthy = {
-        "temperature_c": 70, "slowdown_temperature_c": 92, "gpu_utilization_percent": 97, "sm_clock_mhz": 1950,
-        "sm_clock_max_mhz": 1980, "pcie_width": 16, "pcie_width_max": 16, "pcie_generation": 4,
-        "pcie_generation_max": 4, "power_w": 300.0, "power_limit_w": 400.0, "throttle_reasons": [],
-    }  # fmt: skip
-    return DeviceSample(**{"uuid": f"GPU-{index}", "index": index, **healthy, **fields})
-
-
-def _host(fields: dict[str, Any]) -> HostSample:
-    own = fields.pop("own_percent", 160.0)
-    healthy = {
-        "cpu_percent": 25.0, "cpu_count": 8, "memory_total_bytes": 64 * GIB, "memory_available_bytes": 32 * GIB,
-        "swap_used_bytes": 0,
-    }  # fmt: skip
-    return HostSample(run=RunSample(cpu_percent=own), **{**healthy, **fields})
-
-
-def always(**fields: Any) -> Ramp:
-    return lambda n: dict(fields)
-
+from trainfast_runner.run_directory.records import Clock, Event, RunFile
+from trainfast_runner.run_directory.run_records import read_records
 
 HOT = {"throttle_reasons": ["sw_thermal"], "sm_clock_mhz": 990, "temperature_c": 94}
 DDP = {"strategy": "ddp"}

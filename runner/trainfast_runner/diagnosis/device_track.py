@@ -237,15 +237,13 @@ class DeviceTrack:
         return last - first
 
     def _forget(self, count: int) -> None:
-        clocks = (self._clock, self._clock_loss, self._clock_turn)
-        runnings = (*self._throttled.values(), *self._lost.values(), *clocks, self._energy)
+        others = (self._clock, self._clock_loss, self._clock_turn, self._energy)
         columns: list[list[Any]] = [self.times, self._temperatures, self._integrated, *self._sources.values()]
-        for running in runnings:
+        for running in (*self._throttled.values(), *self._lost.values(), *others):
             columns += [running.amounts, running.known_ns, running.parts]
+            running.beyond = (None, running.beyond[1])
         for column in columns:
             del column[:count]
-        for running in runnings:
-            running.beyond = (None, running.beyond[1])
         self._outages = [outage for outage in self._outages if outage.end_ns >= self.times[0]]
 
     def between(self, begin_ns: int, end_ns: int, *, whole_outages: bool = False) -> DeviceConditions:

@@ -226,7 +226,6 @@ def _plot_rows(
     }
     labels = _axis_labels(frame, data, y_range, limits)
     styles = [Style.null(), palette.get("limit"), palette.get("mark"), *(palette.get(one.tone) for one in data.series)]
-    # Of each shade in turn the cells, its glyph, and the key of its style.
     shades = _cells_by_shade(marks)
     textures = [
         (cells, shade.ascii_glyph if frame.ascii else shade.glyph, len(styles) + at)
@@ -250,8 +249,7 @@ def _plot_rows(
             for cell in shaded:
                 if not keys[cell]:
                     text[cell], keys[cell] = glyph, key
-        is_limit = limit is not None
-        gutter = _gutter(frame, labels.get(row, ""), palette, is_limit)
+        gutter = _gutter(frame, labels.get(row, ""), palette, limit is not None)
         rows.append(gutter + runs(text, keys, styles))
     return rows
 
