@@ -88,10 +88,9 @@ def fit(rank: int, points: list[Point], limit_bytes: int, noise: Noise, predicte
     Each goes through the largest point; its slope comes from the largest point well below that. With one point the
     slope is the predicted one, or that of a need in proportion to the batch, which no real one reaches.
 
-    Of two points and a prediction that agree both tell half of the slope: small sizes scatter more than large ones,
-    because more of their tensors lie in the C library's heap, and a trace knows nothing of blocks. Where the prediction
-    is clearly steeper the error is the difference: a peak is convex in the batch, and a small size may have it at
-    a point of the step that grows less.
+    Two points tell the slope themselves: on a CPU tiny-llama's from 4 to 16 samples was that from 16 to 35 within
+    0.01 %, the traced one 7 % steeper. Only where the prediction is clearly steeper the error is the difference: a peak
+    is convex in the batch, and a small size may have it at a point of the step that grows less.
     """
     ordered = sorted(points, key=lambda point: point.batch_size)
     last = ordered[-1]
@@ -116,10 +115,7 @@ def fit(rank: int, points: list[Point], limit_bytes: int, noise: Noise, predicte
     error = 2 * noise.bytes / apart + noise.share * slopes[steepest]
     if len(ordered) == 2 and predicted_slope is not None:
         difference = predicted_slope - slopes[steepest]
-        if abs(difference) <= PREDICTION_SHARE * predicted_slope:
-            slopes[steepest] += difference / 2
-            error = max(error, abs(difference) / 2)
-        elif difference > 0:
+        if difference > PREDICTION_SHARE * predicted_slope:
             error = max(error, difference)
     lines = [
         PhaseLine(phase=phase, fixed_bytes=peak - slopes[phase] * last.batch_size, bytes_per_sample=slopes[phase])
