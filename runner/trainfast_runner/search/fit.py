@@ -97,14 +97,21 @@ def fit(rank: int, points: list[Point], limit_bytes: int, noise: Noise, predicte
     if len(ordered) == 1:
         lines = [_first_line(phase, peak, last.batch_size, predicted_slope) for phase, peak in last.phase_peaks.items()]
         error = 0.0 if predicted_slope is None else PREDICTION_SHARE * predicted_slope
-        return Fit(
-            rank=rank,
-            lines=lines,
-            limit_bytes=limit_bytes,
-            error_bytes=noise.bytes,
-            error_per_sample=error,
-            anchor=last.batch_size,
-        )
+    else:
+        lines, error = _through(ordered, noise, predicted_slope)
+    return Fit(
+        rank=rank,
+        lines=lines,
+        limit_bytes=limit_bytes,
+        error_bytes=noise.bytes,
+        error_per_sample=error,
+        anchor=last.batch_size,
+    )
+
+
+def _through(ordered: list[Point], noise: Noise, predicted_slope: float | None) -> tuple[list[PhaseLine], float]:
+    """The lines through points in the order of their size, and how many bytes a sample they may be off."""
+    last = ordered[-1]
     below = [point for point in ordered[:-1] if point.batch_size <= APART * last.batch_size]
     base = below[-1] if below else ordered[0]
     apart = last.batch_size - base.batch_size
@@ -121,14 +128,7 @@ def fit(rank: int, points: list[Point], limit_bytes: int, noise: Noise, predicte
         PhaseLine(phase=phase, fixed_bytes=peak - slopes[phase] * last.batch_size, bytes_per_sample=slopes[phase])
         for phase, peak in last.phase_peaks.items()
     ]
-    return Fit(
-        rank=rank,
-        lines=lines,
-        limit_bytes=limit_bytes,
-        error_bytes=noise.bytes,
-        error_per_sample=error,
-        anchor=last.batch_size,
-    )
+    return lines, error
 
 
 def _first_line(phase: str, peak: int, batch_size: int, predicted_slope: float | None) -> PhaseLine:
