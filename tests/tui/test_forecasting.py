@@ -104,6 +104,7 @@ def test_a_trace_nobody_waits_for_is_given_up_for_the_one_that_is_wanted(tracer:
     answers = Answers()
     answers.ask("seq_len=64")
     answers.next()
+    wait_for(lambda: tracer.traced == [64])
     answers.ask("seq_len=32")
     assert answers.next().since_ns is not None
     wait_for(lambda: tracer.traced == [64, 32])
