@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from searched import a_search, going_on
+from settling import settled
 
 from trainfast_runner.run_directory.home import Home
 
@@ -31,6 +32,13 @@ def _one_place(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None
     yield
     monkeypatch.undo()
     time.tzset()
+
+
+@pytest.fixture(autouse=True)
+def _no_guess(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A key has had its effect when `press` returns, and `pause` returns when the screen is what it will be."""
+    for module in ("textual.app", "textual.pilot"):
+        monkeypatch.setattr(f"{module}.wait_for_idle", settled)
 
 
 def locks(file: str, kind: int) -> Iterator[Callable[[Path], None]]:
