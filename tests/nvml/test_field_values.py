@@ -1,12 +1,15 @@
 """The batched field query: counters whose numbers moved, counters that wrap, fields that are not there."""
 
 from collections.abc import Callable
+from types import ModuleType
+from typing import Any
 
+import pynvml
 import pytest
 from stand_in import Machine, gpus
 
 from trainfast_runner.telemetry.counters import DurationCounter
-from trainfast_runner.telemetry.fields import Unwrapped
+from trainfast_runner.telemetry.fields import FIELDS, UNSIGNED_LONG_LONG, Question, Unwrapped
 
 SW, HW, BRAKE = 269, 270, 271
 
@@ -121,3 +124,19 @@ def test_a_counter_that_steps_back_by_its_rounding_is_believed() -> None:
     taken = [counter.accept(value, second * 10**9, None) for second, value in enumerate((0, 700_000, 699_999, 900_000))]
     assert taken == [0, 700_000, 700_000, 900_000]
     assert counter.accept(900_000 - 10**6, 5 * 10**9, None) is None
+
+
+def test_a_field_that_the_driver_leaves_out_has_not_the_value_of_the_time_before() -> None:
+    left = 1
+
+    def driver(handle: object, count: Any, entries: Any) -> int:
+        for entry in entries._obj[:left]:
+            entry.valueType, entry.value.ullVal = UNSIGNED_LONG_LONG, entry.fieldId
+        return 0
+
+    nv = ModuleType("nv")
+    nv.__dict__.update(c_nvmlFieldValue_t=pynvml.c_nvmlFieldValue_t, _nvmlGetFunctionPointer=lambda name: driver)
+    question = Question(nv, [one for one in FIELDS if one.number == 83])
+    assert question.ask(nv, None) == [(UNSIGNED_LONG_LONG, 0, 83)]
+    left = 0
+    assert question.ask(nv, None) == [(0, 0, 0)]

@@ -10,7 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from trainfast_runner.hardware.device_events import sees_host_pids
-from trainfast_runner.hardware.process_tree import Identity, Stat, read_stat
+from trainfast_runner.hardware.process_tree import Identity
+from trainfast_runner.telemetry.process_stat import Stat, read_stat
 from trainfast_runner.telemetry.readings import DeviceReading
 
 KERNEL_THREADS_PARENT = 2

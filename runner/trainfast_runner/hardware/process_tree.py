@@ -8,6 +8,8 @@ import signal
 from dataclasses import dataclass
 from pathlib import Path
 
+from trainfast_runner.telemetry.process_stat import Stat, read_stat
+
 PR_SET_CHILD_SUBREAPER = 36
 BOOT_ID_FILE = Path("/proc/sys/kernel/random/boot_id")
 
@@ -80,41 +82,6 @@ def boot_id() -> str:
         return BOOT_ID_FILE.read_text().strip()
     except OSError:
         return ""
-
-
-@dataclass(frozen=True, slots=True)
-class Stat:
-    """What `/proc/PID/stat` (proc(5)) says of a process; `ended` of one that only waits to be collected.
-
-    `start_ticks` and `cpu_ticks` are clock ticks since boot and of processor time, `rss_pages` pages of memory.
-    """
-
-    ended: bool
-    parent_pid: int
-    start_ticks: int
-    cpu_ticks: int
-    rss_pages: int
-    name: str
-
-
-def read_stat(pid: int) -> Stat | None:
-    """None when there is no such process, or nobody may look at it. Raises OSError where files cannot be opened."""
-    try:
-        with open(f"/proc/{pid}/stat", errors="replace") as file:
-            text = file.read()
-    except (FileNotFoundError, ProcessLookupError, PermissionError):
-        return None
-    # The name in parentheses may hold spaces and parentheses itself: count fields from the last one.
-    head, _, rest = text.rpartition(")")
-    fields = rest.split()
-    return Stat(
-        ended=fields[0] in "ZXx",
-        parent_pid=int(fields[1]),
-        start_ticks=int(fields[19]),
-        cpu_ticks=int(fields[11]) + int(fields[12]),
-        rss_pages=int(fields[21]),
-        name=head.partition("(")[2],
-    )
 
 
 def _kill(pid: int, signum: int) -> bool:

@@ -1,4 +1,4 @@
-"""What the machine is doing, once a period: NVML readings of every GPU and psutil readings of the host.
+"""What the machine is doing, once a period: NVML's readings of every GPU and the kernel's of the host.
 
 `Sampler` takes a `Tick` a period in one thread; `take_tick` takes a single one. A reading that cannot be
 had is None, and `Tick.missing` says why.

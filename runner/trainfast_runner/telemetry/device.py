@@ -53,6 +53,8 @@ class Device:
         self._sampled = SampledReasons()
         self._due: dict[bool, list[tuple[Query, Ask]]] = {}
         self._never: dict[str, str] | None = None
+        self._uncounted: bool | None = None
+        """Whether a cause of throttling has no counter here; as the two above, worked out when it is first needed."""
 
     @property
     def handle(self) -> Handle:
@@ -75,14 +77,14 @@ class Device:
         """Whether a cause of throttling has no counter here that is above suspicion, but shows in the reasons."""
         if _THROTTLE_REASONS not in self.capabilities:
             return False
-        if any(counter.suspect for counter in self._counters.values()):
-            return True
-        counted = {one.name for one in self.batch.answered}
-        return any(
-            cause.policy_counter not in counted and not counted.issuperset(cause.reason_counters)
-            for cause in THROTTLE_CAUSES
-            if cause.policy_counter is not None
-        )
+        if self._uncounted is None:
+            counted = {one.name for one in self.batch.answered}
+            self._uncounted = any(
+                cause.policy_counter not in counted and not counted.issuperset(cause.reason_counters)
+                for cause in THROTTLE_CAUSES
+                if cause.policy_counter is not None
+            )
+        return self._uncounted or any(counter.suspect for counter in self._counters.values())
 
     def look(self, nv: ModuleType, t_ns: int) -> None:
         """Asks for the throttle reasons alone, between two readings. Raises NVMLError."""
@@ -195,7 +197,9 @@ class Device:
         for name, reasons in REASONS_OF_COUNTER.items():
             if values.get(name) is None:
                 continue
-            counter = self._counters.setdefault(name, DurationCounter(moved=name in CAUSES))
+            counter = self._counters.get(name)
+            if counter is None:
+                counter = self._counters[name] = DurationCounter(moved=name in CAUSES)
             values[name] = counter.accept(values[name], t_ns, None if shown is None else bool(shown & reasons))
             if counter.distrust:
                 self._give_up(name, counter.distrust, values)
@@ -205,7 +209,7 @@ class Device:
 
     def _give_up(self, name: str, why: str, values: dict[str, Any]) -> None:
         """One counter is nonsense: of the three that moved together, none is believed then."""
-        self._never = None
+        self._never = self._uncounted = None
         if name not in CAUSES:
             self.batch.give_up(name, why)
             return
@@ -217,7 +221,7 @@ class Device:
     def _probe(self, nv: ModuleType) -> None:
         """Asks every question once, and keeps the calls that answered."""
         self.capabilities, self._absent, self._kept, self._counters = {}, {}, {}, {}
-        self._due, self._never, self._failing = {}, None, {}
+        self._due, self._never, self._uncounted, self._failing = {}, None, None, {}
         self.batch = FieldBatch()
         try:
             found = self.batch.probe(nv, self._handle)

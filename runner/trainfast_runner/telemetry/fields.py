@@ -5,19 +5,20 @@ One call takes the driver's lock once, where a function for each reading would t
 
 from __future__ import annotations
 
+import ctypes
 import struct
 from dataclasses import dataclass, field
 from types import ModuleType
-from typing import Any, NamedTuple
+from typing import Any
 
 from trainfast_runner.telemetry import failures
 from trainfast_runner.telemetry.capabilities import Handle, Pace
 
 ALL_LINKS = 0xFFFFFFFF
 """Scope of the NVLink counters that sums over the GPU's links."""
-_ENTRY = struct.Struct("=IIqqIIQ")
-"""`nvmlFieldValue_t` of nvml.h: field, scope, timestamp, latency, type, code, value. Taken apart in one go, since each
-look at an attribute through the binding's structures costs a microsecond."""
+_ENTRY = struct.Struct("=24xIIQ")
+"""`nvmlFieldValue_t` of nvml.h: type, code and value, behind field, scope, timestamp and latency. Taken apart in one
+go, since each look at an attribute through the structures of the binding costs a microsecond."""
 _BITS = {1: 32, 2: 64, 3: 64, 6: 16}
 """`nvmlValueType_t` of nvml.h, the unsigned ones, to the width of the value; no field here is a double or negative."""
 UNSIGNED_LONG_LONG = 3
@@ -66,16 +67,31 @@ CAUSE_NUMBERS: tuple[tuple[str, int], ...] = (("269-271", 269), ("251-253", 251)
 numbers 251 to 253 are settings of power smoothing, which answer with success and 32 bits."""
 
 
-class Entry(NamedTuple):
-    """The driver's answer about one field."""
-
-    kind: int
-    code: int
-    raw: int
+Entry = tuple[int, int, int]
+"""The driver's answer about one field: the type of the value, NVML's code, the value's bits."""
 
 
-Plan = tuple[list[Field], list[tuple[int, int]]]
-"""Fields to ask for, and their numbers with their scopes as the binding wants them."""
+class Question:
+    """One call for some fields: the array that the driver fills is made once, which takes as long as the call."""
+
+    def __init__(self, nv: ModuleType, fields: list[Field]) -> None:
+        self.fields = fields
+        self._answers = (nv.c_nvmlFieldValue_t * len(fields))()
+        for entry, one in zip(self._answers, fields, strict=True):
+            entry.fieldId, entry.scopeId = one.number, one.scope
+        self._blank = bytes(self._answers)
+
+    def ask(self, nv: ModuleType, handle: Handle) -> list[Entry]:
+        """The driver's answers, in order. Raises NVMLError when the call as a whole fails."""
+        # What a driver leaves out must not look like the answer of the time before.
+        ctypes.memmove(self._answers, self._blank, len(self._blank))
+        call = nv._nvmlGetFunctionPointer("nvmlDeviceGetFieldValues")
+        code = call(handle, ctypes.c_int32(len(self.fields)), ctypes.byref(self._answers))
+        if code != 0:
+            raise nv.NVMLError(code)
+        return list(_ENTRY.iter_unpack(self._answers))
+
+
 Found = tuple[dict[str, Any], dict[str, int]]
 """Values by name, and the error code of each that had none."""
 
@@ -91,7 +107,7 @@ class FieldBatch:
     """Which numbers the counters of single causes are read from, or None when they have none."""
     _spare: list[tuple[str, list[Field]]] = field(default_factory=list)
     _wrapping: dict[str, Unwrapped] = field(default_factory=dict)
-    _due: dict[bool, Plan] = field(default_factory=dict)
+    _due: dict[bool, Question] = field(default_factory=dict)
     """What to ask for in a tick without (False) and with (True) the sparse fields, worked out once."""
 
     def probe(self, nv: ModuleType, handle: Handle) -> dict[str, Any]:
@@ -101,7 +117,7 @@ class FieldBatch:
             for label, first in CAUSE_NUMBERS
         ]
         wanted = [*FIELDS, *(entry for _, entries in candidates for entry in entries)]
-        entries = dict(zip(wanted, ask(nv, handle, [(one.number, one.scope) for one in wanted]), strict=True))
+        entries = dict(zip(wanted, Question(nv, wanted).ask(nv, handle), strict=True))
         self.answered = [one for one in FIELDS if _usable(one, entries[one])]
         self.absent = {one.name: _why(one, entries[one]) for one in FIELDS if one not in self.answered}
         self._spare = [(label, ours) for label, ours in candidates if all(_usable(one, entries[one]) for one in ours)]
@@ -137,20 +153,19 @@ class FieldBatch:
     def read(self, nv: ModuleType, handle: Handle, *, sparse: bool) -> Found:
         """One call for all that is due. Raises NVMLError when the call itself fails."""
         if sparse not in self._due:
-            due = [one for one in self.answered if sparse or one.pace is Pace.TICK]
-            self._due[sparse] = due, [(one.number, one.scope) for one in due]
-        fields, numbers = self._due[sparse]
-        return self._read(fields, ask(nv, handle, numbers)) if fields else ({}, {})
+            self._due[sparse] = Question(nv, [one for one in self.answered if sparse or one.pace is Pace.TICK])
+        due = self._due[sparse]
+        return self._read(due.fields, due.ask(nv, handle)) if due.fields else ({}, {})
 
     def _read(self, due: list[Field], entries: list[Entry]) -> Found:
         values: dict[str, Any] = {}
         codes: dict[str, int] = {}
-        for one, entry in zip(due, entries, strict=True):
-            bits = _BITS.get(entry.kind)
-            if entry.code != 0:
-                codes[one.name] = entry.code
+        for one, (kind, code, raw) in zip(due, entries, strict=True):
+            bits = _BITS.get(kind)
+            if code != 0:
+                codes[one.name] = code
             elif bits is not None:
-                raw = entry.raw & ((1 << bits) - 1)
+                raw &= (1 << bits) - 1
                 if one.wraps:
                     raw = self._wrapping.setdefault(one.name, Unwrapped()).follow(raw, bits)
                 # The driver's thousandths, without the dust of their product.
@@ -187,20 +202,16 @@ class Unwrapped:
         return self._total
 
 
-def ask(nv: ModuleType, handle: Handle, numbers: list[tuple[int, int]]) -> list[Entry]:
-    """The driver's answers to (field, scope), in order. Raises NVMLError when the call as a whole fails."""
-    entries = nv.nvmlDeviceGetFieldValues(handle, numbers)
-    return [Entry(kind, code, raw) for *_, kind, code, raw in _ENTRY.iter_unpack(bytes(entries))]
-
-
 def _usable(one: Field, entry: Entry) -> bool:
     """Whether the entry is an answer, or a failure that may pass: the call succeeds even for a field nobody knows."""
-    if entry.code != 0:
-        return entry.code in failures.TRANSIENT
-    return entry.kind == UNSIGNED_LONG_LONG if one.ullong else entry.kind in _BITS
+    kind, code, _ = entry
+    if code != 0:
+        return code in failures.TRANSIENT
+    return kind == UNSIGNED_LONG_LONG if one.ullong else kind in _BITS
 
 
 def _why(one: Field, entry: Entry) -> str:
-    if entry.code == 0:
+    _, code, _ = entry
+    if code == 0:
         return f"this driver means something else by field {one.number}"
-    return failures.field(entry.code)
+    return failures.field(code)

@@ -1,19 +1,27 @@
 """What one run's processes use: the root process and everything that descends from it, summed."""
 
+from __future__ import annotations
+
+import os
+import time
 from dataclasses import dataclass
 
-import psutil
-
+from trainfast_runner.telemetry.process_stat import Stat, read_stat, read_storage
 from trainfast_runner.telemetry.readings import RunReading
+
+_TICKS_PER_S = os.sysconf("SC_CLK_TCK")
+_PAGE_BYTES = os.sysconf("SC_PAGESIZE")
+_ALL_AGAIN_EVERY = 20
+"""Searches from one look at every process to the next: a pid may have come to somebody else between two."""
 
 
 @dataclass
 class _Member:
-    """A process of the tree and its last storage counters (None when the system does not give them)."""
+    """A process of the tree, its processor time and its last storage counters (None when the system gives none)."""
 
-    process: psutil.Process
-    read_bytes: int | None = None
-    write_bytes: int | None = None
+    start_ticks: int
+    cpu_ticks: int
+    storage: tuple[int, int] | None = None
 
 
 class ProcessTree:
@@ -23,80 +31,76 @@ class ProcessTree:
     """
 
     def __init__(self, root_pid: int, *, search_every: int = 3) -> None:
-        """`search_every`: ticks between two searches for new descendants, which read all of /proc."""
+        """`search_every`: ticks between two searches for new descendants, which list all of /proc."""
         self.root_pid = root_pid
         self._search_every = search_every
         self._ticks = 0
         self._members: dict[int, _Member] = {}
+        self._seen: set[int] = set()
+        """Every process of the last search, of this tree or not: whose child it is needs no second look."""
+        self._read_s: float | None = None
         self._ended_read_bytes = 0
         self._ended_write_bytes = 0
-        try:
-            self._members[root_pid] = _Member(psutil.Process(root_pid))
-        except psutil.NoSuchProcess:
-            # Ended before anyone looked: `read` answers None.
-            return
+        root = read_stat(root_pid)
+        if root is not None and not root.ended:
+            self._add(root_pid, root)
 
     def read(self) -> RunReading | None:
-        """The sums at this moment; None once no process is left. The first has no `cpu_percent`."""
-        first = self._ticks == 0
+        """The sums at this moment; None once no process is left. The first has no `cpu_percent`.
+
+        Raises OSError where files cannot be opened.
+        """
         if self._ticks % self._search_every == 0:
-            self._search()
+            self._search(everyone=self._ticks % (self._search_every * _ALL_AGAIN_EVERY) == 0)
         self._ticks += 1
-        cpu_percent, rss_bytes, processes, threads, readable = 0.0, 0, 0, 0, True
+        now_s = time.monotonic()
+        before_s, self._read_s = self._read_s, now_s
+        cpu_ticks, rss_pages, threads = 0, 0, 0
         for pid, member in list(self._members.items()):
-            try:
-                with member.process.oneshot():
-                    cpu_percent += member.process.cpu_percent()
-                    rss_bytes += member.process.memory_info().rss
-                    threads += member.process.num_threads()
-                processes += 1
-            except psutil.NoSuchProcess:
-                # A zombie counts as ended too: it holds nothing any more.
+            stat = read_stat(pid)
+            if stat is None or stat.ended or stat.start_ticks != member.start_ticks:
+                # A zombie holds nothing any more, and a pid may belong to somebody else by now.
                 self._retire(pid)
                 continue
-            except psutil.AccessDenied:
-                processes += 1
-                readable = False
-                continue
-            _read_storage(member)
-        if not processes:
+            cpu_ticks += stat.cpu_ticks - member.cpu_ticks
+            member.cpu_ticks = stat.cpu_ticks
+            rss_pages += stat.rss_pages
+            threads += stat.threads
+            # A process that just ended keeps its last counters.
+            member.storage = read_storage(pid) or member.storage
+        if not self._members:
             return None
-        storage = [member for member in self._members.values() if member.read_bytes is not None]
+        storage = [member.storage for member in self._members.values() if member.storage is not None]
         return RunReading(
-            cpu_percent=round(cpu_percent, 1) if readable and not first else None,
-            memory_rss_bytes=rss_bytes if readable else None,
-            read_bytes=self._ended_read_bytes + sum(m.read_bytes or 0 for m in storage) if storage else None,
-            write_bytes=self._ended_write_bytes + sum(m.write_bytes or 0 for m in storage) if storage else None,
-            processes=processes,
+            cpu_percent=None if before_s is None else round(100 * cpu_ticks / _TICKS_PER_S / (now_s - before_s), 1),
+            memory_rss_bytes=rss_pages * _PAGE_BYTES,
+            read_bytes=self._ended_read_bytes + sum(read for read, _ in storage) if storage else None,
+            write_bytes=self._ended_write_bytes + sum(written for _, written in storage) if storage else None,
+            processes=len(self._members),
             threads=threads,
         )
 
-    def _search(self) -> None:
-        """Adds descendants that are new, and drops members whose pid now belongs to someone else."""
-        for pid, member in list(self._members.items()):
-            if not member.process.is_running():
-                self._retire(pid)
-        children: dict[int, list[psutil.Process]] = {}
-        for process in psutil.process_iter(["ppid"]):
-            children.setdefault(process.info["ppid"], []).append(process)
+    def _search(self, *, everyone: bool) -> None:
+        """Adds descendants that are new, looking at `everyone` or at who was not there at the last search."""
+        pids = {int(name) for name in os.listdir("/proc") if name.isdecimal()}
+        unseen = pids if everyone else pids - self._seen
+        self._seen = pids
+        children: dict[int, list[tuple[int, Stat]]] = {}
+        for pid in unseen:
+            if (stat := read_stat(pid)) is not None and not stat.ended:
+                children.setdefault(stat.parent_pid, []).append((pid, stat))
         # Every member is a start: below an adopted rank are processes that the root no longer leads to.
         parents = list(self._members)
         while parents:
-            for process in children.get(parents.pop(), ()):
-                if process.pid not in self._members:
-                    self._members[process.pid] = _Member(process)
-                    parents.append(process.pid)
+            for pid, stat in children.get(parents.pop(), ()):
+                if pid not in self._members:
+                    self._add(pid, stat)
+                    parents.append(pid)
+
+    def _add(self, pid: int, stat: Stat) -> None:
+        self._members[pid] = _Member(stat.start_ticks, stat.cpu_ticks)
 
     def _retire(self, pid: int) -> None:
-        member = self._members.pop(pid)
-        self._ended_read_bytes += member.read_bytes or 0
-        self._ended_write_bytes += member.write_bytes or 0
-
-
-def _read_storage(member: _Member) -> None:
-    try:
-        counters = member.process.io_counters()
-    except (psutil.Error, OSError):
-        # Not given for other users' processes; a process that just ended keeps its last counters.
-        return
-    member.read_bytes, member.write_bytes = counters.read_bytes, counters.write_bytes
+        read, written = self._members.pop(pid).storage or (0, 0)
+        self._ended_read_bytes += read
+        self._ended_write_bytes += written

@@ -160,7 +160,7 @@ class Sampler:
         return has_ended
 
     def _run(self) -> None:
-        # Both readers belong to this thread: NVML does not survive a fork, psutil keeps times by thread.
+        # Both readers belong to this thread: NVML does not survive a fork.
         nvml, host = Nvml(opening_s=_OPENING_S, on_xid=self._on_xid, hurry=self._stopping), HostReader()
         due_s = time.monotonic()
         sampled = False

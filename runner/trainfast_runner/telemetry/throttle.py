@@ -3,6 +3,7 @@
 The bit values are those of nvml.h (`nvmlClocksEventReason*`, before R535 `nvmlClocksThrottleReason*`).
 """
 
+import functools
 from dataclasses import dataclass
 from typing import Literal
 
@@ -40,13 +41,18 @@ _HW_SLOWDOWN = _BY_NAME["hw_slowdown"].bit
 
 def decode(bits: int) -> list[str]:
     """Names of the bits that are set, lowest first; a bit without a name becomes hex such as "0x200"."""
+    return list(_decoded(bits))
+
+
+@functools.lru_cache(maxsize=64)
+def _decoded(bits: int) -> tuple[str, ...]:
     names = [reason.name for reason in REASONS if bits & reason.bit]
     unknown = bits & ~sum(reason.bit for reason in REASONS)
     while unknown:
         lowest = unknown & -unknown
         names.append(hex(lowest))
         unknown ^= lowest
-    return names
+    return tuple(names)
 
 
 def believed(bits: int, previous_bits: int) -> int:

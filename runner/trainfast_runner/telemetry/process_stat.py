@@ -1,0 +1,57 @@
+"""One process in the kernel's words: `/proc/PID/stat` and `/proc/PID/io`, see proc_pid_stat(5), proc_pid_io(5)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Stat:
+    """What `/proc/PID/stat` says of a process; `ended` of one that only waits to be collected.
+
+    `start_ticks` and `cpu_ticks` are clock ticks since boot and of processor time, `rss_pages` pages of memory.
+    """
+
+    ended: bool
+    parent_pid: int
+    start_ticks: int
+    cpu_ticks: int
+    threads: int
+    rss_pages: int
+    name: str
+
+
+def content(path: str) -> bytes:
+    """The whole of a file of the kernel's, which has no size before it is read. Raises OSError."""
+    with open(path, "rb", buffering=0) as file:
+        return file.readall()
+
+
+def read_stat(pid: int) -> Stat | None:
+    """None when there is no such process, or nobody may look at it. Raises OSError where files cannot be opened."""
+    try:
+        text = content(f"/proc/{pid}/stat")
+    except (FileNotFoundError, ProcessLookupError, PermissionError):
+        return None
+    # The name in parentheses may hold spaces and parentheses itself: count fields from the last one.
+    head, _, rest = text.rpartition(b")")
+    fields = rest.split(None, 22)
+    return Stat(
+        ended=fields[0] in b"ZXx",
+        parent_pid=int(fields[1]),
+        start_ticks=int(fields[19]),
+        cpu_ticks=int(fields[11]) + int(fields[12]),
+        threads=int(fields[17]),
+        rss_pages=int(fields[21]),
+        name=head.partition(b"(")[2].decode(errors="replace"),
+    )
+
+
+def read_storage(pid: int) -> tuple[int, int] | None:
+    """Bytes it had read from storage and written to it; None for an ended process, and for most of other users."""
+    try:
+        text = content(f"/proc/{pid}/io")
+    except OSError:
+        return None
+    found = dict(line.split(b": ", 1) for line in text.splitlines())
+    return int(found[b"read_bytes"]), int(found[b"write_bytes"])
