@@ -37,14 +37,19 @@ class Fit(msgspec.Struct, frozen=True, kw_only=True):
     error_bytes: float = 0.0
     error_per_sample: float = 0.0
     anchor: int = 0
+    agreed: bool = False
+    """Whether the slope between measured sizes and the predicted one are the same, as far as predictions are exact."""
 
     def need_bytes(self, batch_size: float) -> float:
         """The peak of the step: of the phase that is highest at this batch size."""
         return max(line.at(batch_size) for line in self.lines)
 
-    def error_at(self, batch_size: float) -> float:
-        """How far the need may be off there, in bytes: more, the further it lies from what was measured."""
-        return self.error_bytes + self.error_per_sample * abs(batch_size - self.anchor)
+    def error_at(self, batch_size: float, share: float = 1.0) -> float:
+        """How far the need may be off there, in bytes: more, the further it lies from what was measured.
+
+        Of what the slope may be off only a `share` is counted.
+        """
+        return self.error_bytes + share * self.error_per_sample * abs(batch_size - self.anchor)
 
     def surely_fits(self, batch_size: int) -> bool:
         """Whether it fits with the whole error against it."""
@@ -94,11 +99,12 @@ def fit(rank: int, points: list[Point], limit_bytes: int, noise: Noise, predicte
     """
     ordered = sorted(points, key=lambda point: point.batch_size)
     last = ordered[-1]
+    agreed = False
     if len(ordered) == 1:
         lines = [_first_line(phase, peak, last.batch_size, predicted_slope) for phase, peak in last.phase_peaks.items()]
         error = 0.0 if predicted_slope is None else PREDICTION_SHARE * predicted_slope
     else:
-        lines, error = _through(ordered, noise, predicted_slope)
+        lines, error, agreed = _through(ordered, noise, predicted_slope)
     return Fit(
         rank=rank,
         lines=lines,
@@ -106,11 +112,13 @@ def fit(rank: int, points: list[Point], limit_bytes: int, noise: Noise, predicte
         error_bytes=noise.bytes,
         error_per_sample=error,
         anchor=last.batch_size,
+        agreed=agreed,
     )
 
 
-def _through(ordered: list[Point], noise: Noise, predicted_slope: float | None) -> tuple[list[PhaseLine], float]:
-    """The lines through points in the order of their size, and how many bytes a sample they may be off."""
+def _through(ordered: list[Point], noise: Noise, predicted_slope: float | None) -> tuple[list[PhaseLine], float, bool]:
+    """The lines through points in the order of their size, how many bytes a sample they may be off, and whether the
+    prediction agrees."""
     last = ordered[-1]
     below = [point for point in ordered[:-1] if point.batch_size <= APART * last.batch_size]
     base = below[-1] if below else ordered[0]
@@ -120,15 +128,17 @@ def _through(ordered: list[Point], noise: Noise, predicted_slope: float | None) 
     }
     steepest = max(slopes, key=lambda phase: slopes[phase])
     error = 2 * noise.bytes / apart + noise.share * slopes[steepest]
-    if len(ordered) == 2 and predicted_slope is not None:
-        difference = predicted_slope - slopes[steepest]
-        if difference > PREDICTION_SHARE * predicted_slope:
-            error = max(error, difference)
+    agreed = False
+    if predicted_slope is not None:
+        steeper = predicted_slope - slopes[steepest]
+        agreed = abs(steeper) <= PREDICTION_SHARE * predicted_slope
+        if len(ordered) == 2 and not agreed:
+            error = max(error, steeper)
     lines = [
         PhaseLine(phase=phase, fixed_bytes=peak - slopes[phase] * last.batch_size, bytes_per_sample=slopes[phase])
         for phase, peak in last.phase_peaks.items()
     ]
-    return lines, error
+    return lines, error, agreed
 
 
 def _first_line(phase: str, peak: int, batch_size: int, predicted_slope: float | None) -> PhaseLine:

@@ -6,7 +6,7 @@ import threading
 from dataclasses import dataclass, replace
 
 from trainfast_runner.launch import RunPlan
-from trainfast_runner.memory_model import MemoryModel, cached_model, trace_model
+from trainfast_runner.memory_model import MemoryModel, Prediction, cached_model, trace_model
 from trainfast_runner.problem import Problem
 from trainfast_runner.search.fit import largest
 from trainfast_runner.search.journal import Predicted
@@ -30,8 +30,8 @@ class Foresight:
         if self.model is None:
             return Predicted(reason=f"no prediction, the sizes are found by trying: {self.reason}")
         most = self.model.max_batch(plan.spec, plan.world_size, limit_bytes)
-        knobs = {**plan.spec.knobs, "batch_size": most or 1}
-        there = self.model.predict(replace(plan.spec, knobs=knobs), plan.world_size)
+        # The growth up to there: what a run taught bends at that run's size.
+        there = self._at(plan, max(1, (most or 1) - 1))
         return Predicted(
             fixed_bytes=there.fixed_bytes,
             bytes_per_sample=there.bytes_per_sample,
@@ -43,21 +43,23 @@ class Foresight:
     def _linear_from(self, plan: RunPlan, most: int) -> int:
         """The smallest batch whose peak of forward and backward is on the line through those of `most`.
 
-        A peak over the points of a step is convex in the batch, so what is off the line is below one size.
+        A traced peak over the points of a step is convex in the batch, so what is off the line is below one size.
         """
-        line = [self._forward_backward(plan, size) for size in (most, most + 1)]
+
+        def traced(size: int) -> int:
+            return self._at(plan, size).traced_bytes[BATCH_PHASE]
+
+        highest, growth = traced(most), traced(most + 1) - traced(most)
 
         def is_bent(size: int) -> bool:
-            expected = line[0] - (most - size) * (line[1] - line[0])
-            return self._forward_backward(plan, size) > expected + BEND_BYTES
+            return traced(size) > highest - (most - size) * growth + BEND_BYTES
 
         return min(largest(is_bent, most) + 1, most)
 
-    def _forward_backward(self, plan: RunPlan, batch_size: int) -> int:
+    def _at(self, plan: RunPlan, batch_size: int) -> Prediction:
         assert self.model is not None
         knobs = {**plan.spec.knobs, "batch_size": batch_size}
-        there = self.model.predict(replace(plan.spec, knobs=knobs), plan.world_size)
-        return there.phases[BATCH_PHASE]["total"]
+        return self.model.predict(replace(plan.spec, knobs=knobs), plan.world_size)
 
 
 def predict(plan: RunPlan, given_up: threading.Event) -> Foresight:
