@@ -274,3 +274,29 @@ def test_the_answer_names_limits_margins_and_the_fastest() -> None:
 
 def test_aligned_is_a_multiple_of_8_and_of_64_where_that_costs_little() -> None:
     assert [aligned(size) for size in (7, 8, 23, 511, 512, 600)] == [None, 8, 16, 504, 512, 576]
+
+
+@dataclass(frozen=True)
+class Measured(Device):
+    """A T5 of two layers as it was measured on a CPU: up to some size each sample takes 2 % more than above it."""
+
+    def peaks(self, rank: int, batch: int) -> dict[str, int]:
+        small = min(batch, 8)
+        need = self.fixed + small * 68.28 * MIB + (batch - small) * self.per_sample
+        return {"forward_backward": int(need), "optimizer": int(self.optimizer)}
+
+
+T5 = Measured(fixed=149.6 * MIB, per_sample=66.83 * MIB, optimizer=100 * MIB, limits=(2048 * MIB,))
+
+
+def test_a_size_that_fits_by_the_fit_and_by_the_prediction_is_proved_without_trying_one_near_it() -> None:
+    known = search(T5, Predicted(fixed_bytes=136 * MIB, bytes_per_sample=int(66.8 * MIB), max_batch=28, linear_from=2))
+    assert [(probe.batch_size, probe.outcome) for probe in known.probes] == [(3, "fits"), (14, "fits"), (29, "oom")]
+    assert [(proof.batch_size, proof.state) for proof in known.proofs] == [(28, "finished")]
+
+
+def test_where_nothing_is_predicted_one_near_it_is_tried_first() -> None:
+    known = search(T5)
+    assert 26 <= known.probes[-2].batch_size <= 28
+    assert known.probes[-2].outcome == "fits"
+    assert T5.is_exact(known.proofs[-1].batch_size)
