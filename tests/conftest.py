@@ -13,9 +13,11 @@ from hypothesis import HealthCheck, settings
 settings.register_profile("unhurried", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("unhurried")
 
-# Started in the background by a shell, the suite would ignore Ctrl-C, and so would every command that it starts.
-if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
-    signal.signal(signal.SIGINT, signal.default_int_handler)
+# What started the suite may have it ignore signals, as a shell does in the background and nohup always: every command
+# that a test starts would inherit that. A handler is not inherited, and this one ignores them as before.
+for ignored in (signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGTERM):
+    if signal.getsignal(ignored) is signal.SIG_IGN:
+        signal.signal(ignored, lambda *_: None)
 
 
 @pytest.fixture(scope="session")

@@ -15,7 +15,7 @@ from typing import Any
 
 SCRIPT = Path(sys.executable).with_name("trainfast-tui")
 COMMAND = [str(SCRIPT)] if SCRIPT.exists() else [sys.executable, "-m", "trainfast_tui.cli"]
-PATIENCE_S = 120.0
+PATIENCE_S = 300.0
 SMALL = [
     *("--set", "data.kind=random", "--set", "model.hidden_size=32", "--set", "model.num_hidden_layers=1"),
     *("--set", "batch_size=2", "--set", "seq_len=16"),

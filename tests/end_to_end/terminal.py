@@ -42,7 +42,7 @@ class Terminal:
         """What stands on the screen now."""
         return self._call("capture-pane", "-p")
 
-    def until_shows(self, *words: str, seconds: float = 60.0) -> str:
+    def until_shows(self, *words: str, seconds: float = 180.0) -> str:
         """Wait until all the words stand on the screen; gives the screen."""
 
         def shows() -> str | None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import venv
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,6 +13,8 @@ import pytest
 
 from cli.command import COMMAND, Cli, until
 from end_to_end.terminal import Terminal, needs_tmux
+from trainfast_runner.run_directory.json_lines import read_all
+from trainfast_runner.run_directory.records import Event
 
 pytestmark = needs_tmux
 QUICK = """schema = 1
@@ -39,6 +43,14 @@ def live_steps(cli: Cli) -> int:
     return sum(len(path.read_text().splitlines()) for path in cli.home.glob("runs/*/steps.jsonl"))
 
 
+def training_of(cli: Cli) -> int:
+    """The process of the only run."""
+    (events,) = cli.home.glob("runs/*/events.jsonl")
+    (pid,) = [event.pid for event in read_all(events, Event)[0] if event.kind == "launched"]
+    assert pid is not None
+    return pid
+
+
 def test_run_turn_a_knob_run_again_and_compare(cli: Cli, terminal: Terminal) -> None:
     (cli.presets / "quick.toml").write_text(QUICK.format(steps=12))
     terminal.open([*COMMAND, "--preset", "quick"])
@@ -58,21 +70,25 @@ def test_run_turn_a_knob_run_again_and_compare(cli: Cli, terminal: Terminal) -> 
 
 
 def test_a_killed_app_loses_no_run(cli: Cli, terminal: Terminal) -> None:
-    (cli.presets / "quick.toml").write_text(QUICK.format(steps=300))
+    (cli.presets / "quick.toml").write_text(QUICK.format(steps=150))
     terminal.open([*COMMAND, "--preset", "quick"])
     terminal.until_shows("No run yet")
     terminal.press("r")
     until(lambda: live_steps(cli) > 5, "steps")
+    # Held still meanwhile: it may not reach its end while a terminal is slow.
+    training = training_of(cli)
+    os.kill(training, signal.SIGSTOP)
     terminal.kill_program()
     terminal.until_shows("ended with 137")
     assert not results(cli)
     terminal.close()
     terminal.open([*COMMAND])
-    terminal.until_shows("of 300")
+    terminal.until_shows("of 150")
+    os.kill(training, signal.SIGCONT)
     until(lambda: results(cli), "the run's own end")
-    terminal.until_shows("finished", "step 300 of 300")
+    terminal.until_shows("finished", "step 150 of 150")
     assert results(cli)[0]["state"] == "finished"
-    assert live_steps(cli) == 300
+    assert live_steps(cli) == 150
 
 
 def test_out_of_memory_is_said_with_its_cures(cli: Cli, terminal: Terminal) -> None:

@@ -49,10 +49,10 @@ def test_visible_devices_do_not_hide_the_machine(nvml_folder: Path) -> None:
 def test_scenario_heats_loses_and_shares_a_gpu(nvml_folder: Path, tmp_path: Path) -> None:
     scenario = tmp_path / "scenario.txt"
     scenario.write_text(
-        "ramp * 0 50 0 200 1700\nramp * 100 90 20 250 1200\nlost 1 0 1000\nprocess 2 4242 2048 0 1000\nmemory * 100\n"
+        "ramp * 0 50 0 200 1700\nramp * 1000 90 20 250 1200\nlost 1 0 3000\nprocess 2 4242 2048 0 3000\nmemory * 100\n"
     )
     environment = shared_object.environment(nvml_folder, gpus=3, scenario=scenario)
-    half_way = time.time() - 50
+    half_way = time.time() - 500
     os.utime(scenario, (half_way, half_way))
     warm, lost, shared = take(environment)["devices"]
     assert 70 <= warm["temperature_c"] <= 76
@@ -60,7 +60,7 @@ def test_scenario_heats_loses_and_shares_a_gpu(nvml_folder: Path, tmp_path: Path
     assert "GPU is lost" in lost["error"]
     assert shared["processes"] == [{"pid": 4242, "memory_used_bytes": 2048 * 1024**2, "kind": "compute"}]
     assert shared["memory_used_bytes"] == (2048 + 100) * 1024**2
-    long_ago = time.time() - 500
+    long_ago = time.time() - 1500
     os.utime(scenario, (long_ago, long_ago))
     hot = take(environment)["devices"][0]
     assert (hot["temperature_c"], hot["throttle_reasons"], hot["power_w"]) == (90, ["sw_thermal"], 250.0)

@@ -17,7 +17,7 @@ def test_an_xid_is_told_with_its_gpu_and_a_gpu_without_events_is_no_obstacle() -
         nvml = Nvml(on_xid=lambda *what: told.put(what))
         nvml.sample(0)
         machine.xids.put((1, 79))
-        t_ns, index, code = told.get(timeout=20)
+        t_ns, index, code = told.get(timeout=60)
         missing = nvml.sample(1)[1]
         nvml.close()
     assert t_ns > 0

@@ -23,7 +23,7 @@ from trainfast_runner.run_directory.result import Result
 from trainfast_runner.supervision.recovery import ranks_of, state_of
 
 PRELUDE = (Path(__file__).parent / "stand_in_training.py").read_text()
-PATIENCE_S = 30.0
+PATIENCE_S = 120.0
 
 
 def until(holds: Callable[[], Any], what: str, seconds: float = PATIENCE_S) -> Any:
@@ -130,7 +130,7 @@ class Run:
         if self.supervisor is not None and self.supervisor.poll() is None:
             self.supervisor.send_signal(signal.SIGUSR1)
             try:
-                self.supervisor.wait(10)
+                self.supervisor.wait(60)
             except subprocess.TimeoutExpired:
                 self.supervisor.kill()
                 self.supervisor.wait()

@@ -51,14 +51,12 @@ def test_a_rank_of_torchrun_is_killed(run: Run, ended_clean: Callable[[Run], Non
     run.start("", **real(run, ranks=2, steps=1_000_000))
     for name in ("steps.jsonl", "steps.rank1.jsonl"):
         path = run.directory / name
-        until(
-            lambda path=path: path.exists() and path.read_bytes().count(b"\n") > 4, f"five lines in {name}", seconds=60
-        )
+        until(lambda path=path: path.exists() and path.read_bytes().count(b"\n") > 4, f"five lines in {name}")
     run.in_training()
     lost = run.worker("started", 1)[0].pid
     assert lost is not None
     os.kill(lost, signal.SIGKILL)
-    result = run.end(seconds=20)
+    result = run.end()
     assert result.state == "failed"
     assert result.reason.startswith("rank 1 died of SIGKILL (after step ")
     assert result.error is not None
@@ -71,9 +69,9 @@ def test_a_rank_of_torchrun_is_killed(run: Run, ended_clean: Callable[[Run], Non
 def test_a_stop_keeps_every_step(run: Run, ended_clean: Callable[[Run], None]) -> None:
     run.start("", **real(run, ranks=1, steps=1_000_000))
     path = run.directory / "steps.jsonl"
-    until(lambda: path.exists() and path.stat().st_size, "a step", seconds=60)
+    until(lambda: path.exists() and path.stat().st_size, "a step")
     request_stop(run.directory)
-    result = run.end(seconds=20)
+    result = run.end()
     assert result.state == "stopped"
     recorded = (run.directory / "steps.jsonl").read_bytes().splitlines()
     assert result.steps.measured + result.steps.warmup == len(recorded) > 0

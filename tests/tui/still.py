@@ -135,7 +135,7 @@ def a_live_run(home: Home, hold: Callable[[Path], None], *events: Event, **optio
     return directory
 
 
-async def until(pilot: Pilot[Any], words: str, seconds: float = 10.0) -> str:
+async def until(pilot: Pilot[Any], words: str, seconds: float = 60.0) -> str:
     """The screen's text as soon as `words` stand on it."""
     deadline = time.monotonic() + seconds
     while words not in (text := screen_text(pilot.app)):  # type: ignore[arg-type]

@@ -14,7 +14,7 @@ import pytest
 from recorded import START_NS, S, a_ramp_tick, a_run, a_step, a_thermal_ramp, a_tick, write_lines
 from still import own_supervisor
 
-from trainfast_runner.follow import STEPS_KEPT, Follower, newest
+from trainfast_runner.follow import RECENT_BYTES, STEPS_KEPT, Follower, newest
 from trainfast_runner.run_directory.home import Home
 from trainfast_runner.run_directory.log_tail import LOG_LINES_KEPT
 from trainfast_runner.run_directory.records import Event, Step
@@ -88,13 +88,19 @@ def test_throughput_is_summed_when_every_rank_has_written_the_step(home: Home, h
     assert len(snapshot.steps) == 3
 
 
+def bytes_read() -> int:
+    """By this process so far."""
+    return int(Path("/proc/self/io").read_text().split()[1])
+
+
 def test_of_a_long_run_only_the_end_is_read_and_the_first_loss(home: Home, hold: Callable[[Path], None]) -> None:
     directory = live(home, hold, steps=0)
     write_lines(directory / "steps.jsonl", [a_step(number, step_ms=1.0) for number in range(1, 20_001)])
     (directory / "output.log").write_text("".join(f"line {number}\n" for number in range(50_000)))
-    began = time.process_time()
+    before = bytes_read()
     snapshot = Follower(directory).poll()
-    assert time.process_time() - began < 2.0
+    assert bytes_read() - before < RECENT_BYTES + (1 << 20)
+    assert (directory / "steps.jsonl").stat().st_size > 2 * RECENT_BYTES
     assert len(snapshot.steps) == STEPS_KEPT
     assert snapshot.steps[-1].step == 20_000
     assert snapshot.first_loss is not None
@@ -155,11 +161,11 @@ def test_the_reader_follows_and_stops_at_once(home: Home, hold: Callable[[Path],
     reader = Reader(home, post)
     reader.period_s = 3600.0
     reader.start()
-    assert seen.wait(20), "the first sample of the machine is shown when it comes"
+    assert seen.wait(60), "the first sample of the machine is shown when it comes"
     assert taken[-1].run is not None
     assert taken[-1].run.directory == directory
     assert taken[-1].tick is not None
-    reader.stop(timeout_s=20)
+    reader.stop(timeout_s=60)
     assert not reader.is_alive(), "it does not wait for its period"
 
 
@@ -171,7 +177,7 @@ def test_a_reader_that_breaks_says_so(home: Home) -> None:
 
     reader = Reader(home, post, told.append)
     reader.start()
-    reader.join(10)
+    reader.join(60)
     assert [type(error) for error in told] == [ZeroDivisionError]
 
 
@@ -182,7 +188,7 @@ def test_a_deleted_run_makes_room_for_the_newest(home: Home) -> None:
     reader = Reader(home, lambda snapshot: seen.append(snapshot.run.directory if snapshot.run else None))
     reader.period_s = 0.05
     reader.start()
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     while second not in seen and time.monotonic() < deadline:
         time.sleep(0.02)
     home.remove(second.name)
@@ -230,8 +236,8 @@ def test_a_terminal_that_hung_up_is_noticed(monkeypatch: pytest.MonkeyPatch) -> 
         terminal_watch.watch(slave, lost.set)
         assert not lost.wait(0.2)
         os.close(master)
-        assert lost.wait(5)
-        assert left.wait(5)
+        assert lost.wait(60)
+        assert left.wait(60)
     finally:
         os.close(slave)
     assert ended == [129]

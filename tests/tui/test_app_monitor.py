@@ -297,7 +297,7 @@ async def test_ending_a_process_asks_first_then_offers_sigkill(home: Home, sleep
         assert "it still runs. SIGKILL gives it no chance" in screen_text(app)
         await pilot.press("y")
         await pilot.pause()
-        assert sleeper.wait(10) == -signal.SIGKILL
+        assert sleeper.wait(60) == -signal.SIGKILL
         app.post_message(SnapshotTaken(snapshot))
         await pilot.pause()
         assert f"Process {sleeper.pid} has ended." in screen_text(app)
@@ -325,7 +325,7 @@ async def test_a_process_of_a_run_is_ended_by_stopping_the_run(
         await pilot.press("y")
         for thread in threading.enumerate():
             if thread.name == "trainfast-stop":
-                thread.join(10)
+                thread.join(60)
         await pilot.pause()
         assert "Asked to stop." in screen_text(app)
 
@@ -372,8 +372,8 @@ def test_the_reader_looks_at_processes_only_while_it_is_asked_to(home: Home) -> 
     reader.look_at_processes(True)
     reader.start()
     try:
-        assert told.wait(10)
-        assert untold.wait(10)
+        assert told.wait(60)
+        assert untold.wait(60)
     finally:
         reader.stop()
 

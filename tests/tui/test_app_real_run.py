@@ -18,7 +18,7 @@ from trainfast_runner.run_directory.home import Home, is_alive
 from trainfast_runner.supervision.stopping import kill_now
 from trainfast_tui.app import TrainfastApp
 
-PATIENCE_S = 60.0
+PATIENCE_S = 180.0
 
 
 @pytest.fixture

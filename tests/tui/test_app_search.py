@@ -65,7 +65,7 @@ class Starts:
     ) -> Path:
         self.asked.append((dict(spec.knobs), fresh))
         self.cool_to_c = cool_to_c
-        assert self.go.wait(10)
+        assert self.go.wait(60)
         if self.refusal is not None:
             raise self.refusal
         assert self.directory is not None

@@ -36,7 +36,7 @@ class Launches:
         return spec
 
     def start(self, plan: object, home: Home) -> Path:
-        self.go.wait(10)
+        self.go.wait(60)
         if self.refusal is not None:
             raise self.refusal
         return a_run(home, NEW, with_result=False)
@@ -125,7 +125,7 @@ async def test_a_started_run_is_followed_beside_a_newer_live_one(home: Home, hol
     reader = Reader(home, post)
     reader.period_s = 0.05
     reader.start()
-    assert told.wait(10)
+    assert told.wait(60)
     reader.stop()
     assert set(seen[1:]) == {started}
 

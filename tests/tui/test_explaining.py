@@ -115,7 +115,7 @@ def test_each_trace_makes_the_explanation_better(home: Home, tracer: Tracer) -> 
     explainer = Explainer(posted.put)
     run = a_snapshot(an_oom_run(home)).run
     explainer.look(run, may_trace=True)
-    first = posted.get(timeout=10)
+    first = posted.get(timeout=60)
     assert isinstance(first, OomExplained)
     assert first.explanation.needed_bytes is None
     assert first.left > 1
@@ -123,7 +123,7 @@ def test_each_trace_makes_the_explanation_better(home: Home, tracer: Tracer) -> 
     tracer.go.set()
     last = first
     while last.left:
-        found = posted.get(timeout=10)
+        found = posted.get(timeout=60)
         assert isinstance(found, OomExplained)
         assert found.left < last.left
         last = found
@@ -141,10 +141,10 @@ def test_the_phase_is_known_before_the_result_is_written(home: Home, tracer: Tra
     assert run.error is not None
     explainer = Explainer(posted.put)
     explainer.look(replace(run, result=None), may_trace=True)
-    first = posted.get(timeout=10)
+    first = posted.get(timeout=60)
     assert isinstance(first, OomExplained)
     assert (first.explanation.phase, first.explanation.grown) == ("forward", "activations")
-    explainer.stop(10)
+    explainer.stop(60)
 
 
 def test_a_run_that_starts_ends_the_tracing(home: Home, tracer: Tracer) -> None:
@@ -152,9 +152,9 @@ def test_a_run_that_starts_ends_the_tracing(home: Home, tracer: Tracer) -> None:
     explainer = Explainer(posted.put)
     run = a_snapshot(an_oom_run(home)).run
     explainer.look(run, may_trace=True)
-    posted.get(timeout=10)
+    posted.get(timeout=60)
     explainer.look(run, may_trace=False)
-    last = posted.get(timeout=10)
+    last = posted.get(timeout=60)
     assert isinstance(last, OomExplained)
     assert last.left == 0
     assert len(tracer.given_up) == 1

@@ -153,7 +153,7 @@ def train(start: Callable[..., tuple[Path, list[str]]], environment: dict[str, s
         if key not in done:
             folder, command = start(**request)
             # Compiling takes half a minute of a free core, and several times that of a busy one.
-            patience_s = 500 if request.get("compile", "off") != "off" else 120
+            patience_s = 900 if request.get("compile", "off") != "off" else 400
             ended = subprocess.run(
                 command, env=environment, cwd=folder, capture_output=True, text=True, timeout=patience_s, check=False
             )

@@ -88,7 +88,7 @@ def test_a_mis_sharded_run_fails_the_same_comparison(
     broken = folder / "mis_sharded.py"
     broken.write_text(MIS_SHARDED.format(bootstrap=command[-2]))
     subprocess.run(
-        [*command[:-2], str(broken), command[-1]], env=environment, cwd=folder, timeout=120, check=True, stderr=-1
+        [*command[:-2], str(broken), command[-1]], env=environment, cwd=folder, timeout=400, check=True, stderr=-1
     )
     losses = [json.loads(line)["loss"] for line in (folder / "steps.jsonl").read_text().splitlines()]
     assert len(losses) == 4
