@@ -19,6 +19,7 @@ from pathlib import Path
 import msgspec
 from benchmarks import as_installed
 from benchmarks.budget import Row, at_most, print_table
+from benchmarks.live_run import live_run
 from benchmarks.pty_meter import Measurement, measure
 from benchmarks.sampler_cost import throttled_on_and_off
 
@@ -123,36 +124,15 @@ def _with_history(environment: Mapping[str, str]) -> list[Row]:
 
 def _with_a_live_run(environment: Mapping[str, str], where: str, settle_s: float = 6) -> list[Row]:
     """The app beside a training that keeps both its own core and the machine busy."""
-    started = subprocess.run(
-        [as_installed.app(), "run", "tiny-llama", "--set", "steps=1000000", "--set", "watch=0", "--detach", "--json"],
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    run_id = json.loads(started.stdout.splitlines()[-1])["run_id"]
-    try:
-        _wait_for_steps(Path(environment["TRAINFAST_HOME"]) / "runs" / run_id)
-        seen: Measurement = measure(
-            [as_installed.app()], columns=160, rows=48, seconds=20, settle=settle_s, env=dict(environment)
-        )
-    finally:
-        subprocess.run([as_installed.app(), "stop", run_id, "--now"], env=environment, capture_output=True, check=False)
+    command = [as_installed.app()]
+    with live_run(command, environment, ("steps=1000000", "watch=0"), steps=1):
+        seen: Measurement = measure(command, columns=160, rows=48, seconds=20, settle=settle_s, env=dict(environment))
     return [
         at_most(f"CPU, {where}", seen.cpu_percent, CPU_PERCENT, "%", digits=1, more=" of a core"),
         at_most(f"to the terminal, {where}", seen.bytes_per_s / 1e3, KB_PER_S, "kB/s", digits=1),
         at_most(f"largest frame, {where}", seen.largest_frame_bytes / 1e3, FRAME_KB, "kB", digits=1),
         at_most(f"RSS, {where}", seen.rss_mib or float("inf"), RSS_MIB, "MiB"),
     ]
-
-
-def _wait_for_steps(directory: Path) -> None:
-    deadline = time.monotonic() + 120
-    steps = directory / "steps.jsonl"
-    while not (steps.exists() and steps.stat().st_size):
-        if time.monotonic() > deadline or (directory / "result.json").exists():
-            raise RuntimeError(f"the run in {directory} takes no steps")
-        time.sleep(0.2)
 
 
 def _listing(environment: Mapping[str, str]) -> Row:

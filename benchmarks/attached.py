@@ -1,147 +1,217 @@
-"""How much an attached app slows a training down: windows with and without it, in turn, beside one live run.
+"""How much an attached app slows a training down: slices with and without it, in turn, beside one live run.
 
-    python -m benchmarks.attached [--pairs 30] [--window 6] [--set KNOB=VALUE ...]
+    python -m benchmarks.attached [--pairs 30] [--window 3] [--set KNOB=VALUE ...]
 
-On a GPU the app must cost next to nothing; on a CPU it takes its share of the machine, and no more than that.
+On a GPU the app must cost next to nothing; on a CPU it takes its share of the machine, and little more than that.
+
+One app is attached all the time; without it means that it is suspended, as by Ctrl+Z, which costs nothing and is over
+at once. A pair is four slices a few seconds long, without, with, with, without the app, and the other way round in
+every second pair: so a machine that grows slower or faster all the time does so for both. What is compared is the time
+of all steps in a slice, not of the one in the middle: the app works a few milliseconds at a time, and most steps do not
+notice. The budget is held where the whole interval is within it, on a machine that others left alone.
 """
 
 import argparse
+import contextlib
+import itertools
 import json
 import os
 import random
+import signal
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.budget import Row, print_table
-from benchmarks.pty_meter import measure as measure_in_terminal
+from benchmarks.in_terminal import Program, started
+from benchmarks.live_run import live_run
 from benchmarks.sampler_cost import stand_in
+
+from trainfast_runner.telemetry.kernel_figures import core_times
+from trainfast_runner.telemetry.process_tree import ProcessTree
 
 GPU_PERCENT = 0.3
 CPU_PERCENT_BEYOND_SHARE = 1.0
 PAIRS = 30
-WINDOW_S = 6.0
-SETTLE_S = 2.0
+WINDOW_S = 3.0
+"""Whole seconds, or a slice would have more of the app's ticks than another."""
+SETTLE_S = 1.0
+"""After the app was suspended or went on: its first repaint is of the whole screen."""
+FIRST_SETTLE_S = 8.0
+"""After its start."""
+ORDER = (False, True, True, False)
+"""Whether the app runs, in every second pair; the others are the other way round."""
 RESAMPLES = 2000
+QUIET_PERCENT = 5.0
+"""Where others take more of the machine than this, the pairs say more of them than of the app."""
 APP = (sys.executable, "-m", "trainfast_tui.cli")
 SETTINGS = ("steps=10000000", "batch_size=1", "seq_len=32", "watch=0")
 
-Pair = tuple[float, float, float]
-"""Median step in ms without and with the app, and the app's CPU in percent of a core."""
+
+@dataclass(frozen=True)
+class Slice:
+    """A few seconds of the training."""
+
+    attached: bool
+    steps_ms: tuple[float, ...]
+    """From the end of one step to that of the next."""
+    app_percent: float
+    """CPU of the app, of the whole machine."""
+    others_percent: float
+    """CPU of all that is neither the app nor the run, of the whole machine."""
 
 
 @dataclass(frozen=True)
 class Slowdown:
-    """Of the median step, in percent; `low` and `high` bound the middle 95 % of resampled medians of the pairs."""
+    """Of the mean step, in percent: the median of the pairs, `low` and `high` around 95 % of its resamples."""
 
     pairs: int
     percent: float
     low: float
     high: float
+    median_step_percent: float
+    """The same of the median step."""
     share_percent: float
-    """The app's own part of the machine's CPU time meanwhile."""
+    """The app's own part of the machine's CPU time while it is attached."""
+    others_percent: tuple[float, float]
+    """What others took of the machine without the app and with it."""
     device: str
+
+    @property
+    def is_quiet(self) -> bool:
+        """Whether others left the machine alone."""
+        return max(self.others_percent) <= QUIET_PERCENT
+
+    @property
+    def allowed_percent(self) -> float:
+        """The budget."""
+        return GPU_PERCENT if self.device != "cpu" else CPU_PERCENT_BEYOND_SHARE + self.share_percent
 
 
 def rows(found: Slowdown | None = None) -> list[Row]:
     """The budget: what, measured, budget, held."""
     one = found or measure()
-    on_gpu = one.device != "cpu"
-    budget = GPU_PERCENT if on_gpu else CPU_PERCENT_BEYOND_SHARE + one.share_percent
-    words = f"{one.percent:+.2f} % (95 %: {one.low:+.2f} to {one.high:+.2f}; the app's share {one.share_percent:.2f} %)"
-    allowed = f"<= {budget:.2f} %" + ("" if on_gpu else f", {CPU_PERCENT_BEYOND_SHARE:g} % beyond its share")
-    return [
-        (f"a training on the {one.device} slowed by the app, {one.pairs} pairs", words, allowed, one.percent <= budget)
-    ]
+    allowed = one.allowed_percent
+    shown = "within" if one.high <= allowed else "beyond" if one.low > allowed else "on both sides of"
+    words = (
+        f"{one.percent:+.2f} % (95 %: {one.low:+.2f} to {one.high:+.2f}, {shown} the bound; "
+        f"median step {one.median_step_percent:+.2f} %; the app's share {one.share_percent:.2f} %; "
+        f"others' {one.others_percent[0]:.1f} % without and {one.others_percent[1]:.1f} % with it"
+        f"{'' if one.is_quiet else ': too much to tell'})"
+    )
+    beyond = "" if one.device != "cpu" else f", {CPU_PERCENT_BEYOND_SHARE:g} % beyond its share"
+    what = f"a training on the {one.device} slowed by the app, {one.pairs} pairs"
+    return [(what, words, f"<= {allowed:.2f} %{beyond}", one.high <= allowed and one.is_quiet)]
 
 
 def measure(pairs: int = PAIRS, window_s: float = WINDOW_S, settings: Sequence[str] = SETTINGS) -> Slowdown:
-    """One run that trains on and on; the app attached to it in one window of each pair, which one first alternating."""
+    """One run that trains on and on, and one app that is attached to it half of the time."""
     with tempfile.TemporaryDirectory() as folder:
         real_gpu = _has_gpu()
         variables = dict(os.environ) if real_gpu else stand_in(Path(folder))
         variables["TRAINFAST_HOME"] = str(Path(folder) / "home")
-        wanted = [
-            word
-            for setting in settings
-            if not (real_gpu and setting.startswith("watch"))
-            for word in ("--set", setting)
-        ]
-        started = subprocess.run(
-            [*APP, "run", "tiny-llama", *wanted, "--detach", "--json"],
-            env=variables, capture_output=True, text=True, check=True,
-        )  # fmt: skip
-        run_id = json.loads(started.stdout.splitlines()[-1])["run_id"]
-        directory = Path(variables["TRAINFAST_HOME"]) / "runs" / run_id
-        try:
-            steps = Steps(directory)
-            steps.wait(20)
-            found = [_pair(steps, variables, window_s, app_first=bool(number % 2)) for number in range(pairs)]
-        finally:
-            subprocess.run([*APP, "stop", run_id, "--now"], env=variables, capture_output=True, check=False)
-    changes = [100 * (attached / alone - 1) for alone, attached, _ in found]
-    low, high = _interval(changes)
-    return Slowdown(
-        pairs=pairs,
-        percent=statistics.median(changes),
-        low=low,
-        high=high,
-        share_percent=statistics.median(cpu for _, _, cpu in found) / (os.cpu_count() or 1),
-        device="GPU" if real_gpu else "cpu",
-    )
+        wanted = [setting for setting in settings if not (real_gpu and setting.startswith("watch"))]
+        with live_run(APP, variables, wanted, steps=20) as directory, started(APP, env=variables) as app:
+            app.read(time.monotonic() + FIRST_SETTLE_S)
+            run = _Run(directory)
+            found = [_pair(app, run, window_s, app_first=bool(number % 2)) for number in range(pairs)]
+    return _slowdown(found, "GPU" if real_gpu else "cpu")
 
 
-class Steps:
-    """The step times of a live run."""
+class _Run:
+    """The steps of a live run, and the processor time that they take."""
 
     def __init__(self, directory: Path) -> None:
         self._path = directory / "steps.jsonl"
-        self._result = directory / "result.json"
+        events = (json.loads(line) for line in (directory / "events.jsonl").read_text().splitlines())
+        self._tree = ProcessTree(next(event["pid"] for event in events if event["kind"] == "supervisor"))
 
-    def wait(self, count: int) -> None:
-        """Until so many steps are taken."""
-        deadline = time.monotonic() + 180
-        while not self._path.exists() or self._path.read_bytes().count(b"\n") < count:
-            if time.monotonic() > deadline or self._result.exists():
-                raise RuntimeError(f"the run takes no steps: see {self._path.parent}")
-            time.sleep(0.2)
-
-    def median_ms(self, begin_ns: int, end_ns: int) -> float:
-        """The median of the steps that ended between two moments of CLOCK_MONOTONIC."""
-        lines = self._path.read_bytes().split(b"\n")[:-1]
-        recent = (json.loads(line) for line in reversed(lines))
-        found: list[float] = []
-        for step in recent:
-            if step["t_ns"] < begin_ns:
+    def steps_ms(self, begin_ns: int, end_ns: int) -> tuple[float, ...]:
+        """From the end of each step to that of the next, of those between two moments of CLOCK_MONOTONIC."""
+        ends: list[int] = []
+        for line in reversed(self._path.read_bytes().split(b"\n")[:-1]):
+            t_ns = json.loads(line)["t_ns"]
+            if t_ns < begin_ns:
                 break
-            if step["t_ns"] < end_ns:
-                found.append(step["step_ms"])
-        return statistics.median(found)
+            if t_ns < end_ns:
+                ends.append(t_ns)
+        ends.reverse()
+        return tuple((after - before) * 1e-6 for before, after in itertools.pairwise(ends))
+
+    def cpu_percent(self) -> float:
+        """Of one core since the last call, all processes of the run together."""
+        reading = self._tree.read()
+        return 0.0 if reading is None else reading.cpu_percent or 0.0
 
 
-def _pair(steps: Steps, variables: Mapping[str, str], window_s: float, *, app_first: bool) -> Pair:
-    """One window of each kind, in the order asked for."""
-    alone = None if app_first else _alone(steps, window_s)
-    seen = measure_in_terminal(
-        [*APP], columns=160, rows=48, seconds=window_s, settle=SETTLE_S, until=None, env=dict(variables)
+def _pair(app: Program, run: _Run, window_s: float, *, app_first: bool) -> list[Slice]:
+    """Four slices, in the order asked for."""
+    found = []
+    for attached in ORDER:
+        runs = attached != app_first
+        with contextlib.nullcontext() if runs else _suspended(app):
+            app.read(time.monotonic() + SETTLE_S)
+            found.append(_slice(app, run, window_s, attached=runs))
+    return found
+
+
+@contextlib.contextmanager
+def _suspended(app: Program) -> Iterator[None]:
+    app.signal(signal.SIGTSTP)
+    try:
+        yield
+    finally:
+        app.signal(signal.SIGCONT)
+
+
+def _slice(app: Program, run: _Run, window_s: float, *, attached: bool) -> Slice:
+    run.cpu_percent()
+    cores, app_s, begin_ns = core_times(), app.cpu_s, time.monotonic_ns()
+    app.read(time.monotonic() + window_s)
+    now, used_s, end_ns = core_times(), app.cpu_s - app_s, time.monotonic_ns()
+    run_percent = run.cpu_percent() / len(now)
+    busy, idle = (
+        sum(getattr(now[core], kind) - getattr(cores[core], kind) for core in now) for kind in ("busy", "idle")
     )
-    end_ns = time.monotonic_ns()
-    attached = steps.median_ms(end_ns - int(seen.seconds * 1e9), end_ns)
-    if alone is None:
-        time.sleep(SETTLE_S)
-        alone = _alone(steps, window_s)
-    return alone, attached, seen.cpu_percent
+    app_percent = 100 * used_s / ((end_ns - begin_ns) * 1e-9) / len(now)
+    return Slice(
+        attached=attached,
+        steps_ms=run.steps_ms(begin_ns, end_ns),
+        app_percent=app_percent,
+        others_percent=100 * busy / max(1, busy + idle) - run_percent - app_percent,
+    )
 
 
-def _alone(steps: Steps, window_s: float) -> float:
-    begin_ns = time.monotonic_ns()
-    time.sleep(window_s)
-    return steps.median_ms(begin_ns, time.monotonic_ns())
+def _slowdown(pairs: Sequence[Sequence[Slice]], device: str) -> Slowdown:
+    changes = [_change(pair, statistics.mean) for pair in pairs]
+    low, high = _interval(changes)
+    slices = [one for pair in pairs for one in pair]
+    without, attached = ([one for one in slices if one.attached is wanted] for wanted in (False, True))
+    return Slowdown(
+        pairs=len(pairs),
+        percent=statistics.median(changes),
+        low=low,
+        high=high,
+        median_step_percent=statistics.median(_change(pair, statistics.median) for pair in pairs),
+        share_percent=statistics.mean(one.app_percent for one in attached),
+        others_percent=(
+            statistics.mean(one.others_percent for one in without),
+            statistics.mean(one.others_percent for one in attached),
+        ),
+        device=device,
+    )
+
+
+def _change(pair: Sequence[Slice], middle: Callable[[Sequence[float]], float]) -> float:
+    """By what share a step of this pair is longer with the app, in percent."""
+    without, attached = (
+        middle([ms for one in pair if one.attached is wanted for ms in one.steps_ms]) for wanted in (False, True)
+    )
+    return 100 * (attached / without - 1)
 
 
 def _interval(changes: Sequence[float]) -> tuple[float, float]:
@@ -159,7 +229,7 @@ def main() -> int:
     """The command line."""
     parser = argparse.ArgumentParser(description="How much the attached app slows a training down.")
     parser.add_argument("--pairs", type=int, default=PAIRS)
-    parser.add_argument("--window", type=float, default=WINDOW_S, help="seconds of each half of a pair")
+    parser.add_argument("--window", type=float, default=WINDOW_S, help="seconds of each of the four slices of a pair")
     parser.add_argument("--set", action="append", dest="settings", metavar="KNOB=VALUE", help="instead of the defaults")
     options = parser.parse_args()
     return print_table(rows(measure(options.pairs, options.window, options.settings or SETTINGS)))

@@ -117,7 +117,7 @@ group_memory() {
 }
 
 group_slowdown() {
-    measure attached-pairs 900 benchmarks.attached --pairs "${PAIRS:-20}" --window "${WINDOW:-5}" \
+    measure attached-pairs 900 benchmarks.attached --pairs "${PAIRS:-20}" --window "${WINDOW:-3}" \
         --set steps=10000000 --set batch_size=8 --set seq_len=128
 }
 

@@ -25,7 +25,8 @@ if __package__ in (None, ""):
 import platformdirs
 from benchmarks import as_installed, attached, cpu_shares, sampler_cost
 from benchmarks.budget import Row, at_most, print_table
-from benchmarks.pty_meter import Ended, Measurement, measure, table
+from benchmarks.in_terminal import Ended
+from benchmarks.pty_meter import Measurement, measure, table
 
 CPU_PERCENT = 3.0
 KB_PER_S = 20.0
