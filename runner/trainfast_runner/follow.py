@@ -26,7 +26,7 @@ from trainfast_runner.run_directory.records import END_STATES, PROBE, Event, Run
 from trainfast_runner.run_directory.result import Diagnosis, Result
 from trainfast_runner.run_directory.run_records import EVENTS_FILE, TELEMETRY_FILE, tried_batches
 from trainfast_runner.run_directory.telemetry_lines import telemetry_tail
-from trainfast_runner.supervision.recovery import state_of
+from trainfast_runner.supervision.recovery import StateEvents, state_of
 from trainfast_runner.telemetry.readings import Tick
 
 T = TypeVar("T")
@@ -118,6 +118,7 @@ class Follower:
         self._telemetry = _recent(telemetry_tail(directory / TELEMETRY_FILE, Tick))
         self._events: deque[Event] = deque(maxlen=EVENTS_KEPT)
         self._event_tail = _recent(Tail(directory / EVENTS_FILE, Event))
+        self._state_events = StateEvents(directory)
         self._join: StepJoin | None = None
         self._live = LiveDiagnosis()
         self._conditions: deque[StepConditions] = deque(maxlen=CONDITIONS_KEPT)
@@ -138,7 +139,7 @@ class Follower:
             self._run = read_run_file(self.directory)
         # First whether anything lives, then the state: what the files say afterwards is at least as new as both.
         alive = is_alive(self.directory)
-        state = state_of(self.directory, self._run)
+        state = state_of(self.directory, self._run, self._state_events)
         result = read_result(self.directory)
         grew = self._read()
         # The supervisor says how the run ended before it writes the result: until it is gone, that may still come.

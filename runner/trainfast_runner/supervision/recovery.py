@@ -26,13 +26,14 @@ from trainfast_runner.run_directory.home import (
     read_run_file,
     take_exclusively,
 )
-from trainfast_runner.run_directory.json_lines import read_all, write_atomically
+from trainfast_runner.run_directory.json_lines import Tail, rest_of, write_atomically
 from trainfast_runner.run_directory.records import END_STATES, SCHEMA, Event, RunFile
 from trainfast_runner.run_directory.result import Result, RunError
 from trainfast_runner.run_directory.run_records import EVENTS_FILE, RunRecords, read_records
 
 BEING_MADE_S = 10.0
 """A directory without `run.json` this young is a run that is just being launched."""
+_KINDS_OF_STATE = frozenset(("supervisor", "launched", "state", "stop_requested"))
 
 
 @dataclass(frozen=True)
@@ -54,16 +55,32 @@ class RunState:
         return self.state in END_STATES
 
 
-def state_of(directory: Path, run: RunFile | None = None) -> RunState:
+class StateEvents:
+    """The events of a run that say what state it is in: who asks again and again reads the new lines only."""
+
+    def __init__(self, directory: Path) -> None:
+        self._tail = Tail(directory / EVENTS_FILE, Event)
+        self._found: list[Event] = []
+
+    def read(self) -> list[Event]:
+        """All of them up to now, oldest first."""
+        with contextlib.suppress(OSError):
+            self._found += [event for event in rest_of(self._tail) if event.kind in _KINDS_OF_STATE]
+        return self._found
+
+
+def state_of(directory: Path, run: RunFile | None = None, events: StateEvents | None = None) -> RunState:
     """What the run is doing. One that was left behind gets its `lost` result written on the way.
 
-    `run` is its `run.json`, which never changes, where the caller has read it.
+    `run` is its `run.json`, which never changes, where the caller has read it; `events` is what a caller keeps who asks
+    more than once.
     """
+    events = events or StateEvents(directory)
     result = read_result(directory)
     if result is not None:
         return RunState(state=result.state, reason=result.reason)
     if is_alive(directory):
-        live = _live(directory, run)
+        live = _live(directory, run, events)
         if live.supervised or _alive_for_sure(directory):
             return live
     result = settle(directory)
@@ -72,7 +89,7 @@ def state_of(directory: Path, run: RunFile | None = None) -> RunState:
     if not (directory / RUN_FILE).exists() and _is_young(directory):
         return RunState(state="starting")
     if is_alive(directory):
-        return _live(directory, run)
+        return _live(directory, run, events)
     if _result_is_newer(directory):
         return RunState(state="lost", reason="result.json was written by a newer trainfast-tui: update this one")
     return RunState(state="lost", reason="run.json is missing or unreadable: nothing is known of this run")
@@ -116,12 +133,12 @@ class _Versioned(msgspec.Struct, frozen=True):
 
 def supervisor_of(directory: Path) -> Identity | None:
     """The run's supervisor if it is running, in this boot of the machine."""
-    return _running(read_run_file(directory), "supervisor", _events(directory))
+    return _running(read_run_file(directory), "supervisor", StateEvents(directory).read())
 
 
 def launched_child_of(directory: Path) -> Identity | None:
     """The training's direct child (python, or torchrun) if it is running, in this boot of the machine."""
-    return _running(read_run_file(directory), "launched", _events(directory))
+    return _running(read_run_file(directory), "launched", StateEvents(directory).read())
 
 
 def ranks_of(directory: Path) -> list[Identity]:
@@ -152,9 +169,9 @@ def _this_boot(run: RunFile | None) -> bool:
     return run is not None and run.boot_id in ("", boot_id())
 
 
-def _live(directory: Path, run: RunFile | None) -> RunState:
+def _live(directory: Path, run: RunFile | None, kept: StateEvents) -> RunState:
     """The state of a run whose lock is held."""
-    events = _events(directory)
+    events = kept.read()
     supervisor = _running(run or read_run_file(directory), "supervisor", events)
     if supervisor is None:
         # Before its first event there is no supervisor to be missing: the launcher holds the lock.
@@ -170,13 +187,6 @@ def _live(directory: Path, run: RunFile | None) -> RunState:
         reason=state.reason if state else None,
         stop_deadline_ns=stop.deadline_ns if stop else None,
     )
-
-
-def _events(directory: Path) -> list[Event]:
-    try:
-        return read_all(directory / EVENTS_FILE, Event)[0]
-    except OSError:
-        return []
 
 
 def _lost(records: RunRecords) -> Verdict:
