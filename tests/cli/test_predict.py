@@ -104,6 +104,30 @@ def test_a_row_waits_for_those_before_it(
     assert said["rows"][2]["predicted"] is None
 
 
+@pytest.mark.parametrize(
+    ("settings", "key"),
+    [
+        ("strategy=fsdp devices=2 optimizer=adamw-8bit", "optimizer"),
+        ("strategy=zero3 devices=2 optimizer=adafactor", "optimizer"),
+        ("strategy=pp micro_batches=3", "micro_batches"),
+        ("strategy=ddp+pp devices=3", "devices"),
+        ("strategy=ddp devices=2 memory_limit=2GiB+1GiB+1GiB", "memory_limit"),
+        ("strategy=fsdp devices=2 engine=trainer", "engine"),
+    ],
+)
+def test_knobs_that_contradict_each_other_are_refused_as_a_run_refuses_them(
+    settings: str, key: str, preset: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(training_python, "ask_each", Tracer())
+    chosen = [word for one in settings.split() for word in ("--set", one)]
+    assert main(["predict", preset, *chosen, "--json"]) == 0
+    rows = json.loads(capsys.readouterr().out)["rows"]
+    assert [row["predicted"] for row in rows] == [None] * 3
+    assert key in rows[0]["reason"]
+    assert main(["predict", "tiny-llama", *chosen, "--json"]) == 2
+    assert json.loads(capsys.readouterr().out)["error"]["key"] == key
+
+
 def test_a_limit_below_the_weights_ends_with_3_and_says_what_they_need(
     preset: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -6,11 +6,21 @@ from typing import TYPE_CHECKING
 
 from trainfast_runner.combinations.data_rules import DATA_RULES
 from trainfast_runner.combinations.facts import Facts, Rule
-from trainfast_runner.combinations.general_rules import GENERAL_RULES, devices_exist
-from trainfast_runner.combinations.pipeline_rules import pipeline_fits
-from trainfast_runner.combinations.sharded_rules import SHARDED_RULES, several_gpus
-from trainfast_runner.combinations.technique_rules import TECHNIQUE_RULES
-from trainfast_runner.combinations.zero_rules import zero_fits
+from trainfast_runner.combinations.general_rules import (
+    GENERAL_RULES,
+    devices_exist,
+    limit_for_every_rank,
+    set_knobs_matter,
+)
+from trainfast_runner.combinations.pipeline_rules import pipeline_fits, pipeline_knobs_fit
+from trainfast_runner.combinations.sharded_rules import (
+    SHARDED_RULES,
+    devices_fill_the_mesh,
+    optimizer_takes_slices,
+    several_gpus,
+)
+from trainfast_runner.combinations.technique_rules import TECHNIQUE_RULES, compile_fits, engine_runs_the_strategy
+from trainfast_runner.combinations.zero_rules import optimizer_takes_flat_slices, zero_fits
 from trainfast_runner.problem import Problem
 
 if TYPE_CHECKING:
@@ -29,6 +39,18 @@ RULES: tuple[Rule, ...] = (
 DEVICE_RULES: tuple[Rule, ...] = (devices_exist, several_gpus)
 """Those of RULES that ask for nothing but devices."""
 
+KNOB_RULES: tuple[Rule, ...] = (
+    set_knobs_matter,
+    limit_for_every_rank,
+    pipeline_knobs_fit,
+    optimizer_takes_slices,
+    devices_fill_the_mesh,
+    optimizer_takes_flat_slices,
+    engine_runs_the_strategy,
+    compile_fits,
+)
+"""Those of RULES that ask for knobs and a number of devices: no other model, GPU or package would change them."""
+
 
 def check(facts: Facts) -> None:
     """Raise the first rule's Problem that applies; return when the combination can run."""
@@ -40,5 +62,14 @@ def check(facts: Facts) -> None:
 
 def cannot_run_here(spec: RunSpec, machine: Machine) -> Problem | None:
     """The refusal of a run for which this machine has not the devices; None where it has them."""
+    return _first(DEVICE_RULES, spec, machine)
+
+
+def cannot_run_anywhere(spec: RunSpec, machine: Machine) -> Problem | None:
+    """The refusal of knobs that contradict each other; None where they do not, or this machine has not the devices."""
+    return None if cannot_run_here(spec, machine) else _first(KNOB_RULES, spec, machine)
+
+
+def _first(rules: tuple[Rule, ...], spec: RunSpec, machine: Machine) -> Problem | None:
     facts = Facts(spec, machine, config={}, versions={}, python="")
-    return next((problem for rule in DEVICE_RULES if (problem := rule(facts)) is not None), None)
+    return next((problem for rule in rules if (problem := rule(facts)) is not None), None)

@@ -106,7 +106,8 @@ def _optimizer_is_installed(facts: Facts) -> Problem | None:
     return None
 
 
-def _limit_for_every_rank(facts: Facts) -> Problem | None:
+def limit_for_every_rank(facts: Facts) -> Problem | None:
+    """A list of limits has one of each rank."""
     limit = facts.knobs["memory_limit"]
     if not isinstance(limit, str):
         return None
@@ -115,12 +116,12 @@ def _limit_for_every_rank(facts: Facts) -> Problem | None:
         return Problem(
             f"memory_limit={limit} names {given} ranks and the run has {ranks}",
             key="memory_limit",
-            allowed=["one value", f"{ranks} values joined by +"],
+            allowed=["one value", f"{ranks} values joined by +"][:ranks],
         )
     return None
 
 
-def _set_knobs_matter(facts: Facts) -> Problem | None:
+def set_knobs_matter(facts: Facts) -> Problem | None:
     """A knob that was turned by hand and would do nothing is a misunderstanding."""
     strategy = facts.knobs["strategy"]
     for name in facts.spec.changed:
@@ -177,11 +178,11 @@ def _heads_divide(facts: Facts) -> Problem | None:
 
 GENERAL_RULES: tuple[Rule, ...] = (
     _warmup_leaves_steps,
-    _set_knobs_matter,
+    set_knobs_matter,
     devices_exist,
     _precision_has_hardware,
     _optimizer_is_installed,
-    _limit_for_every_rank,
+    limit_for_every_rank,
     _positions_suffice,
     _vocabulary_holds_bytes,
     _heads_divide,

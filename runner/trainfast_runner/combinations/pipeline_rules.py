@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from trainfast_runner.combinations.facts import Facts
 from trainfast_runner.problem import Problem
@@ -118,6 +118,15 @@ _RULES: tuple[Callable[[Facts], Problem | None], ...] = (
 
 def pipeline_fits(facts: Facts) -> Problem | None:
     """The first Problem of a pipeline that cannot run; None for other strategies."""
+    return _first(_RULES, facts)
+
+
+def pipeline_knobs_fit(facts: Facts) -> Problem | None:
+    """The same, by what can be told without the model's configuration."""
+    return _first((_devices_fill_the_mesh, _micro_batches_divide), facts)
+
+
+def _first(rules: Iterable[Callable[[Facts], Problem | None]], facts: Facts) -> Problem | None:
     if facts.knobs["strategy"] not in PIPELINES:
         return None
-    return next((problem for rule in _RULES if (problem := rule(facts)) is not None), None)
+    return next((problem for rule in rules if (problem := rule(facts)) is not None), None)

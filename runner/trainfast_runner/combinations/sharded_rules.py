@@ -62,7 +62,8 @@ def several_gpus(facts: Facts) -> Problem | None:
     return None
 
 
-def _optimizer_takes_slices(facts: Facts) -> Problem | None:
+def optimizer_takes_slices(facts: Facts) -> Problem | None:
+    """The optimizer works on a rank's slice of each parameter, where that is all it has."""
     strategy, optimizer = facts.knobs["strategy"], facts.knobs["optimizer"]
     if strategy not in SHARDED or optimizer in FLAT_OPTIMIZERS:
         return None
@@ -115,7 +116,8 @@ def _degree_divides_the_model(facts: Facts) -> Problem | None:
     return None
 
 
-def _devices_fill_the_mesh(facts: Facts) -> Problem | None:
+def devices_fill_the_mesh(facts: Facts) -> Problem | None:
+    """As many devices as the tensor-parallel degree wants, or several times as many."""
     strategy = facts.knobs["strategy"]
     if strategy not in TENSOR_PARALLEL:
         return None
@@ -138,8 +140,8 @@ def _devices_fill_the_mesh(facts: Facts) -> Problem | None:
 
 SHARDED_RULES: tuple[Callable[[Facts], Problem | None], ...] = (
     several_gpus,
-    _optimizer_takes_slices,
+    optimizer_takes_slices,
     _family_has_a_plan,
     _degree_divides_the_model,
-    _devices_fill_the_mesh,
+    devices_fill_the_mesh,
 )

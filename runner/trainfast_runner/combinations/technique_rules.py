@@ -16,7 +16,8 @@ COMPILERS = {"cpu": ("CXX", ("g++",), "g++"), "cuda": ("CC", ("gcc", "cc", "clan
 """By device: the variable that names the compiler, the names it is looked for under, and the Debian package."""
 
 
-def _engine_runs_the_strategy(facts: Facts) -> Problem | None:
+def engine_runs_the_strategy(facts: Facts) -> Problem | None:
+    """An engine other than ours drives only some strategies."""
     engine, strategy = facts.knobs["engine"], facts.knobs["strategy"]
     if engine == "native" or strategy in ENGINE_STRATEGIES:
         return None
@@ -49,7 +50,7 @@ def _engine_casts(facts: Facts) -> Problem | None:
     )
 
 
-def _compile_fits(facts: Facts) -> Problem | None:
+def compile_fits(facts: Facts) -> Problem | None:
     """The other engines compile each in a way of their own; here they are to be compared with the loop, uncompiled."""
     asked, engine, strategy = facts.knobs["compile"], facts.knobs["engine"], facts.knobs["strategy"]
     if asked == "off":
@@ -123,10 +124,10 @@ def _pages_need_a_gpu(facts: Facts) -> Problem | None:
 
 
 TECHNIQUE_RULES: tuple[Callable[[Facts], Problem | None], ...] = (
-    _engine_runs_the_strategy,
+    engine_runs_the_strategy,
     _engine_is_installed,
     _engine_casts,
-    _compile_fits,
+    compile_fits,
     _compile_has_a_compiler,
     _flash_can_run,
     _pages_need_a_gpu,

@@ -26,8 +26,11 @@ def _deepspeed_is_installed(facts: Facts) -> Problem | None:
     )
 
 
-def _optimizer_takes_flat_slices(facts: Facts) -> Problem | None:
+def optimizer_takes_flat_slices(facts: Facts) -> Problem | None:
+    """ZeRO hands an optimizer flat slices, of parameters that it swaps; None for other strategies."""
     strategy, optimizer = str(facts.knobs["strategy"]), facts.knobs["optimizer"]
+    if strategy not in STAGE:
+        return None
     if optimizer == "adafactor":
         return Problem(
             f"optimizer=adafactor factors whole matrices, and with strategy={strategy} it is given flat slices:"
@@ -101,7 +104,7 @@ def _offload_path_takes_files(facts: Facts) -> Problem | None:
 
 _RULES: tuple[Callable[[Facts], Problem | None], ...] = (
     _deepspeed_is_installed,
-    _optimizer_takes_flat_slices,
+    optimizer_takes_flat_slices,
     _half_precision_on_a_cpu,
     _offload_path_takes_files,
 )

@@ -8,6 +8,7 @@ from typing import Any
 
 from trainfast_runner import training_python
 from trainfast_runner.combinations import world
+from trainfast_runner.combinations.check import cannot_run_anywhere
 from trainfast_runner.combinations.world import TENSOR_PARALLEL
 from trainfast_runner.hardware.machine import Machine, look
 from trainfast_runner.memory_model.fitting import Fit, fit_of
@@ -67,6 +68,8 @@ def answers(
     for place, one in enumerate(asked):
         try:
             asked[place] = one = replace(one, spec=world.with_devices(one.spec, machine))
+            if (refusal := cannot_run_anywhere(one.spec, machine)) is not None:
+                raise refusal
             ranks[place] = world.world_size(one.spec, machine)
         except Problem as problem:
             yield place, Answer(one, problem=problem)

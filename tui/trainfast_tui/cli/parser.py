@@ -25,7 +25,8 @@ class Parser(argparse.ArgumentParser):
         super().__init__(*arguments, **{"allow_abbrev": False, **keywords})
 
     def error(self, message: str) -> NoReturn:
-        raise Problem(f"{message}; see {self.prog} --help")
+        argument = message.removeprefix("argument ").partition(":")[0] if message.startswith("argument ") else None
+        raise Problem(f"{message}; see {self.prog} --help", key=argument)
 
     def option_names(self) -> list[str]:
         """Every option it takes, long ones first."""
