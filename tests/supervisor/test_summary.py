@@ -128,6 +128,20 @@ def test_energy_and_throttling_come_from_counters_over_the_measured_window(tmp_p
     assert result.memory.device_peak_used_bytes == 12
 
 
+def test_steps_that_are_over_between_two_samples_have_no_energy_and_no_idle_gpu(tmp_path: Path) -> None:
+    # Ten steps of 60 ms on a GPU that idled until then: the sample among them still has the idle second in it.
+    steps = [step(n, 60, t_ns=round((2.7 + 0.06 * n) * S), data_ms=0.1) for n in range(1, 11)]
+    write_lines(tmp_path / "steps.jsonl", steps)
+    write_lines(
+        tmp_path / "telemetry.jsonl",
+        [device(t, energy_mj=t * 90_000, power_w=90.0, gpu_utilization_percent=4) for t in range(6)],
+    )
+    result = result_of(tmp_path, watch_uuids=[GPU], device_uuids=[GPU], device="cuda", knobs={"strategy": "single"})
+    assert result.energy.joules is None
+    assert result.diagnosed
+    assert [finding.rule for finding in result.diagnosis] == []
+
+
 def test_without_counters_the_sampled_reasons_are_counted(tmp_path: Path) -> None:
     write_lines(tmp_path / "steps.jsonl", [step(n, 1000) for n in range(1, 11)])
     write_lines(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -18,6 +19,15 @@ SMALLEST: dict[str, Any] = {
     "vocab_size": 1024,
     "max_position_embeddings": 128,
 }
+
+
+def test_a_cuda_graph_is_replayed_only_where_no_gradient_has_to_outlive_it() -> None:
+    from trainfast_runner.worker.compilation import mode_of
+    from trainfast_runner.worker.spec import Knobs
+
+    tuned = Knobs(compile="max-autotune")
+    assert (mode_of(Knobs(compile="default")), mode_of(tuned)) == (None, "max-autotune")
+    assert mode_of(replace(tuned, grad_accum=2)) == "max-autotune-no-cudagraphs"
 
 
 @pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs g++ on a CPU")

@@ -13,6 +13,9 @@ from trainfast_runner.run_directory.run_records import DeviceSample
 from trainfast_runner.telemetry.throttle_causes import CAUSES
 
 Samples = list[tuple[int, DeviceSample]]
+LEAST_SAMPLES = 2
+"""Within the measured steps, for their energy: of steps that are over before the second one, as a fast GPU's first few
+are, a straight line from sample to sample tells the energy of the start and of the end instead."""
 
 
 @dataclass(frozen=True)
@@ -48,6 +51,13 @@ def energy(devices: Sequence[DeviceConditions], samples: float, steps: int) -> E
         joules_per_sample=total / samples if samples else None,
         joules_per_step=total / steps if steps else None,
         source=INTEGRATED_POWER if integrated else ENERGY_COUNTER,
+    )
+
+
+def is_sampled(devices: Iterable[Samples], window: Window | None) -> bool:
+    """Whether every device was sampled often enough in the window to tell its energy."""
+    return window is not None and all(
+        sum(window.begin_ns <= t_ns <= window.end_ns for t_ns, _ in samples) >= LEAST_SAMPLES for samples in devices
     )
 
 

@@ -161,7 +161,7 @@ def _devices(stretch: Stretch, run: Figures) -> list[Figures]:
 
 
 def _device(stretch: Stretch, device: DeviceConditions, fastest: float | None, run: Figures) -> Figures:
-    samples = stretch.samples.get(device.uuid or "", ())
+    samples, averaged = stretch.samples.get(device.uuid or "", ()), stretch.averaged(device.uuid or "")
     hottest = max((sample.temperature_c for sample in samples if sample.temperature_c is not None), default=None)
     limit = _last(slows_down_at_c(sample) for sample in samples)
     width, widest = _last(sample.pcie_width for sample in samples), _last(sample.pcie_width_max for sample in samples)
@@ -184,14 +184,14 @@ def _device(stretch: Stretch, device: DeviceConditions, fastest: float | None, r
         "degrees_under_c": None if hottest is None or limit is None or hottest >= limit else limit - hottest,
         "cooling_advice": _cooling_advice(hottest, limit),
         "temperature_words": _temperature_words(hottest, limit),
-        "power_w": _mean(sample.power_w for sample in samples),
+        "power_w": _mean(sample.power_w for sample in averaged),
         "power_limit_w": _last(sample.power_limit_w for sample in samples),
         "clock_loss_percent": None if device.clock_loss_fraction is None else 100 * device.clock_loss_fraction,
         "sm_clock_mhz": clock,
         "fastest_sm_clock_mhz": fastest,
         "clock_behind_percent": None if behind is None else 100 * behind,
         "clock_behind_cost_ms": None if behind is None or working is None else behind * working,
-        "gpu_utilization_percent": _mean(sample.gpu_utilization_percent for sample in samples),
+        "gpu_utilization_percent": _mean(sample.gpu_utilization_percent for sample in averaged),
         "pcie_width": width,
         "pcie_width_max": widest,
         "pcie_lanes_missing": None if width is None or widest is None else widest - width,
@@ -297,7 +297,7 @@ def _ranks(stretch: Stretch) -> list[Figures]:
 
 def _lowest_utilization(stretch: Stretch) -> float | None:
     """Of the run's own GPUs the one with least to do."""
-    means = [_mean(s.gpu_utilization_percent for s in stretch.samples.get(u, ())) for u in stretch.run.device_uuids]
+    means = [_mean(s.gpu_utilization_percent for s in stretch.averaged(u)) for u in stretch.run.device_uuids]
     return min((mean for mean in means if mean is not None), default=None)
 
 

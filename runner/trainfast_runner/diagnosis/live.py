@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from trainfast_runner.diagnosis.device_window import window_of
 from trainfast_runner.diagnosis.steady_state import NOT_KNOWN, steady_state
 from trainfast_runner.diagnosis.step_conditions import StepJoin
-from trainfast_runner.diagnosis.stretch import Stretch, foreign_processes
+from trainfast_runner.diagnosis.stretch import AVERAGED_NS, Stretch, foreign_processes
 from trainfast_runner.diagnosis.verdicts import diagnose
 from trainfast_runner.run_directory.records import Event, RunFile, Step
 from trainfast_runner.run_directory.result import Diagnosis
@@ -55,18 +55,14 @@ class LiveDiagnosis:
                 break
             within.append(tick)
         within.reverse()
-        samples: dict[str, list[DeviceReading]] = {}
-        for tick in within:
-            for device in tick.devices:
-                if device.uuid is not None:
-                    samples.setdefault(device.uuid, []).append(device)
         self.diagnosis = tuple(
             diagnose(
                 Stretch(
                     run=run,
                     steps=steps,
                     devices=join.window(window.begin_ns, window.end_ns),
-                    samples=samples,
+                    samples=_by_device(within),
+                    averages=_by_device(tick for tick in within if tick.t_ns >= window.begin_ns + AVERAGED_NS),
                     hosts=[tick.host for tick in within],
                     foreign=foreign_processes(run, events, window),
                 )
@@ -88,6 +84,15 @@ class LiveDiagnosis:
             (step.step, step.t_ns, step.step_ms) for step in steps if not step.warmup and step.t_ns <= ticks[-1].t_ns
         ]
         self.steady = steady_state(measured, list(temperatures.values()))
+
+
+def _by_device(ticks: Iterable[Tick]) -> dict[str, list[DeviceReading]]:
+    samples: dict[str, list[DeviceReading]] = {}
+    for tick in ticks:
+        for device in tick.devices:
+            if device.uuid is not None:
+                samples.setdefault(device.uuid, []).append(device)
+    return samples
 
 
 def _recent(steps: Sequence[Step], until_ns: int) -> list[Step]:

@@ -14,6 +14,10 @@ from trainfast_runner.telemetry.readings import HostReading
 
 T = TypeVar("T")
 
+AVERAGED_NS = 1_000_000_000
+"""How far back a reading of utilization or power may reach: the driver averages the one over a sixth of a second to a
+whole one, by the product (nvmlUtilization_t in nvml.h), the other over a second."""
+
 
 @dataclass(frozen=True)
 class ForeignProcess:
@@ -26,12 +30,16 @@ class ForeignProcess:
 
 @dataclass(frozen=True)
 class Stretch:
-    """Measured steps of a run by rank, and what devices and host did meanwhile, samples oldest first and by UUID."""
+    """Measured steps of a run by rank, and what devices and host did meanwhile, samples oldest first and by UUID.
+
+    `averages` are those of the samples whose averages reach back to no time before the steps; None where all are.
+    """
 
     run: RunFile
     steps: Mapping[int, Sequence[Step]]
     devices: Sequence[DeviceConditions] = ()
     samples: Mapping[str, Sequence[Seen]] = field(default_factory=dict)
+    averages: Mapping[str, Sequence[Seen]] | None = None
     hosts: Sequence[HostSample | HostReading] = ()
     foreign: Sequence[ForeignProcess] = ()
 
@@ -39,6 +47,10 @@ class Stretch:
     def first_rank(self) -> Sequence[Step]:
         """The steps of the lowest rank there is."""
         return self.steps[min(self.steps)] if self.steps else ()
+
+    def averaged(self, uuid: str) -> Sequence[Seen]:
+        """A device's samples whose utilization and power are those of the steps alone: none of a short stretch."""
+        return (self.samples if self.averages is None else self.averages).get(uuid, ())
 
     @property
     def measured(self) -> int:
@@ -50,8 +62,8 @@ def stretch_of(records: RunRecords, devices: Sequence[DeviceConditions], window:
     """The measured steps of ended records, in the window that `devices` describe. `records.run` must be known."""
     assert records.run is not None
 
-    def within(samples: Iterable[tuple[int, T]]) -> list[T]:
-        return [sample for t_ns, sample in samples if window.begin_ns <= t_ns <= window.end_ns]
+    def within(samples: Iterable[tuple[int, T]], later_ns: int = 0) -> list[T]:
+        return [sample for t_ns, sample in samples if window.begin_ns + later_ns <= t_ns <= window.end_ns]
 
     return Stretch(
         run=records.run,
@@ -62,6 +74,7 @@ def stretch_of(records: RunRecords, devices: Sequence[DeviceConditions], window:
         },
         devices=devices,
         samples={uuid: within(samples) for uuid, samples in records.devices.items()},
+        averages={uuid: within(samples, AVERAGED_NS) for uuid, samples in records.devices.items()},
         hosts=within(records.hosts),
         foreign=foreign_processes(records.run, records.events, window),
     )

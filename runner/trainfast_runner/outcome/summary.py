@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from trainfast_runner.diagnosis.absences import absences
-from trainfast_runner.diagnosis.device_window import energy, hottest_c, peak_used_bytes, throttle, window_of
+from trainfast_runner.diagnosis.device_window import energy, hottest_c, is_sampled, peak_used_bytes, throttle, window_of
 from trainfast_runner.diagnosis.figures import others_cpu_percent
 from trainfast_runner.diagnosis.steady_state import steady_state
 from trainfast_runner.diagnosis.step_conditions import join_of
@@ -24,6 +24,7 @@ from trainfast_runner.outcome.verdict import Verdict
 from trainfast_runner.run_directory.records import PROBE, Actual, RunFile, Step, WorkerLine
 from trainfast_runner.run_directory.result import (
     Conditions,
+    Energy,
     Flops,
     Losses,
     LossScaling,
@@ -55,6 +56,7 @@ def summarise(directory: Path, records: RunRecords, verdict: Verdict, ended_ns: 
     join = join_of(records.devices, run.watch_uuids if run else [], 1.0)
     devices = join.window(window.begin_ns, window.end_ns) if window else []
     stretch = stretch_of(records, devices, window) if window and run else None
+    watched = [records.devices.get(device.uuid or "", []) for device in devices]
     return Result(
         run_id=run.run_id if run else directory.name,
         state=verdict.state,
@@ -76,7 +78,7 @@ def summarise(directory: Path, records: RunRecords, verdict: Verdict, ended_ns: 
         step_ms=_step_time(measured),
         flops=_flops(run, ran, throughput),
         memory=_memory(records, peak_used_bytes(used)),
-        energy=energy(devices, samples, len(measured)),
+        energy=energy(devices, samples, len(measured)) if is_sampled(watched, window) else Energy(),
         throttle=throttle(devices, window, len(measured), run.device_uuids if run else ()),
         compile=compile_cost(records, directory),
         precision=_loss_scaling(records),

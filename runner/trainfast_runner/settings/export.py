@@ -57,6 +57,12 @@ def export(run: RunFile, directory: Path, to: str) -> Exported:
     return Exported(run.run_id, to, text, tuple(left_out))
 
 
+def _compile_mode(knobs: Knobs) -> str:
+    """torch.compile's mode: no gradient can be accumulated in the memory of a CUDA graph, which is replayed."""
+    replayed = knobs["compile"] == "max-autotune" and knobs["grad_accum"] != 1
+    return "max-autotune-no-cudagraphs" if replayed else str(knobs["compile"])
+
+
 def _training_args(run: RunFile, knobs: Knobs, _directory: Path) -> tuple[str, list[str]]:
     """A `TrainingArguments(...)` call; the Trainer's other defaults for clipping and rate are overruled."""
     said: dict[str, object] = {}
@@ -67,7 +73,7 @@ def _training_args(run: RunFile, knobs: Knobs, _directory: Path) -> tuple[str, l
         elif entry.name == "optimizer":
             said[name] = OPTIM[str(value)]
         elif entry.name == "compile":
-            said |= {} if value == "off" else {"torch_compile": True, "torch_compile_mode": value}
+            said |= {} if value == "off" else {"torch_compile": True, "torch_compile_mode": _compile_mode(knobs)}
         elif entry.name == "prefetch":
             said |= {name: value} if knobs["workers"] else {}
         elif name.isidentifier() and name.islower():

@@ -113,7 +113,8 @@ KNOBS: tuple[Knob, ...] = (
         "off",
         "compute",
         "torch.compile of the model: a long first step, then faster ones; longer runs gain more. The result says after"
-        " how many steps it has paid for itself. single and ddp only.",
+        " how many steps it has paid for itself. max-autotune replays CUDA graphs, with grad_accum above 1 none."
+        " single and ddp only.",
         "up to about 2x once compiled; the first step takes tens of seconds",
         "fused kernels keep fewer temporaries; on a CPU the compiler itself takes some 100 MiB",
         same_as=Equivalent("torch_compile", "dynamo_backend", ""),

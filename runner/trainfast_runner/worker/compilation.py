@@ -25,12 +25,21 @@ def compiled(module: nn.Module, knobs: Knobs, device: torch.device) -> nn.Module
     if knobs.compile == "off":
         return module
     check_compiler(knobs, device)
-    made: Any = torch.compile(module, mode=None if knobs.compile == "default" else knobs.compile)
-    if knobs.compile == "max-autotune":
-        # It replays CUDA graphs, which reuse the memory of the micro-step before.
+    mode = mode_of(knobs)
+    made: Any = torch.compile(module, mode=mode)
+    if mode == "max-autotune":
+        # It replays CUDA graphs, which reuse the memory of the step before.
         made.register_forward_pre_hook(lambda *_: torch.compiler.cudagraph_mark_step_begin())  # type: ignore[no-untyped-call]
     inner: nn.Module = made
     return inner
+
+
+def mode_of(knobs: Knobs) -> str | None:
+    """torch.compile's `mode`. Gradients that a CUDA graph made are gone when it is replayed (torch/_inductor,
+    cudagraph_trees.py), so that none can be accumulated over micro-batches: then it is tuned alike, without graphs."""
+    if knobs.compile == "default":
+        return None
+    return "max-autotune-no-cudagraphs" if knobs.grad_accum > 1 else knobs.compile
 
 
 def bare(module: nn.Module) -> nn.Module:
