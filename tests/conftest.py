@@ -9,9 +9,12 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
-# How long an example takes, or its making, says more about the machine than about the code.
-settings.register_profile("unhurried", deadline=None, suppress_health_check=[HealthCheck.too_slow])
-settings.load_profile("unhurried")
+# How long an example takes, or its making, says more about the machine than about the code. The same examples every
+# time: who looks for new ones says so, and a change is not refused for what was wrong before it.
+profile = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow]}
+settings.register_profile("unhurried", derandomize=True, **profile)
+settings.register_profile("searching", max_examples=3000, **profile)
+settings.load_profile(os.environ.get("TRAINFAST_EXAMPLES", "unhurried"))
 
 # What started the suite may have it ignore signals, as a shell does in the background and nohup always: every command
 # that a test starts would inherit that. A handler is not inherited, and this one ignores them as before.

@@ -70,6 +70,7 @@ def test_a_table_of_real_runs_beside_a_measured_ceiling(cli: Cli, tmp_path: Path
     assert "trainfast-tui bench mine --scale-batch 0.5" in text
 
 
+@pytest.mark.long
 def test_ctrl_c_stops_the_run_and_the_bench(cli: Cli) -> None:
     (cli.presets / "mine.toml").write_text(TABLE)
     started = cli.start("bench", "mine", "--set", "steps=1000000", "--json")

@@ -195,6 +195,7 @@ def test_a_run_whose_watchers_were_killed_goes_on_and_can_be_stopped(cli: Cli) -
     assert not is_alive(directory)
 
 
+@pytest.mark.long
 def test_a_training_that_diverges_says_so(cli: Cli) -> None:
     settings = ["optimizer=sgd", "lr=10", "steps=40"]
     done = cli("run", "tiny-llama", *SMALL, *(word for setting in settings for word in ("--set", setting)), "--json")

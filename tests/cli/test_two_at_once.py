@@ -45,6 +45,7 @@ def test_launches_that_wait_get_the_device_one_after_the_other(cli: Cli) -> None
     assert all(end <= begin for (_, end), (begin, _) in itertools.pairwise(times))
 
 
+@pytest.mark.long
 def test_a_run_can_be_deleted_the_moment_its_result_is_there(cli: Cli) -> None:
     started = cli.start(*RUN)
     until(lambda: list(cli.home.glob("runs/*/result.json")), "the result")

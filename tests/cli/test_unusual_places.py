@@ -40,6 +40,7 @@ def shadows(tmp_path: Path) -> Path:
     return folder
 
 
+@pytest.mark.long
 def test_files_named_like_modules_do_not_reach_torchrun(cli: Cli, shadows: Path) -> None:
     done = typed_in(cli, shadows, *RUN, "--set", "strategy=ddp", "--set", "devices=2", "--json")
     assert done.json["state"] == "finished", done.json["reason"]

@@ -36,7 +36,9 @@ def other_python(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "bin" / "python"
 
 
-@pytest.mark.parametrize("strategy", [["strategy=single"], ["strategy=ddp", "devices=2", "workers=1"]])
+@pytest.mark.parametrize(
+    "strategy", [pytest.param(["strategy=single"], marks=pytest.mark.long), ["strategy=ddp", "devices=2", "workers=1"]]
+)
 def test_it_trains_there(cli: Cli, other_python: Path, strategy: list[str]) -> None:
     bare = subprocess.run([other_python, "-c", "import trainfast_runner"], capture_output=True, text=True)
     assert "ModuleNotFoundError" in bare.stderr

@@ -107,6 +107,8 @@ def test_out_of_memory_is_said_with_its_cures(cli: Cli, terminal: Terminal) -> N
     terminal.until_shows("No run yet")
     terminal.press("r")
     terminal.until_shows("DefaultCPUAllocator", "OUT OF MEMORY", " 1 batch_size = ")
+    # The screen knows it from the training's own record, before the result is written.
+    until(lambda: results(cli), "the result")
     assert results(cli)[0]["state"] == "oom"
 
 

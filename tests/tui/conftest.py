@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import fcntl
 import os
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from searched import a_search, going_on
 from settling import settled
 
 from trainfast_runner.run_directory.home import Home
+from trainfast_tui import background
 
 
 @pytest.fixture
@@ -35,10 +39,22 @@ def _one_place(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None
 
 
 @pytest.fixture(autouse=True)
-def _no_guess(monkeypatch: pytest.MonkeyPatch) -> None:
+def _no_guess(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """A key has had its effect when `press` returns, and `pause` returns when the screen is what it will be."""
     for module in ("textual.app", "textual.pilot"):
         monkeypatch.setattr(f"{module}.wait_for_idle", settled)
+    begun: list[threading.Thread] = []
+    begin = background.threading.Thread
+
+    def noted(*arguments: Any, **options: Any) -> threading.Thread:
+        begun.append(begin(*arguments, **options))
+        return begun[-1]
+
+    monkeypatch.setattr(background, "threading", SimpleNamespace(Thread=noted))
+    yield
+    # What a key has begun would otherwise go on under the next test, and with the real parts in place of the stand-ins.
+    for thread in begun:
+        thread.join(60)
 
 
 def locks(file: str, kind: int) -> Iterator[Callable[[Path], None]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import time
 from collections.abc import Callable
@@ -137,8 +138,14 @@ def a_live_run(home: Home, hold: Callable[[Path], None], *events: Event, **optio
 
 async def until(pilot: Pilot[Any], words: str, seconds: float = 60.0) -> str:
     """The screen's text as soon as `words` stand on it."""
+    await until_true(pilot, lambda: words in screen_text(pilot.app), words, seconds)  # type: ignore[arg-type]
+    return screen_text(pilot.app)  # type: ignore[arg-type]
+
+
+async def until_true(pilot: Pilot[Any], holds: Callable[[], Any], what: str, seconds: float = 60.0) -> None:
+    """Let the app go on until it holds; the screen is painted then."""
     deadline = time.monotonic() + seconds
-    while words not in (text := screen_text(pilot.app)):  # type: ignore[arg-type]
-        assert time.monotonic() < deadline, f"{words!r} never came:\n{text}"
-        await pilot.pause(0.05)
-    return text
+    while not holds():
+        assert time.monotonic() < deadline, f"{what!r} never came:\n{screen_text(pilot.app)}"  # type: ignore[arg-type]
+        await asyncio.sleep(0.01)
+        await pilot.pause()

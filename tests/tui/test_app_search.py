@@ -31,7 +31,7 @@ from searched import (
     seen,
     show,
 )
-from still import StillApp, a_snapshot, own_supervisor, screen_text, until
+from still import StillApp, a_snapshot, own_supervisor, screen_text, until, until_true
 
 from trainfast_runner.hardware.process_tree import boot_id
 from trainfast_runner.problem import Problem
@@ -138,6 +138,7 @@ async def test_the_answer_for_the_same_knobs_is_shown_again_without_another_sear
         starts.directory = search
         await pilot.press("f5")
         await until(pilot, "The knobs are being checked")
+        await until_true(pilot, lambda: starts.asked, "the start")
         assert starts.asked[0][1], "an answered search starts anew"
 
 
@@ -163,8 +164,7 @@ async def test_escape_cancels_what_goes_on_and_leaves_what_has_ended(
         await opened(pilot, live_search)
         await pilot.press("escape")
         await until(pilot, "Cancelling: what runs is stopped, the journal is kept")
-        while not cancelled:
-            await pilot.pause(0.01)
+        await until_true(pilot, lambda: cancelled, "the cancel")
         assert cancelled == [live_search]
         write_lines(
             live_search / "journal.jsonl",
@@ -184,8 +184,7 @@ async def test_space_pauses_after_the_probe_and_again_goes_on(home: Home, live_s
     async with app.run_test(size=FULL) as pilot:
         await opened(pilot, live_search)
         await pilot.press("space")
-        while not (live_search / PAUSE_FILE).exists():
-            await pilot.pause(0.01)
+        await until_true(pilot, (live_search / PAUSE_FILE).exists, "the pause")
         await show(pilot, live_search)
         assert "● pauses after the probe it is at" in screen_text(app)
         write_lines(live_search / "journal.jsonl", [*going_on(), Paused(t_ns=START_NS + 15 * S)])
@@ -200,8 +199,7 @@ async def test_space_pauses_after_the_probe_and_again_goes_on(home: Home, live_s
         await show(pilot, live_search)
         assert "next: what follows from these is decided when it goes on" in screen_text(app)
         await pilot.press("p")
-        while (live_search / PAUSE_FILE).exists():
-            await pilot.pause(0.01)
+        await until_true(pilot, lambda: not (live_search / PAUSE_FILE).exists(), "the end of the pause")
 
 
 async def test_leaving_lets_it_go_on_and_its_end_is_said_on_the_main_screen(home: Home, live_search: Path) -> None:
@@ -297,6 +295,7 @@ async def test_a_search_whose_conductor_is_gone_says_so_and_f5_takes_it_up_again
         await until(pilot, "The knobs are being checked")
         await pilot.press("f5")
         await until(pilot, "It is being started.")
+        await until_true(pilot, lambda: starts.asked, "the start")
     assert [fresh for _, fresh in starts.asked] == [False]
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 import pytest
 from recorded import START_NS, S, a_result, a_run, a_step, write_lines
-from still import StillApp, a_snapshot, own_supervisor, screen_text, until
+from still import StillApp, a_snapshot, own_supervisor, screen_text, until, until_true
 from textual.pilot import Pilot
 
 from trainfast_runner import launch
@@ -79,8 +79,7 @@ async def test_r_pressed_twice_starts_one_run(home: Home, launches: Launches, ho
         await pilot.press("r", "r")
         await until(pilot, "A run is being started already")
         launches.go.set()
-        while app.control.is_starting and not (home.runs / NEW).exists():
-            await pilot.pause(0.02)
+        await until_true(pilot, lambda: not app.control.is_starting or (home.runs / NEW).exists(), "the run")
         # Its supervisor runs, and what is on the screen is still the run before.
         await show(pilot, old)
         await pilot.press("r")

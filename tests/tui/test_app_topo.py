@@ -5,7 +5,7 @@ from __future__ import annotations
 import stand_in
 from recorded import a_run
 from stand_in import Gpu, Machine
-from still import StillApp, a_snapshot, screen_text, until
+from still import StillApp, a_snapshot, screen_text, until, until_true
 from textual import events
 
 from trainfast_runner.run_directory.home import Home
@@ -33,8 +33,13 @@ async def opened(home: Home, machine: Machine, size: tuple[int, int], **options:
             app.post_message(SnapshotTaken(a_snapshot(a_run(home))))
             await pilot.pause()
             await pilot.press("o")
-            while "Asking the driver" in (text := screen_text(app)) or ("for training" not in text and size[1] > 40):
-                await pilot.pause(0.01)
+
+            def told() -> bool:
+                text = screen_text(app)
+                return "Asking the driver" not in text and ("for training" in text or size[1] <= 40)
+
+            await until_true(pilot, told, "the topology")
+            text = screen_text(app)
             await pilot.press("o")
             await pilot.pause()
             assert "next run" in screen_text(app), "the same key leads back"

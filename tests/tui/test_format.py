@@ -131,6 +131,7 @@ _hostile = st.lists(
 
 @given(_hostile, st.none() | st.integers(-1, 40))
 @example("\x1b\x1b[[31m", None)
+@example("\u200d\u200d000", 2)
 def test_plain_text_is_harmless(untrusted: str, width: int | None) -> None:
     text = fmt.plain(untrusted, width)
     assert not [c for c in text if unicodedata.category(c) in ("Cc", "Cs", "Zl", "Zp")]

@@ -243,7 +243,7 @@ def charts(draw: st.DrawFn) -> ChartData:
     )
 
 
-@settings(deadline=None, max_examples=200)
+@settings(deadline=None, max_examples=60)
 @given(
     st.lists(charts(), min_size=1, max_size=3),
     st.integers(1, 60),

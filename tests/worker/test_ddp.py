@@ -10,7 +10,7 @@ import pytest
 Train = Callable[..., Any]
 
 
-@pytest.mark.parametrize("objective", ["causal-lm", pytest.param("masked-lm", marks=pytest.mark.long)])
+@pytest.mark.parametrize("objective", ["causal-lm", "masked-lm"])
 def test_two_ranks_equal_one_process_at_the_same_global_batch(train: Train, objective: str) -> None:
     model = {"causal-lm": "llama", "masked-lm": "bert"}[objective]
     single = train(model=model, data={"objective": objective})
@@ -31,7 +31,6 @@ def test_each_rank_says_what_it_is(train: Train) -> None:
         assert [step["samples"] for step in run.steps(rank)] == [4] * 6
 
 
-@pytest.mark.long
 def test_one_rank_out_of_memory_ends_both(train: Train) -> None:
     run = train(
         data={"kind": "random"}, ranks=2, strategy="ddp", batch_size=256, memory_limit_bytes=[8 << 30, 64 << 20]

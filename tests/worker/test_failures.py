@@ -13,6 +13,7 @@ from trainfast_runner.worker.records import exception_chain
 Train = Callable[..., Any]
 
 
+@pytest.mark.long
 def test_a_memory_limit_gives_the_allocators_own_error(train: Train) -> None:
     run = train(batch_size=4096, memory_limit_bytes=[1 << 30])
     assert run.code == 1
@@ -25,6 +26,7 @@ def test_a_memory_limit_gives_the_allocators_own_error(train: Train) -> None:
     assert 0 < error["held_bytes"] < 1 << 30, "what it had by then"
 
 
+@pytest.mark.long
 def test_below_the_limit_it_trains(train: Train) -> None:
     run = train(memory_limit_bytes=[1 << 30])
     assert run.code == 0, run.stderr
@@ -41,12 +43,13 @@ def test_below_the_limit_it_trains(train: Train) -> None:
         pytest.param(
             {"data": {"kind": "files", "paths": ["/no/such/file.txt"]}}, "data.paths", None, marks=pytest.mark.long
         ),
-        (
+        pytest.param(
             {
                 "model": {"family": "gpt2", "n_embd": 64, "n_layer": 1, "n_head": 2, "vocab_size": 200},
             },
             "model.vocab_size",
             "300",
+            marks=pytest.mark.long,
         ),
     ],
     ids=["field", "family", "seq_len", "optimizer", "file", "vocab"],

@@ -77,6 +77,7 @@ def test_accumulation_equals_a_larger_batch(train: Train, objective: str) -> Non
     assert parts.steps()[0]["samples"] == 8
 
 
+@pytest.mark.long
 def test_checkpointing_changes_memory_not_losses(train: Train) -> None:
     model = {"num_hidden_layers": 6, **{k: v for k, v in LLAMA.items() if k != "num_hidden_layers"}}
     common = {"model": model, "batch_size": 32, "steps": 3}
@@ -101,9 +102,10 @@ LLAMA: dict[str, Any] = {
 @pytest.mark.parametrize(
     ("knobs", "expected"),
     [
-        (
+        pytest.param(
             {"precision": "bf16", "optimizer": "adamw-8bit"},
             {"optimizer": "AdamW8bit", "param_dtype": "float32", "compute_dtype": "bfloat16"},
+            marks=pytest.mark.long,
         ),
         pytest.param(
             {"precision": "bf16-pure", "optimizer": "adafactor", "attention": "eager"},
@@ -114,9 +116,10 @@ LLAMA: dict[str, Any] = {
             {"optimizer": "adamw-fused", "workers": 2, "prefetch": 3, "grad_clip": 1.0, "lr_schedule": "linear"},
             {"optimizer": "AdamW", "optimizer_implementation": "fused", "loader_workers_alive": 2},
         ),
-        (
+        pytest.param(
             {"precision": "fp16", "optimizer": "adamw-foreach", "grad_clip": 1.0},
             {"optimizer_implementation": "foreach", "param_dtype": "float32", "compute_dtype": "float16"},
+            marks=pytest.mark.long,
         ),
         pytest.param(
             {"precision": "tf32", "optimizer": "sgd", "lr": 0.1}, {"optimizer": "SGD"}, marks=pytest.mark.long
@@ -139,6 +142,7 @@ def test_the_rate_falls_linearly_and_clipping_changes_the_path(train: Train) -> 
     assert [step["lr"] for step in run.steps()] == pytest.approx([5e-3 * (6 - t) / 6 for t in range(6)])
 
 
+@pytest.mark.long
 def test_fp16_records_its_scale_and_the_steps_it_skipped(train: Train) -> None:
     run = train(precision="fp16", optimizer="adamw-foreach", grad_clip=1.0)
     scales = [step["loss_scale"] for step in run.steps()]
@@ -148,6 +152,7 @@ def test_fp16_records_its_scale_and_the_steps_it_skipped(train: Train) -> None:
     assert run.record("finished")["scaler"]["scale"] == scales[-1]
 
 
+@pytest.mark.long
 def test_random_ids_are_called_synthetic(train: Train) -> None:
     run = train(data={"kind": "random", "objective": "sequence-classification"}, model="bert")
     assert run.code == 0, run.stderr
@@ -163,6 +168,7 @@ def test_classification_of_text_counts_samples(train: Train) -> None:
     assert run.losses()[0] == pytest.approx(1.0986, abs=0.3)
 
 
+@pytest.mark.long
 def test_the_users_files_and_a_local_model_directory(train: Train, tmp_path_factory: pytest.TempPathFactory) -> None:
     folder = tmp_path_factory.mktemp("model")
     config = {"model_type": "gpt2", "n_embd": 64, "n_layer": 3, "n_head": 4, "vocab_size": 700, "n_positions": 64}
@@ -181,6 +187,7 @@ def test_the_users_files_and_a_local_model_directory(train: Train, tmp_path_fact
     assert (actual["layers"], actual["hidden_size"], actual["model_type"]) == (2, 64, "gpt2")
 
 
+@pytest.mark.long
 def test_sigterm_leaves_every_finished_step_on_record(
     start: Callable[..., tuple[Path, list[str]]], environment: dict[str, str]
 ) -> None:

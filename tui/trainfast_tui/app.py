@@ -182,7 +182,7 @@ class TrainfastApp(App[int]):
         self._tell_elsewhere(snapshot.elsewhere)
         # A dialog leaves the screen below it in sight.
         in_sight = next(screen for screen in reversed(self.screen_stack) if not screen.is_modal)
-        if not in_sight.children or (in_sight is self.main and not self.main.is_ready):
+        if not in_sight.children or not self.main.is_ready:
             # Its widgets are not there yet, or on leaving not any more.
             return
         for name, value in (("show_pace", self._pacer.words), ("show_snapshot", snapshot)):
@@ -284,7 +284,7 @@ class TrainfastApp(App[int]):
         """On its screen where that is in sight; elsewhere only its end is said."""
         ended = self.searching.note_seen(snapshot.search)
         screen: Any = self.screen
-        if getattr(screen, "SCOPE", "") == "search":
+        if getattr(screen, "SCOPE", "") == "search" and self.is_running:
             screen.show(self.searching.current, snapshot.taken_ns)
         elif ended:
             self.main.say(f"The search has ended: {ended}. b shows it.")
@@ -301,7 +301,7 @@ class TrainfastApp(App[int]):
     def _say_on_top(self, text: str, tone: str) -> None:
         """On the screen in sight as well, where that is another one."""
         say = getattr(self.screen, "say", None)
-        if say is not None and self.screen is not self.main:
+        if say is not None and self.screen is not self.main and self.is_running:
             say(text, tone)
 
     def on_compared(self, message: Compared) -> None:

@@ -232,7 +232,11 @@ def truncate(text: str, width: int) -> str:
         return text if len(text) <= width else text[: width - 1] + "…"
     if cell_len(text) <= width:
         return text
-    return set_cell_size(text, width - 1) + "…"
+    cut = set_cell_size(text, width - 1)
+    # A joiner without anything to join is cut a cell too late, and widths of pieces do not add up beside one.
+    while cell_len(cut + "…") > width:
+        cut = cut[:-1]
+    return cut + "…"
 
 
 def fit(text: str, width: int, align: Literal["left", "right"] = "left") -> str:

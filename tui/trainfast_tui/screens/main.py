@@ -63,10 +63,14 @@ class MainScreen(MainActions, Screen[None]):
         super().__init__()
         self.ascii = ascii
         self.snapshot: Snapshot | None = None
-        self.is_ready = False
-        """Whether the widgets are there; snapshots may come before them."""
+        self._is_composed = False
         self._followed: str | None = None
         self._memory: MemoryView | None = None
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether the widgets are there; what threads have found may come before them, and on leaving after them."""
+        return self._is_composed and self.app.is_running
 
     def compose(self) -> ComposeResult:
         # Before there are widgets: each of these would have all of them styled again.
@@ -90,7 +94,7 @@ class MainScreen(MainActions, Screen[None]):
         yield Footer([*of("main"), *of("everywhere")], ascii=plain)
 
     def on_mount(self) -> None:
-        self.is_ready = True
+        self._is_composed = True
         self.show_knobs()
         self.on_screen_resume()
 
@@ -158,12 +162,15 @@ class MainScreen(MainActions, Screen[None]):
 
     def refuse(self, problem: Problem) -> None:
         """Say what cannot be done, at the knob it is about."""
+        if not self.is_ready:
+            return
         self.query_one(KnobPanel).refuse(problem)
         self.say(problem.line(), "error")
 
     def say(self, text: str, tone: str = "text") -> None:
         """A line for the status line."""
-        self.query_one(StatusLine).say(text, tone)
+        if self.is_ready:
+            self.query_one(StatusLine).say(text, tone)
 
     def show_pace(self, words: str) -> None:
         """How slow the terminal is."""
