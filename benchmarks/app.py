@@ -108,14 +108,14 @@ def _start_up(environment: Mapping[str, str]) -> Row:
         subprocess.run(command, env=environment, stdout=subprocess.DEVNULL, check=True)
         return time.perf_counter() - began
 
-    pairs = [(seconds([as_installed.app(), "--help"]), seconds([sys.executable, "-c", ""])) for _ in range(15)]
+    pairs = [(seconds([*as_installed.app(), "--help"]), seconds([sys.executable, "-c", ""])) for _ in range(15)]
     ours, bare = (1e3 * statistics.median(column) for column in zip(*pairs, strict=True))
     return at_most("--help", ours, HELP_MS, "ms", more=f" (bare Python {bare:.0f} ms)")
 
 
 def _with_history(environment: Mapping[str, str]) -> list[Row]:
     paints = [
-        measure([as_installed.app()], seconds=1, settle=1, env=dict(environment)).first_paint_ms or float("inf")
+        measure([*as_installed.app()], seconds=1, settle=1, env=dict(environment)).first_paint_ms or float("inf")
         for _ in range(5)
     ]
     what = f"first paint with {HISTORY} runs, median of {len(paints)}"
@@ -124,7 +124,7 @@ def _with_history(environment: Mapping[str, str]) -> list[Row]:
 
 def _with_a_live_run(environment: Mapping[str, str], where: str, settle_s: float = 6) -> list[Row]:
     """The app beside a training that keeps both its own core and the machine busy."""
-    command = [as_installed.app()]
+    command = [*as_installed.app()]
     with live_run(command, environment, ("steps=1000000", "watch=0"), steps=1):
         seen: Measurement = measure(command, columns=160, rows=48, seconds=20, settle=settle_s, env=dict(environment))
     return [
@@ -137,7 +137,7 @@ def _with_a_live_run(environment: Mapping[str, str], where: str, settle_s: float
 
 def _listing(environment: Mapping[str, str]) -> Row:
     began = time.perf_counter()
-    subprocess.run([as_installed.app(), "runs", "list"], env=environment, stdout=subprocess.DEVNULL, check=True)
+    subprocess.run([*as_installed.app(), "runs", "list"], env=environment, stdout=subprocess.DEVNULL, check=True)
     seconds = time.perf_counter() - began
     return at_most(f"runs list, {LISTED:,} runs", seconds, LIST_S, "s", digits=2)
 

@@ -8,10 +8,14 @@ from pathlib import Path
 
 
 @cache
-def app() -> str:
-    """The path of `trainfast-tui`. A source tree that Python may not write into would be compiled at every start."""
+def app() -> tuple[str, ...]:
+    """The command `trainfast-tui`, or the module that it calls where no script is beside the interpreter.
+
+    A source tree that Python may not write into would be compiled at every start.
+    """
     for package in ("trainfast_runner", "trainfast_tui"):
         spec = find_spec(package)
         for folder in (spec and spec.submodule_search_locations) or ():
             compileall.compile_dir(folder, quiet=1)
-    return str(Path(sys.executable).with_name("trainfast-tui"))
+    script = Path(sys.executable).with_name("trainfast-tui")
+    return (str(script),) if script.exists() else (sys.executable, "-m", "trainfast_tui.cli")

@@ -1,17 +1,22 @@
 #!/usr/bin/env bash
 # Everything that only a GPU can tell, one JSON file per check, with device, driver and versions in each.
 #
-#   benchmarks/gpu.sh [-n] [-o DIRECTORY] [-l SECONDS] [GROUP ...]
+#   benchmarks/gpu.sh [-n] [-o DIRECTORY] [-l SECONDS] [-k PATTERN] [GROUP ...]
 #
 #   -o   where the files go (default: benchmarks/results/DEVICE-DATE)
 #   -n   only say what would be run: name, expected exit code, command
 #   -l   the longest that one check may take (default: 240)
-#   groups, all of them by default, with what they take on one fast GPU:
-#     nvml      3 min   readings, latency of each call, live counters, energy against integrated power, the sampler
-#     run       6 min   precisions, optimizers, checkpointing, attention, compile, loader, ranks
-#     memory    5 min   limits, out of memory, predicted against measured, the largest batch
-#     slowdown  6 min   pairs with and without an attached app
-#     screen    3 min   the monitor beside nvitop and gpustat; needs the script trainfast-tui beside the interpreter
+#   -k   only the checks whose names match, as 'precision-*'
+#   groups, all of them by default, each meant to end within some minutes on one fast GPU:
+#     nvml       readings, latency of each call, live counters, energy against integrated power, the sampler
+#     first      the default preset and the smallest
+#     precision  every precision
+#     optimizer  every optimizer; those of bitsandbytes where it is installed
+#     technique  checkpointing, accumulation, attention, compile, loader, one rank, energy
+#     memory     limits, out of memory, predicted against measured, the largest batch
+#     slowdown   pairs with and without an attached app; PAIRS and WINDOW (seconds) make it shorter or longer
+#     screen     the monitor, and nvitop and gpustat beside it where they are installed or can be
+#   run is first, precision, optimizer and technique. How long all of it took is in total-GROUP....json.
 #
 # Run from anywhere with the environment active that trains and has what trainfast-tui needs, or name its interpreter with
 # PYTHON; trainfast-tui itself is this checkout's. Changes no setting of the GPU. A check that fails stops no other.
@@ -20,18 +25,19 @@ set -uo pipefail
 here=$PWD
 cd "$(dirname "$0")/.." || exit 2
 
-out="" limit=240 only_say=""
-while getopts no:l: option; do
+out="" limit=240 only_say="" only="*"
+while getopts no:l:k: option; do
     case $option in
         n) only_say=1 ;;
         o) case $OPTARG in /*) out=$OPTARG ;; *) out=$here/$OPTARG ;; esac ;;
         l) limit=$OPTARG ;;
+        k) only=$OPTARG ;;
         *) exit 2 ;;
     esac
 done
 shift $((OPTIND - 1))
 groups=("$@")
-[ ${#groups[@]} -gt 0 ] || groups=(nvml run memory slowdown screen)
+[ ${#groups[@]} -gt 0 ] || groups=(nvml first precision optimizer technique memory slowdown screen)
 
 # Finds the GPU and a Python that can use it, and where the files go; ends the script where there is none.
 ready() {
@@ -58,6 +64,8 @@ failed=0
 check() {
     local name=$1 expected=$2
     shift 2
+    # shellcheck disable=SC2053  # a pattern
+    [[ $name == $only ]] || return 0
     [ -z "$only_say" ] || { echo "$name $expected trainfast-tui $*"; return; }
     "$python" -m benchmarks.gpu_check --expect "$expected" --limit "$limit" -o "$out" ${needs:+--needs "$needs"} \
         "$name" -- -m trainfast_tui.cli "$@" --json || failed=1
@@ -67,6 +75,8 @@ check() {
 measure() {
     local name=$1 allowed=$2
     shift 2
+    # shellcheck disable=SC2053
+    [[ $name == $only ]] || return 0
     [ -z "$only_say" ] || { echo "$name 0 -m $*"; return; }
     "$python" -m benchmarks.gpu_check --limit "$allowed" -o "$out" "$name" -- -m "$@" || failed=1
 }
@@ -80,13 +90,22 @@ group_nvml() {
     measure sampler-cost 120 benchmarks.sampler_cost --real --seconds 30
 }
 
-group_run() {
-    local precision optimizer needs
+group_run() { group_first; group_precision; group_optimizer; group_technique; }
+
+group_first() {
     check default-preset 0 run gpt2-medium --set steps=30
     check tiny-llama 0 run tiny-llama --set steps=30
+}
+
+group_precision() {
+    local precision
     for precision in fp32 tf32 fp16 bf16 bf16-pure; do
         check "precision-$precision" 0 run bert-large --set "precision=$precision" --set batch_size=16 --set steps=20
     done
+}
+
+group_optimizer() {
+    local optimizer needs
     for optimizer in adamw adamw-loop adamw-foreach adamw-fused adafactor sgd; do
         check "optimizer-$optimizer" 0 run bert-large --set "optimizer=$optimizer" --set precision=bf16 --set steps=15
     done
@@ -94,6 +113,9 @@ group_run() {
         needs=bitsandbytes check "optimizer-$optimizer" 0 \
             run bert-large --set "optimizer=$optimizer" --set precision=bf16 --set steps=15
     done
+}
+
+group_technique() {
     check checkpointing 0 run bert-large --set checkpointing=full --set precision=bf16 --set batch_size=16 --set steps=15
     check accumulation 0 run bert-large --set grad_accum=4 --set precision=bf16 --set steps=15
     check attention-eager 0 run bert-large --set attention=eager --set precision=bf16 --set steps=15
@@ -128,5 +150,9 @@ group_screen() {
 for group in "${groups[@]}"; do
     if declare -F "group_$group" >/dev/null; then "group_$group"; else echo "there is no group $group" >&2; failed=1; fi
 done
-[ -n "$only_say" ] || echo "the files are in $out"
+if [ -z "$only_say" ]; then
+    printf '{"groups": "%s", "checks": "%s", "seconds": %d, "passed": %s, "ended": "%s"}\n' "${groups[*]}" "$only" "$SECONDS" \
+        "$([ $failed = 0 ] && echo true || echo false)" "$(date -u +%FT%TZ)" >"$out/total-$(IFS=-; echo "${groups[*]}").json"
+    echo "$SECONDS s in all; the files are in $out"
+fi
 exit $failed

@@ -12,6 +12,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from typing import Any
 
 from trainfast_runner.memory_model import MemoryModel, cached_model, trace_model
 from trainfast_runner.memory_model.tracing import trace_anew
@@ -127,18 +128,27 @@ def _empty_home() -> Iterator[None]:
                 os.environ["TRAINFAST_HOME"] = before
 
 
-def recorded_rows() -> Iterator[Row]:
+def recorded_runs() -> Iterator[dict[str, Any]]:
     """Every finished run of the home that was predicted: on a GPU the other checks fill this table."""
     home = Home()
     for run_id in home.run_ids():
         result = read_result(home.directory(run_id))
         if result is None or result.state != "finished" or not result.memory.predicted_bytes:
             continue
-        changed = " ".join(f"{key}={value}" for key, value in result.changed.items())
         measured = result.memory.peak_allocated_bytes
         if measured:
-            name = f"{result.preset} {result.actual.device} {changed}"
-            yield _row(name, result.memory.predicted_bytes, measured, MEASURED_WITHIN)
+            off = result.memory.predicted_bytes / measured - 1
+            yield {
+                "preset": result.preset,
+                "device": result.actual.device or "",
+                "changed": result.changed,
+                "predicted_bytes": result.memory.predicted_bytes,
+                "peak_allocated_bytes": measured,
+                "peak_reserved_bytes": result.memory.peak_reserved_bytes,
+                "device_peak_used_bytes": result.memory.device_peak_used_bytes,
+                "off_percent": round(100 * off, 2),
+                "within": abs(off) <= MEASURED_WITHIN,
+            }
 
 
 def speed_rows() -> Iterator[Row]:
@@ -174,11 +184,14 @@ def _first_answer_s(preset: str, settings: Sequence[str]) -> float:
 
 
 def print_recorded() -> bool:
-    """Print `recorded_rows`; whether all are within the bound."""
-    rows = list(recorded_rows())
-    for what, predicted, measured, difference, within in rows:
-        print(f"{predicted:>14}{measured:>14}{difference:>10}  {'held' if within else 'NOT HELD':9}{what}")
-    return all(row[4] for row in rows)
+    """Print `recorded_runs` as a table and, as the last line, in JSON; whether there are any, all within the bound."""
+    runs = list(recorded_runs())
+    for run in runs:
+        sizes = (f"{run[name] / 2**20:,.1f} MiB" for name in ("predicted_bytes", "peak_allocated_bytes"))
+        name = " ".join([run["preset"], run["device"], *(f"{key}={value}" for key, value in run["changed"].items())])
+        print("".join(f"{size:>16}" for size in sizes), f"{run['off_percent']:+8.2f} %  {name}")
+    print(json.dumps({"bound_percent": 100 * MEASURED_WITHIN, "runs": runs}))
+    return bool(runs) and all(run["within"] for run in runs)
 
 
 def print_tables(some: int | None = None) -> bool:

@@ -17,6 +17,7 @@ import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from importlib.util import find_spec
 from pathlib import Path
 
 if __package__ in (None, ""):
@@ -70,7 +71,7 @@ def under_throttling(folder: Path, seconds: float) -> list[Row]:
     place.mkdir()
     environment = {**sampler_cost.throttled_on_and_off(place), "TRAINFAST_HOME": str(place / "home")}
     # Long enough that the charts are full of it.
-    seen = measure([as_installed.app()], seconds=seconds, settle=125, keys=[(1.0, "m")], env=environment)
+    seen = measure([*as_installed.app()], seconds=seconds, settle=125, keys=[(1.0, "m")], env=environment)
     return _while_it_runs(seen, "monitor view, 8 GPUs throttled on and off every 3 s, 160x48")
 
 
@@ -95,10 +96,10 @@ def _while_it_runs(seen: Measurement, where: str) -> list[Row]:
 def ours(environment: Mapping[str, str], seconds: float) -> Measurement:
     """The app with its monitor view, reached by its key; the first paint is the app's own, the median of several."""
     paints = [
-        measure([as_installed.app()], seconds=0.5, settle=0.5, env=dict(environment)).first_paint_ms or float("inf")
+        measure([*as_installed.app()], seconds=0.5, settle=0.5, env=dict(environment)).first_paint_ms or float("inf")
         for _ in range(PAINTS)
     ]
-    seen = measure([as_installed.app()], seconds=seconds, settle=4, keys=[(1.0, "m")], env=dict(environment))
+    seen = measure([*as_installed.app()], seconds=seconds, settle=4, keys=[(1.0, "m")], env=dict(environment))
     return replace(seen, first_paint_ms=statistics.median(paints))
 
 
@@ -109,22 +110,27 @@ def side_by_side(environment: Mapping[str, str], seconds: float) -> tuple[dict[s
     for rival in RIVALS:
         try:
             found[rival.name] = measure(
-                [str(installed(rival)), *rival.arguments], seconds=seconds, settle=4, env=dict(environment)
+                [*installed(rival), *rival.arguments], seconds=seconds, settle=4, env=dict(environment)
             )
-        except (Ended, OSError, subprocess.CalledProcessError) as error:
+        except (Ended, OSError, subprocess.SubprocessError) as error:
             absent[rival.name] = str(error).splitlines()[0][:200]
     return found, absent
 
 
-def installed(rival: Rival) -> Path:
-    """The program in an environment that holds nothing of ours; raises CalledProcessError when it cannot be had."""
+def installed(rival: Rival) -> list[str]:
+    """The program as this Python has it, else in an environment that holds nothing of ours.
+
+    Raises SubprocessError when it cannot be had, soon where there is no registry.
+    """
+    if find_spec(rival.package) is not None:
+        return [sys.executable, "-m", rival.package]
     place = platformdirs.user_cache_path("trainfast-tui") / "benchmarks" / rival.package
     program = place / "bin" / rival.name
     if not program.exists():
-        subprocess.run([sys.executable, "-m", "venv", str(place)], check=True, capture_output=True)
-        pip = [str(place / "bin" / "python"), "-m", "pip", "install", "--quiet", rival.package]
-        subprocess.run(pip, check=True, capture_output=True, timeout=300)
-    return program
+        subprocess.run([sys.executable, "-m", "venv", str(place)], check=True, capture_output=True, timeout=60)
+        pip = [str(place / "bin" / "python"), "-m", "pip", "install", "--quiet", "--retries", "1", "--timeout", "10"]
+        subprocess.run([*pip, rival.package], check=True, capture_output=True, timeout=120)
+    return [str(program)]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -24,8 +24,8 @@ ONE_GPU = Machine(device="cuda", gpus=(GPU,), nvml_gpus=(GPU,), cores=16)
 INSTALLED = {"torch": "2.11.0", "transformers": "5.17.0", "bitsandbytes": "0.50.0"}
 
 
-def commands() -> list[list[str]]:
-    said = subprocess.run(["bash", str(SCRIPT), "-n"], capture_output=True, text=True, check=True)
+def commands(*arguments: str) -> list[list[str]]:
+    said = subprocess.run(["bash", str(SCRIPT), "-n", *arguments], capture_output=True, text=True, check=True)
     assert said.stderr == ""
     return [line.split() for line in said.stdout.splitlines()]
 
@@ -43,6 +43,16 @@ def test_every_run_it_starts_is_valid_on_one_gpu() -> None:
         spec = resolve(preset, [value for flag, value in itertools.pairwise(words) if flag == "--set"])
         check(Facts(spec, ONE_GPU, {}, INSTALLED, sys.executable))
         assert parsed.preset == preset
+
+
+def test_a_part_of_it_can_be_asked_for() -> None:
+    whole = [name for name, *_ in commands()]
+    groups = ("nvml", "first", "precision", "optimizer", "technique", "memory", "slowdown", "screen")
+    assert [name for group in groups for name, *_ in commands(group)] == whole
+    assert [name for name, *_ in commands("-k", "optimizer-adamw-f*", "run")] == [
+        "optimizer-adamw-foreach",
+        "optimizer-adamw-fused",
+    ]
 
 
 def test_every_measurement_it_starts_exists() -> None:
