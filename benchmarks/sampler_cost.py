@@ -73,7 +73,7 @@ class Cost:
     line_bytes: float
     """Of a tick in `telemetry.jsonl`, the median."""
     mean_line_bytes: float
-    """The mean, with the whole ticks that stand in it every half minute."""
+    """The mean of a long run, with the whole ticks that stand in it every half minute."""
 
 
 def rows(cost: Cost | None = None) -> list[Row]:
@@ -209,6 +209,8 @@ class TimedLog(TelemetryLog):
 
     def __init__(self, directory: Path, library: TimedLibrary, wanted: int) -> None:
         super().__init__(directory, [], tell=lambda event: None, complain=print)
+        # The changes of a long run cost more than the whole lines of its first minutes.
+        self._lines = TickEncoder(whole_first=0)
         self.taken: list[Taken] = []
         self.is_warm, self.is_full = threading.Event(), threading.Event()
         self._library, self._wanted = library, wanted
@@ -278,8 +280,8 @@ def child(seconds: float) -> Cost:
 
 
 def encoded(ticks: Sequence[Tick]) -> Iterator[msgspec.Struct]:
-    """The lines of these ticks, the first of them whole."""
-    encoder = TickEncoder()
+    """The lines of these ticks as they are after a run's first minutes, the first of them whole."""
+    encoder = TickEncoder(whole_first=0)
     for tick in ticks:
         yield encoder.line(tick)
 

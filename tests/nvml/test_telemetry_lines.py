@@ -16,7 +16,13 @@ from stand_in import Machine, gpus
 
 from trainfast_runner.run_directory.json_lines import Appender
 from trainfast_runner.run_directory.run_records import read_records
-from trainfast_runner.run_directory.telemetry_lines import WHOLE_EVERY, TickEncoder, read_ticks, telemetry_tail
+from trainfast_runner.run_directory.telemetry_lines import (
+    WHOLE_EVERY,
+    WHOLE_FIRST,
+    TickEncoder,
+    read_ticks,
+    telemetry_tail,
+)
 from trainfast_runner.telemetry.nvml import Nvml
 from trainfast_runner.telemetry.readings import DeviceProcess, DeviceReading, HostReading, RunReading, Tick
 
@@ -70,8 +76,8 @@ def series(draw: st.DrawFn) -> list[Tick]:
     ]
 
 
-def lines_of(ticks: list[Tick]) -> list[bytes]:
-    encoder = TickEncoder()
+def lines_of(ticks: list[Tick], whole_first: int = 0) -> list[bytes]:
+    encoder = TickEncoder(whole_first)
     return [msgspec.json.encode(encoder.line(tick)) + b"\n" for tick in ticks]
 
 
@@ -127,6 +133,18 @@ def test_eight_busy_gpus_take_a_line_of_some_kilobytes_and_a_whole_one_now_and_t
     assert statistics.median(map(len, lines)) <= LINE_BYTES
 
 
+def test_a_run_of_some_minutes_has_nothing_but_whole_ticks(path: Path) -> None:
+    ticks = busy(3)
+    encoder = TickEncoder()
+    # As often as in ten minutes.
+    lines = [msgspec.json.encode(encoder.line(ticks[place % 3])) for place in range(WHOLE_FIRST + 2)]
+    assert lines[:WHOLE_FIRST] == [msgspec.json.encode(ticks[place % 3]) for place in range(WHOLE_FIRST)]
+    assert all(b'"since_ns"' in line for line in lines[WHOLE_FIRST:])
+    lines = [msgspec.json.encode(TickEncoder().line(tick)) + b"\n" for tick in ticks]
+    path.write_bytes(b"".join([*lines_of(ticks[:2], whole_first=1), lines[2]]))
+    assert read_ticks(path) == (ticks, 0), "changes and whole lines in one file"
+
+
 def test_a_reader_that_begins_in_the_middle_goes_on_with_the_next_whole_tick(path: Path) -> None:
     ticks = busy(WHOLE_EVERY + 3)
     lines = lines_of(ticks)
@@ -178,7 +196,7 @@ def test_changes_that_do_not_fit_are_damage(path: Path, change: dict[str, object
 
 
 def test_a_line_that_did_not_reach_the_disk_is_followed_by_a_whole_one(path: Path) -> None:
-    encoder, ticks = TickEncoder(), busy(3)
+    encoder, ticks = TickEncoder(whole_first=0), busy(3)
     encoder.line(ticks[0])
     encoder.line(ticks[1])
     encoder.start_again()

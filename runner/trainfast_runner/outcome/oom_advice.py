@@ -91,7 +91,7 @@ def cheapest(
     `actual` record does.
     """
     shortage = _shortage(knobs, phase, reason, limit_bytes, model or {})
-    states = _state_fixes(knobs, shortage)
+    states = _state_fixes(knobs, device, shortage)
     if phase == MODEL_PHASE:
         return states[:most]
     batch = [*_program_fixes(knobs, device), *_batch_fixes(knobs, device, shortage)]
@@ -181,8 +181,8 @@ def _batch_fixes(knobs: Mapping[str, Any], device: str, shortage: _Shortage) -> 
             )
         )
     if knobs.get("precision") in {"fp32", "tf32"}:
-        speed = "slower on most CPUs" if device == "cpu" else "faster on tensor cores (Ampere and later)"
-        fixes.append(Fix("precision", "bf16", f"frees about half of the activations{shortage.doubt(0.6)}", speed))
+        words = f"frees about half of the activations{shortage.doubt(0.6)}"
+        fixes.append(Fix("precision", "bf16", words, _bf16_speed(device)))
     if knobs.get("checkpointing") == "off":
         saves = f"activations to one layer plus boundaries{shortage.doubt(0.4)}"
         fixes.append(Fix("checkpointing", "full", saves, "20-30 % slower"))
@@ -193,7 +193,11 @@ def _batch_fixes(knobs: Mapping[str, Any], device: str, shortage: _Shortage) -> 
     return fixes
 
 
-def _state_fixes(knobs: Mapping[str, Any], shortage: _Shortage) -> list[Fix]:
+def _bf16_speed(device: str) -> str:
+    return "slower on most CPUs" if device == "cpu" else "faster on tensor cores (Ampere and later)"
+
+
+def _state_fixes(knobs: Mapping[str, Any], device: str, shortage: _Shortage) -> list[Fix]:
     """Changes that shrink optimizer states, gradients and weights, cheapest first, as far as they would be felt."""
     found: list[tuple[Fix, float]] = []
     optimizer = str(knobs.get("optimizer"))
@@ -206,7 +210,8 @@ def _state_fixes(knobs: Mapping[str, Any], shortage: _Shortage) -> list[Fix]:
             found.append((Fix("optimizer", "adafactor", "frees nearly 8 bytes a parameter", "slower to converge"), 8))
     if knobs.get("precision") != "bf16-pure":
         words = "frees half of weights, gradients and states"
-        found.append((Fix("precision", "bf16-pure", words, "faster; updates lose precision"), STATE_BYTES / 2))
+        speed = f"{_bf16_speed(device)}; updates lose precision"
+        found.append((Fix("precision", "bf16-pure", words, speed), STATE_BYTES / 2))
     return [_sized(fix, each, shortage) for fix, each in found if not _negligible(each, shortage)]
 
 
