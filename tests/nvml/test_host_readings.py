@@ -1,6 +1,7 @@
 """Readings of this machine and of real processes on it."""
 
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -177,6 +178,8 @@ def test_children_stay_in_the_tree_when_their_parent_dies(parent: subprocess.Pop
     child_pid = int(parent.stdout.readline())
     tree = ProcessTree(parent.pid, search_every=1)
     tree.read()
+    # On its own it would notice, and end.
+    os.kill(child_pid, signal.SIGSTOP)
     parent.kill()
     parent.wait()
     try:
@@ -184,7 +187,7 @@ def test_children_stay_in_the_tree_when_their_parent_dies(parent: subprocess.Pop
         assert orphan is not None
         assert orphan.processes == 1
     finally:
-        os.kill(child_pid, 9)
+        os.kill(child_pid, signal.SIGKILL)
 
 
 def test_a_tree_uses_what_psutil_says_its_processes_use(parent: subprocess.Popen[str]) -> None:
@@ -200,6 +203,29 @@ def test_a_tree_uses_what_psutil_says_its_processes_use(parent: subprocess.Popen
     # The kernel counts pages for each core, and adds them up now and then.
     assert abs((ours.memory_rss_bytes or 0) - rss) < 4 * 1024**2
     assert (ours.read_bytes or 0) <= sum(process.io_counters().read_bytes for process in theirs)
+
+
+@pytest.mark.parametrize("tells_newest_pid", [True, False])
+def test_a_child_that_is_born_later_is_found(tells_newest_pid: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    if not tells_newest_pid:
+        # As a sandbox has it.
+        monkeypatch.setattr(process_tree, "content", lambda path: b"0.00 0.00 0.00 0/0 0\n")
+    script = "read line; sleep 100 & echo $!; read line; kill $!"
+    with subprocess.Popen(["sh", "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as shell:
+        assert shell.stdin
+        assert shell.stdout
+        tree = ProcessTree(shell.pid, search_every=1)
+        counts = []
+        for _ in range(2):
+            reading = tree.read()
+            counts.append(reading and reading.processes)
+        shell.stdin.write("\n")
+        shell.stdin.flush()
+        shell.stdout.readline()
+        reading = tree.read()
+        counts.append(reading and reading.processes)
+        shell.stdin.write("\n")
+    assert counts == [1, 1, 2]
 
 
 def test_a_pid_that_came_to_somebody_else_is_no_member_any_more(

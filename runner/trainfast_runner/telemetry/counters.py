@@ -37,6 +37,11 @@ class DurationCounter:
             self._first = self._last = (t_ns, value_ns)
             self._was_throttled = throttled
             return value_ns
+        if value_ns == self._last[1] and throttled is False and self._was_throttled is False:
+            # It rests and is due to: nearly always, and for every counter of every GPU once a second.
+            self._unseen_ns += t_ns - self._last[0]
+            self._last = (t_ns, value_ns)
+            return None if self.distrust else value_ns
         if 0 < self._last[1] - value_ns < _ROUNDING_NS:
             value_ns = self._last[1]
         grown, passed = value_ns - self._last[1], t_ns - self._last[0]

@@ -184,7 +184,8 @@ class Device:
                 raise nv.NVMLError(code)
             absent[name] = failures.field(code)
         values.update(dict.fromkeys(codes) | found)
-        self._kept.update({name: values[name] for name in _SPARSE_FIELDS & values.keys()})
+        if sparse:
+            self._kept.update({name: values[name] for name in _SPARSE_FIELDS & values.keys()})
 
     def _judge(self, values: dict[str, Any], t_ns: int) -> None:
         """Turns raw throttle bits into names, and drops duration counters that misbehave."""

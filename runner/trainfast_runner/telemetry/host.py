@@ -27,6 +27,7 @@ class HostReader:
         self._sparse_every = sparse_every
         self._ticks = 0
         self._temperature_c: float | None = None
+        self._has_sensor = True
         self._core_times: dict[bytes, CoreTimes] | None = None
         self._disks = Disks()
 
@@ -43,8 +44,10 @@ class HostReader:
             missing,
             none="no network interface but loopback",
         )
-        if self._ticks % self._sparse_every == 0:
+        if self._ticks % self._sparse_every == 0 and self._has_sensor:
             self._temperature_c = _ask("host.temperature_c", _package_temperature, missing)
+            # Where there is none, another look would find none, for as long as all other readings take.
+            self._has_sensor = self._temperature_c is not None or self._ticks > 0
         if self._temperature_c is None:
             missing.setdefault("host.temperature_c", "no processor temperature sensor is visible")
         self._ticks += 1

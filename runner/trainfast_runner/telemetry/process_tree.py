@@ -6,7 +6,7 @@ import os
 import time
 from dataclasses import dataclass
 
-from trainfast_runner.telemetry.process_stat import Stat, read_stat, read_storage
+from trainfast_runner.telemetry.process_stat import Stat, content, read_stat, read_storage
 from trainfast_runner.telemetry.readings import RunReading
 
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
@@ -31,13 +31,16 @@ class ProcessTree:
     """
 
     def __init__(self, root_pid: int, *, search_every: int = 3) -> None:
-        """`search_every`: ticks between two searches for new descendants, which list all of /proc."""
+        """`search_every`: ticks between two searches for new descendants, which list all of /proc; also between two
+        looks at the storage counters, which each process has in a file of their own."""
         self.root_pid = root_pid
         self._search_every = search_every
         self._ticks = 0
         self._members: dict[int, _Member] = {}
         self._seen: set[int] = set()
         """Every process of the last search, of this tree or not: whose child it is needs no second look."""
+        self._newest_pid = b""
+        """Of the whole machine, before the last search."""
         self._read_s: float | None = None
         self._ended_read_bytes = 0
         self._ended_write_bytes = 0
@@ -50,8 +53,10 @@ class ProcessTree:
 
         Raises OSError where files cannot be opened.
         """
-        if self._ticks % self._search_every == 0:
+        turn = self._ticks % self._search_every
+        if turn == 0:
             self._search(everyone=self._ticks % (self._search_every * _ALL_AGAIN_EVERY) == 0)
+        storage_due = turn == self._search_every // 2
         self._ticks += 1
         now_s = time.monotonic()
         before_s, self._read_s = self._read_s, now_s
@@ -66,8 +71,9 @@ class ProcessTree:
             member.cpu_ticks = stat.cpu_ticks
             rss_pages += stat.rss_pages
             threads += stat.threads
-            # A process that just ended keeps its last counters.
-            member.storage = read_storage(pid) or member.storage
+            if storage_due or member.storage is None:
+                # A process that just ended keeps its last counters.
+                member.storage = read_storage(pid) or member.storage
         if not self._members:
             return None
         storage = [member.storage for member in self._members.values() if member.storage is not None]
@@ -82,6 +88,11 @@ class ProcessTree:
 
     def _search(self, *, everyone: bool) -> None:
         """Adds descendants that are new, looking at `everyone` or at who was not there at the last search."""
+        newest, before = content("/proc/loadavg").split()[-1], self._newest_pid
+        self._newest_pid = newest
+        # Some sandboxes always say 0.
+        if newest == before != b"0" and not everyone:
+            return
         pids = {int(name) for name in os.listdir("/proc") if name.isdecimal()}
         unseen = pids if everyone else pids - self._seen
         self._seen = pids

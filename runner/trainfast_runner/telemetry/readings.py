@@ -120,7 +120,8 @@ class RunReading(msgspec.Struct, frozen=True, kw_only=True):
     memory_rss_bytes: int | None = None
     """Resident memory; pages that processes share are counted once for each of them."""
     read_bytes: int | None = None
-    """Read from storage since the tree was first seen, processes that ended since included."""
+    """Read from storage by the tree, processes that ended since it was first seen included; refreshed every few
+    ticks."""
     write_bytes: int | None = None
     processes: int
     threads: int

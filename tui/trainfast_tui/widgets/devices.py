@@ -55,6 +55,10 @@ class DevicesPanel(Painted):
     ) -> None:
         """`used` are the UUIDs of the run's GPUs; `run_live` says whether a run's process tree is meant; `lost_s` for
         how long the GPUs that do not answer have not."""
+        before = (self._used, self._run_live, self._lost_s)
+        if tick is not None and tick is self._tick and before == (used, run_live, lost_s or {}):
+            # The screen looks twice a second, the sampler once.
+            return
         self._tick, self._used, self._run_live = tick, used, run_live
         self._lost_s = lost_s or {}
         self._keep_cpu(tick)
