@@ -14,6 +14,7 @@ from weakref import WeakKeyDictionary
 
 from textual import events
 from textual.app import App, SystemCommand
+from textual.message import Message
 from textual.screen import Screen
 
 from trainfast_runner.problem import Problem
@@ -89,7 +90,8 @@ class TrainfastApp(App[int]):
         self.touched = preset is not None
         self.control = RunControl(home, self.post_message, python)
         self.searching = SearchControl(home, self.post_message, python)
-        self.reader = Reader(home, self._post_snapshot, self._post_broke, directory=directory)
+        told = (lambda found: self.post_message(SnapshotTaken(found)), lambda error: self.post_message(Broke(error)))
+        self.reader = Reader(home, *told, directory=directory)
         self._preset = preset
         self._python = python
         self._pacer = Pacer()
@@ -164,11 +166,10 @@ class TrainfastApp(App[int]):
                 return
         await super().on_event(event)
 
-    def _post_snapshot(self, snapshot: Snapshot) -> None:
-        self.post_message(SnapshotTaken(snapshot))
-
-    def _post_broke(self, error: BaseException) -> None:
-        self.post_message(Broke(error))
+    async def _dispatch_message(self, message: Message) -> None:
+        # On leaving, what a thread has found is about screens that are gone.
+        if self.is_running or type(message).__module__ != MachineSeen.__module__:
+            await super()._dispatch_message(message)
 
     def on_snapshot_taken(self, message: SnapshotTaken) -> None:
         snapshot = self.snapshot = message.snapshot
@@ -284,7 +285,7 @@ class TrainfastApp(App[int]):
         """On its screen where that is in sight; elsewhere only its end is said."""
         ended = self.searching.note_seen(snapshot.search)
         screen: Any = self.screen
-        if getattr(screen, "SCOPE", "") == "search" and self.is_running:
+        if getattr(screen, "SCOPE", "") == "search":
             screen.show(self.searching.current, snapshot.taken_ns)
         elif ended:
             self.main.say(f"The search has ended: {ended}. b shows it.")
@@ -301,7 +302,7 @@ class TrainfastApp(App[int]):
     def _say_on_top(self, text: str, tone: str) -> None:
         """On the screen in sight as well, where that is another one."""
         say = getattr(self.screen, "say", None)
-        if say is not None and self.screen is not self.main and self.is_running:
+        if say is not None and self.screen is not self.main:
             say(text, tone)
 
     def on_compared(self, message: Compared) -> None:
