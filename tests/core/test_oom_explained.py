@@ -285,6 +285,13 @@ def test_what_the_rank_held_tells_what_was_missing_where_nothing_is_predicted() 
     ]
 
 
+def test_under_a_limit_it_does_not_matter_what_the_gpu_has_free() -> None:
+    said = ON_GPU.replace("512.00 MiB is", "70.00 GiB is")
+    run = a_run(3 << 30, device="cuda")
+    found = explain(run, error("forward"), said, lambda spec: None, held_bytes=2560 * MIB)
+    assert (found.limit_bytes, found.missing_bytes) == (3 << 30, 1536 * MIB)
+
+
 def test_an_end_that_was_not_predicted_says_so() -> None:
     found = explain(a_run(1000 * MIB), error("backward"), ON_CPU, known, held_bytes=990 * MIB)
     assert found.missing_bytes == 54 * MIB

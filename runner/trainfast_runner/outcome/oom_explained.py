@@ -61,7 +61,7 @@ def explain(
         asked_bytes=None if asked is None else int(asked),
         needed_bytes=needed,
         limit_bytes=limit,
-        missing_bytes=_missing(needed, limit, said, held_bytes),
+        missing_bytes=_missing(needed, limit, said, held_bytes, is_set=bool(run.memory_limit_bytes)),
         others=list(_others(run, events, said)),
         changes=(
             [unpredicted(fix) for fix in fixes[:MOST_CHANGES]]
@@ -111,12 +111,15 @@ def _untouched(run: RunFile, limit: int | None, held: int | None, asked: float |
     return max(0, int(limit - held - asked))
 
 
-def _missing(needed: int | None, limit: int | None, said: str, held: int | None) -> int | None:
-    """Of what the run needs by the prediction; else, at the least, of what was asked for when memory ended."""
+def _missing(needed: int | None, limit: int | None, said: str, held: int | None, *, is_set: bool) -> int | None:
+    """Of what the run needs by the prediction; else, at the least, of what was asked for when memory ended.
+
+    Under a limit that `is_set` for the run it does not matter how much the GPU has free.
+    """
     if needed is not None and limit is not None and needed > limit:
         return needed - limit
     asked = bytes_after("allocate", said)
-    free = bytes_after("of which", said)
+    free = None if is_set else bytes_after("of which", said)
     if free is None and limit is not None and held is not None:
         free = float(limit - held)
     return int(asked - free) if asked is not None and free is not None and asked > free else None

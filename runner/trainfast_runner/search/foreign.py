@@ -20,14 +20,18 @@ def taken_by_others(
     """What another process did, in words; None where nothing is known of one. `begin_ns` is when the probe began.
 
     What a rank may use shrinks when another process takes memory; but the first size of a process loads kernels,
-    which shrinks it as well, so there only the driver's list of processes tells.
+    which shrinks it as well, so there only the driver's list of processes tells. A later one may need others, for its
+    other shapes: tried again it has them.
     """
     for rank, line in sorted(said.items()):
         if line.number == 1 or line.room_bytes is None or line.room_after_bytes is None:
             continue
         lost = line.room_bytes - line.room_after_bytes
         if lost > TOO_MUCH_BYTES:
-            return f"another process took {mebibytes(lost)} of rank {rank}'s GPU meanwhile"
+            return (
+                f"rank {rank}'s GPU has {mebibytes(lost)} less for it than before: another process took it, or kernels"
+                " that this size is the first to need"
+            )
     try:
         ticks, _ = read_ticks(directory / TELEMETRY_FILE)
     except OSError:
