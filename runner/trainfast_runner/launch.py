@@ -252,6 +252,10 @@ def _environment(
     if spec.knobs["strategy"] in zero_rules.STAGE:
         env["DS_ACCELERATOR"] = machine.device
         extensions = str(extensions_directory(seen.executable, seen.versions))
+        if machine.device == "cuda":
+            # It otherwise asks nvcc, at every import, about extensions that nobody wants, and before 0.19 ends there
+            # where a machine has a driver and no toolkit (op_builder: installed_cuda_version).
+            env["DS_IGNORE_CUDA_DETECTION"] = "1"
         env["TORCH_EXTENSIONS_DIR"] = os.environ.get("TORCH_EXTENSIONS_DIR", extensions)
     if spec.knobs["p2p"] == "off":
         env["NCCL_P2P_DISABLE"] = "1"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +17,8 @@ from trainfast_runner.memory_model import MemoryModel, corrections, tracing
 from trainfast_runner.memory_model.fitting import fit_of
 from trainfast_runner.outcome.explained_run import models_of
 from trainfast_runner.run_directory.records import Clock, RunFile, Step
-from trainfast_runner.run_directory.result import Result, RunError
-from trainfast_runner.run_directory.run_records import RunRecords
+from trainfast_runner.run_directory.result import Conditions, Memory, Result, RunError
+from trainfast_runner.run_directory.run_records import DeviceSample, RunRecords
 from trainfast_runner.settings.spec import RunSpec
 
 CPU = Machine(device="cpu", gpus=(), nvml_gpus=(), cores=2)
@@ -51,6 +52,23 @@ def ended(state: str = "finished") -> Result:
 def known_of(home: Path, device: str = "cpu", gpu: str | None = None) -> MemoryModel:
     machine = corrections.of_device(device, gpu, home)
     return msgspec.structs.replace(MODEL, device=device, machine=machine)
+
+
+def test_a_context_is_told_by_samples_from_when_torch_held_the_most(tmp_path: Path) -> None:
+    spec = spec_with(batch_size=5000)
+    records = a_run(spec, device="cuda", device_uuids=["G"], device_names=["H200"], used_before_bytes={"G": 100})
+    steps = [msgspec.structs.replace(step, peak_reserved_bytes=4000) for step in records.steps[0]]
+    result = msgspec.structs.replace(
+        ended(), memory=Memory(peak_reserved_bytes=4000, device_peak_used_bytes=4600), conditions=Conditions(clean=True)
+    )
+
+    def context(*samples: tuple[int, int]) -> int | None:
+        devices = {"G": [(t_ns, DeviceSample(index=0, uuid="G", memory_used_bytes=used)) for t_ns, used in samples]}
+        corrections.learn(tmp_path, replace(records, steps={0: steps}, devices=devices), result)
+        return corrections.of_device("cuda", "H200", tmp_path).context_bytes
+
+    assert context((0, 4300)) is None, "it was still growing"
+    assert context((0, 600), (2, 4600)) == 500
 
 
 def test_a_measured_run_corrects_the_next_prediction(tmp_path: Path) -> None:

@@ -199,9 +199,23 @@ def _peaks(records: RunRecords) -> dict[str, int]:
 
 
 def _context(records: RunRecords, result: Result) -> int | None:
-    """What the device held beyond what was used before and what torch reserved: context, kernels, NCCL."""
-    run, used, reserved = records.run, result.memory.device_peak_used_bytes, result.memory.peak_reserved_bytes
-    if run is None or run.device != "cuda" or used is None or reserved is None or not result.conditions.clean:
+    """What the device held beyond what was used before and what torch reserved: context, kernels, NCCL.
+
+    Told by the samples since torch reserved the most: those of a short run may all be from before.
+    """
+    run, reserved = records.run, result.memory.peak_reserved_bytes
+    if run is None or run.device != "cuda" or reserved is None or not result.conditions.clean:
         return None
+    steps = [step for of in records.steps.values() for step in of]
+    since_ns = min((step.t_ns for step in steps if step.peak_reserved_bytes == reserved), default=None)
+    if since_ns is None:
+        return None
+    until_ns = max(step.t_ns for step in steps)
+    used = [
+        sample.memory_used_bytes
+        for uuid in run.device_uuids
+        for t_ns, sample in records.devices.get(uuid, ())
+        if since_ns <= t_ns <= until_ns and sample.memory_used_bytes is not None
+    ]
     before = max(run.used_before_bytes.values(), default=0)
-    return max(0, used - before - reserved) or None
+    return max(0, max(used, default=0) - before - reserved) or None
