@@ -55,3 +55,7 @@ def test_its_steps_are_joined_to_its_gpu(directory: Path) -> None:
     thermal_ms = [conditions.throttled_ms["thermal"] for _, conditions in joined if conditions is not None]
     assert len(thermal_ms) == 24
     assert any(ms for ms in thermal_ms)
+    lost = [device.lost_ms for _, conditions in joined if conditions for device in conditions.devices]
+    assert [set(one.values()) for one in lost] == [{None}] * 24, (
+        "it trains on the CPU and loses nothing to a GPU's heat"
+    )

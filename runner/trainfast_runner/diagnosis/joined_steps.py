@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -34,4 +35,13 @@ def _conditions(records: RunRecords, steps: list[Step]) -> list[StepConditions]:
     join = join_of(records.devices, run.watch_uuids, data_parallel_degree(run.knobs, run.world_size))
     for step in steps:
         join.add(step)
-    return join.joined(final=True)
+    return [_of_run(one, run.device_uuids) for one in join.joined(final=True)]
+
+
+def _of_run(conditions: StepConditions, used: Collection[str]) -> StepConditions:
+    """A step loses time to the devices it trains on alone, as in the result: not to one that is only watched."""
+    devices = tuple(
+        device if device.uuid in used else msgspec.structs.replace(device, lost_ms=dict.fromkeys(device.lost_ms))
+        for device in conditions.devices
+    )
+    return msgspec.structs.replace(conditions, devices=devices)

@@ -91,7 +91,7 @@ def _hottest(
         raise Problem(
             f"--cool-to {below_c:g}: there is no temperature to wait for: {why}",
             key="--cool-to",
-            advice="leave --cool-to out, or name a GPU with --set watch=0" if readings else "leave --cool-to out",
+            advice="leaving --cool-to out, or naming a GPU with --set watch=0" if readings else "leaving --cool-to out",
         )
     return max(found, key=lambda gpu: gpu.temperature_c or 0)
 
