@@ -7,15 +7,14 @@ A tick is all that a supervisor does for one: the GPUs, the host, the run's proc
 Every call through `pynvml` is timed at the border to the library, so its own time can be taken off.
 
 The budget is held to the mean of all ticks, since every third one looks for new processes and every fifth one at the
-sensors. It is of wall time: what else runs on the machine shows in it, so the ticks that the kernel took the processor
-away from are counted, and the mean of the others said beside it.
+sensors. It is of wall time: what else runs on the machine shows in it, so it is said beside it how much of it the
+sampler was ready and the processors were somebody else's.
 """
 
 import argparse
 import contextlib
 import json
 import os
-import resource
 import signal
 import statistics
 import subprocess
@@ -33,7 +32,8 @@ from benchmarks.budget import Row, at_most, print_table
 
 from trainfast_runner.run_directory.telemetry_lines import WHOLE_EVERY, TickEncoder
 from trainfast_runner.supervision.telemetry_log import TelemetryLog
-from trainfast_runner.telemetry import Tick
+from trainfast_runner.telemetry import Sampler, Tick
+from trainfast_runner.telemetry.host import HostReader
 
 CPU_PERCENT = 1.0
 TICK_MS = 2.0
@@ -64,10 +64,8 @@ class Cost:
     record_ms: float
     """Events and the line in the file."""
     library_ms: float
-    interrupted: int
-    """Ticks in which the kernel gave the processor to somebody else."""
-    undisturbed_tick_ms: float | None
-    """Of the others; None when there are none."""
+    waited_ms: float | None
+    """Of `tick_ms`, waiting for a processor; None where the kernel does not tell."""
     cpu_percent: float
     """Of one core, user and system time, with what the library took."""
     line_bytes: float
@@ -79,7 +77,7 @@ class Cost:
 def rows(cost: Cost | None = None) -> list[Row]:
     """The budgets: what, measured, budget, held."""
     found = cost or measure()
-    alone = "none else" if found.undisturbed_tick_ms is None else f"{found.undisturbed_tick_ms:.2f} ms the others"
+    waited = "" if found.waited_ms is None else f"{found.waited_ms:.2f} of it waiting for a processor, "
     return [
         at_most(
             f"sampler, {found.gpus} GPUs and {RANKS} ranks at 1 Hz, library included: CPU",
@@ -96,8 +94,7 @@ def rows(cost: Cost | None = None) -> list[Row]:
             "ms",
             digits=2,
             more=f" (GPUs {found.gpus_ms:.2f}, host {found.host_ms:.2f}, record {found.record_ms:.2f}; "
-            f"median {found.median_tick_ms:.2f} ms; {found.interrupted} interrupted, {alone}; "
-            f"library {found.library_ms:.2f} ms)",
+            f"{waited}median {found.median_tick_ms:.2f} ms; library {found.library_ms:.2f} ms)",
         ),
         at_most(
             f"telemetry.jsonl, {found.gpus} busy GPUs: a tick, median",
@@ -186,7 +183,7 @@ class Taken:
     tick: Tick
     library_ns: int
     record_ns: int
-    interrupted: bool
+    waited_ns: int | None
 
     @property
     def gpus_ms(self) -> float:
@@ -204,6 +201,26 @@ class Taken:
         return self.gpus_ms + self.host_ms + self.record_ns * 1e-6
 
 
+class TimedSampler(Sampler):
+    """Notes how long its threads have waited for a processor before each tick."""
+
+    waited_ns: int | None = None
+
+    def _follow(self, host: HostReader) -> None:
+        super()._follow(host)
+        self.waited_ns = waited_ns()
+
+
+def waited_ns() -> int | None:
+    """For how long the threads that sample were ready to run and did not, up to now; None where nobody tells."""
+    threads = [thread for thread in threading.enumerate() if thread.name in ("telemetry-sampler", "nvml-calls")]
+    try:
+        # The second figure of schedstat (Documentation/scheduler/sched-stats of the kernel).
+        return sum(int(Path(f"/proc/self/task/{one.native_id}/schedstat").read_text().split()[1]) for one in threads)
+    except (OSError, IndexError):
+        return None
+
+
 class TimedLog(TelemetryLog):
     """A run's telemetry, which keeps the ticks and what each cost; after so many `wanted` it is `full`."""
 
@@ -214,15 +231,15 @@ class TimedLog(TelemetryLog):
         self.taken: list[Taken] = []
         self.is_warm, self.is_full = threading.Event(), threading.Event()
         self._library, self._wanted = library, wanted
-        self._interruptions = 0
+        self._timed = self._sampler = TimedSampler(self._take, on_xid=self._xid)
 
     def _take(self, tick: Tick) -> None:
         began_ns = time.monotonic_ns()
         super()._take(tick)
         record_ns = time.monotonic_ns() - began_ns
-        # Between two ticks the process only sleeps, and gives the processor up by itself.
-        before, self._interruptions = self._interruptions, resource.getrusage(resource.RUSAGE_SELF).ru_nivcsw
-        self.taken.append(Taken(tick, self._library.take_ns(), record_ns, self._interruptions > before))
+        before, now = self._timed.waited_ns, waited_ns()
+        waited = None if before is None or now is None else now - before
+        self.taken.append(Taken(tick, self._library.take_ns(), record_ns, waited))
         if len(self.taken) == WARM_UP_TICKS:
             self.is_warm.set()
         if len(self.taken) >= WARM_UP_TICKS + self._wanted:
@@ -260,7 +277,7 @@ def child(seconds: float) -> Cost:
         log.stop()
     taken = log.taken[WARM_UP_TICKS : WARM_UP_TICKS + max(1, round(seconds))]
     lines = [len(msgspec.json.encode(line)) + 1 for line in encoded([log.taken[0].tick, *(one.tick for one in taken)])]
-    undisturbed = [one.ms for one in taken if not one.interrupted]
+    waited = [one.waited_ns for one in taken if one.waited_ns is not None]
     return Cost(
         ticks=len(taken),
         gpus=len(taken[-1].tick.devices),
@@ -270,8 +287,7 @@ def child(seconds: float) -> Cost:
         host_ms=statistics.mean(one.host_ms for one in taken),
         record_ms=statistics.mean(one.record_ns for one in taken) * 1e-6,
         library_ms=statistics.mean(one.library_ns for one in taken) * 1e-6,
-        interrupted=sum(one.interrupted for one in taken),
-        undisturbed_tick_ms=statistics.mean(undisturbed) if undisturbed else None,
+        waited_ms=statistics.mean(waited) * 1e-6 if len(waited) == len(taken) else None,
         cpu_percent=100 * cpu_s / wall_s,
         line_bytes=statistics.median(lines[1:]),
         # As over a long time, whatever the count of whole lines in a short one.
