@@ -48,10 +48,13 @@ def read_stat(pid: int) -> Stat | None:
 
 
 def read_storage(pid: int) -> tuple[int, int] | None:
-    """Bytes it had read from storage and written to it; None for an ended process, and for most of other users."""
+    """Bytes it had read from storage and written to it; None for an ended process, for most of other users, and from a
+    kernel that does not count them."""
     try:
         text = content(f"/proc/{pid}/io")
     except OSError:
         return None
     found = dict(line.split(b": ", 1) for line in text.splitlines())
+    if b"read_bytes" not in found:
+        return None
     return int(found[b"read_bytes"]), int(found[b"write_bytes"])
