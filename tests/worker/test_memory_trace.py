@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from torch import nn
@@ -14,6 +16,7 @@ from trainfast_runner.worker import trace_memory
 from trainfast_runner.worker.memory_trace.envelope import deeper, envelope
 from trainfast_runner.worker.memory_trace.ledger import PARAMS, Ledger, Stretch
 from trainfast_runner.worker.memory_trace.repeated_blocks import Stack, shorten
+from trainfast_runner.worker.memory_trace.step_course import keep_pages_aside
 from trainfast_runner.worker.trace_memory import Here
 
 SMALL_T5 = ["model.d_model=64", "model.d_ff=128", "model.d_kv=16", "model.num_heads=4", "seq_len=64"]
@@ -123,3 +126,11 @@ def test_blocks_that_differ_are_all_kept() -> None:
     assert (len(found.blocks), found.repeats) == (5, 1)
     (found,) = shorten(stack([8, 4, 4, 4, 4]), Config(), whole=False)
     assert len(found.blocks) == 3, "the first alone may differ"
+
+
+def test_paged_states_are_no_memory_of_torchs_allocator() -> None:
+    optimizer = SimpleNamespace(is_paged=True)
+    keep_pages_aside(optimizer)
+    states = [optimizer.get_state_buffer(torch.empty(size, device="meta"), torch.uint8) for size in (99_999, 100_000)]
+    assert [(state.device.type, state.dtype) for state in states] == [("meta", torch.uint8), ("cpu", torch.uint8)]
+    assert optimizer.is_paged is False, "nothing is to be moved"

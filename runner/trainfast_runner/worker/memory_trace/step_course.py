@@ -30,6 +30,8 @@ BATCHES = (2, 4)
 MICRO_BATCHES = 2
 """In the second gradients are alive from the start: it stands for all but the first."""
 
+PAGED_ELEMENTS = 100_000
+
 
 @dataclass
 class Subject:
@@ -229,6 +231,8 @@ def _optimizer_step(subject: Subject, updated: list[nn.Parameter]) -> Stretch:
     with unset_fake_temporarily():
         # bitsandbytes computes its quantization map, which is data.
         optimizer = build_optimizer(subject.module, subject.knobs)
+        if subject.device.type == "cuda":
+            keep_pages_aside(optimizer)
     ledger = Ledger(subject.device.type)
     ledger.count_all([*subject.module.parameters(), *subject.module.buffers()], PARAMS)
     watch = StepWatch(ledger)
@@ -250,6 +254,23 @@ def _optimizer_step(subject: Subject, updated: list[nn.Parameter]) -> Stretch:
             subject.strategy.update(rig)
         ledger.end()
     return ledger.stretches[-1]
+
+
+def keep_pages_aside(optimizer: Any) -> None:
+    """Have bitsandbytes' paged states on the host, from the size on from which it pages them (optim/optimizer.py,
+    get_state_buffer): they are CUDA's managed memory, of which torch's allocator knows nothing, and cannot be fake."""
+    if not getattr(optimizer, "is_paged", False):
+        return
+    optimizer.is_paged = False
+
+    def buffer(parameter: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
+        paged = parameter.numel() >= PAGED_ELEMENTS
+        state: Any = torch.zeros_like(parameter, dtype=dtype, device="cpu" if paged else parameter.device)
+        state.is_paged = paged
+        made: Tensor = state
+        return made
+
+    optimizer.get_state_buffer = buffer
 
 
 def _tensors(values: Any) -> Iterator[Tensor]:
