@@ -36,8 +36,8 @@ LOST_RANK_GRACE_S = 5.0
 """How long a training that has lost a rank may take to end after SIGTERM."""
 LEFTOVER_GRACE_S = 5.0
 """How long processes the training left behind may take to end after SIGTERM."""
-REPORT_S = 1.0
-"""The launcher's time to see a lost rank itself and print which one it was."""
+REPORT_S = 4.0
+"""The launcher's time to see a lost rank itself and print which one it was: a second, and more where others train."""
 EXCEPTION_S = 3.0
 """Time between a rank's exception and the end of the training, before the rest is torn down."""
 TEARDOWN_S = 60.0

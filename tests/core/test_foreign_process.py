@@ -79,7 +79,7 @@ def test_one_of_ones_own_is_ended(other: subprocess.Popen[bytes]) -> None:
     identity = identify(other.pid)
     assert identity is not None
     assert end(identity) == f"SIGTERM sent to process {other.pid}."
-    assert other.wait(10) == -signal.SIGTERM
+    assert other.wait(60) == -signal.SIGTERM
     assert not still_runs(identity)
     with pytest.raises(Problem, match="has ended already"):
         end(identity)
@@ -95,7 +95,7 @@ def test_what_ignores_sigterm_gets_sigkill() -> None:
         end(identity)
         assert still_runs(identity)
         end(identity, kill=True)
-        assert process.wait(10) == -signal.SIGKILL
+        assert process.wait(60) == -signal.SIGKILL
 
 
 def test_a_later_process_with_the_pid_is_left_alone(other: subprocess.Popen[bytes]) -> None:

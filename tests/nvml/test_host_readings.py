@@ -31,6 +31,7 @@ sys.stdin.readline()
 
 
 def test_the_machine_is_read_for_real() -> None:
+    began_ns = time.monotonic_ns()
     tick = take_tick(settle_s=0.1)
     host = tick.host
     assert host.cpu_count == os.cpu_count()
@@ -41,8 +42,8 @@ def test_the_machine_is_read_for_real() -> None:
     assert 0 < (host.memory_available_bytes or 0) <= (host.memory_total_bytes or 0)
     assert host.load_1m is not None
     assert host.run is None
-    assert abs(time.monotonic_ns() - tick.t_ns) < 10_000_000_000
-    assert 0 < tick.sample_us < 5_000_000
+    assert began_ns <= tick.t_ns <= time.monotonic_ns()
+    assert 0 < tick.sample_us * 1000 <= time.monotonic_ns() - began_ns
 
 
 def test_the_first_reading_has_no_rate_and_says_why() -> None:

@@ -6,10 +6,10 @@ import pytest
 
 from trainfast_runner.run_directory.home import read_result
 
-from .conftest import Run
+from .conftest import Run, until
 from .test_real_worker import real
 
-TRAINING = "begin(); train(5); say('finished')"
+TRAINING = "begin(); train(5); wait_for('go'); say('finished')"
 
 
 def test_full_disk_under_the_supervisors_own_files(run: Run) -> None:
@@ -17,17 +17,20 @@ def test_full_disk_under_the_supervisors_own_files(run: Run) -> None:
     for name in ("telemetry.jsonl", "events.jsonl"):
         (run.directory / name).symlink_to("/dev/full")
     run.supervise()
+    log = run.directory / "supervisor.log"
+    for name in ("events.jsonl", "telemetry.jsonl"):
+        until(lambda name=name: f"{name}: No space left on device" in log.read_text(), f"a word on {name}")
+    (run.directory / "go").touch()
     result = run.end()
     assert (result.state, result.steps.measured) == ("finished", 3)
-    said = (run.directory / "supervisor.log").read_text()
-    assert "events.jsonl: No space left on device" in said
-    assert "telemetry.jsonl: No space left on device" in said
 
 
 def test_full_disk_is_recorded_where_it_can_be(run: Run) -> None:
     run.prepare(TRAINING)
     (run.directory / "telemetry.jsonl").symlink_to("/dev/full")
     run.supervise()
+    until(lambda: run.events("trouble"), "the trouble")
+    (run.directory / "go").touch()
     assert run.end().state == "finished"
     assert [event.detail for event in run.events("trouble")] == ["telemetry.jsonl: No space left on device"]
 

@@ -63,6 +63,7 @@ def test_a_run_without_supervisor_is_ended_by_hand(run: Run) -> None:
         """
     )
     until(lambda: len(run.pids()) == 2, "two processes")
+    run.child_pid()  # is on record before the one who writes it is gone
     kill_supervisor(run)
     left: list[float] = []
     result = stop_unsupervised(run.directory, 0.5, left.append)
