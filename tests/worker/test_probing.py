@@ -10,10 +10,11 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
 from trainfast_runner.worker import memory, probing
-from trainfast_runner.worker.memory import HostMemory
-from trainfast_runner.worker.probing import PHASES, HostGauge, Orders, Size, _tell_how_far
+from trainfast_runner.worker.memory import CudaMemory, HostMemory
+from trainfast_runner.worker.probing import PHASES, HostGauge, Orders, Size, _forget_the_last, _tell_how_far
 
 
 @pytest.fixture
@@ -109,3 +110,29 @@ def test_a_size_that_ran_out_tells_peaks_only_of_phases_it_reached(
     _tell_how_far(rig, HostGauge(None), error, {"number": 1}, reached)
     assert written["outcome"] == "oom"
     assert set(written["phase_peaks"]) == told
+
+
+def test_what_an_earlier_size_reserved_is_not_this_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The allocator of a GPU, whose counters alone are played: blocks it keeps count until its cache is emptied."""
+    reserved = {"current": 900, "peak": 900}
+
+    def stats(_device: torch.device) -> dict[str, Any]:
+        return {
+            "allocated_bytes": {"all": {"peak": 90}},
+            "reserved_bytes": {"all": dict(reserved)},
+            "num_alloc_retries": 0,
+        }
+
+    for name, played in {
+        "memory_stats_as_nested_dict": stats,
+        "reset_peak_memory_stats": lambda _device: reserved.update(peak=reserved["current"]),
+        "empty_cache": lambda: reserved.update(current=100),
+        "synchronize": lambda _device: None,
+    }.items():
+        monkeypatch.setattr(torch.cuda, name, played)
+    gpu = torch.device("cuda", 0)
+    rig: Any = SimpleNamespace(device=gpu, memory=CudaMemory([gpu], None))
+    _forget_the_last(rig)
+    for phase in PHASES:
+        rig.memory.boundary(phase)
+    assert rig.memory.read()["peak_reserved_bytes"] == 100

@@ -261,6 +261,7 @@ def _forget_the_last(rig: Rig) -> None:
         torch.cuda.empty_cache()
     for phase in PHASES:
         rig.memory.boundary(phase)
+    rig.memory.read()
 
 
 def _tell_how_far(rig: Rig, gauge: Gauge, error: BaseException, said: dict[str, Any], reached: tuple[str, ...]) -> None:
