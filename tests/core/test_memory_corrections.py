@@ -71,6 +71,18 @@ def test_a_context_is_told_by_samples_from_when_torch_held_the_most(tmp_path: Pa
     assert context((0, 600), (2, 4600)) == 500
 
 
+def test_what_libraries_keep_is_there_in_both_phases_whatever_the_batch() -> None:
+    kept = msgspec.structs.replace(MODEL, device="cuda", library_bytes=64 << 20)
+    for batch in (1, 5000):
+        spec = spec_with(batch_size=batch)
+        plain = msgspec.structs.replace(MODEL, device="cuda").predict(spec)
+        found = kept.predict(spec)
+        assert found.bytes_per_sample == plain.bytes_per_sample
+        for phase, sizes in found.phases.items():
+            assert sizes["total"] - plain.phases[phase]["total"] == 64 << 20
+            assert sizes["temporary"] - plain.phases[phase]["temporary"] == 64 << 20
+
+
 def test_a_measured_run_corrects_the_next_prediction(tmp_path: Path) -> None:
     spec = spec_with(batch_size=5000)
     predicted = MODEL.predict(spec)

@@ -16,7 +16,7 @@ from trainfast_runner.worker import trace_memory
 from trainfast_runner.worker.memory_trace.envelope import deeper, envelope
 from trainfast_runner.worker.memory_trace.ledger import PARAMS, Ledger, Stretch
 from trainfast_runner.worker.memory_trace.repeated_blocks import Stack, shorten
-from trainfast_runner.worker.memory_trace.step_course import keep_pages_aside
+from trainfast_runner.worker.memory_trace.step_course import keep_pages_aside, library_bytes
 from trainfast_runner.worker.trace_memory import Here
 
 SMALL_T5 = ["model.d_model=64", "model.d_ff=128", "model.d_kv=16", "model.num_heads=4", "seq_len=64"]
@@ -134,3 +134,13 @@ def test_paged_states_are_no_memory_of_torchs_allocator() -> None:
     states = [optimizer.get_state_buffer(torch.empty(size, device="meta"), torch.uint8) for size in (99_999, 100_000)]
     assert [(state.device.type, state.dtype) for state in states] == [("meta", torch.uint8), ("cpu", torch.uint8)]
     assert optimizer.is_paged is False, "nothing is to be moved"
+
+
+def test_the_workspaces_of_a_gpus_library_are_those_that_torch_makes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG", raising=False)
+    assert library_bytes("cpu") == 0
+    for capability, kib in (((9, 0), 2 * 32 * 1024), ((8, 0), 2 * 8320)):
+        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda one=capability: one)
+        assert library_bytes("cuda") == kib * 1024
+    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    assert library_bytes("cuda") == 2 * 4096 * 8 * 1024

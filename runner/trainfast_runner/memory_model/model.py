@@ -46,6 +46,8 @@ class MemoryModel(msgspec.Struct, frozen=True, kw_only=True):
     stretches: list[Stretch]
     before_optimizer: list[float]
     optimizer_peak: list[float]
+    library_bytes: int = 0
+    """What libraries keep in a GPU's allocator from the first step on, whatever the batch: workspaces."""
     pipeline: Pipeline | None = None
     """How it is cut into stages, where it was traced for them."""
     basis: str = ""
@@ -158,6 +160,17 @@ class MemoryModel(msgspec.Struct, frozen=True, kw_only=True):
 
     def _peaks(self, spec: RunSpec, ranks: int, batch: int) -> dict[str, tuple[float, ...]]:
         """Bytes by CATEGORIES at each phase's peak."""
+        found = self._tensor_peaks(spec, ranks, batch)
+        if not self.library_bytes:
+            return found
+        return {
+            phase: tuple(
+                value + (self.library_bytes if place == TEMPORARY else 0) for place, value in enumerate(values)
+            )
+            for phase, values in found.items()
+        }
+
+    def _tensor_peaks(self, spec: RunSpec, ranks: int, batch: int) -> dict[str, tuple[float, ...]]:
         if spec.knobs["strategy"] in STAGED:
             return self._stages(spec, batch).phases
         stretches = self.stretches

@@ -33,7 +33,8 @@ FORMAT = "3"
 class Course(msgspec.Struct, frozen=True, kw_only=True):
     """Forward and backward of a model, and its division into blocks and stages.
 
-    `unused` are the names of the parameters that get no gradient, and so no optimizer state.
+    `unused` are the names of the parameters that get no gradient, and so no optimizer state. `library_bytes` are a
+    GPU's libraries' own, in torch's allocator.
     """
 
     parameter_sizes: list[int]
@@ -41,6 +42,7 @@ class Course(msgspec.Struct, frozen=True, kw_only=True):
     stretches: list[Stretch]
     pipeline: Pipeline | None
     unused: list[str]
+    library_bytes: int = 0
 
 
 class Update(msgspec.Struct, frozen=True, kw_only=True):

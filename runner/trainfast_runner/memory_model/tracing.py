@@ -155,6 +155,7 @@ def _model(parts: Parts, found: Mapping[Path, Found], device: str) -> MemoryMode
         pipeline=course.pipeline,
         before_optimizer=update.before_optimizer,
         optimizer_peak=update.optimizer_peak,
+        library_bytes=course.library_bytes,
         basis=_basis(course),
         trace=parts.name,
         machine=corrections.of_device(device),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -31,6 +33,9 @@ MICRO_BATCHES = 2
 """In the second gradients are alive from the start: it stands for all but the first."""
 
 PAGED_ELEMENTS = 100_000
+HANDLES = 2
+WORKSPACE_KIB, HOPPER_WORKSPACE_KIB = 2 * 4096 + 8 * 16, 32 * 1024
+"""Where CUBLAS_WORKSPACE_CONFIG, whose form is :KIB:COUNT, says nothing."""
 
 
 @dataclass
@@ -73,7 +78,8 @@ class _Silent:
 
 
 def course_at(request: dict[str, Any], size: int) -> dict[str, Any]:
-    """Forward and backward at `BATCHES[size]`: `stretches`, and what of the model they are read by.
+    """Forward and backward at `BATCHES[size]`: `stretches`, and what of the model they are read by. `library_bytes` are
+    what libraries take of torch's allocator besides, for good.
 
     `unused` names the parameters that got no gradient. Raises InvalidInput for what cannot be built, anything for what
     cannot be traced.
@@ -101,8 +107,20 @@ def course_at(request: dict[str, Any], size: int) -> dict[str, Any]:
             "stacks": [{"kept": len(stack.blocks), "sizes": list(stack.sizes)} for stack in stacks],
             "stretches": stretches,
             "pipeline": stages,
+            "library_bytes": library_bytes(subject.device.type),
             "unused": _names(stacks, [name for name, held in model.named_parameters() if held.grad is None]),
         }
+
+
+def library_bytes(device_type: str) -> int:
+    """cuBLAS's workspaces: torch allocates one for each handle and stream, and the thread of the forward and that of
+    the backward have a handle each (torch 2.11, aten/src/ATen/cuda/CublasHandlePool.cpp)."""
+    if device_type != "cuda":
+        return 0
+    asked = re.findall(r":(\d+):(\d+)", os.environ.get("CUBLAS_WORKSPACE_CONFIG", ""))
+    is_hopper = torch.cuda.get_device_capability() == (9, 0)
+    usual_kib = HOPPER_WORKSPACE_KIB if is_hopper else WORKSPACE_KIB
+    return HANDLES * 1024 * (sum(int(kib) * int(count) for kib, count in asked) or usual_kib)
 
 
 def _names(stacks: list[Stack], names: list[str]) -> list[str]:
