@@ -12,11 +12,12 @@
 #     first      the default preset and the smallest
 #     precision  every precision
 #     optimizer  every optimizer; those of bitsandbytes where it is installed
-#     technique  checkpointing, accumulation, attention, compile, loader, one rank, energy
+#     technique  checkpointing, accumulation, attention, compile, loader, energy
+#     strategy   ddp, fsdp and ZeRO with one rank, the other engines; where their packages are installed
 #     memory     limits, out of memory, predicted against measured, the largest batch
 #     slowdown   pairs with and without an attached app; PAIRS and WINDOW (seconds) make it shorter or longer
 #     screen     the monitor, and nvitop and gpustat beside it where they are installed or can be
-#   run is first, precision, optimizer and technique. How long all of it took is in total-GROUP....json.
+#   run is first, precision, optimizer, technique and strategy. How long all of it took is in total-GROUP....json.
 #
 # Run from anywhere with the environment active that trains and has what trainfast-tui needs, or name its interpreter with
 # PYTHON; trainfast-tui itself is this checkout's. Changes no setting of the GPU. A check that fails stops no other.
@@ -37,7 +38,7 @@ while getopts no:l:k: option; do
 done
 shift $((OPTIND - 1))
 groups=("$@")
-[ ${#groups[@]} -gt 0 ] || groups=(nvml first precision optimizer technique memory slowdown screen)
+[ ${#groups[@]} -gt 0 ] || groups=(nvml first precision optimizer technique strategy memory slowdown screen)
 
 # Finds the GPU and a Python that can use it, and where the files go; ends the script where there is none.
 ready() {
@@ -90,7 +91,7 @@ group_nvml() {
     measure sampler-cost 120 benchmarks.sampler_cost --real --seconds 30
 }
 
-group_run() { group_first; group_precision; group_optimizer; group_technique; }
+group_run() { group_first; group_precision; group_optimizer; group_technique; group_strategy; }
 
 group_first() {
     check default-preset 0 run gpt2-medium --set steps=30
@@ -121,8 +122,21 @@ group_technique() {
     check attention-eager 0 run bert-large --set attention=eager --set precision=bf16 --set steps=15
     check compile 0 run tiny-llama --set compile=default --set steps=20
     check loader 0 run bert-large --set workers=4 --set pin_memory=on --set precision=bf16 --set steps=20
-    check ddp-one-rank 0 run tiny-llama --set strategy=ddp --set devices=1 --set steps=20
     check energy-and-throttling 0 run bert-large --set precision=bf16 --set batch_size=64 --set steps=100
+}
+
+group_strategy() {
+    local engine strategy needs
+    for strategy in ddp fsdp; do
+        check "$strategy-one-rank" 0 run tiny-llama --set "strategy=$strategy" --set devices=1 --set steps=20
+    done
+    for strategy in zero2 zero3; do
+        needs=deepspeed check "$strategy-one-rank" 0 \
+            run tiny-llama --set "strategy=$strategy" --set devices=1 --set precision=bf16 --set steps=20
+    done
+    for engine in accelerate trainer; do
+        needs=accelerate check "engine-$engine" 0 run tiny-llama --set "engine=$engine" --set precision=bf16 --set steps=20
+    done
 }
 
 group_memory() {

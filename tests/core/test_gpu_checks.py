@@ -21,7 +21,13 @@ ROOT = Path(__file__).parents[2]
 SCRIPT = ROOT / "benchmarks" / "gpu.sh"
 GPU = DeviceReading(index=0, uuid="GPU-0", name="NVIDIA H200", memory_free_bytes=139 << 30, compute_capability="9.0")
 ONE_GPU = Machine(device="cuda", gpus=(GPU,), nvml_gpus=(GPU,), cores=16)
-INSTALLED = {"torch": "2.11.0", "transformers": "5.17.0", "bitsandbytes": "0.50.0"}
+INSTALLED = {
+    "torch": "2.11.0",
+    "transformers": "5.17.0",
+    "accelerate": "1.15.0",
+    "bitsandbytes": "0.50.0",
+    "deepspeed": "0.19.8",
+}
 
 
 def commands(*arguments: str) -> list[list[str]]:
@@ -47,7 +53,7 @@ def test_every_run_it_starts_is_valid_on_one_gpu() -> None:
 
 def test_a_part_of_it_can_be_asked_for() -> None:
     whole = [name for name, *_ in commands()]
-    groups = ("nvml", "first", "precision", "optimizer", "technique", "memory", "slowdown", "screen")
+    groups = ("nvml", "first", "precision", "optimizer", "technique", "strategy", "memory", "slowdown", "screen")
     assert [name for group in groups for name, *_ in commands(group)] == whole
     assert [name for name, *_ in commands("-k", "optimizer-adamw-f*", "run")] == [
         "optimizer-adamw-foreach",
