@@ -51,7 +51,7 @@ class DeviceEvents:
         self._none_ours = none_ours
         self._host_pids = sees_host_pids() if host_pids is None else host_pids
         self._throttled: dict[str, frozenset[str]] = {}
-        self._lost: set[str] = set()
+        self._lost: set[int] = set()
         self._processes: dict[str, dict[int, DeviceProcess]] = {}
         """By UUID, every process seen at the last look."""
         self._foreign: dict[str, set[int]] = {}
@@ -66,11 +66,13 @@ class DeviceEvents:
         """Events since the last tick: throttling began or ended, a device was lost or came back, a process of
         somebody else came or went, the sampling slowed itself."""
         ours = [device for device in tick.devices if device.uuid in self._watched]
-        self._indexes = frozenset(device.index for device in ours)
+        all_of_ours = [*ours, *self._never_seen(tick)]
+        self._indexes = frozenset(device.index for device in all_of_ours)
         events = self._sampling(tick)
+        for device in all_of_ours:
+            events += self._lost_or_back(device, tick.t_ns)
         for device in ours:
             uuid = device.uuid or ""
-            events += self._lost_or_back(device, uuid, tick.t_ns)
             events += self._throttle(device, uuid, tick.t_ns)
             events += self._foreigners(device, uuid, tick.t_ns)
         return events
@@ -80,13 +82,19 @@ class DeviceEvents:
         was, self._slowed = self._slowed, sentence is not None
         return [Event(t_ns=tick.t_ns, kind="trouble", detail=sentence)] if sentence is not None and not was else []
 
-    def _lost_or_back(self, device: DeviceReading, uuid: str, t_ns: int) -> list[Event]:
-        if (device.error is not None) == (uuid in self._lost):
+    def _never_seen(self, tick: Tick) -> list[DeviceReading]:
+        """Devices of the run that were lost before they told their UUID; none where they may be somebody else's."""
+        unknown = [device for device in tick.devices if device.uuid is None and device.error is not None]
+        missing = self._watched - {device.uuid for device in tick.devices}
+        return unknown if len(unknown) == len(missing) else []
+
+    def _lost_or_back(self, device: DeviceReading, t_ns: int) -> list[Event]:
+        if (device.error is not None) == (device.index in self._lost):
             return []
         if device.error is None:
-            self._lost.discard(uuid)
+            self._lost.discard(device.index)
             return [Event(t_ns=t_ns, kind="gpu_back", device=device.index)]
-        self._lost.add(uuid)
+        self._lost.add(device.index)
         return [Event(t_ns=t_ns, kind="gpu_lost", device=device.index, detail=device.error)]
 
     def _throttle(self, device: DeviceReading, uuid: str, t_ns: int) -> list[Event]:
