@@ -14,6 +14,8 @@ from typing import Any
 import pytest
 
 Train = Callable[..., Any]
+# One process of the test run makes the trainings that several of these tests look at.
+pytestmark = pytest.mark.xdist_group("one-process")
 
 
 def test_every_step_is_on_record_with_phases_that_add_up(train: Train) -> None:
