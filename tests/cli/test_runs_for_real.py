@@ -140,6 +140,7 @@ def test_a_detached_run_is_attached_to_waited_for_and_stopped(cli: Cli) -> None:
     assert cli("runs", "rm", run_id).code == 0
 
 
+@pytest.mark.long
 def test_the_terminal_gets_a_bar_that_redraws_itself(cli: Cli) -> None:
     master, slave = pty.openpty()
     process = subprocess.Popen(
@@ -205,6 +206,7 @@ def test_a_training_that_diverges_says_so(cli: Cli) -> None:
     assert "the training diverged" in cli("runs", "show", "last").out
 
 
+@pytest.mark.long
 def test_a_run_that_waited_is_recorded_as_it_started(cli: Cli, nvml_library: Path, tmp_path: Path) -> None:
     """With --cool-to the GPU is hot when the run is planned and cool when it starts."""
     scenario = tmp_path / "scenario"

@@ -106,6 +106,7 @@ def test_closed_streams_change_nothing_but_what_is_seen(cli: Cli, tmp_path: Path
     assert (done.code, done.err) == (0, "")
 
 
+@pytest.mark.long
 def test_a_run_needs_no_open_stream(cli: Cli, tmp_path: Path) -> None:
     assert typed_in(cli, tmp_path, *RUN, after="<&- >&- 2>&-").code == 0
     assert cli("runs", "show", "last", "--json").json["state"] == "finished"

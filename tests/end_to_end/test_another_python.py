@@ -37,7 +37,7 @@ def other_python(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize(
-    "strategy", [pytest.param(["strategy=single"], marks=pytest.mark.long), ["strategy=ddp", "devices=2", "workers=1"]]
+    "strategy", [["strategy=single"], pytest.param(["strategy=ddp", "devices=2", "workers=1"], marks=pytest.mark.long)]
 )
 def test_it_trains_there(cli: Cli, other_python: Path, strategy: list[str]) -> None:
     bare = subprocess.run([other_python, "-c", "import trainfast_runner"], capture_output=True, text=True)

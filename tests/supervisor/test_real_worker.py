@@ -9,6 +9,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from trainfast_runner import worker
 from trainfast_runner.supervision.stopping import request_stop
 
@@ -47,6 +49,7 @@ def real(run: Run, ranks: int, steps: int) -> dict[str, Any]:
     }
 
 
+@pytest.mark.long
 def test_a_rank_of_torchrun_is_killed(run: Run, ended_clean: Callable[[Run], None]) -> None:
     run.start("", **real(run, ranks=2, steps=1_000_000))
     for name in ("steps.jsonl", "steps.rank1.jsonl"):
@@ -66,6 +69,7 @@ def test_a_rank_of_torchrun_is_killed(run: Run, ended_clean: Callable[[Run], Non
     ended_clean(run)
 
 
+@pytest.mark.long
 def test_a_stop_keeps_every_step(run: Run, ended_clean: Callable[[Run], None]) -> None:
     run.start("", **real(run, ranks=1, steps=1_000_000))
     path = run.directory / "steps.jsonl"

@@ -64,6 +64,7 @@ def test_a_mistake_names_its_key_and_the_nearest_name(
     assert invalid["message"] in run.stderr
 
 
+@pytest.mark.long
 def test_an_exception_is_written_by_the_worker_itself(train: Train, tmp_path: Path) -> None:
     not_a_folder = tmp_path / "cache"
     not_a_folder.write_text("")
