@@ -5,6 +5,7 @@ from __future__ import annotations
 import queue
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from trainfast_runner.memory_model.room import Room
 from trainfast_runner.run_directory.home import Home, read_run_file
 from trainfast_runner.run_directory.records import Event
 from trainfast_runner.settings.spec import resolve
+from trainfast_runner.telemetry.readings import DeviceReading
 from trainfast_tui.forecast import MemoryView
 from trainfast_tui.forecasting import NOT_NOW, Forecaster, Question, question_about
 from trainfast_tui.messages import MemoryForeseen, SnapshotTaken
@@ -212,12 +214,18 @@ async def test_every_turn_of_a_knob_asks_once_and_a_live_run_forbids_the_trace(
         assert not app.questions[-1].may_trace
 
 
-async def test_a_run_that_starts_keeps_its_own_trace_until_it_trains(home: Home, hold: Callable[[Path], None]) -> None:
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+async def test_a_run_that_starts_keeps_its_own_trace_until_it_trains(
+    home: Home, hold: Callable[[Path], None], monkeypatch: pytest.MonkeyPatch, device: str
+) -> None:
+    """But not on a GPU, where a trace is a process with memory of its own."""
+    gpus = (DeviceReading(index=0, uuid="GPU-0", memory_free_bytes=78 * GIB),) if device == "cuda" else ()
+    monkeypatch.setattr("still.CPU", replace(CPU, device=device, gpus=gpus))
     app = StillApp(home)
     live = a_run(home, with_result=False)
     hold(live)
     async with app.run_test(size=(120, 40)) as pilot:
-        for state, may_trace in (("starting", True), ("running", False)):
+        for state, may_trace in (("starting", device == "cpu"), ("running", False)):
             events = [own_supervisor(), Event(t_ns=START_NS + S, kind="state", state=state)]
             write_lines(live / "events.jsonl", events)
             app.post_message(SnapshotTaken(a_snapshot(live, second=23)))
