@@ -26,7 +26,7 @@ def test_a_memory_limit_gives_the_allocators_own_error(train: Train) -> None:
     assert 0 < error["held_bytes"] < 1 << 30, "what it had by then"
 
 
-@pytest.mark.long
+@pytest.mark.longest
 def test_below_the_limit_it_trains(train: Train) -> None:
     run = train(memory_limit_bytes=[1 << 30])
     assert run.code == 0, run.stderr
@@ -38,8 +38,8 @@ def test_below_the_limit_it_trains(train: Train) -> None:
     [
         ({"model": {"family": "llama", "hiden_size": 64}}, "model.hiden_size", "hidden_size"),
         pytest.param({"model": {"family": "lama"}}, "model.family", "llama", marks=pytest.mark.long),
-        pytest.param({"seq_len": 4096}, "seq_len", "128", marks=pytest.mark.long),
-        pytest.param({"optimizer": "adamw-fussed"}, "optimizer", "adamw-fused", marks=pytest.mark.long),
+        pytest.param({"seq_len": 4096}, "seq_len", "128", marks=pytest.mark.longest),
+        pytest.param({"optimizer": "adamw-fussed"}, "optimizer", "adamw-fused", marks=pytest.mark.longest),
         pytest.param(
             {"data": {"kind": "files", "paths": ["/no/such/file.txt"]}}, "data.paths", None, marks=pytest.mark.long
         ),

@@ -70,8 +70,10 @@ def test_what_ran_is_read_from_the_live_objects(train: Train) -> None:
     assert run.record("finished")["steps"] == 20
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("objective", ["causal-lm", "masked-lm"])
+@pytest.mark.parametrize(
+    "objective",
+    [pytest.param("causal-lm", marks=pytest.mark.long), pytest.param("masked-lm", marks=pytest.mark.longest)],
+)
 def test_accumulation_equals_a_larger_batch(train: Train, objective: str) -> None:
     model = {"causal-lm": "llama", "masked-lm": "bert"}[objective]
     whole = train(model=model, data={"objective": objective})
