@@ -103,6 +103,11 @@ class RunSnapshot:
         """Whether anything of the run may still be running."""
         return self.state not in END_STATES
 
+    @property
+    def trains_on_cpu(self) -> bool:
+        """Whether it takes its steps now, on the processors that everything else here needs as well."""
+        return self.state == "running" and self.run is not None and self.run.device == "cpu"
+
 
 class Follower:
     """Reads one run directory, a bit at each `poll`. Not safe to share between threads."""

@@ -19,7 +19,7 @@ from trainfast_runner.run_directory.home import Home
 from trainfast_runner.run_directory.log_tail import LOG_LINES_KEPT
 from trainfast_runner.run_directory.records import Event, Step
 from trainfast_tui.messages import SnapshotTaken
-from trainfast_tui.pacing import FASTEST_S, SLOWEST_S, Pacer
+from trainfast_tui.pacing import BESIDE_A_TRAINING_S, FASTEST_S, SLOWEST_S, Pacer
 from trainfast_tui.reader import Reader
 from trainfast_tui.snapshot import Snapshot
 
@@ -216,6 +216,15 @@ def test_a_slow_terminal_halves_the_pace_until_it_keeps_up() -> None:
         pacer.note(0.0)
     assert pacer.period_s == FASTEST_S
     assert pacer.words == ""
+
+
+def test_beside_a_training_on_the_cpu_it_is_repainted_half_as_often() -> None:
+    pacer = Pacer()
+    assert pacer.note(0.01, trains_on_cpu=True) == BESIDE_A_TRAINING_S > FASTEST_S
+    assert pacer.words == "", "nothing is late"
+    assert pacer.note(0.9, trains_on_cpu=True) == BESIDE_A_TRAINING_S
+    assert pacer.note(0.9, trains_on_cpu=True) == 2.0
+    assert Pacer().note(0.01) == FASTEST_S
 
 
 def test_a_terminal_that_hung_up_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:

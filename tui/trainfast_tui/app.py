@@ -174,7 +174,8 @@ class TrainfastApp(App[int]):
     def on_snapshot_taken(self, message: SnapshotTaken) -> None:
         snapshot = self.snapshot = message.snapshot
         late_s = (time.monotonic_ns() - message.posted_ns) / 1e9
-        self.reader.period_s = self._pacer.note(late_s, _unwritten_frames(self))
+        trains_on_cpu = snapshot.run is not None and snapshot.run.trains_on_cpu
+        self.reader.period_s = self._pacer.note(late_s, _unwritten_frames(self), trains_on_cpu=trains_on_cpu)
         self._adopt(snapshot)
         self._show_search(snapshot)
         self.look_around()

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 FASTEST_S = 0.5
+BESIDE_A_TRAINING_S = 1.0
+"""While a run trains on this CPU: a frame takes some milliseconds of a core, for which all of its threads wait."""
 SLOWEST_S = 4.0
 LATE_S = 0.4
 """A snapshot that waited longer for the event loop than this was held up, by output or by a busy CPU."""
@@ -18,7 +20,7 @@ class Pacer:
         self.period_s = FASTEST_S
         self._calm = 0
 
-    def note(self, late_s: float, backlog: int = 0) -> float:
+    def note(self, late_s: float, backlog: int = 0, *, trains_on_cpu: bool = False) -> float:
         """Take in one snapshot's delay and the frames still unwritten; the period from now on."""
         if late_s > LATE_S or backlog > BACKLOG:
             self.period_s = min(SLOWEST_S, self.period_s * 2)
@@ -28,7 +30,7 @@ class Pacer:
             if self._calm >= CALM_TO_SPEED_UP and self.period_s > FASTEST_S:
                 self.period_s = max(FASTEST_S, self.period_s / 2)
                 self._calm = 0
-        return self.period_s
+        return max(self.period_s, BESIDE_A_TRAINING_S) if trains_on_cpu else self.period_s
 
     @property
     def words(self) -> str:
