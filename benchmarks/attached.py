@@ -151,11 +151,12 @@ class _Run:
 def _pair(app: Program, run: _Run, window_s: float, *, app_first: bool) -> list[Slice]:
     """Four slices, in the order asked for."""
     found = []
-    for attached in ORDER:
-        runs = attached != app_first
-        with contextlib.nullcontext() if runs else _suspended(app):
-            app.read(time.monotonic() + SETTLE_S)
-            found.append(_slice(app, run, window_s, attached=runs))
+    # One suspension for slices in a row: stopped while it is still coming back, Textual ends the app.
+    for attached, alike in itertools.groupby(one != app_first for one in ORDER):
+        with contextlib.nullcontext() if attached else _suspended(app):
+            for _ in alike:
+                app.read(time.monotonic() + SETTLE_S)
+                found.append(_slice(app, run, window_s, attached=attached))
     return found
 
 
