@@ -8,7 +8,7 @@ which a fresh process then proves.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from trainfast_runner.byte_words import mebibytes
@@ -219,21 +219,25 @@ def _sure(known: Known, fits: tuple[Fit, ...]) -> int:
 def _likely(known: Known, fits: tuple[Fit, ...]) -> int:
     """The largest size to prove without having tried it; 0 with one point, which is no fit.
 
-    On a CPU it is enough that half the error is to spare, or what a peak scatters where the prediction agrees: trying
-    it first would take two long steps nearly always, and a proof that fails a short one now and then. Where memory is
-    not to run out it has to be sure.
+    On a CPU it is enough that half the error is to spare: trying it first would take two long steps nearly always, and
+    a proof that fails a short one now and then. Where that leaves the answer open and the prediction agrees, it is
+    enough that what a peak scatters is to spare. Where memory is not to run out it has to be sure.
     """
     if len(known.fitting) < 2:
         return 0
 
-    def spare(one: Fit, size: int) -> float:
-        if known.no_oom:
-            return one.error_at(size)
-        if one.agreed:
-            return one.error_at(size, SPARE_AGREED[known.device])
-        return SPARE[known.device] * one.error_at(size)
+    def up_to(spare: Callable[[Fit, int], float]) -> int:
+        return largest(
+            lambda size: all(one.need_bytes(size) + spare(one, size) <= one.limit_bytes for one in fits), MOST
+        )
 
-    return largest(lambda size: all(one.need_bytes(size) + spare(one, size) <= one.limit_bytes for one in fits), MOST)
+    if known.no_oom:
+        return up_to(lambda one, size: one.error_at(size))
+    careful = up_to(lambda one, size: SPARE[known.device] * one.error_at(size))
+    is_open = not _should_run_out(known, fits, ceiling(known, fits, careful))
+    if not is_open or not all(one.agreed for one in fits):
+        return careful
+    return max(careful, up_to(lambda one, size: one.error_at(size, SPARE_AGREED[known.device])))
 
 
 def _target(known: Known, fits: tuple[Fit, ...]) -> int:
