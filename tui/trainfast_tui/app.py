@@ -38,10 +38,11 @@ from trainfast_tui.messages import (
     SituationSeen,
     SnapshotTaken,
     TerminalLost,
+    Told,
     said_no,
 )
 from trainfast_tui.next_run import NextRun, of_preset, of_run
-from trainfast_tui.pacing import Pacer
+from trainfast_tui.pacing import Pacer, unwritten_frames
 from trainfast_tui.reader import Reader
 from trainfast_tui.run_control import RunControl
 from trainfast_tui.screens.main import MainScreen
@@ -90,8 +91,7 @@ class TrainfastApp(App[int]):
         self.touched = preset is not None
         self.control = RunControl(home, self.post_message, python)
         self.searching = SearchControl(home, self.post_message, python)
-        told = (lambda found: self.post_message(SnapshotTaken(found)), lambda error: self.post_message(Broke(error)))
-        self.reader = Reader(home, *told, directory=directory)
+        self.reader = Reader(home, self._post_snapshot, self._post_broke, directory=directory)
         self._preset = preset
         self._python = python
         self._pacer = Pacer()
@@ -166,16 +166,21 @@ class TrainfastApp(App[int]):
                 return
         await super().on_event(event)
 
+    def _post_snapshot(self, snapshot: Snapshot) -> None:
+        self.post_message(SnapshotTaken(snapshot))
+
+    def _post_broke(self, error: BaseException) -> None:
+        self.post_message(Broke(error))
+
     async def _dispatch_message(self, message: Message) -> None:
-        # On leaving, what a thread has found is about screens that are gone.
-        if self.is_running or type(message).__module__ != MachineSeen.__module__:
+        if self.is_running or not isinstance(message, Told):
             await super()._dispatch_message(message)
 
     def on_snapshot_taken(self, message: SnapshotTaken) -> None:
         snapshot = self.snapshot = message.snapshot
         late_s = (time.monotonic_ns() - message.posted_ns) / 1e9
         trains_on_cpu = snapshot.run is not None and snapshot.run.trains_on_cpu
-        self.reader.period_s = self._pacer.note(late_s, _unwritten_frames(self), trains_on_cpu=trains_on_cpu)
+        self.reader.period_s = self._pacer.note(late_s, unwritten_frames(self), trains_on_cpu=trains_on_cpu)
         self._adopt(snapshot)
         self._show_search(snapshot)
         self.look_around()
@@ -369,13 +374,6 @@ class TrainfastApp(App[int]):
         else:
             self.next_run = of_run(run, self.home)
         self.main.show_knobs()
-
-
-def _unwritten_frames(app: App[Any]) -> int:
-    """Frames that wait for the terminal to take them; 0 where Textual does not tell."""
-    writer = getattr(app._driver, "_writer_thread", None)
-    queue = getattr(writer, "_queue", None)
-    return queue.qsize() if queue is not None else 0
 
 
 def run_app(home: Home, ascii: bool = False, preset: str | None = None, python: str | None = None) -> int:

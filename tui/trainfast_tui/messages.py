@@ -18,7 +18,11 @@ if TYPE_CHECKING:
     from trainfast_runner.hardware.machine import Machine
 
 
-class SnapshotTaken(Message):
+class Told(Message):
+    """Any of these. From a thread it may come while the app is being left: the screens it is about are gone then."""
+
+
+class SnapshotTaken(Told):
     """The reader has looked again. Only the newest counts: one that still waits is dropped."""
 
     def __init__(self, snapshot: Snapshot) -> None:
@@ -30,7 +34,7 @@ class SnapshotTaken(Message):
         return isinstance(message, SnapshotTaken)
 
 
-class MachineSeen(Message):
+class MachineSeen(Told):
     """The devices a run could use are known."""
 
     def __init__(self, machine: Machine) -> None:
@@ -38,7 +42,7 @@ class MachineSeen(Message):
         self.machine = machine
 
 
-class SituationSeen(Message):
+class SituationSeen(Told):
     """What the advisor has to know about the next run's model and its runs so far."""
 
     def __init__(self, situation: Situation) -> None:
@@ -46,7 +50,7 @@ class SituationSeen(Message):
         self.situation = situation
 
 
-class MemoryForeseen(Message):
+class MemoryForeseen(Told):
     """The next run's memory has been predicted, or why it has not."""
 
     def __init__(self, view: MemoryView) -> None:
@@ -54,7 +58,7 @@ class MemoryForeseen(Message):
         self.view = view
 
 
-class RunStarted(Message):
+class RunStarted(Told):
     """A run's supervisor holds its lock."""
 
     def __init__(self, directory: Path) -> None:
@@ -62,7 +66,7 @@ class RunStarted(Message):
         self.directory = directory
 
 
-class OomExplained(Message):
+class OomExplained(Told):
     """More is known of why a run ran out of memory; `left` models are still to be traced."""
 
     def __init__(self, run_id: str, explanation: OomExplanation, left: int) -> None:
@@ -70,7 +74,7 @@ class OomExplained(Message):
         self.run_id, self.explanation, self.left = run_id, explanation, left
 
 
-class SearchStarted(Message):
+class SearchStarted(Told):
     """A search's conductor holds its lock."""
 
     def __init__(self, directory: Path) -> None:
@@ -78,7 +82,7 @@ class SearchStarted(Message):
         self.directory = directory
 
 
-class SearchRefused(Message):
+class SearchRefused(Told):
     """The search cannot be started as the knobs are; `problem` says why in one line."""
 
     def __init__(self, problem: Problem) -> None:
@@ -86,7 +90,7 @@ class SearchRefused(Message):
         self.problem = problem
 
 
-class Refused(Message):
+class Refused(Told):
     """The next run cannot be started as it is; `problem` says why in one line."""
 
     def __init__(self, problem: Problem) -> None:
@@ -94,7 +98,7 @@ class Refused(Message):
         self.problem = problem
 
 
-class Said(Message):
+class Said(Told):
     """A line for the status line."""
 
     def __init__(self, text: str, tone: str = "text") -> None:
@@ -107,11 +111,11 @@ def said_no(problem: Problem) -> Said:
     return Said(problem.line(), "warning")
 
 
-class TerminalLost(Message):
+class TerminalLost(Told):
     """Nobody is at the other end of the terminal any more."""
 
 
-class Broke(Message):
+class Broke(Told):
     """Our own code failed in a background thread; the app raises it where it is seen."""
 
     def __init__(self, error: BaseException) -> None:
@@ -119,7 +123,7 @@ class Broke(Message):
         self.error = error
 
 
-class Compared(Message):
+class Compared(Told):
     """Two ended runs, to be put side by side."""
 
     def __init__(self, a: Result, b: Result) -> None:
