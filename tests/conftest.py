@@ -23,6 +23,10 @@ for ignored in (signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGTERM):
         signal.signal(ignored, lambda *_: None)
 
 
+# The trainings of a test run share its cores: their threads sleep while they wait, and no launch looks at the cores.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+
+
 @pytest.fixture(scope="session")
 def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """An XDG cache for all processes of a test run: text is tokenized, and the training Python asked, once."""

@@ -25,7 +25,9 @@ from trainfast_runner.extensions import extensions_directory, search_path
 from trainfast_runner.hardware.calibration import ceiling_of
 from trainfast_runner.hardware.interconnect import links_among
 from trainfast_runner.hardware.machine import Machine, look
+from trainfast_runner.hardware.others_cpu import CpuWindow
 from trainfast_runner.hardware.process_tree import boot_id
+from trainfast_runner.hardware.thread_policy import ThreadPolicy, choose_policy, kept_policy, shared_cores
 from trainfast_runner.memory_model.predicted_run import predicted
 from trainfast_runner.memory_model.room import hopeless_limit
 from trainfast_runner.problem import Problem
@@ -47,17 +49,8 @@ from trainfast_runner.telemetry.readings import DeviceReading
 HANDOVER_S = 30.0
 MEMORY_SETTLED_BYTES = 64 << 20
 MEMORY_SETTLES_S = 10.0
-
-# With glibc's own, moving thresholds freed blocks stay in the process and the point where memory ends moves from
-# run to run. With these every tensor of 128 KiB and more is its own mapping and goes back when freed: what a run holds
-# is what its tensors need, from the first step to the last. At 1 MiB tiny-llama's tensors at batch 8 stayed below it:
-# the peak grew for 20 steps, to 200 MiB where the tensors took 153 (now 160), and a size that fitted in a probe ran out
-# of memory later. The price are page faults, 1.4 times the CPU time of such small tensors; larger ones pay it anyway.
-MALLOC = {
-    "MALLOC_MMAP_THRESHOLD_": "131072",
-    "MALLOC_TRIM_THRESHOLD_": "131072",
-    "MALLOC_ARENA_MAX": "1",
-}
+WINDOW_AGE_S = 5.0
+"""A look at the cores that began longer ago says too little about now."""
 
 
 @dataclass(frozen=True)
@@ -73,6 +66,10 @@ class RunPlan:
     python: str
     versions: dict[str, str | None]
     env: dict[str, str]
+    cpu_window: CpuWindow | None = None
+    """A look at the cores that began with the plan of a CPU run, to choose its thread policy by."""
+    threads: ThreadPolicy | None = None
+    """How the threads of a CPU run wait for each other; chosen at the start."""
     role: str | None = None
     """`probe` or `proof` where a search starts it, and `search_id` which search."""
     search_id: str | None = None
@@ -109,6 +106,7 @@ def plan(spec: RunSpec, python: str | None = None) -> RunPlan:
 
     Raises Problem; with exit code 3 when `memory_limit` is below what the parameters alone need.
     """
+    window = CpuWindow()
     spec = replace(spec, data=expand_paths(spec.data))
     limit = spec.knobs["memory_limit"]
     seen = training_python.inspect(python, spec.model, spec.data["objective"], count=limit is not None)
@@ -143,6 +141,7 @@ def plan(spec: RunSpec, python: str | None = None) -> RunPlan:
             **seen.versions,
         },
         env=_environment(spec, machine, ranks, chosen, seen),
+        cpu_window=window if machine.device == "cpu" else None,
     )
 
 
@@ -164,6 +163,7 @@ def start(plan: RunPlan, home: Home) -> Path:
     home.ready()
     _refuse_busy(plan, home)
     plan, clean = _settled(plan, home)
+    plan = _with_thread_policy(plan)
     with ExitStack() as ours:
         try:
             with home.launching():
@@ -176,6 +176,20 @@ def start(plan: RunPlan, home: Home) -> Path:
         except OSError as error:
             raise home_problem(home.path, error) from None
     return directory
+
+
+def _with_thread_policy(plan: RunPlan) -> RunPlan:
+    """The plan of a CPU run with the policy of its threads, by what others take of the cores now."""
+    if plan.device != "cpu":
+        return plan
+    environment = {**os.environ, **plan.env}
+    threads = int(environment.get("OMP_NUM_THREADS", "0").partition(",")[0] or 0)
+    policy = kept_policy(environment, threads)
+    if policy is None:
+        window = plan.cpu_window
+        # After a wait for a busy device the plan's own look is too old.
+        policy = choose_policy(window if window is not None and window.age_s < WINDOW_AGE_S else CpuWindow())
+    return replace(plan, threads=policy, env={**plan.env, **policy.env})
 
 
 class DevicesBusy(Problem):
@@ -244,11 +258,7 @@ def _environment(
         "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
         "CUDA_VISIBLE_DEVICES": ",".join(gpu.uuid or str(gpu.index) for gpu in gpus),
     }
-    if machine.device == "cpu":
-        env.update(MALLOC)
-        env["OMP_NUM_THREADS"] = os.environ.get("OMP_NUM_THREADS", str(max(1, machine.cores // ranks)))
-        # Threads that spin for work stall the training many times over as soon as anything else wants a core.
-        env["OMP_WAIT_POLICY"] = os.environ.get("OMP_WAIT_POLICY", "PASSIVE")
+    env |= shared_cores(machine.device, str(spec.knobs["strategy"]), machine.cores, ranks, os.environ)
     if spec.knobs["strategy"] in zero_rules.STAGE:
         env["DS_ACCELERATOR"] = machine.device
         extensions = str(extensions_directory(seen.executable, seen.versions))
@@ -291,6 +301,7 @@ def _run_file(plan: RunPlan, home: Home, run_id: str, directory: Path, clean: bo
         search_id=plan.search_id,
         calibration=ceiling_of(home, plan.device, plan.gpus[0].name if plan.gpus else None),
         predicted=_predicted(plan),
+        threads=None if plan.threads is None else msgspec.to_builtins(plan.threads),
     )
 
 

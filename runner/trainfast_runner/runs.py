@@ -11,6 +11,7 @@ import msgspec
 
 from trainfast_runner.run_directory.home import RESULT_FILE, Home, read_run_file
 from trainfast_runner.run_directory.records import PROBE, name_of
+from trainfast_runner.run_directory.result import speed_doubt
 from trainfast_runner.supervision.recovery import settle, state_of
 
 
@@ -40,6 +41,8 @@ class RunRow:
     supervised: bool | None = None
     role: str | None = None
     """`probe` or `proof` of a search's runs."""
+    measured_under: str | None = None
+    """What keeps its speed from ranking against others, as `Result.measured_under`."""
 
     @property
     def name(self) -> str:
@@ -54,6 +57,7 @@ class _Median(msgspec.Struct, frozen=True):
 class _Throughput(msgspec.Struct, frozen=True):
     samples_per_s: _Median = _Median()
     tokens_per_s: _Median = _Median()
+    measured_under: str | None = None
 
 
 class _StepTime(msgspec.Struct, frozen=True):
@@ -62,6 +66,14 @@ class _StepTime(msgspec.Struct, frozen=True):
 
 class _Memory(msgspec.Struct, frozen=True):
     peak_allocated_bytes: int | None = None
+
+
+class _Actual(msgspec.Struct, frozen=True):
+    device: str | None = None
+
+
+class _Cpu(msgspec.Struct, frozen=True):
+    """Only whether there is one matters."""
 
 
 class _Conditions(msgspec.Struct, frozen=True):
@@ -86,6 +98,8 @@ class _Brief(msgspec.Struct, frozen=True):
     step_ms: _StepTime = _StepTime()
     memory: _Memory = _Memory()
     conditions: _Conditions = _Conditions()
+    actual: _Actual = _Actual()
+    cpu: _Cpu | None = None
 
 
 _decoder = msgspec.json.Decoder(_Brief)
@@ -171,4 +185,5 @@ def _row(brief: _Brief) -> RunRow:
         synthetic_data=brief.synthetic_data,
         clean=brief.conditions.clean,
         role=brief.role,
+        measured_under=speed_doubt(brief.throughput.measured_under, brief.actual.device, brief.cpu is not None),
     )

@@ -69,6 +69,10 @@ PAIRS: dict[str, tuple[Case, Case]] = {
         Case(device="cpu", host=always(cpu_percent=95.0, own_percent=400.0)),
         Case(device="cpu", host=always(cpu_percent=95.0, own_percent=740.0)),
     ),
+    "spinning-threads": (
+        Case(device="cpu", run={"threads": {"wait": "default"}}, host=always(cpu_percent=95.0, own_percent=700.0)),
+        Case(device="cpu", run={"threads": {"wait": "passive"}}, host=always(cpu_percent=95.0, own_percent=700.0)),
+    ),
     "host-memory": (
         Case(host=always(memory_available_bytes=2 * GIB)),
         Case(host=always(memory_available_bytes=4 * GIB, swap_used_bytes=3 * GIB)),

@@ -42,7 +42,7 @@ def _measured(spec: RunSpec, home: Home) -> tuple[Measured, ...]:
     except Problem:
         return ()
     return tuple(
-        Measured(row.run_id, row.knobs, row.state, row.samples_per_s)
+        Measured(row.run_id, row.knobs, row.state, row.samples_per_s if row.measured_under is None else None)
         for row in rows
         if (row.preset, row.variant) == (spec.preset, spec.variant)
         and row.state in ("finished", "oom")

@@ -32,6 +32,8 @@ CHANGED = "changed"
 UNKNOWN = "not measured in both"
 OTHER_BATCH, OTHER_DEVICES, OTHER_MODEL = "other batch", "other devices", "other model"
 """A step that does other work, or is shared out otherwise, is neither better nor worse for taking longer."""
+OTHER_THRESHOLDS = "not comparable: malloc thresholds differ"
+"""Speeds of two CPU runs of which only one was measured under strict thresholds."""
 BATCH_KNOBS = ("batch_size", "grad_accum", "seq_len")
 DEVICE_KNOBS = ("strategy", "devices", "tp_degree", "pp_degree", "micro_batches")
 LEAST_STEPS = 5
@@ -51,7 +53,8 @@ class ComparisonRow:
     """One figure of both runs. `unit` is samples/s, tokens/s, ms, bytes, J or empty; `delta` is b - a in that unit.
 
     `verdict` is better, worse, changed (neither is better), "no significant difference", "not measured in both", or
-    for a step and its phases where a step is not the same work in both "other model", "other batch" or "other devices".
+    for a step and its phases where a step is not the same work in both "other model", "other batch" or "other devices",
+    or `OTHER_THRESHOLDS` for every speed where those differ.
     """
 
     label: str
@@ -116,7 +119,10 @@ def _rows(a: Result, b: Result) -> Iterator[ComparisonRow]:
         ("token throughput", "tokens/s", rates_a.tokens_per_s.median, rates_b.tokens_per_s.median),
     ):
         row = _row(label, unit, one, other, _ratio_counts(one, other, noise), more_is_better=True)
-        yield replace(row, interval_percent=_interval(one, other, noise))
+        if not same_speed_conditions(a, b):
+            yield _of_step(row, OTHER_THRESHOLDS)
+        else:
+            yield replace(row, interval_percent=_interval(one, other, noise))
     step_a, step_b = a.step_ms.p50, b.step_ms.p50
     other_work = _other_work(a, b)
     step = _row("step", "ms", step_a, step_b, _ratio_counts(step_a, step_b, noise))
@@ -191,6 +197,8 @@ def _is_more_than_pages(a: float | None, b: float | None) -> bool:
 
 def _other_work(a: Result, b: Result) -> str | None:
     """Why a step of one run is not the work of a step of the other; None where it is."""
+    if not same_speed_conditions(a, b):
+        return OTHER_THRESHOLDS
     if _fields(a, "model.") != _fields(b, "model."):
         return OTHER_MODEL
     if any(a.knobs.get(name) != b.knobs.get(name) for name in BATCH_KNOBS):
@@ -198,6 +206,11 @@ def _other_work(a: Result, b: Result) -> str | None:
     worlds = a.actual.world_size, b.actual.world_size
     shared_out = None not in worlds and worlds[0] != worlds[1]
     return OTHER_DEVICES if shared_out or any(a.knobs.get(n) != b.knobs.get(n) for n in DEVICE_KNOBS) else None
+
+
+def same_speed_conditions(a: Result, b: Result) -> bool:
+    """True unless one run alone was measured under strict malloc thresholds."""
+    return (a.measured_under is None) == (b.measured_under is None)
 
 
 def _watched_differently(a: Result, b: Result) -> bool:
@@ -245,6 +258,8 @@ def _notes(a: Result, b: Result) -> Iterator[str]:
         if result.role == PROBE:
             tried = ", ".join(map(str, result.tried)) or "not on record"
             yield f"{result.run_id} is a search's probe, which tried one batch_size after another: {tried}"
+        if result.measured_under is not None and not same_speed_conditions(a, b):
+            yield f"speed is not comparable: that of {result.run_id} was measured under {result.measured_under}"
         if result.state != "finished":
             yield f"{result.run_id} ended {state_words(result.state)}: {result.reason}"
         elif result.steps.measured < LEAST_STEPS:

@@ -51,6 +51,7 @@ def _run(stretch: Stretch) -> Figures:
         **phases,
         "data_percent": data_percent,
         "device": stretch.run.device,
+        "wait_policy": (stretch.run.threads or {}).get("wait"),
         "world_size": stretch.run.world_size,
         **{name: _plain(knobs.get(name)) for name in ("strategy", "precision", "batch_size", "compile", "p2p")},
         "more_accum": 2 * _whole(knobs.get("grad_accum"), 1),

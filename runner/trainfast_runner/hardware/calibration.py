@@ -97,8 +97,6 @@ def _device(executable: str) -> str:
 
 def _measure(executable: str, device: str) -> Ceiling:
     command = [executable, str(Path(WORKER) / "calibrate.py"), device]
-    # As a run is given them: every core, one thread each.
-    threads = {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(len(os.sched_getaffinity(0))))}
     try:
         done = subprocess.run(
             command,
@@ -106,7 +104,7 @@ def _measure(executable: str, device: str) -> Ceiling:
             capture_output=True,
             text=True,
             timeout=PATIENCE_S,
-            env={**os.environ, **threads, "CUDA_DEVICE_ORDER": "PCI_BUS_ID"},
+            env={**os.environ, "CUDA_DEVICE_ORDER": "PCI_BUS_ID"},
         )
     except subprocess.TimeoutExpired:
         raise Problem(f"the calibration did not end within {PATIENCE_S} s", key="--calibrate") from None

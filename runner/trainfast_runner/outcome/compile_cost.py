@@ -54,7 +54,9 @@ def _uncompiled(run: RunFile, directory: Path) -> tuple[str, float] | None:
         if asked is None or asked.knobs.get("compile", "off") != "off" or _of(asked) != _of(run):
             continue
         result = read_result(other)
-        if result is not None and result.state == "finished" and result.step_ms.p50 is not None:
+        if result is None or result.measured_under is not None:
+            continue
+        if result.state == "finished" and result.step_ms.p50 is not None:
             return result.run_id, result.step_ms.p50
     return None
 

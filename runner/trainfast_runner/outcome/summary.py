@@ -23,7 +23,9 @@ from trainfast_runner.outcome.explained_run import explanation_of
 from trainfast_runner.outcome.verdict import Verdict
 from trainfast_runner.run_directory.records import PROBE, Actual, RunFile, Step, WorkerLine
 from trainfast_runner.run_directory.result import (
+    STRICT_SPEED,
     Conditions,
+    Cpu,
     Energy,
     Flops,
     Losses,
@@ -36,6 +38,7 @@ from trainfast_runner.run_directory.result import (
     Throughput,
 )
 from trainfast_runner.run_directory.run_records import RunRecords
+from trainfast_runner.worker.allocator import KEPT, ORDINARY, STRICT
 
 LOSSES_IN_A_MEAN = 5
 PHASES = ("data", "forward", "backward", "optimizer", "other")
@@ -78,6 +81,7 @@ def summarise(directory: Path, records: RunRecords, verdict: Verdict, ended_ns: 
         step_ms=_step_time(measured),
         flops=_flops(run, ran, throughput),
         memory=_memory(records, peak_used_bytes(used)),
+        cpu=_cpu(records),
         energy=energy(devices, samples, len(measured)) if is_sampled(watched, window) else Energy(),
         throttle=throttle(devices, window, len(measured), run.device_uuids if run else ()),
         compile=compile_cost(records, directory),
@@ -127,9 +131,43 @@ def _throughput(records: RunRecords, ran: WorkerLine | None) -> tuple[Throughput
         return [sum(count(rank[number]) * 1000 / rank[number].step_ms for rank in ranks) / sharing for number in common]
 
     samples = sum(rank[number].samples for number in common for rank in ranks) / sharing
+    line = _cpu_line(records)
     return Throughput(
-        samples_per_s=spread(rates(lambda step: step.samples)), tokens_per_s=spread(rates(lambda step: step.tokens))
+        samples_per_s=spread(rates(lambda step: step.samples)),
+        tokens_per_s=spread(rates(lambda step: step.tokens)),
+        measured_under=STRICT_SPEED if line is not None and line.thresholds == STRICT else None,
     ), samples
+
+
+def _cpu_line(records: RunRecords) -> WorkerLine | None:
+    """What the first rank of a CPU run wrote of its allocator and threads; None before that, and on GPUs."""
+    return next((line for lines in records.worker.values() for line in lines if line.kind == "cpu"), None)
+
+
+def _cpu(records: RunRecords) -> Cpu | None:
+    line = _cpu_line(records)
+    if line is None:
+        return None
+    launch = (records.run.threads if records.run else None) or {}
+    return Cpu(
+        allocator=line.allocator,
+        thresholds=line.thresholds,
+        openmp=line.openmp,
+        threads=line.threads,
+        wait_policy=line.wait_policy,
+        wait_policy_reason=launch.get("reason"),
+        others_cores=launch.get("others_cores"),
+    )
+
+
+def _why_no_peak(records: RunRecords) -> str | None:
+    """Why a CPU run has no memory peak; None where one can be had."""
+    line = _cpu_line(records)
+    if line is None or line.thresholds not in (KEPT, ORDINARY):
+        return None
+    if line.thresholds == KEPT:
+        return f"{line.kept_because}: peaks need malloc thresholds of ours"
+    return "timing_warmup is below 2: memory is measured in warm-up steps, and optimizer states exist from step 2 on"
 
 
 def _step_time(measured: list[Step]) -> StepTime:
@@ -198,7 +236,7 @@ def _measured_ceiling(run: RunFile, precision: str) -> float | None:
 
 
 def _memory(records: RunRecords, device_peak_used_bytes: int | None) -> Memory:
-    """Peaks of the worst rank, warm-up steps included: what did not fit then would not have fit."""
+    """Peaks of the worst rank, warm-up steps included; of a CPU run these alone have any."""
     steps = [step for rank in records.steps.values() for step in rank]
 
     def worst(values: Iterable[int | None]) -> int | None:
@@ -211,6 +249,7 @@ def _memory(records: RunRecords, device_peak_used_bytes: int | None) -> Memory:
         # A probe tried other batches than the one that was predicted.
         predicted_bytes=records.run.predicted_bytes if records.run and records.run.role != PROBE else None,
         alloc_retries=worst(step.alloc_retries for step in steps),
+        not_measured_because=_why_no_peak(records),
     )
 
 

@@ -117,6 +117,8 @@ class RunFile(RecordedSpec, frozen=True, kw_only=True):
     """What `doctor --calibrate` measured on this device, where it did."""
     predicted: dict[str, Any] | None = None
     """The memory that was predicted for the fullest rank, a `memory_model.Prediction`; None where nothing was."""
+    threads: dict[str, Any] | None = None
+    """How the OpenMP threads of a CPU run wait, why, and what others took of the cores; None for a run on GPUs."""
 
     @property
     def predicted_bytes(self) -> int | None:
@@ -192,7 +194,7 @@ class Actual(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class WorkerLine(Actual, frozen=True, kw_only=True):
-    """A line of `worker.jsonl`. `kind` is started, phase, data, actual, overflow, exception, invalid, trouble
+    """A line of `worker.jsonl`. `kind` is started, phase, data, cpu, actual, overflow, exception, invalid, trouble
     (`detail` says what failed beside the training), signal (the rank was told to end, and ends) or finished; only the
     fields of its kind are set."""
 
@@ -216,6 +218,13 @@ class WorkerLine(Actual, frozen=True, kw_only=True):
     synthetic: bool | None = None
     source: str | None = None
     scale: float | None = None
+    # Of kind cpu.
+    allocator: str | None = None
+    thresholds: str | None = None
+    kept_because: str | None = None
+    openmp: str | None = None
+    threads: int | None = None
+    wait_policy: str | None = None
     # Of kind actual, beside what a result keeps of it.
     checkpointing: str | None = None
     reshard: str | None = None

@@ -35,10 +35,14 @@ class Spread(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Throughput(msgspec.Struct, frozen=True, kw_only=True):
-    """Summed over data-parallel ranks, a second."""
+    """Summed over data-parallel ranks, a second.
+
+    `measured_under` says what makes this speed useless for ranking, None where nothing does.
+    """
 
     samples_per_s: Spread = Spread()
     tokens_per_s: Spread = Spread()
+    measured_under: str | None = None
 
 
 class StepTime(msgspec.Struct, frozen=True, kw_only=True):
@@ -75,13 +79,38 @@ class Flops(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Memory(msgspec.Struct, frozen=True, kw_only=True):
-    """Bytes: the worst rank's allocator peaks, and the device's own figure."""
+    """Bytes: the worst rank's allocator peaks, and the device's own figure.
+
+    A CPU's peaks are those of its strict warm-up steps; `not_measured_because` says why there are none.
+    """
 
     peak_allocated_bytes: int | None = None
     peak_reserved_bytes: int | None = None
     device_peak_used_bytes: int | None = None
     predicted_bytes: int | None = None
     alloc_retries: int | None = None
+    not_measured_because: str | None = None
+
+
+class Cpu(msgspec.Struct, frozen=True, kw_only=True):
+    """What the speed of a CPU run depends on beside its knobs.
+
+    `allocator` is the malloc in use; `thresholds` strict, strict in warm-up, ordinary, or kept (the user's own).
+    `threads` is the OpenMP threads of a rank, `wait_policy` passive, default (they spin first), or the user's settings;
+    `others_cores` is what other processes took of the cores when the run was launched.
+    """
+
+    allocator: str | None = None
+    thresholds: str | None = None
+    openmp: str | None = None
+    threads: int | None = None
+    wait_policy: str | None = None
+    wait_policy_reason: str | None = None
+    others_cores: float | None = None
+
+
+STRICT_SPEED = "strict malloc thresholds, which measure memory in every step and take up to half the speed"
+OLD_SPEED = "strict malloc thresholds, as all CPU runs of earlier versions"
 
 
 class CompileCost(msgspec.Struct, frozen=True, kw_only=True):
@@ -264,6 +293,8 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
     step_ms: StepTime = StepTime()
     flops: Flops = Flops()
     memory: Memory = Memory()
+    cpu: Cpu | None = None
+    """None for a run on GPUs, and in results of versions before this field."""
     energy: Energy = Energy()
     throttle: Throttle = Throttle()
     compile: CompileCost | None = None
@@ -284,3 +315,13 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
     def name(self) -> str:
         """The preset as it is written on the command line."""
         return name_of(self.preset, self.variant)
+
+    @property
+    def measured_under(self) -> str | None:
+        """What keeps this run's speed from ranking against others; None where nothing does."""
+        return speed_doubt(self.throughput.measured_under, self.actual.device, self.cpu is not None)
+
+
+def speed_doubt(measured_under: str | None, device: str | None, has_cpu: bool) -> str | None:
+    """The `measured_under` of a result; earlier versions wrote no `cpu`, and ran CPUs under strict thresholds."""
+    return OLD_SPEED if device == "cpu" and not has_cpu else measured_under

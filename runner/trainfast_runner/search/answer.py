@@ -137,7 +137,12 @@ def _why(known: Known, most: int, recommended: int, tight: Fit, margins: list[Ma
 
 
 def _fastest(known: Known) -> tuple[int | None, float | None]:
-    """The size of the highest rate, and the rate, among the sizes tried and the one proved."""
+    """The size of the highest rate, and the rate, among the sizes tried and the one proved.
+
+    Neither on a CPU: a search measures memory there in every step, and such speeds do not rank.
+    """
+    if known.device != "cuda":
+        return None, None
     tried = [
         (probe.samples_per_s, probe.batch_size) for probe in known.fitting if refuted_by(probe, known.proofs) is None
     ]

@@ -7,6 +7,7 @@ import sys
 import traceback
 from pathlib import Path
 
+from .allocator import Allocator
 from .invalid import InvalidInput
 from .leaving import leave
 from .records import Journal, hold_alive_lock, start_ticks
@@ -32,10 +33,14 @@ def main(run_dir: str) -> None:
     )
     try:
         spec = read_spec(folder, rank)
+        allocator = Allocator()
+        if spec.device == "cpu":
+            # Before torch is imported: large blocks freed on the heap would take tensors later.
+            allocator.strict()
         journal.enter("import", "torch and transformers")
         from .session import train_once
 
-        train_once(folder, spec, journal)
+        train_once(folder, spec, journal, allocator)
     except InvalidInput as error:
         journal.write("invalid", **error.as_fields())
         print(f"invalid: {error}", file=sys.stderr)

@@ -8,6 +8,8 @@ from typing import Protocol
 
 import torch
 
+from .allocator import Allocator
+
 PHASES = ("forward_backward", "optimizer")
 RESERVE_BYTES = 16 << 20
 
@@ -31,9 +33,22 @@ class Memory(Protocol):
         """The training is over, well or not: leave room for what is still to be written."""
 
 
-def make_memory(devices: list[torch.device], limit_bytes: int | None) -> Memory:
-    """The counters of a process's devices."""
-    return CudaMemory(devices, limit_bytes) if devices[0].type == "cuda" else HostMemory(limit_bytes)
+def make_memory(
+    devices: list[torch.device], limit_bytes: int | None, allocator: Allocator, strict_steps: int | None
+) -> Memory:
+    """The counters of a process's devices; the last two arguments are those of `HostMemory`."""
+    if devices[0].type == "cuda":
+        return CudaMemory(devices, limit_bytes)
+    return HostMemory(limit_bytes, allocator, strict_steps)
+
+
+NOT_MEASURED: dict[str, object] = {
+    "peak_allocated_bytes": None,
+    "peak_reserved_bytes": None,
+    "alloc_retries": 0,
+    "phase_peaks": None,
+}
+"""The memory fields of a CPU step under ordinary thresholds: its resident memory holds freed blocks too."""
 
 
 def step_fields(peaks: dict[str, int], reserved: int, retries: int) -> dict[str, object]:
@@ -51,10 +66,15 @@ class HostMemory:
 
     Pages of the libraries' own files, of which a first step reads some 10 MiB, are not the training's and do not count.
     The limit is RLIMIT_DATA at VmData plus `limit_bytes`, so that the allocator itself refuses.
+
+    The first `strict_steps` steps are measured, under strict malloc thresholds; then come ordinary ones and the fields
+    are null. None measures every step. An allocator that is not ours to set measures none.
     """
 
-    def __init__(self, limit_bytes: int | None) -> None:
+    def __init__(self, limit_bytes: int | None, allocator: Allocator, strict_steps: int | None) -> None:
         self._limit_bytes = limit_bytes
+        self._allocator = allocator
+        self._left = 0 if allocator.kept_because else strict_steps
         self._baseline = 0
         self._files = 0
         self._peaks = dict.fromkeys(PHASES, 0)
@@ -74,15 +94,18 @@ class HostMemory:
         if self._limit_bytes is not None:
             _limit_data(figures["VmData"] + self._limit_bytes)
         os.pwrite(self._clear_fd, b"5", 0)
+        if self._left == 0:
+            self._allocator.ordinary()
 
     def boundary(self, phase: str) -> None:
-        """Read VmHWM and reset it."""
-        self._peaks[phase] = self._high_water()
-        os.pwrite(self._clear_fd, b"5", 0)
+        """Read VmHWM and reset it; nothing in a step whose memory is not measured."""
+        if self._left != 0:
+            self._peaks[phase] = self._high_water()
+            os.pwrite(self._clear_fd, b"5", 0)
 
     def held(self) -> int | None:
-        """As at a boundary, which this is none of."""
-        return self._high_water()
+        """As at a boundary, without being one; None where the allocator is the user's own."""
+        return None if self._allocator.kept_because else self._high_water()
 
     def _high_water(self) -> int:
         figures = self._read_status()
@@ -91,8 +114,15 @@ class HostMemory:
         return max(0, figures["VmHWM"] - self._baseline - read_since)
 
     def read(self) -> dict[str, object]:
-        """Reserved is what is allocated: the C library gives freed blocks back."""
-        return step_fields(self._peaks, max(self._peaks.values()), 0)
+        """Reserved equals allocated: the C library gives freed blocks back. The last strict step ends here."""
+        if self._left == 0:
+            return NOT_MEASURED
+        fields = step_fields(self._peaks, max(self._peaks.values()), 0)
+        if self._left is not None:
+            self._left -= 1
+            if self._left == 0:
+                self._allocator.ordinary()
+        return fields
 
     def release(self) -> None:
         """Give the reserve back under the limit."""

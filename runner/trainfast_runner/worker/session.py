@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from .allocator import KEPT, Allocator, begin_loader
 from .build import build_model, check_attention, import_model_code
 from .clock import make_clock
 from .compilation import CompileWatch, bare
@@ -35,6 +36,7 @@ from .spec import RunSpec
 from .step_log import StepLog
 from .stopped import STEP_LOG_PATIENCE_S, keep_last_step_on_sigterm
 from .strategies import Strategy, make_strategy
+from .threads import openmp_libraries, wait_policy
 
 NO_THREAD = "can't start new thread"
 """What Python says where the stack of a thread cannot be had, which under a limit of the data is a lack of memory."""
@@ -55,9 +57,9 @@ class Ground:
     memory: Memory
 
 
-def train_once(run_dir: Path, spec: RunSpec, journal: Journal) -> None:
+def train_once(run_dir: Path, spec: RunSpec, journal: Journal, allocator: Allocator) -> None:
     """Train as `spec` says. Raises InvalidInput for what cannot work, and whatever the training raises."""
-    ground = prepare(spec, journal)
+    ground = prepare(spec, journal, allocator)
     journal.enter("model", f"building {ground.config.model_type} with random weights")
     ground.memory.start()
     try:
@@ -73,10 +75,12 @@ def train_once(run_dir: Path, spec: RunSpec, journal: Journal) -> None:
     ground.strategy.stop()
 
 
-def prepare(spec: RunSpec, journal: Journal) -> Ground:
+def prepare(spec: RunSpec, journal: Journal, allocator: Allocator) -> Ground:
     """Data, loader processes and process group: everything that is not the training's own memory."""
     knobs = spec.knobs
     device = pick_device(spec.device)
+    if device.type == "cpu":
+        _record_cpu(spec, journal, allocator)
     journal.enter("data", f"opening {spec.data.kind} data")
     config = resolve_config(spec.model)
     check_seq_len(config, knobs.seq_len)
@@ -92,10 +96,32 @@ def prepare(spec: RunSpec, journal: Journal) -> Ground:
     engine = make_engine(knobs, strategy, device, precision)
     samples = open_samples(spec, config, journal)
     # Probes open loaders of their own, one for each size.
-    batches = iter(()) if spec.role == "probe" else batches_of(samples, knobs, strategy.rank, strategy.ranks)
+    begin = begin_loader if device.type == "cpu" else None
+    batches = iter(()) if spec.role == "probe" else batches_of(samples, knobs, strategy.rank, strategy.ranks, begin)
     strategy.start()
-    memory = make_memory(strategy.devices, spec.memory_limit_bytes)
+    memory = make_memory(strategy.devices, spec.memory_limit_bytes, allocator, spec.strict_steps)
     return Ground(spec, config, device, precision, strategy, engine, samples, batches, memory)
+
+
+def _record_cpu(spec: RunSpec, journal: Journal, allocator: Allocator) -> None:
+    """Write the `cpu` record: allocator, thresholds and threads that this CPU run's figures come from.
+
+    Raises InvalidInput for a batch search under an allocator whose thresholds are the user's own.
+    """
+    if spec.role == "probe" and allocator.kept_because is not None:
+        raise InvalidInput(
+            f"a batch search measures memory by malloc's thresholds, and {allocator.kept_because}: unset that", "memory"
+        )
+    strict = {None: "strict", 0: "ordinary"}.get(spec.strict_steps, "strict in warm-up")
+    journal.write(
+        "cpu",
+        allocator=allocator.name,
+        thresholds=KEPT if allocator.kept_because else strict,
+        kept_because=allocator.kept_because,
+        openmp=openmp_libraries(),
+        threads=torch.get_num_threads(),
+        wait_policy=wait_policy(os.environ),
+    )
 
 
 def train_on(ground: Ground, run_dir: Path, journal: Journal) -> None:

@@ -116,6 +116,17 @@ class RunSpec:
     """`probe` in the process a search tries batch sizes in, `proof` in a search's last run; None in any other."""
     search_id: str | None = None
 
+    @property
+    def strict_steps(self) -> int | None:
+        """First steps of a CPU run whose memory is measured, under strict malloc thresholds; None for every step.
+
+        A memory limit and a batch search measure every step. Below two warm-up steps none is measured: optimizer
+        states exist from step 2 on.
+        """
+        if self.memory_limit_bytes is not None or self.role is not None:
+            return None
+        return self.knobs.timing_warmup if self.knobs.timing_warmup >= 2 else 0
+
 
 def read_spec(run_dir: Path, rank: int) -> RunSpec:
     """Read `run.json`. Raises InvalidInput, naming the key, for a value this worker does not know."""

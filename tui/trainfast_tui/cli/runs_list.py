@@ -100,6 +100,7 @@ def _cells(row: RunRow) -> list[str]:
         "a search's probe" if row.role == PROBE else "",
         "nobody watches over it" if row.supervised is False else "",
         "synthetic data" if row.synthetic_data else "",
+        "speed under strict malloc thresholds" if row.measured_under else "",
         "" if row.clean else "conditions not clean",
         row.reason if row.state not in ("finished", "running") else "",
     ]

@@ -10,7 +10,7 @@ from trainfast_runner.diagnosis.doubts import doubts, marks, watched_words
 from trainfast_runner.hardware.machine import cpu_has_fp16
 from trainfast_runner.outcome.oom_advice import cheapest
 from trainfast_runner.run_directory.records import PROBE, SCHEMA
-from trainfast_runner.run_directory.result import Flops, Result
+from trainfast_runner.run_directory.result import Cpu, Flops, Result
 from trainfast_tui import oom_text
 from trainfast_tui.cli.held_back import verdicts
 from trainfast_tui.cli.output import pairs
@@ -81,6 +81,8 @@ def _figures(result: Result) -> Iterator[tuple[str, str]]:
             if spread.median is not None:
                 mad = "few steps" if few else f"MAD {number(spread.mad)}"
                 yield label, f"{per_second(spread.median, noun)} ({'; '.join(['median', mad, *marks(result)])})"
+        if result.measured_under is not None:
+            yield "", f"measured under {result.measured_under}: it ranks against no other run"
         times = result.step_ms
         tail = "few steps" if few else f"p90 {milliseconds(times.p90)}, p99 {milliseconds(times.p99)}"
         yield "step", f"{milliseconds(times.p50)} ({tail})"
@@ -97,6 +99,8 @@ def _figures(result: Result) -> Iterator[tuple[str, str]]:
         device = f", device {size(memory.device_peak_used_bytes)}" if memory.device_peak_used_bytes else ""
         whole = "" if result.state != "oom" else ", in the steps that ended"
         yield "peak memory", f"{size(memory.peak_allocated_bytes)} allocated{reserved}{device}{whole}"
+    elif memory.not_measured_because is not None:
+        yield "peak memory", f"not measured: {plain(memory.not_measured_because)}"
     if memory.predicted_bytes is not None and result.role != PROBE:
         label = "" if memory.peak_allocated_bytes is not None else "peak memory"
         yield label, against_prediction(memory.peak_allocated_bytes, memory.predicted_bytes)
@@ -114,6 +118,18 @@ def _figures(result: Result) -> Iterator[tuple[str, str]]:
         yield "started at", celsius(result.conditions.start_temperature_c) + then + gpus
     if result.actual.world_size is not None:
         yield "ran as", _actual(result)
+    if result.cpu is not None:
+        yield "on the CPU", _cpu(result.cpu)
+
+
+def _cpu(cpu: Cpu) -> str:
+    """Allocator, threads and how these wait, with the reason."""
+    threads = "1 thread a rank" if cpu.threads == 1 else f"{cpu.threads} threads a rank"
+    reason = f" ({cpu.wait_policy_reason})" if cpu.wait_policy_reason else ""
+    return plain(
+        f"{cpu.allocator}, thresholds {cpu.thresholds}; {threads} of {cpu.openmp or 'no OpenMP'}, wait policy"
+        f" {cpu.wait_policy}{reason}"
+    )
 
 
 def _actual(result: Result) -> str:

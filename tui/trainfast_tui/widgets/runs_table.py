@@ -55,7 +55,7 @@ def orders_of(width: int) -> tuple[Order, ...]:
 
 ORDERS = (
     Order("started", lambda row: row.run_id, words=("newest first", "oldest first")),
-    Order("samples/s", lambda row: row.samples_per_s),
+    Order("samples/s", lambda row: row.samples_per_s if row.measured_under is None else None),
     Order("peak memory", lambda row: row.peak_allocated_bytes),
     Order("preset", lambda row: row.name, newest_first=False, words=("a to z", "z to a")),
     Order("state", lambda row: row.state, newest_first=False, words=("a to z", "z to a")),
@@ -158,7 +158,7 @@ class RunsTable(Painted):
             "started": (_started(row), "text"),
             "preset": (fmt.plain(row.name), "title"),
             "state": (f"{sign} {state}", tone),
-            "samples/s": (fmt.number(row.samples_per_s), "text"),
+            "samples/s": (_speed(row), "text"),
             "peak memory": (fmt.size(row.peak_allocated_bytes), "text"),
         }
         line: Line = [(f"{'▸' if here else ' '}{'●' if row.run_id in self.marked else ' '} ", "accent")]
@@ -169,6 +169,12 @@ class RunsTable(Painted):
         line.append((f"{gap}{SYNTHETIC}" if row.synthetic_data else "", "warning"))
         line += [(f"  {row.reason}" if row.state != "finished" else "", "muted")]
         return [(text, "cursor") for text, _ in line] if here else line
+
+
+def _speed(row: RunRow) -> str:
+    """Samples a second; a star marks a speed that ranks against no other (`Result.measured_under`)."""
+    star = "*" if row.samples_per_s is not None and row.measured_under is not None else ""
+    return fmt.number(row.samples_per_s) + star
 
 
 def _heading(columns: Columns, order: Order, reverse: bool) -> Line:

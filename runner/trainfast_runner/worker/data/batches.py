@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -37,8 +37,13 @@ _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.tx
 Samples = TokenSamples | WholeTexts | ImageSamples
 
 
-def batches_of(samples: Samples, knobs: Knobs, rank: int, ranks: int) -> Iterator[Batch]:
-    """This rank's micro-batches, those of `steps` steps, from the first; starts the loader's processes."""
+def batches_of(
+    samples: Samples, knobs: Knobs, rank: int, ranks: int, begin_loader: Callable[[int], None] | None = None
+) -> Iterator[Batch]:
+    """This rank's micro-batches, those of `steps` steps, from the first; starts the loader's processes.
+
+    Each loader process calls `begin_loader` with its number first.
+    """
     lengths = samples.pieces.lengths if isinstance(samples, WholeTexts) else None
     order = GlobalOrder(len(samples), knobs.batch_size, knobs.grad_accum, rank, ranks, knobs.steps, knobs.seed, lengths)
     loader: DataLoader[Batch] = DataLoader(
@@ -48,6 +53,7 @@ def batches_of(samples: Samples, knobs: Knobs, rank: int, ranks: int) -> Iterato
         num_workers=knobs.workers,
         prefetch_factor=knobs.prefetch if knobs.workers else None,
         persistent_workers=knobs.workers > 0,
+        worker_init_fn=begin_loader,
         pin_memory=knobs.pin_memory == "on",
     )
     return iter(loader)

@@ -1,0 +1,210 @@
+"""A CPU run against a plain training loop of the same model: `run` must be as fast as the user's own script.
+
+    python benchmarks/outside_check.py [--pairs 6] [--only tiny-llama bert vit] [--beside quiet busy]
+
+Each model is trained A B B A by the loop of `plain_loop.py`, in an environment with no allocator or thread settings,
+and by `trainfast-tui run`. Quiet: the ratio of the two must be at least 0.95. Beside one busy core, against a loop
+whose threads sleep while they wait (OMP_WAIT_POLICY=PASSIVE): at least 0.7. A machine on which others take more than
+5 % of a core is not quiet, and gets no verdict. Exits 1 when a ratio is not held, 2 without a verdict.
+"""
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+PLAIN_LOOP = Path(__file__).with_name("plain_loop.py")
+QUIET_RATIO, BUSY_RATIO, FAST_RATIO = 0.95, 0.7, 1.05
+NOT_QUIET_CORES = 0.05
+WARMUP = 5
+STEPS = {"tiny-llama": 45, "bert": 35, "vit": 25}
+OURS = ("MALLOC_", "OMP_", "GOMP_", "KMP_", "MKL_", "GLIBC_TUNABLES", "LD_PRELOAD")
+"""Variables that change what is compared; neither side inherits them."""
+PRESETS = {
+    "tiny-llama": """
+[model]
+family = "llama"
+hidden_size = 192
+intermediate_size = 512
+num_hidden_layers = 4
+num_attention_heads = 4
+num_key_value_heads = 4
+vocab_size = 4096
+tie_word_embeddings = false
+[data]
+kind = "text"
+objective = "causal-lm"
+[knobs]
+batch_size = 8
+seq_len = 128
+""",
+    "bert": """
+[model]
+family = "bert"
+hidden_size = 256
+intermediate_size = 1024
+num_hidden_layers = 4
+num_attention_heads = 4
+vocab_size = 8192
+[data]
+kind = "random"
+objective = "masked-lm"
+[knobs]
+batch_size = 8
+seq_len = 128
+""",
+    "vit": """
+[model]
+family = "vit"
+hidden_size = 192
+intermediate_size = 768
+num_hidden_layers = 6
+num_attention_heads = 3
+image_size = 128
+patch_size = 16
+num_labels = 10
+[data]
+kind = "jpeg"
+objective = "image-classification"
+paths = ["{folder}/pictures/*.jpg"]
+[knobs]
+batch_size = 8
+""",
+}
+
+
+def main() -> int:
+    """Measure what was asked for and print a line for each ratio."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--pairs", type=int, default=6)
+    parser.add_argument("--only", nargs="+", choices=PRESETS, default=list(PRESETS))
+    parser.add_argument("--beside", nargs="+", choices=("quiet", "busy"), default=["quiet", "busy"])
+    asked = parser.parse_args()
+    status = 0
+    with tempfile.TemporaryDirectory() as folder:
+        draw_pictures(Path(folder) / "pictures")
+        for beside in asked.beside:
+            for name in asked.only:
+                status = max(status, check(name, Path(folder), asked.pairs, is_busy=beside == "busy"))
+    return status
+
+
+def check(name: str, folder: Path, pairs: int, *, is_busy: bool) -> int:
+    """Print one model's ratio; 0 when it is held, 1 when not, 2 when the machine was not quiet."""
+    preset = folder / f"{name}.toml"
+    preset.write_text(f'schema = 1\ntitle = "{name}"\n{PRESETS[name].replace("{folder}", str(folder))}')
+    environment = clean_environment(folder)
+    plain_environment = {**environment, "OMP_WAIT_POLICY": "PASSIVE"} if is_busy else environment
+    ours, plain, others = [], [], []
+    with busy_core() if is_busy else nothing():
+        run_once(preset, environment)  # Fills caches: the tokenizer and what the first start compiles.
+        for pair in range(pairs):
+            for place in (0, 1) if pair % 2 else (1, 0):
+                if place:
+                    rate, cores = run_once(preset, environment)
+                    ours.append(rate)
+                else:
+                    rate, cores = plain_once(preset, plain_environment)
+                    plain.append(rate)
+                others.append(cores)
+    ratios = [one / other for one, other in zip(ours, plain, strict=True)]
+    ratio, least = statistics.median(ratios), BUSY_RATIO if is_busy else QUIET_RATIO
+    taken = max(others) - (1 if is_busy else 0)
+    verdict = "held" if ratio >= least else "NOT HELD"
+    if ratio > FAST_RATIO and not is_busy:
+        verdict += " (faster: it keeps freed blocks, where glibc's own thresholds still grow)"
+    if taken > NOT_QUIET_CORES:
+        verdict = f"no verdict: not quiet, others took up to {100 * taken:.0f} % of a core"
+    where = "beside a busy core" if is_busy else "quiet"
+    print(
+        f"{name:12} {where:18} run {statistics.median(ours):7.1f}, plain {statistics.median(plain):7.1f} samples/s:"
+        f" ratio {ratio:.3f} ({min(ratios):.3f} to {max(ratios):.3f}, {pairs} pairs), >= {least:g}: {verdict}",
+        flush=True,
+    )
+    return 2 if verdict.startswith("no") else 0 if ratio >= least else 1
+
+
+def run_once(preset: Path, environment: Mapping[str, str]) -> tuple[float, float]:
+    """Samples/s of `trainfast-tui run`, and the cores that others took while it measured."""
+    command = [sys.executable, "-m", "trainfast_tui.cli", "run", str(preset), "--json"]
+    settings = ["--set", f"steps={STEPS[preset.stem]}", "--set", f"timing_warmup={WARMUP}"]
+    done = subprocess.run([*command, *settings], env=environment, stdout=subprocess.PIPE, text=True, check=True)
+    result: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    percent = result["conditions"]["others_cpu_percent"]
+    return result["throughput"]["samples_per_s"]["median"], (percent or 0.0) / 100 * cores()
+
+
+def plain_once(preset: Path, environment: Mapping[str, str]) -> tuple[float, float]:
+    """Samples/s of the plain loop, and the cores that others took meanwhile."""
+    command = [sys.executable, str(PLAIN_LOOP), str(preset), "--steps", str(STEPS[preset.stem])]
+    busy_s, began_s = busy(), time.monotonic()
+    before = os.times()
+    done = subprocess.run(
+        [*command, "--warmup", str(WARMUP)], env=environment, stdout=subprocess.PIPE, text=True, check=True
+    )
+    after = os.times()
+    own_s = sum(after[:4]) - sum(before[:4])
+    others = (busy() - busy_s - own_s) / (time.monotonic() - began_s)
+    found: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
+    return found["samples_per_s"], max(0.0, others)
+
+
+def clean_environment(folder: Path) -> dict[str, str]:
+    """This environment without settings of allocators and threads, and a home of its own."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(OURS)}
+    return {**kept, "TRAINFAST_HOME": str(folder / "home"), "HF_HUB_OFFLINE": "1"}
+
+
+def cores() -> int:
+    """Cores this process may use."""
+    return len(os.sched_getaffinity(0))
+
+
+def busy() -> float:
+    """Seconds that the machine's cores were busy since boot."""
+    ticks = [int(field) for field in Path("/proc/stat").read_text().splitlines()[0].split()[1:9]]
+    return (sum(ticks) - ticks[3] - ticks[4]) / os.sysconf("SC_CLK_TCK")
+
+
+@contextmanager
+def busy_core() -> Iterator[None]:
+    """One process that never sleeps."""
+    process = subprocess.Popen([sys.executable, "-c", "while True: pass"])
+    try:
+        time.sleep(1.5)
+        yield
+    finally:
+        process.kill()
+        process.wait()
+
+
+@contextmanager
+def nothing() -> Iterator[None]:
+    """An idle machine."""
+    yield
+
+
+def draw_pictures(folder: Path) -> None:
+    """Write 64 JPEG files of noise over a gradient, 320 x 240."""
+    import numpy
+    from PIL import Image
+
+    folder.mkdir()
+    random = numpy.random.default_rng(0)
+    for number in range(64):
+        base = numpy.linspace(0, 200, 320)[None, :, None] * numpy.ones((240, 1, 3))
+        noise = random.normal(0, 12, (240, 320, 3))
+        picture = numpy.clip(base + noise, 0, 255).astype(numpy.uint8)
+        Image.fromarray(picture).save(folder / f"{number:02}.jpg", quality=90)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

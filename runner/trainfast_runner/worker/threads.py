@@ -1,0 +1,28 @@
+"""The OpenMP threads of a CPU run: which library runs them, and how they wait for each other. Standard library only."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+
+PASSIVE, DEFAULT = "passive", "default"
+WAIT_SETTINGS = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME", "KMP_LIBRARY")
+"""Variables that say how long a waiting thread spins: OpenMP's, libgomp's, and two of libiomp's and libomp's."""
+_LIBRARY = re.compile(r"/(lib(?:gomp|iomp5|omp5?)[^/\s]*\.so[.\d]*)$", re.MULTILINE)
+
+
+def openmp_libraries() -> str | None:
+    """File names of the OpenMP libraries in this process, such as `libgomp.so.1`; None without one."""
+    found = dict.fromkeys(_LIBRARY.findall(Path("/proc/self/maps").read_text()))
+    return ", ".join(found) or None
+
+
+def wait_policy(environment: Mapping[str, str]) -> str:
+    """`passive`, `default` (the runtime's own: it spins first), or the settings as NAME=VALUE."""
+    found = {name: environment[name] for name in WAIT_SETTINGS if name in environment}
+    if not found:
+        return DEFAULT
+    if found.get("OMP_WAIT_POLICY", "").upper() == "PASSIVE" and found.get("KMP_BLOCKTIME", "0") == "0":
+        return PASSIVE
+    return ", ".join(f"{name}={value}" for name, value in found.items())

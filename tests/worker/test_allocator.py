@@ -1,0 +1,111 @@
+"""Memory is measured in steps that are not timed, and time in steps whose memory is not measured."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from trainfast_runner.training_python import WORKER
+from trainfast_runner.worker.allocator import Allocator
+
+KEPT_ALLOCATOR = """
+import sys; sys.path.insert(0, sys.argv[1])
+from allocator import Allocator
+found = Allocator()
+print(found.name, found.thresholds, found.kept_because, sep="|")
+"""
+FREED = """
+import ctypes, sys; sys.path.insert(0, sys.argv[1])
+from allocator import Allocator
+allocator = Allocator()
+getattr(allocator, sys.argv[2])()
+def resident():
+    return int(open("/proc/self/statm").read().split()[1]) * 4096
+before = resident()
+blocks = [bytearray(b"x" * (1 << 20)) for _ in range(64)]
+full = resident()
+del blocks
+print(full - before, resident() - before)
+"""
+
+
+def test_peaks_come_from_the_warm_up_and_are_null_in_timed_steps(train: Callable[..., Any]) -> None:
+    run = train(steps=6, timing_warmup=2)
+    peaks = [step["peak_allocated_bytes"] for step in run.steps()]
+    assert all(peaks[:2])
+    assert peaks[2:] == [None] * 4
+    assert [step["phase_peaks"] for step in run.steps()][2:] == [None] * 4
+    assert run.record("cpu")["thresholds"] == "strict in warm-up"
+
+
+def test_under_a_memory_limit_every_step_is_measured(train: Callable[..., Any]) -> None:
+    run = train(steps=5, timing_warmup=2, memory_limit_bytes=[1 << 30])
+    assert all(step["peak_allocated_bytes"] for step in run.steps())
+    assert run.record("cpu")["thresholds"] == "strict"
+
+
+def test_one_warm_up_step_measures_no_memory(train: Callable[..., Any]) -> None:
+    run = train(steps=3, timing_warmup=1)
+    assert [step["peak_allocated_bytes"] for step in run.steps()] == [None] * 3
+    assert run.record("cpu")["thresholds"] == "ordinary"
+
+
+def test_the_users_own_malloc_settings_are_kept(
+    start: Callable[..., tuple[Path, list[str]]], environment: dict[str, str]
+) -> None:
+    folder, command = start(steps=3, timing_warmup=2)
+    own = {**environment, "MALLOC_ARENA_MAX": "4"}
+    subprocess.run(command, env=own, cwd=folder, capture_output=True, timeout=400, check=True)
+    steps, worker = (
+        [json.loads(line) for line in (folder / name).read_text().splitlines()]
+        for name in ("steps.jsonl", "worker.jsonl")
+    )
+    assert [step["peak_allocated_bytes"] for step in steps] == [None] * 3
+    found = next(line for line in worker if line["kind"] == "cpu")
+    assert (found["thresholds"], found["kept_because"]) == ("kept", "MALLOC_ARENA_MAX is set")
+
+
+def test_a_preloaded_allocator_is_kept_and_named(tmp_path: Path) -> None:
+    compiler = shutil.which("cc")
+    if compiler is None:
+        pytest.skip("no C compiler")
+    source, library = tmp_path / "own.c", tmp_path / "libownmalloc.so"
+    source.write_text(
+        "#include <stddef.h>\nextern void *__libc_malloc(size_t);\n"
+        "void *malloc(size_t n) { return __libc_malloc(n); }\n"
+    )
+    subprocess.run([compiler, "-shared", "-fPIC", "-o", str(library), str(source)], check=True)
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("MALLOC_")}
+    done = subprocess.run(
+        [sys.executable, "-c", KEPT_ALLOCATOR, str(WORKER)],
+        env={**environment, "LD_PRELOAD": str(library)},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    name, thresholds, why = done.stdout.strip().split("|")
+    assert (name, thresholds) == ("libownmalloc.so", "kept")
+    assert "malloc is libownmalloc.so" in why
+
+
+@pytest.mark.parametrize(("thresholds", "keeps"), [("strict", False), ("ordinary", True)])
+def test_freed_blocks_go_back_under_strict_thresholds_only(thresholds: str, keeps: bool) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", FREED, str(WORKER), thresholds], capture_output=True, text=True, check=True
+    )
+    full, left = map(int, done.stdout.split())
+    assert full > 60 << 20
+    assert (left > 50 << 20) is keeps
+
+
+def test_glibc_tunables_of_malloc_are_the_users_own() -> None:
+    assert Allocator({"GLIBC_TUNABLES": "glibc.malloc.tcache_count=2"}).thresholds == "kept"
+    assert Allocator({"GLIBC_TUNABLES": "glibc.cpu.x86_shstk=off"}).thresholds == "ordinary"
