@@ -28,12 +28,15 @@ class Prepared:
 
     def __init__(self, folder: Path, run: dict[str, Any]) -> None:
         names = ("clock", "data.batches", "probing", "records", "session", "spec")
+        allocator = importlib.import_module("trainfast_worker.allocator").Allocator()
+        # As in every run with a memory limit, and before torch is imported.
+        allocator.strict()
         worker = {name: importlib.import_module(f"trainfast_worker.{name}") for name in names}
         self.clock, self.data, self.probing = worker["clock"], worker["data.batches"], worker["probing"]
         (folder / "run.json").write_text(json.dumps(run))
         journal = worker["records"].Journal(folder, 0)
         self.spec = worker["spec"].read_spec(folder, 0)
-        self.ground = worker["session"].prepare(self.spec, journal)
+        self.ground = worker["session"].prepare(self.spec, journal, allocator)
         self.ground.memory.start()
         self.rig, _ = worker["session"].assemble(self.ground, folder, journal)
 

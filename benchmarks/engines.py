@@ -6,7 +6,6 @@ Below the budget our loop would be slower than what a user has already; far abov
 """
 
 import argparse
-import os
 import statistics
 import tempfile
 from contextlib import ExitStack
@@ -16,9 +15,6 @@ from typing import Any
 
 from benchmarks.budget import Row, print_table
 from benchmarks.step_records import training
-
-# As the launcher does, before torch is imported: threads that spin for work stall a training on a busy machine.
-os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 BUDGET = (0.97, 1.15)
 BLOCK_STEPS = 6

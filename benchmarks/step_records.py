@@ -108,7 +108,7 @@ def measure(pairs: int = 30) -> Cost:
 @contextlib.contextmanager
 def training(folder: Path, steps: int, *settings: str) -> Iterator[tuple[Any, Any]]:
     """The worker's engine and everything a step of it touches, writing into `folder`; data for `steps`."""
-    names = ("build", "clock", "loop", "objective", "records", "session", "spec", "step_log")
+    names = ("allocator", "build", "clock", "loop", "objective", "records", "session", "spec", "step_log")
     worker = {name: importlib.import_module(f"trainfast_worker.{name}") for name in names}
     asked = resolve("tiny-llama", [f"steps={steps}", "timing_warmup=0", *settings])
     run = {"run_id": "benchmark", "model": asked.model, "data": asked.data, "knobs": asked.knobs, "device": "cpu"}
@@ -119,7 +119,7 @@ def training(folder: Path, steps: int, *settings: str) -> Iterator[tuple[Any, An
     )
     journal = worker["records"].Journal(folder, 0)
     spec = worker["spec"].read_spec(folder, 0)
-    ground = worker["session"].prepare(spec, journal)
+    ground = worker["session"].prepare(spec, journal, worker["allocator"].Allocator())
     ground.memory.start()
     objective = spec.data.objective
     model = worker["build"].build_model(ground.config, objective, spec.knobs, ground.device)

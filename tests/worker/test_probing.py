@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from trainfast_runner.worker import memory, probing
+from trainfast_runner.worker.allocator import Allocator
 from trainfast_runner.worker.memory import CudaMemory, HostMemory
 from trainfast_runner.worker.probing import PHASES, HostGauge, Orders, Size, _forget_the_last, _tell_how_far
 
@@ -79,7 +80,7 @@ def test_the_limit_stands_above_what_the_imports_took(monkeypatch: pytest.Monkey
     monkeypatch.setattr(memory.os, "pwrite", lambda *to: 0)  # peaks of this very process are not reset
     figures = {"VmHWM": 700, "VmRSS": 500, "VmData": 400, "RssFile": 0}
     monkeypatch.setattr(HostMemory, "_read_status", lambda self: dict(figures))
-    counters = HostMemory(1000)
+    counters = HostMemory(1000, Allocator({}), None)
     counters.start()
     counters.boundary("forward_backward")
     counters.boundary("optimizer")

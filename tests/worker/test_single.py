@@ -29,7 +29,10 @@ def test_every_step_is_on_record_with_phases_that_add_up(train: Train) -> None:
         assert phases == pytest.approx(step["step_ms"], abs=1e-6)
         assert min(step["forward_ms"], step["backward_ms"], step["optimizer_ms"]) > 0
         assert (step["samples"], step["tokens"]) == (8, 256)
-        assert step["peak_allocated_bytes"] == step["peak_reserved_bytes"] == max(step["phase_peaks"].values()) > 0
+        if step["warmup"]:
+            assert step["peak_allocated_bytes"] == step["peak_reserved_bytes"] == max(step["phase_peaks"].values()) > 0
+        else:
+            assert step["peak_allocated_bytes"] is step["peak_reserved_bytes"] is step["phase_peaks"] is None
         assert step["alloc_retries"] == 0
     for before, after in itertools.pairwise(steps):
         assert after["t_ns"] - before["t_ns"] == pytest.approx(after["step_ms"] * 1e6, abs=1000)
@@ -89,7 +92,7 @@ def test_checkpointing_changes_memory_not_losses(train: Train) -> None:
     plain, checkpointed = train(**common), train(**common, checkpointing="full")
     assert checkpointed.losses() == pytest.approx(plain.losses(), abs=1e-4)
     assert checkpointed.record("actual")["checkpointing"] == "full"
-    peaks = [run.steps()[-1]["phase_peaks"]["forward_backward"] for run in (plain, checkpointed)]
+    peaks = [run.steps()[1]["phase_peaks"]["forward_backward"] for run in (plain, checkpointed)]
     assert peaks[1] < 0.8 * peaks[0]
 
 

@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 
 from trainfast_runner.run_directory.records import SCHEMA
+from trainfast_runner.run_directory.result import STRICT_SPEED
 from trainfast_runner.search.journal import Answer, Asked, Ended, Predicted, Probe, Proof, read_journal, refuted_by
 
 PROBE_FIELDS = (
@@ -53,6 +54,7 @@ def report(directory: Path) -> dict[str, Any]:
         "preset": asked.preset,
         "variant": asked.variant,
         **_fields(answer, "max_batch", "samples_per_s", "aligned_batch", "recommended_batch"),
+        "measured_under": STRICT_SPEED if asked.device == "cpu" else None,
         "recommended_reason": answer.recommended_why if answer else None,
         "margins": answer.margins if answer else [],
         "fastest": _fastest(answer),

@@ -270,6 +270,8 @@ def _rows(found: dict[str, Any]) -> list[tuple[str, str]]:
     phase = PHASES.get(model["phase"], "a step")
     fastest = found["fastest"]
     rate = "" if found["samples_per_s"] is None else f" at {per_second(found['samples_per_s'], 'samples')}"
+    if rate and found["measured_under"]:
+        rate += f" (under {found['measured_under']})"
     rows = [
         ("largest batch", f"{found['max_batch']}, proved by {found['proof_run_id']}{rate}; {found['certainty']}"),
         ("leaves free", f"{size(found['headroom_bytes'])} of {size(found['limit_bytes'])} ({found['limit']}){on}"),
