@@ -14,6 +14,8 @@
 #     optimizer  every optimizer; those of bitsandbytes where it is installed
 #     technique  checkpointing, accumulation, attention, compile, loader, energy
 #     strategy   ddp, fsdp and ZeRO with one rank, the other engines; where their packages are installed
+#     several    every strategy of several GPUs with its losses against single, NCCL with and without p2p, a search of
+#                two ranks, topology; with fewer GPUs each says that it was left out
 #     memory     limits, out of memory, predicted against measured, the largest batch
 #     slowdown   pairs with and without an attached app; PAIRS and WINDOW (seconds) make it shorter or longer
 #     screen     the monitor, and nvitop and gpustat beside it where they are installed or can be
@@ -38,7 +40,7 @@ while getopts no:l:k: option; do
 done
 shift $((OPTIND - 1))
 groups=("$@")
-[ ${#groups[@]} -gt 0 ] || groups=(nvml first precision optimizer technique strategy memory slowdown screen)
+[ ${#groups[@]} -gt 0 ] || groups=(nvml first precision optimizer technique strategy several memory slowdown screen)
 
 # Finds the GPU and a Python that can use it, and where the files go; ends the script where there is none.
 ready() {
@@ -68,7 +70,7 @@ check() {
     # shellcheck disable=SC2053  # a pattern
     [[ $name == $only ]] || return 0
     [ -z "$only_say" ] || { echo "$name $expected trainfast-tui $*"; return; }
-    "$python" -m benchmarks.gpu_check --expect "$expected" --limit "$limit" -o "$out" ${needs:+--needs "$needs"} \
+    "$python" -m benchmarks.gpu_check --expect "$expected" --limit "$limit" -o "$out" ${needs:+--needs "$needs"} ${gpus:+--gpus "$gpus"} \
         "$name" -- -m trainfast_tui.cli "$@" --json || failed=1
 }
 
@@ -79,7 +81,8 @@ measure() {
     # shellcheck disable=SC2053
     [[ $name == $only ]] || return 0
     [ -z "$only_say" ] || { echo "$name 0 -m $*"; return; }
-    "$python" -m benchmarks.gpu_check --limit "$allowed" -o "$out" "$name" -- -m "$@" || failed=1
+    "$python" -m benchmarks.gpu_check --limit "$allowed" -o "$out" ${needs:+--needs "$needs"} ${gpus:+--gpus "$gpus"} \
+        "$name" -- -m "$@" || failed=1
 }
 
 group_nvml() {
@@ -137,6 +140,27 @@ group_strategy() {
     for engine in accelerate trainer; do
         needs=accelerate check "engine-$engine" 0 run tiny-llama --set "engine=$engine" --set precision=bf16 --set steps=20
     done
+}
+
+group_several() {
+    local gpus=2 needs="" strategy schedule p2p
+    for strategy in dp ddp fsdp tp naive-mp; do
+        measure "losses-$strategy" 240 benchmarks.several_gpus losses "$strategy"
+    done
+    for schedule in gpipe 1f1b interleaved; do
+        measure "losses-pp-$schedule" 240 benchmarks.several_gpus losses pp --set "pp_schedule=$schedule"
+    done
+    for strategy in zero1 zero2 zero3 zero2-offload zero3-offload; do
+        needs=deepspeed measure "losses-$strategy" 240 benchmarks.several_gpus losses "$strategy"
+    done
+    for strategy in ddp+tp fsdp+tp ddp+pp; do
+        gpus=4 measure "losses-$strategy" 240 benchmarks.several_gpus losses "$strategy" --devices 4
+    done
+    for p2p in on off; do
+        check "nccl-p2p-$p2p" 0 run gpt2 --set strategy=ddp --set devices=2 --set "p2p=$p2p" --set precision=bf16 --set steps=30
+    done
+    measure search-of-two-ranks 420 benchmarks.several_gpus search
+    measure topology-beside-nvidia-smi 60 benchmarks.several_gpus topology
 }
 
 group_memory() {

@@ -1,9 +1,9 @@
 """One check of `gpu.sh`: a command with a limit of time, what came of it in a JSON file, and a line that says so.
 
-    python -m benchmarks.gpu_check [--expect 0] [--limit 180] [--needs PACKAGE] [-o DIRECTORY] NAME -- ARGUMENT...
+    python -m benchmarks.gpu_check [--expect 0] [--limit 180] [--needs PACKAGE] [--gpus N] [-o DIR] NAME -- ARGUMENT...
 
 The arguments are those of Python (`-m trainfast_tui.cli run ...`). Exit code 0 when it ended as expected or was left
-out for want of a package, 1 when it did not.
+out for want of a package or of GPUs, 1 when it did not.
 """
 
 import argparse
@@ -41,6 +41,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--expect", type=int, default=0, metavar="CODE", help="the exit code that is right (0)")
     parser.add_argument("--limit", type=float, default=180.0, metavar="S", help="seconds it may take (180)")
     parser.add_argument("--needs", metavar="PACKAGE", help="left out where this distribution is not installed")
+    parser.add_argument("--gpus", type=int, default=1, metavar="N", help="left out where there are fewer GPUs (1)")
     parser.add_argument("-o", "--output", default=".", metavar="DIRECTORY", help="where NAME.json goes")
     parser.add_argument("command", nargs="+", metavar="ARGUMENT", help="what Python is given")
     options = parser.parse_args(arguments)
@@ -51,8 +52,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "devices": devices(),
         "versions": {"python": sys.version.split()[0], **{package: version(package) for package in PACKAGES}},
     }
-    if options.needs and version(options.needs) is None:
-        found |= {"left_out": f"{options.needs} is not installed"}
+    why_not = why_left_out(options.needs, options.gpus, found["devices"])
+    if why_not is not None:
+        found |= {"left_out": why_not}
         passed, said = True, f"left out: {found['left_out']}"
     else:
         found |= run([sys.executable, *options.command], options.limit)
@@ -62,6 +64,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     took = f"{found['seconds']:5.0f} s" if "seconds" in found else "    – s"
     print(f"{'ok  ' if passed else 'FAIL'}  {took}  {options.name}{f': {said}' if said else ''}", flush=True)
     return 0 if passed else 1
+
+
+def why_left_out(package: str | None, gpus: int, seen: list[str] | str) -> str | None:
+    """Why a check cannot run here: a package or GPUs that it needs; None where it can. `seen` is `devices()`."""
+    if package and version(package) is None:
+        return f"{package} is not installed"
+    # The first line is the heading.
+    there = len(seen) - 1 if isinstance(seen, list) else 0
+    if gpus > 1 and there < gpus:
+        return f"needs {gpus} GPUs, and there {'is 1' if there == 1 else f'are {there}'} here"
+    return None
 
 
 def run(command: Sequence[str], limit_s: float) -> dict[str, Any]:

@@ -66,4 +66,5 @@ def test_a_phase_the_engine_does_not_split_is_null(train: Train, engine: str) ->
         assert min(step["data_ms"], step["optimizer_ms"]) > 0
         known = sum(value for value in measured if value is not None)
         assert known == pytest.approx(step["step_ms"], abs=1e-6)
-        assert step["peak_allocated_bytes"] == max(step["phase_peaks"].values()) > 0
+        if step["warmup"]:
+            assert step["peak_allocated_bytes"] == max(step["phase_peaks"].values()) > 0

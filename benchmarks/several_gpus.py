@@ -1,0 +1,126 @@
+"""What two or more GPUs alone can show: losses of every strategy against `single`, the search over ranks, topology.
+
+    python -m benchmarks.several_gpus losses STRATEGY [--device cpu] [--set knob=value ...]
+    python -m benchmarks.several_gpus search
+    python -m benchmarks.several_gpus topology
+
+Each prints one JSON object; exit code 1 when what it says of `held` is false.
+"""
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from trainfast_runner.combinations.world import TENSOR_PARALLEL
+from trainfast_runner.run_directory.home import Home, home_directory
+from trainfast_runner.run_directory.run_records import read_records
+
+STEPS = 20
+GLOBAL_BATCH = 8
+MOST_APART = 1e-3
+"""fp32 losses differ by the order of sums: on two gloo processes by 2e-7 at most. Untied weights differ by 4e-4 where
+the loss is near log(vocabulary), so it must fall by this factor of it first."""
+LEAST_FALL = 0.03
+ONE_BATCH = ("pp", "naive-mp", *TENSOR_PARALLEL[:1])
+"""Strategies whose devices share one batch."""
+SMALL_MODEL = ("model.vocab_size=512", "seq_len=64", "lr=3e-3", "precision=fp32", f"steps={STEPS}")
+SELF = "X"
+
+Json = dict[str, Any]
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The command line."""
+    parser = argparse.ArgumentParser(description="What two or more GPUs alone can show.")
+    parts = parser.add_subparsers(dest="part", required=True)
+    losses = parts.add_parser("losses", help="a strategy's losses against those of strategy=single")
+    losses.add_argument("strategy")
+    losses.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
+    losses.add_argument("--devices", type=int, default=2)
+    losses.add_argument("--set", action="append", default=[], dest="settings")
+    parts.add_parser("search", help="a batch search whose second rank has less memory")
+    parts.add_parser("topology", help="`topo` against `nvidia-smi topo -m`")
+    asked = parser.parse_args(arguments)
+    if asked.part == "losses":
+        found = compare_losses(asked.strategy, asked.devices, asked.settings, on_cpu=asked.device == "cpu")
+    else:
+        found = search() if asked.part == "search" else topology()
+    print(json.dumps(found))
+    return 0 if found["held"] else 1
+
+
+def compare_losses(strategy: str, devices: int, settings: Sequence[str], *, on_cpu: bool) -> Json:
+    """Train the same global batches with `single` and with the strategy, and compare each step's loss."""
+    ranks = 1 if strategy in ONE_BATCH else devices // 2 if "+" in strategy else devices
+    count = f"cpu:{devices}" if on_cpu else str(devices)
+    single = run([*SMALL_MODEL, f"batch_size={GLOBAL_BATCH}", *(["devices=cpu"] if on_cpu else [])])
+    batch = f"batch_size={GLOBAL_BATCH // ranks}"
+    other = run([*SMALL_MODEL, f"strategy={strategy}", f"devices={count}", batch, *settings])
+    found: Json = {"strategy": strategy, "settings": list(settings), "single": single["run_id"], "run": other["run_id"]}
+    if other["state"] != "finished" or single["state"] != "finished":
+        return found | {"held": False, "reason": other["reason"] or single["reason"]}
+    pairs = list(zip(losses_of(single["run_id"]), losses_of(other["run_id"]), strict=True))
+    apart = max(abs(one - another) for one, another in pairs)
+    fall = 1 - pairs[-1][0] / pairs[0][0]
+    return found | {
+        "losses": pairs,
+        "most_apart": apart,
+        "fall": fall,
+        "wrapper": other["actual"]["wrapper"],
+        "samples_per_s": other["throughput"]["samples_per_s"]["median"],
+        "held": len(pairs) == STEPS and apart <= MOST_APART and fall >= LEAST_FALL,
+    }
+
+
+def search() -> Json:
+    """The largest batch of two ranks of which the second may use less: that rank decides, and the answer is proved."""
+    settings = ["strategy=ddp", "devices=2", "memory_limit=3GiB+2GiB", "precision=bf16"]
+    found = cli("search", "max-batch", "tiny-llama", *(word for one in settings for word in ("--set", one)))
+    kept = ("max_batch", "tightest_rank", "headroom_bytes", "proof_run_id", "seconds", "reason")
+    held = found.get("tightest_rank") == 1 and bool(found.get("proof_run_id"))
+    return {name: found.get(name) for name in kept} | {"held": held}
+
+
+def topology() -> Json:
+    """Every sign of our matrix beside that of `nvidia-smi topo -m`."""
+    ours = cli("topo")["matrix"]
+    done = subprocess.run(["nvidia-smi", "topo", "-m"], capture_output=True, text=True, check=True)
+    theirs = matrix_of(done.stdout)
+    return {"ours": ours, "nvidia_smi": theirs, "held": ours == theirs}
+
+
+def matrix_of(text: str) -> list[list[str]]:
+    """The GPU rows and columns of `nvidia-smi topo -m`, which underlines its heading on a terminal."""
+    plain = text.replace("\x1b[4m", "").replace("\x1b[0m", "")
+    rows = [line.split() for line in plain.splitlines() if line.startswith("GPU") and not line.startswith("GPU NUMA")]
+    return [row[1 : 1 + len(rows)] for row in rows]
+
+
+def run(settings: Sequence[str]) -> Json:
+    """One run of tiny-llama to its end."""
+    return cli("run", "tiny-llama", *(word for one in settings for word in ("--set", one)))
+
+
+def cli(*arguments: str) -> Json:
+    """The JSON object of a command, whatever its exit code."""
+    command = [sys.executable, "-m", "trainfast_tui.cli", *arguments, "--json"]
+    done = subprocess.run(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True, env=dict(os.environ))
+    found: Json = json.loads(done.stdout.splitlines()[-1])
+    if "error" in found and "state" not in found:
+        return {"state": "refused", "reason": found["error"]["message"], "run_id": None}
+    return found
+
+
+def losses_of(run_id: str) -> list[float]:
+    """Rank 0's losses, step by step."""
+    directory: Path = Home(home_directory()).directory(run_id)
+    return [step.loss for step in read_records(directory).steps[0] if step.loss is not None]
+
+
+if __name__ == "__main__":
+    sys.exit(main())
