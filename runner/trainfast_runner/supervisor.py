@@ -15,6 +15,7 @@ from pathlib import Path
 
 import msgspec
 
+from trainfast_runner.byte_words import mebibytes
 from trainfast_runner.hardware.process_tree import Identity, become_subreaper, descendants, identify, send
 from trainfast_runner.memory_model import corrections
 from trainfast_runner.memory_model.predicted_run import with_prediction
@@ -30,6 +31,7 @@ from trainfast_runner.supervision.ranks import Gone, Ranks
 from trainfast_runner.supervision.signals import Signals
 from trainfast_runner.supervision.stop_ladder import StopLadder
 from trainfast_runner.supervision.telemetry_log import TelemetryLog
+from trainfast_runner.worker.strategies.offload_scratch import FULL_BYTES, free_bytes, remove_leftovers
 
 STOP_GRACE_S = 30.0
 LOST_RANK_GRACE_S = 5.0
@@ -68,6 +70,8 @@ class Supervisor:
         self._torn_down: str | None = None
         self._oom_kills_before = oom_kills()
         self._troubles: set[str] = set()
+        offload_path = run.knobs.get("offload_path")
+        self._offload_path = None if offload_path is None else Path(str(offload_path)).expanduser()
 
     def run(self) -> None:
         """Supervise the run to its end; the lock must be held."""
@@ -197,6 +201,7 @@ class Supervisor:
             self._trouble(f"{OUTPUT_FILE} cannot be compacted: {error.strerror}")
         records = with_prediction(read_records(self.directory))
         verdict = self._judge({rank: steps[-1].step for rank, steps in records.steps.items() if steps}, records.worker)
+        self._remove_offloaded()
         self._enter(verdict.state, verdict.reason)
         result = summarise(self.directory, records, verdict, ended_ns)
         with suppress(Exception):  # the next prediction is then as good as the last
@@ -228,8 +233,25 @@ class Supervisor:
                 sigkill=self._ladder.killing,
                 grace_s=self._ladder.granted_s,
                 torn_down=self._torn_down,
+                full_disk=self._full_disk(),
             )
         )
+
+    def _full_disk(self) -> str | None:
+        """The run's `offload_path` with its free space, if the disk is full; None otherwise."""
+        if self._offload_path is None:
+            return None
+        try:
+            free = free_bytes(self._offload_path)
+        except OSError:
+            return None
+        return f"offload_path={self._offload_path} is full ({mebibytes(free)} free)" if free < FULL_BYTES else None
+
+    def _remove_offloaded(self) -> None:
+        """Free the disk of what the run offloaded and could not delete itself."""
+        if self._offload_path is not None:
+            with suppress(OSError):
+                remove_leftovers(self._offload_path)
 
     def _trim(self) -> None:
         """Hold the output under its cap."""

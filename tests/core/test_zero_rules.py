@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -44,6 +45,27 @@ def test_what_cannot_work_is_refused(settings: list[str], key: str, said: str, i
     assert settings[-1].partition("=")[0] in problem.message
     assert said in problem.message
     assert instead in (problem.advice or "")
+
+
+def test_an_offload_path_of_somebody_else_is_refused_and_untouched(tmp_path: Path) -> None:
+    """By root, too, who may write anywhere."""
+    theirs = tmp_path / "theirs"
+    theirs.mkdir(mode=0o755)
+    (theirs / "trainfast-offload-work").mkdir()
+    if os.geteuid() == 0:
+        os.chown(theirs, 54321, 54321)
+    else:
+        theirs.chmod(0o555)
+    said = refusal("strategy=zero3-offload", f"offload_path={theirs}").line()
+    assert said.startswith(f"offload_path={theirs} {'belongs to user 54321' if os.geteuid() == 0 else 'cannot be'}")
+    assert "a directory of your own" in said
+    assert (theirs / "trainfast-offload-work").is_dir()
+
+
+def test_a_full_offload_path_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(zero_rules, "free_bytes", lambda folder: 3 << 20)
+    said = refusal("strategy=zero3-offload", f"offload_path={tmp_path}").line()
+    assert said == f"offload_path={tmp_path} is full: 3 MiB free; try a directory on a disk with free space"
 
 
 def test_deepspeed_is_named_with_the_command_that_installs_it() -> None:

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 
+import trainfast_runner
 from trainfast_runner.run_directory.home import read_result
 
 from .conftest import Run, until
@@ -52,6 +57,39 @@ def test_what_a_rank_could_not_write_is_said_with_the_result(run: Run) -> None:
     result = run.result_of("begin(); train(5); say('trouble', detail='steps.jsonl cannot be written'); say('finished')")
     assert result.state == "finished"
     assert result.troubles == ["rank 0: steps.jsonl cannot be written"]
+
+
+WITHIN_A_SMALL_DISK = ["unshare", "--user", "--map-root-user", "--mount", "sh", "-c"]
+CAN_MOUNT = subprocess.run([*WITHIN_A_SMALL_DISK, "mount -t tmpfs tmpfs /mnt"], capture_output=True).returncode == 0
+
+
+@pytest.mark.skipif(not CAN_MOUNT, reason="this user may not mount a file system of their own")
+def test_a_disk_that_fills_under_offload_path_is_the_reason(run: Run, tmp_path: Path) -> None:
+    """As with DeepSpeed: the write fails without a word, and the rank aborts when it reads the states back."""
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    run.prepare(
+        f"""
+        sys.path.insert(0, {str(Path(trainfast_runner.__file__).parents[1])!r})
+        from pathlib import Path
+        from trainfast_runner.worker.strategies.offload_scratch import Scratch
+        begin()
+        with open(Scratch(Path({str(disk)!r})).path / "states", "wb", buffering=0) as file:
+            train(3)
+            try:
+                while True:
+                    file.write(bytes(1 << 20))
+            except OSError:
+                os.abort()
+        """,
+        knobs={"strategy": "zero3-offload", "offload_path": str(disk)},
+    )
+    within = f"mount -t tmpfs -o size=32m tmpfs {disk} && {sys.executable} -P -m trainfast_runner.supervisor"
+    subprocess.run([*WITHIN_A_SMALL_DISK, f"{within} {run.directory} && ls {disk} > {tmp_path}/left"], check=True)
+    result = read_result(run.directory)
+    assert result is not None
+    assert result.reason.startswith(f"offload_path={disk} is full (0 MiB free): the training process died of SIGABRT")
+    assert (tmp_path / "left").read_text() == ""
 
 
 @pytest.mark.long

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
+import shutil
 import signal
 import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
-pytest.importorskip("torch")
+from trainfast_runner.worker.strategies.offload_scratch import Scratch, remove_leftovers
 
 HOLD = """
 import sys
@@ -22,9 +21,41 @@ sys.stdin.read()
 """
 
 
-def test_a_dead_runs_directory_is_removed_and_a_live_ones_is_not(tmp_path: Path) -> None:
-    from trainfast_runner.worker.strategies.offload_scratch import Scratch
+def left_by_a_dead_run(parent: Path) -> Path:
+    """The directory of a run that was killed, with a file in it."""
+    process = subprocess.Popen([sys.executable, "-c", HOLD, str(parent)], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    assert process.stdout is not None
+    states = Path(process.stdout.readline().decode().strip())
+    process.kill()
+    process.communicate()
+    return states.parent
 
+
+def test_only_what_carries_the_mark_is_deleted_under_offload_path(tmp_path: Path) -> None:
+    """A checkout of this project is called trainfast-tui: it was deleted."""
+    left = left_by_a_dead_run(tmp_path)
+    users = [tmp_path / name for name in ("trainfast-tui", "trainfast-offload-of-mine", f"{left.name}-copy")]
+    for folder in users[:2]:
+        folder.mkdir()
+        (folder / "mine").touch()
+    shutil.copytree(left, users[2])
+    (tmp_path / "trainfast-offload.txt").touch()
+    (tmp_path / "trainfast-offload-link").symlink_to(users[0])
+    Scratch(tmp_path).remove()
+    assert not left.exists()
+    assert all(list(folder.iterdir()) for folder in users)
+    assert (tmp_path / "trainfast-offload.txt").exists()
+    assert (tmp_path / "trainfast-offload-link").is_symlink()
+
+
+def test_a_deletion_that_was_cut_short_is_finished_later(tmp_path: Path) -> None:
+    left = left_by_a_dead_run(tmp_path)
+    shutil.rmtree(left / "states")
+    remove_leftovers(tmp_path)
+    assert not left.exists()
+
+
+def test_a_dead_runs_directory_is_removed_and_a_live_ones_is_not(tmp_path: Path) -> None:
     (tmp_path / "of-somebody-else").mkdir()
     command = [sys.executable, "-c", HOLD, str(tmp_path)]
     other = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import os
+import pwd
+import stat
 from collections.abc import Callable
 from pathlib import Path
 
+from trainfast_runner.byte_words import mebibytes
 from trainfast_runner.combinations.facts import Facts
 from trainfast_runner.extensions import has_libaio, missing_tool
 from trainfast_runner.hardware.machine import cpu_has_fp16
 from trainfast_runner.problem import Problem
+from trainfast_runner.worker.strategies.offload_scratch import FULL_BYTES, free_bytes
 
 STAGE = {"zero1": 1, "zero2": 2, "zero3": 3, "zero2-offload": 2, "zero3-offload": 3}
 """ZeRO's stage by strategy: 1 shards optimizer states, 2 gradients too, 3 parameters too."""
@@ -82,11 +86,17 @@ def _offload_path_takes_files(facts: Facts) -> Problem | None:
             key="offload_path",
             advice=f"mkdir -p {path}",
         )
-    if not os.access(folder, os.W_OK | os.X_OK):
+    if (why := _closed_to_us(folder)) is not None:
         return Problem(
-            f"offload_path={path} cannot be written, which strategy={strategy} does",
+            f"offload_path={path} {why}, and strategy={strategy} writes there",
             key="offload_path",
             advice="a directory of your own on the NVMe disk",
+        )
+    if (free := free_bytes(folder)) < FULL_BYTES:
+        return Problem(
+            f"offload_path={path} is full: {mebibytes(free)} free",
+            key="offload_path",
+            advice="a directory on a disk with free space",
         )
     missing = missing_tool(facts.python)
     if missing is None and not has_libaio(facts.python):
@@ -100,6 +110,24 @@ def _offload_path_takes_files(facts: Facts) -> Problem | None:
             advice="leaving offload_path out: the states stay in host memory",
         )
     return None
+
+
+def _closed_to_us(folder: Path) -> str | None:
+    """Why this user may not put files in `folder`; None for a directory that is theirs, or shared with them."""
+    if not os.access(folder, os.R_OK | os.W_OK | os.X_OK):
+        return "cannot be written"
+    found = folder.stat()
+    # Root may write anywhere. That makes nobody else's directory root's.
+    if found.st_uid != os.geteuid() and not found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        return f"belongs to {_user_name(found.st_uid)}"
+    return None
+
+
+def _user_name(uid: int) -> str:
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return f"user {uid}"
 
 
 _RULES: tuple[Callable[[Facts], Problem | None], ...] = (

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import signal
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from trainfast_runner.outcome.asked_and_ran import first_difference
 from trainfast_runner.run_directory.records import RunFile, WorkerLine
@@ -32,7 +32,8 @@ class Evidence:
     `exit_code` is the direct child's, negative for a signal, None when it never started (`spawn_error` says why).
     `gone` are ranks that ended without a word while nobody had asked them to, first seen first. `oom_kills` counts
     the kernel's out-of-memory kills during the run. `stop_ns` is when a stop was asked for; `sigkill` whether it
-    took SIGKILL, `grace_s` after how long (0: at once, as asked).
+    took SIGKILL, `grace_s` after how long (0: at once, as asked). `full_disk` names the disk that the run offloads to
+    and its free space, if that disk is full.
     """
 
     run: RunFile | None = None
@@ -47,6 +48,7 @@ class Evidence:
     sigkill: bool = False
     grace_s: float = 0.0
     torn_down: str | None = None
+    full_disk: str | None = None
 
 
 @dataclass(frozen=True)
@@ -60,6 +62,15 @@ class Verdict:
 
 def judge(evidence: Evidence) -> Verdict:
     """The verdict. What happened first decides: an error from before a stop request outweighs the request."""
+    verdict = _ruling(evidence)
+    broke = verdict.state in ("failed", "failed_to_start") or (verdict.state == "killed" and evidence.stop_ns is None)
+    if evidence.full_disk is None or not broke:
+        return verdict
+    # DeepSpeed's disk extension ignores a write's error, and aborts when it reads the file that is too short.
+    return replace(verdict, reason=f"{evidence.full_disk}: {verdict.reason}")
+
+
+def _ruling(evidence: Evidence) -> Verdict:
     if evidence.spawn_error is not None:
         return Verdict("failed_to_start", evidence.spawn_error, RunError(message=evidence.spawn_error))
     for ruling in (

@@ -7,16 +7,17 @@ from collections.abc import Iterable
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, Protocol
 
-import torch
-from torch import Tensor, nn
-from torch.optim import Optimizer
-
 from ..invalid import unknown_name
-from ..precision import Precision
-from ..spec import Knobs
 
 if TYPE_CHECKING:
+    # The supervisor imports `offload_scratch` from this package, and has no torch.
+    import torch
+    from torch import Tensor, nn
+    from torch.optim import Optimizer
+
     from ..loop import Rig
+    from ..precision import Precision
+    from ..spec import Knobs
 
 
 class Strategy(Protocol):

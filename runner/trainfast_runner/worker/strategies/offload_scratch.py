@@ -1,4 +1,7 @@
-"""A directory of one run's own below `offload_path`, which takes gigabytes and must not stay behind."""
+"""The directory of one run below `offload_path`: it takes gigabytes and must not stay behind.
+
+Standard library only: the supervisor and the checks before a launch import this file too.
+"""
 
 from __future__ import annotations
 
@@ -8,47 +11,93 @@ import shutil
 import tempfile
 from pathlib import Path
 
-PREFIX = "trainfast-"
+PREFIX = "trainfast-offload-"
+MARKER = "made-by-trainfast-tui"
+FULL_BYTES = 1 << 24
+"""A disk with less space than this counts as full: DeepSpeed writes blocks of 1 MiB from several threads."""
 
 
 class Scratch:
-    """An empty directory for this run; those of runs that ended without removing theirs are removed first.
+    """A new directory for this run, marked as ours and locked while this process lives.
 
-    A flock on the directory itself says that its run is alive, and goes with the process, however that ends.
+    `path` is empty and takes the states. The directories of runs that ended without removing theirs are removed first.
     """
 
     def __init__(self, parent: Path) -> None:
-        with _Held(parent, wait=True):
-            for left in parent.glob(f"{PREFIX}*"):
-                held = _Held(left, wait=False)
-                if held.taken:
-                    shutil.rmtree(left, ignore_errors=True)
-                held.release()
-            self.path = Path(tempfile.mkdtemp(prefix=PREFIX, dir=parent))
-            self._alive = _Held(self.path, wait=False)
+        with _Lock(parent, wait=True):
+            _remove_unlocked(parent)
+            self._folder = Path(tempfile.mkdtemp(prefix=PREFIX, dir=parent))
+            self._alive = _Lock(self._folder, wait=False)
+            (self._folder / MARKER).write_bytes(self._alive.mark())
+        self.path = self._folder / "states"
+        self.path.mkdir()
 
     def remove(self) -> None:
-        """Delete it with everything in it."""
-        shutil.rmtree(self.path, ignore_errors=True)
+        """Delete the directory with everything in it."""
+        _delete(self._folder)
         self._alive.release()
 
 
-class _Held:
-    """An exclusive flock on a directory; `taken` says whether it is ours."""
+def remove_leftovers(parent: Path) -> None:
+    """Delete the directories of runs that have ended. Raises OSError where `parent` cannot be read."""
+    with _Lock(parent, wait=True):
+        _remove_unlocked(parent)
+
+
+def free_bytes(parent: Path) -> int:
+    """Bytes that this user may still write below `parent`. Raises OSError."""
+    disk = os.statvfs(parent)
+    return disk.f_bavail * disk.f_frsize
+
+
+def _remove_unlocked(parent: Path) -> None:
+    """Delete each directory that carries our mark and that no live run has locked."""
+    for folder in parent.glob(f"{PREFIX}*"):
+        try:
+            lock = _Lock(folder, wait=False)
+        except OSError:
+            continue  # a file, a link, or a directory of another user
+        with lock:
+            if lock.taken and _is_marked(folder, lock):
+                _delete(folder)
+
+
+def _is_marked(folder: Path, lock: _Lock) -> bool:
+    try:
+        return (folder / MARKER).read_bytes() == lock.mark()
+    except OSError:
+        return False
+
+
+def _delete(folder: Path) -> None:
+    """The mark goes last: what a killed process leaves of this is still marked."""
+    shutil.rmtree(folder / "states", ignore_errors=True)
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+class _Lock:
+    """An exclusive flock on a directory, which ends with its process; `taken` says whether it is ours.
+
+    Raises OSError for a link and for whatever else is no directory.
+    """
 
     def __init__(self, folder: Path, wait: bool) -> None:
-        self._fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        self._fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | (0 if wait else os.O_NOFOLLOW))
         try:
             fcntl.flock(self._fd, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
             self.taken = True
         except BlockingIOError:
             self.taken = False
 
+    def mark(self) -> bytes:
+        """Content of the marker: it names user and inode, so that a copy of the directory is not marked."""
+        return f"user {os.geteuid()}, inode {os.fstat(self._fd).st_ino}\n".encode()
+
     def release(self) -> None:
-        """Let go of it."""
+        """Unlock the directory."""
         os.close(self._fd)
 
-    def __enter__(self) -> _Held:
+    def __enter__(self) -> _Lock:
         return self
 
     def __exit__(self, *_: object) -> None:
