@@ -19,10 +19,10 @@ from trainfast_runner.byte_words import mebibytes
 from trainfast_runner.hardware.process_tree import Identity, become_subreaper, descendants, identify, send
 from trainfast_runner.memory_model import corrections
 from trainfast_runner.memory_model.predicted_run import with_prediction
-from trainfast_runner.outcome.summary import summarise
+from trainfast_runner.outcome.ended_result import analysed, write_result, write_verdict
 from trainfast_runner.outcome.verdict import Evidence, Verdict, judge
 from trainfast_runner.run_directory.home import RESULT_FILE, read_run_file, shared_lock
-from trainfast_runner.run_directory.json_lines import Appender, write_atomically
+from trainfast_runner.run_directory.json_lines import Appender
 from trainfast_runner.run_directory.output_log import CAP_BYTES, OUTPUT_FILE, OutputLog, read_log
 from trainfast_runner.run_directory.records import Event, RunFile, WorkerLine
 from trainfast_runner.run_directory.run_records import EVENTS_FILE, read_records
@@ -199,18 +199,19 @@ class Supervisor:
             self._output.compact()
         except OSError as error:
             self._trouble(f"{OUTPUT_FILE} cannot be compacted: {error.strerror}")
-        records = with_prediction(read_records(self.directory))
+        records = read_records(self.directory)
         verdict = self._judge({rank: steps[-1].step for rank, steps in records.steps.items() if steps}, records.worker)
         self._remove_offloaded()
         self._enter(verdict.state, verdict.reason)
-        result = summarise(self.directory, records, verdict, ended_ns)
+        with suppress(OSError):  # the result itself is tried for longer
+            write_verdict(self.directory, records, verdict, ended_ns)
+        result = analysed(self.directory, records, verdict, ended_ns)
         with suppress(Exception):  # the next prediction is then as good as the last
             # Before the result: who sees that it has ended predicts the next one at once.
-            corrections.learn(self.directory.parent.parent, records, result)
-        content = msgspec.json.encode(result) + b"\n"
+            corrections.learn(self.directory.parent.parent, with_prediction(records), result)
         for _ in range(RESULT_RETRIES):
             try:
-                write_atomically(self.directory / RESULT_FILE, content)
+                write_result(self.directory, result)
                 break
             except OSError as error:
                 # A disk that is full now may not be in a moment; after that the records speak for the run.

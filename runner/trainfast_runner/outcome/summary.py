@@ -9,6 +9,8 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from trainfast_runner.diagnosis.absences import absences
 from trainfast_runner.diagnosis.device_window import energy, hottest_c, is_sampled, peak_used_bytes, throttle, window_of
 from trainfast_runner.diagnosis.figures import others_cpu_percent
@@ -60,20 +62,9 @@ def summarise(directory: Path, records: RunRecords, verdict: Verdict, ended_ns: 
     devices = join.window(window.begin_ns, window.end_ns) if window else []
     stretch = stretch_of(records, devices, window) if window and run else None
     watched = [records.devices.get(device.uuid or "", []) for device in devices]
-    return Result(
-        run_id=run.run_id if run else directory.name,
-        state=verdict.state,
-        reason=verdict.reason,
-        preset=run.preset if run else "",
-        variant=run.variant if run else None,
-        role=run.role if run else None,
-        search_id=run.search_id if run else None,
-        tried=records.tried,
+    return msgspec.structs.replace(
+        without_figures(directory, records, verdict, ended_ns),
         synthetic_data=_synthetic(records.worker),
-        started_wall_ns=run.clock.wall_ns if run else None,
-        seconds=(ended_ns - run.clock.monotonic_ns) / 1e9 if run and ended_ns is not None else None,
-        knobs=run.knobs if run else {},
-        changed=run.changes() if run else {},
         actual=Actual(**as_fields(ran, Actual)) if ran else Actual(),
         steps=StepCount(measured=len(measured), warmup=len(first_rank) - len(measured)),
         loss=_losses(first_rank),
@@ -88,9 +79,28 @@ def summarise(directory: Path, records: RunRecords, verdict: Verdict, ended_ns: 
         precision=_loss_scaling(records),
         diagnosis=diagnose(stretch) if stretch else [],
         diagnosed=stretch is not None and can_tell(stretch),
-        error=verdict.error,
         oom=explanation_of(records, verdict.reason, verdict.error) if verdict.state == "oom" else None,
         conditions=_conditions(records, measured, stretch, hottest_c(devices)),
+    )
+
+
+def without_figures(directory: Path, records: RunRecords, verdict: Verdict, ended_ns: int | None) -> Result:
+    """The result as far as nothing has to be computed for it: what was asked, how it ended, what could not be read."""
+    run = records.run
+    return Result(
+        run_id=run.run_id if run else directory.name,
+        state=verdict.state,
+        reason=verdict.reason,
+        preset=run.preset if run else "",
+        variant=run.variant if run else None,
+        role=run.role if run else None,
+        search_id=run.search_id if run else None,
+        tried=records.tried,
+        started_wall_ns=run.clock.wall_ns if run else None,
+        seconds=(ended_ns - run.clock.monotonic_ns) / 1e9 if run and ended_ns is not None else None,
+        knobs=run.knobs if run else {},
+        changed=run.changes() if run else {},
+        error=verdict.error,
         unreadable_lines=records.unreadable_lines,
         troubles=[event.detail for event in records.events if event.kind == "trouble" and event.detail],
     )

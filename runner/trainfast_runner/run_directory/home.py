@@ -265,7 +265,16 @@ def read_run_file(directory: Path) -> RunFile | None:
 
 
 def read_result(directory: Path) -> Result | None:
-    """`result.json`, or None when the run has not ended or the file is unreadable."""
+    """`result.json`, or None when the run has not ended or the file is unreadable.
+
+    None as well while the supervisor computes the figures that a provisional result has not got.
+    """
+    result = read_written_result(directory)
+    return None if result is not None and result.provisional and is_alive(directory) else result
+
+
+def read_written_result(directory: Path) -> Result | None:
+    """`result.json`, a provisional one included, or None when it is missing or unreadable."""
     return _read(directory / RESULT_FILE, _result_decoder)
 
 

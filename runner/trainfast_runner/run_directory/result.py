@@ -309,7 +309,9 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
     conditions: Conditions = Conditions()
     unreadable_lines: int = 0
     troubles: list[str] = []
-    """What could not be written or read beside the training, which went on."""
+    """What could not be written, read or computed beside the training, which went on."""
+    provisional: bool = False
+    """Whether the analysis is still to come: the supervisor writes the verdict first, then the whole result."""
 
     @property
     def name(self) -> str:

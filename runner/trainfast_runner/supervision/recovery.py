@@ -12,8 +12,7 @@ from pathlib import Path
 import msgspec
 
 from trainfast_runner.hardware.process_tree import Identity, boot_id, is_running
-from trainfast_runner.memory_model.predicted_run import with_prediction
-from trainfast_runner.outcome.summary import summarise
+from trainfast_runner.outcome.ended_result import analysed, write_result
 from trainfast_runner.outcome.verdict import Verdict, one_line
 from trainfast_runner.run_directory.home import (
     LOCK_PAUSE_S,
@@ -24,9 +23,10 @@ from trainfast_runner.run_directory.home import (
     open_lock,
     read_result,
     read_run_file,
+    read_written_result,
     take_exclusively,
 )
-from trainfast_runner.run_directory.json_lines import Tail, rest_of, write_atomically
+from trainfast_runner.run_directory.json_lines import Tail, rest_of
 from trainfast_runner.run_directory.records import END_STATES, SCHEMA, Event, RunFile
 from trainfast_runner.run_directory.result import Result, RunError
 from trainfast_runner.run_directory.run_records import EVENTS_FILE, RunRecords, read_records
@@ -103,20 +103,26 @@ def settle(directory: Path) -> Result | None:
     written the result is given all the same.
     """
     result = read_result(directory)
-    if result is not None or read_run_file(directory) is None:
+    if _is_whole(result) or read_run_file(directory) is None:
         return result
     with _exclusive_lock(directory) as held:
         if not held:
             return read_result(directory)
-        # Whoever held the lock before may have written it.
-        result = read_result(directory)
-        if result is not None or _result_is_newer(directory):
+        # Whoever held the lock before may have written it. Nobody else has it now.
+        result = read_written_result(directory)
+        if _is_whole(result) or _result_is_newer(directory):
             return result
-        records = with_prediction(read_records(directory))
-        result = summarise(directory, records, _lost(records), records.last_t_ns())
+        records = read_records(directory)
+        verdict = _lost(records) if result is None else Verdict(result.state, result.reason, result.error)
+        result = analysed(directory, records, verdict, records.last_t_ns())
         with contextlib.suppress(OSError):  # A full or read-only disk: the next reader tries again.
-            write_atomically(directory / RESULT_FILE, msgspec.json.encode(result) + b"\n")
+            write_result(directory, result)
         return result
+
+
+def _is_whole(result: Result | None) -> bool:
+    """Whether it has its figures: a supervisor that was killed leaves a provisional result."""
+    return result is not None and not result.provisional
 
 
 def _result_is_newer(directory: Path) -> bool:

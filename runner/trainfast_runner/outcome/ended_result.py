@@ -1,0 +1,43 @@
+"""The result of a run that has ended. The verdict is certain; a bug in the analysis costs the figures only."""
+
+from __future__ import annotations
+
+import traceback
+from pathlib import Path
+
+import msgspec
+
+from trainfast_runner.memory_model.predicted_run import with_prediction
+from trainfast_runner.outcome.summary import summarise, without_figures
+from trainfast_runner.outcome.verdict import Verdict
+from trainfast_runner.run_directory.home import RESULT_FILE
+from trainfast_runner.run_directory.json_lines import write_atomically
+from trainfast_runner.run_directory.result import Result
+from trainfast_runner.run_directory.run_records import RunRecords
+
+
+def write_verdict(directory: Path, records: RunRecords, verdict: Verdict, ended_ns: int | None) -> None:
+    """Write `result.json` without figures, before the analysis begins. Raises OSError."""
+    result = without_figures(directory, records, verdict, ended_ns)
+    write_result(directory, msgspec.structs.replace(result, provisional=True))
+
+
+def analysed(directory: Path, records: RunRecords, verdict: Verdict, ended_ns: int | None) -> Result:
+    """The result with all its figures; without them, and with a trouble that names the error, if the analysis fails."""
+    try:
+        return summarise(directory, with_prediction(records), verdict, ended_ns)
+    except Exception as error:
+        result = without_figures(directory, records, verdict, ended_ns)
+        return msgspec.structs.replace(result, troubles=[*result.troubles, _failure(error)])
+
+
+def write_result(directory: Path, result: Result) -> None:
+    """Write `result.json`. Raises OSError."""
+    write_atomically(directory / RESULT_FILE, msgspec.json.encode(result) + b"\n")
+
+
+def _failure(error: Exception) -> str:
+    """What failed and where, in one line."""
+    place = traceback.extract_tb(error.__traceback__)[-1]
+    what = " ".join(f"{type(error).__name__}: {error}".split())
+    return f"the figures of this run could not be computed: {what} ({Path(place.filename).name}, line {place.lineno})"

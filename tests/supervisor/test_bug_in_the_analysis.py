@@ -1,0 +1,88 @@
+"""A bug in the analysis of a run costs its figures: the verdict is there before, and the run is listed."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from trainfast_runner.outcome import summary
+from trainfast_runner.run_directory.home import Home, is_alive, read_result, read_written_result
+from trainfast_runner.runs import list_rows
+from trainfast_runner.supervision.recovery import settle, state_of
+
+from .conftest import Run, until
+
+TRAINING = "begin(); train(5); say('finished')"
+FAILURE = "the figures of this run could not be computed: ZeroDivisionError: of a test (sitecustomize.py, line 6)"
+
+
+def with_a_bug(tmp_path: Path, what: str) -> dict[str, str]:
+    """The environment of a supervisor whose analysis does `what` where it computes the throughput."""
+    (tmp_path / "sitecustomize.py").write_text(
+        f"import os, signal, sys, time\ntry:\n    from trainfast_runner.outcome import summary\n"
+        f"    right = summary._throughput\n    def wrong(*of):\n        {what}\n        return right(*of)\n"
+        "    summary._throughput = wrong\nexcept ImportError:\n    pass\n"
+    )
+    return {**os.environ, "PYTHONPATH": str(tmp_path)}
+
+
+def test_a_bug_in_the_analysis_leaves_state_and_reason(run: Run, tmp_path: Path) -> None:
+    run.prepare(TRAINING)
+    run.supervise(env=with_a_bug(tmp_path, "raise ZeroDivisionError('of a test')"))
+    result = run.end()
+    assert (result.state, result.reason) == ("finished", "took all 5 steps")
+    assert (result.preset, result.provisional) == ("stand-in", False)
+    assert result.throughput.samples_per_s.median is None
+    assert result.troubles == [FAILURE]
+
+
+def test_the_verdict_is_on_the_disk_before_the_analysis(run: Run, tmp_path: Path) -> None:
+    """Nobody takes it for the whole result while the supervisor is at work on that."""
+    run.prepare(TRAINING)
+    wait = f"\n        while not os.path.exists({str(tmp_path / 'go')!r}): time.sleep(0.01)"
+    run.supervise(env=with_a_bug(tmp_path, wait))
+    written = until(lambda: read_written_result(run.directory), "the verdict")
+    assert (written.state, written.reason, written.provisional) == ("finished", "took all 5 steps", True)
+    assert read_result(run.directory) is None
+    assert settle(run.directory) is None
+    assert state_of(run.directory).state == "finished"
+    (tmp_path / "go").touch()
+    assert run.end().throughput.samples_per_s.median == 400
+
+
+def test_a_supervisor_killed_in_its_analysis_has_given_its_verdict(run: Run, tmp_path: Path) -> None:
+    run.prepare(TRAINING)
+    run.supervise(env=with_a_bug(tmp_path, "os.kill(os.getpid(), signal.SIGKILL)"))
+    assert run.supervisor is not None
+    assert run.supervisor.wait(60) == -signal.SIGKILL
+    until(lambda: not is_alive(run.directory), "the lock to be free")
+    assert state_of(run.directory).state == "finished"
+    result = settle(run.directory)
+    assert result is not None
+    assert (result.state, result.reason) == ("finished", "took all 5 steps")
+    assert result.throughput.samples_per_s.median == 400
+    assert read_result(run.directory) == result
+
+
+def test_a_bug_in_the_analysis_of_a_lost_run_does_not_stop_the_list(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home = Home(tmp_path)
+    for run_id in ("20260101-000000-stand-in-0001", "20260101-000001-stand-in-0002"):
+        directory = home.directory(run_id)
+        directory.mkdir(parents=True)
+        Run(directory).prepare("")
+    settle(home.directory("20260101-000001-stand-in-0002"))
+
+    def wrong(*_: object) -> None:
+        raise ZeroDivisionError("of a test")
+
+    monkeypatch.setattr(summary, "_throughput", wrong)
+    assert [row.state for row in list_rows(home)] == ["lost", "lost"]
+    result = read_result(home.directory("20260101-000000-stand-in-0001"))
+    assert result is not None
+    assert "0 steps recorded" in result.reason
+    assert "ZeroDivisionError: of a test" in result.troubles[0]
