@@ -16,7 +16,15 @@ from pathlib import Path
 import msgspec
 
 from trainfast_runner.byte_words import mebibytes
-from trainfast_runner.hardware.process_tree import Identity, become_subreaper, descendants, identify, send
+from trainfast_runner.hardware.process_tree import (
+    Identity,
+    Unended,
+    become_subreaper,
+    descendants,
+    identify,
+    send,
+    unended,
+)
 from trainfast_runner.memory_model import corrections
 from trainfast_runner.memory_model.predicted_run import with_prediction
 from trainfast_runner.outcome.ended_result import analysed, write_result, write_verdict
@@ -28,14 +36,19 @@ from trainfast_runner.run_directory.records import Event, RunFile, WorkerLine
 from trainfast_runner.run_directory.run_records import EVENTS_FILE, read_records
 from trainfast_runner.supervision.kernel_oom import oom_kills
 from trainfast_runner.supervision.ranks import Gone, Ranks
+from trainfast_runner.supervision.recovery import lost_verdict
 from trainfast_runner.supervision.signals import Signals
 from trainfast_runner.supervision.stop_ladder import StopLadder
 from trainfast_runner.supervision.telemetry_log import TelemetryLog
+from trainfast_runner.supervision.unkillable import why_lost
 from trainfast_runner.worker.strategies.offload_scratch import FULL_BYTES, free_bytes, remove_leftovers
 
 STOP_GRACE_S = 30.0
 LOST_RANK_GRACE_S = 5.0
 """How long a training that has lost a rank may take to end after SIGTERM."""
+UNKILLABLE_S = 30.0
+"""How long a process may take to end after SIGKILL. One with a large memory needs seconds; one that the kernel holds in
+uninterruptible sleep never ends."""
 LEFTOVER_GRACE_S = 5.0
 """How long processes the training left behind may take to end after SIGTERM."""
 REPORT_S = 4.0
@@ -52,7 +65,9 @@ RESULT_RETRIES = 40
 class Supervisor:
     """One run from `starting` to `result.json`. `run` does all of it, in this order."""
 
-    def __init__(self, directory: Path, run: RunFile, *, grace_s: float, cap_bytes: int) -> None:
+    def __init__(
+        self, directory: Path, run: RunFile, *, grace_s: float, cap_bytes: int, unkillable_s: float = UNKILLABLE_S
+    ) -> None:
         self.directory = directory
         self.run_file = run
         self._signals = Signals()
@@ -67,6 +82,8 @@ class Supervisor:
         self._exit_code: int | None = None
         self._spawn_error: str | None = None
         self._gone: list[Gone] = []
+        self._unkillable_s = unkillable_s
+        self._unended: list[Unended] = []
         self._torn_down: str | None = None
         self._oom_kills_before = oom_kills()
         self._troubles: set[str] = set()
@@ -115,7 +132,7 @@ class Supervisor:
         self._telemetry.follow(process.pid)
 
     def _watch(self, child: Identity) -> None:
-        """Until the training's direct child has ended."""
+        """Until the training's direct child has ended, or outlived SIGKILL."""
         ranks = Ranks(self.directory, self.run_file.world_size, child.pid, self._trouble_of_rank)
         try:
             while not self._collect(child):
@@ -125,6 +142,8 @@ class Supervisor:
                 self._tear_down_if_broken(ranks, child)
                 self._ladder.climb(child)
                 self._trim()
+                if self._ladder.killed_ns is not None and self._gives_up(self._ladder.killed_ns / 1e9):
+                    break
             self._follow(ranks)
         finally:
             ranks.close()
@@ -177,19 +196,26 @@ class Supervisor:
             self._enter("stopping", self._torn_down)
             self._ladder.tear_down(child, LOST_RANK_GRACE_S)
 
+    def _gives_up(self, killed_s: float) -> bool:
+        """Whether something has outlived SIGKILL, sent at `killed_s`, for too long; keeps what it is."""
+        if time.monotonic() > killed_s + self._unkillable_s:
+            self._unended = unended(os.getpid())
+        return bool(self._unended)
+
     def _sweep(self) -> None:
         """After the direct child: end and collect whatever it left behind, until nothing below this process is."""
         deadline = time.monotonic() + (0 if self._ladder.killing else LEFTOVER_GRACE_S)
         asked: set[Identity] = set()
-        while _collect_orphans():
+        while not self._unended and _collect_orphans():
             kill = time.monotonic() >= deadline
             for process in descendants(os.getpid()):
                 if kill or process not in asked:
                     send(process, signal.SIGKILL if kill else signal.SIGTERM)
                     asked.add(process)
             self._signals.wait(TICK_S if kill or not asked else 0.05)
-            if signal.SIGUSR1 in self._signals.take():
-                deadline = 0.0
+            if signal.SIGUSR1 in self._signals.take() and not kill:
+                deadline = time.monotonic()
+            self._gives_up(deadline)
 
     def _finish(self) -> None:
         """The verdict, the summary, `result.json`."""
@@ -201,6 +227,8 @@ class Supervisor:
             self._trouble(f"{OUTPUT_FILE} cannot be compacted: {error.strerror}")
         records = read_records(self.directory)
         verdict = self._judge({rank: steps[-1].step for rank, steps in records.steps.items() if steps}, records.worker)
+        if self._unended:
+            verdict = lost_verdict(records, why_lost(self._unended, records, self._unkillable_s))
         self._remove_offloaded()
         self._enter(verdict.state, verdict.reason)
         with suppress(OSError):  # the result itself is tried for longer
@@ -302,6 +330,9 @@ def main() -> None:
     parser.add_argument("run_dir", type=Path)
     parser.add_argument("--grace", type=float, default=STOP_GRACE_S, help="seconds between SIGTERM and SIGKILL")
     parser.add_argument("--output-cap", type=int, default=CAP_BYTES, help="bytes of output.log that are kept")
+    parser.add_argument(
+        "--unkillable", type=float, default=UNKILLABLE_S, help="seconds after SIGKILL before the run is given up"
+    )
     asked = parser.parse_args()
     directory = asked.run_dir.resolve()
     run = read_run_file(directory)
@@ -311,7 +342,7 @@ def main() -> None:
         if (directory / RESULT_FILE).exists():
             # Whoever launched this died before the lock was ours, and a reader has written the run off.
             parser.error(f"{directory} has ended already")
-        Supervisor(directory, run, grace_s=asked.grace, cap_bytes=asked.output_cap).run()
+        Supervisor(directory, run, grace_s=asked.grace, cap_bytes=asked.output_cap, unkillable_s=asked.unkillable).run()
 
 
 def _collect_orphans() -> bool:

@@ -8,7 +8,7 @@ import signal
 from dataclasses import dataclass
 from pathlib import Path
 
-from trainfast_runner.telemetry.process_stat import Stat, read_stat
+from trainfast_runner.telemetry.process_stat import Stat, read_stat, read_threads
 
 PR_SET_CHILD_SUBREAPER = 36
 BOOT_ID_FILE = Path("/proc/sys/kernel/random/boot_id")
@@ -20,6 +20,15 @@ class Identity:
 
     pid: int
     start_ticks: int
+
+
+@dataclass(frozen=True)
+class Unended:
+    """A process that did not end; `state` is the kernel's letter, of which D takes no signal."""
+
+    pid: int
+    name: str
+    state: str
 
 
 def identify(pid: int) -> Identity | None:
@@ -55,18 +64,33 @@ def send(identity: Identity, signum: int) -> bool:
 
 def descendants(root_pid: int) -> list[Identity]:
     """Every running process below `root_pid`, itself not among them."""
+    return [Identity(pid, stat.start_ticks) for pid, stat in _below(root_pid) if not stat.ended]
+
+
+def unended(root_pid: int) -> list[Unended]:
+    """What is still below `root_pid`: processes with a thread that has not ended, else the ones nobody collected."""
+    found = [Unended(pid, stat.name, _worst_state(pid, stat)) for pid, stat in _below(root_pid)]
+    return [process for process in found if process.state != "Z"] or found
+
+
+def _worst_state(pid: int, stat: Stat) -> str:
+    """The state of the thread that keeps the process from ending: its main thread may have ended before."""
+    states = [thread.state for thread in read_threads(pid) if not thread.ended]
+    return "D" if "D" in states else next(iter(states), stat.state)
+
+
+def _below(root_pid: int) -> list[tuple[int, Stat]]:
     children: dict[int, list[tuple[int, Stat]]] = {}
     with os.scandir("/proc") as entries:
         for entry in entries:
             if entry.name.isdecimal() and (stat := read_stat(int(entry.name))) is not None:
                 children.setdefault(stat.parent_pid, []).append((int(entry.name), stat))
-    found: list[Identity] = []
+    found: list[tuple[int, Stat]] = []
     parents = [root_pid]
     while parents:
         for pid, stat in children.get(parents.pop(), ()):
             parents.append(pid)
-            if not stat.ended:
-                found.append(Identity(pid, stat.start_ticks))
+            found.append((pid, stat))
     return found
 
 

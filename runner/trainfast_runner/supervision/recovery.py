@@ -113,7 +113,8 @@ def settle(directory: Path) -> Result | None:
         if _is_whole(result) or _result_is_newer(directory):
             return result
         records = read_records(directory)
-        verdict = _lost(records) if result is None else Verdict(result.state, result.reason, result.error)
+        why = "the supervisor ended before the run did"
+        verdict = lost_verdict(records, why) if result is None else Verdict(result.state, result.reason, result.error)
         result = analysed(directory, records, verdict, records.last_t_ns())
         with contextlib.suppress(OSError):  # A full or read-only disk: the next reader tries again.
             write_result(directory, result)
@@ -195,8 +196,8 @@ def _live(directory: Path, run: RunFile | None, kept: StateEvents) -> RunState:
     )
 
 
-def _lost(records: RunRecords) -> Verdict:
-    """What was found of a run whose supervisor ended before it could judge."""
+def lost_verdict(records: RunRecords, why: str) -> Verdict:
+    """The verdict on a run whose end nobody saw: `why`, and what its records say."""
     steps = max((line[-1].step for line in records.steps.values() if line), default=0)
     said = [f"{steps} step{'' if steps == 1 else 's'} recorded"]
     world_size = records.run.world_size if records.run else 1
@@ -219,7 +220,7 @@ def _lost(records: RunRecords) -> Verdict:
     judged = next((e for e in reversed(records.events) if e.kind == "state" and e.state in END_STATES), None)
     if judged is not None:
         said.append(f"the supervisor's own verdict was {judged.state}: {judged.reason}")
-    return Verdict("lost", f"the supervisor ended before the run did: {'; '.join(said)}", error)
+    return Verdict("lost", f"{why}: {'; '.join(said)}", error)
 
 
 @contextlib.contextmanager

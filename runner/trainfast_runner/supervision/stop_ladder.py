@@ -22,6 +22,8 @@ class StopLadder:
         self.begun = False
         self.killing = False
         """Whether SIGKILL was needed."""
+        self.killed_ns: int | None = None
+        """When SIGKILL was first sent."""
         self._tell = tell
         self._deadline_ns = 0
 
@@ -53,8 +55,8 @@ class StopLadder:
         if not self.begun or time.monotonic_ns() < self._deadline_ns:
             return
         if not self.killing:
-            self.killing = True
-            self._tell(Event(t_ns=time.monotonic_ns(), kind="kill_sent", pid=child.pid))
+            self.killing, self.killed_ns = True, time.monotonic_ns()
+            self._tell(Event(t_ns=self.killed_ns, kind="kill_sent", pid=child.pid))
         for process in descendants(os.getpid()):
             send(process, signal.SIGKILL)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 
 
@@ -9,16 +10,22 @@ from dataclasses import dataclass
 class Stat:
     """What `/proc/PID/stat` says of a process; `ended` of one that only waits to be collected.
 
+    `state` is the kernel's letter: R runs, S sleeps, D sleeps and takes no signal, Z has ended.
     `start_ticks` and `cpu_ticks` are clock ticks since boot and of processor time, `rss_pages` pages of memory.
     """
 
-    ended: bool
+    state: str
     parent_pid: int
     start_ticks: int
     cpu_ticks: int
     threads: int
     rss_pages: int
     name: str
+
+    @property
+    def ended(self) -> bool:
+        """Whether the process only waits to be collected."""
+        return self.state in "ZXx"
 
 
 def content(path: str) -> bytes:
@@ -29,15 +36,28 @@ def content(path: str) -> bytes:
 
 def read_stat(pid: int) -> Stat | None:
     """None when there is no such process, or nobody may look at it. Raises OSError where files cannot be opened."""
+    return _read(f"/proc/{pid}/stat")
+
+
+def read_threads(pid: int) -> list[Stat]:
+    """The threads of a process, the main one first; empty when there is no such process."""
     try:
-        text = content(f"/proc/{pid}/stat")
+        threads = sorted(os.listdir(f"/proc/{pid}/task"), key=int)
+    except (FileNotFoundError, ProcessLookupError, PermissionError):
+        return []
+    return [stat for thread in threads if (stat := _read(f"/proc/{pid}/task/{thread}/stat")) is not None]
+
+
+def _read(path: str) -> Stat | None:
+    try:
+        text = content(path)
     except (FileNotFoundError, ProcessLookupError, PermissionError):
         return None
     # The name in parentheses may hold spaces and parentheses itself: count fields from the last one.
     head, _, rest = text.rpartition(b")")
     fields = rest.split(None, 22)
     return Stat(
-        ended=fields[0] in b"ZXx",
+        state=fields[0].decode(),
         parent_pid=int(fields[1]),
         start_ticks=int(fields[19]),
         cpu_ticks=int(fields[11]) + int(fields[12]),

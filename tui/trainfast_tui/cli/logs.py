@@ -45,7 +45,7 @@ def _follow(directory: Path, last_lines: int | None) -> int:
     """Print lines as they come; ends when the run has and all of it is printed."""
     import sys
 
-    from trainfast_runner.run_directory.home import is_alive
+    from trainfast_runner.run_directory.home import goes_on
     from trainfast_runner.run_directory.output_log import OUTPUT_FILE, read_log
     from trainfast_tui.cli.output import say
     from trainfast_tui.format import plain
@@ -57,7 +57,7 @@ def _follow(directory: Path, last_lines: int | None) -> int:
     rest = b""
     try:
         while True:
-            alive = is_alive(directory)
+            alive = goes_on(directory)
             if path.exists():
                 with path.open("rb") as file:
                     if file.seek(0, 2) < offset:

@@ -1,0 +1,90 @@
+"""A process that outlives SIGKILL: the run ends as lost, the reason says which process and why."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import signal
+from collections.abc import Iterator
+
+import pytest
+
+from trainfast_runner.hardware.process_tree import Unended
+from trainfast_runner.run_directory.home import goes_on
+from trainfast_runner.run_directory.records import Clock, RunFile, WorkerLine
+from trainfast_runner.run_directory.run_records import DeviceSample, RunRecords
+from trainfast_runner.supervision.unkillable import why_lost
+
+from .conftest import Run, until
+
+PTRACE_SEIZE, PR_SET_PTRACER, WALL = 0x4206, 0x59616D61, 0x40000000
+MAY_BE_TRACED = f"import ctypes; ctypes.CDLL(None).prctl({PR_SET_PTRACER}, ctypes.c_ulong(-1), 0, 0, 0)\n"
+
+
+@contextlib.contextmanager
+def held_in_the_kernel(pid: int) -> Iterator[None]:
+    """No parent can collect `pid` meanwhile: the kernel keeps it for its tracer, as it keeps one in state D."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.ptrace(PTRACE_SEIZE, pid, None, None) != 0:
+        pytest.skip(f"this user may not trace: {os.strerror(ctypes.get_errno())}")
+    try:
+        yield
+    finally:
+        os.waitpid(pid, WALL)
+
+
+def test_a_process_that_outlives_sigkill_ends_the_run_as_lost(run: Run) -> None:
+    run.start(MAY_BE_TRACED + "begin(); train(3); wait_for_ever()", "--grace", "0.1", "--unkillable", "0.5")
+    run.in_training()
+    pid = run.child_pid()
+    with held_in_the_kernel(pid):
+        run.signal(signal.SIGTERM)
+        result = run.end()
+    assert result.state == "lost"
+    assert result.reason == (
+        f"pid {pid} (rank 0) is in state Z (ended, but its tracer keeps it) and did not end within 0.5 s of SIGKILL:"
+        " 3 steps recorded; no end was recorded"
+    )
+    assert result.steps.measured == 1
+    assert not goes_on(run.directory)
+
+
+def test_a_rank_that_outlives_its_launcher_and_sigkill_ends_the_run_as_lost(run: Run) -> None:
+    """The launcher fails at once; its rank is what cannot be ended."""
+    run.start(
+        MAY_BE_TRACED + "spawn_rank(0, 1, lambda: (train(3), wait_for_ever())); wait_for('go'); sys.exit(1)",
+        "--unkillable",
+        "0.5",
+    )
+    run.in_training()
+    (rank,) = run.pids()
+    with held_in_the_kernel(rank):
+        (run.directory / "go").touch()
+        result = run.end()
+    assert result.state == "lost"
+    assert result.reason.startswith(f"pid {rank} (rank 0) is in state Z")
+    until(lambda: not os.path.exists(f"/proc/{rank}"), "the rank to be collected")
+
+
+def test_the_reason_names_pid_state_and_gpu() -> None:
+    run = RunFile(
+        run_id="r",
+        preset="p",
+        clock=Clock(monotonic_ns=0, wall_ns=0),
+        world_size=2,
+        device="cuda",
+        device_uuids=["GPU-a", "GPU-b"],
+    )
+    records = RunRecords(
+        run=run,
+        worker={rank: [WorkerLine(t_ns=1, kind="started", pid=100 + rank)] for rank in range(2)},
+        devices={"GPU-b": [(1, DeviceSample(uuid="GPU-b", index=3))]},
+    )
+    stuck = [Unended(101, "python", "D"), Unended(100, "python", "D"), Unended(7, "pt_data_worker", "D")]
+    assert why_lost(stuck, records, 30.0) == (
+        "pid 101 (rank 1, GPU 3) is in state D (uninterruptible sleep);"
+        " pid 100 (rank 0, GPU-a) is in state D (uninterruptible sleep);"
+        " pid 7 (pt_data_worker) is in state D (uninterruptible sleep)"
+        " and did not end within 30 s of SIGKILL"
+    )
