@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import fcntl
 import importlib
 import logging
 import os
 import shutil
 import sys
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +22,7 @@ from ..precision import Precision
 from ..spec import Knobs
 from ..weights import draw, drawn_in_turn
 from .ddp import DataParallel
+from .extension_builds import only_builder
 from .offload_scratch import Scratch
 from .zero_config import ZERO, deepspeed_config, sizes_of
 
@@ -245,32 +244,9 @@ def _built(builder: str) -> bool:
         return False
     print(f"deepspeed: {builder}: loading, and on this Python's first time compiling it, a minute or so", flush=True)
     try:
-        with _only_builder():
+        with only_builder():
             getattr(op_builder, builder)().load(verbose=False)
     except Exception as error:
         print(f"deepspeed: {builder}: {error}", file=sys.stderr)
         return False
     return True
-
-
-@contextmanager
-def _only_builder() -> Iterator[None]:
-    """One process at a time builds in TORCH_EXTENSIONS_DIR.
-
-    torch marks a build by a file, and waits for ever for one that a killed build left behind. The kernel lets go of
-    a flock when its holder dies, so any such file found while holding it is stale.
-    """
-    given = os.environ.get("TORCH_EXTENSIONS_DIR")
-    if not given:
-        yield
-        return
-    folder = Path(given)
-    folder.mkdir(parents=True, exist_ok=True)
-    fd = os.open(folder / "builder.flock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX)
-        for baton in folder.glob("*/lock"):
-            baton.unlink(missing_ok=True)
-        yield
-    finally:
-        os.close(fd)
