@@ -26,7 +26,7 @@ from trainfast_runner.hardware.calibration import ceiling_of
 from trainfast_runner.hardware.interconnect import links_among
 from trainfast_runner.hardware.machine import Machine, look
 from trainfast_runner.hardware.others_cpu import CpuWindow
-from trainfast_runner.hardware.process_tree import boot_id
+from trainfast_runner.hardware.process_tree import boot_id, reap_when_ended
 from trainfast_runner.hardware.thread_policy import ThreadPolicy, choose_policy, kept_policy, shared_cores
 from trainfast_runner.memory_model.predicted_run import predicted
 from trainfast_runner.memory_model.room import hopeless_limit
@@ -326,6 +326,7 @@ def _spawn_supervisor(directory: Path) -> None:
         )
     finally:
         os.close(log)
+    reap_when_ended(process)
     events = directory / "events.jsonl"
     deadline = time.monotonic() + HANDOVER_S
     while not (events.exists() and events.stat().st_size):

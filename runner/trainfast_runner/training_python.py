@@ -14,7 +14,7 @@ from collections.abc import Generator, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryFile
-from typing import Any
+from typing import IO, Any
 
 import msgspec
 
@@ -27,6 +27,8 @@ NEEDED = ("torch", "transformers", "tokenizers")
 PATIENCE_S = 120
 LOOK_EVERY_S = 0.1
 """How often it is looked whether an answer is still wanted."""
+ENDED_EVERY_S = 0.01
+"""How often it is looked whether a script has ended."""
 MOST_PRINTED = 1 << 26
 """Bytes of a script's output that are read at once; the answer to one request has some hundred kB."""
 FAMILIAR = (
@@ -165,7 +167,7 @@ def ask_each(
         answered, offset, deadline = 0, 0, time.monotonic() + PATIENCE_S
         try:
             while answered < len(arguments):
-                has_ended = process.poll() is not None
+                has_ended = _has_ended(process)
                 lines, end, _ = os.pread(printed.fileno(), MOST_PRINTED, offset).rpartition(b"\n")
                 for answer in _answers(lines):
                     yield answer
@@ -197,15 +199,13 @@ def _answers(printed: bytes) -> Iterator[dict[str, Any]]:
             yield answer
 
 
-def _start(executable: str, command: list[str], stdout: Any, stderr: Any) -> subprocess.Popen[str]:
+def _start(executable: str, command: list[str], stdout: IO[bytes], stderr: IO[bytes]) -> subprocess.Popen[bytes]:
     try:
         return subprocess.Popen(
             command,
             stdin=subprocess.DEVNULL,
             stdout=stdout,
             stderr=stderr,
-            text=True,
-            errors="replace",
             env={**os.environ, "TOKENIZERS_PARALLELISM": "false"},
             cwd=working_directory() or None,
             start_new_session=True,
@@ -214,29 +214,39 @@ def _start(executable: str, command: list[str], stdout: Any, stderr: Any) -> sub
         raise Problem(f"{executable} does not start: {error.strerror}", key="python") from None
 
 
-def _end(process: subprocess.Popen[str]) -> None:
-    """Its own session: whatever it started goes with it."""
-    if process.poll() is None:
-        os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
+def _has_ended(process: subprocess.Popen[bytes]) -> bool:
+    """Whether the script has ended. It is not collected yet: until then its pid names nobody else's group."""
+    return os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """Kill the script's whole group, with the forks of a script that ended by itself, and collect it."""
+    os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
 
 
 def _printed(executable: str, command: list[str], given_up: threading.Event | None) -> tuple[str, str]:
     """What the command printed on stdout and stderr by its end."""
     deadline = time.monotonic() + PATIENCE_S
-    with _start(executable, command, subprocess.PIPE, subprocess.PIPE) as process:
+    # Files, not pipes: a fork that outlives the script keeps a pipe open.
+    with TemporaryFile() as printed, TemporaryFile() as complaints:
+        process = _start(executable, command, printed, complaints)
         try:
-            while True:
-                try:
-                    return process.communicate(timeout=PATIENCE_S if given_up is None else LOOK_EVERY_S)
-                except subprocess.TimeoutExpired:
-                    if given_up is not None and given_up.is_set():
-                        raise GivenUp("nobody waits for it any more", key="python") from None
-                    if time.monotonic() >= deadline:
-                        raise Problem(f"{executable} did not answer within {PATIENCE_S} s", key="python") from None
+            while not _has_ended(process):
+                if given_up is not None and given_up.is_set():
+                    raise GivenUp("nobody waits for it any more", key="python")
+                if time.monotonic() >= deadline:
+                    raise Problem(f"{executable} did not answer within {PATIENCE_S} s", key="python")
+                time.sleep(ENDED_EVERY_S)
         finally:
             # After a Ctrl-C, too, which its session keeps from it.
             _end(process)
+        return _text(printed), _text(complaints)
+
+
+def _text(file: IO[bytes]) -> str:
+    file.seek(0)
+    return file.read().decode(errors="replace")
 
 
 def installed(executable: str) -> list[str]:

@@ -77,6 +77,29 @@ def test_a_run_without_supervisor_is_ended_by_hand(run: Run) -> None:
         stop_unsupervised(run.directory, 0.5)
 
 
+def test_forks_of_a_leader_that_died_by_itself_are_ended_by_hand(run: Run) -> None:
+    """Like data loaders: they are below nobody of the run any more, and their lock keeps it from ending."""
+    run.start(
+        """
+        begin(); train(3)
+        if os.fork() == 0:
+            say("forked", pid=os.getpid()); wait_for_ever()
+        wait_for_ever()
+        """
+    )
+    (fork,) = until(lambda: run.worker("forked"), "the fork")
+    run.in_training()
+    kill_supervisor(run)
+    os.kill(run.child_pid(), signal.SIGKILL)
+    until(lambda: identify(run.child_pid()) is None, "the leader to end")
+    assert is_alive(run.directory)
+    result = stop_unsupervised(run.directory, 5.0)
+    assert result is not None
+    assert result.state == "lost"
+    assert fork.pid is not None
+    assert identify(fork.pid) is None
+
+
 def test_a_supervised_run_is_not_ended_behind_its_supervisors_back(run: Run) -> None:
     run.start("begin(); train(3); wait_for_ever()")
     run.in_training()

@@ -115,6 +115,27 @@ def test_what_a_finished_training_left_behind_is_ended_too(run: Run, ended_clean
     ended_clean(run)
 
 
+def test_forks_of_a_leader_that_died_by_itself_are_ended_too(run: Run, ended_clean: Callable[[Run], None]) -> None:
+    """In its session and out of it, and deaf to SIGTERM."""
+    run.start(
+        """
+        begin(); train(3)
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        for number in range(2):
+            if os.fork() == 0:
+                if number:
+                    os.setsid()
+                say("started", pid=os.getpid()); wait_for_ever()
+        wait_for_ever()
+        """
+    )
+    until(lambda: len(run.pids()) == 3, "two forks")
+    run.in_training()
+    os.kill(run.child_pid(), signal.SIGSEGV)
+    assert run.end().state == "killed"
+    ended_clean(run)
+
+
 def test_hangup_does_not_touch_the_run(run: Run) -> None:
     run.start("begin(); train(3); wait_for('go'); train(3, first=4); say('finished')")
     run.in_training()

@@ -5,6 +5,10 @@ from __future__ import annotations
 import ctypes
 import os
 import signal
+import subprocess
+import threading
+from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -79,12 +83,17 @@ def _worst_state(pid: int, stat: Stat) -> str:
     return "D" if "D" in states else next(iter(states), stat.state)
 
 
-def _below(root_pid: int) -> list[tuple[int, Stat]]:
-    children: dict[int, list[tuple[int, Stat]]] = {}
+def _all() -> Iterator[tuple[int, Stat]]:
     with os.scandir("/proc") as entries:
         for entry in entries:
             if entry.name.isdecimal() and (stat := read_stat(int(entry.name))) is not None:
-                children.setdefault(stat.parent_pid, []).append((int(entry.name), stat))
+                yield int(entry.name), stat
+
+
+def _below(root_pid: int) -> list[tuple[int, Stat]]:
+    children: dict[int, list[tuple[int, Stat]]] = {}
+    for pid, stat in _all():
+        children.setdefault(stat.parent_pid, []).append((pid, stat))
     found: list[tuple[int, Stat]] = []
     parents = [root_pid]
     while parents:
@@ -92,6 +101,36 @@ def _below(root_pid: int) -> list[tuple[int, Stat]]:
             parents.append(pid)
             found.append((pid, stat))
     return found
+
+
+def session_members(leader: Identity) -> list[Identity]:
+    """The running processes of the session that `leader` began, which may have ended; empty if its pid is a stranger's.
+
+    While one of them runs, the kernel gives that pid to nobody else.
+    """
+    now = identify(leader.pid)
+    if now is not None and now != leader:
+        return []
+    return [
+        Identity(pid, stat.start_ticks)
+        for pid, stat in _all()
+        if stat.session == leader.pid and stat.start_ticks >= leader.start_ticks and not stat.ended
+    ]
+
+
+def has_open(pid: int, path: Path) -> bool:
+    """Whether a process has a file open; False for a process that this user may not look at."""
+    with suppress(OSError):
+        for fd in os.listdir(f"/proc/{pid}/fd"):
+            with suppress(OSError):  # closed meanwhile
+                if os.path.samefile(f"/proc/{pid}/fd/{fd}", path):
+                    return True
+    return False
+
+
+def reap_when_ended(process: subprocess.Popen[bytes]) -> None:
+    """Collect a child whenever it ends, for a caller that does not wait for it; `process` may still be polled."""
+    threading.Thread(target=process.wait, name=f"wait for {process.pid}", daemon=True).start()
 
 
 def become_subreaper() -> bool:

@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from trainfast_runner.hardware.process_tree import Identity, boot_id, send
+from trainfast_runner.hardware.process_tree import Identity, boot_id, reap_when_ended, send
 from trainfast_runner.problem import Problem
 from trainfast_runner.run_directory.home import Home
 from trainfast_runner.run_directory.records import RecordedSpec
@@ -72,6 +72,7 @@ def _conduct(order: Order) -> dict[str, Any]:
         stderr=subprocess.DEVNULL,
         start_new_session=True,
     )
+    reap_when_ended(process)
     assert process.stdin is not None
     assert process.stdout is not None
     process.stdin.write(msgspec.json.encode(order))

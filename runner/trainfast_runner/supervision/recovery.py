@@ -11,10 +11,11 @@ from pathlib import Path
 
 import msgspec
 
-from trainfast_runner.hardware.process_tree import Identity, boot_id, is_running
+from trainfast_runner.hardware.process_tree import Identity, boot_id, has_open, is_running, session_members
 from trainfast_runner.outcome.ended_result import analysed, write_result
 from trainfast_runner.outcome.verdict import Verdict, one_line
 from trainfast_runner.run_directory.home import (
+    LOCK_FILE,
     LOCK_PAUSE_S,
     LOCK_TRIES,
     RESULT_FILE,
@@ -150,15 +151,34 @@ def launched_child_of(directory: Path) -> Identity | None:
 
 def ranks_of(directory: Path) -> list[Identity]:
     """The ranks that are running, in this boot of the machine."""
+    return [rank for rank in _started_ranks(directory) if is_running(rank)]
+
+
+def forks_left_by(directory: Path) -> list[Identity]:
+    """The running processes that a leader of the run, its direct child or a rank, left in its session when it ended.
+
+    Each holds the run's lock: what only has the session's number is somebody else's.
+    """
+    launched = [
+        Identity(event.pid, event.start_ticks)
+        for event in StateEvents(directory).read()
+        if event.kind == "launched" and event.pid is not None and event.start_ticks is not None
+    ]
+    leaders = [*launched, *_started_ranks(directory)] if _this_boot(read_run_file(directory)) else []
+    members = {member for leader in leaders if not is_running(leader) for member in session_members(leader)}
+    return [member for member in members if has_open(member.pid, directory / LOCK_FILE)]
+
+
+def _started_ranks(directory: Path) -> list[Identity]:
+    """Every rank that said it started, in this boot of the machine."""
     if not _this_boot(read_run_file(directory)):
         return []
-    found = [
+    return [
         Identity(line.pid, line.start_ticks)
         for lines in read_records(directory).worker.values()
         for line in lines
         if line.kind == "started" and line.pid is not None and line.start_ticks is not None
     ]
-    return [rank for rank in found if is_running(rank)]
 
 
 def _running(run: RunFile | None, kind: str, events: list[Event]) -> Identity | None:

@@ -11,7 +11,14 @@ from trainfast_runner.hardware.process_tree import Identity, descendants, is_run
 from trainfast_runner.problem import Problem
 from trainfast_runner.run_directory.home import is_alive
 from trainfast_runner.run_directory.result import Result
-from trainfast_runner.supervision.recovery import launched_child_of, ranks_of, settle, state_of, supervisor_of
+from trainfast_runner.supervision.recovery import (
+    forks_left_by,
+    launched_child_of,
+    ranks_of,
+    settle,
+    state_of,
+    supervisor_of,
+)
 
 LOOK_EVERY_S = 0.1
 KILLED_WITHIN_S = 10.0
@@ -42,7 +49,7 @@ def stop_unsupervised(
     if supervisor_of(directory) is not None:
         raise Problem(f"{directory.name} has a supervisor: ask that to stop", key=directory.name)
     launched, ranks = launched_child_of(directory), ranks_of(directory)
-    first = [launched] if launched is not None else ranks
+    first = [*([launched] if launched is not None else ranks), *forks_left_by(directory)]
     known = _with_descendants({*first, *ranks})
     for process in first:
         send(process, signal.SIGTERM)

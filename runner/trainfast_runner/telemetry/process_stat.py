@@ -16,6 +16,7 @@ class Stat:
 
     state: str
     parent_pid: int
+    session: int
     start_ticks: int
     cpu_ticks: int
     threads: int
@@ -59,6 +60,7 @@ def _read(path: str) -> Stat | None:
     return Stat(
         state=fields[0].decode(),
         parent_pid=int(fields[1]),
+        session=int(fields[3]),
         start_ticks=int(fields[19]),
         cpu_ticks=int(fields[11]) + int(fields[12]),
         threads=int(fields[17]),

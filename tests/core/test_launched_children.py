@@ -1,0 +1,65 @@
+"""Children that the app starts and does not wait for are collected, and leave no processes behind."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from trainfast_runner import training_python
+from trainfast_runner.hardware.process_tree import boot_id, identify
+from trainfast_runner.launch import _spawn_supervisor
+from trainfast_runner.problem import Problem
+from trainfast_runner.run_directory.home import Home
+from trainfast_runner.run_directory.json_lines import read_all
+from trainfast_runner.run_directory.records import Clock, Event, RunFile
+from trainfast_runner.search.control import start_search
+from trainfast_runner.settings.spec import resolve
+
+
+def until(holds: Callable[[], bool], what: str) -> None:
+    deadline = time.monotonic() + 60
+    while not holds():
+        assert time.monotonic() < deadline, f"waited for: {what}"
+        time.sleep(0.01)
+
+
+def children() -> set[int]:
+    return {int(pid) for pid in Path(f"/proc/{os.getpid()}/task/{os.getpid()}/children").read_text().split()}
+
+
+def test_a_supervisor_that_ended_is_collected(tmp_path: Path) -> None:
+    run = RunFile(
+        run_id=tmp_path.name,
+        preset="none",
+        argv=["true"],
+        boot_id=boot_id(),
+        clock=Clock(monotonic_ns=time.monotonic_ns(), wall_ns=time.time_ns()),
+    )
+    (tmp_path / "run.json").write_bytes(msgspec.json.encode(run))
+    _spawn_supervisor(tmp_path)
+    pid = read_all(tmp_path / "events.jsonl", Event)[0][0].pid
+    assert pid in children()
+    until(lambda: pid not in children(), "the supervisor to end and be collected")
+    assert (tmp_path / "result.json").exists()
+
+
+def test_a_conductor_that_ended_is_collected(tmp_path: Path) -> None:
+    before = children()
+    with pytest.raises(Problem, match="no Python at /nowhere"):
+        start_search(resolve("tiny-llama", []), Home(tmp_path), "/nowhere")
+    until(lambda: children() <= before, "the conductor to be collected")
+
+
+def test_forks_of_a_script_that_ended_by_itself_are_ended(tmp_path: Path) -> None:
+    """They also kept its output open, for which the answer waited two minutes."""
+    python = tmp_path / "python"
+    python.write_text(f"#!/bin/sh\nsleep 1000 & echo $! > {tmp_path}/fork; echo '{{\"answer\": 1}}'\n")
+    python.chmod(0o755)
+    assert training_python.ask(str(python), "inspect_model.py", ["a request"]) == {"answer": 1}
+    fork = int((tmp_path / "fork").read_text())
+    until(lambda: identify(fork) is None, "the fork to be ended")
