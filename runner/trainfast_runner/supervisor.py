@@ -41,6 +41,7 @@ from trainfast_runner.supervision.signals import Signals
 from trainfast_runner.supervision.stop_ladder import StopLadder
 from trainfast_runner.supervision.telemetry_log import TelemetryLog
 from trainfast_runner.supervision.unkillable import why_lost
+from trainfast_runner.training_python import own_environment
 from trainfast_runner.worker.strategies.offload_scratch import FULL_BYTES, free_bytes, remove_leftovers
 
 STOP_GRACE_S = 30.0
@@ -112,7 +113,7 @@ class Supervisor:
                 process = subprocess.Popen(
                     run.argv,
                     cwd=run.cwd or None,
-                    env={**os.environ, **run.env},
+                    env={**own_environment(), **run.env},
                     stdin=subprocess.DEVNULL,
                     stdout=output,
                     stderr=output,

@@ -29,6 +29,18 @@ LOOK_EVERY_S = 0.1
 """How often it is looked whether an answer is still wanted."""
 ENDED_EVERY_S = 0.01
 """How often it is looked whether a script has ended."""
+PLACE_IN_A_JOB = frozenset(
+    (
+        *("RANK", "LOCAL_RANK", "GROUP_RANK", "ROLE_RANK", "NODE_RANK", "CROSS_RANK", "MPI_LOCALRANKID"),
+        *("WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_WORLD_SIZE", "ROLE_WORLD_SIZE", "LOCAL_SIZE", "CROSS_SIZE"),
+        *("MPI_LOCALNRANKS", "MASTER_ADDR", "MASTER_PORT", "ROLE_NAME"),
+    )
+)
+PLACE_PREFIXES = (
+    *("PET_", "TORCHELASTIC_", "PMI_", "PMIX_", "OMPI_COMM_WORLD_", "MV2_COMM_WORLD_"),
+    *("ACCELERATE_", "FSDP_"),
+)
+"""torchrun reads PET_* as its own options; `accelerate launch` hands its settings down as ACCELERATE_* and FSDP_*."""
 MOST_PRINTED = 1 << 26
 """Bytes of a script's output that are read at once; the answer to one request has some hundred kB."""
 FAMILIAR = (
@@ -114,6 +126,18 @@ def missing_packages(executable: str, missing: Iterable[str]) -> Problem:
         f"{executable} has no {names.replace(' ', ', ')}; install with: {executable} -m pip install {names}",
         key="python",
     )
+
+
+def own_environment() -> dict[str, str]:
+    """The inherited environment without a process's place in somebody else's job.
+
+    A shell inside a torchrun, MPI or accelerate job hands these down; a training of ours would take them for its own.
+    """
+    return {
+        name: value
+        for name, value in os.environ.items()
+        if name not in PLACE_IN_A_JOB and not name.startswith(PLACE_PREFIXES)
+    }
 
 
 def working_directory() -> str:
@@ -206,7 +230,7 @@ def _start(executable: str, command: list[str], stdout: IO[bytes], stderr: IO[by
             stdin=subprocess.DEVNULL,
             stdout=stdout,
             stderr=stderr,
-            env={**os.environ, "TOKENIZERS_PARALLELISM": "false"},
+            env={**own_environment(), "TOKENIZERS_PARALLELISM": "false"},
             cwd=working_directory() or None,
             start_new_session=True,
         )

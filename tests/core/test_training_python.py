@@ -46,3 +46,15 @@ def test_an_answer_in_time_is_given(tmp_path: Path) -> None:
     script = tmp_path / "quick.py"
     script.write_text("print('noise'); print('{\"answer\": 42}')")
     assert ask(sys.executable, str(script), ["x"], threading.Event()) == {"answer": 42}
+
+
+def test_a_script_does_not_inherit_a_place_in_somebody_elses_job(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import json, os; print(json.dumps({'seen': [n for n in ('RANK', 'OF_THE_USER') if n in os.environ]}))"
+    )
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setenv("OF_THE_USER", "1")
+    assert ask(sys.executable, str(script), ["a request"]) == {"seen": ["OF_THE_USER"]}

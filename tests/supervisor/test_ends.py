@@ -135,6 +135,20 @@ def test_command_that_cannot_be_executed(run: Run, fields: dict[str, object], re
     assert result.reason == reason
 
 
+def test_a_place_in_somebody_elses_job_is_not_inherited(run: Run) -> None:
+    """As in a shell inside a torchrun job: rank 3 of 8 would wait for the others for ever."""
+    job = {"RANK": "3", "LOCAL_RANK": "3", "WORLD_SIZE": "8", "MASTER_ADDR": "node1", "MASTER_PORT": "29500"}
+    more = {"PET_NNODES": "2", "TORCHELASTIC_ERROR_FILE": "/tmp/x", "OMPI_COMM_WORLD_SIZE": "8", "OF_THE_USER": "1"}
+    names = [*job, *more, "OF_THE_LAUNCH"]
+    run.prepare(
+        f"print([name for name in {names} if name in os.environ]); begin(); train(3); say('finished')",
+        env={"OF_THE_LAUNCH": "1"},
+    )
+    run.supervise(env={**os.environ, **job, **more})
+    assert run.end().state == "finished"
+    assert (run.directory / "output.log").read_text() == "['OF_THE_USER', 'OF_THE_LAUNCH']\n"
+
+
 def test_training_killed_from_outside(run: Run, ended_clean: Callable[[Run], None]) -> None:
     run.start("begin(); train(3); wait_for_ever()")
     run.in_training()
