@@ -113,6 +113,11 @@ def plan(spec: RunSpec, python: str | None = None) -> RunPlan:
     machine = look(seen.versions.get("torch"))
     machine.refuse_mig()
     check(Facts(spec, machine, seen.config, seen.versions, seen.executable))
+    if spec.knobs["offload_path"] is not None:
+        # Counting imports torch, so only a combination that works is counted.
+        seen = training_python.inspect(python, spec.model, spec.data["objective"], count=True)
+        if (small := zero_rules.disk_too_small(spec.knobs, seen.parameters)) is not None:
+            raise small
     ranks = world.world_size(spec, machine)
     devices = world.devices_asked(spec.knobs)
     chosen: tuple[DeviceReading, ...] = ()

@@ -68,6 +68,25 @@ def test_a_full_offload_path_is_refused(tmp_path: Path, monkeypatch: pytest.Monk
     assert said == f"offload_path={tmp_path} is full: 3 MiB free; try a directory on a disk with free space"
 
 
+@pytest.mark.parametrize(
+    ("settings", "bytes_per_parameter"),
+    [([], 12), (["optimizer=sgd"], 4), (["precision=bf16-pure"], 6), (["precision=bf16"], 12)],
+)
+def test_an_offload_path_too_small_for_the_states_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, settings: list[str], bytes_per_parameter: int
+) -> None:
+    count = 10 << 20
+    knobs = resolve("tiny-llama", ["strategy=zero3-offload", f"offload_path={tmp_path}", *settings]).knobs
+    monkeypatch.setattr(zero_rules, "free_bytes", lambda folder: count * bytes_per_parameter)
+    assert zero_rules.disk_too_small(knobs, count) is None
+    assert zero_rules.disk_too_small(knobs, None) is None
+    monkeypatch.setattr(zero_rules, "free_bytes", lambda folder: count * bytes_per_parameter - (1 << 20))
+    refused = zero_rules.disk_too_small(knobs, count)
+    assert refused is not None
+    assert f"has {10 * bytes_per_parameter - 1} MiB free; the states of 10,485,760 parameters take" in refused.line()
+    assert refused.exit_code == 2
+
+
 def test_deepspeed_is_named_with_the_command_that_installs_it() -> None:
     said = refusal("strategy=zero1", versions={"deepspeed": None}).line()
     assert "/env/bin/python -m pip install deepspeed" in said

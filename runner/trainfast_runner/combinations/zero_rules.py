@@ -13,6 +13,7 @@ from trainfast_runner.combinations.facts import Facts
 from trainfast_runner.extensions import has_libaio, missing_tool
 from trainfast_runner.hardware.machine import cpu_has_fp16
 from trainfast_runner.problem import Problem
+from trainfast_runner.settings.knob_type import Knobs
 from trainfast_runner.worker.strategies.offload_scratch import FULL_BYTES, free_bytes
 
 STAGE = {"zero1": 1, "zero2": 2, "zero3": 3, "zero2-offload": 2, "zero3-offload": 3}
@@ -110,6 +111,28 @@ def _offload_path_takes_files(facts: Facts) -> Problem | None:
             advice="leaving offload_path out: the states stay in host memory",
         )
     return None
+
+
+def disk_too_small(knobs: Knobs, parameters: int | None) -> Problem | None:
+    """The refusal of an `offload_path` without space for the optimizer's states; None without either figure.
+
+    At least the weights in the states' precision, and AdamW's two moments: 12 bytes a parameter in fp32. A real run
+    of 3,344,064 parameters wrote 14.
+    """
+    path = knobs["offload_path"]
+    if path is None or parameters is None:
+        return None
+    width = 2 if knobs["precision"] == "bf16-pure" else 4
+    needed = parameters * width * (1 if knobs["optimizer"] == "sgd" else 3)
+    free = free_bytes(Path(str(path)).expanduser())
+    if free >= needed:
+        return None
+    return Problem(
+        f"offload_path={path} has {mebibytes(free)} free; the states of {parameters:,} parameters take"
+        f" {mebibytes(needed)}",
+        key="offload_path",
+        advice="a directory on a disk with free space",
+    )
 
 
 def _closed_to_us(folder: Path) -> str | None:
