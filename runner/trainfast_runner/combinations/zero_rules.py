@@ -81,11 +81,12 @@ def _offload_path_takes_files(facts: Facts) -> Problem | None:
         )
     folder = Path(str(path)).expanduser()
     if not folder.is_dir():
-        what = "is a file" if folder.exists() else "does not exist"
+        is_file = folder.exists()
         return Problem(
-            f"offload_path={path} {what}; strategy={strategy} needs a directory to put states in",
+            f"offload_path={path} {'is a file' if is_file else 'does not exist'}; strategy={strategy} needs a directory"
+            " to put states in",
             key="offload_path",
-            advice=f"mkdir -p {path}",
+            advice=f"offload_path={folder.parent}" if is_file else f"mkdir -p {path}",
         )
     if (why := _closed_to_us(folder)) is not None:
         return Problem(
