@@ -47,9 +47,8 @@ from trainfast_runner.worker.strategies.offload_scratch import FULL_BYTES, free_
 STOP_GRACE_S = 30.0
 LOST_RANK_GRACE_S = 5.0
 """How long a training that has lost a rank may take to end after SIGTERM."""
-UNKILLABLE_S = 30.0
-"""How long a process may take to end after SIGKILL. One with a large memory needs seconds; one that the kernel holds in
-uninterruptible sleep never ends."""
+UNKILLABLE_S = 60.0
+"""Time to end after SIGKILL: seconds with a large memory, for ever in uninterruptible sleep."""
 LEFTOVER_GRACE_S = 5.0
 """How long processes the training left behind may take to end after SIGTERM."""
 REPORT_S = 4.0
@@ -133,7 +132,7 @@ class Supervisor:
         self._telemetry.follow(process.pid)
 
     def _watch(self, child: Identity) -> None:
-        """Until the training's direct child has ended, or outlived SIGKILL."""
+        """Follow the training until its direct child has ended, or outlived SIGKILL."""
         ranks = Ranks(self.directory, self.run_file.world_size, child.pid, self._trouble_of_rank)
         try:
             while not self._collect(child):
@@ -198,7 +197,7 @@ class Supervisor:
             self._ladder.tear_down(child, LOST_RANK_GRACE_S)
 
     def _gives_up(self, killed_s: float) -> bool:
-        """Whether something has outlived SIGKILL, sent at `killed_s`, for too long; keeps what it is."""
+        """Return True, and keep the processes, if any has outlived the SIGKILL of `killed_s` for too long."""
         if time.monotonic() > killed_s + self._unkillable_s:
             self._unended = unended(os.getpid())
         return bool(self._unended)

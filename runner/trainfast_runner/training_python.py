@@ -239,7 +239,7 @@ def _start(executable: str, command: list[str], stdout: IO[bytes], stderr: IO[by
 
 
 def _has_ended(process: subprocess.Popen[bytes]) -> bool:
-    """Whether the script has ended. It is not collected yet: until then its pid names nobody else's group."""
+    """True if the script has ended. Until it is collected, its pid names nobody else's group."""
     return os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
 
 

@@ -48,7 +48,7 @@ def test_what_cannot_work_is_refused(settings: list[str], key: str, said: str, i
 
 
 def test_an_offload_path_of_somebody_else_is_refused_and_untouched(tmp_path: Path) -> None:
-    """By root, too, who may write anywhere."""
+    """Root is refused too, although root may write anywhere."""
     theirs = tmp_path / "theirs"
     theirs.mkdir(mode=0o755)
     (theirs / "trainfast-offload-work").mkdir()

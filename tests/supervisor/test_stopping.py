@@ -116,7 +116,7 @@ def test_what_a_finished_training_left_behind_is_ended_too(run: Run, ended_clean
 
 
 def test_forks_of_a_leader_that_died_by_itself_are_ended_too(run: Run, ended_clean: Callable[[Run], None]) -> None:
-    """In its session and out of it, and deaf to SIGTERM."""
+    """One is in its session and one is not; both ignore SIGTERM."""
     run.start(
         """
         begin(); train(3)

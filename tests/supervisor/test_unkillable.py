@@ -82,9 +82,9 @@ def test_the_reason_names_pid_state_and_gpu() -> None:
         devices={"GPU-b": [(1, DeviceSample(uuid="GPU-b", index=3))]},
     )
     stuck = [Unended(101, "python", "D"), Unended(100, "python", "D"), Unended(7, "pt_data_worker", "D")]
-    assert why_lost(stuck, records, 30.0) == (
+    assert why_lost(stuck, records, 60.0) == (
         "pid 101 (rank 1, GPU 3) is in state D (uninterruptible sleep);"
         " pid 100 (rank 0, GPU-a) is in state D (uninterruptible sleep);"
         " pid 7 (pt_data_worker) is in state D (uninterruptible sleep)"
-        " and did not end within 30 s of SIGKILL"
+        " and did not end within 60 s of SIGKILL"
     )

@@ -137,7 +137,7 @@ def disk_too_small(knobs: Knobs, parameters: int | None) -> Problem | None:
 
 
 def _closed_to_us(folder: Path) -> str | None:
-    """Why this user may not put files in `folder`; None for a directory that is theirs, or shared with them."""
+    """Reason to refuse `folder`, in words; None for a directory that is this user's, or shared with them."""
     if not os.access(folder, os.R_OK | os.W_OK | os.X_OK):
         return "cannot be written"
     found = folder.stat()

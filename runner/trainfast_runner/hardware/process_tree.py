@@ -72,7 +72,7 @@ def descendants(root_pid: int) -> list[Identity]:
 
 
 def unended(root_pid: int) -> list[Unended]:
-    """What is still below `root_pid`: processes with a thread that has not ended, else the ones nobody collected."""
+    """Processes below `root_pid` with a thread that has not ended; without any, those that nobody collected."""
     found = [Unended(pid, stat.name, _worst_state(pid, stat)) for pid, stat in _below(root_pid)]
     return [process for process in found if process.state != "Z"] or found
 
@@ -119,7 +119,7 @@ def session_members(leader: Identity) -> list[Identity]:
 
 
 def has_open(pid: int, path: Path) -> bool:
-    """Whether a process has a file open; False for a process that this user may not look at."""
+    """True if a process has the file open; False for a process that this user may not look at."""
     with suppress(OSError):
         for fd in os.listdir(f"/proc/{pid}/fd"):
             with suppress(OSError):  # closed meanwhile

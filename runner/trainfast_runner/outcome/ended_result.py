@@ -37,7 +37,7 @@ def write_result(directory: Path, result: Result) -> None:
 
 
 def _failure(error: Exception) -> str:
-    """What failed and where, in one line."""
+    """The error and its place in one line."""
     place = traceback.extract_tb(error.__traceback__)[-1]
     what = " ".join(f"{type(error).__name__}: {error}".split())
     return f"the figures of this run could not be computed: {what} ({Path(place.filename).name}, line {place.lineno})"

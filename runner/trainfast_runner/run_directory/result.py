@@ -309,9 +309,9 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
     conditions: Conditions = Conditions()
     unreadable_lines: int = 0
     troubles: list[str] = []
-    """What could not be written, read or computed beside the training, which went on."""
+    """Records and figures that could not be written, read or computed beside the training, which went on."""
     provisional: bool = False
-    """Whether the analysis is still to come: the supervisor writes the verdict first, then the whole result."""
+    """True while the figures are missing: the supervisor writes the verdict first, then the whole result."""
 
     @property
     def name(self) -> str:

@@ -123,7 +123,7 @@ def settle(directory: Path) -> Result | None:
 
 
 def _is_whole(result: Result | None) -> bool:
-    """Whether it has its figures: a supervisor that was killed leaves a provisional result."""
+    """True for a result with its figures: a supervisor that was killed leaves a provisional one."""
     return result is not None and not result.provisional
 
 

@@ -25,7 +25,7 @@ class Stat:
 
     @property
     def ended(self) -> bool:
-        """Whether the process only waits to be collected."""
+        """True if the process only waits to be collected."""
         return self.state in "ZXx"
 
 
