@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Generic, Protocol, TypeVar
@@ -115,7 +116,8 @@ class Appender:
 
 def write_atomically(path: Path, content: bytes) -> None:
     """The whole file or nothing of it: temporary file, fsync, rename, fsync of the directory."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    # Two threads may write one path at a time.
+    temporary = path.with_name(f".{path.name}.{os.getpid()}-{threading.get_native_id()}")
     fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
     try:
         try:
