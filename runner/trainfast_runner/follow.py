@@ -25,6 +25,7 @@ from trainfast_runner.run_directory.log_tail import LogTail
 from trainfast_runner.run_directory.records import END_STATES, PROBE, Event, RunFile, Step, WorkerLine
 from trainfast_runner.run_directory.result import Diagnosis, Result
 from trainfast_runner.run_directory.run_records import EVENTS_FILE, TELEMETRY_FILE, tried_batches
+from trainfast_runner.run_directory.step_lines import StepTail
 from trainfast_runner.run_directory.telemetry_lines import telemetry_tail
 from trainfast_runner.supervision.recovery import StateEvents, state_of
 from trainfast_runner.telemetry.readings import Tick
@@ -119,6 +120,7 @@ class Follower:
         self._ticks: deque[Tick] = deque(maxlen=TICKS_KEPT)
         self._rates = _SummedRates()
         self._step_tails: dict[int, Tail[Step]] = {}
+        self._last_step_ns: dict[int, int] = {}
         self._worker_tails: dict[int, Tail[WorkerLine]] = {}
         self._telemetry = _recent(telemetry_tail(directory / TELEMETRY_FILE, Tick))
         self._events: deque[Event] = deque(maxlen=EVENTS_KEPT)
@@ -195,7 +197,10 @@ class Follower:
         self._find_ranks()
         grew = False
         for rank, tail in self._step_tails.items():
-            steps = _new(tail)
+            # Once the cap has cut the file it is read from its start again.
+            steps = [step for step in _new(tail) if step.t_ns > self._last_step_ns.get(rank, -1)]
+            if steps:
+                self._last_step_ns[rank] = steps[-1].t_ns
             grew |= bool(steps)
             self._take_steps(rank, steps)
         for rank, worker in self._worker_tails.items():
@@ -241,7 +246,7 @@ class Follower:
                 continue
             rank = int(number or 0)
             if stem == "steps" and rank not in self._step_tails:
-                self._step_tails[rank] = _recent(Tail(self.directory / name, Step))
+                self._step_tails[rank] = _recent(StepTail(self.directory / name))
             elif stem == "worker" and rank not in self._worker_tails:
                 self._worker_tails[rank] = Tail(self.directory / name, WorkerLine)
 

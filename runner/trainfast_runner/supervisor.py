@@ -33,7 +33,8 @@ from trainfast_runner.run_directory.home import RESULT_FILE, read_run_file, shar
 from trainfast_runner.run_directory.json_lines import Appender
 from trainfast_runner.run_directory.output_log import CAP_BYTES, OUTPUT_FILE, OutputLog, read_log
 from trainfast_runner.run_directory.records import Event, RunFile, WorkerLine
-from trainfast_runner.run_directory.run_records import EVENTS_FILE, read_records
+from trainfast_runner.run_directory.run_records import EVENTS_FILE, rank_file, read_records
+from trainfast_runner.run_directory.step_lines import capped_steps
 from trainfast_runner.supervision.kernel_oom import oom_kills
 from trainfast_runner.supervision.ranks import Gone, Ranks
 from trainfast_runner.supervision.recovery import lost_verdict
@@ -66,13 +67,21 @@ class Supervisor:
     """One run from `starting` to `result.json`. `run` does all of it, in this order."""
 
     def __init__(
-        self, directory: Path, run: RunFile, *, grace_s: float, cap_bytes: int, unkillable_s: float = UNKILLABLE_S
+        self,
+        directory: Path,
+        run: RunFile,
+        *,
+        grace_s: float,
+        cap_bytes: int,
+        steps_cap_bytes: int = CAP_BYTES,
+        unkillable_s: float = UNKILLABLE_S,
     ) -> None:
         self.directory = directory
         self.run_file = run
         self._signals = Signals()
         self._events: Appender | None = None
         self._output = OutputLog(directory / OUTPUT_FILE, cap_bytes)
+        self._steps = [capped_steps(rank_file(directory, "steps", n), steps_cap_bytes) for n in range(run.world_size)]
         self._telemetry = TelemetryLog(
             directory, run.watch_uuids, self._tell, self._trouble, on_cpu=run.device == "cpu"
         )
@@ -221,10 +230,11 @@ class Supervisor:
         """The verdict, the summary, `result.json`."""
         ended_ns = time.monotonic_ns()
         self._telemetry.stop()
-        try:
-            self._output.compact()
-        except OSError as error:
-            self._trouble(f"{OUTPUT_FILE} cannot be compacted: {error.strerror}")
+        for file in (self._output, *self._steps):
+            try:
+                file.compact()
+            except OSError as error:
+                self._trouble(f"{file.path.name} cannot be compacted: {error.strerror}")
         records = read_records(self.directory)
         verdict = self._judge({rank: steps[-1].step for rank, steps in records.steps.items() if steps}, records.worker)
         if self._unended:
@@ -283,17 +293,23 @@ class Supervisor:
                 remove_leftovers(self._offload_path)
 
     def _trim(self) -> None:
-        """Hold the output under its cap."""
-        truncated_before = self._output.truncated
+        """Hold the output and the step records under their caps."""
+        self._trim_file(self._output, "output_trimmed")
+        for file in self._steps:
+            if file.path.exists():  # else that rank has taken no step yet
+                self._trim_file(file, "steps_trimmed")
+
+    def _trim_file(self, file: OutputLog, kind: str) -> None:
+        truncated_before = file.truncated
         try:
-            dropped = self._output.trim()
+            dropped = file.trim()
         except OSError as error:
-            self._trouble(f"{OUTPUT_FILE} cannot be trimmed: {error.strerror}")
+            self._trouble(f"{file.path.name} cannot be trimmed: {error.strerror}")
             return
-        if dropped and self._output.truncated and not truncated_before:
-            self._say("output_trimmed", detail="truncated: this file system cannot punch holes")
-        elif dropped and self._output.dropped_bytes == dropped:
-            self._say("output_trimmed", detail=f"over {self._output.cap_bytes} bytes: the middle is dropped")
+        if dropped and file.truncated and not truncated_before:
+            self._say(kind, detail="truncated: this file system cannot punch holes")
+        elif dropped and file.dropped_bytes == dropped:
+            self._say(kind, detail=f"over {file.cap_bytes} bytes: the middle is dropped")
 
     def _enter(self, state: str, reason: str | None = None) -> None:
         """A change of state, written once."""
@@ -330,6 +346,7 @@ def main() -> None:
     parser.add_argument("run_dir", type=Path)
     parser.add_argument("--grace", type=float, default=STOP_GRACE_S, help="seconds between SIGTERM and SIGKILL")
     parser.add_argument("--output-cap", type=int, default=CAP_BYTES, help="bytes of output.log that are kept")
+    parser.add_argument("--steps-cap", type=int, default=CAP_BYTES, help="bytes of each steps*.jsonl that are kept")
     parser.add_argument(
         "--unkillable", type=float, default=UNKILLABLE_S, help="seconds after SIGKILL before the run is given up"
     )
@@ -342,7 +359,14 @@ def main() -> None:
         if (directory / RESULT_FILE).exists():
             # Whoever launched this died before the lock was ours, and a reader has written the run off.
             parser.error(f"{directory} has ended already")
-        Supervisor(directory, run, grace_s=asked.grace, cap_bytes=asked.output_cap, unkillable_s=asked.unkillable).run()
+        Supervisor(
+            directory,
+            run,
+            grace_s=asked.grace,
+            cap_bytes=asked.output_cap,
+            steps_cap_bytes=asked.steps_cap,
+            unkillable_s=asked.unkillable,
+        ).run()
 
 
 def _collect_orphans() -> bool:

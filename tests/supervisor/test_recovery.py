@@ -155,7 +155,7 @@ def test_nothing_but_an_empty_directory(tmp_path: Path) -> None:
 def test_a_home_that_cannot_be_written_still_tells(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     run.prepare("")
     # A directory stands where the temporary file must go: works for root too, whom no permission stops.
-    (run.directory / f".result.json.{os.getpid()}").mkdir()
+    (run.directory / f".result.json.{os.getpid()}-{threading.get_native_id()}").mkdir()
     result = settle(run.directory)
     assert result is not None
     assert result.state == "lost"

@@ -76,12 +76,6 @@ def throttle(devices: Sequence[DeviceConditions], window: Window | None, steps: 
     )
 
 
-def peak_used_bytes(devices: list[Samples]) -> int | None:
-    """The fullest that any of the devices was seen."""
-    used = [s.memory_used_bytes for samples in devices for _, s in samples if s.memory_used_bytes is not None]
-    return max(used, default=None)
-
-
 def _row(device: DeviceConditions, window: Window, steps: int) -> dict[str, Any]:
     """`steps` of the run trained on it."""
     row: dict[str, Any] = {"index": device.index, "uuid": device.uuid}

@@ -191,10 +191,9 @@ def _alone(home: Path) -> Iterator[None]:
 def _peaks(records: RunRecords) -> dict[str, int]:
     """Bytes at each phase's peak on the fullest rank, over all steps."""
     found: dict[str, int] = {}
-    for steps in records.steps.values():
-        for step in steps:
-            for phase, peak in (step.phase_peaks or {}).items():
-                found[phase] = max(found.get(phase, 0), peak)
+    for rank in records.steps:
+        for phase, peak in records.totals(rank).phase_peaks.items():
+            found[phase] = max(found.get(phase, 0), peak)
     return found
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from trainfast_runner.diagnosis.absences import absences
-from trainfast_runner.diagnosis.device_window import energy, hottest_c, is_sampled, peak_used_bytes, throttle, window_of
+from trainfast_runner.diagnosis.device_window import energy, hottest_c, is_sampled, throttle, window_of
 from trainfast_runner.diagnosis.figures import others_cpu_percent
 from trainfast_runner.diagnosis.steady_state import steady_state
 from trainfast_runner.diagnosis.step_conditions import join_of
@@ -55,9 +55,11 @@ def summarise(directory: Path, records: RunRecords, verdict: Verdict, ended_ns: 
     run, ran = records.run, what_ran(records.worker)
     first_rank = records.steps[min(records.steps)] if records.steps else []
     measured = [step for step in first_rank if not step.warmup]
+    totals = records.totals(min(records.steps, default=0))
     window = window_of(measured)
-    used = [records.devices.get(uuid, []) for uuid in run.device_uuids] if run else []
     throughput, samples = _throughput(records, ran)
+    if measured:
+        samples *= totals.taken / len(measured)
     join = join_of(records.devices, run.watch_uuids if run else [], 1.0)
     devices = join.window(window.begin_ns, window.end_ns) if window else []
     stretch = stretch_of(records, devices, window) if window and run else None
@@ -66,15 +68,15 @@ def summarise(directory: Path, records: RunRecords, verdict: Verdict, ended_ns: 
         without_figures(directory, records, verdict, ended_ns),
         synthetic_data=_synthetic(records.worker),
         actual=Actual(**as_fields(ran, Actual)) if ran else Actual(),
-        steps=StepCount(measured=len(measured), warmup=len(first_rank) - len(measured)),
-        loss=_losses(first_rank),
+        steps=StepCount(measured=totals.taken, warmup=totals.warmup),
+        loss=_losses(first_rank, totals.not_finite),
         throughput=throughput,
         step_ms=_step_time(measured),
         flops=_flops(run, ran, throughput),
-        memory=_memory(records, peak_used_bytes(used)),
+        memory=_memory(records),
         cpu=_cpu(records),
-        energy=energy(devices, samples, len(measured)) if is_sampled(watched, window) else Energy(),
-        throttle=throttle(devices, window, len(measured), run.device_uuids if run else ()),
+        energy=energy(devices, samples, totals.taken) if is_sampled(watched, window) else Energy(),
+        throttle=throttle(devices, window, totals.taken, run.device_uuids if run else ()),
         compile=compile_cost(records, directory),
         precision=_loss_scaling(records),
         diagnosis=diagnose(stretch) if stretch else [],
@@ -101,6 +103,7 @@ def without_figures(directory: Path, records: RunRecords, verdict: Verdict, ende
         knobs=run.knobs if run else {},
         changed=run.changes() if run else {},
         error=verdict.error,
+        thinning=records.thinning,
         unreadable_lines=records.unreadable_lines,
         troubles=[event.detail for event in records.events if event.kind == "trouble" and event.detail],
     )
@@ -195,16 +198,15 @@ def _step_time(measured: list[Step]) -> StepTime:
     )
 
 
-def _losses(steps: list[Step]) -> Losses:
+def _losses(steps: list[Step], not_finite: int) -> Losses:
+    """`not_finite` of all steps of the rank had none: `steps` may be a share of them, with the first and last ones."""
     losses = [step.loss for step in steps if step.loss is not None or step.loss_not_finite]
 
     def mean(few: list[float | None]) -> float | None:
         finite = [loss for loss in few if loss is not None]
         return statistics.fmean(finite) if finite and len(finite) == len(few) else None
 
-    return Losses(
-        first=mean(losses[:LOSSES_IN_A_MEAN]), last=mean(losses[-LOSSES_IN_A_MEAN:]), not_finite=losses.count(None)
-    )
+    return Losses(first=mean(losses[:LOSSES_IN_A_MEAN]), last=mean(losses[-LOSSES_IN_A_MEAN:]), not_finite=not_finite)
 
 
 def _flops(run: RunFile | None, ran: WorkerLine | None, throughput: Throughput) -> Flops:
@@ -245,20 +247,20 @@ def _measured_ceiling(run: RunFile, precision: str) -> float | None:
     return reached / max(1, run.world_size) if run.device == "cpu" else float(reached)
 
 
-def _memory(records: RunRecords, device_peak_used_bytes: int | None) -> Memory:
+def _memory(records: RunRecords) -> Memory:
     """Peaks of the worst rank, warm-up steps included; of a CPU run these alone have any."""
-    steps = [step for rank in records.steps.values() for step in rank]
+    totals = [records.totals(rank) for rank in records.steps]
 
     def worst(values: Iterable[int | None]) -> int | None:
         return max((value for value in values if value is not None), default=None)
 
     return Memory(
-        peak_allocated_bytes=worst(step.peak_allocated_bytes for step in steps),
-        peak_reserved_bytes=worst(step.peak_reserved_bytes for step in steps),
-        device_peak_used_bytes=device_peak_used_bytes,
+        peak_allocated_bytes=worst(rank.peak_allocated_bytes for rank in totals),
+        peak_reserved_bytes=worst(rank.peak_reserved_bytes for rank in totals),
+        device_peak_used_bytes=records.peak_used_bytes(records.run.device_uuids if records.run else ()),
         # A probe tried other batches than the one that was predicted.
         predicted_bytes=records.run.predicted_bytes if records.run and records.run.role != PROBE else None,
-        alloc_retries=worst(step.alloc_retries for step in steps),
+        alloc_retries=worst(rank.alloc_retries for rank in totals),
         not_measured_because=_why_no_peak(records),
     )
 

@@ -35,6 +35,7 @@ class Tail(Generic[T]):
 
     A half-written last line waits for its end, a broken line is counted in `unreadable` and skipped, a file that
     does not exist yet is empty. Reads at most `window_bytes` a call, so that a huge file cannot stall its reader.
+    A hole is stepped over, with the lines that it cuts, and counted in `hole_bytes`.
     """
 
     def __init__(
@@ -43,6 +44,7 @@ class Tail(Generic[T]):
         """`decoder` reads lines that are not simply a `type` each."""
         self.path = path
         self.unreadable = 0
+        self.hole_bytes = 0
         self.offset = 0
         self._decoder: LineDecoder[T] = msgspec.json.Decoder(type) if decoder is None else decoder
         self._window_bytes = window_bytes
@@ -57,6 +59,8 @@ class Tail(Generic[T]):
             if os.fstat(fd).st_size < self.offset:
                 self.offset = 0  # it was truncated: what is there now is new
             chunk = os.pread(fd, self._window_bytes, self.offset)
+            if b"\0" in chunk:
+                chunk = self._over_hole(fd, chunk)
         finally:
             os.close(fd)
         end = chunk.rfind(b"\n") + 1
@@ -67,6 +71,24 @@ class Tail(Generic[T]):
             return []
         self.offset += end
         return list(self._decode(chunk[:end]))
+
+    def _over_hole(self, fd: int, chunk: bytes) -> bytes:
+        """The whole lines before a hole; where there are none, what follows the hole. Zeros on the disk are no hole."""
+        zeros = chunk.index(b"\0")
+        before = chunk[: chunk.rfind(b"\n", 0, zeros) + 1]
+        try:
+            data = os.lseek(fd, self.offset + zeros, os.SEEK_DATA)
+        except OSError:
+            return chunk  # this file system tells no holes, or nothing follows
+        if data == self.offset + zeros:
+            return chunk
+        if before:
+            return before
+        self.hole_bytes += data - self.offset - zeros
+        after = os.pread(fd, self._window_bytes, data)
+        cut = after.find(b"\n") + 1
+        self.offset = data + cut
+        return after[cut:]
 
     def _decode(self, chunk: bytes) -> Iterator[T]:
         for line in chunk.split(b"\n"):

@@ -1,13 +1,14 @@
 """`output.log`: what the training prints, written by the training itself and held under a size by its supervisor.
 
-Head and tail are kept, the middle goes: first as a hole in the file, at the end as one line that says how much.
+Head and tail are kept, the middle goes: first as a hole in the file, at the end as one line that says how much. The
+step records are held under a size in the same way.
 """
 
 from __future__ import annotations
 
 import ctypes
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from trainfast_runner.run_directory.json_lines import write_atomically
@@ -19,15 +20,20 @@ _PAGE = 1 << 12
 _BLOCK = 1 << 16
 
 
+def _mark(dropped_bytes: int) -> bytes:
+    return f"[trainfast-tui: {dropped_bytes} bytes of output were dropped here]\n".encode()
+
+
 class OutputLog:
     """Holds the file under `cap_bytes` of kept text: a quarter from the start, the newest quarter from the end.
 
     `dropped_bytes` counts what went; `truncated` is True once the file system could not punch holes, and all
-    behind the head was cut instead.
+    behind the head was cut instead. `mark` makes the line that stands for dropped bytes in the compacted file.
     """
 
-    def __init__(self, path: Path, cap_bytes: int = CAP_BYTES) -> None:
+    def __init__(self, path: Path, cap_bytes: int = CAP_BYTES, mark: Callable[[int], bytes] = _mark) -> None:
         self.path = path
+        self._mark = mark
         self.dropped_bytes = 0
         self.truncated = False
         self.cap_bytes = cap_bytes
@@ -67,10 +73,9 @@ class OutputLog:
             file.seek(self._hole_end)
             tail = file.read()
         head = head[: head.rfind(b"\n") + 1] or head + b"\n"
-        mark = f"[trainfast-tui: {self.dropped_bytes} bytes of output were dropped here]\n".encode()
         # A hole ends within a line; after a truncation the next write begins one.
         whole_lines = 0 if self.truncated else tail.find(b"\n") + 1
-        write_atomically(self.path, head + mark + tail[whole_lines:])
+        write_atomically(self.path, head + self._mark(self.dropped_bytes) + tail[whole_lines:])
 
 
 def read_log(path: Path, last_lines: int | None = None) -> list[str]:

@@ -237,8 +237,8 @@ class WorkerLine(Actual, frozen=True, kw_only=True):
 
 class Event(msgspec.Struct, frozen=True, kw_only=True):
     """A line of `events.jsonl`. `kind` is supervisor, launched (the training's direct child), state, stop_requested,
-    kill_sent, throttle_on, throttle_off, xid, foreign_process, gpu_lost, gpu_back, output_trimmed, rank_gone or
-    trouble (something the supervisor could not write or read)."""
+    kill_sent, throttle_on, throttle_off, xid, foreign_process, gpu_lost, gpu_back, output_trimmed, steps_trimmed,
+    rank_gone or trouble (something the supervisor could not write or read)."""
 
     t_ns: Count
     kind: str

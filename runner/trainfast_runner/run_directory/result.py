@@ -157,6 +157,20 @@ class Throttle(msgspec.Struct, frozen=True, kw_only=True):
     devices: list[dict[str, Any]] = []
 
 
+class Thinning(msgspec.Struct, frozen=True, kw_only=True):
+    """How much of a long run's records the figures rest on; counts and peaks are of all records that are left.
+
+    `steps_looked_at` of the first rank's steps give medians, percentiles and the diagnosis, taken evenly from those on
+    the disk; the records of `steps_dropped` others, between the first and the last ones, are gone: `steps.jsonl` has
+    a cap. `ticks_looked_at` of the `ticks` of telemetry give throttled time, clocks and temperatures.
+    """
+
+    steps_looked_at: int = 0
+    steps_dropped: int = 0
+    ticks_looked_at: int = 0
+    ticks: int = 0
+
+
 class RunError(msgspec.Struct, frozen=True, kw_only=True):
     """The exception that ended a run, as its rank wrote it.
 
@@ -307,6 +321,8 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
     oom: OomExplanation | None = None
     """Of a run that ran out of memory: why, and what would make it fit."""
     conditions: Conditions = Conditions()
+    thinning: Thinning | None = None
+    """None where the figures rest on all records, as those of all but long runs do."""
     unreadable_lines: int = 0
     troubles: list[str] = []
     """Records and figures that could not be written, read or computed beside the training, which went on."""

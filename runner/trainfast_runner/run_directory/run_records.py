@@ -1,9 +1,12 @@
-"""All that a run directory holds, read as far as it is readable: half-written, cut short or damaged files included."""
+"""All that a run directory holds, read as far as it is readable: half-written, cut short or damaged files included.
+
+Memory is bounded: of more than `MOST_STEPS` steps or `MOST_SAMPLES` samples an even share is kept (`thinned.py`).
+"""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
@@ -13,9 +16,18 @@ import msgspec
 from trainfast_runner.run_directory.home import read_run_file
 from trainfast_runner.run_directory.json_lines import Tail, read_all, rest_of
 from trainfast_runner.run_directory.records import PROBE, Count, Event, ProbeOrder, RunFile, Step, WorkerLine
+from trainfast_runner.run_directory.result import Thinning
+from trainfast_runner.run_directory.step_lines import StepTail
+from trainfast_runner.run_directory.step_totals import StepTotals, totals_of
 from trainfast_runner.run_directory.telemetry_lines import telemetry_tail
+from trainfast_runner.run_directory.thinned import Thinned
 
 T = TypeVar("T")
+
+MOST_STEPS = 200_000
+"""Of all ranks together, about 160 MB: with one rank all steps under the cap of its file."""
+MOST_SAMPLES = 80_000
+"""Of all devices and the host together, about 160 MB with what is made of them: with one GPU 11 hours, with 8 two."""
 
 EVENTS_FILE = "events.jsonl"
 TELEMETRY_FILE = "telemetry.jsonl"
@@ -80,7 +92,7 @@ class _DeviceTick(msgspec.Struct, frozen=True, kw_only=True):
 @dataclass
 class RunRecords:
     """One run's records. Steps and worker lines are by rank, device samples by UUID as (t_ns, sample), host samples
-    likewise."""
+    likewise. Of a long run `steps`, `devices` and `hosts` are a share, and `thinning` says which."""
 
     run: RunFile | None = None
     steps: dict[int, list[Step]] = field(default_factory=dict)
@@ -91,6 +103,21 @@ class RunRecords:
     tried: list[int] = field(default_factory=list)
     """The batch sizes that a search's probe tried, the one it was at last."""
     unreadable_lines: int = 0
+    thinning: Thinning | None = None
+    """None where all records are here."""
+    totals_by_rank: dict[int, StepTotals] = field(default_factory=dict)
+    highest_used_bytes: dict[str, int] = field(default_factory=dict)
+    """The fullest that each device was seen, in the samples that were left out too."""
+
+    def totals(self, rank: int) -> StepTotals:
+        """What all steps of a rank come to, those that were left out included."""
+        return self.totals_by_rank.get(rank) or totals_of(self.steps.get(rank, ()))
+
+    def peak_used_bytes(self, uuids: Iterable[str]) -> int | None:
+        """The fullest that any of these devices was seen."""
+        kept = (sample.memory_used_bytes for uuid in uuids for _, sample in self.devices.get(uuid, ()))
+        seen = [self.highest_used_bytes.get(uuid) for uuid in uuids]
+        return max((used for used in (*kept, *seen) if used is not None), default=None)
 
     def last_t_ns(self) -> int | None:
         """The latest moment that anything was recorded, telemetry left out."""
@@ -101,24 +128,69 @@ class RunRecords:
 
 
 def read_records(directory: Path) -> RunRecords:
-    """Every readable record of a run; what could not be read is counted, never raised."""
+    """Every readable record of a run, of a long one a share; what could not be read is counted, never raised."""
     records = RunRecords(run=read_run_file(directory))
-    for rank, path in rank_files(directory, "steps").items():
-        records.steps[rank] = list(_each(Tail(path, Step), records))
-    for rank, path in rank_files(directory, "worker").items():
-        records.worker[rank] = list(_each(Tail(path, WorkerLine), records))
+    records.worker = worker_lines(directory, records)
     records.events = list(_each(Tail(directory / EVENTS_FILE, Event), records))
     records.tried = tried_batches(directory, records.run)
+    steps = _read_steps(directory, records)
+    ticks = _read_ticks(directory, records)
+    first = records.totals(min(records.steps, default=0))
+    if first.dropped or ticks.level or any(one.level for one in steps.values()):
+        records.thinning = Thinning(
+            steps_looked_at=len(records.steps[min(records.steps)]) if records.steps else 0,
+            steps_dropped=first.dropped,
+            ticks=ticks.total,
+            ticks_looked_at=len(records.hosts),
+        )
+    return records
+
+
+def worker_lines(directory: Path, records: RunRecords | None = None) -> dict[int, list[WorkerLine]]:
+    """What each rank said of itself; lines that could not be read are counted in `records`, where given."""
+    counted = records or RunRecords()
+    return {
+        rank: list(_each(Tail(path, WorkerLine), counted)) for rank, path in rank_files(directory, "worker").items()
+    }
+
+
+def _read_steps(directory: Path, records: RunRecords) -> dict[int, Thinned[Step]]:
+    files = rank_files(directory, "steps")
+    found = {}
+    for rank, path in files.items():
+        tail, totals, thinned = StepTail(path), StepTotals(), Thinned[Step](MOST_STEPS // len(files))
+        for step in _each(tail, records):
+            totals.add(step)
+            thinned.add(step.step, step)
+        totals.dropped = totals.missing if tail.dropped_bytes else 0
+        records.totals_by_rank[rank], found[rank] = totals, thinned
+    # Rates are those of steps that all ranks have.
+    level = max((one.level for one in found.values()), default=0)
+    for rank, thinned in found.items():
+        thinned.thin_to(level)
+        records.steps[rank] = thinned.kept()
+    return found
+
+
+def _read_ticks(directory: Path, records: RunRecords) -> Thinned[_DeviceTick]:
+    """Ticks are many: only the devices of this run are kept, and a run without devices keeps the host's alone."""
     wanted = {*records.run.watch_uuids, *records.run.device_uuids} if records.run else set()
-    # Ticks are many: only the devices of this run are kept, and a run without devices keeps the host's alone.
+    ticks = Thinned[_DeviceTick](MOST_SAMPLES // (len(wanted) + 1))
+    highest = records.highest_used_bytes
     for tick in _each(telemetry_tail(directory / TELEMETRY_FILE, _DeviceTick), records):
+        ours = [sample for sample in tick.devices if sample.uuid in wanted]
+        for sample in ours:
+            if sample.uuid is not None and sample.memory_used_bytes is not None:
+                highest[sample.uuid] = max(highest.get(sample.uuid, 0), sample.memory_used_bytes)
+        ticks.add(ticks.total, _DeviceTick(t_ns=tick.t_ns, devices=ours, host=tick.host))
+    for tick in ticks.kept():
         if tick.host is not None:
             records.hosts.append((tick.t_ns, tick.host))
         for sample in tick.devices:
-            if sample.uuid is not None and sample.uuid in wanted:
+            if sample.uuid is not None:
                 taken_ns = tick.t_ns if sample.t_ns is None else sample.t_ns
                 records.devices.setdefault(sample.uuid, []).append((taken_ns, sample))
-    return records
+    return ticks
 
 
 def tried_batches(directory: Path, run: RunFile | None) -> list[int]:

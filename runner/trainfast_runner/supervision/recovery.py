@@ -30,7 +30,7 @@ from trainfast_runner.run_directory.home import (
 from trainfast_runner.run_directory.json_lines import Tail, rest_of
 from trainfast_runner.run_directory.records import END_STATES, SCHEMA, Event, RunFile
 from trainfast_runner.run_directory.result import Result, RunError
-from trainfast_runner.run_directory.run_records import EVENTS_FILE, RunRecords, read_records
+from trainfast_runner.run_directory.run_records import EVENTS_FILE, RunRecords, read_records, worker_lines
 
 BEING_MADE_S = 10.0
 """A directory without `run.json` this young is a run that is just being launched."""
@@ -175,7 +175,7 @@ def _started_ranks(directory: Path) -> list[Identity]:
         return []
     return [
         Identity(line.pid, line.start_ticks)
-        for lines in read_records(directory).worker.values()
+        for lines in worker_lines(directory).values()
         for line in lines
         if line.kind == "started" and line.pid is not None and line.start_ticks is not None
     ]

@@ -10,7 +10,7 @@ from trainfast_runner.diagnosis.doubts import doubts, marks, watched_words
 from trainfast_runner.hardware.machine import cpu_has_fp16
 from trainfast_runner.outcome.oom_advice import cheapest
 from trainfast_runner.run_directory.records import PROBE, SCHEMA
-from trainfast_runner.run_directory.result import Cpu, Flops, Result
+from trainfast_runner.run_directory.result import Cpu, Flops, Result, Thinning
 from trainfast_tui import oom_text
 from trainfast_tui.cli.held_back import verdicts
 from trainfast_tui.cli.output import pairs
@@ -64,9 +64,21 @@ def notes(result: Result) -> Iterator[str]:
         yield f"the loss was not a finite number in {count(result.loss.not_finite)} step(s): the training diverged"
     for doubt in doubts(result):
         yield f"the run {plain(doubt)}"
+    if result.thinning is not None:
+        yield from _thinned(result.thinning, result.steps.measured + result.steps.warmup)
     yield from (plain(trouble) for trouble in result.troubles)
     if result.unreadable_lines:
         yield f"{count(result.unreadable_lines)} damaged line(s) in its records were left out"
+
+
+def _thinned(thinning: Thinning, steps: int) -> Iterator[str]:
+    """Which part of a long run's records the figures rest on."""
+    if thinning.steps_dropped:
+        yield f"the records of {count(thinning.steps_dropped)} steps were dropped: steps.jsonl had reached its cap"
+    if thinning.steps_looked_at < steps:
+        yield f"a long run: medians are of {count(thinning.steps_looked_at)} of its {count(steps)} steps"
+    if thinning.ticks_looked_at < thinning.ticks:
+        yield f"a long run: device figures are of {count(thinning.ticks_looked_at)} of {count(thinning.ticks)} samples"
 
 
 def _figures(result: Result) -> Iterator[tuple[str, str]]:

@@ -1,0 +1,199 @@
+"""A run of a week: its records are read in bounded memory, and the result says what its figures rest on."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from trainfast_runner.follow import Follower
+from trainfast_runner.outcome.summary import summarise
+from trainfast_runner.outcome.verdict import Verdict
+from trainfast_runner.run_directory import run_records
+from trainfast_runner.run_directory.output_log import OutputLog
+from trainfast_runner.run_directory.records import Clock, RunFile
+from trainfast_runner.run_directory.result import Result
+from trainfast_runner.run_directory.run_records import RunRecords, rank_file, read_records
+from trainfast_runner.run_directory.step_lines import capped_steps
+from trainfast_runner.run_directory.thinned import ENDS, Thinned
+from trainfast_tui.cli.summary import notes
+
+S = 1_000_000_000
+GPU = "GPU-0001"
+KIB = 1 << 10
+
+
+def step_line(number: int, ms: float = 100.0, **fields: Any) -> bytes:
+    record = {"t_ns": number * S // 10, "step": number, "samples": 8, "tokens": 80, "step_ms": ms, **fields}
+    return json.dumps(record).encode() + b"\n"
+
+
+def write_run(directory: Path, **fields: Any) -> None:
+    run = RunFile(run_id="r", preset="p", clock=Clock(monotonic_ns=0, wall_ns=7), **{"watch_uuids": [GPU], **fields})
+    (directory / "run.json").write_bytes(msgspec.json.encode(run))
+
+
+def write_steps(directory: Path, ranks: int, steps: int) -> None:
+    """Every tenth step takes twice as long; step 1,234 of rank 1 has the highest peak."""
+    for rank in range(ranks):
+        with rank_file(directory, "steps", rank).open("wb") as file:
+            for number in range(1, steps + 1):
+                peak = 900 if (rank, number) == (1, 1234) else 500
+                file.write(
+                    step_line(
+                        number,
+                        200.0 if number % 10 == 0 else 100.0,
+                        warmup=number <= 3,
+                        loss=10.0 if number <= 5 else 2.0,
+                        peak_allocated_bytes=peak,
+                    )
+                )
+
+
+def write_ticks(directory: Path, seconds: int) -> None:
+    with (directory / "telemetry.jsonl").open("w") as file:
+        for t in range(seconds):
+            gpu = {
+                "index": 0,
+                "uuid": GPU,
+                "energy_mj": t * 300_000,
+                "power_w": 300.0,
+                "memory_used_bytes": 9_000 if t == 700 else 5_000,
+                "thermal_violation_ns": t * S // 4,
+            }
+            file.write(json.dumps({"t_ns": t * S, "devices": [gpu], "host": {"cpu_percent": 30.0}}) + "\n")
+
+
+def result_of(directory: Path) -> tuple[Result, RunRecords]:
+    records = read_records(directory)
+    return summarise(directory, records, Verdict("finished", ""), None), records
+
+
+def test_a_long_record_is_read_in_bounded_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_run(tmp_path, world_size=2, device_uuids=[GPU])
+    write_steps(tmp_path, ranks=2, steps=12_000)
+    write_ticks(tmp_path, seconds=1_200)
+    whole, _ = result_of(tmp_path)
+    assert whole.thinning is None
+
+    monkeypatch.setattr(run_records, "MOST_STEPS", 2_000)
+    monkeypatch.setattr(run_records, "MOST_SAMPLES", 400)
+    result, records = result_of(tmp_path)
+    kept = [len(steps) for steps in records.steps.values()]
+    assert all(1_000 / 2 <= of_rank <= 1_000 + 2 * ENDS for of_rank in kept)
+    assert [step.step for step in records.steps[0]] == [step.step for step in records.steps[1]]
+    assert len(records.devices[GPU]) == len(records.hosts) <= 200 + 2 * ENDS
+    assert result.thinning is not None
+    assert (result.thinning.steps_looked_at, result.thinning.steps_dropped) == (kept[0], 0)
+    assert (result.thinning.ticks_looked_at, result.thinning.ticks) == (len(records.hosts), 1_200)
+    said = [note for note in notes(result) if note.startswith("a long run")]
+    assert said == [
+        f"a long run: medians are of {kept[0]:,} of its 12,000 steps",
+        f"a long run: device figures are of {len(records.hosts)} of 1,200 samples",
+    ]
+
+    # Counts, peaks and what counters say stay exact; so does the median of steps that are mostly alike.
+    assert result.steps == whole.steps
+    assert result.loss == whole.loss
+    assert (result.memory.peak_allocated_bytes, result.memory.device_peak_used_bytes) == (900, 9_000)
+    assert result.memory == whole.memory
+    assert result.step_ms.p50 == whole.step_ms.p50 == 100
+    assert result.step_ms.p99 == whole.step_ms.p99 == 200, "a tenth of the steps: not lost by taking every n-th"
+    assert result.throughput.samples_per_s.median == whole.throughput.samples_per_s.median == 160
+    assert result.energy.joules == pytest.approx(whole.energy.joules, rel=1e-3)
+    assert result.energy.joules_per_step == pytest.approx(whole.energy.joules_per_step, rel=1e-3)
+    assert result.energy.joules_per_sample == pytest.approx(whole.energy.joules_per_sample, rel=1e-3)
+    assert result.throttle.thermal_fraction == pytest.approx(0.25, rel=1e-3)
+
+
+def dropped_file(directory: Path, steps: int = 20_000, cap_bytes: int = 256 * KIB) -> OutputLog:
+    """Steps as a worker appends them, the supervisor's cap enforced meanwhile."""
+    log = capped_steps(directory / "steps.jsonl", cap_bytes)
+    fd = log.open()
+    for number in range(1, steps + 1):
+        os.write(fd, step_line(number, warmup=number <= 3, loss=1.0))
+        if number % 100 == 0:
+            log.trim()
+    os.close(fd)
+    assert log.dropped_bytes
+    assert log.path.stat().st_blocks * 512 < 2 * cap_bytes
+    return log
+
+
+@pytest.mark.parametrize("compacted", [False, True])
+def test_the_hole_in_capped_steps_is_stepped_over_and_counted(tmp_path: Path, compacted: bool) -> None:
+    write_run(tmp_path, watch_uuids=[])
+    log = dropped_file(tmp_path)
+    if compacted:
+        log.compact()
+        assert log.path.stat().st_size < 512 * KIB
+        assert b"\0" not in log.path.read_bytes()
+    result, records = result_of(tmp_path)
+    assert records.unreadable_lines == 0
+    numbers = [step.step for step in records.steps[0]]
+    assert (numbers[0], numbers[-1]) == (1, 20_000)
+    assert numbers == sorted(set(numbers))
+    assert (result.steps.measured, result.steps.warmup) == (19_997, 3)
+    assert result.thinning is not None
+    assert result.thinning.steps_dropped == 20_000 - len(numbers) > 5_000
+    said = f"the records of {result.thinning.steps_dropped:,} steps were dropped: steps.jsonl had reached its cap"
+    assert said in list(notes(result))
+    follower = Follower(tmp_path)
+    follower.poll()
+    seen = follower.poll()
+    assert seen.steps[-1].step == 20_000
+    assert seen.unreadable_lines == 0
+
+
+def test_where_files_have_no_holes_the_steps_behind_the_head_are_cut(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("trainfast_runner.run_directory.output_log._punch", lambda *_: False)
+    write_run(tmp_path, watch_uuids=[])
+    log = capped_steps(tmp_path / "steps.jsonl", 64 * KIB)
+    follower = Follower(tmp_path)
+    shown: list[int] = []
+    fd = log.open()
+    for number in range(1, 2_001):
+        os.write(fd, step_line(number))
+        if number % 100 == 0:
+            shown = [step.step for step in follower.poll().steps]
+            log.trim()
+    os.close(fd)
+    assert log.truncated
+    assert shown == sorted(set(shown)), "a reader does not show the head a second time"
+    assert shown[-1] == 2_000
+    assert len(shown) > 1_980, "one line is lost at each cut"
+    log.compact()
+    result, records = result_of(tmp_path)
+    assert records.unreadable_lines == 0
+    assert result.thinning is not None
+    assert result.steps.measured == records.steps[0][-1].step == 2_000
+
+
+@given(st.integers(0, 3_000), st.integers(1, 500))
+def test_all_is_kept_up_to_the_bound_and_never_much_more(count: int, most: int) -> None:
+    one, other = Thinned[int](most), Thinned[int](most)
+    for number in range(count):
+        one.add(number, number)
+        if number % 7:
+            other.add(number, number)
+    kept = one.kept()
+    assert kept == sorted(set(kept))
+    assert one.total == count
+    assert kept[:ENDS] == list(range(min(count, ENDS)))
+    assert kept[-ENDS:] == list(range(count))[-ENDS:]
+    assert len(kept) <= most + 2 * ENDS
+    if count <= most + 2 * ENDS:
+        assert kept == list(range(count))
+    level = max(one.level, other.level)
+    one.thin_to(level)
+    other.thin_to(level)
+    inner = set(other.kept()[ENDS:-ENDS]) - set(range(count)[-2 * ENDS :])
+    assert inner <= set(one.kept()), "streams of one level keep the same numbers"
