@@ -76,13 +76,13 @@ def test_a_refusal_is_an_object_with_json(cli: Cli) -> None:
     error = done.json["error"]
     assert error["key"] == "lst"
     assert error["nearest"] == "runs list"
-    assert error["allowed"] == ["list", "show", "compare", "rm"]
+    assert error["allowed"] == ["list", "show", "compare", "rm", "prune"]
 
 
 @pytest.mark.parametrize(
     ("words", "line"),
     [
-        (["runs"], "runs needs to know what to do (allowed: list, show, compare, rm)"),
+        (["runs"], "runs needs to know what to do (allowed: list, show, compare, rm, prune)"),
         (["run"], "the following arguments are required: PRESET; see trainfast-tui run --help"),
         (["runs", "list", "-n", "x"], "argument -n: invalid int value: 'x'; see trainfast-tui runs list --help"),
         (["runs", "list", "extra"], "runs list does not take 'extra'"),

@@ -124,7 +124,7 @@ def _home(home: Home) -> Iterator[Check]:
         "run directory",
         "ok" if enough else "warn",
         f"{home.path} can be written, {gibibytes(free)} free, {len(home.run_ids())} runs",
-        None if enough else "free some space, or delete old runs: trainfast-tui runs rm RUN",
+        None if enough else "free some space, or delete old runs: trainfast-tui runs prune --keep 20",
     )
     cache = cache_directory()
     try:

@@ -23,6 +23,7 @@ COMMANDS = (
     Command(("runs", "show"), "runs_show", "one run's result"),
     Command(("runs", "compare"), "runs_compare", "which settings differ and what changed"),
     Command(("runs", "rm"), "runs_rm", "delete runs"),
+    Command(("runs", "prune"), "runs_prune", "delete old runs and searches, and what the caches hold in vain"),
     Command(("logs",), "logs", "what a run's training printed"),
     Command(("stop",), "stop", "stop a live run"),
     Command(("attach",), "attach", "follow a live run; Ctrl-C leaves it running"),

@@ -1,0 +1,141 @@
+"""What old runs, searches and caches take on the disk, and how they are deleted; nothing that is alive is touched."""
+
+from __future__ import annotations
+
+import calendar
+import re
+import shutil
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from trainfast_runner.problem import Problem
+from trainfast_runner.run_directory import cache_entries
+from trainfast_runner.run_directory.cache_entries import Unneeded, disk_bytes
+from trainfast_runner.run_directory.home import RUN_FILE, STAMP, STAMP_EXAMPLE, Home, is_alive, read_run_file
+from trainfast_runner.run_directory.records import PROBE
+from trainfast_runner.search.journal import exclusive, is_conducted
+from trainfast_runner.search.searches import search_directories
+from trainfast_runner.supervision.recovery import BEING_MADE_S
+
+CACHE_UNUSED_S = 30 * 86400.0
+"""Without an age of the user's own a cache entry goes that was not read for so long."""
+UNITS_S = {"h": 3600.0, "d": 86400.0, "w": 7 * 86400.0}
+NEWER_THAN_ALL = "~"
+"""Sorts after every id."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What may go: runs and searches by id with their bytes, cache entries, locks. `live` ones are old and stay."""
+
+    runs: dict[str, int]
+    searches: dict[str, int]
+    caches: list[Unneeded]
+    locks: list[Unneeded]
+    live: list[str]
+
+    @property
+    def is_empty(self) -> bool:
+        """True if there is nothing to delete."""
+        return not (self.runs or self.searches or self.caches or self.locks)
+
+    @property
+    def total_bytes(self) -> int:
+        """What deleting all of it frees."""
+        files = (*self.caches, *self.locks)
+        return sum((*self.runs.values(), *self.searches.values(), *(one.bytes for one in files)))
+
+
+def seconds_of(age: str) -> float:
+    """An age as it is typed: 12h, 30d, 2w. Raises Problem."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([a-z]*)", age.strip().lower())
+    if match is not None and match[2] in UNITS_S:
+        return float(match[1]) * UNITS_S[match[2]]
+    near = None if match is None else f"{match[1]}{match[2][:1] if match[2][:1] in UNITS_S else 'd'}"
+    raise Problem(f"--older-than {age}: not an age", key="--older-than", allowed=["12h", "30d", "2w"], nearest=near)
+
+
+def plan(home: Home, cache: Path, keep: int | None, older_than_s: float | None) -> Plan:
+    """Plan to delete what is neither of the newest `keep` listed runs nor younger than `older_than_s`.
+
+    No run and no search is planned without either limit. A search and its runs stay while it is conducted, and a
+    search while a run of it stays.
+    """
+    now_s = time.time()
+    cutoff = _cutoff(home, keep, older_than_s, now_s)
+    conducted = {directory.name for directory in search_directories(home) if is_conducted(directory)}
+    runs: dict[str, int] = {}
+    live, needed = [], set(conducted)
+    for run_id in home.run_ids():
+        directory = home.directory(run_id)
+        run = read_run_file(directory)
+        search_id = None if run is None else run.search_id
+        is_live = is_alive(directory) or _is_being_made(directory, now_s) or search_id in conducted
+        if is_live and run_id < cutoff:
+            live.append(run_id)
+        if is_live or run_id >= cutoff:
+            needed.add(search_id or "")
+        else:
+            runs[run_id] = disk_bytes(directory)
+    live += sorted(search_id for search_id in conducted if search_id < cutoff)
+    searches = {
+        directory.name: disk_bytes(directory)
+        for directory in search_directories(home)
+        if directory.name < cutoff and directory.name not in needed
+    }
+    is_training = bool(conducted) or next(home.live_directories(), None) is not None
+    unused_s = CACHE_UNUSED_S if older_than_s is None else older_than_s
+    found = cache_entries.unneeded(cache, unused_s, now_s, is_training=is_training)
+    locks = [one for one in found if one.path.suffix == ".lock"]
+    return Plan(runs, searches, [one for one in found if one not in locks], locks, live)
+
+
+def carry_out(home: Home, found: Plan) -> list[str]:
+    """Delete what the plan names; the names of those that came alive meanwhile or cannot be deleted, and stay."""
+    left = []
+    for run_id in found.runs:
+        try:
+            home.remove(run_id)
+        except (Problem, OSError):
+            left.append(run_id)
+    for search_id in found.searches:
+        directory = home.path / "searches" / search_id
+        try:
+            with exclusive(directory) as ours:
+                if ours:
+                    shutil.rmtree(directory)
+                else:
+                    left.append(search_id)
+        except OSError:
+            left.append(search_id)
+    return left + [str(one.path) for one in (*found.caches, *found.locks) if not cache_entries.remove(one)]
+
+
+def _cutoff(home: Home, keep: int | None, older_than_s: float | None, now_s: float) -> str:
+    """Ids sort by time: what sorts before this one may go."""
+    cutoffs = [] if keep is None else [_oldest_kept(home, keep)]
+    if older_than_s is not None:
+        cutoffs.append(time.strftime(STAMP, time.gmtime(max(0.0, now_s - older_than_s))))
+    return min(cutoffs, default="")
+
+
+def _oldest_kept(home: Home, keep: int) -> str:
+    """The id of the last of the newest runs that `runs list` shows; empty where there are no more than those."""
+    if keep == 0:
+        return NEWER_THAN_ALL
+    for run_id in reversed(home.run_ids()):
+        run = read_run_file(home.directory(run_id))
+        keep -= run is None or run.role != PROBE
+        if keep == 0:
+            return run_id
+    return ""
+
+
+def _is_being_made(directory: Path, now_s: float) -> bool:
+    """Whether a launch may just have made the directory and not yet what keeps it alive."""
+    try:
+        began_s = calendar.timegm(time.strptime(directory.name[: len(STAMP_EXAMPLE)], STAMP))
+    except ValueError:
+        return False
+    return not (directory / RUN_FILE).exists() and abs(now_s - began_s) < BEING_MADE_S

@@ -1,0 +1,95 @@
+"""What the cache directory holds, and which of it nobody needs: everything there is made again when it is missing."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import re
+import shutil
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from trainfast_runner.run_directory.home import is_held
+
+FILES = ("inspected", "traced")
+"""Folders of small files, written and read by one command at a time."""
+FOLDERS = ("tokens", "images", "extensions")
+"""Folders of folders, which a training has open for as long as it runs."""
+_HALF_MADE = re.compile(r"\.(\d+)\.tmp$|^\..+\.(\d+)(?:-\d+)?$")
+
+
+@dataclass(frozen=True)
+class Unneeded:
+    """A file or folder that may go, its size on the disk, and why in words."""
+
+    path: Path
+    bytes: int
+    why: str
+
+
+def unneeded(cache: Path, older_than_s: float, now_s: float, *, is_training: bool) -> list[Unneeded]:
+    """Entries that nobody has read for so long, files that a process left half-made, and locks that nobody holds.
+
+    What a training may have open is left out while one `is_training`.
+    """
+    return [
+        Unneeded(path, disk_bytes(path), why)
+        for name in (*FILES, *(() if is_training else FOLDERS))
+        for path in _entries(cache / name)
+        if (why := _why(path, older_than_s, now_s)) is not None
+    ]
+
+
+def remove(entry: Unneeded) -> bool:
+    """Delete it; False where somebody has taken the lock meanwhile, or it cannot be deleted."""
+    path = entry.path
+    try:
+        if path.suffix != ".lock":
+            shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
+            return True
+        fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            path.unlink()
+        finally:
+            os.close(fd)
+    except OSError:
+        return False
+    return True
+
+
+def disk_bytes(path: Path) -> int:
+    """What a file, or a folder with all that is in it, takes on the disk; links are not followed."""
+    total = 0
+    for folder, _, files in os.walk(path):
+        for name in (".", *files):
+            with suppress(OSError):
+                total += os.lstat(os.path.join(folder, name)).st_blocks * 512
+    with suppress(OSError):
+        total += 0 if path.is_dir() and not path.is_symlink() else os.lstat(path).st_blocks * 512
+    return total
+
+
+def _entries(folder: Path) -> Iterator[Path]:
+    with suppress(OSError):
+        yield from sorted(folder.iterdir())
+
+
+def _why(path: Path, older_than_s: float, now_s: float) -> str | None:
+    try:
+        found = path.lstat()
+        if path.suffix == ".lock":
+            return None if is_held(os.open(path, os.O_RDWR | os.O_CLOEXEC), fcntl.LOCK_EX) else "a lock nobody holds"
+    except OSError:
+        return None
+    if (writer := _HALF_MADE.search(path.name)) is not None:
+        return None if os.path.exists(f"/proc/{writer[1] or writer[2]}") else "left half-made"
+    # Reading sets the access time, at most a day late (relatime); a folder is as old as the newest file in it.
+    times = [found.st_mtime, found.st_atime]
+    for file in _entries(path) if path.is_dir() else ():
+        with suppress(OSError):
+            times += [file.lstat().st_mtime, file.lstat().st_atime]
+    days = (now_s - max(times)) / 86400
+    return f"not used for {days:.0f} days" if now_s - max(times) > older_than_s else None

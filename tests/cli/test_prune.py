@@ -1,0 +1,170 @@
+"""`runs prune`: old runs and searches and unused cache entries go; what is alive never does."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import time
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from cli.command import Cli
+from cli.history import result, write, write_lost
+from trainfast_runner.run_directory.home import STAMP, shared_lock
+from trainfast_runner.run_directory.records import PROBE, Clock, RunFile
+
+DAY_S = 86400.0
+OLD, MIDDLE, NEW = (f"2025110{n}-100000-tiny-llama-aaaa" for n in (1, 2, 3))
+
+
+@pytest.fixture
+def own(cli: Cli, tmp_path: Path) -> Cli:
+    """With a cache of its own: that of the session is shared."""
+    return Cli(cli.home, cli.config, tmp_path / "cache")
+
+
+def recent(age_s: float) -> str:
+    """An id of a run that began so long ago."""
+    return f"{time.strftime(STAMP, time.gmtime(time.time() - age_s))}-tiny-llama-bbbb"
+
+
+def write_search(home: Path, search_id: str) -> Path:
+    directory = home / "searches" / search_id
+    directory.mkdir(parents=True)
+    (directory / "journal.jsonl").write_text('{"kind": "paused", "t_ns": 1}\n')
+    return directory
+
+
+def write_run_of(home: Path, run_id: str, search_id: str, role: str) -> None:
+    write(home, result(run_id, role=role, search_id=search_id))
+    run = RunFile(run_id=run_id, preset="p", role=role, search_id=search_id, clock=Clock(monotonic_ns=1, wall_ns=1))
+    (home / "runs" / run_id / "run.json").write_bytes(msgspec.json.encode(run))
+
+
+def cached(cli: Cli, name: str, age_s: float = 0.0) -> Path:
+    path = cli.cache / "trainfast-tui" / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(b"x" * 9000)
+    os.utime(path, (time.time() - age_s,) * 2)
+    return path
+
+
+def runs(cli: Cli) -> list[str]:
+    return sorted(path.name for path in (cli.home / "runs").iterdir())
+
+
+def test_keep_leaves_the_newest_runs_and_says_first_what_goes(own: Cli) -> None:
+    for run_id in (OLD, MIDDLE, NEW):
+        write(own.home, result(run_id))
+    asked = own("runs", "prune", "--keep", "1")
+    assert "nothing was deleted: there is no terminal to ask on; add --yes" in asked.refused()
+    assert asked.out.splitlines()[-1].startswith("to delete: 2 runs, ")
+    dry = own("runs", "prune", "--keep", "1", "--dry-run", "--json").json
+    assert [one["run_id"] for one in dry["runs"]] == [OLD, MIDDLE]
+    assert dry["total_bytes"] == sum(one["bytes"] for one in dry["runs"]) > 0
+    assert dry["deleted"] is False
+    assert runs(own) == [OLD, MIDDLE, NEW]
+    done = own("runs", "prune", "--keep", "1", "--yes")
+    assert done.code == 0
+    assert done.out.splitlines()[-1].startswith("freed ")
+    assert runs(own) == [NEW]
+    assert own("runs", "prune", "--keep", "1", "--yes").out == "nothing to delete\n"
+
+
+def test_older_than_goes_by_the_time_a_run_began_and_both_must_let_it_go(own: Cli) -> None:
+    week, hour = recent(7 * DAY_S), recent(3600)
+    for run_id in (OLD, week, hour):
+        write(own.home, result(run_id))
+    both = own("runs", "prune", "--keep", "1", "--older-than", "2w", "--dry-run", "--json").json
+    assert [one["run_id"] for one in both["runs"]] == [OLD]
+    alone = own("runs", "prune", "--older-than", "2d", "--dry-run", "--json").json
+    assert [one["run_id"] for one in alone["runs"]] == [OLD, week]
+
+
+def test_without_a_limit_no_run_goes(own: Cli) -> None:
+    write(own.home, result(OLD))
+    write_search(own.home, "20251101-090000-tiny-llama-ssss")
+    stale = cached(own, "traced/a-b.lock")
+    found = own("runs", "prune", "--yes", "--json").json
+    assert (found["runs"], found["searches"]) == ([], [])
+    assert [one["path"] for one in found["locks"]] == [str(stale)]
+    assert found["deleted"] is True
+    assert not stale.exists()
+    assert runs(own) == [OLD]
+
+
+def test_a_live_run_or_search_and_what_belongs_to_it_stay(own: Cli) -> None:
+    write_lost(own.home, OLD, 3)
+    live, idle = (write_search(own.home, f"20251101-09000{n}-tiny-llama-ssss") for n in (1, 2))
+    write_run_of(own.home, MIDDLE, live.name, PROBE)
+    write_run_of(own.home, NEW, idle.name, PROBE)
+    being_made = recent(1)
+    (own.home / "runs" / being_made).mkdir()
+    with shared_lock(own.home / "runs" / OLD), (live / "search.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        found = own("runs", "prune", "--keep", "0", "--yes", "--json").json
+    assert found["live"] == [OLD, MIDDLE, being_made, live.name]
+    assert runs(own) == [OLD, MIDDLE, being_made]
+    assert [path.name for path in (own.home / "searches").iterdir()] == [live.name]
+    assert found["left"] == []
+
+
+def test_a_search_stays_as_long_as_one_of_its_runs(own: Cli) -> None:
+    search = write_search(own.home, "20251101-090000-tiny-llama-ssss")
+    write_run_of(own.home, OLD, search.name, PROBE)
+    write_run_of(own.home, MIDDLE, search.name, "proof")
+    # A probe is not among the runs that are listed, and counts for none of those that are kept.
+    write(own.home, result(NEW))
+    kept = own("runs", "prune", "--keep", "2", "--dry-run", "--json").json
+    assert [one["run_id"] for one in kept["runs"]] == [OLD]
+    assert kept["searches"] == []
+    gone = own("runs", "prune", "--keep", "1", "--dry-run", "--json").json
+    assert [one["search_id"] for one in gone["searches"]] == [search.name]
+
+
+def test_orphans_of_the_caches_go(own: Cli) -> None:
+    used, unused = cached(own, "traced/used.json"), cached(own, "inspected/unused.json", age_s=31 * DAY_S)
+    half_made = cached(own, f"traced/.used.json.{2**22 + 1}-7")
+    held, free = cached(own, "traced/held.lock"), cached(own, "traced/free.lock")
+    tokens = cached(own, "tokens/text-1/ids.bin", age_s=31 * DAY_S).parent
+    os.utime(tokens, (time.time() - 31 * DAY_S,) * 2)
+    with held.open("r+") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        found = own("runs", "prune", "--yes", "--json").json
+    assert [(one["path"], one["why"]) for one in found["caches"]] == [
+        (str(unused), "not used for 31 days"),
+        (str(half_made), "left half-made"),
+        (str(tokens), "not used for 31 days"),
+    ]
+    assert all(one["bytes"] > 9000 for one in found["caches"])
+    assert [path.exists() for path in (used, unused, half_made, held, free, tokens)] == [
+        *(True, False, False, True, False, False)
+    ]
+
+
+def test_the_data_of_a_training_stay_in_the_cache(own: Cli) -> None:
+    write_lost(own.home, OLD, 3)
+    tokens = cached(own, "tokens/text-1/ids.bin", age_s=31 * DAY_S)
+    os.utime(tokens.parent, (time.time() - 31 * DAY_S,) * 2)
+    with shared_lock(own.home / "runs" / OLD):
+        assert own("runs", "prune", "--yes").out == "nothing to delete\n"
+    assert tokens.exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("--older-than", "30"), "did you mean 30d?"),
+        (("--older-than", "30days"), "did you mean 30d?"),
+        (("--older-than", "soon"), "(allowed: 12h, 30d, 2w)"),
+        (("--keep", "-1"), "at least 0"),
+        (("--keep", "ten"), "invalid int value: 'ten'"),
+        (("--kep", "3"), "did you mean --keep?"),
+    ],
+)
+def test_bad_limits_are_refused(own: Cli, arguments: tuple[str, ...], said: str) -> None:
+    write(own.home, result(OLD))
+    assert said in own("runs", "prune", *arguments, "--yes").refused()
+    assert runs(own) == [OLD]

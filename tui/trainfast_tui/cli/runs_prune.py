@@ -1,0 +1,107 @@
+"""`runs prune`: delete old runs and searches, and what the caches hold that nobody uses; says first what it frees."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from trainfast_runner.pruning import Plan
+
+SHOWN = 12
+"""Runs and searches that are named; of more the rest is counted."""
+
+
+def add(parser: argparse.ArgumentParser) -> None:
+    """The arguments of the command."""
+    parser.description = (
+        "Without --keep and --older-than no run and no search is deleted: only cache entries that nobody has read for"
+        " 30 days, and stale locks. With both, a run goes that neither of them keeps. A live run or search and what"
+        " belongs to it are never deleted. Everything in the caches is made again when it is needed."
+    )
+    parser.add_argument("--keep", type=int, metavar="N", help="delete runs and searches before the newest N runs")
+    parser.add_argument("--older-than", metavar="AGE", help="delete runs, searches and cache entries older than 30d")
+    parser.add_argument("--dry-run", action="store_true", help="only say what it would free")
+    parser.add_argument("--yes", action="store_true", help="delete without asking")
+    parser.add_argument("--json", action="store_true", help="print what was deleted, or would be, as one JSON object")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Say what it frees, ask, and delete."""
+    from trainfast_runner import pruning
+    from trainfast_runner.problem import Problem
+    from trainfast_runner.run_directory.home import Home, cache_directory
+    from trainfast_tui.cli.output import print_json, say
+    from trainfast_tui.format import size
+
+    if arguments.keep is not None and arguments.keep < 0:
+        raise Problem(f"--keep {arguments.keep}: at least 0", key="--keep", nearest="--keep 0")
+    older_than_s = None if arguments.older_than is None else pruning.seconds_of(arguments.older_than)
+    home = Home()
+    found = pruning.plan(home, cache_directory(), arguments.keep, older_than_s)
+    if not arguments.json:
+        for line in _lines(found):
+            say(line)
+    left: list[str] = []
+    deletes = not (arguments.dry_run or found.is_empty) and (arguments.yes or _agreed(found))
+    if deletes:
+        left = pruning.carry_out(home, found)
+    if arguments.json:
+        print_json(_as_json(found, deleted=deletes, left=left))
+    elif deletes:
+        say(f"freed {size(found.total_bytes)}" if not left else f"deleted all but {', '.join(left)}")
+    return 0
+
+
+def _agreed(found: Plan) -> bool:
+    """What the person at the terminal says. Raises Problem where there is none."""
+    import sys
+
+    from trainfast_runner.problem import Problem
+    from trainfast_tui.format import size
+
+    if not sys.stdin.isatty():
+        raise Problem(
+            "nothing was deleted: there is no terminal to ask on; add --yes, or --dry-run to only look", key="--yes"
+        )
+    print(f"Delete all of this, {size(found.total_bytes)}? [y/N] ", end="", file=sys.stderr, flush=True)
+    return sys.stdin.readline().strip().lower() in ("y", "yes")
+
+
+def _lines(found: Plan) -> Iterator[str]:
+    from trainfast_tui.format import count, size
+
+    for noun, entries in (("run", found.runs), ("search", found.searches)):
+        for name, size_bytes in list(entries.items())[:SHOWN]:
+            yield f"{noun} {name}  {size(size_bytes)}"
+        if len(entries) > SHOWN:
+            yield f"and {count(len(entries) - SHOWN)} more"
+    yield from (f"{name} is live and stays" for name in found.live)
+    parts = [
+        f"{count(len(sizes))} {noun}, {size(sum(sizes))}"
+        for noun, sizes in (
+            ("runs", list(found.runs.values())),
+            ("searches", list(found.searches.values())),
+            ("cache entries", [one.bytes for one in found.caches]),
+            ("stale locks", [one.bytes for one in found.locks]),
+        )
+        if sizes
+    ]
+    yield f"to delete: {'; '.join(parts)}" if parts else "nothing to delete"
+
+
+def _as_json(found: Plan, *, deleted: bool, left: list[str]) -> dict[str, object]:
+    from trainfast_runner.run_directory.records import SCHEMA
+
+    return {
+        "schema": SCHEMA,
+        "runs": [{"run_id": name, "bytes": size_bytes} for name, size_bytes in found.runs.items()],
+        "searches": [{"search_id": name, "bytes": size_bytes} for name, size_bytes in found.searches.items()],
+        "caches": [{"path": str(one.path), "bytes": one.bytes, "why": one.why} for one in found.caches],
+        "locks": [{"path": str(one.path), "bytes": one.bytes} for one in found.locks],
+        "live": found.live,
+        "total_bytes": found.total_bytes,
+        "deleted": deleted,
+        "left": left,
+    }
