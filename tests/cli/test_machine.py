@@ -41,6 +41,22 @@ def test_everything_that_monitor_cannot_give_has_its_reason(cli: Cli, nvml_libra
         assert reason in said
 
 
+def test_doctor_says_why_a_gpu_has_no_energy(cli: Cli, nvml_library: Path, tmp_path: Path) -> None:
+    """Its counter stands still while it draws power: to call that 0 J would be a lie."""
+    scenario = tmp_path / "scenario"
+    scenario.write_text("ramp * 0 60 1 400 1500\nenergy 1 1\n")
+    machine = {
+        "LD_LIBRARY_PATH": str(nvml_library),
+        "NVML_STAND_IN_GPUS": "2",
+        "NVML_STAND_IN_SCENARIO": str(scenario),
+    }
+    checks = {check["name"]: check for check in cli("doctor", "--json", **machine).json["checks"]}
+    assert "GPU 0 energy" not in checks
+    assert checks["GPU 1 energy"]["state"] == "warn"
+    assert "the energy counter says 0 J in " in checks["GPU 1 energy"]["finding"]
+    assert "400 W of power make " in checks["GPU 1 energy"]["finding"]
+
+
 def test_monitor_shows_eight_gpus(cli: Cli, nvml_library: Path) -> None:
     machine = {"LD_LIBRARY_PATH": str(nvml_library), "NVML_STAND_IN_GPUS": "8"}
     tick = cli("monitor", "--once", "--json", **machine).json

@@ -84,6 +84,7 @@ static void gpu_line(Script *s, const char *kind, const char *rest) {
     }
     IS("pcie", "%u %u", 2, &u, &v) s->pcie_generation = u, s->pcie_width = v;
     IS("traffic", "%lf %lf", 2, &s->pcie_bytes_per_s, &s->nvlink_kib_per_s) return;
+    IS("energy", "%lf", 1, &s->energy_lost) return;
     IS("ecc", "%llu %llu %llu", 3, &s->ecc_corrected, &s->ecc_uncorrected, &s->remapped) return;
     IS("no", "%63s", 1, s->unsupported[s->names < MAX_NAMES ? s->names : MAX_NAMES - 1]) {
         if (s->names < MAX_NAMES) s->names++;
@@ -208,4 +209,4 @@ unsigned long long held_ns(const State *state, unsigned bits) {
     return 5000000000ull + whole_integral(state, bits);
 }
 
-double energy_j(const State *state) { return 5000 + (double)whole_integral(state, 0) / 1e9; }
+double energy_j(const State *state) { return 5000 + (1 - state->script->energy_lost) * (double)whole_integral(state, 0) / 1e9; }

@@ -21,6 +21,7 @@
  *   xid GPU CODE AT_S                an Xid event
  *   pcie GPU GENERATION WIDTH        the link as it is now; it could be 4 x16
  *   traffic GPU PCIE_BYTES_PER_S NVLINK_KIB_PER_S   each way; the PCIe counters are of 32 bits and wrap
+ *   energy GPU LOST_SHARE            the energy counter counts so much less than the truth; 1: it stands still
  *   ecc GPU CORRECTED UNCORRECTED REMAPPED_ROWS
  *   no GPU NAME                      this function, or "field:82", is not supported
  *   mig GPU                          MIG is on: no utilization
@@ -41,7 +42,7 @@ typedef struct {
     char unsupported[MAX_NAMES][64];
     unsigned ramps, process_count, losses, slows, xid_count, names, crowd, pcie_generation, pcie_width;
     unsigned long long used_mib, ecc_corrected, ecc_uncorrected, remapped;
-    double pcie_bytes_per_s, nvlink_kib_per_s;
+    double pcie_bytes_per_s, nvlink_kib_per_s, energy_lost;
     int mig, unified;
 } Script;
 

@@ -154,7 +154,7 @@ def _limit(gpu: Gpu, _seconds: float, milliwatts: Any) -> int:
 
 @gpu_call("nvmlDeviceGetTotalEnergyConsumption")
 def _energy(gpu: Gpu, seconds: float, millijoules: Any) -> int:
-    return put(millijoules, gpu.energy_mj + int(gpu.power_mw * seconds))
+    return put(millijoules, gpu.energy_mj + int(gpu.energy_share * gpu.power_mw * seconds))
 
 
 @gpu_call("nvmlDeviceGetClockInfo")
@@ -215,7 +215,7 @@ def _field(gpu: Gpu, seconds: float, number: int) -> tuple[int, int] | None:
         3: (ULLONG, gpu.ecc[0]),
         4: (ULLONG, gpu.ecc[1]),
         82: (UINT, gpu.memory_temperature),
-        83: (ULLONG, gpu.energy_mj + int(gpu.power_mw * seconds)),
+        83: (ULLONG, gpu.energy_mj + int(gpu.energy_share * gpu.power_mw * seconds)),
         **{142 + place: (UINT, count) for place, count in enumerate(gpu.remapped)},
         185: (UINT, gpu.power_mw),
         186: (UINT, gpu.power_mw + 5_000),

@@ -36,6 +36,8 @@ class Gpu:
     power_mw: int = 250_000
     limit_mw: int = 400_000
     energy_mj: int = 5_000_000
+    energy_share: float = 1.0
+    """How much of the true energy the counter counts."""
     clocks: dict[int, int] = field(default_factory=lambda: {1: 1410, 2: 1593})
     max_clocks: dict[int, int] = field(default_factory=lambda: {1: 1980, 2: 1593})
     reasons: int = 0

@@ -150,3 +150,37 @@ def test_throttle_reasons_that_a_gpu_cannot_report_are_named(watch) -> None:
     look = watch(Machine(gpus(1, supported_reasons=0x1FF & ~0x88)))
     _, missing = look(0)
     assert set(missing) == {"gpu0.throttle_reasons.hw_slowdown", "gpu0.throttle_reasons.hw_power_brake"}
+
+
+def test_an_energy_counter_that_stands_still_beside_power_is_given_up(watch) -> None:
+    machine = Machine(gpus(2, power_mw=400_000))
+    machine.gpus[1].energy_share = 0.0
+    look = watch(machine)
+    for at_s in range(3):
+        assert look(at_s)[1] == {}, "too early to tell"
+    for at_s in range(4, 7):
+        (sound, still), missing = look(at_s)
+        assert sound.energy_mj == 5_000_000 + 400_000 * at_s
+        assert still.energy_mj is None
+        assert set(missing) == {"gpu1.energy_mj"}
+        assert missing["gpu1.energy_mj"].startswith("the energy counter says 0 J in ")
+        assert ", but 400 W of power make 1," in missing["gpu1.energy_mj"]
+
+
+def test_an_energy_counter_that_counts_a_third_is_given_up_and_one_that_counts_two_thirds_is_not(watch) -> None:
+    machine = Machine(gpus(2))
+    machine.gpus[0].energy_share, machine.gpus[1].energy_share = 1 / 3, 2 / 3
+    look = watch(machine)
+    for at_s in range(64):
+        (third, two_thirds), missing = look(at_s)
+    assert (third.energy_mj, set(missing)) == (None, {"gpu0.energy_mj"})
+    assert two_thirds.energy_mj is not None
+
+
+def test_an_energy_counter_that_only_its_function_gives_is_given_up_too(watch) -> None:
+    look = watch(Machine(gpus(1, energy_share=0.0, unsupported=frozenset({"field 83"}))))
+    assert look(0)[0][0].energy_mj == 5_000_000
+    for at_s in range(1, 5):
+        [gpu], missing = look(at_s)
+    assert gpu.energy_mj is None
+    assert missing["gpu0.energy_mj"].startswith("the energy counter says 0 J")

@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from trainfast_runner.diagnosis.doubts import doubts
+from trainfast_runner.diagnosis.joined_steps import joined_steps
 from trainfast_runner.outcome.summary import percentile, spread, summarise
 from trainfast_runner.outcome.verdict import Verdict
 from trainfast_runner.run_directory.records import Clock, RunFile
@@ -126,6 +127,29 @@ def test_energy_and_throttling_come_from_counters_over_the_measured_window(tmp_p
     assert result.throttle.power_fraction == 0
     assert result.throttle.devices[0]["thermal_source"] == "policy counter"
     assert result.memory.device_peak_used_bytes == 12
+
+
+@pytest.mark.parametrize(("counted_w", "said"), [(0, "0 J in 12.0 s"), (150, "1,800 J in 12.0 s"), (900, "10,800 J")])
+def test_a_counter_far_from_power_times_time_is_no_energy(tmp_path: Path, counted_w: int, said: str) -> None:
+    """A GPU that draws 400 W and whose counter stands still does not train for 0 J a step."""
+    write_lines(tmp_path / "steps.jsonl", [step(n, 1000) for n in range(1, 13)])
+    ticks = [device(t, energy_mj=7_000_000 + t * counted_w * 1000, power_w=400.0) for t in range(13)]
+    write_lines(tmp_path / "telemetry.jsonl", ticks)
+    energy = result_of(tmp_path, watch_uuids=[GPU], device_uuids=[GPU]).energy
+    assert (energy.joules, energy.joules_per_step, energy.joules_per_sample, energy.source) == (None,) * 4
+    assert energy.reason is not None
+    assert energy.reason.startswith("GPU 0: the energy counter says ")
+    assert said in energy.reason
+    joined = joined_steps(tmp_path)
+    assert {conditions.energy_joules for _, conditions in joined if conditions} == {None}
+
+
+def test_a_counter_within_twice_of_power_times_time_is_believed(tmp_path: Path) -> None:
+    write_lines(tmp_path / "steps.jsonl", [step(n, 1000) for n in range(1, 13)])
+    ticks = [device(t, energy_mj=t * 250_000, power_w=400.0) for t in range(13)]
+    write_lines(tmp_path / "telemetry.jsonl", ticks)
+    energy = result_of(tmp_path, watch_uuids=[GPU], device_uuids=[GPU]).energy
+    assert (energy.joules_per_step, energy.source, energy.reason) == (pytest.approx(250), "energy counter", None)
 
 
 def test_steps_that_are_over_between_two_samples_have_no_energy_and_no_idle_gpu(tmp_path: Path) -> None:

@@ -24,6 +24,7 @@ Seen = DeviceSample | DeviceReading
 
 LEAST_COVERED = 0.5
 """Share of a stretch of time that samples must cover before a figure is given for all of it."""
+ENERGY_FIELD = "energy_mj"
 ENERGY_COUNTER, INTEGRATED_POWER = "energy counter", "integrated power"
 SAMPLES_DROPPED_AT_ONCE = 256
 LATE_NS = 1_000_000_000
@@ -140,6 +141,8 @@ class DeviceTrack:
         self._outages: list[_Outage] = []
         self._answered: tuple[int, Seen] | None = None
         """The last sample in which the device answered, and when."""
+        self._counts_energy = False
+        """Whether it was seen to have a counter: a silent or distrusted one is not made up for by power times time."""
         self._integrated = [0]
         """1 where the energy up to this sample is power times time."""
 
@@ -171,9 +174,20 @@ class DeviceTrack:
             self._lost[cause.name].add(lost, ns, part)
             self._sources[cause.name].append(source)
         self._lose_clock(_working_clock_loss(before), _working_clock_loss(now), turn, ns)
-        joules, integrated = _joules(before, now, ns)
+        joules, integrated = self._joules(before, now, ns)
         self._energy.add(joules, ns)
         self._integrated.append(integrated)
+
+    def _joules(self, before: Seen, now: Seen, ns: int) -> tuple[float | None, int]:
+        """Energy between two samples in joules, and 1 where it is power times time for want of a counter."""
+        first, last = before.energy_mj, now.energy_mj
+        self._counts_energy |= first is not None or last is not None
+        if ENERGY_FIELD in self._given_up:
+            return None, 0
+        if first is not None and last is not None and last >= first:
+            return (last - first) / 1e3, 0
+        watts = None if self._counts_energy else _mean(read(before, "power_w"), read(now, "power_w"))
+        return (None, 0) if watts is None else (watts * ns / 1e9, 1)
 
     def _see_outage(self, t_ns: int, sample: Seen) -> None:
         """When a device that was silent answers again, its counters tell what they did meanwhile, not when."""
@@ -188,7 +202,7 @@ class DeviceTrack:
             throttled, source = self._throttled_ns(cause, before[1], sample, ns)
             if throttled is not None and source < SOURCES.index(SAMPLED_REASONS) and throttled <= ns + LATE_NS:
                 grown[cause.name] = min(throttled, float(ns))
-        joules, integrated = _joules(before[1], sample, ns)
+        joules, integrated = self._joules(before[1], sample, ns)
         if joules is not None and not integrated:
             grown[_ENERGY] = joules
         self._outages.append(_Outage(before[0], t_ns, grown))
@@ -379,15 +393,6 @@ def _answers(sample: Seen) -> bool:
     """Whether it holds anything that changes."""
     names = ("temperature_c", "throttle_reasons", "energy_mj", "power_w", "sm_clock_mhz", *COUNTERS)
     return any(getattr(sample, name, None) is not None for name in names)
-
-
-def _joules(before: Seen, now: Seen, ns: int) -> tuple[float | None, int]:
-    """Energy between two samples in joules, and 1 where it is power times time for want of a counter."""
-    first, last = before.energy_mj, now.energy_mj
-    if first is not None and last is not None and last >= first:
-        return (last - first) / 1e3, 0
-    watts = _mean(read(before, "power_w"), read(now, "power_w"))
-    return (None, 0) if watts is None else (watts * ns / 1e9, 1)
 
 
 def read(sample: Seen, field: str) -> float | None:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from trainfast_runner.diagnosis.device_track import ENERGY_COUNTER, INTEGRATED_POWER, DeviceConditions
+from trainfast_runner.diagnosis.disbelieved_counters import energy_doubt
 from trainfast_runner.run_directory.records import Step
 from trainfast_runner.run_directory.result import Energy, Throttle
 from trainfast_runner.run_directory.run_records import DeviceSample
@@ -39,8 +40,20 @@ def window_of(steps: Sequence[Step]) -> Window | None:
     return Window(begin, steps[-1].t_ns) if steps[-1].t_ns > begin else None
 
 
-def energy(devices: Sequence[DeviceConditions], samples: float, steps: int) -> Energy:
-    """Energy summed over devices; without a figure when one of them has none."""
+def energy(
+    devices: Sequence[DeviceConditions],
+    sampled: Sequence[Samples],
+    window: Window | None,
+    samples: float,
+    steps: int,
+) -> Energy:
+    """Energy summed over devices, whose samples are `sampled`; no figure where one of them has none to believe."""
+    if window is None or not is_sampled(sampled, window):
+        return Energy()
+    for device, of_device in zip(devices, sampled, strict=True):
+        meanwhile = [one for one in of_device if window.begin_ns <= one[0] <= window.end_ns]
+        if (doubt := energy_doubt(meanwhile) or energy_doubt(of_device)) is not None:
+            return Energy(reason=f"GPU {device.index}: {doubt}")
     joules = [device.energy_joules for device in devices]
     total = sum(one for one in joules if one is not None)
     if not joules or None in joules:

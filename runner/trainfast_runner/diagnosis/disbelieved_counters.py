@@ -10,7 +10,8 @@ import itertools
 from collections.abc import Sequence
 from collections.abc import Set as AbstractSet
 
-from trainfast_runner.diagnosis.device_track import Seen, read
+from trainfast_runner.diagnosis.device_track import ENERGY_FIELD, Seen, read
+from trainfast_runner.telemetry.energy import disagreement
 from trainfast_runner.telemetry.fields import CAUSES as FIELDS_THAT_MOVED
 from trainfast_runner.telemetry.throttle_causes import CAUSES, COUNTERS, REASONS_OF_COUNTER
 
@@ -30,7 +31,21 @@ def disbelieved(samples: Answered) -> frozenset[str]:
     answered = [one for one in samples if one[1].temperature_c is not None or one[1].throttle_reasons is not None]
     found = {field for field in COUNTERS if _given_up(field, answered) or _stands_still(field, answered)}
     moved = {field for field in FIELDS_THAT_MOVED if _runs_unseen(field, answered, found)}
-    return frozenset(found | moved)
+    energy = {ENERGY_FIELD} if energy_doubt(samples) is not None else set()
+    return frozenset(found | moved | energy)
+
+
+def energy_doubt(samples: Answered) -> str | None:
+    """Why one device's energy counter is not believed over these samples; None where its power bears it out."""
+    counted = integrated = seconds = 0.0
+    for (t0, before), (t1, now) in itertools.pairwise(samples):
+        grown, watts = _growth(ENERGY_FIELD, before, now), (read(before, "power_w"), read(now, "power_w"))
+        if grown is None or watts[0] is None or watts[1] is None:
+            continue
+        counted += grown / 1e3
+        integrated += (watts[0] + watts[1]) / 2 * (t1 - t0) / 1e9
+        seconds += (t1 - t0) / 1e9
+    return disagreement(counted, integrated, seconds)
 
 
 def _given_up(field: str, answered: Answered) -> bool:

@@ -17,13 +17,15 @@ from pathlib import Path
 
 from trainfast_runner.byte_words import gibibytes
 from trainfast_runner.doctor.finding import Check
-from trainfast_runner.doctor.gpus import gpu_checks
+from trainfast_runner.doctor.gpus import energy_checks, gpu_checks
 from trainfast_runner.problem import Problem
 from trainfast_runner.run_directory.home import Home, cache_directory
 from trainfast_runner.telemetry.sampler import take_tick
 from trainfast_runner.training_python import NEEDED, find
 
 USEFUL = ("accelerate", "bitsandbytes", "deepspeed", "datasets", "numpy")
+ENERGY_SETTLE_S = 0.6
+"""Long enough to see an energy counter move."""
 ENOUGH_HOME_BYTES = 1 << 30
 ENOUGH_SHM_BYTES = 1 << 30
 ENOUGH_MEMORY_BYTES = 4 << 30
@@ -42,13 +44,16 @@ print(json.dumps(found))
 
 
 def examine(home: Home, python: str | None = None) -> list[Check]:
-    """All checks, the essential ones first. Takes under a second."""
+    """All checks, the essential ones first. Takes about a second."""
     versions: dict[str, str | None] = {}
+    tick = take_tick(settle_s=0.05)
+    counts_energy = any(gpu.energy_mj is not None for gpu in tick.devices)
     return [
         *_python(python, versions),
         *_home(home),
         *_memory(),
-        *gpu_checks(take_tick(settle_s=0.05), versions.get("torch")),
+        *gpu_checks(tick, versions.get("torch")),
+        *(energy_checks(tick, take_tick(settle_s=ENERGY_SETTLE_S)) if counts_energy else ()),
         *_compiler(python),
         *_shared_memory(),
         *_logout(),

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from trainfast_runner.byte_words import gibibytes
+from trainfast_runner.diagnosis.disbelieved_counters import energy_doubt
 from trainfast_runner.doctor.finding import Check, State
 from trainfast_runner.hardware.device_events import sees_host_pids
 from trainfast_runner.hardware.gpu_health import ailments
@@ -51,6 +52,23 @@ def gpu_checks(tick: Tick, torch: str | None) -> Iterator[Check]:
     if mig is not None and tick.devices and torch is not None and "+cpu" not in torch:
         yield Check("CUDA_VISIBLE_DEVICES", "fail", f"{mig} {PART_OF_A_GPU}", NO_MIG)
     yield from _missing_readings(tick)
+
+
+def energy_checks(before: Tick, after: Tick) -> Iterator[Check]:
+    """Energy counters that the power of their GPU speaks against, from two ticks."""
+    earlier = {gpu.uuid: gpu for gpu in before.devices}
+    for gpu in after.devices:
+        first = earlier.get(gpu.uuid)
+        if first is None or first.t_ns is None or gpu.t_ns is None:
+            continue
+        doubt = energy_doubt([(first.t_ns, first), (gpu.t_ns, gpu)])
+        if doubt is not None:
+            yield Check(
+                f"GPU {gpu.index} energy",
+                "warn",
+                f"{doubt}: runs give no energy of this GPU",
+                "update the NVIDIA driver, or restart the machine; nothing but the energy is affected",
+            )
 
 
 def _missing_readings(tick: Tick) -> Iterator[Check]:

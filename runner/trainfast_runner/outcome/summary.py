@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from trainfast_runner.diagnosis.absences import absences
-from trainfast_runner.diagnosis.device_window import energy, hottest_c, is_sampled, throttle, window_of
+from trainfast_runner.diagnosis.device_window import energy, hottest_c, throttle, window_of
 from trainfast_runner.diagnosis.figures import others_cpu_percent
 from trainfast_runner.diagnosis.steady_state import steady_state
 from trainfast_runner.diagnosis.step_conditions import join_of
@@ -28,7 +28,6 @@ from trainfast_runner.run_directory.result import (
     STRICT_SPEED,
     Conditions,
     Cpu,
-    Energy,
     Flops,
     Losses,
     LossScaling,
@@ -75,7 +74,7 @@ def summarise(directory: Path, records: RunRecords, verdict: Verdict, ended_ns: 
         flops=_flops(run, ran, throughput),
         memory=_memory(records),
         cpu=_cpu(records),
-        energy=energy(devices, samples, totals.taken) if is_sampled(watched, window) else Energy(),
+        energy=energy(devices, watched, window, samples, totals.taken),
         throttle=throttle(devices, window, totals.taken, run.device_uuids if run else ()),
         compile=compile_cost(records, directory),
         precision=_loss_scaling(records),

@@ -132,12 +132,13 @@ class LossScaling(msgspec.Struct, frozen=True, kw_only=True):
 
 class Energy(msgspec.Struct, frozen=True, kw_only=True):
     """Joules over the measured window, summed over watched devices; `source` is "energy counter", or "integrated
-    power" where a device has no such counter."""
+    power" where a device has no such counter. `reason` says why there is no figure where a counter is not believed."""
 
     joules: float | None = None
     joules_per_sample: float | None = None
     joules_per_step: float | None = None
     source: str | None = None
+    reason: str | None = None
 
 
 class Throttle(msgspec.Struct, frozen=True, kw_only=True):

@@ -14,6 +14,7 @@ from trainfast_runner.telemetry.capabilities import (
     unreported_reasons,
 )
 from trainfast_runner.telemetry.counters import DurationCounter
+from trainfast_runner.telemetry.energy import EnergyCounter
 from trainfast_runner.telemetry.fields import CAUSES, FIELDS, FieldBatch
 from trainfast_runner.telemetry.readings import DeviceReading
 from trainfast_runner.telemetry.sampled_reasons import SampledReasons
@@ -50,6 +51,7 @@ class Device:
         self._failing: dict[str, str] = {}
         self._bits = 0
         self._counters: dict[str, DurationCounter] = {}
+        self._energy = EnergyCounter()
         self._sampled = SampledReasons()
         self._due: dict[bool, list[tuple[Query, Ask]]] = {}
         self._never: dict[str, str] | None = None
@@ -96,6 +98,7 @@ class Device:
         self._handle = handle
         # A driver that was loaded anew counts from the start again.
         self._counters = {}
+        self._energy = EnergyCounter()
         self.batch.start_again()
         if self.capabilities and self.error is None:
             return
@@ -204,6 +207,10 @@ class Device:
             values[name] = counter.accept(values[name], t_ns, None if shown is None else bool(shown & reasons))
             if counter.distrust:
                 self._give_up(name, counter.distrust, values)
+        if values.get("energy_mj") is not None:
+            values["energy_mj"] = self._energy.accept(values["energy_mj"], values.get("power_w"), t_ns)
+            if self._energy.distrust:
+                self._give_up_energy(self._energy.distrust)
         if shown is not None and self.only_reasons:
             self._sampled.see(shown, t_ns)
             values["throttled_sampled_ns"] = self._sampled.held_ns()
@@ -218,6 +225,12 @@ class Device:
         for cause in CAUSES:
             values[cause] = None
             self._counters.pop(cause, None)
+
+    def _give_up_energy(self, why: str) -> None:
+        """Never asks for the energy counter again, whichever call gives it."""
+        self.batch.give_up("energy_mj", why)
+        self.capabilities.pop(ENERGY_BY_FUNCTION, None)
+        self._due, self._never = {}, None
 
     def _probe(self, nv: ModuleType) -> None:
         """Asks every question once, and keeps the calls that answered."""

@@ -123,6 +123,8 @@ def _figures(result: Result) -> Iterator[tuple[str, str]]:
         source = f" ({'; '.join(from_what)})" if result.energy.source else ""
         each = f"{joules(result.energy.joules_per_sample)} a sample, {joules(result.energy.joules_per_step)} a step"
         yield "energy", f"{joules(result.energy.joules)}, {each}{source}"
+    elif result.energy.reason is not None:
+        yield "energy", f"unavailable: {plain(result.energy.reason)}"
     if result.conditions.start_temperature_c is not None:
         warm = result.conditions.measured_from_temperature_c
         then = "" if warm is None else f", measured from {celsius(warm)} on"
