@@ -44,8 +44,9 @@ LOSSES_AT_START = 5
 
 @dataclass(frozen=True, slots=True)
 class Rates:
-    """Throughput of each step, summed over data-parallel ranks; the three have one length. Newest last."""
+    """Throughput of each step, by its number, summed over data-parallel ranks; all have one length. Newest last."""
 
+    steps: tuple[int, ...] = ()
     times_ns: tuple[int, ...] = ()
     samples_per_s: tuple[float, ...] = ()
     tokens_per_s: tuple[float, ...] = ()
@@ -301,6 +302,7 @@ class _SummedRates:
     """Adds up the ranks' rates of each step as soon as all of them have written it."""
 
     def __init__(self) -> None:
+        self._steps: deque[int] = deque(maxlen=STEPS_KEPT)
         self._times_ns: deque[int] = deque(maxlen=STEPS_KEPT)
         self._samples: deque[float] = deque(maxlen=STEPS_KEPT)
         self._tokens: deque[float] = deque(maxlen=STEPS_KEPT)
@@ -317,6 +319,7 @@ class _SummedRates:
             parts.append((step.t_ns, step.samples / seconds, step.tokens / seconds))
             if len(parts) < ranks:
                 continue
+            self._steps.append(step.step)
             self._times_ns.append(max(part[0] for part in parts))
             self._samples.append(sum(part[1] for part in parts))
             self._tokens.append(sum(part[2] for part in parts))
@@ -327,7 +330,7 @@ class _SummedRates:
                 del self._waiting[number]
 
     def snapshot(self) -> Rates:
-        return Rates(tuple(self._times_ns), tuple(self._samples), tuple(self._tokens))
+        return Rates(tuple(self._steps), tuple(self._times_ns), tuple(self._samples), tuple(self._tokens))
 
 
 def _new(tail: Tail[T]) -> list[T]:

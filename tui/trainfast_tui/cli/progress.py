@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import statistics
 import sys
 import threading
 import time
@@ -15,9 +14,9 @@ from trainfast_runner.follow import RunSnapshot
 from trainfast_runner.run_directory.records import SCHEMA
 from trainfast_tui.cli.output import shown
 from trainfast_tui.format import duration, milliseconds, number, per_second, plain, size, truncate
+from trainfast_tui.live_figures import planned_steps, recent_figures, seconds_left
 from trainfast_tui.probe_text import probe_words
 
-RECENT_STEPS = 20
 BAR_CELLS = 20
 PLAIN_EVERY_S = 5.0
 SLOW_S = 1.0
@@ -163,12 +162,12 @@ def status_line(snapshot: RunSnapshot, bar: Any = None) -> str:
     if snapshot.tried:
         parts.append(probe_words(snapshot.tried))
         return plain("  ".join(parts))
-    total = _total(snapshot)
+    total = planned_steps(snapshot)
     if snapshot.steps:
         done = snapshot.steps[-1].step
         drawn = f" {bar(done / total)}" if bar and total else ""
         parts[0] += f" {done}/{total}{drawn}" if total else f" step {done}"
-        parts += _figures(snapshot, total)
+        parts += _figures(snapshot)
     elif snapshot.phase and snapshot.stop_deadline_ns is None:
         parts.append(PHASES.get(snapshot.phase, snapshot.phase) + (f": {snapshot.detail}" if snapshot.detail else ""))
     return plain("  ".join(part for part in parts if part))
@@ -177,7 +176,7 @@ def status_line(snapshot: RunSnapshot, bar: Any = None) -> str:
 def so_far(snapshot: RunSnapshot) -> dict[str, Any]:
     """What is known of a live run, for `--json`; absent readings are null."""
     run, last = snapshot.run, snapshot.steps[-1] if snapshot.steps else None
-    recent = snapshot.rates.samples_per_s[-RECENT_STEPS:]
+    figures = recent_figures(snapshot)
     return {
         "schema": SCHEMA,
         "run_id": snapshot.run_id,
@@ -190,10 +189,10 @@ def so_far(snapshot: RunSnapshot) -> dict[str, Any]:
         "synthetic_data": snapshot.synthetic,
         "phase": snapshot.phase or None,
         "step": last.step if last else 0,
-        "total_steps": _total(snapshot),
+        "total_steps": planned_steps(snapshot),
         "loss": last.loss if last else None,
         "step_ms": last.step_ms if last else None,
-        "samples_per_s": statistics.median(recent) if recent else None,
+        "samples_per_s": None if figures.warming_up else figures.samples_per_s,
         "peak_allocated_bytes": snapshot.peak_allocated_bytes,
         "still_warming": snapshot.steady.warming,
         "diagnosis": snapshot.diagnosis,
@@ -210,26 +209,22 @@ def _state_words(snapshot: RunSnapshot) -> str:
     return words
 
 
-def _figures(snapshot: RunSnapshot, total: int | None) -> list[str]:
-    recent = [step.step_ms for step in snapshot.steps[-RECENT_STEPS:] if not step.warmup]
-    rates = snapshot.rates.samples_per_s[-RECENT_STEPS:]
+def _figures(snapshot: RunSnapshot) -> list[str]:
+    figures = recent_figures(snapshot)
     found = []
-    if recent and rates:
-        found += [per_second(statistics.median(rates), "samples"), milliseconds(statistics.median(recent))]
+    if figures.warming_up:
+        found.append(figures.of)
+    elif figures.samples_per_s is not None:
+        found += [per_second(figures.samples_per_s, "samples"), milliseconds(figures.step_ms)]
     loss = next((step.loss for step in reversed(snapshot.steps) if step.loss is not None), None)
     if loss is not None:
         found.append(f"loss {number(loss)}")
     if snapshot.peak_allocated_bytes is not None:
         found.append(f"peak {size(snapshot.peak_allocated_bytes)}")
-    if recent and total:
-        left = total - snapshot.steps[-1].step
-        found.append(f"{duration(left * statistics.median(recent) / 1e3)} left")
+    left_s = None if figures.warming_up else seconds_left(snapshot)
+    if left_s is not None:
+        found.append(f"{duration(left_s)} left")
     return found
-
-
-def _total(snapshot: RunSnapshot) -> int | None:
-    steps = snapshot.run.knobs.get("steps") if snapshot.run else None
-    return steps if isinstance(steps, int) else None
 
 
 def _bar(fraction: float) -> str:

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 from trainfast_runner.run_directory.state_words import state_words
 from trainfast_tui import format as fmt
 from trainfast_tui.commands import Command
+from trainfast_tui.live_figures import planned_steps, recent_figures
 from trainfast_tui.widgets.painted import Line, Painted, rule, wrap
-from trainfast_tui.widgets.step_panel import planned_steps, recent_figures
 
 if TYPE_CHECKING:
     from trainfast_runner.follow import RunSnapshot

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Sequence
-from statistics import median
 from typing import TYPE_CHECKING
 
-from trainfast_runner.run_directory.records import Step
 from trainfast_runner.run_directory.result import Result
 from trainfast_tui import format as fmt
 from trainfast_tui.conditions_text import conditions_line, has_conditions, steadiness
+from trainfast_tui.live_figures import Figures, planned_steps, recent_figures, seconds_left
 from trainfast_tui.next_run import predicted_of
 from trainfast_tui.widgets.bar import bar_runs, shares
 from trainfast_tui.widgets.painted import Line, Painted
@@ -17,10 +17,6 @@ from trainfast_tui.widgets.painted import Line, Painted
 if TYPE_CHECKING:
     from trainfast_runner.follow import RunSnapshot
 
-RECENT = 20
-"""Figures of a live run are medians of this many steps."""
-LEAST_STEPS = 5
-"""As in a comparison: fewer measured steps tell no difference from noise."""
 PHASES = (
     ("data", "░", "warning"),
     ("forward", "█", "primary"),
@@ -56,7 +52,7 @@ class StepPanel(Painted):
         if run is None:
             return []
         result = run.result
-        figures = _of_result(result) if result is not None and result.steps.measured else _of_steps(run)
+        figures = recent_figures(run)
         watched = [conditions_line(run, width)] if self.has_class("-watched") else []
         return [
             _progress(run, width, self._ascii),
@@ -65,89 +61,6 @@ class StepPanel(Painted):
             *watched,
             *_phases(figures.phases, width, height - len(watched), self._ascii),
         ]
-
-
-class Figures:
-    """Medians over the steps that count: a second's throughput and a step's milliseconds."""
-
-    def __init__(
-        self,
-        samples_per_s: float | None,
-        tokens_per_s: float | None,
-        step_ms: float | None,
-        phases: dict[str, float | None],
-        of: str,
-    ) -> None:
-        self.samples_per_s = samples_per_s
-        self.tokens_per_s = tokens_per_s
-        self.step_ms = step_ms
-        self.phases = phases
-        self.of = of
-
-
-def _of_result(result: Result) -> Figures:
-    times = result.step_ms
-    return Figures(
-        result.throughput.samples_per_s.median,
-        result.throughput.tokens_per_s.median,
-        times.p50,
-        {name: getattr(times, name) for name, _, _ in PHASES},
-        _of_words(result.steps.measured, ""),
-    )
-
-
-def recent_figures(run: RunSnapshot) -> Figures:
-    """The figures to show of a run now: its result's, or the medians of its latest steps."""
-    result = run.result
-    return _of_result(result) if result is not None and result.steps.measured else _of_steps(run)
-
-
-def _of_steps(run: RunSnapshot) -> Figures:
-    steps = counted(run.steps)
-    last = steps[-RECENT:]
-    rates = run.rates
-    kept = min(len(last), len(rates.samples_per_s))
-    said = _of_words(len(last), "the last ") if last and not last[0].warmup else "warming up"
-    return Figures(
-        _median(rates.samples_per_s[-kept:] if kept else ()),
-        _median(rates.tokens_per_s[-kept:] if kept else ()),
-        _median([step.step_ms for step in last]),
-        {name: _median([getattr(step, f"{name}_ms") for step in last]) for name, _, _ in PHASES},
-        said if last else "",
-    )
-
-
-def _of_words(steps: int, which: str) -> str:
-    """What the figures are medians of; too few to rely on is said."""
-    if steps == 1:
-        return "few steps: only 1 measured"
-    return ("few steps: " if steps < LEAST_STEPS else "") + f"medians of {which}{steps} steps"
-
-
-def counted(steps: Sequence[Step]) -> Sequence[Step]:
-    """The latest steps without timing warm-up, or while there is nothing else the warm-up itself."""
-    last = steps[-RECENT:]
-    return [step for step in last if not step.warmup] or last
-
-
-def _median(values: Sequence[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
-    return median(known) if known else None
-
-
-def planned_steps(run: RunSnapshot) -> int | None:
-    """How many steps the run was asked for."""
-    steps = run.run.knobs.get("steps") if run.run is not None else None
-    return steps if isinstance(steps, int) else None
-
-
-def seconds_left(run: RunSnapshot) -> float | None:
-    """Until the last step, at the pace of the latest steps."""
-    planned, steps = planned_steps(run), counted(run.steps)
-    if not run.is_live or planned is None or not steps:
-        return None
-    step_ms = _median([step.step_ms for step in steps])
-    return None if step_ms is None else max(0, planned - run.steps[-1].step) * step_ms / 1e3
 
 
 def _progress(run: RunSnapshot, width: int, ascii: bool) -> Line:
@@ -190,7 +103,11 @@ def _steady(run: RunSnapshot, width: int) -> Line:
 def _quality(run: RunSnapshot, result: Result | None, width: int) -> Line:
     losses = [step.loss for step in run.steps[-5:] if step.loss is not None]
     first = result.loss.first if result is not None and result.loss.first is not None else run.first_loss
-    last = result.loss.last if result is not None and result.loss.last is not None else _median(losses)
+    last = (
+        result.loss.last
+        if result is not None and result.loss.last is not None
+        else (statistics.median(losses) if losses else None)
+    )
     peak = result.memory.peak_allocated_bytes if result is not None else None
     peak = peak if peak is not None else run.peak_allocated_bytes
     line: Line = [

@@ -1,0 +1,79 @@
+"""The live rate: one function for the screen and for `run`, `attach` and `runs show`, over measured steps alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+import pytest
+from recorded import START_NS, S, a_step, write_lines
+from still import own_supervisor
+
+from trainfast_runner.follow import Follower, RunSnapshot
+from trainfast_runner.hardware.process_tree import boot_id
+from trainfast_runner.run_directory.home import Home
+from trainfast_runner.run_directory.records import Clock, Event, RunFile, Step
+from trainfast_runner.settings.knobs import defaults
+from trainfast_tui.cli.progress import so_far, status_line
+from trainfast_tui.live_figures import recent_figures
+from trainfast_tui.widgets.step_panel import StepPanel
+
+
+def step(number: int) -> Step:
+    """Three slow warm-up steps of 4 samples/s, then 16 samples/s."""
+    return msgspec.structs.replace(a_step(number), step_ms=2000.0 if number <= 3 else 500.0)
+
+
+@pytest.fixture
+def live(home: Home, hold: Callable[[Path], None]) -> Callable[[int, int], RunSnapshot]:
+    """A live run of two ranks that have written so many steps each."""
+
+    def write(first_rank: int, second_rank: int) -> RunSnapshot:
+        directory = home.ready().directory("20261121-060102-tiny-llama-00aa")
+        directory.mkdir()
+        run = RunFile(
+            run_id=directory.name,
+            preset="tiny-llama",
+            world_size=2,
+            knobs={**defaults(), "strategy": "ddp", "steps": 40},
+            boot_id=boot_id(),
+            clock=Clock(monotonic_ns=START_NS, wall_ns=S),
+        )
+        (directory / "run.json").write_bytes(msgspec.json.encode(run))
+        hold(directory)
+        write_lines(directory / "events.jsonl", [own_supervisor(), Event(t_ns=START_NS, kind="state", state="running")])
+        write_lines(directory / "steps.jsonl", [step(n) for n in range(1, first_rank + 1)])
+        write_lines(directory / "steps.rank1.jsonl", [step(n) for n in range(1, second_rank + 1)])
+        return Follower(directory).poll()
+
+    return write
+
+
+def shown(snapshot: RunSnapshot) -> str:
+    """The screen's lines about the run."""
+    panel = StepPanel()
+    panel._run = snapshot
+    return "\n".join("".join(text for text, _ in line) for line in panel.lines(120, 5))
+
+
+@pytest.mark.parametrize("behind", [0, 1, 2])
+def test_the_command_line_leaves_the_warm_up_out_of_the_rate_as_the_screen_does(
+    live: Callable[[int, int], RunSnapshot], behind: int
+) -> None:
+    snapshot = live(6, 6 - behind)
+    assert recent_figures(snapshot).samples_per_s == pytest.approx(32.0), "of both ranks, without the slow warm-up"
+    assert so_far(snapshot)["samples_per_s"] == pytest.approx(32.0)
+    assert "  32.0 samples/s  500 ms  " in status_line(snapshot)
+    assert "17 s left" in status_line(snapshot)
+    assert shown(snapshot).count("32.0 samples/s") == 1
+    assert "17 s left" in shown(snapshot)
+
+
+def test_while_it_warms_up_there_is_no_rate(live: Callable[[int, int], RunSnapshot]) -> None:
+    snapshot = live(3, 3)
+    assert so_far(snapshot)["samples_per_s"] is None
+    line = status_line(snapshot)
+    assert "warming up" in line
+    assert "samples/s" not in line
+    assert "warming up" in shown(snapshot)
