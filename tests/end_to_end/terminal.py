@@ -55,6 +55,11 @@ class Terminal:
             raise AssertionError(f"{error}\n{self.screen()}") from None
         return found
 
+    def scribble(self, text: str) -> None:
+        """Write to the terminal as another program does, past the one that runs in it."""
+        with open(self._call("display-message", "-p", "#{pane_tty}").strip(), "w") as tty:
+            tty.write(text)
+
     def kill_program(self) -> None:
         """SIGKILL to the program in the terminal, and to nothing else."""
         shell = int(self._call("display-message", "-p", "#{pane_pid}"))

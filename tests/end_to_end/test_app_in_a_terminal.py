@@ -69,6 +69,35 @@ def test_run_turn_a_knob_run_again_and_compare(cli: Cli, terminal: Terminal) -> 
     assert [run["state"] for run in results(cli)] == ["finished", "finished"]
 
 
+def test_ctrl_l_repaints_what_another_program_wrote_over(terminal: Terminal) -> None:
+    terminal.open([*COMMAND, "--preset", "tiny-llama"])
+    terminal.until_shows("No run yet", "batch_size", "q quit")
+
+    def ruined() -> None:
+        # Colours, a cursor, a scroll region and text all over it, as a message of the kernel or `wall` leaves them.
+        terminal.scribble(
+            "\x1b[?25h\x1b[5;9r\x1b[31m" + "".join(f"\x1b[{y};1HFOREIGN{'#' * 150}" for y in range(1, 49))
+        )
+        terminal.until_shows("FOREIGN####", seconds=60)
+
+    def whole(*words: str) -> None:
+        def is_whole() -> bool:
+            now = terminal.screen()
+            return "FOREIGN" not in now and "##" not in now and all(word in now for word in words)
+
+        until(is_whole, f"{words} and no foreign text on the screen", 60)
+
+    ruined()
+    terminal.press("C-l")
+    whole("No run yet", "batch_size", "q quit")
+    # Of the keys of the app a dialog has this one alone.
+    terminal.press("p")
+    terminal.until_shows("type to narrow it down", seconds=60)
+    ruined()
+    terminal.press("C-l")
+    whole("type to narrow it down")
+
+
 def test_a_killed_app_loses_no_run(cli: Cli, terminal: Terminal) -> None:
     (cli.presets / "quick.toml").write_text(QUICK.format(steps=150))
     terminal.open([*COMMAND, "--preset", "quick"])

@@ -15,7 +15,7 @@ from rich.style import Style
 from textual.driver import Driver
 from textual.strip import Strip
 
-from trainfast_tui.sent_cells import LEAST_GAP, SentCells, cells_of, changed
+from trainfast_tui.sent_cells import CLEAR, LEAST_GAP, SentCells, cells_of, changed
 from trainfast_tui.tight_output import in_one_piece
 
 WIDTH = 40
@@ -110,6 +110,16 @@ def test_a_terminal_that_was_sent_the_differences_shows_what_one_shows_that_was_
         whole.take("".join(f"\x1b[{y + 1};1H{strip.render(CONSOLE)}" for y, strip in enumerate(strips(screen))))
         assert terminal.cells == whole.cells
         assert sent.draw(pieces, CONSOLE) == "", "the same is not sent again"
+
+
+def test_after_forgetting_everything_is_sent_to_an_empty_terminal() -> None:
+    sent = SentCells()
+    rows = [[strip] for strip in strips([[("abc", None)], [("", None)], [("a b", None)]])]
+    whole = sent.draw_all(rows, CONSOLE)
+    assert sent.draw([(0, 0, rows[0][0])], CONSOLE) == ""
+    sent.forget()
+    assert sent.draw_all(rows, CONSOLE) == CLEAR + whole
+    assert sent.draw_all(rows, CONSOLE) == whole, "it is cleared once"
 
 
 _cells = st.lists(st.sampled_from("ab"), min_size=120, max_size=120)

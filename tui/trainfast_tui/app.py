@@ -333,6 +333,10 @@ class TrainfastApp(App[int]):
     def action_theme(self) -> None:
         self.main.say(f"theme: {themes.turn(self)}")
 
+    def action_repaint(self) -> None:
+        tight_output.forget(self.console)
+        self.screen.refresh()
+
     async def action_quit(self) -> None:
         self.exit(0)
 

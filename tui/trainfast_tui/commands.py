@@ -39,6 +39,7 @@ KEY_WORDS = {
     "slash": "/",
     "plus": "+",
     "minus": "-",
+    "ctrl+l": "Ctrl-L",
 }
 
 COMMANDS: tuple[Command, ...] = (
@@ -173,6 +174,14 @@ COMMANDS: tuple[Command, ...] = (
     Command("help", ("question_mark", "f1"), "help", "Every key, and every knob with what it costs.", "everywhere"),
     Command(
         "theme", ("f2",), "theme", "The terminal's own colours, or a dark or light theme.", "everywhere", footer=False
+    ),
+    Command(
+        "repaint",
+        ("ctrl+l",),
+        "repaint",
+        "Draw the whole screen anew, where another program has written over it.",
+        "everywhere",
+        footer=False,
     ),
     Command(
         "quit", ("q", "ctrl+c"), "quit", "Leave. A run or search goes on; come back with trainfast-tui.", "everywhere"

@@ -18,6 +18,10 @@ LEAST_GAP = 8
 """Cells: to skip fewer of them takes more bytes than to send them again."""
 
 
+CLEAR = "\x1b[m\x1b[r\x1b[?25l\x1b[2J"
+"""Plain colours, no scroll region, no cursor, an empty screen: another program may have changed any of them."""
+
+
 class Ink(NamedTuple):
     """How a cell is drawn, as codes of SGR (ECMA-48, 8.3.117); empty ones are the terminal's own."""
 
@@ -144,6 +148,12 @@ class SentCells:
 
     def __init__(self) -> None:
         self._rows: list[Row] = []
+        self._clear = ""
+
+    def forget(self) -> None:
+        """Know nothing of the terminal any more: whatever is drawn next clears it first."""
+        self._rows = []
+        self._clear = CLEAR
 
     def draw_all(self, rows: Iterable[Iterable[Strip]], console: Console) -> str:
         """Every row anew, whatever stands there."""
@@ -154,14 +164,18 @@ class SentCells:
             for strip in strips:
                 self._draw(pen, x, y, strip, console)
                 x += strip.cell_length
-        return pen.text()
+        return self._cleared() + pen.text()
 
     def draw(self, pieces: Iterable[tuple[int, int, Strip]], console: Console) -> str:
         """Strips with the column and row in which they begin: what of them is different from what stands there."""
         pen = Pen()
         for x, y, strip in pieces:
             self._draw(pen, x, y, strip, console)
-        return pen.text()
+        return self._cleared() + pen.text()
+
+    def _cleared(self) -> str:
+        clear, self._clear = self._clear, ""
+        return clear
 
     def _draw(self, pen: Pen, x: int, y: int, strip: Strip, console: Console) -> None:
         end = x + strip.cell_length

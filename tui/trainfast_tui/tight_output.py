@@ -46,6 +46,11 @@ def _sent(console: Console) -> SentCells:
     return _SENT.setdefault(console, SentCells())
 
 
+def forget(console: Console) -> None:
+    """Take nothing for granted that stands on this console's terminal: the next frame clears it and sends all."""
+    _sent(console).forget()
+
+
 def install() -> None:
     """Have every screen send its updates so from now on: Textual has no other way to give it classes of its own."""
     _compositor.ChopsUpdate = TightUpdate  # type: ignore[misc]

@@ -25,7 +25,10 @@ class Dialog(ModalScreen[object]):
     there: `take` keeps them for as long as it is not ready.
     """
 
-    BINDINGS = [Binding("escape", "leave", "leave", show=False)]
+    BINDINGS = [
+        Binding("escape", "leave", "leave", show=False),
+        Binding("ctrl+l", "app.repaint", "repaint", show=False),  # no key of the app reaches a dialog otherwise
+    ]
     DEFAULT_CSS = """
     Dialog { align: center middle; background: transparent; }
     Dialog .dialog {
