@@ -11,8 +11,8 @@ from cli.command import Cli
 from cli.history import result, write, write_lost
 from trainfast_runner.hardware.machine import cpu_has_fp16
 from trainfast_runner.run_directory.home import Home
-from trainfast_runner.run_directory.records import Actual
-from trainfast_runner.run_directory.result import Conditions, Memory, OomExplanation, RunError
+from trainfast_runner.run_directory.records import Actual, Step
+from trainfast_runner.run_directory.result import Conditions, Memory, OomExplanation, RunError, Thinning
 from trainfast_runner.runs import iter_rows
 from trainfast_tui.cli.output import narrowed
 
@@ -55,6 +55,20 @@ def test_what_was_changed_tells_runs_of_one_preset_apart(cli: Cli) -> None:
     shown = cli("runs", "show", "last").out
     assert "settings: batch_size=64 memory_limit=1GiB model.hidden_size=32 data.paths=/a/b.txt+/c.txt" in shown
     assert "settings: as the preset sets them" in cli("runs", "show", "20261101").out
+
+
+def test_the_steps_of_a_long_run_are_said_to_be_a_share(cli: Cli) -> None:
+    run_id = "20261101-100000-tiny-llama-aaaa"
+    thinning = Thinning(steps_looked_at=2, steps_dropped=90_000)
+    write(cli.home, result(run_id, steps=100_000, thinning=thinning))
+    lines = [Step(t_ns=n * 10**9, step=n, samples=8, tokens=80, step_ms=80.0) for n in (1, 100_003)]
+    (cli.home / "runs" / run_id / "steps.jsonl").write_bytes(
+        b"".join(msgspec.json.encode(one) + b"\n" for one in lines)
+    )
+    shown = cli("runs", "show", "last", "--steps").out
+    assert shown.splitlines()[-1] == "note: a long run: these are 2 of its 100,003 steps"
+    assert cli("runs", "show", "last", "--steps", "--json").json["thinning"]["steps_dropped"] == 90_000
+    assert "steps were dropped: steps.jsonl had reached its cap" in cli("runs", "show", "last").out
 
 
 def test_a_narrow_terminal_goes_without_columns_and_cuts_no_number() -> None:

@@ -63,14 +63,22 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _print_steps(directory: Path, as_json: bool) -> None:
     from trainfast_runner.diagnosis.joined_steps import as_record, joined_steps
-    from trainfast_tui.cli.output import print_json
+    from trainfast_runner.run_directory.home import read_result
+    from trainfast_tui.cli.output import print_json, say
     from trainfast_tui.cli.step_table import say_steps
+    from trainfast_tui.format import count
 
     steps = joined_steps(directory)
+    result = read_result(directory)
+    thinning = None if result is None else result.thinning
     if as_json:
-        print_json({"schema": 1, "run_id": directory.name, "steps": [as_record(*one) for one in steps]})
-    else:
-        say_steps(steps)
+        rows = [as_record(*one) for one in steps]
+        print_json({"schema": 1, "run_id": directory.name, "thinning": thinning, "steps": rows})
+        return
+    say_steps(steps)
+    if result is not None and thinning is not None:
+        taken = result.steps.measured + result.steps.warmup
+        say(f"note: a long run: these are {count(len(steps))} of its {count(taken)} steps")
 
 
 def _say_all(lines: list[str]) -> None:
