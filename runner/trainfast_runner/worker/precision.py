@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-_AUTOCAST = {"fp16": torch.float16, "bf16": torch.bfloat16}
+AUTOCAST_DTYPE = {"fp16": torch.float16, "bf16": torch.bfloat16}
 
 
 class Precision:
@@ -17,7 +17,7 @@ class Precision:
 
     def __init__(self, name: str, device: torch.device) -> None:
         self.device = device
-        self.autocast_dtype = _AUTOCAST.get(name)
+        self.autocast_dtype = AUTOCAST_DTYPE.get(name)
         self.scaler = torch.amp.GradScaler(device.type) if name == "fp16" else None
         # The process's own settings, so that fp32 means fp32 and tf32 is what makes the difference.
         torch.set_float32_matmul_precision("high" if name == "tf32" else "highest")

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DataParallel
 
 from ..invalid import InvalidInput
+from ..precision import AUTOCAST_DTYPE
 from ..spec import Knobs
 from ..weights import Part, drawn_in_turn
 from .blocks import transformer_blocks
@@ -29,13 +30,34 @@ class ThreadedDataParallel(Single):
         self.slices = len(self.devices)
 
     def wrap(self, model: nn.Module) -> nn.Module:
-        """Over every GPU this process sees."""
-        return DataParallel(super().wrap(model))
+        """Wrap the model in DataParallel over every GPU of this process."""
+        dtype = AUTOCAST_DTYPE.get(self.knobs.precision)
+        whole = super().wrap(model)
+        return DataParallel(whole if dtype is None else Autocast(whole, self.device.type, dtype))
 
     def facts(self, module: nn.Module) -> dict[str, Any]:
         """The devices are the wrapper's own."""
         found = super().facts(module)
         return {**found, "mesh": {"dp": len(module.device_ids)} if isinstance(module, DataParallel) else None}
+
+
+class Autocast(nn.Module):
+    """A model whose forward enters autocast in the thread that calls it.
+
+    The dtype of autocast belongs to a thread, and DataParallel's threads enter autocast without one
+    (torch/nn/parallel/parallel_apply.py): on a GPU they would compute in fp16 whatever the main thread asked for.
+    """
+
+    def __init__(self, model: nn.Module, device_type: str, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.model = model
+        self.device_type = device_type
+        self.dtype = dtype
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Return the model's own output."""
+        with torch.autocast(self.device_type, dtype=self.dtype):
+            return self.model(*args, **kwargs)
 
 
 class SpreadLayers(Single):
