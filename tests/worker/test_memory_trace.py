@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -10,6 +12,7 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed._tools.mem_tracker import MemTracker
 
+from trainfast_runner.memory_model.prediction import Prediction
 from trainfast_runner.memory_model.tracing import trace_anew
 from trainfast_runner.settings.spec import resolve
 from trainfast_runner.worker import trace_memory
@@ -19,6 +22,7 @@ from trainfast_runner.worker.memory_trace.repeated_blocks import Stack, shorten
 from trainfast_runner.worker.memory_trace.step_course import keep_pages_aside, library_bytes
 from trainfast_runner.worker.trace_memory import Here
 
+Train = Callable[..., Any]
 SMALL_T5 = ["model.d_model=64", "model.d_ff=128", "model.d_kv=16", "model.num_heads=4", "seq_len=64"]
 CASES = [
     ("tiny-llama", ["model.num_hidden_layers=9", "precision=bf16", "checkpointing=full", "grad_accum=2"]),
@@ -144,3 +148,26 @@ def test_the_workspaces_of_a_gpus_library_are_those_that_torch_makes(monkeypatch
         assert library_bytes("cuda") == kib * 1024
     monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     assert library_bytes("cuda") == 2 * 4096 * 8 * 1024
+
+
+def test_activations_computed_again_are_activations(train: Train) -> None:
+    """With checkpointing, the peak is in the backward of one block, which has computed its activations again."""
+    width = ["model.vocab_size=512", "seq_len=256", "batch_size=16"]
+
+    def predicted(*settings: str) -> Prediction:
+        spec = resolve("tiny-llama", [*width, *settings])
+        return trace_anew(spec).predict(spec)
+
+    spec = resolve("tiny-llama", [*width, "checkpointing=full"])
+    deep, deeper_by_one = (predicted(f"model.num_hidden_layers={layers}") for layers in (4, 5))
+    one_block = deeper_by_one.activations_bytes - deep.activations_bytes
+    boundaries = 4 * 4 * 16 * 256 * spec.model["hidden_size"]
+    with_checkpointing = predicted("checkpointing=full")
+    assert with_checkpointing.activations_bytes - boundaries > 0.75 * one_block
+    assert with_checkpointing.activations_bytes - boundaries < 1.25 * one_block
+    assert with_checkpointing.temporary_bytes < 0.5 * one_block
+
+    knobs = {name: spec.knobs[name] for name in ("seq_len", "batch_size", "checkpointing")}
+    run = train(model=spec.model, data=spec.data, steps=3, **knobs)
+    measured = max(step["peak_allocated_bytes"] for step in run.steps())
+    assert measured == pytest.approx(with_checkpointing.total_bytes, rel=0.05)

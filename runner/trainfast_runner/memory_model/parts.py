@@ -26,7 +26,7 @@ from trainfast_runner.settings.spec import RunSpec
 COURSE_KNOBS = ("precision", "seq_len", "checkpointing", "attention")
 """The knobs that decide what is alive in forward and backward; all but the optimizer's, which decides what is alive in
 its step, only say how often, how many and on which rank."""
-FORMAT = "3"
+FORMAT = "4"
 """Of what is remembered; a trace of another format is made again."""
 
 

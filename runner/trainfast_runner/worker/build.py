@@ -23,6 +23,8 @@ _CLASSES = {
     "seq2seq": "AutoModelForSeq2SeqLM",
     "image-classification": "AutoModelForImageClassification",
 }
+CHECKPOINT = {"use_reentrant": False}
+"""What `checkpointing=full` gives torch's checkpoint."""
 _ATTENTION = {"eager": "eager", "sdpa": "sdpa", "flash": "flash_attention_2"}
 
 
@@ -76,7 +78,7 @@ def build_model(config: Any, objective: str, knobs: Knobs, device: torch.device)
     if knobs.checkpointing == "full":
         if not model.supports_gradient_checkpointing:
             raise InvalidInput(f"{config.model_type} has no activation checkpointing", "checkpointing", ["off"], "off")
-        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+        model.gradient_checkpointing_enable(CHECKPOINT)
     model.train()
     built: nn.Module = model
     return built

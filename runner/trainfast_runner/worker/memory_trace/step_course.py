@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode, unset_fake_temporarily
 from torch.optim import Optimizer
 
-from ..build import build_model
+from ..build import CHECKPOINT, build_model
 from ..data.samples import Batch, Halves, random_samples
 from ..loop import Rig
 from ..model_config import check_seq_len, resolve_config, split_tokens, tokens_per_sample, vocab_size
@@ -201,6 +201,9 @@ def _micro_steps(subject: Subject, stacks: list[Stack], batch_size: int) -> list
             ledger.repeats[f"{number}:1"] = stack.repeats
     watch = StepWatch(ledger)
     hooks = watch.follow(stacks)
+    if subject.knobs.checkpointing == "full":
+        transformer: Any = subject.module
+        transformer.gradient_checkpointing_enable({**CHECKPOINT, "context_fn": watch.around_checkpoints})
     for parameter in subject.module.parameters():
         hooks.append(parameter.register_post_accumulate_grad_hook(_keep(ledger)))  # type: ignore[no-untyped-call]
     try:

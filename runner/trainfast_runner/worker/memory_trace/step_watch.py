@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 from torch import Tensor, nn
@@ -40,6 +42,19 @@ class StepWatch:
             self.place = place
             self.ledger.begin(self.phase, self.micro, place)
 
+    def around_checkpoints(self) -> tuple[AbstractContextManager[Any], AbstractContextManager[Any]]:
+        """Return the contexts that torch's checkpoint enters: one for the forward, one for computing it again."""
+        return nullcontext(), self._recomputation()
+
+    @contextmanager
+    def _recomputation(self) -> Iterator[None]:
+        """Count what the backward computes again as activations, also when torch breaks off by an exception."""
+        self.ledger.category = ACTIVATIONS
+        try:
+            yield
+        finally:
+            self.ledger.category = TEMPORARY
+
     def follow(self, stacks: list[Stack]) -> list[RemovableHandle]:
         """Hang hooks on every block; returns them, to be taken away."""
         hooks = []
@@ -47,8 +62,7 @@ class StepWatch:
             for index, block in enumerate(stack.blocks):
                 follower = _Follower(self, f"{number}:{index}", index == 0, index == len(stack.blocks) - 1)
                 hooks.append(block.register_forward_pre_hook(follower.before, with_kwargs=True))
-                # Also when checkpointing breaks a recomputation off by an exception.
-                hooks.append(block.register_forward_hook(follower.after, always_call=True))
+                hooks.append(block.register_forward_hook(follower.after))
         return hooks
 
 
@@ -63,16 +77,13 @@ class _Follower:
 
     def before(self, _block: nn.Module, inputs: tuple[Any, ...], named: dict[str, Any]) -> None:
         if self.watch.phase == "backward":
-            # Checkpointing computes it again: these are activations once more.
-            self.watch.ledger.category = ACTIVATIONS
-            return
+            return  # a recomputation, which stays in the block whose backward it is
         self.watch.at(self.place)
         if self.first:
             self._when_differentiated([*inputs, *named.values()], "")
 
     def after(self, _block: nn.Module, _inputs: Any, output: Any) -> None:
         if self.watch.phase == "backward":
-            self.watch.ledger.category = TEMPORARY
             return
         self._when_differentiated(output if isinstance(output, tuple | list) else [output], self.place)
         if self.last:
