@@ -16,6 +16,8 @@ from typing import Any, Protocol
 import torch
 
 PHASES = ("data", "forward", "backward", "optimizer", "other")
+WAKE_NS = 1_000_000
+"""How long before a wait for an event returns the event may have been complete."""
 UNSPLIT = "forward_backward"
 """The phase of a forward and backward that cannot be told apart."""
 
@@ -81,7 +83,13 @@ class _Known:
 
 
 class CudaClock:
-    """Marks are events, taken from a pool and given back when read."""
+    """Marks are events, taken from a pool and given back when read.
+
+    A step's end is the end before plus what the device measured since. The device's clock is not the host's: 50 ppm are
+    4 s in a day. Each end is therefore kept between two times of the host: the step cannot have ended before its last
+    mark was queued, nor after that mark was found complete. Where the host had to wait for the mark, the step ended
+    just before the wait did. Durations stay the device's own.
+    """
 
     def __init__(self) -> None:
         self._pool: list[Any] = []
@@ -95,18 +103,23 @@ class CudaClock:
 
     def end_step(self) -> StepTimes:
         """Queue the step's last mark, which is the next one's first."""
+        queued_ns = time.monotonic_ns()
         self.enter("other")
         marks, self._marks = self._marks, [self._marks[-1]]
-        return _Marked(self, marks)
+        return _Marked(self, marks, queued_ns)
 
-    def settle(self, marks: list[tuple[str, Any]]) -> tuple[int, dict[str, float | None]]:
-        """Turn one step's marks into times; waits for its last mark only."""
-        marks[-1][1].synchronize()
+    def settle(self, marks: list[tuple[str, Any]], queued_ns: int) -> tuple[int, dict[str, float | None]]:
+        """Turn one step's marks into times; waits for its last mark only, which was queued at `queued_ns`."""
+        last = marks[-1][1]
+        waits = not last.query()
+        last.synchronize()
+        found_ns = time.monotonic_ns()
         spent: dict[str, float] = {}
         for (phase, begin), (_, end) in itertools.pairwise(marks):
             spent[phase] = spent.get(phase, 0.0) + begin.elapsed_time(end)
         total = sum(spent.values())
-        self._end_ns += round(total * 1e6)
+        earliest_ns = max(queued_ns, found_ns - WAKE_NS) if waits else queued_ns
+        self._end_ns = min(max(self._end_ns + round(total * 1e6), earliest_ns), found_ns)
         self._pool.extend(event for _, event in marks[:-1])
         return self._end_ns, _fields(total, spent)
 
@@ -117,9 +130,10 @@ class CudaClock:
 
 
 class _Marked:
-    def __init__(self, clock: CudaClock, marks: list[tuple[str, Any]]) -> None:
+    def __init__(self, clock: CudaClock, marks: list[tuple[str, Any]], queued_ns: int) -> None:
         self._clock = clock
         self._marks = marks
+        self._queued_ns = queued_ns
 
     def read(self) -> tuple[int, dict[str, float | None]]:
-        return self._clock.settle(self._marks)
+        return self._clock.settle(self._marks, self._queued_ns)
