@@ -179,7 +179,7 @@ def assemble(ground: Ground, run_dir: Path, journal: Journal) -> tuple[Rig, Step
         )
 
     log = _step_log(ground, run_dir, journal, counted, CompileWatch() if compiled else None)
-    keep_last_step_on_sigterm(log, journal)
+    keep_last_step_on_sigterm(log, journal, ground.device)
     write_actual()
     rig = Rig(
         knobs=knobs,

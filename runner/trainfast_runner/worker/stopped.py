@@ -7,6 +7,8 @@ import signal
 import threading
 from typing import Any
 
+import torch
+
 from .leaving import leave
 from .records import Journal
 from .step_log import StepLog
@@ -15,13 +17,19 @@ STEP_LOG_PATIENCE_S = 1.0
 EXIT_SIGTERM = 128 + signal.SIGTERM
 
 
-def keep_last_step_on_sigterm(log: StepLog, journal: Journal) -> None:
-    """Answer SIGTERM from a thread, since the main one may be waiting in a collective for a rank that is gone."""
+def keep_last_step_on_sigterm(log: StepLog, journal: Journal, device: torch.device) -> None:
+    """Answer SIGTERM from a thread, since the main one may be waiting in a collective for a rank that is gone.
+
+    A thread begins on the first GPU. Asked there about the events of `device`, CUDA would make a context on the first
+    GPU, whose memory is another rank's.
+    """
     receiver, sender = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
     os.set_blocking(receiver, True)
     owner = os.getpid()
 
     def watch() -> None:
+        if device.type == "cuda":
+            torch.cuda.set_device(device)
         while os.read(receiver, 1) != bytes([signal.SIGTERM]):
             pass
         log.flush(patience_s=STEP_LOG_PATIENCE_S)
