@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from trainfast_runner.outcome.verdict import Evidence, judge, one_line
@@ -172,3 +174,25 @@ def test_a_reason_is_one_short_line() -> None:
     assert one_line("\n\n  first \nsecond") == "first"
     assert len(one_line("x" * 1000)) == 300
     assert one_line("") == ""
+
+
+@pytest.mark.parametrize(
+    ("fields", "state", "ending"),
+    [
+        ({"is_oom": True, "free_bytes": 1 << 28}, "oom", "(rank 0, phase train)"),
+        (
+            {"is_oom": False, "free_bytes": 37 << 30},
+            "failed",
+            "37.0 GiB of the GPU's memory was free",
+        ),
+        ({"is_oom": False}, "failed", "this can mean out of memory: how much was free is unknown"),
+    ],
+)
+def test_an_error_that_hints_at_memory_is_judged_by_what_was_free(
+    fields: dict[str, Any], state: str, ending: str
+) -> None:
+    message = "cuDNN error: CUDNN_STATUS_NOT_SUPPORTED. This error may appear if you passed a non-contiguous input"
+    worker = {0: life("exception", type="RuntimeError", message=message, **fields), 1: life()}
+    verdict = judge(Evidence(run=RUN, exit_code=1, worker=worker))
+    assert verdict.state == state
+    assert verdict.reason.endswith(ending)

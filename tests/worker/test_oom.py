@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
-import pytest
+import json
+from pathlib import Path
 
+import pytest
+import torch
+
+from trainfast_runner.worker.low_memory import memory_left
 from trainfast_runner.worker.oom import is_out_of_memory
+from trainfast_runner.worker.records import Journal
 
 SPELLINGS = [
     "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.",
@@ -13,11 +19,7 @@ SPELLINGS = [
     "torch.AcceleratorError: CUDA error: out of memory\nCUDA kernel errors might be asynchronously reported",
     "RuntimeError: CUDA driver error: out of memory",
     "RuntimeError: CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`",
-    "RuntimeError: CUDA error: CUBLAS_STATUS_NOT_INITIALIZED when calling `cublasCreate(handle)`",
-    "RuntimeError: cuDNN error: CUDNN_STATUS_NOT_SUPPORTED. This error may appear if you passed a non-contiguous input",
     "RuntimeError: cuDNN error: CUDNN_STATUS_ALLOC_FAILED",
-    "RuntimeError: cuDNN error: CUDNN_STATUS_INTERNAL_ERROR",
-    "RuntimeError: Unable to find an engine to execute this computation",
     "torch.distributed.DistBackendError: NCCL error: unhandled cuda error\nFailed to CUDA calloc async 608 bytes",
     "torch.distributed.DistBackendError: ncclUnhandledCudaError\nLast error:\nCuda failure 2 'out of memory'",
     "torch.distributed.DistBackendError: Last error:\nCuda failure 'out of memory'",
@@ -30,6 +32,13 @@ SPELLINGS = [
     "OSError: [Errno 12] Cannot allocate memory",
     "RuntimeError: std::bad_alloc",
     "Memory cgroup out of memory: Killed process 4242 (python) total-vm:1kB",
+]
+
+HINTS = [
+    "RuntimeError: CUDA error: CUBLAS_STATUS_NOT_INITIALIZED when calling `cublasCreate(handle)`",
+    "RuntimeError: cuDNN error: CUDNN_STATUS_NOT_SUPPORTED. This error may appear if you passed a non-contiguous input",
+    "RuntimeError: cuDNN error: CUDNN_STATUS_INTERNAL_ERROR",
+    "RuntimeError: Unable to find an engine to execute this computation",
 ]
 
 OTHERS = [
@@ -52,3 +61,52 @@ def test_is_one(text: str) -> None:
 @pytest.mark.parametrize("text", OTHERS)
 def test_is_none(text: str) -> None:
     assert not is_out_of_memory([text])
+
+
+@pytest.mark.parametrize("text", HINTS)
+def test_a_hint_counts_only_where_little_memory_is_free(text: str) -> None:
+    assert is_out_of_memory([text], memory_is_low=True)
+    assert is_out_of_memory(["RuntimeError: a wrapper", text], memory_is_low=True)
+    assert not is_out_of_memory([text])
+
+
+@pytest.mark.parametrize("text", OTHERS)
+def test_little_memory_makes_no_other_error_one(text: str) -> None:
+    assert not is_out_of_memory([text], memory_is_low=True)
+
+
+@pytest.mark.parametrize(
+    ("free", "allocated", "limit", "low"),
+    [
+        (0.3, 70.0, None, True),
+        (3.0, 70.0, None, True),
+        (40.0, 30.0, None, False),
+        (40.0, 7.8, 8.0, True),
+        (40.0, 2.0, 8.0, False),
+    ],
+    ids=["full", "nearly full", "half free", "at its limit", "below its limit"],
+)
+def test_an_error_that_hints_at_memory_is_recorded_with_what_was_free(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, free: float, allocated: float, limit: float | None, low: bool
+) -> None:
+    """On a GPU of 80 GiB, whose memory alone is played; sizes in GiB."""
+    gib = 1 << 30
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _device: (int(free * gib), 80 * gib))
+    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda _device: int(allocated * gib))
+    journal = Journal(tmp_path, 0)
+    journal.left = memory_left([torch.device("cuda", 0)], None if limit is None else int(limit * gib))
+    journal.exception(RuntimeError("cuDNN error: CUDNN_STATUS_INTERNAL_ERROR"))
+    line = json.loads((tmp_path / "worker.jsonl").read_text())
+    assert (line["is_oom"], line["free_bytes"] < 5 * gib) == (low, low)
+
+
+def test_a_device_that_does_not_answer_is_not_out_of_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(_device: torch.device) -> tuple[int, int]:
+        raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+    monkeypatch.setattr(torch.cuda, "mem_get_info", broken)
+    journal = Journal(tmp_path, 0)
+    journal.left = memory_left([torch.device("cuda", 0)], None)
+    journal.exception(RuntimeError("CUDA error: CUBLAS_STATUS_NOT_INITIALIZED when calling `cublasCreate(handle)`"))
+    line = json.loads((tmp_path / "worker.jsonl").read_text())
+    assert (line["is_oom"], line["free_bytes"]) == (False, None)

@@ -7,10 +7,11 @@ import signal
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
+from trainfast_runner.byte_words import gibibytes
 from trainfast_runner.outcome.asked_and_ran import first_difference
 from trainfast_runner.run_directory.records import RunFile, WorkerLine
 from trainfast_runner.run_directory.result import RunError
-from trainfast_runner.worker.oom import is_out_of_memory
+from trainfast_runner.worker.oom import hints_at_memory, is_out_of_memory
 
 REASON_CHARACTERS = 300
 
@@ -266,8 +267,8 @@ def _is_oom(line: WorkerLine) -> bool:
 def _oom_words(line: WorkerLine) -> str:
     """The allocator's own words: the link of the chain that speaks of memory, else the exception's message."""
     for link in line.chain or []:
-        if is_out_of_memory([f"{link.get('type', '')}: {link.get('message', '')}"]):
-            spoken = [text for text in link.get("message", "").splitlines() if is_out_of_memory([text])]
+        if is_out_of_memory([f"{link.get('type', '')}: {link.get('message', '')}"], memory_is_low=True):
+            spoken = [text for text in link.get("message", "").splitlines() if is_out_of_memory([text], True)]
             return spoken[0] if spoken else link.get("message") or link.get("type", "")
     return line.message or line.type or "out of memory"
 
@@ -332,7 +333,11 @@ def _how(code: int) -> str:
 
 
 def _cure(evidence: Evidence, line: WorkerLine) -> str:
-    """For a Python that lacks the training stack, the command that installs it."""
+    """The command that installs a missing training stack, or how much memory was free at an error that hints at it."""
+    if hints_at_memory(_links(line)):
+        if line.free_bytes is None:
+            return "; this can mean out of memory: how much was free is unknown"
+        return f"; not out of memory: {gibibytes(line.free_bytes)} of the GPU's memory was free"
     if _TRAINING_STACK.search(line.message or ""):
         python = (evidence.run.python if evidence.run else "") or "python"
         return f"; install it with: {python} -m pip install torch transformers"

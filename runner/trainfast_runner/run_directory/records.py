@@ -212,6 +212,7 @@ class WorkerLine(Actual, frozen=True, kw_only=True):
     traceback: str | None = None
     is_oom: bool | None = None
     held_bytes: Count | None = None
+    free_bytes: Count | None = None
     key: str | None = None
     allowed: list[str] | None = None
     nearest: str | None = None

@@ -13,11 +13,9 @@ SPELLINGS: tuple[tuple[str, str], ...] = (
     ("caching allocator", r"\b(?:CUDA|HIP|XPU|MPS(?: backend)?) out of memory\b"),
     ("driver", r"\b(?:CUDA|HIP) (?:driver )?error:? ?(?:\(\d+\):? ?)?out of memory\b"),
     ("driver code", r"\bcudaErrorMemoryAllocation\b|\bCUDA_ERROR_OUT_OF_MEMORY\b"),
-    # cuBLAS creates its handle and workspace lazily: with no memory left it says "not initialized".
-    ("cuBLAS", r"\bCUBLAS_STATUS_(?:ALLOC_FAILED|NOT_INITIALIZED)\b"),
+    ("cuBLAS", r"\bCUBLAS_STATUS_ALLOC_FAILED\b"),
     ("cuSOLVER, cuSPARSE", r"\bCUS(?:OLVER|PARSE)_STATUS_(?:ALLOC_FAILED|INSUFFICIENT_RESOURCES)\b"),
-    ("cuDNN", r"\bCUDNN_STATUS_(?:NOT_SUPPORTED|ALLOC_FAILED|INTERNAL_ERROR)\b"),
-    ("cuDNN engines", r"\bunable to find an engine\b"),
+    ("cuDNN", r"\bCUDNN_STATUS_ALLOC_FAILED\b"),
     ("NCCL", r"\bFailed to CUDA (?:m|c|host ?)alloc\b|\bCuda failure (?:2 )?'?out of memory"),
     ("host allocator", r"\bDefaultCPUAllocator: (?:can't allocate memory|not enough memory)"),
     ("host", r"\bMemoryError\b|\bstd::bad_alloc\b|\[Errno 12\]|\bCannot allocate memory\b"),
@@ -26,14 +24,31 @@ SPELLINGS: tuple[tuple[str, str], ...] = (
     ("kernel", r"\bOut of memory: Killed process\b|\boom-kill\b"),
 )
 
+HINTS: tuple[tuple[str, str], ...] = (
+    # cuBLAS creates its handle and workspace lazily: with no memory left it says "not initialized".
+    ("cuBLAS", r"\bCUBLAS_STATUS_NOT_INITIALIZED\b"),
+    ("cuDNN", r"\bCUDNN_STATUS_(?:NOT_SUPPORTED|INTERNAL_ERROR)\b"),
+    ("cuDNN engines", r"\bunable to find an engine\b"),
+)
+"""What libraries say when memory ran out, and for other reasons too: it counts only where little memory was free."""
+
 # A kernel that asks for more shared memory than the chip has: no smaller batch cures it.
 _NOT_ONE = re.compile(r"out of resources?: *(?:shared memory|threads|registers)", re.IGNORECASE)
-_ANY = re.compile("|".join(f"(?:{pattern})" for _, pattern in SPELLINGS), re.IGNORECASE)
+_ANY, _HINT = (
+    re.compile("|".join(f"(?:{pattern})" for _, pattern in table), re.IGNORECASE) for table in (SPELLINGS, HINTS)
+)
 
 
-def is_out_of_memory(texts: Iterable[str]) -> bool:
-    """Whether any link of an exception chain, each as `Type: message`, says that memory ran out.
+def is_out_of_memory(texts: Iterable[str], memory_is_low: bool = False) -> bool:
+    """True if any link of an exception chain, each as `Type: message`, says that memory ran out.
 
-    A link that speaks of a kernel's own resources (Triton's shared memory) is not counted.
+    A link that speaks of a kernel's own resources (Triton's shared memory) is not counted, and a hint only where the
+    device's memory is known to have been low.
     """
-    return any(_ANY.search(text) and not _NOT_ONE.search(text) for text in texts)
+    found = [text for text in texts if not _NOT_ONE.search(text)]
+    return any(_ANY.search(text) for text in found) or (memory_is_low and hints_at_memory(found))
+
+
+def hints_at_memory(texts: Iterable[str]) -> bool:
+    """True if any of the texts may mean that memory ran out, or something else."""
+    return any(_HINT.search(text) for text in texts)

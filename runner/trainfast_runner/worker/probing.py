@@ -25,6 +25,7 @@ from .clock import StepTimes, make_clock
 from .data.batches import Samples, batches_of
 from .data.samples import Batch
 from .loop import Rig
+from .low_memory import memory_left
 from .memory import PHASES
 from .oom import is_out_of_memory
 from .records import Journal, exception_chain
@@ -32,6 +33,8 @@ from .records import Journal, exception_chain
 CONTROL_FILE = "control.jsonl"
 LOOK_EVERY_S = 0.02
 PARENT_EVERY_S = 1.0
+MOST_SKIPPED = 20
+"""Steps beyond those ordered that a probe takes where fp16 skips updates: the scale falls from 65536 to 1 in 16."""
 
 
 @dataclass(frozen=True)
@@ -102,6 +105,9 @@ class Gauge(Protocol):
     def room_bytes(self) -> int | None:
         """The most that this rank may use, as far as is known now."""
 
+    def is_low(self) -> bool:
+        """True if a library may just have asked for more memory than the device has left."""
+
 
 class HostGauge:
     """RLIMIT_DATA counts private writable address space (VmData), whether it was touched or not.
@@ -126,6 +132,10 @@ class HostGauge:
     def room_bytes(self) -> int | None:
         """The limit itself."""
         return self._limit_bytes
+
+    def is_low(self) -> bool:
+        """The host's own errors need no second opinion."""
+        return False
 
 
 def _status() -> dict[str, int]:
@@ -154,6 +164,11 @@ class CudaGauge:
         free, _ = torch.cuda.mem_get_info(self._device)
         room = free + torch.cuda.memory_reserved(self._device)
         return room if self._limit_bytes is None else min(room, self._limit_bytes)
+
+    def is_low(self) -> bool:
+        """False where the device does not answer."""
+        left = memory_left([self._device], self._limit_bytes)
+        return left is not None and left.is_low
 
 
 class KeptSteps:
@@ -214,7 +229,7 @@ def probe_on_demand(
         began = time.monotonic()
         steps = KeptSteps()
         try:
-            train(_rig_for(rig, samples, size, steps, is_first=number == 1))
+            take_steps(rig, samples, size, steps, train, is_first=number == 1)
             fields = steps.fields()
         except Exception as error:
             _tell_how_far(rig, gauge, error, {**said, "seconds": time.monotonic() - began}, steps.reached)
@@ -231,6 +246,28 @@ def probe_on_demand(
             **{**fields, "alloc_retries": fields["alloc_retries"] - retries},
         )
         retries = fields["alloc_retries"]
+
+
+def take_steps(
+    rig: Rig, samples: Samples, size: Size, steps: KeptSteps, train: Callable[[Rig], None], *, is_first: bool
+) -> None:
+    """Train until as many steps as ordered have updated the weights, at most `MOST_SKIPPED` steps longer.
+
+    Where a gradient overflows, fp16 skips the update and halves the loss scale, and before the first update there are
+    no optimizer states to measure. The ranks skip the same steps, because every strategy agrees on an overflow. Raises
+    RuntimeError when no step updated the weights.
+    """
+    before, taken, updates = rig.precision.skipped_steps(), 0, 0
+    most = size.steps + MOST_SKIPPED
+    while updates < size.steps and taken < most:
+        more = replace(size, steps=min(size.steps - updates, most - taken))
+        train(_rig_for(rig, samples, more, steps, is_first=is_first and taken == 0))
+        taken += more.steps
+        updates = taken - (rig.precision.skipped_steps() - before)
+    if updates <= 0:
+        raise RuntimeError(
+            f"batch_size={size.batch_size}: fp16 overflowed in all {taken} steps: no weight update"
+        )
 
 
 def _rig_for(rig: Rig, samples: Samples, size: Size, steps: KeptSteps, *, is_first: bool) -> Rig:
@@ -270,7 +307,7 @@ def _tell_how_far(rig: Rig, gauge: Gauge, error: BaseException, said: dict[str, 
     `reached` are the phases that an earlier step of this size went through.
     """
     chain = exception_chain(error)
-    if not is_out_of_memory(f"{link['type']}: {link['message']}" for link in chain):
+    if not is_out_of_memory((f"{link['type']}: {link['message']}" for link in chain), gauge.is_low()):
         return
     rig.memory.release()
     fields: dict[str, Any] = {}

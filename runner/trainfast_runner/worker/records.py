@@ -12,9 +12,12 @@ from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from .oom import is_out_of_memory
+
+if TYPE_CHECKING:
+    from .low_memory import Left
 
 TRACEBACK_CHARACTERS = 4000
 MOST_KEPT = 64
@@ -113,6 +116,8 @@ class Journal:
         self.step: int | None = None
         self.held_bytes: int | None = None
         """The most memory the training held in the phase it failed in, where it failed."""
+        self.left: Left | None = None
+        """What the devices had left where it failed; None where that is unknown."""
         self._file = RecordFile(run_dir / f"worker{rank_suffix(rank)}.jsonl", keep=True)
 
     def write(self, kind: str, **fields: Any) -> None:
@@ -145,11 +150,15 @@ class Journal:
             phase=self.phase,
             step=self.step,
             held_bytes=self.held_bytes,
+            free_bytes=None if self.left is None else self.left.free_bytes,
             type=chain[0]["type"],
             message=chain[0]["message"],
             chain=chain,
             traceback=text[-TRACEBACK_CHARACTERS:],
-            is_oom=is_out_of_memory(f"{link['type']}: {link['message']}" for link in chain),
+            is_oom=is_out_of_memory(
+                (f"{link['type']}: {link['message']}" for link in chain),
+                memory_is_low=self.left is not None and self.left.is_low,
+            ),
         )
 
 

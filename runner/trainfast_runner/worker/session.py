@@ -23,6 +23,7 @@ from .engines import Engine, make_engine
 from .flops import flops_per_sample
 from .invalid import InvalidInput
 from .loop import Rig
+from .low_memory import memory_left
 from .memory import Memory, make_memory
 from .model_config import check_seq_len, resolve_config, tokens_per_sample
 from .objective import Objective
@@ -65,6 +66,7 @@ def train_once(run_dir: Path, spec: RunSpec, journal: Journal, allocator: Alloca
     try:
         (probe_on if spec.role == "probe" else train_on)(ground, run_dir, journal)
     except Exception as error:
+        journal.left = memory_left(ground.strategy.devices, spec.memory_limit_bytes)
         ground.memory.release()
         # If memory ran out, only this process knows how much it had by then.
         journal.held_bytes = ground.memory.held()
