@@ -11,11 +11,26 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
 from trainfast_runner.worker import memory, probing
 from trainfast_runner.worker.allocator import Allocator
+from trainfast_runner.worker.clock import HostClock
+from trainfast_runner.worker.loop import Rig
 from trainfast_runner.worker.memory import CudaMemory, HostMemory
-from trainfast_runner.worker.probing import PHASES, HostGauge, Orders, Size, _forget_the_last, _tell_how_far
+from trainfast_runner.worker.precision import Precision
+from trainfast_runner.worker.probing import (
+    MOST_SKIPPED,
+    PHASES,
+    HostGauge,
+    KeptSteps,
+    Orders,
+    Size,
+    _forget_the_last,
+    _tell_how_far,
+    take_steps,
+)
+from trainfast_runner.worker.spec import Knobs
 
 
 @pytest.fixture
@@ -137,3 +152,50 @@ def test_what_an_earlier_size_reserved_is_not_this_ones(monkeypatch: pytest.Monk
     for phase in PHASES:
         rig.memory.boundary(phase)
     assert rig.memory.read()["peak_reserved_bytes"] == 100
+
+
+def probe_in_fp16(gradient: float) -> tuple[Rig, KeptSteps]:
+    """A probe of two steps whose gradients are this large: a real scaler, a real optimizer, a model of one weight."""
+    nothing: Any = None
+    module, precision = nn.Linear(1, 1, bias=False), Precision("fp16", torch.device("cpu"))
+    rig = Rig(
+        knobs=Knobs(precision="fp16"),
+        device=torch.device("cpu"),
+        module=module,
+        optimizer=torch.optim.AdamW(module.parameters()),
+        objective=nothing,
+        precision=precision,
+        strategy=nothing,
+        batches=iter(()),
+        clock=nothing,
+        memory=nothing,
+        log=nothing,
+        journal=nothing,
+        after_first_step=lambda: None,
+    )
+
+    def train(one: Rig) -> None:
+        clock = HostClock()
+        for step in range(one.knobs.steps):
+            loss = one.module(torch.ones(1)).sum() * gradient
+            one.precision.backward(loss)
+            one.precision.step(one.optimizer)
+            one.optimizer.zero_grad()
+            one.log.add(step, clock.end_step(), loss, None, None, {})
+
+    steps, samples = KeptSteps(), nothing
+    take_steps(rig, samples, Size(8, 2), steps, train, is_first=True)
+    return rig, steps
+
+
+@pytest.mark.parametrize(("gradient", "skipped"), [(1.0, 0), (1e34, 1), (4e34, 3)])
+def test_a_probe_in_fp16_goes_on_until_steps_have_updated_the_weights(gradient: float, skipped: int) -> None:
+    rig, steps = probe_in_fp16(gradient)
+    assert rig.precision.skipped_steps() == skipped
+    assert len(steps._steps) == 2 + skipped
+    assert rig.optimizer.state, "the states that the probe is to measure"
+
+
+def test_a_probe_in_fp16_that_only_overflows_fits_nothing() -> None:
+    with pytest.raises(RuntimeError, match=f"batch_size=8: fp16 overflowed in all {2 + MOST_SKIPPED} steps: no"):
+        probe_in_fp16(float("inf"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -49,6 +50,16 @@ class Precision:
     def initial_scale(self) -> float | None:
         """The loss scale before the first step; None without scaling."""
         return None if self.scaler is None else float(self.scaler.get_scale())
+
+    def skipped_steps(self) -> int:
+        """Optimizer steps skipped because a gradient overflowed, by how far the scale has fallen.
+
+        Exact until the scale grows, which it does once in 2000 steps without an overflow.
+        """
+        if self.scaler is None:
+            return 0
+        fallen = self.scaler._init_scale / self.scaler.get_scale()
+        return max(0, round(math.log(fallen) / -math.log(self.scaler.get_backoff_factor())))
 
     def state(self) -> dict[str, Any] | None:
         """The scaler's state at the end of a training; None without scaling."""

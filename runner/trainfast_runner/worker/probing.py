@@ -265,9 +265,7 @@ def take_steps(
         taken += more.steps
         updates = taken - (rig.precision.skipped_steps() - before)
     if updates <= 0:
-        raise RuntimeError(
-            f"batch_size={size.batch_size}: fp16 overflowed in all {taken} steps: no weight update"
-        )
+        raise RuntimeError(f"batch_size={size.batch_size}: fp16 overflowed in all {taken} steps: no weight update")
 
 
 def _rig_for(rig: Rig, samples: Samples, size: Size, steps: KeptSteps, *, is_first: bool) -> Rig:

@@ -177,6 +177,10 @@ class EngineLossScale(Precision):
         """DeepSpeed keeps the scale on the host."""
         return float(self.engine.optimizer.loss_scale) if self.scales else None
 
+    def skipped_steps(self) -> int:
+        """The engine's own count."""
+        return int(self.engine.skipped_steps) if self.scales else 0
+
     def state(self) -> dict[str, Any] | None:
         """The last scale, and how many steps overflowed and were skipped."""
         scale = self.initial_scale()
