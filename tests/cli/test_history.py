@@ -95,6 +95,12 @@ def test_which_adamw_ran_is_said(cli: Cli) -> None:
     assert "AdamW (fused)" in cli("runs", "show", "last").out
 
 
+def test_why_another_optimizer_ran_is_said(cli: Cli) -> None:
+    ran = Actual(device="cpu", world_size=2, optimizer="AdamW", optimizer_reason="torch's AdamW instead of another")
+    write(cli.home, result("20261101-100000-tiny-llama-aaaa", actual=ran))
+    assert "torch's AdamW instead of another" in cli("runs", "show", "last").out
+
+
 def test_a_preset_that_was_never_there_is_refused(cli: Cli) -> None:
     write(cli.home, result("20261101-100000-gone-aaaa", preset="gone"))
     assert "did you mean tiny-llama?" in cli("runs", "list", "--preset", "tiny-lama").refused()

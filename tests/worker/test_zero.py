@@ -80,6 +80,20 @@ def test_offloaded_states_step_with_deepspeeds_own_adamw(train: Train) -> None:
     assert offload["device"] == "cpu"
 
 
+def test_torchs_adamw_in_place_of_deepspeeds_is_in_the_result(
+    start: Callable[..., tuple[Path, list[str]]], environment: dict[str, str]
+) -> None:
+    folder, command = start(**SHARED, strategy="zero2-offload", steps=2)
+    without_compiler = {**environment, "CXX": "no-such-compiler"}
+    subprocess.run(command, env=without_compiler, cwd=folder, check=True, timeout=400)
+    lines = [json.loads(line) for line in (folder / "worker.jsonl").read_text().splitlines()]
+    actual = [line for line in lines if line["kind"] == "actual"][-1]
+    assert actual["optimizer"] == "AdamW"
+    assert actual["optimizer_reason"] == (
+        "torch's AdamW instead of DeepSpeedCPUAdam, which is faster: no C++ compiler or no ninja on PATH"
+    )
+
+
 @pytest.mark.usefixtures("cpu_adam", "async_io")
 def test_states_on_a_disk_are_the_same_states_and_go_with_the_run(train: Train, tmp_path: Path) -> None:
     short = {"model": WIDE, "steps": 4, "lr": 1e-3, "timing_warmup": 1}

@@ -186,6 +186,8 @@ class Actual(msgspec.Struct, frozen=True, kw_only=True):
     engine: str | None = None
     sdpa_backend: str | None = None
     optimizer_implementation: str | None = None
+    optimizer_reason: str | None = None
+    """Why another optimizer class runs than the one the strategy prefers; None where the preferred one does."""
     parameters: int | None = None
     # As the model's configuration has them: some families keep a list here.
     layers: Any = None

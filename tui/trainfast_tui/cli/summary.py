@@ -132,6 +132,8 @@ def _figures(result: Result) -> Iterator[tuple[str, str]]:
         yield "started at", celsius(result.conditions.start_temperature_c) + then + gpus
     if result.actual.world_size is not None:
         yield "ran as", _actual(result)
+    if result.actual.optimizer_reason:
+        yield "optimizer", plain(result.actual.optimizer_reason)
     if result.cpu is not None:
         yield "on the CPU", _cpu(result.cpu)
 

@@ -50,6 +50,8 @@ class DeepSpeedZero(DataParallel):
         _refuse(knobs)
         self.zero = ZERO[knobs.strategy]
         self.cpu_adam = False
+        self.optimizer_reason: str | None = None
+        """Why offloaded states are updated by torch's AdamW; None where they are not."""
         self.scratch: Scratch | None = None
         self.config: dict[str, Any] = {}
         self.loss_scale = EngineLossScale(knobs.precision, device)
@@ -66,8 +68,11 @@ class DeepSpeedZero(DataParallel):
         deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
         deepspeed.init_distributed(auto_mpi_discovery=False, verbose=False)
         if self.zero.offload and self.knobs.optimizer == "adamw":
-            self.cpu_adam = _built("CPUAdamBuilder")
-        if self.knobs.offload_path is not None and not _built("AsyncIOBuilder"):
+            missing = why_not_built("CPUAdamBuilder")
+            self.cpu_adam = missing is None
+            if missing is not None:
+                self.optimizer_reason = f"torch's AdamW instead of DeepSpeedCPUAdam, which is faster: {missing}"
+        if self.knobs.offload_path is not None and why_not_built("AsyncIOBuilder") is not None:
             raise InvalidInput(
                 "offload_path needs DeepSpeed's async_io extension, which cannot be built here; output.log says why",
                 "offload_path",
@@ -117,6 +122,7 @@ class DeepSpeedZero(DataParallel):
             "zero_stage": live_stage(module.optimizer),
             "mesh": None,
             "pipeline_stages": None,
+            "optimizer_reason": self.optimizer_reason,
         }
 
     def stop(self) -> None:
@@ -239,18 +245,20 @@ def _import_deepspeed() -> Any:
     return deepspeed
 
 
-def _built(builder: str) -> bool:
-    """Build one of DeepSpeed's extensions, or load what an earlier run built; False, with the reason printed."""
+def why_not_built(builder: str) -> str | None:
+    """Build one of DeepSpeed's extensions, or load what an earlier run built; why it cannot be, or None."""
     from deepspeed.ops import op_builder
 
     if not shutil.which(os.environ.get("CXX", "c++").split()[0]) or not shutil.which("ninja"):
-        print(f"deepspeed: {builder}: no C++ compiler or no ninja on PATH", file=sys.stderr)
-        return False
+        missing = "no C++ compiler or no ninja on PATH"
+        print(f"deepspeed: {builder}: {missing}", file=sys.stderr)
+        return missing
     print(f"deepspeed: {builder}: loading, and on this Python's first time compiling it, a minute or so", flush=True)
     try:
         with only_builder():
             getattr(op_builder, builder)().load(verbose=False)
     except Exception as error:
         print(f"deepspeed: {builder}: {error}", file=sys.stderr)
-        return False
-    return True
+        first = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
+        return f"its build failed ({first[:100]}; more in output.log)"
+    return None
