@@ -78,6 +78,7 @@ def test_every_rank_says_what_it_is(train: Train, strategy: str) -> None:
         actual = run.record("actual", rank)
         assert (actual["wrapper"], actual["mesh"]) == (wrapper, mesh)
         assert actual["parameters"] == train(**STEPS).record("actual")["parameters"]
+        assert actual["optimizer_implementation"] == "loop", "torch's own choice on a CPU"
     assert {step["samples"] for step in run.steps()} == {8 if strategy == "tp" else 4}
 
 

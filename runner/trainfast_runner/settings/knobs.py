@@ -90,8 +90,8 @@ KNOBS: tuple[Knob, ...] = (
         "compute",
         "What updates the weights. adamw is torch's own choice among loop, foreach and fused. Adafactor keeps"
         " factored states and converges slower; 8-bit AdamW keeps quantized states and is as fast.",
-        "fused < foreach < loop in time a step; adafactor slowest. On the slices of fsdp and tp adamw is torch's loop:"
-        " ask for adamw-fused or adamw-foreach there",
+        "fused < foreach < loop in time a step; adafactor slowest. adamw is foreach on a GPU, also on the slices of"
+        " fsdp and tp, and loop on a CPU",
         "states: adamw 8 bytes a parameter, 8-bit 2, adafactor about 0, sgd (without momentum) none;"
         " foreach adds 4 bytes a parameter at its peak, fused none",
         same_as=Equivalent("optim", "torch.optim / bitsandbytes", "optimizer.type"),
