@@ -10,7 +10,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Generator, Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryFile
@@ -47,6 +47,14 @@ FAMILIAR = (
     *("llama", "qwen3", "qwen2", "mistral", "mixtral", "gemma3_text", "phi3", "gpt2", "gpt_neox", "opt", "olmo2"),
     *("bert", "roberta", "distilbert", "deberta-v2", "modernbert", "electra", "albert"),
 )
+
+
+@dataclass(frozen=True)
+class CudaDevices:
+    """The devices that torch sees, in CUDA's order. `uuids` is empty for a torch that does not tell them."""
+
+    names: tuple[str, ...]
+    uuids: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -87,6 +95,22 @@ def inspect(python: str | None, model: dict[str, Any], objective: str, count: bo
         config=answer.get("config") or {},
         parameters=answer.get("parameters"),
     )
+
+
+def torch_build(executable: str) -> dict[str, str | None]:
+    """`torch`, `torch.version.cuda` and `torch.version.hip` of a Python, as `Inspection.versions` has them.
+
+    Raises Problem for what is not a Python.
+    """
+    answer: dict[str, str | None] = ask(executable, "torch_build.py", [])
+    return answer
+
+
+def cuda_devices(executable: str, environment: Mapping[str, str] | None = None) -> CudaDevices:
+    """The devices torch sees in this environment, by default ours. Imports torch: takes seconds. Raises Problem."""
+    found = ask(executable, "inspect_model.py", ["{}", "--devices"], environment=environment)["devices"]
+    uuids = [uuid for uuid in found["uuids"] if len(uuid) > len("GPU-")]
+    return CudaDevices(tuple(found["names"]), tuple(uuids) if len(uuids) == len(found["names"]) else ())
 
 
 def model_problem(error: dict[str, Any]) -> Problem:
@@ -156,12 +180,18 @@ class GivenUp(Problem):
     """Whoever asked no longer wants the answer."""
 
 
-def ask(executable: str, script: str, arguments: list[str], given_up: threading.Event | None = None) -> dict[str, Any]:
+def ask(
+    executable: str,
+    script: str,
+    arguments: list[str],
+    given_up: threading.Event | None = None,
+    environment: Mapping[str, str] | None = None,
+) -> dict[str, Any]:
     """The JSON object that a script of the worker's answers on its last line. Raises Problem.
 
-    When `given_up` is set meanwhile the script is killed, and GivenUp raised.
+    When `given_up` is set meanwhile the script is killed, and GivenUp raised. `environment` replaces ours.
     """
-    stdout, stderr = _printed(executable, [executable, str(WORKER / script), *arguments], given_up)
+    stdout, stderr = _printed(executable, [executable, str(WORKER / script), *arguments], given_up, environment)
     for line in reversed(stdout.splitlines()):
         try:
             answer = json.loads(line)
@@ -169,7 +199,7 @@ def ask(executable: str, script: str, arguments: list[str], given_up: threading.
             continue
         if isinstance(answer, dict):
             return answer
-    if arguments[0] in stderr:
+    if arguments and arguments[0] in stderr:
         # What was given to it came back: whatever it is, it took our request for something else.
         raise Problem(f"{executable} does not answer as a Python does", key="python")
     said = (stderr.strip().splitlines() or ["it said nothing"])[-1]
@@ -177,17 +207,21 @@ def ask(executable: str, script: str, arguments: list[str], given_up: threading.
 
 
 def ask_each(
-    executable: str, script: str, arguments: list[str], given_up: threading.Event
+    executable: str,
+    script: str,
+    arguments: list[str],
+    given_up: threading.Event,
+    environment: Mapping[str, str] | None = None,
 ) -> Generator[dict[str, Any]]:
     """The JSON object that a script answers to each of its arguments, in their order, as soon as it is there.
 
-    The script is killed when `given_up` is set, and when the iterator is closed. Raises Problem where an answer fails
-    to come, GivenUp.
+    The script is killed when `given_up` is set, and when the iterator is closed. `environment` replaces ours. Raises
+    Problem where an answer fails to come, GivenUp.
     """
     command = [executable, str(WORKER / script), *arguments]
     # Files, not pipes: the script never waits for us, and a look at what is there never waits for the script.
     with TemporaryFile() as printed, TemporaryFile() as complaints:
-        process = _start(executable, command, printed, complaints)
+        process = _start(executable, command, printed, complaints, environment)
         answered, offset, deadline = 0, 0, time.monotonic() + PATIENCE_S
         try:
             while answered < len(arguments):
@@ -223,14 +257,20 @@ def _answers(printed: bytes) -> Iterator[dict[str, Any]]:
             yield answer
 
 
-def _start(executable: str, command: list[str], stdout: IO[bytes], stderr: IO[bytes]) -> subprocess.Popen[bytes]:
+def _start(
+    executable: str,
+    command: list[str],
+    stdout: IO[bytes],
+    stderr: IO[bytes],
+    environment: Mapping[str, str] | None,
+) -> subprocess.Popen[bytes]:
     try:
         return subprocess.Popen(
             command,
             stdin=subprocess.DEVNULL,
             stdout=stdout,
             stderr=stderr,
-            env={**own_environment(), "TOKENIZERS_PARALLELISM": "false"},
+            env={**(own_environment() if environment is None else environment), "TOKENIZERS_PARALLELISM": "false"},
             cwd=working_directory() or None,
             start_new_session=True,
         )
@@ -249,12 +289,14 @@ def _end(process: subprocess.Popen[bytes]) -> None:
     process.wait()
 
 
-def _printed(executable: str, command: list[str], given_up: threading.Event | None) -> tuple[str, str]:
+def _printed(
+    executable: str, command: list[str], given_up: threading.Event | None, environment: Mapping[str, str] | None
+) -> tuple[str, str]:
     """What the command printed on stdout and stderr by its end."""
     deadline = time.monotonic() + PATIENCE_S
     # Files, not pipes: a fork that outlives the script keeps a pipe open.
     with TemporaryFile() as printed, TemporaryFile() as complaints:
-        process = _start(executable, command, printed, complaints)
+        process = _start(executable, command, printed, complaints, environment)
         try:
             while not _has_ended(process):
                 if given_up is not None and given_up.is_set():

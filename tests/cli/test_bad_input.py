@@ -18,7 +18,7 @@ STAND_IN_PYTHON = """#!{python}
 # Answers as a Python with a CUDA build of torch does when it is asked what it has.
 import json
 print(json.dumps({{"python": "3.12.0", "versions": {{"torch": "2.9.0+cu130", "transformers": "5.0.0",
-    "tokenizers": "0.22.0"}}, "config": {{}}}}))
+    "tokenizers": "0.22.0", "torch.version.cuda": "13.0"}}, "config": {{}}}}))
 """
 
 
@@ -35,6 +35,9 @@ print(json.dumps({{"python": "3.12.0", "versions": {{"torch": "2.9.0+cu130", "tr
         ("data.knd=text", "there is no data field 'knd'", "data.knd", "kind"),
         ("timing_warmup=50", "leaves no step of steps=50 to measure", "timing_warmup", "timing_warmup=3"),
         ("devices=4", "strategy=single trains on one device and devices=4 asks for 4", "strategy", None),
+        ("devices=cpux", "devices: 'cpux' is not the CPU", "devices", "cpu"),
+        ("devices=cpu:0", "devices: cpu:0 asks for 0 processes on the CPU", "devices", "cpu:1"),
+        ("devices=cpu:99", "devices: cpu:99 asks for 99 processes on the CPU", "devices", "cpu:8"),
         ("memory_limit=1 gb", "did you mean 1GB?", "memory_limit", "1GB"),
         ("watch=7", "watch=7: there is no GPU 7", "watch", None),
         ("seq_len=100000", "seq_len=100000 is longer than the model's", "seq_len", None),

@@ -33,10 +33,11 @@ def main(arguments: list[str]) -> dict[str, Any]:
     from .hidden_packages import hide
     from .invalid import InvalidInput
     from .model_config import resolve_config
+    from .torch_build import torch_build
 
     flags = {argument for argument in arguments if argument.startswith("--")}
     request = json.loads(next((a for a in arguments if not a.startswith("--")), "{}"))
-    answer: dict[str, Any] = {"python": platform.python_version(), "versions": _versions()}
+    answer: dict[str, Any] = {"python": platform.python_version(), "versions": {**_versions(), **torch_build()}}
     if not flags:
         # A configuration does not need it, and importing it takes 1.5 s.
         hide(("torch", "tensorflow", "jax"))
