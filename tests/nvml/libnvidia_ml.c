@@ -9,12 +9,13 @@
 #include <string.h>
 #include <time.h>
 
-enum { OK = 0, INVALID_ARGUMENT = 2, NOT_SUPPORTED = 3, INSUFFICIENT_SIZE = 7, TIMEOUT = 10, GPU_IS_LOST = 15 };
+enum { OK = 0, INVALID_ARGUMENT = 2, NOT_SUPPORTED = 3, NOT_FOUND = 6, INSUFFICIENT_SIZE = 7, TIMEOUT = 10, GPU_IS_LOST = 15 };
 #define MIB (1024ull * 1024ull)
 #define TOTAL_MIB 81920ull
 #define RESERVED_MIB 512ull
+#define INSTANCE_MIB 9728ull
 
-typedef struct { unsigned index; } Gpu;
+typedef struct { unsigned index, part; } Gpu; /* `part` is 0 for a whole GPU, n for its n-th MIG instance */
 typedef struct { unsigned pid; unsigned long long used; unsigned gpu_instance, compute_instance; } Process;
 typedef struct {
     unsigned field, scope;
@@ -23,7 +24,7 @@ typedef struct {
     union { unsigned ui; unsigned long long ull; } value;
 } Field;
 
-static Gpu gpus[MAX_GPUS];
+static Gpu gpus[MAX_GPUS], instances[MAX_GPUS][MAX_INSTANCES];
 
 static void wait_s(double s) {
     struct timespec t = {(time_t)s, (long)((s - (double)(time_t)s) * 1e9)};
@@ -32,7 +33,10 @@ static void wait_s(double s) {
 
 int nvmlInitWithFlags(unsigned flags) {
     (void)flags;
-    for (unsigned i = 0; i < MAX_GPUS; i++) gpus[i].index = i;
+    for (unsigned i = 0; i < MAX_GPUS; i++) {
+        gpus[i].index = i;
+        for (unsigned p = 0; p < MAX_INSTANCES; p++) instances[i][p] = (Gpu){i, p + 1};
+    }
     wait_s(opening_s());
     return library_code();
 }
@@ -43,11 +47,22 @@ int nvmlSystemGetNVMLVersion(char *text, unsigned size) { snprintf(text, size, "
 int nvmlSystemGetCudaDriverVersion_v2(int *version) { *version = 13000; return OK; }
 int nvmlDeviceGetCount_v2(unsigned *count) { *count = gpu_count(); return library_code(); }
 
+/* What the driver answers for the handle of a MIG instance. */
+static int answers_of_a_part(const char *name) {
+    static const char *known[] = {"nvmlDeviceGetName", "nvmlDeviceGetUUID",
+                                  "nvmlDeviceGetMemoryInfo_v2", "nvmlDeviceGetGpuInstanceId",
+                                  "nvmlDeviceGetComputeInstanceId", "nvmlDeviceGetComputeRunningProcesses_v3"};
+    for (unsigned i = 0; i < sizeof known / sizeof *known; i++)
+        if (!strcmp(name, known[i])) return 1;
+    return 0;
+}
+
 /* What GPU `d` does now, or the code with which the call named `name` fails. */
 static int look(Gpu *d, const char *name, State *s) {
     int code = library_code();
     if (code) return code;
     *s = state_of(d->index);
+    if (d->part && !answers_of_a_part(name)) return NOT_SUPPORTED;
     return s->lost ? GPU_IS_LOST : is_unsupported(s->script, name) ? NOT_SUPPORTED : OK;
 }
 
@@ -59,7 +74,12 @@ int nvmlDeviceGetHandleByIndex_v2(unsigned index, Gpu **device) {
 }
 
 int nvmlDeviceGetHandleByUUID(const char *uuid, Gpu **device) {
-    unsigned index;
+    unsigned index, part;
+    if (sscanf(uuid, "MIG-00000000-0000-0000-%4u-%12u", &part, &index) == 2) {
+        if (index >= gpu_count() || !part || part > state_of(index).script->part_count) return NOT_FOUND;
+        *device = &instances[index][part - 1];
+        return OK;
+    }
     if (sscanf(uuid, "GPU-00000000-0000-0000-0000-%12u", &index) != 1) return INVALID_ARGUMENT;
     return nvmlDeviceGetHandleByIndex_v2(index, device);
 }
@@ -70,9 +90,18 @@ int nvmlDeviceGetHandleByUUID(const char *uuid, Gpu **device) {
 
 GPU_CALL(nvmlDeviceGetIndex, (Gpu *d, unsigned *out), *out = d->index)
 GPU_CALL(nvmlDeviceGetCudaComputeCapability, (Gpu *d, int *major, int *minor), *major = 8; *minor = 0)
-GPU_CALL(nvmlDeviceGetName, (Gpu *d, char *out, unsigned size), snprintf(out, size, "NVIDIA Stand-In 80GB"))
+GPU_CALL(nvmlDeviceGetName, (Gpu *d, char *out, unsigned size),
+         snprintf(out, size, "NVIDIA Stand-In 80GB%s", d->part ? " MIG 1g.10gb" : ""))
 GPU_CALL(nvmlDeviceGetUUID, (Gpu *d, char *out, unsigned size),
-         snprintf(out, size, "GPU-00000000-0000-0000-0000-%012u", d->index))
+         snprintf(out, size, d->part ? "MIG-00000000-0000-0000-%04u-%012u" : "GPU-00000000-0000-0000-%04u-%012u", d->part,
+                  d->index))
+GPU_CALL(nvmlDeviceGetMaxMigDeviceCount, (Gpu *d, unsigned *out), *out = s.script->mig ? MAX_INSTANCES : 0)
+GPU_CALL(nvmlDeviceGetMigDeviceHandleByIndex, (Gpu *d, unsigned place, Gpu **out),
+         if (place >= s.script->part_count) return NOT_FOUND; *out = &instances[d->index][place])
+GPU_CALL(nvmlDeviceGetGpuInstanceId, (Gpu *d, unsigned *out), if (!d->part) return NOT_SUPPORTED;
+         *out = s.script->parts[d->part - 1].gpu_instance)
+GPU_CALL(nvmlDeviceGetComputeInstanceId, (Gpu *d, unsigned *out), if (!d->part) return NOT_SUPPORTED;
+         *out = s.script->parts[d->part - 1].compute_instance)
 GPU_CALL(nvmlDeviceGetTemperature, (Gpu *d, unsigned sensor, unsigned *out), (void)sensor;
          wait_s(s.call_s); *out = (unsigned)s.temperature_c)
 GPU_CALL(nvmlDeviceGetTemperatureThreshold, (Gpu *d, unsigned which, unsigned *out),
@@ -121,6 +150,11 @@ GPU_CALL(nvmlDeviceGetMemoryInfo, (Gpu *d, unsigned long long *out), if (s.scrip
 
 typedef struct { unsigned version; unsigned long long total, reserved, free, used; } MemoryV2;
 GPU_CALL(nvmlDeviceGetMemoryInfo_v2, (Gpu *d, MemoryV2 *out), if (s.script->unified) return NOT_SUPPORTED;
+         if (d->part) {
+             unsigned long long used = s.script->parts[d->part - 1].used_mib * MIB;
+             *out = (MemoryV2){out->version, INSTANCE_MIB * MIB, 0, INSTANCE_MIB * MIB - used, used};
+             return OK;
+         }
          out->total = TOTAL_MIB * MIB; out->reserved = RESERVED_MIB * MIB; out->used = used_mib(&s) * MIB;
          out->free = out->total - out->reserved - out->used)
 

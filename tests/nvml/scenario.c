@@ -63,6 +63,7 @@ static void machine_line(const char *line) {
 static void gpu_line(Script *s, const char *kind, const char *rest) {
     double a, b, c;
     unsigned u, v, bits;
+    unsigned long long used;
 #define IS(name, format, count, ...) else if (!strcmp(kind, name) && sscanf(rest, format, __VA_ARGS__) == count)
     if (0) return;
     IS("ramp", "%lf %lf %x %lf %u", 5, &a, &b, &bits, &c, &u) {
@@ -88,6 +89,10 @@ static void gpu_line(Script *s, const char *kind, const char *rest) {
     IS("ecc", "%llu %llu %llu", 3, &s->ecc_corrected, &s->ecc_uncorrected, &s->remapped) return;
     IS("no", "%63s", 1, s->unsupported[s->names < MAX_NAMES ? s->names : MAX_NAMES - 1]) {
         if (s->names < MAX_NAMES) s->names++;
+    }
+    IS("instance", "%u %u %llu", 3, &u, &v, &used) {
+        if (s->part_count < MAX_INSTANCES) s->parts[s->part_count++] = (Part){u, v, used};
+        s->mig = 1;
     }
     else if (!strcmp(kind, "mig")) s->mig = 1;
     else if (!strcmp(kind, "unified")) s->unified = 1;

@@ -25,18 +25,23 @@
  *   ecc GPU CORRECTED UNCORRECTED REMAPPED_ROWS
  *   no GPU NAME                      this function, or "field:82", is not supported
  *   mig GPU                          MIG is on: no utilization
+ *   instance GPU GI CI USED_MIB      a MIG instance of 9728 MiB with these numbers; MIG is then on
  *   unified GPU                      memory is the host's: no memory readings, no thresholds, no ECC
  *
  * The duration counters and the energy are exact integrals of the ramp, so a test can say what is true. */
 #ifndef SCENARIO_H
 #define SCENARIO_H
 
+enum { MAX_INSTANCES = 7 };
 enum { MAX_GPUS = 64, MAX_RAMP = 64, MAX_SPANS = 32, MAX_NAMES = 24, MAX_PROCESSES = 20000 };
 enum { COUNTERS_NONE = 0, COUNTERS_251 = 251, COUNTERS_269 = 269, BACKWARDS, FAST, STUCK };
 
 typedef struct { double at_s, temperature_c, power_w; unsigned reasons, sm_mhz; } Ramp;
 typedef struct { double from_s, to_s, value; unsigned pid; } Span;
+typedef struct { unsigned gpu_instance, compute_instance; unsigned long long used_mib; } Part;
 typedef struct {
+    Part parts[MAX_INSTANCES];
+    unsigned part_count;
     Ramp ramp[MAX_RAMP];
     Span processes[MAX_SPANS], lost[MAX_SPANS], slow[MAX_SPANS], xids[MAX_SPANS];
     char unsupported[MAX_NAMES][64];

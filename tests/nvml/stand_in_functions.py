@@ -7,8 +7,11 @@ from typing import Any
 
 from stand_in_machine import (
     FIRST_HANDLE,
+    FIRST_INSTANCE,
     GPU_IS_LOST,
     INSUFFICIENT_SIZE,
+    MOST_INSTANCES,
+    NOT_FOUND,
     NOT_SUPPORTED,
     SUCCESS,
     SW_THERMAL,
@@ -22,7 +25,7 @@ from stand_in_machine import (
     temperature_of,
 )
 
-NOT_FOUND, XID = 6, 0x8
+XID = 0x8
 
 
 @machine_call("nvmlInitWithFlags")
@@ -65,8 +68,41 @@ def _handle(machine: Machine, index: Any, device: Any) -> int:
 @machine_call("nvmlDeviceGetHandleByUUID")
 def _handle_by_uuid(machine: Machine, uuid: Any, device: Any) -> int:
     text = getattr(uuid, "value", uuid)
-    positions = [place for place, gpu in enumerate(machine.gpus) if gpu.uuid.encode() == text]
-    return _handle(machine, ctypes.c_uint(positions[0]), device) if positions else NOT_FOUND
+    for index, gpu in enumerate(machine.gpus):
+        if gpu.uuid.encode() == text:
+            return _handle(machine, ctypes.c_uint(index), device)
+        for place, instance in enumerate(gpu.instances):
+            if instance.uuid.encode() == text:
+                return _put_instance(device, index, place)
+    return NOT_FOUND
+
+
+def _put_instance(device: Any, index: int, place: int) -> int:
+    ctypes.c_void_p.from_buffer(device._obj).value = FIRST_INSTANCE + index * MOST_INSTANCES + place
+    return SUCCESS
+
+
+@gpu_call("nvmlDeviceGetMaxMigDeviceCount")
+def _most_instances(gpu: Gpu, _seconds: float, count: Any) -> int:
+    return put(count, MOST_INSTANCES if gpu.mig else 0)
+
+
+@machine_call("nvmlDeviceGetMigDeviceHandleByIndex")
+def _instance_handle(machine: Machine, parent: Any, place: Any, device: Any) -> int:
+    index = (ctypes.cast(parent, ctypes.c_void_p).value or 0) - FIRST_HANDLE
+    if place.value >= len(machine.gpus[index].instances):
+        return NOT_FOUND
+    return _put_instance(device, index, place.value)
+
+
+@gpu_call("nvmlDeviceGetGpuInstanceId")
+def _gpu_instance(gpu: Gpu, _seconds: float, number: Any) -> int:
+    return put(number, gpu.numbers[0]) if gpu.numbers else NOT_SUPPORTED
+
+
+@gpu_call("nvmlDeviceGetComputeInstanceId")
+def _compute_instance(gpu: Gpu, _seconds: float, number: Any) -> int:
+    return put(number, gpu.numbers[1]) if gpu.numbers else NOT_SUPPORTED
 
 
 @gpu_call("nvmlDeviceGetName")

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 SUCCESS, UNINITIALIZED, INVALID_ARGUMENT, NOT_SUPPORTED = 0, 1, 2, 3
+NOT_FOUND = 6
 INSUFFICIENT_SIZE, TIMEOUT, FUNCTION_NOT_FOUND, GPU_IS_LOST = 7, 10, 13, 15
 MIB = 1024**2
 SW_THERMAL = 0x20
@@ -52,6 +53,10 @@ class Gpu:
     ecc: tuple[int, int] = (0, 0)
     remapped: tuple[int, int, int, int] = (0, 0, 0, 0)
     mig: bool = False
+    instances: tuple["Gpu", ...] = ()
+    """Its MIG instances, with UUIDs that begin with MIG-."""
+    numbers: tuple[int, int] | None = None
+    """Of a MIG instance: its GPU instance and its compute instance."""
     pcie: tuple[int, int] = (4, 16)
     pcie_max: tuple[int, int] = (4, 16)
     bus: int = 0
@@ -126,7 +131,7 @@ def gpu_call(name: str) -> Callable[[Function], Function]:
             seconds = machine.clock()
             if is_lost(gpu, seconds):
                 return GPU_IS_LOST
-            if name in gpu.unsupported:
+            if name in gpu.unsupported or (gpu.numbers is not None and name not in OF_AN_INSTANCE):
                 return NOT_SUPPORTED
             return function(gpu, seconds, *arguments)
 
@@ -136,11 +141,21 @@ def gpu_call(name: str) -> Callable[[Function], Function]:
     return register
 
 
-FIRST_HANDLE = 0x1000
+FIRST_HANDLE, FIRST_INSTANCE, MOST_INSTANCES = 0x1000, 0x2000, 7
+OF_AN_INSTANCE = (
+    *("nvmlDeviceGetName", "nvmlDeviceGetUUID", "nvmlDeviceGetGpuInstanceId", "nvmlDeviceGetComputeInstanceId"),
+    *("nvmlDeviceGetMemoryInfo", "nvmlDeviceGetMemoryInfo_v2"),
+    *("nvmlDeviceGetComputeRunningProcesses_v2", "nvmlDeviceGetComputeRunningProcesses_v3"),
+)
+"""What the driver answers for the handle of a MIG instance."""
 
 
 def gpu_of(machine: Machine, handle: Any) -> Gpu:
-    return machine.gpus[(ctypes.cast(handle, ctypes.c_void_p).value or 0) - FIRST_HANDLE]
+    number = ctypes.cast(handle, ctypes.c_void_p).value or 0
+    if number >= FIRST_INSTANCE:
+        gpu, place = divmod(number - FIRST_INSTANCE, MOST_INSTANCES)
+        return machine.gpus[gpu].instances[place]
+    return machine.gpus[number - FIRST_HANDLE]
 
 
 def is_lost(gpu: Gpu, seconds: float) -> bool:

@@ -10,7 +10,7 @@ from trainfast_runner.run_directory.json_lines import Appender
 from trainfast_runner.run_directory.records import Event
 from trainfast_runner.run_directory.run_records import TELEMETRY_FILE
 from trainfast_runner.run_directory.telemetry_lines import TickEncoder
-from trainfast_runner.telemetry.readings import Tick
+from trainfast_runner.telemetry.readings import Tick, is_instance
 from trainfast_runner.telemetry.sampler import Sampler
 from trainfast_runner.telemetry.xid import words
 
@@ -41,7 +41,8 @@ class TelemetryLog:
         self._file: Appender | None = None
         self._lines = TickEncoder()
         self._failed = False
-        self._sampler = Sampler(self._take, period_s=period_s, on_xid=self._xid)
+        instances = [uuid for uuid in watch_uuids if is_instance(uuid)]
+        self._sampler = Sampler(self._take, period_s=period_s, on_xid=self._xid, instances=instances)
 
     def start(self) -> None:
         """Begin sampling, a tick a period."""

@@ -16,13 +16,15 @@ from trainfast_runner.telemetry.capabilities import (
 from trainfast_runner.telemetry.counters import DurationCounter
 from trainfast_runner.telemetry.energy import EnergyCounter
 from trainfast_runner.telemetry.fields import CAUSES, FIELDS, FieldBatch
-from trainfast_runner.telemetry.readings import DeviceReading
+from trainfast_runner.telemetry.readings import DeviceReading, is_instance
 from trainfast_runner.telemetry.sampled_reasons import SampledReasons
 from trainfast_runner.telemetry.slowdown import first_limit_c
 from trainfast_runner.telemetry.throttle_causes import CAUSES as THROTTLE_CAUSES
 from trainfast_runner.telemetry.throttle_causes import REASONS_OF_COUNTER
 
 _THROTTLE_REASONS = next(query for query in QUERIES if "throttle_reasons" in query.fields)
+_OF_AN_INSTANCE = tuple(query for query in QUERIES if {"memory_used_bytes", "processes"} & set(query.fields))
+"""The rest NVML refuses for a MIG instance, or answers for the whole GPU."""
 _SPARSE_FIELDS = frozenset(one.name for one in FIELDS if one.pace is Pace.SPARSE)
 
 
@@ -237,6 +239,9 @@ class Device:
         self.capabilities, self._absent, self._kept, self._counters = {}, {}, {}, {}
         self._due, self._never, self._uncounted, self._failing = {}, None, None, {}
         self.batch = FieldBatch()
+        if is_instance(self.uuid):
+            self._probe_instance(nv)
+            return
         try:
             found = self.batch.probe(nv, self._handle)
         except (nv.NVMLError, AttributeError, TypeError) as error:
@@ -256,6 +261,16 @@ class Device:
         for name in unreported_reasons(nv, self._handle) if "throttle_reasons" not in self._absent else ():
             self._absent[f"throttle_reasons.{name}"] = failures.UNREPORTED
         self._explain()
+
+    def _probe_instance(self, nv: ModuleType) -> None:
+        """Asks what is a MIG instance's own; the rest is absent."""
+        names = [name for query in (*QUERIES, ENERGY_BY_FUNCTION) for name in query.fields]
+        names += [*CAUSES, *(one.name for one in FIELDS)]
+        self._absent = dict.fromkeys(names, failures.OF_THE_WHOLE_GPU)
+        for query in _OF_AN_INSTANCE:
+            for name in query.fields:
+                del self._absent[name]
+            self._probe_query(nv, query)
 
     def _probe_query(self, nv: ModuleType, query: Query) -> None:
         reasons: list[str] = []

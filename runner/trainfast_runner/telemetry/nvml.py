@@ -1,10 +1,11 @@
 """All GPUs of the machine through NVML and its binding nvidia-ml-py (`import pynvml`)."""
 
 import contextlib
-import functools
 import threading
 import time
+from collections.abc import Collection
 from dataclasses import dataclass
+from functools import partial
 from types import ModuleType
 from typing import Any
 
@@ -70,11 +71,12 @@ class Nvml:
         opening_s: float = OPENING_S,
         on_xid: OnXid | None = None,
         hurry: threading.Event | None = None,
+        instances: Collection[str] = (),
     ) -> None:
         """`sparse_every`: ticks between two looks at process lists, fans, limits and PCIe links. `opening_s`: how long
         a `sample` waits for the driver to open; one that takes longer goes on, and a later `sample` finds it open.
         `on_xid` is told of Xid errors, from a thread of its own. Once `hurry` is set, nothing is waited for longer than
-        a fraction of a second."""
+        a fraction of a second. `instances` are UUIDs of MIG instances to read after the GPUs."""
         self.driver_version: str | None = None
         self.failure: str | None = None
         """Why NVML as a whole does not answer, or None."""
@@ -100,6 +102,7 @@ class Nvml:
         self._reopen = False
         """Whether a lost GPU needs more than a new handle."""
         self._on_xid = on_xid
+        self._instances = tuple(instances)
         self._xids: XidWatch | None = None
 
     @property
@@ -148,7 +151,7 @@ class Nvml:
         nv = self._nv
         assert nv is not None
         due = [device for device in self._devices if device.error is None and device.only_reasons]
-        jobs = [Job(functools.partial(device.look, nv, time.monotonic_ns())) for device in due]
+        jobs = [Job(partial(device.look, nv, time.monotonic_ns())) for device in due]
         self._patience.run(jobs, self.patience_s)
         for device, job in zip(due, jobs, strict=True):
             if not job.over:
@@ -184,7 +187,7 @@ class Nvml:
         # Those that have hung before come last: whoever comes before them has its reading on time.
         due.sort(key=lambda device: device.index in self._hangs)
         offset_ns = t_ns - time.monotonic_ns()
-        jobs = [Job(functools.partial(self._read, nv, device, offset_ns, self._ticks)) for device in due]
+        jobs = [Job(partial(self._read, nv, device, offset_ns, self._ticks)) for device in due]
         self._ticks += 1
         known = sum(device.index not in self._hangs for device in due)
         self._patience.run(jobs[:known], self.patience_s)
@@ -237,7 +240,7 @@ class Nvml:
             return
         # A lost GPU can be asked for beside a call that hangs; closing the driver under that call is another matter.
         may_close = not hanging and t_ns >= self._reopen_at_ns
-        job = Job(functools.partial(self._initialize, t_ns, may_close=may_close))
+        job = Job(partial(self._initialize, t_ns, may_close=may_close))
         self._patience.run([job], self._opening_s if may_close or not self._open else self.patience_s)
         if job.over:
             self._opened(job, t_ns)
@@ -253,7 +256,7 @@ class Nvml:
             return
         self.failure = None
         found = job.result or []
-        jobs = [Job(functools.partial(device.attach, nv, handle)) for device, handle in found]
+        jobs = [Job(partial(device.attach, nv, handle)) for device, handle in found]
         self._patience.run(jobs, max(self.patience_s, self._opening_s / _PROBES))
         for (device, _), attached in zip(found, jobs, strict=True):
             if not attached.over:
@@ -340,10 +343,12 @@ class Nvml:
         """Matches what the driver lists with the GPUs known before; a known one never vanishes silently."""
         found: list[Found] = []
         seen: set[int] = set()
-        for position in range(nv.nvmlDeviceGetCount()):
+        asks = [partial(nv.nvmlDeviceGetHandleByIndex, position) for position in range(nv.nvmlDeviceGetCount())]
+        asks += [partial(nv.nvmlDeviceGetHandleByUUID, uuid.encode()) for uuid in self._instances]
+        for position, ask in enumerate(asks):
             device = None
             try:
-                handle = nv.nvmlDeviceGetHandleByIndex(position)
+                handle = ask()
                 device = self._identify(position, as_text(nv.nvmlDeviceGetUUID(handle)))
                 found.append((device, handle))
             except nv.NVMLError as error:

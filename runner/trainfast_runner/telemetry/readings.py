@@ -10,6 +10,15 @@ SCHEMA = 1
 """Version of `Tick`; raised when a field changes its meaning, not when one is added."""
 
 
+MIG_PREFIX = "MIG-"
+"""Every name of a MIG instance begins with this: MIG-UUID, and MIG-GPU-UUID/GI/CI before driver R470."""
+
+
+def is_instance(uuid: str | None) -> bool:
+    """Whether a device of this UUID is a MIG instance: a part of a GPU."""
+    return uuid is not None and uuid.startswith(MIG_PREFIX)
+
+
 class DeviceProcess(msgspec.Struct, frozen=True, kw_only=True):
     """One process holding a context on a GPU, as the driver lists it."""
 
@@ -23,7 +32,8 @@ class DeviceReading(msgspec.Struct, frozen=True, kw_only=True):
     """One GPU at one tick. Units are in the names; the source of each is a call of nvml.h."""
 
     index: int
-    """NVML's index (PCI order) when the GPU was first seen; stable while this process samples."""
+    """NVML's index (PCI order) when the GPU was first seen; stable while this process samples. A MIG instance has none
+    in NVML and is counted after the GPUs."""
     uuid: str | None = None
     name: str | None = None
     t_ns: int | None = None

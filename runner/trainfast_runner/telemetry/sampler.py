@@ -2,7 +2,7 @@
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 from trainfast_runner.telemetry.host import HostReader
 from trainfast_runner.telemetry.nvml import Nvml
@@ -115,14 +115,16 @@ class Sampler:
         period_s: float = 1.0,
         budget: float = BUDGET,
         on_xid: OnXid | None = None,
+        instances: Collection[str] = (),
     ) -> None:
         """`budget`: the share of the period that taking a tick may cost. `on_xid` is told of Xid errors when they
-        happen, from another thread."""
+        happen, from another thread. `instances` are UUIDs of MIG instances to read after the GPUs."""
         self._cadence = Cadence(period_s, budget)
         self.failure: BaseException | None = None
         """What `on_tick` raised, or None."""
         self._on_tick = on_tick
         self._on_xid = on_xid
+        self._instances = instances
         self._root_pid: int | None = None
         self._stopping = threading.Event()
         self._ended = threading.Event()
@@ -161,7 +163,8 @@ class Sampler:
 
     def _run(self) -> None:
         # Both readers belong to this thread: NVML does not survive a fork.
-        nvml, host = Nvml(opening_s=_OPENING_S, on_xid=self._on_xid, hurry=self._stopping), HostReader()
+        nvml = Nvml(opening_s=_OPENING_S, on_xid=self._on_xid, hurry=self._stopping, instances=self._instances)
+        host = HostReader()
         due_s = time.monotonic()
         sampled = False
         try:
