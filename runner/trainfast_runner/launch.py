@@ -24,7 +24,8 @@ from trainfast_runner.combinations.world import ONE_PROCESS
 from trainfast_runner.extensions import extensions_directory, search_path
 from trainfast_runner.hardware.calibration import ceiling_of
 from trainfast_runner.hardware.interconnect import links_among
-from trainfast_runner.hardware.machine import Machine, look
+from trainfast_runner.hardware.linked_gpus import Choice
+from trainfast_runner.hardware.machine import Machine, look, sample_gpus
 from trainfast_runner.hardware.others_cpu import CpuWindow
 from trainfast_runner.hardware.process_tree import boot_id, reap_when_ended
 from trainfast_runner.hardware.thread_policy import ThreadPolicy, choose_policy, kept_policy, shared_cores
@@ -44,7 +45,7 @@ from trainfast_runner.run_directory.json_lines import write_atomically
 from trainfast_runner.run_directory.records import Clock, RunFile
 from trainfast_runner.settings.knob_values import parse_bytes_per_rank
 from trainfast_runner.settings.spec import RunSpec, expand_paths
-from trainfast_runner.telemetry.readings import DeviceReading
+from trainfast_runner.telemetry.readings import DeviceReading, is_instance
 
 HANDOVER_S = 30.0
 MEMORY_SETTLED_BYTES = 64 << 20
@@ -70,6 +71,8 @@ class RunPlan:
     """A look at the cores that began with the plan of a CPU run, to choose its thread policy by."""
     threads: ThreadPolicy | None = None
     """How the threads of a CPU run wait for each other; chosen at the start."""
+    devices_reason: str | None = None
+    """Why the run takes these GPUs, if not for their free memory."""
     role: str | None = None
     """`probe` or `proof` where a search starts it, and `search_id` which search."""
     search_id: str | None = None
@@ -110,8 +113,7 @@ def plan(spec: RunSpec, python: str | None = None) -> RunPlan:
     spec = replace(spec, data=expand_paths(spec.data))
     limit = spec.knobs["memory_limit"]
     seen = training_python.inspect(python, spec.model, spec.data["objective"], count=limit is not None)
-    machine = look(seen.versions.get("torch"))
-    machine.refuse_mig()
+    machine = look(seen.versions, seen.executable).used_by(spec.knobs["devices"])
     check(Facts(spec, machine, seen.config, seen.versions, seen.executable))
     if spec.knobs["offload_path"] is not None:
         # Counting imports torch, so only a combination that works is counted.
@@ -120,9 +122,10 @@ def plan(spec: RunSpec, python: str | None = None) -> RunPlan:
             raise small
     ranks = world.world_size(spec, machine)
     devices = world.devices_asked(spec.knobs)
-    chosen: tuple[DeviceReading, ...] = ()
+    choice = Choice(())
     if machine.device == "cuda":
-        chosen = machine.choose(devices if not isinstance(devices, float) else None, str(spec.knobs["strategy"]))
+        choice = machine.choice(world.device_choice(devices), str(spec.knobs["strategy"]))
+    chosen = choice.gpus
     watch = spec.knobs["watch"]
     limits = None
     if isinstance(limit, str):
@@ -147,14 +150,13 @@ def plan(spec: RunSpec, python: str | None = None) -> RunPlan:
         },
         env=_environment(spec, machine, ranks, chosen, seen),
         cpu_window=window if machine.device == "cpu" else None,
+        devices_reason=choice.reason,
     )
 
 
 def _as_recorded(spec: RunSpec, machine: Machine) -> RunSpec:
     """With the devices that were left open, and no path that means something else where the ranks start."""
-    knobs = {**spec.knobs}
-    if knobs["devices"] is None:
-        knobs["devices"] = world.device_count(spec, machine)
+    knobs = {**spec.knobs, "devices": world.recorded_devices(spec, machine)}
     if knobs["offload_path"] is not None:
         knobs["offload_path"] = os.path.abspath(os.path.expanduser(str(knobs["offload_path"])))
     return replace(spec, knobs=knobs)
@@ -261,7 +263,7 @@ def _environment(
         "PYTHONSAFEPATH": "1",
         "TOKENIZERS_PARALLELISM": "false",
         "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
-        "CUDA_VISIBLE_DEVICES": ",".join(gpu.uuid or str(gpu.index) for gpu in gpus),
+        "CUDA_VISIBLE_DEVICES": visible_to_a_process(gpus),
     }
     env |= shared_cores(machine.device, str(spec.knobs["strategy"]), machine.cores, ranks, os.environ)
     if spec.knobs["strategy"] in zero_rules.STAGE:
@@ -275,6 +277,11 @@ def _environment(
     if spec.knobs["p2p"] == "off":
         env["NCCL_P2P_DISABLE"] = "1"
     return env
+
+
+def visible_to_a_process(gpus: tuple[DeviceReading, ...]) -> str:
+    """CUDA_VISIBLE_DEVICES for a process that is to see these GPUs alone."""
+    return ",".join(gpu.uuid or str(gpu.index) for gpu in gpus)
 
 
 def _run_file(plan: RunPlan, home: Home, run_id: str, directory: Path, clean: bool) -> RunFile:
@@ -302,6 +309,7 @@ def _run_file(plan: RunPlan, home: Home, run_id: str, directory: Path, clean: bo
         foreign_processes=_foreign_processes(plan.gpus or plan.watched),
         clean=clean,
         link=links.slowest if (links := links_among(plan.device_uuids)) else None,
+        devices_reason=plan.devices_reason,
         role=plan.role,
         search_id=plan.search_id,
         calibration=ceiling_of(home, plan.device, plan.gpus[0].name if plan.gpus else None),
@@ -354,7 +362,8 @@ def _settled(plan: RunPlan, home: Home) -> tuple[RunPlan, bool]:
     before = _used_before_last_run(plan, home)
     deadline = time.monotonic() + MEMORY_SETTLES_S
     while True:
-        now = {gpu.uuid: gpu for gpu in look(plan.versions.get("torch")).nvml_gpus if gpu.uuid}
+        readings, _, _ = sample_gpus([uuid for uuid in plan.device_uuids if is_instance(uuid)])
+        now = {gpu.uuid: gpu for gpu in readings if gpu.uuid}
         clean = all((now[uuid].memory_used_bytes or 0) <= limit for uuid, limit in before.items() if uuid in now)
         if clean or time.monotonic() > deadline:
             gpus, watched = (

@@ -7,8 +7,8 @@ import pytest
 from trainfast_runner.combinations import general_rules, world
 from trainfast_runner.combinations.check import check
 from trainfast_runner.combinations.facts import Facts
-from trainfast_runner.hardware import machine
 from trainfast_runner.hardware.machine import Machine
+from trainfast_runner.hardware.visible_gpus import left_of
 from trainfast_runner.problem import Problem
 from trainfast_runner.settings.spec import resolve
 from trainfast_runner.telemetry.readings import DeviceReading
@@ -70,6 +70,8 @@ def test_what_cannot_work_is_refused(where: Machine, settings: list[str], key: s
         (CPU, ["precision=bf16"]),
         (TWO, ["precision=bf16"]),
         (TWO, ["strategy=ddp"]),
+        (TWO, ["strategy=ddp", "p2p=off"]),
+        (TWO, ["strategy=dp", "p2p=off"]),
         (WATCHED, ["watch=0+1"]),
     ],
 )
@@ -109,7 +111,8 @@ def test_single_takes_the_gpu_with_most_free_memory_and_ddp_all() -> None:
     [(None, [0, 1, 2]), ("", []), ("-1", []), ("2,0", [2, 0]), ("GPU-1", [1]), ("0,9,1", [0])],
 )
 def test_cuda_visible_devices_is_honoured(variable: str | None, left: list[int]) -> None:
-    found = machine._visible([gpu(0), gpu(1), gpu(2)], variable)
+    environment = {} if variable is None else {"CUDA_VISIBLE_DEVICES": variable}
+    found = left_of([gpu(0), gpu(1), gpu(2)], environment, cuda_order=list)
     assert [one.index for one in found] == left
 
 
@@ -149,6 +152,9 @@ LLAMA = {"model_type": "llama", "vocab_size": 4096, "base_model_tp_plan": {"laye
         (CPU, ["strategy=ddp+tp", "devices=3"], LLAMA, "devices", "needs two or more groups of 2 devices"),
         (CPU, ["strategy=fsdp+tp", "devices=2"], LLAMA, "devices", "strategy=tp with devices=2"),
         (CPU, ["reshard=off", "strategy=ddp"], {}, "reshard", "does nothing with strategy=ddp"),
+        (TWO, ["p2p=off"], {}, "p2p", "p2p=off does nothing with strategy=single"),
+        (TWO, ["p2p=off", "strategy=naive-mp"], {}, "p2p", "try p2p=on, or strategy=pp with p2p=off"),
+        (CPU, ["p2p=off", "strategy=ddp"], {}, "p2p", "this run is on the CPU; try p2p=on"),
     ],
 )
 def test_what_a_sharded_model_cannot_do_is_refused(

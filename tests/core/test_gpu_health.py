@@ -36,7 +36,7 @@ def gpu(**fields: Any) -> DeviceReading:
 )
 def test_each_ailment_is_a_warning_with_its_cure(fields: dict[str, Any], said: str, cure: str) -> None:
     tick = Tick(t_ns=0, host=HostReading(), devices=[gpu(**fields)], missing={}, sample_us=1)
-    (one,) = (check for check in gpu_checks(tick, None) if check.name == "GPU 2" and check.state == "warn")
+    (one,) = (check for check in gpu_checks(tick, {}) if check.name == "GPU 2" and check.state == "warn")
     assert said in one.finding
     assert cure in (one.cure or "")
     assert any(line.startswith("GPU 2: ") and said in line for line in below([gpu(**fields)]))

@@ -1,24 +1,52 @@
-"""What CUDA_VISIBLE_DEVICES leaves of the GPUs that the driver lists."""
+"""Which devices a run may use: what CUDA_VISIBLE_DEVICES leaves, and the CPU only where it is asked for."""
 
 from __future__ import annotations
+
+import sys
+from pathlib import Path
 
 import pytest
 import stand_in
 from stand_in import Gpu, Machine
 
+from trainfast_runner import training_python
+from trainfast_runner.hardware import gpu_presence
 from trainfast_runner.hardware.machine import Machine as Seen
-from trainfast_runner.hardware.machine import look
-from trainfast_runner.problem import Problem
+from trainfast_runner.hardware.machine import _asked_of_cuda, look
 
-CUDA, CPU = "2.13.0+cu130", "2.13.0+cpu"
+CUDA = {"torch": "2.13.0", "torch.version.cuda": "13.0", "torch.version.hip": None}
+CPU = {"torch": "2.13.0", "torch.version.cuda": None, "torch.version.hip": None}
+ROCM = {"torch": "2.13.0+rocm7.0", "torch.version.cuda": None, "torch.version.hip": "7.0.2"}
 MIG = "MIG-41a36bfc-73e2-5e3d-8b3a-2b7a4b0d0ac0"
+OTHER_MIG = "MIG-9f1c2a34-0000-5e3d-8b3a-2b7a4b0d0ac0"
+Versions = dict[str, str | None]
 
 
-def seen(variable: str | None, torch: str | None = CUDA) -> Seen:
-    gpus = [Gpu(uuid="GPU-aa11"), Gpu(uuid="GPU-bb22")]
+def cut(uuid: str, *instances: str) -> Gpu:
+    """A GPU in MIG mode with instances of these names."""
+    parts = tuple(
+        Gpu(name="A100 MIG 1g.10gb", uuid=name, memory_total=9728 * stand_in.MIB, memory_used=64, numbers=(7 + n, 0))
+        for n, name in enumerate(instances)
+    )
+    return Gpu(name="A100", uuid=uuid, mig=True, instances=parts)
+
+
+def seen(variable: str | None, versions: Versions = CUDA, *gpus: Gpu, order: str | None = None) -> Seen:
     environment = {} if variable is None else {"CUDA_VISIBLE_DEVICES": variable}
-    with stand_in.installed(Machine(gpus)):
-        return look(torch, environment)
+    if order is not None:
+        environment["CUDA_DEVICE_ORDER"] = order
+    with stand_in.installed(Machine(list(gpus) or [Gpu(uuid="GPU-aa11"), Gpu(uuid="GPU-bb22")])):
+        return look(versions, environment=environment)
+
+
+def refused(machine: Seen) -> str:
+    """The one line of the refusal; a run that asks for the CPU is not refused."""
+    assert (machine.device, machine.gpus) == ("cpu", ())
+    assert machine.refusal is not None
+    assert machine.used_by("cpu:2").refusal is None
+    line = machine.refusal.line()
+    assert "\n" not in line
+    return line
 
 
 @pytest.mark.parametrize(
@@ -28,26 +56,161 @@ def seen(variable: str | None, torch: str | None = CUDA) -> Seen:
 def test_indexes_and_uuids_name_gpus_in_their_order(variable: str | None, indexes: list[int]) -> None:
     machine = seen(variable)
     assert [gpu.index for gpu in machine.gpus] == indexes
-    assert machine.device == "cuda"
-    machine.refuse_mig()
+    assert (machine.device, machine.refusal) == ("cuda", None)
 
 
-@pytest.mark.parametrize("variable", ["", "-1", "7", "GPU-cc"])
-def test_where_none_is_left_it_is_said_why(variable: str) -> None:
+@pytest.mark.parametrize("variable", ["", "-1", "NoDevFiles"])
+def test_gpus_hidden_on_purpose_ask_for_the_cpu(variable: str) -> None:
     machine = seen(variable)
-    assert (machine.device, machine.gpus) == ("cpu", ())
+    assert (machine.device, machine.gpus, machine.refusal) == ("cpu", (), None)
     assert machine.why_no_gpu == f"CUDA_VISIBLE_DEVICES={variable} leaves none"
-    machine.refuse_mig()
 
 
-@pytest.mark.parametrize("variable", [MIG, f"0,{MIG}", "MIG-GPU-aa11/1/0"])
-def test_a_mig_instance_is_refused_and_not_replaced_by_the_cpu(variable: str) -> None:
-    with pytest.raises(Problem, match=r"CUDA_VISIBLE_DEVICES=MIG-\S+ is an instance of a GPU \(MIG\)") as raised:
-        seen(variable).refuse_mig()
-    assert "\n" not in raised.value.line()
+@pytest.mark.parametrize("variable", ["7", "GPU-cc"])
+def test_a_name_that_no_gpu_has_does_not_train_on_the_cpu(variable: str) -> None:
+    line = refused(seen(variable))
+    assert line.startswith(
+        f"CUDA_VISIBLE_DEVICES={variable} names no GPU here; try CUDA_VISIBLE_DEVICES=0, or devices=cpu"
+    )
 
 
-def test_a_build_for_the_cpu_does_not_care_for_mig() -> None:
+def test_an_nvml_failure_with_gpus_present_is_refused_and_says_what_to_do() -> None:
+    with stand_in.installed(Machine([Gpu(uuid="GPU-aa11")], init_code=18)):
+        machine = look(CUDA, environment={})
+        hidden = look(CUDA, environment={"CUDA_VISIBLE_DEVICES": ""})
+        on_cpu_build = look(CPU, environment={})
+    line = refused(machine)
+    assert "the driver was updated under the running system: reboot" in line
+    assert "try devices=cpu to train on the CPU" in line
+    assert hidden.refusal is None
+    assert on_cpu_build.refusal is None
+
+
+def test_a_driver_that_is_not_loaded_is_no_gpu_unless_there_is_a_sign_of_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gpu_presence, "sign_of_a_gpu", lambda python: None)
+    for sign in (None, "the PCI bus lists 0000:3b:00.0"):
+        monkeypatch.setattr("trainfast_runner.hardware.machine.sign_of_a_gpu", lambda python, sign=sign: sign)
+        with stand_in.installed(Machine([], init_code=9)):
+            machine = look(CUDA, environment={})
+        if sign is None:
+            assert (machine.device, machine.refusal) == ("cpu", None)
+        else:
+            assert f"a GPU is here ({sign}) and NVML gives none: the NVIDIA kernel module" in refused(machine)
+
+
+def put(path: Path, text: str = "") -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+
+
+def test_the_signs_of_a_gpu_without_nvml(tmp_path: Path) -> None:
+    assert gpu_presence.sign_of_a_gpu(root=tmp_path) is None
+    card = tmp_path / "sys/bus/pci/devices/0000:3b:00.0"
+    put(card / "vendor", "0x10de\n")
+    put(card / "class", "0x040300\n")
+    assert gpu_presence.pci_card(tmp_path) is None, "the sound device of a graphics card is no GPU"
+    put(card / "class", "0x030200\n")
+    assert gpu_presence.sign_of_a_gpu(root=tmp_path) == "the PCI bus lists 0000:3b:00.0"
+    put(tmp_path / "proc/driver/nvidia/gpus/0000:3b:00.0/information")
+    assert gpu_presence.sign_of_a_gpu(root=tmp_path) == "/proc/driver/nvidia/gpus lists 0000:3b:00.0"
+    put(tmp_path / "dev/nvidiactl")
+    put(tmp_path / "dev/nvidia0")
+    assert gpu_presence.sign_of_a_gpu(root=tmp_path) == "/dev/nvidia0 is there"
+
+
+def test_a_container_without_nvml_where_cuda_works_has_a_gpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    python = tmp_path / "python"
+    devices = '{"names": ["NVIDIA H100"], "uuids": ["GPU-1"]}'
+    python.write_text(f"#!{sys.executable}\nprint('{{\"devices\": {devices}}}')\n")
+    python.chmod(0o755)
+    monkeypatch.setattr(gpu_presence.ctypes, "CDLL", lambda name: None)
+    assert gpu_presence.sign_of_a_gpu(str(python), root=tmp_path) == "torch sees NVIDIA H100"
+
+
+def test_a_build_without_cuda_has_no_gpu_whatever_its_version_is_called() -> None:
     machine = seen(MIG, CPU)
-    machine.refuse_mig()
-    assert (machine.device, machine.gpus) == ("cpu", ())
+    assert (machine.device, machine.gpus, machine.refusal) == ("cpu", (), None)
+    assert machine.why_no_gpu == "torch is a CPU build"
+
+
+def test_a_rocm_build_is_not_taken_for_cuda() -> None:
+    line = refused(seen(None, ROCM))
+    assert "torch 2.13.0+rocm7.0 is a ROCm build (HIP 7.0.2): AMD GPUs are not supported" in line
+    assert "try devices=cpu" in line
+
+
+@pytest.mark.parametrize("variable", [MIG, MIG[:12], "MIG-GPU-aa11/7/0", f"{MIG},{OTHER_MIG}"])
+def test_a_mig_instance_named_by_uuid_or_number_is_what_a_run_gets(variable: str) -> None:
+    machine = seen(variable, CUDA, cut("GPU-aa11", MIG, OTHER_MIG))
+    assert (machine.device, machine.refusal) == ("cuda", None)
+    (instance,) = machine.choose(None, "single")
+    assert (instance.uuid, instance.name) == (MIG, "A100 MIG 1g.10gb")
+    assert (instance.memory_total_bytes, instance.memory_used_bytes) == (9728 * stand_in.MIB, 64)
+    assert instance.compute_capability == "8.0"
+    for name in ("power_w", "temperature_c", "sm_clock_mhz", "gpu_utilization_percent", "energy_mj"):
+        assert getattr(instance, name) is None, name
+    assert instance.throttle_reasons is None
+
+
+def test_cuda_gives_a_process_one_mig_instance() -> None:
+    machine = seen(f"{MIG},{OTHER_MIG}", CUDA, cut("GPU-aa11", MIG, OTHER_MIG))
+    with pytest.raises(training_python.Problem, match=r"devices=2, but there is 1 \(CUDA gives a process one MIG inst"):
+        machine.choose(2, "ddp")
+
+
+def test_a_mig_name_that_does_not_exist_names_the_nearest() -> None:
+    machine = seen(MIG.replace("41a3", "41a4"), CUDA, cut("GPU-aa11", MIG, OTHER_MIG))
+    assert "names no MIG instance here; did you mean " + MIG in refused(machine)
+    assert "NVML lists none" in refused(seen(MIG, CUDA, Gpu(uuid="GPU-aa11")))
+    mixed = refused(seen(f"0,{MIG}", CUDA, cut("GPU-aa11", MIG)))
+    assert f"mixes GPUs and MIG instances, and CUDA takes one or the other; try CUDA_VISIBLE_DEVICES={MIG}" in mixed
+
+
+def test_a_gpu_in_mig_mode_is_never_chosen_by_its_parent() -> None:
+    machine = seen(None, CUDA, cut("GPU-aa11", MIG), Gpu(name="A100", uuid="GPU-bb22", memory_used=2**34))
+    assert [gpu.uuid for gpu in machine.choose(None, "single")] == ["GPU-bb22"]
+    assert [gpu.uuid for gpu in machine.choose(None, "ddp")] == ["GPU-bb22"]
+    assert [gpu.uuid for gpu in machine.choose("1+", "single")] == ["GPU-bb22"], "places are those of the variable"
+    with pytest.raises(training_python.Problem, match=r"devices=2, but there is 1 \(GPU 0 in MIG mode not counted\)"):
+        machine.choose(2, "ddp")
+    with pytest.raises(training_python.Problem, match=f"GPU 0 is in MIG mode.* try CUDA_VISIBLE_DEVICES={MIG}"):
+        machine.choose("0+", "single")
+
+
+def test_only_gpus_in_mig_mode_name_their_instances() -> None:
+    for variable in (None, "0", "GPU-aa11"):
+        line = refused(seen(variable, CUDA, cut("GPU-aa11", MIG, OTHER_MIG)))
+        assert f"GPU 0 is in MIG mode, where runs use an instance by its name; try CUDA_VISIBLE_DEVICES={MIG}" in line
+        assert OTHER_MIG in line
+    assert "and there is none; try `sudo nvidia-smi -i 0 -mig 0`" in refused(seen(None, CUDA, cut("GPU-aa11")))
+
+
+MIXED = (Gpu(name="T400", uuid="GPU-slow"), Gpu(name="RTX 4090", uuid="GPU-fast"))
+
+
+@pytest.fixture
+def cuda_counts(monkeypatch: pytest.MonkeyPatch):
+    """`cuda_counts(uuids)` is the order in which torch, were it a CUDA build, would list the GPUs."""
+
+    def say(*uuids: str) -> None:
+        _asked_of_cuda.cache_clear()
+        answer = training_python.CudaDevices(tuple("a GPU" for _ in uuids), tuple(uuid for uuid in uuids if uuid))
+        monkeypatch.setattr(training_python, "cuda_devices", lambda executable, environment: answer)
+
+    yield say
+    _asked_of_cuda.cache_clear()
+
+
+def test_numbers_on_mixed_cards_mean_what_cuda_means(cuda_counts) -> None:
+    cuda_counts("GPU-fast", "GPU-slow")
+    assert [gpu.uuid for gpu in seen("0", CUDA, *MIXED).gpus] == ["GPU-fast"]
+    assert [gpu.uuid for gpu in seen("1,0", CUDA, *MIXED).gpus] == ["GPU-slow", "GPU-fast"]
+    assert [gpu.uuid for gpu in seen("0", CUDA, *MIXED, order="PCI_BUS_ID").gpus] == ["GPU-slow"]
+    assert [gpu.uuid for gpu in seen("GPU-slow", CUDA, *MIXED).gpus] == ["GPU-slow"]
+
+
+def test_numbers_on_mixed_cards_are_refused_where_torch_does_not_tell(cuda_counts) -> None:
+    cuda_counts("")
+    line = refused(seen("0", CUDA, *MIXED))
+    assert "counts GPUs of several models in CUDA's order, which torch does not tell (it is too old)" in line
+    assert "try CUDA_DEVICE_ORDER=PCI_BUS_ID, or the UUIDs of `nvidia-smi -L`" in line

@@ -242,7 +242,8 @@ class TrainfastApp(App[int]):
         # While a run only starts a trace goes on: it is that run's prediction, and nothing is measured yet. Not on a
         # GPU, where it has memory of its own and the run would take it for somebody else's.
         measured = run is not None and run.is_live and run.state != "starting"
-        is_busy = searches or measured or (self.machine.device == "cuda" and (live or self.control.is_starting))
+        on_gpu = self.machine.used_by(self.next_run.spec.knobs["devices"]).device == "cuda"
+        is_busy = searches or measured or (on_gpu and (live or self.control.is_starting))
         # How much is free moves with every tick; that it is known is news, how much then waits for the next question.
         run_id = run.run_id if run is not None else ""
         key = (self.next_run.spec, self.machine, is_busy, run_id, knows_free(self.snapshot))

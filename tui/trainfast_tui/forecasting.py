@@ -47,6 +47,7 @@ def knows_free(snapshot: Snapshot | None) -> bool:
 def question_about(next_run: NextRun, machine: Machine, snapshot: Snapshot | None, *, may_trace: bool) -> Question:
     """What there is to ask about the next run."""
     tick = snapshot.tick if snapshot is not None else None
+    machine = machine.used_by(next_run.spec.knobs["devices"])
     if tick is None:
         return Question(_with_devices(next_run.spec, machine), machine, None, may_trace)
     run = snapshot.run if snapshot is not None else None

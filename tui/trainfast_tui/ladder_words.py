@@ -61,7 +61,9 @@ def is_about(search: SearchSnapshot, spec: RunSpec) -> bool:
 
 def limit_notice(spec: RunSpec, machine: Machine | None) -> str:
     """What a search without `memory_limit` on a CPU goes up to; empty where there is a limit or a GPU sets it."""
-    if machine is None or machine.device != "cpu" or spec.knobs["memory_limit"] is not None:
+    if machine is None or spec.knobs["memory_limit"] is not None:
+        return ""
+    if machine.used_by(spec.knobs["devices"]).device != "cpu":
         return ""
     from trainfast_runner.combinations.world import world_size
     from trainfast_runner.memory_model.room import host_free_bytes

@@ -19,10 +19,10 @@ def look_at_machine(python: str | None) -> MachineSeen:
     from trainfast_runner.training_python import inspect
 
     try:
-        torch_version = inspect(python, {}, "causal-lm").versions.get("torch")
+        versions = inspect(python, {}, "causal-lm").versions
     except Problem:
-        torch_version = None
-    return MachineSeen(look(torch_version))
+        versions = {}
+    return MachineSeen(look(versions, python))
 
 
 def situation_of(spec: RunSpec, machine: Machine, home: Home, python: str | None) -> SituationSeen:

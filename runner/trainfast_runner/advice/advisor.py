@@ -13,7 +13,7 @@ from typing import cast
 from trainfast_runner.byte_words import gibibytes
 from trainfast_runner.combinations.world import device_count, global_batch
 from trainfast_runner.hardware.interconnect import Interconnect
-from trainfast_runner.hardware.machine import Machine, cpu_has_fp16
+from trainfast_runner.hardware.machine import Machine, asks_for_cpu, cpu_has_fp16
 from trainfast_runner.model_size import (
     CONTEXT_BYTES,
     MIXED,
@@ -71,6 +71,7 @@ class Advice:
 
 def advise(spec: RunSpec, preset_knobs: Knobs, machine: Machine, situation: Situation) -> tuple[Advice, ...]:
     """What there is to say about this run on this machine, a knob at most once, the model's shapes among them."""
+    machine = machine.used_by(spec.knobs["devices"])
     found = (
         strategy_advice(spec, machine, situation),
         lr_advice(spec, preset_knobs, machine),
@@ -105,7 +106,11 @@ def strategy_advice(spec: RunSpec, machine: Machine, situation: Situation) -> Ad
 
 def _from_the_tree(spec: RunSpec, machine: Machine, situation: Situation) -> tuple[str, str]:
     if machine.device == "cpu":
-        unused = "the GPUs here are hidden, or torch is built without CUDA:" if machine.nvml_gpus else "without a GPU"
+        unused = "without a GPU"
+        if asks_for_cpu(spec.knobs["devices"]):
+            unused = f"with devices={spec.knobs['devices']}"
+        elif machine.nvml_gpus:
+            unused = "the GPUs here are hidden, or torch is built without CUDA:"
         return "single", (
             f"{unused} the processes of other strategies share these {machine.cores} cores; ddp with devices=2"
             " shows how one works, not how fast it is."

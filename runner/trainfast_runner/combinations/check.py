@@ -21,6 +21,7 @@ from trainfast_runner.combinations.sharded_rules import (
 )
 from trainfast_runner.combinations.technique_rules import TECHNIQUE_RULES, compile_fits, engine_runs_the_strategy
 from trainfast_runner.combinations.zero_rules import optimizer_takes_flat_slices, zero_fits
+from trainfast_runner.hardware.machine import asks_for_cpu
 from trainfast_runner.problem import Problem
 
 if TYPE_CHECKING:
@@ -66,8 +67,14 @@ def cannot_run_here(spec: RunSpec, machine: Machine) -> Problem | None:
 
 
 def cannot_run_anywhere(spec: RunSpec, machine: Machine) -> Problem | None:
-    """The refusal of knobs that contradict each other; None where they do not, or this machine has not the devices."""
-    return None if cannot_run_here(spec, machine) else _first(KNOB_RULES, spec, machine)
+    """The refusal of knobs that contradict each other; None where they do not, or this machine has not the devices.
+
+    A CPU is on every machine: what cannot run on it contradicts a `devices` that asks for it.
+    """
+    here = cannot_run_here(spec, machine)
+    if here is not None:
+        return here if asks_for_cpu(spec.knobs["devices"]) else None
+    return _first(KNOB_RULES, spec, machine)
 
 
 def _first(rules: tuple[Rule, ...], spec: RunSpec, machine: Machine) -> Problem | None:

@@ -7,6 +7,12 @@ from collections.abc import Callable
 from trainfast_runner.combinations.facts import Facts
 from trainfast_runner.problem import Problem
 
+WITHOUT_NCCL = {
+    "single": "one GPU has nobody to talk to",
+    "naive-mp": "one process copies its activations between GPUs itself",
+}
+"""Strategies whose runs never call NCCL, and why."""
+
 
 def _images_are_classified(facts: Facts) -> Problem | None:
     kind, objective = facts.spec.data["kind"], facts.spec.data["objective"]
@@ -67,11 +73,22 @@ def _texts_vary_in_length(facts: Facts) -> Problem | None:
 
 
 def _link_is_between_gpus(facts: Facts) -> Problem | None:
-    if facts.knobs["p2p"] == "off" and facts.machine.device == "cpu":
+    """`p2p=off` is NCCL's: of the strategies of one process only dp sums its gradients by NCCL (torch's
+    nn/parallel/comm.py, reduce_add)."""
+    strategy = str(facts.knobs["strategy"])
+    if facts.knobs["p2p"] != "off":
+        return None
+    if facts.machine.device == "cpu":
         return Problem(
             "p2p=off closes the direct link between GPUs: it needs two GPUs, and this run is on the CPU",
             key="p2p",
             advice="p2p=on",
+        )
+    if strategy in WITHOUT_NCCL:
+        return Problem(
+            f"p2p=off does nothing with strategy={strategy}: it closes links to NCCL, and {WITHOUT_NCCL[strategy]}",
+            key="p2p",
+            advice=f"p2p=on, or strategy={'ddp' if strategy == 'single' else 'pp'} with p2p=off",
         )
     return None
 

@@ -15,13 +15,19 @@ from trainfast_runner.settings.spec import RunSpec
 
 @dataclass(frozen=True)
 class Facts:
-    """All that a rule may look at: what is asked, the machine, the model's configuration, what is installed."""
+    """All that a rule may look at: what is asked, the machine, the model's configuration, what is installed.
+
+    The machine is made the one that the run's `devices` leave: without its GPUs for a run that asks for the CPU.
+    """
 
     spec: RunSpec
     machine: Machine
     config: Mapping[str, Any]
     versions: Mapping[str, str | None]
     python: str
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "machine", self.machine.used_by(self.knobs["devices"]))
 
     @property
     def knobs(self) -> Knobs:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from trainfast_runner.combinations.facts import Facts, Rule
 from trainfast_runner.combinations.world import device_choice, devices_asked, world_size
-from trainfast_runner.hardware.machine import MOST_CPU_PROCESSES
+from trainfast_runner.hardware.machine import asks_for_cpu, cpu_processes
 from trainfast_runner.problem import Problem
-from trainfast_runner.settings.knob_values import parse_bytes_per_rank
+from trainfast_runner.settings.knob_values import MOST_CPU_PROCESSES, parse_bytes_per_rank
 from trainfast_runner.settings.knobs import BY_NAME
 
 AMPERE = (8, 0)
@@ -28,6 +28,8 @@ def devices_exist(facts: Facts) -> Problem | None:
     """The devices asked for, and those to watch, are there, and as many as the strategy takes."""
     devices, strategy = devices_asked(facts.knobs), str(facts.knobs["strategy"])
     machine = facts.machine
+    if machine.refusal is not None:
+        return machine.refusal
     try:
         chosen = machine.choose(device_choice(devices), strategy) if machine.device == "cuda" else ()
         machine.watched(_as_text(facts.knobs["watch"]), chosen)
@@ -35,7 +37,7 @@ def devices_exist(facts: Facts) -> Problem | None:
         return problem
     if machine.device == "cuda":
         count = len(chosen)
-    elif isinstance(devices, str):
+    elif isinstance(devices, str) and not asks_for_cpu(devices):
         return Problem(
             f"devices={devices} names GPUs and a run here has none ({machine.why_no_gpu});"
             " without a GPU devices is a count of processes",
@@ -43,7 +45,8 @@ def devices_exist(facts: Facts) -> Problem | None:
             allowed=[f"1 to {MOST_CPU_PROCESSES}"],
         )
     else:
-        count = devices if isinstance(devices, int) else world_size(facts.spec, machine)
+        asked = devices if isinstance(devices, int) else cpu_processes(devices)
+        count = world_size(facts.spec, machine) if asked is None else asked
         if count > MOST_CPU_PROCESSES:
             return Problem(
                 f"devices={count}: at most {MOST_CPU_PROCESSES} processes on a CPU",

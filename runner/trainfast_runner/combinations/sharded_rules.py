@@ -7,6 +7,7 @@ from typing import Any
 
 from trainfast_runner.combinations.facts import Facts
 from trainfast_runner.combinations.world import TENSOR_PARALLEL
+from trainfast_runner.hardware.machine import CPU, asks_for_cpu, cpu_processes
 from trainfast_runner.problem import Problem
 from trainfast_runner.settings.knob_type import Knobs
 
@@ -46,6 +47,14 @@ def several_gpus(facts: Facts) -> Problem | None:
     if strategy not in ("dp", "naive-mp"):
         return None
     what = "copies the model to each" if strategy == "dp" else "puts layers on each"
+    devices = facts.knobs["devices"]
+    if asks_for_cpu(devices):
+        on_cpu = devices if (cpu_processes(devices) or 0) > 1 else f"{CPU}:2"
+        return Problem(
+            f"strategy={strategy} {what} of two or more GPUs from one process, and devices={devices} asks for the CPU",
+            key="strategy",
+            advice=f"strategy={'ddp' if strategy == 'dp' else 'pp'} with devices={on_cpu}",
+        )
     if facts.machine.device != "cuda":
         return Problem(
             f"strategy={strategy} {what} of two or more GPUs from one process, and a run here has none"

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from trainfast_runner.hardware.machine import MOST_CPU_PROCESSES, Machine
+from trainfast_runner.hardware.machine import CPU, Machine, asks_for_cpu, cpu_processes
 from trainfast_runner.settings.knob_type import Knobs
-from trainfast_runner.settings.knob_values import KnobValue
+from trainfast_runner.settings.knob_values import MOST_CPU_PROCESSES, KnobValue
 from trainfast_runner.settings.spec import RunSpec
 
 ONE_PROCESS = ("single", "dp", "naive-mp")
@@ -23,12 +23,15 @@ def world_size(spec: RunSpec, machine: Machine) -> int:
 def device_count(spec: RunSpec, machine: Machine) -> int:
     """Number of devices a run uses; on a CPU each rank is one. Raises Problem when there are not as many."""
     devices, strategy = devices_asked(spec.knobs), str(spec.knobs["strategy"])
+    machine = machine.used_by(devices)
     if strategy == "single":
         return 1
     if machine.device == "cuda":
         return len(machine.choose(device_choice(devices), strategy))
     if isinstance(devices, int):
         return devices
+    if (processes := cpu_processes(devices)) is not None:
+        return processes
     if strategy == "ddp+pp":
         return 2 * int(str(spec.knobs["pp_degree"]))
     if strategy in TENSOR_PARALLEL:
@@ -38,9 +41,19 @@ def device_count(spec: RunSpec, machine: Machine) -> int:
 
 def devices_asked(knobs: Knobs) -> KnobValue:
     """The `devices` knob, or what the strategy itself says about it: one pipeline has pp_degree devices."""
-    if knobs["devices"] is None and knobs["strategy"] in ("pp", "tp"):
-        return knobs[f"{knobs['strategy']}_degree"]
-    return knobs["devices"]
+    devices = knobs["devices"]
+    if devices in (None, CPU) and knobs["strategy"] in ("pp", "tp"):
+        degree = knobs[f"{knobs['strategy']}_degree"]
+        return degree if devices is None else f"{CPU}:{degree}"
+    return devices
+
+
+def recorded_devices(spec: RunSpec, machine: Machine) -> KnobValue:
+    """The `devices` knob as a run records it: with the number that was left open. Raises Problem as `device_count`."""
+    devices = spec.knobs["devices"]
+    if devices is None:
+        return device_count(spec, machine)
+    return f"{CPU}:{device_count(spec, machine)}" if asks_for_cpu(devices) else devices
 
 
 def with_devices(spec: RunSpec, machine: Machine) -> RunSpec:

@@ -24,6 +24,7 @@ from trainfast_runner.diagnosis.doubts import doubts, watched_words
 from trainfast_runner.run_directory.records import PROBE
 from trainfast_runner.run_directory.result import Result
 from trainfast_runner.run_directory.state_words import state_words
+from trainfast_runner.settings.knob_values import CPU
 from trainfast_runner.settings.knobs import BY_NAME
 
 BETTER, WORSE = "better", "worse"
@@ -96,7 +97,7 @@ def compare(a: Result, b: Result) -> Comparison:
 
 
 def _settings(a: Result, b: Result) -> list[tuple[str, Any, Any]]:
-    one, other = ({**result.knobs, **_fields(result), **_tried(result)} for result in (a, b))
+    one, other = ({**_knobs(result), **_fields(result), **_tried(result)} for result in (a, b))
     names = dict.fromkeys([*BY_NAME, *a.knobs, *b.knobs, *one, *other])
     return [(name, one.get(name), other.get(name)) for name in names if one.get(name) != other.get(name)]
 
@@ -205,7 +206,16 @@ def _other_work(a: Result, b: Result) -> str | None:
         return OTHER_BATCH
     worlds = a.actual.world_size, b.actual.world_size
     shared_out = None not in worlds and worlds[0] != worlds[1]
-    return OTHER_DEVICES if shared_out or any(a.knobs.get(n) != b.knobs.get(n) for n in DEVICE_KNOBS) else None
+    one, other = _knobs(a), _knobs(b)
+    return OTHER_DEVICES if shared_out or any(one.get(n) != other.get(n) for n in DEVICE_KNOBS) else None
+
+
+def _knobs(result: Result) -> dict[str, Any]:
+    """The knobs of a run; `devices=cpu:2` of a run on the CPU is its count, as on a machine without a GPU."""
+    devices = str(result.knobs.get("devices"))
+    if not devices.startswith(f"{CPU}:") or result.actual.device != CPU:
+        return result.knobs
+    return {**result.knobs, "devices": int(devices.partition(":")[2])}
 
 
 def same_speed_conditions(a: Result, b: Result) -> bool:

@@ -18,10 +18,11 @@ from pathlib import Path
 from trainfast_runner.byte_words import gibibytes
 from trainfast_runner.doctor.finding import Check
 from trainfast_runner.doctor.gpus import energy_checks, gpu_checks
+from trainfast_runner.hardware.machine import look
 from trainfast_runner.problem import Problem
 from trainfast_runner.run_directory.home import Home, cache_directory
 from trainfast_runner.telemetry.sampler import take_tick
-from trainfast_runner.training_python import NEEDED, find
+from trainfast_runner.training_python import NEEDED, find, torch_build
 
 USEFUL = ("accelerate", "bitsandbytes", "deepspeed", "datasets", "numpy")
 ENERGY_SETTLE_S = 0.6
@@ -45,15 +46,11 @@ print(json.dumps(found))
 
 def examine(home: Home, python: str | None = None) -> list[Check]:
     """All checks, the essential ones first. Takes about a second."""
-    versions: dict[str, str | None] = {}
-    tick = take_tick(settle_s=0.05)
-    counts_energy = any(gpu.energy_mj is not None for gpu in tick.devices)
     return [
-        *_python(python, versions),
+        *_python(python),
         *_home(home),
         *_memory(),
-        *gpu_checks(tick, versions.get("torch")),
-        *(energy_checks(tick, take_tick(settle_s=ENERGY_SETTLE_S)) if counts_energy else ()),
+        *_gpus(python),
         *_compiler(python),
         *_shared_memory(),
         *_logout(),
@@ -66,11 +63,11 @@ def is_healthy(checks: list[Check]) -> bool:
     return all(check.state != "fail" for check in checks)
 
 
-def _python(python: str | None, versions: dict[str, str | None]) -> Iterator[Check]:
-    """The Python that trains, and what it can import, which is put into `versions`."""
+def _python(python: str | None) -> Iterator[Check]:
+    """The Python that trains, and what it can import."""
     try:
         executable = find(python)
-        versions.update(_versions(executable))
+        versions = _versions(executable)
     except Problem as problem:
         yield Check("training Python", "fail", problem.line(), "give another one with --python PATH")
         return
@@ -115,6 +112,17 @@ def _versions(executable: str) -> dict[str, str | None]:
     except (OSError, ValueError, subprocess.TimeoutExpired):
         raise Problem(f"{executable} does not answer as a Python does", key="python") from None
     return found
+
+
+def _gpus(python: str | None) -> Iterator[Check]:
+    try:
+        versions = torch_build(find(python))
+    except Problem:
+        versions = {}  # the check of the Python itself says so
+    tick = take_tick(settle_s=0.05)
+    yield from gpu_checks(tick, versions, look(versions, python).refusal)
+    if any(gpu.energy_mj is not None for gpu in tick.devices):
+        yield from energy_checks(tick, take_tick(settle_s=ENERGY_SETTLE_S))
 
 
 def _home(home: Home) -> Iterator[Check]:

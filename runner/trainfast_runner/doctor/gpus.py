@@ -2,30 +2,34 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterator
-from pathlib import Path
+from collections.abc import Iterator, Mapping
 
 from trainfast_runner.byte_words import gibibytes
 from trainfast_runner.diagnosis.disbelieved_counters import energy_doubt
 from trainfast_runner.doctor.finding import Check, State
 from trainfast_runner.hardware.device_events import sees_host_pids
 from trainfast_runner.hardware.gpu_health import ailments
-from trainfast_runner.hardware.machine import NO_MIG, PART_OF_A_GPU, mig_instance
+from trainfast_runner.hardware.gpu_presence import pci_card
+from trainfast_runner.hardware.machine import CUDA_BUILD, HIP_BUILD
+from trainfast_runner.problem import Problem
 from trainfast_runner.telemetry.failures import LIBRARY_FAILURES, LIBRARY_NOT_FOUND
 from trainfast_runner.telemetry.readings import Tick
 
 
-def gpu_checks(tick: Tick, torch: str | None) -> Iterator[Check]:
-    """NVML, every GPU, whether this build of torch can use them, and the readings that this machine does not give."""
+def gpu_checks(tick: Tick, versions: Mapping[str, str | None], refusal: Problem | None = None) -> Iterator[Check]:
+    """NVML, every GPU, whether this build of torch can use them, and the readings that this machine does not give.
+
+    `refusal` is that of the machine as the training Python sees it.
+    """
     binding, failure = tick.missing.get("nvml.binding"), tick.missing.get("nvml")
     if binding:
         yield Check("NVML binding", "warn", *_split_cure(binding))
     if failure and not tick.devices:
         no_library = failure == LIBRARY_FAILURES[LIBRARY_NOT_FOUND]
-        state: State = "ok" if no_library and not _has_nvidia_card() else "warn"
+        state: State = "ok" if no_library and pci_card() is None else "warn"
         finding, cure = _split_cure(failure)
-        yield Check("GPU", state, f"none: {finding.removesuffix('.')}. Training runs on the CPU", cure)
+        trains = "No run starts but with devices=cpu" if refusal is not None else "Training runs on the CPU"
+        yield Check("GPU", state, f"none: {finding.removesuffix('.')}. {trains}", cure)
     for gpu in tick.devices:
         if gpu.error:
             yield Check(f"GPU {gpu.index}", "warn", f"{gpu.name or 'a GPU'}: {gpu.error}")
@@ -41,16 +45,16 @@ def gpu_checks(tick: Tick, torch: str | None) -> Iterator[Check]:
             "this is a container: the driver tells the host's process ids, so of processes that come while a run trains"
             " it cannot be said whose they are",
         )
-    if tick.devices and torch is not None and "+cpu" in torch:
+    torch = versions.get("torch")
+    if tick.devices and torch is not None and versions.get(CUDA_BUILD) is versions.get(HIP_BUILD) is None:
         yield Check(
             "GPU and torch",
             "warn",
             f"torch {torch} is a build for the CPU: it will not use the GPUs",
             "pip install --force-reinstall torch, from the index https://pytorch.org names for your driver",
         )
-    mig = mig_instance(os.environ.get("CUDA_VISIBLE_DEVICES", ""))
-    if mig is not None and tick.devices and torch is not None and "+cpu" not in torch:
-        yield Check("CUDA_VISIBLE_DEVICES", "fail", f"{mig} {PART_OF_A_GPU}", NO_MIG)
+    if refusal is not None:
+        yield Check("devices", "fail", refusal.message, refusal.advice)
     yield from _missing_readings(tick)
 
 
@@ -92,22 +96,6 @@ def _missing_readings(tick: Tick) -> Iterator[Check]:
         yield Check("missing readings", "ok", "every reading of a GPU: there is none to read")
     else:
         yield Check("missing readings", "ok", "the temperature of the chip's hot spot: NVML gives it for no GPU")
-
-
-def _has_nvidia_card(devices: Path = Path("/sys/bus/pci/devices")) -> bool:
-    """Whether the PCI bus lists a display or 3D controller (class 0x03) of vendor 0x10de, driver or not."""
-    try:
-        entries = list(devices.iterdir())
-    except OSError:
-        return False
-    for entry in entries:
-        try:
-            vendor, kind = (entry / "vendor").read_text().strip(), (entry / "class").read_text().strip()
-        except OSError:
-            continue
-        if vendor == "0x10de" and kind.startswith("0x03"):
-            return True
-    return False
 
 
 def _split_cure(sentence: str) -> tuple[str, str | None]:

@@ -15,7 +15,7 @@ from trainfast_runner.hardware.machine import look
 from trainfast_runner.problem import Problem
 from trainfast_runner.run_directory.home import Home
 from trainfast_runner.run_directory.json_lines import write_atomically
-from trainfast_runner.training_python import WORKER, find
+from trainfast_runner.training_python import WORKER, find, torch_build
 
 CALIBRATION_FILE = "calibration.json"
 PATIENCE_S = 120
@@ -84,15 +84,13 @@ def cpu_name() -> str:
 
 
 def _device(executable: str) -> str:
-    done = subprocess.run(
-        [executable, "-c", "from importlib.metadata import version; print(version('torch'))"],
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-    )
-    if done.returncode:
+    versions = torch_build(executable)
+    if versions.get("torch") is None:
         raise Problem(f"{executable} has no torch to calibrate with", key="python")
-    return look(done.stdout.strip()).device
+    machine = look(versions, executable)
+    if machine.refusal is not None:
+        raise machine.refusal
+    return machine.device
 
 
 def _measure(executable: str, device: str) -> Ceiling:

@@ -61,27 +61,30 @@ def answers(
     """
     # Without a model: whether that can be built the trace will say.
     versions = training_python.inspect(python, {}, asked[0].spec.data["objective"]).versions
-    machine = look(versions.get("torch"))
-    machine.refuse_mig()
+    machine = look(versions, python)
     ranks: dict[int, int] = {}
     asked = list(asked)
     for place, one in enumerate(asked):
         try:
+            if (refusal := machine.used_by(one.spec.knobs["devices"]).refusal) is not None:
+                raise refusal
             asked[place] = one = replace(one, spec=world.with_devices(one.spec, machine))
             if (refusal := cannot_run_anywhere(one.spec, machine)) is not None:
                 raise refusal
             ranks[place] = world.world_size(one.spec, machine)
         except Problem as problem:
             yield place, Answer(one, problem=problem)
-    able = list(ranks)
+    on_device: dict[str, list[int]] = {}
+    for place in ranks:
+        on_device.setdefault(machine.used_by(asked[place].spec.knobs["devices"]).device, []).append(place)
+    for device, able in on_device.items():
 
-    def heard(tracing: Tracing) -> None:
-        on_traced(replace(tracing, place=able[tracing.place]))
+        def heard(tracing: Tracing, able: list[int] = able) -> None:
+            on_traced(replace(tracing, place=able[tracing.place]))
 
-    models = trace_models([asked[place].spec for place in able], machine.device, python, heard if able else on_traced)
-    for number, model in models:
-        place = able[number]
-        yield place, _answer(asked[place], model, machine, ranks[place])
+        for number, model in trace_models([asked[place].spec for place in able], device, python, heard):
+            place = able[number]
+            yield place, _answer(asked[place], model, machine, ranks[place])
 
 
 def _answer(asked: Asked, model: MemoryModel | Problem, machine: Machine, ranks: int) -> Answer:

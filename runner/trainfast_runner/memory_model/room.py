@@ -87,7 +87,7 @@ def hopeless_limit(spec: RunSpec, parameters: int | None, devices: int) -> Probl
 
 def gpu_of(spec: RunSpec, machine: Machine) -> str | None:
     """The name of the first GPU that a run takes; None on a CPU. Raises Problem for GPUs that are not there."""
-    if machine.device != "cuda":
+    if machine.used_by(spec.knobs["devices"]).device != "cuda":
         return None
     return _chosen(spec, machine)[0].name
 
@@ -98,7 +98,7 @@ def _chosen(spec: RunSpec, machine: Machine) -> tuple[DeviceReading, ...]:
 
 
 def _free(spec: RunSpec, machine: Machine, ranks: int, host_free_bytes: int | None) -> Room | None:
-    if machine.device == "cuda":
+    if machine.used_by(spec.knobs["devices"]).device == "cuda":
         chosen = _chosen(spec, machine)
         free = [(gpu.memory_free_bytes, gpu.index) for gpu in chosen if gpu.memory_free_bytes is not None]
         if free:

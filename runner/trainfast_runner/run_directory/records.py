@@ -110,6 +110,8 @@ class RunFile(RecordedSpec, frozen=True, kw_only=True):
     clean: bool = True
     link: str | None = None
     """The slowest path between two of the run's GPUs, as `topo` signs it; None for fewer than two."""
+    devices_reason: str | None = None
+    """Why the run took these GPUs, if not for their free memory."""
     role: str | None = None
     """`probe` for the process in which a search tries batch sizes, `proof` for its last run; None for any other."""
     search_id: str | None = None

@@ -26,6 +26,9 @@ BYTE_UNITS = {
 }
 MOST_BYTES = 2**62
 MOST_TEXT = 200
+MOST_CPU_PROCESSES = 8
+"""Ranks of a run on the CPU."""
+CPU = "cpu"
 
 
 class Values(Protocol):
@@ -146,9 +149,9 @@ class BytesPerRank:
 
 @dataclass(frozen=True)
 class DeviceList:
-    """A count (`2`), or a list of indexes (`0+1`, `0+`); None lets the strategy choose.
+    """A count (`2`), a list of indexes (`0+1`, `0+`), or the CPU (`cpu`, `cpu:4`); None lets the strategy choose.
 
-    With `always_list` a bare number is an index, not a count.
+    With `always_list` a bare number is an index, not a count, and the CPU is not a value.
     """
 
     always_list: bool = False
@@ -161,6 +164,8 @@ class DeviceList:
         text = str(raw).strip()
         if self.always_list and text in {"", "none"}:
             return ""
+        if not self.always_list and text.lower().startswith(CPU):
+            return _cpu(text)
         if not re.fullmatch(r"\d{1,4}(\+\d{1,4})*\+?", text):
             raise Problem(f"{text[:40]!r} is neither a count nor a list", allowed=[self.describe()])
         indexes = [int(part) for part in text.split("+") if part]
@@ -173,13 +178,13 @@ class DeviceList:
         return "+".join(map(str, indexes)) + ("+" if len(indexes) == 1 and not self.always_list else "")
 
     def ladder(self, current: KnobValue) -> Sequence[KnobValue]:
-        stops: list[KnobValue] = [None] if self.always_list else [None, 1, 2, 4, 8]
+        stops: list[KnobValue] = [None] if self.always_list else [None, 1, 2, 4, 8, CPU]
         return stops if current in stops else [*stops, current]
 
     def describe(self) -> str:
         if self.always_list:
             return "device indexes joined by + such as 0+1, none, auto"
-        return "a count such as 2, indexes such as 0+1 or 0+, auto"
+        return "a count such as 2, indexes such as 0+1 or 0+, cpu, cpu:N, auto"
 
 
 @dataclass(frozen=True)
@@ -198,6 +203,20 @@ class FreeText:
 
     def describe(self) -> str:
         return "a path; none"
+
+
+def _cpu(text: str) -> str:
+    """`cpu`, or `cpu:N` for N processes. Raises Problem with the nearest of them."""
+    allowed = [CPU, f"{CPU}:1 to {CPU}:{MOST_CPU_PROCESSES}"]
+    found = re.fullmatch(rf"{CPU}(?::(\d{{1,9}}))?", text)
+    if found is None:
+        raise Problem(f"{text[:40]!r} is not the CPU", allowed=allowed, nearest=CPU)
+    if found[1] is None:
+        return CPU
+    count = min(max(1, int(found[1])), MOST_CPU_PROCESSES)
+    if count != int(found[1]):
+        raise Problem(f"{text} asks for {found[1]} processes on the CPU", allowed=allowed, nearest=f"{CPU}:{count}")
+    return f"{CPU}:{count}"
 
 
 def parse_bytes(text: str) -> int:

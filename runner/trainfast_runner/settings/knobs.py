@@ -261,8 +261,10 @@ KNOBS: tuple[Knob, ...] = (
         DeviceList(),
         None,
         "parallel",
-        "A count (2) or indexes (0+1) into what CUDA_VISIBLE_DEVICES leaves. auto: the GPU with most free memory"
-        " for single, all of them otherwise. Without a GPU a count is processes, up to 8.",
+        "A count (2) or indexes (0+1) into what CUDA_VISIBLE_DEVICES leaves; cpu, or cpu:N for N processes, trains on"
+        " the CPU even where there is a GPU. auto: the GPU with most free memory for single, all of them otherwise. A"
+        " count prefers GPUs joined by NVLink to those with up to 10 % more free memory; without a GPU it is processes,"
+        " up to 8.",
         "",
         "",
         same_as=Equivalent("CUDA_VISIBLE_DEVICES", "--gpu_ids", "--include", "--nproc-per-node"),

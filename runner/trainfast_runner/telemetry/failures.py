@@ -32,6 +32,7 @@ LIBRARY_FAILURES: Final = {
 }
 """Failures of the whole library: no GPU answers until it is initialized again."""
 
+UNLOADABLE: Final = "libnvidia-ml.so.1 was found and cannot be loaded"
 NO_DEVICE_NODES: Final = (
     "the NVIDIA driver is loaded, but /dev/nvidiactl is not there: in a container, start it with --gpus all; else run "
     "`sudo nvidia-modprobe -c 0 -u`"
@@ -70,6 +71,7 @@ UNIFIED_MEMORY: Final = (
     "the host's memory is its limit"
 )
 UNDER_MIG: Final = "not given while MIG is on: its instances share the GPU. Switch MIG off to see it"
+OF_THE_WHOLE_GPU: Final = "NVML gives this of a whole GPU only, and this is an instance of one (MIG)"
 UNREPORTED: Final = "this GPU does not report this reason, so it is never seen here"
 NO_ECC: Final = "not supported by this GPU and driver, or ECC is switched off"
 
@@ -86,10 +88,7 @@ def initialization(code: int, text: str, root: Path = Path("/")) -> str:
     /proc/driver/nvidia/version, and /dev/nvidiactl is what every process opens.
     """
     if code == LIBRARY_NOT_FOUND and (why := _why_not_loaded()) is not None:
-        return (
-            f"libnvidia-ml.so.1 was found and cannot be loaded ({why}): install the driver again, or take the folder of"
-            " that file out of LD_LIBRARY_PATH"
-        )
+        return f"{UNLOADABLE} ({why}): install the driver again, or take the folder of that file out of LD_LIBRARY_PATH"
     control = root / "dev/nvidiactl"
     if code == LIB_RM_VERSION_MISMATCH or code not in (NO_PERMISSION, DRIVER_NOT_LOADED, UNKNOWN):
         return (LIBRARY_FAILURES | DEVICE_FAILURES).get(code, f"NVML does not start: {text} (code {code}). {LOOK}")
@@ -118,6 +117,12 @@ def _why_not_loaded() -> str | None:
 def may_pass(code: int) -> bool:
     """Whether a GPU that failed with this code may answer after NVML is opened again."""
     return code in DEVICE_FAILURES
+
+
+def comes_from_a_driver(sentence: str) -> bool:
+    """Whether a failure of NVML is the answer of a driver, which a machine without a GPU seldom has."""
+    absent = (LIBRARY_FAILURES[LIBRARY_NOT_FOUND], LIBRARY_FAILURES[DRIVER_NOT_LOADED], NO_DEVICES, NO_DEVICE_NODES)
+    return sentence not in absent and not sentence.startswith(("the pynvml module", UNLOADABLE))
 
 
 def device(code: int, text: str) -> str:

@@ -71,18 +71,13 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _advice(spec: RunSpec) -> list[Advice]:
     """What the advisor says of the preset as it is, and of the model's own shapes."""
-    from importlib import metadata
-
     from trainfast_runner.advice.advisor import advise, model_advice
     from trainfast_runner.advice.situation import gather
     from trainfast_runner.hardware.machine import look
     from trainfast_runner.run_directory.home import Home
+    from trainfast_runner.training_python import find, torch_build
 
-    try:
-        torch_version: str | None = metadata.version("torch")
-    except metadata.PackageNotFoundError:
-        torch_version = None
-    machine = look(torch_version)
+    machine = look(torch_build(find(None)))
     situation = gather(spec, machine, Home())
     found = advise(spec, spec.knobs, machine, situation)
     # On a CPU shapes cost nothing, but the preset is read for other machines as well.

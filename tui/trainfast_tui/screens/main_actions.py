@@ -83,7 +83,8 @@ class MainActions(OfTheApp, ChartActions):
         if self.trainfast.searching.is_going_on:
             self.say("The search for the largest batch has the device; b shows it, Esc there cancels it.", "warning")
             return
-        risk = swap_notice(self.foreseen(next_run), self.machine)
+        machine = None if self.machine is None else self.machine.used_by(next_run.spec.knobs["devices"])
+        risk = swap_notice(self.foreseen(next_run), machine)
         if run is None or not run.is_live:
             if risk:
                 from trainfast_tui.screens.dialogs import Confirm

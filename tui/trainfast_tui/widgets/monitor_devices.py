@@ -221,6 +221,13 @@ def _period(snapshot: Snapshot) -> str:
     return f", every {fmt.duration(round((ticks[-1].t_ns - ticks[-2].t_ns) / 1e9, 1))}"
 
 
+WITHOUT_A_DRIVER = ("no NVIDIA driver", "none is listed")
+"""How `missing` begins on a machine where runs take the CPU by themselves."""
+
+
 def _why_no_gpu(tick: Tick) -> list[str]:
-    why = f"no GPU: {tick.missing.get('nvml', 'none is listed')}. Training runs on the CPU."
+    failure = tick.missing.get("nvml", "none is listed")
+    if not failure.startswith(WITHOUT_A_DRIVER):
+        return [f"no GPU: {failure}.", "devices=cpu trains without one; trainfast-tui doctor says more."]
+    why = f"no GPU: {failure}. Training runs on the CPU."
     return [why, "Runs and searches work without one; trainfast-tui doctor says more."]
