@@ -262,8 +262,7 @@ def _environment(
         # torchrun's `-m` and the processes multiprocessing spawns would import a random.py of the working directory.
         "PYTHONSAFEPATH": "1",
         "TOKENIZERS_PARALLELISM": "false",
-        "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
-        "CUDA_VISIBLE_DEVICES": visible_to_a_process(gpus),
+        **training_python.visible_to(gpu.uuid or str(gpu.index) for gpu in gpus),
     }
     env |= shared_cores(machine.device, str(spec.knobs["strategy"]), machine.cores, ranks, os.environ)
     if spec.knobs["strategy"] in zero_rules.STAGE:
@@ -277,11 +276,6 @@ def _environment(
     if spec.knobs["p2p"] == "off":
         env["NCCL_P2P_DISABLE"] = "1"
     return env
-
-
-def visible_to_a_process(gpus: tuple[DeviceReading, ...]) -> str:
-    """CUDA_VISIBLE_DEVICES for a process that is to see these GPUs alone."""
-    return ",".join(gpu.uuid or str(gpu.index) for gpu in gpus)
 
 
 def _run_file(plan: RunPlan, home: Home, run_id: str, directory: Path, clean: bool) -> RunFile:

@@ -47,7 +47,7 @@ class Tracer:
         self.look: Any = None
 
     def __call__(
-        self, executable: str, script: str, arguments: list[str], given_up: object
+        self, executable: str, script: str, arguments: list[str], given_up: object, environment: object
     ) -> Generator[dict[str, Any]]:
         model = msgspec.to_builtins(model_of(12))
         requests = [(number, json.loads(argument)) for number, argument in enumerate(arguments)]

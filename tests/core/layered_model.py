@@ -73,7 +73,7 @@ class Tracer:
         self.refusal: dict[str, Any] = {}
 
     def __call__(
-        self, executable: str, script: str, arguments: list[str], given_up: object
+        self, executable: str, script: str, arguments: list[str], given_up: object, environment: object
     ) -> Generator[dict[str, Any]]:
         model = msgspec.to_builtins(model_of(12))
         for number, argument in enumerate(arguments):

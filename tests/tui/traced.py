@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 import pytest
 from recorded import MIB
@@ -76,14 +76,24 @@ class Tracer:
         return self.cached
 
     def trace_all(
-        self, specs: list[RunSpec], device: str, python: str | None, given_up: threading.Event | None = None
+        self,
+        specs: list[RunSpec],
+        device: str,
+        python: str | None,
+        given_up: threading.Event | None = None,
+        gpus: Sequence[str] = (),
     ) -> Iterator[tuple[int, TenMiBASample]]:
         """One after the other."""
         for place, spec in enumerate(specs):
             yield place, self.trace(spec, device, python, given_up)
 
     def trace(
-        self, spec: RunSpec, device: str = "cpu", python: str | None = None, given_up: threading.Event | None = None
+        self,
+        spec: RunSpec,
+        device: str = "cpu",
+        python: str | None = None,
+        given_up: threading.Event | None = None,
+        gpus: Sequence[str] = (),
     ) -> TenMiBASample:
         model = self._key(spec)
         self.traced.append(model)

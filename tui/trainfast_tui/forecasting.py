@@ -198,10 +198,11 @@ class Forecaster:
                 self._wake.wait_for(lambda: self._trace is not None)
                 trace = self._trace
             assert trace is not None
-            spec, device = trace.question.spec, trace.question.machine.device
+            spec, machine = trace.question.spec, trace.question.machine
+            gpus = [gpu.uuid for gpu in machine.gpus if gpu.uuid]
             self._idle.clear()
             try:
-                trace_model(spec, device, self._python, given_up=trace.given_up)
+                trace_model(spec, machine.device, self._python, given_up=trace.given_up, gpus=gpus)
             except GivenUp:
                 continue
             except Problem as problem:

@@ -82,7 +82,8 @@ def answers(
         def heard(tracing: Tracing, able: list[int] = able) -> None:
             on_traced(replace(tracing, place=able[tracing.place]))
 
-        for number, model in trace_models([asked[place].spec for place in able], device, python, heard):
+        gpus = [gpu.uuid for gpu in machine.gpus if gpu.uuid] if device == "cuda" else []
+        for number, model in trace_models([asked[place].spec for place in able], device, python, heard, gpus=gpus):
             place = able[number]
             yield place, _answer(asked[place], model, machine, ranks[place])
 

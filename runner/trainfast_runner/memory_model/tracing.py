@@ -6,7 +6,7 @@ import fcntl
 import json
 import os
 import threading
-from collections.abc import Callable, Generator, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -73,9 +73,13 @@ def cached_models(
 
 
 def trace_model(
-    spec: RunSpec, device: str = "cpu", python: str | None = None, given_up: threading.Event | None = None
+    spec: RunSpec,
+    device: str = "cpu",
+    python: str | None = None,
+    given_up: threading.Event | None = None,
+    gpus: Sequence[str] = (),
 ) -> MemoryModel:
-    """The cached model, or a new trace in the training Python: a few seconds.
+    """The cached model, or a new trace in the training Python: a few seconds. `gpus` as for `trace_models`.
 
     Setting `given_up` ends the trace with training_python.GivenUp: a trace must not take the CPU of a measured run.
     Raises Untraceable where the tracer cannot follow the model, Problem where the model cannot be built at all.
@@ -83,7 +87,7 @@ def trace_model(
     executable = training_python.find(python)
     parts = parts_of(spec, device, executable)
     with _alone(parts):
-        [(_, model)] = trace_models([spec], device, python, given_up=given_up)
+        [(_, model)] = trace_models([spec], device, python, given_up=given_up, gpus=gpus)
     if isinstance(model, Problem):
         raise model
     return model
@@ -95,11 +99,15 @@ def trace_models(
     python: str | None = None,
     on_traced: Callable[[Tracing], None] = lambda tracing: None,
     given_up: threading.Event | None = None,
+    gpus: Sequence[str] = (),
 ) -> Iterator[tuple[int, MemoryModel | Problem]]:
     """Each spec's place and its model, or the Problem that there is instead of it, as soon as it is there.
 
     What several have in common is traced once, all of it in one process of the training Python, which is ended with
     the iterator. Raises training_python.GivenUp once `given_up` is set.
+
+    `gpus` are the UUIDs of the run's GPUs: the tracer sees them as the run does, and nothing of a GPU for a CPU. On a
+    GPU it holds a CUDA context as long as it lives, so nobody may measure that GPU's free memory meanwhile.
     """
     executable = training_python.find(python)
     there = training_python.installed(executable)
@@ -117,7 +125,7 @@ def trace_models(
     yield from complete()
     requests = _requests(wanted, found)
     on_traced(_progress(requests, found, wanted))
-    with closing(_traced(executable, requests, given_up)) as answers:
+    with closing(_traced(executable, requests, given_up, _environment(device, gpus))) as answers:
         for asked, part in answers:
             found[asked.file] = part
             if not isinstance(part, Problem):
@@ -131,7 +139,8 @@ def trace_anew(spec: RunSpec, device: str = "cpu", python: str | None = None, wh
     """A trace that neither reads nor writes the cache; `whole` traces every block. Raises as `trace_model`."""
     executable = training_python.find(python)
     parts = parts_of(spec, device, executable, whole)
-    found = {asked.file: part for asked, part in _traced(executable, _requests([parts], {}), None)}
+    requests = _requests([parts], {})
+    found = {asked.file: part for asked, part in _traced(executable, requests, None, _environment(device, ()))}
     model = _model(parts, found, device)
     if isinstance(model, Problem):
         raise model
@@ -192,8 +201,16 @@ def _progress(
     return Tracing(done, len(requests), place, words)
 
 
+def _environment(device: str, gpus: Sequence[str]) -> dict[str, str]:
+    """That of a run on this device; ours where the run's GPUs are not known."""
+    return {**os.environ, **(training_python.visible_to(gpus) if gpus or device == "cpu" else {})}
+
+
 def _traced(
-    executable: str, requests: list[tuple[Asked, dict[str, Any]]], given_up: threading.Event | None
+    executable: str,
+    requests: list[tuple[Asked, dict[str, Any]]],
+    given_up: threading.Event | None,
+    environment: dict[str, str],
 ) -> Generator[tuple[Asked, Found]]:
     """Each part as soon as it is traced; where the process fails, what it still owed has its problem."""
     if not requests:
@@ -201,8 +218,9 @@ def _traced(
     owed = dict(enumerate(asked for asked, _ in requests))
     arguments = [json.dumps(request, sort_keys=True) for _, request in requests]
     try:
+        given_up = given_up or threading.Event()
         with closing(
-            training_python.ask_each(executable, "trace_memory.py", arguments, given_up or threading.Event())
+            training_python.ask_each(executable, "trace_memory.py", arguments, given_up, environment)
         ) as answers:
             for answer in answers:
                 asked = owed.pop(answer.pop("request"))

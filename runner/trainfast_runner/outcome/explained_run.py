@@ -138,22 +138,23 @@ def trace_changes(
     spec, phase = of_record(run), error.phase if error is not None else None
     python = python or run.python or None
     try:
-        yield from _trace([spec, *candidates(spec, run.device, phase)], run.device, python, given_up)
+        yield from _trace([spec, *candidates(spec, run.device, phase)], run, python, given_up)
         if not _is_cured(run, error, python, held_bytes):
-            yield from _trace(combined(spec, run.device, phase), run.device, python, given_up)
+            yield from _trace(combined(spec, run.device, phase), run, python, given_up)
     except GivenUp:
         return
 
 
-def _trace(specs: list[RunSpec], device: str, python: str | None, given_up: threading.Event | None) -> Generator[int]:
+def _trace(specs: list[RunSpec], run: RunFile, python: str | None, given_up: threading.Event | None) -> Generator[int]:
     from trainfast_runner.memory_model import cached_models, trace_models
 
-    model_of = cached_models(device, python)
+    model_of = cached_models(run.device, python)
     missing = [spec for spec in specs if model_of(spec) is None]
     if not missing:
         return
     yield len(missing)
-    for done, _ in enumerate(trace_models(missing, device, python, given_up=given_up), 1):
+    traces = trace_models(missing, run.device, python, given_up=given_up, gpus=run.device_uuids)
+    for done, _ in enumerate(traces, 1):
         if done < len(missing):
             yield len(missing) - done
 

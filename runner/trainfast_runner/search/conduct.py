@@ -6,7 +6,7 @@ import os
 import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -44,7 +44,7 @@ from trainfast_runner.search.journal import (
 from trainfast_runner.search.limits import limited
 from trainfast_runner.search.nothing_fits import nothing_fits
 from trainfast_runner.search.opening import Options
-from trainfast_runner.search.prediction import predict
+from trainfast_runner.search.prediction import Foresight, predict
 from trainfast_runner.search.probe_record import probe_of, proof_of
 from trainfast_runner.search.processes import LOOK_EVERY_S, Interrupted, WarmProcess, end_run, wait_for_result
 
@@ -52,6 +52,8 @@ STEPS = {"cpu": 2, "cuda": 4}
 """Optimizer steps of a probe: its states are there from the second on. A GPU's first step is no measure of speed."""
 PAUSE_LOOK_S = 0.1
 PATIENCE_S = 5.0
+TRACE_WITHIN_S = 30.0
+"""Ours: how long a search on a GPU waits for its prediction, before the first process takes the GPU."""
 TIMED_WARMUP = 3
 
 
@@ -174,25 +176,34 @@ class _Conductor:
         return Ended(state="failed", reason=step.why)
 
     def _foresee(self) -> None:
-        """Have a warm process and a prediction, both at once, before the first size is chosen."""
+        """Have a warm process and a prediction before the first size is chosen: both at once on a CPU."""
         if any(isinstance(line, (Predicted, Probe)) for line in self._lines):
             return
         given_up = threading.Event()
         with ThreadPoolExecutor(1) as pool:
             prediction = pool.submit(predict, self._plan, given_up)
             try:
+                if self._plan.device == "cuda":
+                    # The tracer's CUDA context would be missing from the room that the warm process measures.
+                    self._wait_for(prediction, time.monotonic() + TRACE_WITHIN_S)
+                    given_up.set()
+                    prediction.result()
                 began = time.monotonic()
                 room = self._ready(self._warm_process())
                 # Without a prediction it is a few sizes more: worth no longer a wait than the process was.
                 latest = 2 * time.monotonic() - began + PATIENCE_S
-                while not prediction.done() and room is not None and time.monotonic() < latest:
-                    self._check()
-                    time.sleep(LOOK_EVERY_S)
+                if room is not None:
+                    self._wait_for(prediction, latest)
             finally:
                 given_up.set()
         if room is not None:
             limits = self._plan.memory_limit_bytes or tuple(room)
             self._write(prediction.result().against(self._plan, min(limits)))
+
+    def _wait_for(self, prediction: Future[Foresight], latest: float) -> None:
+        while not prediction.done() and time.monotonic() < latest:
+            self._check()
+            time.sleep(LOOK_EVERY_S)
 
     def _ready(self, process: WarmProcess) -> list[int] | None:
         """What each rank may use, once all stand; None when the process ended before, which is then on record."""

@@ -67,7 +67,7 @@ def predict(plan: RunPlan, given_up: threading.Event) -> Foresight:
     try:
         found = cached_model(plan.spec, plan.device, plan.python)
         if found is None:
-            found = trace_model(plan.spec, plan.device, plan.python, given_up)
+            found = trace_model(plan.spec, plan.device, plan.python, given_up, plan.device_uuids)
         return Foresight(found.on(next(iter(plan.device_names), None)))
     except GivenUp:
         return Foresight(None, "the trace took too long")

@@ -72,7 +72,8 @@ def run(arguments: argparse.Namespace) -> int:
                 continue  # another one that waited was faster
             if arguments.detach:
                 return _detached(directory, arguments.json)
-            Progress().say(f"{directory.name} is starting")
+            why = f", {plan.devices_reason}" if plan.devices_reason else ""
+            Progress().say(f"{directory.name} is starting{why}")
             result = follow(directory, signals, interrupt_stops=True)
         if result is None:
             return HUNG_UP
@@ -94,7 +95,7 @@ def foresee(plan: RunPlan, home: Home) -> None:
         return
     try:
         with said_when_slow("predicting its memory…"):
-            trace_model(plan.spec, plan.device, plan.python)
+            trace_model(plan.spec, plan.device, plan.python, gpus=plan.device_uuids)
     except Problem as problem:
         Progress().say(plain(f"memory is not predicted: {problem.line()}"))
 

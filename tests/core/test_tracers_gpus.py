@@ -1,0 +1,89 @@
+"""The tracer sees the GPUs that the run sees, and holds none while a search measures what is free on them."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from trainfast_runner.launch import RunPlan
+from trainfast_runner.memory_model.tracing import Untraceable, trace_model
+from trainfast_runner.problem import Problem
+from trainfast_runner.run_directory.home import Home
+from trainfast_runner.search import conduct
+from trainfast_runner.search.opening import Options, open_search
+from trainfast_runner.search.prediction import Foresight
+from trainfast_runner.settings.spec import resolve
+
+SAYS_WHAT_IT_SEES = """#!{python}
+import json, os
+seen = [os.environ.get("CUDA_DEVICE_ORDER"), os.environ.get("CUDA_VISIBLE_DEVICES")]
+for number in range(2):
+    print(json.dumps({{"request": number, "untraceable": str(seen)}}))
+"""
+
+
+@pytest.fixture
+def python(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """A training Python whose tracer says which GPUs it sees."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    file = tmp_path / "bin" / "python"
+    file.parent.mkdir()
+    file.write_text(SAYS_WHAT_IT_SEES.format(python=sys.executable))
+    file.chmod(0o755)
+    return str(file)
+
+
+@pytest.mark.parametrize(
+    ("device", "gpus", "seen"),
+    [
+        ("cuda", ["GPU-b", "GPU-a"], "['PCI_BUS_ID', 'GPU-b,GPU-a']"),
+        ("cuda", [], "[None, '1']"),
+        ("cpu", [], "['PCI_BUS_ID', '']"),
+    ],
+)
+def test_the_tracer_sees_the_devices_in_the_order_of_the_run(
+    python: str, monkeypatch: pytest.MonkeyPatch, device: str, gpus: list[str], seen: str
+) -> None:
+    monkeypatch.delenv("CUDA_DEVICE_ORDER", raising=False)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
+    with pytest.raises(Untraceable) as raised:
+        trace_model(resolve("tiny-llama", []), device, python, gpus=gpus)
+    assert seen in raised.value.message
+
+
+def test_the_tracer_has_ended_before_a_warm_process_measures_what_is_free_on_a_gpu(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    order: list[str] = []
+    launched = threading.Event()
+
+    def trace(plan: RunPlan, given_up: threading.Event) -> Foresight:
+        launched.wait(0.5)  # whoever starts a process beside the trace does so at once
+        order.append("traced")
+        return Foresight(None, "not needed here")
+
+    def start(plan: RunPlan, home: Home) -> Path:
+        order.append("started")
+        launched.set()
+        raise Problem("enough")
+
+    monkeypatch.setattr(conduct, "predict", trace)
+    monkeypatch.setattr(conduct.launch, "start", start)
+    home = Home(tmp_path)
+    plan = RunPlan(
+        spec=resolve("tiny-llama", ["memory_limit=1GiB"]),
+        device="cuda",
+        world_size=1,
+        gpus=(),
+        watched=(),
+        memory_limit_bytes=(1 << 30,),
+        python="python",
+        versions={},
+        env={},
+    )
+    with pytest.raises(Problem, match="enough"):
+        conduct.conduct(open_search(plan, home, Options()), plan, home, Options())
+    assert order == ["traced", "started"]
