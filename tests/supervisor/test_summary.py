@@ -152,6 +152,22 @@ def test_a_counter_within_twice_of_power_times_time_is_believed(tmp_path: Path) 
     assert (energy.joules_per_step, energy.source, energy.reason) == (pytest.approx(250), "energy counter", None)
 
 
+def test_a_mig_instance_has_its_memory_and_null_where_nvml_knows_only_the_whole_gpu(tmp_path: Path) -> None:
+    mig = "MIG-41a36bfc-73e2-5e3d-8b3a-2b7a4b0d0ac0"
+    write_lines(tmp_path / "steps.jsonl", [step(n, 1000, warmup=n <= 2) for n in range(1, 11)])
+    whole = {"index": 0, "uuid": GPU, "power_w": 300.0, "energy_mj": 5, "throttle_reasons": ["sw_thermal"]}
+    part = {"index": 1, "uuid": mig, "name": "NVIDIA A100-SXM4-80GB MIG 1g.10gb", "memory_total_bytes": 10}
+    ticks = [{"t_ns": round((t + 0.5) * S), "devices": [whole, {**part, "memory_used_bytes": t}]} for t in range(13)]
+    write_lines(tmp_path / "telemetry.jsonl", ticks)
+    result = result_of(tmp_path, watch_uuids=[mig], device_uuids=[mig], device_names=[part["name"]], device="cuda")
+    assert result.memory.device_peak_used_bytes == 12
+    assert result.energy.joules is None
+    assert (result.throttle.thermal_fraction, result.throttle.power_fraction) == (None, None)
+    assert result.throttle.clock_loss_fraction is None
+    assert (result.flops.peak_tflops, result.flops.mfu) == (None, None)
+    assert result.conditions.start_temperature_c is None
+
+
 def test_steps_that_are_over_between_two_samples_have_no_energy_and_no_idle_gpu(tmp_path: Path) -> None:
     # Ten steps of 60 ms on a GPU that idled until then: the sample among them still has the idle second in it.
     steps = [step(n, 60, t_ns=round((2.7 + 0.06 * n) * S), data_ms=0.1) for n in range(1, 11)]

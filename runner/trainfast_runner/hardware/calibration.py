@@ -15,7 +15,7 @@ from trainfast_runner.hardware.machine import look
 from trainfast_runner.problem import Problem
 from trainfast_runner.run_directory.home import Home
 from trainfast_runner.run_directory.json_lines import write_atomically
-from trainfast_runner.training_python import WORKER, find, torch_build
+from trainfast_runner.training_python import WORKER, find, torch_build, visible_to
 
 CALIBRATION_FILE = "calibration.json"
 PATIENCE_S = 120
@@ -50,7 +50,7 @@ def calibrate(home: Home, python: str | None = None) -> Ceiling:
     """Measure the device a run would use, in the training Python; a few seconds. Raises Problem."""
     executable = find(python)
     home.ready()
-    found = _measure(executable, _device(executable))
+    found = _measure(executable, *_device(executable))
     ceilings = {**read(home), found.name: found}
     write_atomically(home.path / CALIBRATION_FILE, msgspec.json.encode(ceilings))
     return found
@@ -83,17 +83,19 @@ def cpu_name() -> str:
     return f"{name}, {len(os.sched_getaffinity(0))} cores"
 
 
-def _device(executable: str) -> str:
+def _device(executable: str) -> tuple[str, dict[str, str]]:
+    """cuda or cpu, and the variables with which a process sees that device alone. Raises Problem."""
     versions = torch_build(executable)
     if versions.get("torch") is None:
         raise Problem(f"{executable} has no torch to calibrate with", key="python")
     machine = look(versions, executable)
     if machine.refusal is not None:
         raise machine.refusal
-    return machine.device
+    gpus = machine.choose(None, "single") if machine.device == "cuda" else ()
+    return machine.device, visible_to(gpu.uuid or str(gpu.index) for gpu in gpus)
 
 
-def _measure(executable: str, device: str) -> Ceiling:
+def _measure(executable: str, device: str, visible: dict[str, str]) -> Ceiling:
     command = [executable, str(Path(WORKER) / "calibrate.py"), device]
     try:
         done = subprocess.run(
@@ -102,7 +104,7 @@ def _measure(executable: str, device: str) -> Ceiling:
             capture_output=True,
             text=True,
             timeout=PATIENCE_S,
-            env={**os.environ, "CUDA_DEVICE_ORDER": "PCI_BUS_ID"},
+            env={**os.environ, **visible},
         )
     except subprocess.TimeoutExpired:
         raise Problem(f"the calibration did not end within {PATIENCE_S} s", key="--calibrate") from None

@@ -1,0 +1,70 @@
+"""What a launch gives its processes: the devices chosen, by UUID, and why these."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+import stand_in
+from stand_in import Gpu, Machine
+
+from trainfast_runner.launch import RunPlan, plan
+from trainfast_runner.settings.spec import resolve
+
+MIG = "MIG-41a36bfc-73e2-5e3d-8b3a-2b7a4b0d0ac0"
+CUDA_PYTHON = """#!{python}
+# Answers as a Python with a CUDA build of torch does when it is asked what it has.
+import json
+print(json.dumps({{"python": "3.12.0", "versions": {{"torch": "2.13.0", "transformers": "5.0.0",
+    "tokenizers": "0.22.0", "torch.version.cuda": "13.0"}}, "config": {{}}}}))
+"""
+
+
+@pytest.fixture
+def python(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """A training Python with a CUDA build of torch."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    file = tmp_path / "bin" / "python"
+    file.parent.mkdir()
+    file.write_text(CUDA_PYTHON.format(python=sys.executable))
+    file.chmod(0o755)
+    return str(file)
+
+
+def planned(python: str, gpus: list[Gpu], *settings: str) -> RunPlan:
+    with stand_in.installed(Machine(gpus)):
+        return plan(resolve("tiny-llama", settings), python)
+
+
+def test_a_run_on_a_mig_instance_gets_it_alone_by_its_whole_name(python: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "MIG-GPU-aa11/7/0")
+    part = Gpu(name="A100 MIG 1g.10gb", uuid=MIG, numbers=(7, 0))
+    made = planned(python, [Gpu(uuid="GPU-aa11", mig=True, instances=(part,)), Gpu(uuid="GPU-bb22")])
+    assert (made.device, made.world_size) == ("cuda", 1)
+    assert made.env["CUDA_VISIBLE_DEVICES"] == MIG
+    assert made.env["CUDA_DEVICE_ORDER"] == "PCI_BUS_ID"
+    assert (made.device_uuids, made.device_names) == ([MIG], ["A100 MIG 1g.10gb"])
+    assert [gpu.uuid for gpu in made.watched] == [MIG]
+
+
+def test_the_cpu_is_taken_beside_gpus_and_sees_none_of_them(python: str) -> None:
+    made = planned(python, [Gpu(uuid="GPU-aa11")], "strategy=ddp", "devices=cpu:2", "watch=0")
+    assert (made.device, made.world_size, made.device_uuids) == ("cpu", 2, [])
+    assert made.env["CUDA_VISIBLE_DEVICES"] == ""
+    assert made.spec.knobs["devices"] == "cpu:2"
+    assert [gpu.uuid for gpu in made.watched] == ["GPU-aa11"]
+    assert made.versions["torch.version.cuda"] == "13.0"
+
+
+def test_a_linked_pair_is_recorded_with_its_reason(python: str) -> None:
+    ends, used = {0: 1, 1: 0, 2: 3, 3: 2}, (4, 1, 0, 6)
+    gpus = [
+        Gpu(uuid=f"GPU-{index}", bus=index + 1, links=(ends[index] + 1,) * 4, memory_used=used[index] << 30)
+        for index in range(4)
+    ]
+    made = planned(python, gpus, "strategy=ddp", "devices=2")
+    assert made.device_uuids == ["GPU-0", "GPU-1"]
+    assert made.devices_reason is not None
+    assert made.devices_reason.startswith("GPU 0+1: linked by NVLink (NV4), instead of 1+2, which have")
