@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -33,7 +34,7 @@ class Launches:
 
     def plan(self, spec: object, python: str | None) -> object:
         self.count += 1
-        return spec
+        return SimpleNamespace(devices_reason=None)
 
     def start(self, plan: object, home: Home) -> Path:
         self.go.wait(60)

@@ -102,6 +102,8 @@ class RunControl:
         if given_up is not None:
             self.note_refused()
             return given_up
+        if plan.devices_reason is not None:
+            self._post(Said(plan.devices_reason))
         return RunStarted(launch.start(plan, self._home))
 
     def _cool(self, plan: RunPlan) -> Said | None:

@@ -10,7 +10,7 @@ from trainfast_runner import training_python
 from trainfast_runner.combinations import world
 from trainfast_runner.combinations.check import cannot_run_anywhere
 from trainfast_runner.combinations.world import TENSOR_PARALLEL
-from trainfast_runner.hardware.machine import Machine, look
+from trainfast_runner.hardware.machine import Machine, asks_for_cpu, look
 from trainfast_runner.memory_model.fitting import Fit, fit_of
 from trainfast_runner.memory_model.model import MemoryModel
 from trainfast_runner.memory_model.room import hopeless_limit, host_free_bytes
@@ -57,11 +57,13 @@ def answers(
     """Each run's place and its answer, as soon as there is one; what cannot be predicted is answered with its problem.
 
     `on_traced` hears how far the traces are, with the place of the run that the next one is for. Raises Problem where
-    the training Python cannot be asked.
+    the training Python cannot be asked, and where all are for GPUs that cannot be used.
     """
     # Without a model: whether that can be built the trace will say.
     versions = training_python.inspect(python, {}, asked[0].spec.data["objective"]).versions
     machine = look(versions, python)
+    if machine.refusal is not None and not any(asks_for_cpu(one.spec.knobs["devices"]) for one in asked):
+        raise machine.refusal
     ranks: dict[int, int] = {}
     asked = list(asked)
     for place, one in enumerate(asked):
