@@ -1,4 +1,4 @@
-"""Which device a run is on: the CPU only where it is asked for or there is no GPU, and one line where it is neither."""
+"""A run is on the CPU only if that is asked for or there is no GPU; whatever is neither is refused in one line."""
 
 from __future__ import annotations
 

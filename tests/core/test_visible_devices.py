@@ -1,4 +1,4 @@
-"""Which devices a run may use: what CUDA_VISIBLE_DEVICES leaves, and the CPU only where it is asked for."""
+"""A run may use what CUDA_VISIBLE_DEVICES leaves, and the CPU only if that is asked for or there is no GPU."""
 
 from __future__ import annotations
 
@@ -87,7 +87,6 @@ def test_an_nvml_failure_with_gpus_present_is_refused_and_says_what_to_do() -> N
 
 
 def test_a_driver_that_is_not_loaded_is_no_gpu_unless_there_is_a_sign_of_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gpu_presence, "sign_of_a_gpu", lambda python: None)
     for sign in (None, "the PCI bus lists 0000:3b:00.0"):
         monkeypatch.setattr("trainfast_runner.hardware.machine.sign_of_a_gpu", lambda python, sign=sign: sign)
         with stand_in.installed(Machine([], init_code=9)):
@@ -95,7 +94,7 @@ def test_a_driver_that_is_not_loaded_is_no_gpu_unless_there_is_a_sign_of_one(mon
         if sign is None:
             assert (machine.device, machine.refusal) == ("cpu", None)
         else:
-            assert f"a GPU is here ({sign}) and NVML gives none: the NVIDIA kernel module" in refused(machine)
+            assert f"NVML lists no GPU, but {sign}: the NVIDIA kernel module is not loaded" in refused(machine)
 
 
 def put(path: Path, text: str = "") -> None:

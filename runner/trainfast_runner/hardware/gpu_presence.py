@@ -14,7 +14,7 @@ NVIDIA, DISPLAY = "0x10de", "0x03"
 
 
 def sign_of_a_gpu(python: str | None = None, root: Path = Path("/")) -> str | None:
-    """What shows that an NVIDIA GPU is here, in words; None without any sign.
+    """The first sign that an NVIDIA GPU is here, in words; None without any.
 
     Torch in the training Python is asked last, and only if the CUDA driver library can be loaded: that takes seconds.
     """

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
+from trainfast_runner.telemetry import failures
 from trainfast_runner.telemetry.topology import SELF, UNKNOWN, Topology, TopologyDevice, read_topology
 
 SLOWEST_FIRST = ("SYS", "NODE", "PHB", "PXB", "PIX")
@@ -80,7 +81,10 @@ def _islands(topology: Topology, places: Sequence[int]) -> tuple[tuple[int, ...]
 def meaning(topology: Topology) -> list[str]:
     """Sentences about the whole machine, the most important first."""
     if not topology.devices:
-        return [f"No GPU to draw, runs train on the CPU: {topology.missing or 'none is listed'}."]
+        missing = topology.missing or failures.NO_DEVICES
+        if failures.comes_from_a_driver(missing):
+            return [f"No GPU to draw: {missing}. Until then devices=cpu trains on the CPU."]
+        return [f"No GPU to draw, runs train on the CPU: {missing}."]
     answering = [place for place, device in enumerate(topology.devices) if device.error is None]
     silent = _silent([device for device in topology.devices if device.error is not None])
     if len(answering) < 2:

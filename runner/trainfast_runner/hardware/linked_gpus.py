@@ -1,4 +1,4 @@
-"""Which of several GPUs a run takes when only their number is asked for."""
+"""The choice of GPUs for a run that asks for a number of them."""
 
 from __future__ import annotations
 

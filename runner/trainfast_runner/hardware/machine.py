@@ -114,7 +114,7 @@ class Machine:
         return gpu
 
     def _why_no_more(self) -> str:
-        """Which GPUs MIG takes away from a run; empty if none."""
+        """Words about the GPUs that MIG takes away from a run; empty if none."""
         if any(is_instance(gpu.uuid) for gpu in self.gpus):
             return " (CUDA gives a process one MIG instance)"
         cut = [str(gpu.index) for gpu in self.gpus if self._is_cut(gpu)]
@@ -122,12 +122,12 @@ class Machine:
 
     @staticmethod
     def _is_cut(gpu: DeviceReading) -> bool:
-        """Whether this is a GPU in MIG mode, which can be trained on by its instances only."""
+        """True for a GPU in MIG mode, which can be trained on by its instances only."""
         return gpu.mig_mode is True and not is_instance(gpu.uuid)
 
 
 def asks_for_cpu(devices: object) -> bool:
-    """Whether a value of the `devices` knob is `cpu` or `cpu:N`."""
+    """True if a value of the `devices` knob is `cpu` or `cpu:N`."""
     return isinstance(devices, str) and devices.startswith(CPU)
 
 
@@ -190,10 +190,12 @@ def sample_gpus(instances: Collection[str] = ()) -> tuple[list[DeviceReading], s
 def _without_readings(machine: Machine, python: str | None) -> Machine:
     """The CPU, if there is no GPU here. Raises Problem if there is one that NVML does not give."""
     failure = machine.missing or failures.NO_DEVICES
-    sign = "a driver answers NVML" if failures.comes_from_a_driver(failure) else sign_of_a_gpu(python)
-    if sign is None:
-        return machine
-    raise Problem(f"a GPU is here ({sign}) and NVML gives none: {failure}", key="devices", advice=ON_THE_CPU)
+    if failures.comes_from_a_driver(failure):
+        raise Problem(f"NVML does not answer: {failure}", key="devices", advice=ON_THE_CPU)
+    sign = sign_of_a_gpu(python)
+    if sign is not None:
+        raise Problem(f"NVML lists no GPU, but {sign}: {failure}", key="devices", advice=ON_THE_CPU)
+    return machine
 
 
 def _with_gpus(machine: Machine, environment: Mapping[str, str], cuda_order: Callable[[], Sequence[str]]) -> Machine:

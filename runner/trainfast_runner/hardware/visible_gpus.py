@@ -1,4 +1,4 @@
-"""What CUDA_VISIBLE_DEVICES leaves of the devices that NVML lists: indexes, UUIDs, or one MIG instance."""
+"""The devices that CUDA_VISIBLE_DEVICES leaves of those NVML lists: by index, by UUID, or one MIG instance."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def entries(environment: Mapping[str, str]) -> list[str] | None:
 
 
 def hides_all(environment: Mapping[str, str]) -> bool:
-    """Whether CUDA_VISIBLE_DEVICES asks for no GPU at all."""
+    """True if CUDA_VISIBLE_DEVICES asks for no GPU at all."""
     named = entries(environment)
     return named is not None and named[0] in HIDE_ALL
 

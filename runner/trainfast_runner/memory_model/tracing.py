@@ -202,7 +202,7 @@ def _progress(
 
 
 def _environment(device: str, gpus: Sequence[str]) -> dict[str, str]:
-    """That of a run on this device; ours where the run's GPUs are not known."""
+    """The environment of a run on this device; ours if the run's GPUs are not known."""
     return {**os.environ, **(training_python.visible_to(gpus) if gpus or device == "cpu" else {})}
 
 

@@ -120,7 +120,7 @@ def may_pass(code: int) -> bool:
 
 
 def comes_from_a_driver(sentence: str) -> bool:
-    """Whether a failure of NVML is the answer of a driver, which a machine without a GPU seldom has."""
+    """True if a failure of NVML is the answer of a driver, which a machine without a GPU seldom has."""
     absent = (LIBRARY_FAILURES[LIBRARY_NOT_FOUND], LIBRARY_FAILURES[DRIVER_NOT_LOADED], NO_DEVICES, NO_DEVICE_NODES)
     return sentence not in absent and not sentence.startswith(("the pynvml module", UNLOADABLE))
 

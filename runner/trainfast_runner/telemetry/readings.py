@@ -15,7 +15,7 @@ MIG_PREFIX = "MIG-"
 
 
 def is_instance(uuid: str | None) -> bool:
-    """Whether a device of this UUID is a MIG instance: a part of a GPU."""
+    """True if a device of this UUID is a MIG instance: a part of a GPU."""
     return uuid is not None and uuid.startswith(MIG_PREFIX)
 
 
