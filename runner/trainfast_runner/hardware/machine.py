@@ -222,7 +222,8 @@ def _with_gpus(machine: Machine, environment: Mapping[str, str], cuda_order: Cal
 
 @functools.lru_cache(maxsize=1)
 def _asked_of_cuda(executable: str, order: str | None) -> training_python.CudaDevices:
-    everything = {name: value for name, value in os.environ.items() if name not in (VARIABLE, ORDER)}
+    inherited = training_python.own_environment()
+    everything = {name: value for name, value in inherited.items() if name not in (VARIABLE, ORDER)}
     return training_python.cuda_devices(executable, everything | ({} if order is None else {ORDER: order}))
 
 

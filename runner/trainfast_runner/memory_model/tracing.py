@@ -203,7 +203,10 @@ def _progress(
 
 def _environment(device: str, gpus: Sequence[str]) -> dict[str, str]:
     """The environment of a run on this device; ours if the run's GPUs are not known."""
-    return {**os.environ, **(training_python.visible_to(gpus) if gpus or device == "cpu" else {})}
+    return {
+        **training_python.own_environment(),
+        **(training_python.visible_to(gpus) if gpus or device == "cpu" else {}),
+    }
 
 
 def _traced(
