@@ -169,5 +169,6 @@ def test_activations_computed_again_are_activations(train: Train) -> None:
 
     knobs = {name: spec.knobs[name] for name in ("seq_len", "batch_size", "checkpointing")}
     run = train(model=spec.model, data=spec.data, steps=3, **knobs)
-    measured = max(step["peak_allocated_bytes"] for step in run.steps())
+    # Memory is measured in the steps that are not timed.
+    measured = max(step["peak_allocated_bytes"] for step in run.steps() if step["warmup"])
     assert measured == pytest.approx(with_checkpointing.total_bytes, rel=0.05)
