@@ -112,12 +112,18 @@ def plan(spec: RunSpec, python: str | None = None) -> RunPlan:
     window = CpuWindow()
     spec = replace(spec, data=expand_paths(spec.data))
     limit = spec.knobs["memory_limit"]
-    seen = training_python.inspect(python, spec.model, spec.data["objective"], count=limit is not None)
+    objective = spec.data["objective"]
+    seen = training_python.inspect(python, spec.model, objective, count=limit is not None)
     machine = look(seen.versions, seen.executable).used_by(spec.knobs["devices"])
-    check(Facts(spec, machine, seen.config, seen.versions, seen.executable))
+    facts = Facts(spec, machine, seen.config, seen.versions, seen.executable)
+    check(facts)
+    if spec.knobs["attention"] in ("sdpa", "flash"):
+        # Only the model's class knows, which takes an import of torch.
+        asked = training_python.inspect(python, spec.model, objective, attention=True)
+        check(replace(facts, attentions=asked.attentions))
     if spec.knobs["offload_path"] is not None:
         # Counting imports torch, so only a combination that works is counted.
-        seen = training_python.inspect(python, spec.model, spec.data["objective"], count=True)
+        seen = training_python.inspect(python, spec.model, objective, count=True)
         if (small := zero_rules.disk_too_small(spec.knobs, seen.parameters)) is not None:
             raise small
     ranks = world.world_size(spec, machine)

@@ -59,27 +59,32 @@ class CudaDevices:
 
 @dataclass(frozen=True)
 class Inspection:
-    """`config` is the model's whole configuration; `parameters` its count when it was asked for."""
+    """`config` is the model's whole configuration; `parameters` and `attentions` are None where nobody asked."""
 
     executable: str
     python_version: str
     versions: dict[str, str | None]
     config: dict[str, Any]
     parameters: int | None
+    attentions: tuple[str, ...] | None = None
+    """Values of `attention` that the model has."""
 
 
-def inspect(python: str | None, model: dict[str, Any], objective: str, count: bool = False) -> Inspection:
+def inspect(
+    python: str | None, model: dict[str, Any], objective: str, count: bool = False, attention: bool = False
+) -> Inspection:
     """What the training Python has, and the model's configuration as its transformers understands it.
 
-    Takes about a second the first time and is remembered until something is installed there. With `count`
-    torch is imported and the parameters are counted without memory. Raises Problem.
+    Takes about a second the first time and is remembered until something is installed there. With `count` torch is
+    imported and the parameters are counted without memory, with `attention` to ask the model's class. Raises Problem.
     """
     executable = find(python)
     request = json.dumps({"model": model, "objective": objective}, sort_keys=True)
-    remembered = cache_directory() / "inspected" / f"{stamp(executable, request, str(count))}.json"
+    flags = [*(["--count"] if count else []), *(["--attention"] if attention else [])]
+    remembered = cache_directory() / "inspected" / f"{stamp(executable, request, ' '.join(flags))}.json"
     answer = _remembered(remembered)
     if answer is None:
-        answer = ask(executable, "inspect_model.py", [request, *(["--count"] if count else [])])
+        answer = ask(executable, "inspect_model.py", [request, *flags])
         if "error" not in answer:
             _remember(remembered, answer)
     versions = answer.get("versions") or {}
@@ -94,6 +99,7 @@ def inspect(python: str | None, model: dict[str, Any], objective: str, count: bo
         versions=versions,
         config=answer.get("config") or {},
         parameters=answer.get("parameters"),
+        attentions=tuple(answer["attentions"]) if "attentions" in answer else None,
     )
 
 

@@ -96,3 +96,11 @@ def test_a_combination_that_cannot_work(
         assert words in str(error["message"])
     assert instead in str(error["nearest"])
     assert not (warmed.home / "runs").exists() or not list((warmed.home / "runs").iterdir())
+
+
+def test_an_attention_that_the_model_has_not(warmed: Cli) -> None:
+    error = refused(warmed, "model.family=gemma2", "model.num_hidden_layers=1", "attention=sdpa")
+    assert error["key"] == "attention"
+    assert "gemma2 has no attention=sdpa" in str(error["message"])
+    assert "attention=auto, which takes eager" in str(error["nearest"])
+    assert not (warmed.home / "runs").exists() or not list((warmed.home / "runs").iterdir())

@@ -58,3 +58,10 @@ def test_the_first_field_that_differs_is_named(strategy: str, fields: dict[str, 
     difference = first_difference(asked(4, strategy=strategy), ran(**fields))
     assert difference is not None
     assert said in difference
+
+
+@pytest.mark.parametrize("kernel", ["eager", "sdpa"])
+def test_every_kernel_is_what_auto_asked_for(kernel: str) -> None:
+    assert first_difference(asked(1, attention="auto"), ran(attention=kernel)) is None
+    named = first_difference(asked(1, attention="flash"), ran(attention=kernel))
+    assert named == f"attention=flash: asked for flash_attention_2, but rank 0 ran {kernel}"

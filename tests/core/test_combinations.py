@@ -33,6 +33,17 @@ def facts(where: Machine, *settings: str, preset: str = "tiny-llama", **config: 
     return Facts(resolve(preset, settings), where, config, {"bitsandbytes": None}, "/env/bin/python")
 
 
+def test_a_kernel_that_the_model_has_not_is_refused_before_launch() -> None:
+    asked = replace(
+        facts(CPU, "attention=sdpa", model_type="gemma2", vocab_size=4096), attentions=("auto", "eager", "flash")
+    )
+    with pytest.raises(Problem, match="gemma2 has no attention=sdpa") as refused:
+        check(asked)
+    assert refused.value.key == "attention"
+    assert refused.value.advice == "attention=auto, which takes eager"
+    check(replace(asked, spec=resolve("tiny-llama", ["attention=eager"])))
+
+
 @pytest.mark.parametrize(
     ("where", "settings", "key", "said"),
     [

@@ -268,3 +268,10 @@ def test_a_cpu_result_of_an_earlier_version_counts_as_strict() -> None:
     assert old.measured_under is not None
     assert new.measured_under is None
     assert compare(old, new).rows[0].verdict == OTHER_THRESHOLDS
+
+
+def test_auto_is_no_other_setting_than_the_kernel_it_ran() -> None:
+    old = result(knobs={"attention": "sdpa"}, actual=Actual(attention="sdpa"))
+    assert compare(old, result(knobs={"attention": "auto"}, actual=Actual(attention="sdpa"))).knobs == []
+    eager = result(knobs={"attention": "auto"}, actual=Actual(attention="eager"))
+    assert compare(old, eager).knobs == [("attention", "sdpa", "auto")]

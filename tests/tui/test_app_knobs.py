@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ import msgspec
 import pytest
 from recorded import GIB, a_run
 from searched import SEARCH_ID, a_search, asked
-from still import FULL, SMALL, StillApp, a_snapshot, screen_text, shown
+from still import FORESEEN, FULL, SMALL, StillApp, a_snapshot, given, screen_text, shown
 from textual.events import Key
 from textual.pilot import Pilot
 
@@ -21,6 +22,7 @@ from trainfast_runner.run_directory.home import Home, read_run_file
 from trainfast_runner.run_directory.records import Clock, RunFile
 from trainfast_runner.settings.knob_values import Choice
 from trainfast_runner.settings.knobs import BY_NAME
+from trainfast_tui.forecast import MemoryView
 from trainfast_tui.messages import Refused, SituationSeen, SnapshotTaken
 from trainfast_tui.next_run import of_preset, of_run
 from trainfast_tui.preset_list import choices
@@ -147,7 +149,7 @@ async def test_a_typed_value_is_checked_before_it_is_taken(home: Home) -> None:
         app.main.query_one(KnobPanel).move_to("attention")
         await pilot.press("enter", *"dense", "enter")
         await pilot.pause()
-        assert "'dense' is not one of its values (allowed: eager, sdpa, flash)" in " ".join(
+        assert "'dense' is not one of its values (allowed: auto, eager, sdpa, flash)" in " ".join(
             screen_text(app).replace("│", " ").split()
         )
         await pilot.press("ctrl+u", *"eager", "enter")
@@ -155,7 +157,23 @@ async def test_a_typed_value_is_checked_before_it_is_taken(home: Home) -> None:
         assert app.next_run is not None
         assert app.next_run.spec.knobs["attention"] == "eager"
         await pilot.press("backspace")
-        assert app.next_run.spec.knobs["attention"] == "sdpa"
+        assert app.next_run.spec.knobs["attention"] == "auto"
+
+
+async def test_what_auto_comes_to_stands_beside_the_knob(home: Home) -> None:
+    app = StillApp(home)
+    async with app.run_test(size=FULL) as pilot:
+        assert FORESEEN.forecast is not None
+        choice = "eager, because gemma2 has no sdpa"
+        view = MemoryView(replace(FORESEEN.forecast, attention=choice))
+        await given(a_snapshot(a_run(home)), foreseen=view)(pilot)
+        app.main.query_one(KnobPanel).move_to("attention")
+        await pilot.pause()
+        assert "auto (eager)" in screen_text(app)
+        assert f"here   {choice}" in screen_text(app)
+        await pilot.press("enter", *"sdpa", "enter")
+        await pilot.pause()
+        assert "(eager)" not in screen_text(app)
 
 
 async def burst(pilot: Pilot[Any], knob: str, value: object, *keys: str) -> None:

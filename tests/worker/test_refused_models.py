@@ -38,5 +38,5 @@ def test_a_family_without_this_head_says_which_it_has() -> None:
 def test_a_family_without_this_attention_says_which_it_has() -> None:
     config = resolve_config({"family": "xlnet", "n_layer": 1, "d_model": 16, "n_head": 2, "d_inner": 16})
     with pytest.raises(InvalidInput, match="xlnet has no attention=sdpa") as refused:
-        build_model(config, "causal-lm", Knobs(), torch.device("meta"))
-    assert refused.value.nearest == "eager"
+        build_model(config, "causal-lm", Knobs(attention="sdpa"), torch.device("meta"))
+    assert refused.value.nearest == "auto"

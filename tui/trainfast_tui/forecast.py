@@ -27,6 +27,8 @@ class Forecast:
     max_batch: int | None = None
     context_bytes: int | None = None
     basis: str = ""
+    attention: str = ""
+    """The model's attention kernel, and why `attention=auto` takes it; empty where no trace says so."""
     margin_bytes: int = 0
     """What has to stay free beside the peak for the run to survive in the room."""
     cannot_run: str = ""

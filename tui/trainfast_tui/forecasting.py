@@ -239,6 +239,7 @@ def forecast(model: MemoryModel, question: Question) -> Forecast:
         max_batch=fit.max_batch,
         context_bytes=found.context_bytes,
         basis=found.basis,
+        attention=found.attention,
         margin_bytes=fit.margin_bytes,
         cannot_run="" if fit.cannot_run is None else fit.cannot_run.line(),
     )

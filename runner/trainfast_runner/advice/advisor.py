@@ -267,7 +267,7 @@ def sequence_advice(spec: RunSpec, machine: Machine) -> Advice | None:
         value = str(_aligned(length, 8))
         said.append(f"{value} instead of {length}: tensor cores work on multiples of 8, better 64.")
     if length >= 1024 and spec.knobs["attention"] == "eager":
-        said.append(f"attention=sdpa: eager keeps scores of {length} x {length} for every head, layer and sample.")
+        said.append(f"attention=auto: eager keeps scores of {length} x {length} for every head, layer and sample.")
     return Advice("seq_len", " ".join(said), value) if said else None
 
 

@@ -25,6 +25,8 @@ class Facts:
     config: Mapping[str, Any]
     versions: Mapping[str, str | None]
     python: str
+    attentions: tuple[str, ...] | None = None
+    """Values of `attention` that the model has; None where nobody asked."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "machine", self.machine.used_by(self.knobs["devices"]))

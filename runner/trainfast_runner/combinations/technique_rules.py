@@ -112,6 +112,19 @@ def _flash_can_run(facts: Facts) -> Problem | None:
     return None
 
 
+def _model_has_the_attention(facts: Facts) -> Problem | None:
+    asked = str(facts.knobs["attention"])
+    if facts.attentions is None or asked in facts.attentions:
+        return None
+    kernel = "sdpa" if "sdpa" in facts.attentions else "eager"
+    return Problem(
+        f"{facts.config.get('model_type', 'this model')} has no attention={asked}",
+        key="attention",
+        allowed=facts.attentions,
+        advice=f"attention=auto, which takes {kernel}",
+    )
+
+
 def _pages_need_a_gpu(facts: Facts) -> Problem | None:
     if facts.knobs["optimizer"] != "paged-adamw-8bit" or facts.machine.device != "cpu":
         return None
@@ -130,5 +143,6 @@ TECHNIQUE_RULES: tuple[Callable[[Facts], Problem | None], ...] = (
     compile_fits,
     _compile_has_a_compiler,
     _flash_can_run,
+    _model_has_the_attention,
     _pages_need_a_gpu,
 )

@@ -99,6 +99,9 @@ def compare(a: Result, b: Result) -> Comparison:
 def _settings(a: Result, b: Result) -> list[tuple[str, Any, Any]]:
     one, other = ({**_knobs(result), **_fields(result), **_tried(result)} for result in (a, b))
     names = dict.fromkeys([*BY_NAME, *a.knobs, *b.knobs, *one, *other])
+    if "auto" in (one.get("attention"), other.get("attention")) and a.actual.attention == b.actual.attention:
+        # One left open what the other named: sdpa was the default once.
+        names.pop("attention", None)
     return [(name, one.get(name), other.get(name)) for name in names if one.get(name) != other.get(name)]
 
 

@@ -247,7 +247,7 @@ RULES: tuple[Rule, ...] = (
         ),
         "the GPU has nothing to do for {gpu_idle_percent:.0f} % of the time, and not for want of data: kernels are"
         " too short for the CPU to launch in time",
-        "a larger batch_size, compile=default, optimizer=adamw-fused, attention=sdpa: fewer and longer kernels",
+        "a larger batch_size, compile=default, optimizer=adamw-fused, attention=auto: fewer and longer kernels",
         "utilization is the share of time in which any kernel ran (nvmlDeviceGetUtilizationRates); each launch costs"
         " the CPU microseconds (NVIDIA, CUDA Graph Best Practice for PyTorch). The 15 % is ours.",
         cost="unexplained_idle_ms",

@@ -51,6 +51,8 @@ class MemoryModel(msgspec.Struct, frozen=True, kw_only=True):
     pipeline: Pipeline | None = None
     """How it is cut into stages, where it was traced for them."""
     basis: str = ""
+    attention: str = ""
+    """The attention kernel that the trace ran, and why `attention=auto` took it."""
     trace: str = ""
     """The name under which it is remembered; what this machine's runs took beyond it is kept by that name."""
     machine: Machine = Machine()
@@ -87,6 +89,7 @@ class MemoryModel(msgspec.Struct, frozen=True, kw_only=True):
             bytes_per_sample=each,
             context_bytes=self.machine.context_bytes if self.device == "cuda" else None,
             basis=self._basis(spec, ranks),
+            attention=self.attention,
             trace=self.trace,
             fullest=self._fullest(spec, batch, phase),
             traced_bytes={name: round(sum(values)) for name, values in traced.items()},

@@ -43,6 +43,8 @@ class Course(msgspec.Struct, frozen=True, kw_only=True):
     pipeline: Pipeline | None
     unused: list[str]
     library_bytes: int = 0
+    attention: str = ""
+    """The model's kernel, and why `attention=auto` took it."""
 
 
 class Update(msgspec.Struct, frozen=True, kw_only=True):

@@ -32,6 +32,8 @@ class Prediction(msgspec.Struct, frozen=True, kw_only=True):
     fixed_bytes: int = 0
     bytes_per_sample: int = 0
     basis: str = ""
+    attention: str = ""
+    """The model's attention kernel, and why `attention=auto` takes it."""
     trace: str = ""
     """The name of the trace it rests on."""
     fullest: str = ""

@@ -166,6 +166,7 @@ def _model(parts: Parts, found: Mapping[Path, Found], device: str) -> MemoryMode
         optimizer_peak=update.optimizer_peak,
         library_bytes=course.library_bytes,
         basis=_basis(course),
+        attention=course.attention,
         trace=parts.name,
         machine=corrections.of_device(device),
     )

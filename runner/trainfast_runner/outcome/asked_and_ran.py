@@ -24,6 +24,7 @@ OPTIMIZER = {
     "sgd": ("SGD", None),
 }
 ATTENTION = {"eager": "eager", "sdpa": "sdpa", "flash": "flash_attention_2"}
+"""Absent: `auto`, under which every kernel is what was asked for."""
 WRAPPER = {
     "single": "none",
     "dp": "DataParallel",

@@ -27,7 +27,7 @@ NEGLIGIBLE = 0.05
 MOST_FIXES = 3
 NOT_ENOUGH = "; probably not enough alone"
 COST_ORDER = (
-    ("attention", "sdpa"),
+    ("attention", "auto"),
     ("engine", "native"),
     ("optimizer", "adamw-fused"),
     ("compile", "off"),
@@ -168,7 +168,9 @@ def _batch_fixes(knobs: Mapping[str, Any], device: str, shortage: _Shortage) -> 
     """Changes that shrink activations, cheapest first."""
     fixes = []
     if knobs.get("attention") == "eager":
-        fixes.append(Fix("attention", "sdpa", "frees the score matrices of every layer", "faster"))
+        fixes.append(
+            Fix("attention", "auto", "frees the score matrices of every layer, where the model has sdpa", "faster")
+        )
     batch, accumulation = int(knobs.get("batch_size") or 1), int(knobs.get("grad_accum") or 1)
     if batch > 1:
         smaller = _smaller_batch(batch, shortage)

@@ -179,6 +179,8 @@ class Actual(msgspec.Struct, frozen=True, kw_only=True):
     compute_dtype: str | None = None
     reduce_dtype: str | None = None
     attention: str | None = None
+    attention_reason: str | None = None
+    """Why `attention=auto` took this kernel; None where a kernel was asked for by name."""
     world_size: Count | None = None
     device: str | None = None
     zero_stage: Count | None = None

@@ -98,11 +98,11 @@ KNOBS: tuple[Knob, ...] = (
     ),
     Knob(
         "attention",
-        Choice(("eager", "sdpa", "flash")),
-        "sdpa",
+        Choice(("auto", "eager", "sdpa", "flash")),
+        "auto",
         "compute",
-        "Attention kernel: eager writes the whole score matrix, sdpa is torch's fused choice, flash is the package"
-        " flash-attn (a GPU, and fp16 or bf16).",
+        "Attention kernel. auto is sdpa where the model has it, else eager. eager writes the whole score matrix, sdpa"
+        " is torch's fused choice, flash is the package flash-attn (a GPU, and fp16 or bf16).",
         "sdpa is faster than eager, more so on long sequences",
         "eager keeps scores of heads x seq_len^2 a sample and layer; sdpa does not",
         same_as=Equivalent("attn_implementation (of the model)", "attn_implementation", ""),

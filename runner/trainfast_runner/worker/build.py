@@ -25,7 +25,8 @@ _CLASSES = {
 }
 CHECKPOINT = {"use_reentrant": False}
 """What `checkpointing=full` gives torch's checkpoint."""
-_ATTENTION = {"eager": "eager", "sdpa": "sdpa", "flash": "flash_attention_2"}
+_ATTENTION = {"auto": None, "eager": "eager", "sdpa": "sdpa", "flash": "flash_attention_2"}
+"""`attention` as transformers' `attn_implementation`; with None transformers takes sdpa where the model has it."""
 
 
 def model_class(objective: str) -> Any:
@@ -69,9 +70,9 @@ def build_model(config: Any, objective: str, knobs: Knobs, device: torch.device)
             )
     except (ValueError, ImportError, KeyError) as error:
         reason = " ".join(str(error).split())[:600]
-        if "does not support an attention implementation" in reason and knobs.attention != "eager":
+        if "does not support an attention implementation" in reason:
             words = f"{config.model_type} has no attention={knobs.attention}"
-            raise InvalidInput(words, "attention", ["eager"], "eager") from error
+            raise InvalidInput(words, "attention", ["auto", "eager"], "auto") from error
         key = "attention" if "attention" in reason.lower() else "data.objective"
         raise InvalidInput(f"{config.model_type} cannot be built: {reason}", key) from error
     model.config.use_cache = False
@@ -82,6 +83,34 @@ def build_model(config: Any, objective: str, knobs: Knobs, device: torch.device)
     model.train()
     built: nn.Module = model
     return built
+
+
+def attentions(config: Any, objective: str) -> list[str]:
+    """Values of `attention` that the model's class takes. Raises InvalidInput for a family without this head."""
+    _check_head(config, objective)
+    found = model_class(objective)._model_mapping[type(config)]
+    # A family with several classes for one head has the same kernels in each.
+    built = found[0] if isinstance(found, tuple) else found
+    names = ["auto", "eager"]
+    if getattr(built, "_supports_sdpa", False):
+        names.append("sdpa")
+    # Renamed in transformers 4.53.
+    if getattr(built, "_supports_flash_attn", False) or getattr(built, "_supports_flash_attn_2", False):
+        names.append("flash")
+    return names
+
+
+def attention_of(model: nn.Module) -> str | None:
+    """The attention kernel of a built model, by transformers' name."""
+    return getattr(model.config, "_attn_implementation", None)
+
+
+def attention_reason(model: nn.Module, knobs: Knobs) -> str | None:
+    """Why `attention=auto` took the kernel of `attention_of`; None where a kernel was asked for by name."""
+    if knobs.attention != "auto":
+        return None
+    model_type: str = model.config.model_type  # type: ignore[union-attr, assignment]
+    return f"{model_type} has sdpa" if attention_of(model) == "sdpa" else f"{model_type} has no sdpa"
 
 
 def check_attention(knobs: Knobs, device: torch.device) -> None:

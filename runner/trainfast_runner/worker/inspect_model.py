@@ -1,7 +1,7 @@
 """Answers, as one JSON line, what a training Python has and what a model is, before anything is launched.
 
-`PY inspect_model.py '{"model": {...}, "objective": "causal-lm"}' [--count] [--devices]`. Without the two flags torch is
-not imported, which halves the time.
+`PY inspect_model.py '{"model": {...}, "objective": "causal-lm"}' [--count] [--attention] [--devices]`. Without a flag
+torch is not imported, which halves the time.
 """
 
 from __future__ import annotations
@@ -29,7 +29,10 @@ PACKAGES = (
 
 
 def main(arguments: list[str]) -> dict[str, Any]:
-    """The answer: `python`, `versions`, and as asked `config`, `model_type`, `parameters`, `devices` or `error`."""
+    """The answer: `python`, `versions`, and as asked `config`, `model_type`, `parameters`, `attentions`, `devices`.
+
+    `error` says what is wrong with the model.
+    """
     from .hidden_packages import hide
     from .invalid import InvalidInput
     from .model_config import resolve_config
@@ -56,6 +59,10 @@ def main(arguments: list[str]) -> dict[str, Any]:
             answer["config"] = {**config.to_dict(), "base_model_tp_plan": plan}
             if "--count" in flags:
                 answer["parameters"] = _count(config, request.get("objective", "causal-lm"))
+            if "--attention" in flags:
+                from .build import attentions
+
+                answer["attentions"] = attentions(config, request.get("objective", "causal-lm"))
         except InvalidInput as error:
             answer["error"] = error.as_fields()
     return answer

@@ -10,6 +10,7 @@ from torch import nn
 from torch._dynamo import OptimizedModule
 from torch.optim import Optimizer
 
+from .build import attention_of
 from .compilation import bare
 from .flops import SampleFlops
 from .model_config import text_part
@@ -71,7 +72,7 @@ def actual_fields(
         "optimizer_implementation": implementation(optimizer),
         "param_dtype": dtype_name(next(module.parameters()).dtype),
         "compute_dtype": compute_dtype,
-        "attention": getattr(config, "_attn_implementation", None),
+        "attention": attention_of(model),
         "checkpointing": "full" if any(getattr(m, "gradient_checkpointing", False) for m in model.modules()) else "off",
         "world_size": torch.distributed.get_world_size() if torch.distributed.is_initialized() else 1,
         "device": device.type,

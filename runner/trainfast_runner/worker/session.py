@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from .allocator import KEPT, Allocator, begin_loader
-from .build import build_model, check_attention, import_model_code
+from .build import attention_of, attention_reason, build_model, check_attention, import_model_code
 from .clock import make_clock
 from .compilation import CompileWatch, bare
 from .data.batches import Samples, batches_of, mean_tokens, open_samples
@@ -170,13 +170,14 @@ def assemble(ground: Ground, run_dir: Path, journal: Journal) -> tuple[Rig, Step
     torch.manual_seed(knobs.seed + ground.strategy.rank)
     compiled = module is not bare(module)
     dtype = ComputeDtype(module, compiled)
-    sdpa = SdpaBackend(knobs.attention == "sdpa" and not compiled)
+    sdpa = SdpaBackend(attention_of(model) == "sdpa" and not compiled)
 
     def write_actual() -> None:
         journal.write(
             "actual",
             engine=ground.engine.name,
             sdpa_backend=sdpa.name,
+            attention_reason=attention_reason(model, knobs),
             **actual_fields(model, *ground.engine.live(), ground.strategy, ground.device, dtype.name, flops),
         )
 

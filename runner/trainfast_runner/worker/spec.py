@@ -21,7 +21,7 @@ class Knobs:
     seq_len: int = 128
     checkpointing: str = "off"
     optimizer: str = "adamw"
-    attention: str = "sdpa"
+    attention: str = "auto"
     compile: str = "off"
     workers: int = 0
     pin_memory: str = "off"
@@ -56,7 +56,7 @@ CHOICES: dict[str, tuple[str, ...]] = {
         "adafactor",
         "sgd",
     ),
-    "attention": ("eager", "sdpa", "flash"),
+    "attention": ("auto", "eager", "sdpa", "flash"),
     "compile": ("off", "default", "max-autotune"),
     "pin_memory": ("on", "off"),
     "strategy": (

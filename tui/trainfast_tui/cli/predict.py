@@ -115,6 +115,7 @@ def _fields(answer: Answer) -> dict[str, Any]:
         "cannot_run": None if fit.cannot_run is None else fit.cannot_run.line(),
         "fullest": predicted.fullest or None,
         "basis": predicted.basis,
+        "attention": predicted.attention or None,
         "published": dict(answer.asked.published) or None,
     }
 
@@ -145,6 +146,8 @@ def _say_one(answer: Answer) -> None:
         if fit.margin_bytes:
             rows.append(("margin", f"{size(fit.margin_bytes)} beside the peak, which the limit counts as well"))
         rows.append(("fits", _fit_words(fit)))
+    if predicted.attention:
+        rows.append(("attention", predicted.attention))
     rows.append(("basis", predicted.basis))
     for line in pairs(rows):
         say(line)

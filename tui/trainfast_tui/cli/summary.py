@@ -157,7 +157,10 @@ def _actual(result: Result) -> str:
     optimizer = actual.optimizer
     if optimizer and actual.optimizer_implementation:
         optimizer = f"{optimizer} ({actual.optimizer_implementation})"
-    words += [word for word in (actual.compute_dtype, optimizer, actual.attention) if word]
+    words += [word for word in (actual.compute_dtype, optimizer) if word]
+    if actual.attention:
+        why = f" ({actual.attention_reason})" if actual.attention_reason else ""
+        words.append(f"{actual.attention} attention{why}")
     return plain(", ".join(words)) or ABSENT
 
 

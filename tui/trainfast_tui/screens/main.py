@@ -154,6 +154,8 @@ class MainScreen(MainActions, Screen[None]):
         if measured is not None:
             foreseen = replace(foreseen or MemoryView(), measured=measured)
         self.query_one(MemoryBar).show(foreseen)
+        forecast = foreseen.forecast if foreseen is not None else None
+        self.query_one(KnobPanel).show_chosen({} if forecast is None else {"attention": forecast.attention})
 
     def foreseen(self, next_run: NextRun) -> Forecast | None:
         """The forecast on the screen, where it is of this batch: one of other knobs may stand there for a moment."""

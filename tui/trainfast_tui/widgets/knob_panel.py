@@ -12,6 +12,7 @@ from trainfast_tui.format import fit, plain
 from trainfast_tui.next_run import NextRun
 from trainfast_tui.widgets.painted import Line, Painted, rule, wrap
 
+AUTO = "auto"
 GROUPS = ("batch", "compute", "memory", "data", "parallel", "optimization", "run")
 NAME_WIDTH = 15
 ABOUT_ROWS, ADVISED_ROWS = 13, 16
@@ -37,6 +38,7 @@ class KnobPanel(Painted, can_focus=True):
         self._next: NextRun | None = None
         self._global_batch: tuple[int, int] | None = None
         self._advice: Mapping[str, str] = {}
+        self._chosen: Mapping[str, str] = {}
         self._refusal: Problem | None = None
         self._names = in_order()
         self._at = 0
@@ -60,6 +62,16 @@ class KnobPanel(Painted, can_focus=True):
         if next_run is not None:
             self._list_only(tuple(name for name in in_order() if next_run.matters(name)))
         self.repaint()
+
+    def show_chosen(self, chosen: Mapping[str, str]) -> None:
+        """Show what `auto` comes to and why, by the name of the knob."""
+        if chosen != self._chosen:
+            self._chosen = chosen
+            self.repaint()
+
+    def _choice(self, next_run: NextRun, name: str) -> str:
+        """What `auto` of this knob comes to; empty where the knob has another value, or nobody knows yet."""
+        return self._chosen.get(name, "") if next_run.spec.knobs[name] == AUTO else ""
 
     def _list_only(self, names: tuple[str, ...]) -> None:
         """The cursor stays on its knob, or goes to the nearest one above that is left."""
@@ -135,7 +147,7 @@ class KnobPanel(Painted, can_focus=True):
             changed = next_run.is_changed(name)
             if place == self._at:
                 cursor = len(rows)
-            rows.append(_knob_row(name, next_run, changed, place == self._at, width))
+            rows.append(_knob_row(name, next_run, changed, place == self._at, self._choice(next_run, name)))
         return rows, cursor
 
     def _about(self, width: int, room: int) -> list[Line]:
@@ -146,9 +158,10 @@ class KnobPanel(Painted, can_focus=True):
                 said = [*said[: room - 3], _with_more(said[room - 3], width), said[-1]]
             return [rule("", width)[1:], *([(line, "error")] for line in said)]
         entry = BY_NAME[self.current]
+        choice = self._choice(self._next, self.current) if self._next is not None else ""
         lines = [[(line, "text")] for line in wrap(entry.what, width)]
         advice = self._advice.get(self.current, "")
-        for label, text in (("advice", advice), ("speed", entry.speed), ("memory", entry.memory)):
+        for label, text in (("advice", advice), ("here", choice), ("speed", entry.speed), ("memory", entry.memory)):
             if text:
                 first, *rest = wrap(text, max(8, width - 7))
                 lines.append([(f"{label:<7}", "accent" if text is advice else "secondary"), (first, "text")])
@@ -174,8 +187,10 @@ def _with_more(line: str, width: int) -> str:
     return f"{line[: width - 2].rstrip()} …"
 
 
-def _knob_row(name: str, next_run: NextRun, changed: bool, here: bool, width: int) -> Line:
+def _knob_row(name: str, next_run: NextRun, changed: bool, here: bool, choice: str) -> Line:
     value = next_run.shown(name)
+    if choice:
+        value += f" ({choice.partition(',')[0]})"
     mark = "•" if changed else " "
     pointer = "▸" if here else " "
     row: Line = [(f"{pointer}{mark}{name:<{NAME_WIDTH}}", "cursor" if here else ("title" if changed else "text"))]

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode, unset_fake_temporarily
 from torch.optim import Optimizer
 
-from ..build import CHECKPOINT, build_model
+from ..build import CHECKPOINT, attention_of, attention_reason, build_model
 from ..data.samples import Batch, Halves, random_samples
 from ..loop import Rig
 from ..model_config import check_seq_len, resolve_config, split_tokens, tokens_per_sample, vocab_size
@@ -108,8 +108,15 @@ def course_at(request: dict[str, Any], size: int) -> dict[str, Any]:
             "stretches": stretches,
             "pipeline": stages,
             "library_bytes": library_bytes(subject.device.type),
+            "attention": _attention(model, knobs),
             "unused": _names(stacks, [name for name, held in model.named_parameters() if held.grad is None]),
         }
+
+
+def _attention(model: nn.Module, knobs: Knobs) -> str:
+    """The kernel that was traced, and why it was taken where `attention` left that open."""
+    kernel, reason = attention_of(model) or "", attention_reason(model, knobs)
+    return f"{kernel}, because {reason}" if reason else kernel
 
 
 def library_bytes(device_type: str) -> int:

@@ -1,0 +1,43 @@
+"""`attention=auto` builds any family, and says why it took the kernel it took."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+import torch
+
+from trainfast_runner.worker import inspect_model
+from trainfast_runner.worker.build import attention_of, attention_reason, build_model
+from trainfast_runner.worker.model_config import resolve_config
+from trainfast_runner.worker.spec import Knobs
+
+SMALL = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
+WITHOUT_SDPA: list[tuple[dict[str, Any], str]] = [
+    ({"family": "gemma2", **SMALL, "num_key_value_heads": 2, "head_dim": 8, "vocab_size": 64}, "causal-lm"),
+    ({"family": "mamba", "hidden_size": 16, "num_hidden_layers": 1, "vocab_size": 64}, "causal-lm"),
+    ({"family": "convnext", "hidden_sizes": [8, 8, 8, 8], "depths": [1, 1, 1, 1]}, "image-classification"),
+    ({"family": "deberta", **SMALL, "vocab_size": 64}, "masked-lm"),
+]
+
+
+def inspected(model: dict[str, Any], objective: str) -> dict[str, Any]:
+    return inspect_model.main([json.dumps({"model": model, "objective": objective}), "--attention"])
+
+
+@pytest.mark.parametrize(("model", "objective"), WITHOUT_SDPA, ids=["gemma2", "mamba", "convnext", "deberta"])
+def test_auto_takes_eager_where_the_model_has_no_sdpa(model: dict[str, Any], objective: str) -> None:
+    knobs = Knobs()
+    built = build_model(resolve_config(model), objective, knobs, torch.device("meta"))
+    assert attention_of(built) == "eager"
+    assert attention_reason(built, knobs) == f"{model['family']} has no sdpa"
+    assert "sdpa" not in inspected(model, objective)["attentions"]
+
+
+def test_auto_takes_sdpa_where_the_model_has_it() -> None:
+    model = {"family": "llama", **SMALL, "num_key_value_heads": 2, "vocab_size": 64}
+    built = build_model(resolve_config(model), "causal-lm", Knobs(), torch.device("meta"))
+    assert (attention_of(built), attention_reason(built, Knobs())) == ("sdpa", "llama has sdpa")
+    assert attention_reason(built, Knobs(attention="sdpa")) is None
+    assert inspected(model, "causal-lm")["attentions"] == ["auto", "eager", "sdpa", "flash"]
