@@ -120,3 +120,11 @@ def test_halves_of_a_row_and_the_shifted_input() -> None:
     assert batch["input_ids"].tolist() == [[5, 6]]
     assert batch["labels"].tolist() == [[7, 8, 9]]
     assert batch["decoder_input_ids"].tolist() == [[0, 7, 8]]
+
+
+def test_a_model_of_any_size_trains_on_images(train: Train, photographs: list[str]) -> None:
+    resnet = {"family": "resnet", "embedding_size": 8, "hidden_sizes": [8, 8], "depths": [1, 1], "num_labels": 2}
+    run = train(**{**VISION, "model": resnet, "data": {**JPEG, "paths": photographs}, "batch_size": 4, "steps": 4})
+    assert run.code == 0, run.stderr
+    assert run.steps()[0]["tokens"] == 0
+    assert run.record("actual")["model_flops_per_sample"] is None

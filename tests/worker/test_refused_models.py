@@ -22,9 +22,9 @@ def test_a_size_below_one_is_no_model(family: str, field: str, value: int) -> No
 
 
 def test_positions_without_an_end_limit_no_sequence() -> None:
-    check_seq_len(resolve_config({"family": "xlnet"}), 100_000)
+    check_seq_len(resolve_config({"family": "xlnet"}), "causal-lm", 100_000)
     with pytest.raises(InvalidInput, match="more than the model's 1024 positions"):
-        check_seq_len(resolve_config({"family": "gpt2"}), 100_000)
+        check_seq_len(resolve_config({"family": "gpt2"}), "causal-lm", 100_000)
 
 
 def test_a_family_without_this_head_says_which_it_has() -> None:

@@ -12,6 +12,8 @@ WITHOUT_NCCL = {
     "naive-mp": "one process copies its activations between GPUs itself",
 }
 """Strategies whose runs never call NCCL, and why."""
+READS_IMAGES = frozenset({"image_size", "num_channels", "vision_config"})
+"""Fields of which a model that reads images has one, where its configuration has a vocab_size besides."""
 
 
 def _images_are_classified(facts: Facts) -> Problem | None:
@@ -33,10 +35,10 @@ def _model_takes_the_data(facts: Facts) -> Problem | None:
     if model is None:
         return None
     if data["kind"] == "jpeg":
-        if isinstance(config.get("image_size"), int) and isinstance(config.get("patch_size"), int):
+        if "vocab_size" not in config or not READS_IMAGES.isdisjoint(config):
             return None
         return Problem(
-            f"data.kind=jpeg needs a model that reads images as patches, and {model} has no image_size and patch_size",
+            f"data.kind=jpeg needs a model that reads images, and {model} reads text",
             key="data.kind",
             advice="model.family=vit, or data.kind=text",
         )

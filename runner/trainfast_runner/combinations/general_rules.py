@@ -141,6 +141,8 @@ def set_knobs_matter(facts: Facts) -> Problem | None:
 def _positions_suffice(facts: Facts) -> Problem | None:
     """A table of learned positions ends there, and rotary ones were not made for more: the worker refuses both."""
     config, seq_len = facts.config, facts.knobs["seq_len"]
+    if facts.spec.data["objective"] == "image-classification":
+        return None
     nested = config.get("text_config")
     if isinstance(nested, dict):
         config = {**config, **nested}
@@ -157,7 +159,7 @@ def _positions_suffice(facts: Facts) -> Problem | None:
 def _vocabulary_holds_bytes(facts: Facts) -> Problem | None:
     """A family has no tokenizer of its own: one is trained on the text, and it starts from every byte."""
     vocab, data = facts.config.get("vocab_size"), facts.spec.data
-    trained = data.get("kind") != "random" and not data.get("tokenizer") and "family" in facts.spec.model
+    trained = data.get("kind") not in ("random", "jpeg") and not data.get("tokenizer") and "family" in facts.spec.model
     if trained and isinstance(vocab, int) and vocab < SMALLEST_VOCAB:
         return Problem(
             f"model.vocab_size={vocab} is too small: a byte-level BPE needs at least {SMALLEST_VOCAB}",

@@ -146,7 +146,8 @@ def _throughput(records: RunRecords, ran: WorkerLine | None) -> tuple[Throughput
     line = _cpu_line(records)
     return Throughput(
         samples_per_s=spread(rates(lambda step: step.samples)),
-        tokens_per_s=spread(rates(lambda step: step.tokens)),
+        # An image that is not cut into patches has no tokens.
+        tokens_per_s=spread(rate for rate in rates(lambda step: step.tokens) if rate),
         measured_under=STRICT_SPEED if line is not None and line.thresholds == STRICT else None,
     ), samples
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import importlib.util
+import inspect
 import sys
 from contextlib import suppress
 from typing import Any
@@ -25,6 +26,8 @@ _CLASSES = {
 }
 CHECKPOINT = {"use_reentrant": False}
 """What `checkpointing=full` gives torch's checkpoint."""
+BESIDES_PIXELS = {"input_ids", "spatial_shapes"}
+"""What some image classifiers read beside the pixels: text, or patches that a processor of their own has cut."""
 _ATTENTION = {"auto": None, "eager": "eager", "sdpa": "sdpa", "flash": "flash_attention_2"}
 """`attention` as transformers' `attn_implementation`; with None transformers takes sdpa where the model has it."""
 
@@ -46,6 +49,18 @@ def _check_head(config: Any, objective: str) -> None:
     allowed = [name for name in _CLASSES if type(config) in model_class(name)._model_mapping]
     if allowed and objective not in allowed:
         raise InvalidInput(f"{config.model_type} has no {objective} head", "data.objective", allowed, allowed[0])
+    if objective == "image-classification" and allowed:
+        besides = BESIDES_PIXELS & set(inspect.signature(_head(config, objective).forward).parameters)
+        if besides:
+            words = f"{config.model_type} classifies images by their {' and '.join(besides)}"
+            raise InvalidInput(f"{words}, and the loader gives it pixels alone", "model", ["vit", "resnet"], "vit")
+
+
+def _head(config: Any, objective: str) -> Any:
+    """The model's class. Raises KeyError for a family without this head."""
+    found = model_class(objective)._model_mapping[type(config)]
+    # Of several classes for one head transformers takes the first, where the configuration names none of them.
+    return found[0] if isinstance(found, tuple) else found
 
 
 def build_model(config: Any, objective: str, knobs: Knobs, device: torch.device) -> nn.Module:
@@ -58,6 +73,9 @@ def build_model(config: Any, objective: str, knobs: Knobs, device: torch.device)
     if objective == "sequence-classification" and config.pad_token_id is None:
         # The head of a decoder reads the last token that is not padding; packed samples have none.
         config.pad_token_id = 0
+    if config.architectures is None:
+        # transformers iterates over it for a family with several classes for one head.
+        config.architectures = []
     torch.manual_seed(knobs.seed)
     weights = torch.bfloat16 if knobs.precision == "bf16-pure" else torch.float32
     try:
@@ -88,9 +106,7 @@ def build_model(config: Any, objective: str, knobs: Knobs, device: torch.device)
 def attentions(config: Any, objective: str) -> list[str]:
     """Values of `attention` that the model's class takes. Raises InvalidInput for a family without this head."""
     _check_head(config, objective)
-    found = model_class(objective)._model_mapping[type(config)]
-    # A family with several classes for one head has the same kernels in each.
-    built = found[0] if isinstance(found, tuple) else found
+    built = _head(config, objective)
     names = ["auto", "eager"]
     if getattr(built, "_supports_sdpa", False):
         names.append("sdpa")

@@ -9,7 +9,7 @@ from typing import Any
 from torch import nn
 
 from .invalid import InvalidInput
-from .model_config import patches, split_tokens, text_part
+from .model_config import image_part, patches, split_tokens, text_part, tokens_per_sample
 from .strategies.blocks import transformer_blocks
 
 _ADDED = re.compile(r"(^|\.)(position_embeddings|cls_token|mask_token|distillation_token)$")
@@ -57,11 +57,13 @@ def flops_per_sample(model: nn.Module, objective: str, seq_len: int, checkpointi
     last product where nothing after it keeps a value, such as a Llama's down projection.)
     """
     config: Any = model.config
-    text = text_part(config)
+    text = image_part(config) if objective == "image-classification" else text_part(config)
     layers, heads, hidden = (
         getattr(text, name, None) for name in ("num_hidden_layers", "num_attention_heads", "hidden_size")
     )
     if not (isinstance(layers, int) and isinstance(heads, int) and isinstance(hidden, int)):
+        return None
+    if objective == "image-classification" and patches(config) is None:
         return None
     shape = _shape(config, text, layers, objective, seq_len)
     head_dim = getattr(text, "head_dim", None) or hidden // heads
@@ -86,7 +88,7 @@ def notebook_forward(layers: int, hidden: int, seq_len: int, vocab: int) -> floa
 
 def _shape(config: Any, text: Any, layers: int, objective: str, seq_len: int) -> _Shape:
     if objective == "image-classification":
-        return _Shape(layers, patches(config) + 1)
+        return _Shape(layers, tokens_per_sample(config, objective, seq_len))
     if objective == "seq2seq":
         read, written = split_tokens(seq_len)
         decoders = (getattr(text, name, None) for name in ("num_decoder_layers", "decoder_layers"))

@@ -11,6 +11,8 @@ from .invalid import InvalidInput, unknown_name
 SOURCES = ("family", "path", "hub")
 # Accepted by every configuration though not among its stored fields.
 EXTRA_FIELDS = frozenset({"num_labels"})
+FREE_IMAGE_SIZE = 224
+"""Side in pixels of images for a model that takes any size: that of the ImageNet recipe the loader follows."""
 SIZES = ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size")
 
 
@@ -102,16 +104,30 @@ def vocab_size(config: Any) -> int:
     return int(size)
 
 
-def patches(config: Any) -> int:
-    """Patches that an image of the configured size is cut into. Raises InvalidInput where it reads no images."""
-    size, patch = getattr(config, "image_size", None), getattr(config, "patch_size", None)
-    if not isinstance(size, int) or not isinstance(patch, int) or patch < 1:
-        raise InvalidInput(
-            f"{config.model_type} reads no images cut into patches: it has no image_size and patch_size",
-            "data.objective",
-            ["causal-lm", "masked-lm", "sequence-classification", "seq2seq"],
-        )
-    return (size // patch) ** 2
+def image_part(config: Any) -> Any:
+    """The part of a configuration that describes its vision model; the configuration itself where it is one."""
+    return getattr(config, "vision_config", None) or config
+
+
+def image_shape(config: Any) -> tuple[int, int]:
+    """Channels and side in pixels of the square images that the data loader makes for this model.
+
+    FREE_IMAGE_SIZE for a model that takes any size. Raises InvalidInput for a model that takes no squares.
+    """
+    part = image_part(config)
+    size = getattr(part, "image_size", None) or FREE_IMAGE_SIZE
+    sides = size if isinstance(size, list | tuple) else [size]
+    if len(set(sides)) > 1:
+        words = " x ".join(map(str, sides))
+        raise InvalidInput(f"{config.model_type} reads images of {words}, and the loader makes squares", "data.kind")
+    return int(getattr(part, "num_channels", None) or 3), int(sides[0])
+
+
+def patches(config: Any) -> int | None:
+    """Patches of an image of the configured size; None for a model that cuts none, or patches of several sizes."""
+    part = image_part(config)
+    size, patch = getattr(part, "image_size", None), getattr(part, "patch_size", None)
+    return (size // patch) ** 2 if isinstance(size, int) and isinstance(patch, int) and patch > 0 else None
 
 
 def split_tokens(seq_len: int) -> tuple[int, int]:
@@ -120,12 +136,17 @@ def split_tokens(seq_len: int) -> tuple[int, int]:
 
 
 def tokens_per_sample(config: Any, objective: str, seq_len: int) -> int:
-    """What a sample counts as in tokens: those of text, or an image's patches and its class token."""
-    return patches(config) + 1 if objective == "image-classification" else seq_len
+    """Tokens of a sample: those of text, or an image's patches and its class token; 0 for an image without patches."""
+    if objective != "image-classification":
+        return seq_len
+    cut = patches(config)
+    return 0 if cut is None else cut + 1
 
 
-def check_seq_len(config: Any, seq_len: int) -> None:
-    """Raise InvalidInput when the model has fewer positions than `seq_len` asks for."""
+def check_seq_len(config: Any, objective: str, seq_len: int) -> None:
+    """Raise InvalidInput when the model has fewer positions than `seq_len` asks for. An image has none."""
+    if objective == "image-classification":
+        return
     text = text_part(config)
     positions = getattr(text, "max_position_embeddings", None)
     # XLNet's, which are relative and have no end, are -1.

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
@@ -12,6 +14,12 @@ from .data.samples import IGNORED, Batch
 def inputs(batch: Batch) -> Batch:
     """What of a batch goes into the model: all but the labels, under the names of its forward."""
     return {name: values for name, values in batch.items() if name != "labels"}
+
+
+def logits_of(outputs: Any) -> Tensor:
+    """The scores in a model's outputs; PP-LCNet calls those of its classes `last_hidden_state`."""
+    found: Tensor = outputs.logits if hasattr(outputs, "logits") else outputs.last_hidden_state
+    return found
 
 
 class Objective:
@@ -32,7 +40,7 @@ class Objective:
 
     def loss_sum(self, model: nn.Module, batch: Batch) -> Tensor:
         """The sum of the targets' cross entropies, in fp32 whatever the model computes in."""
-        return self.sum_of(model(**inputs(batch)).logits, self.targets(batch))
+        return self.sum_of(logits_of(model(**inputs(batch))), self.targets(batch))
 
     def sum_of(self, logits: Tensor, targets: Tensor) -> Tensor:
         """The sum of the cross entropies of `logits`, which have the targets' shape and the classes after it.

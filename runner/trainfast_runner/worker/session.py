@@ -85,7 +85,7 @@ def prepare(spec: RunSpec, journal: Journal, allocator: Allocator) -> Ground:
         _record_cpu(spec, journal, allocator)
     journal.enter("data", f"opening {spec.data.kind} data")
     config = resolve_config(spec.model)
-    check_seq_len(config, knobs.seq_len)
+    check_seq_len(config, spec.data.objective, knobs.seq_len)
     check_attention(knobs, device)
     import_model_code(config, spec.data.objective)
     import_optimizer_code(knobs.optimizer)

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from torch.utils.data import Dataset
 
 from ..invalid import InvalidInput
+from ..model_config import image_shape
 from .photographs import CLASSES, Photographs, drawn_photographs, users_photographs
 from .samples import Batch
 
@@ -108,4 +109,5 @@ def image_samples(
             [f"{found} or more"],
             str(found),
         )
-    return ImageSamples(photographs, int(config.image_size), int(getattr(config, "num_channels", 3)), seed)
+    channels, size = image_shape(config)
+    return ImageSamples(photographs, size, channels, seed)

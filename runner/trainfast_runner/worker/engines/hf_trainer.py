@@ -15,6 +15,7 @@ from transformers import PrinterCallback, Trainer, TrainerCallback, TrainingArgu
 from ..clock import StepTimes
 from ..data.samples import Batch
 from ..loop import Rig, enter, to_device
+from ..objective import logits_of
 from ..precision import Precision
 from ..spec import Knobs
 from ..strategies import Strategy
@@ -137,7 +138,7 @@ class RecordedTrainer(Trainer):  # type: ignore[misc]
     def weigh(self, outputs: Any, labels: Tensor, num_items_in_batch: Tensor) -> Tensor:
         """The loss; the Trainer multiplies it by the number of ranks, because DDP averages over them."""
         objective = self.rig.objective
-        loss = objective.sum_of(outputs.logits, objective.targets({"labels": labels})) / num_items_in_batch
+        loss = objective.sum_of(logits_of(outputs), objective.targets({"labels": labels})) / num_items_in_batch
         self.loss += loss.detach()
         return loss
 

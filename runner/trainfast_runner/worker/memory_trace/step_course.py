@@ -17,7 +17,14 @@ from torch.optim import Optimizer
 from ..build import CHECKPOINT, attention_of, attention_reason, build_model
 from ..data.samples import Batch, Halves, random_samples
 from ..loop import Rig
-from ..model_config import check_seq_len, resolve_config, split_tokens, tokens_per_sample, vocab_size
+from ..model_config import (
+    check_seq_len,
+    image_shape,
+    resolve_config,
+    split_tokens,
+    tokens_per_sample,
+    vocab_size,
+)
 from ..objective import Objective
 from ..optimizer import build_optimizer
 from ..precision import Precision
@@ -86,7 +93,7 @@ def course_at(request: dict[str, Any], size: int) -> dict[str, Any]:
     """
     knobs = replace(Knobs(**request["knobs"]), grad_accum=MICRO_BATCHES)
     config = resolve_config(request["model"])
-    check_seq_len(config, knobs.seq_len)
+    check_seq_len(config, request["objective"], knobs.seq_len)
     model = _model(request, config, knobs)
     stages = None
     if request.get("stages"):
@@ -244,7 +251,7 @@ def _batches(subject: Subject, batch_size: int, ledger: Ledger) -> Iterator[Batc
 def _samples(subject: Subject, batch_size: int) -> Batch:
     config, seq_len = subject.config, subject.knobs.seq_len
     if subject.objective == "image-classification":
-        channels, size = int(getattr(config, "num_channels", 3)), int(config.image_size)
+        channels, size = image_shape(config)
         return {
             "pixel_values": torch.zeros(batch_size, channels, size, size),
             "labels": torch.zeros(batch_size, dtype=torch.int64),

@@ -1,0 +1,82 @@
+"""Every image classifier of transformers is traced at the size of the images that the loader makes for it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from transformers import CONFIG_MAPPING
+from transformers.models.auto.modeling_auto import MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING_NAMES
+
+from trainfast_runner.worker.data.images import image_samples
+from trainfast_runner.worker.invalid import InvalidInput
+from trainfast_runner.worker.memory_trace.step_course import course_at
+from trainfast_runner.worker.model_config import FREE_IMAGE_SIZE, image_shape, resolve_config, tokens_per_sample
+
+REFUSED = {
+    "imagegpt": "by their input_ids",  # reads colour clusters as token ids
+    "shieldgemma2": "by their input_ids",  # reads a policy's text beside the image
+    "siglip2": "by their spatial_shapes",  # reads patches that its own processor has cut
+    "dinat": "requires the natten library",
+    "timm_wrapper": "requires the timm library",
+}
+"""Families that no bare configuration and no plain pixels will do for."""
+SMALL: dict[str, dict[str, Any]] = {
+    "mobilenet_v1": {"image_size": 64},
+    "mobilenet_v2": {"image_size": 64},
+    "mobilevit": {"image_size": 64},
+    "mobilevitv2": {"image_size": 64},
+    "efficientnet": {"image_size": 64, "num_block_repeats": [1] * 7},
+    "perceiver": {"num_self_attends_per_block": 1, "num_latents": 8, "d_latents": 64},
+    "textnet": {"image_size": [64, 64]},
+    "levit": {"depths": [1, 1, 1], "key_dim": [16, 16, 16]},
+}
+
+
+def small(family: str) -> dict[str, Any]:
+    """The family's configuration with a layer a stage, where its fields have such names."""
+    config = CONFIG_MAPPING[family]()
+    fields = {
+        name: [1] * len(config.depths) for name in ("depths",) if isinstance(getattr(config, name, None), list | tuple)
+    }
+    if isinstance(getattr(config, "num_hidden_layers", None), int) and "depths" not in fields:
+        fields["num_hidden_layers"] = 1
+    if hasattr(config, "vision_config"):
+        fields = {"vision_config": {"num_hidden_layers": 1}}
+    return {"family": family, **fields, **SMALL.get(family, {})}
+
+
+def course(model: dict[str, Any]) -> dict[str, Any]:
+    knobs = {"precision": "fp32", "seq_len": 256, "checkpointing": "off", "attention": "auto"}
+    return course_at(
+        {"model": model, "objective": "image-classification", "device": "cpu", "part": "course", "knobs": knobs}, 0
+    )
+
+
+PREDICTED = sorted(set(MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING_NAMES) - set(REFUSED))
+OF_EACH_KIND = ("resnet", "clip", "deit", "pp_lcnet")
+"""No size of its own; a vision model inside; several classes for the head; a head whose scores have another name."""
+
+
+@pytest.mark.parametrize(
+    "family", [name if name in OF_EACH_KIND else pytest.param(name, marks=pytest.mark.long) for name in PREDICTED]
+)
+def test_an_image_family_is_predicted(family: str) -> None:
+    assert course(small(family))["stretches"]
+
+
+def test_a_family_without_a_size_is_predicted_at_the_size_of_its_data(tmp_path: Path) -> None:
+    config = resolve_config({"family": "resnet"})
+    loaded = image_samples([], config, 0, tmp_path, lambda what: None)
+    assert loaded[0]["pixel_values"].shape == (3, FREE_IMAGE_SIZE, FREE_IMAGE_SIZE)
+    assert image_shape(config) == (3, FREE_IMAGE_SIZE)
+    assert tokens_per_sample(config, "image-classification", 256) == 0
+    with pytest.raises(InvalidInput, match="reads images of 64 x 32, and the loader makes squares"):
+        image_shape(resolve_config({"family": "textnet", "image_size": [64, 32]}))
+
+
+@pytest.mark.parametrize("family", sorted(REFUSED))
+def test_an_image_family_that_needs_more_says_so(family: str) -> None:
+    with pytest.raises(InvalidInput, match=REFUSED[family]):
+        course({"family": family})
