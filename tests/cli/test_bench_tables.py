@@ -14,18 +14,18 @@ GPT2 = {"n_embd": 32, "n_layer": 1, "n_head": 2, "vocab_size": 2048}
 
 
 @pytest.mark.parametrize(
-    ("row", "model", "published"),
+    ("row", "model"),
     [
-        ("benchmarks-bert/bert_6", BERT, 139.2),
-        ("benchmarks-gpt2/gpt_2", GPT2, 21.1),
-        ("benchmarks-multi-gpu/mgpt_1 (zero2)", BERT, 7.0),
-        ("guide-dp-ddp-nvlink/dp", GPT2, 14.47),
-        ("guide-fp16-batch/b64-fp16", BERT, None),
-        ("guide-single-gpu/all+adam8bit", {**BERT, "vocab_size": 32000}, 10.35),
+        ("benchmarks-bert/bert_6", BERT),
+        ("benchmarks-gpt2/gpt_2", GPT2),
+        ("benchmarks-multi-gpu/mgpt_1 (zero2)", BERT),
+        ("guide-dp-ddp-nvlink/dp", GPT2),
+        ("guide-fp16-batch/b64-fp16", BERT),
+        ("guide-single-gpu/all+adam8bit", {**BERT, "vocab_size": 32000}),
     ],
 )
 def test_a_row_of_every_table_runs_beside_its_baseline(
-    cli: Cli, tmp_path: Path, row: str, model: dict[str, int], published: float | None
+    cli: Cli, tmp_path: Path, row: str, model: dict[str, int]
 ) -> None:
     preset, _, variant = row.partition("/")
     settings = [f"model.{name}={value}" for name, value in model.items()]
@@ -38,14 +38,16 @@ def test_a_row_of_every_table_runs_beside_its_baseline(
     assert (done.json["preset"], set(rows)) == (preset, {done.json["baseline"], variant})
     assert rows[done.json["baseline"]]["state"] == "finished", done.err
     mine = rows[variant]
-    assert mine["published"].get("samples_per_s") == published
+    # The model is another one than that of the published figures.
+    assert (mine["published"], mine["ratio"]) == ({}, None)
+    assert "model.hidden_size" in done.json["unpublished"] or "model.n_embd" in done.json["unpublished"]
     if variant == "dp":
         assert (mine["state"], mine["ratio"]) == ("refused", None)
         assert "two or more GPUs" in mine["reason"]
     else:
         assert mine["state"] == "finished", mine["reason"]
         rate = mine["result"]["throughput"]["samples_per_s"]["median"]
-        assert mine["ratio"] == (None if published is None else pytest.approx(rate / published))
+        assert rate > 0
         # GPT-2 stands in BERT's table, but their samples are not the same work.
         assert (mine["vs_baseline_percent"] is None) == variant.startswith("mgpt")
     assert f"| {variant} |" in report.read_text()

@@ -188,3 +188,23 @@ def test_what_cannot_run_here_is_predicted_in_the_words_of_its_refusal(
     found = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert found["cannot_run"].startswith("strategy=dp copies the model to each of two or more GPUs")
     assert (found["fits"], found["max_batch"]) == (None, None)
+
+
+def test_another_length_has_no_published_figures(
+    preset: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(training_python, "ask_each", Tracer())
+    why = "Published figures are left out: seq_len is not what they were measured with."
+    assert main(["predict", preset, "--set", "seq_len=64"]) == 0
+    header, *rows = capsys.readouterr().out.splitlines()
+    assert "published" not in header
+    assert "difference" not in header
+    assert header.index("peak in") == rows[0].index("the optimizer's step")
+    assert rows.count(why) == 1
+    assert main(["predict", f"{preset}/plain", "--set", "seq_len=64"]) == 0
+    text = capsys.readouterr().out
+    assert why in text
+    assert "\npublished " not in text
+    assert main(["predict", f"{preset}/plain", "--set", "seq_len=64", "--json"]) == 0
+    said = json.loads(capsys.readouterr().out)
+    assert (said["published"], said["unpublished"]) == (None, why)

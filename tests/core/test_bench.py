@@ -49,7 +49,29 @@ def test_runs_interleave_with_the_baseline_first() -> None:
     ]
 
 
-def test_rows_stand_beside_the_baseline_and_the_published_figure(bench: Bench) -> None:
+@pytest.mark.parametrize(
+    ("setting", "named"), [("seq_len=32", "seq_len is"), ("model.num_hidden_layers=2", "model.num_hidden_layers is")]
+)
+def test_another_model_or_length_has_no_published_figures(setting: str, named: str) -> None:
+    other = prepare("guide-single-gpu/fp16", [setting])
+    table = tabulate(other, {"vanilla": [ended(9)], "fp16": [ended(18)]})
+    assert [(row.published, row.ratio, row.published_vs_baseline_percent) for row in table.rows] == [
+        ({}, None, None)
+    ] * 2
+    text = markdown(other, table, "x")
+    assert "published" not in text.replace(table.unpublished, "")
+    assert table.unpublished == f"Published figures are left out: {named} not what they were measured with."
+    assert text.count(table.unpublished) == 1
+
+
+def test_a_batch_or_the_same_length_keeps_the_published_figures() -> None:
+    same = prepare("guide-single-gpu/fp16", ["seq_len=512", "batch_size=2"])
+    assert same.unpublished == ""
+    assert tabulate(same, {"vanilla": [ended(8.86)]}).rows[0].ratio == pytest.approx(1)
+
+
+def test_rows_stand_beside_the_baseline_and_the_published_figure() -> None:
+    bench = prepare("benchmarks-bert", ["steps=32"], 0.01)
     outcomes: dict[str, list[Outcome]] = {
         "bert_1": [ended(100), ended(50), ended(90)],
         "bert_2": [ended(180)],

@@ -22,7 +22,7 @@ def markdown(bench: Bench, table: Table, command: str) -> str:
     header = ["variant", "settings", *(MEASURED[place] for place in shown)]
     gains = [published_gain(row) for row in table.rows]
     header += [*(f"published {key}" for key in published), *(["published vs baseline"] if any(gains) else [])]
-    header += ["ours / published", "state"]
+    header += [*(["ours / published"] if published else []), "state"]
     lines = [f"# {_cell(bench.title)}", "", f"`{command}`", "", _line(header)]
     # Text to the left, figures to the right.
     lines.append(_line(["---", "---", *["---:"] * (len(header) - 3), "---"]))
@@ -39,7 +39,7 @@ def markdown(bench: Bench, table: Table, command: str) -> str:
             *(measured(row)[place] for place in shown),
             *(_cell(str(row.published.get(key, ""))) for key in published),
             *([gain] if any(gains) else []),
-            "" if row.ratio is None else f"{row.ratio:.3g}",
+            *(["" if row.ratio is None else f"{row.ratio:.3g}"] if published else []),
             _state(row),
         ]
         lines.append(_line(cells))
@@ -94,6 +94,8 @@ def notes(table: Table) -> Iterator[str]:
     results = [row.result for row in table.rows if row.result is not None]
     if any(row.published for row in table.rows):
         yield "Published figures were measured on other hardware and software; they are facts to compare with."
+    if table.unpublished:
+        yield table.unpublished
     if any(result.memory.device_peak_used_bytes is None for result in results):
         yield "Peak MiB is the worst rank's allocations; no device memory could be read."
     if any(result.synthetic_data for result in results):

@@ -23,6 +23,7 @@ from trainfast_runner.comparison.repeats import paired_interval
 from trainfast_runner.problem import Problem, nearest
 from trainfast_runner.run_directory.result import Result
 from trainfast_runner.settings import presets
+from trainfast_runner.settings.published import published_for
 from trainfast_runner.settings.spec import RunSpec, from_preset
 
 REFUSED = "refused"
@@ -49,6 +50,8 @@ class Bench:
     title: str
     baseline: str
     entries: tuple[Entry, ...]
+    unpublished: str = ""
+    """Why the published figures are left out; empty where they are not."""
 
 
 @dataclass(frozen=True)
@@ -82,6 +85,8 @@ class Table:
     preset: str
     baseline: str
     rows: list[Row]
+    unpublished: str = ""
+    """Why the published figures are left out; empty where they are not."""
 
     @property
     def baseline_state(self) -> str:
@@ -106,11 +111,14 @@ def prepare(reference: str, settings: Sequence[str] = (), scale_batch: float = 1
         )
     baseline = preset.baseline or preset.variants[0].id
     entries = []
+    reasons = []
     for variant in preset.variants:
         if chosen is None or variant.id in (chosen.id, baseline):
             spec = from_preset(preset, variant, settings)
-            entries.append(Entry(variant.id, _scaled(spec, scale_batch), variant.published))
-    return Bench(preset.name, preset.title, baseline, tuple(entries))
+            published, reason = published_for(preset, variant, spec)
+            entries.append(Entry(variant.id, _scaled(spec, scale_batch), published))
+            reasons.append(reason)
+    return Bench(preset.name, preset.title, baseline, tuple(entries), next(filter(None, reasons), ""))
 
 
 def order(bench: Bench, repeat: int) -> Iterator[tuple[int, Entry]]:
@@ -131,7 +139,7 @@ def tabulate(bench: Bench, outcomes: Mapping[str, Sequence[Outcome]]) -> Table:
     first = next(entry for entry in bench.entries if entry.id == bench.baseline)
     base = outcomes.get(bench.baseline, ())
     rows = [_row(entry, outcomes.get(entry.id, ()), first, base) for entry in bench.entries]
-    return Table(bench.preset, bench.baseline, rows)
+    return Table(bench.preset, bench.baseline, rows, bench.unpublished)
 
 
 def _has_variants(name: str) -> bool:

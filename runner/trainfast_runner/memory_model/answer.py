@@ -17,16 +17,18 @@ from trainfast_runner.memory_model.room import hopeless_limit, host_free_bytes
 from trainfast_runner.memory_model.tracing import Tracing, trace_models
 from trainfast_runner.problem import Problem
 from trainfast_runner.settings import presets
+from trainfast_runner.settings.published import published_for
 from trainfast_runner.settings.spec import RunSpec, from_preset, resolve
 
 
 @dataclass(frozen=True)
 class Asked:
-    """One run to be predicted. `published` are a variant's figures."""
+    """One run to be predicted. `published` are a variant's figures, `unpublished` why they are left out."""
 
     id: str
     spec: RunSpec
     published: Mapping[str, Any]
+    unpublished: str = ""
 
 
 @dataclass(frozen=True)
@@ -47,8 +49,11 @@ def asked_for(reference: str, settings: list[str]) -> list[Asked]:
     preset, chosen = presets.load(reference)
     if chosen is not None or not preset.variants:
         spec = resolve(reference, settings)
-        return [Asked(chosen.id if chosen else spec.name, spec, chosen.published if chosen else {})]
-    return [Asked(one.id, from_preset(preset, one, settings), one.published) for one in preset.variants]
+        if chosen is None:
+            return [Asked(spec.name, spec, {})]
+        return [Asked(chosen.id, spec, *published_for(preset, chosen, spec))]
+    specs = [(one, from_preset(preset, one, settings)) for one in preset.variants]
+    return [Asked(one.id, spec, *published_for(preset, one, spec)) for one, spec in specs]
 
 
 def answers(

@@ -62,7 +62,8 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.output:
         Path(arguments.output).write_text(text, encoding="utf-8")
     if arguments.json:
-        print_json({"preset": table.preset, "baseline": table.baseline, "rows": table.rows})
+        fields = {"preset": table.preset, "baseline": table.baseline, "rows": table.rows}
+        print_json({**fields, "unpublished": table.unpublished or None})
     elif sys.stdout.isatty():
         _show(table)
     else:

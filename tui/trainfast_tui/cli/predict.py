@@ -6,16 +6,17 @@ import argparse
 import sys
 import time
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from trainfast_tui.format import plain
 
 if TYPE_CHECKING:
-    from trainfast_runner.memory_model.answer import Answer
+    from trainfast_runner.memory_model.answer import Answer, Asked
     from trainfast_runner.memory_model.fitting import Fit
     from trainfast_runner.memory_model.tracing import Tracing
     from trainfast_tui.cli.output import GrowingTable
 
+T = TypeVar("T")
 WORDS = {
     "params": "parameters",
     "grads": "gradients",
@@ -27,6 +28,8 @@ WORDS = {
 
 TRACING = "tracing a step without memory"
 SIZE, DIFFERENCE = len("1023 MiB"), len("+1023 MiB (+100.0 %)")
+PUBLISHED = {2, 3}
+"""Places of the columns with published figures."""
 FITS = len("no, +1023 MiB")
 """Cells of the widest figure of their kind."""
 
@@ -58,7 +61,7 @@ def run(arguments: argparse.Namespace) -> int:
     if (damage := corrections.trouble()) is not None:
         print(f"trainfast-tui: {plain(damage)}", file=sys.stderr)
     asked = asked_for(arguments.preset, arguments.settings)
-    table = _Table([one.id for one in asked]) if len(asked) > 1 and not arguments.json else None
+    table = _Table(asked) if len(asked) > 1 and not arguments.json else None
     found: dict[int, Answer] = {}
 
     def heard(tracing: Tracing) -> None:
@@ -117,6 +120,7 @@ def _fields(answer: Answer) -> dict[str, Any]:
         "basis": predicted.basis,
         "attention": predicted.attention or None,
         "published": dict(answer.asked.published) or None,
+        "unpublished": answer.asked.unpublished or None,
     }
 
 
@@ -151,6 +155,8 @@ def _say_one(answer: Answer) -> None:
     rows.append(("basis", predicted.basis))
     for line in pairs(rows):
         say(line)
+    if answer.asked.unpublished:
+        say(answer.asked.unpublished)
 
 
 def _fit_words(fit: Fit) -> str:
@@ -170,8 +176,9 @@ def _fit_words(fit: Fit) -> str:
 class _Table:
     """One row a variant, in their order, each printed as soon as it and those before it are there."""
 
-    def __init__(self, names: list[str]) -> None:
-        self._names = [plain(name) for name in names]
+    def __init__(self, asked: list[Asked]) -> None:
+        self._names = [plain(one.id) for one in asked]
+        self._left_out = set() if any(one.published for one in asked) else PUBLISHED
         self._printed = 0
         self._table: GrowingTable | None = None
 
@@ -187,8 +194,12 @@ class _Table:
             if answer.problem is not None:
                 table.add_note(self._names[self._printed], plain(answer.problem.line()))
             else:
-                table.add(_cells(answer))
+                table.add(self._kept(_cells(answer)))
             self._printed += 1
+
+    def _kept(self, columns: list[T]) -> list[T]:
+        """All columns, or those beside the published figures where no row has any."""
+        return [column for place, column in enumerate(columns) if place not in self._left_out]
 
     def _begun(self) -> GrowingTable:
         from trainfast_tui.cli.output import GrowingTable
@@ -196,7 +207,14 @@ class _Table:
         header = ["variant", "predicted", "published", "difference", *WORDS.values(), "peak in", "fits", "max batch"]
         widths = [max(map(len, self._names)), SIZE, SIZE, DIFFERENCE, *[SIZE] * len(WORDS), len(_phase("")), FITS, 0]
         right = (1, 2, 3, *range(4, 4 + len(WORDS)), 6 + len(WORDS))
-        return GrowingTable(header, widths, right, drop=(9, 8, 7, 6, 5, 4, 10, 3))
+        kept = self._kept([*range(len(header))])
+        drop = (9, 8, 7, 6, 5, 4, 10, 3)
+        return GrowingTable(
+            self._kept(header),
+            self._kept(widths),
+            [kept.index(place) for place in right if place in kept],
+            drop=[kept.index(place) for place in drop if place in kept],
+        )
 
 
 def _cells(answer: Answer) -> list[str]:
@@ -226,6 +244,8 @@ def _say_notes(answers: list[Answer]) -> None:
     for answer in answers:
         if answer.fit is not None and answer.fit.cannot_run is not None:
             say(plain(f"{answer.asked.id} cannot run here: {answer.fit.cannot_run.line()}"))
+    if unpublished := next((one.asked.unpublished for one in answers if one.asked.unpublished), ""):
+        say(unpublished)
     if any("memory_mb" in answer.asked.published for answer in answers):
         say("published memory_mb is what NVML reports for the device: the CUDA context, kernels, what the allocator")
         say("holds beyond its peak and other processes are in it; predicted is the peak of the tensors alone")

@@ -1,0 +1,23 @@
+"""Which published figures a run can be held against: those measured with its model and sequence length."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from trainfast_runner.settings.presets import Preset, Variant
+from trainfast_runner.settings.spec import RunSpec, from_preset
+
+
+def published_for(preset: Preset, variant: Variant, spec: RunSpec) -> tuple[Mapping[str, Any], str]:
+    """A variant's published figures, and empty words; no figures and why, where `spec` has another model or seq_len."""
+    if not variant.published:
+        return {}, ""
+    own = from_preset(preset, variant)
+    names = dict.fromkeys([*own.model, *spec.model])
+    differ = [f"model.{name}" for name in names if own.model.get(name) != spec.model.get(name)]
+    differ += ["seq_len"] if own.knobs["seq_len"] != spec.knobs["seq_len"] else []
+    if not differ:
+        return variant.published, ""
+    are = "is" if len(differ) == 1 else "are"
+    return {}, f"Published figures are left out: {' and '.join(differ)} {are} not what they were measured with."
