@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shlex
 import subprocess
 import sys
@@ -40,7 +39,7 @@ def assert_same(spec: RunSpec, run: RunFile) -> None:
 
 
 def test_the_command_starts_the_same_run(trained: tuple[Cli, Done]) -> None:
-    words = shlex.split(exported(trained, "command"))
+    words = shlex.split(exported(trained, "command"), comments=True)
     assert words[:3] == ["trainfast-tui", "run", "tiny-llama"]
     assert_same(resolve(words[2], words[4::2]), recorded(trained))
     assert words[3::2] == ["--set"] * len(words[4::2])
@@ -65,15 +64,19 @@ def test_training_arguments_are_taken_by_the_trainer(trained: tuple[Cli, Done], 
     assert "# seq_len=64: max_seq_length (of the data)" in script.read_text()
 
 
-def test_accelerate_and_deepspeed_take_theirs(trained: tuple[Cli, Done], tmp_path: Path) -> None:
+def test_deepspeed_refuses_a_run_without_it(trained: tuple[Cli, Done]) -> None:
+    cli, _ = trained
+    refusal = cli("export", "last", "--to", "deepspeed").refused()
+    assert "strategy=single" in refusal
+    assert "another run" in refusal
+
+
+def test_accelerate_takes_its_own(trained: tuple[Cli, Done], tmp_path: Path) -> None:
     config_args = pytest.importorskip("accelerate.commands.config.config_args")
     file = tmp_path / "accelerate.yaml"
     file.write_text(exported(trained, "accelerate"))
     config = config_args.load_config_from_file(str(file))
     assert (config.distributed_type, config.mixed_precision, config.num_processes) == ("NO", "no", 1)
-    deepspeed = json.loads(exported(trained, "deepspeed"))
-    assert deepspeed["train_micro_batch_size_per_gpu"] == 4
-    assert deepspeed["gradient_clipping"] == 0.0
 
 
 def test_an_unknown_form_names_the_nearest(trained: tuple[Cli, Done]) -> None:

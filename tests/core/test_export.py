@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import json
+import shlex
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from trainfast_runner.problem import Problem
 from trainfast_runner.run_directory.records import Clock, RunFile
 from trainfast_runner.settings.export import Exported, export
 from trainfast_runner.settings.knobs import defaults
 
 
-def exported(to: str, folder: Path, device: str = "cuda", ranks: int = 2, **knobs: Any) -> Exported:
+def exported(
+    to: str, folder: Path, device: str = "cuda", ranks: int = 2, uuids: list[str] | None = None, **knobs: Any
+) -> Exported:
     run = RunFile(
         run_id="r1",
         preset="tiny-llama",
@@ -22,6 +26,7 @@ def exported(to: str, folder: Path, device: str = "cuda", ranks: int = 2, **knob
         knobs={**defaults(), "devices": ranks, **knobs},
         device=device,
         world_size=ranks,
+        device_uuids=uuids or [],
         clock=Clock(monotonic_ns=0, wall_ns=0),
     )
     return export(run, folder, to)
@@ -55,17 +60,81 @@ def test_accelerate_says_what_its_launcher_cannot(tmp_path: Path) -> None:
     assert exported("accelerate", tmp_path, strategy="dp").left_out == ("strategy",)
 
 
-def test_deepspeeds_json_names_what_it_lacks(tmp_path: Path) -> None:
+def test_deepspeeds_json_is_the_runs_own_and_names_what_it_lacks(tmp_path: Path) -> None:
     turned = {"precision": "bf16", "optimizer": "adamw-fused", "weight_decay": 0.1, "checkpointing": "full"}
-    plain = exported("deepspeed", tmp_path, strategy="ddp", **turned)
-    assert json.loads(plain.text)["bf16"] == {"enabled": True}
-    # The optimizer is the script's own, and the number of processes the launcher's.
-    assert set(plain.left_out) == {"optimizer", "weight_decay", "checkpointing", "devices", "strategy"}
     recorded = {"zero_optimization": {"stage": 3}, "bf16": {"enabled": True}}
     (tmp_path / "deepspeed.json").write_text(json.dumps(recorded))
-    zero = exported("deepspeed", tmp_path, strategy="zero3", precision="bf16")
+    zero = exported("deepspeed", tmp_path, strategy="zero3", **turned)
     assert json.loads(zero.text) == recorded
-    assert zero.left_out == ("devices",)
+    # The optimizer is the script's own, and the number of processes the launcher's.
+    assert set(zero.left_out) == {"optimizer", "weight_decay", "checkpointing", "devices"}
+
+
+@pytest.mark.parametrize("strategy", ["single", "ddp", "fsdp", "pp"])
+def test_deepspeed_would_be_another_run_of_what_ran_without_it(tmp_path: Path, strategy: str) -> None:
+    with pytest.raises(Problem, match=f"ran strategy={strategy}, and under DeepSpeed it would be another run") as no:
+        exported("deepspeed", tmp_path, strategy=strategy)
+    assert (no.value.key, no.value.exit_code) == ("strategy", 2)
+
+
+def test_a_zero_run_that_ended_before_deepspeed_began_has_no_json(tmp_path: Path) -> None:
+    with pytest.raises(Problem, match="ended before it gave DeepSpeed a configuration"):
+        exported("deepspeed", tmp_path, strategy="zero2")
+
+
+def flags_of(command: str) -> tuple[list[str], Any]:
+    """The words before the flags, and the flags as a script of the Trainer reads them."""
+    transformers = pytest.importorskip("transformers")
+    words = shlex.split(command)
+    place = words.index("train.py")
+    parser = transformers.HfArgumentParser(transformers.TrainingArguments)
+    # The file that --deepspeed names is none here, and bf16 may have no hardware: only the parser is asked.
+    return words[:place], parser.parse_args(words[place + 1 :])
+
+
+def test_a_script_is_started_with_the_flags_of_the_run(tmp_path: Path) -> None:
+    knobs = {"batch_size": 3, "precision": "bf16", "checkpointing": "full", "seq_len": 64, "lr": 1e-3, "steps": 9}
+    found = exported("torchrun", tmp_path, strategy="ddp", p2p="off", **knobs)
+    *comments, command = found.text.splitlines()
+    start, flags = flags_of(command)
+    assert start == ["env", "NCCL_P2P_DISABLE=1", "torchrun", "--standalone", "--nproc-per-node", "2"]
+    assert (flags.per_device_train_batch_size, flags.learning_rate, flags.max_steps) == (3, 1e-3, 9)
+    assert (flags.bf16, flags.fp16, flags.gradient_checkpointing, flags.max_grad_norm) == (True, False, True, 0.0)
+    assert found.left_out == ("seq_len",)
+    assert "# Not said here: seq_len." in comments
+    assert any("train.py is a placeholder" in line for line in comments)
+
+
+def test_one_process_is_no_torchrun_and_sees_its_own_gpus(tmp_path: Path) -> None:
+    *_, command = exported("torchrun", tmp_path, ranks=1, uuids=["GPU-a"], devices=1).text.splitlines()
+    assert flags_of(command)[0] == ["env", "CUDA_VISIBLE_DEVICES=GPU-a", "python"]
+    zero = exported("torchrun", tmp_path, strategy="zero2").text.splitlines()[-1]
+    assert flags_of(zero)[1].deepspeed == "deepspeed.json"
+
+
+@pytest.mark.parametrize(
+    ("knobs", "named"),
+    [({"strategy": "pp"}, "strategy=pp"), ({"strategy": "ddp", "precision": "bf16-pure"}, "precision=bf16-pure")],
+)
+def test_a_script_that_would_be_another_run_is_refused(tmp_path: Path, knobs: dict[str, str], named: str) -> None:
+    with pytest.raises(Problem, match=f"no flag of the Trainer says {named}"):
+        exported("torchrun", tmp_path, **knobs)
+    own, *comments = exported("command", tmp_path, **knobs).text.splitlines()
+    assert own.startswith("trainfast-tui run tiny-llama")
+    [why] = comments
+    assert why.startswith(f"# For a script of your own: no flag of the Trainer says {named}")
+
+
+def test_the_command_has_what_starts_a_script_beside_our_own(tmp_path: Path) -> None:
+    own, *comments = exported("command", tmp_path, strategy="ddp").text.splitlines()
+    assert own.startswith("trainfast-tui run tiny-llama")
+    assert all(line.startswith("# ") for line in comments)
+    assert comments[1].startswith("# torchrun --standalone --nproc-per-node 2 train.py --output_dir out ")
+    assert "# accelerate launch --config_file accelerate.yaml train.py" in comments
+    # accelerate launch starts a single process on a CPU.
+    on_cpu = exported("command", tmp_path, "cpu", strategy="ddp").text
+    assert "torchrun --standalone --nproc-per-node 2" in on_cpu
+    assert "accelerate launch" not in on_cpu
 
 
 @pytest.mark.parametrize(("strategy", "kept"), [("zero2", True), ("single", False)])

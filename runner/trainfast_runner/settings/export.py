@@ -18,24 +18,13 @@ from trainfast_runner.problem import Problem, nearest
 from trainfast_runner.run_directory.records import RunFile
 from trainfast_runner.settings import presets
 from trainfast_runner.settings.knob_type import Knobs
-from trainfast_runner.settings.knob_values import KnobValue
-from trainfast_runner.settings.knobs import BY_NAME, KNOBS, defaults
+from trainfast_runner.settings.knobs import BY_NAME
+from trainfast_runner.settings.script_command import EXPORT_DEEPSPEED, PLACEHOLDER, at_hand, script_command
 from trainfast_runner.settings.spec import RunSpec, from_preset, of_record
+from trainfast_runner.settings.trainer_arguments import trainer_arguments, turned
 
 PLAIN_PRESET = "tiny-llama"
 RECORDED_DEEPSPEED = "deepspeed.json"
-OPTIM = {
-    "adamw": "adamw_torch",
-    "adamw-loop": "adamw_torch",
-    "adamw-foreach": "adamw_torch",
-    "adamw-fused": "adamw_torch_fused",
-    "adamw-8bit": "adamw_bnb_8bit",
-    "paged-adamw-8bit": "paged_adamw_8bit",
-    "adafactor": "adafactor",
-    "sgd": "sgd",
-}
-"""`optimizer` in the names of transformers' `OptimizerNames`."""
-EXPORT_DEEPSPEED = "trainfast-tui export {} --to deepspeed > deepspeed.json"
 DISTRIBUTED = {"single": "NO", "dp": "NO", "ddp": "MULTI_GPU", "fsdp": "FSDP"}
 
 
@@ -57,41 +46,13 @@ def export(run: RunFile, directory: Path, to: str) -> Exported:
     return Exported(run.run_id, to, text, tuple(left_out))
 
 
-def _compile_mode(knobs: Knobs) -> str:
-    """torch.compile's mode: no gradient can be accumulated in the memory of a CUDA graph, which is replayed."""
-    replayed = knobs["compile"] == "max-autotune" and knobs["grad_accum"] != 1
-    return "max-autotune-no-cudagraphs" if replayed else str(knobs["compile"])
-
-
 def _training_args(run: RunFile, knobs: Knobs, _directory: Path) -> tuple[str, list[str]]:
     """A `TrainingArguments(...)` call; the Trainer's other defaults for clipping and rate are overruled."""
-    said: dict[str, object] = {}
-    for entry in KNOBS:
-        name, value = entry.same_as.training_args, knobs[entry.name]
-        if entry.name == "precision":
-            said |= _trainer_precision(str(value))
-        elif entry.name == "optimizer":
-            said[name] = OPTIM[str(value)]
-        elif entry.name == "compile":
-            said |= {} if value == "off" else {"torch_compile": True, "torch_compile_mode": _compile_mode(knobs)}
-        elif entry.name == "prefetch":
-            said |= {name: value} if knobs["workers"] else {}
-        elif name.isidentifier() and name.islower():
-            said[name] = _plain(value)
-    if str(knobs["strategy"]).startswith("zero"):
-        said["deepspeed"] = "deepspeed.json"
-    if run.device == "cpu":
-        said["use_cpu"] = True
+    said, left_out = trainer_arguments(run, knobs)
     strategy = str(knobs["strategy"])
-    left_out = _without(knobs, "training_args")
-    if strategy not in ("single", "dp", "ddp") and not strategy.startswith("zero"):
-        left_out.append("strategy")
-    # The Trainer has no name for these two loops, and no precision without fp32 weights.
-    left_out += ["optimizer"] if knobs["optimizer"] in ("adamw-loop", "adamw-foreach") else []
-    left_out += ["precision"] if knobs["precision"] == "bf16-pure" else []
     elsewhere = [
         f"# {name}={BY_NAME[name].show(knobs[name])}: {BY_NAME[name].same_as.training_args}"
-        for name in _turned(knobs)
+        for name in turned(knobs)
         if name not in (*left_out, "strategy")
         and not set(BY_NAME[name].same_as.training_args.split(" / ")) & set(said)
         and (name != "devices" or (name in run.changed and run.device == "cuda"))
@@ -112,14 +73,6 @@ def _started(run: RunFile, strategy: str) -> list[str]:
         return []
     lines = [f"# strategy={strategy}: torchrun --standalone --nproc-per-node {run.world_size} SCRIPT"]
     return lines + ([f"# deepspeed.json: {EXPORT_DEEPSPEED.format(run.run_id)}"] if strategy.startswith("zero") else [])
-
-
-def _trainer_precision(precision: str) -> dict[str, object]:
-    return {
-        "bf16": precision == "bf16",
-        "fp16": precision == "fp16",
-        **({"tf32": True} if precision == "tf32" else {}),
-    }
 
 
 def _accelerate(run: RunFile, knobs: Knobs, _directory: Path) -> tuple[str, list[str]]:
@@ -151,7 +104,7 @@ def _accelerate(run: RunFile, knobs: Knobs, _directory: Path) -> tuple[str, list
     if knobs["compile"] != "off":
         said["dynamo_config"] = {"dynamo_backend": "INDUCTOR", "dynamo_mode": knobs["compile"]}
     covered = ("precision", "strategy", "devices", "compile", *(("reshard", "checkpointing") if kind == "FSDP" else ()))
-    left_out = [name for name in _turned(knobs) if name not in covered]
+    left_out = [name for name in turned(knobs) if name not in covered]
     if strategy == "dp" or (strategy not in DISTRIBUTED and kind != "DEEPSPEED"):
         left_out.append("strategy")
     left_out += ["precision"] if precision in ("tf32", "bf16-pure") else []
@@ -183,28 +136,31 @@ def _yaml(said: dict[str, Any], indent: str = "") -> list[str]:
 
 
 def _deepspeed(run: RunFile, knobs: Knobs, directory: Path) -> tuple[str, list[str]]:
-    """The JSON that the run itself gave to DeepSpeed, or for a run without it the same settings for ZeRO-2."""
+    """The JSON that the run itself gave to DeepSpeed. Raises Problem for a run that gave none.
+
+    Any other JSON would be another run: DeepSpeed shards what single, ddp and fsdp keep whole or shard otherwise.
+    """
+    strategy = str(knobs["strategy"])
+    if not strategy.startswith("zero"):
+        raise Problem(
+            f"{run.run_id} ran strategy={strategy}, and under DeepSpeed it would be another run",
+            key="strategy",
+            allowed=[form for form in FORMS if form != "deepspeed"],
+            advice="--to training-args, or a run with strategy=zero2",
+        )
     config = _recorded(directory / RECORDED_DEEPSPEED)
     if config is None:
-        precision = str(knobs["precision"])
-        config = {
-            "train_micro_batch_size_per_gpu": knobs["batch_size"],
-            "gradient_accumulation_steps": knobs["grad_accum"],
-            "gradient_clipping": knobs["grad_clip"],
-            "zero_optimization": {"stage": 2},
-            "zero_allow_untested_optimizer": True,
-            **({"fp16": {"enabled": True}} if precision == "fp16" else {}),
-            **({"bf16": {"enabled": True}} if precision == "bf16" else {}),
-        }
+        raise Problem(
+            f"{run.run_id} ended before it gave DeepSpeed a configuration, so there is none to export",
+            key=RECORDED_DEEPSPEED,
+            advice=f"trainfast-tui run {run.name}, and the export of that run",
+        )
     left_out = [
         name
-        for name in _turned(knobs)
+        for name in turned(knobs)
         if not any(_has(config, path) for path in BY_NAME[name].same_as.deepspeed.split(" / "))
         and (name != "devices" or run.world_size > 1)
     ]
-    strategy = str(knobs["strategy"])
-    if not strategy.startswith("zero") and strategy != "single":
-        left_out.append("strategy")
     return json.dumps(config, indent=2), left_out
 
 
@@ -226,7 +182,12 @@ def _has(config: object, path: str) -> bool:
 
 
 def _command(run: RunFile, knobs: Knobs, _directory: Path) -> tuple[str, list[str]]:
-    """The command line that starts the same run again. A preset known by no name is spelled out field by field."""
+    """The command line that starts the same run again, and as comments those that start a script like it."""
+    return "\n".join([_own_command(run, knobs), *at_hand(run, knobs)]), []
+
+
+def _own_command(run: RunFile, knobs: Knobs) -> str:
+    """Starts the same run again. A preset known by no name is spelled out field by field."""
     reference, spec = _named_preset(run)
     # Naming the model's source anew drops every field of the preset's model.
     source = next(key for key in presets.MODEL_SOURCES if key in run.model)
@@ -241,7 +202,13 @@ def _command(run: RunFile, knobs: Knobs, _directory: Path) -> tuple[str, list[st
     for name, value in knobs.items():
         if value != spec.knobs[name] and not (name in ("devices", "watch") and name not in run.changed):
             words += ["--set", f"{name}={BY_NAME[name].show(value)}"]
-    return shlex.join(words), []
+    return shlex.join(words)
+
+
+def _torchrun(run: RunFile, knobs: Knobs, _directory: Path) -> tuple[str, list[str]]:
+    """The command that starts a script of the Trainer like this run."""
+    command, left_out = script_command(run, knobs)
+    return "\n".join([*_heading(run, left_out), f"# {PLACEHOLDER}", command]), left_out
 
 
 def _named_preset(run: RunFile) -> tuple[str, RunSpec]:
@@ -269,23 +236,9 @@ def _preset(run: RunFile, knobs: Knobs, _directory: Path) -> tuple[str, list[str
     document["model"] = run.model
     document["data"] = run.data
     alone = knobs["strategy"] == "single" and "devices" not in run.changed
-    kept = {name: knobs[name] for name in _turned(knobs) if name != "devices" or not alone}
+    kept = {name: knobs[name] for name in turned(knobs) if name != "devices" or not alone}
     document["knobs"] = {name: value for name, value in kept.items() if value is not None}
     return tomlkit.dumps(document).strip(), []
-
-
-def _turned(knobs: Knobs) -> list[str]:
-    """The knobs that are not at their defaults, those about our own run and its timing left out."""
-    usual = defaults()
-    return [
-        name
-        for name, value in knobs.items()
-        if value != usual[name] and name not in ("timing_warmup", "watch", "engine") and BY_NAME[name].applies(knobs)
-    ]
-
-
-def _without(knobs: Knobs, where: str) -> list[str]:
-    return [name for name in _turned(knobs) if not getattr(BY_NAME[name].same_as, where)]
 
 
 def _heading(run: RunFile, left_out: list[str]) -> list[str]:
@@ -293,15 +246,11 @@ def _heading(run: RunFile, left_out: list[str]) -> list[str]:
     return [*lines, f"# Not said here: {', '.join(left_out)}."] if left_out else lines
 
 
-def _plain(value: KnobValue) -> object:
-    """Switches as booleans; full checkpointing is the Trainer's `True`."""
-    return {"on": True, "off": False, "full": True}.get(value, value) if isinstance(value, str) else value
-
-
 FORMS: dict[str, Callable[[RunFile, Knobs, Path], tuple[str, list[str]]]] = {
     "training-args": _training_args,
     "accelerate": _accelerate,
     "deepspeed": _deepspeed,
+    "torchrun": _torchrun,
     "command": _command,
     "preset": _preset,
 }

@@ -9,7 +9,10 @@ def add(parser: argparse.ArgumentParser) -> None:
     """The arguments of the command."""
     parser.add_argument("reference", metavar="RUN", help="an id, a unique prefix of one, or last")
     parser.add_argument(
-        "--to", required=True, metavar="FORM", help="training-args, accelerate, deepspeed, command or preset"
+        "--to",
+        required=True,
+        metavar="FORM",
+        help="training-args, accelerate, deepspeed (zero runs), torchrun (for a script), command or preset",
     )
     parser.add_argument("--json", action="store_true", help="print {run_id, to, text, left_out}")
 
