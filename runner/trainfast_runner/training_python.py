@@ -226,8 +226,8 @@ def ask_each(
 ) -> Generator[dict[str, Any]]:
     """The JSON object that a script answers to each of its arguments, in their order, as soon as it is there.
 
-    The script is killed when `given_up` is set, and when the iterator is closed. `environment` replaces ours. Raises
-    Problem where an answer fails to come, GivenUp.
+    `{"imported": true}` may come before the first answer. The script is killed when `given_up` is set, and when the
+    iterator is closed. `environment` replaces ours. Raises Problem where an answer fails to come, GivenUp.
     """
     command = [executable, str(WORKER / script), *arguments]
     # Files, not pipes: the script never waits for us, and a look at what is there never waits for the script.
@@ -238,9 +238,11 @@ def ask_each(
             while answered < len(arguments):
                 has_ended = _has_ended(process)
                 lines, end, _ = os.pread(printed.fileno(), MOST_PRINTED, offset).rpartition(b"\n")
-                for answer in _answers(lines):
+                for answer in json_objects(lines.splitlines()):
                     yield answer
-                    answered, deadline = answered + 1, time.monotonic() + PATIENCE_S
+                    # That the libraries are there is said before the first answer.
+                    answered += "imported" not in answer
+                    deadline = time.monotonic() + PATIENCE_S
                 offset += len(lines) + len(end)
                 if answered == len(arguments):
                     return
@@ -258,8 +260,9 @@ def ask_each(
             _end(process)
 
 
-def _answers(printed: bytes) -> Iterator[dict[str, Any]]:
-    for line in printed.splitlines():
+def json_objects(lines: Iterable[bytes]) -> Iterator[dict[str, Any]]:
+    """Those of the lines that are JSON objects: libraries print as well."""
+    for line in lines:
         try:
             answer = json.loads(line)
         except ValueError:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 from collections.abc import Generator, Mapping
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ import pytest
 from tests.core.test_memory_model import model_of
 
 from trainfast_runner import training_python
-from trainfast_tui.cli import main
+from trainfast_tui.cli import main, progress
 
 PRESET = """
 schema = 1
@@ -208,3 +209,20 @@ def test_another_length_has_no_published_figures(
     assert main(["predict", f"{preset}/plain", "--set", "seq_len=64", "--json"]) == 0
     said = json.loads(capsys.readouterr().out)
     assert (said["published"], said["unpublished"]) == (None, why)
+
+
+def test_the_wait_for_the_imports_is_said(
+    preset: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(progress, "SLOW_S", 0.0)
+    monkeypatch.setattr(progress, "PLAIN_EVERY_S", 0.0)
+
+    def ask_each(*asked: Any) -> Generator[dict[str, Any]]:
+        yield {"imported": True}
+        yield from Tracer()(*asked)
+
+    monkeypatch.setattr(training_python, "ask_each", ask_each)
+    assert main(["predict", preset]) == 0
+    lines = capsys.readouterr().err.splitlines()
+    importing = f"importing torch and transformers in {sys.executable} (first time: some seconds)"
+    assert lines.index(importing) < lines.index(next(line for line in lines if line.startswith("tracing plain")))

@@ -231,3 +231,15 @@ async def test_a_run_that_starts_keeps_its_own_trace_until_it_trains(
             app.post_message(SnapshotTaken(a_snapshot(live, second=23)))
             await pilot.pause()
             assert app.questions[-1].may_trace == may_trace, state
+
+
+def test_the_wait_for_the_imports_is_said(tracer: Tracer) -> None:
+    tracer.importing = "/env/bin/python"
+    answers = Answers()
+    answers.ask("seq_len=64")
+    words = "importing torch and transformers in /env/bin/python (first time: some seconds)…"
+    wait_for(lambda: answers.next().words == words)
+    tracer.imported.set()
+    wait_for(lambda: answers.next().words == "tracing the model…")
+    tracer.go.set()
+    wait_for(lambda: answers.next().forecast is not None)

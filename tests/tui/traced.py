@@ -12,6 +12,7 @@ from recorded import MIB
 from trainfast_runner import memory_model
 from trainfast_runner.memory_model import Prediction, Untraceable
 from trainfast_runner.memory_model.corrections import Machine
+from trainfast_runner.memory_model.tracing import Tracing
 from trainfast_runner.settings.spec import RunSpec
 from trainfast_runner.training_python import GivenUp
 
@@ -57,6 +58,9 @@ class Tracer:
         self.given_up: list[object] = []
         self.refusal: Untraceable | None = None
         self.go = threading.Event()
+        self.importing = ""
+        """The Python that imports the training stack until `imported` is set."""
+        self.imported = threading.Event()
 
     def stand_in(self, monkeypatch: pytest.MonkeyPatch) -> Tracer:
         """From now on, until the test ends."""
@@ -82,6 +86,7 @@ class Tracer:
         python: str | None,
         given_up: threading.Event | None = None,
         gpus: Sequence[str] = (),
+        **_: object,
     ) -> Iterator[tuple[int, TenMiBASample]]:
         """One after the other."""
         for place, spec in enumerate(specs):
@@ -94,9 +99,18 @@ class Tracer:
         python: str | None = None,
         given_up: threading.Event | None = None,
         gpus: Sequence[str] = (),
+        on_traced: Callable[[Tracing], None] = lambda tracing: None,
+        **_: object,
     ) -> TenMiBASample:
         model = self._key(spec)
         self.traced.append(model)
+        if self.importing:
+            on_traced(Tracing(0, 2, importing=self.importing))
+            while not self.imported.wait(0.01):
+                assert given_up is not None
+                if given_up.is_set():
+                    raise GivenUp("nobody waits")
+            on_traced(Tracing(0, 2))
         assert given_up is not None
         deadline = time.monotonic() + 60
         while not self.go.wait(0.01):

@@ -17,6 +17,7 @@ from textual.app import App, SystemCommand
 from textual.message import Message
 from textual.screen import Screen
 
+from trainfast_runner.memory_model.warm_tracer import WarmTracer
 from trainfast_runner.problem import Problem
 from trainfast_runner.run_directory.home import Home
 from trainfast_tui import themes, tight_output
@@ -95,8 +96,9 @@ class TrainfastApp(App[int]):
         self._preset = preset
         self._python = python
         self._pacer = Pacer()
-        self.forecaster = Forecaster(self.post_message, python)
-        self.explainer = Explainer(self.post_message, python)
+        self._tracer = WarmTracer()
+        self.forecaster = Forecaster(self.post_message, python, self._tracer)
+        self.explainer = Explainer(self.post_message, python, self._tracer)
         self._foreseen_for: tuple[RunSpec, Machine, bool, str, bool] | None = None
         self._looked_for: tuple[str, str, str] | None = None
         self._adopted: str | None = None
@@ -137,6 +139,7 @@ class TrainfastApp(App[int]):
         # A trace is a process of its own, which would go on without us.
         self.forecaster.stop(GONE_S)
         self.explainer.stop(GONE_S)
+        self._tracer.close()
         self.reader.stop()
 
     @property

@@ -16,15 +16,19 @@ from trainfast_tui.messages import OomExplained
 
 if TYPE_CHECKING:
     from trainfast_runner.follow import RunSnapshot
+    from trainfast_runner.memory_model.warm_tracer import WarmTracer
     from trainfast_runner.outcome.explained_run import OutOfMemory
     from trainfast_runner.run_directory.result import OomExplanation, RunError
 
 
 class Explainer:
-    """Posts `OomExplained` each time more is known. `python` trains, None for the one of the run."""
+    """Posts `OomExplained` each time more is known. `python` trains, None for the one of the run; `tracer` traces."""
 
-    def __init__(self, post: Callable[[Message], object], python: str | None = None) -> None:
+    def __init__(
+        self, post: Callable[[Message], object], python: str | None = None, tracer: WarmTracer | None = None
+    ) -> None:
         self._post = post
+        self._tracer = tracer
         self._python = python
         self._of: str | None = None
         self._given_up = threading.Event()
@@ -69,7 +73,7 @@ class Explainer:
         assert died is not None
         python = self._python or died.run.python or None
         try:
-            for left in trace_changes(died.run, died.error, python, given_up, died.held_bytes):
+            for left in trace_changes(died.run, died.error, python, given_up, died.held_bytes, self._tracer):
                 self._post(OomExplained(run.run_id, _explained(died, python), left))
         except (Problem, OSError):
             pass  # what cannot be traced stays an estimate

@@ -63,6 +63,11 @@ def swap_notice(forecast: Forecast | None, machine: Machine | None) -> str:
     )
 
 
+def importing(executable: str) -> str:
+    """What a trace waits for while this Python imports the training stack; empty when the stack is there."""
+    return f"importing torch and transformers in {executable} (first time: some seconds)" if executable else ""
+
+
 @dataclass(frozen=True, slots=True)
 class Measured:
     """The worst rank's peak in the run on the screen, and what was predicted for it.

@@ -12,13 +12,15 @@ import msgspec
 from textual.message import Message
 
 from trainfast_runner.problem import Problem
-from trainfast_tui.forecast import Forecast, MemoryView
+from trainfast_tui.forecast import Forecast, MemoryView, importing
 from trainfast_tui.messages import Broke, MemoryForeseen
 
 if TYPE_CHECKING:
     from trainfast_runner.follow import RunSnapshot
     from trainfast_runner.hardware.machine import Machine
     from trainfast_runner.memory_model import MemoryModel
+    from trainfast_runner.memory_model.tracing import Tracing
+    from trainfast_runner.memory_model.warm_tracer import WarmTracer
     from trainfast_runner.settings.spec import RunSpec
     from trainfast_runner.telemetry.readings import Tick
     from trainfast_tui.next_run import NextRun
@@ -103,8 +105,13 @@ class _Trace:
 class Forecaster:
     """Posts `MemoryForeseen`. Of several questions only the newest is answered, and only its trace goes on."""
 
-    def __init__(self, post: Callable[[Message], object], python: str | None = None) -> None:
+    def __init__(
+        self, post: Callable[[Message], object], python: str | None = None, tracer: WarmTracer | None = None
+    ) -> None:
         self._post = post
+        self._tracer = tracer
+        self._importing = ""
+        """The Python that is importing the training stack for the trace under way."""
         self._python = python
         self._wake = threading.Condition()
         self._question: Question | None = None
@@ -175,7 +182,8 @@ class Forecaster:
             return MemoryView(words=f"no prediction: {why}", failed=True)
         if not question.may_trace:
             return MemoryView(words=NOT_NOW)
-        return MemoryView(words="tracing the model…", since_ns=self._want_trace(question))
+        since_ns = self._want_trace(question)
+        return MemoryView(words=f"{importing(self._importing) or 'tracing the model'}…", since_ns=since_ns)
 
     def _want_trace(self, question: Question) -> int | None:
         """Have the model traced; when that began. Another trace under way is given up."""
@@ -188,6 +196,12 @@ class Forecaster:
                 self._trace = _Trace(question, key, time.monotonic_ns(), threading.Event())
                 self._wake.notify_all()
             return self._trace.since_ns
+
+    def _hear(self, tracing: Tracing) -> None:
+        with self._wake:
+            if tracing.importing != self._importing:
+                self._importing, self._answered = tracing.importing, False
+                self._wake.notify_all()
 
     def _trace_on(self) -> None:
         from trainfast_runner.memory_model import trace_model
@@ -202,7 +216,15 @@ class Forecaster:
             gpus = [gpu.uuid for gpu in machine.gpus if gpu.uuid]
             self._idle.clear()
             try:
-                trace_model(spec, machine.device, self._python, given_up=trace.given_up, gpus=gpus)
+                trace_model(
+                    spec,
+                    machine.device,
+                    self._python,
+                    given_up=trace.given_up,
+                    gpus=gpus,
+                    on_traced=self._hear,
+                    tracer=self._tracer,
+                )
             except GivenUp:
                 continue
             except Problem as problem:
@@ -210,6 +232,7 @@ class Forecaster:
             except OSError as error:
                 self._failed[trace.key] = str(error)
             finally:
+                self._importing = ""
                 self._idle.set()
             with self._wake:
                 if self._trace is trace:

@@ -8,7 +8,7 @@ import os
 import threading
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from trainfast_runner import training_python
 from trainfast_runner.memory_model import corrections
 from trainfast_runner.memory_model.model import MemoryModel
 from trainfast_runner.memory_model.parts import Asked, Course, Parts, Update, parts_of, remember, remembered
+from trainfast_runner.memory_model.warm_tracer import WarmTracer
 from trainfast_runner.problem import Problem
 from trainfast_runner.run_directory.home import cache_directory
 from trainfast_runner.settings.spec import RunSpec
@@ -32,12 +33,16 @@ class Untraceable(Problem):
 
 @dataclass(frozen=True)
 class Tracing:
-    """How far several traces are: parts `done` of `total`; the first that is missing, of which spec's, in words."""
+    """How far several traces are: parts `done` of `total`; the first that is missing, of which spec's, in words.
+
+    `importing` is the Python that is still importing the training stack, empty when the stack is there.
+    """
 
     done: int
     total: int
     place: int = 0
     words: str = ""
+    importing: str = ""
 
 
 def cached_model(spec: RunSpec, device: str = "cpu", python: str | None = None) -> MemoryModel | None:
@@ -78,6 +83,8 @@ def trace_model(
     python: str | None = None,
     given_up: threading.Event | None = None,
     gpus: Sequence[str] = (),
+    on_traced: Callable[[Tracing], None] = lambda tracing: None,
+    tracer: WarmTracer | None = None,
 ) -> MemoryModel:
     """The cached model, or a new trace in the training Python: a few seconds. `gpus` as for `trace_models`.
 
@@ -87,7 +94,7 @@ def trace_model(
     executable = training_python.find(python)
     parts = parts_of(spec, device, executable)
     with _alone(parts):
-        [(_, model)] = trace_models([spec], device, python, given_up=given_up, gpus=gpus)
+        [(_, model)] = trace_models([spec], device, python, on_traced, given_up, gpus, tracer)
     if isinstance(model, Problem):
         raise model
     return model
@@ -100,14 +107,15 @@ def trace_models(
     on_traced: Callable[[Tracing], None] = lambda tracing: None,
     given_up: threading.Event | None = None,
     gpus: Sequence[str] = (),
+    tracer: WarmTracer | None = None,
 ) -> Iterator[tuple[int, MemoryModel | Problem]]:
     """Each spec's place and its model, or the Problem that there is instead of it, as soon as it is there.
 
-    What several have in common is traced once, all of it in one process of the training Python, which is ended with
-    the iterator. Raises training_python.GivenUp once `given_up` is set.
+    What several have in common is traced once, all of it in one process of the training Python: that of `tracer`, or
+    one that is ended with the iterator. Raises training_python.GivenUp once `given_up` is set.
 
     `gpus` are the UUIDs of the run's GPUs: the tracer sees them as the run does, and nothing of a GPU for a CPU. On a
-    GPU it holds a CUDA context as long as it lives, so nobody may measure that GPU's free memory meanwhile.
+    GPU it holds a CUDA context as long as it traces, so nobody may measure that GPU's free memory meanwhile.
     """
     executable = training_python.find(python)
     there = training_python.installed(executable)
@@ -124,8 +132,14 @@ def trace_models(
 
     yield from complete()
     requests = _requests(wanted, found)
-    on_traced(_progress(requests, found, wanted))
-    with closing(_traced(executable, requests, given_up, _environment(device, gpus))) as answers:
+    is_cold = bool(requests) and (tracer is None or not tracer.is_warm(executable))
+    on_traced(replace(_progress(requests, found, wanted), importing=executable if is_cold else ""))
+
+    def imported() -> None:
+        on_traced(_progress(requests, found, wanted))
+
+    environment = _environment(device, gpus)
+    with closing(_traced(executable, requests, environment, given_up, imported, tracer)) as answers:
         for asked, part in answers:
             found[asked.file] = part
             if not isinstance(part, Problem):
@@ -140,7 +154,7 @@ def trace_anew(spec: RunSpec, device: str = "cpu", python: str | None = None, wh
     executable = training_python.find(python)
     parts = parts_of(spec, device, executable, whole)
     requests = _requests([parts], {})
-    found = {asked.file: part for asked, part in _traced(executable, requests, None, _environment(device, ()))}
+    found = {asked.file: part for asked, part in _traced(executable, requests, _environment(device, ()))}
     model = _model(parts, found, device)
     if isinstance(model, Problem):
         raise model
@@ -213,20 +227,24 @@ def _environment(device: str, gpus: Sequence[str]) -> dict[str, str]:
 def _traced(
     executable: str,
     requests: list[tuple[Asked, dict[str, Any]]],
-    given_up: threading.Event | None,
     environment: dict[str, str],
+    given_up: threading.Event | None = None,
+    on_imported: Callable[[], None] = lambda: None,
+    tracer: WarmTracer | None = None,
 ) -> Generator[tuple[Asked, Found]]:
     """Each part as soon as it is traced; where the process fails, what it still owed has its problem."""
     if not requests:
         return
     owed = dict(enumerate(asked for asked, _ in requests))
     arguments = [json.dumps(request, sort_keys=True) for _, request in requests]
+    ask = training_python.ask_each if tracer is None else tracer.ask_each
     try:
         given_up = given_up or threading.Event()
-        with closing(
-            training_python.ask_each(executable, "trace_memory.py", arguments, given_up, environment)
-        ) as answers:
+        with closing(ask(executable, "trace_memory.py", arguments, given_up, environment)) as answers:
             for answer in answers:
+                if "imported" in answer:
+                    on_imported()
+                    continue
                 asked = owed.pop(answer.pop("request"))
                 try:
                     yield asked, _understood(answer, Update if "optimizer_peak" in answer else Course)

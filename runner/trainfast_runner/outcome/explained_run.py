@@ -17,6 +17,7 @@ from trainfast_runner.run_directory.run_records import RunRecords, read_records
 
 if TYPE_CHECKING:
     from trainfast_runner.memory_model import MemoryModel
+    from trainfast_runner.memory_model.warm_tracer import WarmTracer
     from trainfast_runner.settings.spec import RunSpec
 
 
@@ -123,10 +124,11 @@ def trace_changes(
     python: str | None = None,
     given_up: threading.Event | None = None,
     held_bytes: int | None = None,
+    tracer: WarmTracer | None = None,
 ) -> Generator[int]:
     """Have the run's model traced, and what each change of a knob makes of it; where none is enough, what several do.
 
-    `held_bytes` is what the rank that died says it held.
+    `held_bytes` is what the rank that died says it held. `tracer` traces, where it is given, and stays.
 
     Yields how many are left, before each. Ends early once `given_up` is set. Raises Problem where the training Python
     cannot be asked.
@@ -138,14 +140,20 @@ def trace_changes(
     spec, phase = of_record(run), error.phase if error is not None else None
     python = python or run.python or None
     try:
-        yield from _trace([spec, *candidates(spec, run.device, phase)], run, python, given_up)
+        yield from _trace([spec, *candidates(spec, run.device, phase)], run, python, given_up, tracer)
         if not _is_cured(run, error, python, held_bytes):
-            yield from _trace(combined(spec, run.device, phase), run, python, given_up)
+            yield from _trace(combined(spec, run.device, phase), run, python, given_up, tracer)
     except GivenUp:
         return
 
 
-def _trace(specs: list[RunSpec], run: RunFile, python: str | None, given_up: threading.Event | None) -> Generator[int]:
+def _trace(
+    specs: list[RunSpec],
+    run: RunFile,
+    python: str | None,
+    given_up: threading.Event | None,
+    tracer: WarmTracer | None,
+) -> Generator[int]:
     from trainfast_runner.memory_model import cached_models, trace_models
 
     model_of = cached_models(run.device, python)
@@ -153,7 +161,7 @@ def _trace(specs: list[RunSpec], run: RunFile, python: str | None, given_up: thr
     if not missing:
         return
     yield len(missing)
-    traces = trace_models(missing, run.device, python, given_up=given_up, gpus=run.device_uuids)
+    traces = trace_models(missing, run.device, python, given_up=given_up, gpus=run.device_uuids, tracer=tracer)
     for done, _ in enumerate(traces, 1):
         if done < len(missing):
             yield len(missing) - done

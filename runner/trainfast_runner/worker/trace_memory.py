@@ -13,6 +13,7 @@ imported once, and what can be traced side by side is, in forks of that process.
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import importlib
 import json
@@ -20,6 +21,7 @@ import logging
 import multiprocessing
 import os
 import runpy
+import signal
 import sys
 from collections.abc import Iterator
 from concurrent.futures import FIRST_COMPLETED, Executor, Future, ProcessPoolExecutor, wait
@@ -29,6 +31,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+PR_SET_PDEATHSIG = 1  # sys/prctl.h
+FIRST_TRACE_IMPORTS = ("torch._dynamo", "transformers.modeling_utils", "transformers.generation.utils")
+"""What a first trace imports otherwise, in every fork again: a thousand modules, which take as long as torch."""
 PROCESSES = 2
 """That trace at a time: each takes one core."""
 UNUSED = ("accelerate", "deepspeed", "peft", "kernels", "sklearn", "scipy", "tensorflow", "jax", "flax", "torchvision")
@@ -44,12 +49,16 @@ class Task:
 
 
 def answers(requests: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
-    """Each request's answer once it is there; `error` has what cannot be built, `untraceable` why there is no trace."""
+    """`{"imported": true}`, then each request's answer once it is there.
+
+    `error` has what cannot be built, `untraceable` why there is no trace.
+    """
     try:
-        _import_for(requests)
+        import_for(requests)
     except Exception as error:
         yield from ({"request": number, **_untraceable(error)} for number in range(len(requests)))
         return
+    yield {"imported": True}
     owed = set(range(len(requests)))
     try:
         for number, answer in _traced(requests):
@@ -59,7 +68,7 @@ def answers(requests: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
         yield from ({"request": number, "untraceable": "the process that traced it died"} for number in sorted(owed))
 
 
-def _import_for(requests: list[dict[str, Any]]) -> None:
+def import_for(requests: list[dict[str, Any]]) -> None:
     """Import what tracing takes, once for all its processes. Raises whatever an import raises."""
     from .hidden_packages import hide
 
@@ -72,6 +81,9 @@ def _import_for(requests: list[dict[str, Any]]) -> None:
     from .model_config import resolve_config
 
     assert step_course
+    for name in FIRST_TRACE_IMPORTS:
+        with suppress(ImportError):
+            importlib.import_module(name)
     for model, objective in {json.dumps(one["model"]): (one["model"], one["objective"]) for one in requests}.values():
         with suppress(Exception):  # whoever builds it says what is wrong with it
             import_model_code(resolve_config(model), objective)
@@ -108,6 +120,12 @@ def _traced(requests: list[dict[str, Any]]) -> Iterator[tuple[int, dict[str, Any
                 ready.sort()
 
 
+def die_with_parent() -> None:
+    """Have the kernel end this process as soon as the one that forked it ends. Linux alone can do that."""
+    with suppress(AttributeError):
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
 class Here(Executor):
     """Takes every task at once, in this process."""
 
@@ -124,7 +142,9 @@ def _pool_for(requests: list[dict[str, Any]]) -> Executor:
     if any(request["device"] == "cuda" for request in requests):
         return Here()
     try:
-        return ProcessPoolExecutor(min(PROCESSES, os.cpu_count() or 1), multiprocessing.get_context("fork"))
+        return ProcessPoolExecutor(
+            min(PROCESSES, os.cpu_count() or 1), multiprocessing.get_context("fork"), initializer=die_with_parent
+        )
     except (OSError, ImportError):
         return Here()  # a container without /dev/shm has no semaphores
 

@@ -56,6 +56,7 @@ def run(arguments: argparse.Namespace) -> int:
     from trainfast_runner.run_directory.records import SCHEMA
     from trainfast_tui.cli.output import print_json
     from trainfast_tui.cli.progress import said_when_slow
+    from trainfast_tui.forecast import importing
 
     began = time.monotonic()
     if (damage := corrections.trouble()) is not None:
@@ -65,7 +66,9 @@ def run(arguments: argparse.Namespace) -> int:
     found: dict[int, Answer] = {}
 
     def heard(tracing: Tracing) -> None:
-        if tracing.words:
+        if tracing.importing:
+            slow.say(plain(importing(tracing.importing)))
+        elif tracing.words:
             what = (
                 TRACING
                 if len(asked) == 1

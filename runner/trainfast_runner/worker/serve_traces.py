@@ -1,0 +1,146 @@
+"""Answers trace requests until standard input ends. The libraries are imported once; each batch is traced in a fork.
+
+A line of stdin is JSON: `{"batch": N, "requests": [...]}` with requests as `trace_memory.py` takes them, one batch at a
+time, or `{"cancel": N}`. The first line of stdout is `{"imported": true}`. Answers carry `batch`; `{"done": N}` follows
+when nothing of the batch runs any more. The end of stdin, which the end of the parent brings, ends all of it.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import logging
+import os
+import runpy
+import select
+import signal
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+LOOK_EVERY_S = 0.1
+CHUNK = 1 << 16
+STDIN, STDOUT = 0, 1
+
+
+class Orders:
+    """The lines of stdin, read only when there is something to read."""
+
+    def __init__(self) -> None:
+        self._begun = b""
+        self._waiting: list[dict[str, Any]] = []
+        self.is_over = False
+
+    def read(self) -> None:
+        """Take what stands in the pipe; blocks where it is empty."""
+        found = os.read(STDIN, CHUNK)
+        self.is_over = not found
+        *lines, self._begun = (self._begun + found).split(b"\n")
+        self._waiting += [json.loads(line) for line in lines]
+
+    def next(self) -> dict[str, Any] | None:
+        """The next batch; None once stdin has ended."""
+        while not self.is_over:
+            while self._waiting:
+                order = self._waiting.pop(0)
+                if "requests" in order:
+                    return order
+            self.read()
+        return None
+
+    def cancels(self, batch: int) -> bool:
+        """Whether a line that was read takes this batch back."""
+        return {"cancel": batch} in self._waiting
+
+
+def main() -> None:
+    """Import, then trace batch after batch."""
+    logging.disable(logging.WARNING)
+    from .trace_memory import import_for
+
+    with _ended_with_stdin():
+        import_for([])
+    _say({"imported": True})
+    orders = Orders()
+    while (order := orders.next()) is not None:
+        _trace(order, orders)
+
+
+@contextmanager
+def _ended_with_stdin() -> Iterator[None]:
+    """End this process when stdin does. Only while nothing is forked: the thread is gone at the end of the block."""
+    over = threading.Event()
+
+    def watch() -> None:
+        poll = select.poll()
+        poll.register(STDIN, 0)
+        while not over.wait(LOOK_EVERY_S):
+            if poll.poll(0):  # POLLHUP, which needs no asking for
+                os._exit(1)
+
+    thread = threading.Thread(target=watch, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
+
+
+def _trace(order: dict[str, Any], orders: Orders) -> None:
+    """Trace a batch in a fork, and return when nothing of it runs any more."""
+    batch = int(order["batch"])
+    running, held = os.pipe()
+    server, child = os.getpid(), os.fork()
+    if child == 0:
+        os.close(running)
+        _answer(batch, order["requests"], server)
+    os.close(held)
+    with suppress(OSError):  # the child has done it
+        os.setpgid(child, child)
+    try:
+        # The pipe is at its end when neither the child nor a fork of it holds it any more.
+        while running not in select.select([STDIN, running], [], [])[0]:
+            orders.read()
+            if orders.is_over or orders.cancels(batch):
+                break
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+        os.close(running)
+    _say({"done": batch})
+
+
+def _answer(batch: int, requests: list[dict[str, Any]], server: int) -> None:
+    """The child's whole life, in a process group of its own, which is ended as one."""
+    from .trace_memory import answers, die_with_parent
+
+    try:
+        os.setpgid(0, 0)
+        die_with_parent()
+        if os.getppid() == server:
+            os.dup2(os.open(os.devnull, os.O_RDONLY), STDIN)
+            for answer in answers(requests):
+                if "imported" not in answer:
+                    _say({"batch": batch, **answer})
+    except BaseException as error:
+        print(f"{type(error).__name__}: {error}", file=sys.stderr, flush=True)
+    finally:
+        os._exit(0)
+
+
+def _say(line: dict[str, Any]) -> None:
+    # A child that was killed may have left half a line.
+    text = b"\n" + json.dumps(line).encode() + b"\n"
+    while text:
+        text = text[os.write(STDOUT, text) :]
+
+
+if __name__ == "__main__":
+    runpy.run_path(str(Path(__file__).with_name("bootstrap.py")))
+    importlib.import_module("trainfast_worker.serve_traces").main()
+    os._exit(0)

@@ -1,0 +1,125 @@
+"""One tracer process for many traces: it stays warm, stops tracing when told, and never outlives who started it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from trainfast_runner.memory_model.tracing import Tracing, trace_model
+from trainfast_runner.memory_model.warm_tracer import WarmTracer
+from trainfast_runner.problem import Problem
+from trainfast_runner.settings.spec import RunSpec, resolve
+from trainfast_runner.training_python import GivenUp
+
+PATIENCE_S = 120
+SMALL = ("model.hidden_size=32", "model.num_hidden_layers=1", "model.vocab_size=512", "seq_len=16")
+KILLED = """
+import sys, threading
+from trainfast_runner.memory_model.warm_tracer import WarmTracer
+from trainfast_runner.memory_model.tracing import trace_model
+from trainfast_runner.settings.spec import resolve
+trace_model(resolve("tiny-llama", sys.argv[1:]), tracer=WarmTracer())
+"""
+
+
+def small(*settings: str) -> RunSpec:
+    return resolve("tiny-llama", [*SMALL, *settings])
+
+
+def wait_for(condition: Callable[[], bool]) -> None:
+    """Until it holds; a deadline says what never came."""
+    deadline = time.monotonic() + PATIENCE_S
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def servers_of(pid: int) -> list[psutil.Process]:
+    """The tracer processes that this process started."""
+    found = psutil.Process(pid).children()
+    return [one for one in found if any(word.endswith("serve_traces.py") for word in one.cmdline())]
+
+
+@pytest.fixture(scope="module")
+def tracer() -> Iterator[WarmTracer]:
+    found = WarmTracer()
+    yield found
+    found.close()
+    assert servers_of(os.getpid()) == []
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+
+
+def test_the_second_trace_imports_nothing(tracer: WarmTracer) -> None:
+    heard: list[Tracing] = []
+    first = trace_model(small(), on_traced=heard.append, tracer=tracer)
+    assert [one.importing for one in heard][:2] == [sys.executable, ""]
+    [server] = servers_of(os.getpid())
+    heard.clear()
+    second = trace_model(small("precision=bf16"), on_traced=heard.append, tracer=tracer)
+    assert {one.importing for one in heard} == {""}
+    assert [one.pid for one in servers_of(os.getpid())] == [server.pid]
+    assert first.parameters == second.parameters
+    assert first.attention == "sdpa, because llama has sdpa"
+
+
+def test_a_model_that_cannot_be_built_leaves_the_process_warm(tracer: WarmTracer) -> None:
+    trace_model(small(), tracer=tracer)
+    with pytest.raises(Problem, match="no_such_field"):
+        trace_model(small("model.no_such_field=1"), tracer=tracer)
+    assert tracer.is_warm(sys.executable)
+
+
+def test_a_trace_that_is_given_up_ends_and_the_process_stays(tracer: WarmTracer) -> None:
+    trace_model(small(), tracer=tracer)
+    [server] = servers_of(os.getpid())
+    given_up = threading.Event()
+
+    def give_up() -> None:
+        wait_for(lambda: bool(server.children()))
+        given_up.set()
+
+    thread = threading.Thread(target=give_up)
+    thread.start()
+    with pytest.raises(GivenUp):
+        trace_model(resolve("gpt2-xl"), given_up=given_up, tracer=tracer)
+    thread.join()
+    assert server.children(recursive=True) == []
+    assert tracer.is_warm(sys.executable)
+    assert trace_model(small("checkpointing=full"), tracer=tracer).parameters > 0
+
+
+def test_a_process_that_died_is_replaced(tracer: WarmTracer) -> None:
+    trace_model(small(), tracer=tracer)
+    [server] = servers_of(os.getpid())
+    server.send_signal(signal.SIGKILL)
+    wait_for(lambda: not tracer.is_warm(sys.executable))
+    trace_model(small("optimizer=sgd"), tracer=tracer)
+    assert tracer.is_warm(sys.executable)
+
+
+@pytest.mark.parametrize("traces", [False, True], ids=["while it imports", "while it traces"])
+def test_nothing_outlives_an_app_that_is_killed(traces: bool) -> None:
+    app = subprocess.Popen([sys.executable, "-c", KILLED, "model.num_hidden_layers=64"])
+    try:
+        wait_for(lambda: bool(servers_of(app.pid)))
+        [server] = servers_of(app.pid)
+        if traces:
+            wait_for(lambda: len(server.children(recursive=True)) > 1)
+        family = [server, *server.children(recursive=True)]
+    finally:
+        app.send_signal(signal.SIGKILL)
+        app.wait()
+    wait_for(lambda: not any(one.is_running() and one.status() != psutil.STATUS_ZOMBIE for one in family))
