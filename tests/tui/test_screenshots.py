@@ -2,18 +2,22 @@
 
     TRAINFAST_SCREENSHOTS=1 pytest tests/tui/test_screenshots.py
 
-trains tiny-llama three times, searches its largest batch, and writes docs/screens/*.svg.
+trains tiny-llama three times, searches its largest batch, trains beside eight stand-in GPUs, and writes
+docs/screens/*.svg. Take them on a quiet machine.
 """
 
 from __future__ import annotations
 
 import os
 import re
+import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import Any
 
 import pytest
+from benchmarks.sampler_cost import throttled_on_and_off
 from recorded import a_run, an_oom_run
 from still import StillApp, a_snapshot, screen_text
 from textual.pilot import Pilot
@@ -23,7 +27,8 @@ from trainfast_tui.app import TrainfastApp
 from trainfast_tui.messages import SnapshotTaken
 
 SCREENS = Path(__file__).resolve().parents[2] / "docs" / "screens"
-NAMES = ("first-start", "live", "turned-knob", "second-run", "compare", "out-of-memory", "ladder", "runs")
+NAMES = ("first-start", "live", "turned-knob", "second-run", "compare", "out-of-memory", "ladder", "runs", "throttled")
+BESIDE_GPUS = "TRAINFAST_SCREENSHOTS_BESIDE_GPUS"
 PATIENCE_S = 300.0
 asked = pytest.mark.skipif(not os.environ.get("TRAINFAST_SCREENSHOTS"), reason="writes docs/screens only when asked to")
 
@@ -36,10 +41,10 @@ async def until(pilot: Pilot[Any], words: str) -> None:
         await pilot.pause(0.1)
 
 
-def picture(app: TrainfastApp, name: str, folder: Path) -> Path:
+def picture(app: TrainfastApp, name: str, folder: Path, title: str = "trainfast-tui") -> Path:
     """The screen as an SVG that no web font is needed for."""
     path = folder / f"{name}.svg"
-    path.write_text(app.export_screenshot(title="trainfast-tui", simplify=True), encoding="utf-8")
+    path.write_text(app.export_screenshot(title=title, simplify=True), encoding="utf-8")
     return path
 
 
@@ -84,6 +89,26 @@ async def test_pictures_of_a_real_training(tmp_path: Path) -> None:
         await pilot.press("h")
         await until(pilot, "runs   4")
         picture(app, "runs", SCREENS)
+
+
+@asked
+async def test_picture_of_eight_gpus_held_back_by_heat(tmp_path: Path) -> None:
+    """The driver's library is a stand-in, which only a new process loads: this test runs itself in one."""
+    if BESIDE_GPUS not in os.environ:
+        environment = {**throttled_on_and_off(tmp_path), BESIDE_GPUS: "1"}
+        command = [sys.executable, "-m", "pytest", "-q", __file__, "-k", "eight_gpus"]
+        assert subprocess.run(command, env=environment, check=False).returncode == 0
+        return
+    app = TrainfastApp(Home(tmp_path / "home").ready(), preset="tiny-llama")
+    async with app.run_test(size=(160, 48)) as pilot:
+        app.theme = "textual-dark"
+        await until(pilot, "global batch")
+        assert app.next_run is not None
+        app.main.change(app.next_run.type("watch", "+".join(map(str, range(8)))).type("steps", "120"))
+        await pilot.press("r")
+        await until(pilot, "step (8[0-9]|9[0-9]) of 120")
+        picture(app, "throttled", SCREENS, "trainfast-tui beside eight stand-in GPUs, in a thermal throttle")
+        await pilot.press("s")
 
 
 async def test_pictures_can_be_made_of_recorded_runs(home: Home, tmp_path: Path) -> None:
