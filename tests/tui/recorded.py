@@ -12,6 +12,7 @@ from trainfast_runner.run_directory.home import Home
 from trainfast_runner.run_directory.records import Actual, Clock, Event, RunFile, Step, WorkerLine
 from trainfast_runner.run_directory.result import (
     Conditions,
+    Cpu,
     Diagnosis,
     Losses,
     Memory,
@@ -302,6 +303,7 @@ def a_result(
             peak_reserved_bytes=steps[-1].peak_reserved_bytes if steps else None,
             predicted_bytes=(run.predicted or {}).get("total_bytes"),
         ),
+        cpu=Cpu(allocator="glibc 2.36", thresholds="strict in warm-up", threads=2, wait_policy="default"),
         error=error,
     )
 

@@ -7,7 +7,7 @@ import os
 import sys
 import time
 from collections.abc import Iterable
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
@@ -17,7 +17,6 @@ from textual.app import App, SystemCommand
 from textual.message import Message
 from textual.screen import Screen
 
-from trainfast_runner.memory_model.warm_tracer import WarmTracer
 from trainfast_runner.problem import Problem
 from trainfast_runner.run_directory.home import Home
 from trainfast_tui import themes, tight_output
@@ -58,6 +57,7 @@ if TYPE_CHECKING:
     from trainfast_runner.follow import RunSnapshot
     from trainfast_runner.hardware.machine import Machine
     from trainfast_runner.settings.spec import RunSpec
+    from trainfast_runner.warm_tracer import WarmTracer
 
 AFTER_ESCAPE_S = 0.05
 """Time in which Esc leaves a screen, before the key typed right after it goes to the one below."""
@@ -96,9 +96,8 @@ class TrainfastApp(App[int]):
         self._preset = preset
         self._python = python
         self._pacer = Pacer()
-        self._tracer = WarmTracer()
-        self.forecaster = Forecaster(self.post_message, python, self._tracer)
-        self.explainer = Explainer(self.post_message, python, self._tracer)
+        self.forecaster = Forecaster(self.post_message, python, lambda: self._tracer)
+        self.explainer = Explainer(self.post_message, python, lambda: self._tracer)
         self._foreseen_for: tuple[RunSpec, Machine, bool, str, bool] | None = None
         self._looked_for: tuple[str, str, str] | None = None
         self._adopted: str | None = None
@@ -107,6 +106,13 @@ class TrainfastApp(App[int]):
         """The screen that was on top when a key arrived."""
         themes.register(self)
         tight_output.install()
+
+    @cached_property
+    def _tracer(self) -> WarmTracer:
+        """The process that traces; made by the thread that traces first, so the first frame waits for no import."""
+        from trainfast_runner.warm_tracer import WarmTracer
+
+        return WarmTracer()
 
     def get_default_screen(self) -> Screen[Any]:
         """The main screen is the one at the bottom."""
@@ -139,7 +145,8 @@ class TrainfastApp(App[int]):
         # A trace is a process of its own, which would go on without us.
         self.forecaster.stop(GONE_S)
         self.explainer.stop(GONE_S)
-        self._tracer.close()
+        if "_tracer" in self.__dict__:
+            self._tracer.close()
         self.reader.stop()
 
     @property

@@ -16,16 +16,19 @@ from trainfast_tui.messages import OomExplained
 
 if TYPE_CHECKING:
     from trainfast_runner.follow import RunSnapshot
-    from trainfast_runner.memory_model.warm_tracer import WarmTracer
     from trainfast_runner.outcome.explained_run import OutOfMemory
     from trainfast_runner.run_directory.result import OomExplanation, RunError
+    from trainfast_runner.warm_tracer import WarmTracer
 
 
 class Explainer:
     """Posts `OomExplained` each time more is known. `python` trains, None for the one of the run; `tracer` traces."""
 
     def __init__(
-        self, post: Callable[[Message], object], python: str | None = None, tracer: WarmTracer | None = None
+        self,
+        post: Callable[[Message], object],
+        python: str | None = None,
+        tracer: Callable[[], WarmTracer | None] = lambda: None,
     ) -> None:
         self._post = post
         self._tracer = tracer
@@ -73,7 +76,7 @@ class Explainer:
         assert died is not None
         python = self._python or died.run.python or None
         try:
-            for left in trace_changes(died.run, died.error, python, given_up, died.held_bytes, self._tracer):
+            for left in trace_changes(died.run, died.error, python, given_up, died.held_bytes, self._tracer()):
                 self._post(OomExplained(run.run_id, _explained(died, python), left))
         except (Problem, OSError):
             pass  # what cannot be traced stays an estimate

@@ -20,9 +20,9 @@ if TYPE_CHECKING:
     from trainfast_runner.hardware.machine import Machine
     from trainfast_runner.memory_model import MemoryModel
     from trainfast_runner.memory_model.tracing import Tracing
-    from trainfast_runner.memory_model.warm_tracer import WarmTracer
     from trainfast_runner.settings.spec import RunSpec
     from trainfast_runner.telemetry.readings import Tick
+    from trainfast_runner.warm_tracer import WarmTracer
     from trainfast_tui.next_run import NextRun
     from trainfast_tui.snapshot import Snapshot
 
@@ -106,7 +106,10 @@ class Forecaster:
     """Posts `MemoryForeseen`. Of several questions only the newest is answered, and only its trace goes on."""
 
     def __init__(
-        self, post: Callable[[Message], object], python: str | None = None, tracer: WarmTracer | None = None
+        self,
+        post: Callable[[Message], object],
+        python: str | None = None,
+        tracer: Callable[[], WarmTracer | None] = lambda: None,
     ) -> None:
         self._post = post
         self._tracer = tracer
@@ -223,7 +226,7 @@ class Forecaster:
                     given_up=trace.given_up,
                     gpus=gpus,
                     on_traced=self._hear,
-                    tracer=self._tracer,
+                    tracer=self._tracer(),
                 )
             except GivenUp:
                 continue

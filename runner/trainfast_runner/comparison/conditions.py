@@ -54,8 +54,12 @@ def _rows(a: Result, b: Result) -> Iterator[ConditionRow]:
     on_cpu = a.actual.device == "cpu" or b.actual.device == "cpu"
     differs = on_cpu and _left_apart(*busy)
     yield ConditionRow("CPU taken by others", _percent(busy[0]), _percent(busy[1]), differs)
-    yield _unequal("malloc thresholds", a, b, lambda result: result.cpu.thresholds if result.cpu else None)
-    yield _unequal("threads wait by policy", a, b, lambda result: result.cpu.wait_policy if result.cpu else None)
+    for row in (
+        _unequal("malloc thresholds", a, b, lambda result: result.cpu.thresholds if result.cpu else None),
+        _unequal("threads wait by policy", a, b, lambda result: result.cpu.wait_policy if result.cpu else None),
+    ):
+        if row.differs:
+            yield row
     yield _unequal("driver", a, b, lambda result: result.conditions.driver)
     yield _unequal("started clean", a, b, lambda result: "yes" if _started_clean(result) else "no")
     silent = _silent_fraction(a), _silent_fraction(b)

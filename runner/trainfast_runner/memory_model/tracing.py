@@ -18,10 +18,10 @@ from trainfast_runner import training_python
 from trainfast_runner.memory_model import corrections
 from trainfast_runner.memory_model.model import MemoryModel
 from trainfast_runner.memory_model.parts import Asked, Course, Parts, Update, parts_of, remember, remembered
-from trainfast_runner.memory_model.warm_tracer import WarmTracer
 from trainfast_runner.problem import Problem
 from trainfast_runner.run_directory.home import cache_directory
 from trainfast_runner.settings.spec import RunSpec
+from trainfast_runner.warm_tracer import WarmTracer
 
 Found = Course | Update | Problem
 """Of a part that was asked for."""

@@ -17,8 +17,8 @@ from trainfast_runner.run_directory.run_records import RunRecords, read_records
 
 if TYPE_CHECKING:
     from trainfast_runner.memory_model import MemoryModel
-    from trainfast_runner.memory_model.warm_tracer import WarmTracer
     from trainfast_runner.settings.spec import RunSpec
+    from trainfast_runner.warm_tracer import WarmTracer
 
 
 @dataclass(frozen=True, slots=True)

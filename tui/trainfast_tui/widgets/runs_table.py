@@ -21,6 +21,7 @@ LEFT_OUT = ("steps", "timing_warmup", "devices", "watch", "seed")
 
 DEFAULTS = defaults()
 SYNTHETIC = "synthetic data"
+STRICT = "* strict malloc: no rank"
 WIDE = 110
 Columns = tuple[tuple[str, int], ...]
 COLUMNS: Columns = (("started", 18), ("preset", 26), ("state", 17), ("samples/s", 12), ("peak memory", 14))
@@ -166,15 +167,19 @@ class RunsTable(Painted):
         changed = fmt.plain(brief(row.changed, width - sum(cell_len(text) for text, _ in line)))
         line.append((changed, "text"))
         gap = "  " if changed else ""
-        line.append((f"{gap}{SYNTHETIC}" if row.synthetic_data else "", "warning"))
+        doubts = [SYNTHETIC] * bool(row.synthetic_data) + [STRICT] * bool(_starred(row))
+        line.append((f"{gap}{', '.join(doubts)}" if doubts else "", "warning"))
         line += [(f"  {row.reason}" if row.state != "finished" else "", "muted")]
         return [(text, "cursor") for text, _ in line] if here else line
 
 
 def _speed(row: RunRow) -> str:
-    """Samples a second; a star marks a speed that ranks against no other (`Result.measured_under`)."""
-    star = "*" if row.samples_per_s is not None and row.measured_under is not None else ""
-    return fmt.number(row.samples_per_s) + star
+    """Samples a second, with a star where that ranks against no other run."""
+    return fmt.number(row.samples_per_s) + ("*" if _starred(row) else "")
+
+
+def _starred(row: RunRow) -> bool:
+    return row.samples_per_s is not None and row.measured_under is not None
 
 
 def _heading(columns: Columns, order: Order, reverse: bool) -> Line:
