@@ -26,9 +26,8 @@ from trainfast_runner.hardware.calibration import ceiling_of
 from trainfast_runner.hardware.interconnect import links_among
 from trainfast_runner.hardware.linked_gpus import Choice
 from trainfast_runner.hardware.machine import Machine, look, sample_gpus
-from trainfast_runner.hardware.others_cpu import CpuWindow
 from trainfast_runner.hardware.process_tree import boot_id, reap_when_ended
-from trainfast_runner.hardware.thread_policy import ThreadPolicy, choose_policy, kept_policy, shared_cores
+from trainfast_runner.hardware.thread_policy import ThreadPolicy, choose_policy, kept_policy, shared_cores, thread_count
 from trainfast_runner.memory_model.predicted_run import predicted
 from trainfast_runner.memory_model.room import hopeless_limit
 from trainfast_runner.problem import Problem
@@ -50,8 +49,6 @@ from trainfast_runner.telemetry.readings import DeviceReading, is_instance
 HANDOVER_S = 30.0
 MEMORY_SETTLED_BYTES = 64 << 20
 MEMORY_SETTLES_S = 10.0
-WINDOW_AGE_S = 5.0
-"""A look at the cores that began longer ago says too little about now."""
 
 
 @dataclass(frozen=True)
@@ -67,8 +64,6 @@ class RunPlan:
     python: str
     versions: dict[str, str | None]
     env: dict[str, str]
-    cpu_window: CpuWindow | None = None
-    """A look at the cores that began with the plan of a CPU run, to choose its thread policy by."""
     threads: ThreadPolicy | None = None
     """How the threads of a CPU run wait for each other; chosen at the start."""
     devices_reason: str | None = None
@@ -109,7 +104,6 @@ def plan(spec: RunSpec, python: str | None = None) -> RunPlan:
 
     Raises Problem; with exit code 3 when `memory_limit` is below what the parameters alone need.
     """
-    window = CpuWindow()
     spec = replace(spec, data=expand_paths(spec.data))
     limit = spec.knobs["memory_limit"]
     objective = spec.data["objective"]
@@ -155,7 +149,6 @@ def plan(spec: RunSpec, python: str | None = None) -> RunPlan:
             **seen.versions,
         },
         env=_environment(spec, machine, ranks, chosen, seen),
-        cpu_window=window if machine.device == "cpu" else None,
         devices_reason=choice.reason,
     )
 
@@ -196,12 +189,7 @@ def _with_thread_policy(plan: RunPlan) -> RunPlan:
     if plan.device != "cpu":
         return plan
     environment = {**os.environ, **plan.env}
-    threads = int(environment.get("OMP_NUM_THREADS", "0").partition(",")[0] or 0)
-    policy = kept_policy(environment, threads)
-    if policy is None:
-        window = plan.cpu_window
-        # After a wait for a busy device the plan's own look is too old.
-        policy = choose_policy(window if window is not None and window.age_s < WINDOW_AGE_S else CpuWindow())
+    policy = kept_policy(environment, thread_count(environment)) or choose_policy()
     return replace(plan, threads=policy, env={**plan.env, **policy.env})
 
 

@@ -42,6 +42,14 @@ def test_a_strategy_whose_batch_is_fixed_at_the_start_is_refused(cli: Cli) -> No
     assert "did you mean fsdp?" in line
 
 
+def test_malloc_settings_of_ones_own_are_refused_on_the_cpu(cli: Cli) -> None:
+    limited = ("search", "max-batch", "tiny-llama", "--set", "memory_limit=2GiB")
+    line = cli(*limited, MALLOC_ARENA_MAX="2").refused()
+    assert "MALLOC_ARENA_MAX" in line
+    assert "env -u MALLOC_ARENA_MAX" in line
+    assert Home(cli.home).run_ids() == []
+
+
 @pytest.mark.long
 def test_a_limit_below_the_parameters_ends_without_a_run(cli: Cli) -> None:
     done = cli("search", "max-batch", "tiny-llama", "--set", "memory_limit=1MiB", "--json")

@@ -14,7 +14,7 @@ from trainfast_runner.comparison.difference import (
     NOISE,
     OTHER_DEVICES,
     OTHER_MODEL,
-    OTHER_THRESHOLDS,
+    STRICT_THRESHOLDS,
     WORSE,
     ComparisonRow,
     compare,
@@ -248,26 +248,26 @@ def test_more_memory_for_a_larger_batch_is_no_worse() -> None:
     assert verdict(batch_size=8) == "worse"
 
 
-def test_speed_under_strict_malloc_thresholds_is_not_comparable_with_ordinary_ones() -> None:
+def test_speed_under_strict_malloc_thresholds_ranks_against_nothing() -> None:
     cpu = Actual(device="cpu")
     strict = Throughput(samples_per_s=Spread(median=60.0, mad=1.0), measured_under=STRICT_SPEED)
     limited = msgspec.structs.replace(result(actual=cpu, cpu=Cpu(thresholds="strict")), throughput=strict)
     free = result(100.0, actual=cpu, cpu=Cpu(thresholds="strict in warm-up"))
     found = compare(limited, free)
     rows = {row.label: row for row in found.rows}
-    assert rows["throughput"].verdict == rows["step"].verdict == OTHER_THRESHOLDS
+    assert rows["throughput"].verdict == rows["step"].verdict == STRICT_THRESHOLDS
     assert rows["throughput"].interval_percent is None
     assert sentence(found) is not None
     assert "not comparable" in str(sentence(found))
     assert any("speed is not comparable" in note for note in found.notes)
-    assert compare(limited, limited).rows[0].verdict == NOISE
+    assert compare(limited, limited).rows[0].verdict == STRICT_THRESHOLDS, "such a speed ranks against nothing"
 
 
 def test_a_cpu_result_of_an_earlier_version_counts_as_strict() -> None:
     old, new = result(actual=Actual(device="cpu")), result(actual=Actual(device="cpu"), cpu=Cpu(thresholds="ordinary"))
     assert old.measured_under is not None
     assert new.measured_under is None
-    assert compare(old, new).rows[0].verdict == OTHER_THRESHOLDS
+    assert compare(old, new).rows[0].verdict == STRICT_THRESHOLDS
 
 
 def test_auto_is_no_other_setting_than_the_kernel_it_ran() -> None:

@@ -7,32 +7,81 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 
+import psutil
 import pytest
 
-from trainfast_runner.hardware.others_cpu import CpuWindow
+from trainfast_runner.hardware.others_cpu import CpuWindow, _busy_s
 from trainfast_runner.hardware.thread_policy import (
-    IDLE_CORES,
     kept_policy,
     policy_beside,
     shared_cores,
+    thread_count,
 )
 
+TICKS_S = 0.1
+"""The kernel counts in hundredths of a second, of each process and core."""
 
-def test_a_process_of_somebody_else_is_seen() -> None:
-    # Started by a shell that ends at once, it is nobody's child here.
-    endless = f"{sys.executable} -c 'while True: pass' >/dev/null 2>&1 & echo $!"
-    pid = int(subprocess.run(["sh", "-c", endless], capture_output=True, text=True, check=True).stdout)
+
+@contextmanager
+def endless(command: list[str]) -> Iterator[int]:
+    """The pid of a process that never sleeps."""
+    pid = int(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
     try:
-        window = CpuWindow()
-        deadline = time.monotonic() + 60
-        while time.monotonic() < deadline and (window.age_s < 0.5 or (window.others_cores() or 0) < 2 * IDLE_CORES):
-            os.sched_yield()
-        others = window.others_cores()
-        assert others is not None
-        assert others >= 2 * IDLE_CORES
+        yield pid
     finally:
         os.kill(pid, signal.SIGKILL)
+
+
+def spent_s(process: psutil.Process) -> float:
+    times = process.cpu_times()
+    return times.user + times.system
+
+
+def watch(process: psutil.Process) -> tuple[float, float, float]:
+    """Seconds that others took by a window, that all took, and that the process took meanwhile."""
+    busy_s, own_s, window = _busy_s(), spent_s(process), CpuWindow()
+    deadline = time.monotonic() + 120
+    while spent_s(process) - own_s < 0.3 and time.monotonic() < deadline:
+        os.sched_yield()
+    others, age_s = window.others_cores(), window.age_s
+    busy_now_s = _busy_s()
+    assert others is not None
+    assert busy_s is not None
+    assert busy_now_s is not None
+    return others * age_s, busy_now_s - busy_s, spent_s(process) - own_s
+
+
+def test_a_process_of_somebody_else_counts() -> None:
+    # Started by a shell that ends at once, it is nobody's child here.
+    with endless(["sh", "-c", f"{sys.executable} -c 'while True: pass' >/dev/null 2>&1 & echo $!"]) as pid:
+        others_s, _, taken_s = watch(psutil.Process(pid))
+    assert others_s >= taken_s - TICKS_S
+
+
+def test_a_child_of_ours_does_not_count() -> None:
+    child = subprocess.Popen([sys.executable, "-c", "while True: pass"])
+    try:
+        others_s, busy_s, taken_s = watch(psutil.Process(child.pid))
+    finally:
+        child.kill()
+        child.wait()
+    assert others_s <= busy_s - taken_s + TICKS_S
+
+
+def test_a_look_in_which_a_child_ended_tells_nothing() -> None:
+    child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+    window = CpuWindow()
+    child.kill()
+    child.wait()
+    assert window.others_cores() is None
+
+
+@pytest.mark.parametrize(("value", "count"), [("4", 4), ("2,4", 2), ("all", None), ("", None), (None, None)])
+def test_a_number_of_threads_that_libgomp_ignores_is_none(value: str | None, count: int | None) -> None:
+    assert thread_count({} if value is None else {"OMP_NUM_THREADS": value}) == count
 
 
 def test_idle_cores_let_threads_spin_and_busy_ones_let_them_sleep() -> None:
@@ -56,7 +105,7 @@ def test_one_thread_a_rank_needs_no_policy() -> None:
     policy = kept_policy({}, threads=1)
     assert policy is not None
     assert policy.wait == "unused"
-    assert kept_policy({}, threads=0) is None
+    assert kept_policy({}, threads=None) is None
 
 
 def test_zero_offload_on_several_gpus_shares_the_cores_between_ranks() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from trainfast_runner.comparison.difference import NOISE, OTHER_THRESHOLDS, Comparison, ComparisonRow
+from trainfast_runner.comparison.difference import NOISE, STRICT_THRESHOLDS, Comparison, ComparisonRow
 from trainfast_runner.settings.knobs import BY_NAME
 from trainfast_tui import format as fmt
 
@@ -46,7 +46,7 @@ def sentence(found: Comparison) -> str | None:
     row = found.rows[0]
     if row.percent is None:
         return None
-    if row.verdict == OTHER_THRESHOLDS:
+    if row.verdict == STRICT_THRESHOLDS:
         return "Speed is not comparable: one of the runs was measured under strict malloc thresholds."
     sure = f"95 % sure: {interval(row)}" if row.interval_percent else "too few steps to say how sure that is"
     if row.verdict == NOISE:

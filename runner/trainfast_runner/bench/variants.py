@@ -14,10 +14,10 @@ from typing import Any
 from trainfast_runner.comparison.difference import (
     BETTER,
     NOISE,
-    OTHER_THRESHOLDS,
+    STRICT_THRESHOLDS,
     WORSE,
     compare,
-    same_speed_conditions,
+    speeds_rank,
 )
 from trainfast_runner.comparison.repeats import paired_interval
 from trainfast_runner.problem import Problem, nearest
@@ -166,7 +166,7 @@ def _row(entry: Entry, outcomes: Sequence[Outcome], first: Entry, base_outcomes:
     if not _same_work(entry.spec, first.spec):
         base_outcomes, published_base = (), None
     base = _middle(base_outcomes)
-    comparable = base is not None and result is not None and same_speed_conditions(base, result)
+    comparable = base is not None and result is not None and speeds_rank(base, result)
     base_rate = _rate(base) if base is not None and comparable else None
     verdict, interval = (None, None) if is_baseline else _compared(base, result, base_outcomes, outcomes)
     return Row(
@@ -196,8 +196,8 @@ def _compared(
     """The verdict on a row's throughput, and its interval."""
     if base is None or result is None:
         return None, None
-    if not same_speed_conditions(base, result):
-        return OTHER_THRESHOLDS, None
+    if not speeds_rank(base, result):
+        return STRICT_THRESHOLDS, None
     # The n-th outcome of every row is of the n-th repetition: they followed each other.
     pairs = [
         (base_rate, rate)

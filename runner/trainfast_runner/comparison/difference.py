@@ -33,8 +33,8 @@ CHANGED = "changed"
 UNKNOWN = "not measured in both"
 OTHER_BATCH, OTHER_DEVICES, OTHER_MODEL = "other batch", "other devices", "other model"
 """A step that does other work, or is shared out otherwise, is neither better nor worse for taking longer."""
-OTHER_THRESHOLDS = "not comparable: malloc thresholds differ"
-"""Speeds of two CPU runs of which only one was measured under strict thresholds."""
+STRICT_THRESHOLDS = "not comparable: strict malloc thresholds"
+"""The verdict on every speed where one of the runs was measured under strict thresholds."""
 BATCH_KNOBS = ("batch_size", "grad_accum", "seq_len")
 DEVICE_KNOBS = ("strategy", "devices", "tp_degree", "pp_degree", "micro_batches")
 LEAST_STEPS = 5
@@ -55,7 +55,7 @@ class ComparisonRow:
 
     `verdict` is better, worse, changed (neither is better), "no significant difference", "not measured in both", or
     for a step and its phases where a step is not the same work in both "other model", "other batch" or "other devices",
-    or `OTHER_THRESHOLDS` for every speed where those differ.
+    or `STRICT_THRESHOLDS` for every speed where a run was measured under those.
     """
 
     label: str
@@ -123,23 +123,25 @@ def _rows(a: Result, b: Result) -> Iterator[ComparisonRow]:
         ("token throughput", "tokens/s", rates_a.tokens_per_s.median, rates_b.tokens_per_s.median),
     ):
         row = _row(label, unit, one, other, _ratio_counts(one, other, noise), more_is_better=True)
-        if not same_speed_conditions(a, b):
-            yield _of_step(row, OTHER_THRESHOLDS)
+        if not speeds_rank(a, b):
+            yield _of_step(row, STRICT_THRESHOLDS)
         else:
             yield replace(row, interval_percent=_interval(one, other, noise))
     step_a, step_b = a.step_ms.p50, b.step_ms.p50
     other_work = _other_work(a, b)
+    no_ranking = other_work if speeds_rank(a, b) else STRICT_THRESHOLDS
     step = _row("step", "ms", step_a, step_b, _ratio_counts(step_a, step_b, noise))
-    yield _of_step(replace(step, interval_percent=_interval(step_a, step_b, noise)), other_work)
+    interval = _interval(step_a, step_b, noise) if speeds_rank(a, b) else None
+    yield _of_step(replace(step, interval_percent=interval), no_ranking)
     step_noise = None if noise is None or step_a is None or step_b is None else noise * max(step_a, step_b)
     for name in PHASES:
         one, other = getattr(a.step_ms, name), getattr(b.step_ms, name)
         by_itself = _phase(name, a, b)
         if by_itself is not None:
-            yield _of_step(by_itself, other_work)
+            yield _of_step(by_itself, no_ranking)
         else:
             counts = _ratio_counts(one, other, 0.0) and step_noise is not None and abs(other - one) > step_noise
-            yield _of_step(_row(f"step: {name}", "ms", one, other, counts), other_work)
+            yield _of_step(_row(f"step: {name}", "ms", one, other, counts), no_ranking)
     for label, unit, one, other in (
         ("peak allocated", "bytes", a.memory.peak_allocated_bytes, b.memory.peak_allocated_bytes),
         ("peak reserved", "bytes", a.memory.peak_reserved_bytes, b.memory.peak_reserved_bytes),
@@ -201,8 +203,6 @@ def _is_more_than_pages(a: float | None, b: float | None) -> bool:
 
 def _other_work(a: Result, b: Result) -> str | None:
     """Why a step of one run is not the work of a step of the other; None where it is."""
-    if not same_speed_conditions(a, b):
-        return OTHER_THRESHOLDS
     if _fields(a, "model.") != _fields(b, "model."):
         return OTHER_MODEL
     if any(a.knobs.get(name) != b.knobs.get(name) for name in BATCH_KNOBS):
@@ -221,9 +221,9 @@ def _knobs(result: Result) -> dict[str, Any]:
     return {**result.knobs, "devices": int(devices.partition(":")[2])}
 
 
-def same_speed_conditions(a: Result, b: Result) -> bool:
-    """True unless one run alone was measured under strict malloc thresholds."""
-    return (a.measured_under is None) == (b.measured_under is None)
+def speeds_rank(a: Result, b: Result) -> bool:
+    """True if neither run was measured under strict malloc thresholds."""
+    return a.measured_under is None and b.measured_under is None
 
 
 def _watched_differently(a: Result, b: Result) -> bool:
@@ -271,7 +271,7 @@ def _notes(a: Result, b: Result) -> Iterator[str]:
         if result.role == PROBE:
             tried = ", ".join(map(str, result.tried)) or "not on record"
             yield f"{result.run_id} is a search's probe, which tried one batch_size after another: {tried}"
-        if result.measured_under is not None and not same_speed_conditions(a, b):
+        if result.measured_under is not None:
             yield f"speed is not comparable: that of {result.run_id} was measured under {result.measured_under}"
         if result.state != "finished":
             yield f"{result.run_id} ended {state_words(result.state)}: {result.reason}"

@@ -128,10 +128,12 @@ def _host(stretch: Stretch) -> Figures:
     total = _last(host.memory_total_bytes for host in hosts)
     swaps = [host.swap_used_bytes for host in hosts if host.swap_used_bytes is not None]
     grown = swaps[-1] - swaps[0] if swaps else None
+    others_percent = None if busy is None or own_percent is None else max(0.0, busy - own_percent)
     return {
         "host_cpu_percent": busy,
         "run_cpu_percent": own_percent,
-        "others_cpu_percent": None if busy is None or own_percent is None else max(0.0, busy - own_percent),
+        "others_cpu_percent": others_percent,
+        "others_cores": None if others_percent is None or not cores else others_percent / 100 * cores,
         "memory_available_bytes": available,
         "memory_available_percent": _percent(available, total),
         "swap_used_bytes": swaps[-1] if swaps else None,

@@ -307,13 +307,13 @@ RULES: tuple[Rule, ...] = (
         "spinning-threads",
         "threads spin on a busy CPU",
         "run",
-        (_is("wait_policy", "default"), _at_least("others_cpu_percent", 5)),
-        "the run's threads spin while they wait for each other, on cores of which others came to take"
-        " {others_cpu_percent:.0f} %",
+        (_is("wait_policy", "default"), _at_least("others_cores", 0.25)),
+        "the run's threads spin while they wait for each other, and others came to take {others_cores:figure} of its"
+        " {cores} cores",
         "run again beside them: a launch that sees them lets the threads sleep (OMP_WAIT_POLICY=PASSIVE); or end them",
         "ours: a spinning thread keeps the core that the thread it waits for needs. Beside one busy core of two,"
         " tiny-llama made 1.5 samples/s with spinning threads and 21.7 with sleeping ones.",
-        evidence=("wait_policy", "host_cpu_percent", "run_cpu_percent", "cores"),
+        evidence=("wait_policy", "others_cores", "cores", "host_cpu_percent", "run_cpu_percent"),
     ),
     Rule(
         "host-memory",

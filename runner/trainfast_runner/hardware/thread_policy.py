@@ -7,12 +7,11 @@ loaded, so load that arrives later is a diagnosis.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping
 
 import msgspec
 
-from trainfast_runner.hardware.others_cpu import CpuWindow
+from trainfast_runner.hardware.others_cpu import others_cores
 from trainfast_runner.worker.threads import DEFAULT, PASSIVE, WAIT_SETTINGS, wait_policy
 
 LOOK_S = 1.0
@@ -51,7 +50,13 @@ def shared_cores(device: str, strategy: str, cores: int, ranks: int, environment
     return {"OMP_NUM_THREADS": str(max(1, cores // ranks))}
 
 
-def kept_policy(environment: Mapping[str, str], threads: int) -> ThreadPolicy | None:
+def thread_count(environment: Mapping[str, str]) -> int | None:
+    """OMP_NUM_THREADS, of the outermost level; None where it is not set or no number, which libgomp ignores too."""
+    first = environment.get("OMP_NUM_THREADS", "").partition(",")[0].strip()
+    return int(first) if first.isdigit() else None
+
+
+def kept_policy(environment: Mapping[str, str], threads: int | None) -> ThreadPolicy | None:
     """The policy where there is nothing to choose: the user's own settings, or one thread a rank; else None."""
     own = [name for name in WAIT_SETTINGS if name in environment]
     if own:
@@ -61,16 +66,15 @@ def kept_policy(environment: Mapping[str, str], threads: int) -> ThreadPolicy | 
     return None
 
 
-def choose_policy(window: CpuWindow) -> ThreadPolicy:
-    """Wait until `window` is a second long, and choose by what others took of the cores in it."""
-    time.sleep(max(0.0, LOOK_S - window.age_s))
-    return policy_beside(window.others_cores())
+def choose_policy() -> ThreadPolicy:
+    """Look at the cores for a second, and choose by what others took of them."""
+    return policy_beside(others_cores(LOOK_S))
 
 
 def policy_beside(others: float | None) -> ThreadPolicy:
     """The policy beside others that take so many cores; None where that is unknown."""
     if others is None:
-        return ThreadPolicy(wait=PASSIVE, reason="/proc/stat is unreadable, so the cores may be busy")
+        return ThreadPolicy(wait=PASSIVE, reason="what others take of the cores is unknown, so they may be busy")
     took = f"others took {100 * others:.0f} % of a core before the launch"
     if others < IDLE_CORES:
         return ThreadPolicy(wait=DEFAULT, reason=f"{took}: spinning threads are fastest", others_cores=others)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +15,7 @@ from trainfast_runner.search.cool_down import check_coolable
 from trainfast_runner.search.journal import Asked, Journal
 from trainfast_runner.search.limits import limits_of
 from trainfast_runner.search.searches import key_of, new_search, unfinished
+from trainfast_runner.worker.allocator import malloc_settings
 
 STRATEGIES = ("single", "ddp", "fsdp", "zero1", "zero2", "zero3", "zero2-offload", "zero3-offload")
 """Strategies whose ranks can be given another batch size while they run."""
@@ -47,6 +49,13 @@ def check_plan(plan: RunPlan, options: Options) -> None:
             key="engine",
             allowed=["native"],
             nearest="native",
+        )
+    own = malloc_settings(os.environ) if plan.device == "cpu" else []
+    if own:
+        raise Problem(
+            f"{', '.join(own)}: a batch search on the CPU measures memory by malloc thresholds of its own",
+            key=own[0],
+            advice=f"env -u {' -u '.join(own)} trainfast-tui search ...",
         )
     if options.proof_steps < 2:
         raise Problem(f"--proof-steps {options.proof_steps}: at least 2", key="--proof-steps")

@@ -83,9 +83,13 @@ def _name(library: ctypes.CDLL) -> str:
 def _kept_because(name: str, environment: Mapping[str, str]) -> str | None:
     if not name.startswith("glibc"):
         return f"malloc is {name}, which has no thresholds of glibc's"
+    own = malloc_settings(environment)
+    return f"{', '.join(own)} {'is' if len(own) == 1 else 'are'} set" if own else None
+
+
+def malloc_settings(environment: Mapping[str, str]) -> list[str]:
+    """The user's own settings of glibc's malloc, by name."""
     own = sorted(variable for variable in environment if variable.startswith("MALLOC_"))
-    if own:
-        return f"{', '.join(own)} {'is' if len(own) == 1 else 'are'} set"
     if "glibc.malloc." in environment.get("GLIBC_TUNABLES", ""):
-        return "GLIBC_TUNABLES sets glibc.malloc"
-    return None
+        own.append("GLIBC_TUNABLES")
+    return own

@@ -104,8 +104,8 @@ class HostMemory:
             os.pwrite(self._clear_fd, b"5", 0)
 
     def held(self) -> int | None:
-        """As at a boundary, without being one; None where the allocator is the user's own."""
-        return None if self._allocator.kept_because else self._high_water()
+        """As at a boundary, without being one; None where memory is not measured."""
+        return None if self._left == 0 else self._high_water()
 
     def _high_water(self) -> int:
         figures = self._read_status()

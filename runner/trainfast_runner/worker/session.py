@@ -112,7 +112,7 @@ def _record_cpu(spec: RunSpec, journal: Journal, allocator: Allocator) -> None:
     """
     if spec.role == "probe" and allocator.kept_because is not None:
         raise InvalidInput(
-            f"a batch search measures memory by malloc's thresholds, and {allocator.kept_because}: unset that", "memory"
+            f"a batch search measures memory by malloc's thresholds, and {allocator.kept_because}", "LD_PRELOAD"
         )
     strict = {None: "strict", 0: "ordinary"}.get(spec.strict_steps, "strict in warm-up")
     journal.write(
