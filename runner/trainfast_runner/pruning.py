@@ -3,26 +3,30 @@
 from __future__ import annotations
 
 import calendar
+import os
 import re
 import shutil
 import time
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from trainfast_runner.problem import Problem
 from trainfast_runner.run_directory import cache_entries
 from trainfast_runner.run_directory.cache_entries import Unneeded, disk_bytes
-from trainfast_runner.run_directory.home import RUN_FILE, STAMP, STAMP_EXAMPLE, Home, is_alive, read_run_file
+from trainfast_runner.run_directory.home import LOCK_FILE, RUN_FILE, STAMP, STAMP_EXAMPLE, Home, is_alive, read_run_file
 from trainfast_runner.run_directory.records import PROBE
 from trainfast_runner.search.journal import exclusive, is_conducted
 from trainfast_runner.search.searches import search_directories
 from trainfast_runner.supervision.recovery import BEING_MADE_S
 
 CACHE_UNUSED_S = 30 * 86400.0
-"""Without an age of the user's own a cache entry goes that was not read for so long."""
+"""Without an age of the user's own a cache entry goes that was not read or changed for so long."""
 UNITS_S = {"h": 3600.0, "d": 86400.0, "w": 7 * 86400.0}
 NEWER_THAN_ALL = "~"
 """Sorts after every id."""
+OWN_NAME = re.compile(r"\d{8}-\d{6}-.+-[0-9a-f]{4}")
+"""A name that `home.new_id` makes."""
 
 
 @dataclass(frozen=True)
@@ -64,10 +68,11 @@ def plan(home: Home, cache: Path, keep: int | None, older_than_s: float | None) 
     """
     now_s = time.time()
     cutoff = _cutoff(home, keep, older_than_s, now_s)
-    conducted = {directory.name for directory in search_directories(home) if is_conducted(directory)}
+    every_search = [directory for directory in search_directories(home) if OWN_NAME.fullmatch(directory.name)]
+    conducted = {directory.name for directory in every_search if is_conducted(directory)}
     runs: dict[str, int] = {}
     live, needed = [], set(conducted)
-    for run_id in home.run_ids():
+    for run_id in _own_runs(home):
         directory = home.directory(run_id)
         run = read_run_file(directory)
         search_id = None if run is None else run.search_id
@@ -81,7 +86,7 @@ def plan(home: Home, cache: Path, keep: int | None, older_than_s: float | None) 
     live += sorted(search_id for search_id in conducted if search_id < cutoff)
     searches = {
         directory.name: disk_bytes(directory)
-        for directory in search_directories(home)
+        for directory in every_search
         if directory.name < cutoff and directory.name not in needed
     }
     is_training = bool(conducted) or next(home.live_directories(), None) is not None
@@ -91,25 +96,23 @@ def plan(home: Home, cache: Path, keep: int | None, older_than_s: float | None) 
     return Plan(runs, searches, [one for one in found if one not in locks], locks, live)
 
 
-def carry_out(home: Home, found: Plan) -> list[str]:
-    """Delete what the plan names; the names of those that came alive meanwhile or cannot be deleted, and stay."""
-    left = []
+def carry_out(home: Home, found: Plan) -> dict[str, int]:
+    """Delete what the plan names; what stayed, by name, with the bytes it still takes.
+
+    A run or a search stays that came alive meanwhile, and whatever cannot be deleted.
+    """
     for run_id in found.runs:
-        try:
+        with suppress(Problem, OSError):
             home.remove(run_id)
-        except (Problem, OSError):
-            left.append(run_id)
-    for search_id in found.searches:
-        directory = home.path / "searches" / search_id
-        try:
-            with exclusive(directory) as ours:
-                if ours:
-                    shutil.rmtree(directory)
-                else:
-                    left.append(search_id)
-        except OSError:
-            left.append(search_id)
-    return left + [str(one.path) for one in (*found.caches, *found.locks) if not cache_entries.remove(one)]
+    searches = {search_id: home.path / "searches" / search_id for search_id in found.searches}
+    for directory in searches.values():
+        with suppress(OSError), exclusive(directory) as ours:
+            if ours:
+                shutil.rmtree(directory)
+    files = [one for one in (*found.caches, *found.locks) if not cache_entries.remove(one)]
+    asked = {run_id: home.directory(run_id) for run_id in found.runs} | searches
+    asked |= {str(one.path): one.path for one in files}
+    return {name: disk_bytes(path) for name, path in asked.items() if os.path.lexists(path)}
 
 
 def _cutoff(home: Home, keep: int | None, older_than_s: float | None, now_s: float) -> str:
@@ -124,12 +127,26 @@ def _oldest_kept(home: Home, keep: int) -> str:
     """The id of the last of the newest runs that `runs list` shows; empty where there are no more than those."""
     if keep == 0:
         return NEWER_THAN_ALL
-    for run_id in reversed(home.run_ids()):
+    for run_id in reversed(_own_runs(home)):
         run = read_run_file(home.directory(run_id))
         keep -= run is None or run.role != PROBE
         if keep == 0:
             return run_id
     return ""
+
+
+def _own_runs(home: Home) -> list[str]:
+    """Ids of the directories that a launch made, oldest first: `runs` is TensorBoard's default folder too."""
+    return [run_id for run_id in home.run_ids() if OWN_NAME.fullmatch(run_id) and _is_a_run(home.directory(run_id))]
+
+
+def _is_a_run(directory: Path) -> bool:
+    """True for a directory with `run.json` or the run's lock in it, and for an empty one: a dead launch left it."""
+    try:
+        names = os.listdir(directory)
+    except OSError:
+        return False
+    return not names or RUN_FILE in names or LOCK_FILE in names
 
 
 def _is_being_made(directory: Path, now_s: float) -> bool:

@@ -45,6 +45,7 @@ def write(home: Path, one: Result) -> None:
     directory = home / "runs" / one.run_id
     directory.mkdir(parents=True)
     (directory / "result.json").write_bytes(msgspec.json.encode(one))
+    (directory / "alive.lock").touch()
 
 
 def write_lost(home: Path, run_id: str, steps: int) -> None:

@@ -85,7 +85,7 @@ def test_older_than_goes_by_the_time_a_run_began_and_both_must_let_it_go(own: Cl
 
 def test_without_a_limit_no_run_goes(own: Cli) -> None:
     write(own.home, result(OLD))
-    write_search(own.home, "20251101-090000-tiny-llama-ssss")
+    write_search(own.home, "20251101-090000-tiny-llama-5555")
     stale = cached(own, "traced/a-b.lock")
     found = own("runs", "prune", "--yes", "--json").json
     assert (found["runs"], found["searches"]) == ([], [])
@@ -97,7 +97,7 @@ def test_without_a_limit_no_run_goes(own: Cli) -> None:
 
 def test_a_live_run_or_search_and_what_belongs_to_it_stay(own: Cli) -> None:
     write_lost(own.home, OLD, 3)
-    live, idle = (write_search(own.home, f"20251101-09000{n}-tiny-llama-ssss") for n in (1, 2))
+    live, idle = (write_search(own.home, f"20251101-09000{n}-tiny-llama-5555") for n in (1, 2))
     write_run_of(own.home, MIDDLE, live.name, PROBE)
     write_run_of(own.home, NEW, idle.name, PROBE)
     being_made = recent(1)
@@ -112,7 +112,7 @@ def test_a_live_run_or_search_and_what_belongs_to_it_stay(own: Cli) -> None:
 
 
 def test_a_search_stays_as_long_as_one_of_its_runs(own: Cli) -> None:
-    search = write_search(own.home, "20251101-090000-tiny-llama-ssss")
+    search = write_search(own.home, "20251101-090000-tiny-llama-5555")
     write_run_of(own.home, OLD, search.name, PROBE)
     write_run_of(own.home, MIDDLE, search.name, "proof")
     # A probe is not among the runs that are listed, and counts for none of those that are kept.
@@ -134,9 +134,9 @@ def test_orphans_of_the_caches_go(own: Cli) -> None:
         fcntl.flock(lock, fcntl.LOCK_EX)
         found = own("runs", "prune", "--yes", "--json").json
     assert [(one["path"], one["why"]) for one in found["caches"]] == [
-        (str(unused), "not used for 31 days"),
+        (str(unused), "not read or changed for 31 days by its file times"),
         (str(half_made), "left half-made"),
-        (str(tokens), "not used for 31 days"),
+        (str(tokens), "not read or changed for 31 days by its file times"),
     ]
     assert all(one["bytes"] > 9000 for one in found["caches"])
     assert [path.exists() for path in (used, unused, half_made, held, free, tokens)] == [
@@ -151,6 +151,68 @@ def test_the_data_of_a_training_stay_in_the_cache(own: Cli) -> None:
     with shared_lock(own.home / "runs" / OLD):
         assert own("runs", "prune", "--yes").out == "nothing to delete\n"
     assert tokens.exists()
+
+
+def test_foreign_folders_below_runs_and_searches_stay(own: Cli) -> None:
+    """`runs` is TensorBoard's default folder, and TRAINFAST_HOME may be a project's own directory."""
+    write(own.home, result(OLD))
+    write_search(own.home, "20251101-090000-tiny-llama-5555")
+    foreign = [
+        *(own.home / "runs" / name for name in ("CartPole_Nov22", "20240101-notes", "20240101-100000-cartpole-beef")),
+        own.home / "searches" / "20240101-notes",
+        own.home / "searches" / "hyperparameters",
+    ]
+    for folder in foreign:
+        folder.mkdir()
+        (folder / "events.out.tfevents").touch()
+    (foreign[-1] / "journal.jsonl").write_text("{}")
+    (own.home / "runs" / "zzz-empty").mkdir()
+    left_by_a_launch = own.home / "runs" / "20240101-100000-tiny-llama-cccc"
+    left_by_a_launch.mkdir()
+    found = own("runs", "prune", "--keep", "0", "--yes", "--json").json
+    assert [one["run_id"] for one in found["runs"]] == [left_by_a_launch.name, OLD]
+    assert runs(own) == sorted([*(folder.name for folder in foreign[:3]), "zzz-empty"])
+    assert sorted((own.home / "searches").iterdir()) == sorted(foreign[3:])
+    assert all((folder / "events.out.tfevents").exists() for folder in foreign)
+
+
+def test_foreign_folders_are_not_counted_among_the_runs_that_are_kept(own: Cli) -> None:
+    for run_id in (OLD, NEW):
+        write(own.home, result(run_id))
+    (own.home / "runs" / "CartPole_Nov22").mkdir()
+    assert own("runs", "prune", "--keep", "1", "--yes").code == 0
+    assert runs(own) == [NEW, "CartPole_Nov22"]
+
+
+def test_what_stays_is_named_not_counted_as_freed_and_makes_the_exit_code_4(own: Cli) -> None:
+    """A link to a run on another disk is listed as a run, and is not followed to delete it."""
+    for run_id in (OLD, MIDDLE):
+        write(own.home, result(run_id))
+    elsewhere = own.home / "elsewhere"
+    (own.home / "runs" / OLD).rename(elsewhere)
+    (own.home / "runs" / OLD).symlink_to(elsewhere)
+    planned = own("runs", "prune", "--keep", "0", "--dry-run", "--json").json
+    alone = next(one["bytes"] for one in planned["runs"] if one["run_id"] == MIDDLE)
+    done = own("runs", "prune", "--keep", "0", "--yes", "--json")
+    assert (done.code, done.json["left"], done.json["total_bytes"]) == (4, [OLD], alone)
+    again = own("runs", "prune", "--keep", "0", "--yes")
+    assert again.code == 4
+    assert again.out.splitlines()[-2:] == ["freed 0 B", f"not deleted, in use again or no permission: {OLD}"]
+    assert (elsewhere / "result.json").exists()
+
+
+def test_an_extension_is_as_old_as_the_newest_file_in_any_folder_of_it(own: Cli) -> None:
+    library = cached(own, "extensions/torch-2/cpu_adam/cpu_adam.so")
+    extension = library.parents[1]
+    for path in (library.parent, extension):
+        os.utime(path, (time.time() - 60 * DAY_S,) * 2)
+    assert own("runs", "prune", "--yes").out == "nothing to delete\n"
+    os.utime(library, (time.time() - 31 * DAY_S,) * 2)
+    # Looking reads the folders, and must not make them count as used.
+    for arguments in (("--dry-run",), ("--yes",)):
+        found = own("runs", "prune", "--json", *arguments).json
+        assert [one["path"] for one in found["caches"]] == [str(extension)]
+    assert not extension.exists()
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ import fcntl
 import os
 import re
 import shutil
+import stat
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
@@ -30,7 +31,7 @@ class Unneeded:
 
 
 def unneeded(cache: Path, older_than_s: float, now_s: float, *, is_training: bool) -> list[Unneeded]:
-    """Entries that nobody has read for so long, files that a process left half-made, and locks that nobody holds.
+    """Entries not read or changed for so long by their file times, files left half-made, and locks that nobody holds.
 
     What a training may have open is left out while one `is_training`.
     """
@@ -86,10 +87,21 @@ def _why(path: Path, older_than_s: float, now_s: float) -> str | None:
         return None
     if (writer := _HALF_MADE.search(path.name)) is not None:
         return None if os.path.exists(f"/proc/{writer[1] or writer[2]}") else "left half-made"
-    # Reading sets the access time, at most a day late (relatime); a folder is as old as the newest file in it.
-    times = [found.st_mtime, found.st_atime]
-    for file in _entries(path) if path.is_dir() else ():
-        with suppress(OSError):
-            times += [file.lstat().st_mtime, file.lstat().st_atime]
-    days = (now_s - max(times)) / 86400
-    return f"not used for {days:.0f} days" if now_s - max(times) > older_than_s else None
+    unused_s = now_s - _last_use_s(path, found)
+    return f"not read or changed for {unused_s / 86400:.0f} days by its file times" if unused_s > older_than_s else None
+
+
+def _last_use_s(path: Path, found: os.stat_result) -> float:
+    """The newest time of an entry's files: reading sets it at most a day late (relatime), or never (noatime).
+
+    Of folders only the change counts: to look into one, as this does, is to read it.
+    """
+    if not stat.S_ISDIR(found.st_mode):
+        return max(found.st_mtime, found.st_atime)
+    times = [found.st_mtime]
+    for folder, folders, files in os.walk(path):
+        for name in (*folders, *files):
+            with suppress(OSError):
+                one = os.lstat(os.path.join(folder, name))
+                times.append(one.st_mtime if stat.S_ISDIR(one.st_mode) else max(one.st_mtime, one.st_atime))
+    return max(times)

@@ -16,9 +16,10 @@ SHOWN = 12
 def add(parser: argparse.ArgumentParser) -> None:
     """The arguments of the command."""
     parser.description = (
-        "Without --keep and --older-than no run and no search is deleted: only cache entries that nobody has read for"
-        " 30 days, and stale locks. With both, a run goes that neither of them keeps. A live run or search and what"
-        " belongs to it are never deleted. Everything in the caches is made again when it is needed."
+        "Without --keep and --older-than no run and no search is deleted: only cache entries whose files were not read"
+        " or changed for 30 days, as far as the file times tell, and stale locks. With both, a run goes that neither of"
+        " them keeps. A live run or search and what belongs to it are never deleted. Everything in the caches is made"
+        " again when it is needed. Exit code 4 when something could not be deleted."
     )
     parser.add_argument("--keep", type=int, metavar="N", help="delete runs and searches before the newest N runs")
     parser.add_argument("--older-than", metavar="AGE", help="delete runs, searches and cache entries older than 30d")
@@ -43,15 +44,21 @@ def run(arguments: argparse.Namespace) -> int:
     if not arguments.json:
         for line in _lines(found):
             say(line)
-    left: list[str] = []
+    left: dict[str, int] = {}
     deletes = not (arguments.dry_run or found.is_empty) and (arguments.yes or _agreed(found))
     if deletes:
         left = pruning.carry_out(home, found)
     if arguments.json:
         print_json(_as_json(found, deleted=deletes, left=left))
     elif deletes:
-        say(f"freed {size(found.total_bytes)}" if not left else f"deleted all but {', '.join(left)}")
-    return 0
+        say(f"freed {size(_freed_bytes(found, left))}")
+        if left:
+            say(f"not deleted, in use again or no permission: {', '.join(left)}")
+    return 4 if left else 0
+
+
+def _freed_bytes(found: Plan, left: dict[str, int]) -> int:
+    return max(0, found.total_bytes - sum(left.values()))
 
 
 def _agreed(found: Plan) -> bool:
@@ -91,7 +98,7 @@ def _lines(found: Plan) -> Iterator[str]:
     yield f"to delete: {'; '.join(parts)}" if parts else "nothing to delete"
 
 
-def _as_json(found: Plan, *, deleted: bool, left: list[str]) -> dict[str, object]:
+def _as_json(found: Plan, *, deleted: bool, left: dict[str, int]) -> dict[str, object]:
     from trainfast_runner.run_directory.records import SCHEMA
 
     return {
@@ -101,7 +108,7 @@ def _as_json(found: Plan, *, deleted: bool, left: list[str]) -> dict[str, object
         "caches": [{"path": str(one.path), "bytes": one.bytes, "why": one.why} for one in found.caches],
         "locks": [{"path": str(one.path), "bytes": one.bytes} for one in found.locks],
         "live": found.live,
-        "total_bytes": found.total_bytes,
+        "total_bytes": _freed_bytes(found, left),
         "deleted": deleted,
-        "left": left,
+        "left": list(left),
     }
