@@ -27,7 +27,7 @@ from trainfast_runner.run_directory.result import Diagnosis, Result
 from trainfast_runner.run_directory.run_records import EVENTS_FILE, TELEMETRY_FILE, tried_batches
 from trainfast_runner.run_directory.step_lines import StepTail
 from trainfast_runner.run_directory.telemetry_lines import telemetry_tail
-from trainfast_runner.supervision.recovery import StateEvents, state_of
+from trainfast_runner.supervision.recovery import StateEvents, is_whole, state_of
 from trainfast_runner.telemetry.readings import Tick
 
 T = TypeVar("T")
@@ -151,7 +151,7 @@ class Follower:
         result = read_result(self.directory)
         grew = self._read()
         # The supervisor says how the run ended before it writes the result: until it is gone, that may still come.
-        over = (result is not None or (state.ended and not alive)) and not grew
+        over = (is_whole(result) or (state.ended and not alive)) and not grew
         if self._join is not None:
             self._conditions.extend(self._join.joined(final=over))
         snapshot = RunSnapshot(

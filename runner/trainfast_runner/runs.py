@@ -100,6 +100,7 @@ class _Brief(msgspec.Struct, frozen=True):
     conditions: _Conditions = _Conditions()
     actual: _Actual = _Actual()
     cpu: _Cpu | None = None
+    provisional: bool = False
 
 
 _decoder = msgspec.json.Decoder(_Brief)
@@ -153,14 +154,15 @@ def row_of(home: Home, run_id: str) -> RunRow:
 
 
 def _ended(path: str) -> RunRow | None:
-    """The row of a `result.json`; None when there is none or it is damaged."""
+    """The row of a `result.json`; None when there is none, it is provisional, or it is damaged."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except OSError:
         return None
     try:
         content = os.read(fd, os.fstat(fd).st_size + 1)
-        return _row(_decoder.decode(content))
+        brief = _decoder.decode(content)
+        return None if brief.provisional else _row(brief)
     except (OSError, msgspec.DecodeError):
         return None
     finally:

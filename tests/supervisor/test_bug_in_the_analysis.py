@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from trainfast_runner.follow import Follower
 from trainfast_runner.outcome import summary
-from trainfast_runner.run_directory.home import Home, is_alive, read_result, read_written_result
+from trainfast_runner.run_directory.home import Home, goes_on, is_alive, read_result, read_written_result
 from trainfast_runner.runs import list_rows
 from trainfast_runner.supervision.recovery import settle, state_of
 
@@ -49,22 +50,47 @@ def test_the_verdict_is_on_the_disk_before_the_analysis(run: Run, tmp_path: Path
     assert read_result(run.directory) is None
     assert settle(run.directory) is None
     assert state_of(run.directory).state == "finished"
+    assert goes_on(run.directory), "another launch waits until the analysis is done"
     (tmp_path / "go").touch()
     assert run.end().throughput.samples_per_s.median == 400
+    assert not goes_on(run.directory)
 
 
-def test_a_supervisor_killed_in_its_analysis_has_given_its_verdict(run: Run, tmp_path: Path) -> None:
+def killed_in_its_analysis(run: Run, tmp_path: Path) -> None:
     run.prepare(TRAINING)
     run.supervise(env=with_a_bug(tmp_path, "os.kill(os.getpid(), signal.SIGKILL)"))
     assert run.supervisor is not None
     assert run.supervisor.wait(60) == -signal.SIGKILL
     until(lambda: not is_alive(run.directory), "the lock to be free")
+    written = read_written_result(run.directory)
+    assert written is not None
+    assert written.provisional
+
+
+def test_a_supervisor_killed_in_its_analysis_has_given_its_verdict(run: Run, tmp_path: Path) -> None:
+    killed_in_its_analysis(run, tmp_path)
     assert state_of(run.directory).state == "finished"
     result = settle(run.directory)
     assert result is not None
     assert (result.state, result.reason) == ("finished", "took all 5 steps")
     assert result.throughput.samples_per_s.median == 400
     assert read_result(run.directory) == result
+
+
+def test_the_list_completes_a_run_whose_supervisor_was_killed_in_its_analysis(run: Run, tmp_path: Path) -> None:
+    home = Home(tmp_path / "home")
+    home.ready()
+    killed_in_its_analysis(run, tmp_path)
+    run.directory.rename(home.directory(run.directory.name))
+    (row,) = list_rows(home)
+    assert (row.state, row.reason, row.samples_per_s) == ("finished", "took all 5 steps", 400)
+
+
+def test_a_follower_ends_with_the_whole_result_and_not_the_provisional_one(run: Run, tmp_path: Path) -> None:
+    killed_in_its_analysis(run, tmp_path)
+    follower = Follower(run.directory)
+    last = until(lambda: (one := follower.poll()).result is not None and follower.poll() is one and one, "the end")
+    assert (last.state, last.result.throughput.samples_per_s.median) == ("finished", 400)
 
 
 def test_a_bug_in_the_analysis_of_a_lost_run_does_not_stop_the_list(

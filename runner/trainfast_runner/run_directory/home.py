@@ -211,8 +211,8 @@ def is_alive(directory: Path) -> bool:
 
 
 def goes_on(directory: Path) -> bool:
-    """Whether the run has no result yet and something of it is alive."""
-    return not (directory / RESULT_FILE).exists() and is_alive(directory)
+    """True while something of the run is alive and its result, figures included, is not there."""
+    return is_alive(directory) and not _has_whole_result(directory)
 
 
 def is_held(fd: int, against: int) -> bool:
@@ -278,6 +278,18 @@ def read_written_result(directory: Path) -> Result | None:
     return _read(directory / RESULT_FILE, _result_decoder)
 
 
+def _has_whole_result(directory: Path) -> bool:
+    """False for a provisional `result.json`; True for one that cannot be read, as a newer version may write it."""
+    path = directory / RESULT_FILE
+    head = _read(path, _head_decoder)
+    return path.exists() if head is None else not head.provisional
+
+
+class _Head(msgspec.Struct, frozen=True):
+    provisional: bool = False
+
+
+_head_decoder = msgspec.json.Decoder(_Head)
 _run_decoder = msgspec.json.Decoder(RunFile)
 _result_decoder = msgspec.json.Decoder(Result)
 

@@ -14,7 +14,7 @@ from trainfast_runner.run_directory.json_lines import Appender, Tail
 from trainfast_runner.run_directory.records import Count, ProbeOrder
 from trainfast_runner.run_directory.result import Result
 from trainfast_runner.run_directory.run_records import CONTROL_FILE, rank_file
-from trainfast_runner.supervision.recovery import state_of
+from trainfast_runner.supervision.recovery import settle, state_of
 from trainfast_runner.supervision.stopping import kill_now, request_stop, stop_unsupervised
 
 LOOK_EVERY_S = 0.02
@@ -139,6 +139,8 @@ class _End:
     def result(self) -> Result | None:
         """The result; None while there is none yet. Raises Problem where the run is gone and leaves none to read."""
         result = read_result(self._directory)
+        if result is not None and result.provisional:
+            result = settle(self._directory)  # its supervisor was killed in the analysis
         # Its supervisor says how it ended a moment before it writes the result; a lost run gets one on being asked.
         if result is not None or not state_of(self._directory).ended or is_alive(self._directory):
             self._gone_since = None

@@ -71,14 +71,14 @@ class StateEvents:
 
 
 def state_of(directory: Path, run: RunFile | None = None, events: StateEvents | None = None) -> RunState:
-    """What the run is doing. One that was left behind gets its `lost` result written on the way.
+    """What the run is doing. One that was left behind gets its result written on the way: `lost`, or the verdict's.
 
     `run` is its `run.json`, which never changes, where the caller has read it; `events` is what a caller keeps who asks
     more than once.
     """
     events = events or StateEvents(directory)
     result = read_result(directory)
-    if result is not None:
+    if result is not None and is_whole(result):
         return RunState(state=result.state, reason=result.reason)
     if is_alive(directory):
         live = _live(directory, run, events)
@@ -104,14 +104,14 @@ def settle(directory: Path) -> Result | None:
     written the result is given all the same.
     """
     result = read_result(directory)
-    if _is_whole(result) or read_run_file(directory) is None:
+    if is_whole(result) or read_run_file(directory) is None:
         return result
     with _exclusive_lock(directory) as held:
         if not held:
             return read_result(directory)
         # Whoever held the lock before may have written it. Nobody else has it now.
         result = read_written_result(directory)
-        if _is_whole(result) or _result_is_newer(directory):
+        if is_whole(result) or _result_is_newer(directory):
             return result
         records = read_records(directory)
         why = "the supervisor ended before the run did"
@@ -122,7 +122,7 @@ def settle(directory: Path) -> Result | None:
         return result
 
 
-def _is_whole(result: Result | None) -> bool:
+def is_whole(result: Result | None) -> bool:
     """True for a result with its figures: a supervisor that was killed leaves a provisional one."""
     return result is not None and not result.provisional
 
