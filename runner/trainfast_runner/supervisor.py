@@ -27,13 +27,14 @@ from trainfast_runner.hardware.process_tree import (
 )
 from trainfast_runner.memory_model import corrections
 from trainfast_runner.memory_model.predicted_run import with_prediction
-from trainfast_runner.outcome.ended_result import analysed, write_result, write_verdict
+from trainfast_runner.outcome.ended_result import add_trouble, analysed, recorded, write_result, write_verdict
 from trainfast_runner.outcome.verdict import Evidence, Verdict, judge
 from trainfast_runner.run_directory.home import RESULT_FILE, read_run_file, shared_lock
 from trainfast_runner.run_directory.json_lines import Appender
 from trainfast_runner.run_directory.output_log import CAP_BYTES, OUTPUT_FILE, OutputLog, read_log
-from trainfast_runner.run_directory.records import Event, RunFile, WorkerLine
-from trainfast_runner.run_directory.run_records import EVENTS_FILE, rank_file, read_records
+from trainfast_runner.run_directory.records import Event, RunFile
+from trainfast_runner.run_directory.result import Result
+from trainfast_runner.run_directory.run_records import EVENTS_FILE, RunRecords, rank_file
 from trainfast_runner.run_directory.step_lines import capped_steps
 from trainfast_runner.supervision.kernel_oom import oom_kills
 from trainfast_runner.supervision.ranks import Gone, Ranks
@@ -41,7 +42,7 @@ from trainfast_runner.supervision.recovery import lost_verdict
 from trainfast_runner.supervision.signals import Signals
 from trainfast_runner.supervision.stop_ladder import StopLadder
 from trainfast_runner.supervision.telemetry_log import TelemetryLog
-from trainfast_runner.supervision.unkillable import why_lost
+from trainfast_runner.supervision.unkillable import did_not_end
 from trainfast_runner.training_python import own_environment
 from trainfast_runner.worker.strategies.offload_scratch import FULL_BYTES, free_bytes, remove_leftovers
 
@@ -235,11 +236,8 @@ class Supervisor:
                 file.compact()
             except OSError as error:
                 self._trouble(f"{file.path.name} cannot be compacted: {error.strerror}")
-        records = read_records(self.directory)
-        verdict = self._judge({rank: steps[-1].step for rank, steps in records.steps.items() if steps}, records.worker)
-        if self._unended:
-            verdict = lost_verdict(records, why_lost(self._unended, records, self._unkillable_s))
-        self._remove_offloaded()
+        records = recorded(self.directory)
+        verdict = self._verdict(records)
         self._enter(verdict.state, verdict.reason)
         with suppress(OSError):  # the result itself is tried for longer
             write_verdict(self.directory, records, verdict, ended_ns)
@@ -247,24 +245,48 @@ class Supervisor:
         with suppress(Exception):  # the next prediction is then as good as the last
             # Before the result: who sees that it has ended predicts the next one at once.
             corrections.learn(self.directory.parent.parent, with_prediction(records), result)
-        for _ in range(RESULT_RETRIES):
-            try:
-                write_result(self.directory, result)
-                break
-            except OSError as error:
+        if not self._writes(result):
+            # The offloaded states may be on the same disk.
+            self._remove_offloaded()
+            for _ in range(RESULT_RETRIES):
                 # A disk that is full now may not be in a moment; after that the records speak for the run.
-                self._trouble(f"{RESULT_FILE} cannot be written: {error.strerror}")
+                if self._writes(result):
+                    break
                 self._signals.wait(TICK_S)
+        # After the result: another process may lock the user's directory, and gigabytes take time.
+        self._remove_offloaded()
 
-    def _judge(self, last_step: dict[int, int], worker: dict[int, list[WorkerLine]]) -> Verdict:
+    def _writes(self, result: Result) -> bool:
+        """Write `result.json`; False where the disk does not take it."""
+        try:
+            write_result(self.directory, result)
+        except OSError as error:
+            self._trouble(f"{RESULT_FILE} cannot be written: {error.strerror}")
+            return False
+        return True
+
+    def _verdict(self, records: RunRecords) -> Verdict:
+        """How the run ended: lost if a process cannot be ended, unless every rank had finished before."""
+        if not self._unended:
+            return self._judge(records, self._exit_code)
+        who = did_not_end(self._unended, records, self._unkillable_s)
+        # A process that hangs keeps its parent from exiting with status 0: the ranks' own word counts.
+        verdict = self._judge(records, 0)
+        if verdict.state != "finished":
+            return lost_verdict(records, who)
+        self._trouble(who)
+        add_trouble(records, who)
+        return verdict
+
+    def _judge(self, records: RunRecords, exit_code: int | None) -> Verdict:
         before, after = self._oom_kills_before, oom_kills()
         return judge(
             Evidence(
                 run=self.run_file,
-                exit_code=self._exit_code,
+                exit_code=exit_code,
                 spawn_error=self._spawn_error,
-                worker=worker,
-                last_step=last_step,
+                worker=records.worker,
+                last_step={rank: steps[-1].step for rank, steps in records.steps.items() if steps},
                 gone=tuple(lost.rank for lost in self._gone),
                 oom_kills=after - before if before is not None and after is not None else 0,
                 output_tail="\n".join(read_log(self._output.path, TAIL_LINES)),
@@ -290,7 +312,8 @@ class Supervisor:
         """Free the disk of what the run offloaded and could not delete itself."""
         if self._offload_path is not None:
             with suppress(OSError):
-                remove_leftovers(self._offload_path)
+                if not remove_leftovers(self._offload_path):
+                    self._trouble(f"offload_path={self._offload_path} is locked: the next run frees its disk")
 
     def _trim(self) -> None:
         """Hold the output and the step records under their caps."""

@@ -40,6 +40,19 @@ def test_a_bug_in_the_analysis_leaves_state_and_reason(run: Run, tmp_path: Path)
     assert result.troubles == [FAILURE]
 
 
+def test_a_bug_in_reading_the_records_leaves_state_and_reason(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "sitecustomize.py").write_text(
+        "try:\n    from trainfast_runner.run_directory import run_records\n"
+        "    def wrong(*of):\n        raise ZeroDivisionError('of a test')\n"
+        "    run_records._read_steps = wrong\nexcept ImportError:\n    pass\n"
+    )
+    run.prepare(TRAINING)
+    run.supervise(env={**os.environ, "PYTHONPATH": str(tmp_path)})
+    result = run.end()
+    assert (result.state, result.reason, result.provisional) == ("finished", "finished without a recorded step", False)
+    assert result.troubles[0].startswith("the records of this run could not be read: ZeroDivisionError: of a test")
+
+
 def test_the_verdict_is_on_the_disk_before_the_analysis(run: Run, tmp_path: Path) -> None:
     """Nobody takes it for the whole result while the supervisor is at work on that."""
     run.prepare(TRAINING)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import fcntl
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -90,6 +92,20 @@ def test_a_disk_that_fills_under_offload_path_is_the_reason(run: Run, tmp_path: 
     assert result is not None
     assert result.reason.startswith(f"offload_path={disk} is full (0 MiB free): the training process died of SIGABRT")
     assert (tmp_path / "left").read_text() == ""
+
+
+def test_a_lock_on_offload_path_does_not_keep_the_result_back(run: Run, tmp_path: Path) -> None:
+    """As with `flock /nvme command`, or a rank that hangs in the kernel while it makes its directory."""
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    held = os.open(disk, os.O_RDONLY)
+    fcntl.flock(held, fcntl.LOCK_EX)
+    result = run.result_of("begin(); train(5); say('finished')", knobs={"offload_path": str(disk)})
+    assert (result.state, result.throughput.samples_per_s.median) == ("finished", 400)
+    assert [event.detail for event in run.events("trouble")] == [
+        f"offload_path={disk} is locked: the next run frees its disk"
+    ]
+    os.close(held)
 
 
 @pytest.mark.long

@@ -1,4 +1,4 @@
-"""A process that outlives SIGKILL: the run ends as lost, the reason says which process and why."""
+"""A process that outlives SIGKILL: the run ends as lost, unless its ranks had finished; it is named in either case."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from trainfast_runner.hardware.process_tree import Unended
 from trainfast_runner.run_directory.home import goes_on
 from trainfast_runner.run_directory.records import Clock, RunFile, WorkerLine
 from trainfast_runner.run_directory.run_records import DeviceSample, RunRecords
-from trainfast_runner.supervision.unkillable import why_lost
+from trainfast_runner.supervision.unkillable import did_not_end
 
 from .conftest import Run, until
 
@@ -67,6 +67,31 @@ def test_a_rank_that_outlives_its_launcher_and_sigkill_ends_the_run_as_lost(run:
     until(lambda: not os.path.exists(f"/proc/{rank}"), "the rank to be collected")
 
 
+@pytest.mark.parametrize("waits", [False, True], ids=["the-rank-exits", "the-rank-waits-for-it"])
+def test_a_run_whose_ranks_finished_stays_finished_when_a_data_process_cannot_be_ended(run: Run, waits: bool) -> None:
+    run.start(
+        MAY_BE_TRACED
+        + "begin(); train(3)\npid = os.fork()\n"
+        + f"if pid == 0:\n    {MAY_BE_TRACED}    wait_for_ever()\n"
+        + "say('data', detail=str(pid)); wait_for('go'); say('finished')\n"
+        + ("signal.signal(signal.SIGTERM, lambda *_: None)\nos.waitpid(pid, 0)" if waits else ""),
+        "--unkillable",
+        "0.5",
+    )
+    pid = int(until(lambda: run.worker("data"), "the data process")[0].detail or 0)
+    with held_in_the_kernel(pid):
+        (run.directory / "go").touch()
+        if waits:
+            until(lambda: run.worker("finished"), "the rank's last word")
+            os.kill(run.child_pid(), signal.SIGKILL)
+        result = run.end()
+    assert (result.state, result.reason) == ("finished", "took all 3 steps")
+    (trouble,) = result.troubles
+    assert trouble.startswith(f"pid {pid} (")
+    assert trouble.endswith("is in state Z (ended, but its tracer keeps it) and did not end within 0.5 s of SIGKILL")
+    until(lambda: not os.path.exists(f"/proc/{pid}"), "the data process to be collected")
+
+
 def test_the_reason_names_pid_state_and_gpu() -> None:
     run = RunFile(
         run_id="r",
@@ -82,7 +107,7 @@ def test_the_reason_names_pid_state_and_gpu() -> None:
         devices={"GPU-b": [(1, DeviceSample(uuid="GPU-b", index=3))]},
     )
     stuck = [Unended(101, "python", "D"), Unended(100, "python", "D"), Unended(7, "pt_data_worker", "D")]
-    assert why_lost(stuck, records, 60.0) == (
+    assert did_not_end(stuck, records, 60.0) == (
         "pid 101 (rank 1, GPU 3) is in state D (uninterruptible sleep);"
         " pid 100 (rank 0, GPU-a) is in state D (uninterruptible sleep);"
         " pid 7 (pt_data_worker) is in state D (uninterruptible sleep)"

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import fcntl
+import os
 import shutil
 import signal
 import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
+from trainfast_runner.worker.strategies import offload_scratch
 from trainfast_runner.worker.strategies.offload_scratch import Scratch, remove_leftovers
 
 HOLD = """
@@ -52,6 +57,20 @@ def test_a_deletion_that_was_cut_short_is_finished_later(tmp_path: Path) -> None
     left = left_by_a_dead_run(tmp_path)
     shutil.rmtree(left / "states")
     remove_leftovers(tmp_path)
+    assert not left.exists()
+
+
+def test_a_directory_that_another_process_keeps_locked_is_left_for_the_next_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(offload_scratch, "LOCK_WITHIN_S", 0.2)
+    left = left_by_a_dead_run(tmp_path)
+    held = os.open(tmp_path, os.O_RDONLY)
+    fcntl.flock(held, fcntl.LOCK_EX)
+    assert not remove_leftovers(tmp_path)
+    assert left.exists()
+    os.close(held)
+    assert remove_leftovers(tmp_path)
     assert not left.exists()
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import time
 import traceback
+from contextlib import suppress
 from pathlib import Path
 
 import msgspec
@@ -10,10 +12,30 @@ import msgspec
 from trainfast_runner.memory_model.predicted_run import with_prediction
 from trainfast_runner.outcome.summary import summarise, without_figures
 from trainfast_runner.outcome.verdict import Verdict
-from trainfast_runner.run_directory.home import RESULT_FILE
+from trainfast_runner.run_directory.home import RESULT_FILE, read_run_file
 from trainfast_runner.run_directory.json_lines import write_atomically
+from trainfast_runner.run_directory.records import Event
 from trainfast_runner.run_directory.result import Result
-from trainfast_runner.run_directory.run_records import RunRecords
+from trainfast_runner.run_directory.run_records import RunRecords, read_records, worker_lines
+
+NO_FIGURES = "the figures of this run could not be computed"
+
+
+def recorded(directory: Path) -> RunRecords:
+    """The records of a run; if reading them fails, what the ranks said, and a trouble that names the error."""
+    try:
+        return read_records(directory)
+    except Exception as error:
+        records = RunRecords(run=read_run_file(directory))
+        with suppress(Exception):
+            records.worker = worker_lines(directory, records)
+        add_trouble(records, _failure("the records of this run could not be read", error))
+        return records
+
+
+def add_trouble(records: RunRecords, what: str) -> None:
+    """Add a trouble that is not on the disk, for the result to name."""
+    records.events.append(Event(t_ns=time.monotonic_ns(), kind="trouble", detail=what))
 
 
 def write_verdict(directory: Path, records: RunRecords, verdict: Verdict, ended_ns: int | None) -> None:
@@ -28,7 +50,7 @@ def analysed(directory: Path, records: RunRecords, verdict: Verdict, ended_ns: i
         return summarise(directory, with_prediction(records), verdict, ended_ns)
     except Exception as error:
         result = without_figures(directory, records, verdict, ended_ns)
-        return msgspec.structs.replace(result, troubles=[*result.troubles, _failure(error)])
+        return msgspec.structs.replace(result, troubles=[*result.troubles, _failure(NO_FIGURES, error)])
 
 
 def write_result(directory: Path, result: Result) -> None:
@@ -36,8 +58,8 @@ def write_result(directory: Path, result: Result) -> None:
     write_atomically(directory / RESULT_FILE, msgspec.json.encode(result) + b"\n")
 
 
-def _failure(error: Exception) -> str:
+def _failure(subject: str, error: Exception) -> str:
     """The error and its place in one line."""
     place = traceback.extract_tb(error.__traceback__)[-1]
     what = " ".join(f"{type(error).__name__}: {error}".split())
-    return f"the figures of this run could not be computed: {what} ({Path(place.filename).name}, line {place.lineno})"
+    return f"{subject}: {what} ({Path(place.filename).name}, line {place.lineno})"

@@ -12,7 +12,7 @@ from pathlib import Path
 import msgspec
 
 from trainfast_runner.hardware.process_tree import Identity, boot_id, has_open, is_running, session_members
-from trainfast_runner.outcome.ended_result import analysed, write_result
+from trainfast_runner.outcome.ended_result import analysed, recorded, write_result
 from trainfast_runner.outcome.verdict import Verdict, one_line
 from trainfast_runner.run_directory.home import (
     LOCK_FILE,
@@ -30,7 +30,7 @@ from trainfast_runner.run_directory.home import (
 from trainfast_runner.run_directory.json_lines import Tail, rest_of
 from trainfast_runner.run_directory.records import END_STATES, SCHEMA, Event, RunFile
 from trainfast_runner.run_directory.result import Result, RunError
-from trainfast_runner.run_directory.run_records import EVENTS_FILE, RunRecords, read_records, worker_lines
+from trainfast_runner.run_directory.run_records import EVENTS_FILE, RunRecords, worker_lines
 
 BEING_MADE_S = 10.0
 """A directory without `run.json` this young is a run that is just being launched."""
@@ -113,7 +113,7 @@ def settle(directory: Path) -> Result | None:
         result = read_written_result(directory)
         if is_whole(result) or _result_is_newer(directory):
             return result
-        records = read_records(directory)
+        records = recorded(directory)
         why = "the supervisor ended before the run did"
         verdict = lost_verdict(records, why) if result is None else Verdict(result.state, result.reason, result.error)
         result = analysed(directory, records, verdict, records.last_t_ns())

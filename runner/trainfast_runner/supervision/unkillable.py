@@ -13,8 +13,8 @@ STATE_WORDS = {
 }
 
 
-def why_lost(processes: Iterable[Unended], records: RunRecords, waited_s: float) -> str:
-    """The reason for giving the run up: each process with its pid, state and GPU."""
+def did_not_end(processes: Iterable[Unended], records: RunRecords, waited_s: float) -> str:
+    """The sentence for the run's reason or troubles: each process with its pid, state and GPU."""
     ranks = {line.pid: rank for rank, lines in records.worker.items() for line in lines if line.kind == "started"}
     each = []
     for process in processes:

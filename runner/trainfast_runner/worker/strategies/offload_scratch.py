@@ -9,12 +9,15 @@ import fcntl
 import os
 import shutil
 import tempfile
+import time
 from pathlib import Path
 
 PREFIX = "trainfast-offload-"
 MARKER = "made-by-trainfast-tui"
 FULL_BYTES = 1 << 24
 """A disk with less space than this counts as full: DeepSpeed writes blocks of 1 MiB from several threads."""
+LOCK_WITHIN_S, LOCK_PAUSE_S = 5.0, 0.05
+"""How long the supervisor tries to lock the user's directory, and the time between."""
 
 
 class Scratch:
@@ -38,10 +41,20 @@ class Scratch:
         self._alive.release()
 
 
-def remove_leftovers(parent: Path) -> None:
-    """Delete the directories of runs that have ended. Raises OSError where `parent` cannot be read."""
-    with _Lock(parent, wait=True):
-        _remove_unlocked(parent)
+def remove_leftovers(parent: Path) -> bool:
+    """Delete the directories of runs that have ended; False where another process keeps `parent` locked.
+
+    Raises OSError where `parent` cannot be read.
+    """
+    deadline = time.monotonic() + LOCK_WITHIN_S
+    while True:
+        with _Lock(parent.resolve(), wait=False) as lock:
+            if lock.taken:
+                _remove_unlocked(parent)
+                return True
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(LOCK_PAUSE_S)
 
 
 def free_bytes(parent: Path) -> int:
