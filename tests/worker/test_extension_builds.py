@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -11,6 +13,10 @@ from pathlib import Path
 import pytest
 
 pytest.importorskip("torch")
+
+from trainfast_runner.worker.invalid import InvalidInput
+from trainfast_runner.worker.strategies import extension_builds
+from trainfast_runner.worker.strategies.deepspeed_zero import why_not_built
 
 BUILD = """
 import sys
@@ -23,7 +29,7 @@ sys.stdin.readline()
 """
 OURS = """
 from trainfast_runner.worker.strategies.extension_builds import only_builder
-with only_builder():
+with only_builder("cpu_adam"):
     print("alone", flush=True)
 """
 
@@ -83,3 +89,54 @@ def test_a_lock_of_a_killed_build_is_removed_at_once(lock: Path, users_build: su
     assert next_line(ours) == "alone"
     ours.communicate()
     assert not lock.exists()
+
+
+def test_the_build_of_another_extension_is_not_waited_for(tmp_path: Path, lock: Path) -> None:
+    other = tmp_path / "of_the_user" / "lock"
+    other.parent.mkdir()
+    build = begin(BUILD, str(other), folder=tmp_path)
+    assert next_line(build) == "True"
+    ours = begin(OURS, folder=tmp_path)
+    assert next_line(ours) == "alone"
+    ours.communicate()
+    assert other.exists()
+    build.kill()
+    build.communicate()
+
+
+def test_a_lock_of_which_the_kernel_cannot_tell_ends_the_wait_with_what_to_do(
+    lock: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A directory takes no lease, as a file on NFS or of another user."""
+    lock.mkdir()
+    monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(lock.parents[1]))
+    monkeypatch.setattr(extension_builds, "UNKNOWN_WITHIN_S", 0.3)
+    with pytest.raises(InvalidInput) as refused, extension_builds.only_builder("cpu_adam"):
+        pytest.fail("the build began")
+    assert str(refused.value) == f"cannot tell whether a build still holds {lock}: delete it if none runs"
+
+
+@pytest.mark.skipif(not (shutil.which("c++") and shutil.which("ninja")), reason="nothing can be built here")
+def test_a_training_is_refused_for_such_a_lock_and_takes_no_other_optimizer(
+    lock: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("deepspeed")
+    lock.mkdir()
+    monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(lock.parents[1]))
+    monkeypatch.setattr(extension_builds, "UNKNOWN_WITHIN_S", 0.0)
+    with pytest.raises(InvalidInput, match="delete it if none runs"):
+        why_not_built("CPUAdamBuilder")
+
+
+def test_a_file_system_that_gives_no_leases_cannot_tell_either(
+    lock: Path, users_build: subprocess.Popen[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """NFS 4 refuses with the same error as a lock that is held, even on a file that nobody has open."""
+
+    def refused(fd: int, command: int, argument: int) -> int:
+        raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+
+    assert extension_builds._is_held(lock) is True
+    monkeypatch.setattr(extension_builds.fcntl, "fcntl", refused)
+    assert extension_builds._is_held(lock) is None
+    assert [path.name for path in lock.parent.iterdir()] == ["lock"]

@@ -246,7 +246,10 @@ def _import_deepspeed() -> Any:
 
 
 def why_not_built(builder: str) -> str | None:
-    """Build one of DeepSpeed's extensions, or load what an earlier run built; why it cannot be, or None."""
+    """Build one of DeepSpeed's extensions, or load what an earlier run built; why it cannot be, or None.
+
+    Raises InvalidInput for a lock that another build may hold.
+    """
     from deepspeed.ops import op_builder
 
     if not shutil.which(os.environ.get("CXX", "c++").split()[0]) or not shutil.which("ninja"):
@@ -255,8 +258,11 @@ def why_not_built(builder: str) -> str | None:
         return missing
     print(f"deepspeed: {builder}: loading, and on this Python's first time compiling it, a minute or so", flush=True)
     try:
-        with only_builder():
-            getattr(op_builder, builder)().load(verbose=False)
+        extension = getattr(op_builder, builder)()
+        with only_builder(extension.name):
+            extension.load(verbose=False)
+    except InvalidInput:
+        raise
     except Exception as error:
         print(f"deepspeed: {builder}: {error}", file=sys.stderr)
         first = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)

@@ -2,21 +2,28 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
+import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from ..invalid import InvalidInput
+
 LOOK_EVERY_S = 0.2
+UNKNOWN_WITHIN_S = 300.0
+"""How long to wait where the kernel cannot tell whether a build goes on: several times what a build takes."""
 
 
 @contextmanager
-def only_builder() -> Iterator[None]:
-    """Hold TORCH_EXTENSIONS_DIR for one build, after the builds that go on there have ended.
+def only_builder(extension: str) -> Iterator[None]:
+    """Hold TORCH_EXTENSIONS_DIR for the build of `extension`, after a build of it that goes on there has ended.
 
-    Our ranks wait for each other by a flock. A user's own script knows only torch's lock file.
+    Our ranks wait for each other by a flock. A user's own script knows only torch's lock file. Raises InvalidInput
+    where that file stays and the kernel cannot tell whose it is.
     """
     given = os.environ.get("TORCH_EXTENSIONS_DIR")
     if not given:
@@ -27,8 +34,7 @@ def only_builder() -> Iterator[None]:
     fd = os.open(folder / "builder.flock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX)
-        for lock in folder.glob("*/lock"):
-            _wait_for_build(lock)
+        _wait_for_build(folder / extension / "lock")
         yield
     finally:
         os.close(fd)
@@ -36,8 +42,10 @@ def only_builder() -> Iterator[None]:
 
 def _wait_for_build(lock: Path) -> None:
     """Return when `lock` is gone; delete it if its build was killed, for which torch would wait for ever."""
-    told = False
-    while _may_be_held(lock):
+    told, deadline = False, time.monotonic() + UNKNOWN_WITHIN_S
+    while (held := _is_held(lock)) is not False:
+        if held is None and time.monotonic() > deadline:
+            raise InvalidInput(f"cannot tell whether a build still holds {lock}: delete it if none runs", "strategy")
         if not told:
             print(f"deepspeed: waiting for the build that holds {lock}; delete it if no build is running", flush=True)
             told = True
@@ -45,22 +53,39 @@ def _wait_for_build(lock: Path) -> None:
     lock.unlink(missing_ok=True)
 
 
-def _may_be_held(lock: Path) -> bool:
-    """False if no live build holds torch's lock file; True as well where the kernel cannot tell, as on NFS.
+def _is_held(lock: Path) -> bool | None:
+    """False if no live build holds torch's lock file; None where the kernel cannot tell.
 
     torch.utils.file_baton keeps the file open from its creation to its deletion, and a write lease is given only on a
     file that nobody else has open, in this container or in another (fcntl(2), F_SETLEASE).
     """
     try:
-        fd = os.open(lock, os.O_RDONLY | os.O_CLOEXEC)
+        _lease(lock)
     except FileNotFoundError:
         return False
+    except OSError as error:
+        return True if error.errno == errno.EAGAIN and _gives_leases(lock.parent) else None
+    return False
+
+
+def _gives_leases(folder: Path) -> bool:
+    """False on a file system that refuses a lease, as NFS does, on a file that surely nobody else has open."""
+    try:
+        fd, name = tempfile.mkstemp(dir=folder, prefix=".lease-")
+        os.close(fd)
+        try:
+            _lease(Path(name))
+        finally:
+            os.unlink(name)
     except OSError:
-        return True
+        return False
+    return True
+
+
+def _lease(path: Path) -> None:
+    """Take a write lease on a file and give it back. Raises OSError where there is none to have."""
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_WRLCK)
-    except OSError:
-        return True
     finally:
         os.close(fd)
-    return False
