@@ -9,6 +9,7 @@ import argparse
 import os
 import signal
 import subprocess
+import threading
 import time
 from contextlib import suppress
 from pathlib import Path
@@ -59,6 +60,8 @@ EXCEPTION_S = 3.0
 """Time between a rank's exception and the end of the training, before the rest is torn down."""
 TEARDOWN_S = 60.0
 """Time between the last rank's word that it finished and the end of the training."""
+DISK_ANSWERS_S = 5.0
+"""The time `offload_path` has to say how much space it has left."""
 TICK_S = 0.25
 TAIL_LINES = 400
 RESULT_RETRIES = 40
@@ -300,13 +303,20 @@ class Supervisor:
 
     def _full_disk(self) -> str | None:
         """The run's `offload_path` with its free space, if the disk is full; None otherwise."""
-        if self._offload_path is None:
+        path = self._offload_path
+        if path is None:
             return None
-        try:
-            free = free_bytes(self._offload_path)
-        except OSError:
-            return None
-        return f"offload_path={self._offload_path} is full ({mebibytes(free)} free)" if free < FULL_BYTES else None
+        free: list[int] = []
+
+        def look() -> None:
+            with suppress(OSError):
+                free.append(free_bytes(path))
+
+        # A dead NFS server never answers, and the verdict does not wait for it.
+        looking = threading.Thread(target=look, daemon=True)
+        looking.start()
+        looking.join(DISK_ANSWERS_S)
+        return f"offload_path={path} is full ({mebibytes(free[0])} free)" if free and free[0] < FULL_BYTES else None
 
     def _remove_offloaded(self) -> None:
         """Free the disk of what the run offloaded and could not delete itself."""

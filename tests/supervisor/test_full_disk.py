@@ -108,6 +108,17 @@ def test_a_lock_on_offload_path_does_not_keep_the_result_back(run: Run, tmp_path
     os.close(held)
 
 
+def test_an_offload_path_that_never_answers_does_not_keep_the_verdict_back(run: Run, tmp_path: Path) -> None:
+    """As on an NFS mount whose server is gone."""
+    (tmp_path / "sitecustomize.py").write_text(
+        "import os, threading\nright = os.statvfs\n"
+        f"os.statvfs = lambda path: threading.Event().wait() if str(path) == '{tmp_path}/disk' else right(path)\n"
+    )
+    run.prepare("begin(); train(5); say('finished')", knobs={"offload_path": f"{tmp_path}/disk"})
+    run.supervise(env={**os.environ, "PYTHONPATH": str(tmp_path)})
+    assert run.end().state == "finished"
+
+
 @pytest.mark.long
 def test_a_real_training_ends_well_though_no_step_can_be_written(run: Run) -> None:
     run.prepare("", **real(run, ranks=1, steps=8))
