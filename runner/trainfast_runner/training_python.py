@@ -10,7 +10,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Generator, Iterable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryFile
@@ -213,8 +213,7 @@ def ask(
     if arguments and arguments[0] in stderr:
         # What was given to it came back: whatever it is, it took our request for something else.
         raise Problem(f"{executable} does not answer as a Python does", key="python")
-    said = (stderr.strip().splitlines() or ["it said nothing"])[-1]
-    raise Problem(f"{executable} cannot describe the model: {said}", key="python")
+    raise Problem(f"{executable} cannot describe the model: {last_line(stderr)}", key="python")
 
 
 def ask_each(
@@ -233,31 +232,48 @@ def ask_each(
     # Files, not pipes: the script never waits for us, and a look at what is there never waits for the script.
     with TemporaryFile() as printed, TemporaryFile() as complaints:
         process = _start(executable, command, printed, complaints, environment)
-        answered, offset, deadline = 0, 0, time.monotonic() + PATIENCE_S
+        offset = 0
+
+        def new_answers() -> list[dict[str, Any]] | None:
+            nonlocal offset
+            has_ended = _has_ended(process)
+            lines, end, _ = os.pread(printed.fileno(), MOST_PRINTED, offset).rpartition(b"\n")
+            offset += len(lines) + len(end)
+            if not lines and not has_ended:
+                given_up.wait(LOOK_EVERY_S)
+            return list(json_objects(lines.splitlines())) if lines or not has_ended else None
+
         try:
-            while answered < len(arguments):
-                has_ended = _has_ended(process)
-                lines, end, _ = os.pread(printed.fileno(), MOST_PRINTED, offset).rpartition(b"\n")
-                for answer in json_objects(lines.splitlines()):
-                    yield answer
-                    # That the libraries are there is said before the first answer.
-                    answered += "imported" not in answer
-                    deadline = time.monotonic() + PATIENCE_S
-                offset += len(lines) + len(end)
-                if answered == len(arguments):
-                    return
-                if has_ended:
-                    said = os.pread(complaints.fileno(), MOST_PRINTED, 0).decode(errors="replace").strip().splitlines()
-                    raise Problem(
-                        f"{executable} cannot describe the model: {said[-1] if said else 'it said nothing'}",
-                        key="python",
-                    )
-                if time.monotonic() > deadline:
-                    raise Problem(f"{executable} did not answer within {PATIENCE_S} s", key="python")
-                if given_up.wait(LOOK_EVERY_S):
-                    raise GivenUp("nobody waits for it any more", key="python")
+            yield from wait_for_answers(executable, len(arguments), new_answers, given_up, complaints)
         finally:
             _end(process)
+
+
+def wait_for_answers(
+    executable: str,
+    owed: int,
+    new_answers: Callable[[], list[dict[str, Any]] | None],
+    given_up: threading.Event,
+    complaints: IO[bytes],
+) -> Generator[dict[str, Any]]:
+    """Yield the lines of `new_answers` until `owed` answers have come; `{"imported": true}` is not counted.
+
+    `new_answers` waits at most LOOK_EVERY_S, and returns None once no line can come. Raises Problem with the last line
+    of `complaints` in that case, Problem after PATIENCE_S without a line, and GivenUp once `given_up` is set.
+    """
+    deadline = time.monotonic() + PATIENCE_S
+    while owed:
+        found = new_answers()
+        if found is None:
+            raise Problem(f"{executable} cannot describe the model: {last_line(_text(complaints))}", key="python")
+        for answer in found:
+            yield answer
+            owed -= "imported" not in answer
+            deadline = time.monotonic() + PATIENCE_S
+        if owed and given_up.is_set():
+            raise no_longer_wanted()
+        if owed and time.monotonic() > deadline:
+            raise _late(executable)
 
 
 def json_objects(lines: Iterable[bytes]) -> Iterator[dict[str, Any]]:
@@ -314,9 +330,9 @@ def _printed(
         try:
             while not _has_ended(process):
                 if given_up is not None and given_up.is_set():
-                    raise GivenUp("nobody waits for it any more", key="python")
+                    raise no_longer_wanted()
                 if time.monotonic() >= deadline:
-                    raise Problem(f"{executable} did not answer within {PATIENCE_S} s", key="python")
+                    raise _late(executable)
                 time.sleep(ENDED_EVERY_S)
         finally:
             # After a Ctrl-C, too, which its session keeps from it.
@@ -325,8 +341,22 @@ def _printed(
 
 
 def _text(file: IO[bytes]) -> str:
-    file.seek(0)
-    return file.read().decode(errors="replace")
+    size = os.fstat(file.fileno()).st_size
+    return os.pread(file.fileno(), size, 0).decode(errors="replace")
+
+
+def last_line(text: str) -> str:
+    """The last line that a process wrote, or words for a process that wrote none."""
+    lines = text.strip().splitlines()
+    return lines[-1] if lines else "it exited without reporting an error"
+
+
+def no_longer_wanted() -> GivenUp:
+    return GivenUp("the answer is no longer wanted", key="python")
+
+
+def _late(executable: str) -> Problem:
+    return Problem(f"{executable} did not answer within {PATIENCE_S} s", key="python")
 
 
 def installed(executable: str) -> list[str]:

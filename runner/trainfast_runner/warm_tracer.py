@@ -1,6 +1,7 @@
 """A process of the training Python that has imported the training stack, and traces one batch after another.
 
 It is started by the first trace and ends with us: it reads our end of a pipe, which the kernel closes however we end.
+Each batch brings its own GPUs, so one process serves runs on any of them.
 """
 
 from __future__ import annotations
@@ -19,11 +20,12 @@ from typing import Any
 
 from trainfast_runner import training_python
 from trainfast_runner.problem import Problem
-from trainfast_runner.training_python import LOOK_EVERY_S, PATIENCE_S, WORKER, GivenUp
+from trainfast_runner.training_python import LOOK_EVERY_S, WORKER, no_longer_wanted, visible_to, wait_for_answers
 
 CANCELLED_WITHIN_S = 2.0
 """A trace that does not end within this time after it was cancelled is ended with its process."""
 CHUNK = 1 << 20
+DEVICE_VARIABLES = tuple(visible_to(()))
 
 
 class WarmTracer:
@@ -53,10 +55,12 @@ class WarmTracer:
         """
         while not self._turn.acquire(timeout=LOOK_EVERY_S):
             if given_up.is_set():
-                raise _given_up()
+                raise no_longer_wanted()
+        variables = training_python.own_environment() if environment is None else dict(environment)
+        devices = {name: variables.pop(name, None) for name in DEVICE_VARIABLES}
         try:
-            server = self._server_for(executable, environment)
-            with closing(server.answers([json.loads(one) for one in arguments], given_up)) as answers:
+            server = self._server_for(executable, variables)
+            with closing(server.answers([json.loads(one) for one in arguments], devices, given_up)) as answers:
                 yield from answers
         finally:
             self._turn.release()
@@ -75,9 +79,8 @@ class WarmTracer:
         if server is not None:
             server.end()
 
-    def _server_for(self, executable: str, environment: Mapping[str, str] | None) -> _Server:
+    def _server_for(self, executable: str, variables: Mapping[str, str]) -> _Server:
         """The process that is there, or a new one where it died or what it has imported has been changed."""
-        variables = training_python.own_environment() if environment is None else dict(environment)
         key = (executable, variables, training_python.installed(executable))
         if self._server is not None and self._server.key == key and self._server.is_alive():
             return self._server
@@ -94,7 +97,9 @@ class _Server:
         self.imported = False
         self._executable = executable
         self._batch = 0
-        self._begun = b""
+        self._begun, self._unsent = b"", b""
+        self._done = 0
+        """The newest batch of which nothing runs any more."""
         self._lines: list[dict[str, Any]] = []
         self._complaints = TemporaryFile()  # noqa: SIM115 - open as long as the process
         try:
@@ -103,6 +108,7 @@ class _Server:
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=self._complaints,
+                bufsize=0,
                 env={**variables, "TOKENIZERS_PARALLELISM": "false"},
                 cwd=training_python.working_directory() or None,
                 start_new_session=True,
@@ -113,32 +119,30 @@ class _Server:
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         self._stdin, self._stdout = self._process.stdin, self._process.stdout
+        os.set_blocking(self._stdin.fileno(), False)
 
     def is_alive(self) -> bool:
         """True if the process runs."""
         return self._process.poll() is None
 
-    def answers(self, requests: list[dict[str, Any]], given_up: threading.Event) -> Generator[dict[str, Any]]:
-        """As `WarmTracer.ask_each`. What is owed when this ends is cancelled."""
+    def answers(
+        self, requests: list[dict[str, Any]], devices: Mapping[str, str | None], given_up: threading.Event
+    ) -> Generator[dict[str, Any]]:
+        """As `WarmTracer.ask_each`, with `devices` as DEVICE_VARIABLES. Cancels what is owed when this ends."""
         self._batch += 1
         batch, owed = self._batch, len(requests)
+
+        def new_answers() -> list[dict[str, Any]] | None:
+            lines = self._new_lines()
+            found = [one for one in lines or [] if "imported" in one or one.pop("batch", None) == batch]
+            is_over = lines is None or self._done == batch
+            return found if found or not is_over else None
+
+        self._unsent += _line({"batch": batch, "requests": requests, "devices": devices})
         try:
-            self._send({"batch": batch, "requests": requests})
-            deadline = time.monotonic() + PATIENCE_S
-            while owed:
-                line = self._line()
-                if line is None and given_up.is_set():
-                    raise _given_up()
-                if line is None and time.monotonic() > deadline:
-                    raise Problem(f"{self._executable} did not answer within {PATIENCE_S} s", key="python")
-                if line is None:
-                    continue
-                if line.get("done") == batch:
-                    raise Problem(f"{self._executable} cannot describe the model: {self._last_words()}", key="python")
-                if "imported" in line or line.pop("batch", None) == batch:
-                    owed -= "imported" not in line
-                    deadline = time.monotonic() + PATIENCE_S
-                    yield line
+            for answer in wait_for_answers(self._executable, owed, new_answers, given_up, self._complaints):
+                owed -= "imported" not in answer
+                yield answer
         finally:
             if owed:
                 self._cancel(batch)
@@ -161,41 +165,29 @@ class _Server:
         if not self.imported or not self.is_alive():
             return self.end()
         deadline = time.monotonic() + CANCELLED_WITHIN_S
-        try:
-            self._send({"cancel": batch})
-            while time.monotonic() < deadline:
-                line = self._line()
-                if line is not None and line.get("done") == batch:
-                    return None
-        except Problem:
-            pass
-        return self.end()
+        self._unsent += _line({"cancel": batch})
+        while self._done != batch:
+            if time.monotonic() > deadline or self._new_lines() is None:
+                return self.end()
+        return None
 
-    def _send(self, order: dict[str, Any]) -> None:
-        try:
-            self._stdin.write(json.dumps(order).encode() + b"\n")
-            self._stdin.flush()
-        except OSError:
-            raise Problem(f"{self._executable} cannot describe the model: {self._last_words()}", key="python") from None
-
-    def _line(self) -> dict[str, Any] | None:
-        """The next line, or None where none comes within LOOK_EVERY_S. Raises Problem when the process has ended."""
-        if not self._lines and select.select([self._stdout], [], [], LOOK_EVERY_S)[0]:
-            found = os.read(self._stdout.fileno(), CHUNK)
-            if not found:
-                raise Problem(f"{self._executable} cannot describe the model: {self._last_words()}", key="python")
-            *lines, self._begun = (self._begun + found).split(b"\n")
-            self._lines += training_python.json_objects(lines)
-        if not self._lines:
+    def _new_lines(self) -> list[dict[str, Any]] | None:
+        """The lines that come within LOOK_EVERY_S, after sending what the pipe takes; None once the process ended."""
+        readable, writable, _ = select.select([self._stdout], [self._stdin] if self._unsent else [], [], LOOK_EVERY_S)
+        if writable:
+            with suppress(BlockingIOError, BrokenPipeError):
+                self._unsent = self._unsent[os.write(self._stdin.fileno(), self._unsent) :]
+        if not readable:
+            return []
+        found = os.read(self._stdout.fileno(), CHUNK)
+        if not found:
             return None
-        line = self._lines.pop(0)
-        self.imported = self.imported or "imported" in line
-        return line
-
-    def _last_words(self) -> str:
-        said = os.pread(self._complaints.fileno(), CHUNK, 0).decode(errors="replace").strip().splitlines()
-        return said[-1] if said else "it said nothing"
+        *lines, self._begun = (self._begun + found).split(b"\n")
+        answers = list(training_python.json_objects(lines))
+        self.imported = self.imported or {"imported": True} in answers
+        self._done = next((one["done"] for one in reversed(answers) if "done" in one), self._done)
+        return answers
 
 
-def _given_up() -> GivenUp:
-    return GivenUp("nobody waits for it any more", key="python")
+def _line(order: Mapping[str, Any]) -> bytes:
+    return json.dumps(order).encode() + b"\n"

@@ -16,12 +16,26 @@ from trainfast_runner.search import conduct
 from trainfast_runner.search.opening import Options, open_search
 from trainfast_runner.search.prediction import Foresight
 from trainfast_runner.settings.spec import resolve
+from trainfast_runner.warm_tracer import WarmTracer
 
 SAYS_WHAT_IT_SEES = """#!{python}
 import json, os
 seen = [os.environ.get("CUDA_DEVICE_ORDER"), os.environ.get("CUDA_VISIBLE_DEVICES")]
 for number in range(2):
     print(json.dumps({{"request": number, "untraceable": str(seen)}}))
+"""
+
+
+SERVES_WHAT_IT_SEES = """#!{python}
+import importlib, os, pathlib, runpy, sys
+runpy.run_path(str(pathlib.Path(sys.argv[1]).with_name("bootstrap.py")))
+tracing = importlib.import_module("trainfast_worker.trace_memory")
+def answers(requests):
+    for number, _ in enumerate(requests):
+        seen = [os.environ.get(name) for name in ("CUDA_DEVICE_ORDER", "CUDA_VISIBLE_DEVICES")]
+        yield {{"request": number, "untraceable": f"{{seen}} from {{os.getppid()}}"}}
+tracing.import_for, tracing.answers = lambda requests: None, answers
+importlib.import_module("trainfast_worker.serve_traces").main()
 """
 
 
@@ -52,6 +66,27 @@ def test_the_tracer_sees_the_devices_in_the_order_of_the_run(
     with pytest.raises(Untraceable) as raised:
         trace_model(resolve("tiny-llama", []), device, python, gpus=gpus)
     assert seen in raised.value.message
+
+
+def test_one_warm_tracer_serves_runs_on_different_gpus(python: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    Path(python).write_text(SERVES_WHAT_IT_SEES.format(python=sys.executable))
+    monkeypatch.delenv("CUDA_DEVICE_ORDER", raising=False)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
+    tracer, servers = WarmTracer(), set()
+    try:
+        for device, gpus, seen in (
+            ("cuda", ["GPU-b", "GPU-a"], "['PCI_BUS_ID', 'GPU-b,GPU-a']"),
+            ("cuda", [], "[None, '1']"),
+            ("cpu", [], "['PCI_BUS_ID', '']"),
+            ("cuda", ["GPU-b"], "['PCI_BUS_ID', 'GPU-b']"),
+        ):
+            with pytest.raises(Untraceable) as raised:
+                trace_model(resolve("tiny-llama", []), device, python, gpus=gpus, tracer=tracer)
+            assert f"{seen} from " in raised.value.message
+            servers.add(raised.value.message.rpartition(" from ")[2])
+    finally:
+        tracer.close()
+    assert len(servers) == 1
 
 
 def test_the_tracer_has_ended_before_a_warm_process_measures_what_is_free_on_a_gpu(

@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from trainfast_runner.hardware.process_tree import identify
-from trainfast_runner.training_python import GivenUp, ask
+from trainfast_runner.problem import Problem
+from trainfast_runner.training_python import GivenUp, ask, ask_each
 
 STUBBORN = """
 import os, pathlib, sys, time
@@ -46,6 +47,18 @@ def test_an_answer_in_time_is_given(tmp_path: Path) -> None:
     script = tmp_path / "quick.py"
     script.write_text("print('noise'); print('{\"answer\": 42}')")
     assert ask(sys.executable, str(script), ["x"], threading.Event()) == {"answer": 42}
+
+
+@pytest.mark.parametrize(
+    ("writes", "words"), [("x", "x"), ("", "it exited without reporting an error")], ids=["its last line", "nothing"]
+)
+def test_each_answer_is_given_before_the_script_fails(tmp_path: Path, writes: str, words: str) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(f"print('noise'); print('{{\"answer\": 42}}', flush=True); raise SystemExit({writes!r})")
+    answers = ask_each(sys.executable, str(script), ["first", "second"], threading.Event())
+    assert next(answers) == {"answer": 42}
+    with pytest.raises(Problem, match=f"cannot describe the model: {words}$"):
+        next(answers)
 
 
 def test_a_script_does_not_inherit_a_place_in_somebody_elses_job(

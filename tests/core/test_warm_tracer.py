@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+import queue
 import signal
 import subprocess
 import sys
@@ -108,6 +110,32 @@ def test_a_process_that_died_is_replaced(tracer: WarmTracer) -> None:
     wait_for(lambda: not tracer.is_warm(sys.executable))
     trace_model(small("optimizer=sgd"), tracer=tracer)
     assert tracer.is_warm(sys.executable)
+
+
+def test_a_request_larger_than_the_pipe_can_be_given_up_while_the_process_reads_nothing() -> None:
+    tracer, given_up, caught = WarmTracer(), threading.Event(), queue.SimpleQueue[GivenUp]()
+    request = json.dumps({"padding": "x" * (1 << 20)})
+
+    def ask() -> None:
+        with pytest.raises(GivenUp) as raised:
+            next(tracer.ask_each(sys.executable, "trace_memory.py", [request], given_up))
+        caught.put(raised.value)
+
+    before = servers_of(os.getpid())
+    thread = threading.Thread(target=ask, daemon=True)
+    thread.start()
+    wait_for(lambda: len(servers_of(os.getpid())) > len(before))
+    [server] = [one for one in servers_of(os.getpid()) if one not in before]
+    server.suspend()
+    given_up.set()
+    try:
+        assert caught.get(timeout=PATIENCE_S)
+        assert not server.is_running()
+    finally:
+        if server.is_running():
+            server.kill()
+        thread.join(PATIENCE_S)
+        tracer.close()
 
 
 @pytest.mark.parametrize("traces", [False, True], ids=["while it imports", "while it traces"])

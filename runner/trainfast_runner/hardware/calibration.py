@@ -15,7 +15,7 @@ from trainfast_runner.hardware.machine import look
 from trainfast_runner.problem import Problem
 from trainfast_runner.run_directory.home import Home
 from trainfast_runner.run_directory.json_lines import write_atomically
-from trainfast_runner.training_python import WORKER, find, torch_build, visible_to
+from trainfast_runner.training_python import WORKER, find, last_line, torch_build, visible_to
 
 CALIBRATION_FILE = "calibration.json"
 PATIENCE_S = 120
@@ -111,7 +111,6 @@ def _measure(executable: str, device: str, visible: dict[str, str]) -> Ceiling:
     try:
         answer = json.loads(done.stdout.splitlines()[-1])
     except (IndexError, ValueError):
-        said = (done.stderr.strip().splitlines() or ["it said nothing"])[-1]
-        raise Problem(f"the calibration failed: {said}", key="--calibrate", exit_code=4) from None
+        raise Problem(f"the calibration failed: {last_line(done.stderr)}", key="--calibrate", exit_code=4) from None
     name = answer["name"] or cpu_name()
     return msgspec.convert({**answer, "name": name, "wall_ns": time.time_ns()}, Ceiling)

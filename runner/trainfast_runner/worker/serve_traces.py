@@ -1,8 +1,9 @@
 """Answers trace requests until standard input ends. The libraries are imported once; each batch is traced in a fork.
 
-A line of stdin is JSON: `{"batch": N, "requests": [...]}` with requests as `trace_memory.py` takes them, one batch at a
-time, or `{"cancel": N}`. The first line of stdout is `{"imported": true}`. Answers carry `batch`; `{"done": N}` follows
-when nothing of the batch runs any more. The end of stdin, which the end of the parent brings, ends all of it.
+A line of stdin is JSON: `{"batch": N, "requests": [...], "devices": {...}}` with requests as `trace_memory.py` takes
+them and the variables that choose the GPUs, one batch at a time, or `{"cancel": N}`. The first line of stdout is
+`{"imported": true}`. Answers carry `batch`; `{"done": N}` follows when nothing of the batch runs any more. The end of
+stdin, which the end of the parent brings, ends all of it.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ class Orders:
         return None
 
     def cancels(self, batch: int) -> bool:
-        """Whether a line that was read takes this batch back."""
+        """True if a line that was read cancels this batch."""
         return {"cancel": batch} in self._waiting
 
 
@@ -97,22 +98,33 @@ def _trace(order: dict[str, Any], orders: Orders) -> None:
     server, child = os.getpid(), os.fork()
     if child == 0:
         os.close(running)
+        _see(order["devices"])
         _answer(batch, order["requests"], server)
     os.close(held)
     with suppress(OSError):  # the child has done it
         os.setpgid(child, child)
     try:
-        # The pipe is at its end when neither the child nor a fork of it holds it any more.
-        while running not in select.select([STDIN, running], [], [])[0]:
-            orders.read()
-            if orders.is_over or orders.cancels(batch):
+        # The cancel may have been read together with its batch.
+        while not orders.is_over and not orders.cancels(batch):
+            # The pipe is at its end when neither the child nor a fork of it holds it any more.
+            if running in select.select([STDIN, running], [], [])[0]:
                 break
+            orders.read()
     finally:
         with suppress(ProcessLookupError):
             os.killpg(child, signal.SIGKILL)
         os.waitpid(child, 0)
         os.close(running)
     _say({"done": batch})
+
+
+def _see(devices: dict[str, str | None]) -> None:
+    """Set the variables that choose the GPUs, and remove those that are None. CUDA reads them in each fork anew."""
+    for name, value in devices.items():
+        if value is None:
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = value
 
 
 def _answer(batch: int, requests: list[dict[str, Any]], server: int) -> None:
