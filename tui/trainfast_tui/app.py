@@ -5,9 +5,10 @@ from __future__ import annotations
 import gc
 import os
 import sys
+import threading
 import time
 from collections.abc import Iterable
-from functools import cached_property, partial
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
@@ -96,8 +97,10 @@ class TrainfastApp(App[int]):
         self._preset = preset
         self._python = python
         self._pacer = Pacer()
-        self.forecaster = Forecaster(self.post_message, python, lambda: self._tracer)
-        self.explainer = Explainer(self.post_message, python, lambda: self._tracer)
+        self._tracer: WarmTracer | None = None
+        self._tracer_lock = threading.Lock()
+        self.forecaster = Forecaster(self.post_message, python, self.warm_tracer)
+        self.explainer = Explainer(self.post_message, python, self.warm_tracer)
         self._foreseen_for: tuple[RunSpec, Machine, bool, str, bool] | None = None
         self._looked_for: tuple[str, str, str] | None = None
         self._adopted: str | None = None
@@ -107,12 +110,14 @@ class TrainfastApp(App[int]):
         themes.register(self)
         tight_output.install()
 
-    @cached_property
-    def _tracer(self) -> WarmTracer:
-        """The process that traces; made by the thread that traces first, so the first frame waits for no import."""
+    def warm_tracer(self) -> WarmTracer:
+        """The one tracer of all threads; made by the thread that traces first, so the first frame imports nothing."""
         from trainfast_runner.warm_tracer import WarmTracer
 
-        return WarmTracer()
+        with self._tracer_lock:
+            if self._tracer is None:
+                self._tracer = WarmTracer()
+            return self._tracer
 
     def get_default_screen(self) -> Screen[Any]:
         """The main screen is the one at the bottom."""
@@ -145,7 +150,7 @@ class TrainfastApp(App[int]):
         # A trace is a process of its own, which would go on without us.
         self.forecaster.stop(GONE_S)
         self.explainer.stop(GONE_S)
-        if "_tracer" in self.__dict__:
+        if self._tracer is not None:
             self._tracer.close()
         self.reader.stop()
 
