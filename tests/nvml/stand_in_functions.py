@@ -26,6 +26,7 @@ from stand_in_machine import (
 )
 
 XID = 0x8
+NO_INSTANCE = 0xFFFFFFFF
 
 
 @machine_call("nvmlInitWithFlags")
@@ -93,6 +94,12 @@ def _instance_handle(machine: Machine, parent: Any, place: Any, device: Any) -> 
     if place.value >= len(machine.gpus[index].instances):
         return NOT_FOUND
     return _put_instance(device, index, place.value)
+
+
+@machine_call("nvmlDeviceGetDeviceHandleFromMigDeviceHandle")
+def _parent_handle(machine: Machine, instance: Any, device: Any) -> int:
+    number = (ctypes.cast(instance, ctypes.c_void_p).value or 0) - FIRST_INSTANCE
+    return _handle(machine, ctypes.c_uint(number // MOST_INSTANCES), device)
 
 
 @gpu_call("nvmlDeviceGetGpuInstanceId")
@@ -308,9 +315,10 @@ def _register_events(_gpu: Gpu, _seconds: float, types: Any, _set: Any) -> int:
 @machine_call("nvmlEventSetWait_v2")
 def _wait(machine: Machine, _set: Any, event: Any, timeout_ms: Any) -> int:
     try:
-        position, number = machine.xids.get(timeout=timeout_ms.value / 1000)
+        position, number, *instance = machine.xids.get(timeout=timeout_ms.value / 1000)
     except queue.Empty:
         return TIMEOUT
     ctypes.c_void_p.from_buffer(event._obj.device).value = FIRST_HANDLE + position
     event._obj.eventType, event._obj.eventData = XID, number
+    event._obj.gpuInstanceId = instance[0] if instance else NO_INSTANCE
     return SUCCESS

@@ -99,8 +99,8 @@ class Machine:
     forgets: bool = False
     """Every call answers Uninitialized until nvmlInit is called again."""
     calls: dict[str, int] = field(default_factory=dict)
-    xids: queue.SimpleQueue[tuple[int, int]] = field(default_factory=queue.SimpleQueue)
-    """Xid errors to come, as (GPU's position, number)."""
+    xids: queue.SimpleQueue[tuple[int, ...]] = field(default_factory=queue.SimpleQueue)
+    """Xid errors to come, as (GPU's position, number), with the GPU instance's number where it is attributed to one."""
 
 
 Function = Callable[..., int]

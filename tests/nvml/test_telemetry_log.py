@@ -5,7 +5,7 @@ import time
 from pathlib import Path
 
 import stand_in
-from stand_in import Machine, gpus
+from stand_in import Gpu, Machine, gpus
 
 from trainfast_runner.run_directory.records import Event
 from trainfast_runner.run_directory.telemetry_lines import read_ticks
@@ -49,3 +49,26 @@ def test_a_gpu_lost_and_back_leaves_two_events_and_no_gap_in_the_others(tmp_path
     assert [(event.kind, event.device) for event in about_gpus] == [("gpu_lost", 1), ("gpu_back", 1), ("xid", 2)]
     assert about_gpus[-1].detail == "48: double-bit ECC error"
     assert troubles == []
+
+
+def test_an_xid_of_its_gpu_is_an_event_of_a_run_on_a_mig_instance(tmp_path: Path) -> None:
+    parts = tuple(Gpu(uuid=f"MIG-{number}", name="MIG 1g.10gb", numbers=(number, 0)) for number in (7, 8))
+    machine = Machine([Gpu(uuid="GPU-0"), Gpu(uuid="GPU-1", mig=True, instances=parts)])
+    events: list[Event] = []
+    troubles: list[str] = []
+    with stand_in.installed(machine):
+        log = TelemetryLog(tmp_path, ["MIG-8"], events.append, troubles.append, period_s=0.05)
+        log.start()
+        while not ticks(tmp_path):
+            threading.Event().wait(0.01)
+        # Of another GPU, of the other instance, of this instance, and of the whole GPU.
+        for xid in ((0, 79), (1, 13, 7), (1, 31, 8), (1, 48)):
+            machine.xids.put(xid)
+        deadline = time.monotonic() + 60
+        while not any(event.detail == "48: double-bit ECC error" for event in events):
+            assert time.monotonic() < deadline, events
+            threading.Event().wait(0.01)
+        log.stop()
+    xids = [(event.device, event.detail) for event in events if event.kind == "xid"]
+    assert xids == [(2, "31: memory page fault of the program"), (2, "48: double-bit ECC error")]
+    assert all("gpu2.xid_errors" not in tick.missing for tick in ticks(tmp_path))

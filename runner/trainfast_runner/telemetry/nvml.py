@@ -13,7 +13,7 @@ from trainfast_runner.telemetry import binding, failures
 from trainfast_runner.telemetry.capabilities import Handle
 from trainfast_runner.telemetry.device import Device, as_text
 from trainfast_runner.telemetry.patience import Job, Patience
-from trainfast_runner.telemetry.readings import DeviceReading
+from trainfast_runner.telemetry.readings import DeviceReading, is_instance
 from trainfast_runner.telemetry.xid import OnXid, XidWatch
 
 _FIRST_RETRY_NS = 1_000_000_000
@@ -278,8 +278,10 @@ class Nvml:
         """Waits for the errors of the GPUs that answer now."""
         self._stop_watching()
         if self._open and self._on_xid is not None:
-            handles = {device.index: device.handle for device in self._devices if device.error is None}
-            self._xids = XidWatch(nv, handles, self._on_xid)
+            answering = [device for device in self._devices if device.error is None]
+            gpus = {device.index: device.handle for device in answering if not is_instance(device.uuid)}
+            instances = {device.index: device.handle for device in answering if is_instance(device.uuid)}
+            self._xids = XidWatch(nv, gpus, instances, self._on_xid)
 
     def _stop_watching(self) -> bool:
         """Whether nobody waits for Xid errors any more."""

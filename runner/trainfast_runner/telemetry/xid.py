@@ -4,6 +4,7 @@ import contextlib
 import ctypes
 import threading
 import time
+from collections import defaultdict
 from collections.abc import Callable, Mapping
 from types import ModuleType
 from typing import Any, Final
@@ -19,6 +20,8 @@ _XID_EVENTS: Final = 0x8
 _TIMEOUT: Final = 10
 _SLICE_MS: Final = 250
 """One wait in the driver; the watch can only be ended between two of them."""
+_WHOLE_GPU: Final = 0xFFFFFFFF
+"""gpuInstanceId of nvmlEventData_t for an error that NVML attributes to no single instance."""
 
 MEANINGS: Final = {
     13: "graphics engine exception, often an illegal access of the program",
@@ -47,9 +50,15 @@ def words(code: int) -> str:
 
 
 class XidWatch:
-    """Waits for Xid errors of some GPUs until `stop`. NVML must stay initialized meanwhile."""
+    """Waits for Xid errors of some GPUs until `stop`. NVML must stay initialized meanwhile.
 
-    def __init__(self, nv: ModuleType, handles: Mapping[int, Handle], on_xid: OnXid) -> None:
+    NVML tells an error in MIG mode of the whole GPU. `on_xid` gets it for that GPU and for each of `instances` in it,
+    except for an error of another GPU instance.
+    """
+
+    def __init__(
+        self, nv: ModuleType, handles: Mapping[int, Handle], instances: Mapping[int, Handle], on_xid: OnXid
+    ) -> None:
         self.missing: dict[int, str] = {}
         """By GPU index, why its Xid errors are not seen, as soon as that is known."""
         self._nv = nv
@@ -57,6 +66,7 @@ class XidWatch:
         self._stopping = threading.Event()
         self._handles = dict(handles)
         self._indexes = {_address(handle): index for index, handle in handles.items()}
+        self._instances = dict(instances)
         # Signing up is a call into the driver as well: nobody but this thread waits for it.
         self._thread = threading.Thread(target=self._run, name="nvml-xid", daemon=True)
         self._thread.start()
@@ -73,7 +83,7 @@ class XidWatch:
         try:
             events = nv.nvmlEventSetCreate()
         except (nv.NVMLError, AttributeError) as error:
-            self.missing = dict.fromkeys(self._handles, _why(error))
+            self.missing = dict.fromkeys([*self._handles, *self._instances], _why(error))
             return None
         refused = {}
         for index, handle in self._handles.items():
@@ -81,11 +91,12 @@ class XidWatch:
                 nv.nvmlDeviceRegisterEvents(handle, _XID_EVENTS, events)
             except nv.NVMLError as error:
                 refused[index] = _why(error)
-        self.missing = refused
+        self.missing = self.missing | refused
         return events if len(refused) < len(self._handles) else None
 
     def _run(self) -> None:
         nv = self._nv
+        parts = self._parts()
         events = self._sign_up()
         if events is None:
             return
@@ -101,9 +112,26 @@ class XidWatch:
                 continue
             index = self._indexes.get(_address(event.device))
             if event.eventType == _XID_EVENTS and index is not None:
-                self._on_xid(time.monotonic_ns(), index, event.eventData)
+                t_ns = time.monotonic_ns()
+                hit = [part for part, number in parts.get(index, []) if event.gpuInstanceId in (number, _WHOLE_GPU)]
+                for one in (index, *hit):
+                    self._on_xid(t_ns, one, event.eventData)
         with contextlib.suppress(nv.NVMLError):
             nv.nvmlEventSetFree(events)
+
+    def _parts(self) -> dict[int, list[tuple[int, int]]]:
+        """By GPU index, each instance's index and the number of its GPU instance."""
+        nv, found = self._nv, defaultdict[int, list[tuple[int, int]]](list)
+        for index, handle in self._instances.items():
+            try:
+                gpu = self._indexes.get(_address(nv.nvmlDeviceGetDeviceHandleFromMigDeviceHandle(handle)))
+                number = nv.nvmlDeviceGetGpuInstanceId(handle)
+            except (nv.NVMLError, AttributeError) as error:
+                self.missing = self.missing | {index: _why(error)}
+                continue
+            if gpu is not None:
+                found[gpu].append((index, number))
+        return found
 
 
 def _address(handle: Handle) -> int | None:
