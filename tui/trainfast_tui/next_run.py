@@ -6,11 +6,11 @@ import os
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from trainfast_runner.devices_on_cpu import CPU, asks_for_cpu
 from trainfast_runner.problem import Problem
 from trainfast_runner.run_directory.home import Home
 from trainfast_runner.run_directory.records import PROOF, RecordedSpec, RunFile
 from trainfast_runner.settings.knob_type import Knobs
-from trainfast_runner.settings.knob_values import CPU
 from trainfast_runner.settings.knobs import BY_NAME, defaults, knob
 from trainfast_runner.settings.spec import RunSpec, of_record, resolve, with_setting
 from trainfast_tui.changed import settings
@@ -187,5 +187,5 @@ def is_same(name: str, reference: object, value: object) -> bool:
     if name == "offload_path" and isinstance(reference, str) and isinstance(value, str):
         return os.path.abspath(os.path.expanduser(value)) == os.path.abspath(os.path.expanduser(reference))
     if name == "devices" and value == CPU:
-        return str(reference).startswith(CPU)
+        return asks_for_cpu(reference)
     return reference == value or (name in ("devices", "watch") and value is None)

@@ -12,8 +12,9 @@ from typing import cast
 
 from trainfast_runner.byte_words import gibibytes
 from trainfast_runner.combinations.world import device_count, global_batch
+from trainfast_runner.devices_on_cpu import asks_for_cpu
 from trainfast_runner.hardware.interconnect import Interconnect
-from trainfast_runner.hardware.machine import Machine, asks_for_cpu, cpu_has_fp16
+from trainfast_runner.hardware.machine import Machine, cpu_has_fp16
 from trainfast_runner.model_size import (
     CONTEXT_BYTES,
     MIXED,

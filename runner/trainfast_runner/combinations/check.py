@@ -21,7 +21,7 @@ from trainfast_runner.combinations.sharded_rules import (
 )
 from trainfast_runner.combinations.technique_rules import TECHNIQUE_RULES, compile_fits, engine_runs_the_strategy
 from trainfast_runner.combinations.zero_rules import optimizer_takes_flat_slices, zero_fits
-from trainfast_runner.hardware.machine import asks_for_cpu
+from trainfast_runner.devices_on_cpu import asks_for_cpu
 from trainfast_runner.problem import Problem
 
 if TYPE_CHECKING:

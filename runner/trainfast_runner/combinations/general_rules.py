@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from trainfast_runner.combinations.facts import Facts, Rule
 from trainfast_runner.combinations.world import device_choice, devices_asked, world_size
-from trainfast_runner.hardware.machine import asks_for_cpu, cpu_processes
+from trainfast_runner.devices_on_cpu import asks_for_cpu, cpu_processes
 from trainfast_runner.problem import Problem
 from trainfast_runner.settings.knob_values import MOST_CPU_PROCESSES, parse_bytes_per_rank
 from trainfast_runner.settings.knobs import BY_NAME

@@ -7,7 +7,7 @@ from typing import Any
 
 from trainfast_runner.combinations.facts import Facts
 from trainfast_runner.combinations.world import TENSOR_PARALLEL
-from trainfast_runner.hardware.machine import CPU, asks_for_cpu, cpu_processes
+from trainfast_runner.devices_on_cpu import CPU, asks_for_cpu, cpu_processes
 from trainfast_runner.problem import Problem
 from trainfast_runner.settings.knob_type import Knobs
 

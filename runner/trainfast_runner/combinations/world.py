@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from trainfast_runner.hardware.machine import CPU, Machine, asks_for_cpu, cpu_processes
+from trainfast_runner.devices_on_cpu import CPU, asks_for_cpu, cpu_processes
+from trainfast_runner.hardware.machine import Machine
 from trainfast_runner.settings.knob_type import Knobs
 from trainfast_runner.settings.knob_values import MOST_CPU_PROCESSES, KnobValue
 from trainfast_runner.settings.spec import RunSpec

@@ -20,11 +20,11 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from trainfast_runner.comparison.conditions import ConditionRow, compared_conditions
+from trainfast_runner.devices_on_cpu import CPU, cpu_processes
 from trainfast_runner.diagnosis.doubts import doubts, watched_words
 from trainfast_runner.run_directory.records import PROBE
 from trainfast_runner.run_directory.result import Result
 from trainfast_runner.run_directory.state_words import state_words
-from trainfast_runner.settings.knob_values import CPU
 from trainfast_runner.settings.knobs import BY_NAME
 
 BETTER, WORSE = "better", "worse"
@@ -215,10 +215,10 @@ def _other_work(a: Result, b: Result) -> str | None:
 
 def _knobs(result: Result) -> dict[str, Any]:
     """The knobs of a run; `devices=cpu:2` of a run on the CPU is its count, as on a machine without a GPU."""
-    devices = str(result.knobs.get("devices"))
-    if not devices.startswith(f"{CPU}:") or result.actual.device != CPU:
+    processes = cpu_processes(result.knobs.get("devices"))
+    if processes is None or result.actual.device != CPU:
         return result.knobs
-    return {**result.knobs, "devices": int(devices.partition(":")[2])}
+    return {**result.knobs, "devices": processes}
 
 
 def speeds_rank(a: Result, b: Result) -> bool:

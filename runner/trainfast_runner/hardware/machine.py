@@ -12,6 +12,7 @@ from pathlib import Path
 import msgspec
 
 from trainfast_runner import training_python
+from trainfast_runner.devices_on_cpu import CPU, asks_for_cpu
 from trainfast_runner.hardware.gpu_presence import sign_of_a_gpu
 from trainfast_runner.hardware.linked_gpus import Choice, choose_count
 from trainfast_runner.hardware.visible_gpus import (
@@ -31,7 +32,6 @@ from trainfast_runner.telemetry.nvml import Nvml
 from trainfast_runner.telemetry.readings import DeviceReading, is_instance
 from trainfast_runner.telemetry.topology import Topology, read_topology
 
-CPU = "cpu"
 CPU_INFO = Path("/proc/cpuinfo")
 CUDA_BUILD, HIP_BUILD = "torch.version.cuda", "torch.version.hip"
 
@@ -124,17 +124,6 @@ class Machine:
     def _is_cut(gpu: DeviceReading) -> bool:
         """True for a GPU in MIG mode, which can be trained on by its instances only."""
         return gpu.mig_mode is True and not is_instance(gpu.uuid)
-
-
-def asks_for_cpu(devices: object) -> bool:
-    """True if a value of the `devices` knob is `cpu` or `cpu:N`."""
-    return isinstance(devices, str) and devices.startswith(CPU)
-
-
-def cpu_processes(devices: object) -> int | None:
-    """N of `cpu:N`; None for any other value of the `devices` knob."""
-    count = str(devices).partition(":")[2] if asks_for_cpu(devices) else ""
-    return int(count) if count else None
 
 
 def cpu_has_fp16() -> bool:

@@ -10,7 +10,8 @@ from trainfast_runner import training_python
 from trainfast_runner.combinations import world
 from trainfast_runner.combinations.check import cannot_run_anywhere
 from trainfast_runner.combinations.world import TENSOR_PARALLEL
-from trainfast_runner.hardware.machine import Machine, asks_for_cpu, look
+from trainfast_runner.devices_on_cpu import asks_for_cpu
+from trainfast_runner.hardware.machine import Machine, look
 from trainfast_runner.memory_model.fitting import Fit, fit_of
 from trainfast_runner.memory_model.model import MemoryModel
 from trainfast_runner.memory_model.room import hopeless_limit, host_free_bytes

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from trainfast_runner.devices_on_cpu import CPU
 from trainfast_runner.problem import Problem, nearest
 
 type_names = {int: "a whole number", float: "a number", str: "text"}
@@ -28,7 +29,6 @@ MOST_BYTES = 2**62
 MOST_TEXT = 200
 MOST_CPU_PROCESSES = 8
 """Ranks of a run on the CPU."""
-CPU = "cpu"
 
 
 class Values(Protocol):
