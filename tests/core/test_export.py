@@ -131,6 +131,8 @@ def test_the_command_has_what_starts_a_script_beside_our_own(tmp_path: Path) -> 
     assert all(line.startswith("# ") for line in comments)
     assert comments[1].startswith("# torchrun --standalone --nproc-per-node 2 train.py --output_dir out ")
     assert "# accelerate launch --config_file accelerate.yaml train.py" in comments
+    unsaid = exported("command", tmp_path, strategy="ddp", seq_len=64).text.splitlines()
+    assert "# Cannot be expressed by these flags: seq_len." in unsaid
     # accelerate launch starts a single process on a CPU.
     on_cpu = exported("command", tmp_path, "cpu", strategy="ddp").text
     assert "torchrun --standalone --nproc-per-node 2" in on_cpu

@@ -76,7 +76,7 @@ def _of_steps(run: RunSnapshot) -> Figures:
 
 
 def _of_words(steps: int, which: str) -> str:
-    """What the figures are medians of; too few to rely on is said."""
+    """Return the number of steps behind the medians, in words, with a note when there are few."""
     if steps == 1:
         return "few steps: only 1 measured"
     return ("few steps: " if steps < LEAST_STEPS else "") + f"medians of {which}{steps} steps"

@@ -1,4 +1,4 @@
-"""What the cache directory holds, and which of it nobody needs: everything there is made again when it is missing."""
+"""Unneeded entries of the cache directory. Every entry there is made again when it is missing."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def remove(entry: Unneeded) -> bool:
 
 
 def disk_bytes(path: Path) -> int:
-    """What a file, or a folder with all that is in it, takes on the disk; links are not followed."""
+    """Bytes on the disk of a file, or of a folder with its contents; links are not followed."""
     total = 0
     for folder, _, files in os.walk(path):
         for name in (".", *files):

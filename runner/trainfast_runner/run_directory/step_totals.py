@@ -1,4 +1,4 @@
-"""What all steps of a rank come to, counted as they are read: exact however few of them stay in memory."""
+"""Totals over all steps of a rank, counted as steps are read: exact however few steps stay in memory."""
 
 from __future__ import annotations
 

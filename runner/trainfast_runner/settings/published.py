@@ -1,4 +1,4 @@
-"""Which published figures a run can be held against: those measured with its model and sequence length."""
+"""Published figures of a preset that are comparable to a run: measured with its model and sequence length."""
 
 from __future__ import annotations
 

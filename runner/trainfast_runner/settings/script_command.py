@@ -48,7 +48,7 @@ def at_hand(run: RunFile, knobs: Knobs) -> list[str]:
         return [f"# For a script of your own: {problem.message}."]
     lines = [f"# For a script of your own. {PLACEHOLDER}", f"# {command}"]
     if left_out:
-        lines.append(f"# Not said by these flags: {', '.join(left_out)}.")
+        lines.append(f"# Cannot be expressed by these flags: {', '.join(left_out)}.")
     if str(knobs["strategy"]).startswith("zero"):
         lines.append(f"# deepspeed.json: {EXPORT_DEEPSPEED.format(run.run_id)}")
     if run.device == "cuda" or run.world_size == 1:

@@ -25,9 +25,9 @@ _CLASSES = {
     "image-classification": "AutoModelForImageClassification",
 }
 CHECKPOINT = {"use_reentrant": False}
-"""What `checkpointing=full` gives torch's checkpoint."""
+"""Arguments of torch's checkpoint under `checkpointing=full`."""
 BESIDES_PIXELS = {"input_ids", "spatial_shapes"}
-"""What some image classifiers read beside the pixels: text, or patches that a processor of their own has cut."""
+"""Inputs of some image classifiers beside the pixels: text, or patches that a processor of their own has cut."""
 _ATTENTION = {"auto": None, "eager": "eager", "sdpa": "sdpa", "flash": "flash_attention_2"}
 """`attention` as transformers' `attn_implementation`; with None transformers takes sdpa where the model has it."""
 

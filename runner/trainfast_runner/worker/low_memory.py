@@ -20,7 +20,7 @@ class Left:
 
 
 def memory_left(devices: list[torch.device], limit_bytes: int | None) -> Left | None:
-    """What the fullest device has left; None for a CPU, and where a device does not answer after its own error."""
+    """Memory left on the fullest device; None for a CPU, or when a device does not answer after its own error."""
     if devices[0].type != "cuda":
         return None
     try:

@@ -30,7 +30,7 @@ HINTS: tuple[tuple[str, str], ...] = (
     ("cuDNN", r"\bCUDNN_STATUS_(?:NOT_SUPPORTED|INTERNAL_ERROR)\b"),
     ("cuDNN engines", r"\bunable to find an engine\b"),
 )
-"""What libraries say when memory ran out, and for other reasons too: it counts only where little memory was free."""
+"""Errors of libraries without memory, and for other reasons too: they count only if little memory was free."""
 
 # A kernel that asks for more shared memory than the chip has: no smaller batch cures it.
 _NOT_ONE = re.compile(r"out of resources?: *(?:shared memory|threads|registers)", re.IGNORECASE)

@@ -117,7 +117,7 @@ class Journal:
         self.held_bytes: int | None = None
         """The most memory the training held in the phase it failed in, where it failed."""
         self.left: Left | None = None
-        """What the devices had left where it failed; None where that is unknown."""
+        """Memory left on the devices when the training failed; None when unknown."""
         self._file = RecordFile(run_dir / f"worker{rank_suffix(rank)}.jsonl", keep=True)
 
     def write(self, kind: str, **fields: Any) -> None:

@@ -64,13 +64,13 @@ class KnobPanel(Painted, can_focus=True):
         self.repaint()
 
     def show_chosen(self, chosen: Mapping[str, str]) -> None:
-        """Show what `auto` comes to and why, by the name of the knob."""
+        """Show the value that `auto` chose and the reason, by the name of the knob."""
         if chosen != self._chosen:
             self._chosen = chosen
             self.repaint()
 
     def _choice(self, next_run: NextRun, name: str) -> str:
-        """What `auto` of this knob comes to; empty where the knob has another value, or nobody knows yet."""
+        """The value that `auto` chose for this knob; empty if the knob is not `auto`, or before the choice is known."""
         return self._chosen.get(name, "") if next_run.spec.knobs[name] == AUTO else ""
 
     def _list_only(self, names: tuple[str, ...]) -> None:
