@@ -10,7 +10,16 @@ import msgspec
 
 from trainfast_runner.hardware.process_tree import boot_id
 from trainfast_runner.run_directory.records import Actual, Clock, RunFile, Step
-from trainfast_runner.run_directory.result import Conditions, Memory, Result, Spread, StepCount, StepTime, Throughput
+from trainfast_runner.run_directory.result import (
+    Conditions,
+    Cpu,
+    Memory,
+    Result,
+    Spread,
+    StepCount,
+    StepTime,
+    Throughput,
+)
 from trainfast_runner.settings.knobs import defaults
 
 STARTED_NS = 1_795_000_000_000_000_000
@@ -35,6 +44,7 @@ def result(run_id: str, *, samples_per_s: float = 100.0, mad: float = 1.0, steps
         "memory": Memory(peak_allocated_bytes=200 << 20, peak_reserved_bytes=200 << 20),
         "actual": Actual(device="cpu", world_size=1),
         "conditions": Conditions(),
+        "cpu": Cpu(thresholds="strict in warm-up"),
         **fields,
     }
     return Result(run_id=run_id, knobs=knobs, **given)
