@@ -105,7 +105,7 @@ def measured_rows() -> Iterator[Row]:
 def rank_rows() -> Iterator[Row]:
     """The fullest process, for each way of sharing."""
     for settings in RANKS:
-        chosen = [*WIDE, *settings, "steps=3", "timing_warmup=1"]
+        chosen = [*WIDE, *settings, "steps=3", "timing_warmup=2"]
         spec = resolve("tiny-llama", chosen)
         words = " ".join(setting.partition("=")[2] for setting in settings if "degree" not in setting)
         with _empty_home():
