@@ -9,6 +9,8 @@ whose threads sleep while they wait (OMP_WAIT_POLICY=PASSIVE): at least 0.7. A m
 """
 
 import argparse
+import contextlib
+import ctypes
 import json
 import os
 import statistics
@@ -16,7 +18,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -30,6 +32,9 @@ ORDINARY = {"MALLOC_MMAP_THRESHOLD_": str(32 << 20), "MALLOC_TRIM_THRESHOLD_": s
 STEPS = {"tiny-llama": 45, "bert": 35, "vit": 25}
 OURS = ("MALLOC_", "OMP_", "GOMP_", "KMP_", "MKL_", "GLIBC_TUNABLES", "LD_PRELOAD")
 """Variables that change what is compared; neither side inherits them."""
+BUSY: list[int] = []
+"""The pid of the busy process, while there is one."""
+PR_SET_CHILD_SUBREAPER = 36
 PRESETS = {
     "tiny-llama": """
 [model]
@@ -90,6 +95,7 @@ def main() -> int:
     parser.add_argument("--only", nargs="+", choices=PRESETS, default=list(PRESETS))
     parser.add_argument("--beside", nargs="+", choices=("quiet", "busy"), default=["quiet", "busy"])
     asked = parser.parse_args()
+    ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)
     status = 0
     with tempfile.TemporaryDirectory() as folder:
         draw_pictures(Path(folder) / "pictures")
@@ -138,48 +144,44 @@ def check(name: str, folder: Path, pairs: int, *, is_busy: bool) -> int:
 
 
 def run_once(preset: Path, environment: Mapping[str, str]) -> tuple[float, float]:
-    """Samples/s of `trainfast-tui run`, and the cores that others took while it measured."""
+    """Samples/s of `trainfast-tui run`, and the cores that others took meanwhile."""
     command = [sys.executable, "-m", "trainfast_tui.cli", "run", str(preset), "--json"]
     settings = ["--set", f"steps={STEPS[preset.stem]}", "--set", f"timing_warmup={WARMUP}"]
-    done = subprocess.run(
-        [*command, *settings],
-        env=environment,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        text=True,
-        check=True,
-    )
-    result: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    percent = result["conditions"]["others_cpu_percent"]
-    # A run too short for the sampler says nothing of others: that is no quiet machine either.
-    others = float("nan") if percent is None else percent / 100 * cores()
+    result, others = watched([*command, *settings], environment)
     return result["throughput"]["samples_per_s"]["median"], others
 
 
 def plain_once(preset: Path, environment: Mapping[str, str]) -> tuple[float, float]:
     """Samples/s of the plain loop, and the cores that others took meanwhile."""
     command = [sys.executable, str(PLAIN_LOOP), str(preset), "--steps", str(STEPS[preset.stem])]
-    busy_s, began_s = busy(), time.monotonic()
-    before = os.times()
+    found, others = watched([*command, "--warmup", str(WARMUP)], environment)
+    return found["samples_per_s"], others
+
+
+def watched(command: Sequence[str], environment: Mapping[str, str]) -> tuple[dict[str, Any], float]:
+    """The JSON object that a command prints, and the cores that others took until all it started had ended."""
+    busy_s, own_s, began_s = busy(), own(), time.monotonic()
     done = subprocess.run(
-        [*command, "--warmup", str(WARMUP)], env=environment, stdout=subprocess.PIPE, text=True, check=True
+        command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, check=True
     )
-    after = os.times()
-    own_s = sum(after[:4]) - sum(before[:4])
-    others = (busy() - busy_s - own_s) / (time.monotonic() - began_s)
-    found: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
-    return found["samples_per_s"], max(0.0, others)
+    # A supervisor outlives its command: it is ours to collect, and its CPU time with it.
+    with contextlib.suppress(ChildProcessError):
+        while os.waitpid(-1, 0 if not BUSY else os.WNOHANG)[0]:
+            pass
+    others = (busy() - busy_s - (own() - own_s)) / (time.monotonic() - began_s)
+    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return found, max(0.0, others)
+
+
+def own() -> float:
+    """CPU seconds of this process and of the children it has collected."""
+    return sum(os.times()[:4])
 
 
 def clean_environment(folder: Path) -> dict[str, str]:
     """This environment without settings of allocators and threads, and a home of its own."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith(OURS)}
     return {**kept, "TRAINFAST_HOME": str(folder / "home"), "HF_HUB_OFFLINE": "1"}
-
-
-def cores() -> int:
-    """Cores this process may use."""
-    return len(os.sched_getaffinity(0))
 
 
 def busy() -> float:
@@ -192,10 +194,12 @@ def busy() -> float:
 def busy_core() -> Iterator[None]:
     """One process that never sleeps."""
     process = subprocess.Popen([sys.executable, "-c", "while True: pass"])
+    BUSY.append(process.pid)
     try:
         time.sleep(1.5)
         yield
     finally:
+        BUSY.clear()
         process.kill()
         process.wait()
 
