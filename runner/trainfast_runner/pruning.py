@@ -1,4 +1,4 @@
-"""What old runs, searches and caches take on the disk, and how they are deleted; nothing that is alive is touched."""
+"""Disk space of old runs, searches and caches, and their deletion; live ones are never touched."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ OWN_NAME = re.compile(r"\d{8}-\d{6}-.+-[0-9a-f]{4}")
 
 @dataclass(frozen=True)
 class Plan:
-    """What may go: runs and searches by id with their bytes, cache entries, locks. `live` ones are old and stay."""
+    """The entries to delete: runs and searches by id with their bytes, cache entries, locks. `live` ones stay."""
 
     runs: dict[str, int]
     searches: dict[str, int]
@@ -46,7 +46,7 @@ class Plan:
 
     @property
     def total_bytes(self) -> int:
-        """What deleting all of it frees."""
+        """Bytes that deleting all entries frees."""
         files = (*self.caches, *self.locks)
         return sum((*self.runs.values(), *self.searches.values(), *(one.bytes for one in files)))
 
@@ -150,7 +150,7 @@ def _is_a_run(directory: Path) -> bool:
 
 
 def _is_being_made(directory: Path, now_s: float) -> bool:
-    """Whether a launch may just have made the directory and not yet what keeps it alive."""
+    """True if a launch may have made the directory just now, before its lock."""
     try:
         began_s = calendar.timegm(time.strptime(directory.name[: len(STAMP_EXAMPLE)], STAMP))
     except ValueError:

@@ -42,7 +42,7 @@ class RunRow:
     role: str | None = None
     """`probe` or `proof` of a search's runs."""
     measured_under: str | None = None
-    """What keeps its speed from ranking against others, as `Result.measured_under`."""
+    """The reason its speed ranks against no other, as `Result.measured_under`."""
 
     @property
     def name(self) -> str:

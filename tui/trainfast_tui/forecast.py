@@ -64,7 +64,7 @@ def swap_notice(forecast: Forecast | None, machine: Machine | None) -> str:
 
 
 def importing(executable: str) -> str:
-    """What a trace waits for while this Python imports the training stack; empty when the stack is there."""
+    """The reason a trace waits while this Python imports the training stack; empty once imported."""
     return f"importing torch and transformers in {executable} (first time: some seconds)" if executable else ""
 
 

@@ -13,7 +13,7 @@ WITHOUT_NCCL = {
 }
 """Strategies whose runs never call NCCL, and why."""
 READS_IMAGES = frozenset({"image_size", "num_channels", "vision_config"})
-"""Fields of which a model that reads images has one, where its configuration has a vocab_size besides."""
+"""A model that reads images has one of these fields, even if its configuration has a vocab_size."""
 
 
 def _images_are_classified(facts: Facts) -> Problem | None:

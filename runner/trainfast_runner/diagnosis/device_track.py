@@ -142,7 +142,7 @@ class DeviceTrack:
         self._answered: tuple[int, Seen] | None = None
         """The last sample in which the device answered, and when."""
         self._counts_energy = False
-        """Whether it was seen to have a counter: a silent or distrusted one is not made up for by power times time."""
+        """True if a counter was seen. Power times time never replaces a silent or distrusted counter."""
         self._integrated = [0]
         """1 where the energy up to this sample is power times time."""
 

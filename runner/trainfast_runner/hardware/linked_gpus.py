@@ -35,7 +35,7 @@ def choose_count(usable: Sequence[DeviceReading], count: int, topology: Topology
     ]
     if not linked:
         return Choice(freest)
-    # Of equally free sets the one with more links, then the one with lower indexes, which comes first.
+    # Equally free sets rank by links, then by lower indexes.
     free, links, gpus = max(linked, key=lambda found: found[:2])
     more = 100 * (min(map(_free, freest)) / free - 1) if free else 0
     than = f", which have {more:.0f} % more free memory" if more >= 1 else ""

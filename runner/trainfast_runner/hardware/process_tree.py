@@ -28,7 +28,7 @@ class Identity:
 
 @dataclass(frozen=True)
 class Unended:
-    """A process that did not end; `state` is the kernel's letter, of which D takes no signal."""
+    """A process that did not end; `state` is the kernel's letter. State D takes no signal."""
 
     pid: int
     name: str

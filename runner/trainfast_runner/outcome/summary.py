@@ -153,7 +153,7 @@ def _throughput(records: RunRecords, ran: WorkerLine | None) -> tuple[Throughput
 
 
 def _cpu_line(records: RunRecords) -> WorkerLine | None:
-    """What the first rank of a CPU run wrote of its allocator and threads; None before that, and on GPUs."""
+    """The `cpu` record of the first rank; None before it is written, and on GPUs."""
     return next((line for lines in records.worker.values() for line in lines if line.kind == "cpu"), None)
 
 

@@ -93,7 +93,7 @@ class Memory(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Cpu(msgspec.Struct, frozen=True, kw_only=True):
-    """What the speed of a CPU run depends on beside its knobs.
+    """Allocator and threads of a CPU run, which its speed depends on beside the knobs.
 
     `allocator` is the malloc in use; `thresholds` strict, strict in warm-up, ordinary, or kept (the user's own).
     `threads` is the OpenMP threads of a rank, `wait_policy` passive, default (they spin first), or the user's settings;
@@ -337,7 +337,7 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def measured_under(self) -> str | None:
-        """What keeps this run's speed from ranking against others; None where nothing does."""
+        """The reason this run's speed ranks against no other; None if it may rank."""
         return speed_doubt(self.throughput.measured_under, self.actual.device, self.cpu is not None)
 
 

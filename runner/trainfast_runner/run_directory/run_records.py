@@ -25,9 +25,9 @@ from trainfast_runner.run_directory.thinned import Thinned
 T = TypeVar("T")
 
 MOST_STEPS = 200_000
-"""Of all ranks together, about 160 MB: with one rank all steps under the cap of its file."""
+"""All ranks together, about 160 MB: with one rank, every step under the cap of its file."""
 MOST_SAMPLES = 80_000
-"""Of all devices and the host together, about 160 MB with what is made of them: with one GPU 11 hours, with 8 two."""
+"""All devices and the host together, about 160 MB in use: 11 hours with one GPU, two with 8."""
 
 EVENTS_FILE = "events.jsonl"
 TELEMETRY_FILE = "telemetry.jsonl"
@@ -110,7 +110,7 @@ class RunRecords:
     """The fullest that each device was seen, in the samples that were left out too."""
 
     def totals(self, rank: int) -> StepTotals:
-        """What all steps of a rank come to, those that were left out included."""
+        """Totals over all steps of a rank, including those left out."""
         return self.totals_by_rank.get(rank) or totals_of(self.steps.get(rank, ()))
 
     def peak_used_bytes(self, uuids: Iterable[str]) -> int | None:
@@ -147,7 +147,7 @@ def read_records(directory: Path) -> RunRecords:
 
 
 def worker_lines(directory: Path, records: RunRecords | None = None) -> dict[int, list[WorkerLine]]:
-    """What each rank said of itself; lines that could not be read are counted in `records`, where given."""
+    """The worker lines of each rank; unreadable lines are counted in `records`, if given."""
     counted = records or RunRecords()
     return {
         rank: list(_each(Tail(path, WorkerLine), counted)) for rank, path in rank_files(directory, "worker").items()

@@ -109,7 +109,7 @@ def settle(directory: Path) -> Result | None:
     with _exclusive_lock(directory) as held:
         if not held:
             return read_result(directory)
-        # Whoever held the lock before may have written it. Nobody else has it now.
+        # The last holder of the lock may have written the result; nobody holds the lock now.
         result = read_written_result(directory)
         if is_whole(result) or _result_is_newer(directory):
             return result

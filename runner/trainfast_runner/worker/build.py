@@ -59,7 +59,7 @@ def _check_head(config: Any, objective: str) -> None:
 def _head(config: Any, objective: str) -> Any:
     """The model's class. Raises KeyError for a family without this head."""
     found = model_class(objective)._model_mapping[type(config)]
-    # Of several classes for one head transformers takes the first, where the configuration names none of them.
+    # transformers takes the first of several classes for one head if the configuration names none.
     return found[0] if isinstance(found, tuple) else found
 
 

@@ -72,7 +72,7 @@ def notes(result: Result) -> Iterator[str]:
 
 
 def _thinned(thinning: Thinning, steps: int) -> Iterator[str]:
-    """Which part of a long run's records the figures rest on."""
+    """The share of a long run's records that the figures rest on."""
     if thinning.steps_dropped:
         yield f"the records of {count(thinning.steps_dropped)} steps were dropped: steps.jsonl had reached its cap"
     if thinning.steps_looked_at < steps:
