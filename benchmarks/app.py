@@ -23,9 +23,9 @@ from benchmarks.live_run import live_run
 from benchmarks.pty_meter import Measurement, measure
 from benchmarks.sampler_cost import throttled_on_and_off
 
-from trainfast_runner.run_directory.home import Home
-from trainfast_runner.run_directory.records import RunFile
-from trainfast_runner.run_directory.result import Memory, Result, Spread, Throughput
+from trainfast_runner.records.home import Home
+from trainfast_runner.records.result import Memory, Result, Spread, Throughput
+from trainfast_runner.records.run_file import RunFile
 
 HELP_MS = 150.0
 FIRST_PAINT_MS = 400.0

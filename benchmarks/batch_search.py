@@ -28,9 +28,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from trainfast_runner import launch
-from trainfast_runner.launch import RunPlan
-from trainfast_runner.run_directory.home import Home, cache_directory
+from trainfast_runner.records.home import Home, cache_directory
+from trainfast_runner.running import launch
+from trainfast_runner.running.launch import RunPlan
 from trainfast_runner.search.processes import wait_for_result
 from trainfast_runner.settings.spec import resolve
 

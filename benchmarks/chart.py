@@ -22,11 +22,11 @@ from textual.app import App, ComposeResult
 from textual.widget import Widget
 from textual.widgets import Sparkline
 
-from trainfast_tui.format import watts
-from trainfast_tui.widgets.braille import YRange
-from trainfast_tui.widgets.chart_model import TONES, ChartData, Limit, Series, Span
-from trainfast_tui.widgets.chart_paint import paint
-from trainfast_tui.widgets.strip_chart import StripChart
+from trainfast_tui.charts.braille import YRange
+from trainfast_tui.charts.model import TONES, ChartData, Limit, Series, Span
+from trainfast_tui.charts.paint import paint
+from trainfast_tui.charts.strip_chart import StripChart
+from trainfast_tui.text.format import watts
 
 WIDTH, HEIGHT, POINTS = 120, 16, 600
 SECOND_NS = 1_000_000_000

@@ -75,7 +75,7 @@ def _inside(report: Path, seconds: float) -> int:
 
     from trainfast_tui.app import TrainfastApp
     from trainfast_tui.cli import main
-    from trainfast_tui.tight_output import TightUpdate
+    from trainfast_tui.terminal.frame_output import TightUpdate
 
     clock = _Clock()
     clock.around(TrainfastApp, "on_snapshot_taken", "main thread: from a snapshot to rows")

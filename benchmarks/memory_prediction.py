@@ -14,9 +14,9 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
-from trainfast_runner.memory_model import MemoryModel, cached_model, trace_model
-from trainfast_runner.memory_model.tracing import trace_anew
-from trainfast_runner.run_directory.home import Home, read_result
+from trainfast_runner.memory.model import MemoryModel
+from trainfast_runner.memory.tracing import cached_model, trace_anew, trace_model
+from trainfast_runner.records.home import Home, read_result
 from trainfast_runner.settings import presets
 from trainfast_runner.settings.spec import RunSpec, resolve
 

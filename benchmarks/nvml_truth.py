@@ -22,11 +22,11 @@ from typing import Any
 
 import pynvml as nv
 
-from trainfast_runner.telemetry import failures, throttle
-from trainfast_runner.telemetry.capabilities import ENERGY_BY_FUNCTION
-from trainfast_runner.telemetry.device import Device
-from trainfast_runner.telemetry.fields import ALL_LINKS, CAUSE_NUMBERS, CAUSES, FIELDS
-from trainfast_runner.telemetry.throttle_causes import REASONS_OF_COUNTER
+from trainfast_runner.machine.telemetry import failures, throttle
+from trainfast_runner.machine.telemetry.capabilities import ENERGY_BY_FUNCTION
+from trainfast_runner.machine.telemetry.device import Device
+from trainfast_runner.machine.telemetry.fields import ALL_LINKS, CAUSE_NUMBERS, CAUSES, FIELDS
+from trainfast_runner.machine.telemetry.throttle_causes import REASONS_OF_COUNTER
 
 CALLS = 100
 PERIOD_S = 0.1

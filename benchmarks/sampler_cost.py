@@ -30,10 +30,11 @@ from typing import Any
 import msgspec
 from benchmarks.budget import Row, at_most, print_table
 
-from trainfast_runner.run_directory.telemetry_lines import WHOLE_EVERY, TickEncoder
-from trainfast_runner.supervision.telemetry_log import TelemetryLog
-from trainfast_runner.telemetry import Sampler, Tick
-from trainfast_runner.telemetry.host import HostReader
+from trainfast_runner.machine.telemetry.host import HostReader
+from trainfast_runner.machine.telemetry.sampler import Sampler
+from trainfast_runner.records.telemetry_lines import WHOLE_EVERY, TickEncoder
+from trainfast_runner.records.tick import Tick
+from trainfast_runner.running.telemetry_log import TelemetryLog
 
 CPU_PERCENT = 1.0
 TICK_MS = 2.0

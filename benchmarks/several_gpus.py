@@ -16,9 +16,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from trainfast_runner.combinations.world import TENSOR_PARALLEL
-from trainfast_runner.run_directory.home import Home, home_directory
-from trainfast_runner.run_directory.run_records import read_records
+from trainfast_runner.records.home import Home, home_directory
+from trainfast_runner.records.run_records import read_records
+from trainfast_runner.settings.world import TENSOR_PARALLEL
 
 STEPS = 20
 GLOBAL_BATCH = 8

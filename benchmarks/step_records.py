@@ -21,9 +21,9 @@ from typing import Any
 
 from benchmarks.budget import Row, at_most, print_table
 
-from trainfast_runner.run_directory.home import cache_directory
+from trainfast_runner.machine.training_python import WORKER
+from trainfast_runner.records.home import cache_directory
 from trainfast_runner.settings.spec import resolve
-from trainfast_runner.training_python import WORKER
 
 # At import, because processes that the worker starts import this file again and unpickle the worker's classes.
 sys.path.insert(0, str(WORKER))

@@ -8,9 +8,8 @@ from typing import Any
 
 import msgspec
 
-from trainfast_runner.hardware.process_tree import boot_id
-from trainfast_runner.run_directory.records import Actual, Clock, RunFile, Step
-from trainfast_runner.run_directory.result import (
+from trainfast_runner.machine.processes import boot_id
+from trainfast_runner.records.result import (
     Conditions,
     Cpu,
     Memory,
@@ -20,6 +19,7 @@ from trainfast_runner.run_directory.result import (
     StepTime,
     Throughput,
 )
+from trainfast_runner.records.run_file import Actual, Clock, RunFile, Step
 from trainfast_runner.settings.knobs import defaults
 
 STARTED_NS = 1_795_000_000_000_000_000

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from cli.command import Cli, Done
-from trainfast_runner.run_directory.home import Home, read_run_file
-from trainfast_runner.run_directory.records import RunFile
+from trainfast_runner.records.home import Home, read_run_file
+from trainfast_runner.records.run_file import RunFile
 from trainfast_runner.settings.spec import RunSpec, resolve
 
 # The run that is exported is the one those tests look at too.

@@ -9,11 +9,11 @@ import pytest
 
 from cli.command import Cli
 from cli.history import result, write, write_lost
-from trainfast_runner.hardware.machine import cpu_has_fp16
-from trainfast_runner.run_directory.home import Home
-from trainfast_runner.run_directory.records import Actual, Step
-from trainfast_runner.run_directory.result import Conditions, Memory, OomExplanation, RunError, Thinning
-from trainfast_runner.runs import iter_rows
+from trainfast_runner.machine.devices import cpu_has_fp16
+from trainfast_runner.records.home import Home
+from trainfast_runner.records.result import Conditions, Memory, OomExplanation, RunError, Thinning
+from trainfast_runner.records.run_file import Actual, Step
+from trainfast_runner.running.history import iter_rows
 from trainfast_tui.cli.output import narrowed
 
 

@@ -6,7 +6,7 @@ import signal
 from pathlib import Path
 
 from cli.command import Cli
-from trainfast_runner.doctor.examine import cgroup_memory_limit, ends_at_logout
+from trainfast_runner.machine.doctor.examine import cgroup_memory_limit, ends_at_logout
 
 
 def test_monitor_gives_the_hosts_real_readings(cli: Cli) -> None:

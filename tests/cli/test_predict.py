@@ -13,7 +13,7 @@ import msgspec
 import pytest
 from tests.core.test_memory_model import model_of
 
-from trainfast_runner import training_python
+from trainfast_runner.machine import training_python
 from trainfast_tui.cli import main, progress
 
 PRESET = """

@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainfast_runner.problem import Problem
-from trainfast_runner.run_directory.home import read_result
-from trainfast_runner.run_directory.json_lines import Tail, read_all
-from trainfast_runner.run_directory.records import Step
+from trainfast_runner.errors import Problem
+from trainfast_runner.records.home import read_result
+from trainfast_runner.records.json_lines import Tail, read_all
+from trainfast_runner.records.run_file import Step
 from trainfast_runner.settings.knob_type import Knob
 from trainfast_runner.settings.knobs import BY_NAME, KNOBS
 from trainfast_runner.settings.spec import RunSpec, resolve, with_setting

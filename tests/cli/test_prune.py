@@ -12,8 +12,8 @@ import pytest
 
 from cli.command import Cli
 from cli.history import result, write, write_lost
-from trainfast_runner.run_directory.home import STAMP, shared_lock
-from trainfast_runner.run_directory.records import PROBE, Clock, RunFile
+from trainfast_runner.records.home import STAMP, shared_lock
+from trainfast_runner.records.run_file import PROBE, Clock, RunFile
 
 DAY_S = 86400.0
 OLD, MIDDLE, NEW = (f"2025110{n}-100000-tiny-llama-aaaa" for n in (1, 2, 3))

@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 from cli.command import COMMAND, SMALL, Cli, Done, until
-from trainfast_runner.run_directory.home import Home, is_alive
-from trainfast_runner.supervision.recovery import state_of
+from trainfast_runner.records.home import Home, is_alive
+from trainfast_runner.running.recovery import state_of
 
 # One process of the test run shares the finished training among these tests.
 pytestmark = pytest.mark.xdist_group("trainings-of-the-command-line")

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from cli.command import Cli, Started, until
-from trainfast_runner.run_directory.home import Home, is_alive, read_result, read_run_file
+from trainfast_runner.records.home import Home, is_alive, read_result, read_run_file
 from trainfast_runner.search.journal import (
     JOURNAL_FILE,
     CoolingDown,

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from cli.command import SMALL, Cli, until
-from trainfast_runner.run_directory.home import Home
+from trainfast_runner.records.home import Home
 
 RUN = ["run", "tiny-llama", *SMALL, "--set", "steps=6", "--json"]
 

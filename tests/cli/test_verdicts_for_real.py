@@ -9,9 +9,9 @@ import pytest
 from scenario import HW_THERMAL, POWER_BRAKE, SW_POWER_CAP, SW_THERMAL, SYNC_BOOST, Moment, Scenario
 
 from cli.command import SMALL, Cli, until
-from trainfast_runner.run_directory.json_lines import read_all
-from trainfast_runner.run_directory.records import Event, Step
-from trainfast_runner.run_directory.run_records import read_records
+from trainfast_runner.records.json_lines import read_all
+from trainfast_runner.records.run_file import Event, Step
+from trainfast_runner.records.run_records import read_records
 
 pytestmark = pytest.mark.long
 GPU = "GPU-00000000-0000-0000-0000-000000000000"

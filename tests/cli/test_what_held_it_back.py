@@ -11,10 +11,10 @@ import pytest
 
 from cli.command import Cli
 from cli.history import result
-from trainfast_runner.outcome.summary import summarise
-from trainfast_runner.outcome.verdict import Verdict
-from trainfast_runner.run_directory.records import Clock, RunFile
-from trainfast_runner.run_directory.run_records import read_records
+from trainfast_runner.records.run_file import Clock, RunFile
+from trainfast_runner.records.run_records import read_records
+from trainfast_runner.results.summary import summarise
+from trainfast_runner.results.verdict import Verdict
 
 S = 1_000_000_000
 RUN = "20261101-100000-tiny-llama-aaaa"

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from layered_model import Tracer
 
-from trainfast_runner.memory_model import tracing
+from trainfast_runner.memory import tracing
 
 
 @pytest.fixture

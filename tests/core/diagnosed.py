@@ -9,13 +9,13 @@ from typing import Any
 
 import msgspec
 
-from trainfast_runner.diagnosis.device_window import window_of
-from trainfast_runner.diagnosis.step_conditions import join_of
-from trainfast_runner.diagnosis.stretch import ForeignProcess, Stretch
-from trainfast_runner.diagnosis.verdicts import diagnose
-from trainfast_runner.run_directory.records import Clock, RunFile, Step
-from trainfast_runner.run_directory.result import Diagnosis
-from trainfast_runner.run_directory.run_records import DeviceSample, HostSample, RunSample
+from trainfast_runner.records.result import Diagnosis
+from trainfast_runner.records.run_file import Clock, RunFile, Step
+from trainfast_runner.records.run_records import DeviceSample, HostSample, RunSample
+from trainfast_runner.results.bottleneck.device_window import window_of
+from trainfast_runner.results.bottleneck.measured_window import ForeignProcess, Stretch
+from trainfast_runner.results.bottleneck.step_conditions import join_of
+from trainfast_runner.results.bottleneck.verdicts import diagnose
 
 S = 1_000_000_000
 GIB = 1 << 30

@@ -7,8 +7,8 @@ from typing import Any
 
 import msgspec
 
-from trainfast_runner.memory_model import MemoryModel
-from trainfast_runner.memory_model.course import Stack, Stretch
+from trainfast_runner.memory.model import MemoryModel
+from trainfast_runner.memory.timeline import Stack, Stretch
 from trainfast_runner.settings.knobs import defaults
 from trainfast_runner.settings.spec import RunSpec
 

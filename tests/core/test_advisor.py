@@ -7,14 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from trainfast_runner.advice.advisor import Advice, Measured, Situation, advise
-from trainfast_runner.hardware import machine
-from trainfast_runner.hardware.interconnect import Interconnect
-from trainfast_runner.hardware.machine import Machine
-from trainfast_runner.model_size import ModelSize, bytes_per_parameter, model_size, state_bytes
+from trainfast_runner.machine import devices
+from trainfast_runner.machine.devices import Machine
+from trainfast_runner.machine.interconnect import Interconnect
+from trainfast_runner.memory.model_size import ModelSize, bytes_per_parameter, model_size, state_bytes
+from trainfast_runner.records.tick import DeviceReading
+from trainfast_runner.search.advice.advisor import Advice, Measured, Situation, advise
 from trainfast_runner.settings.knobs import BY_NAME
 from trainfast_runner.settings.spec import resolve
-from trainfast_runner.telemetry.readings import DeviceReading
 
 GIB = 2**30
 CPU = Machine(device="cpu", gpus=(), nvml_gpus=(), cores=2)
@@ -62,8 +62,8 @@ def test_the_decision_tree(
     advice = told(machine, Situation(size=size, links=links), "precision=bf16")["strategy"]
     assert advice.value == value
     assert said in advice.text
-    assert advice.text.startswith(value) or machine.device == "cpu"
-    if machine.device == "cuda" and value != "tp":
+    assert advice.text.startswith(value) or devices.device == "cpu"
+    if devices.device == "cuda" and value != "tp":
         assert "estimate: 18 bytes" in advice.text
 
 
@@ -182,7 +182,7 @@ def test_parameters_follow_from_a_configuration() -> None:
 
 def test_fp16_that_the_cpu_does_not_have_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     flags = tmp_path / "cpuinfo"
-    monkeypatch.setattr(machine, "CPU_INFO", flags)
+    monkeypatch.setattr(devices, "CPU_INFO", flags)
     flags.write_text("flags: avx512f\n")
     advice = told(CPU, Situation(), "precision=fp16")["precision"]
     assert advice.value == "bf16"

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from trainfast_runner.problem import Problem
-from trainfast_runner.training_python import GivenUp, ask_each
+from trainfast_runner.errors import Problem
+from trainfast_runner.machine.training_python import GivenUp, ask_each
 
 ECHO = """
 import json, sys

@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from trainfast_runner.outcome.asked_and_ran import first_difference
-from trainfast_runner.run_directory.records import Clock, RunFile, WorkerLine
+from trainfast_runner.records.run_file import Clock, RunFile, WorkerLine
+from trainfast_runner.results.asked_and_ran import first_difference
 
 
 def asked(world_size: int, **knobs: Any) -> RunFile:

@@ -5,8 +5,11 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from trainfast_runner.bench.report import markdown
-from trainfast_runner.bench.variants import (
+from trainfast_runner.errors import Problem
+from trainfast_runner.records.result import Conditions, Result, Spread, StepCount, Throttle, Throughput
+from trainfast_runner.results.comparison.repeats import paired_interval
+from trainfast_runner.search.bench.report import markdown
+from trainfast_runner.search.bench.variants import (
     NOT_RUN,
     REFUSED,
     Bench,
@@ -16,9 +19,6 @@ from trainfast_runner.bench.variants import (
     prepare,
     tabulate,
 )
-from trainfast_runner.comparison.repeats import paired_interval
-from trainfast_runner.problem import Problem
-from trainfast_runner.run_directory.result import Conditions, Result, Spread, StepCount, Throttle, Throughput
 
 
 def ended(rate: float, state: str = "finished", reason: str = "") -> Result:

@@ -4,14 +4,15 @@ from dataclasses import replace
 
 import pytest
 
-from trainfast_runner.combinations import general_rules, world
-from trainfast_runner.combinations.check import check
-from trainfast_runner.combinations.facts import Facts
-from trainfast_runner.hardware.machine import Machine
-from trainfast_runner.hardware.visible_gpus import left_of
-from trainfast_runner.problem import Problem
+from trainfast_runner.errors import Problem
+from trainfast_runner.machine.devices import Machine
+from trainfast_runner.machine.visible_gpus import left_of
+from trainfast_runner.records.tick import DeviceReading
+from trainfast_runner.settings import world
+from trainfast_runner.settings.compatibility import general_rules
+from trainfast_runner.settings.compatibility.check import check
+from trainfast_runner.settings.compatibility.facts import Facts
 from trainfast_runner.settings.spec import resolve
-from trainfast_runner.telemetry.readings import DeviceReading
 from trainfast_runner.worker.data.corpus import SMALLEST_VOCAB
 
 GIB = 2**30

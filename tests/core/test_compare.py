@@ -9,20 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from trainfast_runner.comparison.difference import (
-    BETTER,
-    NOISE,
-    OTHER_DEVICES,
-    OTHER_MODEL,
-    STRICT_THRESHOLDS,
-    WORSE,
-    ComparisonRow,
-    compare,
-)
-from trainfast_runner.diagnosis.doubts import doubts, watched_words
-from trainfast_runner.outcome.summary import spread
-from trainfast_runner.run_directory.records import Actual
-from trainfast_runner.run_directory.result import (
+from trainfast_runner.records.result import (
     STRICT_SPEED,
     Conditions,
     Cpu,
@@ -35,7 +22,20 @@ from trainfast_runner.run_directory.result import (
     Throttle,
     Throughput,
 )
-from trainfast_tui.comparison_text import change, sentence, setting
+from trainfast_runner.records.run_file import Actual
+from trainfast_runner.results.bottleneck.doubts import doubts, watched_words
+from trainfast_runner.results.comparison.difference import (
+    BETTER,
+    NOISE,
+    OTHER_DEVICES,
+    OTHER_MODEL,
+    STRICT_THRESHOLDS,
+    WORSE,
+    ComparisonRow,
+    compare,
+)
+from trainfast_runner.results.summary import spread
+from trainfast_tui.text.comparison import change, sentence, setting
 
 
 def result(rate: float = 100.0, mad: float = 1.0, steps: int = 40, **fields: Any) -> Result:

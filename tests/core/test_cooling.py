@@ -9,12 +9,12 @@ from typing import cast
 import pytest
 import stand_in
 
-from trainfast_runner.hardware.cooling import STUCK_S, cooling, stuck_words
-from trainfast_runner.launch import RunPlan
-from trainfast_runner.problem import Problem
+from trainfast_runner.errors import Problem
+from trainfast_runner.machine.cooling import STUCK_S, cooling, stuck_words
+from trainfast_runner.records.tick import DeviceReading
+from trainfast_runner.running.launch import RunPlan
 from trainfast_runner.search.cool_down import check_coolable, cool_down
 from trainfast_runner.search.journal import CoolingDown
-from trainfast_runner.telemetry.readings import DeviceReading
 
 
 def looks(*temperatures: int | None) -> Callable[[], tuple[list[DeviceReading], dict[str, str]]]:
@@ -83,7 +83,7 @@ def a_plan(*uuids: str) -> RunPlan:
 
 
 def test_a_search_writes_each_degree_down_until_its_gpus_are_cool(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("trainfast_runner.hardware.cooling.LOOK_EVERY_S", 0)
+    monkeypatch.setattr("trainfast_runner.machine.cooling.LOOK_EVERY_S", 0)
     gpu = stand_in.Gpu(uuid="GPU-0", temperature=57)
     lines: list[CoolingDown] = []
 

@@ -7,17 +7,17 @@ from dataclasses import replace
 import msgspec
 import pytest
 
-from trainfast_runner.advice.advisor import Situation, advise
-from trainfast_runner.combinations import world
-from trainfast_runner.combinations.check import cannot_run_anywhere, check
-from trainfast_runner.combinations.facts import Facts
-from trainfast_runner.comparison.difference import compare
-from trainfast_runner.hardware.machine import Machine
-from trainfast_runner.memory_model.room import gpu_of, room_of
-from trainfast_runner.problem import Problem
-from trainfast_runner.run_directory.result import Result
+from trainfast_runner.errors import Problem
+from trainfast_runner.machine.devices import Machine
+from trainfast_runner.memory.available import gpu_of, room_of
+from trainfast_runner.records.result import Result
+from trainfast_runner.records.tick import DeviceReading
+from trainfast_runner.results.comparison.difference import compare
+from trainfast_runner.search.advice.advisor import Situation, advise
+from trainfast_runner.settings import world
+from trainfast_runner.settings.compatibility.check import cannot_run_anywhere, check
+from trainfast_runner.settings.compatibility.facts import Facts
 from trainfast_runner.settings.spec import resolve
-from trainfast_runner.telemetry.readings import DeviceReading
 
 GIB = 2**30
 GPUS = tuple(

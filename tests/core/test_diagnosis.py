@@ -9,16 +9,16 @@ from pathlib import Path
 import pytest
 from diagnosed import GIB, Case, S, always
 
-from trainfast_runner.diagnosis.device_window import Window
-from trainfast_runner.diagnosis.figures import figures_by_scope
-from trainfast_runner.diagnosis.rules import NAMES, RULES, rule_that_spoke
-from trainfast_runner.diagnosis.stretch import ForeignProcess, Stretch, foreign_processes
-from trainfast_runner.diagnosis.verdicts import diagnose
-from trainfast_runner.follow import Follower
-from trainfast_runner.outcome.summary import summarise
-from trainfast_runner.outcome.verdict import Verdict
-from trainfast_runner.run_directory.records import Clock, Event, RunFile
-from trainfast_runner.run_directory.run_records import read_records
+from trainfast_runner.records.run_file import Clock, Event, RunFile
+from trainfast_runner.records.run_records import read_records
+from trainfast_runner.results.bottleneck.device_window import Window
+from trainfast_runner.results.bottleneck.figures import figures_by_scope
+from trainfast_runner.results.bottleneck.measured_window import ForeignProcess, Stretch, foreign_processes
+from trainfast_runner.results.bottleneck.rules import NAMES, RULES, rule_that_spoke
+from trainfast_runner.results.bottleneck.verdicts import diagnose
+from trainfast_runner.results.summary import summarise
+from trainfast_runner.results.verdict import Verdict
+from trainfast_runner.running.follower import Follower
 
 HOT = {"throttle_reasons": ["sw_thermal"], "sm_clock_mhz": 990, "temperature_c": 94}
 DDP = {"strategy": "ddp"}

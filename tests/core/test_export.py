@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from trainfast_runner.problem import Problem
-from trainfast_runner.run_directory.records import Clock, RunFile
-from trainfast_runner.settings.export import Exported, export
+from trainfast_runner.errors import Problem
+from trainfast_runner.export.formats import Exported, export
+from trainfast_runner.records.run_file import Clock, RunFile
 from trainfast_runner.settings.knobs import defaults
 
 

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from trainfast_runner.hardware.process_tree import boot_id
-from trainfast_runner.run_directory.records import Clock, RunFile
-from trainfast_runner.settings.export import export
+from trainfast_runner.export.formats import export
+from trainfast_runner.machine.processes import boot_id
+from trainfast_runner.records.run_file import Clock, RunFile
 from trainfast_runner.settings.spec import expand_paths, resolve
 
 MINE = """

@@ -8,11 +8,12 @@ import msgspec
 import pytest
 from layered_model import model_of, spec_with
 
-from trainfast_runner.hardware.machine import Machine
-from trainfast_runner.memory_model import MemoryModel, corrections
-from trainfast_runner.memory_model.corrections import Correction
-from trainfast_runner.memory_model.fitting import COLD_COMPILER_BYTES, COUNTED_BYTES, UNMEASURED_BYTES, Fit, fit_of
-from trainfast_runner.telemetry.readings import DeviceReading
+from trainfast_runner.machine.devices import Machine
+from trainfast_runner.memory import corrections
+from trainfast_runner.memory.corrections import Correction
+from trainfast_runner.memory.fitting import COLD_COMPILER_BYTES, COUNTED_BYTES, UNMEASURED_BYTES, Fit, fit_of
+from trainfast_runner.memory.model import MemoryModel
+from trainfast_runner.records.tick import DeviceReading
 
 MIB, GIB = 1 << 20, 1 << 30
 CPU = Machine(device="cpu", gpus=(), nvml_gpus=(), cores=2)

@@ -12,13 +12,13 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from trainfast_runner.hardware.foreign_process import end, refuse, still_runs
-from trainfast_runner.hardware.process_rows import ProcessList, ProcessRow
-from trainfast_runner.hardware.process_tree import Identity, identify
-from trainfast_runner.problem import Problem
-from trainfast_runner.run_directory.home import Home, shared_lock
-from trainfast_runner.supervision.run_processes import run_with
-from trainfast_runner.telemetry.readings import DeviceProcess, DeviceReading
+from trainfast_runner.errors import Problem
+from trainfast_runner.machine.foreign_process import end, refuse, still_runs
+from trainfast_runner.machine.process_rows import ProcessList, ProcessRow
+from trainfast_runner.machine.processes import Identity, identify
+from trainfast_runner.records.home import Home, shared_lock
+from trainfast_runner.records.tick import DeviceProcess, DeviceReading
+from trainfast_runner.running.run_processes import run_with
 
 MARK = "a name (with ) brackets"
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 import msgspec
 from layered_model import model_of, spec_with
 
-from trainfast_runner.launch import RunPlan
-from trainfast_runner.memory_model import MemoryModel, corrections
-from trainfast_runner.search.prediction import Foresight
+from trainfast_runner.memory import corrections
+from trainfast_runner.memory.model import MemoryModel
+from trainfast_runner.running.launch import RunPlan
+from trainfast_runner.search.predicted_size import Foresight
 
 MIB = 1 << 20
 PLAN = RunPlan(

@@ -13,11 +13,11 @@ import pytest
 from benchmarks.gpu_check import why_left_out
 from benchmarks.several_gpus import matrix_of
 
-from trainfast_runner.combinations.check import check
-from trainfast_runner.combinations.facts import Facts
-from trainfast_runner.hardware.machine import Machine
+from trainfast_runner.machine.devices import Machine
+from trainfast_runner.records.tick import DeviceReading
+from trainfast_runner.settings.compatibility.check import check
+from trainfast_runner.settings.compatibility.facts import Facts
 from trainfast_runner.settings.spec import resolve
-from trainfast_runner.telemetry.readings import DeviceReading
 from trainfast_runner.worker.spec import CHOICES
 from trainfast_tui.cli import parser
 

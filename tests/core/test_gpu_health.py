@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from trainfast_runner.doctor.gpus import gpu_checks
-from trainfast_runner.hardware.gpu_health import ailments
-from trainfast_runner.telemetry.readings import DeviceProcess, DeviceReading, HostReading, Tick
+from trainfast_runner.machine.doctor.gpus import gpu_checks
+from trainfast_runner.machine.gpu_health import ailments
+from trainfast_runner.records.tick import DeviceProcess, DeviceReading, HostReading, Tick
 from trainfast_tui.cli.monitor_details import below, ecc_errors, link
 
 LINK = {"pcie_generation": 4, "pcie_width": 16, "pcie_generation_max": 4, "pcie_width_max": 16}

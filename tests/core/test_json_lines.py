@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from trainfast_runner.run_directory.json_lines import write_atomically
+from trainfast_runner.records.json_lines import write_atomically
 
 PATIENCE_S = 30.0
 

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainfast_runner.problem import Problem
+from trainfast_runner.errors import Problem
 from trainfast_runner.settings.knob_values import BYTE_UNITS, Choice, parse_bytes, parse_bytes_per_rank
 from trainfast_runner.settings.knobs import BY_NAME, KNOBS, defaults, knob
 

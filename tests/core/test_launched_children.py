@@ -10,13 +10,13 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from trainfast_runner import training_python
-from trainfast_runner.hardware.process_tree import boot_id, identify
-from trainfast_runner.launch import _spawn_supervisor
-from trainfast_runner.problem import Problem
-from trainfast_runner.run_directory.home import Home
-from trainfast_runner.run_directory.json_lines import read_all
-from trainfast_runner.run_directory.records import Clock, Event, RunFile
+from trainfast_runner.errors import Problem
+from trainfast_runner.machine import training_python
+from trainfast_runner.machine.processes import boot_id, identify
+from trainfast_runner.records.home import Home
+from trainfast_runner.records.json_lines import read_all
+from trainfast_runner.records.run_file import Clock, Event, RunFile
+from trainfast_runner.running.launch import _spawn_supervisor
 from trainfast_runner.search.control import start_search
 from trainfast_runner.settings.spec import resolve
 

@@ -15,7 +15,17 @@ def loaded(statement: str) -> set[str]:
     return set(done.stdout.split())
 
 
-@pytest.mark.parametrize("module", ["launch", "supervisor", "settings.presets", "follow", "runs", "telemetry.sampler"])
+@pytest.mark.parametrize(
+    "module",
+    [
+        "running.launch",
+        "running.supervisor",
+        "settings.presets",
+        "running.follower",
+        "running.history",
+        "machine.telemetry.sampler",
+    ],
+)
 def test_the_headless_half_needs_no_screen(module: str) -> None:
     assert not loaded(f"import trainfast_runner.{module}") & {"textual", "rich", "trainfast_tui", *STACK}
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from trainfast_runner.model_size import least_weight_bytes
+from trainfast_runner.memory.model_size import least_weight_bytes
 from trainfast_runner.settings.spec import resolve
 
 

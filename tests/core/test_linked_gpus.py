@@ -6,8 +6,8 @@ import pytest
 import stand_in
 from stand_in import Gpu, Machine
 
-from trainfast_runner.hardware.linked_gpus import Choice
-from trainfast_runner.hardware.machine import look
+from trainfast_runner.machine.devices import look
+from trainfast_runner.machine.linked_gpus import Choice
 
 GIB = 2**30
 PAIRS = ((0, 1), (2, 3))

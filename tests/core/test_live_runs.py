@@ -8,9 +8,9 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from trainfast_runner import launch
-from trainfast_runner.run_directory.home import Home, shared_lock
-from trainfast_runner.run_directory.records import Clock, RunFile
+from trainfast_runner.records.home import Home, shared_lock
+from trainfast_runner.records.run_file import Clock, RunFile
+from trainfast_runner.running import launch
 from trainfast_runner.settings.spec import resolve
 
 PLAN = launch.RunPlan(

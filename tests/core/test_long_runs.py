@@ -12,16 +12,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainfast_runner.follow import Follower
-from trainfast_runner.outcome.summary import summarise
-from trainfast_runner.outcome.verdict import Verdict
-from trainfast_runner.run_directory import run_records
-from trainfast_runner.run_directory.output_log import OutputLog
-from trainfast_runner.run_directory.records import Clock, RunFile
-from trainfast_runner.run_directory.result import Result
-from trainfast_runner.run_directory.run_records import RunRecords, rank_file, read_records
-from trainfast_runner.run_directory.step_lines import capped_steps
-from trainfast_runner.run_directory.thinned import ENDS, Thinned
+from trainfast_runner.records import run_records
+from trainfast_runner.records.output_log import OutputLog
+from trainfast_runner.records.result import Result
+from trainfast_runner.records.run_file import Clock, RunFile
+from trainfast_runner.records.run_records import RunRecords, rank_file, read_records
+from trainfast_runner.records.step_lines import capped_steps
+from trainfast_runner.records.thinned import ENDS, Thinned
+from trainfast_runner.results.summary import summarise
+from trainfast_runner.results.verdict import Verdict
+from trainfast_runner.running.follower import Follower
 from trainfast_tui.cli.summary import notes
 
 S = 1_000_000_000
@@ -154,7 +154,7 @@ def test_the_hole_in_capped_steps_is_stepped_over_and_counted(tmp_path: Path, co
 def test_where_files_have_no_holes_the_steps_behind_the_head_are_cut(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("trainfast_runner.run_directory.output_log._punch", lambda *_: False)
+    monkeypatch.setattr("trainfast_runner.records.output_log._punch", lambda *_: False)
     write_run(tmp_path, watch_uuids=[])
     log = capped_steps(tmp_path / "steps.jsonl", 64 * KIB)
     follower = Follower(tmp_path)

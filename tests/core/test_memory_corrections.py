@@ -11,14 +11,14 @@ import msgspec
 import pytest
 from layered_model import Tracer, model_of, spec_with
 
-from trainfast_runner import memory_model
-from trainfast_runner.hardware.machine import Machine
-from trainfast_runner.memory_model import MemoryModel, corrections, tracing
-from trainfast_runner.memory_model.fitting import fit_of
-from trainfast_runner.outcome.explained_run import models_of
-from trainfast_runner.run_directory.records import Clock, RunFile, Step
-from trainfast_runner.run_directory.result import Conditions, Memory, Result, RunError
-from trainfast_runner.run_directory.run_records import DeviceSample, RunRecords
+from trainfast_runner.machine.devices import Machine
+from trainfast_runner.memory import corrections, tracing
+from trainfast_runner.memory.fitting import fit_of
+from trainfast_runner.memory.model import MemoryModel
+from trainfast_runner.records.result import Conditions, Memory, Result, RunError
+from trainfast_runner.records.run_file import Clock, RunFile, Step
+from trainfast_runner.records.run_records import DeviceSample, RunRecords
+from trainfast_runner.results.explained_run import models_of
 from trainfast_runner.settings.spec import RunSpec
 
 CPU = Machine(device="cpu", gpus=(), nvml_gpus=(), cores=2)
@@ -207,7 +207,7 @@ def test_a_search_teaches_by_the_sizes_it_tried(tmp_path: Path) -> None:
 
 
 def test_a_probe_that_ran_out_teaches_by_the_size_it_was_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(memory_model, "cached_model", lambda *_arguments: MODEL)
+    monkeypatch.setattr(tracing, "cached_model", lambda *_arguments: MODEL)
     tried = most_in(tmp_path) - 10
     records = a_failed_run(spec_with(batch_size=8), role="probe")
     records.tried[:] = [8, tried]

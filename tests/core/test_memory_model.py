@@ -12,10 +12,12 @@ from hypothesis import given
 from hypothesis import strategies as some
 from layered_model import BLOCK, HEAD, KEPT_BY_BLOCK, PASSING, ROOT, Tracer, model_of, spec_with
 
-from trainfast_runner.memory_model import CATEGORIES, cached_model, cached_models, tracing
-from trainfast_runner.memory_model.pipeline import Pipeline, Stage, stage_count
-from trainfast_runner.memory_model.sharing import PIPELINES, PREDICTED, STAGED
-from trainfast_runner.problem import Problem
+from trainfast_runner.errors import Problem
+from trainfast_runner.memory import tracing
+from trainfast_runner.memory.pipeline import Pipeline, Stage, stage_count
+from trainfast_runner.memory.prediction import CATEGORIES
+from trainfast_runner.memory.sharding import PIPELINES, PREDICTED, STAGED
+from trainfast_runner.memory.tracing import cached_model, cached_models
 
 
 @given(layers=some.integers(1, 200), batch=some.integers(1, 10_000))

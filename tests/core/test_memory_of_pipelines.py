@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as some
 from tests.core.test_memory_model import BLOCK, HEAD, KEPT_BY_BLOCK, PASSING, ROOT, model_of, spec_with
 
-from trainfast_runner.memory_model import MemoryModel
-from trainfast_runner.memory_model.pipeline import Action, Pipeline, Stage, order
-from trainfast_runner.problem import Problem
+from trainfast_runner.errors import Problem
+from trainfast_runner.memory.model import MemoryModel
+from trainfast_runner.memory.pipeline import Action, Pipeline, Stage, order
 
 HIDDEN, OUTPUT = 5, 11
 """Elements a sample of what passes between stages, and of the logits."""

@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
-from trainfast_runner.hardware.machine import Machine
-from trainfast_runner.memory_model import room as memory_room
-from trainfast_runner.memory_model.room import Room, room_of
+from trainfast_runner.machine.devices import Machine
+from trainfast_runner.memory import available as memory_room
+from trainfast_runner.memory.available import Room, room_of
+from trainfast_runner.records.tick import DeviceReading
 from trainfast_runner.search import limits
 from trainfast_runner.settings.knobs import defaults
 from trainfast_runner.settings.spec import RunSpec, resolve
-from trainfast_runner.telemetry.readings import DeviceReading
 
 MIB, GIB = 1 << 20, 1 << 30
 CPU = Machine(device="cpu", gpus=(), nvml_gpus=(), cores=2)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from trainfast_runner.run_directory.result import OomExplanation
+from trainfast_runner.records.result import OomExplanation
 from trainfast_runner.search.journal import Probe
 from trainfast_runner.search.nothing_fits import missing_bytes
 

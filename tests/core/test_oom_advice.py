@@ -1,6 +1,6 @@
 """What a person is told to turn when memory ended."""
 
-from trainfast_runner.outcome.oom_advice import cheapest
+from trainfast_runner.memory.oom_advice import cheapest
 from trainfast_runner.settings.spec import resolve
 
 ALLOCATOR = "DefaultCPUAllocator: can't allocate memory: you tried to allocate 8589934592 bytes"

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from trainfast_runner.hardware.calibration import Ceiling
-from trainfast_runner.hardware.peaks import PEAKS, peak_of
+from trainfast_runner.machine.calibration import Ceiling
+from trainfast_runner.machine.peaks import PEAKS, peak_of
 
 
 @pytest.mark.parametrize(

@@ -2,11 +2,11 @@
 
 import pytest
 
-from trainfast_runner.combinations import world
-from trainfast_runner.combinations.check import check
-from trainfast_runner.combinations.facts import Facts
-from trainfast_runner.hardware.machine import Machine
-from trainfast_runner.problem import Problem
+from trainfast_runner.errors import Problem
+from trainfast_runner.machine.devices import Machine
+from trainfast_runner.settings import world
+from trainfast_runner.settings.compatibility.check import check
+from trainfast_runner.settings.compatibility.facts import Facts
 from trainfast_runner.settings.spec import resolve
 from trainfast_runner.worker.strategies import pipeline_stages
 
@@ -68,6 +68,6 @@ def test_what_runs_is_let_through_on_as_many_processes_as_it_needs() -> None:
 
 
 def test_launcher_and_worker_cut_the_same_families() -> None:
-    from trainfast_runner.combinations.pipeline_rules import OBJECTIVES
+    from trainfast_runner.settings.compatibility.pipeline_rules import OBJECTIVES
 
     assert set(OBJECTIVES) == set(pipeline_stages.LAYOUTS)

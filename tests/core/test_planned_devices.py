@@ -9,7 +9,7 @@ import pytest
 import stand_in
 from stand_in import Gpu, Machine
 
-from trainfast_runner.launch import RunPlan, plan
+from trainfast_runner.running.launch import RunPlan, plan
 from trainfast_runner.settings.spec import resolve
 
 MIG = "MIG-41a36bfc-73e2-5e3d-8b3a-2b7a4b0d0ac0"

@@ -8,13 +8,13 @@ import msgspec
 import pytest
 from test_memory_model import model_of, spec_with
 
-from trainfast_runner import memory_model
-from trainfast_runner.memory_model import MemoryModel
-from trainfast_runner.memory_model.predicted_run import with_prediction
-from trainfast_runner.outcome.summary import summarise
-from trainfast_runner.outcome.verdict import Verdict
-from trainfast_runner.run_directory.records import Clock, RunFile
-from trainfast_runner.run_directory.run_records import RunRecords
+from trainfast_runner.memory import tracing
+from trainfast_runner.memory.model import MemoryModel
+from trainfast_runner.memory.predicted_run import with_prediction
+from trainfast_runner.records.run_file import Clock, RunFile
+from trainfast_runner.records.run_records import RunRecords
+from trainfast_runner.results.summary import summarise
+from trainfast_runner.results.verdict import Verdict
 from trainfast_runner.settings.spec import RunSpec
 
 
@@ -31,7 +31,7 @@ def test_a_trace_that_landed_after_the_start_is_in_the_result(monkeypatch: pytes
         asked.append((spec, device, python))
         return model_of(12)
 
-    monkeypatch.setattr(memory_model, "cached_model", cached)
+    monkeypatch.setattr(tracing, "cached_model", cached)
     found = with_prediction(RunRecords(run=a_run()))
     expected = model_of(12).predict(spec_with(batch_size=5000))
     assert found.run is not None
@@ -42,15 +42,15 @@ def test_a_trace_that_landed_after_the_start_is_in_the_result(monkeypatch: pytes
 
 
 def test_what_was_predicted_before_the_start_stays(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(memory_model, "cached_model", lambda *_arguments: model_of(12))
+    monkeypatch.setattr(tracing, "cached_model", lambda *_arguments: model_of(12))
     before = RunRecords(run=a_run(predicted={"total_bytes": 7}))
     assert with_prediction(before) is before
 
 
 def test_without_a_trace_and_with_knobs_of_another_version_there_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(memory_model, "cached_model", lambda *_arguments: None)
+    monkeypatch.setattr(tracing, "cached_model", lambda *_arguments: None)
     assert with_prediction(RunRecords(run=a_run())).run == a_run()
     assert with_prediction(RunRecords()).run is None
-    monkeypatch.setattr(memory_model, "cached_model", lambda *_arguments: model_of(12))
+    monkeypatch.setattr(tracing, "cached_model", lambda *_arguments: model_of(12))
     strange = a_run(knobs={**a_run().knobs, "strategy": "something newer"})
     assert with_prediction(RunRecords(run=strange)).run == strange

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from trainfast_runner.problem import Problem
+from trainfast_runner.errors import Problem
 from trainfast_runner.settings import presets
 from trainfast_runner.settings.spec import expand_paths, resolve, with_setting
 

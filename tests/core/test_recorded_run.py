@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from trainfast_runner.diagnosis.joined_steps import joined_steps
-from trainfast_runner.follow import Follower
-from trainfast_runner.run_directory.home import Home, read_result
-from trainfast_runner.run_directory.run_records import read_records
-from trainfast_runner.run_directory.telemetry_lines import read_ticks
+from trainfast_runner.records.home import Home, read_result
+from trainfast_runner.records.run_records import read_records
+from trainfast_runner.records.telemetry_lines import read_ticks
+from trainfast_runner.results.bottleneck.joined_steps import joined_steps
+from trainfast_runner.running.follower import Follower
 
 RECORDED = Path(__file__).parents[1] / "recorded_runs" / "20261121-133323-tiny-llama-d703"
 """24 steps on a CPU beside a GPU that is held back by heat; every line of its telemetry is a whole tick."""

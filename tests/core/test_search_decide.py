@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace as replace_struct
 
-from trainfast_runner.search.answer import aligned, answer
 from trainfast_runner.search.decide import TOLERANCE_BYTES, TOLERANCE_SHARE, Known, decide
+from trainfast_runner.search.found import aligned, answer
 from trainfast_runner.search.journal import Predicted, Probe, Proof, RankPeaks
 
 MIB = 1 << 20

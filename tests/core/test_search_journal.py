@@ -8,18 +8,18 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from trainfast_runner.hardware.process_tree import boot_id
-from trainfast_runner.launch import RunPlan
-from trainfast_runner.problem import Problem
-from trainfast_runner.run_directory.home import Home
-from trainfast_runner.run_directory.records import SCHEMA, Clock
-from trainfast_runner.run_directory.result import Result
+from trainfast_runner.errors import Problem
+from trainfast_runner.machine.processes import boot_id
+from trainfast_runner.records.home import Home
+from trainfast_runner.records.result import Result
+from trainfast_runner.records.run_file import SCHEMA, Clock
+from trainfast_runner.records.tick import DeviceProcess, DeviceReading, HostReading, Tick
+from trainfast_runner.running.launch import RunPlan
 from trainfast_runner.search import conduct
 from trainfast_runner.search.conduct import worked_seconds
 from trainfast_runner.search.control import cancel, conductor_of, pause, resume
 from trainfast_runner.search.decide import Known, Step, known
 from trainfast_runner.search.fit import Fit, PhaseLine
-from trainfast_runner.search.follow import SearchFollower
 from trainfast_runner.search.foreign import grown
 from trainfast_runner.search.journal import (
     JOURNAL_FILE,
@@ -43,9 +43,9 @@ from trainfast_runner.search.journal import (
 from trainfast_runner.search.opening import Options
 from trainfast_runner.search.probe_record import proof_of
 from trainfast_runner.search.report import report
+from trainfast_runner.search.search_follower import SearchFollower
 from trainfast_runner.search.searches import new_search, newest_search, search_directories, unfinished
 from trainfast_runner.settings.spec import resolve
-from trainfast_runner.telemetry.readings import DeviceProcess, DeviceReading, HostReading, Tick
 
 MIB = 1 << 20
 SECOND = 1_000_000_000

@@ -2,8 +2,8 @@
 
 import pytest
 
-from trainfast_runner.telemetry.readings import DeviceReading
-from trainfast_runner.telemetry.slowdown import degrees_left, slows_down_at_c
+from trainfast_runner.machine.telemetry.slowdown import degrees_left, slows_down_at_c
+from trainfast_runner.records.tick import DeviceReading
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ import random
 
 import pytest
 
-from trainfast_runner.diagnosis.steady_state import SteadyState, drift_words, steady_state
+from trainfast_runner.results.bottleneck.steady_state import SteadyState, drift_words, steady_state
 
 S = 1_000_000_000
 

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from trainfast_runner.diagnosis.device_track import DeviceConditions
-from trainfast_runner.diagnosis.step_conditions import StepJoin, join_of
-from trainfast_runner.run_directory.records import Step
-from trainfast_runner.run_directory.run_records import DeviceSample
+from trainfast_runner.records.run_file import Step
+from trainfast_runner.records.run_records import DeviceSample
+from trainfast_runner.results.bottleneck.device_track import DeviceConditions
+from trainfast_runner.results.bottleneck.step_conditions import StepJoin, join_of
 
 MS = 1_000_000
 S = 1_000 * MS

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from trainfast_runner.problem import Problem
+from trainfast_runner.errors import Problem
 from trainfast_runner.settings import presets
 from trainfast_runner.settings.spec import expand_paths, from_preset, resolve
 

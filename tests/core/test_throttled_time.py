@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 from scenario import HW_THERMAL, POWER_BRAKE, SW_POWER_CAP, SW_THERMAL, THERMAL, Moment, Scenario
 
-from trainfast_runner.diagnosis.device_track import DeviceConditions
-from trainfast_runner.diagnosis.device_window import Window, throttle
-from trainfast_runner.diagnosis.step_conditions import join_of
-from trainfast_runner.run_directory.records import Step
-from trainfast_runner.run_directory.run_records import DeviceSample
-from trainfast_runner.telemetry.sampled_reasons import SampledReasons
-from trainfast_runner.telemetry.throttle import decode
+from trainfast_runner.machine.telemetry.sampled_reasons import SampledReasons
+from trainfast_runner.machine.telemetry.throttle import decode
+from trainfast_runner.records.run_file import Step
+from trainfast_runner.records.run_records import DeviceSample
+from trainfast_runner.results.bottleneck.device_track import DeviceConditions
+from trainfast_runner.results.bottleneck.device_window import Window, throttle
+from trainfast_runner.results.bottleneck.step_conditions import join_of
 
 S = 1_000_000_000
 GPU = "GPU-0"

@@ -8,15 +8,15 @@ from pathlib import Path
 
 import pytest
 
-from trainfast_runner.launch import RunPlan
-from trainfast_runner.memory_model.tracing import Untraceable, trace_model
-from trainfast_runner.problem import Problem
-from trainfast_runner.run_directory.home import Home
+from trainfast_runner.errors import Problem
+from trainfast_runner.memory.tracing import Untraceable, trace_model
+from trainfast_runner.memory.warm_tracer import WarmTracer
+from trainfast_runner.records.home import Home
+from trainfast_runner.running.launch import RunPlan
 from trainfast_runner.search import conduct
 from trainfast_runner.search.opening import Options, open_search
-from trainfast_runner.search.prediction import Foresight
+from trainfast_runner.search.predicted_size import Foresight
 from trainfast_runner.settings.spec import resolve
-from trainfast_runner.warm_tracer import WarmTracer
 
 SAYS_WHAT_IT_SEES = """#!{python}
 import json, os

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from trainfast_runner.hardware.process_tree import identify
-from trainfast_runner.problem import Problem
-from trainfast_runner.training_python import GivenUp, ask, ask_each
+from trainfast_runner.errors import Problem
+from trainfast_runner.machine.processes import identify
+from trainfast_runner.machine.training_python import GivenUp, ask, ask_each
 
 STUBBORN = """
 import os, pathlib, sys, time

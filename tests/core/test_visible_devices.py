@@ -9,10 +9,9 @@ import pytest
 import stand_in
 from stand_in import Gpu, Machine
 
-from trainfast_runner import training_python
-from trainfast_runner.hardware import gpu_presence
-from trainfast_runner.hardware.machine import Machine as Seen
-from trainfast_runner.hardware.machine import _asked_of_cuda, look
+from trainfast_runner.machine import gpu_presence, training_python
+from trainfast_runner.machine.devices import Machine as Seen
+from trainfast_runner.machine.devices import _asked_of_cuda, look
 
 CUDA = {"torch": "2.13.0", "torch.version.cuda": "13.0", "torch.version.hip": None}
 CPU = {"torch": "2.13.0", "torch.version.cuda": None, "torch.version.hip": None}
@@ -88,7 +87,7 @@ def test_an_nvml_failure_with_gpus_present_is_refused_and_says_what_to_do() -> N
 
 def test_a_driver_that_is_not_loaded_is_no_gpu_unless_there_is_a_sign_of_one(monkeypatch: pytest.MonkeyPatch) -> None:
     for sign in (None, "the PCI bus lists 0000:3b:00.0"):
-        monkeypatch.setattr("trainfast_runner.hardware.machine.sign_of_a_gpu", lambda python, sign=sign: sign)
+        monkeypatch.setattr("trainfast_runner.machine.devices.sign_of_a_gpu", lambda python, sign=sign: sign)
         with stand_in.installed(Machine([], init_code=9)):
             machine = look(CUDA, environment={})
         if sign is None:

@@ -16,18 +16,18 @@ from pathlib import Path
 import psutil
 import pytest
 
-from trainfast_runner.memory_model.tracing import Tracing, trace_model
-from trainfast_runner.problem import Problem
+from trainfast_runner.errors import Problem
+from trainfast_runner.machine.training_python import GivenUp
+from trainfast_runner.memory.tracing import Tracing, trace_model
+from trainfast_runner.memory.warm_tracer import WarmTracer
 from trainfast_runner.settings.spec import RunSpec, resolve
-from trainfast_runner.training_python import GivenUp
-from trainfast_runner.warm_tracer import WarmTracer
 
 PATIENCE_S = 120
 SMALL = ("model.hidden_size=32", "model.num_hidden_layers=1", "model.vocab_size=512", "seq_len=16")
 KILLED = """
 import sys, threading
-from trainfast_runner.warm_tracer import WarmTracer
-from trainfast_runner.memory_model.tracing import trace_model
+from trainfast_runner.memory.warm_tracer import WarmTracer
+from trainfast_runner.memory.tracing import trace_model
 from trainfast_runner.settings.spec import resolve
 trace_model(resolve("tiny-llama", sys.argv[1:]), tracer=WarmTracer())
 """

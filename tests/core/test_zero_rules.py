@@ -7,13 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from trainfast_runner import extensions
-from trainfast_runner.combinations import zero_rules
-from trainfast_runner.combinations.check import check
-from trainfast_runner.combinations.facts import Facts
-from trainfast_runner.hardware import machine
-from trainfast_runner.hardware.machine import Machine
-from trainfast_runner.problem import Problem
+from trainfast_runner.errors import Problem
+from trainfast_runner.machine import devices, extensions
+from trainfast_runner.machine.devices import Machine
+from trainfast_runner.settings.compatibility import zero_rules
+from trainfast_runner.settings.compatibility.check import check
+from trainfast_runner.settings.compatibility.facts import Facts
 from trainfast_runner.settings.spec import resolve
 
 CPU = Machine(device="cpu", gpus=(), nvml_gpus=(), cores=2)
@@ -109,7 +108,7 @@ def test_a_disk_needs_a_compiler_and_libaio(tmp_path: Path, monkeypatch: pytest.
 def test_half_precision_needs_the_instructions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     flags = tmp_path / "cpuinfo"
     flags.write_text("flags: avx512f\n")
-    monkeypatch.setattr(machine, "CPU_INFO", flags)
+    monkeypatch.setattr(devices, "CPU_INFO", flags)
     assert refusal("strategy=zero2", "precision=fp16").advice == "precision=bf16"
 
 

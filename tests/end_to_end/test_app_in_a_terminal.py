@@ -13,8 +13,8 @@ import pytest
 
 from cli.command import COMMAND, Cli, until
 from end_to_end.terminal import Terminal, needs_tmux
-from trainfast_runner.run_directory.json_lines import read_all
-from trainfast_runner.run_directory.records import Event
+from trainfast_runner.records.json_lines import read_all
+from trainfast_runner.records.run_file import Event
 
 pytestmark = needs_tmux
 QUICK = """schema = 1

@@ -11,10 +11,10 @@ from scenario import Scenario
 
 from cli.command import COMMAND, SMALL, Cli, until
 from end_to_end.terminal import Terminal, needs_tmux
-from trainfast_runner.run_directory.json_lines import read_all
-from trainfast_runner.run_directory.records import Event
-from trainfast_runner.run_directory.telemetry_lines import read_ticks
-from trainfast_runner.telemetry.readings import Tick
+from trainfast_runner.records.json_lines import read_all
+from trainfast_runner.records.run_file import Event
+from trainfast_runner.records.telemetry_lines import read_ticks
+from trainfast_runner.records.tick import Tick
 
 pytestmark = [needs_tmux, pytest.mark.long]
 ENDLESS = ["--set", "steps=1000000", "--set", "watch=0+1+2"]

@@ -6,8 +6,8 @@ import shared_object
 import stand_in
 from stand_in import Machine
 
-from trainfast_runner.telemetry.nvml import Nvml
-from trainfast_runner.telemetry.readings import DeviceReading
+from trainfast_runner.machine.telemetry.nvml import Nvml
+from trainfast_runner.records.tick import DeviceReading
 
 SECOND_NS = 1_000_000_000
 

@@ -8,9 +8,9 @@ from typing import Any
 
 import msgspec
 
-from trainfast_runner.hardware.device_events import DeviceEvents, own_pids, sees_host_pids
-from trainfast_runner.run_directory.records import Event
-from trainfast_runner.telemetry.readings import DeviceProcess, DeviceReading, HostReading, Tick
+from trainfast_runner.machine.device_events import DeviceEvents, own_pids, sees_host_pids
+from trainfast_runner.records.run_file import Event
+from trainfast_runner.records.tick import DeviceProcess, DeviceReading, HostReading, Tick
 
 MIB = 1 << 20
 

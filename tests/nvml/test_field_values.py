@@ -8,8 +8,8 @@ import pynvml
 import pytest
 from stand_in import Machine, gpus
 
-from trainfast_runner.telemetry.counters import DurationCounter
-from trainfast_runner.telemetry.fields import FIELDS, UNSIGNED_LONG_LONG, Question, Unwrapped
+from trainfast_runner.machine.telemetry.counters import DurationCounter
+from trainfast_runner.machine.telemetry.fields import FIELDS, UNSIGNED_LONG_LONG, Question, Unwrapped
 
 SW, HW, BRAKE = 269, 270, 271
 

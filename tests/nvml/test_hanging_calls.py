@@ -7,10 +7,10 @@ import pytest
 import stand_in
 from stand_in import Machine, gpus
 
-from trainfast_runner.telemetry import failures
-from trainfast_runner.telemetry import nvml as nvml_module
-from trainfast_runner.telemetry.nvml import Nvml
-from trainfast_runner.telemetry.patience import Job, Patience
+from trainfast_runner.machine.telemetry import failures
+from trainfast_runner.machine.telemetry import nvml as nvml_module
+from trainfast_runner.machine.telemetry.nvml import Nvml
+from trainfast_runner.machine.telemetry.patience import Job, Patience
 
 
 @pytest.fixture

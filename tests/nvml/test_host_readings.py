@@ -10,9 +10,10 @@ from dataclasses import replace
 import psutil
 import pytest
 
-from trainfast_runner.telemetry import kernel_figures, process_stat, process_tree, take_tick
-from trainfast_runner.telemetry.host import HostReader
-from trainfast_runner.telemetry.process_tree import ProcessTree
+from trainfast_runner.machine.telemetry import kernel_figures, process_stat, run_processes
+from trainfast_runner.machine.telemetry.host import HostReader
+from trainfast_runner.machine.telemetry.run_processes import ProcessTree
+from trainfast_runner.machine.telemetry.sampler import take_tick
 
 BUSY = "import sys; print('up', flush=True)\nwhile True: pass"
 PARENT = """
@@ -210,7 +211,7 @@ def test_a_tree_uses_what_psutil_says_its_processes_use(parent: subprocess.Popen
 def test_a_child_that_is_born_later_is_found(tells_newest_pid: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     if not tells_newest_pid:
         # As a sandbox has it.
-        monkeypatch.setattr(process_tree, "content", lambda path: b"0.00 0.00 0.00 0/0 0\n")
+        monkeypatch.setattr(run_processes, "content", lambda path: b"0.00 0.00 0.00 0/0 0\n")
     script = "read line; sleep 100 & echo $!; read line; kill $!"
     with subprocess.Popen(["sh", "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as shell:
         assert shell.stdin
@@ -243,7 +244,7 @@ def test_a_pid_that_came_to_somebody_else_is_no_member_any_more(
         stat = process_stat.read_stat(pid)
         return stat and replace(stat, start_ticks=stat.start_ticks + 1)
 
-    monkeypatch.setattr(process_tree, "read_stat", later)
+    monkeypatch.setattr(run_processes, "read_stat", later)
     assert tree.read() is None
 
 

@@ -11,9 +11,9 @@ import pytest
 from stand_in import Machine, gpus
 
 import trainfast_runner
-from trainfast_runner.telemetry import failures
-from trainfast_runner.telemetry.binding import cure
-from trainfast_runner.telemetry.nvml import Nvml
+from trainfast_runner.machine.telemetry import failures
+from trainfast_runner.machine.telemetry.binding import cure
+from trainfast_runner.machine.telemetry.nvml import Nvml
 
 RUNNER = Path(next(iter(trainfast_runner.__path__))).parent
 
@@ -179,8 +179,8 @@ def test_a_foreign_pynvml_is_named_with_the_cure(tmp_path: Path, source: str, ke
     (tmp_path / "pynvml.py").write_text(source)
     script = (
         f"import sys; sys.path[:0] = [{str(tmp_path)!r}, {str(RUNNER)!r}]\n"
-        "from trainfast_runner.telemetry.nvml import Nvml\n"
-        "from trainfast_runner.telemetry.topology import read_topology\n"
+        "from trainfast_runner.machine.telemetry.nvml import Nvml\n"
+        "from trainfast_runner.machine.telemetry.topology import read_topology\n"
         f"print(Nvml().sample(0)[1][{key!r}])\n"
         "assert read_topology().missing\n"
     )
@@ -226,7 +226,7 @@ def test_a_broken_driver_library_is_not_called_missing(tmp_path: Path, broken: s
     else:
         library.write_bytes(b"" if broken == "empty" else b"no library at all" * 10)
     script = f"import sys; sys.path[:0] = [{str(RUNNER)!r}]\n" + (
-        "from trainfast_runner.telemetry import failures; print(failures.initialization(12, 'not found'))"
+        "from trainfast_runner.machine.telemetry import failures; print(failures.initialization(12, 'not found'))"
     )
     environment = {**os.environ, "LD_LIBRARY_PATH": str(tmp_path)}
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, env=environment)

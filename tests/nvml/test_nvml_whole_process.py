@@ -16,7 +16,7 @@ RUNNER = Path(next(iter(trainfast_runner.__path__))).parent
 ONE_TICK = f"""
 import sys; sys.path.insert(0, {str(RUNNER)!r})
 import msgspec
-from trainfast_runner.telemetry import take_tick
+from trainfast_runner.machine.telemetry.sampler import take_tick
 print(msgspec.json.encode(take_tick(settle_s=0.05)).decode())
 """
 

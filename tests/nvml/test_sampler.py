@@ -9,8 +9,8 @@ import pytest
 import stand_in
 from stand_in import Gpu, Machine, gpus
 
-from trainfast_runner.telemetry import HostReading, Sampler, Tick
-from trainfast_runner.telemetry.sampler import Cadence
+from trainfast_runner.machine.telemetry.sampler import Cadence, Sampler
+from trainfast_runner.records.tick import HostReading, Tick
 
 
 class Collected:

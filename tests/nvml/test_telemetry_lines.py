@@ -14,17 +14,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from stand_in import Machine, gpus
 
-from trainfast_runner.run_directory.json_lines import Appender
-from trainfast_runner.run_directory.run_records import read_records
-from trainfast_runner.run_directory.telemetry_lines import (
+from trainfast_runner.machine.telemetry.nvml import Nvml
+from trainfast_runner.records.json_lines import Appender
+from trainfast_runner.records.run_records import read_records
+from trainfast_runner.records.telemetry_lines import (
     WHOLE_EVERY,
     WHOLE_FIRST,
     TickEncoder,
     read_ticks,
     telemetry_tail,
 )
-from trainfast_runner.telemetry.nvml import Nvml
-from trainfast_runner.telemetry.readings import DeviceProcess, DeviceReading, HostReading, RunReading, Tick
+from trainfast_runner.records.tick import DeviceProcess, DeviceReading, HostReading, RunReading, Tick
 
 SECOND_NS = 1_000_000_000
 LINE_BYTES = 3000

@@ -7,10 +7,10 @@ from pathlib import Path
 import stand_in
 from stand_in import Gpu, Machine, gpus
 
-from trainfast_runner.run_directory.records import Event
-from trainfast_runner.run_directory.telemetry_lines import read_ticks
-from trainfast_runner.supervision.telemetry_log import TelemetryLog
-from trainfast_runner.telemetry.readings import Tick
+from trainfast_runner.records.run_file import Event
+from trainfast_runner.records.telemetry_lines import read_ticks
+from trainfast_runner.records.tick import Tick
+from trainfast_runner.running.telemetry_log import TelemetryLog
 
 
 def ticks(directory: Path) -> list[Tick]:

@@ -1,6 +1,6 @@
 import pytest
 
-from trainfast_runner.telemetry import throttle
+from trainfast_runner.machine.telemetry import throttle
 
 
 @pytest.mark.parametrize(

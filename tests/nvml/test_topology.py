@@ -6,8 +6,8 @@ import stand_in
 import stand_in_machine
 from stand_in import Gpu, Machine, gpus
 
-from trainfast_runner.hardware.interconnect import interconnect, meaning
-from trainfast_runner.telemetry.topology import Topology, ranges, read_topology
+from trainfast_runner.machine.interconnect import interconnect, meaning
+from trainfast_runner.machine.telemetry.topology import Topology, ranges, read_topology
 
 
 def seen(machine: Machine) -> Topology:

@@ -5,8 +5,8 @@ import queue
 import stand_in
 from stand_in import Gpu, Machine
 
-from trainfast_runner.telemetry import xid
-from trainfast_runner.telemetry.nvml import Nvml
+from trainfast_runner.machine.telemetry import xid
+from trainfast_runner.machine.telemetry.nvml import Nvml
 
 
 def test_an_xid_is_told_with_its_gpu_and_a_gpu_without_events_is_no_obstacle() -> None:

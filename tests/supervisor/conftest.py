@@ -15,12 +15,12 @@ from typing import Any
 import msgspec
 import pytest
 
-from trainfast_runner.hardware.process_tree import boot_id
-from trainfast_runner.run_directory.home import RESULT_FILE, is_alive, read_result, shared_lock
-from trainfast_runner.run_directory.json_lines import read_all
-from trainfast_runner.run_directory.records import Clock, Event, RunFile, WorkerLine
-from trainfast_runner.run_directory.result import Result
-from trainfast_runner.supervision.recovery import ranks_of, state_of
+from trainfast_runner.machine.processes import boot_id
+from trainfast_runner.records.home import RESULT_FILE, is_alive, read_result, shared_lock
+from trainfast_runner.records.json_lines import read_all
+from trainfast_runner.records.result import Result
+from trainfast_runner.records.run_file import Clock, Event, RunFile, WorkerLine
+from trainfast_runner.running.recovery import ranks_of, state_of
 
 PRELUDE = (Path(__file__).parent / "stand_in_training.py").read_text()
 PATIENCE_S = 120.0
@@ -67,7 +67,7 @@ class Run:
         # Held until the supervisor has its own, or a reader would take the run for one that was left behind.
         with shared_lock(self.directory), (self.directory / "supervisor.log").open("ab") as log:
             self.supervisor = subprocess.Popen(
-                [sys.executable, "-P", "-m", "trainfast_runner.supervisor", str(self.directory), *args],
+                [sys.executable, "-P", "-m", "trainfast_runner.running.supervisor", str(self.directory), *args],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,

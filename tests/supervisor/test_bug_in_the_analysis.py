@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from trainfast_runner.follow import Follower
-from trainfast_runner.outcome import summary
-from trainfast_runner.run_directory.home import Home, goes_on, is_alive, read_result, read_written_result
-from trainfast_runner.runs import list_rows
-from trainfast_runner.supervision.recovery import settle, state_of
+from trainfast_runner.records.home import Home, goes_on, is_alive, read_result, read_written_result
+from trainfast_runner.results import summary
+from trainfast_runner.running.follower import Follower
+from trainfast_runner.running.history import list_rows
+from trainfast_runner.running.recovery import settle, state_of
 
 from .conftest import Run, until
 
@@ -23,7 +23,7 @@ FAILURE = "the figures of this run could not be computed: ZeroDivisionError: of 
 def with_a_bug(tmp_path: Path, what: str) -> dict[str, str]:
     """The environment of a supervisor whose analysis does `what` where it computes the throughput."""
     (tmp_path / "sitecustomize.py").write_text(
-        f"import os, signal, sys, time\ntry:\n    from trainfast_runner.outcome import summary\n"
+        f"import os, signal, sys, time\ntry:\n    from trainfast_runner.results import summary\n"
         f"    right = summary._throughput\n    def wrong(*of):\n        {what}\n        return right(*of)\n"
         "    summary._throughput = wrong\nexcept ImportError:\n    pass\n"
     )
@@ -42,7 +42,7 @@ def test_a_bug_in_the_analysis_leaves_state_and_reason(run: Run, tmp_path: Path)
 
 def test_a_bug_in_reading_the_records_leaves_state_and_reason(run: Run, tmp_path: Path) -> None:
     (tmp_path / "sitecustomize.py").write_text(
-        "try:\n    from trainfast_runner.run_directory import run_records\n"
+        "try:\n    from trainfast_runner.records import run_records\n"
         "    def wrong(*of):\n        raise ZeroDivisionError('of a test')\n"
         "    run_records._read_steps = wrong\nexcept ImportError:\n    pass\n"
     )

@@ -9,7 +9,7 @@ import pytest
 import shared_object
 from scenario import Scenario
 
-from trainfast_runner.run_directory.telemetry_lines import read_ticks
+from trainfast_runner.records.telemetry_lines import read_ticks
 
 from .conftest import Run, until
 

@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import pytest
 
-from trainfast_runner.supervision.recovery import state_of
+from trainfast_runner.running.recovery import state_of
 
 from .conftest import Run
 

@@ -10,8 +10,8 @@ import msgspec
 
 from cli.history import result
 from supervisor.conftest import Run
-from trainfast_runner.follow import Follower
-from trainfast_runner.run_directory.home import shared_lock
+from trainfast_runner.records.home import shared_lock
+from trainfast_runner.running.follower import Follower
 
 
 def test_a_run_that_said_how_it_ended_is_not_over_before_its_result(run: Run) -> None:

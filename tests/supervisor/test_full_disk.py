@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import trainfast_runner
-from trainfast_runner.run_directory.home import read_result
+from trainfast_runner.records.home import read_result
 
 from .conftest import Run, until
 from .test_real_worker import real
@@ -86,7 +86,7 @@ def test_a_disk_that_fills_under_offload_path_is_the_reason(run: Run, tmp_path: 
         """,
         knobs={"strategy": "zero3-offload", "offload_path": str(disk)},
     )
-    within = f"mount -t tmpfs -o size=32m tmpfs {disk} && {sys.executable} -P -m trainfast_runner.supervisor"
+    within = f"mount -t tmpfs -o size=32m tmpfs {disk} && {sys.executable} -P -m trainfast_runner.running.supervisor"
     subprocess.run([*WITHIN_A_SMALL_DISK, f"{within} {run.directory} && ls {disk} > {tmp_path}/left"], check=True)
     result = read_result(run.directory)
     assert result is not None

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainfast_runner.run_directory.output_log import OutputLog, read_log
+from trainfast_runner.records.output_log import OutputLog, read_log
 
 from .conftest import Run
 
@@ -72,7 +72,7 @@ def test_a_live_log_with_a_hole_is_readable(tmp_path: Path) -> None:
 
 
 def test_without_holes_in_files_the_log_is_truncated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("trainfast_runner.run_directory.output_log._punch", lambda *_: False)
+    monkeypatch.setattr("trainfast_runner.records.output_log._punch", lambda *_: False)
     log = OutputLog(tmp_path / "output.log", cap_bytes=4 * MIB)
     fd = log.open()
     os.write(fd, b"first\n" + b"y\n" * (3 * MIB))

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from trainfast_runner import worker
-from trainfast_runner.supervision.stopping import request_stop
+from trainfast_runner.running.stopping import request_stop
 
 from .conftest import Run, until
 

@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from trainfast_runner.hardware.process_tree import identify
-from trainfast_runner.problem import Problem
-from trainfast_runner.run_directory.home import is_alive, read_result
-from trainfast_runner.supervision.recovery import RunState, settle, state_of
-from trainfast_runner.supervision.stopping import request_stop, stop_unsupervised
+from trainfast_runner.errors import Problem
+from trainfast_runner.machine.processes import identify
+from trainfast_runner.records.home import is_alive, read_result
+from trainfast_runner.running.recovery import RunState, settle, state_of
+from trainfast_runner.running.stopping import request_stop, stop_unsupervised
 
 from .conftest import Run, until
 
@@ -179,7 +179,9 @@ def test_a_run_that_was_written_off_is_not_started(run: Run) -> None:
     assert result is not None
     assert result.state == "lost"
     done = subprocess.run(
-        [sys.executable, "-P", "-m", "trainfast_runner.supervisor", str(run.directory)], capture_output=True, text=True
+        [sys.executable, "-P", "-m", "trainfast_runner.running.supervisor", str(run.directory)],
+        capture_output=True,
+        text=True,
     )
     assert done.returncode == 2
     assert "has ended already" in done.stderr

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from trainfast_runner.run_directory.run_records import read_records
+from trainfast_runner.records.run_records import read_records
 
 from .conftest import Run
 

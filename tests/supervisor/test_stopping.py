@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from trainfast_runner.problem import Problem
-from trainfast_runner.supervision.recovery import state_of
-from trainfast_runner.supervision.stopping import kill_now, request_stop
+from trainfast_runner.errors import Problem
+from trainfast_runner.running.recovery import state_of
+from trainfast_runner.running.stopping import kill_now, request_stop
 
 from .conftest import Run, process_exists, until
 

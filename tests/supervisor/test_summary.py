@@ -12,14 +12,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trainfast_runner.diagnosis.doubts import doubts
-from trainfast_runner.diagnosis.joined_steps import joined_steps
-from trainfast_runner.outcome.summary import percentile, spread, summarise
-from trainfast_runner.outcome.verdict import Verdict
-from trainfast_runner.run_directory.records import Clock, RunFile
-from trainfast_runner.run_directory.result import Result
-from trainfast_runner.run_directory.run_records import read_records
-from trainfast_runner.supervision.recovery import settle
+from trainfast_runner.records.result import Result
+from trainfast_runner.records.run_file import Clock, RunFile
+from trainfast_runner.records.run_records import read_records
+from trainfast_runner.results.bottleneck.doubts import doubts
+from trainfast_runner.results.bottleneck.joined_steps import joined_steps
+from trainfast_runner.results.summary import percentile, spread, summarise
+from trainfast_runner.results.verdict import Verdict
+from trainfast_runner.running.recovery import settle
 
 S = 1_000_000_000
 GPU = "GPU-0001"

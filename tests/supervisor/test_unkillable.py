@@ -10,11 +10,11 @@ from collections.abc import Iterator
 
 import pytest
 
-from trainfast_runner.hardware.process_tree import Unended
-from trainfast_runner.run_directory.home import goes_on
-from trainfast_runner.run_directory.records import Clock, RunFile, WorkerLine
-from trainfast_runner.run_directory.run_records import DeviceSample, RunRecords
-from trainfast_runner.supervision.unkillable import did_not_end
+from trainfast_runner.machine.processes import Unended
+from trainfast_runner.records.home import goes_on
+from trainfast_runner.records.run_file import Clock, RunFile, WorkerLine
+from trainfast_runner.records.run_records import DeviceSample, RunRecords
+from trainfast_runner.running.unkillable import did_not_end
 
 from .conftest import Run, until
 

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from trainfast_runner.outcome.verdict import Evidence, judge, one_line
-from trainfast_runner.run_directory.records import Clock, RunFile, WorkerLine
+from trainfast_runner.records.run_file import Clock, RunFile, WorkerLine
+from trainfast_runner.results.verdict import Evidence, judge, one_line
 
 RUN = RunFile(run_id="r", preset="p", world_size=2, clock=Clock(monotonic_ns=0, wall_ns=0))
 TORCHRUN_REPORT = """

@@ -15,8 +15,8 @@ import pytest
 from searched import a_search, going_on
 from settling import settled
 
-from trainfast_runner.run_directory.home import Home
-from trainfast_tui import background
+from trainfast_runner.records.home import Home
+from trainfast_tui.control import background
 
 
 @pytest.fixture

@@ -8,9 +8,8 @@ from typing import Any
 
 import msgspec
 
-from trainfast_runner.run_directory.home import Home
-from trainfast_runner.run_directory.records import Actual, Clock, Event, RunFile, Step, WorkerLine
-from trainfast_runner.run_directory.result import (
+from trainfast_runner.records.home import Home
+from trainfast_runner.records.result import (
     Conditions,
     Cpu,
     Diagnosis,
@@ -23,8 +22,9 @@ from trainfast_runner.run_directory.result import (
     StepTime,
     Throughput,
 )
+from trainfast_runner.records.run_file import Actual, Clock, Event, RunFile, Step, WorkerLine
+from trainfast_runner.records.tick import DeviceReading, HostReading, RunReading, Tick
 from trainfast_runner.settings.knobs import defaults
-from trainfast_runner.telemetry.readings import DeviceReading, HostReading, RunReading, Tick
 
 S = 1_000_000_000
 START_NS = 5_000 * S

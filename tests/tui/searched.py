@@ -10,10 +10,9 @@ from recorded import GIB, MIB, START_NS, WALL_NS, S, write_lines
 from still import StillApp, a_snapshot, screen_text
 from textual.pilot import Pilot
 
-from trainfast_runner.run_directory.home import Home
-from trainfast_runner.run_directory.records import Clock
+from trainfast_runner.records.home import Home
+from trainfast_runner.records.run_file import Clock
 from trainfast_runner.search.fit import Fit, PhaseLine
-from trainfast_runner.search.follow import SearchFollower, SearchSnapshot
 from trainfast_runner.search.journal import (
     Answer,
     Asked,
@@ -27,8 +26,9 @@ from trainfast_runner.search.journal import (
     Proof,
     RankPeaks,
 )
+from trainfast_runner.search.search_follower import SearchFollower, SearchSnapshot
 from trainfast_runner.settings.spec import resolve
-from trainfast_tui.messages import SnapshotTaken
+from trainfast_tui.control.messages import SnapshotTaken
 from trainfast_tui.screens.search import SearchScreen
 
 FULL, SMALL = (120, 40), (80, 24)

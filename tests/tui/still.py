@@ -12,19 +12,19 @@ from typing import Any
 from recorded import MIB, START_NS, S, a_run, a_tick, write_lines
 from textual.pilot import Pilot
 
-from trainfast_runner.follow import Follower, RunSnapshot
-from trainfast_runner.hardware.machine import Machine
-from trainfast_runner.hardware.process_tree import identify
-from trainfast_runner.memory_model.room import Room
-from trainfast_runner.run_directory.home import Home
-from trainfast_runner.run_directory.records import Event
+from trainfast_runner.machine.devices import Machine
+from trainfast_runner.machine.processes import identify
+from trainfast_runner.memory.available import Room
+from trainfast_runner.records.home import Home
+from trainfast_runner.records.run_file import Event
+from trainfast_runner.records.tick import Tick
+from trainfast_runner.running.follower import Follower, RunSnapshot
 from trainfast_runner.settings.spec import RunSpec
-from trainfast_runner.telemetry.readings import Tick
 from trainfast_tui.app import TrainfastApp
-from trainfast_tui.forecast import Forecast, MemoryView
-from trainfast_tui.forecasting import Question
-from trainfast_tui.messages import MachineSeen, MemoryForeseen, SnapshotTaken
-from trainfast_tui.snapshot import Snapshot
+from trainfast_tui.control.memory_view import Forecast, MemoryView
+from trainfast_tui.control.messages import MachineSeen, MemoryForeseen, SnapshotTaken
+from trainfast_tui.control.predictor import Question
+from trainfast_tui.live.snapshot import Snapshot
 
 FULL, SMALL = (160, 48), (80, 24)
 

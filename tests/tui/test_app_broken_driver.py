@@ -9,10 +9,10 @@ import pytest
 from recorded import a_run, a_tick
 from still import StillApp, a_snapshot, screen_text
 
-from trainfast_runner.run_directory.home import Home
-from trainfast_runner.telemetry.binding import IN_SHORT
-from trainfast_runner.telemetry.failures import initialization
-from trainfast_tui.messages import SnapshotTaken
+from trainfast_runner.machine.telemetry.binding import IN_SHORT
+from trainfast_runner.machine.telemetry.failures import initialization
+from trainfast_runner.records.home import Home
+from trainfast_tui.control.messages import SnapshotTaken
 
 
 async def seen(home: Home, run: Path, missing: dict[str, str], *keys: str, gpus: int = 0) -> str:

@@ -15,10 +15,10 @@ from stand_in import Gpu, Machine
 from still import StillApp, a_snapshot, screen_text, until
 from textual.pilot import Pilot
 
-from trainfast_runner import launch
-from trainfast_runner.hardware import cooling
-from trainfast_runner.run_directory.home import Home
-from trainfast_tui.messages import SnapshotTaken
+from trainfast_runner.machine import cooling
+from trainfast_runner.records.home import Home
+from trainfast_runner.running import launch
+from trainfast_tui.control.messages import SnapshotTaken
 
 WARM_C = 71
 

@@ -12,13 +12,13 @@ import pytest
 from recorded import HEAT, RAMP, SMALL_BATCH, START_NS, S, a_gpu, a_ramp_tick, a_run, a_thermal_ramp, write_lines
 from still import StillApp, a_snapshot, own_supervisor, screen_text
 
-from trainfast_runner.follow import Follower
-from trainfast_runner.run_directory.home import Home
-from trainfast_runner.run_directory.records import Event
-from trainfast_tui.cli.held_back import opened
-from trainfast_tui.conditions_text import conditions_line
-from trainfast_tui.evidence import cost_words, named, nothing_found, overlap_words, shown
-from trainfast_tui.messages import SnapshotTaken
+from trainfast_runner.records.home import Home
+from trainfast_runner.records.run_file import Event
+from trainfast_runner.running.follower import Follower
+from trainfast_tui.cli.diagnosis import opened
+from trainfast_tui.control.messages import SnapshotTaken
+from trainfast_tui.text.conditions import conditions_line
+from trainfast_tui.text.diagnosis_figures import cost_words, named, nothing_found, overlap_words, shown
 
 
 async def test_a_line_says_it_and_a_key_opens_it_to_its_figures(home: Home) -> None:

@@ -14,14 +14,14 @@ import pytest
 from recorded import START_NS, S, a_ramp_tick, a_run, a_step, a_thermal_ramp, a_tick, write_lines
 from still import own_supervisor
 
-from trainfast_runner.follow import RECENT_BYTES, STEPS_KEPT, Follower, newest
-from trainfast_runner.run_directory.home import Home
-from trainfast_runner.run_directory.log_tail import LOG_LINES_KEPT
-from trainfast_runner.run_directory.records import Event, Step
-from trainfast_tui.messages import SnapshotTaken
-from trainfast_tui.pacing import BESIDE_A_TRAINING_S, FASTEST_S, SLOWEST_S, Pacer
-from trainfast_tui.reader import Reader
-from trainfast_tui.snapshot import Snapshot
+from trainfast_runner.records.home import Home
+from trainfast_runner.records.log_tail import LOG_LINES_KEPT
+from trainfast_runner.records.run_file import Event, Step
+from trainfast_runner.running.follower import RECENT_BYTES, STEPS_KEPT, Follower, newest
+from trainfast_tui.control.messages import SnapshotTaken
+from trainfast_tui.live.reader import Reader
+from trainfast_tui.live.snapshot import Snapshot
+from trainfast_tui.terminal.pacing import BESIDE_A_TRAINING_S, FASTEST_S, SLOWEST_S, Pacer
 
 
 def append(path: Path, *records: msgspec.Struct) -> None:
@@ -228,12 +228,12 @@ def test_beside_a_training_on_the_cpu_it_is_repainted_half_as_often() -> None:
 
 
 def test_a_terminal_that_hung_up_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    from trainfast_tui import terminal_watch
+    from trainfast_tui.terminal import hangup
 
     left = threading.Event()
     lost = threading.Event()
     ended: list[int] = []
-    monkeypatch.setattr(terminal_watch, "GRACE_S", 0.05)
+    monkeypatch.setattr(hangup, "GRACE_S", 0.05)
 
     def end(status: int) -> None:
         ended.append(status)
@@ -242,7 +242,7 @@ def test_a_terminal_that_hung_up_is_noticed(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(os, "_exit", end)
     try:
         master, slave = pty.openpty()
-        terminal_watch.watch(slave, lost.set)
+        hangup.watch(slave, lost.set)
         assert not lost.wait(0.2)
         os.close(master)
         assert lost.wait(60)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from recorded import a_run, a_tick
 from still import FULL, SMALL, StillApp, a_snapshot, screen_text, shown
 
-from trainfast_runner.run_directory.home import Home
-from trainfast_tui.messages import SnapshotTaken
+from trainfast_runner.records.home import Home
+from trainfast_tui.control.messages import SnapshotTaken
 
 
 async def test_every_theme_can_be_turned_to_and_back(home: Home) -> None:
@@ -34,8 +34,8 @@ async def test_ascii_is_only_ascii(home: Home) -> None:
 
 
 async def test_every_key_stands_in_the_help(home: Home) -> None:
-    from trainfast_tui.commands import COMMANDS
     from trainfast_tui.screens.help import help_lines
+    from trainfast_tui.text.keys import COMMANDS
 
     text = "\n".join("".join(piece for piece, _ in line) for line in help_lines(100))
     for command in COMMANDS:
@@ -50,13 +50,13 @@ async def test_every_key_stands_in_the_help(home: Home) -> None:
 
 def test_each_command_has_its_own_key_and_a_method() -> None:
     from trainfast_tui.app import TrainfastApp
-    from trainfast_tui.commands import COMMANDS
     from trainfast_tui.screens.compare import CompareScreen
     from trainfast_tui.screens.help import HelpScreen
     from trainfast_tui.screens.main import MainScreen
     from trainfast_tui.screens.runs import RunsScreen
     from trainfast_tui.screens.search import SearchScreen
     from trainfast_tui.screens.topo import TopoScreen
+    from trainfast_tui.text.keys import COMMANDS
 
     owners = {
         "main": MainScreen,

@@ -14,18 +14,18 @@ from still import FORESEEN, FULL, SMALL, StillApp, a_snapshot, given, screen_tex
 from textual.events import Key
 from textual.pilot import Pilot
 
-from trainfast_runner.advice.advisor import Measured, Situation
-from trainfast_runner.advice.situation import gather
-from trainfast_runner.hardware.machine import Machine
-from trainfast_runner.problem import Problem
-from trainfast_runner.run_directory.home import Home, read_run_file
-from trainfast_runner.run_directory.records import Clock, RunFile
+from trainfast_runner.errors import Problem
+from trainfast_runner.machine.devices import Machine
+from trainfast_runner.records.home import Home, read_run_file
+from trainfast_runner.records.run_file import Clock, RunFile
+from trainfast_runner.search.advice.advisor import Measured, Situation
+from trainfast_runner.search.advice.situation import gather
 from trainfast_runner.settings.knob_values import Choice
 from trainfast_runner.settings.knobs import BY_NAME
-from trainfast_tui.forecast import MemoryView
-from trainfast_tui.messages import Refused, SituationSeen, SnapshotTaken
-from trainfast_tui.next_run import of_preset, of_run
-from trainfast_tui.preset_list import choices
+from trainfast_tui.control.memory_view import MemoryView
+from trainfast_tui.control.messages import Refused, SituationSeen, SnapshotTaken
+from trainfast_tui.control.next_run import of_preset, of_run
+from trainfast_tui.control.preset_list import choices
 from trainfast_tui.widgets.knob_panel import KnobPanel
 
 
@@ -238,8 +238,8 @@ async def test_saving_writes_a_preset_and_refuses_a_bad_name(home: Home, tmp_pat
 async def test_the_default_preset_follows_the_machine(home: Home) -> None:
     from recorded import a_gpu
 
-    from trainfast_runner.hardware.machine import Machine
-    from trainfast_tui.messages import MachineSeen
+    from trainfast_runner.machine.devices import Machine
+    from trainfast_tui.control.messages import MachineSeen
 
     gpu = a_gpu(0)
     app = StillApp(home)

@@ -10,11 +10,11 @@ import pytest
 from recorded import OOM_WORDS, START_NS, S, a_gpu, a_run, a_tick, an_oom_run, write_lines
 from still import FULL, SMALL, StillApp, a_live_run, a_snapshot, screen_text, shown
 
-from trainfast_runner.run_directory.home import Home
-from trainfast_runner.run_directory.records import Event
-from trainfast_runner.run_directory.result import RunError
-from trainfast_runner.telemetry.failures import UNIFIED_MEMORY
-from trainfast_tui.messages import SnapshotTaken
+from trainfast_runner.machine.telemetry.failures import UNIFIED_MEMORY
+from trainfast_runner.records.home import Home
+from trainfast_runner.records.result import RunError
+from trainfast_runner.records.run_file import Event
+from trainfast_tui.control.messages import SnapshotTaken
 
 
 async def test_a_live_run_shows_where_it_is_and_how_fast(home: Home, hold: Callable[[Path], None]) -> None:

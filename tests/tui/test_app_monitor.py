@@ -19,15 +19,15 @@ from still import StillApp, a_snapshot, own_supervisor, screen_text
 from textual.filter import Monochrome
 from textual.pilot import Pilot
 
-from trainfast_runner.hardware.process_rows import ProcessRow
-from trainfast_runner.hardware.process_tree import Identity, identify
-from trainfast_runner.run_directory.home import Home
-from trainfast_runner.run_directory.records import Event
-from trainfast_runner.telemetry import failures
-from trainfast_runner.telemetry.readings import Tick
-from trainfast_tui.messages import SnapshotTaken
-from trainfast_tui.reader import Reader
-from trainfast_tui.snapshot import Snapshot
+from trainfast_runner.machine.process_rows import ProcessRow
+from trainfast_runner.machine.processes import Identity, identify
+from trainfast_runner.machine.telemetry import failures
+from trainfast_runner.records.home import Home
+from trainfast_runner.records.run_file import Event
+from trainfast_runner.records.tick import Tick
+from trainfast_tui.control.messages import SnapshotTaken
+from trainfast_tui.live.reader import Reader
+from trainfast_tui.live.snapshot import Snapshot
 
 SnapCompare = Callable[..., bool]
 
@@ -312,7 +312,9 @@ async def test_a_process_of_a_run_is_ended_by_stopping_the_run(
     assert supervisor is not None
     started = Event(t_ns=START_NS, kind="supervisor", pid=supervisor.pid, start_ticks=supervisor.start_ticks)
     write_lines(directory / "events.jsonl", [started])
-    row = ProcessRow(sleeper.pid, supervisor, "anna", True, "python -m trainfast_runner.supervisor", 0.0, MIB, 5.0)
+    row = ProcessRow(
+        sleeper.pid, supervisor, "anna", True, "python -m trainfast_runner.running.supervisor", 0.0, MIB, 5.0
+    )
     app = StillApp(home)
     async with app.run_test(size=(120, 40)) as pilot:
         await opened(pilot, the_machine(0, rows=(row,)))

@@ -12,10 +12,10 @@ import pytest
 from still import screen_text
 from textual.pilot import Pilot
 
-from trainfast_runner.follow import Follower
-from trainfast_runner.problem import Problem
-from trainfast_runner.run_directory.home import Home, is_alive
-from trainfast_runner.supervision.stopping import kill_now
+from trainfast_runner.errors import Problem
+from trainfast_runner.records.home import Home, is_alive
+from trainfast_runner.running.follower import Follower
+from trainfast_runner.running.stopping import kill_now
 from trainfast_tui.app import TrainfastApp
 
 PATIENCE_S = 180.0

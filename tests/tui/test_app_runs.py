@@ -9,9 +9,9 @@ import pytest
 from recorded import a_run, an_oom_run
 from still import StillApp, a_snapshot, screen_text, until
 
-from trainfast_runner.run_directory.home import Home
-from trainfast_runner.runs import RunRow
-from trainfast_tui.messages import SnapshotTaken
+from trainfast_runner.records.home import Home
+from trainfast_runner.running.history import RunRow
+from trainfast_tui.control.messages import SnapshotTaken
 from trainfast_tui.screens import runs
 from trainfast_tui.screens.compare import previous_of
 from trainfast_tui.screens.runs import RunsListed, RunsScreen

@@ -33,14 +33,14 @@ from searched import (
 )
 from still import StillApp, a_snapshot, own_supervisor, screen_text, until, until_true
 
-from trainfast_runner.hardware.process_tree import boot_id
-from trainfast_runner.problem import Problem
-from trainfast_runner.run_directory.home import Home
-from trainfast_runner.run_directory.records import Event
+from trainfast_runner.errors import Problem
+from trainfast_runner.machine.processes import boot_id
+from trainfast_runner.records.home import Home
+from trainfast_runner.records.run_file import Event
 from trainfast_runner.search import control
 from trainfast_runner.search.journal import LOCK_FILE, PAUSE_FILE, CoolingDown, Ended, Paused, Proof
 from trainfast_runner.settings.spec import RunSpec
-from trainfast_tui.messages import SnapshotTaken
+from trainfast_tui.control.messages import SnapshotTaken
 
 
 class Starts:

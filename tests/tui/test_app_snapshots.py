@@ -10,8 +10,8 @@ import pytest
 from recorded import START_NS, S, a_run, a_thermal_ramp, an_oom_run, write_lines
 from still import StillApp, a_snapshot, given, own_supervisor
 
-from trainfast_runner.run_directory.home import Home
-from trainfast_runner.run_directory.records import Event
+from trainfast_runner.records.home import Home
+from trainfast_runner.records.run_file import Event
 
 SnapCompare = Callable[..., bool]
 
@@ -78,8 +78,8 @@ def test_ascii(home: Home, live: Callable[..., Path], snap_compare: SnapCompare)
 
 
 def test_a_comparison(home: Home, snap_compare: SnapCompare) -> None:
-    from trainfast_runner.run_directory.home import read_result
-    from trainfast_tui.messages import Compared
+    from trainfast_runner.records.home import read_result
+    from trainfast_tui.control.messages import Compared
 
     results = [
         read_result(a_run(home, "20261121-054455-tiny-llama-7f3a")),
@@ -97,7 +97,7 @@ def test_a_comparison(home: Home, snap_compare: SnapCompare) -> None:
 
 
 def test_the_list_of_runs(home: Home, snap_compare: SnapCompare) -> None:
-    from trainfast_runner.runs import list_rows
+    from trainfast_runner.running.history import list_rows
     from trainfast_tui.screens.runs import RunsListed, RunsScreen
 
     a_run(home, "20261121-054455-tiny-llama-7f3a")
@@ -123,7 +123,7 @@ def test_a_search_for_the_largest_batch(home: Home, size: tuple[int, int], snap_
 
     from searched import a_search, answered, seen
 
-    from trainfast_tui.messages import SnapshotTaken
+    from trainfast_tui.control.messages import SnapshotTaken
 
     found = seen(a_search(home, answered()))
 

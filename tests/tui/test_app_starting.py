@@ -14,11 +14,11 @@ from recorded import START_NS, S, a_result, a_run, a_step, write_lines
 from still import StillApp, a_snapshot, own_supervisor, screen_text, until, until_true
 from textual.pilot import Pilot
 
-from trainfast_runner import launch
-from trainfast_runner.problem import Problem
-from trainfast_runner.run_directory.home import Home, read_run_file
-from trainfast_runner.run_directory.records import Event
-from trainfast_tui.messages import SnapshotTaken
+from trainfast_runner.errors import Problem
+from trainfast_runner.records.home import Home, read_run_file
+from trainfast_runner.records.run_file import Event
+from trainfast_runner.running import launch
+from trainfast_tui.control.messages import SnapshotTaken
 
 OLD, NEW = "20261121-054455-tiny-llama-7f3a", "20261121-060000-tiny-llama-0001"
 
@@ -108,7 +108,7 @@ async def test_after_a_refusal_r_starts_again(home: Home, launches: Launches) ->
 
 
 async def test_a_started_run_is_followed_beside_a_newer_live_one(home: Home, hold: Callable[[Path], None]) -> None:
-    from trainfast_tui.reader import Reader
+    from trainfast_tui.live.reader import Reader
 
     live(home, hold, "20991231-000000-tiny-llama-ffff")
     started = live(home, hold, NEW)

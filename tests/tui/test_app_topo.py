@@ -8,10 +8,10 @@ from stand_in import Gpu, Machine
 from still import StillApp, a_snapshot, screen_text, until, until_true
 from textual import events
 
-from trainfast_runner.run_directory.home import Home
-from trainfast_runner.telemetry.topology import read_topology
-from trainfast_tui.messages import SnapshotTaken
-from trainfast_tui.topology_text import device_lines, peer_lines
+from trainfast_runner.machine.telemetry.topology import read_topology
+from trainfast_runner.records.home import Home
+from trainfast_tui.control.messages import SnapshotTaken
+from trainfast_tui.text.topology import device_lines, peer_lines
 
 ISLANDS = Machine(
     [

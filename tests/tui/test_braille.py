@@ -2,7 +2,7 @@
 
 import pytest
 
-from trainfast_tui.widgets.braille import (
+from trainfast_tui.charts.braille import (
     YRange,
     nice_ceiling,
     time_columns,

@@ -13,10 +13,10 @@ from still import StillApp, a_snapshot, screen_text
 from textual.message import Message
 from traced import Tracer
 
-from trainfast_runner.run_directory.home import Home, read_result
-from trainfast_runner.run_directory.result import OomChange, OomExplanation
-from trainfast_tui.explaining import Explainer
-from trainfast_tui.messages import OomExplained, SnapshotTaken
+from trainfast_runner.records.home import Home, read_result
+from trainfast_runner.records.result import OomChange, OomExplanation
+from trainfast_tui.control.messages import OomExplained, SnapshotTaken
+from trainfast_tui.control.oom_explainer import Explainer
 
 WHY = OomExplanation(
     phase="backward",

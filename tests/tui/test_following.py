@@ -9,10 +9,10 @@ import pytest
 from recorded import START_NS, S, a_run, write_lines
 from still import own_supervisor
 
-from trainfast_runner.run_directory.home import RESULT_FILE, Home
-from trainfast_runner.run_directory.records import Event
-from trainfast_tui.cli import following
-from trainfast_tui.cli.following import LOOK_EVERY_S, Signals, follow
+from trainfast_runner.records.home import RESULT_FILE, Home
+from trainfast_runner.records.run_file import Event
+from trainfast_tui.cli import follow_run
+from trainfast_tui.cli.follow_run import LOOK_EVERY_S, Signals, follow
 
 
 def test_a_run_whose_result_is_still_being_written_is_waited_for(
@@ -30,7 +30,7 @@ def test_a_run_whose_result_is_still_being_written_is_waited_for(
             looks.append(seconds)
             (directory / RESULT_FILE).write_bytes(result)
 
-    monkeypatch.setattr(following.time, "sleep", written_meanwhile)
+    monkeypatch.setattr(follow_run.time, "sleep", written_meanwhile)
     found = follow(directory, Signals(), interrupt_stops=True)
     assert found is not None
     assert found.state == "oom"

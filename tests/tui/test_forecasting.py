@@ -16,18 +16,18 @@ from still import CPU, StillApp, a_snapshot, own_supervisor
 from textual.message import Message
 from traced import Tracer
 
-from trainfast_runner.hardware.machine import Machine
-from trainfast_runner.memory_model import Untraceable
-from trainfast_runner.memory_model.fitting import UNMEASURED_BYTES
-from trainfast_runner.memory_model.room import Room
-from trainfast_runner.run_directory.home import Home, read_run_file
-from trainfast_runner.run_directory.records import Event
+from trainfast_runner.machine.devices import Machine
+from trainfast_runner.memory.available import Room
+from trainfast_runner.memory.fitting import UNMEASURED_BYTES
+from trainfast_runner.memory.tracing import Untraceable
+from trainfast_runner.records.home import Home, read_run_file
+from trainfast_runner.records.run_file import Event
+from trainfast_runner.records.tick import DeviceReading
 from trainfast_runner.settings.spec import resolve
-from trainfast_runner.telemetry.readings import DeviceReading
-from trainfast_tui.forecast import MemoryView
-from trainfast_tui.forecasting import NOT_NOW, Forecaster, Question, question_about
-from trainfast_tui.messages import MemoryForeseen, SnapshotTaken
-from trainfast_tui.next_run import of_preset
+from trainfast_tui.control.memory_view import MemoryView
+from trainfast_tui.control.messages import MemoryForeseen, SnapshotTaken
+from trainfast_tui.control.next_run import of_preset
+from trainfast_tui.control.predictor import NOT_NOW, Forecaster, Question, question_about
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from rich.cells import cell_len
 
-from trainfast_tui import format as fmt
+from trainfast_tui.text import format as fmt
 
 FORMATTERS = (
     fmt.number,

@@ -18,7 +18,7 @@ from searched import (
 )
 from still import StillApp
 
-from trainfast_runner.run_directory.home import Home
+from trainfast_runner.records.home import Home
 from trainfast_runner.search.journal import Next, Predicted
 
 

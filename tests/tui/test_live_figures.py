@@ -10,13 +10,13 @@ import pytest
 from recorded import START_NS, S, a_step, write_lines
 from still import own_supervisor
 
-from trainfast_runner.follow import Follower, RunSnapshot
-from trainfast_runner.hardware.process_tree import boot_id
-from trainfast_runner.run_directory.home import Home
-from trainfast_runner.run_directory.records import Clock, Event, RunFile, Step
+from trainfast_runner.machine.processes import boot_id
+from trainfast_runner.records.home import Home
+from trainfast_runner.records.run_file import Clock, Event, RunFile, Step
+from trainfast_runner.running.follower import Follower, RunSnapshot
 from trainfast_runner.settings.knobs import defaults
 from trainfast_tui.cli.progress import so_far, status_line
-from trainfast_tui.live_figures import recent_figures
+from trainfast_tui.live.figures import recent_figures
 from trainfast_tui.widgets.step_panel import StepPanel
 
 

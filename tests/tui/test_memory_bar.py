@@ -12,11 +12,11 @@ import pytest
 from recorded import GIB, MIB, START_NS, S, a_run, write_lines
 from still import StillApp, a_snapshot, own_supervisor, screen_text
 
-from trainfast_runner.memory_model.room import Room
-from trainfast_runner.run_directory.home import Home
-from trainfast_runner.run_directory.records import Event
-from trainfast_tui.forecast import Forecast, Measured, MemoryView
-from trainfast_tui.messages import SnapshotTaken
+from trainfast_runner.memory.available import Room
+from trainfast_runner.records.home import Home
+from trainfast_runner.records.run_file import Event
+from trainfast_tui.control.memory_view import Forecast, Measured, MemoryView
+from trainfast_tui.control.messages import SnapshotTaken
 from trainfast_tui.widgets.memory_bar import MemoryBar, memory_lines
 
 FULL, SMALL = (160, 48), (80, 24)

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from trainfast_runner import warm_tracer
-from trainfast_runner.run_directory.home import Home
+from trainfast_runner.memory import warm_tracer
+from trainfast_runner.records.home import Home
 from trainfast_tui.app import TrainfastApp
 
 

@@ -22,9 +22,9 @@ from recorded import a_run, an_oom_run
 from still import StillApp, a_snapshot, screen_text
 from textual.pilot import Pilot
 
-from trainfast_runner.run_directory.home import Home
+from trainfast_runner.records.home import Home
 from trainfast_tui.app import TrainfastApp
-from trainfast_tui.messages import SnapshotTaken
+from trainfast_tui.control.messages import SnapshotTaken
 
 SCREENS = Path(__file__).resolve().parents[2] / "docs" / "screens"
 NAMES = ("first-start", "live", "turned-knob", "second-run", "compare", "out-of-memory", "ladder", "runs", "throttled")

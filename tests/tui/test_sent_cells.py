@@ -15,8 +15,8 @@ from rich.style import Style
 from textual.driver import Driver
 from textual.strip import Strip
 
-from trainfast_tui.sent_cells import CLEAR, LEAST_GAP, SentCells, cells_of, changed
-from trainfast_tui.tight_output import in_one_piece
+from trainfast_tui.terminal.cells import CLEAR, LEAST_GAP, SentCells, cells_of, changed
+from trainfast_tui.terminal.frame_output import in_one_piece
 
 WIDTH = 40
 CONSOLE = Console(file=StringIO(), force_terminal=True, color_system="truecolor")

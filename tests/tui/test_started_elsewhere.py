@@ -9,11 +9,11 @@ from pathlib import Path
 from recorded import a_run
 from still import StillApp, a_live_run, a_snapshot, screen_text
 
-from trainfast_runner.run_directory.home import Home
-from trainfast_tui.messages import SnapshotTaken
-from trainfast_tui.reader import Reader
-from trainfast_tui.snapshot import Snapshot
-from trainfast_tui.started_elsewhere import NewRuns
+from trainfast_runner.records.home import Home
+from trainfast_tui.control.messages import SnapshotTaken
+from trainfast_tui.live.new_runs import NewRuns
+from trainfast_tui.live.reader import Reader
+from trainfast_tui.live.snapshot import Snapshot
 
 FIRST, SECOND = "20261121-000000-tiny-llama-0001", "20261121-000001-tiny-llama-0002"
 

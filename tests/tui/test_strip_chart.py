@@ -13,15 +13,15 @@ from textual.app import App, ComposeResult
 from textual.color import Color
 from textual.geometry import Region
 
-from trainfast_tui import format as fmt
-from trainfast_tui.sent_cells import SentCells
-from trainfast_tui.widgets.braille import (
+from trainfast_tui.charts.braille import (
     YRange,
 )
-from trainfast_tui.widgets.chart_model import ChartData, Limit, Series, Span
-from trainfast_tui.widgets.chart_paint import paint
-from trainfast_tui.widgets.shading import SHADES
-from trainfast_tui.widgets.strip_chart import StripChart
+from trainfast_tui.charts.model import ChartData, Limit, Series, Span
+from trainfast_tui.charts.paint import paint
+from trainfast_tui.charts.strip_chart import StripChart
+from trainfast_tui.terminal.cells import SentCells
+from trainfast_tui.text import format as fmt
+from trainfast_tui.text.shades import SHADES
 
 S = 1_000_000_000
 

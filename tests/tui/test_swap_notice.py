@@ -8,12 +8,12 @@ import pytest
 from recorded import GIB
 from still import CPU, FORESEEN, FULL, StillApp, a_snapshot, screen_text
 
-from trainfast_runner.hardware.machine import Machine
-from trainfast_runner.memory_model.room import Room
-from trainfast_runner.run_directory.home import Home
+from trainfast_runner.machine.devices import Machine
+from trainfast_runner.memory.available import Room
+from trainfast_runner.records.home import Home
 from trainfast_runner.settings.spec import RunSpec
-from trainfast_tui.forecast import Forecast, swap_notice
-from trainfast_tui.messages import MemoryForeseen, SnapshotTaken
+from trainfast_tui.control.memory_view import Forecast, swap_notice
+from trainfast_tui.control.messages import MemoryForeseen, SnapshotTaken
 
 assert FORESEEN.forecast is not None
 TOO_MUCH = replace(FORESEEN.forecast, total_bytes=48 * GIB, room=Room(20 * GIB, "free"), max_batch=None)

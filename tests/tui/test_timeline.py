@@ -7,16 +7,16 @@ from recorded import RAMP, START_NS, S, a_gpu, a_ramp_tick, a_run, a_step, a_the
 from still import StillApp, a_snapshot, screen_text
 from textual.app import App, ComposeResult
 
-from trainfast_runner.follow import Follower
-from trainfast_runner.run_directory.home import Home
-from trainfast_runner.run_directory.records import Event
-from trainfast_runner.telemetry import failures
-from trainfast_runner.telemetry.readings import DeviceProcess, Tick
-from trainfast_tui.chart_data import TimeAxis
-from trainfast_tui.messages import SnapshotTaken
-from trainfast_tui.timeline import TELLERS, MachineMoments, RunMoments
-from trainfast_tui.widgets.event_line import EventLine
-from trainfast_tui.widgets.strip_chart import StripChart
+from trainfast_runner.machine.telemetry import failures
+from trainfast_runner.records.home import Home
+from trainfast_runner.records.run_file import Event
+from trainfast_runner.records.tick import DeviceProcess, Tick
+from trainfast_runner.running.follower import Follower
+from trainfast_tui.charts.data import TimeAxis
+from trainfast_tui.charts.event_line import EventLine
+from trainfast_tui.charts.strip_chart import StripChart
+from trainfast_tui.control.messages import SnapshotTaken
+from trainfast_tui.live.timeline import TELLERS, MachineMoments, RunMoments
 
 
 def words_of(home: Home, *events: Event) -> list[str]:

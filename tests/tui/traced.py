@@ -9,12 +9,12 @@ from collections.abc import Callable, Iterator, Sequence
 import pytest
 from recorded import MIB
 
-from trainfast_runner import memory_model
-from trainfast_runner.memory_model import Prediction, Untraceable
-from trainfast_runner.memory_model.corrections import Machine
-from trainfast_runner.memory_model.tracing import Tracing
+from trainfast_runner.machine.training_python import GivenUp
+from trainfast_runner.memory import tracing
+from trainfast_runner.memory.corrections import Machine
+from trainfast_runner.memory.prediction import Prediction
+from trainfast_runner.memory.tracing import Tracing, Untraceable
 from trainfast_runner.settings.spec import RunSpec
-from trainfast_runner.training_python import GivenUp
 
 
 class TenMiBASample:
@@ -64,10 +64,10 @@ class Tracer:
 
     def stand_in(self, monkeypatch: pytest.MonkeyPatch) -> Tracer:
         """From now on, until the test ends."""
-        monkeypatch.setattr(memory_model, "cached_model", self.cached)
-        monkeypatch.setattr(memory_model, "cached_models", self.all_cached)
-        monkeypatch.setattr(memory_model, "trace_model", self.trace)
-        monkeypatch.setattr(memory_model, "trace_models", self.trace_all)
+        monkeypatch.setattr(tracing, "cached_model", self.cached)
+        monkeypatch.setattr(tracing, "cached_models", self.all_cached)
+        monkeypatch.setattr(tracing, "trace_model", self.trace)
+        monkeypatch.setattr(tracing, "trace_models", self.trace_all)
         return self
 
     def cached(self, spec: RunSpec, device: str = "cpu", python: str | None = None) -> TenMiBASample | None:

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from trainfast_runner.extensions import extensions_directory, search_path
+from trainfast_runner.machine.extensions import extensions_directory, search_path
 
 WORKER = Path(__file__).parents[2] / "runner" / "trainfast_runner" / "worker"
 TINY: dict[str, dict[str, Any]] = {

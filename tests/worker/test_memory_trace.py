@@ -12,8 +12,8 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed._tools.mem_tracker import MemTracker
 
-from trainfast_runner.memory_model.prediction import Prediction
-from trainfast_runner.memory_model.tracing import trace_anew
+from trainfast_runner.memory.prediction import Prediction
+from trainfast_runner.memory.tracing import trace_anew
 from trainfast_runner.settings.spec import resolve
 from trainfast_runner.worker import trace_memory
 from trainfast_runner.worker.memory_trace.envelope import deeper, envelope

@@ -18,14 +18,11 @@ from textual.app import App, SystemCommand
 from textual.message import Message
 from textual.screen import Screen
 
-from trainfast_runner.problem import Problem
-from trainfast_runner.run_directory.home import Home
-from trainfast_tui import themes, tight_output
-from trainfast_tui.background import in_background
-from trainfast_tui.commands import COMMANDS, bindings
-from trainfast_tui.explaining import Explainer
-from trainfast_tui.forecasting import Forecaster, Question, knows_free, question_about
-from trainfast_tui.messages import (
+from trainfast_runner.errors import Problem
+from trainfast_runner.records.home import Home
+from trainfast_tui.control.background import in_background
+from trainfast_tui.control.machine_look import look_at_machine, situation_of
+from trainfast_tui.control.messages import (
     Broke,
     Compared,
     MachineSeen,
@@ -42,23 +39,26 @@ from trainfast_tui.messages import (
     Told,
     said_no,
 )
-from trainfast_tui.next_run import NextRun, of_preset, of_run
-from trainfast_tui.pacing import Pacer, unwritten_frames
-from trainfast_tui.reader import Reader
-from trainfast_tui.run_control import RunControl
+from trainfast_tui.control.next_run import NextRun, of_preset, of_run
+from trainfast_tui.control.oom_explainer import Explainer
+from trainfast_tui.control.predictor import Forecaster, Question, knows_free, question_about
+from trainfast_tui.control.run_control import RunControl
+from trainfast_tui.control.search_control import SearchControl
+from trainfast_tui.live.reader import Reader
+from trainfast_tui.live.snapshot import Snapshot
 from trainfast_tui.screens.main import MainScreen
-from trainfast_tui.search_control import SearchControl
-from trainfast_tui.snapshot import Snapshot
-from trainfast_tui.surroundings import look_at_machine, situation_of
+from trainfast_tui.terminal import frame_output, themes
+from trainfast_tui.terminal.pacing import Pacer, unwritten_frames
+from trainfast_tui.text.keys import COMMANDS, bindings
 
 if TYPE_CHECKING:
     from textual.driver import Driver
 
-    from trainfast_runner.advice.advisor import Situation
-    from trainfast_runner.follow import RunSnapshot
-    from trainfast_runner.hardware.machine import Machine
+    from trainfast_runner.machine.devices import Machine
+    from trainfast_runner.memory.warm_tracer import WarmTracer
+    from trainfast_runner.running.follower import RunSnapshot
+    from trainfast_runner.search.advice.advisor import Situation
     from trainfast_runner.settings.spec import RunSpec
-    from trainfast_runner.warm_tracer import WarmTracer
 
 AFTER_ESCAPE_S = 0.05
 """Time in which Esc leaves a screen, before the key typed right after it goes to the one below."""
@@ -108,11 +108,11 @@ class TrainfastApp(App[int]):
         self._typed_on: WeakKeyDictionary[events.Key, Screen[Any]] = WeakKeyDictionary()
         """The screen that was on top when a key arrived."""
         themes.register(self)
-        tight_output.install()
+        frame_output.install()
 
     def warm_tracer(self) -> WarmTracer:
         """The one tracer of all threads; made by the thread that traces first, so the first frame imports nothing."""
-        from trainfast_runner.warm_tracer import WarmTracer
+        from trainfast_runner.memory.warm_tracer import WarmTracer
 
         with self._tracer_lock:
             if self._tracer is None:
@@ -129,11 +129,11 @@ class TrainfastApp(App[int]):
         driver = super().get_driver_class()
         module = sys.modules[driver.__module__]
         if hasattr(module, "XTermParser"):
-            from trainfast_tui.typed_ahead import KeyReader
+            from trainfast_tui.terminal.escape_key import KeyReader
 
             # The driver makes its parser itself and offers no other way to give it one.
             module.XTermParser = KeyReader  # type: ignore[attr-defined]
-        return tight_output.in_one_piece(driver)
+        return frame_output.in_one_piece(driver)
 
     def on_mount(self) -> None:
         # Whatever is not needed for the first frame waits for it.
@@ -165,7 +165,7 @@ class TrainfastApp(App[int]):
         """Keys that were typed ahead of a dialog go to it, though the screen below it was asked first."""
         if isinstance(event, events.Key):
             from trainfast_tui.screens.dialogs import Dialog
-            from trainfast_tui.typed_ahead import after_escape
+            from trainfast_tui.terminal.escape_key import after_escape
 
             if event.key.startswith("alt+") and not event.is_forwarded and (later := after_escape(event)) is not None:
                 # Nothing here is bound to Alt and a key.
@@ -350,7 +350,7 @@ class TrainfastApp(App[int]):
         self.main.say(f"theme: {themes.turn(self)}")
 
     def action_repaint(self) -> None:
-        tight_output.forget(self.console)
+        frame_output.forget(self.console)
         self.screen.refresh()
 
     async def action_quit(self) -> None:
@@ -401,7 +401,7 @@ def run_app(home: Home, ascii: bool = False, preset: str | None = None, python: 
 
     Raises Problem, before anything is drawn, for a preset that cannot be loaded.
     """
-    from trainfast_tui.terminal_watch import watch
+    from trainfast_tui.terminal.hangup import watch
 
     if preset is not None:
         of_preset(preset)

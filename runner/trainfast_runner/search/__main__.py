@@ -14,9 +14,9 @@ from pathlib import Path
 
 import msgspec
 
-from trainfast_runner import launch
-from trainfast_runner.problem import Problem
-from trainfast_runner.run_directory.home import Home
+from trainfast_runner.errors import Problem
+from trainfast_runner.records.home import Home
+from trainfast_runner.running import launch
 from trainfast_runner.search.conduct import conduct
 from trainfast_runner.search.control import Order
 from trainfast_runner.search.journal import AnyLine, Conducted

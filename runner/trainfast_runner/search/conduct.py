@@ -13,16 +13,16 @@ from pathlib import Path
 
 import msgspec
 
-from trainfast_runner import launch
-from trainfast_runner.hardware.process_tree import boot_id, identify
-from trainfast_runner.launch import RunPlan
-from trainfast_runner.problem import Problem
-from trainfast_runner.run_directory.home import Home, home_problem, is_alive, read_result
-from trainfast_runner.run_directory.result import Result
-from trainfast_runner.search.answer import answer
+from trainfast_runner.errors import Problem
+from trainfast_runner.machine.processes import boot_id, identify
+from trainfast_runner.records.home import Home, home_problem, is_alive, read_result
+from trainfast_runner.records.result import Result
+from trainfast_runner.running import launch
+from trainfast_runner.running.launch import RunPlan
 from trainfast_runner.search.cool_down import cool_down
 from trainfast_runner.search.decide import Known, Step, decide, known
 from trainfast_runner.search.foreign import taken_by_others
+from trainfast_runner.search.found import answer
 from trainfast_runner.search.journal import (
     CANCELLED,
     PAUSE_FILE,
@@ -44,7 +44,7 @@ from trainfast_runner.search.journal import (
 from trainfast_runner.search.limits import limited
 from trainfast_runner.search.nothing_fits import nothing_fits
 from trainfast_runner.search.opening import Options
-from trainfast_runner.search.prediction import Foresight, predict
+from trainfast_runner.search.predicted_size import Foresight, predict
 from trainfast_runner.search.probe_record import probe_of, proof_of
 from trainfast_runner.search.processes import LOOK_EVERY_S, Interrupted, WarmProcess, end_run, wait_for_result
 

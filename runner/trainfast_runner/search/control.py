@@ -11,10 +11,10 @@ from typing import Any
 
 import msgspec
 
-from trainfast_runner.hardware.process_tree import Identity, boot_id, reap_when_ended, send
-from trainfast_runner.problem import Problem
-from trainfast_runner.run_directory.home import Home
-from trainfast_runner.run_directory.records import RecordedSpec
+from trainfast_runner.errors import Problem
+from trainfast_runner.machine.processes import Identity, boot_id, reap_when_ended, send
+from trainfast_runner.records.home import Home
+from trainfast_runner.records.run_file import RecordedSpec
 from trainfast_runner.search.journal import PAUSE_FILE, Conducted, is_conducted, read_journal
 from trainfast_runner.settings.spec import RunSpec
 

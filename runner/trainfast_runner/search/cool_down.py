@@ -6,8 +6,8 @@ import time
 from collections.abc import Callable
 from contextlib import closing
 
-from trainfast_runner.hardware import cooling
-from trainfast_runner.launch import RunPlan
+from trainfast_runner.machine import cooling
+from trainfast_runner.running.launch import RunPlan
 from trainfast_runner.search.journal import CoolingDown
 
 CHECK_EVERY_S = 0.1

@@ -11,9 +11,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from trainfast_runner.byte_words import mebibytes
 from trainfast_runner.search.fit import APART, NOISE, Fit, Point, fit, largest
 from trainfast_runner.search.journal import AnyLine, Asked, Predicted, Probe, Proof, RankPeaks
+from trainfast_runner.units import mebibytes
 
 MOST = 1 << 20
 """No batch size above this is tried."""

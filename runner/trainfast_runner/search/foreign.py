@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 
-from trainfast_runner.byte_words import mebibytes
-from trainfast_runner.run_directory.run_records import TELEMETRY_FILE
-from trainfast_runner.run_directory.telemetry_lines import read_ticks
+from trainfast_runner.records.run_records import TELEMETRY_FILE
+from trainfast_runner.records.telemetry_lines import read_ticks
+from trainfast_runner.records.tick import Tick
 from trainfast_runner.search.processes import ProbeLine
-from trainfast_runner.telemetry.readings import Tick
+from trainfast_runner.units import mebibytes
 
 TOO_MUCH_BYTES = 64 << 20
 

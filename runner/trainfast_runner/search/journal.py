@@ -15,9 +15,9 @@ from pathlib import Path
 
 import msgspec
 
-from trainfast_runner.run_directory.home import is_held, take_exclusively
-from trainfast_runner.run_directory.json_lines import Appender, read_all
-from trainfast_runner.run_directory.records import SCHEMA, Clock, RecordedSpec
+from trainfast_runner.records.home import is_held, take_exclusively
+from trainfast_runner.records.json_lines import Appender, read_all
+from trainfast_runner.records.run_file import SCHEMA, Clock, RecordedSpec
 from trainfast_runner.search.fit import Fit
 
 JOURNAL_FILE = "journal.jsonl"

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from trainfast_runner.byte_words import gibibytes
-from trainfast_runner.launch import RunPlan
-from trainfast_runner.memory_model.room import host_free_bytes
+from trainfast_runner.memory.available import host_free_bytes
+from trainfast_runner.running.launch import RunPlan
+from trainfast_runner.units import gibibytes
 
 FREE_SHARE = 0.9
 """Of the host memory that is free when a search begins; the rest is for everything else on this machine."""

@@ -8,14 +8,14 @@ from contextlib import closing, suppress
 
 import msgspec
 
-from trainfast_runner.launch import RunPlan
-from trainfast_runner.outcome.explained_run import held_by, models_of, trace_changes
-from trainfast_runner.outcome.oom_explained import explain
-from trainfast_runner.problem import Problem
-from trainfast_runner.run_directory.home import Home, read_result, read_run_file
-from trainfast_runner.run_directory.records import RunFile
-from trainfast_runner.run_directory.result import OomExplanation, RunError
-from trainfast_runner.run_directory.run_records import read_records
+from trainfast_runner.errors import Problem
+from trainfast_runner.memory.oom_explained import explain
+from trainfast_runner.records.home import Home, read_result, read_run_file
+from trainfast_runner.records.result import OomExplanation, RunError
+from trainfast_runner.records.run_file import RunFile
+from trainfast_runner.records.run_records import read_records
+from trainfast_runner.results.explained_run import held_by, models_of, trace_changes
+from trainfast_runner.running.launch import RunPlan
 from trainfast_runner.search.decide import Known
 from trainfast_runner.search.journal import Change, Ended, Probe, Proof
 

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import msgspec
 
-from trainfast_runner.run_directory.records import Step
-from trainfast_runner.run_directory.result import Result
-from trainfast_runner.run_directory.run_records import read_records
+from trainfast_runner.records.result import Result
+from trainfast_runner.records.run_file import Step
+from trainfast_runner.records.run_records import read_records
 from trainfast_runner.search.decide import Known, fits_of, tightest
 from trainfast_runner.search.journal import Probe, Proof, RankPeaks
 from trainfast_runner.search.processes import ProbeLine

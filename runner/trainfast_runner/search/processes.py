@@ -8,14 +8,14 @@ from pathlib import Path
 
 import msgspec
 
-from trainfast_runner.problem import Problem
-from trainfast_runner.run_directory.home import RESULT_FILE, is_alive, read_result
-from trainfast_runner.run_directory.json_lines import Appender, Tail
-from trainfast_runner.run_directory.records import Count, ProbeOrder
-from trainfast_runner.run_directory.result import Result
-from trainfast_runner.run_directory.run_records import CONTROL_FILE, rank_file
-from trainfast_runner.supervision.recovery import settle, state_of
-from trainfast_runner.supervision.stopping import kill_now, request_stop, stop_unsupervised
+from trainfast_runner.errors import Problem
+from trainfast_runner.records.home import RESULT_FILE, is_alive, read_result
+from trainfast_runner.records.json_lines import Appender, Tail
+from trainfast_runner.records.result import Result
+from trainfast_runner.records.run_file import Count, ProbeOrder
+from trainfast_runner.records.run_records import CONTROL_FILE, rank_file
+from trainfast_runner.running.recovery import settle, state_of
+from trainfast_runner.running.stopping import kill_now, request_stop, stop_unsupervised
 
 LOOK_EVERY_S = 0.02
 STATE_EVERY_S = 0.25

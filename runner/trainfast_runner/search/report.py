@@ -7,8 +7,8 @@ from typing import Any
 
 import msgspec
 
-from trainfast_runner.run_directory.records import SCHEMA
-from trainfast_runner.run_directory.result import STRICT_SPEED
+from trainfast_runner.records.result import STRICT_SPEED
+from trainfast_runner.records.run_file import SCHEMA
 from trainfast_runner.search.journal import Answer, Asked, Ended, Predicted, Probe, Proof, read_journal, refuted_by
 
 PROBE_FIELDS = (

@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from trainfast_runner.hardware.process_tree import boot_id
-from trainfast_runner.run_directory.home import STAMP, Home, home_problem, new_id
-from trainfast_runner.run_directory.records import SCHEMA
+from trainfast_runner.machine.processes import boot_id
+from trainfast_runner.records.home import STAMP, Home, home_problem, new_id
+from trainfast_runner.records.run_file import SCHEMA
 from trainfast_runner.search.journal import JOURNAL_FILE, Asked, Conducted, Ended, is_conducted, read_journal
 
 if TYPE_CHECKING:
-    from trainfast_runner.launch import RunPlan
+    from trainfast_runner.running.launch import RunPlan
 
 FREE_KNOBS = ("batch_size", "steps", "timing_warmup")
 """What a search sets itself; two commands that differ in these only ask the same."""

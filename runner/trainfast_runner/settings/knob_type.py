@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from trainfast_runner.problem import Problem
+from trainfast_runner.errors import Problem
 from trainfast_runner.settings.knob_values import Choice, DeviceList, KnobValue, Values
 
 Knobs = dict[str, KnobValue]

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from trainfast_runner.devices_on_cpu import CPU
-from trainfast_runner.problem import Problem, nearest
+from trainfast_runner.errors import Problem, nearest
+from trainfast_runner.machine.cpu_devices import CPU
 
 type_names = {int: "a whole number", float: "a number", str: "text"}
 KnobValue = int | float | str | None

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from trainfast_runner.problem import Problem, nearest
+from trainfast_runner.errors import Problem, nearest
 from trainfast_runner.settings.knob_type import Equivalent, Knob, Knobs
 from trainfast_runner.settings.knob_values import BytesPerRank, Choice, DeviceList, FreeText, Real, Whole
 

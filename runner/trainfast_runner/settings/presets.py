@@ -10,7 +10,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from trainfast_runner.problem import Problem, nearest
+from trainfast_runner.errors import Problem, nearest
 from trainfast_runner.settings.knob_type import Knobs
 from trainfast_runner.settings.knobs import knob
 from trainfast_runner.settings.toml_places import line_of

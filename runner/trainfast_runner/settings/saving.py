@@ -11,9 +11,9 @@ from tomlkit.exceptions import TOMLKitError
 from tomlkit.items import AbstractTable
 from tomlkit.toml_document import TOMLDocument
 
-from trainfast_runner.problem import Problem
-from trainfast_runner.run_directory.home import home_problem
-from trainfast_runner.run_directory.json_lines import write_atomically
+from trainfast_runner.errors import Problem
+from trainfast_runner.records.home import home_problem
+from trainfast_runner.records.json_lines import write_atomically
 from trainfast_runner.settings import presets
 from trainfast_runner.settings.knobs import BY_NAME
 from trainfast_runner.settings.spec import RunSpec, from_preset

@@ -9,8 +9,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from trainfast_runner.problem import Problem, nearest
-from trainfast_runner.run_directory.records import RecordedSpec, name_of
+from trainfast_runner.errors import Problem, nearest
+from trainfast_runner.records.run_file import RecordedSpec, name_of
 from trainfast_runner.settings import presets
 from trainfast_runner.settings.knob_type import Knobs
 from trainfast_runner.settings.knob_values import KnobValue

@@ -10,7 +10,7 @@ import sys
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from trainfast_runner.problem import Problem
+    from trainfast_runner.errors import Problem
 
 CUT_OFF = 141
 INTERRUPTED = 130
@@ -35,7 +35,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _run(arguments: list[str]) -> int:
-    from trainfast_runner.problem import Problem
+    from trainfast_runner.errors import Problem
     from trainfast_tui.cli import parser
 
     try:

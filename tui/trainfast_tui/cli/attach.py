@@ -15,11 +15,11 @@ def run(arguments: argparse.Namespace) -> int:
     """The exit code is the run's; 130 when it was left running."""
     import sys
 
-    from trainfast_runner.outcome.explained_run import explained_now
-    from trainfast_runner.run_directory.home import Home
-    from trainfast_tui.cli.ended import result_of
-    from trainfast_tui.cli.following import HUNG_UP, caught, follow
+    from trainfast_runner.records.home import Home
+    from trainfast_runner.results.explained_run import explained_now
+    from trainfast_tui.cli.follow_run import HUNG_UP, caught, follow
     from trainfast_tui.cli.output import print_json
+    from trainfast_tui.cli.results import result_of
     from trainfast_tui.cli.run import report
 
     home = Home()
@@ -35,7 +35,7 @@ def run(arguments: argparse.Namespace) -> int:
         return HUNG_UP
     print(f"left {directory.name} running", file=sys.stderr)
     if arguments.json:
-        from trainfast_runner.follow import Follower
+        from trainfast_runner.running.follower import Follower
         from trainfast_tui.cli.progress import so_far
 
         print_json(so_far(Follower(directory).poll()))

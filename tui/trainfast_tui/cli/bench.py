@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from trainfast_runner.bench.variants import Bench, Entry, Outcome, Table
-    from trainfast_runner.run_directory.home import Home
-    from trainfast_tui.cli.following import Signals
+    from trainfast_runner.records.home import Home
+    from trainfast_runner.search.bench.variants import Bench, Entry, Outcome, Table
+    from trainfast_tui.cli.follow_run import Signals
 
 INTERRUPTED = 130
 
@@ -37,12 +37,12 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Run the rows one after another. Exit code 0 when the baseline finished, else what became of it."""
-    from trainfast_runner.bench.report import markdown
-    from trainfast_runner.bench.variants import prepare, tabulate
-    from trainfast_runner.problem import Problem
-    from trainfast_runner.run_directory.home import Home
-    from trainfast_runner.run_directory.records import EXIT_CODES
-    from trainfast_tui.cli.following import HUNG_UP, caught
+    from trainfast_runner.errors import Problem
+    from trainfast_runner.records.home import Home
+    from trainfast_runner.records.run_file import EXIT_CODES
+    from trainfast_runner.search.bench.report import markdown
+    from trainfast_runner.search.bench.variants import prepare, tabulate
+    from trainfast_tui.cli.follow_run import HUNG_UP, caught
     from trainfast_tui.cli.output import print_json, say
 
     if arguments.repeat < 1:
@@ -73,9 +73,9 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _show(table: Table) -> None:
     """The table for a terminal, however narrow: figures first, then why a row has none."""
-    from trainfast_runner.bench.report import MEASURED, measured, notes, published_gain
+    from trainfast_runner.search.bench.report import MEASURED, measured, notes, published_gain
     from trainfast_tui.cli.output import say, say_table
-    from trainfast_tui.format import plain
+    from trainfast_tui.text.format import plain
 
     header = ["variant", *MEASURED, "published/s", "published vs baseline", "ratio", "state"]
     rows = [
@@ -121,11 +121,11 @@ def _run_all(
     arguments: argparse.Namespace,
 ) -> bool:
     """Fill `outcomes`; False when Ctrl-C or the terminal's end broke it off."""
-    from trainfast_runner.bench.variants import again_is_pointless, order
-    from trainfast_runner.problem import Problem
-    from trainfast_runner.run_directory.result import Result
+    from trainfast_runner.errors import Problem
+    from trainfast_runner.records.result import Result
+    from trainfast_runner.search.bench.variants import again_is_pointless, order
     from trainfast_tui.cli.progress import Progress
-    from trainfast_tui.format import plain
+    from trainfast_tui.text.format import plain
 
     total = len(bench.entries) * arguments.repeat
     for number, (_, entry) in enumerate(order(bench, arguments.repeat), start=1):
@@ -149,10 +149,10 @@ def _run_all(
 
 def _run_one(entry: Entry, home: Home, signals: Signals, arguments: argparse.Namespace) -> Outcome | None:
     """One run to its end, or why it cannot start; None when the terminal has gone."""
-    from trainfast_runner import launch
-    from trainfast_runner.problem import Problem
+    from trainfast_runner.errors import Problem
+    from trainfast_runner.running import launch
     from trainfast_tui.cli.cooling import wait_until_cool
-    from trainfast_tui.cli.following import follow
+    from trainfast_tui.cli.follow_run import follow
     from trainfast_tui.cli.run import foresee, wait_for_device
 
     try:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import time
 from contextlib import closing
 
-from trainfast_runner.hardware.cooling import LOOK_EVERY_S, cooling, stuck_words
-from trainfast_runner.launch import RunPlan
+from trainfast_runner.machine.cooling import LOOK_EVERY_S, cooling, stuck_words
+from trainfast_runner.running.launch import RunPlan
 from trainfast_tui.cli.progress import Progress
-from trainfast_tui.format import celsius, duration
+from trainfast_tui.text.format import celsius, duration
 
 
 def wait_until_cool(plan: RunPlan, below_c: float) -> None:

@@ -19,13 +19,13 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Print the findings; the exit code is 0 whatever they are, but 2 for a `--python` that cannot train."""
-    from trainfast_runner.doctor.examine import examine, is_healthy
-    from trainfast_runner.problem import Problem
-    from trainfast_runner.run_directory.home import Home
-    from trainfast_runner.run_directory.records import SCHEMA
+    from trainfast_runner.errors import Problem
+    from trainfast_runner.machine.doctor.examine import examine, is_healthy
+    from trainfast_runner.records.home import Home
+    from trainfast_runner.records.run_file import SCHEMA
     from trainfast_tui.cli.output import print_json, say
     from trainfast_tui.cli.progress import said_when_slow
-    from trainfast_tui.format import fit, plain
+    from trainfast_tui.text.format import fit, plain
 
     home = Home()
     with said_when_slow("looking at the machine; a driver that does not answer takes a while…"):
@@ -36,7 +36,7 @@ def run(arguments: argparse.Namespace) -> int:
         raise unusable
     ceiling = None
     if arguments.calibrate:
-        from trainfast_runner.hardware.calibration import calibrate
+        from trainfast_runner.machine.calibration import calibrate
 
         ceiling = calibrate(home, arguments.python)
     if arguments.json:

@@ -21,9 +21,9 @@ def run(arguments: argparse.Namespace) -> int:
     """Print the text, and on stderr what it cannot say."""
     import sys
 
-    from trainfast_runner.problem import Problem
-    from trainfast_runner.run_directory.home import Home, read_run_file
-    from trainfast_runner.settings.export import export
+    from trainfast_runner.errors import Problem
+    from trainfast_runner.export.formats import export
+    from trainfast_runner.records.home import Home, read_run_file
     from trainfast_tui.cli.output import print_json, say
 
     home = Home()

@@ -17,11 +17,11 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Print the log."""
-    from trainfast_runner.problem import Problem
-    from trainfast_runner.run_directory.home import Home
-    from trainfast_runner.run_directory.output_log import OUTPUT_FILE, read_log
+    from trainfast_runner.errors import Problem
+    from trainfast_runner.records.home import Home
+    from trainfast_runner.records.output_log import OUTPUT_FILE, read_log
     from trainfast_tui.cli.output import print_json, say
-    from trainfast_tui.format import plain
+    from trainfast_tui.text.format import plain
 
     if arguments.n is not None and arguments.n < 0:
         raise Problem(f"-n {arguments.n}: at least 0", key="-n")
@@ -45,10 +45,10 @@ def _follow(directory: Path, last_lines: int | None) -> int:
     """Print lines as they come; ends when the run has and all of it is printed."""
     import sys
 
-    from trainfast_runner.run_directory.home import goes_on
-    from trainfast_runner.run_directory.output_log import OUTPUT_FILE, read_log
+    from trainfast_runner.records.home import goes_on
+    from trainfast_runner.records.output_log import OUTPUT_FILE, read_log
     from trainfast_tui.cli.output import say
-    from trainfast_tui.format import plain
+    from trainfast_tui.text.format import plain
 
     path = directory / OUTPUT_FILE
     offset = path.stat().st_size if path.exists() else 0

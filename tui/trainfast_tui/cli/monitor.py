@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from trainfast_runner.telemetry.readings import DeviceReading, Tick
+    from trainfast_runner.records.tick import DeviceReading, Tick
 
 SHORTEST_S, LONGEST_S = 0.1, 3600.0
 
@@ -23,8 +23,8 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Print readings until Ctrl-C, whose exit code is 130 here as everywhere."""
-    from trainfast_runner.problem import Problem
-    from trainfast_runner.telemetry.sampler import take_tick
+    from trainfast_runner.errors import Problem
+    from trainfast_runner.machine.telemetry.sampler import take_tick
 
     if not SHORTEST_S <= arguments.interval <= LONGEST_S:
         raise Problem(
@@ -41,9 +41,9 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _stream(interval_s: float, as_json: bool) -> None:
     """One tick every `interval_s` seconds. Readers stay open, so rates cover the whole interval."""
-    from trainfast_runner.telemetry.host import HostReader
-    from trainfast_runner.telemetry.nvml import Nvml
-    from trainfast_runner.telemetry.sampler import Cadence, read_tick
+    from trainfast_runner.machine.telemetry.host import HostReader
+    from trainfast_runner.machine.telemetry.nvml import Nvml
+    from trainfast_runner.machine.telemetry.sampler import Cadence, read_tick
 
     # A driver that takes its time does not hold up the host's readings; the objects after the first have its GPUs.
     nvml, host, cadence = Nvml(opening_s=1.0), HostReader(), Cadence(interval_s)
@@ -79,7 +79,7 @@ def _as_json(tick: Tick) -> dict[str, Any]:
     """The tick, each GPU with the temperature that `degrees_to_slowdown_c` counts to: the first of its limits."""
     import msgspec
 
-    from trainfast_runner.telemetry.slowdown import slows_down_at_c
+    from trainfast_runner.machine.telemetry.slowdown import slows_down_at_c
 
     found: dict[str, Any] = msgspec.to_builtins(tick)
     for shown, gpu in zip(found["devices"], tick.devices, strict=True):
@@ -93,7 +93,7 @@ def _as_json(tick: Tick) -> dict[str, Any]:
 def _lines(tick: Tick) -> list[str]:
     from trainfast_tui.cli.monitor_details import below
     from trainfast_tui.cli.output import table
-    from trainfast_tui.format import ABSENT, celsius, number, percent, size
+    from trainfast_tui.text.format import ABSENT, celsius, number, percent, size
 
     host = tick.host
     found = [
@@ -113,9 +113,9 @@ def _lines(tick: Tick) -> list[str]:
 
 
 def _row(gpu: DeviceReading, missing: Mapping[str, str]) -> tuple[str, ...]:
-    from trainfast_runner.telemetry import throttle
+    from trainfast_runner.machine.telemetry import throttle
     from trainfast_tui.cli.monitor_details import ecc_errors, link
-    from trainfast_tui.format import (
+    from trainfast_tui.text.format import (
         ABSENT,
         celsius,
         megahertz,

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from trainfast_tui.format import ABSENT, count
+from trainfast_tui.text.format import ABSENT, count
 
 if TYPE_CHECKING:
-    from trainfast_runner.telemetry.readings import DeviceReading
+    from trainfast_runner.records.tick import DeviceReading
 
 
 def link(gpu: DeviceReading) -> str:
@@ -30,7 +30,7 @@ def ecc_errors(gpu: DeviceReading) -> str:
 
 def below(gpus: Sequence[DeviceReading]) -> list[str]:
     """The processes on the GPUs that answer, then what is wrong with these, each with its cure."""
-    from trainfast_runner.hardware.gpu_health import ailments
+    from trainfast_runner.machine.gpu_health import ailments
     from trainfast_tui.cli.output import table
 
     answering = [gpu for gpu in gpus if not gpu.error]
@@ -44,9 +44,9 @@ def below(gpus: Sequence[DeviceReading]) -> list[str]:
 
 def _processes(gpu: DeviceReading) -> list[tuple[str, ...]]:
     """Inside a container the driver tells the host's process ids, of which nothing more is known here."""
-    from trainfast_runner.hardware.device_events import sees_host_pids
-    from trainfast_runner.hardware.process_rows import command_line, owner_uid, user_name
-    from trainfast_tui.format import plain, size
+    from trainfast_runner.machine.device_events import sees_host_pids
+    from trainfast_runner.machine.process_rows import command_line, owner_uid, user_name
+    from trainfast_tui.text.format import plain, size
 
     rows: list[tuple[str, ...]] = []
     for process in gpu.processes or ():

@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 from rich.cells import cell_len
 
-from trainfast_tui.format import fit, to_ascii, truncate
+from trainfast_tui.text.format import fit, to_ascii, truncate
 
 GAP = 2
 """Cells between two columns."""

@@ -8,7 +8,7 @@ import itertools
 from collections.abc import Callable
 from typing import Any, NoReturn
 
-from trainfast_runner.problem import Problem, nearest
+from trainfast_runner.errors import Problem, nearest
 from trainfast_tui.cli.commands import COMMANDS, GROUPS, Command, named
 
 Run = Callable[[argparse.Namespace], int]
@@ -143,7 +143,7 @@ def _open_app(parsed: argparse.Namespace) -> int:
         raise Problem("the app needs a terminal; without one: trainfast-tui run PRESET, see trainfast-tui --help")
     # What is imported stays: looking through it for garbage would hold up the first frame.
     gc.disable()
-    from trainfast_runner.run_directory.home import Home
+    from trainfast_runner.records.home import Home
     from trainfast_tui.app import run_app
 
     return run_app(Home().ready(), ascii=parsed.ascii, preset=parsed.preset, python=parsed.app_python) or 0

@@ -8,12 +8,12 @@ import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from trainfast_tui.format import plain
+from trainfast_tui.text.format import plain
 
 if TYPE_CHECKING:
-    from trainfast_runner.memory_model.answer import Answer, Asked
-    from trainfast_runner.memory_model.fitting import Fit
-    from trainfast_runner.memory_model.tracing import Tracing
+    from trainfast_runner.memory.fitting import Fit
+    from trainfast_runner.memory.predict_rows import Answer, Asked
+    from trainfast_runner.memory.tracing import Tracing
     from trainfast_tui.cli.output import GrowingTable
 
 T = TypeVar("T")
@@ -51,12 +51,12 @@ def run(arguments: argparse.Namespace) -> int:
 
     3 where `memory_limit` is below what its parameters alone need.
     """
-    from trainfast_runner.memory_model import corrections
-    from trainfast_runner.memory_model.answer import answers, asked_for
-    from trainfast_runner.run_directory.records import SCHEMA
+    from trainfast_runner.memory import corrections
+    from trainfast_runner.memory.predict_rows import answers, asked_for
+    from trainfast_runner.records.run_file import SCHEMA
     from trainfast_tui.cli.output import print_json
     from trainfast_tui.cli.progress import said_when_slow
-    from trainfast_tui.forecast import importing
+    from trainfast_tui.control.memory_view import importing
 
     began = time.monotonic()
     if (damage := corrections.trouble()) is not None:
@@ -128,9 +128,9 @@ def _fields(answer: Answer) -> dict[str, Any]:
 
 
 def _say_one(answer: Answer) -> None:
-    from trainfast_runner.memory_model.answer import published_bytes
+    from trainfast_runner.memory.predict_rows import published_bytes
     from trainfast_tui.cli.output import pairs, say
-    from trainfast_tui.format import percent, size
+    from trainfast_tui.text.format import percent, size
 
     fit = answer.fit
     assert fit is not None
@@ -164,7 +164,7 @@ def _say_one(answer: Answer) -> None:
 
 def _fit_words(fit: Fit) -> str:
     """Whether the batch asked for fits and by how much, and which batch does."""
-    from trainfast_tui.format import count, size
+    from trainfast_tui.text.format import count, size
 
     assert fit.room is not None
     assert fit.left_bytes is not None
@@ -221,8 +221,8 @@ class _Table:
 
 
 def _cells(answer: Answer) -> list[str]:
-    from trainfast_runner.memory_model.answer import published_bytes
-    from trainfast_tui.format import ABSENT, count, delta, size
+    from trainfast_runner.memory.predict_rows import published_bytes
+    from trainfast_tui.text.format import ABSENT, count, delta, size
 
     fit = answer.fit
     assert fit is not None

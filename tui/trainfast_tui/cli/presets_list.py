@@ -14,10 +14,10 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Print the presets by name."""
-    from trainfast_runner.run_directory.records import SCHEMA
+    from trainfast_runner.records.run_file import SCHEMA
     from trainfast_runner.settings import presets
     from trainfast_tui.cli.output import print_json, say_table
-    from trainfast_tui.format import plain
+    from trainfast_tui.text.format import plain
 
     rows = [_row(name, path) for name, path in sorted(presets.names().items())]
     if arguments.json:
@@ -37,7 +37,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _row(name: str, path: Path) -> dict[str, Any]:
-    from trainfast_runner.problem import Problem
+    from trainfast_runner.errors import Problem
     from trainfast_runner.settings import presets
 
     row: dict[str, Any] = {

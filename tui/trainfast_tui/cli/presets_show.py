@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from trainfast_runner.advice.advisor import Advice
+    from trainfast_runner.search.advice.advisor import Advice
     from trainfast_runner.settings.knob_type import Knobs
     from trainfast_runner.settings.presets import Preset, Variant
     from trainfast_runner.settings.spec import RunSpec
@@ -28,7 +28,7 @@ def run(arguments: argparse.Namespace) -> int:
     from trainfast_runner.settings import presets
     from trainfast_runner.settings.spec import from_preset
     from trainfast_tui.cli.output import pairs, print_json, say
-    from trainfast_tui.format import plain
+    from trainfast_tui.text.format import plain
 
     preset, variant = presets.load(arguments.preset)
     spec = from_preset(preset, variant)
@@ -71,11 +71,11 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _advice(spec: RunSpec) -> list[Advice]:
     """What the advisor says of the preset as it is, and of the model's own shapes."""
-    from trainfast_runner.advice.advisor import advise, model_advice
-    from trainfast_runner.advice.situation import gather
-    from trainfast_runner.hardware.machine import look
-    from trainfast_runner.run_directory.home import Home
-    from trainfast_runner.training_python import find, torch_build
+    from trainfast_runner.machine.devices import look
+    from trainfast_runner.machine.training_python import find, torch_build
+    from trainfast_runner.records.home import Home
+    from trainfast_runner.search.advice.advisor import advise, model_advice
+    from trainfast_runner.search.advice.situation import gather
 
     machine = look(torch_build(find(None)))
     situation = gather(spec, machine, Home())
@@ -120,7 +120,7 @@ def _variant_lines(preset: Preset, width: int | None) -> list[str]:
 def _settings(row: Variant) -> str:
     """What a variant sets, as it is typed."""
     from trainfast_runner.settings.knobs import BY_NAME
-    from trainfast_tui.format import plain
+    from trainfast_tui.text.format import plain
 
     return " ".join(
         [

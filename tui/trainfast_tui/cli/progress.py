@@ -10,12 +10,12 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, TextIO
 
-from trainfast_runner.follow import RunSnapshot
-from trainfast_runner.run_directory.records import SCHEMA
+from trainfast_runner.records.run_file import SCHEMA
+from trainfast_runner.running.follower import RunSnapshot
 from trainfast_tui.cli.output import shown
-from trainfast_tui.format import duration, milliseconds, number, per_second, plain, size, truncate
-from trainfast_tui.live_figures import planned_steps, recent_figures, seconds_left
-from trainfast_tui.probe_text import probe_words
+from trainfast_tui.live.figures import planned_steps, recent_figures, seconds_left
+from trainfast_tui.text.format import duration, milliseconds, number, per_second, plain, size, truncate
+from trainfast_tui.text.probe import probe_words
 
 BAR_CELLS = 20
 PLAIN_EVERY_S = 5.0

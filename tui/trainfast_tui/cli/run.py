@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from trainfast_runner.launch import RunPlan
-    from trainfast_runner.run_directory.home import Home
-    from trainfast_runner.run_directory.records import RunFile
-    from trainfast_runner.run_directory.result import Result
+    from trainfast_runner.records.home import Home
+    from trainfast_runner.records.result import Result
+    from trainfast_runner.records.run_file import RunFile
+    from trainfast_runner.running.launch import RunPlan
 
 
 TRACES_WITHIN_S = 20.0
@@ -45,10 +45,10 @@ def add_settings(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Start the run and follow it. The exit code is the run's."""
-    from trainfast_runner import launch
-    from trainfast_runner.run_directory.home import Home
+    from trainfast_runner.records.home import Home
+    from trainfast_runner.running import launch
     from trainfast_runner.settings.spec import resolve
-    from trainfast_tui.cli.following import HUNG_UP, caught, follow
+    from trainfast_tui.cli.follow_run import HUNG_UP, caught, follow
     from trainfast_tui.cli.progress import Progress, said_when_slow
 
     home = Home().ready()
@@ -82,12 +82,12 @@ def run(arguments: argparse.Namespace) -> int:
 
 def foresee(plan: RunPlan, home: Home) -> None:
     """Have the run's memory predicted before it starts, unless it is known or a run is there to be disturbed."""
-    from trainfast_runner.launch import busy_with
-    from trainfast_runner.memory_model import cached_model, trace_model
-    from trainfast_runner.memory_model.sharing import PREDICTED
-    from trainfast_runner.problem import Problem
+    from trainfast_runner.errors import Problem
+    from trainfast_runner.memory.sharding import PREDICTED
+    from trainfast_runner.memory.tracing import cached_model, trace_model
+    from trainfast_runner.running.launch import busy_with
     from trainfast_tui.cli.progress import Progress, said_when_slow
-    from trainfast_tui.format import plain
+    from trainfast_tui.text.format import plain
 
     if plan.spec.knobs["strategy"] not in PREDICTED:
         return
@@ -103,16 +103,16 @@ def foresee(plan: RunPlan, home: Home) -> None:
 def explained(directory: Path, result: Result, python: str | None) -> Result:
     """The result of a run out of memory with the changes that would make it fit, which are traced now; Ctrl-C or some
     seconds end that."""
-    from trainfast_runner.run_directory.home import read_run_file
+    from trainfast_runner.records.home import read_run_file
 
     run = read_run_file(directory)
     if result.state != "oom" or run is None:
         return result
     import threading
 
-    from trainfast_runner.outcome.explained_run import explained_now, held_by, trace_changes
-    from trainfast_runner.problem import Problem
-    from trainfast_runner.run_directory.run_records import read_records
+    from trainfast_runner.errors import Problem
+    from trainfast_runner.records.run_records import read_records
+    from trainfast_runner.results.explained_run import explained_now, held_by, trace_changes
     from trainfast_tui.cli.progress import said_when_slow
 
     held = held_by(read_records(directory), result.error)
@@ -133,7 +133,7 @@ def explained(directory: Path, result: Result, python: str | None) -> Result:
 
 def report(result: Result, as_json: bool) -> int:
     """Print a result for a person or a program; the exit code that belongs to it."""
-    from trainfast_runner.run_directory.records import EXIT_CODES
+    from trainfast_runner.records.run_file import EXIT_CODES
     from trainfast_tui.cli import summary
     from trainfast_tui.cli.output import print_json, say
 
@@ -146,7 +146,7 @@ def report(result: Result, as_json: bool) -> int:
 
 
 def _detached(directory: Path, as_json: bool) -> int:
-    from trainfast_runner.supervision.recovery import state_of
+    from trainfast_runner.running.recovery import state_of
     from trainfast_tui.cli.output import print_json, say
 
     if as_json:
@@ -158,9 +158,9 @@ def _detached(directory: Path, as_json: bool) -> int:
 
 def wait_for_device(plan: RunPlan, home: Home) -> None:
     """Return when no other run uses the plan's devices; the wait is told on stderr."""
-    from trainfast_runner.launch import wait_for_devices
+    from trainfast_runner.running.launch import wait_for_devices
     from trainfast_tui.cli.progress import Progress
-    from trainfast_tui.format import duration
+    from trainfast_tui.text.format import duration
 
     progress = Progress()
 

@@ -6,9 +6,9 @@ import argparse
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from trainfast_runner.comparison.difference import ComparisonRow
-    from trainfast_runner.run_directory.home import Home
-    from trainfast_runner.run_directory.result import Result
+    from trainfast_runner.records.home import Home
+    from trainfast_runner.records.result import Result
+    from trainfast_runner.results.comparison.difference import ComparisonRow
 
 
 def add(parser: argparse.ArgumentParser) -> None:
@@ -20,11 +20,11 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Print what differs and what it did."""
-    from trainfast_runner.comparison.difference import compare
-    from trainfast_runner.run_directory.home import Home
+    from trainfast_runner.records.home import Home
+    from trainfast_runner.results.comparison.difference import compare
     from trainfast_tui.cli.output import print_json, say, say_table
-    from trainfast_tui.comparison_text import sentence, setting
-    from trainfast_tui.format import ABSENT, plain
+    from trainfast_tui.text.comparison import sentence, setting
+    from trainfast_tui.text.format import ABSENT, plain
 
     home = Home()
     found = compare(_result(home, arguments.a), _result(home, arguments.b))
@@ -57,8 +57,8 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _result(home: Home, reference: str) -> Result:
-    from trainfast_runner.problem import Problem
-    from trainfast_tui.cli.ended import result_of
+    from trainfast_runner.errors import Problem
+    from trainfast_tui.cli.results import result_of
 
     run_id = home.find(reference)
     result = result_of(home.directory(run_id))
@@ -72,8 +72,8 @@ def _result(home: Home, reference: str) -> Result:
 
 
 def _cells(row: ComparisonRow) -> list[str]:
-    from trainfast_tui.comparison_text import change, figure, interval
-    from trainfast_tui.format import signed_percent
+    from trainfast_tui.text.comparison import change, figure, interval
+    from trainfast_tui.text.format import signed_percent
 
     percent = "" if row.percent is None else signed_percent(row.percent)
     return [

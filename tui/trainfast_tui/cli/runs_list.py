@@ -10,8 +10,8 @@ import time
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from trainfast_runner.run_directory.home import Home
-    from trainfast_runner.runs import RunRow
+    from trainfast_runner.records.home import Home
+    from trainfast_runner.running.history import RunRow
 
 
 def add(parser: argparse.ArgumentParser) -> None:
@@ -27,10 +27,10 @@ def run(arguments: argparse.Namespace) -> int:
     """Print the runs, newest first."""
     import itertools
 
-    from trainfast_runner.problem import Problem, nearest
-    from trainfast_runner.run_directory.home import Home
-    from trainfast_runner.run_directory.records import SCHEMA, STATES
-    from trainfast_runner.runs import iter_rows
+    from trainfast_runner.errors import Problem, nearest
+    from trainfast_runner.records.home import Home
+    from trainfast_runner.records.run_file import SCHEMA, STATES
+    from trainfast_runner.running.history import iter_rows
     from trainfast_tui.cli.output import print_json, say, say_table
 
     if arguments.state is not None and arguments.state not in STATES:
@@ -64,7 +64,7 @@ NOTE_CELLS = 40
 
 def _refuse_unknown(preset: str, home: Home) -> None:
     """Raise Problem for a preset that neither is there nor was ever run."""
-    from trainfast_runner.runs import iter_rows
+    from trainfast_runner.running.history import iter_rows
     from trainfast_runner.settings import presets
 
     if not any(preset in (row.preset, row.name) for row in iter_rows(home)):
@@ -89,9 +89,9 @@ def _in_words(note: str) -> str:
 
 
 def _cells(row: RunRow) -> list[str]:
-    from trainfast_runner.run_directory.records import PROBE
-    from trainfast_tui.changed import brief
-    from trainfast_tui.format import ABSENT, duration, milliseconds, per_second, plain, size
+    from trainfast_runner.records.run_file import PROBE
+    from trainfast_tui.text.format import ABSENT, duration, milliseconds, per_second, plain, size
+    from trainfast_tui.text.overrides import brief
 
     started = ABSENT
     if row.started_wall_ns is not None:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from trainfast_runner.pruning import Plan
+    from trainfast_runner.search.pruning import Plan
 
 SHOWN = 12
 """Runs and searches that are named; of more the rest is counted."""
@@ -30,11 +30,11 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Say what it frees, ask, and delete."""
-    from trainfast_runner import pruning
-    from trainfast_runner.problem import Problem
-    from trainfast_runner.run_directory.home import Home, cache_directory
+    from trainfast_runner.errors import Problem
+    from trainfast_runner.records.home import Home, cache_directory
+    from trainfast_runner.search import pruning
     from trainfast_tui.cli.output import print_json, say
-    from trainfast_tui.format import size
+    from trainfast_tui.text.format import size
 
     if arguments.keep is not None and arguments.keep < 0:
         raise Problem(f"--keep {arguments.keep}: at least 0", key="--keep", nearest="--keep 0")
@@ -65,8 +65,8 @@ def _agreed(found: Plan) -> bool:
     """What the person at the terminal says. Raises Problem where there is none."""
     import sys
 
-    from trainfast_runner.problem import Problem
-    from trainfast_tui.format import size
+    from trainfast_runner.errors import Problem
+    from trainfast_tui.text.format import size
 
     if not sys.stdin.isatty():
         raise Problem(
@@ -77,7 +77,7 @@ def _agreed(found: Plan) -> bool:
 
 
 def _lines(found: Plan) -> Iterator[str]:
-    from trainfast_tui.format import count, size
+    from trainfast_tui.text.format import count, size
 
     for noun, entries in (("run", found.runs), ("search", found.searches)):
         for name, size_bytes in list(entries.items())[:SHOWN]:
@@ -99,7 +99,7 @@ def _lines(found: Plan) -> Iterator[str]:
 
 
 def _as_json(found: Plan, *, deleted: bool, left: dict[str, int]) -> dict[str, object]:
-    from trainfast_runner.run_directory.records import SCHEMA
+    from trainfast_runner.records.run_file import SCHEMA
 
     return {
         "schema": SCHEMA,

@@ -13,8 +13,8 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Delete and say which."""
-    from trainfast_runner.problem import Problem
-    from trainfast_runner.run_directory.home import Home, stays_alive
+    from trainfast_runner.errors import Problem
+    from trainfast_runner.records.home import Home, stays_alive
     from trainfast_tui.cli.output import print_json, say
 
     home = Home()

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from trainfast_runner.run_directory.records import RunFile
-    from trainfast_runner.run_directory.result import Result
+    from trainfast_runner.records.result import Result
+    from trainfast_runner.records.run_file import RunFile
 
 
 def add(parser: argparse.ArgumentParser) -> None:
@@ -22,13 +22,13 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Print it; exit code 0 however the run ended."""
-    from trainfast_runner.outcome.explained_run import explained_now
-    from trainfast_runner.run_directory.home import Home, read_run_file
+    from trainfast_runner.records.home import Home, read_run_file
+    from trainfast_runner.results.explained_run import explained_now
     from trainfast_tui.cli import summary
-    from trainfast_tui.cli.ended import result_of
-    from trainfast_tui.cli.held_back import opened
+    from trainfast_tui.cli.diagnosis import opened
     from trainfast_tui.cli.output import print_json, say
-    from trainfast_tui.evidence import nothing_found
+    from trainfast_tui.cli.results import result_of
+    from trainfast_tui.text.diagnosis_figures import nothing_found
 
     home = Home()
     directory = home.directory(home.find(arguments.reference))
@@ -46,7 +46,7 @@ def run(arguments: argparse.Namespace) -> int:
         else:
             _say_all([*summary.lines(result), _settings(result, read_run_file(directory))])
         return 0
-    from trainfast_runner.follow import Follower
+    from trainfast_runner.running.follower import Follower
     from trainfast_tui.cli.progress import so_far, status_line
 
     snapshot = Follower(directory).poll()
@@ -62,11 +62,11 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _print_steps(directory: Path, as_json: bool) -> None:
-    from trainfast_runner.diagnosis.joined_steps import as_record, joined_steps
-    from trainfast_runner.run_directory.home import read_result
+    from trainfast_runner.records.home import read_result
+    from trainfast_runner.results.bottleneck.joined_steps import as_record, joined_steps
     from trainfast_tui.cli.output import print_json, say
     from trainfast_tui.cli.step_table import say_steps
-    from trainfast_tui.format import count
+    from trainfast_tui.text.format import count
 
     steps = joined_steps(directory)
     result = read_result(directory)
@@ -90,9 +90,9 @@ def _say_all(lines: list[str]) -> None:
 
 def _settings(result: Result, run: RunFile | None) -> str:
     """What was changed of the preset; results of older versions leave it to `run.json`."""
-    from trainfast_runner.run_directory.records import PROBE
-    from trainfast_tui.changed import settings
-    from trainfast_tui.format import plain
+    from trainfast_runner.records.run_file import PROBE
+    from trainfast_tui.text.format import plain
+    from trainfast_tui.text.overrides import settings
 
     if result.role == PROBE:
         return f"its search: {result.search_id or 'not on record'}"

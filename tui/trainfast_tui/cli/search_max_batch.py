@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from trainfast_runner.launch import RunPlan
-    from trainfast_runner.run_directory.home import Home
-    from trainfast_runner.run_directory.json_lines import Tail
-    from trainfast_runner.run_directory.records import Step
+    from trainfast_runner.records.home import Home
+    from trainfast_runner.records.json_lines import Tail
+    from trainfast_runner.records.run_file import Step
+    from trainfast_runner.running.launch import RunPlan
     from trainfast_runner.search.journal import AnyLine, CoolingDown, Ended
     from trainfast_runner.search.opening import Options
     from trainfast_runner.settings.spec import RunSpec
-    from trainfast_tui.cli.following import Signals
+    from trainfast_tui.cli.follow_run import Signals
     from trainfast_tui.cli.progress import Progress
 
 PHASES = {"forward_backward": "forward and backward", "optimizer": "the optimizer's step"}
@@ -48,11 +48,11 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Search, and print what was found."""
-    from trainfast_runner import launch
-    from trainfast_runner.run_directory.home import Home
+    from trainfast_runner.records.home import Home
+    from trainfast_runner.running import launch
     from trainfast_runner.search.opening import Options, check_plan, open_search
     from trainfast_runner.settings.spec import resolve
-    from trainfast_tui.cli.following import caught
+    from trainfast_tui.cli.follow_run import caught
     from trainfast_tui.cli.progress import said_when_slow
     from trainfast_tui.cli.run import wait_for_device
 
@@ -85,7 +85,7 @@ def _say_variants(preset: str, spec: RunSpec) -> None:
     """That none of the variants is searched, where there are some and none was named."""
     from trainfast_runner.settings import presets
     from trainfast_tui.cli.progress import Progress
-    from trainfast_tui.format import plain
+    from trainfast_tui.text.format import plain
 
     variants = presets.load(preset)[0].variants if spec.variant is None else ()
     if variants:
@@ -108,7 +108,7 @@ def _conducted(
     from trainfast_runner.search.journal import Probe, read_journal
     from trainfast_runner.search.searches import FREE_KNOBS
     from trainfast_tui.cli.progress import Progress
-    from trainfast_tui.format import plain
+    from trainfast_tui.text.format import plain
 
     resume(directory)
     progress = Progress()
@@ -158,7 +158,7 @@ class _Teller:
 
     def tick(self) -> None:
         """How long what is done now has taken, and of a proof how many steps; once in two seconds."""
-        from trainfast_tui.format import duration
+        from trainfast_tui.text.format import duration
 
         now = time.monotonic()
         if (not self._doing and self._wait is None) or now - self._said < TICK_S:
@@ -174,11 +174,11 @@ class _Teller:
 
     def tell(self, line: AnyLine) -> None:
         """A line of the journal in words; those that say nothing new to a person are left out."""
-        from trainfast_runner.run_directory.json_lines import Tail
-        from trainfast_runner.run_directory.records import Step
-        from trainfast_runner.run_directory.run_records import rank_file
+        from trainfast_runner.records.json_lines import Tail
+        from trainfast_runner.records.run_file import Step
+        from trainfast_runner.records.run_records import rank_file
         from trainfast_runner.search.journal import CoolingDown, Launched, Next, Paused
-        from trainfast_tui.format import plain
+        from trainfast_tui.text.format import plain
 
         words = self._words(line)
         if words:
@@ -202,8 +202,8 @@ class _Teller:
 
     def _tell_wait(self, look: CoolingDown, told: float, now: float) -> None:
         """The journal has a look where the temperature changes, and none while it stands still."""
-        from trainfast_runner.hardware.cooling import stuck_words
-        from trainfast_tui.format import celsius, duration
+        from trainfast_runner.machine.cooling import stuck_words
+        from trainfast_tui.text.format import celsius, duration
 
         since_s = now - told
         self._progress.waiting(
@@ -213,7 +213,7 @@ class _Teller:
 
     def _words(self, line: AnyLine) -> str:
         from trainfast_runner.search import journal
-        from trainfast_tui.format import duration, milliseconds, per_second, size
+        from trainfast_tui.text.format import duration, milliseconds, per_second, size
 
         match line:
             case journal.Predicted(max_batch=None):
@@ -263,7 +263,7 @@ def _report(directory: Path, ended: Ended, as_json: bool) -> None:
 
 
 def _rows(found: dict[str, Any]) -> list[tuple[str, str]]:
-    from trainfast_tui.format import duration, per_second, size
+    from trainfast_tui.text.format import duration, per_second, size
 
     on = f" on rank {found['tightest_rank']}, the tightest" if found["world_size"] > 1 else ""
     model = found["model"]
@@ -301,7 +301,7 @@ def _times(count: int) -> str:
 
 
 def _without_answer(directory: Path, ended: Ended) -> list[str]:
-    from trainfast_tui.format import plain, size
+    from trainfast_tui.text.format import plain, size
 
     if ended.state == "cancelled":
         return [f"cancelled; the same command continues {directory.name}"]

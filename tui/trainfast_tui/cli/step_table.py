@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from trainfast_runner.diagnosis.step_conditions import StepConditions
-from trainfast_runner.run_directory.records import Step
-from trainfast_runner.telemetry.throttle_causes import CAUSES
+from trainfast_runner.machine.telemetry.throttle_causes import CAUSES
+from trainfast_runner.records.run_file import Step
+from trainfast_runner.results.bottleneck.step_conditions import StepConditions
 from trainfast_tui.cli.output import say, say_table
-from trainfast_tui.format import ABSENT, celsius, count, joules, milliseconds, percent
+from trainfast_tui.text.format import ABSENT, celsius, count, joules, milliseconds, percent
 
 Joined = tuple[Step, StepConditions | None]
 Column = tuple[str, Callable[[Joined], str]]

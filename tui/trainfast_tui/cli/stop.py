@@ -16,12 +16,12 @@ def run(arguments: argparse.Namespace) -> int:
     """Stop it and wait; 0 once nothing of it is left, however it ended."""
     import sys
 
-    from trainfast_runner.problem import Problem
-    from trainfast_runner.run_directory.home import Home
+    from trainfast_runner.errors import Problem
+    from trainfast_runner.records.home import Home
     from trainfast_tui.cli import summary
-    from trainfast_tui.cli.ended import result_of
-    from trainfast_tui.cli.following import caught, stop
+    from trainfast_tui.cli.follow_run import caught, stop
     from trainfast_tui.cli.output import print_json, say
+    from trainfast_tui.cli.results import result_of
 
     home = Home()
     directory = home.directory(home.find(arguments.reference))
@@ -33,7 +33,7 @@ def run(arguments: argparse.Namespace) -> int:
     if result is None:
         print(f"{directory.name} has been asked to stop and has not ended yet", file=sys.stderr)
         if arguments.json:
-            from trainfast_runner.follow import Follower
+            from trainfast_runner.running.follower import Follower
             from trainfast_tui.cli.progress import so_far
 
             print_json(so_far(Follower(directory).poll()))

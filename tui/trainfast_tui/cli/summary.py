@@ -6,15 +6,15 @@ from collections.abc import Iterator
 
 import msgspec
 
-from trainfast_runner.diagnosis.doubts import doubts, marks, watched_words
-from trainfast_runner.hardware.machine import cpu_has_fp16
-from trainfast_runner.outcome.oom_advice import cheapest
-from trainfast_runner.run_directory.records import PROBE, SCHEMA
-from trainfast_runner.run_directory.result import Cpu, Flops, Result, Thinning
-from trainfast_tui import oom_text
-from trainfast_tui.cli.held_back import verdicts
+from trainfast_runner.machine.devices import cpu_has_fp16
+from trainfast_runner.memory.oom_advice import cheapest
+from trainfast_runner.records.result import Cpu, Flops, Result, Thinning
+from trainfast_runner.records.run_file import PROBE, SCHEMA
+from trainfast_runner.results.bottleneck.doubts import doubts, marks, watched_words
+from trainfast_tui.cli.diagnosis import verdicts
 from trainfast_tui.cli.output import pairs
-from trainfast_tui.format import (
+from trainfast_tui.text import oom
+from trainfast_tui.text.format import (
     ABSENT,
     against_prediction,
     celsius,
@@ -28,7 +28,7 @@ from trainfast_tui.format import (
     plain,
     size,
 )
-from trainfast_tui.probe_text import probe_words
+from trainfast_tui.text.probe import probe_words
 
 FEW_STEPS = 5
 """Below this many measured steps a percentile or a deviation says nothing."""
@@ -169,10 +169,10 @@ def _explained(result: Result) -> list[str]:
     found = result.oom
     if found is None:
         return _advice(result) if result.role != PROBE else []
-    lines = list(oom_text.facts(found))
+    lines = list(oom.facts(found))
     if found.changes:
-        lines.append(f"to make it fit, {oom_text.title(found.changes)}")
-        rows = [(oom_text.settings(change), f"{change.saves}; speed: {change.costs}") for change in found.changes]
+        lines.append(f"to make it fit, {oom.title(found.changes)}")
+        rows = [(oom.settings(change), f"{change.saves}; speed: {change.costs}") for change in found.changes]
         lines += [f"  {left}  {right}" for left, right in zip(*_columns(rows), strict=True)]
     return lines
 

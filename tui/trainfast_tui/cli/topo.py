@@ -14,10 +14,10 @@ def run(arguments: argparse.Namespace) -> int:
     """Print matrix, links, legend and advice; the exit code is 0 with and without a GPU."""
     import msgspec
 
-    from trainfast_runner.hardware.interconnect import meaning
-    from trainfast_runner.telemetry.topology import LEGEND, read_topology
+    from trainfast_runner.machine.interconnect import meaning
+    from trainfast_runner.machine.telemetry.topology import LEGEND, read_topology
     from trainfast_tui.cli.output import print_json, say
-    from trainfast_tui.topology_text import sections
+    from trainfast_tui.text.topology import sections
 
     topology = read_topology()
     if arguments.json:

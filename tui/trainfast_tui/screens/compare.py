@@ -5,20 +5,20 @@ from __future__ import annotations
 from textual.app import ComposeResult
 from textual.screen import Screen
 
-from trainfast_runner.comparison.difference import Comparison, compare
-from trainfast_runner.problem import Problem
-from trainfast_runner.run_directory.home import Home
-from trainfast_runner.run_directory.records import PROBE
-from trainfast_runner.run_directory.result import Result
-from trainfast_runner.run_directory.state_words import state_words
-from trainfast_runner.supervision.recovery import settle
-from trainfast_tui import format as fmt
-from trainfast_tui.commands import bindings, of
-from trainfast_tui.comparison_text import change, figure, interval, sentence, setting
-from trainfast_tui.messages import Compared
+from trainfast_runner.errors import Problem
+from trainfast_runner.records.home import Home
+from trainfast_runner.records.result import Result
+from trainfast_runner.records.run_file import PROBE
+from trainfast_runner.records.state_words import state_words
+from trainfast_runner.results.comparison.difference import Comparison, compare
+from trainfast_runner.running.recovery import settle
+from trainfast_tui.charts.painted import Line, rule, wrap
+from trainfast_tui.control.messages import Compared
 from trainfast_tui.screens.shared import PageActions
+from trainfast_tui.text import format as fmt
+from trainfast_tui.text.comparison import change, figure, interval, sentence, setting
+from trainfast_tui.text.keys import bindings, of
 from trainfast_tui.widgets.page import Page
-from trainfast_tui.widgets.painted import Line, rule, wrap
 from trainfast_tui.widgets.small_parts import Footer
 
 TONES = {"better": "success", "worse": "error"}

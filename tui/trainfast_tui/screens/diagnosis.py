@@ -7,16 +7,16 @@ from typing import TYPE_CHECKING
 from textual.app import ComposeResult
 from textual.screen import Screen
 
-from trainfast_tui.commands import bindings, of
-from trainfast_tui.diagnosis_text import explained
+from trainfast_tui.charts.painted import Line, rule
 from trainfast_tui.screens.shared import PageActions
+from trainfast_tui.text.diagnosis import explained
+from trainfast_tui.text.keys import bindings, of
 from trainfast_tui.widgets.page import Page
-from trainfast_tui.widgets.painted import Line, rule
 from trainfast_tui.widgets.small_parts import Footer
 
 if TYPE_CHECKING:
-    from trainfast_runner.follow import RunSnapshot
-    from trainfast_tui.snapshot import Snapshot
+    from trainfast_runner.running.follower import RunSnapshot
+    from trainfast_tui.live.snapshot import Snapshot
 
 
 class DiagnosisScreen(PageActions, Screen[None]):

@@ -14,8 +14,8 @@ from textual.widget import Widget
 from textual.widgets import Input, OptionList, Static
 from textual.widgets.option_list import Option
 
-from trainfast_runner.problem import Problem
-from trainfast_tui.format import plain, to_ascii
+from trainfast_runner.errors import Problem
+from trainfast_tui.text.format import plain, to_ascii
 
 
 class Dialog(ModalScreen[object]):

@@ -11,16 +11,16 @@ from textual.containers import Horizontal, Vertical
 from textual.geometry import Size
 from textual.screen import Screen
 
-from trainfast_runner.problem import Problem
-from trainfast_runner.run_directory.state_words import state_words
-from trainfast_tui import chart_data
-from trainfast_tui.commands import bindings, of
-from trainfast_tui.endings import Ending, ending
-from trainfast_tui.forecast import Forecast, MemoryView
-from trainfast_tui.next_run import NextRun, measured_memory
+from trainfast_runner.errors import Problem
+from trainfast_runner.records.state_words import state_words
+from trainfast_tui.charts import data
+from trainfast_tui.charts.column import Charts
+from trainfast_tui.control.memory_view import Forecast, MemoryView
+from trainfast_tui.control.next_run import NextRun, measured_memory
+from trainfast_tui.live.snapshot import Snapshot
 from trainfast_tui.screens.main_actions import MainActions
-from trainfast_tui.snapshot import Snapshot
-from trainfast_tui.widgets.charts import Charts
+from trainfast_tui.text.endings import Ending, ending
+from trainfast_tui.text.keys import bindings, of
 from trainfast_tui.widgets.devices import DevicesPanel
 from trainfast_tui.widgets.diagnosis_line import DiagnosisLine
 from trainfast_tui.widgets.ending_panel import EndingPanel
@@ -30,7 +30,7 @@ from trainfast_tui.widgets.small_parts import Footer, Header, LogPane, StatusLin
 from trainfast_tui.widgets.step_panel import StepPanel
 
 if TYPE_CHECKING:
-    from trainfast_runner.follow import RunSnapshot
+    from trainfast_runner.running.follower import RunSnapshot
 
 LEAST_WIDTH, LEAST_HEIGHT = 80, 24
 WIDE = 120
@@ -121,7 +121,7 @@ class MainScreen(MainActions, Screen[None]):
         self.query_one(Welcome).set_class(run is None and snapshot.looked, "-shown")
         self.query_one(Header).show(run, snapshot.looked)
         self.query_one(TooSmall).show(run)
-        used = chart_data.used_uuids(run)
+        used = data.used_uuids(run)
         live = run is not None and run.is_live
         self.query_one(DevicesPanel).show(snapshot.tick, used, live, snapshot.lost_s())
         self.query_one(EndingPanel).show(self._ending(run))

@@ -8,23 +8,23 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from trainfast_runner.problem import Problem
-from trainfast_runner.run_directory.state_words import state_words
+from trainfast_runner.errors import Problem
+from trainfast_runner.records.state_words import state_words
 from trainfast_runner.settings.knobs import BY_NAME
-from trainfast_tui.forecast import Forecast, swap_notice
-from trainfast_tui.next_run import NextRun, of_preset
+from trainfast_tui.charts.column import Charts
+from trainfast_tui.control.memory_view import Forecast, swap_notice
+from trainfast_tui.control.next_run import NextRun, of_preset
+from trainfast_tui.live.snapshot import Snapshot
 from trainfast_tui.screens.shared import ChartActions, OfTheApp
-from trainfast_tui.snapshot import Snapshot
-from trainfast_tui.widgets.charts import Charts
 from trainfast_tui.widgets.knob_panel import KnobPanel
 from trainfast_tui.widgets.small_parts import LogPane
 
 if TYPE_CHECKING:
     from textual.screen import Screen
 
-    from trainfast_runner.follow import RunSnapshot
-    from trainfast_runner.hardware.machine import Machine
-    from trainfast_tui.endings import Ending
+    from trainfast_runner.machine.devices import Machine
+    from trainfast_runner.running.follower import RunSnapshot
+    from trainfast_tui.text.endings import Ending
 
 ENDED_WITH_ANSWER = ("answered", "nothing_fits")
 """States of a search that has said all it can say about its knobs."""
@@ -120,7 +120,7 @@ class MainActions(OfTheApp, ChartActions):
         elif run is None or not run.is_live:
             self._search(None, True)
         else:
-            from trainfast_tui.ladder_words import limit_notice
+            from trainfast_tui.text.batch_search import limit_notice
 
             question = f"{run.run_id} is {state_words(run.state)} and has the device. Stop it and search the batch?"
             question = " ".join(filter(None, (question, limit_notice(next_run.spec, self.machine))))
@@ -136,7 +136,7 @@ class MainActions(OfTheApp, ChartActions):
         search, next_run = self.trainfast.searching.current, self.next_run
         if search is None or next_run is None or search.state not in ENDED_WITH_ANSWER:
             return False
-        from trainfast_tui.ladder_words import is_about
+        from trainfast_tui.text.batch_search import is_about
 
         return is_about(search, next_run.spec)
 
@@ -271,7 +271,7 @@ class MainActions(OfTheApp, ChartActions):
             self.change(self.next_run.type(name, text))
 
     def action_preset(self) -> None:
-        from trainfast_tui.preset_list import choices
+        from trainfast_tui.control.preset_list import choices
         from trainfast_tui.screens.dialogs import Pick
 
         current = self.next_run.spec.name if self.next_run is not None else None
@@ -307,7 +307,7 @@ class MainActions(OfTheApp, ChartActions):
         self.app.push_screen(Ask("Save these knobs as", hint, "", save, ascii=self.ascii))
 
     def action_cool_to(self) -> None:
-        from trainfast_runner.hardware.cooling import HIGHEST_C, LOWEST_C
+        from trainfast_runner.machine.cooling import HIGHEST_C, LOWEST_C
         from trainfast_tui.screens.dialogs import Ask
 
         control = self.trainfast.control

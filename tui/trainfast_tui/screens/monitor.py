@@ -9,13 +9,13 @@ from textual.app import ComposeResult
 from textual.geometry import Size
 from textual.screen import Screen
 
-from trainfast_runner.problem import Problem
-from trainfast_tui import chart_data
-from trainfast_tui import format as fmt
-from trainfast_tui.commands import bindings, of
+from trainfast_runner.errors import Problem
+from trainfast_tui.charts import data
+from trainfast_tui.charts.column import Charts
+from trainfast_tui.live.snapshot import Snapshot
 from trainfast_tui.screens.shared import ChartActions, OfTheApp
-from trainfast_tui.snapshot import Snapshot
-from trainfast_tui.widgets.charts import Charts
+from trainfast_tui.text import format as fmt
+from trainfast_tui.text.keys import bindings, of
 from trainfast_tui.widgets.monitor_devices import MonitorDevices, MonitorHead
 from trainfast_tui.widgets.process_table import ProcessTable
 from trainfast_tui.widgets.small_parts import Footer, StatusLine
@@ -23,11 +23,11 @@ from trainfast_tui.widgets.small_parts import Footer, StatusLine
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from trainfast_runner.diagnosis.device_track import DeviceConditions
-    from trainfast_runner.diagnosis.step_conditions import StepJoin
-    from trainfast_runner.hardware.process_rows import ProcessRow
-    from trainfast_runner.hardware.process_tree import Identity
-    from trainfast_runner.supervision.run_processes import Membership
+    from trainfast_runner.machine.process_rows import ProcessRow
+    from trainfast_runner.machine.processes import Identity
+    from trainfast_runner.results.bottleneck.device_track import DeviceConditions
+    from trainfast_runner.results.bottleneck.step_conditions import StepJoin
+    from trainfast_runner.running.run_processes import Membership
 
 AROUND = 3
 """Rows of head, status and footer."""
@@ -90,7 +90,7 @@ class MonitorScreen(OfTheApp, ChartActions, Screen[None]):
         self._snapshot = snapshot
         tick = snapshot.tick
         run = snapshot.run
-        used = chart_data.used_uuids(run) if run is not None and run.is_live else frozenset()
+        used = data.used_uuids(run) if run is not None and run.is_live else frozenset()
         self.query_one(MonitorHead).show(snapshot)
         devices = self.query_one(MonitorDevices)
         devices.take(snapshot, used, self._last_minute(snapshot))
@@ -136,7 +136,7 @@ class MonitorScreen(OfTheApp, ChartActions, Screen[None]):
 
     def _last_minute(self, snapshot: Snapshot) -> dict[str, DeviceConditions]:
         """What each GPU did in the last minute, from its counters; of the samples one a second is taken."""
-        from trainfast_runner.diagnosis.step_conditions import StepJoin
+        from trainfast_runner.results.bottleneck.step_conditions import StepJoin
 
         ticks = snapshot.machine_ticks
         if not ticks or not ticks[-1].devices:
@@ -163,7 +163,7 @@ class MonitorScreen(OfTheApp, ChartActions, Screen[None]):
         """Say when the process that was asked to end has ended."""
         asked = self._asked
         if asked is not None and rows is not None:
-            from trainfast_runner.hardware.foreign_process import still_runs
+            from trainfast_runner.machine.foreign_process import still_runs
 
             if not still_runs(asked):
                 self._asked = None
@@ -176,8 +176,8 @@ class MonitorScreen(OfTheApp, ChartActions, Screen[None]):
         if row.identity is None:
             self.say(f"Process {row.pid} is not visible from here, so it cannot be told from another.", "warning")
             return
-        from trainfast_runner.hardware.foreign_process import refuse
-        from trainfast_runner.supervision.run_processes import run_with
+        from trainfast_runner.machine.foreign_process import refuse
+        from trainfast_runner.running.run_processes import run_with
         from trainfast_tui.screens.dialogs import Confirm
 
         try:
@@ -214,7 +214,7 @@ class MonitorScreen(OfTheApp, ChartActions, Screen[None]):
     def _end(self, identity: Identity, kill: bool, yes: object) -> None:
         if not yes:
             return
-        from trainfast_runner.hardware.foreign_process import end
+        from trainfast_runner.machine.foreign_process import end
 
         try:
             said = end(identity, kill=kill)

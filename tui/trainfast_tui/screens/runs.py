@@ -8,15 +8,15 @@ from textual.app import ComposeResult
 from textual.message import Message
 from textual.screen import Screen
 
-from trainfast_runner.problem import Problem
-from trainfast_runner.run_directory.home import Home, is_alive
-from trainfast_runner.run_directory.records import PROBE
-from trainfast_runner.run_directory.state_words import state_words
-from trainfast_runner.runs import RunRow, iter_rows, row_of
-from trainfast_tui.background import in_background
-from trainfast_tui.commands import bindings, of
-from trainfast_tui.messages import Said, said_no
+from trainfast_runner.errors import Problem
+from trainfast_runner.records.home import Home, is_alive
+from trainfast_runner.records.run_file import PROBE
+from trainfast_runner.records.state_words import state_words
+from trainfast_runner.running.history import RunRow, iter_rows, row_of
+from trainfast_tui.control.background import in_background
+from trainfast_tui.control.messages import Said, said_no
 from trainfast_tui.screens.shared import OfTheApp
+from trainfast_tui.text.keys import bindings, of
 from trainfast_tui.widgets.run_detail import RunDetail
 from trainfast_tui.widgets.runs_table import ORDERS, RunsTable, fits, ordered, orders_of
 from trainfast_tui.widgets.small_parts import Footer, StatusLine

@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING
 from textual.app import ComposeResult
 from textual.screen import Screen
 
-from trainfast_tui.commands import bindings, of
-from trainfast_tui.ladder_words import Choice, is_about, limit_notice
 from trainfast_tui.screens.shared import OfTheApp
-from trainfast_tui.widgets.ladder import Ladder
+from trainfast_tui.text.batch_search import Choice, is_about, limit_notice
+from trainfast_tui.text.keys import bindings, of
+from trainfast_tui.widgets.probe_rows import Ladder
 from trainfast_tui.widgets.small_parts import Footer
 
 if TYPE_CHECKING:
-    from trainfast_runner.problem import Problem
-    from trainfast_runner.search.follow import SearchSnapshot
+    from trainfast_runner.errors import Problem
+    from trainfast_runner.search.search_follower import SearchSnapshot
     from trainfast_runner.settings.spec import RunSpec
     from trainfast_tui.app import TrainfastApp
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from trainfast_tui.widgets.charts import Charts
+from trainfast_tui.charts.column import Charts
 from trainfast_tui.widgets.page import Page
 
 if TYPE_CHECKING:

@@ -6,14 +6,14 @@ from textual.app import ComposeResult
 from textual.message import Message
 from textual.screen import Screen
 
-from trainfast_runner.telemetry.topology import Topology, read_topology
-from trainfast_tui.background import in_background
-from trainfast_tui.commands import bindings, of
-from trainfast_tui.messages import said_no
+from trainfast_runner.machine.telemetry.topology import Topology, read_topology
+from trainfast_tui.charts.painted import Line, rule, wrap
+from trainfast_tui.control.background import in_background
+from trainfast_tui.control.messages import said_no
 from trainfast_tui.screens.shared import PageActions
-from trainfast_tui.topology_text import SILENT, sections
+from trainfast_tui.text.keys import bindings, of
+from trainfast_tui.text.topology import SILENT, sections
 from trainfast_tui.widgets.page import Page
-from trainfast_tui.widgets.painted import Line, rule, wrap
 from trainfast_tui.widgets.small_parts import Footer
 
 PROSE = ("for training",)

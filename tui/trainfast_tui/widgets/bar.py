@@ -9,8 +9,8 @@ from rich.style import Style
 from textual.strip import Strip
 from textual.widget import Widget
 
-from trainfast_tui.format import fit, plain, to_ascii
-from trainfast_tui.widgets.braille import ink
+from trainfast_tui.charts.braille import ink
+from trainfast_tui.text.format import fit, plain, to_ascii
 
 BarTone = Literal["normal", "warning", "error"]
 _EIGHTHS = " ▏▎▍▌▋▊▉"

@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING
 
 from rich.cells import cell_len
 
-from trainfast_runner.telemetry.failures import takes_long
-from trainfast_runner.telemetry.slowdown import degrees_left
-from trainfast_tui import format as fmt
+from trainfast_runner.machine.telemetry.failures import takes_long
+from trainfast_runner.machine.telemetry.slowdown import degrees_left
+from trainfast_tui.charts.painted import Line, Painted
+from trainfast_tui.text import format as fmt
 from trainfast_tui.widgets.bar import bar_runs
-from trainfast_tui.widgets.painted import Line, Painted
 
 if TYPE_CHECKING:
-    from trainfast_runner.telemetry.readings import DeviceReading, HostReading, Tick
+    from trainfast_runner.records.tick import DeviceReading, HostReading, Tick
 
 WIDE, WIDEST = 120, 150
 NEARLY_FULL = 0.93
@@ -197,7 +197,7 @@ def _temperature(device: DeviceReading, wide: bool) -> Line:
 def _badges(device: DeviceReading, room: int) -> Line:
     """Throttle reasons in words, the worst first; an idle GPU says idle, one that is not held back says nothing."""
     # Importing it brings the sampler along, for which the first frame should not wait.
-    from trainfast_runner.telemetry import throttle
+    from trainfast_runner.machine.telemetry import throttle
 
     reasons = sorted(device.throttle_reasons or (), key=lambda name: SEVERITIES.index(throttle.severity(name)))
     tones = [BADGES[throttle.severity(name)] for name in reasons]

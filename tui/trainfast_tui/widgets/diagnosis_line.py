@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from trainfast_tui.diagnosis_text import one_line
-from trainfast_tui.widgets.painted import Line, Painted
+from trainfast_tui.charts.painted import Line, Painted
+from trainfast_tui.text.diagnosis import one_line
 
 if TYPE_CHECKING:
-    from trainfast_runner.follow import RunSnapshot
+    from trainfast_runner.running.follower import RunSnapshot
 
 
 class DiagnosisLine(Painted):

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from textual.geometry import Size
 
-from trainfast_runner.run_directory.result import OomChange
-from trainfast_tui import oom_text
-from trainfast_tui.endings import Ending
-from trainfast_tui.widgets.painted import Line, Painted, wrap
+from trainfast_runner.records.result import OomChange
+from trainfast_tui.charts.painted import Line, Painted, wrap
+from trainfast_tui.text import oom
+from trainfast_tui.text.endings import Ending
 
 MOST_REASON_LINES = 4
 KEYS = ("", "1 sets it", "1 or 2 sets it", "1, 2 or 3 sets it")
@@ -58,10 +58,10 @@ def _fix_lines(fixes: tuple[OomChange, ...], width: int) -> list[Line]:
     """Each change with its key, what it needs or frees, and what it costs, beside it or below."""
     if not fixes:
         return []
-    lines: list[Line] = _paragraph(f"{KEYS[len(fixes)]}; {oom_text.title(fixes)}", width, "muted", 2)
-    wide = max(len(oom_text.knobs(fix)) for fix in fixes)
+    lines: list[Line] = _paragraph(f"{KEYS[len(fixes)]}; {oom.title(fixes)}", width, "muted", 2)
+    wide = max(len(oom.knobs(fix)) for fix in fixes)
     for place, fix in enumerate(fixes, 1):
-        head, words = oom_text.knobs(fix), f"{fix.saves}; speed: {fix.costs}"
+        head, words = oom.knobs(fix), f"{fix.saves}; speed: {fix.costs}"
         lines.append([(f" {place} ", "key"), (head, "title")])
         if 3 + wide + 2 + len(words) <= width:
             lines[-1].append((f"{'':{wide - len(head)}}  {words}", "text"))

@@ -6,11 +6,11 @@ from collections.abc import Iterator, Mapping
 
 from rich.cells import cell_len
 
-from trainfast_runner.problem import Problem
+from trainfast_runner.errors import Problem
 from trainfast_runner.settings.knobs import BY_NAME, KNOBS
-from trainfast_tui.format import fit, plain
-from trainfast_tui.next_run import NextRun
-from trainfast_tui.widgets.painted import Line, Painted, rule, wrap
+from trainfast_tui.charts.painted import Line, Painted, rule, wrap
+from trainfast_tui.control.next_run import NextRun
+from trainfast_tui.text.format import fit, plain
 
 AUTO = "auto"
 GROUPS = ("batch", "compute", "memory", "data", "parallel", "optimization", "run")

@@ -7,8 +7,10 @@ from typing import TYPE_CHECKING
 
 from rich.cells import cell_len
 
-from trainfast_tui import format as fmt
-from trainfast_tui.device_details import (
+from trainfast_tui.charts.painted import Line, Painted, wrap
+from trainfast_tui.live.snapshot import Snapshot
+from trainfast_tui.text import format as fmt
+from trainfast_tui.text.device_details import (
     Item,
     alarm_items,
     device_items,
@@ -17,14 +19,12 @@ from trainfast_tui.device_details import (
     is_alarm,
     missing_item,
 )
-from trainfast_tui.snapshot import Snapshot
+from trainfast_tui.text.shades import rank, shade_of
 from trainfast_tui.widgets.devices import gpu_line, host_line
-from trainfast_tui.widgets.painted import Line, Painted, wrap
-from trainfast_tui.widgets.shading import rank, shade_of
 
 if TYPE_CHECKING:
-    from trainfast_runner.diagnosis.device_track import DeviceConditions
-    from trainfast_runner.telemetry.readings import DeviceReading, HostReading, Tick
+    from trainfast_runner.records.tick import DeviceReading, HostReading, Tick
+    from trainfast_runner.results.bottleneck.device_track import DeviceConditions
 
 INDENT = 6
 WIDE = 120
@@ -59,7 +59,7 @@ class MonitorHead(Painted):
         if _length([*line, *cost]) <= width or slowed is not None:
             line += cost
         if tick.devices and "nvml.binding" in tick.missing:
-            from trainfast_runner.telemetry.binding import IN_SHORT
+            from trainfast_runner.machine.telemetry.binding import IN_SHORT
 
             line.append((f"   {IN_SHORT}", "warning"))
         return [line]
@@ -191,7 +191,7 @@ def _before(snapshot: Snapshot, tick: Tick) -> tuple[Tick | None, float]:
 
 def _held_back(tick: Tick, wide: bool) -> Line:
     """The GPUs that are held back, by cause, the worst first."""
-    from trainfast_tui.chart_data import causes_of
+    from trainfast_tui.charts.data import causes_of
 
     by_cause: dict[str, list[int]] = {}
     for device in tick.devices:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from trainfast_tui.widgets.painted import Line, Painted
+from trainfast_tui.charts.painted import Line, Painted
 
 
 class Page(Painted):

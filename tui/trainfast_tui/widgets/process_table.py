@@ -6,11 +6,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from trainfast_tui import format as fmt
-from trainfast_tui.widgets.painted import Line, Painted
+from trainfast_tui.charts.painted import Line, Painted
+from trainfast_tui.text import format as fmt
 
 if TYPE_CHECKING:
-    from trainfast_runner.hardware.process_rows import ProcessRow
+    from trainfast_runner.machine.process_rows import ProcessRow
 
 Columns = tuple[tuple[str, int], ...]
 NARROW: Columns = (("pid", 9), ("owner", 9), ("GPU memory", 18), ("CPU", 8), ("memory", 10), ("age", 8))

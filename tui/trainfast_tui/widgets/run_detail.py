@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from trainfast_runner.run_directory.state_words import state_words
-from trainfast_tui.widgets.painted import Line, Painted, wrap
+from trainfast_runner.records.state_words import state_words
+from trainfast_tui.charts.painted import Line, Painted, wrap
 from trainfast_tui.widgets.runs_table import SYNTHETIC, turned_of
 
 if TYPE_CHECKING:
-    from trainfast_runner.runs import RunRow
+    from trainfast_runner.running.history import RunRow
 
 
 class RunDetail(Painted):

@@ -8,12 +8,12 @@ from dataclasses import dataclass
 
 from rich.cells import cell_len
 
-from trainfast_runner.run_directory.state_words import state_words
-from trainfast_runner.runs import RunRow
+from trainfast_runner.records.state_words import state_words
+from trainfast_runner.running.history import RunRow
 from trainfast_runner.settings.knobs import BY_NAME, defaults
-from trainfast_tui import format as fmt
-from trainfast_tui.changed import brief, fields, settings
-from trainfast_tui.widgets.painted import Line, Painted
+from trainfast_tui.charts.painted import Line, Painted
+from trainfast_tui.text import format as fmt
+from trainfast_tui.text.overrides import brief, fields, settings
 from trainfast_tui.widgets.small_parts import STATE_SIGNS
 
 LEFT_OUT = ("steps", "timing_warmup", "devices", "watch", "seed")

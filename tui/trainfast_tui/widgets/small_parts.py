@@ -6,14 +6,14 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from trainfast_runner.run_directory.state_words import state_words
-from trainfast_tui import format as fmt
-from trainfast_tui.commands import Command
-from trainfast_tui.live_figures import planned_steps, recent_figures
-from trainfast_tui.widgets.painted import Line, Painted, rule, wrap
+from trainfast_runner.records.state_words import state_words
+from trainfast_tui.charts.painted import Line, Painted, rule, wrap
+from trainfast_tui.live.figures import planned_steps, recent_figures
+from trainfast_tui.text import format as fmt
+from trainfast_tui.text.keys import Command
 
 if TYPE_CHECKING:
-    from trainfast_runner.follow import RunSnapshot
+    from trainfast_runner.running.follower import RunSnapshot
 
 STATE_SIGNS = {
     "starting": ("○", "secondary"),

@@ -6,16 +6,16 @@ import statistics
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from trainfast_runner.run_directory.result import Result
-from trainfast_tui import format as fmt
-from trainfast_tui.conditions_text import conditions_line, has_conditions, steadiness
-from trainfast_tui.live_figures import Figures, planned_steps, recent_figures, seconds_left
-from trainfast_tui.next_run import predicted_of
+from trainfast_runner.records.result import Result
+from trainfast_tui.charts.painted import Line, Painted
+from trainfast_tui.control.next_run import predicted_of
+from trainfast_tui.live.figures import Figures, planned_steps, recent_figures, seconds_left
+from trainfast_tui.text import format as fmt
+from trainfast_tui.text.conditions import conditions_line, has_conditions, steadiness
 from trainfast_tui.widgets.bar import bar_runs, shares
-from trainfast_tui.widgets.painted import Line, Painted
 
 if TYPE_CHECKING:
-    from trainfast_runner.follow import RunSnapshot
+    from trainfast_runner.running.follower import RunSnapshot
 
 PHASES = (
     ("data", "░", "warning"),

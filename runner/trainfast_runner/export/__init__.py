@@ -1,0 +1,1 @@
+"""A run's settings in the forms of other tools."""

@@ -1,0 +1,257 @@
+"""The settings of a run for a script of one's own: for the Trainer, accelerate, DeepSpeed, as a command or a preset.
+
+What has no equivalent there is named in a comment and never silently dropped.
+"""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import tomlkit
+
+from trainfast_runner.errors import Problem, nearest
+from trainfast_runner.export.script_command import EXPORT_DEEPSPEED, PLACEHOLDER, at_hand, script_command
+from trainfast_runner.export.trainer_arguments import trainer_arguments, turned
+from trainfast_runner.records.run_file import RunFile
+from trainfast_runner.settings import presets
+from trainfast_runner.settings.knob_type import Knobs
+from trainfast_runner.settings.knobs import BY_NAME
+from trainfast_runner.settings.spec import RunSpec, from_preset, of_record
+
+PLAIN_PRESET = "tiny-llama"
+RECORDED_DEEPSPEED = "deepspeed.json"
+DISTRIBUTED = {"single": "NO", "dp": "NO", "ddp": "MULTI_GPU", "fsdp": "FSDP"}
+
+
+@dataclass(frozen=True)
+class Exported:
+    """The text in the form asked for, and the turned knobs that it cannot say."""
+
+    run_id: str
+    to: str
+    text: str
+    left_out: tuple[str, ...]
+
+
+def export(run: RunFile, directory: Path, to: str) -> Exported:
+    """The run's settings in one of `FORMS`. Raises Problem for another."""
+    if to not in FORMS:
+        raise Problem(f"there is no form {to!r} to export to", key="--to", allowed=FORMS, nearest=nearest(to, FORMS))
+    text, left_out = FORMS[to](run, of_record(run).knobs, directory)
+    return Exported(run.run_id, to, text, tuple(left_out))
+
+
+def _training_args(run: RunFile, knobs: Knobs, _directory: Path) -> tuple[str, list[str]]:
+    """A `TrainingArguments(...)` call; the Trainer's other defaults for clipping and rate are overruled."""
+    said, left_out = trainer_arguments(run, knobs)
+    strategy = str(knobs["strategy"])
+    elsewhere = [
+        f"# {name}={BY_NAME[name].show(knobs[name])}: {BY_NAME[name].same_as.training_args}"
+        for name in turned(knobs)
+        if name not in (*left_out, "strategy")
+        and not set(BY_NAME[name].same_as.training_args.split(" / ")) & set(said)
+        and (name != "devices" or (name in run.changed and run.device == "cuda"))
+    ]
+    if "strategy" not in left_out:
+        elsewhere += _started(run, strategy)
+    head = [*_heading(run, left_out), *elsewhere]
+    lines = ["from transformers import TrainingArguments", "", *head, "args = TrainingArguments("]
+    lines += [f"    {name}={value!r}," for name, value in {"output_dir": "out", **said}.items()]
+    return "\n".join([*lines, ")"]), left_out
+
+
+def _started(run: RunFile, strategy: str) -> list[str]:
+    """How a script of the Trainer comes to as many processes."""
+    if strategy == "dp":
+        return [f"# strategy=dp: one process that sees {max(2, len(run.device_uuids))} GPUs"]
+    if run.world_size < 2:
+        return []
+    lines = [f"# strategy={strategy}: torchrun --standalone --nproc-per-node {run.world_size} SCRIPT"]
+    return lines + ([f"# deepspeed.json: {EXPORT_DEEPSPEED.format(run.run_id)}"] if strategy.startswith("zero") else [])
+
+
+def _accelerate(run: RunFile, knobs: Knobs, _directory: Path) -> tuple[str, list[str]]:
+    """A file for `accelerate launch --config_file`."""
+    strategy, precision = str(knobs["strategy"]), str(knobs["precision"])
+    kind = "DEEPSPEED" if strategy.startswith("zero") else DISTRIBUTED.get(strategy, "MULTI_GPU")
+    on_cpu = run.device == "cpu" and kind in ("NO", "MULTI_GPU")
+    if on_cpu and kind == "MULTI_GPU":
+        kind = "MULTI_CPU"
+    said: dict[str, object] = {
+        "compute_environment": "LOCAL_MACHINE",
+        "distributed_type": kind,
+        "mixed_precision": precision if precision in ("fp16", "bf16") else "no",
+        "num_machines": 1,
+        "num_processes": run.world_size,
+        "use_cpu": on_cpu,
+    }
+    if kind == "DEEPSPEED":
+        # accelerate refuses to hear of the precision from two files.
+        del said["mixed_precision"]
+        said["deepspeed_config"] = {"deepspeed_config_file": "deepspeed.json"}
+    if kind == "FSDP":
+        said["fsdp_config"] = {
+            "fsdp_version": 2,
+            "fsdp_reshard_after_forward": knobs["reshard"] == "on",
+            "fsdp_auto_wrap_policy": "TRANSFORMER_BASED_WRAP",
+            "fsdp_activation_checkpointing": knobs["checkpointing"] == "full",
+        }
+    if knobs["compile"] != "off":
+        said["dynamo_config"] = {"dynamo_backend": "INDUCTOR", "dynamo_mode": knobs["compile"]}
+    covered = ("precision", "strategy", "devices", "compile", *(("reshard", "checkpointing") if kind == "FSDP" else ()))
+    left_out = [name for name in turned(knobs) if name not in covered]
+    if strategy == "dp" or (strategy not in DISTRIBUTED and kind != "DEEPSPEED"):
+        left_out.append("strategy")
+    left_out += ["precision"] if precision in ("tf32", "bf16-pure") else []
+    return "\n".join([*_heading(run, left_out), *_launched(run, kind), *_yaml(said)]), left_out
+
+
+def _launched(run: RunFile, kind: str) -> list[str]:
+    """What accelerate's launcher does not say of itself."""
+    if kind == "MULTI_CPU":
+        # Its own launcher starts one process there, whatever num_processes says.
+        return [
+            f"# Start it with: ACCELERATE_USE_CPU=true torchrun --standalone --nproc-per-node {run.world_size} SCRIPT"
+        ]
+    lines = [f"# deepspeed.json: {EXPORT_DEEPSPEED.format(run.run_id)}"] if kind == "DEEPSPEED" else []
+    if run.device == "cpu" and kind in ("DEEPSPEED", "FSDP"):
+        lines.append(f"# For GPUs: on a CPU, where this run was, accelerate does not know {kind}.")
+    return lines
+
+
+def _yaml(said: dict[str, Any], indent: str = "") -> list[str]:
+    lines = []
+    for name, value in said.items():
+        if isinstance(value, dict):
+            lines += [f"{indent}{name}:", *_yaml(value, indent + "  ")]
+        else:
+            # A JSON scalar is a YAML scalar; `no` is quoted, which YAML 1.1 would read as false.
+            lines.append(f"{indent}{name}: {json.dumps(value)}")
+    return lines
+
+
+def _deepspeed(run: RunFile, knobs: Knobs, directory: Path) -> tuple[str, list[str]]:
+    """The JSON that the run itself gave to DeepSpeed. Raises Problem for a run that gave none.
+
+    Any other JSON would be another run: DeepSpeed shards what single, ddp and fsdp keep whole or shard otherwise.
+    """
+    strategy = str(knobs["strategy"])
+    if not strategy.startswith("zero"):
+        raise Problem(
+            f"{run.run_id} ran strategy={strategy}, and under DeepSpeed it would be another run",
+            key="strategy",
+            allowed=[form for form in FORMS if form != "deepspeed"],
+            advice="--to training-args, or a run with strategy=zero2",
+        )
+    config = _recorded(directory / RECORDED_DEEPSPEED)
+    if config is None:
+        raise Problem(
+            f"{run.run_id} ended before it gave DeepSpeed a configuration, so there is none to export",
+            key=RECORDED_DEEPSPEED,
+            advice=f"trainfast-tui run {run.name}, and the export of that run",
+        )
+    left_out = [
+        name
+        for name in turned(knobs)
+        if not any(_has(config, path) for path in BY_NAME[name].same_as.deepspeed.split(" / "))
+        and (name != "devices" or run.world_size > 1)
+    ]
+    return json.dumps(config, indent=2), left_out
+
+
+def _recorded(path: Path) -> dict[str, Any] | None:
+    try:
+        config = json.loads(path.read_text())
+    except (OSError, ValueError):
+        return None
+    return config if isinstance(config, dict) else None
+
+
+def _has(config: object, path: str) -> bool:
+    """Whether there is a value under the keys that `path` joins by dots."""
+    for key in path.split("."):
+        if not isinstance(config, dict) or key not in config:
+            return False
+        config = config[key]
+    return True
+
+
+def _command(run: RunFile, knobs: Knobs, _directory: Path) -> tuple[str, list[str]]:
+    """The command line that starts the same run again, and as comments those that start a script like it."""
+    return "\n".join([_own_command(run, knobs), *at_hand(run, knobs)]), []
+
+
+def _own_command(run: RunFile, knobs: Knobs) -> str:
+    """Starts the same run again. A preset known by no name is spelled out field by field."""
+    reference, spec = _named_preset(run)
+    # Naming the model's source anew drops every field of the preset's model.
+    source = next(key for key in presets.MODEL_SOURCES if key in run.model)
+    anew = spec.model.get(source) != run.model[source] or not spec.model.keys() <= run.model.keys()
+    model = dict(sorted(run.model.items(), key=lambda field: field[0] != source)) if anew else run.model
+    words = ["trainfast-tui", "run", reference]
+    for section, now, before in (("model.", model, {} if anew else spec.model), ("data.", run.data, spec.data)):
+        for name, value in now.items():
+            if value != before.get(name) and not (name == "paths" and now.get("kind") == before.get("kind")):
+                text = "+".join(map(str, value)) if name == "paths" else _toml_text(value)
+                words += ["--set", f"{section}{name}={text}"]
+    for name, value in knobs.items():
+        if value != spec.knobs[name] and not (name in ("devices", "watch") and name not in run.changed):
+            words += ["--set", f"{name}={BY_NAME[name].show(value)}"]
+    return shlex.join(words)
+
+
+def _torchrun(run: RunFile, knobs: Knobs, _directory: Path) -> tuple[str, list[str]]:
+    """The command that starts a script of the Trainer like this run."""
+    command, left_out = script_command(run, knobs)
+    return "\n".join([*_heading(run, left_out), f"# {PLACEHOLDER}", command]), left_out
+
+
+def _named_preset(run: RunFile) -> tuple[str, RunSpec]:
+    """The run's own preset where it is known by that name, else a shipped one; what a command can start from."""
+    try:
+        spec = from_preset(*presets.load(run.name))
+    except Problem:
+        # It was a file by its path.
+        spec = None
+    # A file by its path may have the name of another preset, whose data a command cannot take back.
+    if spec is not None and spec.data.keys() <= run.data.keys():
+        return run.name, spec
+    return PLAIN_PRESET, from_preset(*presets.load(PLAIN_PRESET))
+
+
+def _toml_text(value: object) -> str:
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+def _preset(run: RunFile, knobs: Knobs, _directory: Path) -> tuple[str, list[str]]:
+    """A preset of its own, whole, with the knobs that are not at their defaults."""
+    document = tomlkit.document()
+    document["schema"] = presets.SCHEMA
+    document["title"] = run.title or run.preset
+    document["model"] = run.model
+    document["data"] = run.data
+    alone = knobs["strategy"] == "single" and "devices" not in run.changed
+    kept = {name: knobs[name] for name in turned(knobs) if name != "devices" or not alone}
+    document["knobs"] = {name: value for name, value in kept.items() if value is not None}
+    return tomlkit.dumps(document).strip(), []
+
+
+def _heading(run: RunFile, left_out: list[str]) -> list[str]:
+    lines = [f"# The settings of {run.run_id} ({run.preset})."]
+    return [*lines, f"# Not said here: {', '.join(left_out)}."] if left_out else lines
+
+
+FORMS: dict[str, Callable[[RunFile, Knobs, Path], tuple[str, list[str]]]] = {
+    "training-args": _training_args,
+    "accelerate": _accelerate,
+    "deepspeed": _deepspeed,
+    "torchrun": _torchrun,
+    "command": _command,
+    "preset": _preset,
+}
+"""What `--to` takes."""

@@ -1,0 +1,116 @@
+"""The measured ceiling of each device: taken by `doctor --calibrate`, kept in the home, put beside every later run."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import time
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from trainfast_runner.errors import Problem
+from trainfast_runner.machine.devices import look
+from trainfast_runner.machine.training_python import WORKER, find, last_line, torch_build, visible_to
+from trainfast_runner.records.home import Home
+from trainfast_runner.records.json_lines import write_atomically
+
+CALIBRATION_FILE = "calibration.json"
+PATIENCE_S = 120
+
+
+UNDISTURBED = 0.9
+"""Share of the time its threads could have run below which a measurement on a CPU was disturbed."""
+
+
+class Ceiling(msgspec.Struct, frozen=True, kw_only=True):
+    """What one device reached: TFLOP/s by precision, GB/s read and written by a copy.
+
+    `cpu_share` is the part of the time in which its threads could have run that they did; None on a GPU.
+    """
+
+    device: str
+    name: str
+    threads: int = 0
+    torch: str = ""
+    tflops: dict[str, float] = {}
+    copy_gb_per_s: float | None = None
+    cpu_share: float | None = None
+    wall_ns: int = 0
+
+    @property
+    def disturbed(self) -> bool:
+        """Whether other processes took so much of the CPU that the ceiling is too low."""
+        return self.cpu_share is not None and self.cpu_share < UNDISTURBED
+
+
+def calibrate(home: Home, python: str | None = None) -> Ceiling:
+    """Measure the device a run would use, in the training Python; a few seconds. Raises Problem."""
+    executable = find(python)
+    home.ready()
+    found = _measure(executable, *_device(executable))
+    ceilings = {**read(home), found.name: found}
+    write_atomically(home.path / CALIBRATION_FILE, msgspec.json.encode(ceilings))
+    return found
+
+
+def read(home: Home) -> dict[str, Ceiling]:
+    """Every ceiling that was measured in this home, by the device's name; a damaged file is none."""
+    try:
+        return msgspec.json.decode((home.path / CALIBRATION_FILE).read_bytes(), type=dict[str, Ceiling])
+    except (OSError, msgspec.DecodeError):
+        return {}
+
+
+def ceiling_of(home: Home, device: str, gpu_name: str | None) -> dict[str, Any] | None:
+    """What was measured on the CPU, or on a GPU of this name, as `run.json` keeps it; None when it was not."""
+    ceilings = read(home)
+    if not ceilings:
+        return None
+    found = ceilings.get(gpu_name or "" if device == "cuda" else cpu_name())
+    return None if found is None else msgspec.to_builtins(found)
+
+
+def cpu_name() -> str:
+    """The processor's own name and how many of its cores this process may use."""
+    name = "CPU"
+    for line in Path("/proc/cpuinfo").read_text().splitlines():
+        if line.lower().startswith(("model name", "cpu model")):
+            name = line.partition(":")[2].strip()
+            break
+    return f"{name}, {len(os.sched_getaffinity(0))} cores"
+
+
+def _device(executable: str) -> tuple[str, dict[str, str]]:
+    """cuda or cpu, and the variables with which a process sees that device alone. Raises Problem."""
+    versions = torch_build(executable)
+    if versions.get("torch") is None:
+        raise Problem(f"{executable} has no torch to calibrate with", key="python")
+    machine = look(versions, executable)
+    if machine.refusal is not None:
+        raise machine.refusal
+    gpus = machine.choose(None, "single") if machine.device == "cuda" else ()
+    return machine.device, visible_to(gpu.uuid or str(gpu.index) for gpu in gpus)
+
+
+def _measure(executable: str, device: str, visible: dict[str, str]) -> Ceiling:
+    command = [executable, str(Path(WORKER) / "calibrate.py"), device]
+    try:
+        done = subprocess.run(
+            command,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=PATIENCE_S,
+            env={**os.environ, **visible},
+        )
+    except subprocess.TimeoutExpired:
+        raise Problem(f"the calibration did not end within {PATIENCE_S} s", key="--calibrate") from None
+    try:
+        answer = json.loads(done.stdout.splitlines()[-1])
+    except (IndexError, ValueError):
+        raise Problem(f"the calibration failed: {last_line(done.stderr)}", key="--calibrate", exit_code=4) from None
+    name = answer["name"] or cpu_name()
+    return msgspec.convert({**answer, "name": name, "wall_ns": time.time_ns()}, Ceiling)

@@ -1,0 +1,104 @@
+"""`--cool-to`: a run starts only when its GPUs are below a temperature, so that runs which are compared begin alike."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Collection, Generator
+from dataclasses import dataclass
+
+from trainfast_runner.errors import Problem
+from trainfast_runner.machine.telemetry.nvml import Nvml
+from trainfast_runner.records.tick import DeviceReading
+
+LOOK_EVERY_S = 1.0
+LONGEST_S = 1200.0
+STUCK_S = 180.0
+"""Not one degree less for so long: this is as cool as it gets."""
+TOLD_S = 20.0
+"""From so long on it is said that it does not fall."""
+LOWEST_C, HIGHEST_C = 1.0, 120.0
+
+Look = Callable[[], tuple[list[DeviceReading], dict[str, str]]]
+"""All readings now, and why what is missing is missing."""
+
+
+@dataclass(frozen=True)
+class Cooling:
+    """One look at GPUs that are still too warm: the hottest of them, degrees Celsius, seconds waited so far.
+
+    `stuck_s` is for how long none of it has become less.
+    """
+
+    index: int
+    temperature_c: float
+    below_c: float
+    waited_s: float
+    stuck_s: float = 0.0
+
+
+def stuck_words(stuck_s: float) -> str:
+    """What to add where the temperature stands still; nothing where it has fallen lately."""
+    if stuck_s < TOLD_S:
+        return ""
+    return f"; it has not fallen for {stuck_s:.0f} s, and is given up after {STUCK_S:.0f} s"
+
+
+def cooling(
+    uuids: Collection[str], below_c: float, look: Look | None = None, clock: Callable[[], float] = time.monotonic
+) -> Generator[Cooling, None, None]:
+    """One `Cooling` for each look until every GPU is below `below_c`; wait `LOOK_EVERY_S` between two.
+
+    Close it to give up. Raises Problem where there is no temperature to wait for, and when it does not fall any more.
+    """
+    if not (math.isfinite(below_c) and LOWEST_C <= below_c <= HIGHEST_C):
+        raise Problem(
+            f"--cool-to {below_c:g} is no temperature to wait for",
+            key="--cool-to",
+            allowed=[f"{LOWEST_C:g} to {HIGHEST_C:g} degrees Celsius"],
+        )
+    nvml = Nvml() if look is None else None
+    asked = look or (lambda: _sampled(nvml))
+    began = best_since = clock()
+    best = math.inf
+    try:
+        while True:
+            readings, missing = asked()
+            hottest = _hottest(uuids, readings, missing, below_c)
+            now = clock()
+            if hottest.temperature_c is None or hottest.temperature_c < below_c:
+                return
+            if hottest.temperature_c < best:
+                best, best_since = hottest.temperature_c, now
+            if now - best_since > STUCK_S or now - began > LONGEST_S:
+                raise _does_not_cool(hottest.index, best, below_c, now - began)
+            yield Cooling(hottest.index, hottest.temperature_c, below_c, now - began, now - best_since)
+    finally:
+        if nvml is not None:
+            nvml.close()
+
+
+def _sampled(nvml: Nvml | None) -> tuple[list[DeviceReading], dict[str, str]]:
+    return nvml.sample(time.monotonic_ns()) if nvml is not None else ([], {})
+
+
+def _hottest(
+    uuids: Collection[str], readings: list[DeviceReading], missing: dict[str, str], below_c: float
+) -> DeviceReading:
+    found = [gpu for gpu in readings if gpu.uuid in uuids and gpu.temperature_c is not None]
+    if not found:
+        why = missing.get("nvml") or "the run watches no GPU that gives its temperature"
+        raise Problem(
+            f"--cool-to {below_c:g}: there is no temperature to wait for: {why}",
+            key="--cool-to",
+            advice="leaving --cool-to out, or naming a GPU with --set watch=0" if readings else "leaving --cool-to out",
+        )
+    return max(found, key=lambda gpu: gpu.temperature_c or 0)
+
+
+def _does_not_cool(index: int, best_c: float, below_c: float, waited_s: float) -> Problem:
+    return Problem(
+        f"--cool-to {below_c:g}: GPU {index} does not get below {best_c:g} °C, after {waited_s / 60:.0f} min",
+        key="--cool-to",
+        advice=f"--cool-to {best_c + 1:g}",
+    )

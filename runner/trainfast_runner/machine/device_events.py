@@ -1,0 +1,158 @@
+"""What changed on the devices of a run from one tick to the next, as events."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable
+from functools import partial
+from pathlib import Path
+
+from trainfast_runner.machine.processes import descendants
+from trainfast_runner.machine.telemetry.throttle import severity
+from trainfast_runner.records.run_file import Event
+from trainfast_runner.records.tick import DeviceProcess, DeviceReading, Tick
+from trainfast_runner.units import held
+
+INITIAL_PID_NAMESPACE = "pid:[4026531836]"
+"""PROC_PID_INIT_INO of the kernel's proc_ns.h: what /proc/self/ns/pid shows outside of every container."""
+
+
+def sees_host_pids(namespace: Path = Path("/proc/self/ns/pid")) -> bool:
+    """Whether process ids here are those of the host, which are what the driver tells."""
+    try:
+        return os.readlink(namespace) == INITIAL_PID_NAMESPACE
+    except OSError:
+        return False
+
+
+def own_pids() -> set[int]:
+    """This process and everything below it: for a supervisor, the whole training."""
+    return {os.getpid(), *(process.pid for process in descendants(os.getpid()))}
+
+
+class DeviceEvents:
+    """Compares each tick with the one before it, for the devices in `watched` (UUIDs).
+
+    `own` gives the ids of the training's processes. Where ids cannot be compared (`host_pids` false: in a container the
+    driver tells the host's), a process is foreign only if it was there at the first look, before the training was.
+    With `none_ours` the training is not on these devices, so every process there is foreign.
+    """
+
+    def __init__(
+        self,
+        watched: Iterable[str],
+        own: Callable[[], set[int]] = own_pids,
+        *,
+        host_pids: bool | None = None,
+        none_ours: bool = False,
+    ) -> None:
+        self._watched = frozenset(watched)
+        self._own = (lambda: set()) if none_ours else own
+        self._none_ours = none_ours
+        self._host_pids = sees_host_pids() if host_pids is None else host_pids
+        self._throttled: dict[str, frozenset[str]] = {}
+        self._lost: set[int] = set()
+        self._processes: dict[str, dict[int, DeviceProcess]] = {}
+        """By UUID, every process seen at the last look."""
+        self._foreign: dict[str, set[int]] = {}
+        self._slowed = False
+        self._indexes: frozenset[int] | None = None
+
+    def concerns(self, index: int) -> bool:
+        """Whether the GPU with this index is one of the run's; before the first tick any may be."""
+        return self._indexes is None or index in self._indexes
+
+    def between(self, tick: Tick) -> list[Event]:
+        """Events since the last tick: throttling began or ended, a device was lost or came back, a process of
+        somebody else came or went, the sampling slowed itself."""
+        ours = [device for device in tick.devices if device.uuid in self._watched]
+        all_of_ours = [*ours, *self._never_seen(tick)]
+        self._indexes = frozenset(device.index for device in all_of_ours)
+        events = self._sampling(tick)
+        for device in all_of_ours:
+            events += self._lost_or_back(device, tick.t_ns)
+        for device in ours:
+            uuid = device.uuid or ""
+            events += self._throttle(device, uuid, tick.t_ns)
+            events += self._foreigners(device, uuid, tick.t_ns)
+        return events
+
+    def _sampling(self, tick: Tick) -> list[Event]:
+        sentence = tick.missing.get("sampler.period")
+        was, self._slowed = self._slowed, sentence is not None
+        return [Event(t_ns=tick.t_ns, kind="trouble", detail=sentence)] if sentence is not None and not was else []
+
+    def _never_seen(self, tick: Tick) -> list[DeviceReading]:
+        """Devices of the run that were lost before they told their UUID; none where they may be somebody else's."""
+        unknown = [device for device in tick.devices if device.uuid is None and device.error is not None]
+        missing = self._watched - {device.uuid for device in tick.devices}
+        return unknown if len(unknown) == len(missing) else []
+
+    def _lost_or_back(self, device: DeviceReading, t_ns: int) -> list[Event]:
+        if (device.error is not None) == (device.index in self._lost):
+            return []
+        if device.error is None:
+            self._lost.discard(device.index)
+            return [Event(t_ns=t_ns, kind="gpu_back", device=device.index)]
+        self._lost.add(device.index)
+        return [Event(t_ns=t_ns, kind="gpu_lost", device=device.index, detail=device.error)]
+
+    def _throttle(self, device: DeviceReading, uuid: str, t_ns: int) -> list[Event]:
+        if device.throttle_reasons is None:
+            return []
+        now = frozenset(name for name in device.throttle_reasons if severity(name) != "none")
+        before = self._throttled.get(uuid, frozenset())
+        self._throttled[uuid] = now
+        return [
+            Event(t_ns=t_ns, kind=kind, device=device.index, detail=name)
+            for kind, names in (("throttle_on", now - before), ("throttle_off", before - now))
+            for name in sorted(names)
+        ]
+
+    def _foreigners(self, device: DeviceReading, uuid: str, t_ns: int) -> list[Event]:
+        if device.processes is None:
+            return []
+        now = {process.pid: process for process in device.processes}
+        before = self._processes.get(uuid)
+        self._processes[uuid] = now
+        foreign = self._foreign.setdefault(uuid, set())
+        came = now.keys() - (before or {}).keys()
+        if came and (self._host_pids or self._none_ours or before is None):
+            came -= self._own()
+            foreign |= came
+        else:
+            came = set()
+        gone = foreign - now.keys()
+        foreign -= gone
+        event = partial(process_event, device.index, t_ns, kind="foreign_process", host_pids=self._host_pids)
+        return [
+            *(event("appeared", now[pid]) for pid in sorted(came)),
+            *(event("left", (before or {})[pid]) for pid in sorted(gone)),
+        ]
+
+
+def process_event(
+    index: int, t_ns: int, what: str, process: DeviceProcess, *, kind: str, host_pids: bool | None = None
+) -> Event:
+    """That a process appeared on a GPU or left it, by the name it has or had; `what` is appeared or left."""
+    used = process.memory_used_bytes
+    memory = "" if used is None else f" with {held(used)}"
+    ours = sees_host_pids() if host_pids is None else host_pids
+    who = f"{_name(process.pid)} (pid {process.pid})" if ours else f"process {process.pid} of the host"
+    return Event(
+        t_ns=t_ns,
+        kind=kind,
+        device=index,
+        pid=process.pid,
+        state=what,
+        detail=f"{who}{memory} {what}",
+        memory_used_bytes=used,
+    )
+
+
+def _name(pid: int) -> str:
+    """What the kernel calls the process; "a process" when it has ended or is hidden."""
+    try:
+        return Path(f"/proc/{pid}/comm").read_text(errors="replace").strip() or "a process"
+    except OSError:
+        return "a process"

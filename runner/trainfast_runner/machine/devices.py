@@ -1,0 +1,267 @@
+"""What there is to train on: the GPUs CUDA_VISIBLE_DEVICES leaves, or the CPU as the device."""
+
+from __future__ import annotations
+
+import functools
+import os
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import msgspec
+
+from trainfast_runner.errors import Problem
+from trainfast_runner.machine import training_python
+from trainfast_runner.machine.cpu_devices import CPU, asks_for_cpu
+from trainfast_runner.machine.gpu_presence import sign_of_a_gpu
+from trainfast_runner.machine.linked_gpus import Choice, choose_count
+from trainfast_runner.machine.telemetry import failures
+from trainfast_runner.machine.telemetry.mig import Instance, read_instances
+from trainfast_runner.machine.telemetry.nvml import Nvml
+from trainfast_runner.machine.telemetry.topology import Topology, read_topology
+from trainfast_runner.machine.visible_gpus import (
+    ON_THE_CPU,
+    ORDER,
+    VARIABLE,
+    hides_all,
+    left_of,
+    named_instance,
+    names_none,
+    order_unknown,
+)
+from trainfast_runner.records.tick import DeviceReading, is_instance
+
+CPU_INFO = Path("/proc/cpuinfo")
+CUDA_BUILD, HIP_BUILD = "torch.version.cuda", "torch.version.hip"
+
+
+@dataclass(frozen=True)
+class Machine:
+    """`device` is what training runs on: "cuda" or "cpu".
+
+    `gpus` are those a run may use, in the order of CUDA_VISIBLE_DEVICES; `nvml_gpus` all the driver lists; `missing`
+    says why there is none.
+    """
+
+    device: str
+    gpus: tuple[DeviceReading, ...]
+    nvml_gpus: tuple[DeviceReading, ...]
+    cores: int
+    driver_version: str | None = None
+    missing: str | None = None
+    refusal: Problem | None = None
+    """Why no run may start unless it asks for the CPU: there are GPUs, and which to use is not known."""
+    instances: tuple[Instance, ...] = ()
+    """The MIG instances of the GPUs in MIG mode."""
+    topology: Topology | None = None
+    """How the GPUs are joined; read only where a run can choose among three or more."""
+
+    def used_by(self, devices: object) -> Machine:
+        """The machine as a run with this `devices` knob uses it: without its GPUs if that asks for the CPU."""
+        if not asks_for_cpu(devices):
+            return self
+        return replace(self, device=CPU, gpus=(), missing=f"devices={devices}", refusal=None)
+
+    @property
+    def why_no_gpu(self) -> str:
+        """In a few words, for a sentence about something else; `doctor` has the cure."""
+        return self.missing.partition(": ")[0].partition(". ")[0] if self.missing else "torch is a CPU build"
+
+    def choose(self, devices: int | str | None, strategy: str) -> tuple[DeviceReading, ...]:
+        """The GPUs of a run for the `devices` knob. Raises Problem naming what there is."""
+        return self.choice(devices, strategy).gpus
+
+    def choice(self, devices: int | str | None, strategy: str) -> Choice:
+        """The GPUs of a run for the `devices` knob, and why these. Raises Problem naming what there is."""
+        usable = [gpu for gpu in self.gpus if gpu.error is None and not self._is_cut(gpu)]
+        if not usable:
+            raise Problem("no GPU answers", key="devices", advice=ON_THE_CPU)
+        if devices is None:
+            if strategy != "single":
+                return Choice(tuple(usable))
+            return choose_count(usable, 1, None)
+        if isinstance(devices, int):
+            if devices > len(usable):
+                raise Problem(
+                    f"devices={devices}, but there {_are(len(usable))}{self._why_no_more()}",
+                    key="devices",
+                    allowed=[f"1 to {len(usable)}"],
+                    advice=f"devices={len(usable)}",
+                )
+            return choose_count(usable, devices, self.topology)
+        return Choice(tuple(self._at(index) for index in _indexes(devices)))
+
+    def watched(self, watch: str | None, used: tuple[DeviceReading, ...]) -> tuple[DeviceReading, ...]:
+        """The GPUs whose readings are joined to a run, by NVML index. Raises Problem."""
+        if watch is None:
+            return used
+        by_index = {gpu.index: gpu for gpu in self.nvml_gpus}
+        for index in _indexes(watch):
+            if index not in by_index:
+                raise _no_such_gpu(f"watch={index}", index, len(self.nvml_gpus))
+        return tuple(by_index[index] for index in _indexes(watch))
+
+    def _at(self, place: int) -> DeviceReading:
+        """The GPU at this place of those a run may use. Raises Problem."""
+        if place >= len(self.gpus):
+            raise _no_such_gpu(f"devices={place}+", place, len(self.gpus))
+        gpu = self.gpus[place]
+        if gpu.error is not None:
+            raise Problem(f"devices={place}+: that GPU does not answer: {gpu.error}", key="devices")
+        if self._is_cut(gpu):
+            raise _by_instance_only([gpu], self.instances, f"devices={place}+: ")
+        return gpu
+
+    def _why_no_more(self) -> str:
+        """Words about the GPUs that MIG takes away from a run; empty if none."""
+        if any(is_instance(gpu.uuid) for gpu in self.gpus):
+            return " (CUDA gives a process one MIG instance)"
+        cut = [str(gpu.index) for gpu in self.gpus if self._is_cut(gpu)]
+        return f" (GPU {'+'.join(cut)} in MIG mode not counted)" if cut else ""
+
+    @staticmethod
+    def _is_cut(gpu: DeviceReading) -> bool:
+        """True for a GPU in MIG mode, which can be trained on by its instances only."""
+        return gpu.mig_mode is True and not is_instance(gpu.uuid)
+
+
+def cpu_has_fp16() -> bool:
+    """Whether this CPU multiplies fp16 itself (by AVX512-FP16, which is what torch's oneDNN asks for)."""
+    try:
+        return "avx512_fp16" in CPU_INFO.read_text()
+    except OSError:
+        return False
+
+
+def look(
+    versions: Mapping[str, str | None], python: str | None = None, environment: Mapping[str, str] | None = None
+) -> Machine:
+    """The machine as the training Python `python` can use it; `versions` are those of its `Inspection`.
+
+    Raises nothing: what keeps a run from its GPUs is the machine's `refusal`.
+    """
+    environment = os.environ if environment is None else environment
+    readings, missing, driver = sample_gpus()
+    instances = tuple(read_instances()) if any(gpu.mig_mode for gpu in readings) else ()
+    machine = Machine(
+        device=CPU,
+        gpus=(),
+        nvml_gpus=tuple(readings),
+        cores=len(os.sched_getaffinity(0)),
+        driver_version=driver,
+        missing=missing,
+        instances=instances,
+    )
+    if versions.get(HIP_BUILD) is not None:
+        return replace(machine, missing="torch is a ROCm build", refusal=_is_rocm(versions))
+    if versions.get(CUDA_BUILD) is None:
+        return machine
+    if hides_all(environment):
+        hidden = f"{VARIABLE}={environment[VARIABLE]} leaves none"
+        return replace(machine, missing=hidden if readings else missing)
+    try:
+        if not readings:
+            return _without_readings(machine, python)
+        return _with_gpus(machine, environment, functools.partial(_cuda_order, python, environment))
+    except Problem as problem:
+        return replace(machine, missing=problem.message, refusal=problem)
+
+
+def sample_gpus(instances: Collection[str] = ()) -> tuple[list[DeviceReading], str | None, str | None]:
+    """One reading of each GPU and of these MIG instances, why there is none, and the driver's version."""
+    nvml = Nvml(instances=instances)
+    readings, missing = nvml.sample(time.monotonic_ns())
+    nvml.close()
+    return readings, missing.get("nvml"), nvml.driver_version
+
+
+def _without_readings(machine: Machine, python: str | None) -> Machine:
+    """The CPU, if there is no GPU here. Raises Problem if there is one that NVML does not give."""
+    failure = machine.missing or failures.NO_DEVICES
+    if failures.comes_from_a_driver(failure):
+        raise Problem(f"NVML does not answer: {failure}", key="devices", advice=ON_THE_CPU)
+    sign = sign_of_a_gpu(python)
+    if sign is not None:
+        raise Problem(f"NVML lists no GPU, but {sign}: {failure}", key="devices", advice=ON_THE_CPU)
+    return machine
+
+
+def _with_gpus(machine: Machine, environment: Mapping[str, str], cuda_order: Callable[[], Sequence[str]]) -> Machine:
+    """With the devices that CUDA_VISIBLE_DEVICES leaves. Raises Problem if none can be chosen."""
+    instance = named_instance(environment, machine.instances)
+    if instance is not None:
+        readings, _, _ = sample_gpus([instance.uuid])
+        whole = next((gpu for gpu in readings if gpu.uuid == instance.gpu_uuid), None)
+        # The part has the architecture of the whole.
+        gpus = [
+            msgspec.structs.replace(gpu, compute_capability=whole.compute_capability if whole else None)
+            for gpu in readings
+            if gpu.uuid == instance.uuid
+        ]
+        return replace(machine, device="cuda", gpus=tuple(gpus), nvml_gpus=tuple(readings))
+    gpus = left_of(machine.nvml_gpus, environment, cuda_order)
+    if not gpus:
+        raise names_none(environment, machine.nvml_gpus)
+    if all(gpu.mig_mode is True for gpu in gpus):
+        raise _by_instance_only(gpus, machine.instances)
+    topology = read_topology() if len(gpus) > 2 else None
+    return replace(machine, device="cuda", gpus=tuple(gpus), topology=topology)
+
+
+@functools.lru_cache(maxsize=1)
+def _asked_of_cuda(executable: str, order: str | None) -> training_python.CudaDevices:
+    inherited = training_python.own_environment()
+    everything = {name: value for name, value in inherited.items() if name not in (VARIABLE, ORDER)}
+    return training_python.cuda_devices(executable, everything | ({} if order is None else {ORDER: order}))
+
+
+def _cuda_order(python: str | None, environment: Mapping[str, str]) -> Sequence[str]:
+    """The UUIDs of all GPUs as CUDA counts them in this environment. Raises Problem where torch does not tell."""
+    try:
+        found = _asked_of_cuda(training_python.find(python), environment.get(ORDER))
+    except Problem as problem:
+        raise order_unknown(environment, problem.message) from None
+    if not found.uuids:
+        raise order_unknown(environment, "it is too old" if found.names else "it sees no GPU")
+    return found.uuids
+
+
+def _is_rocm(versions: Mapping[str, str | None]) -> Problem:
+    return Problem(
+        f"torch {versions.get('torch')} is a ROCm build (HIP {versions[HIP_BUILD]}): AMD GPUs are not supported:"
+        " NVML neither lists nor measures them",
+        key="devices",
+        advice=f"{ON_THE_CPU}, or --python with a CUDA build of torch",
+    )
+
+
+def _by_instance_only(gpus: Sequence[DeviceReading], instances: Sequence[Instance], where: str = "") -> Problem:
+    """The refusal of GPUs in MIG mode, with the instances to name instead."""
+    indexes = [gpu.index for gpu in gpus]
+    names = [one.uuid for one in instances if one.gpu_index in indexes]
+    are = "is" if len(gpus) == 1 else "are"
+    return Problem(
+        f"{where}GPU {'+'.join(map(str, indexes))} {are} in MIG mode, where runs use an instance by its name"
+        + ("" if names else ", and there is none"),
+        key="devices" if where else VARIABLE,
+        allowed=names or None,
+        advice=f"{VARIABLE}={names[0]}" if names else f"`sudo nvidia-smi -i {indexes[0]} -mig 0`, or {ON_THE_CPU}",
+    )
+
+
+def _indexes(text: int | str) -> list[int]:
+    return [int(part) for part in str(text).split("+") if part]
+
+
+def _no_such_gpu(setting: str, index: int, count: int) -> Problem:
+    others = f"; there {_are(count)}" if count else " and no other one here"
+    return Problem(
+        f"{setting}: there is no GPU {index}{others}",
+        key=setting.partition("=")[0],
+        allowed=[f"0 to {count - 1}"] if count else [],
+    )
+
+
+def _are(count: int) -> str:
+    return "is 1" if count == 1 else f"are {count}" if count else "is none"

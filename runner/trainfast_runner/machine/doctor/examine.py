@@ -1,0 +1,320 @@
+"""What is wrong with this machine, or would be in the middle of a run: each finding with its cure.
+
+Everything is only looked at: no driver is changed, nothing is installed, no run is started.
+"""
+
+from __future__ import annotations
+
+import json
+import locale
+import os
+import pwd
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from trainfast_runner.errors import Problem
+from trainfast_runner.machine.devices import look
+from trainfast_runner.machine.doctor.finding import Check
+from trainfast_runner.machine.doctor.gpus import energy_checks, gpu_checks
+from trainfast_runner.machine.telemetry.sampler import take_tick
+from trainfast_runner.machine.training_python import NEEDED, find, torch_build
+from trainfast_runner.records.home import Home, cache_directory
+from trainfast_runner.units import gibibytes
+
+USEFUL = ("accelerate", "bitsandbytes", "deepspeed", "datasets", "numpy")
+ENERGY_SETTLE_S = 0.6
+"""Long enough to see an energy counter move."""
+ENOUGH_HOME_BYTES = 1 << 30
+ENOUGH_SHM_BYTES = 1 << 30
+ENOUGH_MEMORY_BYTES = 4 << 30
+SMALLEST_TERMINAL = (80, 24)
+ASK_VERSIONS = """
+import json, platform, sys
+from importlib import metadata
+found = {"python": platform.python_version()}
+for name in sys.argv[1:]:
+    try:
+        found[name] = metadata.version(name)
+    except metadata.PackageNotFoundError:
+        found[name] = None
+print(json.dumps(found))
+"""
+
+
+def examine(home: Home, python: str | None = None) -> list[Check]:
+    """All checks, the essential ones first. Takes about a second."""
+    return [
+        *_python(python),
+        *_home(home),
+        *_memory(),
+        *_gpus(python),
+        *_compiler(python),
+        *_shared_memory(),
+        *_logout(),
+        *_terminal(os.environ),
+    ]
+
+
+def is_healthy(checks: list[Check]) -> bool:
+    """Whether a run can be started here."""
+    return all(check.state != "fail" for check in checks)
+
+
+def _python(python: str | None) -> Iterator[Check]:
+    """The Python that trains, and what it can import."""
+    try:
+        executable = find(python)
+        versions = _versions(executable)
+    except Problem as problem:
+        yield Check("training Python", "fail", problem.line(), "give another one with --python PATH")
+        return
+    yield Check("training Python", "ok", f"{executable}, Python {versions.pop('python')}")
+    missing = [name for name in NEEDED if not versions.get(name)]
+    installed = ", ".join(f"{name} {version}" for name, version in versions.items() if version)
+    if missing:
+        which = '"trainfast-tui[train]"' if python is None else " ".join(missing)
+        yield Check(
+            "training stack",
+            "fail",
+            f"no {', '.join(missing)}; runs cannot be started with this Python",
+            f"{executable} -m pip install {which}; or train with another Python: --python PATH",
+        )
+    else:
+        yield Check("training stack", "ok", installed)
+    optional = [name for name in USEFUL if not versions.get(name)]
+    if optional == ["datasets"] and not missing:
+        yield Check("optional packages", "ok", "all but datasets, which only data.kind=hub needs: pip install datasets")
+    elif optional and not missing:
+        yield Check(
+            "optional packages",
+            "warn",
+            f"no {', '.join(optional)}: the knobs and data that need them are refused",
+            f"{executable} -m pip install {' '.join(optional)}",
+        )
+
+
+def _versions(executable: str) -> dict[str, str | None]:
+    """Versions by distribution, None where it is not installed; `python` is the interpreter's. Raises Problem."""
+    try:
+        done = subprocess.run(
+            [executable, "-c", ASK_VERSIONS, *NEEDED, *USEFUL],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=30,
+            env={**os.environ, "PYTHONSAFEPATH": "1"},  # no json.py of the working directory
+        )
+        found: dict[str, str | None] = json.loads(done.stdout)
+    except (OSError, ValueError, subprocess.TimeoutExpired):
+        raise Problem(f"{executable} does not answer as a Python does", key="python") from None
+    return found
+
+
+def _gpus(python: str | None) -> Iterator[Check]:
+    try:
+        versions = torch_build(find(python))
+    except Problem:
+        versions = {}  # the check of the Python itself says so
+    tick = take_tick(settle_s=0.05)
+    yield from gpu_checks(tick, versions, look(versions, python).refusal)
+    if any(gpu.energy_mj is not None for gpu in tick.devices):
+        yield from energy_checks(tick, take_tick(settle_s=ENERGY_SETTLE_S))
+
+
+def _home(home: Home) -> Iterator[Check]:
+    try:
+        home.ready()
+    except Problem as problem:
+        yield Check("run directory", "fail", problem.line(), "set TRAINFAST_HOME to a directory you can write")
+        return
+    free = shutil.disk_usage(home.path).free
+    enough = free >= ENOUGH_HOME_BYTES
+    yield Check(
+        "run directory",
+        "ok" if enough else "warn",
+        f"{home.path} can be written, {gibibytes(free)} free, {len(home.run_ids())} runs",
+        None if enough else "free some space, or delete old runs: trainfast-tui runs prune --keep 20",
+    )
+    cache = cache_directory()
+    try:
+        cache.mkdir(parents=True, exist_ok=True)
+        writable = os.access(cache, os.W_OK)
+    except OSError:
+        writable = False
+    if not writable:
+        yield Check(
+            "cache",
+            "warn",
+            f"{cache} cannot be written: text is tokenized again for every run",
+            "set XDG_CACHE_HOME to a directory you can write",
+        )
+
+
+def _memory() -> Iterator[Check]:
+    """The least memory limit of the control groups this process is in."""
+    limit, where = cgroup_memory_limit()
+    if limit is None:
+        yield Check("memory limit", "ok", "no control group limits this session's memory")
+    else:
+        enough = limit >= ENOUGH_MEMORY_BYTES
+        yield Check(
+            "memory limit",
+            "ok" if enough else "warn",
+            f"{where} allows {gibibytes(limit)}: over it the kernel kills, and the run ends as out of memory",
+            None if enough else "raise the container's limit, or set memory_limit below it",
+        )
+
+
+def cgroup_memory_limit(
+    proc: Path = Path("/proc/self/cgroup"), root: Path = Path("/sys/fs/cgroup")
+) -> tuple[int | None, str]:
+    """Bytes of the tightest limit (v2 `memory.max`, v1 `memory.limit_in_bytes`) and its file; None without one."""
+    found: list[tuple[int, str]] = []
+    try:
+        lines = proc.read_text().splitlines()
+    except OSError:
+        return None, ""
+    for line in lines:
+        _, _, rest = line.partition(":")
+        controllers, _, group = rest.partition(":")
+        if controllers == "":
+            base, name = root, "memory.max"
+        elif "memory" in controllers.split(","):
+            base, name = root / "memory", "memory.limit_in_bytes"
+        else:
+            continue
+        # Inside a container the group's path is often the host's, and the limit stands at the mount's root.
+        below = Path(group.lstrip("/"))
+        for part in (below, *below.parents):
+            try:
+                value = (base / part / name).read_text().strip()
+            except OSError:
+                continue
+            # cgroup v1 writes "no limit" as the largest multiple of the page size that fits 63 bits.
+            if value.isdecimal() and int(value) < 1 << 60:
+                found.append((int(value), str(base / part / name)))
+    return min(found, default=(None, ""))
+
+
+def _compiler(python: str | None) -> Iterator[Check]:
+    """What DeepSpeed's extensions and torch.compile build with; a launch puts the Python's own bin first in PATH."""
+    folders = os.pathsep.join([os.path.dirname(python or sys.executable), os.environ.get("PATH", os.defpath)])
+    compiler = os.environ.get("CXX") or next((name for name in ("g++", "c++", "clang++") if shutil.which(name)), None)
+    if compiler and shutil.which(compiler.split()[0]):
+        yield Check("C++ compiler", "ok", str(shutil.which(compiler.split()[0])))
+    else:
+        yield Check(
+            "C++ compiler",
+            "warn",
+            "none found: compile on the CPU and offload_path are refused; zero*-offload steps with torch's AdamW",
+            "install g++: apt-get install g++, dnf install gcc-c++, or pacman -S gcc",
+        )
+    ninja = shutil.which("ninja", path=folders)
+    if ninja:
+        yield Check("ninja", "ok", ninja)
+    else:
+        yield Check(
+            "ninja",
+            "warn",
+            "none found: DeepSpeed cannot build its extensions: offload_path is refused; zero*-offload steps with"
+            " torch's AdamW",
+            f"{python or sys.executable} -m pip install ninja",
+        )
+
+
+def _shared_memory() -> Iterator[Check]:
+    """DataLoader workers hand their batches over through /dev/shm."""
+    try:
+        size = shutil.disk_usage("/dev/shm").total
+    except OSError:
+        yield Check(
+            "/dev/shm", "warn", "not mounted: workers above 0 cannot pass batches", "mount -t tmpfs tmpfs /dev/shm"
+        )
+        return
+    enough = size >= ENOUGH_SHM_BYTES
+    yield Check(
+        "/dev/shm",
+        "ok" if enough else "warn",
+        f"{gibibytes(size)}" + ("" if enough else ": DataLoader workers and NCCL may end with a bus error"),
+        None if enough else "start the container with --shm-size=8g or --ipc=host",
+    )
+
+
+def _logout() -> Iterator[Check]:
+    """Whether logind ends a user's processes at logout: a run that was left going would end with the session."""
+    try:
+        user = pwd.getpwuid(os.getuid()).pw_name
+    except KeyError:  # as in a container that runs under any uid
+        user = str(os.getuid())
+    lingers = Path("/var/lib/systemd/linger", user).exists()
+    if not Path("/run/systemd/seats").exists() or not ends_at_logout(user):
+        yield Check("logout", "ok", "runs go on when this session ends")
+        return
+    # Lingering keeps the user's manager, not the session's scope: a run has to be started inside the former.
+    cure = "sudo loginctl enable-linger " + user + ", then systemd-run --user --scope trainfast-tui"
+    known = "lingering is on, but only for what systemd-run --user starts" if lingers else "lingering is off"
+    yield Check(
+        "logout",
+        "warn",
+        f"logind has KillUserProcesses=yes: runs end when you log out ({known})",
+        f"{cure}; or set KillUserProcesses=no in /etc/systemd/logind.conf",
+    )
+
+
+def ends_at_logout(user: str, roots: tuple[Path, ...] = (Path("/usr/lib"), Path("/run"), Path("/etc"))) -> bool:
+    """Whether logind.conf(5) makes logind kill this user's processes at logout: drop-ins are read last, by name.
+
+    The default is compiled in and differs between distributions; the file they ship shows it as a comment.
+    """
+    files: dict[str, Path] = {}
+    for root in roots:
+        files.update({path.name: path for path in sorted((root / "systemd/logind.conf.d").glob("*.conf"))})
+    main = [path for root in reversed(roots) if (path := root / "systemd/logind.conf").is_file()][:1]
+    said = {"#KillUserProcesses": "no", "KillExcludeUsers": "root", "KillOnlyUsers": ""}
+    for path in [*main, *(files[name] for name in sorted(files))]:
+        try:
+            lines = path.read_text(errors="replace").splitlines()
+        except OSError:
+            continue
+        said.update(
+            (key.strip(), value.strip()) for key, found, value in (line.partition("=") for line in lines) if found
+        )
+    kills = said.get("KillUserProcesses", said["#KillUserProcesses"]).lower() in ("1", "yes", "true", "on", "y", "t")
+    only = said["KillOnlyUsers"].split()
+    return kills and user not in said["KillExcludeUsers"].split() and (not only or user in only)
+
+
+def _terminal(environment: Mapping[str, str]) -> Iterator[Check]:
+    """What the app will be drawn on."""
+    term = environment.get("TERM", "")
+    if not sys.stdout.isatty():
+        yield Check("terminal", "ok", "stdout is not a terminal: the app is not opened here, all commands work")
+        return
+    columns, lines = shutil.get_terminal_size()
+    if term in ("", "dumb"):
+        yield Check("terminal", "warn", f"TERM={term or 'unset'} cannot move a cursor", "export TERM=xterm-256color")
+    else:
+        true_colour = environment.get("COLORTERM", "") in ("truecolor", "24bit")
+        colours = "24-bit colour" if true_colour else "256 colours" if "256" in term else "16 colours or fewer"
+        multiplexer = ", in tmux" if environment.get("TMUX") else ", in screen" if environment.get("STY") else ""
+        small = columns < SMALLEST_TERMINAL[0] or lines < SMALLEST_TERMINAL[1]
+        poor = "256" not in term and not true_colour
+        cure = "make the window at least 80x24" if small else "export TERM=xterm-256color, in tmux tmux-256color"
+        yield Check(
+            "terminal",
+            "warn" if small or poor else "ok",
+            f"{term}, {colours}, {columns}x{lines}{multiplexer}",
+            cure if small or poor else None,
+        )
+    encoding = (sys.stdout.encoding or locale.getpreferredencoding(False)).lower().replace("-", "")
+    if encoding != "utf8":
+        yield Check(
+            "locale",
+            "warn",
+            f"this terminal's encoding is {encoding}: charts cannot be drawn in braille",
+            "export LANG=C.UTF-8, or start the app with --ascii",
+        )

@@ -1,0 +1,103 @@
+"""What `doctor` says of the GPUs: which there are, whether they can be used, and what they do not tell."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from trainfast_runner.errors import Problem
+from trainfast_runner.machine.device_events import sees_host_pids
+from trainfast_runner.machine.devices import CUDA_BUILD, HIP_BUILD
+from trainfast_runner.machine.doctor.finding import Check, State
+from trainfast_runner.machine.gpu_health import ailments
+from trainfast_runner.machine.gpu_presence import pci_card
+from trainfast_runner.machine.telemetry.energy import energy_doubt
+from trainfast_runner.machine.telemetry.failures import LIBRARY_FAILURES, LIBRARY_NOT_FOUND
+from trainfast_runner.records.tick import Tick
+from trainfast_runner.units import gibibytes
+
+
+def gpu_checks(tick: Tick, versions: Mapping[str, str | None], refusal: Problem | None = None) -> Iterator[Check]:
+    """NVML, every GPU, whether this build of torch can use them, and the readings that this machine does not give.
+
+    `refusal` is that of the machine as the training Python sees it.
+    """
+    binding, failure = tick.missing.get("nvml.binding"), tick.missing.get("nvml")
+    if binding:
+        yield Check("NVML binding", "warn", *_split_cure(binding))
+    if failure and not tick.devices:
+        no_library = failure == LIBRARY_FAILURES[LIBRARY_NOT_FOUND]
+        state: State = "ok" if no_library and pci_card() is None else "warn"
+        finding, cure = _split_cure(failure)
+        trains = "No run starts but with devices=cpu" if refusal is not None else "Training runs on the CPU"
+        yield Check("GPU", state, f"none: {finding.removesuffix('.')}. {trains}", cure)
+    for gpu in tick.devices:
+        if gpu.error:
+            yield Check(f"GPU {gpu.index}", "warn", f"{gpu.name or 'a GPU'}: {gpu.error}")
+        else:
+            memory = f", {gibibytes(gpu.memory_total_bytes)}" if gpu.memory_total_bytes else ""
+            yield Check(f"GPU {gpu.index}", "ok", f"{gpu.name}{memory}")
+            for one in ailments(gpu):
+                yield Check(f"GPU {gpu.index}", "warn", one.finding, one.cure)
+    if tick.devices and not sees_host_pids():
+        yield Check(
+            "GPU processes",
+            "ok",
+            "this is a container: the driver tells the host's process ids, so of processes that come while a run trains"
+            " it cannot be said whose they are",
+        )
+    torch = versions.get("torch")
+    if tick.devices and torch is not None and versions.get(CUDA_BUILD) is versions.get(HIP_BUILD) is None:
+        yield Check(
+            "GPU and torch",
+            "warn",
+            f"torch {torch} is a build for the CPU: it will not use the GPUs",
+            "pip install --force-reinstall torch, from the index https://pytorch.org names for your driver",
+        )
+    if refusal is not None:
+        yield Check("devices", "fail", refusal.message, refusal.advice)
+    yield from _missing_readings(tick)
+
+
+def energy_checks(before: Tick, after: Tick) -> Iterator[Check]:
+    """Energy counters that the power of their GPU speaks against, from two ticks."""
+    earlier = {gpu.uuid: gpu for gpu in before.devices}
+    for gpu in after.devices:
+        first = earlier.get(gpu.uuid)
+        if first is None or first.t_ns is None or gpu.t_ns is None:
+            continue
+        doubt = energy_doubt([(first.t_ns, first), (gpu.t_ns, gpu)])
+        if doubt is not None:
+            yield Check(
+                f"GPU {gpu.index} energy",
+                "warn",
+                f"{doubt}: runs give no energy of this GPU",
+                "update the NVIDIA driver, or restart the machine; nothing but the energy is affected",
+            )
+
+
+def _missing_readings(tick: Tick) -> Iterator[Check]:
+    """What this machine does not tell, grouped by the reason, so that eight GPUs say it once."""
+    by_reason: dict[str, dict[str, list[int]]] = {}
+    for key, reason in tick.missing.items():
+        owner, _, reading = key.partition(".")
+        if owner == "nvml" or not reading:
+            continue
+        gpus = by_reason.setdefault(reason, {}).setdefault(reading if owner.startswith("gpu") else key, [])
+        if owner.startswith("gpu"):
+            gpus.append(int(owner.removeprefix("gpu")))
+    everyone = [gpu.index for gpu in tick.devices if not gpu.error]
+    for reason, readings in by_reason.items():
+        names = [
+            name if not gpus or gpus == everyone else f"{name} (GPU {', '.join(map(str, gpus))})"
+            for name, gpus in readings.items()
+        ]
+        yield Check("missing readings", "ok", f"{', '.join(names)}: {reason}")
+    if not tick.devices:
+        yield Check("missing readings", "ok", "every reading of a GPU: there is none to read")
+    else:
+        yield Check("missing readings", "ok", "the temperature of the chip's hot spot: NVML gives it for no GPU")
+
+
+def _split_cure(sentence: str) -> tuple[str, str | None]:
+    finding, _, cure = sentence.partition(" Cure: ")
+    return finding, cure or None

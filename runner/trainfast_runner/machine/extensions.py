@@ -1,0 +1,53 @@
+"""The C++ extensions DeepSpeed compiles when a run first needs them: where they are kept, and with what they build."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import subprocess
+from collections.abc import Mapping
+from pathlib import Path
+
+from trainfast_runner.records.home import cache_directory
+
+USES_LIBAIO = b"#include <libaio.h>\nint main() { return io_submit(0, 0, 0); }\n"
+
+
+def extensions_directory(python: str, versions: Mapping[str, str | None]) -> Path:
+    """One directory for each training Python and its versions: elsewhere torch would build the same name anew."""
+    names = [f"{name}{versions.get(name)}" for name in ("torch", "deepspeed")]
+    return cache_directory() / "extensions" / "-".join([*names, hashlib.sha256(python.encode()).hexdigest()[:8]])
+
+
+def search_path(python: str) -> str:
+    """PATH as a launch sets it: the training Python's own folder, where pip puts ninja, comes first."""
+    return os.pathsep.join([os.path.dirname(python), os.environ.get("PATH", os.defpath)])
+
+
+def compiler(python: str) -> str | None:
+    """The C++ compiler torch will call, or None."""
+    return shutil.which(os.environ.get("CXX", "c++").split()[0], path=search_path(python))
+
+
+def missing_tool(python: str) -> tuple[str, str] | None:
+    """The first thing an extension cannot be built without that is not there, and the command that installs it."""
+    if compiler(python) is None:
+        return "a C++ compiler", "apt-get install g++"
+    if shutil.which("ninja", path=search_path(python)) is None:
+        return "ninja", f"{python} -m pip install ninja"
+    return None
+
+
+def has_libaio(python: str) -> bool:
+    """Whether a program with libaio's header compiles and links, as DeepSpeed's async_io has to."""
+    found = compiler(python)
+    if found is None:
+        return False
+    try:
+        done = subprocess.run(
+            [found, "-x", "c++", "-", "-o", os.devnull, "-laio"], input=USES_LIBAIO, capture_output=True, timeout=30
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return False
+    return done.returncode == 0

@@ -1,0 +1,70 @@
+"""What is wrong with a GPU that answers: held back now, errors in its memory, a narrow link; each with its cure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from trainfast_runner.machine.telemetry import throttle
+from trainfast_runner.machine.telemetry.slowdown import degrees_left
+from trainfast_runner.records.tick import DeviceReading
+
+BUSY_PERCENT = 50
+"""From this utilization on a GPU that runs its PCIe link at a lower generation does not do so to save power."""
+COOLING = "more air, a free slot beside the card, a lower power limit"
+POWER_SUPPLY = "the power supply, its cables and rails: the brake is pulled from outside the card"
+CURES = {"sw_thermal": COOLING, "hw_thermal": COOLING, "hw_power_brake": POWER_SUPPLY}
+RESEAT = "reseat the card or its riser, try another slot, or the slot's setting in the firmware"
+RESET = "end its processes and run `sudo nvidia-smi --gpu-reset`, or reboot; if it comes again, replace the card"
+
+
+@dataclass(frozen=True)
+class Ailment:
+    """One thing that is wrong, in words, and what to do about it."""
+
+    finding: str
+    cure: str
+
+
+def ailments(gpu: DeviceReading) -> Iterator[Ailment]:
+    """Those of one reading: what costs speed now first, then what its memory and its link say."""
+    yield from _held_back(gpu)
+    yield from _memory(gpu)
+    yield from _link(gpu)
+
+
+def _held_back(gpu: DeviceReading) -> Iterator[Ailment]:
+    reasons = [name for name in gpu.throttle_reasons or () if throttle.severity(name) == "warning"]
+    # The general bit stands beside the one that says what it is.
+    if len(reasons) > 1 and "hw_slowdown" in reasons:
+        reasons.remove("hw_slowdown")
+    at = "" if gpu.temperature_c is None else f", at {gpu.temperature_c} °C"
+    for name in reasons:
+        yield Ailment(f"slowed down now: {throttle.words(name)}{at}", CURES.get(name, f"{COOLING}; or {POWER_SUPPLY}"))
+    left = degrees_left(gpu)
+    if not reasons and left is not None and left <= 0:
+        yield Ailment(f"as hot as it may be{at}: it is about to slow down", COOLING)
+
+
+def _memory(gpu: DeviceReading) -> Iterator[Ailment]:
+    """By NVIDIA's GPU Memory Error Management guide: what waits for a reset, and what wants another card."""
+    if gpu.remapped_rows_failed:
+        yield Ailment("a row of its memory could not be replaced", "replace this card")
+    if gpu.remapped_rows_pending:
+        yield Ailment("rows of its memory wait to be replaced", RESET)
+    if gpu.ecc_uncorrected_errors:
+        yield Ailment(f"{gpu.ecc_uncorrected_errors:,} uncorrected memory errors since the driver was loaded", RESET)
+    if gpu.remapped_rows_uncorrected:
+        yield Ailment(
+            f"{gpu.remapped_rows_uncorrected:,} rows of its memory were replaced for uncorrectable errors",
+            "watch whether there come more: nvidia-smi -q -d ROW_REMAPPER",
+        )
+
+
+def _link(gpu: DeviceReading) -> Iterator[Ailment]:
+    width, widest = gpu.pcie_width, gpu.pcie_width_max
+    if width is not None and widest is not None and width < widest:
+        yield Ailment(f"{width} of its {widest} PCIe lanes", RESEAT)
+    now, most = gpu.pcie_generation, gpu.pcie_generation_max
+    if now is not None and most is not None and now < most and (gpu.gpu_utilization_percent or 0) >= BUSY_PERCENT:
+        yield Ailment(f"PCIe generation {now} of {most} under load", RESEAT)

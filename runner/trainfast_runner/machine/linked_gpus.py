@@ -1,0 +1,58 @@
+"""The choice of GPUs for a run that asks for a number of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import combinations
+
+from trainfast_runner.machine.telemetry.topology import Topology
+from trainfast_runner.records.tick import DeviceReading
+
+NEARLY_AS_FREE = 0.9
+"""Ours: a set joined by NVLink is taken if its fullest GPU has this share of what the freest set's fullest has free."""
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The GPUs of a run. `reason` says why, if they are not those with the most free memory; None else."""
+
+    gpus: tuple[DeviceReading, ...]
+    reason: str | None = None
+
+
+def choose_count(usable: Sequence[DeviceReading], count: int, topology: Topology | None) -> Choice:
+    """The `count` GPUs with the most free memory, or a set joined by NVLink that has nearly as much free."""
+    by_free = sorted(usable, key=lambda gpu: -_free(gpu))[:count]
+    freest = tuple(sorted(by_free, key=lambda gpu: gpu.index))
+    if topology is None or count < 2 or count == len(usable) or _weakest_link(freest, topology):
+        return Choice(freest)
+    enough = NEARLY_AS_FREE * min(map(_free, freest))
+    linked = [
+        (min(map(_free, gpus)), links, gpus)
+        for gpus in combinations(sorted(usable, key=lambda gpu: gpu.index), count)
+        if min(map(_free, gpus)) >= enough and (links := _weakest_link(gpus, topology))
+    ]
+    if not linked:
+        return Choice(freest)
+    # Equally free sets rank by links, then by lower indexes.
+    free, links, gpus = max(linked, key=lambda found: found[:2])
+    more = 100 * (min(map(_free, freest)) / free - 1) if free else 0
+    than = f", which have {more:.0f} % more free memory" if more >= 1 else ""
+    return Choice(gpus, f"GPU {_names(gpus)}: linked by NVLink (NV{links}), instead of {_names(freest)}{than}")
+
+
+def _weakest_link(gpus: Sequence[DeviceReading], topology: Topology) -> int:
+    """The fewest NVLinks between two of these GPUs; 0 if a pair has none."""
+    places = {device.uuid: place for place, device in enumerate(topology.devices)}
+    pairs = [(places.get(a.uuid), places.get(b.uuid)) for a, b in combinations(gpus, 2)]
+    signs = ["" if a is None or b is None else topology.matrix[a][b] for a, b in pairs]
+    return min((int(sign[2:]) if sign.startswith("NV") else 0 for sign in signs), default=0)
+
+
+def _free(gpu: DeviceReading) -> int:
+    return gpu.memory_free_bytes or 0
+
+
+def _names(gpus: Sequence[DeviceReading]) -> str:
+    return "+".join(str(gpu.index) for gpu in gpus)

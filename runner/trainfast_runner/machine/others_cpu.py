@@ -1,0 +1,74 @@
+"""How much of the cores other processes take, seen from the process that is about to start a run."""
+
+from __future__ import annotations
+
+import os
+import time
+
+import psutil
+
+from trainfast_runner.machine.telemetry import kernel_figures
+
+TICKS_PER_S = os.sysconf("SC_CLK_TCK")
+Own = dict[tuple[int, float], float]
+"""CPU seconds of this process and its live descendants, by pid and start time."""
+
+
+class CpuWindow:
+    """From its making on, the CPU time of all processes but this one and its descendants.
+
+    Only the cores this process may run on count. Time that a hypervisor gave to others counts as theirs.
+    """
+
+    def __init__(self) -> None:
+        self._began_s = time.monotonic()
+        self._own = _own()
+        self._busy_s = _busy_s()
+
+    @property
+    def age_s(self) -> float:
+        """Seconds since the window began."""
+        return time.monotonic() - self._began_s
+
+    def others_cores(self) -> float | None:
+        """Cores that others kept busy on average, such as 0.05.
+
+        None where the kernel does not tell, and where a process of ours ended meanwhile: what it took is unknown.
+        """
+        busy_s, own = _busy_s(), _own()
+        if busy_s is None or self._busy_s is None or self._own.keys() - own.keys():
+            return None
+        own_s = sum(spent - self._own.get(process, 0.0) for process, spent in own.items())
+        return max(0.0, (busy_s - self._busy_s - own_s) / max(self.age_s, 1 / TICKS_PER_S))
+
+
+def others_cores(seconds: float, looks: int = 3) -> float | None:
+    """Cores that others keep busy over the next `seconds`; None where no look of several can tell."""
+    for _ in range(looks):
+        window = CpuWindow()
+        time.sleep(seconds)
+        if (found := window.others_cores()) is not None:
+            return found
+    return None
+
+
+def _busy_s() -> float | None:
+    """Seconds that the cores of this process have been busy since boot."""
+    try:
+        cores = kernel_figures.core_times()
+    except kernel_figures.UNREADABLE:
+        return None
+    ours = {f"cpu{core}".encode() for core in os.sched_getaffinity(0)}
+    return sum(times.busy for name, times in cores.items() if name in ours) / TICKS_PER_S
+
+
+def _own() -> Own:
+    this = psutil.Process()
+    found: Own = {}
+    for process in (this, *this.children(recursive=True)):
+        try:
+            times = process.cpu_times()
+            found[process.pid, process.create_time()] = times.user + times.system
+        except psutil.Error:
+            continue
+    return found

@@ -1,0 +1,196 @@
+"""Who uses the machine: processes with their owner, memory, command and age, those that hold a GPU with how much."""
+
+from __future__ import annotations
+
+import heapq
+import os
+import pwd
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from trainfast_runner.machine.device_events import sees_host_pids
+from trainfast_runner.machine.processes import Identity
+from trainfast_runner.machine.telemetry.process_stat import Stat, read_stat
+from trainfast_runner.records.tick import DeviceReading
+
+KERNEL_THREADS_PARENT = 2
+LEAST_CPU_PERCENT = 1.0
+LEAST_RSS_BYTES = 32 << 20
+"""A process that holds no GPU is listed from one of the two on."""
+SCAN_EVERY_S = 2.0
+SCAN_SHARE = 0.01
+"""Looking at all processes takes at most this share of a core."""
+MOST_ROWS = 200
+_TICK_S = 1 / os.sysconf("SC_CLK_TCK")
+_PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessRow:
+    """One process. `identity` is None where it cannot be seen from here, as from inside a container."""
+
+    pid: int
+    identity: Identity | None = None
+    owner: str | None = None
+    is_own: bool = False
+    """Whether it belongs to the user who looks."""
+    command: str = ""
+    """As it was started, untrusted text."""
+    cpu_percent: float | None = None
+    """100 is one core kept busy; None until it was seen twice."""
+    memory_rss_bytes: int | None = None
+    age_s: float | None = None
+    devices: tuple[tuple[int, int | None], ...] = ()
+    """The GPUs it has a context on, by index, with the bytes it holds there."""
+
+    @property
+    def device_memory_bytes(self) -> int | None:
+        """Held on all GPUs together; None where the driver does not say."""
+        known = [held for _, held in self.devices if held is not None]
+        return sum(known) if known else None
+
+
+@dataclass(slots=True)
+class _Known:
+    """What does not change of a process, and its processor time when it was last looked at."""
+
+    owner: str | None
+    is_own: bool
+    cpu_ticks: int
+    looked_s: float
+
+
+class ProcessList:
+    """Reads /proc every few seconds; use it from one thread. `pids_are_ours`: the driver's ids are those of /proc."""
+
+    def __init__(self, *, pids_are_ours: bool | None = None) -> None:
+        self._pids_are_ours = sees_host_pids() if pids_are_ours is None else pids_are_ours
+        self._known: dict[Identity, _Known] = {}
+        self._rows: dict[int, ProcessRow] = {}
+        self._next_scan_s = 0.0
+        self._looked_for: frozenset[int] = frozenset()
+        """Processes on GPUs that the last scan looked for; those it did not find are hidden, or have ended."""
+
+    def read(self, devices: Sequence[DeviceReading]) -> tuple[ProcessRow, ...]:
+        """The processes on the GPUs of a tick, and those that keep the host busy or fill its memory."""
+        held: dict[int, list[tuple[int, int | None]]] = {}
+        for device in devices:
+            for process in device.processes or ():
+                held.setdefault(process.pid, []).append((device.index, process.memory_used_bytes))
+        began = time.monotonic()
+        if began >= self._next_scan_s or (self._pids_are_ours and not held.keys() <= self._looked_for):
+            self._looked_for = frozenset(held) if self._pids_are_ours else frozenset()
+            self._scan(self._looked_for)
+            self._next_scan_s = began + max(SCAN_EVERY_S, (time.monotonic() - began) / SCAN_SHARE)
+        rows = [_on_devices(row, tuple(held.get(pid, ()))) for pid, row in self._rows.items()]
+        if not self._pids_are_ours:
+            rows = [ProcessRow(pid=pid, devices=tuple(where)) for pid, where in held.items()] + [
+                row for row in self._rows.values() if row.pid not in held
+            ]
+        else:
+            rows += [ProcessRow(pid=pid, devices=tuple(where)) for pid, where in held.items() if pid not in self._rows]
+        # A driver may list thousands; those that hold most are the ones a person looks for.
+        return tuple(rows if len(rows) <= MOST_ROWS else heapq.nlargest(MOST_ROWS, rows, key=_weight))
+
+    def _scan(self, wanted: frozenset[int]) -> None:
+        now_s = time.clock_gettime(time.CLOCK_BOOTTIME)
+        rows: dict[int, ProcessRow] = {}
+        known: dict[Identity, _Known] = {}
+        for name in os.listdir("/proc"):
+            if not name.isdecimal() or (stat := _running(pid := int(name))) is None:
+                continue
+            if KERNEL_THREADS_PARENT in (pid, stat.parent_pid):
+                continue
+            identity = Identity(pid, stat.start_ticks)
+            before = self._known.get(identity)
+            cpu_percent = None
+            if before is not None and now_s > before.looked_s:
+                cpu_percent = 100 * (stat.cpu_ticks - before.cpu_ticks) * _TICK_S / (now_s - before.looked_s)
+            rss_bytes = stat.rss_pages * _PAGE_BYTES
+            is_listed = pid in wanted or rss_bytes >= LEAST_RSS_BYTES or (cpu_percent or 0) >= LEAST_CPU_PERCENT
+            one = known[identity] = before or _Known(None, False, 0, 0.0)
+            one.cpu_ticks, one.looked_s = stat.cpu_ticks, now_s
+            if not is_listed:
+                continue
+            if one.owner is None:
+                one.owner, one.is_own = _owner(name)
+            # Read anew: a launcher becomes what it launches.
+            command = command_line(name) or f"[{stat.name}]"
+            age_s = max(0.0, now_s - stat.start_ticks * _TICK_S)
+            rows[pid] = ProcessRow(pid, identity, one.owner, one.is_own, command, cpu_percent, rss_bytes, age_s)
+        self._known = known
+        self._rows = rows if len(rows) <= MOST_ROWS else _largest(rows, wanted)
+
+
+def _largest(rows: dict[int, ProcessRow], wanted: frozenset[int]) -> dict[int, ProcessRow]:
+    by_weight = sorted(
+        rows.values(),
+        key=lambda row: (row.pid in wanted, row.cpu_percent or 0.0, row.memory_rss_bytes or 0),
+        reverse=True,
+    )
+    return {row.pid: row for row in by_weight[:MOST_ROWS]}
+
+
+def _weight(row: ProcessRow) -> tuple[bool, int, float, int]:
+    held = row.device_memory_bytes or 0
+    return (bool(row.devices), held, row.cpu_percent or 0.0, row.memory_rss_bytes or 0)
+
+
+def _on_devices(row: ProcessRow, devices: tuple[tuple[int, int | None], ...]) -> ProcessRow:
+    if not devices:
+        return row
+    return ProcessRow(
+        row.pid,
+        row.identity,
+        row.owner,
+        row.is_own,
+        row.command,
+        row.cpu_percent,
+        row.memory_rss_bytes,
+        row.age_s,
+        devices,
+    )
+
+
+def _running(pid: int) -> Stat | None:
+    """None when the process has ended, or cannot be looked at now."""
+    try:
+        stat = read_stat(pid)
+    except OSError:
+        return None
+    return None if stat is None or stat.ended else stat
+
+
+def owner_uid(pid: str | int) -> int | None:
+    """The real user id of a process; None when it has ended."""
+    try:
+        with open(f"/proc/{pid}/status", errors="replace") as file:
+            for line in file:
+                if line.startswith("Uid:"):
+                    return int(line.split()[1])
+    except OSError:
+        pass  # it has ended, or /proc is mounted so that others' processes are hidden
+    return None
+
+
+def user_name(uid: int) -> str:
+    """The name of a user; the number where there is none."""
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return str(uid)
+
+
+def _owner(pid: str) -> tuple[str | None, bool]:
+    uid = owner_uid(pid)
+    return (None, False) if uid is None else (user_name(uid), uid == os.getuid())
+
+
+def command_line(pid: str) -> str:
+    """As it was started, arguments set apart by spaces; empty where it has ended or is not to be seen."""
+    try:
+        with open(f"/proc/{pid}/cmdline", "rb") as file:
+            return file.read(4096).rstrip(b"\0").replace(b"\0", b" ").decode(errors="replace")
+    except OSError:
+        return ""

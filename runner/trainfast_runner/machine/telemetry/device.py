@@ -1,0 +1,329 @@
+"""One GPU: its capability table, found by asking each question once, and its reading a tick."""
+
+from types import ModuleType
+from typing import Any
+
+from trainfast_runner.machine.telemetry import failures, throttle
+from trainfast_runner.machine.telemetry.capabilities import (
+    ENERGY_BY_FUNCTION,
+    QUERIES,
+    Ask,
+    Handle,
+    Pace,
+    Query,
+    unreported_reasons,
+)
+from trainfast_runner.machine.telemetry.counters import DurationCounter
+from trainfast_runner.machine.telemetry.energy import EnergyCounter
+from trainfast_runner.machine.telemetry.fields import CAUSES, FIELDS, FieldBatch
+from trainfast_runner.machine.telemetry.sampled_reasons import SampledReasons
+from trainfast_runner.machine.telemetry.slowdown import first_limit_c
+from trainfast_runner.machine.telemetry.throttle_causes import CAUSES as THROTTLE_CAUSES
+from trainfast_runner.machine.telemetry.throttle_causes import REASONS_OF_COUNTER
+from trainfast_runner.records.tick import DeviceReading, is_instance
+
+_THROTTLE_REASONS = next(query for query in QUERIES if "throttle_reasons" in query.fields)
+_OF_AN_INSTANCE = tuple(query for query in QUERIES if {"memory_used_bytes", "processes"} & set(query.fields))
+"""The rest NVML refuses for a MIG instance, or answers for the whole GPU."""
+_SPARSE_FIELDS = frozenset(one.name for one in FIELDS if one.pace is Pace.SPARSE)
+
+
+def is_fatal(code: int) -> bool:
+    """Whether an NVML code says that the GPU or the library is gone, not only one reading."""
+    return code in failures.DEVICE_FAILURES or code in failures.LIBRARY_FAILURES
+
+
+class Device:
+    """A GPU seen through NVML. Not safe to share between threads; fatal NVML errors pass through."""
+
+    def __init__(self, index: int, uuid: str | None) -> None:
+        self.index = index
+        self.uuid = uuid
+        self.name: str | None = None
+        self.error: str | None = None
+        self.lost = False
+        """True while initializing NVML again may bring the GPU back."""
+        self.capabilities: dict[Query, Ask] = {}
+        """What this GPU answers, and the call that it answered."""
+        self.batch = FieldBatch()
+        """The field values it answers, asked for in one call."""
+        self._absent: dict[str, str] = {}
+        self._handle: Handle = None
+        self._kept: dict[str, Any] = {}
+        self._failing: dict[str, str] = {}
+        self._bits = 0
+        self._counters: dict[str, DurationCounter] = {}
+        self._energy = EnergyCounter()
+        self._sampled = SampledReasons()
+        self._due: dict[bool, list[tuple[Query, Ask]]] = {}
+        self._never: dict[str, str] | None = None
+        self._uncounted: bool | None = None
+        """Whether a cause of throttling has no counter here; as the two above, worked out when it is first needed."""
+
+    @property
+    def handle(self) -> Handle:
+        """What NVML knows it by until the next initialization."""
+        return self._handle
+
+    @property
+    def absent(self) -> dict[str, str]:
+        """What it does not answer, and why."""
+        return self.batch.absent | self._absent
+
+    @property
+    def readings(self) -> frozenset[str]:
+        """The fields of `DeviceReading` that it answers."""
+        called = {field for query in self.capabilities for field in query.fields}
+        return frozenset(called | {one.name for one in self.batch.answered})
+
+    @property
+    def only_reasons(self) -> bool:
+        """Whether a cause of throttling has no counter here that is above suspicion, but shows in the reasons."""
+        if _THROTTLE_REASONS not in self.capabilities:
+            return False
+        if self._uncounted is None:
+            counted = {one.name for one in self.batch.answered}
+            self._uncounted = any(
+                cause.policy_counter not in counted and not counted.issuperset(cause.reason_counters)
+                for cause in THROTTLE_CAUSES
+                if cause.policy_counter is not None
+            )
+        return self._uncounted or any(counter.suspect for counter in self._counters.values())
+
+    def look(self, nv: ModuleType, t_ns: int) -> None:
+        """Asks for the throttle reasons alone, between two readings. Raises NVMLError."""
+        (bits,) = self.capabilities[_THROTTLE_REASONS](nv, self._handle)
+        self._sampled.see(throttle.decode(bits), t_ns)
+
+    def attach(self, nv: ModuleType, handle: Handle) -> None:
+        """Takes a fresh handle, and finds out what the GPU can tell unless that is known already."""
+        self._handle = handle
+        # A driver that was loaded anew counts from the start again.
+        self._counters = {}
+        self._energy = EnergyCounter()
+        self.batch.start_again()
+        if self.capabilities and self.error is None:
+            return
+        self.name = as_text(nv.nvmlDeviceGetName(handle))
+        self._probe(nv)
+        self.error, self.lost = None, False
+
+    def fail(self, sentence: str, *, lost: bool) -> None:
+        """Marks the GPU as not answering; `lost` when it may come back."""
+        self.error, self.lost = sentence, lost
+
+    def failed_reading(self, sentence: str) -> DeviceReading:
+        """What is still true of a GPU that does not answer: which one it is, and why."""
+        return DeviceReading(index=self.index, uuid=self.uuid, name=self.name, error=sentence)
+
+    def read(self, nv: ModuleType, t_ns: int, *, sparse: bool) -> tuple[DeviceReading, dict[str, str]]:
+        """Asks what is due at `t_ns`, with `sparse` the slow questions too; the reading, and why parts are missing."""
+        absent: dict[str, str] = {}
+        values: dict[str, Any] = {}
+        for query, ask in self._asked(sparse):
+            try:
+                values.update(zip(query.fields, ask(nv, self._handle), strict=True))
+            except nv.NVMLError as error:
+                if is_fatal(error.value):
+                    raise
+                reason = failures.reading(error.value, str(error))
+                absent.update(dict.fromkeys(query.fields, reason))
+                values.update(dict.fromkeys(query.fields))
+            if query.pace is Pace.SPARSE:
+                self._keep(query, values, absent)
+        absent = self._failing | absent
+        self._read_fields(nv, values, absent, sparse=sparse)
+        self._judge(values, t_ns)
+        missing = self._missing() if not absent else self._missing() | self._by_key(absent)
+        return self._reading(t_ns, self._kept | values), missing
+
+    def _keep(self, query: Query, values: dict[str, Any], absent: dict[str, str]) -> None:
+        """What is asked for now and then stands until the next time, and so does why it failed."""
+        for field in query.fields:
+            self._kept[field] = values[field]
+            self._failing.pop(field, None)
+            if field in absent:
+                self._failing[field] = absent[field]
+
+    def _asked(self, sparse: bool) -> list[tuple[Query, Ask]]:
+        """The calls that are due, worked out once: a tick is to cost as little as it can."""
+        if sparse not in self._due:
+            self._due[sparse] = [
+                (query, ask)
+                for query, ask in self.capabilities.items()
+                if query.pace is Pace.TICK or (sparse and query.pace is Pace.SPARSE)
+            ]
+        return self._due[sparse]
+
+    def _missing(self) -> dict[str, str]:
+        """What this GPU never answers, by the keys of `Tick.missing`."""
+        if self._never is None:
+            self._never = self._by_key(self.absent)
+        return self._never
+
+    def _by_key(self, reasons: dict[str, str]) -> dict[str, str]:
+        return {f"gpu{self.index}.{field}": reason for field, reason in reasons.items()}
+
+    def _reading(self, t_ns: int, values: dict[str, Any]) -> DeviceReading:
+        if values.get("degrees_to_slowdown_c") is None:
+            values["degrees_to_slowdown_c"] = _degrees_left(values)
+        return DeviceReading(
+            index=self.index,
+            uuid=self.uuid,
+            name=self.name,
+            t_ns=t_ns,
+            throttle_counters=self.batch.cause_numbers,
+            **values,
+        )
+
+    def _read_fields(self, nv: ModuleType, values: dict[str, Any], absent: dict[str, str], *, sparse: bool) -> None:
+        """The batch: one call, whose failure takes its readings and no others."""
+        try:
+            found, codes = self.batch.read(nv, self._handle, sparse=sparse)
+        except nv.NVMLError as error:
+            if is_fatal(error.value):
+                raise
+            found, codes = {}, dict.fromkeys((one.name for one in self.batch.answered), error.value)
+        for name, code in codes.items():
+            if is_fatal(code):
+                raise nv.NVMLError(code)
+            absent[name] = failures.field(code)
+        values.update(dict.fromkeys(codes) | found)
+        if sparse:
+            self._kept.update({name: values[name] for name in _SPARSE_FIELDS & values.keys()})
+
+    def _judge(self, values: dict[str, Any], t_ns: int) -> None:
+        """Turns raw throttle bits into names, and drops duration counters that misbehave."""
+        bits = values.get("throttle_reasons")
+        shown: set[str] | None = None
+        if bits is not None:
+            values["throttle_reasons"] = throttle.decode(throttle.believed(bits, self._bits))
+            self._bits = bits
+            shown = set(values["throttle_reasons"])
+        for name, reasons in REASONS_OF_COUNTER.items():
+            if values.get(name) is None:
+                continue
+            counter = self._counters.get(name)
+            if counter is None:
+                counter = self._counters[name] = DurationCounter(moved=name in CAUSES)
+            values[name] = counter.accept(values[name], t_ns, None if shown is None else bool(shown & reasons))
+            if counter.distrust:
+                self._give_up(name, counter.distrust, values)
+        if values.get("energy_mj") is not None:
+            values["energy_mj"] = self._energy.accept(values["energy_mj"], values.get("power_w"), t_ns)
+            if self._energy.distrust:
+                self._give_up_energy(self._energy.distrust)
+        if shown is not None and self.only_reasons:
+            self._sampled.see(shown, t_ns)
+            values["throttled_sampled_ns"] = self._sampled.held_ns()
+
+    def _give_up(self, name: str, why: str, values: dict[str, Any]) -> None:
+        """One counter is nonsense: of the three that moved together, none is believed then."""
+        self._never = self._uncounted = None
+        if name not in CAUSES:
+            self.batch.give_up(name, why)
+            return
+        self.batch.use_spare(dict.fromkeys(CAUSES, why))
+        for cause in CAUSES:
+            values[cause] = None
+            self._counters.pop(cause, None)
+
+    def _give_up_energy(self, why: str) -> None:
+        """Never asks for the energy counter again, whichever call gives it."""
+        self.batch.give_up("energy_mj", why)
+        self.capabilities.pop(ENERGY_BY_FUNCTION, None)
+        self._due, self._never = {}, None
+
+    def _probe(self, nv: ModuleType) -> None:
+        """Asks every question once, and keeps the calls that answered."""
+        self.capabilities, self._absent, self._kept, self._counters = {}, {}, {}, {}
+        self._due, self._never, self._uncounted, self._failing = {}, None, None, {}
+        self.batch = FieldBatch()
+        if is_instance(self.uuid):
+            self._probe_instance(nv)
+            return
+        try:
+            found = self.batch.probe(nv, self._handle)
+        except (nv.NVMLError, AttributeError, TypeError) as error:
+            code = getattr(error, "value", None)
+            if code is not None and is_fatal(code):
+                raise
+            reason = failures.BINDING_TOO_OLD if code is None else failures.field(code)
+            names = [*CAUSES, "throttle_counters", *(one.name for one in FIELDS)]
+            self.batch = FieldBatch(absent=dict.fromkeys(names, reason))
+            found = {}
+        self._kept.update({name: found[name] for name in _SPARSE_FIELDS & found.keys()})
+        for query in QUERIES:
+            self._probe_query(nv, query)
+        if "energy_mj" in self.batch.absent:
+            del self.batch.absent["energy_mj"]
+            self._probe_query(nv, ENERGY_BY_FUNCTION)
+        for name in unreported_reasons(nv, self._handle) if "throttle_reasons" not in self._absent else ():
+            self._absent[f"throttle_reasons.{name}"] = failures.UNREPORTED
+        self._explain()
+
+    def _probe_instance(self, nv: ModuleType) -> None:
+        """Asks what is a MIG instance's own; the rest is absent."""
+        names = [name for query in (*QUERIES, ENERGY_BY_FUNCTION) for name in query.fields]
+        names += [*CAUSES, *(one.name for one in FIELDS)]
+        self._absent = dict.fromkeys(names, failures.OF_THE_WHOLE_GPU)
+        for query in _OF_AN_INSTANCE:
+            for name in query.fields:
+                del self._absent[name]
+            self._probe_query(nv, query)
+
+    def _probe_query(self, nv: ModuleType, query: Query) -> None:
+        reasons: list[str] = []
+        for ask in query.asks:
+            try:
+                answer = ask(nv, self._handle)
+            except nv.NVMLError as error:
+                if is_fatal(error.value):
+                    raise
+                if error.value in failures.TRANSIENT:
+                    self.capabilities[query] = ask
+                    return
+                reasons.append(failures.reading(error.value, str(error)))
+            except (AttributeError, TypeError):
+                # An old or foreign binding lacks the function, or its `version` argument.
+                reasons.append(failures.BINDING_TOO_OLD)
+            else:
+                self.capabilities[query] = ask
+                if query.pace is not Pace.TICK:
+                    self._kept.update(zip(query.fields, answer, strict=True))
+                return
+        # What one call says of the reading is worth more than that another call is unknown here.
+        telling = [reason for reason in reasons if reason not in failures.TOO_OLD]
+        self._absent.update(dict.fromkeys(query.fields, [*telling, *reasons][0]))
+
+    def _explain(self) -> None:
+        """Says more than "not supported" where the cause is known."""
+        unsupported = failures.reading(failures.NOT_SUPPORTED, "")
+        if self._absent.get("memory_total_bytes") == unsupported:
+            memory = ("memory_used_bytes", "memory_total_bytes", "memory_free_bytes")
+            self._absent.update(dict.fromkeys(memory, failures.UNIFIED_MEMORY))
+        if self._kept.get("mig_mode"):
+            under_mig = {
+                name for name, reason in self._absent.items() if reason == unsupported and "utilization" in name
+            }
+            self._absent.update(dict.fromkeys(under_mig, failures.UNDER_MIG))
+        for name in ("ecc_corrected_errors", "ecc_uncorrected_errors"):
+            if self.batch.absent.get(name) == unsupported:
+                self.batch.absent[name] = failures.NO_ECC
+        if self._absent.get("degrees_to_slowdown_c") in failures.TOO_OLD and "slowdown_temperature_c" in self._absent:
+            # An older driver has it from the thresholds, and of those it is this GPU that has none.
+            self._absent["degrees_to_slowdown_c"] = self._absent["slowdown_temperature_c"]
+        if _degrees_left(self._kept | {"temperature_c": 0}) is not None:
+            self._absent.pop("degrees_to_slowdown_c", None)
+
+
+def _degrees_left(values: dict[str, Any]) -> int | None:
+    """To the first of the two temperatures at which the GPU is slowed down; None without either."""
+    limit = first_limit_c(values.get("gpu_max_temperature_c"), values.get("slowdown_temperature_c"))
+    now: int | None = values.get("temperature_c")
+    return None if now is None or limit is None else int(limit) - now
+
+
+def as_text(value: str | bytes) -> str:
+    """A string of NVML; bindings before 11.515 return bytes."""
+    return value.decode(errors="replace") if isinstance(value, bytes) else value

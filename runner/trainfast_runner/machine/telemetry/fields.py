@@ -1,0 +1,217 @@
+"""What one nvmlDeviceGetFieldValues a tick asks of a GPU: numbers of `NVML_FI_*` in nvml.h, and how to read each.
+
+One call takes the driver's lock once, where a function for each reading would take it a dozen times.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import struct
+from dataclasses import dataclass, field
+from types import ModuleType
+from typing import Any
+
+from trainfast_runner.machine.telemetry import failures
+from trainfast_runner.machine.telemetry.capabilities import Handle, Pace
+
+ALL_LINKS = 0xFFFFFFFF
+"""Scope of the NVLink counters that sums over the GPU's links."""
+_ENTRY = struct.Struct("=24xIIQ")
+"""`nvmlFieldValue_t` of nvml.h: type, code and value, behind field, scope, timestamp and latency. Taken apart in one
+go, since each look at an attribute through the structures of the binding costs a microsecond."""
+_BITS = {1: 32, 2: 64, 3: 64, 6: 16}
+"""`nvmlValueType_t` of nvml.h, the unsigned ones, to the width of the value; no field here is a double or negative."""
+UNSIGNED_LONG_LONG = 3
+
+
+@dataclass(frozen=True)
+class Field:
+    """One entry of the batch and the field of `DeviceReading` it fills."""
+
+    name: str
+    number: int
+    pace: Pace = Pace.TICK
+    scope: int = 0
+    scale: float = 1
+    """From the driver's unit to ours; a whole number keeps the value whole."""
+    wraps: bool = False
+    """Whether the driver's counter starts again at the end of its type."""
+    ullong: bool = False
+    """Whether only an unsigned long long can be what is meant."""
+
+
+FIELDS: tuple[Field, ...] = (
+    Field("power_violation_ns", 74, ullong=True),
+    Field("thermal_violation_ns", 75, ullong=True),
+    Field("sync_boost_violation_ns", 76, ullong=True),
+    Field("memory_temperature_c", 82),
+    Field("energy_mj", 83),
+    Field("nvlink_tx_bytes", 138, scope=ALL_LINKS, scale=1024),
+    Field("nvlink_rx_bytes", 139, scope=ALL_LINKS, scale=1024),
+    Field("power_average_w", 185, scale=0.001),
+    Field("power_instant_w", 186, scale=0.001),
+    Field("pcie_tx_bytes", 197, wraps=True),
+    Field("pcie_rx_bytes", 198, wraps=True),
+    Field("ecc_corrected_errors", 3, Pace.SPARSE),
+    Field("ecc_uncorrected_errors", 4, Pace.SPARSE),
+    Field("remapped_rows_corrected", 142, Pace.SPARSE),
+    Field("remapped_rows_uncorrected", 143, Pace.SPARSE),
+    Field("remapped_rows_pending", 144, Pace.SPARSE),
+    Field("remapped_rows_failed", 145, Pace.SPARSE),
+)
+
+CAUSES = ("sw_thermal_slowdown_ns", "hw_thermal_slowdown_ns", "hw_power_brake_ns")
+"""The counters of single causes. Their numbers moved between drivers, and the old ones now mean something else."""
+CAUSE_NUMBERS: tuple[tuple[str, int], ...] = (("269-271", 269), ("251-253", 251))
+"""Where they may stand, most likely first: 269 to 271 since R580, 251 to 253 in R575. In R570 and since R580 the
+numbers 251 to 253 are settings of power smoothing, which answer with success and 32 bits."""
+
+
+Entry = tuple[int, int, int]
+"""The driver's answer about one field: the type of the value, NVML's code, the value's bits."""
+
+
+class Question:
+    """One call for some fields: the array that the driver fills is made once, which takes as long as the call."""
+
+    def __init__(self, nv: ModuleType, fields: list[Field]) -> None:
+        self.fields = fields
+        self._answers = (nv.c_nvmlFieldValue_t * len(fields))()
+        for entry, one in zip(self._answers, fields, strict=True):
+            entry.fieldId, entry.scopeId = one.number, one.scope
+        self._blank = bytes(self._answers)
+
+    def ask(self, nv: ModuleType, handle: Handle) -> list[Entry]:
+        """The driver's answers, in order. Raises NVMLError when the call as a whole fails."""
+        # What a driver leaves out must not look like the answer of the time before.
+        ctypes.memmove(self._answers, self._blank, len(self._blank))
+        call = nv._nvmlGetFunctionPointer("nvmlDeviceGetFieldValues")
+        code = call(handle, ctypes.c_int32(len(self.fields)), ctypes.byref(self._answers))
+        if code != 0:
+            raise nv.NVMLError(code)
+        return list(_ENTRY.iter_unpack(self._answers))
+
+
+Found = tuple[dict[str, Any], dict[str, int]]
+"""Values by name, and the error code of each that had none."""
+
+
+@dataclass
+class FieldBatch:
+    """The fields that one GPU answers, found by asking once, and what they say a tick."""
+
+    answered: list[Field] = field(default_factory=list)
+    absent: dict[str, str] = field(default_factory=dict)
+    """What it does not answer, and why."""
+    cause_numbers: str | None = None
+    """Which numbers the counters of single causes are read from, or None when they have none."""
+    _spare: list[tuple[str, list[Field]]] = field(default_factory=list)
+    _wrapping: dict[str, Unwrapped] = field(default_factory=dict)
+    _due: dict[bool, Question] = field(default_factory=dict)
+    """What to ask for in a tick without (False) and with (True) the sparse fields, worked out once."""
+
+    def probe(self, nv: ModuleType, handle: Handle) -> dict[str, Any]:
+        """Asks for everything once; returns what came. Raises NVMLError when the call itself fails."""
+        candidates = [
+            (label, [Field(name, first + place, ullong=True) for place, name in enumerate(CAUSES)])
+            for label, first in CAUSE_NUMBERS
+        ]
+        wanted = [*FIELDS, *(entry for _, entries in candidates for entry in entries)]
+        entries = dict(zip(wanted, Question(nv, wanted).ask(nv, handle), strict=True))
+        self.answered = [one for one in FIELDS if _usable(one, entries[one])]
+        self.absent = {one.name: _why(one, entries[one]) for one in FIELDS if one not in self.answered}
+        self._spare = [(label, ours) for label, ours in candidates if all(_usable(one, entries[one]) for one in ours)]
+        self._wrapping = {}
+        first = candidates[0][1]
+        self.use_spare({one.name: _why(one, entries[one]) for one in first})
+        values, _ = self._read(self.answered, [entries[one] for one in self.answered])
+        return values
+
+    def use_spare(self, reasons: dict[str, str]) -> None:
+        """Goes on with the next numbers for the counters of single causes; `reasons` hold when there are none left."""
+        self._due = {}
+        self.answered = [one for one in self.answered if one.name not in CAUSES]
+        self.cause_numbers = None
+        if self._spare:
+            self.cause_numbers, found = self._spare.pop(0)
+            self.answered += found
+        else:
+            # Without them there is nothing to say where they are from.
+            self.absent |= reasons | {"throttle_counters": next(iter(reasons.values()))}
+
+    def start_again(self) -> None:
+        """The driver may have set its counters back: what they say next is no wrap-around."""
+        for counter in self._wrapping.values():
+            counter.start_again()
+
+    def give_up(self, name: str, reason: str) -> None:
+        """Never asks for this field again."""
+        self._due = {}
+        self.answered = [one for one in self.answered if one.name != name]
+        self.absent[name] = reason
+
+    def read(self, nv: ModuleType, handle: Handle, *, sparse: bool) -> Found:
+        """One call for all that is due. Raises NVMLError when the call itself fails."""
+        if sparse not in self._due:
+            self._due[sparse] = Question(nv, [one for one in self.answered if sparse or one.pace is Pace.TICK])
+        due = self._due[sparse]
+        return self._read(due.fields, due.ask(nv, handle)) if due.fields else ({}, {})
+
+    def _read(self, due: list[Field], entries: list[Entry]) -> Found:
+        values: dict[str, Any] = {}
+        codes: dict[str, int] = {}
+        for one, (kind, code, raw) in zip(due, entries, strict=True):
+            bits = _BITS.get(kind)
+            if code != 0:
+                codes[one.name] = code
+            elif bits is not None:
+                raw &= (1 << bits) - 1
+                if one.wraps:
+                    raw = self._wrapping.setdefault(one.name, Unwrapped()).follow(raw, bits)
+                # The driver's thousandths, without the dust of their product.
+                values[one.name] = raw if one.scale == 1 else round(raw * one.scale, 3)
+        return values, codes
+
+
+class Unwrapped:
+    """A counter that goes on where the driver's starts again from 0.
+
+    It can only tell one turn between two readings: 32 bits of bytes turn in 0.13 s at 32 GB/s, so a rate derived from
+    such a counter once a second is a lower bound.
+    """
+
+    def __init__(self) -> None:
+        self._last: int | None = None
+        self._total: int | None = None
+
+    def start_again(self) -> None:
+        """The next reading adds nothing, whatever it is."""
+        self._last = None
+
+    def follow(self, raw: int, bits: int) -> int:
+        """The running total after this reading of a counter of so many bits; the first reading is its start."""
+        if self._total is None:
+            self._total = raw
+        elif self._last is None:
+            pass
+        elif raw >= self._last:
+            self._total += raw - self._last
+        elif self._last < 1 << 32:
+            self._total += raw - self._last + (1 << min(bits, 32))
+        self._last = raw
+        return self._total
+
+
+def _usable(one: Field, entry: Entry) -> bool:
+    """Whether the entry is an answer, or a failure that may pass: the call succeeds even for a field nobody knows."""
+    kind, code, _ = entry
+    if code != 0:
+        return code in failures.TRANSIENT
+    return kind == UNSIGNED_LONG_LONG if one.ullong else kind in _BITS
+
+
+def _why(one: Field, entry: Entry) -> str:
+    _, code, _ = entry
+    if code == 0:
+        return f"this driver means something else by field {one.number}"
+    return failures.field(code)

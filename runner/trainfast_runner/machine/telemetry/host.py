@@ -1,0 +1,115 @@
+"""The machine around the GPUs: processor, memory, disks, network, and one run's processes."""
+
+import os
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import psutil
+
+from trainfast_runner.machine.telemetry import kernel_figures
+from trainfast_runner.machine.telemetry.kernel_figures import CoreTimes, Disks, Memory
+from trainfast_runner.machine.telemetry.run_processes import ProcessTree
+from trainfast_runner.records.tick import HostReading
+
+_T = TypeVar("_T")
+
+_PACKAGE_SENSORS = ("coretemp", "k10temp", "zenpower", "cpu_thermal", "acpitz")
+"""Kernel drivers that measure the processor itself, best first."""
+
+
+class HostReader:
+    """Reads the host once a tick. Rates need two readings, so the first one has no `cpu_percent`."""
+
+    def __init__(self, *, sparse_every: int = 5) -> None:
+        """`sparse_every`: ticks between two looks at the sensors, which cost milliseconds."""
+        self.tree: ProcessTree | None = None
+        """The run's processes, or None when no run is watched."""
+        self._sparse_every = sparse_every
+        self._ticks = 0
+        self._temperature_c: float | None = None
+        self._has_sensor = True
+        self._core_times: dict[bytes, CoreTimes] | None = None
+        self._disks = Disks()
+
+    def read(self) -> tuple[HostReading, dict[str, str]]:
+        """The reading, and why what is missing is missing (keys start with `host.`, or are `run`)."""
+        missing: dict[str, str] = {}
+        per_core = self._per_core(missing)
+        memory = _ask("host.memory_used_bytes", _memory, missing)
+        load = _ask("host.load_1m", os.getloadavg, missing)
+        disks = _ask("host.disk_read_bytes", self._disks.flow, missing)
+        network = _ask(
+            "host.network_received_bytes",
+            kernel_figures.network,
+            missing,
+            none="no network interface but loopback",
+        )
+        if self._ticks % self._sparse_every == 0 and self._has_sensor:
+            self._temperature_c = _ask("host.temperature_c", _package_temperature, missing)
+            # Where there is none, another look would find none, for as long as all other readings take.
+            self._has_sensor = self._temperature_c is not None or self._ticks > 0
+        if self._temperature_c is None:
+            missing.setdefault("host.temperature_c", "no processor temperature sensor is visible")
+        self._ticks += 1
+        run = None
+        if self.tree:
+            none = f"process {self.tree.root_pid} and its children have ended"
+            run = _ask("run", self.tree.read, missing, none=none)
+        return HostReading(
+            cpu_percent=round(sum(per_core) / len(per_core), 2) if per_core else None,
+            cpu_count=len(self._core_times) if self._core_times else None,
+            cpu_percent_per_core=per_core,
+            load_1m=load[0] if load else None,
+            memory_used_bytes=memory.total - memory.available if memory else None,
+            memory_total_bytes=memory.total if memory else None,
+            memory_available_bytes=memory.available if memory else None,
+            swap_used_bytes=memory.swap_used if memory else None,
+            disk_read_bytes=disks.inward if disks else None,
+            disk_write_bytes=disks.outward if disks else None,
+            network_received_bytes=network.inward if network else None,
+            network_sent_bytes=network.outward if network else None,
+            temperature_c=self._temperature_c,
+            run=run,
+        ), missing
+
+    def _per_core(self, missing: dict[str, str]) -> list[float] | None:
+        before, now = self._core_times, _ask("host.cpu_percent", kernel_figures.core_times, missing)
+        self._core_times = now
+        if now is None:
+            return None
+        if before is None:
+            missing["host.cpu_percent"] = "a rate needs two readings: it comes with the next one"
+            return None
+        return kernel_figures.busy_percent(before, now)
+
+
+def _memory() -> Memory:
+    """From the kernel, or by psutil's estimates where an old kernel or a container does not tell what is available."""
+    try:
+        return kernel_figures.memory()
+    except kernel_figures.UNREADABLE:
+        found = psutil.virtual_memory()
+        return Memory(found.total, found.available, psutil.swap_memory().used)
+
+
+def _package_temperature() -> float | None:
+    """The hottest reading of the best processor sensor, in degrees Celsius."""
+    sensors: dict[str, list[Any]] = psutil.sensors_temperatures()
+    for name in _PACKAGE_SENSORS:
+        if sensors.get(name):
+            return max(float(sensor.current) for sensor in sensors[name])
+    return None
+
+
+def _ask(
+    key: str, call: Callable[[], _T | None], missing: dict[str, str], *, none: str = "this system has no such reading"
+) -> _T | None:
+    """The call's answer; None and a sentence in `missing`, or `none`, when the system refuses or has none."""
+    try:
+        answer = call()
+    except (*kernel_figures.UNREADABLE, psutil.Error, NotImplementedError) as error:
+        missing[key] = f"the system does not give this reading: {error}"
+        return None
+    if answer is None:
+        missing[key] = none
+    return answer

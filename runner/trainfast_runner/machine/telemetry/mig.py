@@ -1,0 +1,87 @@
+"""MIG: the instances into which GPUs are cut, as NVML lists them. A process trains on one instance, by its UUID."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from types import ModuleType
+from typing import Any
+
+from trainfast_runner.machine.telemetry import binding
+from trainfast_runner.machine.telemetry.capabilities import Handle
+from trainfast_runner.machine.telemetry.device import as_text
+from trainfast_runner.records.tick import MIG_PREFIX
+
+
+@dataclass(frozen=True)
+class Instance:
+    """One MIG instance; `gpu_instance` and `compute_instance` are its numbers within the GPU, None if unknown."""
+
+    uuid: str
+    name: str | None
+    gpu_index: int
+    gpu_uuid: str
+    gpu_instance: int | None
+    compute_instance: int | None
+
+    @property
+    def old_name(self) -> str:
+        """The name that CUDA gave it before driver R470, and still takes."""
+        return f"{MIG_PREFIX}{self.gpu_uuid}/{self.gpu_instance}/{self.compute_instance}"
+
+
+def read_instances() -> list[Instance]:
+    """Every instance of every GPU in MIG mode. Opens NVML for as long as that takes; empty where it does not answer."""
+    nv = binding.load().module
+    if nv is None:
+        return []
+    try:
+        nv.nvmlInit()
+    except nv.NVMLError:
+        return []
+    try:
+        return [one for index in range(nv.nvmlDeviceGetCount()) for one in _of_gpu(nv, index)]
+    except nv.NVMLError:
+        return []
+    finally:
+        with contextlib.suppress(nv.NVMLError):
+            nv.nvmlShutdown()
+
+
+def _of_gpu(nv: ModuleType, index: int) -> list[Instance]:
+    """The instances of one GPU; empty where it does not answer or is not in MIG mode."""
+    try:
+        gpu = nv.nvmlDeviceGetHandleByIndex(index)
+        most, gpu_uuid = nv.nvmlDeviceGetMaxMigDeviceCount(gpu), as_text(nv.nvmlDeviceGetUUID(gpu))
+    except (nv.NVMLError, AttributeError):
+        return []
+    found = []
+    for place in range(most):
+        # Places without an instance answer NotFound.
+        handle = _asked(nv, partial(nv.nvmlDeviceGetMigDeviceHandleByIndex, gpu, place))
+        if handle is not None and (instance := _instance(nv, handle, index, gpu_uuid)) is not None:
+            found.append(instance)
+    return found
+
+
+def _instance(nv: ModuleType, handle: Handle, gpu_index: int, gpu_uuid: str) -> Instance | None:
+    uuid = _asked(nv, lambda: as_text(nv.nvmlDeviceGetUUID(handle)))
+    if uuid is None:
+        return None
+    return Instance(
+        uuid=uuid,
+        name=_asked(nv, lambda: as_text(nv.nvmlDeviceGetName(handle))),
+        gpu_index=gpu_index,
+        gpu_uuid=gpu_uuid,
+        gpu_instance=_asked(nv, lambda: nv.nvmlDeviceGetGpuInstanceId(handle)),
+        compute_instance=_asked(nv, lambda: nv.nvmlDeviceGetComputeInstanceId(handle)),
+    )
+
+
+def _asked(nv: ModuleType, ask: Callable[[], Any]) -> Any:
+    try:
+        return ask()
+    except (nv.NVMLError, AttributeError):
+        return None

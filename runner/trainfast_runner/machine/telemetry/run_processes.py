@@ -1,0 +1,117 @@
+"""What one run's processes use: the root process and everything that descends from it, summed."""
+
+from __future__ import annotations
+
+import os
+import time
+from dataclasses import dataclass
+
+from trainfast_runner.machine.telemetry.process_stat import Stat, content, read_stat, read_storage
+from trainfast_runner.records.tick import RunReading
+
+_TICKS_PER_S = os.sysconf("SC_CLK_TCK")
+_PAGE_BYTES = os.sysconf("SC_PAGESIZE")
+_ALL_AGAIN_EVERY = 20
+"""Searches from one look at every process to the next: a pid may have come to somebody else between two."""
+
+
+@dataclass
+class _Member:
+    """A process of the tree, its processor time and its last storage counters (None when the system gives none)."""
+
+    start_ticks: int
+    cpu_ticks: int
+    storage: tuple[int, int] | None = None
+
+
+class ProcessTree:
+    """Follows a process tree. A process that was a descendant once stays in it until it ends.
+
+    Ranks whose launcher died are adopted by another process, and still belong to the run.
+    """
+
+    def __init__(self, root_pid: int, *, search_every: int = 3) -> None:
+        """`search_every`: ticks between two searches for new descendants, which list all of /proc; also between two
+        looks at the storage counters, which each process has in a file of their own."""
+        self.root_pid = root_pid
+        self._search_every = search_every
+        self._ticks = 0
+        self._members: dict[int, _Member] = {}
+        self._seen: set[int] = set()
+        """Every process of the last search, of this tree or not: whose child it is needs no second look."""
+        self._newest_pid = b""
+        """Of the whole machine, before the last search."""
+        self._read_s: float | None = None
+        self._ended_read_bytes = 0
+        self._ended_write_bytes = 0
+        root = read_stat(root_pid)
+        if root is not None and not root.ended:
+            self._add(root_pid, root)
+
+    def read(self) -> RunReading | None:
+        """The sums at this moment; None once no process is left. The first has no `cpu_percent`.
+
+        Raises OSError where files cannot be opened.
+        """
+        turn = self._ticks % self._search_every
+        if turn == 0:
+            self._search(everyone=self._ticks % (self._search_every * _ALL_AGAIN_EVERY) == 0)
+        storage_due = turn == self._search_every // 2
+        self._ticks += 1
+        now_s = time.monotonic()
+        before_s, self._read_s = self._read_s, now_s
+        cpu_ticks, rss_pages, threads = 0, 0, 0
+        for pid, member in list(self._members.items()):
+            stat = read_stat(pid)
+            if stat is None or stat.ended or stat.start_ticks != member.start_ticks:
+                # A zombie holds nothing any more, and a pid may belong to somebody else by now.
+                self._retire(pid)
+                continue
+            cpu_ticks += stat.cpu_ticks - member.cpu_ticks
+            member.cpu_ticks = stat.cpu_ticks
+            rss_pages += stat.rss_pages
+            threads += stat.threads
+            if storage_due or member.storage is None:
+                # A process that just ended keeps its last counters.
+                member.storage = read_storage(pid) or member.storage
+        if not self._members:
+            return None
+        storage = [member.storage for member in self._members.values() if member.storage is not None]
+        return RunReading(
+            cpu_percent=None if before_s is None else round(100 * cpu_ticks / _TICKS_PER_S / (now_s - before_s), 1),
+            memory_rss_bytes=rss_pages * _PAGE_BYTES,
+            read_bytes=self._ended_read_bytes + sum(read for read, _ in storage) if storage else None,
+            write_bytes=self._ended_write_bytes + sum(written for _, written in storage) if storage else None,
+            processes=len(self._members),
+            threads=threads,
+        )
+
+    def _search(self, *, everyone: bool) -> None:
+        """Adds descendants that are new, looking at `everyone` or at who was not there at the last search."""
+        newest, before = content("/proc/loadavg").split()[-1], self._newest_pid
+        self._newest_pid = newest
+        # Some sandboxes always say 0.
+        if newest == before != b"0" and not everyone:
+            return
+        pids = {int(name) for name in os.listdir("/proc") if name.isdecimal()}
+        unseen = pids if everyone else pids - self._seen
+        self._seen = pids
+        children: dict[int, list[tuple[int, Stat]]] = {}
+        for pid in unseen:
+            if (stat := read_stat(pid)) is not None and not stat.ended:
+                children.setdefault(stat.parent_pid, []).append((pid, stat))
+        # Every member is a start: below an adopted rank are processes that the root no longer leads to.
+        parents = list(self._members)
+        while parents:
+            for pid, stat in children.get(parents.pop(), ()):
+                if pid not in self._members:
+                    self._add(pid, stat)
+                    parents.append(pid)
+
+    def _add(self, pid: int, stat: Stat) -> None:
+        self._members[pid] = _Member(stat.start_ticks, stat.cpu_ticks)
+
+    def _retire(self, pid: int) -> None:
+        read, written = self._members.pop(pid).storage or (0, 0)
+        self._ended_read_bytes += read
+        self._ended_write_bytes += written

@@ -1,0 +1,210 @@
+"""One thread that takes a tick a period, and the function that takes a single one."""
+
+import threading
+import time
+from collections.abc import Callable, Collection
+
+from trainfast_runner.machine.telemetry.host import HostReader
+from trainfast_runner.machine.telemetry.nvml import Nvml
+from trainfast_runner.machine.telemetry.run_processes import ProcessTree
+from trainfast_runner.machine.telemetry.xid import OnXid
+from trainfast_runner.records.tick import Tick
+
+BUDGET = 0.2
+"""The share of the period that taking a tick may cost."""
+LOOK_S = 0.1
+"""How often throttle reasons are looked at between ticks."""
+_LONGEST_PERIOD_S = 10.0
+_TICKS_TO_SLOW_DOWN = 3
+"""One slow tick is an initialization or a GPU that just died; three in a row are the machine."""
+_TICKS_TO_SPEED_UP = 10
+_OPENING_S = 1.0
+"""How long a tick waits for a driver that is being opened; the ticks after it have the host's readings meanwhile."""
+_CLOSING_S = 0.3
+"""How long the end waits for the driver to be closed, which the end of the process does as well."""
+
+
+def read_tick(nvml: Nvml, host: HostReader) -> Tick:
+    """One tick from readers that are already open; rates cover the time since their last one."""
+    t_ns = time.monotonic_ns()
+    devices, missing = nvml.sample(t_ns)
+    nvml_ns = time.monotonic_ns() - t_ns
+    host_reading, host_missing = host.read()
+    return Tick(
+        t_ns=t_ns,
+        host=host_reading,
+        devices=devices,
+        missing=missing | host_missing,
+        sample_us=(time.monotonic_ns() - t_ns) // 1000,
+        nvml_us=nvml_ns // 1000,
+    )
+
+
+def take_tick(root_pid: int | None = None, *, settle_s: float = 0.2) -> Tick:
+    """A single complete tick. Blocks for `settle_s` seconds between two samples, so that rates are real.
+
+    `root_pid` adds the process tree below it as `host.run`.
+    """
+    nvml, host = Nvml(sparse_every=1), HostReader(sparse_every=1)
+    host.tree = None if root_pid is None else ProcessTree(root_pid)
+    try:
+        read_tick(nvml, host)
+        time.sleep(settle_s)
+        return read_tick(nvml, host)
+    finally:
+        nvml.close()
+
+
+class Cadence:
+    """When the next tick is due, so that sampling never costs more than its budget.
+
+    The schedule is steady: a late tick is not made up for, and lateness does not add up. When ticks cost more than
+    `budget` of the period, the period doubles (to 10 s at most), `missing["sampler.period"]` says so, and it comes back
+    when ticks are cheap again.
+    """
+
+    def __init__(self, period_s: float, budget: float = BUDGET) -> None:
+        if period_s <= 0:
+            raise ValueError(f"period_s is {period_s}: it must be above 0")
+        self.period_s = period_s
+        """The period now; longer than asked for while ticks are over budget."""
+        self._asked_period_s = period_s
+        self._budget = budget
+        self._over, self._under = 0, 0
+
+    def ask(self, period_s: float) -> None:
+        """Another period from the next tick on."""
+        if period_s != self._asked_period_s:
+            self._over = self._under = 0
+            self._asked_period_s = self.period_s = period_s
+
+    def next(self, due_s: float) -> float:
+        """The first moment of the schedule that is still to come."""
+        late_s = time.monotonic() - due_s
+        return due_s + self.period_s * (max(0, int(late_s // self.period_s)) + 1)
+
+    def after(self, tick: Tick) -> None:
+        """Doubles the period after ticks over budget, halves it after cheap ones, and says so in the tick."""
+        cost_s = tick.sample_us / 1e6
+        self._over = self._over + 1 if cost_s > self._budget * self.period_s else 0
+        # Half the period must hold the budget with room, or the period would swing.
+        self._under = self._under + 1 if cost_s < self._budget * self.period_s / 4 else 0
+        if self._over >= _TICKS_TO_SLOW_DOWN and self.period_s < _LONGEST_PERIOD_S:
+            self.period_s = min(self.period_s * 2, max(_LONGEST_PERIOD_S, self._asked_period_s))
+            self._over = 0
+        elif self._under >= _TICKS_TO_SPEED_UP and self.period_s > self._asked_period_s:
+            self.period_s = max(self.period_s / 2, self._asked_period_s)
+            self._under = 0
+        if self.period_s > self._asked_period_s:
+            tick.missing["sampler.period"] = (
+                f"a tick costs {cost_s * 1000:.0f} ms: sampling every {self.period_s:g} s "
+                f"instead of every {self._asked_period_s:g} s"
+            )
+
+
+class Sampler:
+    """Calls `on_tick` with a `Tick` every `period_s` seconds, as `Cadence` has it, from one thread of its own.
+
+    `on_tick` must not raise: what it raises ends the sampling and is kept in `failure`.
+    """
+
+    def __init__(
+        self,
+        on_tick: Callable[[Tick], None],
+        *,
+        period_s: float = 1.0,
+        budget: float = BUDGET,
+        on_xid: OnXid | None = None,
+        instances: Collection[str] = (),
+    ) -> None:
+        """`budget`: the share of the period that taking a tick may cost. `on_xid` is told of Xid errors when they
+        happen, from another thread. `instances` are UUIDs of MIG instances to read after the GPUs."""
+        self._cadence = Cadence(period_s, budget)
+        self.failure: BaseException | None = None
+        """What `on_tick` raised, or None."""
+        self._on_tick = on_tick
+        self._on_xid = on_xid
+        self._instances = instances
+        self._root_pid: int | None = None
+        self._stopping = threading.Event()
+        self._ended = threading.Event()
+        self._last_tick = False
+        self._thread = threading.Thread(target=self._run, name="telemetry-sampler", daemon=True)
+
+    @property
+    def period_s(self) -> float:
+        """The period now; longer than asked for while ticks are over budget."""
+        return self._cadence.period_s
+
+    def start(self) -> None:
+        """Starts the thread. The first tick is taken at once; it has no rates yet."""
+        self._thread.start()
+
+    def set_root_pid(self, pid: int | None) -> None:
+        """Adds the process tree below `pid` to the coming ticks, or none. Safe from any thread."""
+        self._root_pid = pid
+
+    def ask_period(self, period_s: float) -> None:
+        """A tick every `period_s` seconds after the next one. Safe from any thread."""
+        self._cadence.ask(period_s)
+
+    def stop(self, timeout_s: float = 2.0, *, last_tick: bool = False) -> bool:
+        """Ends the sampling and waits for its last tick; False when a call into the driver holds it longer.
+
+        With `last_tick` one more tick is taken first: what happened since the one before it is known only then.
+        """
+        self._last_tick = last_tick
+        self._stopping.set()
+        if self._thread.ident is None:
+            return True
+        has_ended = self._ended.wait(timeout_s)
+        self._thread.join(min(timeout_s, _CLOSING_S) if has_ended else 0)
+        return has_ended
+
+    def _run(self) -> None:
+        # Both readers belong to this thread: NVML does not survive a fork.
+        nvml = Nvml(opening_s=_OPENING_S, on_xid=self._on_xid, hurry=self._stopping, instances=self._instances)
+        host = HostReader()
+        due_s = time.monotonic()
+        sampled = False
+        try:
+            while not self._is_over_before(due_s, nvml):
+                self._follow(host)
+                tick = read_tick(nvml, host)
+                if nvml.hurried:
+                    break
+                self._cadence.after(tick)
+                self._on_tick(tick)
+                due_s = self._cadence.next(due_s)
+                sampled = True
+            # Not as the first one, which would open the driver only to close it.
+            if self._last_tick and sampled and not nvml.hurried:
+                tick = read_tick(nvml, host)
+                # A GPU that there was no time to wait for is not lost: such a tick would say so.
+                if not nvml.hurried:
+                    self._on_tick(tick)
+        except BaseException as error:
+            self.failure = error
+            raise
+        finally:
+            self._ended.set()
+            nvml.close()
+
+    def _is_over_before(self, due_s: float, nvml: Nvml) -> bool:
+        """Waits for the next tick, looking at throttle reasons meanwhile where nothing else tells for how long they
+        hold; whether the end came first."""
+        look_s = LOOK_S
+        while (left_s := due_s - time.monotonic()) > look_s and nvml.wants_looks:
+            if self._stopping.wait(look_s):
+                return True
+            began_s = time.monotonic()
+            nvml.look()
+            # Never more than a fiftieth of the time, however slow the driver is.
+            look_s = max(LOOK_S, 50 * (time.monotonic() - began_s))
+        return self._stopping.wait(max(0.0, left_s))
+
+    def _follow(self, host: HostReader) -> None:
+        """Brings the watched process tree to what `set_root_pid` asked for last."""
+        pid = self._root_pid
+        if pid != (host.tree.root_pid if host.tree else None):
+            host.tree = None if pid is None else ProcessTree(pid)

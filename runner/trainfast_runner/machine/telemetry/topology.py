@@ -1,0 +1,267 @@
+"""How the GPUs are connected: the matrix of `nvidia-smi topo -m`, PCIe links, CPU and NUMA affinity, peer access.
+
+`read_topology` opens NVML for as long as it takes to ask; what it all means for training is in `interconnect.py`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from types import ModuleType
+from typing import Any, Final
+
+import msgspec
+
+from trainfast_runner.machine.telemetry import binding, failures
+from trainfast_runner.machine.telemetry.capabilities import Handle
+from trainfast_runner.machine.telemetry.device import as_text
+
+SCHEMA = 1
+SELF, UNKNOWN = "X", "?"
+ANCESTORS: Final = {0: "PIX", 10: "PIX", 20: "PXB", 30: "PHB", 40: "NODE", 50: "SYS"}
+"""`nvmlGpuTopologyLevel_t` of nvml.h; internal (two GPUs of one board) is shown as nvidia-smi shows it, as PIX."""
+LEGEND: Final = {
+    "X": "the GPU itself",
+    "SYS": "over PCIe and the link between NUMA nodes (QPI, UPI, Infinity Fabric)",
+    "NODE": "over PCIe and the link between the PCIe host bridges of one NUMA node",
+    "PHB": "over PCIe and one host bridge (usually the CPU)",
+    "PXB": "over several PCIe bridges, without the host bridge",
+    "PIX": "over a single PCIe bridge",
+    "NV#": "over # bonded NVLinks",
+}
+"""The signs of the matrix, slowest link first, in the words of `nvidia-smi topo -m`."""
+PEER_ACCESS: Final = {
+    0: "ok",
+    1: "the chipset does not support it",
+    2: "the GPU does not support it",
+    3: "the PCIe topology does not support it",
+    4: "disabled by the driver's settings",
+    5: "not supported",
+}
+"""`nvmlGpuP2PStatus_t` of nvml.h."""
+_READ, _NVLINK = 0, 2
+"""`nvmlGpuP2PCapsIndex_t`; the binding's own name for the first is a tuple by mistake."""
+_SWITCH = 2
+"""`nvmlIntNvLinkDeviceType_t`: the other end of the link is an NVSwitch."""
+_MOST_LINKS = 36
+_NODE_SCOPE = 0
+_WORD = 64
+SYSFS = Path("/sys/bus/pci/devices")
+
+
+class TopologyDevice(msgspec.Struct, frozen=True, kw_only=True):
+    """One GPU's place in the machine; None is what could not be had."""
+
+    index: int
+    uuid: str | None = None
+    name: str | None = None
+    bus_id: str | None = None
+    """As Linux writes it: domain:bus:device.function, in hexadecimal."""
+    memory_total_bytes: int | None = None
+    pcie_generation: int | None = None
+    pcie_generation_max: int | None = None
+    pcie_width: int | None = None
+    """Lanes in use."""
+    pcie_width_max: int | None = None
+    pcie_below_max: str | None = None
+    """What runs below its maximum: generation, width, or both joined by `+`; None when nothing does."""
+    busy_percent: int | None = None
+    """Share of the last moment in which a kernel ran: an idle GPU lowers its PCIe generation to save power."""
+    cpu_affinity: str | None = None
+    """The CPUs nearest to it, as ranges: 0-31,64-95."""
+    numa_node: int | None = None
+    nvlinks: int | None = None
+    """NVLinks that are up, to whatever they lead; None where the GPU has none."""
+    error: str | None = None
+
+
+class Topology(msgspec.Struct, frozen=True, kw_only=True):
+    """`matrix[a][b]` is the link between the GPUs at positions a and b of `devices`: X, NV4, PIX, PXB, PHB, NODE, SYS.
+
+    `p2p[a][b]` says whether a can read b's memory: `ok`, or why not; None on the diagonal and where unknown.
+    """
+
+    schema: int = SCHEMA
+    devices: list[TopologyDevice] = []
+    matrix: list[list[str]] = []
+    p2p: list[list[str | None]] = []
+    missing: str | None = None
+    """Why there is no GPU to show."""
+
+
+def read_topology() -> Topology:
+    """Ask NVML once; a few milliseconds a pair of GPUs. Raises nothing: without a GPU `missing` says why."""
+    loaded = binding.load()
+    nv = loaded.module
+    if nv is None:
+        return Topology(missing=loaded.failure)
+    try:
+        nv.nvmlInit()
+    except nv.NVMLError as error:
+        return Topology(missing=failures.initialization(error.value, str(error)))
+    try:
+        return _read(nv)
+    except nv.NVMLError as error:
+        return Topology(missing=failures.initialization(error.value, str(error)))
+    finally:
+        with contextlib.suppress(nv.NVMLError):
+            nv.nvmlShutdown()
+
+
+def _read(nv: ModuleType) -> Topology:
+    devices: list[TopologyDevice] = []
+    handles: list[Handle] = []
+    for index in range(nv.nvmlDeviceGetCount()):
+        try:
+            handle = nv.nvmlDeviceGetHandleByIndex(index)
+            device = _device(nv, handle, index)
+        except nv.NVMLError as error:
+            handle, device = None, TopologyDevice(index=index, error=failures.device(error.value, str(error)))
+        handles.append(handle)
+        devices.append(device)
+    if not devices:
+        return Topology(missing=failures.NO_DEVICES)
+    links = [_Links(nv, handle) for handle in handles]
+    buses = [device.bus_id for device in devices]
+    everyone = range(len(devices))
+    return Topology(
+        devices=[msgspec.structs.replace(device, nvlinks=link.up) for device, link in zip(devices, links, strict=True)],
+        matrix=[[SELF if a == b else _link(nv, handles, links, buses, a, b) for b in everyone] for a in everyone],
+        p2p=[[None if a == b else _peer_access(nv, handles[a], handles[b]) for b in everyone] for a in everyone],
+    )
+
+
+def _device(nv: ModuleType, handle: Handle, index: int) -> TopologyDevice:
+    bus = _asked(nv, lambda: as_text(nv.nvmlDeviceGetPciInfo(handle).busId))
+    bus = None if bus is None else _bus_id(bus)
+    memory = _asked(nv, lambda: nv.nvmlDeviceGetMemoryInfo(handle).total)
+    pcie = {
+        "pcie_generation": _asked(nv, lambda: nv.nvmlDeviceGetCurrPcieLinkGeneration(handle)),
+        "pcie_generation_max": _asked(nv, lambda: nv.nvmlDeviceGetMaxPcieLinkGeneration(handle)),
+        "pcie_width": _asked(nv, lambda: nv.nvmlDeviceGetCurrPcieLinkWidth(handle)),
+        "pcie_width_max": _asked(nv, lambda: nv.nvmlDeviceGetMaxPcieLinkWidth(handle)),
+    }
+    below = [
+        what
+        for what in ("generation", "width")
+        if (pcie[f"pcie_{what}"] or 0) < (pcie[f"pcie_{what}_max"] or 0) and pcie[f"pcie_{what}"] is not None
+    ]
+    return TopologyDevice(
+        index=index,
+        uuid=as_text(nv.nvmlDeviceGetUUID(handle)),
+        name=as_text(nv.nvmlDeviceGetName(handle)),
+        bus_id=bus,
+        memory_total_bytes=memory,
+        pcie_below_max="+".join(below) or None,
+        busy_percent=_asked(nv, lambda: nv.nvmlDeviceGetUtilizationRates(handle).gpu),
+        cpu_affinity=_asked(nv, lambda: _cpus(nv, handle)),
+        numa_node=_numa_node(nv, handle, bus),
+        **pcie,
+    )
+
+
+def _asked(nv: ModuleType, ask: Callable[[], Any]) -> Any:
+    """The answer, or None where this GPU, driver or binding gives none."""
+    try:
+        return ask()
+    except (nv.NVMLError, AttributeError, TypeError):
+        return None
+
+
+def _bus_id(text: str) -> str:
+    """`00000000:3B:00.0` of NVML as sysfs has it, `0000:3b:00.0`."""
+    domain, _, rest = text.lower().partition(":")
+    return f"{int(domain, 16):04x}:{rest}" if rest else text.lower()
+
+
+def _cpus(nv: ModuleType, handle: Handle) -> str | None:
+    count = os.sysconf("SC_NPROCESSORS_CONF")
+    words = nv.nvmlDeviceGetCpuAffinity(handle, (count + _WORD - 1) // _WORD)
+    return ranges(_bits(words)) or None
+
+
+def _numa_node(nv: ModuleType, handle: Handle, bus_id: str | None) -> int | None:
+    """The one memory node nearest to the GPU, from NVML, else from sysfs; None on a machine that has only one."""
+    nodes = _asked(nv, lambda: list(_bits(nv.nvmlDeviceGetMemoryAffinity(handle, 1, _NODE_SCOPE))))
+    if nodes:
+        return int(nodes[0])
+    try:
+        node = int((SYSFS / (bus_id or "-") / "numa_node").read_text())
+    except (OSError, ValueError):
+        return None
+    return None if node < 0 else node
+
+
+def _bits(words: Iterable[int]) -> list[int]:
+    return [place * _WORD + bit for place, word in enumerate(words) for bit in range(_WORD) if int(word) >> bit & 1]
+
+
+def ranges(numbers: Iterable[int]) -> str:
+    """`[0, 1, 2, 5]` as `0-2,5`."""
+    parts: list[list[int]] = []
+    for number in sorted(numbers):
+        if parts and number == parts[-1][1] + 1:
+            parts[-1][1] = number
+        else:
+            parts.append([number, number])
+    return ",".join(str(first) if first == last else f"{first}-{last}" for first, last in parts)
+
+
+class _Links:
+    """One GPU's NVLinks that are up: where each leads."""
+
+    def __init__(self, nv: ModuleType, handle: Handle) -> None:
+        self.up: int | None = None
+        self.switched = 0
+        """Links to an NVSwitch, which reaches every GPU on it."""
+        self.ends: list[str] = []
+        """Bus ids at the other ends of the rest."""
+        if handle is None:
+            return
+        for link in range(_MOST_LINKS):
+            try:
+                is_up = nv.nvmlDeviceGetNvLinkState(handle, link)
+            except (nv.NVMLError, AttributeError):
+                # Not supported, or past the last link: there are no more.
+                return
+            self.up = (self.up or 0) + bool(is_up)
+            if is_up:
+                self._follow(nv, handle, link)
+
+    def _follow(self, nv: ModuleType, handle: Handle, link: int) -> None:
+        if _asked(nv, lambda: nv.nvmlDeviceGetNvLinkRemoteDeviceType(handle, link)) == _SWITCH:
+            self.switched += 1
+            return
+        end = _asked(nv, lambda: as_text(nv.nvmlDeviceGetNvLinkRemotePciInfo(handle, link).busId))
+        if end:
+            self.ends.append(_bus_id(end))
+
+
+def _link(nv: ModuleType, handles: list[Handle], links: list[_Links], buses: list[str | None], a: int, b: int) -> str:
+    direct = sum(end == buses[b] for end in links[a].ends) if buses[b] else 0
+    bonded = direct or _through_switch(nv, handles, links, a, b)
+    if bonded:
+        return f"NV{bonded}"
+    if handles[a] is None or handles[b] is None:
+        return UNKNOWN
+    level = _asked(nv, lambda: nv.nvmlDeviceGetTopologyCommonAncestor(handles[a], handles[b]))
+    return ANCESTORS.get(level, UNKNOWN)
+
+
+def _through_switch(nv: ModuleType, handles: list[Handle], links: list[_Links], a: int, b: int) -> int:
+    """Bonded links between two GPUs that hang on the same switches: the smaller number of the two."""
+    bonded = min(links[a].switched, links[b].switched)
+    if not bonded:
+        return 0
+    # GPUs of two partitions hang on switches too, and cannot reach each other over them.
+    status = _asked(nv, lambda: nv.nvmlDeviceGetP2PStatus(handles[a], handles[b], _NVLINK))
+    return bonded if status in (None, 0) else 0
+
+
+def _peer_access(nv: ModuleType, a: Handle, b: Handle) -> str | None:
+    if a is None or b is None:
+        return None
+    status = _asked(nv, lambda: nv.nvmlDeviceGetP2PStatus(a, b, _READ))
+    return None if status is None else PEER_ACCESS.get(status, "not known")

@@ -1,0 +1,143 @@
+"""Xid errors, which the driver reports when they happen: one thread waits for them."""
+
+import contextlib
+import ctypes
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Callable, Mapping
+from types import ModuleType
+from typing import Any, Final
+
+from trainfast_runner.machine.telemetry import failures
+from trainfast_runner.machine.telemetry.capabilities import Handle
+
+OnXid = Callable[[int, int, int], None]
+"""Told the moment (CLOCK_MONOTONIC nanoseconds), the GPU's index and the Xid's number."""
+
+_XID_EVENTS: Final = 0x8
+"""nvmlEventTypeXidCriticalError of nvml.h."""
+_TIMEOUT: Final = 10
+_SLICE_MS: Final = 250
+"""One wait in the driver; the watch can only be ended between two of them."""
+_WHOLE_GPU: Final = 0xFFFFFFFF
+"""gpuInstanceId of nvmlEventData_t for an error that NVML attributes to no single instance."""
+
+MEANINGS: Final = {
+    13: "graphics engine exception, often an illegal access of the program",
+    31: "memory page fault of the program",
+    43: "the GPU stopped processing for this program",
+    45: "clean-up after earlier errors or a killed program",
+    48: "double-bit ECC error",
+    61: "internal micro-controller breakpoint",
+    62: "internal micro-controller halt",
+    63: "a row of memory was marked for remapping",
+    64: "a row of memory could not be marked for remapping",
+    74: "NVLink error",
+    79: "the GPU has fallen off the bus",
+    92: "high rate of single-bit ECC errors",
+    94: "contained ECC error",
+    95: "uncontained ECC error",
+    119: "the GPU's system processor (GSP) does not answer",
+    120: "error of the GPU's system processor (GSP)",
+}
+"""Those a training meets, after NVIDIA's catalogue (docs.nvidia.com/deploy/xid-errors)."""
+
+
+def words(code: int) -> str:
+    """The number, and what it means where that is known."""
+    return f"{code}: {MEANINGS[code]}" if code in MEANINGS else str(code)
+
+
+class XidWatch:
+    """Waits for Xid errors of some GPUs until `stop`. NVML must stay initialized meanwhile.
+
+    NVML tells an error in MIG mode of the whole GPU. `on_xid` gets it for that GPU and for each of `instances` in it,
+    except for an error of another GPU instance.
+    """
+
+    def __init__(
+        self, nv: ModuleType, handles: Mapping[int, Handle], instances: Mapping[int, Handle], on_xid: OnXid
+    ) -> None:
+        self.missing: dict[int, str] = {}
+        """By GPU index, why its Xid errors are not seen, as soon as that is known."""
+        self._nv = nv
+        self._on_xid = on_xid
+        self._stopping = threading.Event()
+        self._handles = dict(handles)
+        self._indexes = {_address(handle): index for index, handle in handles.items()}
+        self._instances = dict(instances)
+        # Signing up is a call into the driver as well: nobody but this thread waits for it.
+        self._thread = threading.Thread(target=self._run, name="nvml-xid", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> bool:
+        """Ends the waiting; takes up to a quarter of a second. False when a call into the driver does not come back."""
+        self._stopping.set()
+        self._thread.join(2 * _SLICE_MS / 1000)
+        return not self._thread.is_alive()
+
+    def _sign_up(self) -> Any:
+        """The set of events to wait for; None where no GPU gives any."""
+        nv = self._nv
+        try:
+            events = nv.nvmlEventSetCreate()
+        except (nv.NVMLError, AttributeError) as error:
+            self.missing = dict.fromkeys([*self._handles, *self._instances], _why(error))
+            return None
+        refused = {}
+        for index, handle in self._handles.items():
+            try:
+                nv.nvmlDeviceRegisterEvents(handle, _XID_EVENTS, events)
+            except nv.NVMLError as error:
+                refused[index] = _why(error)
+        self.missing = self.missing | refused
+        return events if len(refused) < len(self._handles) else None
+
+    def _run(self) -> None:
+        nv = self._nv
+        parts = self._parts()
+        events = self._sign_up()
+        if events is None:
+            return
+        while not self._stopping.is_set():
+            try:
+                event = nv.nvmlEventSetWait_v2(events, _SLICE_MS)
+            except nv.NVMLError as error:
+                if error.value == failures.UNINITIALIZED:
+                    break
+                if error.value != _TIMEOUT:
+                    # A lost GPU makes every wait fail at once: no reason to spin, the others may still speak.
+                    self._stopping.wait(1)
+                continue
+            index = self._indexes.get(_address(event.device))
+            if event.eventType == _XID_EVENTS and index is not None:
+                t_ns = time.monotonic_ns()
+                hit = [part for part, number in parts.get(index, []) if event.gpuInstanceId in (number, _WHOLE_GPU)]
+                for one in (index, *hit):
+                    self._on_xid(t_ns, one, event.eventData)
+        with contextlib.suppress(nv.NVMLError):
+            nv.nvmlEventSetFree(events)
+
+    def _parts(self) -> dict[int, list[tuple[int, int]]]:
+        """By GPU index, each instance's index and the number of its GPU instance."""
+        nv, found = self._nv, defaultdict[int, list[tuple[int, int]]](list)
+        for index, handle in self._instances.items():
+            try:
+                gpu = self._indexes.get(_address(nv.nvmlDeviceGetDeviceHandleFromMigDeviceHandle(handle)))
+                number = nv.nvmlDeviceGetGpuInstanceId(handle)
+            except (nv.NVMLError, AttributeError) as error:
+                self.missing = self.missing | {index: _why(error)}
+                continue
+            if gpu is not None:
+                found[gpu].append((index, number))
+        return found
+
+
+def _address(handle: Handle) -> int | None:
+    return ctypes.cast(handle, ctypes.c_void_p).value
+
+
+def _why(error: Exception) -> str:
+    code = getattr(error, "value", None)
+    return failures.BINDING_TOO_OLD if code is None else failures.reading(code, str(error))

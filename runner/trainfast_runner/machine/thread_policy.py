@@ -1,0 +1,81 @@
+"""How the OpenMP threads of a CPU run wait for each other, chosen at launch by what others take of the cores.
+
+The runtime's default spins before it sleeps: fastest on an idle machine, and many times slower than sleeping as soon as
+one thread has to wait for a core (docs/decisions.md has the figures). The library reads its settings once, when it is
+loaded, so load that arrives later is a diagnosis.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import msgspec
+
+from trainfast_runner.machine.others_cpu import others_cores
+from trainfast_runner.worker.threads import DEFAULT, PASSIVE, WAIT_SETTINGS, wait_policy
+
+LOOK_S = 1.0
+"""The length of the look at the cores before a launch."""
+IDLE_CORES = 0.05
+"""Ours: others that take less than this of one core leave the machine idle."""
+HOST_OPTIMIZER = ("zero2-offload", "zero3-offload")
+"""Strategies whose optimizer runs on the host's cores, on a machine with GPUs too."""
+UNUSED = "unused"
+PASSIVE_SETTINGS = {"OMP_WAIT_POLICY": "PASSIVE", "KMP_BLOCKTIME": "0"}
+"""For libgomp, and for libiomp and libomp, whose threads spin 200 ms whatever the policy unless this says 0."""
+
+
+class ThreadPolicy(msgspec.Struct, frozen=True, kw_only=True):
+    """`wait` is passive, default, unused, or the user's settings; `others_cores` what others took at launch."""
+
+    wait: str
+    reason: str
+    others_cores: float | None = None
+
+    @property
+    def env(self) -> dict[str, str]:
+        """The variables that the launch sets for it."""
+        return dict(PASSIVE_SETTINGS) if self.wait == PASSIVE else {}
+
+
+def shared_cores(device: str, strategy: str, cores: int, ranks: int, environment: Mapping[str, str]) -> dict[str, str]:
+    """OMP_NUM_THREADS of a rank where several compute on the host: each has its share of the cores.
+
+    torchrun otherwise gives each rank one thread. Empty for one process, which has what the user's own script would
+    have, and where the user has set it.
+    """
+    on_host = device == "cpu" or strategy in HOST_OPTIMIZER
+    if not on_host or (ranks == 1 and device == "cpu") or "OMP_NUM_THREADS" in environment:
+        return {}
+    return {"OMP_NUM_THREADS": str(max(1, cores // ranks))}
+
+
+def thread_count(environment: Mapping[str, str]) -> int | None:
+    """OMP_NUM_THREADS, of the outermost level; None where it is not set or no number, which libgomp ignores too."""
+    first = environment.get("OMP_NUM_THREADS", "").partition(",")[0].strip()
+    return int(first) if first.isdigit() else None
+
+
+def kept_policy(environment: Mapping[str, str], threads: int | None) -> ThreadPolicy | None:
+    """The policy where there is nothing to choose: the user's own settings, or one thread a rank; else None."""
+    own = [name for name in WAIT_SETTINGS if name in environment]
+    if own:
+        return ThreadPolicy(wait=wait_policy(environment), reason=f"your own {', '.join(own)}")
+    if threads == 1:
+        return ThreadPolicy(wait=UNUSED, reason="one thread a rank, which waits for no other")
+    return None
+
+
+def choose_policy() -> ThreadPolicy:
+    """Look at the cores for a second, and choose by what others took of them."""
+    return policy_beside(others_cores(LOOK_S))
+
+
+def policy_beside(others: float | None) -> ThreadPolicy:
+    """The policy beside others that take so many cores; None where that is unknown."""
+    if others is None:
+        return ThreadPolicy(wait=PASSIVE, reason="what others take of the cores is unknown, so they may be busy")
+    took = f"others took {100 * others:.0f} % of a core before the launch"
+    if others < IDLE_CORES:
+        return ThreadPolicy(wait=DEFAULT, reason=f"{took}: spinning threads are fastest", others_cores=others)
+    return ThreadPolicy(wait=PASSIVE, reason=f"{took}: spinning threads would stall", others_cores=others)

@@ -1,0 +1,107 @@
+"""The devices that CUDA_VISIBLE_DEVICES leaves of those NVML lists: by index, by UUID, or one MIG instance."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Mapping, Sequence
+
+from trainfast_runner.errors import Problem
+from trainfast_runner.machine.telemetry.mig import Instance
+from trainfast_runner.records.tick import MIG_PREFIX, DeviceReading, is_instance
+
+VARIABLE, ORDER = "CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER"
+PCI_ORDER = "PCI_BUS_ID"
+HIDE_ALL = ("", "-1", "none", "void", "NoDevFiles")
+"""Values by which people and batch systems (Slurm) hide every GPU: the CPU was asked for."""
+ON_THE_CPU = "devices=cpu to train on the CPU"
+
+
+def entries(environment: Mapping[str, str]) -> list[str] | None:
+    """The entries of CUDA_VISIBLE_DEVICES; None where it is not set."""
+    variable = environment.get(VARIABLE)
+    return None if variable is None else [entry.strip() for entry in variable.split(",")]
+
+
+def hides_all(environment: Mapping[str, str]) -> bool:
+    """True if CUDA_VISIBLE_DEVICES asks for no GPU at all."""
+    named = entries(environment)
+    return named is not None and named[0] in HIDE_ALL
+
+
+def named_instance(environment: Mapping[str, str], instances: Sequence[Instance]) -> Instance | None:
+    """The MIG instance that CUDA_VISIBLE_DEVICES names; None if it names none.
+
+    CUDA gives a process one instance, the first. Raises Problem for a name that no instance has, and for one after
+    another device.
+    """
+    named = entries(environment) or []
+    first = next((entry for entry in named if entry.startswith(MIG_PREFIX)), None)
+    if first is None:
+        return None
+    if first != named[0]:
+        raise Problem(
+            f"{VARIABLE}={','.join(named)} mixes GPUs and MIG instances, and CUDA takes one or the other",
+            key=VARIABLE,
+            advice=f"{VARIABLE}={first}",
+        )
+    found = [one for one in instances if one.uuid.startswith(first) or one.old_name == first]
+    if len(found) == 1:
+        return found[0]
+    names = [one.uuid for one in instances]
+    near = difflib.get_close_matches(first, names, n=1, cutoff=0.0)
+    raise Problem(
+        f"{VARIABLE}={first} names no MIG instance here" + ("" if names else ", and NVML lists none"),
+        key=VARIABLE,
+        allowed=names or None,
+        nearest=near[0] if near else None,
+        advice=None if near else f"one of `nvidia-smi -L`, or {ON_THE_CPU}",
+    )
+
+
+def left_of(
+    readings: Sequence[DeviceReading], environment: Mapping[str, str], cuda_order: Callable[[], Sequence[str]]
+) -> list[DeviceReading]:
+    """The GPUs that CUDA_VISIBLE_DEVICES leaves, in its order; CUDA stops at the first entry that names none.
+
+    `cuda_order` gives the UUIDs in CUDA's own order, by which CUDA counts unless CUDA_DEVICE_ORDER=PCI_BUS_ID. It is
+    asked only where that order may differ from NVML's: among GPUs of several models. Raises Problem where it fails.
+    """
+    gpus = [gpu for gpu in readings if not is_instance(gpu.uuid)]
+    named = entries(environment)
+    if named is None:
+        return gpus
+    numbered = {gpu.index: gpu for gpu in gpus}
+    is_numbered = any(entry.isdigit() for entry in named)
+    if is_numbered and environment.get(ORDER) != PCI_ORDER and len({gpu.name for gpu in gpus}) > 1:
+        by_uuid = {gpu.uuid: gpu for gpu in gpus}
+        numbered = {place: by_uuid[uuid] for place, uuid in enumerate(cuda_order()) if uuid in by_uuid}
+    chosen: list[DeviceReading] = []
+    for entry in named:
+        if entry.isdigit():
+            matching = [numbered[int(entry)]] if int(entry) in numbered else []
+        else:
+            matching = [gpu for gpu in gpus if entry and gpu.uuid and gpu.uuid.startswith(entry)]
+        if len(matching) != 1:
+            break
+        chosen += matching
+    return chosen
+
+
+def order_unknown(environment: Mapping[str, str], why: str) -> Problem:
+    """The refusal of numbers whose GPUs only CUDA knows, where torch does not tell."""
+    return Problem(
+        f"{VARIABLE}={environment[VARIABLE]} counts GPUs of several models in CUDA's order, which torch does not tell"
+        f" ({why})",
+        key=VARIABLE,
+        advice=f"{ORDER}={PCI_ORDER}, or the UUIDs of `nvidia-smi -L`",
+    )
+
+
+def names_none(environment: Mapping[str, str], gpus: Sequence[DeviceReading]) -> Problem:
+    """The refusal of a CUDA_VISIBLE_DEVICES that hides nothing on purpose and leaves nothing either."""
+    return Problem(
+        f"{VARIABLE}={environment[VARIABLE]} names no GPU here",
+        key=VARIABLE,
+        allowed=[str(gpu.index) for gpu in gpus],
+        advice=f"{VARIABLE}={gpus[0].index}, or {ON_THE_CPU}",
+    )

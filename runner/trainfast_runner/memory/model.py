@@ -1,0 +1,220 @@
+"""The coefficients of one model's memory, and the arithmetic from them to a prediction."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import msgspec
+
+from trainfast_runner.memory.corrections import Correction, Machine, case, of_device
+from trainfast_runner.memory.one_process import COPIED, SPREAD, UNCONFIRMED, devices_of, gathered
+from trainfast_runner.memory.pipeline import Peaks, Pipeline, peaks
+from trainfast_runner.memory.prediction import CATEGORIES, PHASES, Prediction
+from trainfast_runner.memory.sharding import PIPELINES, STAGED, Sharing, Whole, sharing_of
+from trainfast_runner.memory.timeline import (
+    ACTIVATIONS,
+    GRADS,
+    OPTIMIZER,
+    TEMPORARY,
+    TRACED,
+    TRACED_MICROS,
+    Moment,
+    Stack,
+    Stretch,
+    moments,
+)
+from trainfast_runner.settings.spec import RunSpec
+
+MOST_BATCH = 1 << 24
+BESIDES = (
+    ("compile", ("default", "max-autotune"), "what the compiled program and its compiler keep"),
+    ("engine", ("trainer",), "what the Trainer keeps"),
+)
+"""Knobs, values of them, and what of these no trace shows."""
+
+
+class MemoryModel(msgspec.Struct, frozen=True, kw_only=True):
+    """Holds for one model, sequence length, precision, optimizer, attention, checkpointing and objective.
+
+    `before_optimizer` and `optimizer_peak` are live bytes by category of the whole model around the optimizer's step;
+    `parameter_sizes` the elements of each parameter.
+    """
+
+    device: str
+    parameter_sizes: list[int]
+    stacks: list[Stack]
+    stretches: list[Stretch]
+    before_optimizer: list[float]
+    optimizer_peak: list[float]
+    library_bytes: int = 0
+    """What libraries keep in a GPU's allocator from the first step on, whatever the batch: workspaces."""
+    pipeline: Pipeline | None = None
+    """How it is cut into stages, where it was traced for them."""
+    basis: str = ""
+    attention: str = ""
+    """The attention kernel that the trace ran, and why `attention=auto` took it."""
+    trace: str = ""
+    """The name under which it is remembered; what this machine's runs took beyond it is kept by that name."""
+    machine: Machine = Machine()
+    """What is known of this machine, put in when the model is read."""
+
+    def on(self, gpu: str | None) -> MemoryModel:
+        """The model with what is known of a GPU of this name."""
+        if self.device != "cuda":
+            return self
+        return msgspec.structs.replace(self, machine=of_device(self.device, gpu))
+
+    @property
+    def parameters(self) -> int:
+        """Elements of all parameters."""
+        return sum(self.parameter_sizes)
+
+    def predict(self, spec: RunSpec, ranks: int = 1) -> Prediction:
+        """The peak of the fullest of `ranks` processes with the knobs of `spec`; well under 50 ms."""
+        batch = int(str(spec.knobs["batch_size"]))
+        traced = self._peaks(spec, ranks, batch)
+        here, above = self._corrected(spec, ranks, traced), self._corrected_peaks(spec, ranks, batch + 1)
+        phase = max(PHASES, key=lambda name: sum(here[name]))
+        each = round(sum(above[phase]) - sum(here[phase]))
+        rounded = {name: [round(value) for value in here[name]] for name in PHASES}
+        return Prediction(
+            total_bytes=sum(rounded[phase]),
+            **{f"{name}_bytes": value for name, value in zip(CATEGORIES, rounded[phase], strict=True)},
+            phase=phase,
+            phases={
+                name: {**dict(zip(CATEGORIES, values, strict=True)), "total": sum(values)}
+                for name, values in rounded.items()
+            },
+            fixed_bytes=sum(rounded[phase]) - batch * each,
+            bytes_per_sample=each,
+            context_bytes=self.machine.context_bytes if self.device == "cuda" else None,
+            basis=self._basis(spec, ranks),
+            attention=self.attention,
+            trace=self.trace,
+            fullest=self._fullest(spec, batch, phase),
+            traced_bytes={name: round(sum(values)) for name, values in traced.items()},
+        )
+
+    def max_batch(self, spec: RunSpec, ranks: int, limit_bytes: int) -> int | None:
+        """The largest `batch_size` whose predicted peak is within `limit_bytes` a rank; None where 1 is not."""
+
+        def fits(batch: int) -> bool:
+            return max(_total(peak) for peak in self._corrected_peaks(spec, ranks, batch).values()) <= limit_bytes
+
+        if not fits(1):
+            return None
+        low = 1
+        while low < MOST_BATCH and fits(2 * low):
+            low *= 2
+        high = 2 * low
+        while high - low > 1:
+            middle = (low + high) // 2
+            low, high = (middle, high) if fits(middle) else (low, middle)
+        # A pipeline cuts the batch into equal parts.
+        parts = int(str(spec.knobs["micro_batches"])) if spec.knobs["strategy"] in PIPELINES else 1
+        return low // parts * parts or None
+
+    def _basis(self, spec: RunSpec, ranks: int) -> str:
+        if (known := self.known(spec, ranks)) is not None:
+            return f"{self.basis}, corrected by {known.run_id}"
+        basis, strategy = self.basis, spec.knobs["strategy"]
+        if strategy in UNCONFIRMED:
+            basis += f", and rules for {strategy} that no run has confirmed"
+        if besides := [words for name, values, words in BESIDES if spec.knobs[name] in values]:
+            basis += f", without {' and '.join(besides)}: that is known from the first measured run on"
+        return basis
+
+    def _fullest(self, spec: RunSpec, batch: int, phase: str) -> str:
+        strategy = spec.knobs["strategy"]
+        if strategy == COPIED:
+            return f"the first of {devices_of(spec.knobs)} GPUs, which gathers the outputs of all"
+        if strategy not in STAGED:
+            return ""
+        rank = self._stages(spec, batch).ranks[phase]
+        if strategy == SPREAD:
+            return f"GPU {rank + 1} of the {devices_of(spec.knobs)} that the layers are spread over"
+        return f"rank {rank} of a pipeline of {spec.knobs['pp_degree']}"
+
+    def known(self, spec: RunSpec, ranks: int) -> Correction | None:
+        """What a run of the same took beyond its trace on this machine; None before any."""
+        return self.machine.corrections.get(case(self.trace, spec.knobs, ranks))
+
+    def _corrected_peaks(self, spec: RunSpec, ranks: int, batch: int) -> dict[str, tuple[float, ...]]:
+        return self._corrected(spec, ranks, self._peaks(spec, ranks, batch))
+
+    def _corrected(
+        self, spec: RunSpec, ranks: int, peaks: dict[str, tuple[float, ...]]
+    ) -> dict[str, tuple[float, ...]]:
+        """With what a run of the same took beyond the trace: temporary bytes, as far as there are any to be less."""
+        known = self.known(spec, ranks)
+        if known is None:
+            return peaks
+        share = 1.0 if keeps_more(spec) else known.share(sum(peaks["forward_backward"]))
+        corrected = {}
+        for phase, values in peaks.items():
+            found = list(values)
+            left = share * known.beyond_bytes.get(phase, 0)
+            for place in (TEMPORARY, ACTIVATIONS):
+                taken = max(-found[place], left)
+                found[place] += taken
+                left -= taken
+            corrected[phase] = tuple(found)
+        return corrected
+
+    def _peaks(self, spec: RunSpec, ranks: int, batch: int) -> dict[str, tuple[float, ...]]:
+        """Bytes by CATEGORIES at each phase's peak."""
+        found = self._tensor_peaks(spec, ranks, batch)
+        if not self.library_bytes:
+            return found
+        return {
+            phase: tuple(
+                value + (self.library_bytes if place == TEMPORARY else 0) for place, value in enumerate(values)
+            )
+            for phase, values in found.items()
+        }
+
+    def _tensor_peaks(self, spec: RunSpec, ranks: int, batch: int) -> dict[str, tuple[float, ...]]:
+        if spec.knobs["strategy"] in STAGED:
+            return self._stages(spec, batch).phases
+        stretches = self.stretches
+        if spec.knobs["strategy"] == COPIED:
+            stretches = gathered(stretches, devices_of(spec.knobs))
+        sharing = sharing_of(spec.knobs, ranks, self._whole())
+        micro_batches = int(str(spec.knobs["grad_accum"]))
+        start = tuple(0.0 if place in (GRADS, TEMPORARY) else value for place, value in enumerate(self._standing()))
+        best: tuple[float, ...] = ()
+        last: Moment | None = None
+        for last in moments(stretches, self.stacks, start, batch, micro_batches, TRACED_MICROS):
+            shared = sharing.at(last)
+            if not best or sum(shared) > sum(best):
+                best = shared
+        assert last is not None
+        return {"forward_backward": best, "optimizer": self._optimizer_peak(sharing, last)}
+
+    def _whole(self) -> Whole:
+        largest = max(self.parameter_sizes, default=0)
+        return Whole(self.stacks, self.parameters, self.before_optimizer, self.device == "cuda", largest)
+
+    def _stages(self, spec: RunSpec, batch: int) -> Peaks:
+        knobs = {**spec.knobs, "batch_size": batch}
+        return peaks(self._whole(), self.stretches, self.optimizer_peak, self.pipeline, knobs)
+
+    def _standing(self) -> list[float]:
+        """What is alive before the step: parameters, buffers, optimizer states."""
+        return [value if place < len(TRACED) - 2 else 0.0 for place, value in enumerate(self.before_optimizer)]
+
+    def _optimizer_peak(self, sharing: Sharing, end: Moment) -> tuple[float, ...]:
+        """The optimizer's step on top of what forward and backward left (the batch itself)."""
+        live = list(self.optimizer_peak)
+        live[OPTIMIZER + 1] += end.live[OPTIMIZER + 1]
+        return sharing.in_optimizer(tuple(live))
+
+
+def keeps_more(spec: RunSpec) -> bool:
+    """Whether the process keeps what no trace shows, a compiler or the Trainer, which does not grow with the batch."""
+    return any(spec.knobs[name] in values for name, values, _ in BESIDES)
+
+
+def _total(peak: Iterable[float]) -> int:
+    """As a prediction adds its categories up: each in whole bytes."""
+    return sum(round(value) for value in peak)

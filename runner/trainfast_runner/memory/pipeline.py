@@ -1,0 +1,283 @@
+"""What the stages of a pipeline hold: the course of one process's step, cut at the blocks and put in the schedule's
+order.
+
+A stage keeps its part of the weights, gradients and states, and the activations of the micro-batches it has run forward
+and not yet backward. torch's `PipelineStage` besides keeps a buffer for each micro-batch's input and for the gradient
+of its output, and the last one the logits until their backward.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import msgspec
+
+from trainfast_runner.errors import Problem
+from trainfast_runner.memory.one_process import SPREAD, devices_of
+from trainfast_runner.memory.sharding import FULL_BYTES, HALF_BYTES, MIXED, Whole
+from trainfast_runner.memory.timeline import (
+    ACTIVATIONS,
+    GRADS,
+    MIDDLE,
+    NOTHING,
+    PARAMS,
+    TEMPORARY,
+    TRACED_MICROS,
+    Stack,
+    Stretch,
+    Vector,
+    moments,
+)
+
+STAGES_PER_RANK = {"gpipe": 1, "1f1b": 1, "interleaved": 2}
+"""By `pp_schedule`, as in the worker's strategies/pipeline.py."""
+AHEAD = 2
+"""Forwards that an interleaved rank runs ahead for each rank behind it (`_get_warmup_ops` of torch's schedules)."""
+
+
+class Stage(msgspec.Struct, frozen=True):
+    """Blocks `begin` up to `end`, and elements of all its parameters and of the largest."""
+
+    begin: int
+    end: int
+    elements: int
+    largest: int
+
+
+class Pipeline(msgspec.Struct, frozen=True):
+    """How the worker cuts the model. `tied` elements are on the first and on the last stage.
+
+    `hidden` and `output` are elements a sample of what passes between stages and of the logits, which the last stage
+    computes, or `head`.
+    """
+
+    stages: list[Stage]
+    tied: int
+    hidden: int
+    output: int
+    head: int | None = None
+
+
+class Action(NamedTuple):
+    """A micro-batch's forward or backward through one of the rank's stages."""
+
+    stage: int
+    backward: bool
+
+
+class _Pass(NamedTuple):
+    """Live bytes above those before it: at its peak, and once it is done."""
+
+    peak: Vector
+    delta: Vector
+
+
+class Peaks(NamedTuple):
+    """The fullest stage in each phase: bytes by CATEGORIES, and which rank of the pipeline it is."""
+
+    phases: dict[str, tuple[float, ...]]
+    ranks: dict[str, int]
+
+
+def stage_count(knobs: Mapping[str, Any]) -> int:
+    """Into how many stages the model is cut."""
+    if knobs["strategy"] == SPREAD:
+        return devices_of(knobs)
+    return int(knobs["pp_degree"]) * STAGES_PER_RANK[str(knobs["pp_schedule"])]
+
+
+def _as_one_pipeline(knobs: Mapping[str, Any]) -> Mapping[str, Any]:
+    """`naive-mp` is a pipeline without a schedule: the whole batch goes through all stages, and back."""
+    if knobs["strategy"] != SPREAD:
+        return knobs
+    return {**knobs, "pp_degree": devices_of(knobs), "pp_schedule": "gpipe", "micro_batches": 1}
+
+
+def order(schedule: str, rank: int, degree: int, micro_batches: int) -> list[Action]:
+    """What a rank does in one step of the schedule; its waiting takes no memory."""
+    if schedule == "gpipe":
+        return [Action(0, False)] * micro_batches + [Action(0, True)] * micro_batches
+    held = STAGES_PER_RANK[schedule]
+    if schedule == "1f1b":
+        turns = micro_batches
+        # The last forward before the first backward belongs to the pairs here.
+        ahead, a_round = min(turns, degree - rank) - 1, turns
+    else:
+        turns = micro_batches * held
+        a_round = micro_batches // max(1, micro_batches // degree)
+        ahead = min((held - 1) * a_round + AHEAD * (degree - 1 - rank), turns)
+    stages = [rank + degree * (turn // a_round % held) for turn in range(turns)]
+    forwards = [Action(stage, False) for stage in stages]
+    last = rank + degree * (held - 1)
+    backwards = [Action(last + rank - stage, True) for stage in stages]
+    done = forwards[:ahead]
+    for number, backward in enumerate(backwards):
+        done += forwards[ahead + number : ahead + number + 1]
+        done.append(backward)
+    return [Action(action.stage // degree, action.backward) for action in done]
+
+
+def peaks(
+    whole: Whole, stretches: list[Stretch], optimizer_peak: list[float], cut: Pipeline | None, knobs: Mapping[str, Any]
+) -> Peaks:
+    """Each phase's peak with the fullest stage. Raises Problem for a model that was not traced for its stages."""
+    count = stage_count(knobs)
+    if cut is None or len(whole.stacks) != 1 or len(cut.stages) != count:
+        raise Problem(
+            "stages are predicted of a model with one stack of blocks, which this one has not", key="strategy"
+        )
+    knobs = _as_one_pipeline(knobs)
+    degree = int(knobs["pp_degree"])
+    phases: dict[str, tuple[float, ...]] = {}
+    ranks: dict[str, int] = {}
+    for rank in range(degree):
+        held = _Rank(whole, stretches, cut, knobs, rank)
+        for phase, found in (
+            ("forward_backward", held.forward_backward()),
+            ("optimizer", held.optimizer(optimizer_peak)),
+        ):
+            if phase not in phases or sum(found) > sum(phases[phase]):
+                phases[phase], ranks[phase] = found, rank
+    return Peaks(phases, ranks)
+
+
+class _Rank:
+    """One rank of the pipeline."""
+
+    def __init__(
+        self, whole: Whole, stretches: list[Stretch], cut: Pipeline, knobs: Mapping[str, Any], rank: int
+    ) -> None:
+        self.whole, self.cut, self.rank = whole, cut, rank
+        self.stretches = stretches
+        self.schedule, self.degree = str(knobs["pp_schedule"]), int(knobs["pp_degree"])
+        self.micro_batches, self.accumulation = int(knobs["micro_batches"]), int(knobs["grad_accum"])
+        self.size = int(knobs["batch_size"]) / self.micro_batches
+        self.numbers = range(rank, len(cut.stages), self.degree)
+        self.elements = sum(cut.stages[number].elements for number in self.numbers)
+        self.spread = knobs["strategy"] == SPREAD
+        self.clips = float(knobs["grad_clip"]) > 0
+        self._passes: dict[tuple[Action, int], _Pass] = {}
+        self.logit_bytes = HALF_BYTES if knobs["precision"] in MIXED else whole.width
+
+    def forward_backward(self) -> tuple[float, ...]:
+        """Bytes by CATEGORIES at the peak of one step of the schedule, the last of `grad_accum`."""
+        share = self.elements / max(1, self.whole.parameters)
+        level = [value * share for value in self.whole.standing]
+        level[ACTIVATIONS], level[TEMPORARY] = self._batches(), 0.0
+        accumulates = self.accumulation > 1
+        if not accumulates:
+            level[GRADS] = 0.0
+        best, seen = tuple(level), set[int]()
+        for action in order(self.schedule, self.rank, self.degree, self.micro_batches):
+            passed = self._pass(action, 2 if accumulates or action.stage in seen else 1)
+            best = max(best, _add(tuple(level), passed.peak), key=sum)
+            level = list(_add(tuple(level), passed.delta))
+            if action.backward:
+                seen.add(action.stage)
+        return (*best, self._buffers())
+
+    def optimizer(self, peak: list[float]) -> tuple[float, ...]:
+        """Bytes by CATEGORIES at the peak of the optimizer's step."""
+        share = self.elements / max(1, self.whole.parameters)
+        found = [value * share for value in peak]
+        largest = max(self.cut.stages[number].largest for number in self.numbers)
+        if peak[TEMPORARY] <= self.whole.standing[PARAMS] / 2:
+            # One parameter after the other.
+            found[TEMPORARY] = peak[TEMPORARY] * largest / max(stage.largest for stage in self.cut.stages)
+        if self.clips:
+            # Each gradient's squares, in fp32.
+            found[TEMPORARY] = max(found[TEMPORARY], FULL_BYTES * largest)
+        found[ACTIVATIONS] = self._batches()
+        return (*found, self._buffers())
+
+    def _pass(self, action: Action, micro: int) -> _Pass:
+        key = (action, micro)
+        if key not in self._passes:
+            self._passes[key] = self._backward(action.stage, micro) if action.backward else self._forward(action.stage)
+        return self._passes[key]
+
+    def _forward(self, slot: int) -> _Pass:
+        """What a forward keeps is what its backward lets go of: casts of weights go with the stage's own autocast."""
+        number = self.numbers[slot]
+        before, blocks, after = self._parts(number, "forward", 1)
+        peak, _ = self._run(number, [*(before if number == 0 else []), *blocks, *(after if self._head(number) else [])])
+        freed = self._backward(slot, 1).delta[ACTIVATIONS]
+        return _Pass(peak, _vector({ACTIVATIONS: -freed}))
+
+    def _backward(self, slot: int, micro: int) -> _Pass:
+        number = self.numbers[slot]
+        after, blocks, before = self._parts(number, "backward", micro)
+        width, start, course = self.whole.width, NOTHING, [*blocks, *(before if number == 0 else [])]
+        logits = 0.0
+        if self._head(number):
+            # The head's gradient does not wait for that of the embedding it is tied to, which is elsewhere.
+            tied = width * self.cut.tied
+            own = _vector({TEMPORARY: -tied, GRADS: tied if micro == 1 else 0.0})
+            course = [*after, Stretch("backward", micro, "", [], (own, NOTHING)), *course]
+            if not self.spread:
+                # torch's `PipelineStage` keeps them.
+                logits = self.size * self.cut.output * self.logit_bytes
+        else:
+            start = _vector({TEMPORARY: self.size * width * self.cut.hidden})
+        peak, end = self._run(number, course, start)
+        return _Pass(peak, _vector({ACTIVATIONS: end[ACTIVATIONS] - logits, GRADS: end[GRADS]}))
+
+    def _parts(self, number: int, phase: str, micro: int) -> tuple[list[Stretch], list[Stretch], list[Stretch]]:
+        """A traced micro-batch's stretches before the blocks, in those of a stage, and after them, as they run."""
+        traced = [stretch for stretch in self.stretches if stretch.phase == phase and stretch.micro == micro]
+        inside = [index for index, stretch in enumerate(traced) if stretch.place]
+        if not inside:
+            raise Problem("this trace has no blocks to be cut between", key="strategy")
+        kept = self._kept(number)
+        blocks = [
+            msgspec.structs.replace(stretch, place=f"0:{index}")
+            for index, block in enumerate(kept)
+            for stretch in traced
+            if stretch.place == f"0:{block}"
+        ]
+        if phase == "backward":
+            blocks.reverse()
+        return traced[: inside[0]], blocks, traced[inside[-1] + 1 :]
+
+    def _kept(self, number: int) -> list[int]:
+        """The traced blocks that stand for a stage's."""
+        [stack], stage = self.whole.stacks, self.cut.stages[number]
+        blocks = list(range(stage.begin, stage.end))
+        if stack.kept == stack.count:
+            return blocks
+        stands = [0 if block == 0 else stack.kept - 1 if block == stack.count - 1 else MIDDLE for block in blocks]
+        return stands if len(stands) <= stack.kept else [stands[0], MIDDLE, stands[-1]]
+
+    def _run(self, number: int, course: list[Stretch], start: Vector = NOTHING) -> tuple[Vector, Vector]:
+        """The peak of some stretches, and what is alive after them."""
+        [stack], stage = self.whole.stacks, self.cut.stages[number]
+        cut = Stack(len(self._kept(number)), stack.sizes[stage.begin : stage.end])
+        found = [moment.live for moment in moments(course, [cut], start, self.size, TRACED_MICROS, TRACED_MICROS)]
+        return max(found, key=sum), found[-1]
+
+    def _last(self, number: int) -> bool:
+        return number == len(self.cut.stages) - 1
+
+    def _head(self, number: int) -> bool:
+        return number == self.cut.head if self.cut.head is not None else self._last(number)
+
+    def _batches(self) -> float:
+        """Bytes of the batches themselves: every rank has all of a step's."""
+        data = [stretch.delta for stretch in self.stretches if stretch.phase == "data"]
+        of_traced = sum(sum(fixed) + self.size * sum(each) for fixed, each in data)
+        return of_traced * self.micro_batches * self.accumulation / TRACED_MICROS
+
+    def _buffers(self) -> float:
+        """Bytes in which a stage is sent its inputs and the gradients of its outputs, one each for a micro-batch."""
+        # Of what `naive-mp` passes on only the copy of an input is besides: gradients come when they are used.
+        ends = sum((number > 0) + (not self._last(number) and not self.spread) for number in self.numbers)
+        return ends * self.micro_batches * self.size * self.cut.hidden * self.whole.width
+
+
+def _vector(values: Mapping[int, float]) -> Vector:
+    return tuple(values.get(place, 0.0) for place in range(len(NOTHING)))
+
+
+def _add(one: Vector, other: Vector) -> Vector:
+    return tuple(a + b for a, b in zip(one, other, strict=True))

@@ -1,0 +1,49 @@
+"""What was predicted of a run: before it began, or by a trace that landed while it started."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from trainfast_runner.records.run_file import RunFile
+from trainfast_runner.records.run_records import RunRecords
+
+if TYPE_CHECKING:
+    from trainfast_runner.settings.spec import RunSpec
+
+
+def with_prediction(records: RunRecords) -> RunRecords:
+    """The records with a prediction, where `run.json` was written before there was one and there is one now.
+
+    Nothing is traced for it, and what the run itself took does not enter it: that is learnt only afterwards.
+    """
+    run = records.run
+    if run is None or run.predicted is not None:
+        return records
+    found = _predicted(run)
+    return records if found is None else replace(records, run=msgspec.structs.replace(run, predicted=found))
+
+
+def predicted(
+    spec: RunSpec, device: str, python: str | None, world_size: int, gpus: list[str]
+) -> dict[str, Any] | None:
+    """What an earlier trace says of a run's memory on `gpus`, by name, as a `memory_model.Prediction`.
+
+    None without a trace. Raises Problem.
+    """
+    from trainfast_runner.memory.tracing import cached_model
+
+    model = cached_model(spec, device, python)
+    return None if model is None else msgspec.to_builtins(model.on(next(iter(gpus), None)).predict(spec, world_size))
+
+
+def _predicted(run: RunFile) -> dict[str, Any] | None:
+    from trainfast_runner.settings.spec import of_record
+
+    try:
+        return predicted(of_record(run), run.device, run.python or None, run.world_size, run.device_names)
+    except Exception:
+        # The end of a run does not depend on arithmetic about it, least of all on that of another version's knobs.
+        return None

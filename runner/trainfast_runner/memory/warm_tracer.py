@@ -1,0 +1,199 @@
+"""A process of the training Python that has imported the training stack, and traces one batch after another.
+
+It is started by the first trace and ends with us: it reads our end of a pipe, which the kernel closes however we end.
+Each batch brings its own GPUs, so one process serves runs on any of them.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Generator, Mapping
+from contextlib import closing, suppress
+from tempfile import TemporaryFile
+from typing import Any
+
+from trainfast_runner.errors import Problem
+from trainfast_runner.machine import training_python
+from trainfast_runner.machine.training_python import (
+    LOOK_EVERY_S,
+    WORKER,
+    no_longer_wanted,
+    visible_to,
+    wait_for_answers,
+)
+
+CANCELLED_WITHIN_S = 2.0
+"""A trace that does not end within this time after it was cancelled is ended with its process."""
+CHUNK = 1 << 20
+DEVICE_VARIABLES = tuple(visible_to(()))
+
+
+class WarmTracer:
+    """Answers as `training_python.ask_each` does, from one process that stays. For use by several threads."""
+
+    def __init__(self) -> None:
+        self._turn = threading.Lock()
+        self._server: _Server | None = None
+
+    def is_warm(self, executable: str) -> bool:
+        """True if a trace by this Python would begin at once."""
+        server = self._server
+        return server is not None and server.imported and server.key[0] == executable and server.is_alive()
+
+    def ask_each(
+        self,
+        executable: str,
+        script: str,
+        arguments: list[str],
+        given_up: threading.Event,
+        environment: Mapping[str, str] | None = None,
+    ) -> Generator[dict[str, Any]]:
+        """The answer to each of `arguments`, JSON for trace_memory.py, as soon as it is there.
+
+        Before the first answer of a new process comes `{"imported": true}`. Closing the iterator or setting `given_up`
+        ends the trace, not the process. Raises Problem where an answer fails to come, GivenUp.
+        """
+        while not self._turn.acquire(timeout=LOOK_EVERY_S):
+            if given_up.is_set():
+                raise no_longer_wanted()
+        variables = training_python.own_environment() if environment is None else dict(environment)
+        devices = {name: variables.pop(name, None) for name in DEVICE_VARIABLES}
+        try:
+            server = self._server_for(executable, variables)
+            with closing(server.answers([json.loads(one) for one in arguments], devices, given_up)) as answers:
+                yield from answers
+        finally:
+            self._turn.release()
+
+    def close(self) -> None:
+        """End the process. The next trace starts a new one."""
+        if not self._turn.acquire(timeout=CANCELLED_WITHIN_S):
+            return  # whoever traces was told to give up; at the latest the process ends with us
+        try:
+            self._end_server()
+        finally:
+            self._turn.release()
+
+    def _end_server(self) -> None:
+        server, self._server = self._server, None
+        if server is not None:
+            server.end()
+
+    def _server_for(self, executable: str, variables: Mapping[str, str]) -> _Server:
+        """The process that is there, or a new one where it died or what it has imported has been changed."""
+        key = (executable, variables, training_python.installed(executable))
+        if self._server is not None and self._server.key == key and self._server.is_alive():
+            return self._server
+        self._end_server()
+        self._server = _Server(executable, variables, key)
+        return self._server
+
+
+class _Server:
+    """One process and the lines it has written so far."""
+
+    def __init__(self, executable: str, variables: Mapping[str, str], key: tuple[Any, ...]) -> None:
+        self.key = key
+        self.imported = False
+        self._executable = executable
+        self._batch = 0
+        self._begun, self._unsent = b"", b""
+        self._done = 0
+        """The newest batch of which nothing runs any more."""
+        self._lines: list[dict[str, Any]] = []
+        self._complaints = TemporaryFile()  # noqa: SIM115 - open as long as the process
+        try:
+            self._process = subprocess.Popen(
+                [executable, str(WORKER / "serve_traces.py")],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=self._complaints,
+                bufsize=0,
+                env={**variables, "TOKENIZERS_PARALLELISM": "false"},
+                cwd=training_python.working_directory() or None,
+                start_new_session=True,
+            )
+        except OSError as error:
+            self._complaints.close()
+            raise Problem(f"{executable} does not start: {error.strerror}", key="python") from None
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._stdin, self._stdout = self._process.stdin, self._process.stdout
+        os.set_blocking(self._stdin.fileno(), False)
+
+    def is_alive(self) -> bool:
+        """True if the process runs."""
+        return self._process.poll() is None
+
+    def answers(
+        self, requests: list[dict[str, Any]], devices: Mapping[str, str | None], given_up: threading.Event
+    ) -> Generator[dict[str, Any]]:
+        """As `WarmTracer.ask_each`, with `devices` as DEVICE_VARIABLES. Cancels what is owed when this ends."""
+        self._batch += 1
+        batch, owed = self._batch, len(requests)
+
+        def new_answers() -> list[dict[str, Any]] | None:
+            lines = self._new_lines()
+            found = [one for one in lines or [] if "imported" in one or one.pop("batch", None) == batch]
+            is_over = lines is None or self._done == batch
+            return found if found or not is_over else None
+
+        self._unsent += _line({"batch": batch, "requests": requests, "devices": devices})
+        try:
+            for answer in wait_for_answers(self._executable, owed, new_answers, given_up, self._complaints):
+                owed -= "imported" not in answer
+                yield answer
+        finally:
+            if owed:
+                self._cancel(batch)
+
+    def end(self) -> None:
+        """End the process and its forks: by the end of its stdin, or by SIGKILL while it imports or is stuck."""
+        with suppress(OSError):
+            self._stdin.close()
+        try:
+            self._process.wait(CANCELLED_WITHIN_S if self.imported else 0.0)
+        except subprocess.TimeoutExpired:
+            with suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signal.SIGKILL)
+            self._process.wait()
+        self._stdout.close()
+        self._complaints.close()
+
+    def _cancel(self, batch: int) -> None:
+        """Return when nothing is traced any more. An import that is under way can only be ended with the process."""
+        if not self.imported or not self.is_alive():
+            return self.end()
+        deadline = time.monotonic() + CANCELLED_WITHIN_S
+        self._unsent += _line({"cancel": batch})
+        while self._done != batch:
+            if time.monotonic() > deadline or self._new_lines() is None:
+                return self.end()
+        return None
+
+    def _new_lines(self) -> list[dict[str, Any]] | None:
+        """The lines that come within LOOK_EVERY_S, after sending what the pipe takes; None once the process ended."""
+        readable, writable, _ = select.select([self._stdout], [self._stdin] if self._unsent else [], [], LOOK_EVERY_S)
+        if writable:
+            with suppress(BlockingIOError, BrokenPipeError):
+                self._unsent = self._unsent[os.write(self._stdin.fileno(), self._unsent) :]
+        if not readable:
+            return []
+        found = os.read(self._stdout.fileno(), CHUNK)
+        if not found:
+            return None
+        *lines, self._begun = (self._begun + found).split(b"\n")
+        answers = list(training_python.json_objects(lines))
+        self.imported = self.imported or {"imported": True} in answers
+        self._done = next((one["done"] for one in reversed(answers) if "done" in one), self._done)
+        return answers
+
+
+def _line(order: Mapping[str, Any]) -> bytes:
+    return json.dumps(order).encode() + b"\n"

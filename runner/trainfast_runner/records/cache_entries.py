@@ -1,0 +1,107 @@
+"""Unneeded entries of the cache directory. Every entry there is made again when it is missing."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import re
+import shutil
+import stat
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from trainfast_runner.records.home import is_held
+
+FILES = ("inspected", "traced")
+"""Folders of small files, written and read by one command at a time."""
+FOLDERS = ("tokens", "images", "extensions")
+"""Folders of folders, which a training has open for as long as it runs."""
+_HALF_MADE = re.compile(r"\.(\d+)\.tmp$|^\..+\.(\d+)(?:-\d+)?$")
+
+
+@dataclass(frozen=True)
+class Unneeded:
+    """A file or folder that may go, its size on the disk, and why in words."""
+
+    path: Path
+    bytes: int
+    why: str
+
+
+def unneeded(cache: Path, older_than_s: float, now_s: float, *, is_training: bool) -> list[Unneeded]:
+    """Entries not read or changed for so long by their file times, files left half-made, and locks that nobody holds.
+
+    What a training may have open is left out while one `is_training`.
+    """
+    return [
+        Unneeded(path, disk_bytes(path), why)
+        for name in (*FILES, *(() if is_training else FOLDERS))
+        for path in _entries(cache / name)
+        if (why := _why(path, older_than_s, now_s)) is not None
+    ]
+
+
+def remove(entry: Unneeded) -> bool:
+    """Delete it; False where somebody has taken the lock meanwhile, or it cannot be deleted."""
+    path = entry.path
+    try:
+        if path.suffix != ".lock":
+            shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
+            return True
+        fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            path.unlink()
+        finally:
+            os.close(fd)
+    except OSError:
+        return False
+    return True
+
+
+def disk_bytes(path: Path) -> int:
+    """Bytes on the disk of a file, or of a folder with its contents; links are not followed."""
+    total = 0
+    for folder, _, files in os.walk(path):
+        for name in (".", *files):
+            with suppress(OSError):
+                total += os.lstat(os.path.join(folder, name)).st_blocks * 512
+    with suppress(OSError):
+        total += 0 if path.is_dir() and not path.is_symlink() else os.lstat(path).st_blocks * 512
+    return total
+
+
+def _entries(folder: Path) -> Iterator[Path]:
+    with suppress(OSError):
+        yield from sorted(folder.iterdir())
+
+
+def _why(path: Path, older_than_s: float, now_s: float) -> str | None:
+    try:
+        found = path.lstat()
+        if path.suffix == ".lock":
+            return None if is_held(os.open(path, os.O_RDWR | os.O_CLOEXEC), fcntl.LOCK_EX) else "a lock nobody holds"
+    except OSError:
+        return None
+    if (writer := _HALF_MADE.search(path.name)) is not None:
+        return None if os.path.exists(f"/proc/{writer[1] or writer[2]}") else "left half-made"
+    unused_s = now_s - _last_use_s(path, found)
+    return f"not read or changed for {unused_s / 86400:.0f} days by its file times" if unused_s > older_than_s else None
+
+
+def _last_use_s(path: Path, found: os.stat_result) -> float:
+    """The newest time of an entry's files: reading sets it at most a day late (relatime), or never (noatime).
+
+    Of folders only the change counts: to look into one, as this does, is to read it.
+    """
+    if not stat.S_ISDIR(found.st_mode):
+        return max(found.st_mtime, found.st_atime)
+    times = [found.st_mtime]
+    for folder, folders, files in os.walk(path):
+        for name in (*folders, *files):
+            with suppress(OSError):
+                one = os.lstat(os.path.join(folder, name))
+                times.append(one.st_mtime if stat.S_ISDIR(one.st_mode) else max(one.st_mtime, one.st_atime))
+    return max(times)

@@ -1,0 +1,301 @@
+"""`$TRAINFAST_HOME`: where runs live, how one is named and found, and whether anything of it is still alive."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import re
+import secrets
+import shutil
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TypeVar
+
+import msgspec
+import platformdirs
+
+from trainfast_runner.errors import Problem, nearest
+from trainfast_runner.records.json_lines import DAMAGE
+from trainfast_runner.records.result import Result
+from trainfast_runner.records.run_file import RunFile
+
+T = TypeVar("T")
+
+RUN_FILE = "run.json"
+RESULT_FILE = "result.json"
+LOCK_FILE = "alive.lock"
+LAUNCH_LOCK_FILE = "launch.lock"
+STAMP, STAMP_EXAMPLE = "%Y%m%d-%H%M%S", "20261121-054455"
+MOST_AHEAD_S = 60
+"""A newest run further in the future than this was started by a clock that was wrong."""
+LOCK_TRIES, LOCK_PAUSE_S = 5, 0.02
+"""How often a lock that a reader may only be asking about is tried, and the time between."""
+LEAVING_S = 5.0
+"""How long a supervisor may take from `result.json` to its own end."""
+
+
+def new_id(stamp: str, name: str, otherwise: str) -> str:
+    """An id by its time that says what it is of; `otherwise` where nothing of `name` can stand in one."""
+    word = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")[:40] or otherwise
+    return f"{stamp}-{word}-{secrets.token_hex(2)}"
+
+
+def home_directory() -> Path:
+    """`$TRAINFAST_HOME`, or `trainfast-tui` in the XDG state directory. Need not exist."""
+    given = os.environ.get("TRAINFAST_HOME")
+    expanded = os.path.expanduser(given or platformdirs.user_state_dir("trainfast-tui"))
+    if expanded.startswith("~"):
+        # A user without an entry in the password file, as containers have them, and without HOME.
+        whose = expanded.partition("/")[0]
+        raise Problem(
+            f"there is no home directory for {whose}: set TRAINFAST_HOME to a directory you can write",
+            key="TRAINFAST_HOME",
+        )
+    try:
+        path = os.path.abspath(expanded)
+        path.encode()
+    except FileNotFoundError:
+        raise Problem(
+            f"{expanded} starts in the current directory, which has been deleted: cd to another one",
+            key="TRAINFAST_HOME",
+        ) from None
+    except UnicodeEncodeError:
+        raise Problem(f"{os.fsencode(expanded)!r} is not UTF-8: give another directory", key="TRAINFAST_HOME") from None
+    return Path(path)
+
+
+def cache_directory() -> Path:
+    """`trainfast-tui` in the XDG cache directory: tokenizers, tokenized text, facts about Pythons and models.
+
+    `cache` in the home for a user who has no directory of their own.
+    """
+    path = platformdirs.user_cache_dir("trainfast-tui")
+    return home_directory() / "cache" if path.startswith("~") else Path(path)
+
+
+class Home:
+    """The runs below one home directory."""
+
+    def __init__(self, path: Path | None = None) -> None:
+        self.path = path or home_directory()
+        self.runs = self.path / "runs"
+
+    def ready(self) -> Home:
+        """Make the directories, mode 0700. Raises Problem when they cannot be used."""
+        try:
+            for directory in (self.path, self.runs):
+                directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+            probe = self.runs / f".probe-{os.getpid()}-{secrets.token_hex(2)}"
+            probe.write_bytes(b"0" * 4096)
+            probe.unlink()
+        except OSError as error:
+            raise home_problem(self.path, error) from None
+        return self
+
+    def run_ids(self) -> list[str]:
+        """Ids of all runs, oldest first."""
+        try:
+            with os.scandir(self.runs) as entries:
+                return sorted(entry.name for entry in entries if not entry.name.startswith(".") and entry.is_dir())
+        except FileNotFoundError:
+            return []
+        except OSError as error:
+            raise home_problem(self.path, error) from None
+
+    def live_directories(self) -> Iterator[Path]:
+        """The directories of the runs that go on, newest first; each is looked at only when it is asked for."""
+        return (directory for run_id in reversed(self.run_ids()) if goes_on(directory := self.directory(run_id)))
+
+    def directory(self, run_id: str) -> Path:
+        """The directory of a run; need not exist."""
+        return self.runs / run_id
+
+    def find(self, reference: str) -> str:
+        """The id behind an id, a unique prefix of one, or `last`. Raises Problem."""
+        ids = self.run_ids()
+        if reference == "last":
+            if not ids:
+                raise Problem("there is no run yet", key="last", advice="trainfast-tui run tiny-llama")
+            return ids[-1]
+        if reference in ids:
+            return reference
+        matching = [id for id in ids if id.startswith(reference)] if reference else []
+        if len(matching) == 1:
+            return matching[0]
+        if matching:
+            raise Problem(f"{reference!r} fits {len(matching)} runs", key=reference, allowed=matching[-5:])
+        raise Problem(
+            f"there is no run {reference!r}",
+            key=reference,
+            nearest=nearest(reference, ids[-200:]),
+            allowed=None if ids else ["no run yet"],
+        )
+
+    def new_run(self, slug: str) -> tuple[str, Path]:
+        """A new, empty run directory. Raises Problem when the home cannot be written."""
+        self.ready()
+        stamp = self._next_stamp()
+        while True:
+            run_id = new_id(stamp, slug, "run")
+            try:
+                self.directory(run_id).mkdir(mode=0o700)
+            except FileExistsError:
+                continue
+            except OSError as error:
+                raise home_problem(self.path, error) from None
+            return run_id, self.directory(run_id)
+
+    def _next_stamp(self) -> str:
+        """This second, or the one after the newest run's: of two runs started in one second the later is `last`."""
+        now = time.time()
+        newest = "".join(self.run_ids()[-1:])[: len(STAMP_EXAMPLE)]
+        # UTC, in which no hour comes twice.
+        for ahead_s in range(MOST_AHEAD_S):
+            stamp = time.strftime(STAMP, time.gmtime(now + ahead_s))
+            if stamp > newest:
+                return stamp
+        return time.strftime(STAMP, time.gmtime(now))
+
+    @contextmanager
+    def launching(self) -> Iterator[None]:
+        """One launch at a time: whoever looks for a free device in here can start on it."""
+        fd = os.open(self.path / LAUNCH_LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX)
+            yield
+        finally:
+            os.close(fd)
+
+    def remove(self, run_id: str) -> None:
+        """Delete a run's directory. Raises Problem while anything of it is alive."""
+        directory = self.directory(run_id)
+        if stays_alive(directory):
+            raise Problem(f"{run_id} is still running", key=run_id, advice=f"trainfast-tui stop {run_id}")
+        shutil.rmtree(directory)
+
+
+def home_problem(path: Path, error: OSError) -> Problem:
+    """Why the home cannot be used and what to do, in one line."""
+    cure = {
+        errno.ENOSPC: "the disk is full: free some space",
+        errno.EDQUOT: "the disk quota is used up: free some space",
+        errno.EACCES: "no permission",
+        errno.EROFS: "the file system is read-only",
+        errno.ENOTDIR: "a part of this path is a file",
+        errno.EEXIST: "a part of this path is a file",
+    }.get(error.errno or 0, os.strerror(error.errno or 0))
+    return Problem(f"cannot use {path}: {cure}; or set TRAINFAST_HOME to another directory", key="TRAINFAST_HOME")
+
+
+@contextmanager
+def shared_lock(directory: Path) -> Iterator[int]:
+    """Hold the run's lock as one of those who keep it alive; gives the descriptor."""
+    fd = os.open(directory / LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_SH)
+        yield fd
+    finally:
+        os.close(fd)
+
+
+def is_alive(directory: Path) -> bool:
+    """Whether any process of the run still holds its lock."""
+    try:
+        fd = open_lock(directory)
+    except FileNotFoundError:
+        return False
+    return is_held(fd, fcntl.LOCK_EX)
+
+
+def goes_on(directory: Path) -> bool:
+    """True while something of the run is alive and its result, figures included, is not there."""
+    return is_alive(directory) and not _has_whole_result(directory)
+
+
+def is_held(fd: int, against: int) -> bool:
+    """Whether somebody else's lock forbids this kind of one (`LOCK_EX`, `LOCK_SH`); the descriptor is closed."""
+    try:
+        fcntl.flock(fd, against | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(fd)
+    return False
+
+
+def take_exclusively(fd: int) -> bool:
+    """Take the whole lock of an open file; a reader that only asks about it has it for an instant, waited for."""
+    for attempt in range(LOCK_TRIES):
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return True
+        except BlockingIOError:
+            if attempt + 1 < LOCK_TRIES:
+                time.sleep(LOCK_PAUSE_S)
+    return False
+
+
+def open_lock(directory: Path) -> int:
+    """A descriptor of the run's lock, to ask for all of it. Raises FileNotFoundError where there is none."""
+    try:
+        # NFS gives an exclusive lock only to who may write.
+        return os.open(directory / LOCK_FILE, os.O_RDWR | os.O_CLOEXEC)
+    except OSError as error:
+        if error.errno not in (errno.EACCES, errno.EPERM, errno.EROFS):
+            raise
+        return os.open(directory / LOCK_FILE, os.O_RDONLY | os.O_CLOEXEC)
+
+
+def stays_alive(directory: Path) -> bool:
+    """As `is_alive`, but a run that has its result is given the moment its supervisor needs to end."""
+    deadline = time.monotonic() + LEAVING_S
+    while is_alive(directory):
+        if time.monotonic() > deadline or not (directory / RESULT_FILE).exists():
+            return True
+        time.sleep(0.02)
+    return False
+
+
+def read_run_file(directory: Path) -> RunFile | None:
+    """`run.json`, or None when it is missing or unreadable."""
+    return _read(directory / RUN_FILE, _run_decoder)
+
+
+def read_result(directory: Path) -> Result | None:
+    """`result.json`, or None when the run has not ended or the file is unreadable.
+
+    None as well while the supervisor computes the figures that a provisional result has not got.
+    """
+    result = read_written_result(directory)
+    return None if result is not None and result.provisional and is_alive(directory) else result
+
+
+def read_written_result(directory: Path) -> Result | None:
+    """`result.json`, a provisional one included, or None when it is missing or unreadable."""
+    return _read(directory / RESULT_FILE, _result_decoder)
+
+
+def _has_whole_result(directory: Path) -> bool:
+    """False for a provisional `result.json`; True for one that cannot be read, as a newer version may write it."""
+    path = directory / RESULT_FILE
+    head = _read(path, _head_decoder)
+    return path.exists() if head is None else not head.provisional
+
+
+class _Head(msgspec.Struct, frozen=True):
+    provisional: bool = False
+
+
+_head_decoder = msgspec.json.Decoder(_Head)
+_run_decoder = msgspec.json.Decoder(RunFile)
+_result_decoder = msgspec.json.Decoder(Result)
+
+
+def _read(path: Path, decoder: msgspec.json.Decoder[T]) -> T | None:
+    try:
+        return decoder.decode(path.read_bytes())
+    except (FileNotFoundError, NotADirectoryError, *DAMAGE):
+        return None

@@ -1,0 +1,346 @@
+"""The typed shape of `result.json`, what a run came to. Unknown fields are ignored, absent ones are None."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from trainfast_runner.records.run_file import SCHEMA, Actual, name_of
+
+
+class StepCount(msgspec.Struct, frozen=True, kw_only=True):
+    """Steps that enter the summary and those cut as timing warm-up."""
+
+    measured: int = 0
+    warmup: int = 0
+
+
+class Losses(msgspec.Struct, frozen=True, kw_only=True):
+    """Means of the first and last five recorded losses, None where one of those is not a finite number.
+
+    `not_finite` counts the steps whose loss was none.
+    """
+
+    first: float | None = None
+    last: float | None = None
+    not_finite: int = 0
+
+
+class Spread(msgspec.Struct, frozen=True, kw_only=True):
+    """A median and its median absolute deviation."""
+
+    median: float | None = None
+    mad: float | None = None
+
+
+class Throughput(msgspec.Struct, frozen=True, kw_only=True):
+    """Summed over data-parallel ranks, a second.
+
+    `measured_under` says what makes this speed useless for ranking, None where nothing does.
+    """
+
+    samples_per_s: Spread = Spread()
+    tokens_per_s: Spread = Spread()
+    measured_under: str | None = None
+
+
+class StepTime(msgspec.Struct, frozen=True, kw_only=True):
+    """Milliseconds of a step on rank 0: percentiles of the whole, medians of its phases."""
+
+    p50: float | None = None
+    p90: float | None = None
+    p99: float | None = None
+    data: float | None = None
+    forward: float | None = None
+    backward: float | None = None
+    optimizer: float | None = None
+    other: float | None = None
+    mad: dict[str, float] = {}
+    """Median absolute deviations of the phases, by name."""
+
+
+class Flops(msgspec.Struct, frozen=True, kw_only=True):
+    """TFLOP/s of one device, and what share of its peak (0 to 1) that is.
+
+    `mfu` counts the model's FLOPs only, `hfu` also what checkpointing computes twice. `notebook_tflops_per_device` is
+    counted by the "Transformers Benchmarks" notebook's formula. `measured_peak_tflops` is what `doctor --calibrate`
+    reached on this device, `of_measured_peak` the hardware's FLOPs as a share of it.
+    """
+
+    model_tflops_per_device: float | None = None
+    mfu: float | None = None
+    hfu: float | None = None
+    peak_tflops: float | None = None
+    peak_source: str | None = None
+    notebook_tflops_per_device: float | None = None
+    measured_peak_tflops: float | None = None
+    of_measured_peak: float | None = None
+
+
+class Memory(msgspec.Struct, frozen=True, kw_only=True):
+    """Bytes: the worst rank's allocator peaks, and the device's own figure.
+
+    A CPU's peaks are those of its strict warm-up steps; `not_measured_because` says why there are none.
+    """
+
+    peak_allocated_bytes: int | None = None
+    peak_reserved_bytes: int | None = None
+    device_peak_used_bytes: int | None = None
+    predicted_bytes: int | None = None
+    alloc_retries: int | None = None
+    not_measured_because: str | None = None
+
+
+class Cpu(msgspec.Struct, frozen=True, kw_only=True):
+    """Allocator and threads of a CPU run, which its speed depends on beside the knobs.
+
+    `allocator` is the malloc in use; `thresholds` strict, strict in warm-up, ordinary, or kept (the user's own).
+    `threads` is the OpenMP threads of a rank, `wait_policy` passive, default (they spin first), or the user's settings;
+    `others_cores` is what other processes took of the cores when the run was launched.
+    """
+
+    allocator: str | None = None
+    thresholds: str | None = None
+    openmp: str | None = None
+    threads: int | None = None
+    wait_policy: str | None = None
+    wait_policy_reason: str | None = None
+    others_cores: float | None = None
+
+
+STRICT_SPEED = "strict malloc thresholds, which measure memory in every step and take up to half the speed"
+OLD_SPEED = "strict malloc thresholds, as all CPU runs of earlier versions"
+
+
+class CompileCost(msgspec.Struct, frozen=True, kw_only=True):
+    """What compiling took on top of steady steps, and how many of those win it back against `compared_with`, the
+    latest such run with compile=off; `reason` says why a figure is missing."""
+
+    cold_seconds: float | None = None
+    break_even_steps: float | None = None
+    compared_with: str | None = None
+    reason: str | None = None
+
+
+class LossScaling(msgspec.Struct, frozen=True, kw_only=True):
+    """fp16's loss scale after the last step, and the steps skipped because a gradient overflowed."""
+
+    loss_scale: float | None = None
+    skipped_steps: int = 0
+
+
+class Energy(msgspec.Struct, frozen=True, kw_only=True):
+    """Joules over the measured window, summed over watched devices; `source` is "energy counter", or "integrated
+    power" where a device has no such counter. `reason` says why there is no figure where a counter is not believed."""
+
+    joules: float | None = None
+    joules_per_sample: float | None = None
+    joules_per_step: float | None = None
+    source: str | None = None
+    reason: str | None = None
+
+
+class Throttle(msgspec.Struct, frozen=True, kw_only=True):
+    """Share of the measured window in which the worst watched device was throttled, by cause, and the worst clock loss:
+    1 - SM clock / maximum SM clock, the mean over the window's time in which the GPU was not idle.
+
+    `devices` has each device's shares with what they come from (`throttle_causes.SOURCES`), `throttled_ms` of the
+    window and `lost_ms_per_step` by cause, `clock_loss_fraction`, and `temperature_c` when the window began.
+    No step is lost to a GPU that the run only watches.
+    """
+
+    thermal_fraction: float | None = None
+    power_fraction: float | None = None
+    brake_fraction: float | None = None
+    sync_boost_fraction: float | None = None
+    clock_loss_fraction: float | None = None
+    devices: list[dict[str, Any]] = []
+
+
+class Thinning(msgspec.Struct, frozen=True, kw_only=True):
+    """How much of a long run's records the figures rest on; counts and peaks are of all records that are left.
+
+    `steps_looked_at` of the first rank's steps give medians, percentiles and the diagnosis, taken evenly from those on
+    the disk; the records of `steps_dropped` others, between the first and the last ones, are gone: `steps.jsonl` has
+    a cap. `ticks_looked_at` of the `ticks` of telemetry give throttled time, clocks and temperatures.
+    """
+
+    steps_looked_at: int = 0
+    steps_dropped: int = 0
+    ticks_looked_at: int = 0
+    ticks: int = 0
+
+
+class RunError(msgspec.Struct, frozen=True, kw_only=True):
+    """The exception that ended a run, as its rank wrote it.
+
+    `key`, `allowed` and `nearest` are set when the worker refused an input.
+    """
+
+    rank: int | None = None
+    phase: str | None = None
+    type: str | None = None
+    message: str | None = None
+    chain: list[dict[str, str]] = []
+    key: str | None = None
+    allowed: list[str] | None = None
+    nearest: str | None = None
+
+
+class OomChange(msgspec.Struct, frozen=True, kw_only=True):
+    """Knobs as they are typed, what that frees in words, and what it costs. `predicted_bytes` is what it then needs.
+
+    `missing_bytes` is what it is still too much by: None where it is enough, and where nothing is predicted.
+    """
+
+    settings: dict[str, str]
+    saves: str
+    costs: str
+    predicted_bytes: int | None = None
+    missing_bytes: int | None = None
+
+
+class OomExplanation(msgspec.Struct, frozen=True, kw_only=True):
+    """Sizes in bytes of one rank, None where nothing tells.
+
+    `grown` is the category (of memory_model.CATEGORIES) that had grown when memory ended, `grown_bytes` its size at the
+    predicted peak. `held_bytes` is measured, the most that was held in that phase, and `asked_bytes` what was asked for
+    on top of it; `untouched_bytes` is what a CPU's limit counted besides: address space reserved and not touched.
+    `needed_bytes` is what the memory model says the run needs, `missing_bytes` how much of that, or else
+    of what was asked for, was not there. `others` says in words who else
+    held memory of the device. `changes` are ranked by cost; those with `predicted_bytes` fit by the memory model,
+    unless they have `missing_bytes`: where no change is enough the closest are given.
+    """
+
+    phase: str | None = None
+    rank: int | None = None
+    grown: str | None = None
+    grown_bytes: int | None = None
+    held_bytes: int | None = None
+    untouched_bytes: int | None = None
+    asked_bytes: int | None = None
+    needed_bytes: int | None = None
+    limit_bytes: int | None = None
+    missing_bytes: int | None = None
+    batch_size: int | None = None
+    """The batch that a search's probe was trying, which all of this is about; None of any other run. Such an end is
+    what a search looks for: `changes` is empty."""
+    others: list[str] = []
+    changes: list[OomChange] = []
+    basis: str = ""
+
+
+class Conditions(msgspec.Struct, frozen=True, kw_only=True):
+    """What else was true of the machine; `clean` is False when the comparison with another run is in doubt.
+
+    From `steady_from_step` on neither temperature nor step time drifted any more; `still_warming` says that they
+    still did at the end, None that the steps are too few to tell. The slopes are those of the last steady or drifting
+    stretch. No measured step is left out for it.
+    """
+
+    start_temperature_c: float | None = None
+    """Of the hottest watched GPU when the run was launched."""
+    measured_from_temperature_c: float | None = None
+    """Of the hottest watched GPU when the first measured step began."""
+    foreign_processes: list[dict[str, Any]] = []
+    others_cpu_percent: float | None = None
+    """The share of all cores that processes of others took while the measured steps ran, the mean."""
+    clean: bool = True
+    started_clean: bool | None = None
+    """Whether the devices were as free as before when the run was launched; None of older versions."""
+    absences: list[dict[str, Any]] = []
+    """When watched GPUs gave no reading, as `absences.absences` lists them."""
+    xid_errors: list[dict[str, Any]] = []
+    """Xid errors while the run went on, each with `device` (NVML index, None where it is not known) and `detail`."""
+    driver: str | None = None
+    steady_from_step: int | None = None
+    still_warming: bool | None = None
+    temperature_slope_c_per_min: float | None = None
+    step_drift_percent: float | None = None
+
+
+class Diagnosis(msgspec.Struct, frozen=True, kw_only=True):
+    """One thing that holds a run back: the sentence, the figures it rests on, and what to try.
+
+    `rule` names an entry of `diagnosis.rules.RULES`, which has the thresholds and their sources. The names of
+    `evidence` carry their units. `cost_ms_per_step` is how much of each step it takes, where that can be told, and
+    `cost_fraction` the same as a share of the step; findings that hold at once may be about the same time. `severity`
+    is warning or info. `device` is an NVML index.
+    """
+
+    rule: str
+    line: str
+    advice: str = msgspec.field(name="try", default="")
+    severity: str = "info"
+    cost_ms_per_step: float | None = None
+    cost_fraction: float | None = None
+    evidence: dict[str, float | int | str | None] = {}
+    device: int | None = None
+    rank: int | None = None
+
+
+class Result(msgspec.Struct, frozen=True, kw_only=True):
+    """`result.json`, and what `run --json` prints.
+
+    `changed` is what `--set` or the screen changed of the preset: knobs, `model.FIELD` and `data.FIELD` with values.
+    """
+
+    schema: int = SCHEMA
+    run_id: str
+    state: str
+    reason: str = ""
+    preset: str = ""
+    variant: str | None = None
+    role: str | None = None
+    search_id: str | None = None
+    tried: list[int] = []
+    """The batch sizes that a search's probe tried, the one it was at last; its own `batch_size` is the preset's."""
+    synthetic_data: bool | None = None
+    started_wall_ns: int | None = None
+    seconds: float | None = None
+    knobs: dict[str, Any] = {}
+    changed: dict[str, Any] = {}
+    actual: Actual = Actual()
+    steps: StepCount = StepCount()
+    loss: Losses = Losses()
+    throughput: Throughput = Throughput()
+    step_ms: StepTime = StepTime()
+    flops: Flops = Flops()
+    memory: Memory = Memory()
+    cpu: Cpu | None = None
+    """None for a run on GPUs, and in results of versions before this field."""
+    energy: Energy = Energy()
+    throttle: Throttle = Throttle()
+    compile: CompileCost | None = None
+    precision: LossScaling | None = None
+    diagnosis: list[Diagnosis] = []
+    """What held the run back, the costliest first."""
+    diagnosed: bool = False
+    """Whether that was looked for: not with too few measured steps, and not by versions that wrote no such field."""
+    error: RunError | None = None
+    oom: OomExplanation | None = None
+    """Of a run that ran out of memory: why, and what would make it fit."""
+    conditions: Conditions = Conditions()
+    thinning: Thinning | None = None
+    """None where the figures rest on all records, as those of all but long runs do."""
+    unreadable_lines: int = 0
+    troubles: list[str] = []
+    """Records and figures that could not be written, read or computed beside the training, which went on."""
+    provisional: bool = False
+    """True while the figures are missing: the supervisor writes the verdict first, then the whole result."""
+
+    @property
+    def name(self) -> str:
+        """The preset as it is written on the command line."""
+        return name_of(self.preset, self.variant)
+
+    @property
+    def measured_under(self) -> str | None:
+        """The reason this run's speed ranks against no other; None if it may rank."""
+        return speed_doubt(self.throughput.measured_under, self.actual.device, self.cpu is not None)
+
+
+def speed_doubt(measured_under: str | None, device: str | None, has_cpu: bool) -> str | None:
+    """The `measured_under` of a result; earlier versions wrote no `cpu`, and ran CPUs under strict thresholds."""
+    return OLD_SPEED if device == "cpu" and not has_cpu else measured_under

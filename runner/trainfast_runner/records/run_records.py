@@ -1,0 +1,231 @@
+"""All that a run directory holds, read as far as it is readable: half-written, cut short or damaged files included.
+
+Memory is bounded: of more than `MOST_STEPS` steps or `MOST_SAMPLES` samples an even share is kept (`thinned.py`).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TypeVar
+
+import msgspec
+
+from trainfast_runner.records.home import read_run_file
+from trainfast_runner.records.json_lines import Tail, read_all, rest_of
+from trainfast_runner.records.result import Thinning
+from trainfast_runner.records.run_file import PROBE, Count, Event, ProbeOrder, RunFile, Step, WorkerLine
+from trainfast_runner.records.step_lines import StepTail
+from trainfast_runner.records.step_totals import StepTotals, totals_of
+from trainfast_runner.records.telemetry_lines import telemetry_tail
+from trainfast_runner.records.thinned import Thinned
+
+T = TypeVar("T")
+
+MOST_STEPS = 200_000
+"""All ranks together, about 160 MB: with one rank, every step under the cap of its file."""
+MOST_SAMPLES = 80_000
+"""All devices and the host together, about 160 MB in use: 11 hours with one GPU, two with 8."""
+
+EVENTS_FILE = "events.jsonl"
+TELEMETRY_FILE = "telemetry.jsonl"
+CONTROL_FILE = "control.jsonl"
+
+
+class DeviceSample(msgspec.Struct, frozen=True, kw_only=True):
+    """The part of a device's reading that enters a summary; `t_ns` is when the device itself was asked."""
+
+    t_ns: Count | None = None
+    uuid: str | None = None
+    index: int | None = None
+    memory_used_bytes: Count | None = None
+    temperature_c: float | None = None
+    slowdown_temperature_c: float | None = None
+    gpu_max_temperature_c: float | None = None
+    degrees_to_slowdown_c: float | None = None
+    energy_mj: Count | None = None
+    power_w: float | None = None
+    power_limit_w: float | None = None
+    sm_clock_mhz: float | None = None
+    sm_clock_max_mhz: float | None = None
+    gpu_utilization_percent: float | None = None
+    pcie_generation: Count | None = None
+    pcie_generation_max: Count | None = None
+    pcie_width: Count | None = None
+    pcie_width_max: Count | None = None
+    power_violation_ns: Count | None = None
+    thermal_violation_ns: Count | None = None
+    sync_boost_violation_ns: Count | None = None
+    sw_power_cap_ns: Count | None = None
+    sw_thermal_slowdown_ns: Count | None = None
+    hw_thermal_slowdown_ns: Count | None = None
+    hw_power_brake_ns: Count | None = None
+    throttled_sampled_ns: dict[str, Count] = {}
+    throttle_reasons: list[str] | None = None
+
+
+class RunSample(msgspec.Struct, frozen=True, kw_only=True):
+    """The part of the run's process tree's reading that a diagnosis looks at; 100 % is one core kept busy."""
+
+    cpu_percent: float | None = None
+
+
+class HostSample(msgspec.Struct, frozen=True, kw_only=True):
+    """The part of the host's reading that a diagnosis looks at."""
+
+    cpu_percent: float | None = None
+    cpu_count: int | None = None
+    memory_total_bytes: Count | None = None
+    memory_available_bytes: Count | None = None
+    swap_used_bytes: Count | None = None
+    run: RunSample | None = None
+
+
+class _DeviceTick(msgspec.Struct, frozen=True, kw_only=True):
+    t_ns: Count
+    devices: list[DeviceSample] = []
+    host: HostSample | None = None
+
+
+@dataclass
+class RunRecords:
+    """One run's records. Steps and worker lines are by rank, device samples by UUID as (t_ns, sample), host samples
+    likewise. Of a long run `steps`, `devices` and `hosts` are a share, and `thinning` says which."""
+
+    run: RunFile | None = None
+    steps: dict[int, list[Step]] = field(default_factory=dict)
+    worker: dict[int, list[WorkerLine]] = field(default_factory=dict)
+    devices: dict[str, list[tuple[int, DeviceSample]]] = field(default_factory=dict)
+    hosts: list[tuple[int, HostSample]] = field(default_factory=list)
+    events: list[Event] = field(default_factory=list)
+    tried: list[int] = field(default_factory=list)
+    """The batch sizes that a search's probe tried, the one it was at last."""
+    unreadable_lines: int = 0
+    thinning: Thinning | None = None
+    """None where all records are here."""
+    totals_by_rank: dict[int, StepTotals] = field(default_factory=dict)
+    highest_used_bytes: dict[str, int] = field(default_factory=dict)
+    """The fullest that each device was seen, in the samples that were left out too."""
+
+    def totals(self, rank: int) -> StepTotals:
+        """Totals over all steps of a rank, including those left out."""
+        return self.totals_by_rank.get(rank) or totals_of(self.steps.get(rank, ()))
+
+    def peak_used_bytes(self, uuids: Iterable[str]) -> int | None:
+        """The fullest that any of these devices was seen."""
+        kept = (sample.memory_used_bytes for uuid in uuids for _, sample in self.devices.get(uuid, ()))
+        seen = [self.highest_used_bytes.get(uuid) for uuid in uuids]
+        return max((used for used in (*kept, *seen) if used is not None), default=None)
+
+    def last_t_ns(self) -> int | None:
+        """The latest moment that anything was recorded, telemetry left out."""
+        times = [steps[-1].t_ns for steps in self.steps.values() if steps]
+        times += [lines[-1].t_ns for lines in self.worker.values() if lines]
+        times += [event.t_ns for event in self.events[-1:]]
+        return max(times, default=None)
+
+
+def read_records(directory: Path) -> RunRecords:
+    """Every readable record of a run, of a long one a share; what could not be read is counted, never raised."""
+    records = RunRecords(run=read_run_file(directory))
+    records.worker = worker_lines(directory, records)
+    records.events = list(_each(Tail(directory / EVENTS_FILE, Event), records))
+    records.tried = tried_batches(directory, records.run)
+    steps = _read_steps(directory, records)
+    ticks = _read_ticks(directory, records)
+    first = records.totals(min(records.steps, default=0))
+    if first.dropped or ticks.level or any(one.level for one in steps.values()):
+        records.thinning = Thinning(
+            steps_looked_at=len(records.steps[min(records.steps)]) if records.steps else 0,
+            steps_dropped=first.dropped,
+            ticks=ticks.total,
+            ticks_looked_at=len(records.hosts),
+        )
+    return records
+
+
+def worker_lines(directory: Path, records: RunRecords | None = None) -> dict[int, list[WorkerLine]]:
+    """The worker lines of each rank; unreadable lines are counted in `records`, if given."""
+    counted = records or RunRecords()
+    return {
+        rank: list(_each(Tail(path, WorkerLine), counted)) for rank, path in rank_files(directory, "worker").items()
+    }
+
+
+def _read_steps(directory: Path, records: RunRecords) -> dict[int, Thinned[Step]]:
+    files = rank_files(directory, "steps")
+    found = {}
+    for rank, path in files.items():
+        tail, totals, thinned = StepTail(path), StepTotals(), Thinned[Step](MOST_STEPS // len(files))
+        for step in _each(tail, records):
+            totals.add(step)
+            thinned.add(step.step, step)
+        totals.dropped = totals.missing if tail.dropped_bytes else 0
+        records.totals_by_rank[rank], found[rank] = totals, thinned
+    # Rates are those of steps that all ranks have.
+    level = max((one.level for one in found.values()), default=0)
+    for rank, thinned in found.items():
+        thinned.thin_to(level)
+        records.steps[rank] = thinned.kept()
+    return found
+
+
+def _read_ticks(directory: Path, records: RunRecords) -> Thinned[_DeviceTick]:
+    """Ticks are many: only the devices of this run are kept, and a run without devices keeps the host's alone."""
+    wanted = {*records.run.watch_uuids, *records.run.device_uuids} if records.run else set()
+    ticks = Thinned[_DeviceTick](MOST_SAMPLES // (len(wanted) + 1))
+    highest = records.highest_used_bytes
+    for tick in _each(telemetry_tail(directory / TELEMETRY_FILE, _DeviceTick), records):
+        ours = [sample for sample in tick.devices if sample.uuid in wanted]
+        for sample in ours:
+            if sample.uuid is not None and sample.memory_used_bytes is not None:
+                highest[sample.uuid] = max(highest.get(sample.uuid, 0), sample.memory_used_bytes)
+        ticks.add(ticks.total, _DeviceTick(t_ns=tick.t_ns, devices=ours, host=tick.host))
+    for tick in ticks.kept():
+        if tick.host is not None:
+            records.hosts.append((tick.t_ns, tick.host))
+        for sample in tick.devices:
+            if sample.uuid is not None:
+                taken_ns = tick.t_ns if sample.t_ns is None else sample.t_ns
+                records.devices.setdefault(sample.uuid, []).append((taken_ns, sample))
+    return ticks
+
+
+def tried_batches(directory: Path, run: RunFile | None) -> list[int]:
+    """The batch sizes that a search had its probe try, oldest first; none of a run that is no probe.
+
+    What it was told stands there before it begins, so the last one is where it ended, however it ended.
+    """
+    if run is None or run.role != PROBE:
+        return []
+    try:
+        orders, _ = read_all(directory / CONTROL_FILE, ProbeOrder)
+    except OSError:
+        return []
+    return [order.batch_size for order in orders if order.do == "probe"]
+
+
+def rank_file(directory: Path, name: str, rank: int) -> Path:
+    """`steps.jsonl` of rank 0, `steps.rank1.jsonl` of rank 1, and so on; `name` is steps or worker."""
+    return directory / (f"{name}.jsonl" if rank == 0 else f"{name}.rank{rank}.jsonl")
+
+
+def rank_files(directory: Path, name: str) -> dict[int, Path]:
+    """The files of that name that exist, by rank in order."""
+    pattern = re.compile(rf"{name}(?:\.rank(\d+))?\.jsonl")
+    found = {}
+    for path in directory.glob(f"{name}*.jsonl"):
+        if match := pattern.fullmatch(path.name):
+            found[int(match[1] or 0)] = path
+    return dict(sorted(found.items()))
+
+
+def _each(tail: Tail[T], records: RunRecords) -> Iterator[T]:
+    try:
+        yield from rest_of(tail)
+    except OSError:
+        records.unreadable_lines += 1
+        return
+    records.unreadable_lines += tail.unreadable

@@ -1,0 +1,53 @@
+"""`steps.jsonl` and those of the other ranks: held under a size, and read with the mark that stands for what went."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+
+from trainfast_runner.records.json_lines import NotYet, Tail
+from trainfast_runner.records.output_log import CAP_BYTES, OutputLog
+from trainfast_runner.records.run_file import Count, Step
+
+_MARK = b'{"dropped_bytes":'
+
+
+class Dropped(msgspec.Struct, frozen=True, kw_only=True):
+    """A line of a compacted `steps.jsonl`: the step records that stood here, in bytes."""
+
+    dropped_bytes: Count
+
+
+class StepDecoder:
+    """Turns lines into steps; `dropped_bytes` counts what the marks among them stand for."""
+
+    def __init__(self) -> None:
+        self.dropped_bytes = 0
+        self._steps = msgspec.json.Decoder(Step)
+        self._marks = msgspec.json.Decoder(Dropped)
+
+    def decode(self, line: bytes) -> Step:
+        """The step of this line. Raises NotYet for a mark, msgspec.DecodeError for damage."""
+        if line.startswith(_MARK):
+            self.dropped_bytes += self._marks.decode(line).dropped_bytes
+            raise NotYet
+        return self._steps.decode(line)
+
+
+class StepTail(Tail[Step]):
+    """Follows the step records of a rank, dropped ones left out."""
+
+    def __init__(self, path: Path, window_bytes: int = 8 << 20) -> None:
+        self._of_marks = StepDecoder()
+        super().__init__(path, Step, window_bytes, self._of_marks)
+
+    @property
+    def dropped_bytes(self) -> int:
+        """Step records that this file held once: those of a hole in it, and of its marks."""
+        return self.hole_bytes + self._of_marks.dropped_bytes
+
+
+def capped_steps(path: Path, cap_bytes: int = CAP_BYTES) -> OutputLog:
+    """Holds a rank's step records under `cap_bytes`, as `output.log` is held."""
+    return OutputLog(path, cap_bytes, lambda dropped: _MARK + b"%d}\n" % dropped)

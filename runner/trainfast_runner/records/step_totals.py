@@ -1,0 +1,58 @@
+"""Totals over all steps of a rank, counted as steps are read: exact however few steps stay in memory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from trainfast_runner.records.run_file import Step
+
+
+@dataclass
+class StepTotals:
+    """Counts and highest peaks over the steps of one rank. `dropped` ones lost their lines to the cap of the file."""
+
+    measured: int = 0
+    warmup: int = 0
+    not_finite: int = 0
+    peak_allocated_bytes: int | None = None
+    peak_reserved_bytes: int | None = None
+    alloc_retries: int | None = None
+    phase_peaks: dict[str, int] = field(default_factory=dict)
+    dropped: int = 0
+    missing: int = 0
+    """Steps between the first and the last that have no line."""
+    _last_step: int | None = None
+
+    @property
+    def taken(self) -> int:
+        """Measured steps, the dropped ones included: a cap is reached long after the warm-up."""
+        return self.measured + self.dropped
+
+    def add(self, step: Step) -> None:
+        """Take the next step."""
+        if step.warmup:
+            self.warmup += 1
+        else:
+            self.measured += 1
+        self.not_finite += step.loss_not_finite
+        self.peak_allocated_bytes = _highest(self.peak_allocated_bytes, step.peak_allocated_bytes)
+        self.peak_reserved_bytes = _highest(self.peak_reserved_bytes, step.peak_reserved_bytes)
+        self.alloc_retries = _highest(self.alloc_retries, step.alloc_retries)
+        for phase, peak in (step.phase_peaks or {}).items():
+            self.phase_peaks[phase] = max(self.phase_peaks.get(phase, 0), peak)
+        if self._last_step is not None:
+            self.missing += max(0, step.step - self._last_step - 1)
+        self._last_step = step.step
+
+
+def totals_of(steps: Iterable[Step]) -> StepTotals:
+    """The totals of these steps."""
+    totals = StepTotals()
+    for step in steps:
+        totals.add(step)
+    return totals
+
+
+def _highest(a: int | None, b: int | None) -> int | None:
+    return b if a is None else a if b is None else max(a, b)

@@ -1,0 +1,114 @@
+"""What the devices did while the measured steps ran: energy, throttled time, memory."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from trainfast_runner.machine.telemetry.energy import energy_doubt
+from trainfast_runner.machine.telemetry.throttle_causes import CAUSES
+from trainfast_runner.records.result import Energy, Throttle
+from trainfast_runner.records.run_file import Step
+from trainfast_runner.records.run_records import DeviceSample
+from trainfast_runner.results.bottleneck.device_track import ENERGY_COUNTER, INTEGRATED_POWER, DeviceConditions
+
+Samples = list[tuple[int, DeviceSample]]
+LEAST_SAMPLES = 2
+"""Within the measured steps, for their energy: of steps that are over before the second one, as a fast GPU's first few
+are, a straight line from sample to sample tells the energy of the start and of the end instead."""
+
+
+@dataclass(frozen=True)
+class Window:
+    """The span of the measured steps, CLOCK_MONOTONIC nanoseconds."""
+
+    begin_ns: int
+    end_ns: int
+
+    @property
+    def ms(self) -> float:
+        """Its length in milliseconds."""
+        return (self.end_ns - self.begin_ns) / 1e6
+
+
+def window_of(steps: Sequence[Step]) -> Window | None:
+    """From the start of the first step to the end of the last."""
+    if not steps:
+        return None
+    begin = steps[0].t_ns - round(steps[0].step_ms * 1e6)
+    return Window(begin, steps[-1].t_ns) if steps[-1].t_ns > begin else None
+
+
+def energy(
+    devices: Sequence[DeviceConditions],
+    sampled: Sequence[Samples],
+    window: Window | None,
+    samples: float,
+    steps: int,
+) -> Energy:
+    """Energy summed over devices, whose samples are `sampled`; no figure where one of them has none to believe."""
+    if window is None or not is_sampled(sampled, window):
+        return Energy()
+    for device, of_device in zip(devices, sampled, strict=True):
+        meanwhile = [one for one in of_device if window.begin_ns <= one[0] <= window.end_ns]
+        if (doubt := energy_doubt(meanwhile) or energy_doubt(of_device)) is not None:
+            return Energy(reason=f"GPU {device.index}: {doubt}")
+    joules = [device.energy_joules for device in devices]
+    total = sum(one for one in joules if one is not None)
+    if not joules or None in joules:
+        return Energy()
+    integrated = any(device.energy_source == INTEGRATED_POWER for device in devices)
+    return Energy(
+        joules=total,
+        joules_per_sample=total / samples if samples else None,
+        joules_per_step=total / steps if steps else None,
+        source=INTEGRATED_POWER if integrated else ENERGY_COUNTER,
+    )
+
+
+def is_sampled(devices: Iterable[Samples], window: Window | None) -> bool:
+    """Whether every device was sampled often enough in the window to tell its energy."""
+    return window is not None and all(
+        sum(window.begin_ns <= t_ns <= window.end_ns for t_ns, _ in samples) >= LEAST_SAMPLES for samples in devices
+    )
+
+
+def throttle(devices: Sequence[DeviceConditions], window: Window | None, steps: int, used: Collection[str]) -> Throttle:
+    """Throttled shares of the window, each device and the worst; None where no sample can tell.
+
+    Steps lose time to those devices alone whose UUIDs are among those `used`, not to one that is only watched.
+    """
+    if window is None:
+        return Throttle()
+    rows = [_row(device, window, steps if device.uuid in used else 0) for device in devices]
+    return Throttle(
+        **{f"{cause.name}_fraction": _worst(row[f"{cause.name}_fraction"] for row in rows) for cause in CAUSES},
+        clock_loss_fraction=_worst(device.clock_loss_fraction for device in devices),
+        devices=rows,
+    )
+
+
+def _row(device: DeviceConditions, window: Window, steps: int) -> dict[str, Any]:
+    """`steps` of the run trained on it."""
+    row: dict[str, Any] = {"index": device.index, "uuid": device.uuid}
+    for cause in CAUSES:
+        throttled = device.throttled_ms.get(cause.name)
+        row[f"{cause.name}_fraction"] = None if throttled is None else throttled / window.ms
+        row[f"{cause.name}_source"] = device.sources.get(cause.name)
+    row["throttled_ms"] = device.throttled_ms
+    row["lost_ms_per_step"] = {
+        name: None if lost is None or not steps else lost / steps for name, lost in device.lost_ms.items()
+    }
+    row["clock_loss_fraction"] = device.clock_loss_fraction
+    row["temperature_c"] = device.temperature_c
+    return row
+
+
+def hottest_c(devices: Sequence[DeviceConditions]) -> float | None:
+    """The highest temperature at the start of the stretch, in degrees Celsius."""
+    return _worst(device.temperature_c for device in devices)
+
+
+def _worst(values: Iterable[float | None]) -> float | None:
+    return max((value for value in values if value is not None), default=None)

@@ -1,0 +1,75 @@
+"""Duration counters that a run's whole record shows to be something else: their numbers moved between drivers, and
+the old ones answer with success.
+
+The sampler drops a counter as soon as it is sure; with the record of a run at hand less is enough.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from collections.abc import Set as AbstractSet
+
+from trainfast_runner.machine.telemetry.energy import energy_doubt
+from trainfast_runner.machine.telemetry.fields import CAUSES as FIELDS_THAT_MOVED
+from trainfast_runner.machine.telemetry.throttle_causes import CAUSES, COUNTERS, REASONS_OF_COUNTER
+from trainfast_runner.results.bottleneck.device_track import ENERGY_FIELD, Seen, read
+
+SAMPLES_SHOWN = 2
+"""One sample may have caught a reason whose counter the driver brings up to date after the record's end."""
+SIGHTINGS_MISSED = 7.0
+"""A counter that claims so many samples' worth of time was seen in none with a chance of e^-7, one in a thousand."""
+BEYOND_POLICY = 2.0
+"""Intervals' worth of time, between samples without a reason, by which a counter may exceed that of its policy: what
+the driver brings up to date late."""
+
+Answered = Sequence[tuple[int, Seen]]
+
+
+def disbelieved(samples: Answered) -> frozenset[str]:
+    """The counters that one device's samples (with their times, oldest first) speak against."""
+    answered = [one for one in samples if one[1].temperature_c is not None or one[1].throttle_reasons is not None]
+    found = {field for field in COUNTERS if _given_up(field, answered) or _stands_still(field, answered)}
+    moved = {field for field in FIELDS_THAT_MOVED if _runs_unseen(field, answered, found)}
+    energy = {ENERGY_FIELD} if energy_doubt(samples) is not None else set()
+    return frozenset(found | moved | energy)
+
+
+def _given_up(field: str, answered: Answered) -> bool:
+    """Whether the sampler stopped asking: it was there, and is missing from the last sample that has anything."""
+    told = [read(sample, field) is not None for _, sample in answered]
+    return any(told) and not told[-1]
+
+
+def _stands_still(field: str, answered: Answered) -> bool:
+    """Whether it never moves though samples show its reasons; the last one's own time is still to be counted."""
+    told = [sample for _, sample in answered if read(sample, field) is not None]
+    shown = sum(bool(_shows(field, sample)) for sample in told[:-1])
+    return shown >= SAMPLES_SHOWN and len({read(sample, field) for sample in told}) == 1
+
+
+def _runs_unseen(field: str, answered: Answered, disbelieved: AbstractSet[str]) -> bool:
+    """Whether it runs on between samples that do not show its reasons: further than its policy's counter where there
+    is one to believe, else for longer than can go unseen."""
+    policy = next(cause.policy_counter for cause in CAUSES if field in cause.reason_counters)
+    claimed = beyond = 0.0
+    for (t0, before), (t1, now) in itertools.pairwise(answered):
+        if _shows(field, before) is not False or _shows(field, now) is not False or t1 <= t0:
+            continue
+        grown = _growth(field, before, now)
+        of_policy = None if policy is None or policy in disbelieved else _growth(policy, before, now)
+        claimed += (grown or 0.0) / (t1 - t0)
+        beyond += 0.0 if grown is None or of_policy is None else max(0.0, grown - of_policy) / (t1 - t0)
+    seen = sum(bool(_shows(field, sample)) for _, sample in answered)
+    return beyond > BEYOND_POLICY or claimed > SIGHTINGS_MISSED + seen
+
+
+def _growth(field: str, before: Seen, now: Seen) -> float | None:
+    first, last = read(before, field), read(now, field)
+    return None if first is None or last is None else max(0.0, last - first)
+
+
+def _shows(field: str, sample: Seen) -> bool | None:
+    if sample.throttle_reasons is None:
+        return None
+    return not REASONS_OF_COUNTER.get(field, frozenset()).isdisjoint(sample.throttle_reasons)

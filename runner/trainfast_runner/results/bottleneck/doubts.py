@@ -1,0 +1,115 @@
+"""What a person has to know before believing a figure: the conditions a run had, in words that follow its name."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from trainfast_runner.machine.telemetry.throttle_causes import CAUSES
+from trainfast_runner.records.result import Conditions, Result
+from trainfast_runner.results.bottleneck.device_track import LEAST_COVERED
+from trainfast_runner.results.bottleneck.steady_state import drift_words
+
+OTHERS_PERCENT = 15.0
+"""As the diagnosis has it: from here on the CPU is short."""
+THROTTLED_SHARE = 0.0005
+"""A smaller share would read 0.0 %."""
+
+
+def watched_words(result: Result) -> str:
+    """The GPUs that were only joined to a run on the CPU, such as "watched GPU 0"; empty for a run on GPUs."""
+    if result.actual.device != "cpu":
+        return ""
+    return watched_gpus([row.get("index") for row in result.throttle.devices])
+
+
+def watched_gpus(indexes: Iterable[int | None]) -> str:
+    """GPUs by their NVML indexes, such as "watched GPUs 1, 3"; empty without any."""
+    known = [str(index) for index in indexes if index is not None]
+    return f"watched GPU{'' if len(known) == 1 else 's'} {', '.join(known)}" if known else ""
+
+
+def doubts(result: Result) -> Iterator[str]:
+    """Predicates of the run, such as "was held back by heat for 12.0 % of the measured time"."""
+    conditions = result.conditions
+    if conditions.started_clean is False:
+        yield "did not start under clean conditions: the device was not as free as before"
+    elif not conditions.clean and conditions.started_clean is None:
+        yield "did not start under clean conditions: the device was not as free as before, or was lost meanwhile"
+    yield from _absent(result)
+    for error in conditions.xid_errors:
+        gpu = "a GPU" if error.get("device") is None else f"{_gpu(result)} {error['device']}"
+        yield f"saw an Xid error on {gpu}" + (f": {error['detail']}" if error.get("detail") else "")
+    others = len(conditions.foreign_processes)
+    if others:
+        what = "watched GPU" if result.actual.device == "cpu" else "device"
+        yield f"shared its {what} with {others} other process{'' if others == 1 else 'es'}"
+    taken = conditions.others_cpu_percent
+    if result.actual.device == "cpu" and taken is not None and taken >= OTHERS_PERCENT:
+        yield f"shared the CPU: other processes took {taken:.0f} % of it"
+    for cause in CAUSES:
+        fraction = getattr(result.throttle, f"{cause.name}_fraction")
+        if fraction is not None and fraction >= THROTTLED_SHARE:
+            where, source = _worst_gpu(result, cause.name, fraction)
+            yield f"was held back by {cause.words}{where} for {100 * fraction:.1f} % of the measured time{source}"
+    if (words := steadiness(conditions, result.steps.warmup)) is not None:
+        yield words
+
+
+def _absent(result: Result) -> Iterator[str]:
+    """Of each time that a GPU was silent: how long, what that leaves out, and what its counters tell of it."""
+    for absence in result.conditions.absences:
+        ended = "" if absence["back"] else ", to the end"
+        said = f"had no reading of {_gpu(result)} {absence['device']} for {absence['seconds']:.0f} s{ended}"
+        if absence["measured_fraction"] >= THROTTLED_SHARE:
+            said += f", {100 * absence['measured_fraction']:.0f} % of the measured time"
+        grown = [
+            f"{absence['throttled_ms'][cause.name] / 1e3:.1f} s by {cause.words}"
+            for cause in CAUSES
+            if cause.name in absence["throttled_ms"]
+        ]
+        if grown:
+            said += f"; by its counters it was held back meanwhile: {', '.join(grown)}"
+        if absence["measured_fraction"] >= 1 - LEAST_COVERED:
+            said += ": too little is left for its throttled time and energy"
+        yield said
+
+
+def marks(result: Result) -> Iterator[str]:
+    """The same in a word or two, to stand beside a figure."""
+    if any((getattr(result.throttle, f"{cause.name}_fraction") or 0) >= THROTTLED_SHARE for cause in CAUSES):
+        yield "throttled"
+    if result.conditions.foreign_processes:
+        yield "shared"
+    if result.conditions.still_warming:
+        yield drift_words(result.conditions.temperature_slope_c_per_min)
+
+
+def steadiness(conditions: Conditions, warmup: int) -> str | None:
+    """Whether the run had settled; None where it had from the first measured step on, or nothing can tell."""
+    drifts = []
+    if conditions.temperature_slope_c_per_min is not None:
+        drifts.append(f"{conditions.temperature_slope_c_per_min:+.1f} °C a minute")
+    if conditions.step_drift_percent is not None:
+        drifts.append(f"a step {conditions.step_drift_percent:+.1f} % over it")
+    if conditions.still_warming:
+        how = f" ({', '.join(drifts)})" if drifts else ""
+        return (
+            f"was {drift_words(conditions.temperature_slope_c_per_min)} in its second half{how}: more steps tell more"
+        )
+    if conditions.steady_from_step is not None and conditions.steady_from_step > warmup + 1:
+        return f"was steady from step {conditions.steady_from_step} on: the measured steps before it are in its figures"
+    return None
+
+
+def _gpu(result: Result) -> str:
+    return "watched GPU" if result.actual.device == "cpu" else "GPU"
+
+
+def _worst_gpu(result: Result, cause: str, fraction: float) -> tuple[str, str]:
+    """The GPU that a share is of, and what the share comes from."""
+    for row in result.throttle.devices:
+        if row.get(f"{cause}_fraction") == fraction:
+            where = "" if row.get("index") is None else f" on {_gpu(result)} {row['index']}"
+            source = row.get(f"{cause}_source")
+            return where, f" ({source})" if source else ""
+    return "", ""

@@ -1,0 +1,350 @@
+"""The figures that the diagnosis rules look at, from the records of a stretch of a run. Unknown ones are None."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TypeVar
+
+from trainfast_runner.machine.telemetry.slowdown import slows_down_at_c
+from trainfast_runner.machine.telemetry.throttle_causes import CAUSES
+from trainfast_runner.records.run_file import RunFile
+from trainfast_runner.results.bottleneck.device_track import DeviceConditions
+from trainfast_runner.results.bottleneck.device_window import window_of
+from trainfast_runner.results.bottleneck.measured_window import Stretch
+from trainfast_runner.results.bottleneck.rules import ALL_CORES_BUSY_PERCENT, Figure, Scope
+
+T = TypeVar("T")
+
+Figures = dict[str, Figure]
+PIDS_SHOWN = 3
+FAR_UNDER_C = 10.0
+"""Ours: a chip that slows down for its own heat is within a few degrees of its limit, and is read in whole ones."""
+BACKWARD_OVER_FORWARD = 2.0
+BACKWARD_OVER_FORWARD_RECOMPUTED = 3.0
+"""With full checkpointing the backward computes the forward once more."""
+
+
+def figure_text(value: float) -> str:
+    """Three significant digits, never an exponent."""
+    return f"{value:,.0f}" if abs(value) >= 99.95 else f"{value:.3g}"
+
+
+def figures_by_scope(stretch: Stretch) -> dict[Scope, list[Figures]]:
+    """One set of figures for the run, one for each device, one for each rank; each holds those of the run too."""
+    run = _run(stretch) | _host(stretch)
+    run |= _taken_by_others(run)
+    devices = [run | figures for figures in _devices(stretch, run)]
+    return {"run": [run], "device": devices, "rank": [run | figures for figures in _ranks(stretch)]}
+
+
+def _run(stretch: Stretch) -> Figures:
+    steps, knobs = stretch.first_rank, stretch.run.knobs
+    step_ms = _mean(step.step_ms for step in steps)
+    phases = {f"{name}_ms": _mean(getattr(step, f"{name}_ms") for step in steps) for name in ("data", "forward")}
+    phases["backward_ms"] = _mean(step.backward_ms for step in steps)
+    utilization = _lowest_utilization(stretch)
+    data_percent = _percent(phases["data_ms"], step_ms)
+    found: Figures = {
+        "steps": len(steps),
+        "step_ms": step_ms,
+        **phases,
+        "data_percent": data_percent,
+        "device": stretch.run.device,
+        "wait_policy": (stretch.run.threads or {}).get("wait"),
+        "world_size": stretch.run.world_size,
+        **{name: _plain(knobs.get(name)) for name in ("strategy", "precision", "batch_size", "compile", "p2p")},
+        "more_accum": 2 * _whole(knobs.get("grad_accum"), 1),
+        "tokens_per_micro_batch": _tokens(stretch),
+        "alloc_retries": _retries(stretch),
+        "peak_reserved_bytes": max(
+            (step.peak_reserved_bytes for step in steps if step.peak_reserved_bytes is not None), default=None
+        ),
+        "gpu_utilization_percent": utilization,
+        "gpu_idle_percent": None if utilization is None else 100 - utilization,
+        **_idle(utilization, data_percent, step_ms),
+    }
+    return found | _loading(stretch) | _exchange(stretch, phases, step_ms)
+
+
+def _idle(utilization: float | None, data_percent: float | None, step_ms: float | None) -> Figures:
+    """The time in which a GPU ran nothing though it had its data."""
+    if utilization is None or data_percent is None or step_ms is None:
+        return {"unexplained_idle_percent": None, "unexplained_idle_ms": None}
+    percent = 100 - utilization - data_percent
+    return {"unexplained_idle_percent": percent, "unexplained_idle_ms": percent / 100 * step_ms}
+
+
+def _loading(stretch: Stretch) -> Figures:
+    cores = _last(host.cpu_count for host in stretch.hosts)
+    workers = _whole(stretch.run.knobs.get("workers"), 0)
+    return {
+        "workers": workers,
+        "cores": cores,
+        "spare_cores": None if cores is None else cores - workers,
+        "more_workers": max(1, min(int(cores or 2), 2 * workers or 2)),
+    }
+
+
+def _exchange(stretch: Stretch, phases: Mapping[str, float | None], step_ms: float | None) -> Figures:
+    forward, backward = phases["forward_ms"], phases["backward_ms"]
+    recomputes = stretch.run.knobs.get("checkpointing") == "full"
+    times = BACKWARD_OVER_FORWARD_RECOMPUTED if recomputes else BACKWARD_OVER_FORWARD
+    on_gpus = stretch.run.device == "cuda"
+    link = stretch.run.link if on_gpus else "shared memory"
+    advice = "a larger batch_size computes more for each exchange"
+    if on_gpus and stretch.run.knobs.get("p2p") == "off":
+        advice = "p2p=on lets the GPUs reach each other directly"
+    elif link is not None and not link.startswith("NV") and on_gpus:
+        advice = f"the slowest link among these GPUs is {link}: ddp or pp send the least"
+    elif not on_gpus:
+        advice = "processes on one CPU share its cores: strategy=single has no exchange"
+    found: Figures = {"link": link, "link_advice": advice}
+    if not forward or backward is None or not step_ms:
+        return found
+    exposed = max(0.0, backward - times * forward)
+    return found | {
+        "backward_over_forward": backward / forward,
+        "computed_backward_ms": times * forward,
+        "exposed_ms": exposed,
+        "exposed_percent": 100 * exposed / step_ms,
+    }
+
+
+def others_cpu_percent(stretch: Stretch) -> float | None:
+    """The share of all cores that processes other than the run's took, the mean."""
+    share = _host(stretch)["others_cpu_percent"]
+    return share if isinstance(share, float) else None
+
+
+def _host(stretch: Stretch) -> Figures:
+    """How busy the host was, with what of it was the run's own, and its memory."""
+    hosts = stretch.hosts
+    cores = _last(host.cpu_count for host in hosts)
+    busy = _mean(host.cpu_percent for host in hosts)
+    own = _mean(host.run.cpu_percent for host in hosts if host.run is not None)
+    own_percent = own / cores if own is not None and cores else None
+    available = min((h.memory_available_bytes for h in hosts if h.memory_available_bytes is not None), default=None)
+    total = _last(host.memory_total_bytes for host in hosts)
+    swaps = [host.swap_used_bytes for host in hosts if host.swap_used_bytes is not None]
+    grown = swaps[-1] - swaps[0] if swaps else None
+    others_percent = None if busy is None or own_percent is None else max(0.0, busy - own_percent)
+    return {
+        "host_cpu_percent": busy,
+        "run_cpu_percent": own_percent,
+        "others_cpu_percent": others_percent,
+        "others_cores": None if others_percent is None or not cores else others_percent / 100 * cores,
+        "memory_available_bytes": available,
+        "memory_available_percent": _percent(available, total),
+        "swap_used_bytes": swaps[-1] if swaps else None,
+        "swap_grown_bytes": grown,
+        "swap_grown_mib": None if grown is None else grown / 2**20,
+    }
+
+
+def _taken_by_others(run: Figures) -> Figures:
+    """What it costs a training on the CPU that others use it: nothing that can be told while cores stand idle."""
+    others, busy, working = run["others_cpu_percent"], run["host_cpu_percent"], _working_ms(run)
+    if not isinstance(others, float) or not isinstance(busy, float) or busy < ALL_CORES_BUSY_PERCENT or working is None:
+        return {"others_cost_ms": None, "others_lost_words": ""}
+    lost = others / 100 * working
+    return {"others_cost_ms": lost, "others_lost_words": _lost_words(lost)}
+
+
+def _working_ms(run: Figures) -> float | None:
+    """The part of a step that slow clocks or a shared CPU make longer: a wait for data is a cause of its own."""
+    step, data = run["step_ms"], run["data_ms"]
+    return None if not isinstance(step, float) else step - (data if isinstance(data, float) else 0.0)
+
+
+def _devices(stretch: Stretch, run: Figures) -> list[Figures]:
+    used = [device for device in stretch.devices if device.uuid in stretch.run.gpu_uuids]
+    clocks = [device.sm_clock_mhz for device in used if device.sm_clock_mhz]
+    return [_device(stretch, device, max(clocks, default=None), run) for device in stretch.devices]
+
+
+def _device(stretch: Stretch, device: DeviceConditions, fastest: float | None, run: Figures) -> Figures:
+    samples, averaged = stretch.samples.get(device.uuid or "", ()), stretch.averaged(device.uuid or "")
+    hottest = max((sample.temperature_c for sample in samples if sample.temperature_c is not None), default=None)
+    limit = _last(slows_down_at_c(sample) for sample in samples)
+    width, widest = _last(sample.pcie_width for sample in samples), _last(sample.pcie_width_max for sample in samples)
+    foreign = [process for process in stretch.foreign if process.device == device.index]
+    memory = [process.memory_used_bytes for process in foreign if process.memory_used_bytes is not None]
+    clock = device.sm_clock_mhz
+    behind = None if clock is None or not fastest else 1 - clock / fastest
+    working = _working_ms(run) if _meet_on_gpus(stretch.run) else None
+    trains = device.uuid in stretch.run.device_uuids
+    return {
+        "index": device.index,
+        "gpu": f"GPU {device.index}" if trains else f"watched GPU {device.index}",
+        "shared_words": "shared with" if stretch.run.device_uuids else "used by",
+        "waited_for_words": ": ranks that meet in every step wait for it" if _meet_on_gpus(stretch.run) else "",
+        "used": int(device.uuid in stretch.run.gpu_uuids),
+        **_throttling(device, stretch, run, trains=trains),
+        "temperature_c": hottest,
+        "slows_down_at_c": limit,
+        "degrees_over_c": None if hottest is None or limit is None or hottest < limit else hottest - limit,
+        "degrees_under_c": None if hottest is None or limit is None or hottest >= limit else limit - hottest,
+        "cooling_advice": _cooling_advice(hottest, limit),
+        "temperature_words": _temperature_words(hottest, limit),
+        "power_w": _mean(sample.power_w for sample in averaged),
+        "power_limit_w": _last(sample.power_limit_w for sample in samples),
+        "clock_loss_percent": None if device.clock_loss_fraction is None else 100 * device.clock_loss_fraction,
+        "sm_clock_mhz": clock,
+        "fastest_sm_clock_mhz": fastest,
+        "clock_behind_percent": None if behind is None else 100 * behind,
+        "clock_behind_cost_ms": None if behind is None or working is None else behind * working,
+        "gpu_utilization_percent": _mean(sample.gpu_utilization_percent for sample in averaged),
+        "pcie_width": width,
+        "pcie_width_max": widest,
+        "pcie_lanes_missing": None if width is None or widest is None else widest - width,
+        "pcie_generation": _last(sample.pcie_generation for sample in samples),
+        "pcie_generation_max": _last(sample.pcie_generation_max for sample in samples),
+        "foreign_processes": len(foreign),
+        "foreign_words": _processes_words([process.pid for process in foreign]),
+        "foreign_memory_bytes": sum(memory) if memory else None,
+    }
+
+
+def _meet_on_gpus(run: RunFile) -> bool:
+    """Whether ranks on several GPUs wait for each other in every step."""
+    return run.world_size > 1 and len(run.device_uuids) > 1
+
+
+def _throttling(device: DeviceConditions, stretch: Stretch, run: Figures, *, trains: bool) -> Figures:
+    """Of each cause milliseconds a step, percent of the time, and what of a step was lost to it.
+
+    Pauses between steps are as throttled as the steps. What waited for data could not be lost to a slow clock. Without
+    clocks all of the throttled time counts as lost. A run loses nothing to a GPU that it only watches.
+    """
+    window, step_ms, working = window_of(stretch.first_rank), run["step_ms"], _working_ms(run)
+    steps_share = None
+    if window is not None and isinstance(step_ms, float):
+        steps_share = step_ms / window.ms
+    found: Figures = {}
+    for cause in CAUSES:
+        throttled, lost = (
+            None if ms is None or steps_share is None else ms * steps_share
+            for ms in (device.throttled_ms.get(cause.name), device.lost_ms.get(cause.name))
+        )
+        if not trains:
+            lost = None
+        lost = lost if lost is None or working is None else min(lost, working)
+        cost = _least(throttled, working) if lost is None else lost
+        found[f"{cause.name}_ms_per_step"] = throttled
+        found[f"{cause.name}_percent"] = _percent(throttled, step_ms if isinstance(step_ms, float) else None)
+        found[f"{cause.name}_lost_ms_per_step"] = lost
+        found[f"{cause.name}_cost_ms"] = cost if trains else None
+        found[f"{cause.name}_lost_words"] = _lost_words(lost) if trains else "; the run does not use it"
+        found[f"{cause.name}_source"] = device.sources.get(cause.name)
+    return found
+
+
+def _lost_words(ms: float | None) -> str:
+    return "" if ms is None else f": about {figure_text(ms)} ms of a step lost"
+
+
+def _processes_words(pids: Sequence[int]) -> str:
+    if len(pids) == 1:
+        return f"another process (pid {pids[0]})"
+    shown = ", ".join(str(pid) for pid in pids[:PIDS_SHOWN])
+    return f"{len(pids):,} other processes (pid {shown}{', ...' if len(pids) > PIDS_SHOWN else ''})"
+
+
+def _temperature_words(hottest: float | None, limit: float | None) -> str:
+    if hottest is None:
+        return "at a temperature it does not give"
+    if limit is None:
+        return f"at {hottest:.0f} °C"
+    over = hottest - limit
+    if over <= -FAR_UNDER_C:
+        return f"though its chip is at {hottest:.0f} °C, {-over:.0f} °C under the {limit:.0f} °C at which it slows down"
+    side = f"{over:.0f} °C over" if over > 0 else f"{-over:.0f} °C under" if over < 0 else "exactly"
+    return f"at {hottest:.0f} °C, {side} the {limit:.0f} °C at which it slows down"
+
+
+def _cooling_advice(hottest: float | None, limit: float | None) -> str:
+    """What to do about heat; with a cool chip it is another part that is hot."""
+    if hottest is not None and limit is not None and hottest <= limit - FAR_UNDER_C:
+        return (
+            "the chip itself is cool: look at the temperature of the memory, at the regulators beside the chip, and for"
+            " an outside signal (a server pulls one when its power supplies or its air are too hot)"
+        )
+    return "cooling: more air, a free slot beside the card, a lower power limit; the clocks come back by themselves"
+
+
+def _ranks(stretch: Stretch) -> list[Figures]:
+    forwards = {
+        rank: {step.step: step.forward_ms for step in steps if step.forward_ms is not None}
+        for rank, steps in stretch.steps.items()
+    }
+    common = set.intersection(*map(set, forwards.values())) if len(forwards) > 1 else set()
+    if not common:
+        return []
+    means = {rank: statistics.fmean(of[number] for number in common) for rank, of in forwards.items()}
+    middle = statistics.median_low(means.values())
+    slowest = [max(forwards, key=lambda rank: forwards[rank][number]) for number in common]
+    return [
+        {
+            "rank": rank,
+            "steps": len(common),
+            "forward_ms": forward,
+            "median_forward_ms": middle,
+            "behind_ms": forward - middle,
+            "behind_percent": _percent(forward - middle, middle),
+            "slowest_percent": 100 * slowest.count(rank) / len(common),
+        }
+        for rank, forward in means.items()
+    ]
+
+
+def _lowest_utilization(stretch: Stretch) -> float | None:
+    """Of the run's own GPUs the one with least to do."""
+    means = [_mean(s.gpu_utilization_percent for s in stretch.averaged(u)) for u in stretch.run.device_uuids]
+    return min((mean for mean in means if mean is not None), default=None)
+
+
+def _retries(stretch: Stretch) -> int | None:
+    """Allocator retries of the worst rank between the first and the last of these steps; each counts from its start."""
+    grown = []
+    for steps in stretch.steps.values():
+        counts = [step.alloc_retries for step in steps if step.alloc_retries is not None]
+        if counts:
+            grown.append(counts[-1] - counts[0])
+    return max(grown, default=None)
+
+
+def _tokens(stretch: Stretch) -> float | None:
+    """Tokens that go through the model at once on one rank, the mean of the steps: samples may vary in length."""
+    steps, knobs = stretch.first_rank, stretch.run.knobs
+    parts = _whole(knobs.get("grad_accum"), 1)
+    if "pp" in str(knobs.get("strategy")):
+        parts *= _whole(knobs.get("micro_batches"), 1)
+    tokens = _mean(step.tokens for step in steps)
+    return tokens / parts if tokens and parts else None
+
+
+def _mean(values: Iterable[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return statistics.fmean(known) if known else None
+
+
+def _last(values: Iterable[T | None]) -> T | None:
+    known = [value for value in values if value is not None]
+    return known[-1] if known else None
+
+
+def _percent(part: float | None, whole: float | None) -> float | None:
+    return None if part is None or not whole else 100 * part / whole
+
+
+def _least(a: float | None, b: float | None) -> float | None:
+    return min((value for value in (a, b) if value is not None), default=None)
+
+
+def _whole(value: object, otherwise: int) -> int:
+    return value if isinstance(value, int) else otherwise
+
+
+def _plain(value: object) -> Figure:
+    return value if isinstance(value, float | int | str) else None

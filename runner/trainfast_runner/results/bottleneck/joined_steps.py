@@ -1,0 +1,47 @@
+"""The step records of a run with what the watched devices did in each: what `runs show --steps` prints."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from trainfast_runner.records.run_file import Step
+from trainfast_runner.records.run_records import RunRecords, read_records
+from trainfast_runner.results.bottleneck.step_conditions import StepConditions, join_of
+from trainfast_runner.settings.world import data_parallel_degree
+
+
+def joined_steps(directory: Path) -> list[tuple[Step, StepConditions | None]]:
+    """Every readable step of the lowest rank, in order; None beside a step of a run that watches no device."""
+    records = read_records(directory)
+    steps = records.steps[min(records.steps)] if records.steps else []
+    conditions = {one.step: one for one in _conditions(records, steps)}
+    return [(step, conditions.get(step.step)) for step in steps]
+
+
+def as_record(step: Step, conditions: StepConditions | None) -> dict[str, Any]:
+    """Both as one object: the step's own fields, then those of `StepConditions`, null where nothing is known."""
+    absent = dict.fromkeys(StepConditions.__struct_fields__)
+    return {**absent, **(msgspec.structs.asdict(conditions) if conditions else {}), **msgspec.structs.asdict(step)}
+
+
+def _conditions(records: RunRecords, steps: list[Step]) -> list[StepConditions]:
+    run = records.run
+    if run is None or not run.watch_uuids:
+        return []
+    join = join_of(records.devices, run.watch_uuids, data_parallel_degree(run.knobs, run.world_size))
+    for step in steps:
+        join.add(step)
+    return [_of_run(one, run.device_uuids) for one in join.joined(final=True)]
+
+
+def _of_run(conditions: StepConditions, used: Collection[str]) -> StepConditions:
+    """A step loses time to the devices it trains on alone, as in the result: not to one that is only watched."""
+    devices = tuple(
+        device if device.uuid in used else msgspec.structs.replace(device, lost_ms=dict.fromkeys(device.lost_ms))
+        for device in conditions.devices
+    )
+    return msgspec.structs.replace(conditions, devices=devices)

@@ -1,0 +1,103 @@
+"""What holds a running training back now, and whether it has warmed up: renewed with every tick."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Sequence
+
+from trainfast_runner.records.result import Diagnosis
+from trainfast_runner.records.run_file import Event, RunFile, Step
+from trainfast_runner.records.tick import DeviceReading, Tick
+from trainfast_runner.results.bottleneck.device_window import window_of
+from trainfast_runner.results.bottleneck.measured_window import AVERAGED_NS, Stretch, foreign_processes
+from trainfast_runner.results.bottleneck.steady_state import NOT_KNOWN, steady_state
+from trainfast_runner.results.bottleneck.step_conditions import StepJoin
+from trainfast_runner.results.bottleneck.verdicts import diagnose
+
+WINDOW_NS = 30_000_000_000
+STEPS_KEPT = 200
+LEAST_STEPS = 10
+"""Slow steps: so many are looked at however long they took."""
+STEADY_EVERY = 5
+"""Ticks between two looks at all steps that are kept."""
+
+
+class LiveDiagnosis:
+    """Feed it every rank's steps and renew it when a tick came; `diagnosis` and `steady` are the newest."""
+
+    def __init__(self) -> None:
+        self.diagnosis: tuple[Diagnosis, ...] = ()
+        self.steady = NOT_KNOWN
+        self._renewed = 0
+        self._steps: dict[int, deque[Step]] = {}
+
+    def add(self, rank: int, steps: Iterable[Step]) -> None:
+        """Take steps of a rank; warm-up is no measure of anything."""
+        self._steps.setdefault(rank, deque(maxlen=STEPS_KEPT)).extend(step for step in steps if not step.warmup)
+
+    def renew(
+        self, run: RunFile, kept: Sequence[Step], ticks: Sequence[Tick], events: Iterable[Event], join: StepJoin
+    ) -> None:
+        """Diagnose the steps of the last `WINDOW_NS` that `ticks` (oldest first, at least one) cover.
+
+        `kept` are all of rank 0's steps that the reader still has: what is steady shows over longer than a window.
+        """
+        self._settle(run, kept, ticks)
+        until_ns = ticks[-1].t_ns
+        steps = {rank: recent for rank, kept in self._steps.items() if (recent := _recent(kept, until_ns))}
+        window = window_of(steps[min(steps)]) if steps else None
+        if window is None:
+            self.diagnosis = ()
+            return
+        within: list[Tick] = []
+        for tick in reversed(ticks):
+            if tick.t_ns < window.begin_ns:
+                break
+            within.append(tick)
+        within.reverse()
+        self.diagnosis = tuple(
+            diagnose(
+                Stretch(
+                    run=run,
+                    steps=steps,
+                    devices=join.window(window.begin_ns, window.end_ns),
+                    samples=_by_device(within),
+                    averages=_by_device(tick for tick in within if tick.t_ns >= window.begin_ns + AVERAGED_NS),
+                    hosts=[tick.host for tick in within],
+                    foreign=foreign_processes(run, events, window),
+                )
+            )
+        )
+
+    def _settle(self, run: RunFile, steps: Sequence[Step], ticks: Sequence[Tick]) -> None:
+        """Find out whether the run has warmed up, now and then."""
+        self._renewed += 1
+        if self._renewed % STEADY_EVERY != 1:
+            return
+        watched = frozenset(run.watch_uuids)
+        temperatures: dict[str, list[tuple[int, float]]] = {}
+        for tick in ticks:
+            for device in tick.devices:
+                if device.uuid in watched and device.uuid is not None and device.temperature_c is not None:
+                    temperatures.setdefault(device.uuid, []).append((tick.t_ns, device.temperature_c))
+        measured = [
+            (step.step, step.t_ns, step.step_ms) for step in steps if not step.warmup and step.t_ns <= ticks[-1].t_ns
+        ]
+        self.steady = steady_state(measured, list(temperatures.values()))
+
+
+def _by_device(ticks: Iterable[Tick]) -> dict[str, list[DeviceReading]]:
+    samples: dict[str, list[DeviceReading]] = {}
+    for tick in ticks:
+        for device in tick.devices:
+            if device.uuid is not None:
+                samples.setdefault(device.uuid, []).append(device)
+    return samples
+
+
+def _recent(steps: Sequence[Step], until_ns: int) -> list[Step]:
+    covered = [step for step in steps if step.t_ns <= until_ns]
+    if not covered:
+        return []
+    since = covered[-1].t_ns - WINDOW_NS
+    return [step for place, step in enumerate(covered) if step.t_ns >= since or place >= len(covered) - LEAST_STEPS]

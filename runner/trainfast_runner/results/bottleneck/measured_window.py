@@ -1,0 +1,99 @@
+"""The part of a run that a diagnosis is about: measured steps, and what devices, host and others did meanwhile."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+from trainfast_runner.records.run_file import Event, RunFile, Step
+from trainfast_runner.records.run_records import HostSample, RunRecords
+from trainfast_runner.records.tick import HostReading
+from trainfast_runner.results.bottleneck.device_track import DeviceConditions, Seen
+from trainfast_runner.results.bottleneck.device_window import Window
+
+T = TypeVar("T")
+
+AVERAGED_NS = 1_000_000_000
+"""How far back a reading of utilization or power may reach: the driver averages the one over a sixth of a second to a
+whole one, by the product (nvmlUtilization_t in nvml.h), the other over a second."""
+
+
+@dataclass(frozen=True)
+class ForeignProcess:
+    """A process of somebody else on the GPU with this NVML index, and its device memory where that is known."""
+
+    device: int
+    pid: int
+    memory_used_bytes: int | None = None
+
+
+@dataclass(frozen=True)
+class Stretch:
+    """Measured steps of a run by rank, and what devices and host did meanwhile, samples oldest first and by UUID.
+
+    `averages` are those of the samples whose averages reach back to no time before the steps; None where all are.
+    """
+
+    run: RunFile
+    steps: Mapping[int, Sequence[Step]]
+    devices: Sequence[DeviceConditions] = ()
+    samples: Mapping[str, Sequence[Seen]] = field(default_factory=dict)
+    averages: Mapping[str, Sequence[Seen]] | None = None
+    hosts: Sequence[HostSample | HostReading] = ()
+    foreign: Sequence[ForeignProcess] = ()
+
+    @property
+    def first_rank(self) -> Sequence[Step]:
+        """The steps of the lowest rank there is."""
+        return self.steps[min(self.steps)] if self.steps else ()
+
+    def averaged(self, uuid: str) -> Sequence[Seen]:
+        """A device's samples whose utilization and power are those of the steps alone: none of a short stretch."""
+        return (self.samples if self.averages is None else self.averages).get(uuid, ())
+
+    @property
+    def measured(self) -> int:
+        """How many steps it has."""
+        return len(self.first_rank)
+
+
+def stretch_of(records: RunRecords, devices: Sequence[DeviceConditions], window: Window) -> Stretch:
+    """The measured steps of ended records, in the window that `devices` describe. `records.run` must be known."""
+    assert records.run is not None
+
+    def within(samples: Iterable[tuple[int, T]], later_ns: int = 0) -> list[T]:
+        return [sample for t_ns, sample in samples if window.begin_ns + later_ns <= t_ns <= window.end_ns]
+
+    return Stretch(
+        run=records.run,
+        steps={
+            rank: measured
+            for rank, steps in records.steps.items()
+            if (measured := [step for step in steps if not step.warmup])
+        },
+        devices=devices,
+        samples={uuid: within(samples) for uuid, samples in records.devices.items()},
+        averages={uuid: within(samples, AVERAGED_NS) for uuid, samples in records.devices.items()},
+        hosts=within(records.hosts),
+        foreign=foreign_processes(records.run, records.events, window),
+    )
+
+
+def foreign_processes(run: RunFile, events: Iterable[Event], window: Window) -> list[ForeignProcess]:
+    """Processes of others that used the run's devices in some part of the window, each once."""
+    found: dict[tuple[int, int], ForeignProcess] = {}
+    for process in run.foreign_processes:
+        pid, device, used = process.get("pid"), process.get("device"), process.get("memory_used_bytes")
+        if isinstance(pid, int) and isinstance(device, int):
+            found[device, pid] = ForeignProcess(device, pid, used if isinstance(used, int) else None)
+    for event in events:
+        if event.kind != "foreign_process" or event.pid is None or event.device is None:
+            continue
+        if event.state == "appeared" and event.t_ns <= window.end_ns:
+            found.setdefault(
+                (event.device, event.pid), ForeignProcess(event.device, event.pid, event.memory_used_bytes)
+            )
+        elif event.state == "left" and event.t_ns < window.begin_ns:
+            found.pop((event.device, event.pid), None)
+    return list(found.values())

@@ -1,0 +1,163 @@
+"""Whether a run had warmed up, and from which step on: slopes of step time and of temperature.
+
+The measured steps are cut into blocks of equal count. The steady stretch is the longest one to the end that begins at
+the level of the second half and in which neither figure drifts. A drift is a Theil-Sen slope (Sen, Estimates of the
+Regression Coefficient Based on Kendall's Tau, JASA 63, 1968) times the length of the stretch: it survives the odd slow
+step. For step time it must also be a trend by the Mann-Kendall test, since medians of blocks scatter without one.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from trainfast_runner.records.result import Conditions
+
+BLOCKS = 12
+LEAST_BLOCKS = 4
+STEPS_IN_A_BLOCK = 2
+DRIFT_OF_STEP = 0.02
+"""Share of a step; ours: what two runs of the same settings differ by anyway."""
+DRIFT_C = 2.0
+"""Ours: NVML gives whole degrees, so one is rounding and two are not."""
+SIGMAS = 3.0
+COOLING_C_PER_MIN = 1.0
+"""Ours: slower than that is the rounding of NVML's whole degrees."""
+MAD_TO_SIGMA = 1.4826
+"""Rousseeuw & Croux, Alternatives to the Median Absolute Deviation, JASA 88, 1993."""
+TREND = 1.96
+"""Mann-Kendall's normal score at 95 %."""
+
+
+@dataclass(frozen=True)
+class SteadyState:
+    """`from_step` is the first steady step; `warming` whether the run still drifted at its end, None where that cannot
+    be told. The slopes are those of the steady stretch, else of its second half: degrees Celsius a minute, and how
+    much longer (in percent) the last step of the stretch is than its first, None where the steps scatter too much
+    to say.
+    """
+
+    from_step: int | None = None
+    warming: bool | None = None
+    temperature_slope_c_per_min: float | None = None
+    step_drift_percent: float | None = None
+
+
+NOT_KNOWN = SteadyState()
+
+
+@dataclass(frozen=True)
+class _Block:
+    first_step: int
+    at_s: float
+    step_ms: float
+    temperature_c: float | None
+
+
+def steady_state(
+    steps: Sequence[tuple[int, int, float]], temperatures: Sequence[Sequence[tuple[int, float]]]
+) -> SteadyState:
+    """From measured steps as (number, CLOCK_MONOTONIC ns of the end, ms) and devices' temperatures as (ns, degrees)."""
+    blocks = _blocks(steps, temperatures)
+    if len(blocks) < LEAST_BLOCKS:
+        return NOT_KNOWN
+    # What is called steady has to be at least half of what was measured.
+    half = len(blocks) // 2
+    for start in range(half + 1):
+        tail = blocks[start:]
+        drift, slope = _step_drift(tail), _slope([(b.at_s, b.temperature_c) for b in tail])
+        if _at_its_level(blocks[start], blocks[half:]) and not _drifts(tail, drift, slope):
+            # More than a drift may have, and yet no trend, is what the blocks scatter by.
+            told = None if drift is not None and abs(drift) > DRIFT_OF_STEP else drift
+            return _found(steps[0][0] if start == 0 else tail[0].first_step, False, told, slope)
+    tail = blocks[half:]
+    return _found(None, True, _step_drift(tail), _slope([(b.at_s, b.temperature_c) for b in tail]))
+
+
+def drift_words(temperature_slope_c_per_min: float | None) -> str:
+    """What a run that still drifts does: a GPU that came from harder work cools down, every other one warms up."""
+    slope = temperature_slope_c_per_min
+    return "still cooling down" if slope is not None and slope <= -COOLING_C_PER_MIN else "still warming up"
+
+
+def steady_of(conditions: Conditions) -> SteadyState:
+    """What a result's conditions say of it."""
+    return SteadyState(
+        conditions.steady_from_step,
+        conditions.still_warming,
+        conditions.temperature_slope_c_per_min,
+        conditions.step_drift_percent,
+    )
+
+
+def _found(from_step: int | None, warming: bool, drift: float | None, slope: float | None) -> SteadyState:
+    return SteadyState(
+        from_step=from_step,
+        warming=warming,
+        temperature_slope_c_per_min=None if slope is None else 60 * slope,
+        step_drift_percent=None if drift is None else 100 * drift,
+    )
+
+
+def _blocks(
+    steps: Sequence[tuple[int, int, float]], temperatures: Sequence[Sequence[tuple[int, float]]]
+) -> list[_Block]:
+    count = min(BLOCKS, len(steps) // STEPS_IN_A_BLOCK)
+    blocks = []
+    for place in range(count):
+        part = steps[len(steps) * place // count : len(steps) * (place + 1) // count]
+        begin_ns, end_ns = part[0][1] - round(part[0][2] * 1e6), part[-1][1]
+        seen = [[c for t_ns, c in device if begin_ns <= t_ns <= end_ns] for device in temperatures]
+        blocks.append(
+            _Block(
+                first_step=part[0][0],
+                at_s=(begin_ns + end_ns) / 2e9,
+                step_ms=statistics.median(ms for _, _, ms in part),
+                temperature_c=max((statistics.fmean(device) for device in seen if device), default=None),
+            )
+        )
+    return blocks
+
+
+def _at_its_level(block: _Block, settled: Sequence[_Block]) -> bool:
+    """Whether a block is like those of the second half, within what these scatter by."""
+    times = [one.step_ms for one in settled]
+    middle = statistics.median(times)
+    scatter = MAD_TO_SIGMA * statistics.median(abs(ms - middle) for ms in times)
+    if abs(block.step_ms - middle) > max(DRIFT_OF_STEP * middle, SIGMAS * scatter):
+        return False
+    degrees = [one.temperature_c for one in settled if one.temperature_c is not None]
+    return (
+        not degrees or block.temperature_c is None or abs(block.temperature_c - statistics.median(degrees)) <= DRIFT_C
+    )
+
+
+def _drifts(blocks: Sequence[_Block], drift: float | None, slope: float | None) -> bool:
+    warms = slope is not None and abs(slope) * (blocks[-1].at_s - blocks[0].at_s) > DRIFT_C
+    slows = drift is not None and abs(drift) > DRIFT_OF_STEP and _trend([block.step_ms for block in blocks]) > TREND
+    return warms or slows
+
+
+def _step_drift(blocks: Sequence[_Block]) -> float | None:
+    """By what share of itself a step grew over the blocks."""
+    slope = _slope([(block.at_s, block.step_ms) for block in blocks])
+    middle = statistics.median(block.step_ms for block in blocks)
+    return None if slope is None or not middle else slope * (blocks[-1].at_s - blocks[0].at_s) / middle
+
+
+def _slope(points: Sequence[tuple[float, float | None]]) -> float | None:
+    """Theil-Sen: the median of the slopes between every two points."""
+    known = [(x, y) for x, y in points if y is not None]
+    slopes = [(y1 - y0) / (x1 - x0) for (x0, y0), (x1, y1) in itertools.combinations(known, 2) if x1 > x0]
+    return statistics.median(slopes) if len(known) >= LEAST_BLOCKS - 1 and slopes else None
+
+
+def _trend(values: Sequence[float]) -> float:
+    """Mann-Kendall's score, without sign: how sure it is that the values rise, or fall, at all."""
+    n = len(values)
+    s = sum((b > a) - (b < a) for a, b in itertools.combinations(values, 2))
+    variance = n * (n - 1) * (2 * n + 5) / 18
+    return max(0, abs(s) - 1) / math.sqrt(variance) if variance else 0.0

@@ -1,0 +1,126 @@
+"""What the devices did while each step ran: throttled time by cause, clocks, energy, temperature.
+
+Steps and device samples share CLOCK_MONOTONIC. Nothing is stored: the live view, `runs show --steps` and the summary
+feed the same `StepJoin` from the same two files.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
+
+import msgspec
+
+from trainfast_runner.machine.telemetry.throttle_causes import CAUSES, SOURCES
+from trainfast_runner.records.run_file import Step
+from trainfast_runner.records.run_records import DeviceSample
+from trainfast_runner.results.bottleneck.device_track import DeviceConditions, DeviceTrack, Seen
+from trainfast_runner.results.bottleneck.disbelieved_counters import disbelieved
+
+
+class StepConditions(msgspec.Struct, frozen=True, kw_only=True):
+    """One step beside what the watched devices did meanwhile: of each cause and clock loss the worst device, energy
+    of all together (a sample's share counts every data-parallel rank), the hottest at the step's start."""
+
+    step: int
+    t_ns: int
+    throttled_ms: dict[str, float | None] = {}
+    sources: dict[str, str] = {}
+    clock_loss_fraction: float | None = None
+    energy_joules: float | None = None
+    joules_per_sample: float | None = None
+    temperature_c: float | None = None
+    devices: tuple[DeviceConditions, ...] = ()
+
+
+class StepJoin:
+    """Joins steps to the samples of some devices as both come in. Feed samples in the order of their time.
+
+    `samples_factor` turns a step's samples into those of the whole run: its data-parallel degree. `keep` bounds how
+    many samples of a device stay in memory, `keep_steps` how many steps wait; None keeps all. `given_up` names
+    counters by UUID that are not to be believed.
+    """
+
+    def __init__(
+        self,
+        uuids: Sequence[str],
+        *,
+        samples_factor: float = 1.0,
+        keep: int | None = None,
+        keep_steps: int | None = None,
+        given_up: dict[str, frozenset[str]] | None = None,
+    ) -> None:
+        self._tracks = {uuid: DeviceTrack(uuid, keep, (given_up or {}).get(uuid, frozenset())) for uuid in uuids}
+        self._samples_factor = samples_factor
+        self._waiting: deque[Step] = deque(maxlen=keep_steps)
+        self._seen_ns: int | None = None
+
+    def see(self, t_ns: int, devices: Iterable[Seen]) -> None:
+        """Take one tick."""
+        self._seen_ns = t_ns
+        for sample in devices:
+            track = self._tracks.get(sample.uuid or "")
+            if track is not None:
+                track.add(t_ns if sample.t_ns is None else sample.t_ns, sample)
+
+    def add(self, step: Step) -> None:
+        """Take a step of rank 0; it is joined when a tick after its end has come."""
+        if self._tracks:
+            self._waiting.append(step)
+
+    def joined(self, *, final: bool = False) -> list[StepConditions]:
+        """The steps that have become known since the last call; `final`: no more samples will come."""
+        found = []
+        while self._waiting and (final or (self._seen_ns is not None and self._waiting[0].t_ns <= self._seen_ns)):
+            found.append(self._of(self._waiting.popleft()))
+        return found
+
+    def window(self, begin_ns: int, end_ns: int) -> list[DeviceConditions]:
+        """What each device with samples did between two moments, in the order they were named."""
+        return [track.between(begin_ns, end_ns) for track in self._tracks.values() if track.times]
+
+    def _of(self, step: Step) -> StepConditions:
+        begin_ns = step.t_ns - round(step.step_ms * 1e6)
+        tracks = [track for track in self._tracks.values() if track.times]
+        devices = [track.between(begin_ns, step.t_ns, whole_outages=True) for track in tracks]
+        energies = [device.energy_joules for device in devices]
+        joules = sum(energy for energy in energies if energy is not None) if energies and None not in energies else None
+        samples = step.samples * self._samples_factor
+        return StepConditions(
+            step=step.step,
+            t_ns=step.t_ns,
+            throttled_ms={
+                cause.name: _most(device.throttled_ms.get(cause.name) for device in devices) for cause in CAUSES
+            },
+            sources=_least_exact(devices),
+            clock_loss_fraction=_most(device.clock_loss_fraction for device in devices),
+            energy_joules=joules,
+            joules_per_sample=joules / samples if joules is not None and samples else None,
+            temperature_c=_most(device.temperature_c for device in devices),
+            devices=tuple(devices),
+        )
+
+
+def join_of(
+    devices: Mapping[str, Sequence[tuple[int, DeviceSample]]], uuids: Sequence[str], samples_factor: float
+) -> StepJoin:
+    """A `StepJoin` that has seen all samples of ended records; counters not to be believed are left out whole."""
+    given_up = {uuid: disbelieved(samples) for uuid, samples in devices.items()}
+    join = StepJoin(uuids, samples_factor=samples_factor, given_up=given_up)
+    for t_ns, sample in sorted(
+        ((t_ns, sample) for uuid in uuids for t_ns, sample in devices.get(uuid, ())), key=lambda seen: seen[0]
+    ):
+        join.see(t_ns, (sample,))
+    return join
+
+
+def _most(values: Iterable[float | None]) -> float | None:
+    return max((value for value in values if value is not None), default=None)
+
+
+def _least_exact(devices: Sequence[DeviceConditions]) -> dict[str, str]:
+    return {
+        cause.name: max((device.sources[cause.name] for device in told), key=SOURCES.index)
+        for cause in CAUSES
+        if (told := [device for device in devices if cause.name in device.sources])
+    }

@@ -1,0 +1,91 @@
+"""What holds a run back: the rules of `rules` held against the figures of a stretch of it."""
+
+from __future__ import annotations
+
+import string
+from collections.abc import Callable, Iterator, Mapping
+from functools import cache
+from typing import Any
+
+from trainfast_runner.records.result import Diagnosis
+from trainfast_runner.results.bottleneck.figures import figure_text, figures_by_scope
+from trainfast_runner.results.bottleneck.measured_window import Stretch
+from trainfast_runner.results.bottleneck.rules import RULES, Figure, Rule
+
+SEVERITIES = ("warning", "info")
+LEAST_STEPS = 3
+"""Fewer measured steps than this say nothing."""
+
+
+def diagnose(stretch: Stretch) -> list[Diagnosis]:
+    """All that holds, the costliest first; one finding a rule, that of the device or rank where it weighs most."""
+    if not can_tell(stretch):
+        return []
+    scopes = figures_by_scope(stretch)
+    found: dict[str, Diagnosis] = {}
+    for rule in RULES:
+        if rule.name not in found:
+            held = [finding for figures in scopes[rule.scope] for finding in _held(rule, figures)]
+            if held:
+                found[rule.name] = max(held, key=_weight(rule))
+    return sorted(
+        found.values(), key=lambda finding: (SEVERITIES.index(finding.severity), -(finding.cost_ms_per_step or 0.0))
+    )
+
+
+def _weight(rule: Rule) -> Callable[[Diagnosis], tuple[float, float]]:
+    """What a finding costs; between those of unknown cost how much there is of what the rule asks a share of."""
+    asked = next((condition.figure for condition in rule.when if condition.is_ == ">="), "")
+
+    def weight(finding: Diagnosis) -> tuple[float, float]:
+        seen = finding.evidence.get(asked)
+        return finding.cost_ms_per_step or 0.0, float(seen) if isinstance(seen, float | int) else 0.0
+
+    return weight
+
+
+def can_tell(stretch: Stretch) -> bool:
+    """Whether there is enough of it to look at: with less, that nothing was found says nothing."""
+    return stretch.measured >= LEAST_STEPS
+
+
+class _Sentence(string.Formatter):
+    """`str.format` with `figure` as a format, which is `figure_text`."""
+
+    def format_field(self, value: Any, format_spec: str) -> str:
+        if format_spec != "figure":
+            return str(super().format_field(value, format_spec))
+        return figure_text(value)
+
+
+_SENTENCE = _Sentence()
+_EITHER = ("degrees_over_c", "degrees_under_c")
+
+
+def _held(rule: Rule, figures: Mapping[str, Figure]) -> Iterator[Diagnosis]:
+    """The finding, where every condition holds and every figure it speaks of is known."""
+    if not all(condition.holds(figures.get(condition.figure)) for condition in rule.when):
+        return
+    if any(figures.get(name) is None for name in (*_fields(rule.line), *_fields(rule.advice))):
+        return
+    cost, step_ms = figures.get(rule.cost) if rule.cost else None, figures["step_ms"]
+    cost_ms = float(cost) if isinstance(cost, float | int) else None
+    shown = dict.fromkeys([condition.figure for condition in rule.when] + list(rule.evidence))
+    device, rank = figures.get("index"), figures.get("rank")
+    yield Diagnosis(
+        rule=rule.name,
+        line=_SENTENCE.vformat(rule.line, (), figures),
+        advice=_SENTENCE.vformat(rule.advice, (), figures),
+        severity=rule.severity,
+        cost_ms_per_step=cost_ms,
+        cost_fraction=cost_ms / step_ms if cost_ms is not None and isinstance(step_ms, float) and step_ms else None,
+        # Of the two ways to say how far it is from the limit one is always empty.
+        evidence={name: figures.get(name) for name in shown if name not in _EITHER or figures.get(name) is not None},
+        device=device if rule.scope == "device" and isinstance(device, int) else None,
+        rank=rank if rule.scope == "rank" and isinstance(rank, int) else None,
+    )
+
+
+@cache
+def _fields(template: str) -> tuple[str, ...]:
+    return tuple(name for _, name, _, _ in _SENTENCE.parse(template) if name)

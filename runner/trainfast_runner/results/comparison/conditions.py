@@ -1,0 +1,117 @@
+"""The conditions of two runs side by side, and which of them may explain a difference in their figures."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from trainfast_runner.machine.telemetry.throttle_causes import CAUSES
+from trainfast_runner.records.result import Result
+from trainfast_runner.results.bottleneck.steady_state import drift_words
+
+TEMPERATURE_APART_C = 10.0
+THROTTLED_APART = 0.02
+"""Ours: the share of the time by which a step would grow as much as runs differ anyway, were all of it lost."""
+
+CPU_LEFT_APART = 0.05
+"""Ours: by what share of itself the CPU that others left may differ; on a CPU that is what trained."""
+
+
+@dataclass(frozen=True)
+class ConditionRow:
+    """A condition of both runs in words, None where it is not known; `differs` when it may explain a difference."""
+
+    label: str
+    a: str | None
+    b: str | None
+    differs: bool
+
+
+def compared_conditions(a: Result, b: Result) -> list[ConditionRow]:
+    """Those that are known of either run."""
+    return [row for row in _rows(a, b) if row.a is not None or row.b is not None]
+
+
+def _rows(a: Result, b: Result) -> Iterator[ConditionRow]:
+    starts = a.conditions.start_temperature_c, b.conditions.start_temperature_c
+    yield ConditionRow(
+        "start temperature", _celsius(starts[0]), _celsius(starts[1]), _apart(*starts, TEMPERATURE_APART_C)
+    )
+    warm = a.conditions.measured_from_temperature_c, b.conditions.measured_from_temperature_c
+    yield ConditionRow(
+        "temperature as measuring began", _celsius(warm[0]), _celsius(warm[1]), _apart(*warm, TEMPERATURE_APART_C)
+    )
+    for cause in CAUSES:
+        shares = [getattr(result.throttle, f"{cause.name}_fraction") for result in (a, b)]
+        if any(shares):
+            differs = _apart(shares[0], shares[1], THROTTLED_APART)
+            yield ConditionRow(f"held back by {cause.words}", _share(shares[0]), _share(shares[1]), differs)
+    others = [len(result.conditions.foreign_processes) for result in (a, b)]
+    if any(others):
+        yield ConditionRow("other processes", str(others[0]), str(others[1]), others[0] != others[1])
+    busy = a.conditions.others_cpu_percent, b.conditions.others_cpu_percent
+    # A run on a GPU leaves most of the cores to others anyway.
+    on_cpu = a.actual.device == "cpu" or b.actual.device == "cpu"
+    differs = on_cpu and _left_apart(*busy)
+    yield ConditionRow("CPU taken by others", _percent(busy[0]), _percent(busy[1]), differs)
+    for row in (
+        _unequal("malloc thresholds", a, b, lambda result: result.cpu.thresholds if result.cpu else None),
+        _unequal("threads wait by policy", a, b, lambda result: result.cpu.wait_policy if result.cpu else None),
+    ):
+        if row.differs:
+            yield row
+    yield _unequal("driver", a, b, lambda result: result.conditions.driver)
+    yield _unequal("started clean", a, b, lambda result: "yes" if _started_clean(result) else "no")
+    silent = _silent_fraction(a), _silent_fraction(b)
+    if any(silent):
+        differs = _apart(*silent, THROTTLED_APART)
+        yield ConditionRow("GPU without a reading", _share(silent[0]), _share(silent[1]), differs)
+    warming = a.conditions.still_warming, b.conditions.still_warming
+    yield ConditionRow("steady", _steady(a), _steady(b), None not in warming and warming[0] != warming[1])
+
+
+def _started_clean(result: Result) -> bool:
+    conditions = result.conditions
+    return conditions.clean if conditions.started_clean is None else conditions.started_clean
+
+
+def _silent_fraction(result: Result) -> float:
+    """The share of the measured time in which one of the watched GPUs gave no reading, at its longest."""
+    return max((absence["measured_fraction"] for absence in result.conditions.absences), default=0.0)
+
+
+def _unequal(label: str, a: Result, b: Result, of: Callable[[Result], str | None]) -> ConditionRow:
+    one, other = of(a), of(b)
+    return ConditionRow(label, one, other, None not in (one, other) and one != other)
+
+
+def _apart(a: float | None, b: float | None, limit: float) -> bool:
+    return a is not None and b is not None and abs(a - b) > limit
+
+
+def _left_apart(a: float | None, b: float | None) -> bool:
+    """Whether what others left of the CPU differs: 89 % and 85 % taken leave 11 and 15, a third more to train with."""
+    if a is None or b is None:
+        return False
+    left = [max(1.0, 100 - taken) for taken in (a, b)]
+    return max(left) / min(left) > 1 + CPU_LEFT_APART
+
+
+def _celsius(value: float | None) -> str | None:
+    return None if value is None else f"{value:.0f} °C"
+
+
+def _percent(value: float | None) -> str | None:
+    return None if value is None else f"{value:.0f} %"
+
+
+def _share(value: float | None) -> str | None:
+    return None if value is None else f"{100 * value:.1f} % of the time"
+
+
+def _steady(result: Result) -> str | None:
+    conditions = result.conditions
+    if conditions.still_warming is None:
+        return None
+    words = drift_words(conditions.temperature_slope_c_per_min)
+    return words if conditions.still_warming else f"from step {conditions.steady_from_step}"

@@ -1,0 +1,287 @@
+"""Two runs side by side: which settings differ, what changed, and whether the change is more than noise.
+
+The rule of significance, per figure: a median of n values has the variance 1 / (4 n f(m)^2), f the density at the
+median m, which for normal values makes its standard error sqrt(pi / 2) sigma / sqrt(n); sigma is estimated as
+1.4826 MAD (Rousseeuw & Croux, Alternatives to the Median Absolute Deviation, JASA 88, 1993). A difference counts when
+it is over three times the standard error of the difference of the two medians, taken between logarithms so that a
+rate and its time per step get the same answer, and over 2 %: a floor for what varies from process to process, which
+the steps of one run cannot show. With fewer than five measured steps on a side nothing is significant.
+
+A step's phases each have a spread of their own, and a floor more: what is less than half a percent of the step is no
+difference of the step. A result of an older version holds the spread of throughput only; its phases are held against
+the spread of the whole step. Figures without spread (peak memory, energy) are held against the 2 % alone.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+from trainfast_runner.machine.cpu_devices import CPU, cpu_processes
+from trainfast_runner.records.result import Result
+from trainfast_runner.records.run_file import PROBE
+from trainfast_runner.records.state_words import state_words
+from trainfast_runner.results.bottleneck.doubts import doubts, watched_words
+from trainfast_runner.results.comparison.conditions import ConditionRow, compared_conditions
+from trainfast_runner.settings.knobs import BY_NAME
+
+BETTER, WORSE = "better", "worse"
+NOISE = "no significant difference"
+CHANGED = "changed"
+UNKNOWN = "not measured in both"
+OTHER_BATCH, OTHER_DEVICES, OTHER_MODEL = "other batch", "other devices", "other model"
+"""A step that does other work, or is shared out otherwise, is neither better nor worse for taking longer."""
+STRICT_THRESHOLDS = "not comparable: strict malloc thresholds"
+"""The verdict on every speed where one of the runs was measured under strict thresholds."""
+BATCH_KNOBS = ("batch_size", "grad_accum", "seq_len")
+DEVICE_KNOBS = ("strategy", "devices", "tp_degree", "pp_degree", "micro_batches")
+LEAST_STEPS = 5
+ERRORS_APART = 3.0
+RUN_TO_RUN = 0.02
+LEAST_OF_A_STEP = 0.005
+"""Ours: the share of a step below which a phase's difference is none that anybody would notice."""
+LEAST_BYTES = 2 << 20
+"""Ours: allocators hand out memory by blocks of 2 MiB (PyTorch's CUDA caching allocator) and round."""
+MEDIAN_ERROR = math.sqrt(math.pi / 2)
+MAD_TO_SIGMA = 1.4826
+PHASES = ("data", "forward", "backward", "optimizer", "other")
+
+
+@dataclass(frozen=True)
+class ComparisonRow:
+    """One figure of both runs. `unit` is samples/s, tokens/s, ms, bytes, J or empty; `delta` is b - a in that unit.
+
+    `verdict` is better, worse, changed (neither is better), "no significant difference", "not measured in both", or
+    for a step and its phases where a step is not the same work in both "other model", "other batch" or "other devices",
+    or `STRICT_THRESHOLDS` for every speed where a run was measured under those.
+    """
+
+    label: str
+    unit: str
+    a: float | None
+    b: float | None
+    delta: float | None
+    percent: float | None
+    verdict: str
+    interval_percent: tuple[float, float] | None = None
+    """Where the true difference lies with a confidence of at least 95 %, in percent of a."""
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """`knobs` are those that differ as (name, a, b), after them `model.FIELD` and `data.FIELD` where `--set` or the
+    screen changed them, None where the preset's own value holds; `conditions` those known of either run; `notes` what
+    makes the figures less comparable."""
+
+    a: str
+    b: str
+    knobs: list[tuple[str, Any, Any]]
+    rows: list[ComparisonRow]
+    notes: list[str]
+    conditions: list[ConditionRow]
+
+
+def compare(a: Result, b: Result) -> Comparison:
+    """What is different in `b`, seen from `a`."""
+    conditions = compared_conditions(a, b)
+    notes = list(_notes(a, b))
+    if differing := [row.label for row in conditions if row.differs]:
+        notes.insert(
+            0,
+            f"the conditions differed ({', '.join(differing)}): part of the difference may be theirs; `bench"
+            " --repeat 3` runs two variants in turn (A B A B), so that both have the same",
+        )
+    return Comparison(a.run_id, b.run_id, _settings(a, b), list(_rows(a, b)), notes, conditions)
+
+
+def _settings(a: Result, b: Result) -> list[tuple[str, Any, Any]]:
+    one, other = ({**_knobs(result), **_fields(result), **_tried(result)} for result in (a, b))
+    names = dict.fromkeys([*BY_NAME, *a.knobs, *b.knobs, *one, *other])
+    if "auto" in (one.get("attention"), other.get("attention")) and a.actual.attention == b.actual.attention:
+        # One left open what the other named: sdpa was the default once.
+        names.pop("attention", None)
+    return [(name, one.get(name), other.get(name)) for name in names if one.get(name) != other.get(name)]
+
+
+def _tried(result: Result) -> dict[str, Any]:
+    """What stands for the batch size of a search's probe: the last one it tried."""
+    return {"batch_size": result.tried[-1]} if result.tried else {}
+
+
+def _fields(result: Result, section: str = "") -> dict[str, Any]:
+    """What was changed of the preset's model and data, by `model.FIELD` and `data.FIELD`."""
+    return {name: value for name, value in result.changed.items() if "." in name and name.startswith(section)}
+
+
+def _rows(a: Result, b: Result) -> Iterator[ComparisonRow]:
+    noise = _relative_noise(a, b)
+    rates_a, rates_b = a.throughput, b.throughput
+    for label, unit, one, other in (
+        ("throughput", "samples/s", rates_a.samples_per_s.median, rates_b.samples_per_s.median),
+        ("token throughput", "tokens/s", rates_a.tokens_per_s.median, rates_b.tokens_per_s.median),
+    ):
+        row = _row(label, unit, one, other, _ratio_counts(one, other, noise), more_is_better=True)
+        if not speeds_rank(a, b):
+            yield _of_step(row, STRICT_THRESHOLDS)
+        else:
+            yield replace(row, interval_percent=_interval(one, other, noise))
+    step_a, step_b = a.step_ms.p50, b.step_ms.p50
+    other_work = _other_work(a, b)
+    no_ranking = other_work if speeds_rank(a, b) else STRICT_THRESHOLDS
+    step = _row("step", "ms", step_a, step_b, _ratio_counts(step_a, step_b, noise))
+    interval = _interval(step_a, step_b, noise) if speeds_rank(a, b) else None
+    yield _of_step(replace(step, interval_percent=interval), no_ranking)
+    step_noise = None if noise is None or step_a is None or step_b is None else noise * max(step_a, step_b)
+    for name in PHASES:
+        one, other = getattr(a.step_ms, name), getattr(b.step_ms, name)
+        by_itself = _phase(name, a, b)
+        if by_itself is not None:
+            yield _of_step(by_itself, no_ranking)
+        else:
+            counts = _ratio_counts(one, other, 0.0) and step_noise is not None and abs(other - one) > step_noise
+            yield _of_step(_row(f"step: {name}", "ms", one, other, counts), no_ranking)
+    for label, unit, one, other in (
+        ("peak allocated", "bytes", a.memory.peak_allocated_bytes, b.memory.peak_allocated_bytes),
+        ("peak reserved", "bytes", a.memory.peak_reserved_bytes, b.memory.peak_reserved_bytes),
+        ("device peak", "bytes", a.memory.device_peak_used_bytes, b.memory.device_peak_used_bytes),
+        ("energy a sample", "J", a.energy.joules_per_sample, b.energy.joules_per_sample),
+    ):
+        counts = _ratio_counts(one, other, 0.0) and (unit != "bytes" or _is_more_than_pages(one, other))
+        # Another batch or model takes other memory: neither is the better one for it.
+        is_better = None if unit == "bytes" and other_work in (OTHER_BATCH, OTHER_MODEL) else False
+        row = _row(label, unit, one, other, counts, is_better)
+        yield _of_step(row, OTHER_DEVICES) if unit == "J" and _watched_differently(a, b) else row
+        if label == "peak allocated":
+            one, other = a.memory.predicted_bytes, b.memory.predicted_bytes
+            yield _row("peak predicted", "bytes", one, other, _ratio_counts(one, other, 0.0), None)
+    yield _row("last loss", "", a.loss.last, b.loss.last, _ratio_counts(a.loss.last, b.loss.last, 0.0), None)
+
+
+def _phase(name: str, a: Result, b: Result) -> ComparisonRow | None:
+    """The row of a phase by its own spread; None where a result does not hold that, or has too few steps."""
+    one, other = (getattr(result.step_ms, name) for result in (a, b))
+    errors, steps = [], []
+    for result in (a, b):
+        mad, step = result.step_ms.mad.get(name), result.step_ms.p50
+        if mad is None or step is None or result.steps.measured < LEAST_STEPS:
+            return None
+        errors.append(MEDIAN_ERROR * MAD_TO_SIGMA * mad / math.sqrt(result.steps.measured))
+        steps.append(step)
+    floor = LEAST_OF_A_STEP * max(steps)
+    if one <= 0 or other <= 0:
+        # Without a ratio to take a logarithm of, the milliseconds themselves are compared.
+        return _row(
+            f"step: {name}", "ms", one, other, abs(other - one) > max(floor, ERRORS_APART * math.hypot(*errors))
+        )
+    noise = ERRORS_APART * math.hypot(errors[0] / one, errors[1] / other)
+    noise = max(noise, math.log1p(floor / max(one, other)))
+    row = _row(f"step: {name}", "ms", one, other, _ratio_counts(one, other, noise))
+    return replace(row, interval_percent=_interval(one, other, noise))
+
+
+def _row(
+    label: str, unit: str, a: float | None, b: float | None, counts: bool, more_is_better: bool | None = False
+) -> ComparisonRow:
+    if a is None or b is None:
+        return ComparisonRow(label, unit, a, b, None, None, UNKNOWN)
+    delta = b - a
+    percent = 100 * delta / abs(a) if a else None
+    if not counts:
+        verdict = NOISE
+    elif more_is_better is None:
+        verdict = CHANGED
+    else:
+        verdict = BETTER if (delta > 0) == more_is_better else WORSE
+    return ComparisonRow(label, unit, a, b, delta, percent, verdict)
+
+
+def _is_more_than_pages(a: float | None, b: float | None) -> bool:
+    return a is not None and b is not None and abs(b - a) > LEAST_BYTES
+
+
+def _other_work(a: Result, b: Result) -> str | None:
+    """Why a step of one run is not the work of a step of the other; None where it is."""
+    if _fields(a, "model.") != _fields(b, "model."):
+        return OTHER_MODEL
+    if any(a.knobs.get(name) != b.knobs.get(name) for name in BATCH_KNOBS):
+        return OTHER_BATCH
+    worlds = a.actual.world_size, b.actual.world_size
+    shared_out = None not in worlds and worlds[0] != worlds[1]
+    one, other = _knobs(a), _knobs(b)
+    return OTHER_DEVICES if shared_out or any(one.get(n) != other.get(n) for n in DEVICE_KNOBS) else None
+
+
+def _knobs(result: Result) -> dict[str, Any]:
+    """The knobs of a run; `devices=cpu:2` of a run on the CPU is its count, as on a machine without a GPU."""
+    processes = cpu_processes(result.knobs.get("devices"))
+    if processes is None or result.actual.device != CPU:
+        return result.knobs
+    return {**result.knobs, "devices": processes}
+
+
+def speeds_rank(a: Result, b: Result) -> bool:
+    """True if neither run was measured under strict malloc thresholds."""
+    return a.measured_under is None and b.measured_under is None
+
+
+def _watched_differently(a: Result, b: Result) -> bool:
+    """Whether one run counts the energy of devices that the other did not look at: that is no difference of theirs."""
+    devices = [{device.get("uuid") for device in result.throttle.devices} for result in (a, b)]
+    return a.knobs.get("watch") != b.knobs.get("watch") and devices[0] != devices[1]
+
+
+def _of_step(row: ComparisonRow, other_work: str | None) -> ComparisonRow:
+    return row if other_work is None or row.delta is None else replace(row, verdict=other_work)
+
+
+def _ratio_counts(a: float | None, b: float | None, noise: float | None) -> bool:
+    """Whether the ratio of two figures is over `noise` (a share) and the floor; None: nothing counts."""
+    if a is None or b is None or noise is None:
+        return False
+    if a <= 0 or b <= 0:
+        return a != b
+    return abs(math.log(b / a)) > max(noise, math.log1p(RUN_TO_RUN))
+
+
+def _interval(a: float | None, b: float | None, noise: float | None) -> tuple[float, float] | None:
+    """The ratio's interval as percentages of `a`; None without a ratio or a noise to build it from."""
+    if a is None or b is None or noise is None or a <= 0 or b <= 0:
+        return None
+    half = max(noise, math.log1p(RUN_TO_RUN))
+    return 100 * (b / a * math.exp(-half) - 1), 100 * (b / a * math.exp(half) - 1)
+
+
+def _relative_noise(a: Result, b: Result) -> float | None:
+    """The smallest significant difference of step times and rates as a share of the figure; None: too few steps."""
+    errors = []
+    for result in (a, b):
+        spread, steps = result.throughput.samples_per_s, result.steps.measured
+        if steps < LEAST_STEPS or not spread.median or spread.mad is None:
+            return None
+        errors.append(MEDIAN_ERROR * MAD_TO_SIGMA * (spread.mad / spread.median) / math.sqrt(steps))
+    return ERRORS_APART * math.hypot(*errors)
+
+
+def _notes(a: Result, b: Result) -> Iterator[str]:
+    if a.preset != b.preset or a.variant != b.variant:
+        yield f"different presets: {a.name} and {b.name}"
+    for result in (a, b):
+        if result.role == PROBE:
+            tried = ", ".join(map(str, result.tried)) or "not on record"
+            yield f"{result.run_id} is a search's probe, which tried one batch_size after another: {tried}"
+        if result.measured_under is not None:
+            yield f"speed is not comparable: that of {result.run_id} was measured under {result.measured_under}"
+        if result.state != "finished":
+            yield f"{result.run_id} ended {state_words(result.state)}: {result.reason}"
+        elif result.steps.measured < LEAST_STEPS:
+            yield f"{result.run_id} measured {result.steps.measured} steps: too few to tell a difference from noise"
+        if result.synthetic_data:
+            yield f"{result.run_id} trained on synthetic data: its loss says nothing"
+        if result.energy.joules_per_sample is not None and (watched := watched_words(result)):
+            yield f"the energy of {result.run_id} is that of {watched}, which it does not use"
+        for doubt in doubts(result):
+            yield f"{result.run_id} {doubt}"
+    if a.actual.device != b.actual.device and a.actual.device and b.actual.device:
+        yield f"different devices: {a.actual.device} and {b.actual.device}"

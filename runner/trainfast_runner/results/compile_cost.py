@@ -1,0 +1,67 @@
+"""What compiling cost a run, and after how many steps it has paid for itself."""
+
+from __future__ import annotations
+
+import statistics
+from pathlib import Path
+from typing import Any
+
+from trainfast_runner.records.home import read_result, read_run_file
+from trainfast_runner.records.result import CompileCost
+from trainfast_runner.records.run_file import RunFile
+from trainfast_runner.records.run_records import RunRecords
+
+NOT_COMPARED = ("compile", "steps", "timing_warmup", "watch")
+"""Knobs that may differ from the run compared with: they change what is compiled or measured, not a step."""
+
+
+def compile_cost(records: RunRecords, directory: Path) -> CompileCost | None:
+    """The cost to the run in `directory`, against the latest like it that was not compiled; None if none was asked.
+
+    `cold_seconds` is what the steps in which something was compiled took beyond a steady step, on the first rank.
+    """
+    run = records.run
+    if run is None or run.knobs.get("compile", "off") == "off" or not records.steps:
+        return None
+    steps = records.steps[min(records.steps)]
+    steady = [step.step_ms for step in steps if not step.warmup]
+    if not steady:
+        return CompileCost(reason="no step was measured after compiling")
+    steady_ms = statistics.median(steady)
+    cold_s = sum(step.step_ms - steady_ms for step in steps if step.compiling) / 1000
+    found = _uncompiled(run, directory)
+    if found is None:
+        return CompileCost(
+            cold_seconds=cold_s,
+            reason="no finished run with compile=off and otherwise equal settings to compare with; run it once",
+        )
+    run_id, eager_ms = found
+    if eager_ms <= steady_ms:
+        return CompileCost(
+            cold_seconds=cold_s,
+            compared_with=run_id,
+            reason=f"never: a compiled step takes {steady_ms:.1f} ms, one with compile=off {eager_ms:.1f} ms",
+        )
+    return CompileCost(
+        cold_seconds=cold_s, break_even_steps=cold_s * 1000 / (eager_ms - steady_ms), compared_with=run_id
+    )
+
+
+def _uncompiled(run: RunFile, directory: Path) -> tuple[str, float] | None:
+    """The latest finished run beside `directory` that differs in nothing but compiling, and its median step in ms."""
+    for other in sorted((path for path in directory.parent.iterdir() if path != directory), reverse=True):
+        asked = read_run_file(other)
+        if asked is None or asked.knobs.get("compile", "off") != "off" or _of(asked) != _of(run):
+            continue
+        result = read_result(other)
+        if result is None or result.measured_under is not None:
+            continue
+        if result.state == "finished" and result.step_ms.p50 is not None:
+            return result.run_id, result.step_ms.p50
+    return None
+
+
+def _of(run: RunFile) -> tuple[Any, ...]:
+    """All that decides how long a step takes."""
+    knobs = {name: value for name, value in run.knobs.items() if name not in NOT_COMPARED}
+    return run.model, run.data, knobs, run.device, run.device_uuids, run.world_size, run.versions.get("torch")

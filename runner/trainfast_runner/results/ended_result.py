@@ -1,0 +1,65 @@
+"""The result of a run that has ended. The verdict is certain; a bug in the analysis costs the figures only."""
+
+from __future__ import annotations
+
+import time
+import traceback
+from contextlib import suppress
+from pathlib import Path
+
+import msgspec
+
+from trainfast_runner.memory.predicted_run import with_prediction
+from trainfast_runner.records.home import RESULT_FILE, read_run_file
+from trainfast_runner.records.json_lines import write_atomically
+from trainfast_runner.records.result import Result
+from trainfast_runner.records.run_file import Event
+from trainfast_runner.records.run_records import RunRecords, read_records, worker_lines
+from trainfast_runner.results.summary import summarise, without_figures
+from trainfast_runner.results.verdict import Verdict
+
+NO_FIGURES = "the figures of this run could not be computed"
+
+
+def recorded(directory: Path) -> RunRecords:
+    """The records of a run; if reading them fails, what the ranks said, and a trouble that names the error."""
+    try:
+        return read_records(directory)
+    except Exception as error:
+        records = RunRecords(run=read_run_file(directory))
+        with suppress(Exception):
+            records.worker = worker_lines(directory, records)
+        add_trouble(records, _failure("the records of this run could not be read", error))
+        return records
+
+
+def add_trouble(records: RunRecords, what: str) -> None:
+    """Add a trouble that is not on the disk, for the result to name."""
+    records.events.append(Event(t_ns=time.monotonic_ns(), kind="trouble", detail=what))
+
+
+def write_verdict(directory: Path, records: RunRecords, verdict: Verdict, ended_ns: int | None) -> None:
+    """Write `result.json` without figures, before the analysis begins. Raises OSError."""
+    result = without_figures(directory, records, verdict, ended_ns)
+    write_result(directory, msgspec.structs.replace(result, provisional=True))
+
+
+def analysed(directory: Path, records: RunRecords, verdict: Verdict, ended_ns: int | None) -> Result:
+    """The result with all its figures; without them, and with a trouble that names the error, if the analysis fails."""
+    try:
+        return summarise(directory, with_prediction(records), verdict, ended_ns)
+    except Exception as error:
+        result = without_figures(directory, records, verdict, ended_ns)
+        return msgspec.structs.replace(result, troubles=[*result.troubles, _failure(NO_FIGURES, error)])
+
+
+def write_result(directory: Path, result: Result) -> None:
+    """Write `result.json`. Raises OSError."""
+    write_atomically(directory / RESULT_FILE, msgspec.json.encode(result) + b"\n")
+
+
+def _failure(subject: str, error: Exception) -> str:
+    """The error and its place in one line."""
+    place = traceback.extract_tb(error.__traceback__)[-1]
+    what = " ".join(f"{type(error).__name__}: {error}".split())
+    return f"{subject}: {what} ({Path(place.filename).name}, line {place.lineno})"

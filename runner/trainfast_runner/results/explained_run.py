@@ -1,0 +1,176 @@
+"""An out of memory explained from what is on record of it and the models traced by now; and more traced for it."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Generator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from trainfast_runner.records.result import OomExplanation, Result, RunError
+from trainfast_runner.records.run_file import PROBE, Actual, Event, RunFile, WorkerLine
+from trainfast_runner.records.run_records import RunRecords, read_records
+from trainfast_runner.results.asked_and_ran import as_fields, what_ran
+
+if TYPE_CHECKING:
+    from trainfast_runner.memory.model import MemoryModel
+    from trainfast_runner.memory.warm_tracer import WarmTracer
+    from trainfast_runner.settings.spec import RunSpec
+
+
+@dataclass(frozen=True, slots=True)
+class OutOfMemory:
+    """What is on record of a run that died of memory."""
+
+    run: RunFile
+    reason: str
+    error: RunError | None
+    held_bytes: int | None
+    """What the rank that died says it held by then."""
+    ran: WorkerLine | None
+    events: Sequence[Event]
+    tried: Sequence[int] = ()
+    """The batch sizes of a search's probe, the one it died at last."""
+    in_first_step: bool = False
+    """Whether no step had ended."""
+
+    def explained(self, model_of: Callable[[RunSpec], MemoryModel | None]) -> OomExplanation:
+        """Why, and what would make it fit: by the memory models that there are, or by estimate where there is none.
+
+        Of a search's probe it is about the batch that was tried, and there is nothing to make fit: the search goes on.
+        """
+        if self.run.role != PROBE:
+            return self._explained(self.run, model_of)
+        if not self.tried:
+            phase = self.error.phase if self.error is not None else None
+            return OomExplanation(phase=phase, held_bytes=self.held_bytes, basis="no batch was tried yet")
+        knobs = {**self.run.knobs, "batch_size": self.tried[-1]}
+        # What was predicted when it began was of the preset's batch.
+        found = self._explained(msgspec.structs.replace(self.run, knobs=knobs, predicted=None), model_of)
+        return msgspec.structs.replace(found, batch_size=self.tried[-1], changes=[])
+
+    def _explained(self, run: RunFile, model_of: Callable[[RunSpec], MemoryModel | None]) -> OomExplanation:
+        from trainfast_runner.memory.oom_explained import explain
+
+        sizes = {} if self.ran is None else as_fields(self.ran, Actual)
+        return explain(
+            run,
+            self.error,
+            self.reason,
+            model_of,
+            events=self.events,
+            parameters=sizes,
+            held_bytes=self.held_bytes,
+            in_first_step=self.in_first_step,
+        )
+
+
+def explanation_of(records: RunRecords, reason: str, error: RunError | None) -> OomExplanation | None:
+    """Why memory ran out in this run; None without its `run.json`. Nothing is traced for it."""
+    run = records.run
+    if run is None:
+        return None
+    died = OutOfMemory(
+        run,
+        reason,
+        error,
+        held_by(records, error),
+        what_ran(records.worker),
+        records.events,
+        records.tried,
+        in_first_step=run.role != PROBE and not any(records.steps.values()),
+    )
+    try:
+        return died.explained(models_of(run))
+    except Exception as problem:
+        # The result of a run does not depend on arithmetic about it; what went wrong there is kept with it.
+        return OomExplanation(basis=f"could not be explained: {type(problem).__name__}: {problem}")
+
+
+def held_by(records: RunRecords, error: RunError | None) -> int | None:
+    """The most that the rank that died held in the phase it failed in, in bytes, as it says itself."""
+    rank = error.rank if error is not None else None
+    held = [line.held_bytes for line in records.worker.get(rank or 0, []) if line.kind == "exception"]
+    return held[-1] if held else None
+
+
+def models_of(run: RunFile, python: str | None = None) -> Callable[[RunSpec], MemoryModel | None]:
+    """The memory models traced by now, as they are on the run's GPU; `python` goes before the one it trained in."""
+    from trainfast_runner.memory.tracing import cached_models
+
+    return cached_models(run.device, python or run.python or None, next(iter(run.device_names), None))
+
+
+def explained_now(directory: Path, result: Result) -> Result:
+    """The result with what is known by now of why memory ran out, where that is more than when it was written."""
+    if result.state != "oom":
+        return result
+    records, known = read_records(directory), result.oom
+    found = explanation_of(records, result.reason, result.error)
+    if result.role == PROBE and not result.tried:
+        # An older version explained it by the preset's batch.
+        return msgspec.structs.replace(result, oom=found, tried=records.tried)
+    if found is None or (found.needed_bytes is None and known is not None and known.needed_bytes is not None):
+        return result
+    return msgspec.structs.replace(result, oom=found)
+
+
+def trace_changes(
+    run: RunFile,
+    error: RunError | None,
+    python: str | None = None,
+    given_up: threading.Event | None = None,
+    held_bytes: int | None = None,
+    tracer: WarmTracer | None = None,
+) -> Generator[int]:
+    """Have the run's model traced, and what each change of a knob makes of it; where none is enough, what several do.
+
+    `held_bytes` is what the rank that died says it held. `tracer` traces, where it is given, and stays.
+
+    Yields how many are left, before each. Ends early once `given_up` is set. Raises Problem where the training Python
+    cannot be asked.
+    """
+    from trainfast_runner.machine.training_python import GivenUp
+    from trainfast_runner.memory.oom_changes import candidates, combined
+    from trainfast_runner.settings.spec import of_record
+
+    spec, phase = of_record(run), error.phase if error is not None else None
+    python = python or run.python or None
+    try:
+        yield from _trace([spec, *candidates(spec, run.device, phase)], run, python, given_up, tracer)
+        if not _is_cured(run, error, python, held_bytes):
+            yield from _trace(combined(spec, run.device, phase), run, python, given_up, tracer)
+    except GivenUp:
+        return
+
+
+def _trace(
+    specs: list[RunSpec],
+    run: RunFile,
+    python: str | None,
+    given_up: threading.Event | None,
+    tracer: WarmTracer | None,
+) -> Generator[int]:
+    from trainfast_runner.memory.tracing import cached_models, trace_models
+
+    model_of = cached_models(run.device, python)
+    missing = [spec for spec in specs if model_of(spec) is None]
+    if not missing:
+        return
+    yield len(missing)
+    traces = trace_models(missing, run.device, python, given_up=given_up, gpus=run.device_uuids, tracer=tracer)
+    for done, _ in enumerate(traces, 1):
+        if done < len(missing):
+            yield len(missing) - done
+
+
+def _is_cured(run: RunFile, error: RunError | None, python: str | None, held_bytes: int | None) -> bool:
+    """Whether a change is known that would make it fit, or whether none ever will be, without a limit to fit into."""
+    from trainfast_runner.memory.oom_changes import is_enough
+    from trainfast_runner.memory.oom_explained import explain
+
+    found = explain(run, error, "", models_of(run, python), held_bytes=held_bytes)
+    return found.limit_bytes is None or any(map(is_enough, found.changes))

@@ -1,0 +1,330 @@
+"""The summary of a run: figures over its measured steps, from whatever its records hold."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import statistics
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from trainfast_runner.machine.peaks import peak_of
+from trainfast_runner.records.result import (
+    STRICT_SPEED,
+    Conditions,
+    Cpu,
+    Flops,
+    Losses,
+    LossScaling,
+    Memory,
+    Result,
+    Spread,
+    StepCount,
+    StepTime,
+    Throughput,
+)
+from trainfast_runner.records.run_file import PROBE, Actual, RunFile, Step, WorkerLine
+from trainfast_runner.records.run_records import RunRecords
+from trainfast_runner.results.asked_and_ran import as_fields, what_ran
+from trainfast_runner.results.bottleneck.absences import absences
+from trainfast_runner.results.bottleneck.device_window import energy, hottest_c, throttle, window_of
+from trainfast_runner.results.bottleneck.figures import others_cpu_percent
+from trainfast_runner.results.bottleneck.measured_window import Stretch, stretch_of
+from trainfast_runner.results.bottleneck.steady_state import steady_state
+from trainfast_runner.results.bottleneck.step_conditions import join_of
+from trainfast_runner.results.bottleneck.verdicts import can_tell, diagnose
+from trainfast_runner.results.compile_cost import compile_cost
+from trainfast_runner.results.explained_run import explanation_of
+from trainfast_runner.results.verdict import Verdict
+from trainfast_runner.worker.allocator import KEPT, ORDINARY, STRICT
+
+LOSSES_IN_A_MEAN = 5
+PHASES = ("data", "forward", "backward", "optimizer", "other")
+MODEL_PARALLEL_AXES = ("tp", "pp")
+
+
+def summarise(directory: Path, records: RunRecords, verdict: Verdict, ended_ns: int | None) -> Result:
+    """`result.json` for records of any completeness; a figure that nothing supports is None.
+
+    `ended_ns` is the run's end on CLOCK_MONOTONIC, where it is known.
+    """
+    run, ran = records.run, what_ran(records.worker)
+    first_rank = records.steps[min(records.steps)] if records.steps else []
+    measured = [step for step in first_rank if not step.warmup]
+    totals = records.totals(min(records.steps, default=0))
+    window = window_of(measured)
+    throughput, samples = _throughput(records, ran)
+    if measured:
+        samples *= totals.taken / len(measured)
+    join = join_of(records.devices, run.watch_uuids if run else [], 1.0)
+    devices = join.window(window.begin_ns, window.end_ns) if window else []
+    stretch = stretch_of(records, devices, window) if window and run else None
+    watched = [records.devices.get(device.uuid or "", []) for device in devices]
+    return msgspec.structs.replace(
+        without_figures(directory, records, verdict, ended_ns),
+        synthetic_data=_synthetic(records.worker),
+        actual=Actual(**as_fields(ran, Actual)) if ran else Actual(),
+        steps=StepCount(measured=totals.taken, warmup=totals.warmup),
+        loss=_losses(first_rank, totals.not_finite),
+        throughput=throughput,
+        step_ms=_step_time(measured),
+        flops=_flops(run, ran, throughput),
+        memory=_memory(records),
+        cpu=_cpu(records),
+        energy=energy(devices, watched, window, samples, totals.taken),
+        throttle=throttle(devices, window, totals.taken, run.device_uuids if run else ()),
+        compile=compile_cost(records, directory),
+        precision=_loss_scaling(records),
+        diagnosis=diagnose(stretch) if stretch else [],
+        diagnosed=stretch is not None and can_tell(stretch),
+        oom=explanation_of(records, verdict.reason, verdict.error) if verdict.state == "oom" else None,
+        conditions=_conditions(records, measured, stretch, hottest_c(devices)),
+    )
+
+
+def without_figures(directory: Path, records: RunRecords, verdict: Verdict, ended_ns: int | None) -> Result:
+    """The result as far as nothing has to be computed for it: what was asked, how it ended, what could not be read."""
+    run = records.run
+    return Result(
+        run_id=run.run_id if run else directory.name,
+        state=verdict.state,
+        reason=verdict.reason,
+        preset=run.preset if run else "",
+        variant=run.variant if run else None,
+        role=run.role if run else None,
+        search_id=run.search_id if run else None,
+        tried=records.tried,
+        started_wall_ns=run.clock.wall_ns if run else None,
+        seconds=(ended_ns - run.clock.monotonic_ns) / 1e9 if run and ended_ns is not None else None,
+        knobs=run.knobs if run else {},
+        changed=run.changes() if run else {},
+        error=verdict.error,
+        thinning=records.thinning,
+        unreadable_lines=records.unreadable_lines,
+        troubles=[event.detail for event in records.events if event.kind == "trouble" and event.detail],
+    )
+
+
+def spread(values: Iterable[float]) -> Spread:
+    """Median and median absolute deviation; None of nothing."""
+    found = list(values)
+    if not found:
+        return Spread()
+    middle = statistics.median(found)
+    return Spread(median=middle, mad=statistics.median(abs(value - middle) for value in found))
+
+
+def percentile(values: list[float], share: float) -> float | None:
+    """The value below which `share` (0 to 1) of the values lie, between two neighbours on a straight line."""
+    if not values:
+        return None
+    ordered = sorted(values)
+    place = share * (len(ordered) - 1)
+    low = math.floor(place)
+    high = min(low + 1, len(ordered) - 1)
+    return ordered[low] + (ordered[high] - ordered[low]) * (place - low)
+
+
+def _throughput(records: RunRecords, ran: WorkerLine | None) -> tuple[Throughput, float]:
+    """Rates of the steps that every rank has measured, and the samples of all of those steps."""
+    ranks = [
+        {step.step: step for step in steps if not step.warmup and step.step_ms > 0} for steps in records.steps.values()
+    ]
+    if not ranks:
+        return Throughput(), 0.0
+    # Ranks that share a batch each record all of it: count it once.
+    sharing = math.prod((ran.mesh or {}).get(axis, 1) for axis in MODEL_PARALLEL_AXES) if ran else 1
+    common = [number for number in ranks[0] if all(number in rank for rank in ranks)]
+
+    def rates(count: Callable[[Step], int]) -> list[float]:
+        return [sum(count(rank[number]) * 1000 / rank[number].step_ms for rank in ranks) / sharing for number in common]
+
+    samples = sum(rank[number].samples for number in common for rank in ranks) / sharing
+    line = _cpu_line(records)
+    return Throughput(
+        samples_per_s=spread(rates(lambda step: step.samples)),
+        # An image that is not cut into patches has no tokens.
+        tokens_per_s=spread(rate for rate in rates(lambda step: step.tokens) if rate),
+        measured_under=STRICT_SPEED if line is not None and line.thresholds == STRICT else None,
+    ), samples
+
+
+def _cpu_line(records: RunRecords) -> WorkerLine | None:
+    """The `cpu` record of the first rank; None before it is written, and on GPUs."""
+    return next((line for lines in records.worker.values() for line in lines if line.kind == "cpu"), None)
+
+
+def _cpu(records: RunRecords) -> Cpu | None:
+    line = _cpu_line(records)
+    if line is None:
+        return None
+    launch = (records.run.threads if records.run else None) or {}
+    return Cpu(
+        allocator=line.allocator,
+        thresholds=line.thresholds,
+        openmp=line.openmp,
+        threads=line.threads,
+        wait_policy=line.wait_policy,
+        wait_policy_reason=launch.get("reason"),
+        others_cores=launch.get("others_cores"),
+    )
+
+
+def _why_no_peak(records: RunRecords) -> str | None:
+    """Why a CPU run has no memory peak; None where one can be had."""
+    line = _cpu_line(records)
+    if line is None or line.thresholds not in (KEPT, ORDINARY):
+        return None
+    if line.thresholds == KEPT:
+        return f"{line.kept_because}: peaks need malloc thresholds of ours"
+    return "timing_warmup is below 2: memory is measured in warm-up steps, and optimizer states exist from step 2 on"
+
+
+def _step_time(measured: list[Step]) -> StepTime:
+    times = [step.step_ms for step in measured]
+    phases = {
+        name: spread(value for step in measured if (value := getattr(step, f"{name}_ms")) is not None)
+        for name in PHASES
+    }
+    return StepTime(
+        p50=percentile(times, 0.5),
+        p90=percentile(times, 0.9),
+        p99=percentile(times, 0.99),
+        mad={name: one.mad for name, one in phases.items() if one.mad is not None},
+        **{name: one.median for name, one in phases.items()},
+    )
+
+
+def _losses(steps: list[Step], not_finite: int) -> Losses:
+    """`not_finite` of all steps of the rank had none: `steps` may be a share of them, with the first and last ones."""
+    losses = [step.loss for step in steps if step.loss is not None or step.loss_not_finite]
+
+    def mean(few: list[float | None]) -> float | None:
+        finite = [loss for loss in few if loss is not None]
+        return statistics.fmean(finite) if finite and len(finite) == len(few) else None
+
+    return Losses(first=mean(losses[:LOSSES_IN_A_MEAN]), last=mean(losses[-LOSSES_IN_A_MEAN:]), not_finite=not_finite)
+
+
+def _flops(run: RunFile | None, ran: WorkerLine | None, throughput: Throughput) -> Flops:
+    """TFLOP/s of one device, beside the maker's peak on a GPU and the measured ceiling on either."""
+    rate = throughput.samples_per_s.median
+    if run is None or ran is None or ran.model_flops_per_sample is None or rate is None:
+        return Flops()
+    devices = max(run.world_size, len(run.device_uuids))
+    per_device = rate / devices / 1e12
+    model = ran.model_flops_per_sample * per_device
+    hardware = model + (ran.recomputed_flops_per_sample or 0.0) * per_device
+    precision = str(run.knobs.get("precision"))
+    ceiling = _measured_ceiling(run, precision)
+    known = peak_of(ran.device_name)
+    peak, source = (known.of(precision), known.source) if known else (None, None)
+    if run.device == "cpu":
+        peak, source = ceiling, "measured by doctor --calibrate"
+    return Flops(
+        model_tflops_per_device=model,
+        mfu=model / peak if peak else None,
+        hfu=hardware / peak if peak else None,
+        peak_tflops=peak,
+        peak_source=source if peak else None,
+        notebook_tflops_per_device=None
+        if ran.notebook_flops_per_sample is None
+        else ran.notebook_flops_per_sample * per_device,
+        measured_peak_tflops=ceiling,
+        of_measured_peak=hardware / ceiling if ceiling else None,
+    )
+
+
+def _measured_ceiling(run: RunFile, precision: str) -> float | None:
+    """TFLOP/s that `doctor --calibrate` reached on one device; the ranks of a CPU run share its cores."""
+    tflops = (run.calibration or {}).get("tflops")
+    reached = tflops.get(precision.removesuffix("-pure")) if isinstance(tflops, dict) else None
+    if not isinstance(reached, int | float) or reached <= 0:
+        return None
+    return reached / max(1, run.world_size) if run.device == "cpu" else float(reached)
+
+
+def _memory(records: RunRecords) -> Memory:
+    """Peaks of the worst rank, warm-up steps included; of a CPU run these alone have any."""
+    totals = [records.totals(rank) for rank in records.steps]
+
+    def worst(values: Iterable[int | None]) -> int | None:
+        return max((value for value in values if value is not None), default=None)
+
+    return Memory(
+        peak_allocated_bytes=worst(rank.peak_allocated_bytes for rank in totals),
+        peak_reserved_bytes=worst(rank.peak_reserved_bytes for rank in totals),
+        device_peak_used_bytes=records.peak_used_bytes(records.run.device_uuids if records.run else ()),
+        # A probe tried other batches than the one that was predicted.
+        predicted_bytes=records.run.predicted_bytes if records.run and records.run.role != PROBE else None,
+        alloc_retries=worst(rank.alloc_retries for rank in totals),
+        not_measured_because=_why_no_peak(records),
+    )
+
+
+def _loss_scaling(records: RunRecords) -> LossScaling | None:
+    """None where the loss was not scaled; every rank scales alike."""
+    scales = [step.loss_scale for step in records.steps.get(0, []) if step.loss_scale is not None]
+    if not scales:
+        return None
+    skipped = sum(line.kind == "overflow" for line in records.worker.get(0, []))
+    return LossScaling(loss_scale=scales[-1], skipped_steps=skipped)
+
+
+def _conditions(
+    records: RunRecords, measured: list[Step], stretch: Stretch | None, measured_from_c: float | None
+) -> Conditions:
+    run = records.run
+    if run is None:
+        return Conditions(clean=False)
+    first = [samples[0][1].temperature_c for uuid in run.watch_uuids if (samples := records.devices.get(uuid))]
+    seen = max((temperature for temperature in first if temperature is not None), default=None)
+    lost = any(event.kind == "gpu_lost" for event in records.events)
+    foreign = _foreign(run, records, stretch)
+    steady = steady_state(
+        [(step.step, step.t_ns, step.step_ms) for step in measured],
+        [
+            [
+                (t_ns, sample.temperature_c)
+                for t_ns, sample in records.devices.get(uuid, ())
+                if sample.temperature_c is not None
+            ]
+            for uuid in run.watch_uuids
+        ],
+    )
+    return Conditions(
+        steady_from_step=steady.from_step,
+        still_warming=steady.warming,
+        temperature_slope_c_per_min=steady.temperature_slope_c_per_min,
+        step_drift_percent=steady.step_drift_percent,
+        start_temperature_c=run.start_temperature_c if run.start_temperature_c is not None else seen,
+        measured_from_temperature_c=measured_from_c,
+        foreign_processes=foreign,
+        others_cpu_percent=None if stretch is None else others_cpu_percent(stretch),
+        driver=run.versions.get("driver"),
+        clean=run.clean and not foreign and not lost,
+        started_clean=run.clean,
+        absences=absences(records.devices, run.watch_uuids, window_of(measured)),
+        xid_errors=[
+            {"device": event.device, "detail": event.detail} for event in records.events if event.kind == "xid"
+        ],
+    )
+
+
+def _foreign(run: RunFile, records: RunRecords, stretch: Stretch | None) -> list[dict[str, Any]]:
+    """Those that were there when the run began, and those that came while the measured steps ran.
+
+    They are those of its own GPUs, of a run on the CPU those of the GPUs that are joined to it.
+    """
+    if stretch is None:
+        return run.foreign_processes
+    ours = {sample.index for uuid in run.gpu_uuids for _, sample in records.devices.get(uuid, ())[:1]}
+    return [dataclasses.asdict(process) for process in stretch.foreign if process.device in ours or not ours]
+
+
+def _synthetic(worker: dict[int, list[WorkerLine]]) -> bool | None:
+    said = [line.synthetic for lines in worker.values() for line in lines if line.synthetic is not None]
+    return said[-1] if said else None

@@ -1,0 +1,349 @@
+"""How a run ended: one state, the reason in plain words, and the error behind it, judged from the evidence alone."""
+
+from __future__ import annotations
+
+import re
+import signal
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+
+from trainfast_runner.records.result import RunError
+from trainfast_runner.records.run_file import RunFile, WorkerLine
+from trainfast_runner.results.asked_and_ran import first_difference
+from trainfast_runner.units import gibibytes
+from trainfast_runner.worker.oom import hints_at_memory, is_out_of_memory
+
+REASON_CHARACTERS = 300
+
+# What a rank says when it was another one that went away.
+_PEER_LOST = re.compile(
+    r"connection (?:was )?(?:closed|reset|refused)|broken pipe|remote process|peer|gloo|ProcessGroup|NCCL"
+    r"|DistBackendError|DistNetworkError|TCPStore|SignalException|socket",
+    re.IGNORECASE,
+)
+# The report torchrun prints: the ranks it saw fail, each with its exit code.
+_REPORTED = re.compile(r"rank\s*: (\d+) \(local_rank: \d+\)\s+exitcode\s*: (-?\d+) \(pid: \d+\)")
+_TRAINING_STACK = re.compile(r"No module named '(torch|transformers|tokenizers|numpy)\b")
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """All that is known when the last process of a run is gone.
+
+    `exit_code` is the direct child's, negative for a signal, None when it never started (`spawn_error` says why).
+    `gone` are ranks that ended without a word while nobody had asked them to, first seen first. `oom_kills` counts
+    the kernel's out-of-memory kills during the run. `stop_ns` is when a stop was asked for; `sigkill` whether it
+    took SIGKILL, `grace_s` after how long (0: at once, as asked). `full_disk` names the disk that the run offloads to
+    and its free space, if that disk is full.
+    """
+
+    run: RunFile | None = None
+    exit_code: int | None = None
+    spawn_error: str | None = None
+    worker: dict[int, list[WorkerLine]] = field(default_factory=dict)
+    last_step: dict[int, int] = field(default_factory=dict)
+    gone: tuple[int, ...] = ()
+    oom_kills: int = 0
+    output_tail: str = ""
+    stop_ns: int | None = None
+    sigkill: bool = False
+    grace_s: float = 0.0
+    torn_down: str | None = None
+    full_disk: str | None = None
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """The end state, its reason in one line, and the error for `result.json`."""
+
+    state: str
+    reason: str
+    error: RunError | None = None
+
+
+def judge(evidence: Evidence) -> Verdict:
+    """The verdict. What happened first decides: an error from before a stop request outweighs the request."""
+    verdict = _ruling(evidence)
+    broke = verdict.state in ("failed", "failed_to_start") or (verdict.state == "killed" and evidence.stop_ns is None)
+    if evidence.full_disk is None or not broke:
+        return verdict
+    # DeepSpeed's disk extension ignores a write's error, and aborts when it reads the file that is too short.
+    return replace(verdict, reason=f"{evidence.full_disk}: {verdict.reason}")
+
+
+def _ruling(evidence: Evidence) -> Verdict:
+    if evidence.spawn_error is not None:
+        return Verdict("failed_to_start", evidence.spawn_error, RunError(message=evidence.spawn_error))
+    for ruling in (
+        _finished,
+        _refused,
+        _told_to_end,
+        _raised,
+        _kernel_killed,
+        _rank_lost,
+        _stopped,
+        _printed_oom,
+        _ended,
+    ):
+        verdict = ruling(evidence)
+        if verdict is not None:
+            return verdict
+    return Verdict("failed", "the training ended without saying why")
+
+
+def one_line(text: str, limit: int = REASON_CHARACTERS) -> str:
+    """The first line of `text` that says something, shortened; an allocator's words without what stands before."""
+    line = next((line.strip() for line in text.splitlines() if line.strip()), "")
+    start = line.find("DefaultCPUAllocator")
+    line = line[start:] if start > 0 else line
+    return line if len(line) <= limit else line[: limit - 1].rstrip() + "…"
+
+
+def _finished(evidence: Evidence) -> Verdict | None:
+    """Exit status 0 and every rank's own word that it finished, and what ran is what was asked."""
+    if evidence.exit_code != 0 or not all(_has(lines, "finished") for lines in _all_ranks(evidence)):
+        return None
+    if difference := first_difference(evidence.run, evidence.worker):
+        return Verdict("failed", difference, RunError(type="NotWhatWasAsked", message=difference))
+    steps = max(evidence.last_step.values(), default=0)
+    return Verdict("finished", f"took all {steps} steps" if steps else "finished without a recorded step")
+
+
+def _refused(evidence: Evidence) -> Verdict | None:
+    """The worker itself found the input impossible."""
+    for rank, line in _first(evidence, "invalid"):
+        error = RunError(
+            rank=rank,
+            phase=_phase(evidence, rank),
+            type="InvalidInput",
+            message=line.message,
+            key=line.key,
+            allowed=line.allowed,
+            nearest=line.nearest,
+        )
+        return Verdict("failed_to_start", one_line(line.message or "the worker refused its input"), error)
+    return None
+
+
+def _told_to_end(evidence: Evidence) -> Verdict | None:
+    """SIGTERM came to a rank, from nobody here, before anything else went wrong."""
+    if evidence.stop_ns is not None or evidence.torn_down or evidence.gone:
+        return None
+    told, failed = next(_first(evidence, "signal"), None), next(_first(evidence, "exception"), None)
+    if told is None or (failed is not None and failed[1].t_ns < told[1].t_ns):
+        return None
+    rank, line = told
+    everyone = all(_has(lines, "signal") for lines in _all_ranks(evidence))
+    subject = "the training process" if everyone else f"rank {rank}"
+    reason = f"{subject} was ended by SIGTERM, which nobody here sent ({_where(evidence, None, line, of=rank)})"
+    error = RunError(rank=rank, phase=_phase(evidence, rank), type="SIGTERM", message=reason)
+    return Verdict("killed" if everyone else "failed", reason, error)
+
+
+def _raised(evidence: Evidence) -> Verdict | None:
+    """A rank recorded an exception: the one that came first, unless it only reports that another rank was lost."""
+    found = list(_first(evidence, "exception"))
+    for rank, line in found:
+        if _is_oom(line):
+            where = _where(evidence, rank, line)
+            return Verdict("oom", f"{one_line(_oom_words(line))} ({where})", _error(evidence, rank, line))
+    lost, _ = _lost_rank(evidence)
+    if lost is not None:
+        found = [(rank, line) for rank, line in found if not _blames_a_peer(line)]
+    for rank, line in found:
+        if evidence.oom_kills and any("killed by signal: Killed" in text for text in _links(line)):
+            where = _where(evidence, rank, line)
+            reason = f"the kernel's out-of-memory killer ended a data loader process: host memory was full ({where})"
+            return Verdict("oom", reason, _error(evidence, rank, line))
+        where = _where(evidence, rank, line)
+        text = f"{line.type}: {one_line(line.message or '')}" if line.message else str(line.type)
+        state = "failed" if _in_training(evidence) else "failed_to_start"
+        return Verdict(state, f"{text} ({where}){_cure(evidence, line)}", _error(evidence, rank, line))
+    return None
+
+
+def _kernel_killed(evidence: Evidence) -> Verdict | None:
+    """The kernel's out-of-memory killer was at work, and a process died the way it kills."""
+    if not evidence.oom_kills or evidence.stop_ns is not None:
+        return None
+    rank, code = _lost_rank(evidence)
+    if code not in (None, -signal.SIGKILL):
+        return None
+    if rank is None:
+        if evidence.exit_code != -signal.SIGKILL:
+            return None
+        rank = 0
+    where = _where(evidence, rank, None)
+    reason = f"the kernel's out-of-memory killer ended the process: host memory was full ({where})"
+    error = RunError(rank=rank, phase=_phase(evidence, rank), type="SIGKILL", message=reason)
+    return Verdict("oom", reason, error)
+
+
+def _stopped(evidence: Evidence) -> Verdict | None:
+    if evidence.stop_ns is None:
+        return None
+    steps = max(evidence.last_step.values(), default=0)
+    after = f"after {steps} step{'' if steps == 1 else 's'}"
+    if not evidence.sigkill:
+        return Verdict("stopped", f"stopped as asked, {after}")
+    if evidence.grace_s <= 0:
+        return Verdict("killed", f"killed as asked, {after}")
+    return Verdict("killed", f"asked to stop, did not within {evidence.grace_s:g} s and was killed, {after}")
+
+
+def _rank_lost(evidence: Evidence) -> Verdict | None:
+    """A rank ended without a word, and not because the launcher itself was killed."""
+    rank, code = _lost_rank(evidence)
+    if rank is None or (evidence.exit_code is not None and evidence.exit_code < 0 and not evidence.torn_down):
+        return None
+    how = "ended without a word" if code is None else _how(code)
+    reason = f"rank {rank} {how} ({_where(evidence, None, None, of=rank)})"
+    return Verdict("failed", reason, RunError(rank=rank, phase=_phase(evidence, rank), message=reason))
+
+
+def _printed_oom(evidence: Evidence) -> Verdict | None:
+    """No rank could record an exception, and the last output says that memory ran out."""
+    if evidence.exit_code in (0, None, -signal.SIGKILL, -signal.SIGTERM):
+        return None
+    for line in reversed(evidence.output_tail.splitlines()):
+        if is_out_of_memory([line]):
+            where = _where(evidence, 0, None)
+            error = RunError(rank=None, phase=_phase(evidence, 0), message=one_line(line, 2000))
+            return Verdict("oom", f"{one_line(line)} ({where})", error)
+    return None
+
+
+def _ended(evidence: Evidence) -> Verdict:
+    """The direct child's exit is all there is to go by."""
+    code = evidence.exit_code if evidence.exit_code is not None else 0
+    if evidence.torn_down:
+        return Verdict("failed", evidence.torn_down, RunError(message=evidence.torn_down))
+    where = _where(evidence, 0, None)
+    if code < 0:
+        finished = all(_has(lines, "finished") for lines in _all_ranks(evidence))
+        note = "after it had recorded its end" if finished else where
+        reason = f"the training process {_how(code)}, which nobody here sent ({note})"
+        return Verdict("killed", reason, RunError(message=reason, phase=_phase(evidence, 0)))
+    if code == 0:
+        silent = [rank for rank, lines in enumerate(_all_ranks(evidence)) if not _has(lines, "finished")]
+        reason = f"the training exited with status 0, but rank {silent[0]} never recorded that it finished"
+        return Verdict("failed", reason, RunError(rank=silent[0], phase=_phase(evidence, silent[0]), message=reason))
+    said = one_line(_last_line(evidence.output_tail))
+    reason = f"the training exited with status {code}" + (f": {said}" if said else "")
+    if _in_training(evidence):
+        return Verdict("failed", f"{reason} ({where})", RunError(message=reason, phase=_phase(evidence, 0)))
+    return Verdict("failed_to_start", reason, RunError(message=reason, phase=_phase(evidence, 0)))
+
+
+def _all_ranks(evidence: Evidence) -> list[list[WorkerLine]]:
+    world_size = evidence.run.world_size if evidence.run else max(evidence.worker, default=0) + 1
+    return [evidence.worker.get(rank, []) for rank in range(world_size)]
+
+
+def _first(evidence: Evidence, kind: str) -> Iterator[tuple[int, WorkerLine]]:
+    """Lines of that kind from before a stop request, the earliest first, each with its rank."""
+    found = [
+        (line.t_ns, rank, line)
+        for rank, lines in evidence.worker.items()
+        for line in lines
+        if line.kind == kind and (evidence.stop_ns is None or line.t_ns <= evidence.stop_ns)
+    ]
+    yield from ((rank, line) for _, rank, line in sorted(found, key=lambda item: item[:2]))
+
+
+def _has(lines: list[WorkerLine], kind: str) -> bool:
+    return any(line.kind == kind for line in lines)
+
+
+def _links(line: WorkerLine) -> list[str]:
+    chain = line.chain or [{"type": line.type or "", "message": line.message or ""}]
+    return [f"{link.get('type', '')}: {link.get('message', '')}" for link in chain]
+
+
+def _is_oom(line: WorkerLine) -> bool:
+    return bool(line.is_oom) or is_out_of_memory(_links(line))
+
+
+def _oom_words(line: WorkerLine) -> str:
+    """The allocator's own words: the link of the chain that speaks of memory, else the exception's message."""
+    for link in line.chain or []:
+        if is_out_of_memory([f"{link.get('type', '')}: {link.get('message', '')}"], memory_is_low=True):
+            spoken = [text for text in link.get("message", "").splitlines() if is_out_of_memory([text], True)]
+            return spoken[0] if spoken else link.get("message") or link.get("type", "")
+    return line.message or line.type or "out of memory"
+
+
+def _blames_a_peer(line: WorkerLine) -> bool:
+    return any(_PEER_LOST.search(text) for text in _links(line))
+
+
+def _lost_rank(evidence: Evidence) -> tuple[int | None, int | None]:
+    """The rank whose silent end came first, and its exit code where torchrun printed one; (None, None) without one."""
+    codes = {int(rank): int(code) for rank, code in _REPORTED.findall(evidence.output_tail)}
+    if not codes:
+        return (evidence.gone[0], None) if evidence.gone else (None, None)
+    # A rank that is missing in the report was ended by torchrun itself, after another one had failed.
+    failed = [rank for rank in evidence.gone if codes.get(rank, -signal.SIGTERM) != -signal.SIGTERM]
+    return (failed[0], codes[failed[0]]) if failed else (None, None)
+
+
+def _error(evidence: Evidence, rank: int, line: WorkerLine) -> RunError:
+    return RunError(
+        rank=rank,
+        phase=line.phase or _phase(evidence, rank),
+        type=line.type,
+        message=line.message,
+        chain=line.chain or [],
+    )
+
+
+def _phase(evidence: Evidence, rank: int) -> str | None:
+    """The last phase the rank entered."""
+    phases = [line.phase for line in evidence.worker.get(rank, []) if line.kind == "phase" and line.phase]
+    return phases[-1] if phases else None
+
+
+def _in_training(evidence: Evidence) -> bool:
+    lines = [line for lines in evidence.worker.values() for line in lines]
+    trained = any(line.kind == "phase" and line.phase == "train" for line in lines)
+    return trained or any(evidence.last_step.values())
+
+
+def _where(evidence: Evidence, rank: int | None, line: WorkerLine | None, of: int | None = None) -> str:
+    """`rank 1, step 3, backward` as far as it is known; the rank is left out where there is only one."""
+    subject = rank if rank is not None else of
+    phase = (line.phase if line else None) or (_phase(evidence, subject) if subject is not None else None)
+    step = line.step if line else evidence.last_step.get(subject if subject is not None else 0)
+    many = evidence.run is not None and evidence.run.world_size > 1
+    parts = [
+        f"rank {rank}" if rank is not None and many else None,
+        (f"step {step}" if line else f"after step {step}") if step else None,
+        f"phase {phase}" if phase else None,
+    ]
+    return ", ".join(part for part in parts if part) or "before its first record"
+
+
+def _how(code: int) -> str:
+    if code >= 0:
+        return f"exited with status {code}"
+    try:
+        return f"died of {signal.Signals(-code).name}"
+    except ValueError:
+        return f"died of signal {-code}"
+
+
+def _cure(evidence: Evidence, line: WorkerLine) -> str:
+    """The command that installs a missing training stack, or how much memory was free at an error that hints at it."""
+    if hints_at_memory(_links(line)):
+        if line.free_bytes is None:
+            return "; this can mean out of memory: how much was free is unknown"
+        return f"; not out of memory: {gibibytes(line.free_bytes)} of the GPU's memory was free"
+    if _TRAINING_STACK.search(line.message or ""):
+        python = (evidence.run.python if evidence.run else "") or "python"
+        return f"; install it with: {python} -m pip install torch transformers"
+    return ""
+
+
+def _last_line(text: str) -> str:
+    lines = [line for line in text.splitlines() if line.strip()]
+    return lines[-1] if lines else ""

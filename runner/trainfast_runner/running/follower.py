@@ -1,0 +1,374 @@
+"""A run as it looks right now: its directory read bit by bit, for a screen that shows it live or long after.
+
+`Follower.poll` reads only what is new since the last call, bounded in time and memory, and tolerates files that are
+missing, cut short or damaged.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import deque
+from dataclasses import dataclass
+from itertools import chain
+from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
+
+from trainfast_runner.records.home import Home, is_alive, read_result, read_run_file
+from trainfast_runner.records.json_lines import DAMAGE, Tail
+from trainfast_runner.records.log_tail import LogTail
+from trainfast_runner.records.result import Diagnosis, Result
+from trainfast_runner.records.run_file import END_STATES, PROBE, Event, RunFile, Step, WorkerLine
+from trainfast_runner.records.run_records import EVENTS_FILE, TELEMETRY_FILE, tried_batches
+from trainfast_runner.records.step_lines import StepTail
+from trainfast_runner.records.telemetry_lines import telemetry_tail
+from trainfast_runner.records.tick import Tick
+from trainfast_runner.results.bottleneck.live import LiveDiagnosis
+from trainfast_runner.results.bottleneck.steady_state import NOT_KNOWN, SteadyState, steady_of
+from trainfast_runner.results.bottleneck.step_conditions import StepConditions, StepJoin
+from trainfast_runner.running.recovery import StateEvents, is_whole, state_of
+from trainfast_runner.settings.world import data_parallel_degree
+
+T = TypeVar("T")
+
+STEPS_KEPT = 4000
+TICKS_KEPT = 1800
+CONDITIONS_KEPT = 600
+EVENTS_KEPT = 1000
+RECENT_BYTES = 4 << 20
+"""Of a longer steps or telemetry file only this much of its end is read; it holds more than is kept."""
+HEAD_BYTES = 32 << 10
+LOSSES_AT_START = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Rates:
+    """Throughput of each step, by its number, summed over data-parallel ranks; all have one length. Newest last."""
+
+    steps: tuple[int, ...] = ()
+    times_ns: tuple[int, ...] = ()
+    samples_per_s: tuple[float, ...] = ()
+    tokens_per_s: tuple[float, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class RunSnapshot:
+    """All that a screen shows of a run, at one moment. `log` is untrusted text as the training wrote it."""
+
+    directory: Path
+    run: RunFile | None
+    state: str
+    supervised: bool
+    """False while something of the run goes on and nobody watches over it."""
+    reason: str
+    stop_deadline_ns: int | None
+    """When SIGKILL follows the stop that was asked for; CLOCK_MONOTONIC."""
+    result: Result | None
+    steps: tuple[Step, ...]
+    """Of rank 0, newest last, at most `STEPS_KEPT`."""
+    first_loss: float | None
+    """Mean of the first five recorded losses."""
+    peak_allocated_bytes: int | None
+    """The worst rank's."""
+    rates: Rates
+    ticks: tuple[Tick, ...]
+    """Newest last, at most `TICKS_KEPT`."""
+    events: tuple[Event, ...]
+    """Newest last, at most `EVENTS_KEPT`."""
+    phase: str
+    detail: str
+    synthetic: bool | None
+    actual: WorkerLine | None
+    """What really ran, as rank 0 read it from the live objects."""
+    error: WorkerLine | None
+    """The first exception a rank wrote."""
+    log: tuple[str, ...]
+    unreadable_lines: int
+    conditions: tuple[StepConditions, ...] = ()
+    """What the watched devices did in the newest steps, oldest first, at most `CONDITIONS_KEPT`. A step is joined when
+    a sample after its end has come, so the last second of steps is not in it yet."""
+    diagnosis: tuple[Diagnosis, ...] = ()
+    """What holds the run back, the costliest first: now where it runs, in all where it has ended."""
+    steady: SteadyState = NOT_KNOWN
+    """Whether it had warmed up: of the newest steps where it runs, of all where it has ended."""
+    tried: tuple[int, ...] = ()
+    """The batch sizes that a search's probe tried, the one it is or was at last."""
+
+    @property
+    def run_id(self) -> str:
+        """The name of the directory."""
+        return self.directory.name
+
+    @property
+    def is_live(self) -> bool:
+        """Whether anything of the run may still be running."""
+        return self.state not in END_STATES
+
+    @property
+    def trains_on_cpu(self) -> bool:
+        """Whether it takes its steps now, on the processors that everything else here needs as well."""
+        return self.state == "running" and self.run is not None and self.run.device == "cpu"
+
+
+class Follower:
+    """Reads one run directory, a bit at each `poll`. Not safe to share between threads."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self._run: RunFile | None = None
+        self._steps: deque[Step] = deque(maxlen=STEPS_KEPT)
+        self._ticks: deque[Tick] = deque(maxlen=TICKS_KEPT)
+        self._rates = _SummedRates()
+        self._step_tails: dict[int, Tail[Step]] = {}
+        self._last_step_ns: dict[int, int] = {}
+        self._worker_tails: dict[int, Tail[WorkerLine]] = {}
+        self._telemetry = _recent(telemetry_tail(directory / TELEMETRY_FILE, Tick))
+        self._events: deque[Event] = deque(maxlen=EVENTS_KEPT)
+        self._event_tail = _recent(Tail(directory / EVENTS_FILE, Event))
+        self._state_events = StateEvents(directory)
+        self._join: StepJoin | None = None
+        self._live = LiveDiagnosis()
+        self._conditions: deque[StepConditions] = deque(maxlen=CONDITIONS_KEPT)
+        self._log = LogTail(directory / "output.log")
+        self._first_loss: float | None = None
+        self._peak_bytes: int | None = None
+        self._phase = self._detail = ""
+        self._synthetic: bool | None = None
+        self._actual: WorkerLine | None = None
+        self._error: WorkerLine | None = None
+        self._final: RunSnapshot | None = None
+
+    def poll(self) -> RunSnapshot:
+        """Read what is new and return everything known. Once a run has ended its last snapshot is kept."""
+        if self._final is not None:
+            return self._final
+        if self._run is None:
+            self._run = read_run_file(self.directory)
+        # First whether anything lives, then the state: what the files say afterwards is at least as new as both.
+        alive = is_alive(self.directory)
+        state = state_of(self.directory, self._run, self._state_events)
+        result = read_result(self.directory)
+        grew = self._read()
+        # The supervisor says how the run ended before it writes the result: until it is gone, that may still come.
+        over = (is_whole(result) or (state.ended and not alive)) and not grew
+        if self._join is not None:
+            self._conditions.extend(self._join.joined(final=over))
+        snapshot = RunSnapshot(
+            directory=self.directory,
+            run=self._run,
+            state=result.state if result else state.state,
+            supervised=state.supervised or state.ended or state.state == "starting",
+            reason=(result.reason if result else state.reason) or "",
+            stop_deadline_ns=state.stop_deadline_ns,
+            result=result,
+            steps=tuple(self._steps),
+            first_loss=self._first_loss,
+            peak_allocated_bytes=self._peak_bytes,
+            rates=self._rates.snapshot(),
+            ticks=tuple(self._ticks),
+            events=tuple(self._events),
+            phase=self._phase,
+            detail=self._detail,
+            synthetic=self._synthetic if result is None else result.synthetic_data,
+            actual=self._actual,
+            error=self._error,
+            log=self._log.lines(),
+            unreadable_lines=self._unreadable_lines(),
+            conditions=tuple(self._conditions),
+            diagnosis=tuple(result.diagnosis) if result else self._live.diagnosis,
+            steady=steady_of(result.conditions) if result else self._live.steady,
+            tried=tuple(tried_batches(self.directory, self._run)),
+        )
+        if over:
+            self._final = snapshot
+        return snapshot
+
+    def _unreadable_lines(self) -> int:
+        tails: list[Tail[Any]] = [
+            self._telemetry,
+            self._event_tail,
+            *self._step_tails.values(),
+            *self._worker_tails.values(),
+        ]
+        return sum(tail.unreadable for tail in tails)
+
+    def _read(self) -> bool:
+        """Whether any file gave something new."""
+        self._find_ranks()
+        grew = False
+        for rank, tail in self._step_tails.items():
+            # Once the cap has cut the file it is read from its start again.
+            steps = [step for step in _new(tail) if step.t_ns > self._last_step_ns.get(rank, -1)]
+            if steps:
+                self._last_step_ns[rank] = steps[-1].t_ns
+            grew |= bool(steps)
+            self._take_steps(rank, steps)
+        for rank, worker in self._worker_tails.items():
+            lines = _new(worker)
+            grew |= bool(lines)
+            for line in lines:
+                self._take_line(rank, line)
+        events = _new(self._event_tail)
+        self._events.extend(events)
+        ticks = _new(self._telemetry)
+        self._ticks.extend(ticks)
+        join = self._joining()
+        if join is not None:
+            for tick in ticks:
+                join.see(tick.t_ns, tick.devices)
+            if self._run is not None and ticks:
+                self._live.renew(self._run, self._steps, self._ticks, self._events, join)
+        return self._log.read() or grew or bool(ticks) or bool(events)
+
+    def _joining(self) -> StepJoin | None:
+        """The join of this run's steps; None before `run.json` is there."""
+        if self._join is None and self._run is not None:
+            self._join = StepJoin(
+                self._run.watch_uuids,
+                samples_factor=self._summed_ranks(),
+                keep=TICKS_KEPT,
+                keep_steps=CONDITIONS_KEPT,
+            )
+        return self._join
+
+    def _find_ranks(self) -> None:
+        """Open the files of ranks that have come up since."""
+        try:
+            names = os.listdir(self.directory)
+        except OSError:
+            return
+        for name in names:
+            stem, _, rest = name.partition(".")
+            if stem not in ("steps", "worker") or not rest.endswith("jsonl"):
+                continue
+            number = rest.removesuffix("jsonl").removesuffix(".").removeprefix("rank")
+            if number and not number.isdecimal():
+                continue
+            rank = int(number or 0)
+            if stem == "steps" and rank not in self._step_tails:
+                self._step_tails[rank] = _recent(StepTail(self.directory / name))
+            elif stem == "worker" and rank not in self._worker_tails:
+                self._worker_tails[rank] = Tail(self.directory / name, WorkerLine)
+
+    def _take_steps(self, rank: int, steps: list[Step]) -> None:
+        if rank == 0:
+            if steps and (self._first_loss is None or len(self._steps) < LOSSES_AT_START):
+                self._first_loss = _first_loss(self._step_tails[0].path)
+            self._steps.extend(steps)
+            if (join := self._joining()) is not None:
+                for step in steps:
+                    join.add(step)
+        self._live.add(rank, steps)
+        for step in steps:
+            if step.peak_allocated_bytes is not None:
+                self._peak_bytes = max(self._peak_bytes or 0, step.peak_allocated_bytes)
+        self._rates.add(rank, steps, self._summed_ranks())
+
+    def _summed_ranks(self) -> int:
+        """How many ranks train on samples of their own; the others share rank 0's."""
+        run = self._run
+        return 1 if run is None else data_parallel_degree(run.knobs, run.world_size)
+
+    def _take_line(self, rank: int, line: WorkerLine) -> None:
+        if line.kind in ("exception", "invalid"):
+            if self._error is None:
+                self._error = msgspec.structs.replace(line, rank=rank if line.rank is None else line.rank)
+        elif rank != 0:
+            return
+        elif line.kind == "phase":
+            self._phase, self._detail = line.phase or "", line.detail or ""
+        elif line.kind == "data":
+            self._synthetic = line.synthetic
+        elif line.kind == "actual":
+            self._actual = line
+
+
+def newest(home: Home) -> Path | None:
+    """The newest run of which something is alive, else the newest of all; None without any.
+
+    A search's probes are not looked at: their search shows them.
+    """
+    every = (home.directory(run_id) for run_id in reversed(home.run_ids()))
+    return next((directory for directory in chain(home.live_directories(), every) if not _is_probe(directory)), None)
+
+
+def _is_probe(directory: Path) -> bool:
+    run = read_run_file(directory)
+    return run is not None and run.role == PROBE
+
+
+class _SummedRates:
+    """Adds up the ranks' rates of each step as soon as all of them have written it."""
+
+    def __init__(self) -> None:
+        self._steps: deque[int] = deque(maxlen=STEPS_KEPT)
+        self._times_ns: deque[int] = deque(maxlen=STEPS_KEPT)
+        self._samples: deque[float] = deque(maxlen=STEPS_KEPT)
+        self._tokens: deque[float] = deque(maxlen=STEPS_KEPT)
+        self._waiting: dict[int, list[tuple[int, float, float]]] = {}
+
+    def add(self, rank: int, steps: list[Step], ranks: int) -> None:
+        if rank >= ranks:
+            return
+        for step in steps:
+            if step.step_ms <= 0:
+                continue
+            seconds = step.step_ms / 1e3
+            parts = self._waiting.setdefault(step.step, [])
+            parts.append((step.t_ns, step.samples / seconds, step.tokens / seconds))
+            if len(parts) < ranks:
+                continue
+            self._steps.append(step.step)
+            self._times_ns.append(max(part[0] for part in parts))
+            self._samples.append(sum(part[1] for part in parts))
+            self._tokens.append(sum(part[2] for part in parts))
+            del self._waiting[step.step]
+        if len(self._waiting) > STEPS_KEPT:
+            # A rank that fell silent for good: what the others did alone is no throughput of the run.
+            for number in sorted(self._waiting)[:-STEPS_KEPT]:
+                del self._waiting[number]
+
+    def snapshot(self) -> Rates:
+        return Rates(tuple(self._steps), tuple(self._times_ns), tuple(self._samples), tuple(self._tokens))
+
+
+def _new(tail: Tail[T]) -> list[T]:
+    try:
+        return tail.new()
+    except OSError:
+        return []
+
+
+def _recent(tail: Tail[T]) -> Tail[T]:
+    """The tail, set to start at a line near the end where its file is long."""
+    try:
+        with tail.path.open("rb") as file:
+            size = file.seek(0, os.SEEK_END)
+            if size > RECENT_BYTES:
+                file.seek(size - RECENT_BYTES)
+                file.readline()
+                tail.offset = file.tell()
+    except OSError:
+        pass  # it is not there yet: the tail waits for it
+    return tail
+
+
+def _first_loss(path: Path) -> float | None:
+    """Mean of the first losses in the file's head; later ones need not be read for it."""
+    try:
+        with path.open("rb") as file:
+            head = file.read(HEAD_BYTES)
+    except OSError:
+        return None
+    losses: list[float] = []
+    for line in head.split(b"\n")[:-1]:
+        try:
+            loss = msgspec.json.decode(line, type=Step).loss
+        except DAMAGE:
+            continue
+        if loss is not None:
+            losses.append(loss)
+        if len(losses) == LOSSES_AT_START:
+            break
+    return sum(losses) / len(losses) if losses else None

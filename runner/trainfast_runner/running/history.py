@@ -1,0 +1,191 @@
+"""The history: every run of a home as one row, from nothing but its small `result.json` once it has ended."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+
+from trainfast_runner.records.home import RESULT_FILE, Home, read_run_file
+from trainfast_runner.records.result import speed_doubt
+from trainfast_runner.records.run_file import PROBE, name_of
+from trainfast_runner.running.recovery import settle, state_of
+
+
+@dataclass(frozen=True, slots=True)
+class RunRow:
+    """One run in a list. `seconds` is the whole run's, rates are a second and summed over data-parallel ranks.
+
+    `changed` is what was changed of the preset.
+    `supervised` is None once a run has ended, False while it lives and nobody watches over it.
+    """
+
+    run_id: str
+    preset: str
+    variant: str | None
+    state: str
+    reason: str = ""
+    started_wall_ns: int | None = None
+    seconds: float | None = None
+    knobs: dict[str, Any] = field(default_factory=dict)
+    changed: dict[str, Any] = field(default_factory=dict)
+    samples_per_s: float | None = None
+    tokens_per_s: float | None = None
+    step_ms_p50: float | None = None
+    peak_allocated_bytes: int | None = None
+    synthetic_data: bool | None = None
+    clean: bool = True
+    supervised: bool | None = None
+    role: str | None = None
+    """`probe` or `proof` of a search's runs."""
+    measured_under: str | None = None
+    """The reason its speed ranks against no other, as `Result.measured_under`."""
+
+    @property
+    def name(self) -> str:
+        """The preset as it is written on the command line."""
+        return name_of(self.preset, self.variant)
+
+
+class _Median(msgspec.Struct, frozen=True):
+    median: float | None = None
+
+
+class _Throughput(msgspec.Struct, frozen=True):
+    samples_per_s: _Median = _Median()
+    tokens_per_s: _Median = _Median()
+    measured_under: str | None = None
+
+
+class _StepTime(msgspec.Struct, frozen=True):
+    p50: float | None = None
+
+
+class _Memory(msgspec.Struct, frozen=True):
+    peak_allocated_bytes: int | None = None
+
+
+class _Actual(msgspec.Struct, frozen=True):
+    device: str | None = None
+
+
+class _Cpu(msgspec.Struct, frozen=True):
+    """Only whether there is one matters."""
+
+
+class _Conditions(msgspec.Struct, frozen=True):
+    clean: bool = True
+
+
+class _Brief(msgspec.Struct, frozen=True):
+    """The part of `result.json` that a row shows; decoding no more keeps 10,000 runs under a second."""
+
+    run_id: str
+    state: str
+    reason: str = ""
+    preset: str = ""
+    variant: str | None = None
+    role: str | None = None
+    synthetic_data: bool | None = None
+    started_wall_ns: int | None = None
+    seconds: float | None = None
+    knobs: dict[str, Any] = {}
+    changed: dict[str, Any] = {}
+    throughput: _Throughput = _Throughput()
+    step_ms: _StepTime = _StepTime()
+    memory: _Memory = _Memory()
+    conditions: _Conditions = _Conditions()
+    actual: _Actual = _Actual()
+    cpu: _Cpu | None = None
+    provisional: bool = False
+
+
+_decoder = msgspec.json.Decoder(_Brief)
+
+
+def list_rows(home: Home) -> list[RunRow]:
+    """Every run, newest first. A run that was lost gets its result written on the way."""
+    return list(iter_rows(home))
+
+
+def iter_rows(home: Home, probes: bool = False) -> Iterator[RunRow]:
+    """The rows one by one, newest first, so that a reader who wants ten reads ten.
+
+    The processes in which a search tried batch sizes trained nothing to look back at: only with `probes`.
+    """
+    for run_id in reversed(home.run_ids()):
+        row = _ended(f"{home.runs}/{run_id}/{RESULT_FILE}")
+        if row is not None:
+            if probes or row.role != PROBE:
+                yield row
+        elif home.directory(run_id).is_dir():
+            row = row_of(home, run_id)
+            if probes or row.role != PROBE:
+                yield row
+
+
+def row_of(home: Home, run_id: str) -> RunRow:
+    """The row of one run, live or ended."""
+    directory = home.directory(run_id)
+    row = _ended(str(directory / RESULT_FILE))
+    if row is not None:
+        return row
+    result = settle(directory)
+    if result is not None:
+        return _row(_decoder.decode(msgspec.json.encode(result)))
+    run = read_run_file(directory)
+    now = state_of(directory, run)
+    return RunRow(
+        run_id=run_id,
+        preset=run.preset if run else "",
+        variant=run.variant if run else None,
+        state=now.state,
+        reason=now.reason or "",
+        started_wall_ns=run.clock.wall_ns if run else None,
+        knobs=run.knobs if run else {},
+        changed=run.changes() if run else {},
+        clean=run.clean if run else True,
+        role=run.role if run else None,
+        supervised=None if now.ended else now.supervised or now.state == "starting",
+    )
+
+
+def _ended(path: str) -> RunRow | None:
+    """The row of a `result.json`; None when there is none, it is provisional, or it is damaged."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return None
+    try:
+        content = os.read(fd, os.fstat(fd).st_size + 1)
+        brief = _decoder.decode(content)
+        return None if brief.provisional else _row(brief)
+    except (OSError, msgspec.DecodeError):
+        return None
+    finally:
+        os.close(fd)
+
+
+def _row(brief: _Brief) -> RunRow:
+    return RunRow(
+        run_id=brief.run_id,
+        preset=brief.preset,
+        variant=brief.variant,
+        state=brief.state,
+        reason=brief.reason,
+        started_wall_ns=brief.started_wall_ns,
+        seconds=brief.seconds,
+        knobs=brief.knobs,
+        changed=brief.changed,
+        samples_per_s=brief.throughput.samples_per_s.median,
+        tokens_per_s=brief.throughput.tokens_per_s.median,
+        step_ms_p50=brief.step_ms.p50,
+        peak_allocated_bytes=brief.memory.peak_allocated_bytes,
+        synthetic_data=brief.synthetic_data,
+        clean=brief.conditions.clean,
+        role=brief.role,
+        measured_under=speed_doubt(brief.throughput.measured_under, brief.actual.device, brief.cpu is not None),
+    )

@@ -1,0 +1,401 @@
+"""From what is asked to a running supervisor: check everything, write `run.json`, start, hand over the lock."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from trainfast_runner import __version__
+from trainfast_runner.errors import Problem
+from trainfast_runner.machine import training_python
+from trainfast_runner.machine.calibration import ceiling_of
+from trainfast_runner.machine.devices import Machine, look, sample_gpus
+from trainfast_runner.machine.extensions import extensions_directory, search_path
+from trainfast_runner.machine.interconnect import links_among
+from trainfast_runner.machine.linked_gpus import Choice
+from trainfast_runner.machine.processes import boot_id, reap_when_ended
+from trainfast_runner.machine.thread_policy import ThreadPolicy, choose_policy, kept_policy, shared_cores, thread_count
+from trainfast_runner.memory.available import hopeless_limit
+from trainfast_runner.memory.predicted_run import predicted
+from trainfast_runner.records.home import (
+    RUN_FILE,
+    Home,
+    cache_directory,
+    goes_on,
+    home_problem,
+    read_run_file,
+    shared_lock,
+)
+from trainfast_runner.records.json_lines import write_atomically
+from trainfast_runner.records.run_file import Clock, RunFile
+from trainfast_runner.records.tick import DeviceReading, is_instance
+from trainfast_runner.settings import world
+from trainfast_runner.settings.compatibility import zero_rules
+from trainfast_runner.settings.compatibility.check import check
+from trainfast_runner.settings.compatibility.facts import Facts
+from trainfast_runner.settings.knob_values import parse_bytes_per_rank
+from trainfast_runner.settings.spec import RunSpec, expand_paths
+from trainfast_runner.settings.world import ONE_PROCESS
+
+HANDOVER_S = 30.0
+MEMORY_SETTLED_BYTES = 64 << 20
+MEMORY_SETTLES_S = 10.0
+
+
+@dataclass(frozen=True)
+class RunPlan:
+    """A checked run, ready to start: nothing in it can be refused any more but a busy device or a full disk."""
+
+    spec: RunSpec
+    device: str
+    world_size: int
+    gpus: tuple[DeviceReading, ...]
+    watched: tuple[DeviceReading, ...]
+    memory_limit_bytes: tuple[int, ...] | None
+    python: str
+    versions: dict[str, str | None]
+    env: dict[str, str]
+    threads: ThreadPolicy | None = None
+    """How the threads of a CPU run wait for each other; chosen at the start."""
+    devices_reason: str | None = None
+    """Why the run takes these GPUs, if not for their free memory."""
+    role: str | None = None
+    """`probe` or `proof` where a search starts it, and `search_id` which search."""
+    search_id: str | None = None
+
+    @property
+    def device_uuids(self) -> list[str]:
+        """UUIDs of the GPUs the ranks use; empty on a CPU."""
+        return [gpu.uuid for gpu in self.gpus if gpu.uuid]
+
+    @property
+    def device_names(self) -> list[str]:
+        """Names of the GPUs the ranks use; empty on a CPU."""
+        return [gpu.name for gpu in self.gpus if gpu.name]
+
+    def argv(self, directory: Path) -> list[str]:
+        """The command of the training process; torchrun is called as a module, so it need not be on PATH."""
+        bootstrap = str(training_python.WORKER / "bootstrap.py")
+        if self.spec.knobs["strategy"] in ONE_PROCESS:
+            return [self.python, bootstrap, str(directory)]
+        return [
+            self.python,
+            "-m",
+            "torch.distributed.run",
+            "--standalone",
+            f"--nproc-per-node={self.world_size}",
+            "--max-restarts=0",
+            bootstrap,
+            str(directory),
+        ]
+
+
+def plan(spec: RunSpec, python: str | None = None) -> RunPlan:
+    """Check a run against this machine and the training Python; about a second the first time.
+
+    Raises Problem; with exit code 3 when `memory_limit` is below what the parameters alone need.
+    """
+    spec = replace(spec, data=expand_paths(spec.data))
+    limit = spec.knobs["memory_limit"]
+    objective = spec.data["objective"]
+    seen = training_python.inspect(python, spec.model, objective, count=limit is not None)
+    machine = look(seen.versions, seen.executable).used_by(spec.knobs["devices"])
+    facts = Facts(spec, machine, seen.config, seen.versions, seen.executable)
+    check(facts)
+    if spec.knobs["attention"] in ("sdpa", "flash"):
+        # Only the model's class knows, which takes an import of torch.
+        asked = training_python.inspect(python, spec.model, objective, attention=True)
+        check(replace(facts, attentions=asked.attentions))
+    if spec.knobs["offload_path"] is not None:
+        # Counting imports torch, so only a combination that works is counted.
+        seen = training_python.inspect(python, spec.model, objective, count=True)
+        if (small := zero_rules.disk_too_small(spec.knobs, seen.parameters)) is not None:
+            raise small
+    ranks = world.world_size(spec, machine)
+    devices = world.devices_asked(spec.knobs)
+    choice = Choice(())
+    if machine.device == "cuda":
+        choice = machine.choice(world.device_choice(devices), str(spec.knobs["strategy"]))
+    chosen = choice.gpus
+    watch = spec.knobs["watch"]
+    limits = None
+    if isinstance(limit, str):
+        given = parse_bytes_per_rank(limit)
+        limits = tuple(given * ranks if len(given) == 1 else given)
+        hopeless = hopeless_limit(spec, seen.parameters, world.device_count(spec, machine))
+        if hopeless is not None:
+            raise hopeless
+    return RunPlan(
+        spec=_as_recorded(spec, machine),
+        device=machine.device,
+        world_size=ranks,
+        gpus=chosen,
+        watched=machine.watched(None if watch is None else str(watch), chosen),
+        memory_limit_bytes=limits,
+        python=seen.executable,
+        versions={
+            "trainfast-tui": __version__,
+            "python": seen.python_version,
+            "driver": machine.driver_version,
+            **seen.versions,
+        },
+        env=_environment(spec, machine, ranks, chosen, seen),
+        devices_reason=choice.reason,
+    )
+
+
+def _as_recorded(spec: RunSpec, machine: Machine) -> RunSpec:
+    """With the devices that were left open, and no path that means something else where the ranks start."""
+    knobs = {**spec.knobs, "devices": world.recorded_devices(spec, machine)}
+    if knobs["offload_path"] is not None:
+        knobs["offload_path"] = os.path.abspath(os.path.expanduser(str(knobs["offload_path"])))
+    return replace(spec, knobs=knobs)
+
+
+def start(plan: RunPlan, home: Home) -> Path:
+    """Start the run and return its directory once the supervisor holds its lock.
+
+    Raises DevicesBusy when a live run of this home uses one of its devices, Problem when the home cannot be written.
+    """
+    home.ready()
+    _refuse_busy(plan, home)
+    plan, clean = _settled(plan, home)
+    plan = _with_thread_policy(plan)
+    with ExitStack() as ours:
+        try:
+            with home.launching():
+                _refuse_busy(plan, home)
+                run_id, directory = home.new_run(plan.spec.name)
+                # Ours until the supervisor has its own: a reader never sees a started run without a holder.
+                ours.enter_context(shared_lock(directory))
+                _write_run_file(_run_file(plan, home, run_id, directory, clean), directory)
+            _spawn_supervisor(directory)
+        except OSError as error:
+            raise home_problem(home.path, error) from None
+    return directory
+
+
+def _with_thread_policy(plan: RunPlan) -> RunPlan:
+    """The plan of a CPU run with the policy of its threads, by what others take of the cores now."""
+    if plan.device != "cpu":
+        return plan
+    environment = {**os.environ, **plan.env}
+    policy = kept_policy(environment, thread_count(environment)) or choose_policy()
+    return replace(plan, threads=policy, env={**plan.env, **policy.env})
+
+
+class DevicesBusy(Problem):
+    """A live run of this home uses a device that was asked for; it can be waited for."""
+
+
+def _refuse_busy(plan: RunPlan, home: Home) -> None:
+    busy = busy_with(plan, home)
+    if busy is not None:
+        raise DevicesBusy(
+            f"{_device_words(plan)} in use by {busy.run_id}",
+            key="devices",
+            advice=f"trainfast-tui stop {busy.run_id}, or --wait",
+        )
+
+
+def _write_run_file(run: RunFile, directory: Path) -> None:
+    """Write `run.json`, or leave nothing of the run."""
+    try:
+        write_atomically(directory / RUN_FILE, msgspec.json.encode(run))
+    except UnicodeEncodeError as error:
+        shutil.rmtree(directory, ignore_errors=True)
+        raise Problem(f"{os.fsencode(error.object)!r} is not UTF-8 and cannot be recorded") from None
+    except OSError:
+        shutil.rmtree(directory, ignore_errors=True)
+        raise
+
+
+def live_runs(home: Home) -> list[RunFile]:
+    """The runs of this home that go on, newest first."""
+    return [run for directory in home.live_directories() if (run := read_run_file(directory)) is not None]
+
+
+def busy_with(plan: RunPlan, home: Home) -> RunFile | None:
+    """A live run of this home on one of the plan's devices; the CPU is one device."""
+    for run in live_runs(home):
+        if run.device == plan.device and (plan.device == "cpu" or set(run.device_uuids) & set(plan.device_uuids)):
+            return run
+    return None
+
+
+def wait_for_devices(plan: RunPlan, home: Home, on_wait: Callable[[RunFile, float], None]) -> None:
+    """Return when no live run uses the plan's devices; `on_wait(run, seconds so far)` about twice a second."""
+    began = time.monotonic()
+    while (run := busy_with(plan, home)) is not None:
+        # Of what may be thousands of runs only this one is worth a look until it has ended.
+        while goes_on(home.directory(run.run_id)):
+            on_wait(run, time.monotonic() - began)
+            time.sleep(0.5)
+
+
+def _environment(
+    spec: RunSpec,
+    machine: Machine,
+    ranks: int,
+    gpus: tuple[DeviceReading, ...],
+    seen: training_python.Inspection,
+) -> dict[str, str]:
+    """What the launch changes in the environment it inherits."""
+    env = {
+        "PATH": search_path(seen.executable),
+        "PYTHONUNBUFFERED": "1",
+        # torchrun's `-m` and the processes multiprocessing spawns would import a random.py of the working directory.
+        "PYTHONSAFEPATH": "1",
+        "TOKENIZERS_PARALLELISM": "false",
+        **training_python.visible_to(gpu.uuid or str(gpu.index) for gpu in gpus),
+    }
+    env |= shared_cores(machine.device, str(spec.knobs["strategy"]), machine.cores, ranks, os.environ)
+    if spec.knobs["strategy"] in zero_rules.STAGE:
+        env["DS_ACCELERATOR"] = machine.device
+        extensions = str(extensions_directory(seen.executable, seen.versions))
+        if machine.device == "cuda":
+            # It otherwise asks nvcc, at every import, about extensions that nobody wants, and before 0.19 ends there
+            # where a machine has a driver and no toolkit (op_builder: installed_cuda_version).
+            env["DS_IGNORE_CUDA_DETECTION"] = "1"
+        env["TORCH_EXTENSIONS_DIR"] = os.environ.get("TORCH_EXTENSIONS_DIR", extensions)
+    if spec.knobs["p2p"] == "off":
+        env["NCCL_P2P_DISABLE"] = "1"
+    return env
+
+
+def _run_file(plan: RunPlan, home: Home, run_id: str, directory: Path, clean: bool) -> RunFile:
+    temperatures = [gpu.temperature_c for gpu in plan.watched if gpu.temperature_c is not None]
+    return RunFile(
+        run_id=run_id,
+        **plan.spec.fields(),
+        device=plan.device,
+        world_size=plan.world_size,
+        device_uuids=plan.device_uuids,
+        device_names=plan.device_names,
+        watch_uuids=[gpu.uuid for gpu in plan.watched if gpu.uuid],
+        memory_limit_bytes=list(plan.memory_limit_bytes) if plan.memory_limit_bytes else None,
+        used_before_bytes={gpu.uuid: gpu.memory_used_bytes for gpu in plan.gpus if gpu.uuid and gpu.memory_used_bytes},
+        python=plan.python,
+        argv=plan.argv(directory),
+        env=plan.env,
+        versions=plan.versions,
+        cwd=training_python.working_directory(),
+        git_commit=_git_commit(),
+        boot_id=boot_id(),
+        clock=Clock(monotonic_ns=time.monotonic_ns(), wall_ns=time.time_ns()),
+        cache_dir=str(cache_directory()),
+        start_temperature_c=max(temperatures, default=None),
+        foreign_processes=_foreign_processes(plan.gpus or plan.watched),
+        clean=clean,
+        link=links.slowest if (links := links_among(plan.device_uuids)) else None,
+        devices_reason=plan.devices_reason,
+        role=plan.role,
+        search_id=plan.search_id,
+        calibration=ceiling_of(home, plan.device, plan.gpus[0].name if plan.gpus else None),
+        predicted=_predicted(plan),
+        threads=None if plan.threads is None else msgspec.to_builtins(plan.threads),
+    )
+
+
+def _predicted(plan: RunPlan) -> dict[str, Any] | None:
+    """What an earlier trace says of this run's memory. A launch itself traces nothing."""
+    try:
+        return predicted(plan.spec, plan.device, plan.python, plan.world_size, plan.device_names)
+    except Problem:
+        return None
+
+
+def _spawn_supervisor(directory: Path) -> None:
+    """Start the supervisor in a session of its own and return when it has written its first event."""
+    log = os.open(directory / "supervisor.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+    try:
+        process = subprocess.Popen(
+            [sys.executable, "-P", "-m", "trainfast_runner.running.supervisor", str(directory)],
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+        )
+    finally:
+        os.close(log)
+    reap_when_ended(process)
+    events = directory / "events.jsonl"
+    deadline = time.monotonic() + HANDOVER_S
+    while not (events.exists() and events.stat().st_size):
+        if process.poll() is not None or time.monotonic() > deadline:
+            # Before it has begun it dies of this; a late one ends all that it started.
+            process.send_signal(signal.SIGUSR1)
+            said = (directory / "supervisor.log").read_text(errors="replace").strip().splitlines() or ["nothing"]
+            raise Problem(f"the supervisor did not start; it said: {said[-1]}", key="supervisor", exit_code=4)
+        time.sleep(0.01)
+
+
+def _settled(plan: RunPlan, home: Home) -> tuple[RunPlan, bool]:
+    """The plan with what its devices read now, once they have let go of the last run's memory.
+
+    The measure is the used memory from before the last run on the same devices plus 64 MiB; False when they are
+    still over it after 10 s. The plan's own readings may be from before a long wait.
+    """
+    if not plan.gpus and not plan.watched:
+        return plan, True
+    before = _used_before_last_run(plan, home)
+    deadline = time.monotonic() + MEMORY_SETTLES_S
+    while True:
+        readings, _, _ = sample_gpus([uuid for uuid in plan.device_uuids if is_instance(uuid)])
+        now = {gpu.uuid: gpu for gpu in readings if gpu.uuid}
+        clean = all((now[uuid].memory_used_bytes or 0) <= limit for uuid, limit in before.items() if uuid in now)
+        if clean or time.monotonic() > deadline:
+            gpus, watched = (
+                tuple(now.get(gpu.uuid or "", gpu) for gpu in group) for group in (plan.gpus, plan.watched)
+            )
+            return replace(plan, gpus=gpus, watched=watched), clean
+        time.sleep(0.25)
+
+
+def _used_before_last_run(plan: RunPlan, home: Home) -> dict[str, int]:
+    """The most that each of the plan's devices may hold, by UUID; empty where none was used before."""
+    for run_id in reversed(home.run_ids()):
+        last = read_run_file(home.directory(run_id))
+        if last is not None and set(last.device_uuids) & set(plan.device_uuids):
+            return {
+                uuid: used + MEMORY_SETTLED_BYTES
+                for uuid, used in last.used_before_bytes.items()
+                if uuid in plan.device_uuids
+            }
+    return {}
+
+
+def _foreign_processes(gpus: tuple[DeviceReading, ...]) -> list[dict[str, Any]]:
+    return [
+        {"pid": process.pid, "device": gpu.index, "memory_used_bytes": process.memory_used_bytes}
+        for gpu in gpus
+        for process in gpu.processes or []
+    ]
+
+
+def _git_commit() -> str | None:
+    """The commit of the working directory, or None outside a checkout."""
+    try:
+        done = subprocess.run(
+            ["git", "rev-parse", "HEAD"], stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=2
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout.strip() or None if done.returncode == 0 else None
+
+
+def _device_words(plan: RunPlan) -> str:
+    if plan.device == "cpu":
+        return "the CPU is"
+    return f"GPU {', '.join(str(gpu.index) for gpu in plan.gpus)} is"

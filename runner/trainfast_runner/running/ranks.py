@@ -1,0 +1,134 @@
+"""The ranks of a running training, followed through the records they write and the processes they are."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from trainfast_runner.machine.processes import Identity, is_running
+from trainfast_runner.records.json_lines import Tail
+from trainfast_runner.records.run_file import Step, WorkerLine
+from trainfast_runner.records.run_records import rank_file
+
+LAST_WORDS = ("finished", "exception", "invalid", "signal")
+"""Kinds of worker lines after which a rank may end: it has said how."""
+
+
+@dataclass(frozen=True)
+class Gone:
+    """A rank that ended without a word, and when that was seen (CLOCK_MONOTONIC nanoseconds)."""
+
+    rank: int
+    t_ns: int
+
+
+class Ranks:
+    """Follows every rank of one run. Call `follow` often; it reads only what is new.
+
+    `direct_pid` is the supervisor's own child: its end is told by its exit status, not here.
+    """
+
+    def __init__(
+        self, directory: Path, world_size: int, direct_pid: int, on_trouble: Callable[[int, str], None] | None = None
+    ) -> None:
+        """`on_trouble(rank, sentence)` hears what a rank could not do beside its training."""
+        self.gone: list[Gone] = []
+        """Ranks that ended without a word, in the order seen."""
+        self.in_training = False
+        """Whether any rank has begun to train."""
+        self._ranks = [_Rank(directory, rank, on_trouble) for rank in range(world_size)]
+        self._direct_pid = direct_pid
+        self._first_steps = Tail(rank_file(directory, "steps", 0), Step, window_bytes=1 << 16)
+
+    def follow(self) -> list[Gone]:
+        """Read what is new; the ranks that have gone since the last call. An unreadable file raises OSError."""
+        # Looked at before the records are read: what a dead process wrote is then surely there.
+        dead = [rank for rank in self._ranks if rank.has_ended(self._direct_pid)]
+        for rank in self._ranks:
+            self.in_training |= rank.follow()
+        if not self.in_training:
+            self.in_training = bool(self._first_steps.new())
+        known = {gone.rank for gone in self.gone}
+        new = [
+            Gone(rank.number, time.monotonic_ns())
+            for rank in dead
+            if rank.last_words is None and rank.number not in known
+        ]
+        self.gone += new
+        return new
+
+    @property
+    def first_exception_ns(self) -> int | None:
+        """When the first rank recorded how it failed, or None."""
+        times = [rank.last_words.t_ns for rank in self._ranks if rank.failed and rank.last_words]
+        return min(times, default=None)
+
+    @property
+    def finished_ns(self) -> int | None:
+        """When the last rank recorded that it had finished, or None while one has not."""
+        ends = [rank.last_words for rank in self._ranks]
+        if any(end is None or end.kind != "finished" for end in ends):
+            return None
+        return max(end.t_ns for end in ends if end)
+
+    def watched_fds(self) -> list[int]:
+        """Descriptors that become readable when a rank ends. Ask again after every wait."""
+        return [fd for rank in self._ranks if (fd := rank.pidfd) is not None]
+
+    def close(self) -> None:
+        """Close the descriptors."""
+        for rank in self._ranks:
+            rank.forget()
+
+
+class _Rank:
+    """One rank: its records so far, and a descriptor of its process while that runs."""
+
+    def __init__(self, directory: Path, number: int, on_trouble: Callable[[int, str], None] | None) -> None:
+        self.number = number
+        self._on_trouble = on_trouble
+        self.last_words: WorkerLine | None = None
+        self.pidfd: int | None = None
+        self._tail = Tail(rank_file(directory, "worker", number), WorkerLine)
+        self._identity: Identity | None = None
+
+    @property
+    def failed(self) -> bool:
+        return self.last_words is not None and self.last_words.kind in ("exception", "invalid")
+
+    def follow(self) -> bool:
+        """Take in new lines; whether one of them says that training begins."""
+        training = False
+        for line in self._tail.new():
+            if line.kind == "started" and line.pid is not None and line.start_ticks is not None:
+                self._begin(Identity(line.pid, line.start_ticks))
+            elif line.kind in LAST_WORDS:
+                self.last_words = line
+            elif line.kind == "trouble" and self._on_trouble is not None:
+                self._on_trouble(self.number, line.detail or "")
+            training |= line.kind == "phase" and line.phase == "train"
+        return training
+
+    def has_ended(self, direct_pid: int) -> bool:
+        identity = self._identity
+        if identity is None or identity.pid == direct_pid or is_running(identity):
+            return False
+        self.forget()
+        return True
+
+    def forget(self) -> None:
+        if self.pidfd is not None:
+            os.close(self.pidfd)
+            self.pidfd = None
+
+    def _begin(self, identity: Identity) -> None:
+        self.forget()
+        self._identity, self.last_words = identity, None
+        try:
+            self.pidfd = os.pidfd_open(identity.pid)
+        except OSError:
+            # It has ended already, or the kernel has no pidfd: the periodic look finds out.
+            self.pidfd = None

@@ -1,0 +1,274 @@
+"""What a run directory says now: live, ended, or left behind by a supervisor that died."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from trainfast_runner.machine.processes import Identity, boot_id, has_open, is_running, session_members
+from trainfast_runner.records.home import (
+    LOCK_FILE,
+    LOCK_PAUSE_S,
+    LOCK_TRIES,
+    RESULT_FILE,
+    RUN_FILE,
+    is_alive,
+    open_lock,
+    read_result,
+    read_run_file,
+    read_written_result,
+    take_exclusively,
+)
+from trainfast_runner.records.json_lines import Tail, rest_of
+from trainfast_runner.records.result import Result, RunError
+from trainfast_runner.records.run_file import END_STATES, SCHEMA, Event, RunFile
+from trainfast_runner.records.run_records import EVENTS_FILE, RunRecords, worker_lines
+from trainfast_runner.results.ended_result import analysed, recorded, write_result
+from trainfast_runner.results.verdict import Verdict, one_line
+
+BEING_MADE_S = 10.0
+"""A directory without `run.json` this young is a run that is just being launched."""
+_KINDS_OF_STATE = frozenset(("supervisor", "launched", "state", "stop_requested"))
+
+
+@dataclass(frozen=True)
+class RunState:
+    """A run at this moment. `stop_deadline_ns` (CLOCK_MONOTONIC) is when a stop that was asked for becomes SIGKILL.
+
+    `supervised` is False for a run that has ended, and for one that goes on without its supervisor.
+    """
+
+    state: str
+    supervised: bool = False
+    supervisor_pid: int | None = None
+    reason: str | None = None
+    stop_deadline_ns: int | None = None
+
+    @property
+    def ended(self) -> bool:
+        """Whether the run is over."""
+        return self.state in END_STATES
+
+
+class StateEvents:
+    """The events of a run that say what state it is in: who asks again and again reads the new lines only."""
+
+    def __init__(self, directory: Path) -> None:
+        self._tail = Tail(directory / EVENTS_FILE, Event)
+        self._found: list[Event] = []
+
+    def read(self) -> list[Event]:
+        """All of them up to now, oldest first."""
+        with contextlib.suppress(OSError):
+            self._found += [event for event in rest_of(self._tail) if event.kind in _KINDS_OF_STATE]
+        return self._found
+
+
+def state_of(directory: Path, run: RunFile | None = None, events: StateEvents | None = None) -> RunState:
+    """What the run is doing. One that was left behind gets its result written on the way: `lost`, or the verdict's.
+
+    `run` is its `run.json`, which never changes, where the caller has read it; `events` is what a caller keeps who asks
+    more than once.
+    """
+    events = events or StateEvents(directory)
+    result = read_result(directory)
+    if result is not None and is_whole(result):
+        return RunState(state=result.state, reason=result.reason)
+    if is_alive(directory):
+        live = _live(directory, run, events)
+        if live.supervised or _alive_for_sure(directory):
+            return live
+    result = settle(directory)
+    if result is not None:
+        return RunState(state=result.state, reason=result.reason)
+    if not (directory / RUN_FILE).exists() and _is_young(directory):
+        return RunState(state="starting")
+    if is_alive(directory):
+        return _live(directory, run, events)
+    if _result_is_newer(directory):
+        return RunState(state="lost", reason="result.json was written by a newer trainfast-tui: update this one")
+    return RunState(state="lost", reason="run.json is missing or unreadable: nothing is known of this run")
+
+
+def settle(directory: Path) -> Result | None:
+    """The result of a run that has ended, written now from its records when its supervisor could not.
+
+    None while anything of it is alive, where there is no readable `run.json`, and where a newer version wrote the
+    result in a way that this one cannot read. In a home that cannot be
+    written the result is given all the same.
+    """
+    result = read_result(directory)
+    if is_whole(result) or read_run_file(directory) is None:
+        return result
+    with _exclusive_lock(directory) as held:
+        if not held:
+            return read_result(directory)
+        # The last holder of the lock may have written the result; nobody holds the lock now.
+        result = read_written_result(directory)
+        if is_whole(result) or _result_is_newer(directory):
+            return result
+        records = recorded(directory)
+        why = "the supervisor ended before the run did"
+        verdict = lost_verdict(records, why) if result is None else Verdict(result.state, result.reason, result.error)
+        result = analysed(directory, records, verdict, records.last_t_ns())
+        with contextlib.suppress(OSError):  # A full or read-only disk: the next reader tries again.
+            write_result(directory, result)
+        return result
+
+
+def is_whole(result: Result | None) -> bool:
+    """True for a result with its figures: a supervisor that was killed leaves a provisional one."""
+    return result is not None and not result.provisional
+
+
+def _result_is_newer(directory: Path) -> bool:
+    """Whether the unreadable `result.json` is whole, and of a schema that is only unknown here."""
+    try:
+        return msgspec.json.decode((directory / RESULT_FILE).read_bytes(), type=_Versioned).schema > SCHEMA
+    except (OSError, msgspec.DecodeError):
+        return False
+
+
+class _Versioned(msgspec.Struct, frozen=True):
+    schema: int = 0
+
+
+def supervisor_of(directory: Path) -> Identity | None:
+    """The run's supervisor if it is running, in this boot of the machine."""
+    return _running(read_run_file(directory), "supervisor", StateEvents(directory).read())
+
+
+def launched_child_of(directory: Path) -> Identity | None:
+    """The training's direct child (python, or torchrun) if it is running, in this boot of the machine."""
+    return _running(read_run_file(directory), "launched", StateEvents(directory).read())
+
+
+def ranks_of(directory: Path) -> list[Identity]:
+    """The ranks that are running, in this boot of the machine."""
+    return [rank for rank in _started_ranks(directory) if is_running(rank)]
+
+
+def forks_left_by(directory: Path) -> list[Identity]:
+    """The running processes that a leader of the run, its direct child or a rank, left in its session when it ended.
+
+    Each holds the run's lock: what only has the session's number is somebody else's.
+    """
+    launched = [
+        Identity(event.pid, event.start_ticks)
+        for event in StateEvents(directory).read()
+        if event.kind == "launched" and event.pid is not None and event.start_ticks is not None
+    ]
+    leaders = [*launched, *_started_ranks(directory)] if _this_boot(read_run_file(directory)) else []
+    members = {member for leader in leaders if not is_running(leader) for member in session_members(leader)}
+    return [member for member in members if has_open(member.pid, directory / LOCK_FILE)]
+
+
+def _started_ranks(directory: Path) -> list[Identity]:
+    """Every rank that said it started, in this boot of the machine."""
+    if not _this_boot(read_run_file(directory)):
+        return []
+    return [
+        Identity(line.pid, line.start_ticks)
+        for lines in worker_lines(directory).values()
+        for line in lines
+        if line.kind == "started" and line.pid is not None and line.start_ticks is not None
+    ]
+
+
+def _running(run: RunFile | None, kind: str, events: list[Event]) -> Identity | None:
+    if not _this_boot(run):
+        return None
+    for event in reversed(events):
+        if event.kind == kind and event.pid is not None and event.start_ticks is not None:
+            process = Identity(event.pid, event.start_ticks)
+            return process if is_running(process) else None
+    return None
+
+
+def _this_boot(run: RunFile | None) -> bool:
+    """Whether the run's pids mean anything; a run from before the boot has none left."""
+    return run is not None and run.boot_id in ("", boot_id())
+
+
+def _live(directory: Path, run: RunFile | None, kept: StateEvents) -> RunState:
+    """The state of a run whose lock is held."""
+    events = kept.read()
+    supervisor = _running(run or read_run_file(directory), "supervisor", events)
+    if supervisor is None:
+        # Before its first event there is no supervisor to be missing: the launcher holds the lock.
+        if not any(event.kind == "supervisor" for event in events):
+            return RunState(state="starting")
+        return RunState(state="running", reason="its supervisor is gone; the training goes on without it")
+    state = next((event for event in reversed(events) if event.kind == "state" and event.state), None)
+    stop = next((event for event in reversed(events) if event.kind == "stop_requested"), None)
+    return RunState(
+        state=state.state if state and state.state else "starting",
+        supervised=True,
+        supervisor_pid=supervisor.pid,
+        reason=state.reason if state else None,
+        stop_deadline_ns=stop.deadline_ns if stop else None,
+    )
+
+
+def lost_verdict(records: RunRecords, why: str) -> Verdict:
+    """The verdict on a run whose end nobody saw: `why`, and what its records say."""
+    steps = max((line[-1].step for line in records.steps.values() if line), default=0)
+    said = [f"{steps} step{'' if steps == 1 else 's'} recorded"]
+    world_size = records.run.world_size if records.run else 1
+    last_words = {
+        rank: line
+        for rank, lines in records.worker.items()
+        for line in lines
+        if line.kind in ("finished", "exception", "invalid")
+    }
+    failed = next(((rank, line) for rank, line in last_words.items() if line.kind != "finished"), None)
+    error = None
+    if failed is not None:
+        rank, line = failed
+        said.append(f"rank {rank} had recorded {line.type or line.kind}: {one_line(line.message or '')}")
+        error = RunError(rank=rank, phase=line.phase, type=line.type, message=line.message, chain=line.chain or [])
+    elif len(last_words) >= world_size:
+        said.append("every rank had recorded that it finished")
+    else:
+        said.append("no end was recorded")
+    judged = next((e for e in reversed(records.events) if e.kind == "state" and e.state in END_STATES), None)
+    if judged is not None:
+        said.append(f"the supervisor's own verdict was {judged.state}: {judged.reason}")
+    return Verdict("lost", f"{why}: {'; '.join(said)}", error)
+
+
+@contextlib.contextmanager
+def _exclusive_lock(directory: Path) -> Iterator[bool]:
+    """The run's lock for this reader alone; False when someone else keeps it, longer than another reader would."""
+    try:
+        fd = open_lock(directory)
+    except FileNotFoundError:
+        # Nobody can hold what is not there, and whoever made this run had it first.
+        yield True
+        return
+    try:
+        yield take_exclusively(fd)
+    finally:
+        os.close(fd)
+
+
+def _alive_for_sure(directory: Path) -> bool:
+    """Two readers asking at once each see the other's lock: ask again before believing in an unsupervised run."""
+    for _ in range(LOCK_TRIES):
+        if not is_alive(directory):
+            return False
+        time.sleep(LOCK_PAUSE_S)
+    return True
+
+
+def _is_young(directory: Path) -> bool:
+    try:
+        return time.time() - directory.stat().st_mtime < BEING_MADE_S
+    except OSError:
+        return False

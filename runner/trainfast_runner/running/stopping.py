@@ -1,0 +1,87 @@
+"""Ending a run from outside: a word to its supervisor, or the same ladder by hand where that is gone."""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from trainfast_runner.errors import Problem
+from trainfast_runner.machine.processes import Identity, descendants, is_running, send
+from trainfast_runner.records.home import is_alive
+from trainfast_runner.records.result import Result
+from trainfast_runner.running.recovery import (
+    forks_left_by,
+    launched_child_of,
+    ranks_of,
+    settle,
+    state_of,
+    supervisor_of,
+)
+
+LOOK_EVERY_S = 0.1
+KILLED_WITHIN_S = 10.0
+
+
+def request_stop(directory: Path) -> bool:
+    """Ask the run to end: its supervisor begins the stop ladder; asking again changes nothing.
+
+    False when the run goes on without a supervisor: `stop_unsupervised` ends it. Raises Problem when it has ended.
+    """
+    return _tell_supervisor(directory, signal.SIGTERM)
+
+
+def kill_now(directory: Path) -> bool:
+    """SIGKILL to everything of the run, at once, by its supervisor. Returns and raises as `request_stop`."""
+    return _tell_supervisor(directory, signal.SIGUSR1)
+
+
+def stop_unsupervised(
+    directory: Path, grace_s: float, on_tick: Callable[[float], None] = lambda remaining_s: None
+) -> Result | None:
+    """The stop ladder for a run without a supervisor; returns its result (`lost`) when nothing of it is left.
+
+    `on_tick` gets the seconds left until SIGKILL, about ten times a second. None when processes remain that this
+    user cannot end. Raises Problem when the run has ended, or when it has a supervisor.
+    """
+    _refuse_ended(directory)
+    if supervisor_of(directory) is not None:
+        raise Problem(f"{directory.name} has a supervisor: ask that to stop", key=directory.name)
+    launched, ranks = launched_child_of(directory), ranks_of(directory)
+    first = [*([launched] if launched is not None else ranks), *forks_left_by(directory)]
+    known = _with_descendants({*first, *ranks})
+    for process in first:
+        send(process, signal.SIGTERM)
+    deadline = time.monotonic() + grace_s
+    while any(map(is_running, known)) and (left := deadline - time.monotonic()) > 0:
+        on_tick(left)
+        time.sleep(min(LOOK_EVERY_S, left))
+        known = _with_descendants(known)
+    give_up = time.monotonic() + KILLED_WITHIN_S
+    while (any(map(is_running, known)) or is_alive(directory)) and time.monotonic() < give_up:
+        for process in known:
+            send(process, signal.SIGKILL)
+        on_tick(0.0)
+        time.sleep(LOOK_EVERY_S)
+        known = _with_descendants(known)
+    return settle(directory)
+
+
+def _with_descendants(processes: set[Identity]) -> set[Identity]:
+    """These and all below them now: an orphan is no longer below anyone, so it must be known before."""
+    return processes | {child for process in processes if is_running(process) for child in descendants(process.pid)}
+
+
+def _tell_supervisor(directory: Path, signum: int) -> bool:
+    supervisor = supervisor_of(directory)
+    if supervisor is not None and send(supervisor, signum):
+        return True
+    _refuse_ended(directory)
+    return False
+
+
+def _refuse_ended(directory: Path) -> None:
+    now = state_of(directory)
+    if now.ended:
+        raise Problem(f"{directory.name} is not running: it is {now.state}", key=directory.name)

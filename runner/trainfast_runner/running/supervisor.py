@@ -1,0 +1,425 @@
+"""The process that stands over one run: starts the training, watches it, ends it when asked, and says how it ended.
+
+`python -P -m trainfast_runner.running.supervisor RUN_DIR` with a `run.json` in it; it outlives the screen.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import subprocess
+import threading
+import time
+from contextlib import suppress
+from pathlib import Path
+
+import msgspec
+
+from trainfast_runner.machine.processes import (
+    Identity,
+    Unended,
+    become_subreaper,
+    descendants,
+    identify,
+    send,
+    unended,
+)
+from trainfast_runner.machine.training_python import own_environment
+from trainfast_runner.memory import corrections
+from trainfast_runner.memory.predicted_run import with_prediction
+from trainfast_runner.records.home import RESULT_FILE, read_run_file, shared_lock
+from trainfast_runner.records.json_lines import Appender
+from trainfast_runner.records.output_log import CAP_BYTES, OUTPUT_FILE, OutputLog, read_log
+from trainfast_runner.records.result import Result
+from trainfast_runner.records.run_file import Event, RunFile
+from trainfast_runner.records.run_records import EVENTS_FILE, RunRecords, rank_file
+from trainfast_runner.records.step_lines import capped_steps
+from trainfast_runner.results.ended_result import add_trouble, analysed, recorded, write_result, write_verdict
+from trainfast_runner.results.verdict import Evidence, Verdict, judge
+from trainfast_runner.running.kernel_oom import oom_kills
+from trainfast_runner.running.ranks import Gone, Ranks
+from trainfast_runner.running.recovery import lost_verdict
+from trainfast_runner.running.signals import Signals
+from trainfast_runner.running.stop_ladder import StopLadder
+from trainfast_runner.running.telemetry_log import TelemetryLog
+from trainfast_runner.running.unkillable import did_not_end
+from trainfast_runner.units import mebibytes
+from trainfast_runner.worker.strategies.offload_scratch import FULL_BYTES, free_bytes, remove_leftovers
+
+STOP_GRACE_S = 30.0
+LOST_RANK_GRACE_S = 5.0
+"""How long a training that has lost a rank may take to end after SIGTERM."""
+UNKILLABLE_S = 60.0
+"""Time to end after SIGKILL: seconds with a large memory, for ever in uninterruptible sleep."""
+LEFTOVER_GRACE_S = 5.0
+"""How long processes the training left behind may take to end after SIGTERM."""
+REPORT_S = 4.0
+"""The launcher's time to see a lost rank itself and print which one it was: a second, and more where others train."""
+EXCEPTION_S = 3.0
+"""Time between a rank's exception and the end of the training, before the rest is torn down."""
+TEARDOWN_S = 60.0
+"""Time between the last rank's word that it finished and the end of the training."""
+DISK_ANSWERS_S = 5.0
+"""The time `offload_path` has to say how much space it has left."""
+TICK_S = 0.25
+TAIL_LINES = 400
+RESULT_RETRIES = 40
+
+
+class Supervisor:
+    """One run from `starting` to `result.json`. `run` does all of it, in this order."""
+
+    def __init__(
+        self,
+        directory: Path,
+        run: RunFile,
+        *,
+        grace_s: float,
+        cap_bytes: int,
+        steps_cap_bytes: int = CAP_BYTES,
+        unkillable_s: float = UNKILLABLE_S,
+    ) -> None:
+        self.directory = directory
+        self.run_file = run
+        self._signals = Signals()
+        self._events: Appender | None = None
+        self._output = OutputLog(directory / OUTPUT_FILE, cap_bytes)
+        self._steps = [capped_steps(rank_file(directory, "steps", n), steps_cap_bytes) for n in range(run.world_size)]
+        self._telemetry = TelemetryLog(
+            directory, run.watch_uuids, self._tell, self._trouble, on_cpu=run.device == "cpu"
+        )
+        self._ladder = StopLadder(grace_s, self._tell)
+        self._state = ""
+        self._child: Identity | None = None
+        self._exit_code: int | None = None
+        self._spawn_error: str | None = None
+        self._gone: list[Gone] = []
+        self._unkillable_s = unkillable_s
+        self._unended: list[Unended] = []
+        self._torn_down: str | None = None
+        self._oom_kills_before = oom_kills()
+        self._troubles: set[str] = set()
+        offload_path = run.knobs.get("offload_path")
+        self._offload_path = None if offload_path is None else Path(str(offload_path)).expanduser()
+
+    def run(self) -> None:
+        """Supervise the run to its end; the lock must be held."""
+        own = identify(os.getpid())
+        self._say("supervisor", pid=os.getpid(), start_ticks=own.start_ticks if own else None)
+        self._enter("starting")
+        become_subreaper()
+        self._telemetry.start()
+        self._launch()
+        if self._child is not None:
+            self._watch(self._child)
+            self._sweep()
+        self._finish()
+
+    def _launch(self) -> None:
+        """Start the training; a command that cannot be executed becomes the reason of the run's end."""
+        run = self.run_file
+        try:
+            output = self._output.open()
+            try:
+                process = subprocess.Popen(
+                    run.argv,
+                    cwd=run.cwd or None,
+                    env={**own_environment(), **run.env},
+                    stdin=subprocess.DEVNULL,
+                    stdout=output,
+                    stderr=output,
+                    start_new_session=True,
+                )
+            finally:
+                os.close(output)
+        except (OSError, ValueError, IndexError) as error:
+            what = getattr(error, "filename", None) or (run.argv[0] if run.argv else "an empty command")
+            why = error.strerror if isinstance(error, OSError) else str(error)
+            self._spawn_error = f"cannot start {os.fsdecode(what)}: {why}"
+            return
+        # Popen must never wait for it: only `_collect` does, and so learns the true status.
+        process.returncode = 0
+        self._child = identify(process.pid) or Identity(process.pid, -1)
+        self._say("launched", pid=self._child.pid, start_ticks=self._child.start_ticks)
+        self._telemetry.follow(process.pid)
+
+    def _watch(self, child: Identity) -> None:
+        """Follow the training until its direct child has ended, or outlived SIGKILL."""
+        ranks = Ranks(self.directory, self.run_file.world_size, child.pid, self._trouble_of_rank)
+        try:
+            while not self._collect(child):
+                self._signals.wait(TICK_S, ranks.watched_fds())
+                self._obey(child)
+                self._follow(ranks)
+                self._tear_down_if_broken(ranks, child)
+                self._ladder.climb(child)
+                self._trim()
+                if self._ladder.killed_ns is not None and self._gives_up(self._ladder.killed_ns / 1e9):
+                    break
+            self._follow(ranks)
+        finally:
+            ranks.close()
+
+    def _collect(self, child: Identity) -> bool:
+        """Whether the direct child has ended; keeps its status. Nothing else is waited for before."""
+        pid, status = os.waitpid(child.pid, os.WNOHANG)
+        if pid == 0:
+            return False
+        self._exit_code = os.waitstatus_to_exitcode(status)
+        return True
+
+    def _obey(self, child: Identity) -> None:
+        """Act on the signals that came."""
+        for signum in self._signals.take():
+            if signum == signal.SIGUSR1:
+                self._ladder.kill_now(child)
+            else:
+                self._ladder.ask(child)
+            self._enter("stopping", "asked to stop")
+
+    def _follow(self, ranks: Ranks) -> None:
+        """Take in what the ranks wrote, and which of them are gone."""
+        try:
+            gone = ranks.follow()
+        except OSError as error:
+            self._trouble(f"{error.filename or 'the records'} cannot be read: {error.strerror}")
+            return
+        if ranks.in_training and self._state == "starting":
+            self._enter("running")
+        if self._ladder.begun:
+            return
+        for lost in gone:
+            self._gone.append(lost)
+            self._say("rank_gone", rank=lost.rank, detail="the process ended without a word")
+
+    def _tear_down_if_broken(self, ranks: Ranks, child: Identity) -> None:
+        """A training that can only hang from here on is ended, after time to end by itself."""
+        if self._ladder.begun:
+            return
+        now = time.monotonic_ns()
+        failed_ns, finished_ns = ranks.first_exception_ns, ranks.finished_ns
+        if self._gone and now > self._gone[0].t_ns + REPORT_S * 1e9:
+            self._torn_down = f"rank {self._gone[0].rank} ended without a word"
+        elif failed_ns is not None and now > failed_ns + EXCEPTION_S * 1e9:
+            self._torn_down = "the training did not end by itself after a rank had failed"
+        elif finished_ns is not None and now > finished_ns + TEARDOWN_S * 1e9:
+            self._torn_down = f"every rank finished, but the processes did not end within {TEARDOWN_S:g} s"
+        if self._torn_down is not None:
+            self._enter("stopping", self._torn_down)
+            self._ladder.tear_down(child, LOST_RANK_GRACE_S)
+
+    def _gives_up(self, killed_s: float) -> bool:
+        """Return True, and keep the processes, if any has outlived the SIGKILL of `killed_s` for too long."""
+        if time.monotonic() > killed_s + self._unkillable_s:
+            self._unended = unended(os.getpid())
+        return bool(self._unended)
+
+    def _sweep(self) -> None:
+        """After the direct child: end and collect whatever it left behind, until nothing below this process is."""
+        deadline = time.monotonic() + (0 if self._ladder.killing else LEFTOVER_GRACE_S)
+        asked: set[Identity] = set()
+        while not self._unended and _collect_orphans():
+            kill = time.monotonic() >= deadline
+            for process in descendants(os.getpid()):
+                if kill or process not in asked:
+                    send(process, signal.SIGKILL if kill else signal.SIGTERM)
+                    asked.add(process)
+            self._signals.wait(TICK_S if kill or not asked else 0.05)
+            if signal.SIGUSR1 in self._signals.take() and not kill:
+                deadline = time.monotonic()
+            self._gives_up(deadline)
+
+    def _finish(self) -> None:
+        """The verdict, the summary, `result.json`."""
+        ended_ns = time.monotonic_ns()
+        self._telemetry.stop()
+        for file in (self._output, *self._steps):
+            try:
+                file.compact()
+            except OSError as error:
+                self._trouble(f"{file.path.name} cannot be compacted: {error.strerror}")
+        records = recorded(self.directory)
+        verdict = self._verdict(records)
+        self._enter(verdict.state, verdict.reason)
+        with suppress(OSError):  # the result itself is tried for longer
+            write_verdict(self.directory, records, verdict, ended_ns)
+        result = analysed(self.directory, records, verdict, ended_ns)
+        with suppress(Exception):  # the next prediction is then as good as the last
+            # Before the result: who sees that it has ended predicts the next one at once.
+            corrections.learn(self.directory.parent.parent, with_prediction(records), result)
+        if not self._writes(result):
+            # The offloaded states may be on the same disk.
+            self._remove_offloaded()
+            for _ in range(RESULT_RETRIES):
+                # A disk that is full now may not be in a moment; after that the records speak for the run.
+                if self._writes(result):
+                    break
+                self._signals.wait(TICK_S)
+        # After the result: another process may lock the user's directory, and gigabytes take time.
+        self._remove_offloaded()
+
+    def _writes(self, result: Result) -> bool:
+        """Write `result.json`; False where the disk does not take it."""
+        try:
+            write_result(self.directory, result)
+        except OSError as error:
+            self._trouble(f"{RESULT_FILE} cannot be written: {error.strerror}")
+            return False
+        return True
+
+    def _verdict(self, records: RunRecords) -> Verdict:
+        """How the run ended: lost if a process cannot be ended, unless every rank had finished before."""
+        if not self._unended:
+            return self._judge(records, self._exit_code)
+        who = did_not_end(self._unended, records, self._unkillable_s)
+        # A process that hangs keeps its parent from exiting with status 0: the ranks' own word counts.
+        verdict = self._judge(records, 0)
+        if verdict.state != "finished":
+            return lost_verdict(records, who)
+        self._trouble(who)
+        add_trouble(records, who)
+        return verdict
+
+    def _judge(self, records: RunRecords, exit_code: int | None) -> Verdict:
+        before, after = self._oom_kills_before, oom_kills()
+        return judge(
+            Evidence(
+                run=self.run_file,
+                exit_code=exit_code,
+                spawn_error=self._spawn_error,
+                worker=records.worker,
+                last_step={rank: steps[-1].step for rank, steps in records.steps.items() if steps},
+                gone=tuple(lost.rank for lost in self._gone),
+                oom_kills=after - before if before is not None and after is not None else 0,
+                output_tail="\n".join(read_log(self._output.path, TAIL_LINES)),
+                stop_ns=self._ladder.asked_ns,
+                sigkill=self._ladder.killing,
+                grace_s=self._ladder.granted_s,
+                torn_down=self._torn_down,
+                full_disk=self._full_disk(),
+            )
+        )
+
+    def _full_disk(self) -> str | None:
+        """The run's `offload_path` with its free space, if the disk is full; None otherwise."""
+        path = self._offload_path
+        if path is None:
+            return None
+        free: list[int] = []
+
+        def look() -> None:
+            with suppress(OSError):
+                free.append(free_bytes(path))
+
+        # A dead NFS server never answers, and the verdict does not wait for it.
+        looking = threading.Thread(target=look, daemon=True)
+        looking.start()
+        looking.join(DISK_ANSWERS_S)
+        return f"offload_path={path} is full ({mebibytes(free[0])} free)" if free and free[0] < FULL_BYTES else None
+
+    def _remove_offloaded(self) -> None:
+        """Free the disk of what the run offloaded and could not delete itself."""
+        if self._offload_path is not None:
+            with suppress(OSError):
+                if not remove_leftovers(self._offload_path):
+                    self._trouble(f"offload_path={self._offload_path} is locked: the next run frees its disk")
+
+    def _trim(self) -> None:
+        """Hold the output and the step records under their caps."""
+        self._trim_file(self._output, "output_trimmed")
+        for file in self._steps:
+            if file.path.exists():  # else that rank has taken no step yet
+                self._trim_file(file, "steps_trimmed")
+
+    def _trim_file(self, file: OutputLog, kind: str) -> None:
+        truncated_before = file.truncated
+        try:
+            dropped = file.trim()
+        except OSError as error:
+            self._trouble(f"{file.path.name} cannot be trimmed: {error.strerror}")
+            return
+        if dropped and file.truncated and not truncated_before:
+            self._say(kind, detail="truncated: this file system cannot punch holes")
+        elif dropped and file.dropped_bytes == dropped:
+            self._say(kind, detail=f"over {file.cap_bytes} bytes: the middle is dropped")
+
+    def _enter(self, state: str, reason: str | None = None) -> None:
+        """A change of state, written once."""
+        if state != self._state:
+            self._state = state
+            self._say("state", state=state, reason=reason)
+
+    def _say(self, kind: str, **fields: object) -> None:
+        self._tell(msgspec.convert({"t_ns": time.monotonic_ns(), "kind": kind, **fields}, Event))
+
+    def _tell(self, event: Event) -> None:
+        """Append an event. A disk that takes none is no reason to stop supervising."""
+        try:
+            if self._events is None:
+                self._events = Appender(self.directory / EVENTS_FILE)
+            self._events.write(event)
+        except OSError as error:
+            _complain(f"{EVENTS_FILE}: {error.strerror}")
+
+    def _trouble_of_rank(self, rank: int, what: str) -> None:
+        self._trouble(f"rank {rank}: {what}")
+
+    def _trouble(self, what: str) -> None:
+        """Something could not be written or read: recorded once where it can be, and gone on from."""
+        if what not in self._troubles:
+            self._troubles.add(what)
+            self._say("trouble", detail=what)
+            _complain(what)
+
+
+def main() -> None:
+    """Supervise the run in the directory named on the command line."""
+    parser = argparse.ArgumentParser(prog="trainfast_runner.running.supervisor", description=__doc__)
+    parser.add_argument("run_dir", type=Path)
+    parser.add_argument("--grace", type=float, default=STOP_GRACE_S, help="seconds between SIGTERM and SIGKILL")
+    parser.add_argument("--output-cap", type=int, default=CAP_BYTES, help="bytes of output.log that are kept")
+    parser.add_argument("--steps-cap", type=int, default=CAP_BYTES, help="bytes of each steps*.jsonl that are kept")
+    parser.add_argument(
+        "--unkillable", type=float, default=UNKILLABLE_S, help="seconds after SIGKILL before the run is given up"
+    )
+    asked = parser.parse_args()
+    directory = asked.run_dir.resolve()
+    run = read_run_file(directory)
+    if run is None:
+        parser.error(f"{directory} has no readable run.json")
+    with shared_lock(directory):
+        if (directory / RESULT_FILE).exists():
+            # Whoever launched this died before the lock was ours, and a reader has written the run off.
+            parser.error(f"{directory} has ended already")
+        Supervisor(
+            directory,
+            run,
+            grace_s=asked.grace,
+            cap_bytes=asked.output_cap,
+            steps_cap_bytes=asked.steps_cap,
+            unkillable_s=asked.unkillable,
+        ).run()
+
+
+def _collect_orphans() -> bool:
+    """Collect every child that has ended; whether any is left. Only after the direct child's own status is kept."""
+    while True:
+        try:
+            pid, _ = os.waitpid(-1, os.WNOHANG)
+        except ChildProcessError:
+            return False
+        if pid == 0:
+            return True
+
+
+def _complain(what: str) -> None:
+    """A line in supervisor.log; on a full disk there is nowhere left to say it."""
+    try:
+        os.write(2, f"{what}\n".encode())
+    except OSError:
+        return
+
+
+if __name__ == "__main__":
+    main()

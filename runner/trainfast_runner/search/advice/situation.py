@@ -1,0 +1,50 @@
+"""What the advisor needs to know, gathered: the model's shapes, the links between the GPUs, what was measured."""
+
+from __future__ import annotations
+
+import itertools
+
+from trainfast_runner.errors import Problem
+from trainfast_runner.machine import training_python
+from trainfast_runner.machine.devices import Machine
+from trainfast_runner.machine.interconnect import links_among
+from trainfast_runner.memory.model_size import model_size
+from trainfast_runner.records.home import Home
+from trainfast_runner.running.history import iter_rows
+from trainfast_runner.search.advice.advisor import Measured, Situation
+from trainfast_runner.settings.spec import RunSpec
+
+LOOKED_AT = 300
+"""Newest runs that are looked through for those of the same preset."""
+SHAPES = ("hidden_size", "n_embd", "d_model", "intermediate_size", "n_inner", "d_ff", "vocab_size")
+
+
+def gather(spec: RunSpec, machine: Machine, home: Home, python: str | None = None) -> Situation:
+    """About a second the first time for a model; what cannot be had (no transformers, no such model) stays unknown."""
+    try:
+        config = training_python.inspect(python, spec.model, spec.data["objective"]).config
+    except Problem:
+        config = {}
+    return Situation(
+        size=model_size(config),
+        shapes={name: config[name] for name in SHAPES if isinstance(config.get(name), int)},
+        links=links_among({gpu.uuid for gpu in machine.gpus if gpu.uuid}),
+        measured=_measured(spec, home),
+    )
+
+
+def _measured(spec: RunSpec, home: Home) -> tuple[Measured, ...]:
+    """This home's ended runs of the same preset and variant with the same model and data, newest first."""
+    sections = {"model": spec.model, "data": spec.data}
+    fields = {key: sections[key.partition(".")[0]].get(key.partition(".")[2]) for key in spec.changed if "." in key}
+    try:
+        rows = list(itertools.islice(iter_rows(home), LOOKED_AT))
+    except Problem:
+        return ()
+    return tuple(
+        Measured(row.run_id, row.knobs, row.state, row.samples_per_s if row.measured_under is None else None)
+        for row in rows
+        if (row.preset, row.variant) == (spec.preset, spec.variant)
+        and row.state in ("finished", "oom")
+        and {key: value for key, value in row.changed.items() if "." in key} == fields
+    )

@@ -1,0 +1,249 @@
+"""A preset's variants as one table: each trained for real, beside the baseline and the figures published for it.
+
+Runs interleave (A B A B), so that a machine that warms up or slows down does so for every row alike. A row that cannot
+run here is a row with its reason.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from trainfast_runner.errors import Problem, nearest
+from trainfast_runner.records.result import Result
+from trainfast_runner.results.comparison.difference import (
+    BETTER,
+    NOISE,
+    STRICT_THRESHOLDS,
+    WORSE,
+    compare,
+    speeds_rank,
+)
+from trainfast_runner.results.comparison.repeats import paired_interval
+from trainfast_runner.settings import presets
+from trainfast_runner.settings.published import published_for
+from trainfast_runner.settings.spec import RunSpec, from_preset
+
+REFUSED = "refused"
+"""State of a row that this machine or training Python cannot run at all."""
+NOT_RUN = "not_run"
+"""State of a row that the bench was stopped before."""
+Outcome = Result | Problem
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One row to be run."""
+
+    id: str
+    spec: RunSpec
+    published: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Bench:
+    """What is to be run: `baseline` is the id of one of the entries."""
+
+    preset: str
+    title: str
+    baseline: str
+    entries: tuple[Entry, ...]
+    unpublished: str = ""
+    """Why the published figures are left out; empty where they are not."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """One row of the table. `result` is that of its middle run, by throughput.
+
+    `vs_baseline_percent` is how much more samples a second than the baseline, for a row that trains the same model on
+    samples of the same length; `published_vs_baseline_percent` is that of the published figures. `ratio` is the
+    measured over the published samples a second; `samples_per_s` holds every finished run's.
+    """
+
+    id: str
+    state: str
+    reason: str
+    result: Result | None
+    vs_baseline_percent: float | None
+    published: Mapping[str, Any]
+    ratio: float | None
+    verdict: str | None = None
+    samples_per_s: list[float] = field(default_factory=list)
+    interval_percent: tuple[float, float] | None = None
+    """Where the true difference from the baseline lies with 95 % confidence: from the pairs of runs where there are
+    enough repetitions, else from the steps of the middle runs."""
+    published_vs_baseline_percent: float | None = None
+
+
+@dataclass(frozen=True)
+class Table:
+    """What `bench --json` prints."""
+
+    preset: str
+    baseline: str
+    rows: list[Row]
+    unpublished: str = ""
+    """Why the published figures are left out; empty where they are not."""
+
+    @property
+    def baseline_state(self) -> str:
+        """How the baseline ended."""
+        return next(row.state for row in self.rows if row.id == self.baseline)
+
+
+def prepare(reference: str, settings: Sequence[str] = (), scale_batch: float = 1.0) -> Bench:
+    """The rows of PRESET, or of NAME/VARIANT that one and the baseline, with every setting applied. Raises Problem.
+
+    `scale_batch` multiplies each row's batch_size, which stays at least 1.
+    """
+    preset, chosen = presets.load(reference)
+    if not preset.variants:
+        tables = [name for name in presets.names() if _has_variants(name)]
+        raise Problem(
+            f"preset {preset.name} has no variants to compare",
+            key=reference,
+            allowed=tables,
+            nearest=nearest(preset.name, tables),
+            advice=f"trainfast-tui run {preset.name}",
+        )
+    baseline = preset.baseline or preset.variants[0].id
+    entries = []
+    reasons = []
+    for variant in preset.variants:
+        if chosen is None or variant.id in (chosen.id, baseline):
+            spec = from_preset(preset, variant, settings)
+            published, reason = published_for(preset, variant, spec)
+            entries.append(Entry(variant.id, _scaled(spec, scale_batch), published))
+            reasons.append(reason)
+    return Bench(preset.name, preset.title, baseline, tuple(entries), next(filter(None, reasons), ""))
+
+
+def order(bench: Bench, repeat: int) -> Iterator[tuple[int, Entry]]:
+    """Every run as (repetition from 1, row): the baseline first in each repetition."""
+    ordered = sorted(bench.entries, key=lambda entry: entry.id != bench.baseline)
+    for repetition in range(1, repeat + 1):
+        for entry in ordered:
+            yield repetition, entry
+
+
+def again_is_pointless(outcomes: Iterable[Outcome]) -> bool:
+    """Whether a row need not be repeated: it cannot run here, or does not fit."""
+    return any(isinstance(outcome, Problem) or outcome.state == "oom" for outcome in outcomes)
+
+
+def tabulate(bench: Bench, outcomes: Mapping[str, Sequence[Outcome]]) -> Table:
+    """The table of what has been run so far; `outcomes` by row id."""
+    first = next(entry for entry in bench.entries if entry.id == bench.baseline)
+    base = outcomes.get(bench.baseline, ())
+    rows = [_row(entry, outcomes.get(entry.id, ()), first, base) for entry in bench.entries]
+    return Table(bench.preset, bench.baseline, rows, bench.unpublished)
+
+
+def _has_variants(name: str) -> bool:
+    try:
+        return bool(presets.load(name)[0].variants)
+    except Problem:
+        return False
+
+
+def _scaled(spec: RunSpec, factor: float) -> RunSpec:
+    if factor == 1.0:
+        return spec
+    return spec.turned(batch_size=max(1, round(int(str(spec.knobs["batch_size"])) * factor)))
+
+
+def _row(entry: Entry, outcomes: Sequence[Outcome], first: Entry, base_outcomes: Sequence[Outcome]) -> Row:
+    state, reason = _ending(outcomes)
+    result = _middle(outcomes)
+    finished = [_rate(outcome) for outcome in outcomes if isinstance(outcome, Result)]
+    rates = [rate for rate in finished if rate is not None]
+    rate = statistics.median(rates) if rates else None
+    is_baseline = entry.id == first.id
+    published, published_base = _published_rate(entry.published), _published_rate(first.published)
+    if not _same_work(entry.spec, first.spec):
+        base_outcomes, published_base = (), None
+    base = _middle(base_outcomes)
+    comparable = base is not None and result is not None and speeds_rank(base, result)
+    base_rate = _rate(base) if base is not None and comparable else None
+    verdict, interval = (None, None) if is_baseline else _compared(base, result, base_outcomes, outcomes)
+    return Row(
+        id=entry.id,
+        state=state,
+        reason=reason,
+        result=result,
+        vs_baseline_percent=0.0 if is_baseline and rate else _percent(rate, base_rate),
+        published=entry.published,
+        ratio=rate / published if rate and published else None,
+        verdict=verdict,
+        samples_per_s=rates,
+        interval_percent=interval,
+        published_vs_baseline_percent=_percent(published, published_base),
+    )
+
+
+def _same_work(spec: RunSpec, baseline: RunSpec) -> bool:
+    """Whether a sample of one is as much work as a sample of the other."""
+    same_data = (spec.data, spec.knobs["seq_len"]) == (baseline.data, baseline.knobs["seq_len"])
+    return spec.model == baseline.model and same_data
+
+
+def _compared(
+    base: Result | None, result: Result | None, base_outcomes: Sequence[Outcome], outcomes: Sequence[Outcome]
+) -> tuple[str | None, tuple[float, float] | None]:
+    """The verdict on a row's throughput, and its interval."""
+    if base is None or result is None:
+        return None, None
+    if not speeds_rank(base, result):
+        return STRICT_THRESHOLDS, None
+    # The n-th outcome of every row is of the n-th repetition: they followed each other.
+    pairs = [
+        (base_rate, rate)
+        for one, other in zip(base_outcomes, outcomes, strict=False)
+        if isinstance(one, Result) and isinstance(other, Result)
+        if (base_rate := _rate(one)) and (rate := _rate(other))
+    ]
+    interval = paired_interval(pairs)
+    if interval is None:
+        row = compare(base, result).rows[0]
+        return row.verdict, row.interval_percent
+    low, high = interval
+    return (NOISE if low <= 0 <= high else BETTER if low > 0 else WORSE), interval
+
+
+def _ending(outcomes: Sequence[Outcome]) -> tuple[str, str]:
+    """State and reason of a row: what went wrong in any of its runs, else how the last one ended."""
+    if not outcomes:
+        return NOT_RUN, "the bench was stopped before it"
+    for outcome in outcomes:
+        if isinstance(outcome, Problem):
+            return REFUSED, outcome.line()
+        if outcome.state != "finished":
+            return outcome.state, outcome.reason
+    last = outcomes[-1]
+    return (last.state, last.reason) if isinstance(last, Result) else (REFUSED, last.line())
+
+
+def _middle(outcomes: Sequence[Outcome]) -> Result | None:
+    """The finished run of middle throughput, the slower of two; without one the last that ended some other way."""
+    results = [outcome for outcome in outcomes if isinstance(outcome, Result)]
+    finished = sorted((result for result in results if _rate(result)), key=lambda result: _rate(result) or 0.0)
+    if finished:
+        return finished[(len(finished) - 1) // 2]
+    return results[-1] if results else None
+
+
+def _rate(result: Result) -> float | None:
+    return result.throughput.samples_per_s.median if result.state == "finished" else None
+
+
+def _percent(rate: float | None, base: float | None) -> float | None:
+    return 100 * (rate / base - 1) if rate and base else None
+
+
+def _published_rate(published: Mapping[str, Any]) -> float | None:
+    """The samples/s among a row's published figures; None where there are none."""
+    rate = published.get("samples_per_s")
+    return float(rate) if isinstance(rate, int | float) else None

@@ -1,0 +1,172 @@
+"""What a search found, from its journal: the largest batch, the aligned one, the one to use, and why."""
+
+from __future__ import annotations
+
+from trainfast_runner.search.decide import ALIGNED, MOST, TOLERANCE_SHARE, Known, beyond_of, fits_of, tightest
+from trainfast_runner.search.fit import Fit, largest
+from trainfast_runner.search.journal import Answer, Margin, Proof, refuted_by
+from trainfast_runner.units import mebibytes
+
+ALIGNED_MORE, ALIGNED_MORE_FROM = 64, 512
+"""From this size on an aligned batch is a multiple of 64: it then costs an eighth of the batch at most."""
+SPREAD_SHARE = TOLERANCE_SHARE
+"""How far the peak of a long run may lie above that of the proof: steps of other samples, another order of blocks.
+
+As much as a maximum may be off and still be called exact."""
+
+
+def answer(known: Known) -> Answer:
+    """The answer of a journal whose last proof finished."""
+    proof = known.proofs[-1]
+    most, fits = proof.batch_size, fits_of(known)
+    tight = tightest(fits, most)
+    line = max(tight.lines, key=lambda one: one.at(most))
+    margins = _margins(known, tight, most)
+    recommended = _recommended(known, fits, most, sum(one.margin_bytes for one in margins))
+    fastest, rate = _fastest(known)
+    too_large = _too_large(known, most)
+    return Answer(
+        max_batch=most,
+        samples_per_s=proof.samples_per_s,
+        aligned_batch=aligned(most),
+        recommended_batch=recommended,
+        recommended_why=_why(known, most, recommended, tight, margins),
+        margins=margins,
+        fastest_batch=fastest,
+        fastest_samples_per_s=rate,
+        limit_bytes=tight.limit_bytes,
+        headroom_bytes=_headroom(known, tight, most),
+        fixed_bytes=round(line.fixed_bytes),
+        bytes_per_sample=round(line.bytes_per_sample),
+        phase=line.phase,
+        tightest_rank=tight.rank,
+        proof_run_id=proof.run_id,
+        certainty=_certainty(known, tight, most, too_large),
+        too_large=too_large,
+    )
+
+
+def _too_large(known: Known, most: int) -> int | None:
+    """The smallest size above the answer that ran out of memory, in a probe or in a proof."""
+    tried = [probe.batch_size for probe in known.probes if probe.outcome == "oom"]
+    proved = [proof.batch_size for proof in known.proofs if proof.state == "oom"]
+    return min((size for size in (*tried, *proved) if size > most), default=None)
+
+
+def _certainty(known: Known, tight: Fit, most: int, too_large: int | None) -> str:
+    """What says that no larger batch fits, and which sizes nobody tried."""
+    if too_large is None:
+        needs = f"{mebibytes(tight.need_bytes(most + 1))} of {mebibytes(tight.limit_bytes)}"
+        return f"by the fit {most + 1} needs {needs}, give or take {mebibytes(tight.error_at(most + 1))}"
+    words = f"{too_large} ran out of memory"
+    warm = [probe.batch_size for probe in known.fitting if most < probe.batch_size < too_large]
+    if warm:
+        words += f"; {_listed(warm)} fitted in a probe and {'was' if len(warm) == 1 else 'were'} not proved"
+    untried = [size for size in range(most + 1, too_large) if size not in warm]
+    if untried:
+        why = "below the next multiple of 8" if known.device == "cuda" else "within the tolerance of 3 % or 48 MiB"
+        words += f"; {_listed(untried)}, {why}, {'was' if len(untried) == 1 else 'were'} not tried"
+    return words
+
+
+def _listed(sizes: list[int]) -> str:
+    if len(sizes) <= 2:
+        return " and ".join(map(str, sizes))
+    return f"{len(sizes)} sizes from {sizes[0]} to {sizes[-1]}"
+
+
+def aligned(batch_size: int) -> int | None:
+    """The largest aligned batch within a batch size: tensor cores work on multiples of 8, and of 64 where there is
+    room for it (NVIDIA's matrix multiplication guide). None below 8."""
+    unit = ALIGNED_MORE if batch_size >= ALIGNED_MORE_FROM else ALIGNED
+    return batch_size // unit * unit or None
+
+
+def _margins(known: Known, tight: Fit, most: int) -> list[Margin]:
+    """What the recommended batch leaves free, part by part; a part of nothing is said as well."""
+    found = [
+        Margin(
+            margin_bytes=round(SPREAD_SHARE * tight.need_bytes(most)),
+            why=f"a long run, which sees other samples and places its blocks otherwise ({SPREAD_SHARE:.0%})",
+        )
+    ]
+    if known.device == "cuda":
+        peaks = [one for probe in known.fitting[-1:] for one in probe.ranks if one.rank == tight.rank]
+        fragments = max(((one.peak_reserved_bytes or 0) - (one.peak_allocated_bytes or 0) for one in peaks), default=0)
+        found.append(Margin(margin_bytes=fragments, why="fragmentation, what the allocator reserved beyond its peak"))
+        rooms = [one.room_bytes for probe in known.probes for one in probe.ranks if one.rank == tight.rank]
+        seen = [room for room in rooms if room is not None]
+        others = max(seen) - min(seen) if seen else 0
+        found.append(Margin(margin_bytes=others, why="other users of the GPU, whose share changed while searching"))
+    found.append(Margin(margin_bytes=0, why="evaluation, which needs less: it keeps nothing for a backward"))
+    return found
+
+
+def _recommended(known: Known, fits: tuple[Fit, ...], most: int, margin_bytes: int) -> int:
+    """The largest batch that leaves the margin on every rank and made no allocator retry; at least 1."""
+    found = largest(
+        lambda size: all(one.need_bytes(size) + margin_bytes <= one.limit_bytes for one in fits), min(most, MOST)
+    )
+    retried = _smallest_retried(known)
+    if retried is not None:
+        found = min(found, retried - 1)
+    if known.device == "cuda":
+        found = aligned(found) or found
+    return max(1, found)
+
+
+def _smallest_retried(known: Known) -> int | None:
+    return min((probe.batch_size for probe in known.fitting if probe.alloc_retries), default=None)
+
+
+def _why(known: Known, most: int, recommended: int, tight: Fit, margins: list[Margin]) -> str:
+    if recommended == 1 and most == 1:
+        return "there is no smaller one; it may run out of memory in a long run"
+    left, source = tight.limit_bytes - tight.need_bytes(recommended), " by the fit"
+    if recommended == most:
+        # It was run: what it really left stands beside this.
+        left, source = float(_headroom(known, tight, most)), ""
+    reasons = ", and for ".join(one.why for one in margins if one.margin_bytes)
+    words = f"leaves {mebibytes(left)}{source} for {reasons}"
+    retried = _smallest_retried(known)
+    if retried is not None and retried <= most:
+        words += f"; from {retried} on the allocator had to give memory back and ask again, which is slow"
+    if known.device == "cuda" and aligned(recommended) == recommended:
+        words += "; aligned for tensor cores"
+    return words
+
+
+def _fastest(known: Known) -> tuple[int | None, float | None]:
+    """The size of the highest rate, and the rate, among the sizes tried and the one proved.
+
+    Neither on a CPU: a search measures memory there in every step, and such speeds do not rank.
+    """
+    if known.device != "cuda":
+        return None, None
+    tried = [
+        (probe.samples_per_s, probe.batch_size) for probe in known.fitting if refuted_by(probe, known.proofs) is None
+    ]
+    proved = [(proof.samples_per_s, proof.batch_size) for proof in known.proofs]
+    timed = [(rate, size) for rate, size in (*tried, *proved) if rate is not None]
+    rate, size = max(timed, default=(None, None))
+    return size, rate
+
+
+def _headroom(known: Known, tight: Fit, most: int) -> int:
+    """What the tightest rank's limit had left at this batch: as a probe or the proof measured it, else by the fit."""
+    for probe in known.fitting:
+        if probe.batch_size == most:
+            for peaks in probe.ranks:
+                if peaks.rank == tight.rank and peaks.limit_peak_bytes is not None:
+                    return tight.limit_bytes - peaks.limit_peak_bytes
+    measured = _peak_in_proof(known.proofs[-1], tight.rank)
+    if measured is None:
+        return round(tight.limit_bytes - tight.need_bytes(most))
+    return tight.limit_bytes - measured - beyond_of(known, tight.rank)
+
+
+def _peak_in_proof(proof: Proof, rank: int) -> int | None:
+    """The rank's own peak; that of the fullest in a journal from before the ranks' were kept."""
+    if not proof.ranks:
+        return proof.peak_allocated_bytes
+    return next((one.peak_allocated_bytes for one in proof.ranks if one.rank == rank), None)

@@ -1,0 +1,77 @@
+"""What the memory model says before the first size is tried, or why it says nothing."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass, replace
+
+from trainfast_runner.errors import Problem
+from trainfast_runner.machine.training_python import GivenUp
+from trainfast_runner.memory.model import MemoryModel
+from trainfast_runner.memory.prediction import Prediction
+from trainfast_runner.memory.tracing import cached_model, trace_model
+from trainfast_runner.running.launch import RunPlan
+from trainfast_runner.search.fit import largest
+from trainfast_runner.search.journal import Predicted
+
+BATCH_PHASE = "forward_backward"
+"""The phase that grows with the batch."""
+BEND_BYTES = 4 << 20
+"""So much off the line is within what a measured peak scatters."""
+
+
+@dataclass(frozen=True)
+class Foresight:
+    """The memory model of a search's training; None, with the reason, where there is none."""
+
+    model: MemoryModel | None
+    reason: str = ""
+
+    def against(self, plan: RunPlan, limit_bytes: int) -> Predicted:
+        """What it says of the largest batch under a limit of bytes a rank."""
+        if self.model is None:
+            return Predicted(reason=f"no prediction, the sizes are found by trying: {self.reason}")
+        most = self.model.max_batch(plan.spec, plan.world_size, limit_bytes)
+        # The growth up to there: what a run taught bends at that run's size.
+        there = self._at(plan, max(1, (most or 1) - 1))
+        return Predicted(
+            fixed_bytes=there.fixed_bytes,
+            bytes_per_sample=there.bytes_per_sample,
+            max_batch=most or 0,
+            linear_from=self._linear_from(plan, most or 1),
+            basis=there.basis,
+        )
+
+    def _linear_from(self, plan: RunPlan, most: int) -> int:
+        """The smallest batch whose peak of forward and backward is on the line through those of `most`.
+
+        A traced peak over the points of a step is convex in the batch, so what is off the line is below one size.
+        """
+
+        def traced(size: int) -> int:
+            return self._at(plan, size).traced_bytes[BATCH_PHASE]
+
+        highest, growth = traced(most), traced(most + 1) - traced(most)
+
+        def is_bent(size: int) -> bool:
+            return traced(size) > highest - (most - size) * growth + BEND_BYTES
+
+        return min(largest(is_bent, most) + 1, most)
+
+    def _at(self, plan: RunPlan, batch_size: int) -> Prediction:
+        assert self.model is not None
+        knobs = {**plan.spec.knobs, "batch_size": batch_size}
+        return self.model.predict(replace(plan.spec, knobs=knobs), plan.world_size)
+
+
+def predict(plan: RunPlan, given_up: threading.Event) -> Foresight:
+    """The memory model of this plan: remembered, or traced now, which takes seconds; setting `given_up` ends that."""
+    try:
+        found = cached_model(plan.spec, plan.device, plan.python)
+        if found is None:
+            found = trace_model(plan.spec, plan.device, plan.python, given_up, plan.device_uuids)
+        return Foresight(found.on(next(iter(plan.device_names), None)))
+    except GivenUp:
+        return Foresight(None, "the trace took too long")
+    except Problem as problem:
+        return Foresight(None, problem.message)

@@ -1,0 +1,158 @@
+"""Disk space of old runs, searches and caches, and their deletion; live ones are never touched."""
+
+from __future__ import annotations
+
+import calendar
+import os
+import re
+import shutil
+import time
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from trainfast_runner.errors import Problem
+from trainfast_runner.records import cache_entries
+from trainfast_runner.records.cache_entries import Unneeded, disk_bytes
+from trainfast_runner.records.home import LOCK_FILE, RUN_FILE, STAMP, STAMP_EXAMPLE, Home, is_alive, read_run_file
+from trainfast_runner.records.run_file import PROBE
+from trainfast_runner.running.recovery import BEING_MADE_S
+from trainfast_runner.search.journal import exclusive, is_conducted
+from trainfast_runner.search.searches import search_directories
+
+CACHE_UNUSED_S = 30 * 86400.0
+"""Without an age of the user's own a cache entry goes that was not read or changed for so long."""
+UNITS_S = {"h": 3600.0, "d": 86400.0, "w": 7 * 86400.0}
+NEWER_THAN_ALL = "~"
+"""Sorts after every id."""
+OWN_NAME = re.compile(r"\d{8}-\d{6}-.+-[0-9a-f]{4}")
+"""A name that `home.new_id` makes."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The entries to delete: runs and searches by id with their bytes, cache entries, locks. `live` ones stay."""
+
+    runs: dict[str, int]
+    searches: dict[str, int]
+    caches: list[Unneeded]
+    locks: list[Unneeded]
+    live: list[str]
+
+    @property
+    def is_empty(self) -> bool:
+        """True if there is nothing to delete."""
+        return not (self.runs or self.searches or self.caches or self.locks)
+
+    @property
+    def total_bytes(self) -> int:
+        """Bytes that deleting all entries frees."""
+        files = (*self.caches, *self.locks)
+        return sum((*self.runs.values(), *self.searches.values(), *(one.bytes for one in files)))
+
+
+def seconds_of(age: str) -> float:
+    """An age as it is typed: 12h, 30d, 2w. Raises Problem."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([a-z]*)", age.strip().lower())
+    if match is not None and match[2] in UNITS_S:
+        return float(match[1]) * UNITS_S[match[2]]
+    near = None if match is None else f"{match[1]}{match[2][:1] if match[2][:1] in UNITS_S else 'd'}"
+    raise Problem(f"--older-than {age}: not an age", key="--older-than", allowed=["12h", "30d", "2w"], nearest=near)
+
+
+def plan(home: Home, cache: Path, keep: int | None, older_than_s: float | None) -> Plan:
+    """Plan to delete what is neither of the newest `keep` listed runs nor younger than `older_than_s`.
+
+    No run and no search is planned without either limit. A search and its runs stay while it is conducted, and a
+    search while a run of it stays.
+    """
+    now_s = time.time()
+    cutoff = _cutoff(home, keep, older_than_s, now_s)
+    every_search = [directory for directory in search_directories(home) if OWN_NAME.fullmatch(directory.name)]
+    conducted = {directory.name for directory in every_search if is_conducted(directory)}
+    runs: dict[str, int] = {}
+    live, needed = [], set(conducted)
+    for run_id in _own_runs(home):
+        directory = home.directory(run_id)
+        run = read_run_file(directory)
+        search_id = None if run is None else run.search_id
+        is_live = is_alive(directory) or _is_being_made(directory, now_s) or search_id in conducted
+        if is_live and run_id < cutoff:
+            live.append(run_id)
+        if is_live or run_id >= cutoff:
+            needed.add(search_id or "")
+        else:
+            runs[run_id] = disk_bytes(directory)
+    live += sorted(search_id for search_id in conducted if search_id < cutoff)
+    searches = {
+        directory.name: disk_bytes(directory)
+        for directory in every_search
+        if directory.name < cutoff and directory.name not in needed
+    }
+    is_training = bool(conducted) or next(home.live_directories(), None) is not None
+    unused_s = CACHE_UNUSED_S if older_than_s is None else older_than_s
+    found = cache_entries.unneeded(cache, unused_s, now_s, is_training=is_training)
+    locks = [one for one in found if one.path.suffix == ".lock"]
+    return Plan(runs, searches, [one for one in found if one not in locks], locks, live)
+
+
+def carry_out(home: Home, found: Plan) -> dict[str, int]:
+    """Delete what the plan names; what stayed, by name, with the bytes it still takes.
+
+    A run or a search stays that came alive meanwhile, and whatever cannot be deleted.
+    """
+    for run_id in found.runs:
+        with suppress(Problem, OSError):
+            home.remove(run_id)
+    searches = {search_id: home.path / "searches" / search_id for search_id in found.searches}
+    for directory in searches.values():
+        with suppress(OSError), exclusive(directory) as ours:
+            if ours:
+                shutil.rmtree(directory)
+    files = [one for one in (*found.caches, *found.locks) if not cache_entries.remove(one)]
+    asked = {run_id: home.directory(run_id) for run_id in found.runs} | searches
+    asked |= {str(one.path): one.path for one in files}
+    return {name: disk_bytes(path) for name, path in asked.items() if os.path.lexists(path)}
+
+
+def _cutoff(home: Home, keep: int | None, older_than_s: float | None, now_s: float) -> str:
+    """Ids sort by time: what sorts before this one may go."""
+    cutoffs = [] if keep is None else [_oldest_kept(home, keep)]
+    if older_than_s is not None:
+        cutoffs.append(time.strftime(STAMP, time.gmtime(max(0.0, now_s - older_than_s))))
+    return min(cutoffs, default="")
+
+
+def _oldest_kept(home: Home, keep: int) -> str:
+    """The id of the last of the newest runs that `runs list` shows; empty where there are no more than those."""
+    if keep == 0:
+        return NEWER_THAN_ALL
+    for run_id in reversed(_own_runs(home)):
+        run = read_run_file(home.directory(run_id))
+        keep -= run is None or run.role != PROBE
+        if keep == 0:
+            return run_id
+    return ""
+
+
+def _own_runs(home: Home) -> list[str]:
+    """Ids of the directories that a launch made, oldest first: `runs` is TensorBoard's default folder too."""
+    return [run_id for run_id in home.run_ids() if OWN_NAME.fullmatch(run_id) and _is_a_run(home.directory(run_id))]
+
+
+def _is_a_run(directory: Path) -> bool:
+    """True for a directory with `run.json` or the run's lock in it, and for an empty one: a dead launch left it."""
+    try:
+        names = os.listdir(directory)
+    except OSError:
+        return False
+    return not names or RUN_FILE in names or LOCK_FILE in names
+
+
+def _is_being_made(directory: Path, now_s: float) -> bool:
+    """True if a launch may have made the directory just now, before its lock."""
+    try:
+        began_s = calendar.timegm(time.strptime(directory.name[: len(STAMP_EXAMPLE)], STAMP))
+    except ValueError:
+        return False
+    return not (directory / RUN_FILE).exists() and abs(now_s - began_s) < BEING_MADE_S

@@ -1,0 +1,86 @@
+"""Settings that cannot work together, refused before launch with both named and the nearest that do."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from trainfast_runner.errors import Problem
+from trainfast_runner.machine.cpu_devices import asks_for_cpu
+from trainfast_runner.settings.compatibility.data_rules import DATA_RULES
+from trainfast_runner.settings.compatibility.facts import Facts, Rule
+from trainfast_runner.settings.compatibility.general_rules import (
+    GENERAL_RULES,
+    devices_exist,
+    limit_for_every_rank,
+    set_knobs_matter,
+)
+from trainfast_runner.settings.compatibility.pipeline_rules import pipeline_fits, pipeline_knobs_fit
+from trainfast_runner.settings.compatibility.sharded_rules import (
+    SHARDED_RULES,
+    devices_fill_the_mesh,
+    optimizer_takes_slices,
+    several_gpus,
+)
+from trainfast_runner.settings.compatibility.technique_rules import (
+    TECHNIQUE_RULES,
+    compile_fits,
+    engine_runs_the_strategy,
+)
+from trainfast_runner.settings.compatibility.zero_rules import optimizer_takes_flat_slices, zero_fits
+
+if TYPE_CHECKING:
+    from trainfast_runner.machine.devices import Machine
+    from trainfast_runner.settings.spec import RunSpec
+
+RULES: tuple[Rule, ...] = (
+    *GENERAL_RULES,
+    pipeline_fits,
+    *SHARDED_RULES,
+    zero_fits,
+    *DATA_RULES,
+    *TECHNIQUE_RULES,
+)
+
+DEVICE_RULES: tuple[Rule, ...] = (devices_exist, several_gpus)
+"""Those of RULES that ask for nothing but devices."""
+
+KNOB_RULES: tuple[Rule, ...] = (
+    set_knobs_matter,
+    limit_for_every_rank,
+    pipeline_knobs_fit,
+    optimizer_takes_slices,
+    devices_fill_the_mesh,
+    optimizer_takes_flat_slices,
+    engine_runs_the_strategy,
+    compile_fits,
+)
+"""Those of RULES that ask for knobs and a number of devices: no other model, GPU or package would change them."""
+
+
+def check(facts: Facts) -> None:
+    """Raise the first rule's Problem that applies; return when the combination can run."""
+    for rule in RULES:
+        problem = rule(facts)
+        if problem is not None:
+            raise problem
+
+
+def cannot_run_here(spec: RunSpec, machine: Machine) -> Problem | None:
+    """The refusal of a run for which this machine has not the devices; None where it has them."""
+    return _first(DEVICE_RULES, spec, machine)
+
+
+def cannot_run_anywhere(spec: RunSpec, machine: Machine) -> Problem | None:
+    """The refusal of knobs that contradict each other; None where they do not, or this machine has not the devices.
+
+    A CPU is on every machine: what cannot run on it contradicts a `devices` that asks for it.
+    """
+    here = cannot_run_here(spec, machine)
+    if here is not None:
+        return here if asks_for_cpu(spec.knobs["devices"]) else None
+    return _first(KNOB_RULES, spec, machine)
+
+
+def _first(rules: tuple[Rule, ...], spec: RunSpec, machine: Machine) -> Problem | None:
+    facts = Facts(spec, machine, config={}, versions={}, python="")
+    return next((problem for rule in rules if (problem := rule(facts)) is not None), None)

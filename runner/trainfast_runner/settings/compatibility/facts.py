@@ -1,0 +1,50 @@
+"""What a rule may look at, and what a rule is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from trainfast_runner.errors import Problem
+from trainfast_runner.machine.devices import Machine
+from trainfast_runner.settings.knob_type import Knobs
+from trainfast_runner.settings.spec import RunSpec
+from trainfast_runner.settings.world import device_count, world_size
+
+
+@dataclass(frozen=True)
+class Facts:
+    """All that a rule may look at: what is asked, the machine, the model's configuration, what is installed.
+
+    The machine is made the one that the run's `devices` leave: without its GPUs for a run that asks for the CPU.
+    """
+
+    spec: RunSpec
+    machine: Machine
+    config: Mapping[str, Any]
+    versions: Mapping[str, str | None]
+    python: str
+    attentions: tuple[str, ...] | None = None
+    """Values of `attention` that the model has; None where nobody asked."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "machine", self.machine.used_by(self.knobs["devices"]))
+
+    @property
+    def knobs(self) -> Knobs:
+        """The knobs asked for."""
+        return self.spec.knobs
+
+    @property
+    def ranks(self) -> int:
+        """Number of processes the run starts."""
+        return world_size(self.spec, self.machine)
+
+    @property
+    def devices(self) -> int:
+        """Number of devices the run uses."""
+        return device_count(self.spec, self.machine)
+
+
+Rule = Callable[[Facts], Problem | None]

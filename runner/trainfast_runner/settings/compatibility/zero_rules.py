@@ -1,0 +1,169 @@
+"""What ZeRO through DeepSpeed needs of the other knobs and of the machine."""
+
+from __future__ import annotations
+
+import os
+import pwd
+import stat
+from collections.abc import Callable
+from pathlib import Path
+
+from trainfast_runner.errors import Problem
+from trainfast_runner.machine.devices import cpu_has_fp16
+from trainfast_runner.machine.extensions import has_libaio, missing_tool
+from trainfast_runner.settings.compatibility.facts import Facts
+from trainfast_runner.settings.knob_type import Knobs
+from trainfast_runner.units import mebibytes
+from trainfast_runner.worker.strategies.offload_scratch import FULL_BYTES, free_bytes
+
+STAGE = {"zero1": 1, "zero2": 2, "zero3": 3, "zero2-offload": 2, "zero3-offload": 3}
+"""ZeRO's stage by strategy: 1 shards optimizer states, 2 gradients too, 3 parameters too."""
+EIGHT_BIT = ("adamw-8bit", "paged-adamw-8bit")
+
+
+def _deepspeed_is_installed(facts: Facts) -> Problem | None:
+    if facts.versions.get("deepspeed"):
+        return None
+    return Problem(
+        f"strategy={facts.knobs['strategy']} needs deepspeed; install with: {facts.python} -m pip install deepspeed",
+        key="strategy",
+        advice="strategy=fsdp",
+    )
+
+
+def optimizer_takes_flat_slices(facts: Facts) -> Problem | None:
+    """ZeRO hands an optimizer flat slices, of parameters that it swaps; None for other strategies."""
+    strategy, optimizer = str(facts.knobs["strategy"]), facts.knobs["optimizer"]
+    if strategy not in STAGE:
+        return None
+    if optimizer == "adafactor":
+        return Problem(
+            f"optimizer=adafactor factors whole matrices, and with strategy={strategy} it is given flat slices:"
+            " it would keep full states and learn something else",
+            key="optimizer",
+            advice="optimizer=adamw-fused, or strategy=ddp with optimizer=adafactor",
+        )
+    if optimizer in EIGHT_BIT and (STAGE[strategy] == 3 or "offload" in strategy):
+        why = (
+            "quantizes states on the GPU, and the offloaded step runs on the CPU"
+            if "offload" in strategy
+            else "keeps its states per parameter, and ZeRO-3 swaps the parameters it is given at every step"
+        )
+        return Problem(
+            f"optimizer={optimizer} {why} (strategy={strategy})",
+            key="optimizer",
+            advice=f"strategy=zero2 with optimizer={optimizer}, or optimizer=adamw",
+        )
+    return None
+
+
+def _half_precision_on_a_cpu(facts: Facts) -> Problem | None:
+    """DeepSpeed refuses fp16 on a CPU that would emulate it."""
+    if facts.knobs["precision"] != "fp16" or facts.machine.device != "cpu" or cpu_has_fp16():
+        return None
+    return Problem(
+        f"precision=fp16 with strategy={facts.knobs['strategy']} needs a CPU with AVX512-FP16, and this one has none",
+        key="precision",
+        advice="precision=bf16",
+    )
+
+
+def _offload_path_takes_files(facts: Facts) -> Problem | None:
+    """Only ZeRO-3 offloads to a disk, through an extension that is built on the spot."""
+    path, strategy = facts.knobs["offload_path"], facts.knobs["strategy"]
+    if path is None:
+        return None
+    if strategy != "zero3-offload":
+        return Problem(
+            f"offload_path={path} does nothing with strategy={strategy}: DeepSpeed offloads to a disk in ZeRO-3 only",
+            key="offload_path",
+            advice="strategy=zero3-offload, or leaving offload_path out",
+        )
+    folder = Path(str(path)).expanduser()
+    if not folder.is_dir():
+        is_file = folder.exists()
+        return Problem(
+            f"offload_path={path} {'is a file' if is_file else 'does not exist'}; strategy={strategy} needs a directory"
+            " to put states in",
+            key="offload_path",
+            advice=f"offload_path={folder.parent}" if is_file else f"mkdir -p {path}",
+        )
+    if (why := _closed_to_us(folder)) is not None:
+        return Problem(
+            f"offload_path={path} {why}, and strategy={strategy} writes there",
+            key="offload_path",
+            advice="a directory of your own on the NVMe disk",
+        )
+    if (free := free_bytes(folder)) < FULL_BYTES:
+        return Problem(
+            f"offload_path={path} is full: {mebibytes(free)} free",
+            key="offload_path",
+            advice="a directory on a disk with free space",
+        )
+    missing = missing_tool(facts.python)
+    if missing is None and not has_libaio(facts.python):
+        missing = "libaio with its header", "apt-get install libaio-dev"
+    if missing is not None:
+        what, command = missing
+        return Problem(
+            f"offload_path={path} needs DeepSpeed's async_io extension, which builds with {what}; install with:"
+            f" {command}",
+            key="offload_path",
+            advice="leaving offload_path out: the states stay in host memory",
+        )
+    return None
+
+
+def disk_too_small(knobs: Knobs, parameters: int | None) -> Problem | None:
+    """The refusal of an `offload_path` without space for the optimizer's states; None without either figure.
+
+    At least the weights in the states' precision, and AdamW's two moments: 12 bytes a parameter in fp32. A real run
+    of 3,344,064 parameters wrote 14.
+    """
+    path = knobs["offload_path"]
+    if path is None or parameters is None:
+        return None
+    width = 2 if knobs["precision"] == "bf16-pure" else 4
+    needed = parameters * width * (1 if knobs["optimizer"] == "sgd" else 3)
+    free = free_bytes(Path(str(path)).expanduser())
+    if free >= needed:
+        return None
+    return Problem(
+        f"offload_path={path} has {mebibytes(free)} free; the states of {parameters:,} parameters take"
+        f" {mebibytes(needed)}",
+        key="offload_path",
+        advice="a directory on a disk with free space",
+    )
+
+
+def _closed_to_us(folder: Path) -> str | None:
+    """Reason to refuse `folder`, in words; None for a directory that is this user's, or shared with them."""
+    if not os.access(folder, os.R_OK | os.W_OK | os.X_OK):
+        return "cannot be written"
+    found = folder.stat()
+    # Root may write anywhere. That makes nobody else's directory root's.
+    if found.st_uid != os.geteuid() and not found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        return f"belongs to {_user_name(found.st_uid)}"
+    return None
+
+
+def _user_name(uid: int) -> str:
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return f"user {uid}"
+
+
+_RULES: tuple[Callable[[Facts], Problem | None], ...] = (
+    _deepspeed_is_installed,
+    optimizer_takes_flat_slices,
+    _half_precision_on_a_cpu,
+    _offload_path_takes_files,
+)
+
+
+def zero_fits(facts: Facts) -> Problem | None:
+    """The first of these rules that a zero* run breaks."""
+    if facts.knobs["strategy"] not in STAGE:
+        return None
+    return next((problem for rule in _RULES if (problem := rule(facts)) is not None), None)

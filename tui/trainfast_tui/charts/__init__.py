@@ -1,0 +1,1 @@
+"""Strip charts and the time axis they share."""

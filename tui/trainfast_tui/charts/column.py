@@ -1,0 +1,173 @@
+"""The column of charts: throughput on top, below it as many device readings as there is room for."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from textual.app import ComposeResult
+from textual.containers import Vertical
+
+from trainfast_tui.charts import data
+from trainfast_tui.charts.event_line import EventLine
+from trainfast_tui.charts.strip_chart import StripChart
+from trainfast_tui.charts.time_cells import time_cells
+from trainfast_tui.live.snapshot import Snapshot
+from trainfast_tui.live.timeline import MachineMoments, Moment, RunMoments, Telling
+from trainfast_tui.text import format as fmt
+
+MOST_DEVICE_CHARTS = 4
+LEAST_ROWS = 6
+GUTTER = 11
+MOST_BEHIND_NS = 2_000_000_000
+"""Where a cell is many seconds, what comes into it is drawn from time to time."""
+ROWS_FOR_EVENTS = (9, 20)
+"""From this height on there is a row for events, and two rows."""
+
+
+class Charts(Vertical):
+    """Charts on one time axis. `noun` is what throughput counts; `first` the device reading that comes first."""
+
+    DEFAULT_CSS = """
+    Charts { height: 1fr; width: 1fr; }
+    Charts StripChart { height: 1fr; }
+    Charts .-away { display: none; }
+    """
+
+    def __init__(self, *, ascii: bool = False, of_machine: bool = False, id: str | None = None) -> None:
+        """`of_machine`: without throughput, for a machine that is looked at without a run."""
+        super().__init__(id=id)
+        self._ascii = ascii
+        self._of_machine = of_machine
+        self._snapshot: Snapshot | None = None
+        self._window = data.DEFAULT_WINDOW
+        self._drawn_axis: data.TimeAxis | None = None
+        self._noun = "samples"
+        self._first = 0
+        self._machine = MachineMoments()
+        self._of_run = RunMoments()
+        self._told_of_run, self._told = data.ToldTicks(), data.ToldTicks()
+
+    def compose(self) -> ComposeResult:
+        yield StripChart(ascii=self._ascii, gutter=GUTTER, time_labels=False, id="throughput")
+        # The lowest chart carries the time axis of all; the first reading stands right below throughput.
+        for place in reversed(range(MOST_DEVICE_CHARTS)):
+            yield StripChart(
+                ascii=self._ascii,
+                gutter=GUTTER,
+                time_labels=place == 0,
+                id=f"device{place}",
+                classes="-away" if place else "",
+            )
+        yield EventLine(ascii=self._ascii, gutter=GUTTER)
+
+    def show(self, snapshot: Snapshot) -> None:
+        """Draw this snapshot, unless its moment falls into the cell that was drawn last: figures are told elsewhere."""
+        before, self._snapshot = self._snapshot, snapshot
+        if before is None or not self._is_drawn(before, snapshot):
+            self.repaint()
+
+    def _is_drawn(self, before: Snapshot, now: Snapshot) -> bool:
+        """Whether the picture would stay the same but for what came within one cell of the time axis."""
+        if now.run is not None and not now.run.is_live:
+            # Of a run that is over there is one last snapshot, time and again.
+            return before.run is now.run
+        begun, axis = self._drawn_axis, data.time_axis(now, self._window)
+        if begun is None or before.taken_ns == now.taken_ns or (before.run is None) != (now.run is None):
+            return False
+        if before.run is not None and now.run is not None and before.run.directory != now.run.directory:
+            return False
+        if axis.end_ns - begun.end_ns >= MOST_BEHIND_NS:
+            return False
+        if axis.end_ns - axis.start_ns != begun.end_ns - begun.start_ns or axis.now_label != begun.now_label:
+            return False
+        cells = time_cells(self.size.width, GUTTER, axis.start_ns, axis.end_ns, ascii=self._ascii)
+        return begun.end_ns // cells.cell_ns == axis.end_ns // cells.cell_ns
+
+    def repaint(self) -> None:
+        """Draw the charts there is room for."""
+        snapshot, height = self._snapshot, self.size.height
+        if snapshot is None or not height or not self.children:
+            return
+        axis = self._drawn_axis = data.time_axis(snapshot, self._window)
+        height -= self._show_events(snapshot, axis, height)
+        readings = len(data.reading_names(snapshot))
+        fitting = max(0, min(readings, height // LEAST_ROWS - (not self._of_machine), MOST_DEVICE_CHARTS))
+        if fitting == 0 and height >= 8:
+            fitting = 1
+        cursor_ns = self.query_one(EventLine).chosen_ns
+        devices = data.device_charts(snapshot, axis, self._first, fitting, self._told)
+        top = self.query_one("#throughput", StripChart)
+        top.set_class(self._of_machine, "-away")
+        if not self._of_machine:
+            chosen = sorted(data.used_uuids(snapshot.run))
+            steps = data.throughput(snapshot, axis, self._noun, chosen, self._told_of_run)
+            top.show(replace(steps, cursor_ns=cursor_ns))
+        for place in range(MOST_DEVICE_CHARTS):
+            chart = self.query_one(f"#device{place}", StripChart)
+            chart.set_class(place >= fitting, "-away")
+            if place < fitting:
+                chart.show(replace(devices[fitting - 1 - place], cursor_ns=cursor_ns))
+
+    def _show_events(self, snapshot: Snapshot, axis: data.TimeAxis, height: int) -> int:
+        """The rows that the events take."""
+        rows = sum(height >= least for least in ROWS_FOR_EVENTS)
+        if self._of_machine and height <= len(ROWS_FOR_EVENTS):
+            rows = height  # no room for a chart: what happened is said all the same
+        line = self.query_one(EventLine)
+        line.set_class(not rows, "-away")
+        if rows:
+            if line.styles.height is None or line.styles.height.value != rows:
+                line.styles.height = rows
+            line.show(self._moments(snapshot), axis)
+        return rows
+
+    def _moments(self, snapshot: Snapshot) -> list[Moment]:
+        if snapshot.run is not None:
+            return self._of_run.of(snapshot.run)
+        moments = self._machine.of(snapshot.ticks)
+        if snapshot.xids:
+            moments = sorted([*moments, *Telling().of(snapshot.xids)], key=lambda moment: moment.t_ns)
+        return moments
+
+    def next_event(self, by: int) -> str:
+        """Choose an earlier or later event, which the charts then mark; what it is, in words."""
+        said = self.query_one(EventLine).move(by)
+        self.repaint()
+        return said
+
+    def on_resize(self) -> None:
+        self.repaint()
+
+    def zoom(self, by: int) -> str:
+        """Show a longer (1) or shorter (-1) time; what is shown now, in words."""
+        before, window = self._shown_s(self._window), self._window
+        # Of a short run several lengths are the same picture: go on to the first that is another one.
+        while 0 <= window + by < len(data.WINDOWS_S):
+            window += by
+            if self._shown_s(window) != before:
+                self._window = window
+                self.repaint()
+                return f"The charts show {fmt.duration(self._shown_s(window))}."
+        return f"The charts show {fmt.duration(before)}: there is nothing {'longer' if by > 0 else 'shorter'} to show."
+
+    def _shown_s(self, window: int) -> float:
+        """Seconds on the time axis at this window."""
+        if self._snapshot is None:
+            return data.WINDOWS_S[window]
+        axis = data.time_axis(self._snapshot, window)
+        return (axis.end_ns - axis.start_ns) / 1e9
+
+    def turn_rate(self) -> None:
+        """Samples a second become tokens a second and back."""
+        self._noun = "tokens" if self._noun == "samples" else "samples"
+        self.repaint()
+
+    def next_reading(self) -> str:
+        """The device reading after this one comes first; which one that is, in words."""
+        snapshot = self._snapshot
+        if snapshot is None:
+            return "Nothing has been read yet."
+        readings = data.reading_names(snapshot)
+        self._first = (self._first + 1) % len(readings)
+        self.repaint()
+        return f"first reading: {readings[self._first]}"

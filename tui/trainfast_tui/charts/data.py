@@ -1,0 +1,374 @@
+"""From a snapshot to what the charts draw: throughput and device readings on one time axis."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cache, lru_cache, partial
+from typing import TYPE_CHECKING
+
+from trainfast_runner.machine.telemetry.slowdown import slows_down_at_c
+from trainfast_tui.charts.model import ChartData, Limit, Series, Span, Tone
+from trainfast_tui.live.snapshot import Snapshot
+from trainfast_tui.text import format as fmt
+
+if TYPE_CHECKING:
+    from trainfast_runner.records.tick import DeviceReading, Tick
+    from trainfast_runner.running.follower import RunSnapshot
+
+SECOND_NS = 1_000_000_000
+WINDOWS_S = (30, 60, 120, 300, 600, 1800)
+DEFAULT_WINDOW = 2
+TICK_GAP_NS = 5 * SECOND_NS
+LEAST_STEP_GAP_NS = 5 * SECOND_NS
+TONES: tuple[Tone, ...] = ("primary", "secondary", "accent", "success")
+MOST_LINES = 2
+"""More devices than this are shown as their highest and lowest reading."""
+
+
+@dataclass(frozen=True, slots=True)
+class TimeAxis:
+    """What all charts of one frame share."""
+
+    start_ns: int
+    end_ns: int
+    now_label: str
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """One device reading that can be charted."""
+
+    name: str
+    of: Callable[[DeviceReading], float | None]
+    unit: fmt.Formatter
+    limit: Callable[[DeviceReading], float | None] | None = None
+    limit_label: str = ""
+    y_max: float | None = None
+    binary: bool = False
+    over_limit: float | None = None
+    """So far over its limit the y axis goes, and follows the data below: the limit is a mark to be passed, with a few
+    units to be told apart there. None for an axis from zero to where data and limit end."""
+
+
+GPU_READINGS: tuple[Reading, ...] = (
+    Reading("GPU utilization", lambda gpu: gpu.gpu_utilization_percent, fmt.percent, y_max=100.0),
+    Reading(
+        "GPU memory",
+        lambda gpu: gpu.memory_used_bytes,
+        fmt.size,
+        lambda gpu: gpu.memory_total_bytes,
+        "total",
+        binary=True,
+    ),
+    Reading("temperature", lambda gpu: gpu.temperature_c, fmt.celsius, slows_down_at_c, "slowdown", over_limit=13.0),
+    Reading("power", lambda gpu: gpu.power_w, fmt.watts, lambda gpu: gpu.power_limit_w, "cap"),
+    Reading("SM clock", lambda gpu: gpu.sm_clock_mhz, fmt.megahertz, lambda gpu: gpu.sm_clock_max_mhz, "most"),
+)
+
+
+CPU_READINGS = ("CPU of all cores", "memory")
+
+
+def time_axis(snapshot: Snapshot, window: int) -> TimeAxis:
+    """The last `WINDOWS_S[window]` seconds: until now, or until the end of a run that is over."""
+    run = snapshot.run
+    if run is None or run.is_live:
+        length_s = WINDOWS_S[window]
+        if run is not None and run.run is not None:
+            # A young run fills the chart; the axis grows in few steps, because each sends the whole picture.
+            age_s = (snapshot.taken_ns - run.run.clock.monotonic_ns) / 1e9
+            length_s = next((shorter for shorter in WINDOWS_S[:window] if shorter >= age_s > 0), length_s)
+        return TimeAxis(snapshot.taken_ns - length_s * SECOND_NS, snapshot.taken_ns, "now")
+    length_ns = WINDOWS_S[window] * SECOND_NS
+    end_ns = max([run.ticks[-1].t_ns] if run.ticks else [], default=0)
+    if run.steps:
+        end_ns = max(end_ns, run.steps[-1].t_ns)
+    # The last event is the end itself, unless the end was only found out later.
+    end_ns = max([end_ns, *(event.t_ns for event in run.events[-1:] if event.t_ns - end_ns < TICK_GAP_NS)])
+    first_ns = min([series[0].t_ns for series in (run.ticks, run.steps) if series], default=end_ns - length_ns)
+    # A short run fills the chart; of a long one its end is shown.
+    start_ns = max(end_ns - length_ns, min(first_ns, end_ns - 10 * SECOND_NS))
+    return TimeAxis(start_ns, end_ns, "end")
+
+
+@dataclass(frozen=True, slots=True)
+class _Told:
+    """What one tick tells of the chosen devices."""
+
+    tick: Tick
+    values: tuple[tuple[float | None, ...], ...]
+    """Of each of `GPU_READINGS` what is drawn: each device's value, or of many the highest and the lowest."""
+    causes: frozenset[str]
+    """What holds one of them back; with none chosen, any device."""
+
+
+class ToldTicks:
+    """What ticks tell of the chosen devices, worked out once for each tick: a chart is drawn of hundreds."""
+
+    def __init__(self) -> None:
+        self._chosen: Sequence[str] = ()
+        self._told: dict[int, _Told] = {}
+
+    def of(self, ticks: Sequence[Tick], chosen: Sequence[str]) -> list[_Told]:
+        """Of each of these ticks; what is known of others is dropped."""
+        if chosen != self._chosen:
+            self._chosen, self._told = chosen, {}
+        found = []
+        for tick in ticks:
+            known = self._told.get(tick.t_ns)
+            found.append(known if known is not None and known.tick is tick else _tell(tick, chosen))
+        self._told = {told.tick.t_ns: told for told in found}
+        return found
+
+
+def _tell(tick: Tick, chosen: Sequence[str]) -> _Told:
+    by_uuid = {device.uuid: device for device in tick.devices if device.uuid}
+    devices = [by_uuid.get(uuid) for uuid in chosen]
+    values: list[tuple[float | None, ...]] = []
+    for reading in GPU_READINGS:
+        told = tuple(None if device is None else reading.of(device) for device in devices)
+        if len(devices) > MOST_LINES:
+            known = [value for value in told if value is not None]
+            told = max(known, default=None), min(known, default=None)
+        values.append(told)
+    causes: frozenset[str] = frozenset()
+    for one in tick.devices:
+        if one.throttle_reasons and (not chosen or one.uuid in chosen):
+            causes |= _causes_of(tuple(one.throttle_reasons))
+    return _Told(tick, tuple(values), causes)
+
+
+def throughput(
+    snapshot: Snapshot, axis: TimeAxis, noun: str, chosen: Sequence[str] = (), told: ToldTicks | None = None
+) -> ChartData:
+    """Throughput of each step; `noun` is samples or tokens; `told` remembers what ticks tell of the `chosen`."""
+    run = snapshot.run
+    rates = run.rates if run is not None else None
+    values: Sequence[float] = ()
+    if rates is not None:
+        values = rates.samples_per_s if noun == "samples" else rates.tokens_per_s
+    synthetic = " (synthetic data)" if run is not None and run.synthetic else ""
+    return ChartData(
+        title=f"throughput{synthetic}",
+        series=(Series(f"{noun}/s", rates.times_ns if rates is not None else (), values, "success"),),
+        t_min_ns=axis.start_ns,
+        t_max_ns=axis.end_ns,
+        gap_ns=_step_gap(run),
+        unit=fmt.number,
+        spans=_spans((told or ToldTicks()).of(_recent(run.ticks, axis), chosen)) if run is not None else (),
+        empty=_waiting_words(run),
+        now_label=axis.now_label,
+    )
+
+
+def reading_names(snapshot: Snapshot) -> tuple[str, ...]:
+    """What can be charted of the devices in use, the most telling first."""
+    ticks = _ticks(snapshot)
+    return tuple(reading.name for reading in GPU_READINGS) if ticks and ticks[-1].devices else CPU_READINGS
+
+
+def device_charts(
+    snapshot: Snapshot, axis: TimeAxis, first: int, count: int, told: ToldTicks | None = None
+) -> list[ChartData]:
+    """Charts of `count` readings from number `first` on; after the last one comes the first. `told` remembers what
+    ticks tell."""
+    run = snapshot.run
+    ticks = _ticks(snapshot)
+    names = reading_names(snapshot)
+    wanted = [(first + at) % len(names) for at in range(count)]
+    recent = _recent(ticks, axis)
+    if names is CPU_READINGS:
+        charts = _cpu_charts(recent, axis, run is not None)
+        return [charts[at] for at in wanted]
+    chosen = _chosen(run, ticks[-1])
+    moments = (told or ToldTicks()).of(recent, chosen)
+    by_uuid = {device.uuid: device for device in recent[-1].devices} if recent else {}
+    newest = [by_uuid.get(uuid) for uuid in chosen] if recent else []
+    times = [tick.t_ns for tick in recent]
+    spans = _spans(moments)
+    return [_gpu_chart(at, times, moments, newest, spans, axis) for at in wanted]
+
+
+def used_uuids(run: RunSnapshot | None) -> frozenset[str]:
+    """UUIDs of the GPUs the run uses or watches."""
+    if run is None or run.run is None:
+        return frozenset()
+    return frozenset((*run.run.device_uuids, *run.run.watch_uuids))
+
+
+def _ticks(snapshot: Snapshot) -> Sequence[Tick]:
+    run = snapshot.run
+    return snapshot.machine_ticks if run is None or run.is_live else run.ticks
+
+
+def _recent(ticks: Sequence[Tick], axis: TimeAxis) -> Sequence[Tick]:
+    """Those that are drawn, with one before the axis begins."""
+    return ticks[bisect_left(ticks, axis.start_ns - TICK_GAP_NS, key=lambda tick: tick.t_ns) :]
+
+
+def _chosen(run: RunSnapshot | None, tick: Tick) -> list[str]:
+    used = used_uuids(run)
+    uuids = [device.uuid for device in tick.devices if device.uuid]
+    return [uuid for uuid in uuids if uuid in used] or uuids
+
+
+def _gpu_chart(
+    number: int,
+    times: list[int],
+    moments: list[_Told],
+    newest: list[DeviceReading | None],
+    spans: tuple[Span, ...],
+    axis: TimeAxis,
+) -> ChartData:
+    """`newest` are the chosen devices as they are now; of many only the highest and the lowest are drawn."""
+    reading = GPU_READINGS[number]
+    if len(newest) > MOST_LINES:
+        lines: list[tuple[str, Tone]] = [(f"highest of {len(newest)} GPUs", "primary"), ("lowest", "secondary")]
+    else:
+        lines = [
+            (f"GPU {device.index}" if device is not None else "GPU", TONES[place % len(TONES)])
+            for place, device in enumerate(newest)
+        ]
+    series = tuple(
+        Series(name, times, [told.values[number][place] for told in moments], tone)
+        for place, (name, tone) in enumerate(lines)
+    )
+    limits = _limits(reading, [device for device in newest if device is not None])
+    y_min, y_max = _ends(reading, limits)
+    return ChartData(
+        title=reading.name,
+        series=series,
+        t_min_ns=axis.start_ns,
+        t_max_ns=axis.end_ns,
+        gap_ns=TICK_GAP_NS,
+        unit=reading.unit,
+        spans=spans,
+        limits=limits,
+        y_min=y_min,
+        y_max=y_max,
+        binary=reading.binary,
+        empty="This GPU does not report it." if moments else "No samples yet.",
+        now_label=axis.now_label,
+    )
+
+
+def _ends(reading: Reading, limits: Sequence[Limit]) -> tuple[float | None, float | None]:
+    """Where the y axis starts and ends while the data stays inside; None follows the data."""
+    if reading.over_limit is None or not limits:
+        return 0.0, reading.y_max
+    return None, max(limit.value for limit in limits) + reading.over_limit
+
+
+def _limits(reading: Reading, devices: Sequence[DeviceReading]) -> tuple[Limit, ...]:
+    if reading.limit is None:
+        return ()
+    values = [value for device in devices if (value := reading.limit(device)) is not None]
+    return (Limit(min(values), reading.limit_label),) if values else ()
+
+
+def _cpu_charts(recent: Sequence[Tick], axis: TimeAxis, has_run: bool) -> list[ChartData]:
+    cores = next((tick.host.cpu_count for tick in reversed(recent) if tick.host.cpu_count), None)
+    cpu = [_series("machine", recent, lambda tick: tick.host.cpu_percent, "primary")]
+    memory = [_series("machine", recent, lambda tick: tick.host.memory_used_bytes, "primary")]
+    if has_run:
+        cpu.insert(0, _series("this run", recent, partial(_run_cpu_percent, cores), "secondary"))
+        memory.insert(0, _series("process memory", recent, _run_memory_bytes, "secondary"))
+    chart = partial(
+        ChartData, t_min_ns=axis.start_ns, t_max_ns=axis.end_ns, gap_ns=TICK_GAP_NS, now_label=axis.now_label
+    )
+    return [
+        chart(title=CPU_READINGS[0], series=tuple(cpu), unit=fmt.percent, y_max=100.0),
+        chart(title=CPU_READINGS[1], series=tuple(memory), unit=fmt.size, binary=True),
+    ]
+
+
+def _series(name: str, ticks: Sequence[Tick], of: Callable[[Tick], float | None], tone: Tone) -> Series:
+    """A reading over time up to its last value: what a first or last tick cannot tell yet does not hide it."""
+    known = len(ticks)
+    while known and of(ticks[known - 1]) is None:
+        known -= 1
+    shown = ticks[:known]
+    return Series(name, [tick.t_ns for tick in shown], [of(tick) for tick in shown], tone)
+
+
+def _run_cpu_percent(cores: int | None, tick: Tick) -> float | None:
+    run = tick.host.run
+    return None if run is None or run.cpu_percent is None or not cores or not run.processes else run.cpu_percent / cores
+
+
+def _run_memory_bytes(tick: Tick) -> float | None:
+    """Resident memory of the run's processes; none of them left is no reading, not zero bytes."""
+    run = tick.host.run
+    return None if run is None or not run.processes else run.memory_rss_bytes or None
+
+
+UMBRELLA = "hardware"
+"""The bit that is set together with the one that says why."""
+
+
+@cache
+def causes() -> dict[str, str]:
+    """What a throttle reason is shaded as. Clocks that somebody set hold a GPU back too, but not against their will."""
+    from trainfast_runner.machine.telemetry.throttle_causes import CAUSES
+
+    return {"hw_slowdown": UMBRELLA, **{reason: cause.name for cause in CAUSES for reason in cause.reasons}}
+
+
+def _spans(moments: Sequence[_Told]) -> tuple[Span, ...]:
+    """Stretches in which a chosen device was held back, by cause."""
+    spans: list[Span] = []
+    start: dict[str, int] = {}
+    held: frozenset[str] = frozenset()
+    for told in moments:
+        if told.causes == held:
+            continue
+        t_ns = told.tick.t_ns
+        spans += [Span(start.pop(ended), t_ns, ended) for ended in held - told.causes]
+        start.update(dict.fromkeys(told.causes - held, t_ns))
+        held = told.causes
+    spans += [Span(since, moments[-1].tick.t_ns, kind) for kind, since in start.items()]
+    return tuple(sorted(spans, key=lambda span: (span.start_ns, span.kind)))
+
+
+def causes_of(device: DeviceReading) -> frozenset[str]:
+    """What holds a device back at this moment."""
+    return _causes_of(tuple(device.throttle_reasons or ()))
+
+
+@lru_cache(maxsize=256)
+def _causes_of(reasons: tuple[str, ...]) -> frozenset[str]:
+    cause_of = causes()
+    kinds = frozenset(cause_of[reason] for reason in reasons if reason in cause_of)
+    return kinds - {UMBRELLA} if kinds & {"thermal", "brake"} else kinds
+
+
+def _step_gap(run: RunSnapshot | None) -> int:
+    """Steps come as fast as they are: a gap is several of them missing."""
+    if run is None or not run.steps:
+        return LEAST_STEP_GAP_NS
+    longest = max(step.step_ms for step in run.steps[-20:])
+    return max(LEAST_STEP_GAP_NS, int(longest * 4e6))
+
+
+PHASE_WORDS = {
+    "import": "importing the training stack",
+    "data": "preparing the data",
+    "model": "building the model",
+    "train": "first step",
+}
+
+
+def starting_words(run: RunSnapshot) -> str:
+    """What a run without steps is doing."""
+    if not run.is_live:
+        return "No step was completed."
+    words = PHASE_WORDS.get(run.phase, run.phase or "starting the training process")
+    return f"Starting: {words}" + (f" ({run.detail})" if run.detail else "") + "…"
+
+
+def _waiting_words(run: RunSnapshot | None) -> str:
+    if run is None:
+        return "Press r to start a run."
+    return starting_words(run) if not run.steps else "No steps in this stretch of time."

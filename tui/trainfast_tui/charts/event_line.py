@@ -1,0 +1,100 @@
+"""The time line of events under the charts, on their axis, and the words of one of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from trainfast_tui.charts.data import TimeAxis
+from trainfast_tui.charts.painted import Line, Painted
+from trainfast_tui.charts.time_cells import time_cells
+from trainfast_tui.live.timeline import Moment
+from trainfast_tui.text import format as fmt
+
+WORTH = ("error", "warning", "success", "accent", "primary", "muted")
+"""Tones, the weightiest first: of several moments in one cell that one's sign is shown."""
+
+
+class EventLine(Painted):
+    """Two rows: signs on the axis, and what the newest or the chosen one means; in one row the words alone."""
+
+    DEFAULT_CSS = "EventLine { height: 2; }"
+
+    def __init__(self, *, ascii: bool = False, gutter: int, id: str | None = None) -> None:
+        super().__init__(ascii=ascii, id=id)
+        self._gutter = gutter
+        self._moments: Sequence[Moment] = ()
+        self._axis: TimeAxis | None = None
+        self._chosen: Moment | None = None
+
+    def show(self, moments: Sequence[Moment], axis: TimeAxis) -> None:
+        """Show these moments; those from before the axis have no sign on it, but can be chosen like the others."""
+        self._axis = axis
+        self._moments = [moment for moment in moments if moment.t_ns <= axis.end_ns]
+        if self._chosen not in self._moments:
+            self._chosen = None
+        self.repaint()
+
+    @property
+    def chosen_ns(self) -> int | None:
+        """When the chosen moment was (CLOCK_MONOTONIC); None while the newest is followed."""
+        return self._chosen.t_ns if self._chosen is not None else None
+
+    def move(self, by: int) -> str:
+        """Choose an earlier (-1) or later (1) moment; past the last one the newest is followed again. In words."""
+        moments = self._moments
+        if not moments:
+            return "Nothing happened in this stretch of time."
+        at = len(moments) - 1 if self._chosen is None else moments.index(self._chosen)
+        wanted = at + by if self._chosen is not None or by > 0 else at
+        if wanted >= len(moments):
+            self._chosen = None
+            said = "The newest event is shown as it comes."
+        else:
+            self._chosen = moments[max(0, wanted)]
+            said = self._chosen.words
+        self.repaint()
+        return said
+
+    def lines(self, width: int, height: int) -> list[Line]:
+        axis = self._axis
+        if axis is None:
+            return []
+        return [self._signs(axis, width), self._words(axis)] if height > 1 else [self._words(axis)]
+
+    def _signs(self, axis: TimeAxis, width: int) -> Line:
+        cells = time_cells(width, self._gutter, axis.start_ns, axis.end_ns, ascii=self._ascii)
+        signs: list[tuple[str, str]] = [("─", "muted")] * cells.count
+        for moment in sorted(self._moments, key=lambda moment: -WORTH.index(moment.tone)):
+            at = min(cells.at(moment.t_ns), cells.count - 1)
+            if at >= 0:
+                signs[at] = moment.sign, moment.tone
+        if self._chosen is not None and 0 <= (at := cells.at(self._chosen.t_ns)) < cells.count:
+            signs[at] = self._chosen.sign, "cursor"
+        label = fmt.fit("events", cells.gutter - 2, "right") + " ├" if cells.gutter else ""
+        return [(label, "muted"), *_joined(signs), ("", "text")]
+
+    def _words(self, axis: TimeAxis) -> Line:
+        indent = " " * (self._gutter - 6)
+        if not self._moments:
+            return [(f"{indent}no events", "muted")]
+        moment = self._chosen or self._moments[-1]
+        ago = fmt.duration(max(0.0, (axis.end_ns - moment.t_ns) / 1e9))
+        when = f"{ago} ago" if axis.now_label == "now" else f"{ago} before the end"
+        at = self._moments.index(moment) + 1
+        return [
+            (f"{indent}{moment.sign}  ", moment.tone),
+            (f"{when}  ", "muted"),
+            (moment.words, "text"),
+            (f"  {at} of {len(self._moments)}, e earlier" if len(self._moments) > 1 else "", "muted"),
+        ]
+
+
+def _joined(signs: list[tuple[str, str]]) -> Line:
+    """Neighbours of one tone become one piece."""
+    line: Line = []
+    for text, tone in signs:
+        if line and line[-1][1] == tone:
+            line[-1] = line[-1][0] + text, tone
+        else:
+            line.append((text, tone))
+    return line

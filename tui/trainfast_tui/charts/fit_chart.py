@@ -1,0 +1,105 @@
+"""Peak memory against the batch size: what was measured, the fit through it, and the limit it must stay under."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from trainfast_tui.charts.braille import BRAILLE, WHOLE_CELLS, draw, nice_ceiling
+from trainfast_tui.charts.painted import Line
+from trainfast_tui.text import format as fmt
+
+GUTTER = 10
+"""Cells left of the axis, for a size with its unit."""
+HEADROOM = 1.06
+"""The limit does not stand at the very top, so that a point above it is seen to be above."""
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """A measured peak, drawn as one sign over line and limit."""
+
+    batch_size: int
+    peak_bytes: int
+    sign: str
+    tone: str
+
+
+def fit_chart(
+    points: Sequence[Point],
+    line: Callable[[float], float] | None,
+    limit_bytes: int | None,
+    largest_batch: int,
+    width: int,
+    height: int,
+    *,
+    ascii: bool = False,
+) -> list[Line]:
+    """`height` lines of `width` cells: y in bytes from zero, x the batch size from zero to `largest_batch`.
+
+    `line` gives the fitted peak in bytes of a batch size.
+    """
+    plot_width, plot_height = width - GUTTER - 2, height - 2
+    if plot_width < 8 or plot_height < 2:
+        return []
+    top = _top(points, limit_bytes)
+    across = max(1, largest_batch)
+    signs, tones = _drawn_line(line, across, top, plot_width, plot_height, ascii)
+    limit_row = None if limit_bytes is None else _row(limit_bytes, top, plot_height)
+    if limit_row is not None:
+        for column in range(plot_width):
+            if signs[limit_row][column] == " ":
+                signs[limit_row][column], tones[limit_row][column] = "-" if ascii else "╌", "error"
+    for point in points:
+        column = min(plot_width - 1, int(point.batch_size / across * (plot_width - 1) + 0.5))
+        row = _row(point.peak_bytes, top, plot_height)
+        signs[row][column], tones[row][column] = point.sign, point.tone
+    labels = {0: fmt.size(top), plot_height - 1: "0"}
+    if limit_row is not None:
+        labels[limit_row] = fmt.size(limit_bytes)
+    lines: list[Line] = []
+    for row in range(plot_height):
+        tone = "error" if row == limit_row else "muted"
+        label = fmt.fit(labels.get(row, ""), GUTTER, "right")
+        lines.append([(label, tone), (" |" if ascii else " │", "muted"), *_runs(signs[row], tones[row])])
+    corner = " +" if ascii else " └"
+    lines.append([(" " * GUTTER + corner, "muted"), ("─" * plot_width, "muted")])
+    right = f"batch_size {across:,}"
+    lines.append([(" " * (GUTTER + 2) + "0" + fmt.fit(right, plot_width - 1, "right"), "muted")])
+    return lines
+
+
+def _top(points: Sequence[Point], limit_bytes: int | None) -> float:
+    most = max([limit_bytes or 0, *(point.peak_bytes for point in points), 1])
+    return float(most * HEADROOM) if limit_bytes is not None else nice_ceiling(float(most), binary=True)
+
+
+def _row(size_bytes: float, top: float, height: int) -> int:
+    return height - 1 - min(height - 1, max(0, int(size_bytes / top * (height - 1) + 0.5)))
+
+
+def _drawn_line(
+    line: Callable[[float], float] | None, across: int, top: float, width: int, height: int, ascii: bool
+) -> tuple[list[list[str]], list[list[str]]]:
+    """The fit in dots. Above the top of the chart it is not drawn."""
+    dots = WHOLE_CELLS if ascii else BRAILLE
+    cells = bytearray(width * height)
+    if line is not None:
+        count = width << dots.x_bits
+        peaks = [line(column / max(1, count - 1) * across) for column in range(count)]
+        draw(cells, width, height, [(peak, peak) if 0 <= peak <= top else None for peak in peaks], (0.0, top), dots)
+    glyphs = dots.glyphs if not ascii else (" ", ".")
+    signs = [[glyphs[cells[row * width + column]] for column in range(width)] for row in range(height)]
+    tones = [["primary" if sign != " " else "text" for sign in row] for row in signs]
+    return signs, tones
+
+
+def _runs(signs: list[str], tones: list[str]) -> Line:
+    """Neighbouring cells of one tone as one piece."""
+    line: Line = []
+    for sign, tone in zip(signs, tones, strict=True):
+        if line and line[-1][1] == tone:
+            line[-1] = (line[-1][0] + sign, tone)
+        else:
+            line.append((sign, tone))
+    return line

@@ -1,0 +1,167 @@
+"""A widget drawn line by line from tones: it sends only the cells that changed, and can show nothing but plain text."""
+
+from __future__ import annotations
+
+from rich.cells import cell_len
+from rich.segment import Segment
+from rich.style import Style
+
+from trainfast_tui.charts.braille import ink
+from trainfast_tui.charts.inks import forget_inks, inks
+from trainfast_tui.charts.row_widget import Rows, RowWidget
+from trainfast_tui.text.format import plain, to_ascii, truncate
+
+Piece = tuple[str, str]
+"""Text and the name of its tone."""
+Line = list[Piece]
+
+TONES = ("text", "title", "muted", "primary", "secondary", "accent", "success", "warning", "error", "key")
+FILLED = ("cursor", "badge", "alarm")
+"""Tones with a background of their own."""
+
+
+class Painted(RowWidget):
+    """Draws the lines that `lines` gives. Call `repaint` when what they show has changed."""
+
+    DEFAULT_CSS = """
+    Painted {
+        height: 1; width: 1fr;
+        /* Never dim: while themes change Textual blends it with a background that is not there yet, and breaks. */
+        .painted--title { text-style: bold; }
+        .painted--muted { color: $text-muted; }
+        .painted--primary { color: $text-primary; }
+        .painted--secondary { color: $text-secondary; }
+        .painted--accent { color: $text-accent; }
+        .painted--success { color: $text-success; }
+        .painted--warning { color: $text-warning; text-style: bold; }
+        .painted--error { color: $text-error; text-style: bold; }
+        .painted--key { color: $text-accent; text-style: bold; }
+        .painted--cursor { color: $block-cursor-foreground; background: $block-cursor-background; text-style: bold; }
+        .painted--badge { color: $block-cursor-foreground; background: $primary; text-style: bold; }
+        .painted--alarm { color: $block-cursor-foreground; background: $error; text-style: bold; }
+    }
+    """
+
+    def __init__(self, *, ascii: bool = False, id: str | None = None, classes: str | None = None) -> None:
+        super().__init__(id=id, classes=classes)
+        self._ascii = ascii
+        self._rows: Rows | None = None
+        self._lines: list[Line] = []
+        self._rows_of_lines: Rows = []
+        """What was painted last: most lines come again as they were."""
+        self._painted_for = (0, 0, False)
+        self._palette: dict[str, Style] | None = None
+
+    def lines(self, width: int, height: int) -> list[Line]:
+        """What to draw; longer lines are cut, missing ones are blank."""
+        raise NotImplementedError
+
+    def repaint(self) -> None:
+        """Draw again, and send what is different."""
+        old, key = self._rows, self._key()
+        self._rows = None
+        self.send_changes(old if self._painted_for == key else None)
+
+    def notify_style_update(self) -> None:
+        """Forget what was painted in the old theme."""
+        self._palette = self._rows = None
+        forget_inks(self)
+        super().notify_style_update()
+
+    def painted(self) -> Rows:
+        width, height, native = key = self._key()
+        if self._rows is None or self._painted_for != key:
+            if native != self._painted_for[2]:
+                self._palette = None
+            is_first = self._palette is None or self._painted_for != key
+            self._painted_for = key
+            lines = self.lines(width, height)[:height] if width and height else []
+            lines += [[] for _ in range(height - len(lines))]
+            if is_first:
+                self._rows = [self._row(line, width) for line in lines]
+            else:
+                before = zip(lines, self._lines, self._rows_of_lines, strict=True)
+                self._rows = [row if line == old else self._row(line, width) for line, old, row in before]
+            self._lines, self._rows_of_lines = lines, self._rows
+        return self._rows
+
+    def _key(self) -> tuple[int, int, bool]:
+        """What the rows are painted for: width, height, and whether in the terminal's own colours."""
+        return (*self.size, self.app.native_ansi_color)
+
+    def _row(self, line: Line, width: int) -> list[Segment]:
+        styles = self._styles()
+        row: list[Segment] = []
+        room, style = width, styles["text"]
+        for text, tone in line:
+            text = plain(text)
+            if self._ascii:
+                text = to_ascii(text.translate(LIKENESS))
+            length = cell_len(text)
+            if length > room:
+                text = truncate(text, room)
+                text = to_ascii(text) if self._ascii else text
+                length = cell_len(text)
+            if text:
+                style = styles[tone]
+                row.append(Segment(text, style))
+            room -= length
+            if room <= 0:
+                break
+        if room > 0:
+            # A filled line is filled to its end.
+            row.append(Segment(" " * room, style if line and line[-1][1] == "cursor" else styles["text"]))
+        return row
+
+    def _styles(self) -> dict[str, Style]:
+        if self._palette is None:
+            whole = inks(self, "painted", (*TONES, *FILLED))
+            palette = {tone: ink(whole[tone]) for tone in TONES}
+            for tone in FILLED:
+                palette[tone] = Style(color=whole[tone].color, bgcolor=whole[tone].bgcolor, bold=whole[tone].bold)
+            self._palette = palette
+        return self._palette
+
+
+LIKENESS = str.maketrans(
+    {
+        "▸": ">",
+        "•": "*",
+        "●": "*",
+        "○": "o",
+        "■": "#",
+        "✓": "v",
+        "✗": "x",
+        "█": "#",
+        "▓": "%",
+        "▒": "+",
+        "░": ":",
+        "─": "-",
+        "│": "|",
+        "├": "+",
+        "↑": "^",
+        "↓": "v",
+        "←": "<",
+        "→": ">",
+        "Δ": "d",
+        "±": "+",
+    }
+)
+"""Signs of ours that have a likeness in ASCII, one cell for one cell."""
+
+
+def rule(title: str, width: int, tone: str = "muted") -> Line:
+    """A section's title with a line to the right edge."""
+    return [(f"{title} ", "title"), ("─" * max(0, width - cell_len(title) - 1), tone)]
+
+
+def wrap(text: str, width: int) -> list[str]:
+    """Words of one paragraph in lines of at most `width` cells; a longer word is cut."""
+    lines: list[str] = []
+    line = ""
+    for word in plain(text).split():
+        if line and cell_len(line) + 1 + cell_len(word) > width:
+            lines.append(line)
+            line = ""
+        line = f"{line} {word}" if line else truncate(word, width)
+    return [*lines, line] if line else lines

@@ -1,0 +1,105 @@
+"""The chart widget: it paints the newest data and sends only the cells that changed."""
+
+from rich.style import Style
+
+from trainfast_tui.charts.braille import YRange, ink
+from trainfast_tui.charts.inks import forget_inks, inks
+from trainfast_tui.charts.model import PARTS, TONES, ChartData
+from trainfast_tui.charts.paint import paint
+from trainfast_tui.charts.row_widget import Rows, RowWidget
+from trainfast_tui.text.shades import NAMES, OTHER
+
+SHADED = (*NAMES, OTHER)
+
+
+class StripChart(RowWidget):
+    """Draws the `ChartData` it was last shown; sends to the terminal only the cells that changed.
+
+    Give its container the border: a border on the chart would be sent again with it.
+    """
+
+    DEFAULT_CSS = """
+    StripChart {
+        height: 1fr; width: 1fr;
+        .strip-chart--primary { color: $text-primary; }
+        .strip-chart--secondary { color: $text-secondary; }
+        .strip-chart--accent { color: $text-accent; }
+        .strip-chart--success { color: $text-success; }
+        .strip-chart--warning { color: $text-warning; }
+        .strip-chart--error { color: $text-error; }
+        .strip-chart--title { text-style: bold; }
+        .strip-chart--axis { color: $text-muted; }
+        .strip-chart--empty { color: $text-muted; }
+        .strip-chart--limit { color: $text-error; }
+        .strip-chart--mark { color: $text-warning; text-style: bold; }
+        .strip-chart--thermal, .strip-chart--brake, .strip-chart--hardware { color: $text-error; }
+        .strip-chart--power, .strip-chart--other { color: $text-warning; }
+        .strip-chart--sync_boost { color: $text-secondary; }
+    }
+    """
+
+    def __init__(
+        self,
+        *,
+        ascii: bool = False,
+        time_labels: bool = True,
+        gutter: int = 10,
+        id: str | None = None,
+        classes: str | None = None,
+    ) -> None:
+        super().__init__(id=id, classes=classes)
+        self._ascii = ascii
+        self._time_labels = time_labels
+        self._gutter = gutter
+        self._data: ChartData | None = None
+        self._y_range = YRange()
+        self._palette: dict[str, Style] | None = None
+        self._rows: Rows | None = None
+        self._rows_size = (0, 0)
+
+    def show(self, data: ChartData) -> None:
+        """Draw this from now on. The y range starts anew when the title or a fixed end of the y axis changes."""
+        if self._data is not None and _axis_of(self._data) != _axis_of(data):
+            self._y_range.reset()
+        self._data = data
+        old = self._rows
+        self._rows = None
+        self.send_changes(old if self._rows_size == tuple(self.size) else None)
+
+    def notify_style_update(self) -> None:
+        """Forget what was painted in the old theme."""
+        self._palette = None
+        self._rows = None
+        forget_inks(self)
+        super().notify_style_update()
+
+    def painted(self) -> Rows:
+        size = self.size
+        if self._rows is None or self._rows_size != tuple(size):
+            self._rows_size = (size.width, size.height)
+            self._rows = (
+                []
+                if self._data is None
+                else paint(
+                    self._data,
+                    size.width,
+                    size.height,
+                    self._y_range,
+                    self._styles(),
+                    ascii=self._ascii,
+                    time_labels=self._time_labels,
+                    gutter=self._gutter,
+                )
+            )
+        return self._rows
+
+    def _styles(self) -> dict[str, Style]:
+        if self._palette is None:
+            # Whole styles: a partial one leaves a muted colour unblended, which is white on a light theme.
+            whole = inks(self, "strip-chart", (*TONES, *PARTS, *SHADED))
+            self._palette = {name: ink(style) for name, style in whole.items()}
+        return self._palette
+
+
+def _axis_of(data: ChartData) -> tuple[object, ...]:
+    return data.title, data.y_min, data.y_max, data.binary

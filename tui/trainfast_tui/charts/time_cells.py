@@ -1,0 +1,31 @@
+"""Which cell of a chart is which time: shared by all that stands on one time axis."""
+
+from dataclasses import dataclass
+
+from trainfast_tui.charts.braille import BRAILLE, WHOLE_CELLS
+
+
+@dataclass(frozen=True, slots=True)
+class TimeCells:
+    """The time axis of all that is equally wide and has the same gutter: which cell is which time."""
+
+    gutter: int
+    """Cells left of the axis' first one; 0 where there is no room for it."""
+    count: int
+    start_ns: int
+    cell_ns: int
+
+    def at(self, t_ns: int) -> int:
+        """The cell of a moment; outside 0 to `count` - 1 it is not on the axis."""
+        return (t_ns - self.start_ns) // self.cell_ns
+
+
+def time_cells(width: int, gutter: int, t_min_ns: int, t_max_ns: int, *, ascii: bool) -> TimeCells:
+    """The axis of a chart `width` cells wide; times are CLOCK_MONOTONIC."""
+    dots = WHOLE_CELLS if ascii else BRAILLE
+    gutter = gutter if width >= gutter + 10 else 0
+    count = max(1, width - gutter)
+    column_ns = max(1, -(-(t_max_ns - t_min_ns) // (count << dots.x_bits)))
+    # Whole cells of absolute time: the picture then moves by whole characters and not by dots.
+    cell_ns = column_ns << dots.x_bits
+    return TimeCells(gutter, count, (t_max_ns // cell_ns - count + 1) * cell_ns, cell_ns)

@@ -1,0 +1,38 @@
+"""What held a run back, as lines of text: one line a finding, or opened to its figures, thresholds and sources."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from trainfast_runner.records.result import Diagnosis
+from trainfast_runner.results.bottleneck.rules import rule_that_spoke
+from trainfast_tui.cli.output import pairs
+from trainfast_tui.text.diagnosis_figures import cost_words, named, overlap_words, shown, wanted
+from trainfast_tui.text.format import plain
+
+
+def verdicts(findings: Sequence[Diagnosis]) -> list[str]:
+    """The costliest first, each with what to try."""
+    found = []
+    for place, finding in enumerate(findings):
+        found += [f"{'also' if place else 'held back by'}: {plain(finding.line)}", f"  try: {plain(finding.advice)}"]
+    return found
+
+
+def opened(findings: Sequence[Diagnosis], nothing: str) -> list[str]:
+    """Each with the figures it rests on, when its rule holds, and where the threshold comes from; else `nothing`."""
+    if not findings:
+        return [nothing]
+    found: list[str] = []
+    for finding in findings:
+        rule = rule_that_spoke(finding.rule, finding.evidence)
+        figures = pairs((named(name), plain(shown(name, value))) for name, value in finding.evidence.items())
+        cost = cost_words(finding)
+        found += ["", plain(finding.line), *([f"  costs {cost}"] if cost else []), f"  try: {plain(finding.advice)}"]
+        found += [f"  {line}" for line in figures]
+        if rule is not None:
+            held = "; ".join(f"{named(condition.figure)} is {wanted(condition)}" for condition in rule.when)
+            found.append(f"  holds when: {held}")
+            found.append(f"  source: {rule.source}")
+    overlap = overlap_words(findings)
+    return [*found[1:], *(["", overlap] if overlap else [])]

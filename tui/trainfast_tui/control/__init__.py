@@ -1,0 +1,1 @@
+"""What the app does: start, stop, search, predict. Nothing here is painted."""

@@ -1,0 +1,36 @@
+"""Work that would hold up the event loop: in a daemon thread, so that leaving never waits for it."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+from textual.message import Message
+
+from trainfast_runner.errors import Problem
+from trainfast_tui.control.messages import Broke, Refused
+
+
+def in_background(
+    name: str,
+    work: Callable[[], Message | None],
+    post: Callable[[Message], object],
+    refused: Callable[[Problem], Message] = Refused,
+) -> threading.Thread:
+    """Run `work` and post the message it returns, or what `refused` makes of why it could not be done."""
+
+    def call() -> None:
+        try:
+            message = work()
+        except Problem as problem:
+            message = refused(problem)
+        except OSError as error:
+            message = refused(Problem(f"{name}: {error}", key=name))
+        except Exception as error:
+            message = Broke(error)
+        if message is not None:
+            post(message)
+
+    thread = threading.Thread(target=call, name=f"trainfast-{name}", daemon=True)
+    thread.start()
+    return thread

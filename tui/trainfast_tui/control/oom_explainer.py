@@ -1,0 +1,109 @@
+"""After a run out of memory: traces which changes would fit, beside the event loop and while nothing is measured."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING
+
+from textual.message import Message
+
+from trainfast_runner.errors import Problem
+from trainfast_runner.records.run_file import PROBE
+from trainfast_tui.control.background import in_background
+from trainfast_tui.control.messages import OomExplained
+
+if TYPE_CHECKING:
+    from trainfast_runner.memory.warm_tracer import WarmTracer
+    from trainfast_runner.records.result import OomExplanation, RunError
+    from trainfast_runner.results.explained_run import OutOfMemory
+    from trainfast_runner.running.follower import RunSnapshot
+
+
+class Explainer:
+    """Posts `OomExplained` each time more is known. `python` trains, None for the one of the run; `tracer` traces."""
+
+    def __init__(
+        self,
+        post: Callable[[Message], object],
+        python: str | None = None,
+        tracer: Callable[[], WarmTracer | None] = lambda: None,
+    ) -> None:
+        self._post = post
+        self._tracer = tracer
+        self._python = python
+        self._of: str | None = None
+        self._given_up = threading.Event()
+        self._newest: OomExplained | None = None
+        self._thread: threading.Thread | None = None
+
+    def about(self, run: RunSnapshot) -> OomExplained | None:
+        """What is known by now of this run beyond its own records."""
+        return self._newest if self._newest is not None and self._newest.run_id == run.run_id else None
+
+    def look(self, run: RunSnapshot | None, *, may_trace: bool) -> None:
+        """Explain this run if it ran out of memory; give up what is under way when it may not go on.
+
+        A search's probe needs no change, and nothing is traced for it.
+        """
+        is_oom = run is not None and run.state == "oom" and run.run is not None and run.run.role != PROBE
+        if not may_trace or not is_oom:
+            self.stop()
+        elif run is not None and run.run_id != self._of:
+            self.stop()
+            self._of, self._given_up = run.run_id, threading.Event()
+            self._thread = in_background("explain", partial(self._explain, run, self._given_up), self._post)
+
+    def stop(self, wait_s: float = 0.0) -> None:
+        """End the trace that is under way, after which the same run may be looked at again.
+
+        Waits at most `wait_s` for its process to be gone.
+        """
+        self._given_up.set()
+        self._of = None
+        if self._thread is not None and wait_s:
+            self._thread.join(wait_s)
+
+    def note(self, message: OomExplained) -> None:
+        """The app has it."""
+        self._newest = message
+
+    def _explain(self, run: RunSnapshot, given_up: threading.Event) -> Message | None:
+        from trainfast_runner.results.explained_run import trace_changes
+
+        died = out_of_memory(run)
+        assert died is not None
+        python = self._python or died.run.python or None
+        try:
+            for left in trace_changes(died.run, died.error, python, given_up, died.held_bytes, self._tracer()):
+                self._post(OomExplained(run.run_id, _explained(died, python), left))
+        except (Problem, OSError):
+            pass  # what cannot be traced stays an estimate
+        return OomExplained(run.run_id, _explained(died, python), 0)
+
+
+def _explained(died: OutOfMemory, python: str | None) -> OomExplanation:
+    from trainfast_runner.results.explained_run import models_of
+
+    return died.explained(models_of(died.run, python))
+
+
+def out_of_memory(run: RunSnapshot) -> OutOfMemory | None:
+    """What is known of a followed run that ran out of memory, result or not; None without its `run.json`."""
+    from trainfast_runner.results.explained_run import OutOfMemory
+
+    if run.run is None:
+        return None
+    held = run.error.held_bytes if run.error is not None else None
+    return OutOfMemory(run.run, run.reason, _error_of(run), held, run.actual, run.events, run.tried)
+
+
+def _error_of(run: RunSnapshot) -> RunError | None:
+    """The exception as the result has it, else as its rank wrote it."""
+    if run.result is not None and run.result.error is not None:
+        return run.result.error
+    from trainfast_runner.records.result import RunError
+
+    line = run.error
+    return None if line is None else RunError(rank=line.rank, phase=line.phase, type=line.type, message=line.message)

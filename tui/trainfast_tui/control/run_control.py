@@ -1,0 +1,166 @@
+"""Starting and ending runs from the screen. Every call returns at once; what came of it is posted."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from textual.message import Message
+
+from trainfast_runner.errors import Problem
+from trainfast_runner.records.home import Home, is_alive
+from trainfast_runner.settings.spec import RunSpec
+from trainfast_tui.control.background import in_background
+from trainfast_tui.control.messages import RunStarted, Said, said_no
+
+if TYPE_CHECKING:
+    from trainfast_runner.running.launch import RunPlan
+
+LOOK_EVERY_S = 0.1
+GRACE_S = 30.0
+"""What a run without a supervisor gets between SIGTERM and SIGKILL, as the supervisor would give it."""
+GIVE_UP_S = 60.0
+
+
+class RunControl:
+    """Talks to supervisors. `post` takes messages from any thread; `python` trains, None for this one."""
+
+    def __init__(self, home: Home, post: Callable[[Message], object], python: str | None = None) -> None:
+        self._home = home
+        self._python = python
+        self._post = post
+        self._is_starting = False
+        self._unseen: Path | None = None
+        self.cool_to_c: float | None = None
+        """Each run waits until its GPUs are below so many degrees Celsius; None for no wait."""
+        self._giving_up: threading.Event | None = None
+        """There while a run waits for its GPUs to cool; set, it gives up."""
+
+    @property
+    def is_cooling(self) -> bool:
+        """Whether a run waits for its GPUs to cool."""
+        return self._giving_up is not None
+
+    def give_up(self) -> None:
+        """Start nothing after all. Does nothing when no run waits."""
+        if self._giving_up is not None:
+            self._giving_up.set()
+
+    @property
+    def is_starting(self) -> bool:
+        """Whether a run was asked for that neither came onto the screen nor was refused."""
+        return self._is_starting or self._unseen is not None
+
+    def note_started(self, directory: Path) -> None:
+        """The run asked for is there; what the reader shows may still be the one before."""
+        self._is_starting, self._unseen = False, directory
+
+    def note_refused(self) -> None:
+        """The run asked for will not come."""
+        self._is_starting = False
+
+    def note_shown(self, directory: Path | None) -> None:
+        """The reader shows this run."""
+        if self._unseen is not None and (directory == self._unseen or not self._unseen.exists()):
+            self._unseen = None
+
+    def note_left(self) -> None:
+        """Another run was chosen to be shown: do not wait for the one that was started."""
+        self._unseen = None
+
+    def start(self, spec: RunSpec) -> None:
+        """Check and start a run: RunStarted, or Refused."""
+        self._is_starting = True
+        in_background("start", lambda: self._start(spec), self._post)
+
+    def stop(self, directory: Path) -> None:
+        """Ask the run to end; its supervisor kills it after the countdown."""
+        in_background("stop", lambda: self._stop(directory), self._post, said_no)
+
+    def kill(self, directory: Path) -> None:
+        """SIGKILL to all of the run at once."""
+        in_background("kill", lambda: self._kill(directory), self._post, said_no)
+
+    def stop_then_start(self, directory: Path, spec: RunSpec) -> None:
+        """End one run and start the next as soon as nothing of the first is left."""
+        self._is_starting = True
+        in_background("stop then start", lambda: self._stop_then_start(directory, spec), self._post)
+
+    def _start(self, spec: RunSpec) -> Message:
+        from trainfast_runner.running import launch
+
+        return self._launch(launch.plan(spec, self._python))
+
+    def _launch(self, plan: RunPlan) -> Message:
+        from trainfast_runner.running import launch
+
+        given_up = self._cool(plan)
+        if given_up is not None:
+            self.note_refused()
+            return given_up
+        if plan.devices_reason is not None:
+            self._post(Said(plan.devices_reason))
+        return RunStarted(launch.start(plan, self._home))
+
+    def _cool(self, plan: RunPlan) -> Said | None:
+        """Wait until the GPUs of this run are cool, counting the degrees down; what to say where that is given up."""
+        below_c = self.cool_to_c
+        if below_c is None:
+            return None
+        from trainfast_runner.machine import cooling
+        from trainfast_tui.text.format import celsius, duration
+
+        giving_up = self._giving_up = threading.Event()
+        try:
+            with closing(cooling.cooling({gpu.uuid for gpu in plan.watched if gpu.uuid}, below_c)) as looks:
+                for look in looks:
+                    left = celsius(look.temperature_c - below_c + 1)
+                    self._post(
+                        Said(
+                            f"cooling: GPU {look.index} is at {celsius(look.temperature_c)}, {left} to go until it is"
+                            f" below {celsius(below_c)}, {duration(look.waited_s)} so far"
+                            f"{cooling.stuck_words(look.stuck_s)}; s gives up"
+                        )
+                    )
+                    if giving_up.wait(cooling.LOOK_EVERY_S):
+                        return Said(f"The wait for {celsius(below_c)} was given up; nothing was started.")
+        finally:
+            self._giving_up = None
+        return None
+
+    def _stop(self, directory: Path) -> Message:
+        from trainfast_runner.running.stopping import request_stop, stop_unsupervised
+
+        if request_stop(directory):
+            return Said("Asked to stop.")
+        stop_unsupervised(directory, GRACE_S, lambda left: None)
+        return Said("Stopped and cleaned up.")
+
+    def _kill(self, directory: Path) -> Message:
+        from trainfast_runner.running.stopping import kill_now, stop_unsupervised
+
+        if not kill_now(directory):
+            stop_unsupervised(directory, 0.0, lambda left: None)
+        return Said("Killed.")
+
+    def _stop_then_start(self, directory: Path, spec: RunSpec) -> Message:
+        from trainfast_runner.running import launch
+
+        # What cannot start is said before anything is stopped for it.
+        plan = launch.plan(spec, self._python)
+        self.end(directory)
+        return self._launch(plan)
+
+    def end(self, directory: Path) -> None:
+        """Stop a run and wait until nothing of it is left; not on the event loop. Raises Problem."""
+        if is_alive(directory):
+            self._stop(directory)
+        deadline = time.monotonic() + GIVE_UP_S
+        while is_alive(directory):
+            if time.monotonic() > deadline:
+                raise Problem(f"{directory.name} is still there: s again kills it", key=directory.name)
+            time.sleep(LOOK_EVERY_S)

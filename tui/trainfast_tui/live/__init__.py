@@ -1,0 +1,1 @@
+"""What is read while the app runs: the reader thread and its frozen snapshots."""

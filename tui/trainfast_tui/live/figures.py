@@ -1,0 +1,108 @@
+"""The figures of a run as they are now, the same for the screen and the command line: medians of its latest steps."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from statistics import median
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from trainfast_runner.records.result import Result
+    from trainfast_runner.records.run_file import Step
+    from trainfast_runner.running.follower import RunSnapshot
+
+RECENT = 20
+"""Figures of a live run are medians of this many steps."""
+LEAST_STEPS = 5
+"""As in a comparison: fewer measured steps tell no difference from noise."""
+PHASES = ("data", "forward", "backward", "optimizer", "other")
+
+
+class Figures:
+    """Medians over the steps that count: a second's throughput and a step's milliseconds."""
+
+    def __init__(
+        self,
+        samples_per_s: float | None,
+        tokens_per_s: float | None,
+        step_ms: float | None,
+        phases: dict[str, float | None],
+        of: str,
+        *,
+        warming_up: bool = False,
+    ) -> None:
+        self.samples_per_s = samples_per_s
+        self.tokens_per_s = tokens_per_s
+        self.step_ms = step_ms
+        self.phases = phases
+        self.of = of
+        self.warming_up = warming_up
+        """True if these are figures of the timing warm-up, for want of measured steps."""
+
+
+def _of_result(result: Result) -> Figures:
+    times = result.step_ms
+    return Figures(
+        result.throughput.samples_per_s.median,
+        result.throughput.tokens_per_s.median,
+        times.p50,
+        {name: getattr(times, name) for name in PHASES},
+        _of_words(result.steps.measured, ""),
+    )
+
+
+def recent_figures(run: RunSnapshot) -> Figures:
+    """The figures to show of a run now: its result's, or the medians of its latest steps."""
+    result = run.result
+    return _of_result(result) if result is not None and result.steps.measured else _of_steps(run)
+
+
+def _of_steps(run: RunSnapshot) -> Figures:
+    last = counted(run.steps)
+    warming_up = bool(last) and last[-1].warmup
+    numbers = {step.step for step in last}
+    # Other ranks may not have written the newest steps yet: these have no rate.
+    rates = [place for place in range(len(run.rates.steps))[-2 * RECENT :] if run.rates.steps[place] in numbers]
+    said = "warming up" if warming_up else _of_words(len(last), "the last ")
+    return Figures(
+        _median([run.rates.samples_per_s[place] for place in rates]),
+        # An image that is not cut into patches has no tokens.
+        _median([run.rates.tokens_per_s[place] for place in rates]) or None,
+        _median([step.step_ms for step in last]),
+        {name: _median([getattr(step, f"{name}_ms") for step in last]) for name in PHASES},
+        said if last else "",
+        warming_up=warming_up,
+    )
+
+
+def _of_words(steps: int, which: str) -> str:
+    """Return the number of steps behind the medians, in words, with a note when there are few."""
+    if steps == 1:
+        return "few steps: only 1 measured"
+    return ("few steps: " if steps < LEAST_STEPS else "") + f"medians of {which}{steps} steps"
+
+
+def counted(steps: Sequence[Step]) -> Sequence[Step]:
+    """The latest steps without timing warm-up, or while there is nothing else the warm-up itself."""
+    last = steps[-RECENT:]
+    return [step for step in last if not step.warmup] or last
+
+
+def _median(values: Sequence[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return median(known) if known else None
+
+
+def planned_steps(run: RunSnapshot) -> int | None:
+    """How many steps the run was asked for."""
+    steps = run.run.knobs.get("steps") if run.run is not None else None
+    return steps if isinstance(steps, int) else None
+
+
+def seconds_left(run: RunSnapshot) -> float | None:
+    """Until the last step, at the pace of the latest steps."""
+    planned, steps = planned_steps(run), counted(run.steps)
+    if not run.is_live or planned is None or not steps:
+        return None
+    step_ms = _median([step.step_ms for step in steps])
+    return None if step_ms is None else max(0, planned - run.steps[-1].step) * step_ms / 1e3

@@ -1,0 +1,43 @@
+"""Runs that somebody starts while the app is open: at another terminal, or by a script."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from trainfast_runner.records.home import RESULT_FILE, Home, goes_on, read_run_file
+
+
+class NewRuns:
+    """Looks for runs that came after the first look; while none comes a look is one `stat`."""
+
+    def __init__(self, home: Home) -> None:
+        self._home = home
+        self._changed_ns: int | None = None
+        self._known: frozenset[str] | None = None
+        self._new: list[str] = []
+        """Not yet shown, newest last."""
+
+    def newest(self, shown: Path | None) -> str | None:
+        """The id of the newest one that goes on and is not the run `shown`; a search's own runs are not meant."""
+        self._list()
+        for run_id in reversed(self._new):
+            directory = self._home.directory(run_id)
+            run = read_run_file(directory)
+            if directory == shown or (directory / RESULT_FILE).exists() or (run is not None and run.role is not None):
+                self._new.remove(run_id)
+            elif run is not None and goes_on(directory):  # else it is just being made
+                return run_id
+        return None
+
+    def _list(self) -> None:
+        try:
+            changed_ns = self._home.runs.stat().st_mtime_ns
+        except OSError:
+            changed_ns = 0  # there is no run yet
+        if changed_ns == self._changed_ns:
+            return
+        self._changed_ns = changed_ns
+        every = self._home.run_ids()
+        if self._known is not None:
+            self._new += [run_id for run_id in every if run_id not in self._known]
+        self._known = frozenset(every)

@@ -1,0 +1,247 @@
+"""The one thread that reads: it follows a run's files, samples the machine, and posts a snapshot twice a second."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from trainfast_runner.errors import Problem
+from trainfast_runner.records.home import Home
+from trainfast_tui.live.new_runs import NewRuns
+from trainfast_tui.live.snapshot import Snapshot
+
+if TYPE_CHECKING:
+    from trainfast_runner.machine.process_rows import ProcessList, ProcessRow
+    from trainfast_runner.machine.telemetry.sampler import Sampler
+    from trainfast_runner.records.run_file import Event
+    from trainfast_runner.records.tick import Tick
+    from trainfast_runner.running.follower import Follower, RunSnapshot
+    from trainfast_runner.search.search_follower import SearchFollower, SearchSnapshot
+
+PERIOD_S = 0.5
+SAMPLE_PERIOD_S = 1.0
+WATCHED_PERIOD_S = 0.5
+"""While a person looks at the machine itself."""
+TICKS_KEPT = 3600
+XIDS_KEPT = 100
+FRESH_NS = 4_000_000_000
+"""A live run's own samples count as the machine's while they are at most this old."""
+
+
+class _Choice:
+    """The directory to be followed: somebody's choice, or what `find` gives once. Safe from any thread."""
+
+    def __init__(self, find: Callable[[], Path | None]) -> None:
+        self._find = find
+        self._lock = threading.Lock()
+        """Held while both of the below change, so that a search never undoes a choice made meanwhile."""
+        self._directory: Path | None = None
+        self.is_made = False
+
+    def make(self, directory: Path | None) -> None:
+        """This one from now on, or none."""
+        with self._lock:
+            self._directory, self.is_made = directory, True
+
+    @property
+    def chosen(self) -> Path | None:
+        """Without looking for one."""
+        return self._directory
+
+    def get(self) -> Path | None:
+        """What was chosen; looked for where nobody has chosen. Raises what `find` raises."""
+        if not self.is_made:
+            found = self._find()
+            with self._lock:
+                if not self.is_made:
+                    self._directory, self.is_made = found, True
+        return self._directory
+
+    def drop(self, directory: Path) -> None:
+        """It is gone: look for another one next time, unless another was chosen meanwhile."""
+        with self._lock:
+            self.is_made = self._directory != directory
+
+
+class Reader(threading.Thread):
+    """Calls `post` with a `Snapshot` every `period_s` seconds, first with the newest run of the home."""
+
+    def __init__(
+        self,
+        home: Home,
+        post: Callable[[Snapshot], object],
+        broke: Callable[[BaseException], object] | None = None,
+        *,
+        directory: Path | None = None,
+    ) -> None:
+        """`broke` is told what ended the thread against its will; `directory` is the run to begin with."""
+        super().__init__(name="trainfast-reader", daemon=True)
+        self.period_s = PERIOD_S
+        """Seconds between two snapshots; may be changed at any time."""
+        self._home = home
+        self._post = post
+        self._broke = broke
+        self._run_choice = _Choice(self._newest_run)
+        self._search_choice = _Choice(self._newest_search)
+        if directory is not None:
+            self._run_choice.make(directory)
+        self._follower: Follower | None = None
+        self._search_follower: SearchFollower | None = None
+        self._sampler: Sampler | None = None
+        self._ticks: deque[Tick] = deque(maxlen=TICKS_KEPT)
+        self._xids: deque[Event] = deque(maxlen=XIDS_KEPT)
+        self._with_processes = False
+        self._processes: ProcessList | None = None
+        self._new_runs = NewRuns(home)
+        self._stopping = False
+        self._wake = threading.Event()
+
+    def follow(self, directory: Path | None) -> None:
+        """Show this run from now on, or none. Safe from any thread."""
+        self._run_choice.make(directory)
+        self._wake.set()
+
+    @property
+    def followed(self) -> Path | None:
+        """The run that is to be shown."""
+        return self._run_choice.chosen
+
+    def follow_search(self, directory: Path | None) -> None:
+        """Follow this search as well from now on, or none. Safe from any thread."""
+        self._search_choice.make(directory)
+        self._wake.set()
+
+    def look_at_processes(self, on: bool) -> None:
+        """Whether the snapshots say who uses the machine. Safe from any thread."""
+        self._with_processes = on
+        self._wake.set()
+
+    def stop(self, timeout_s: float = 1.0) -> None:
+        """End the thread; does not wait longer than `timeout_s`."""
+        self._stopping = True
+        self._wake.set()
+        if self.ident is not None:
+            self.join(timeout_s)
+
+    def run(self) -> None:
+        try:
+            self._read_on()
+        except Exception as error:
+            if self._broke is None:
+                raise
+            # A reader that died in silence would leave the last picture standing as if it were true.
+            self._broke(error)
+        finally:
+            if self._sampler is not None:
+                self._sampler.stop(timeout_s=0.2)
+
+    def _read_on(self) -> None:
+        while not self._stopping:
+            began = time.monotonic()
+            self._post(self._take())
+            self._wake.wait(max(0.05, self.period_s - (time.monotonic() - began)))
+            self._wake.clear()
+
+    def _take(self) -> Snapshot:
+        trouble: str | None = None
+        run: RunSnapshot | None = None
+        search: SearchSnapshot | None = None
+        elsewhere: str | None = None
+        try:
+            run = self._poll()
+            search = self._poll_search()
+            elsewhere = self._new_runs.newest(self.followed)
+            if elsewhere is not None and run is None and self.followed is None:
+                self._run_choice.make(self._home.directory(elsewhere))
+        except Problem as problem:
+            trouble = problem.line()
+        except OSError as error:
+            trouble = f"cannot read the run: {error}"
+        self._sample(run)
+        snapshot = Snapshot(
+            taken_ns=time.monotonic_ns(),
+            run=run,
+            ticks=tuple(self._ticks),
+            xids=tuple(self._xids),
+            looked=self._run_choice.is_made,
+            search=search,
+            trouble=trouble,
+            elsewhere=elsewhere,
+        )
+        return replace(snapshot, processes=self._look(snapshot)) if self._with_processes else snapshot
+
+    def _note_tick(self, tick: Tick) -> None:
+        is_first = not self._ticks
+        self._ticks.append(tick)
+        if is_first:
+            # A person who waits for the devices to appear does not wait for the next repaint as well, which is seconds
+            # away where the start has made frames late.
+            self._wake.set()
+
+    def _note_xid(self, t_ns: int, index: int, code: int) -> None:
+        from trainfast_runner.machine.telemetry.xid import words
+        from trainfast_runner.records.run_file import Event
+
+        self._xids.append(Event(t_ns=t_ns, kind="xid", device=index, detail=words(code)))
+
+    def _look(self, snapshot: Snapshot) -> tuple[ProcessRow, ...]:
+        if self._processes is None:
+            from trainfast_runner.machine.process_rows import ProcessList
+
+            self._processes = ProcessList()
+        return self._processes.read(snapshot.tick.devices if snapshot.tick is not None else ())
+
+    def _newest_run(self) -> Path | None:
+        from trainfast_runner.running.follower import newest
+
+        return newest(self._home)
+
+    def _newest_search(self) -> Path | None:
+        from trainfast_runner.search.searches import newest_search
+
+        return newest_search(self._home)
+
+    def _poll_search(self) -> SearchSnapshot | None:
+        directory = self._search_choice.get()
+        if directory is None:
+            self._search_follower = None
+            return None
+        if self._search_follower is None or self._search_follower.directory != directory:
+            from trainfast_runner.search.search_follower import SearchFollower
+
+            self._search_follower = SearchFollower(directory)
+        return self._search_follower.poll()
+
+    def _poll(self) -> RunSnapshot | None:
+        directory = self._run_choice.get()
+        if directory is not None and not directory.exists():
+            self._run_choice.drop(directory)
+            directory = None
+        if directory is None:
+            self._follower = None
+            return None
+        if self._follower is None or self._follower.directory != directory:
+            from trainfast_runner.running.follower import Follower
+
+            self._follower = Follower(directory)
+        return self._follower.poll()
+
+    def _sample(self, run: RunSnapshot | None) -> None:
+        """Sample the machine here, unless the run's supervisor does."""
+        newest = run.ticks[-1].t_ns if run is not None and run.is_live and run.ticks else 0
+        supplied = 0 <= time.monotonic_ns() - newest < FRESH_NS
+        if supplied and self._sampler is not None:
+            self._sampler.stop(timeout_s=0.2)
+            self._sampler = None
+        elif not supplied and self._sampler is None:
+            from trainfast_runner.machine.telemetry.sampler import Sampler
+
+            self._sampler = Sampler(self._note_tick, on_xid=self._note_xid)
+            self._sampler.start()
+        if self._sampler is not None:
+            self._sampler.ask_period(WATCHED_PERIOD_S if self._with_processes else SAMPLE_PERIOD_S)

@@ -1,0 +1,78 @@
+"""What the reader thread hands to the screen: one frozen value, read without locks."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from trainfast_runner.machine.process_rows import ProcessRow
+    from trainfast_runner.records.run_file import Event
+    from trainfast_runner.records.tick import Tick
+    from trainfast_runner.running.follower import RunSnapshot
+    from trainfast_runner.search.search_follower import SearchSnapshot
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """The run being followed and the machine, at one moment."""
+
+    taken_ns: int
+    """CLOCK_MONOTONIC."""
+    run: RunSnapshot | None
+    """None until one is found, or where there is none."""
+    ticks: tuple[Tick, ...]
+    """The machine's last minutes, sampled by the app itself while no run samples it. Newest last."""
+    looked: bool
+    """Whether the home has been searched: without a run this is then a first start."""
+    search: SearchSnapshot | None = None
+    """The search for the largest batch that is being followed; it may have ended."""
+    trouble: str | None = None
+    """What keeps the reader from reading, in one line."""
+    xids: tuple[Event, ...] = ()
+    """Xid errors that the app itself was told of, while no run samples the machine."""
+    processes: tuple[ProcessRow, ...] | None = None
+    """Who uses the machine; None while nobody asks for it."""
+    elsewhere: str | None = None
+    """The id of a run that was started since the app was opened, goes on, and is not shown."""
+
+    @property
+    def tick(self) -> Tick | None:
+        """The newest sample of the machine, whoever took it."""
+        own = self.ticks[-1] if self.ticks else None
+        theirs = self.run.ticks[-1] if self.run is not None and self.run.is_live and self.run.ticks else None
+        if own is None or theirs is None:
+            return own or theirs
+        return theirs if theirs.t_ns >= own.t_ns else own
+
+    @property
+    def machine_ticks(self) -> Sequence[Tick]:
+        """All samples of the machine, whoever took them: while a run samples it, its own go on where ours end."""
+        run = self.run
+        if run is None or not run.is_live or not run.ticks:
+            return self.ticks
+        before = bisect_left(self.ticks, run.ticks[0].t_ns, key=lambda tick: tick.t_ns)
+        return (*self.ticks[:before], *run.ticks)
+
+    def of_machine(self) -> Snapshot:
+        """The same moment without its run: the machine's samples and Xid errors, whoever took them."""
+        run = self.run
+        theirs = [event for event in run.events if event.kind == "xid"] if run is not None and run.is_live else []
+        return replace(self, run=None, ticks=tuple(self.machine_ticks), xids=(*self.xids, *theirs))
+
+    def lost_s(self) -> dict[int, float]:
+        """For how long each GPU that answered before has not any more, in seconds, by index."""
+        newest = self.tick
+        lost: dict[int, float] = {}
+        for device in newest.devices if newest is not None else ():
+            if device.error is None:
+                continue
+            since = self.taken_ns
+            for tick in reversed(self.machine_ticks):
+                if all(other.error is None for other in tick.devices if other.index == device.index):
+                    lost[device.index] = max(0.0, (self.taken_ns - since) / 1e9)
+                    break
+                since = tick.t_ns
+        return lost

@@ -1,0 +1,223 @@
+"""What happened and when, in words: the events of a run, its compilations, and what the machine's own samples show."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, TypeVar
+
+from trainfast_runner.machine.telemetry.failures import takes_long
+from trainfast_runner.records.state_words import state_words
+from trainfast_tui.text import format as fmt
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from trainfast_runner.records.run_file import Event, Step
+    from trainfast_runner.records.tick import DeviceProcess, DeviceReading, Tick
+    from trainfast_runner.running.follower import RunSnapshot
+
+MOMENTS_KEPT = 500
+T = TypeVar("T")
+Teller = Callable[["Event"], tuple[str, str, str]]
+
+
+@dataclass(frozen=True, slots=True)
+class Moment:
+    """One thing that happened: where it stands on the axis, its sign of one cell, its tone and its words."""
+
+    t_ns: int
+    """CLOCK_MONOTONIC."""
+    sign: str
+    tone: str
+    words: str
+
+
+class Telling:
+    """Events in words; what ends says how long it lasted. Each is told once, in the order given."""
+
+    def __init__(self) -> None:
+        self._began: dict[tuple[str, int | None, str], int] = {}
+
+    def of(self, events: Iterable[Event]) -> list[Moment]:
+        """The moments of these events, which follow those told before."""
+        moments: list[Moment] = []
+        for event in events:
+            tell = TELLERS.get(event.kind)
+            if tell is None:
+                continue
+            sign, tone, words = tell(event)
+            thing, _, turn = event.kind.rpartition("_")
+            # A GPU that is back no longer says why it was lost; a throttle ends with the reason it began with.
+            key = (thing, event.device, (event.detail or "") if thing == "throttle" else "")
+            if turn in ("on", "lost"):
+                self._began[key] = event.t_ns
+            elif (since := self._began.pop(key, None)) is not None:
+                words += f", after {fmt.duration((event.t_ns - since) / 1e9)}"
+            moments.append(Moment(event.t_ns, sign, tone, words))
+        return moments
+
+
+class RunMoments:
+    """What happened to the run on the screen. Each event and each step is looked at once."""
+
+    def __init__(self) -> None:
+        self._directory: Path | None = None
+
+    def of(self, run: RunSnapshot) -> list[Moment]:
+        """All moments so far, in order; of another run than before only that one's."""
+        if run.directory != self._directory:
+            self._directory = run.directory
+            self._telling = Telling()
+            self._moments: list[Moment] = []
+            self._last_event: Event | None = None
+            self._last_step: Step | None = None
+        new = self._telling.of(_after(self._last_event, run.events))
+        new += _compilations(_after(self._last_step, run.steps))
+        if new:
+            self._moments = sorted([*self._moments, *new], key=lambda moment: moment.t_ns)[-MOMENTS_KEPT:]
+        self._last_event = run.events[-1] if run.events else None
+        self._last_step = run.steps[-1] if run.steps else None
+        return self._moments
+
+
+def _after(last: T | None, items: Sequence[T]) -> list[T]:
+    """The items behind `last`; all of them where it has been dropped from the front."""
+    new: list[T] = []
+    for item in reversed(items):
+        if item is last:
+            break
+        new.append(item)
+    return new[::-1]
+
+
+class MachineMoments:
+    """What a machine's samples show without a run: throttling, lost GPUs, processes. Each tick is looked at once."""
+
+    def __init__(self) -> None:
+        self._seen_ns = 0
+        self._reasons: dict[int, frozenset[str]] = {}
+        self._lost: set[int] = set()
+        self._processes: dict[int, dict[int, DeviceProcess]] = {}
+        self._telling = Telling()
+        self._moments: deque[Moment] = deque(maxlen=MOMENTS_KEPT)
+
+    def of(self, ticks: Sequence[Tick]) -> list[Moment]:
+        """All moments up to the last of these ticks, of which only the new ones are looked at."""
+        new: list[Tick] = []
+        for tick in reversed(ticks):
+            if tick.t_ns <= self._seen_ns:
+                break
+            new.append(tick)
+        for tick in reversed(new):
+            self._moments += self._telling.of(self._events(tick))
+        if ticks:
+            self._seen_ns = max(self._seen_ns, ticks[-1].t_ns)
+        return list(self._moments)
+
+    def _events(self, tick: Tick) -> Iterator[Event]:
+        from trainfast_runner.machine.telemetry.throttle import severity
+        from trainfast_runner.records.run_file import Event
+
+        for device in tick.devices:
+            at = device.index
+            if (device.error is not None) != (at in self._lost):
+                kind = "gpu_back" if device.error is None else "gpu_lost"
+                self._lost ^= {at}
+                yield Event(t_ns=tick.t_ns, kind=kind, device=at, detail=device.error)
+            yield from self._came_and_went(device, tick.t_ns)
+            if device.throttle_reasons is None:
+                continue
+            now = frozenset(name for name in device.throttle_reasons if severity(name) != "none")
+            before = self._reasons.get(at, frozenset())
+            self._reasons[at] = now
+            for kind, names in (("throttle_on", now - before), ("throttle_off", before - now)):
+                for name in sorted(names):
+                    yield Event(t_ns=tick.t_ns, kind=kind, device=at, detail=name)
+
+    def _came_and_went(self, device: DeviceReading, t_ns: int) -> Iterator[Event]:
+        from trainfast_runner.machine.device_events import process_event
+
+        if device.processes is None:
+            return
+        now = {process.pid: process for process in device.processes}
+        before = self._processes.get(device.index)
+        self._processes[device.index] = now
+        if before is None:
+            # Those that were there at the first look did not just appear.
+            return
+        for what, here, there in (("left", before, now), ("appeared", now, before)):
+            for pid in sorted(here.keys() - there.keys()):
+                yield process_event(device.index, t_ns, what, here[pid], kind="process")
+
+
+def _compilations(steps: Sequence[Step]) -> list[Moment]:
+    return [
+        Moment(
+            step.t_ns - int(step.step_ms * 1e6),
+            "c",
+            "accent",
+            f"step {step.step} compiled: it took {fmt.duration(step.step_ms / 1e3)}",
+        )
+        for step in steps
+        if step.compiling
+    ]
+
+
+def _silent(event: Event) -> tuple[str, str, str]:
+    """A GPU that is gone, or one whose call takes too long, which is no loss."""
+    why = event.detail or "it does not answer"
+    return "✗", "error", f"{_device(event)} {'does not answer' if takes_long(why) else 'was lost'}: {why}"
+
+
+def _device(event: Event) -> str:
+    return "GPU" if event.device is None else f"GPU {event.device}"
+
+
+def _throttle(event: Event, began: bool) -> tuple[str, str, str]:
+    from trainfast_runner.machine.telemetry import throttle
+    from trainfast_tui.charts.data import causes
+    from trainfast_tui.text.shades import shade_of
+
+    reason = event.detail or ""
+    cause = causes().get(reason)
+    letter = shade_of(cause).letter if cause is not None else "C"
+    tone = {"warning": "error"}.get(throttle.severity(reason), "warning")
+    words = f"{_device(event)}: {'' if began else 'no longer: '}{throttle.words(reason)}"
+    return (letter, tone, words) if began else (letter.lower(), "muted", words)
+
+
+def _process(event: Event) -> tuple[str, str, str]:
+    who = event.detail or (f"process {event.pid}" if event.pid is not None else "a process of somebody else")
+    came = "warning" if event.kind == "foreign_process" else "primary"
+    sign, tone = ("-", "muted") if event.state == "left" else ("+", came)
+    return sign, tone, f"{_device(event)}: {who}"
+
+
+def _state(event: Event) -> tuple[str, str, str]:
+    words = state_words(event.state or "")
+    said = event.reason or words
+    return "│", "primary", said if said.startswith(words) else f"{words}: {said}"
+
+
+def _detail(sign: str, tone: str, what: str) -> Teller:
+    return lambda event: (sign, tone, f"{what}: {event.detail}" if event.detail else what)
+
+
+TELLERS: dict[str, Teller] = {
+    "throttle_on": lambda event: _throttle(event, began=True),
+    "throttle_off": lambda event: _throttle(event, began=False),
+    "xid": lambda event: ("X", "error", f"{_device(event)}: Xid error {event.detail or ''}".rstrip()),
+    "gpu_lost": _silent,
+    "gpu_back": lambda event: ("✓", "success", f"{_device(event)} answers again"),
+    "foreign_process": _process,
+    "process": _process,
+    "state": _state,
+    "stop_requested": lambda event: ("■", "warning", "asked to stop"),
+    "kill_sent": lambda event: ("■", "error", "SIGKILL sent"),
+    "rank_gone": lambda event: ("✗", "error", "a rank ended" if event.rank is None else f"rank {event.rank} ended"),
+    "output_trimmed": _detail("…", "muted", "the middle of output.log was dropped"),
+    "trouble": _detail("!", "warning", "trouble"),
+}
+"""Of each kind of event that a person is told: its sign, its tone, its words."""

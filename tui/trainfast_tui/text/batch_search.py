@@ -1,0 +1,158 @@
+"""A search for the largest batch in words: what it does, how it ended, and what of its answer can be applied."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from trainfast_runner.errors import Problem
+from trainfast_tui.text import format as fmt
+
+if TYPE_CHECKING:
+    from trainfast_runner.machine.devices import Machine
+    from trainfast_runner.search.journal import Answer
+    from trainfast_runner.search.search_follower import SearchSnapshot
+    from trainfast_runner.settings.spec import RunSpec
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """What Enter can apply at the end: knobs as they are typed, and in words why one would."""
+
+    label: str
+    settings: tuple[tuple[str, str], ...]
+    why: str
+
+
+def choices(search: SearchSnapshot | None) -> tuple[Choice, ...]:
+    """The batch sizes found, the recommended one first; where nothing fits, the changes that would help."""
+    ended = search.ended if search is not None else None
+    if ended is None:
+        return ()
+    if ended.answer is None:
+        return tuple(
+            Choice(f"change {place}", tuple(change.settings.items()), _change_words(change.words, change.costs))
+            for place, change in enumerate(ended.changes, 1)
+        )
+    answer = ended.answer
+    found = [
+        ("recommended", answer.recommended_batch, answer.recommended_why),
+        ("aligned", answer.aligned_batch, "the largest multiple of 64" if _by_64(answer) else "a multiple of 8"),
+        ("largest", answer.max_batch, _largest_words(answer)),
+        ("fastest", answer.fastest_batch, f"{fmt.per_second(answer.fastest_samples_per_s, 'samples')}, of those tried"),
+    ]
+    return tuple(Choice(label, (("batch_size", str(batch)),), why) for label, batch, why in found if batch is not None)
+
+
+def is_about(search: SearchSnapshot, spec: RunSpec) -> bool:
+    """Whether these are the knobs that were searched, but for those that a search sets itself."""
+    from trainfast_runner.search.searches import FREE_KNOBS
+    from trainfast_tui.control.next_run import is_same
+
+    asked = search.asked
+    return (
+        asked is not None
+        and (asked.preset, asked.variant, asked.model) == (spec.preset, spec.variant, spec.model)
+        and all(
+            is_same(name, asked.knobs.get(name), value) for name, value in spec.knobs.items() if name not in FREE_KNOBS
+        )
+    )
+
+
+def limit_notice(spec: RunSpec, machine: Machine | None) -> str:
+    """What a search without `memory_limit` on a CPU goes up to; empty where there is a limit or a GPU sets it."""
+    if machine is None or spec.knobs["memory_limit"] is not None:
+        return ""
+    if machine.used_by(spec.knobs["devices"]).device != "cpu":
+        return ""
+    from trainfast_runner.memory.available import host_free_bytes
+    from trainfast_runner.search.limits import share_of_free
+    from trainfast_runner.settings.world import world_size
+
+    try:
+        ranks = world_size(spec, machine)
+    except Problem:
+        return ""  # whatever it is, the search is about to be refused for it
+    each = fmt.size(share_of_free(host_free_bytes(), ranks))
+    whose = "of this machine's memory" if ranks == 1 else f"of this machine's memory for each of {ranks} processes"
+    return f"No memory_limit: this searches up to {each} {whose}, set as a real limit. memory_limit makes it less."
+
+
+def expected_s(search: SearchSnapshot) -> float | None:
+    """Seconds that the steps under way should take, going by the largest size that fitted; None before one did."""
+    step = search.next
+    fitting = [probe for probe in search.probes if probe.outcome == "fits" and probe.step_ms is not None]
+    if step is None or step.batch_size is None or not fitting:
+        return None
+    last = max(fitting, key=lambda probe: probe.batch_size)
+    share = step.batch_size / last.batch_size
+    if step.action == "probe":
+        return share * last.seconds
+    return None if search.proof_steps is None else share * search.proof_steps * (last.step_ms or 0.0) / 1e3
+
+
+def state_words(search: SearchSnapshot, now_ns: int | None = None) -> str:
+    """What the search is doing at `now_ns` (CLOCK_MONOTONIC), or how it ended, in one line."""
+    step = search.next
+    if search.cooling and search.state in ("running", "starting"):
+        return _cooling_words(search, now_ns)
+    if search.state == "running" and step is not None and step.action in ("probe", "prove"):
+        verb = "probing" if step.action == "probe" else "proving in a fresh process"
+        return f"{verb}: batch_size {step.batch_size:,}"
+    if search.state == "running" and step is not None and not any(one.outcome == "fits" for one in search.probes):
+        return "batch_size 1 does not fit: tracing which knobs would make it fit"
+    words = {
+        "starting": "starting: the model is built, and its memory predicted",
+        "running": "working",
+        "pausing": f"pauses after the {_under_way(search)}",
+        "paused": "paused: nothing of it runs",
+        "interrupted": "interrupted: nobody works on it any more; f5 takes it up again",
+        "cancelled": "cancelled; its journal is kept, f5 goes on",
+    }
+    from trainfast_runner.search.journal import CANCELLED
+
+    ended = search.ended
+    if ended is not None and ended.answer is not None:
+        most, too_large = ended.answer.max_batch, ended.answer.too_large
+        if too_large is not None and too_large > most + 1:
+            return f"batch_size {most:,} fits, proved in a fresh process; {too_large:,} does not"
+        return f"batch_size {most:,} is the largest that fits, proved in a fresh process"
+    if search.state == "nothing_fits" and ended is not None:
+        missing = f": {fmt.size(ended.missing_bytes)} too much" if ended.missing_bytes else ""
+        return f"batch_size 1 does not fit{missing}"
+    if search.state == "failed" and ended is not None:
+        return f"failed: {fmt.plain(ended.reason)}"
+    if search.state == "cancelled" and ended is not None and ended.reason not in ("", CANCELLED):
+        return f"broken off: {fmt.plain(ended.reason)}; its journal is kept, f5 tries again"
+    return words.get(search.state, search.state)
+
+
+def _cooling_words(search: SearchSnapshot, now_ns: int | None) -> str:
+    from trainfast_runner.machine.cooling import stuck_words
+
+    first, now = search.cooling[0], search.cooling[-1]
+    # The journal has a line where the temperature changes, and none while it stands still.
+    since_s = max(0, now_ns - now.t_ns) / 1e9 if now_ns is not None else 0.0
+    return (
+        f"cooling GPU {now.device}: {fmt.celsius(first.temperature_c)}, now {fmt.celsius(now.temperature_c)},"
+        f" until below {fmt.celsius(now.below_c)}{stuck_words(now.stuck_s + since_s)}"
+    )
+
+
+def _under_way(search: SearchSnapshot) -> str:
+    """What a pause waits for."""
+    if search.next is None:
+        return "model is built and its memory predicted"
+    return "proof it is at" if search.next.action == "prove" else "probe it is at"
+
+
+def _by_64(answer: Answer) -> bool:
+    return answer.aligned_batch is not None and answer.aligned_batch >= 512
+
+
+def _largest_words(answer: Answer) -> str:
+    return f"proved by {answer.proof_run_id}" if answer.proof_run_id else "the largest that fits"
+
+
+def _change_words(words: str, costs: str) -> str:
+    return f"{words}; speed: {costs}" if costs else words

@@ -1,0 +1,170 @@
+"""What the devices did in a run's steps, in one line: throttled time by cause, clocks, energy, temperature."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from statistics import fmean
+from typing import TYPE_CHECKING
+
+from rich.cells import cell_len
+
+from trainfast_tui.charts.painted import Line
+from trainfast_tui.text import format as fmt
+from trainfast_tui.text.shades import SHADES, Shade
+
+if TYPE_CHECKING:
+    from trainfast_runner.results.bottleneck.device_track import DeviceConditions
+    from trainfast_runner.results.bottleneck.step_conditions import StepConditions
+    from trainfast_runner.running.follower import RunSnapshot
+
+RECENT = 20
+"""Figures of a live run are means of this many steps: throttling comes and goes, and a median would hide it."""
+WIDE = 78
+LEAST_THROTTLED_MS = 0.05
+LEAST_CLOCK_LOSS = 0.005
+
+
+def has_conditions(run: RunSnapshot) -> bool:
+    """Whether there is a line to say about the devices in the steps; that a run is steady alone is none."""
+    return bool(run.conditions) or run.steady.warming is True
+
+
+def conditions_line(run: RunSnapshot, width: int) -> Line:
+    """The line under a run's figures; what has no room in `width` cells is left out whole, the least telling first."""
+    counted, wide = _counted(run), width >= WIDE
+    mark = steadiness(run)
+    warming = [(mark[0] if wide else mark[0].split(" up")[0].split(" down")[0], mark[1])] if mark is not None else []
+    if not counted:
+        return warming
+    silent = _silent(run.conditions) if run.is_live else []
+    if silent and len(silent) == len(counted[-1].devices):
+        return [*_no_reading(silent), *([("   " if wide else "  ", "text"), *warming] if warming else [])]
+    whose = _watched(run, counted)
+    throttled = _throttled(counted, wide, whose)
+    is_said = bool(whose) and whose in throttled[0][0]
+    each_step, each_sample = _energy(counted, "" if is_said else whose)
+    throttled = [*_no_reading(silent), ("  ", "text"), *throttled] if silent else throttled
+    clock, degrees = _clock(counted), _temperature(run, counted, wide)
+    energy = [*each_step, *each_sample] if wide else each_sample
+    line: Line = []
+    for parts in (
+        (throttled, clock, energy, degrees, warming),
+        (throttled, clock, each_sample, degrees, warming),
+        (throttled, energy, degrees, warming),
+        (throttled, energy, warming),
+        (throttled, warming),
+        (throttled,),
+    ):
+        line = []
+        for part in filter(None, parts):
+            line += [("   " if wide else "  ", "text"), *part] if line else part
+        if sum(cell_len(text) for text, _ in line) <= width:
+            break
+    return line
+
+
+def steadiness(run: RunSnapshot) -> tuple[str, str] | None:
+    """Whether temperature and step time still drift, or did at the end; None where the steps are too few to tell."""
+    steady = run.steady
+    if steady.warming is None:
+        return None
+    if steady.warming:
+        # Importing the runner's diagnosis would hold up the first frame, which has no steps.
+        from trainfast_runner.results.bottleneck.steady_state import drift_words
+
+        words = drift_words(steady.temperature_slope_c_per_min)
+        return (words if run.is_live else f"{words} at the end"), "warning"
+    # Of a run that goes on it holds until now: what comes may drift again.
+    return f"steady {'so far, ' if run.is_live else ''}from step {steady.from_step}", "success"
+
+
+def _counted(run: RunSnapshot) -> Sequence[StepConditions]:
+    """The steps that count: without timing warm-up where there are others, of a live run the newest."""
+    warmup = {step.step for step in run.steps if step.warmup}
+    found = [one for one in run.conditions if one.step not in warmup] or list(run.conditions)
+    return found[-RECENT:] if run.is_live else found
+
+
+def _silent(steps: Sequence[StepConditions]) -> list[int | None]:
+    """The GPUs that told of earlier steps and tell nothing of the newest: what was before it is no news of them."""
+    spoke = {device.uuid for step in steps for device in step.devices if not _is_mute(device)}
+    return [device.index for device in steps[-1].devices if device.uuid in spoke and _is_mute(device)]
+
+
+def _is_mute(device: DeviceConditions) -> bool:
+    known = (device.sm_clock_mhz, device.energy_joules, *device.throttled_ms.values())
+    return all(value is None for value in known)
+
+
+def _no_reading(indexes: Sequence[int | None]) -> Line:
+    return [(f"no reading of GPU {', '.join(map(str, indexes))}", "warning")]
+
+
+def _throttled(counted: Sequence[StepConditions], wide: bool, whose: str) -> Line:
+    """Milliseconds of a step by the letters of the charts, and the device that lost most where there are several."""
+    found = [
+        (shade, ms)
+        for shade in SHADES
+        if (ms := _mean(one.throttled_ms.get(shade.kind) for one in counted)) is not None
+    ]
+    if not found:
+        return [("throttling is not known", "muted")]
+    begin: Line = [(f"{whose}: ", "muted")] if whose and wide else []
+    held = [(shade, ms) for shade, ms in found if ms >= LEAST_THROTTLED_MS]
+    if not held:
+        return [*begin, ("not throttled", "success")]
+    line: Line = []
+    for place, (shade, ms) in enumerate(held):
+        tone = "error" if shade.kind in ("thermal", "brake") else "warning"
+        line += [(f"{'  ' if place else ''}{shade.letter} ", tone), (fmt.milliseconds(ms), "text")]
+        line += [(_worst(counted, shade), "muted")]
+    if not wide:
+        return line
+    return [*(begin or [("throttled ", "muted")]), *line, (" a step", "muted")]
+
+
+def _worst(counted: Sequence[StepConditions], shade: Shade) -> str:
+    devices = counted[-1].devices
+    if len(devices) < 2:
+        return ""
+    most = max(devices, key=lambda device: device.throttled_ms.get(shade.kind) or 0.0)
+    return f" (GPU {most.index})"
+
+
+def _clock(counted: Sequence[StepConditions]) -> Line:
+    loss = _mean(one.clock_loss_fraction for one in counted)
+    if loss is None:
+        return []
+    return [("clock at its most" if loss < LEAST_CLOCK_LOSS else f"clock -{fmt.percent(100 * loss)}", "text")]
+
+
+def _energy(counted: Sequence[StepConditions], whose: str) -> tuple[Line, Line]:
+    """Joules of a step and of a sample; the second says which GPUs they are of where nothing else does."""
+    step, sample = _mean(one.energy_joules for one in counted), _mean(one.joules_per_sample for one in counted)
+    if step is None:
+        return [], []
+    mark: Line = [(f" ({whose})", "muted")] if whose else []
+    return [(f"{fmt.joules(step)}/step, ", "text")], [(f"{fmt.joules(sample)}/sample", "text"), *mark]
+
+
+def _watched(run: RunSnapshot, counted: Sequence[StepConditions]) -> str:
+    """The GPUs that are only joined to a run on the CPU: their energy is not what its samples took."""
+    if run.run is None or run.run.device_uuids:
+        return ""
+    from trainfast_runner.results.bottleneck.doubts import watched_gpus
+
+    return watched_gpus([device.index for device in counted[-1].devices])
+
+
+def _temperature(run: RunSnapshot, counted: Sequence[StepConditions], wide: bool) -> Line:
+    """Where the newest step of a live run began; of one that has ended where the run did, as its result says."""
+    if run.result is None:
+        degrees, when = counted[-1].temperature_c, " now"
+    else:
+        degrees, when = run.result.conditions.start_temperature_c, " at start"
+    return [] if degrees is None else [(fmt.celsius(degrees) + (when if wide else ""), "text")]
+
+
+def _mean(values: Iterable[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return fmean(known) if known else None

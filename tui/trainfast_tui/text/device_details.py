@@ -1,0 +1,248 @@
+"""All that one GPU reports beside its main row, each reading with its unit, and the host's rates."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from rich.cells import cell_len
+
+from trainfast_runner.machine.gpu_health import BUSY_PERCENT
+from trainfast_tui.charts.painted import Line
+from trainfast_tui.text import format as fmt
+from trainfast_tui.text.shades import SHADES
+
+if TYPE_CHECKING:
+    from trainfast_runner.records.tick import DeviceReading, HostReading, Tick
+    from trainfast_runner.results.bottleneck.device_track import DeviceConditions
+
+LEAST_THROTTLED_SHARE = 0.005
+WIDEST_SIZE, WIDEST_RATE = "1023 MiB", "1023 MiB/s"
+
+
+class Item(NamedTuple):
+    """A label, a reading with its unit, and the tone of the reading."""
+
+    label: str
+    text: str
+    tone: str = "text"
+    widest: str = ""
+    """As wide as the reading ever gets: what stands behind it keeps its place while figures change."""
+
+
+def device_items(
+    device: DeviceReading,
+    before: DeviceReading | None,
+    seconds: float,
+    lately: DeviceConditions | None,
+    *,
+    with_sm_clock: bool = False,
+) -> list[Item]:
+    """The readings that this GPU has; `before` is its reading `seconds` earlier, `lately` its last minute."""
+    found = [
+        *_throttled(lately),
+        _limits(device),
+        _clock("SM clock", device.sm_clock_mhz, device.sm_clock_max_mhz) if with_sm_clock else None,
+        _clock("memory clock", device.memory_clock_mhz, device.memory_clock_max_mhz),
+        _plain("memory busy", fmt.percent(device.memory_utilization_percent), "100 %"),
+        _memory_temperature(device),
+        _plain("fan", fmt.percent(device.fan_percent), "100 %"),
+        # The driver's counters of PCIe bytes turn after 4 GiB, perhaps more than once between two looks.
+        _rates("PCIe at least", device, before, seconds, "pcie_tx_bytes", "pcie_rx_bytes"),
+        _rates("NVLink", device, before, seconds, "nvlink_tx_bytes", "nvlink_rx_bytes"),
+        _power(device),
+        *_memory_health(device),
+        _mig(device),
+        _plain(
+            "since the driver was loaded",
+            fmt.joules(None if device.energy_mj is None else device.energy_mj / 1e3),
+            "99.9 MJ",
+        ),
+        # Last: its length changes with the link, and nothing stands behind it.
+        _pcie(device),
+    ]
+    return [item for item in found if item is not None]
+
+
+def alarm_items(device: DeviceReading) -> list[Item]:
+    """Of `device_items` those of which a person should know even where there is little room."""
+    found = [_memory_temperature(device), *_memory_health(device), _mig(device), _pcie(device)]
+    return [item for item in found if item is not None and is_alarm(item)]
+
+
+def host_items(host: HostReading, before: HostReading | None, seconds: float) -> list[Item]:
+    """What a data loader would have to share: load, free memory, swap, storage and network."""
+    found = [
+        _plain("load", fmt.number(host.load_1m), "99.9"),
+        _plain("available", fmt.size(host.memory_available_bytes), WIDEST_SIZE),
+        None
+        if host.swap_used_bytes is None
+        else Item("swap", fmt.size(host.swap_used_bytes), "warning" if host.swap_used_bytes else "text", WIDEST_SIZE),
+        _rate("storage read", host, before, seconds, "disk_read_bytes"),
+        _rate("written", host, before, seconds, "disk_write_bytes"),
+        _rate("network in", host, before, seconds, "network_received_bytes"),
+        _rate("out", host, before, seconds, "network_sent_bytes"),
+    ]
+    return [item for item in found if item is not None]
+
+
+def missing_item(tick: Tick, index: int, width: int) -> Item | None:
+    """What this GPU cannot say, and why where `width` cells have room for it."""
+    why = {key.partition(".")[2]: text for key, text in tick.missing.items() if key.startswith(f"gpu{index}.")}
+    if not why:
+        return None
+    names = [name.replace("_", " ") for name in why]
+    shown = ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
+    label, reasons = "no reading of", set(why.values())
+    if len(reasons) == 1 and cell_len(f"{label} {shown}: {(reason := reasons.pop())}") <= width:
+        return Item(label, f"{shown}: {reason}", "muted")
+    return Item(label, f"{shown} (doctor says why)", "muted")
+
+
+def is_alarm(item: Item) -> bool:
+    """Whether a person should know of it even where there is little room. Throttling has its sign in the GPU's row."""
+    return item.tone in ("warning", "error") and not any(item.label.endswith(shade.words) for shade in SHADES)
+
+
+def flow(items: Sequence[Item], width: int, indent: int) -> list[Line]:
+    """The items in lines of `width` cells; one is never broken, and each has the room of its widest reading."""
+    lines: list[Line] = []
+    used, gap = width + 1, 0
+    for label, text, tone, widest in items:
+        length = cell_len(text)
+        room = max(length, len(widest))
+        if used + gap + cell_len(label) + 1 + room > width:
+            lines.append([(" " * indent, "text")])
+            used = indent
+        else:
+            lines[-1].append((" " * gap, "text"))
+            used += gap
+        lines[-1] += [(f"{label} ", "muted"), (text, tone)]
+        used += cell_len(label) + 1 + length
+        gap = 3 + room - length
+    return lines
+
+
+def _of(reading: object, name: str) -> Any:
+    return getattr(reading, name, None)
+
+
+def _plain(label: str, text: str, widest: str = "") -> Item | None:
+    return None if text == fmt.ABSENT else Item(label, text, "text", widest)
+
+
+def _throttled(lately: DeviceConditions | None) -> list[Item]:
+    """Shares of the last minute, by cause."""
+    if lately is None:
+        return []
+    found: list[Item] = []
+    for shade in SHADES:
+        share = (lately.throttled_ms.get(shade.kind) or 0.0) / 60_000
+        if share >= LEAST_THROTTLED_SHARE:
+            tone = "error" if shade.kind in ("thermal", "brake") else "warning"
+            text = f"{fmt.percent(100 * share)} of the last minute"
+            found.append(Item(f"{shade.letter} {shade.words}", text, tone, "100 % of the last minute"))
+    return found
+
+
+def _limits(device: DeviceReading) -> Item | None:
+    """Where heat slows it down: the driver's limit, then the hardware's."""
+    limits = (("driver", device.gpu_max_temperature_c), ("hardware", device.slowdown_temperature_c))
+    parts = [f"{fmt.celsius(limit)} by the {who}" for who, limit in limits if limit is not None]
+    if device.degrees_to_slowdown_c is not None:
+        left = device.degrees_to_slowdown_c
+        parts.insert(0, f"in {left} °C" if left >= 0 else f"passed by {-left} °C")
+        return Item("slowdown", ", ".join(parts), "text", ", ".join(["passed by 10 °C", *parts[1:]]))
+    return Item("slowdown", ", ".join(parts)) if parts else None
+
+
+def _clock(label: str, now_mhz: float | None, most_mhz: float | None) -> Item | None:
+    if now_mhz is None:
+        return None
+    most = fmt.megahertz(most_mhz)
+    return Item(label, fmt.of_most(fmt.megahertz(now_mhz), most), "text", fmt.of_most(fmt.megahertz(1000), most))
+
+
+def _memory_temperature(device: DeviceReading) -> Item | None:
+    if device.memory_temperature_c is None:
+        return None
+    most = device.memory_max_temperature_c
+    near = most is not None and device.memory_temperature_c >= most - 5
+    limit = f" of {fmt.celsius(most)}" if most is not None else ""
+    text = fmt.celsius(device.memory_temperature_c) + limit
+    return Item("memory at", text, "warning" if near else "text", f"100 °C{limit}")
+
+
+def _mig(device: DeviceReading) -> Item | None:
+    return Item("MIG", "on: some readings are not to be had", "warning") if device.mig_mode else None
+
+
+def _pcie(device: DeviceReading) -> Item | None:
+    generation, width = device.pcie_generation, device.pcie_width
+    if generation is None or width is None:
+        return None
+    text = f"{generation} x{width}"
+    most, widest = device.pcie_generation_max, device.pcie_width_max
+    narrow = widest is not None and width < widest
+    slow = most is not None and generation < most
+    if not narrow and not slow:
+        return Item("PCIe", text)
+    busy = (device.gpu_utilization_percent or 0) >= BUSY_PERCENT
+    text += f" of {most or generation} x{widest or width}"
+    if narrow or busy:
+        return Item("PCIe", f"{text}: below its most", "warning")
+    return Item("PCIe", f"{text} while idle")
+
+
+def _power(device: DeviceReading) -> Item | None:
+    average, instant = device.power_average_w, device.power_instant_w
+    told = [(value, words) for value, words in ((average, "over a second"), (instant, "at once")) if value is not None]
+    text, widest = (
+        ", ".join(f"{fmt.watts(value)} {words}" for value, words in parts)
+        for parts in (told, [(1000, words) for _, words in told])
+    )
+    return Item("power", text, "text", widest) if text else None
+
+
+def _memory_health(device: DeviceReading) -> list[Item]:
+    """ECC errors and remapped rows; what needs a person is in alarm."""
+    corrected, uncorrected = device.ecc_corrected_errors, device.ecc_uncorrected_errors
+    found: list[Item] = []
+    if corrected is not None or uncorrected is not None:
+        text = f"{fmt.count(uncorrected)} uncorrected, {fmt.count(corrected)} corrected"
+        found.append(Item("ECC errors", text, "error" if uncorrected else "text"))
+    rows = [_of(device, f"remapped_rows_{kind}") for kind in ("corrected", "uncorrected")]
+    if any(row is not None for row in rows):
+        text = fmt.count(sum(row or 0 for row in rows))
+        found.append(Item("remapped rows", text, "warning" if any(rows) else "text"))
+    if device.remapped_rows_pending:
+        found.append(Item("rows to remap", "waiting for a reset of the GPU", "error"))
+    if device.remapped_rows_failed:
+        found.append(Item("remapping", "failed: replace this GPU", "error"))
+    return found
+
+
+def _rates(
+    label: str, device: DeviceReading, before: DeviceReading | None, seconds: float, out: str, back: str
+) -> Item | None:
+    """Of a GPU that counts them; a counter that was reset or turned tells no rate until the next look."""
+    if _of(device, out) is None and _of(device, back) is None:
+        return None
+    sent, received = _per_second(device, before, seconds, out), _per_second(device, before, seconds, back)
+    text = f"out {fmt.bytes_per_second(sent)}, in {fmt.bytes_per_second(received)}"
+    return Item(label, text, "text", f"out {WIDEST_RATE}, in {WIDEST_RATE}")
+
+
+def _rate(label: str, now: object, before: object | None, seconds: float, field: str) -> Item | None:
+    if _of(now, field) is None:
+        return None
+    return Item(label, fmt.bytes_per_second(_per_second(now, before, seconds, field)), "text", WIDEST_RATE)
+
+
+def _per_second(now: object, before: object | None, seconds: float, field: str) -> float | None:
+    """The growth of a counter a second; one that went back was reset, and says nothing."""
+    last, first = _of(now, field), _of(before, field)
+    if last is None or first is None or seconds <= 0 or last < first:
+        return None
+    rate: float = (last - first) / seconds
+    return rate

@@ -1,0 +1,73 @@
+"""A diagnosis in words: its one line, and its figures with their units, their thresholds and what to try."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from rich.cells import cell_len
+
+from trainfast_tui.charts.painted import Line, rule, wrap
+from trainfast_tui.text import format as fmt
+from trainfast_tui.text.diagnosis_figures import cost_words, named, nothing_found, overlap_words, shown, wanted
+
+if TYPE_CHECKING:
+    from trainfast_runner.records.result import Diagnosis
+    from trainfast_runner.running.follower import RunSnapshot
+
+TONES = {"warning": "warning", "info": "secondary"}
+
+
+def one_line(run: RunSnapshot) -> Line:
+    """What holds the run back most, or that nothing was found."""
+    if not run.diagnosis:
+        return [(_nothing(run), "muted")]
+    first, more = run.diagnosis[0], len(run.diagnosis) - 1
+    return [
+        ("d ", "key"),
+        (first.line, TONES.get(first.severity, "text")),
+        (f"  and {more} more" if more else "", "muted"),
+    ]
+
+
+def explained(run: RunSnapshot, width: int) -> list[Line]:
+    """Every diagnosis opened to its numbers, in lines of `width` cells."""
+    if not run.diagnosis:
+        return [[(_nothing(run), "text")]]
+    overlap = overlap_words(run.diagnosis)
+    lines: list[Line] = [[(line, "muted")] for line in wrap(overlap, width)] if overlap else []
+    for place, diagnosis in enumerate(run.diagnosis):
+        lines += [[]] if place else []
+        lines += _opened(diagnosis, width)
+    return lines
+
+
+def _nothing(run: RunSnapshot) -> str:
+    result = run.result
+    if result is not None:
+        return nothing_found(live=False, measured=result.steps.measured, diagnosed=result.diagnosed)
+    measured = sum(not step.warmup for step in run.steps)
+    return nothing_found(live=run.is_live, measured=measured, diagnosed=True)
+
+
+def _opened(diagnosis: Diagnosis, width: int) -> list[Line]:
+    from trainfast_runner.results.bottleneck.rules import rule_that_spoke
+
+    found = rule_that_spoke(diagnosis.rule, diagnosis.evidence)
+    head = ", ".join(filter(None, (found.title if found is not None else diagnosis.rule, cost_words(diagnosis))))
+    thresholds = {condition.figure: condition for condition in found.when} if found is not None else {}
+    lines: list[Line] = [rule(head, width)]
+    lines += [[(line, "title")] for line in wrap(diagnosis.line, width)]
+    wide = max((cell_len(named(name)) for name in diagnosis.evidence), default=0)
+    for name, value in diagnosis.evidence.items():
+        line: Line = [(f"  {fmt.fit(named(name), wide)}  ", "muted"), (shown(name, value), "text")]
+        if (condition := thresholds.get(name)) is not None:
+            line.append((f"   the rule: {wanted(condition)}", "muted"))
+        lines.append(line)
+    source = found.source if found is not None else ""
+    return [*lines, *_labelled("try", diagnosis.advice, width), *_labelled("source", source, width)]
+
+
+def _labelled(label: str, text: str, width: int) -> list[Line]:
+    first, *rest = wrap(text, max(10, width - 12)) or [""]
+    head: Line = [(f"  {label:<10}", "key"), (first, "text")]
+    return [head, *([(" " * 12 + line, "text")] for line in rest)] if text else []

@@ -1,0 +1,106 @@
+"""The figures of a diagnosis as a person reads them: each carries its unit at the end of its name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import cache
+from typing import TYPE_CHECKING
+
+from trainfast_tui.text import format as fmt
+
+if TYPE_CHECKING:
+    from trainfast_runner.records.result import Diagnosis
+    from trainfast_runner.results.bottleneck.rules import Condition
+
+UNITS: tuple[tuple[str, Callable[[float], str]], ...] = (
+    ("_fraction", lambda value: fmt.percent(100 * value, 1)),
+    ("_share", lambda value: fmt.percent(100 * value, 1)),
+    ("_percent", lambda value: fmt.percent(value, 1)),
+    ("_ms", fmt.milliseconds),
+    ("_ms_per_step", lambda value: f"{fmt.milliseconds(value)} a step"),
+    ("_bytes", fmt.size),
+    ("_mib", lambda value: f"{fmt.number(value)} MiB"),
+    ("_c", fmt.celsius),
+    ("_w", fmt.watts),
+    ("_mhz", fmt.megahertz),
+    ("_joules", fmt.joules),
+    ("_j", fmt.joules),
+    ("_seconds", fmt.duration),
+    ("_s", fmt.duration),
+    ("_bytes_per_s", fmt.bytes_per_second),
+)
+"""How a figure is shown, by the unit at the end of its name; the longest ending that fits counts."""
+
+
+def named(name: str) -> str:
+    """The name of a figure without the unit at its end."""
+    if words := _throttling().get(name):
+        return words
+    ending = _ending(name)
+    return (name.removesuffix(ending) if ending else name).replace("_", " ")
+
+
+def shown(name: str, value: float | int | str | None) -> str:
+    """A figure with the unit that its name carries."""
+    if value is None:
+        return fmt.ABSENT
+    if isinstance(value, str):
+        return value
+    ending = _ending(name)
+    if ending:
+        return dict(UNITS)[ending](value)
+    return f"{value:,}" if isinstance(value, int) else fmt.number(value)
+
+
+def wanted(condition: Condition) -> str:
+    """What a rule asks of a figure, with the unit of that figure."""
+    threshold = condition.threshold
+    if isinstance(threshold, tuple):
+        return f"one of {', '.join(threshold)}"
+    words = {">=": "at least ", "<": "below "}.get(condition.is_, "")
+    return f"{words}{shown(condition.figure, threshold)}"
+
+
+def cost_words(finding: Diagnosis) -> str:
+    """What it takes of a step; empty where nothing measured tells. Older results know the share alone."""
+    if finding.cost_fraction is None:
+        return ""
+    share = f"{fmt.percent(100 * finding.cost_fraction)} of a step"
+    return share if finding.cost_ms_per_step is None else f"{share}: {fmt.milliseconds(finding.cost_ms_per_step)}"
+
+
+def overlap_words(findings: Sequence[Diagnosis]) -> str:
+    """Why shares add up to more than a step, where they do."""
+    if sum(finding.cost_fraction or 0.0 for finding in findings) <= 1:
+        return ""
+    return "The shares add up to more than a step: causes that held at the same time are each given all of it."
+
+
+def nothing_found(*, live: bool, measured: int, diagnosed: bool) -> str:
+    """What an empty diagnosis of a run with so many measured steps means; `diagnosed` whether rules were asked."""
+    from trainfast_runner.results.bottleneck.verdicts import LEAST_STEPS
+
+    if measured < LEAST_STEPS:
+        return (
+            f"too few measured steps {'yet ' if live else ''}to tell what {'holds' if live else 'held'} this run back"
+        )
+    if not diagnosed:
+        return "an earlier version recorded this run, and did not look for what held it back"
+    return f"nothing that was measured {'holds this run back now' if live else 'held this run back'}"
+
+
+@cache
+def _throttling() -> dict[str, str]:
+    """Figures of one cause whose names differ in nothing but their units."""
+    from trainfast_runner.machine.telemetry.throttle_causes import CAUSES
+
+    found: dict[str, str] = {}
+    for cause in CAUSES:
+        found |= dict.fromkeys((f"{cause.name}_percent", f"{cause.name}_ms_per_step"), f"held back by {cause.words}")
+        found |= dict.fromkeys((f"{cause.name}_lost_percent", f"{cause.name}_lost_ms_per_step"), "lost to it")
+        found[f"{cause.name}_source"] = "known from"
+    return found
+
+
+def _ending(name: str) -> str:
+    return max((ending for ending, _ in UNITS if name.endswith(ending)), key=len, default="")

@@ -1,0 +1,193 @@
+"""What is said in the middle of the screen: before the first run, and about a run that did not simply finish."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from trainfast_runner.records.result import OomChange, OomExplanation
+from trainfast_runner.records.run_file import PROBE
+from trainfast_tui.text import format as fmt
+from trainfast_tui.text import oom
+from trainfast_tui.text.probe import probe_words
+
+if TYPE_CHECKING:
+    from trainfast_runner.running.follower import RunSnapshot
+    from trainfast_tui.control.messages import OomExplained
+
+LOG_LINES = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """A headline with its tone, the reason, knobs to turn, the log's last words, and what to try."""
+
+    headline: str
+    tone: str
+    reason: str
+    fixes: tuple[OomChange, ...] = ()
+    log: tuple[str, ...] = ()
+    advice: str = ""
+    facts: tuple[str, ...] = ()
+
+
+def ending(run: RunSnapshot, known: OomExplained | None = None) -> Ending | None:
+    """What there is to say, or None while the run is simply running. `known` goes before what its result says."""
+    if run.is_live:
+        if run.supervised:
+            return None
+        return Ending(
+            "running without its supervisor",
+            "warning",
+            run.reason or "The supervisor is gone and the training goes on: no telemetry, no time limit, no result.",
+            advice="s stops it and cleans up; the records so far are kept.",
+        )
+    if run.state == "oom":
+        return _oom(run, known)
+    make = _ENDINGS.get(run.state)
+    return None if make is None else make(run)
+
+
+def _finished(run: RunSnapshot) -> Ending:
+    if _is_probe(run):
+        return Ending(f"{probe_words(run.tried)}: ended", "success", run.reason, advice=_SEARCH)
+    return Ending(
+        "finished",
+        "success",
+        run.reason,
+        advice="Turn a knob and press r to see what it does; c compares with the run before.",
+    )
+
+
+def _oom(run: RunSnapshot, known: OomExplained | None) -> Ending:
+    found = explained(run)
+    if known is not None and (
+        found is None or found.needed_bytes is None or known.explanation.needed_bytes is not None
+    ):
+        found = known.explanation
+    facts = list(oom.facts(found)) if found is not None else []
+    if known is not None and known.left:
+        facts.append(f"Tracing which changes would fit, {known.left} to go…")
+    reason = run.reason or _message(run)
+    if found is not None and found.held_bytes is not None and found.asked_bytes is not None:
+        # The allocator's long sentence says no more; the status line and the log have it.
+        reason = ""
+    elif run.run is not None and run.run.memory_limit_bytes:
+        reason = f"{reason.rstrip('.')}. The limit was {fmt.size(min(run.run.memory_limit_bytes))} a rank."
+    if _is_probe(run):
+        return Ending(
+            f"{probe_words(run.tried)}: out of memory{_where(run)}",
+            "warning",
+            reason,
+            advice=_SEARCH,
+            facts=tuple(facts),
+        )
+    changes = tuple(found.changes) if found is not None else ()
+    return Ending(
+        f"out of memory{_where(run)}",
+        "error",
+        reason,
+        changes,
+        advice="" if changes else "r runs again.",
+        facts=tuple(facts),
+    )
+
+
+def explained(run: RunSnapshot) -> OomExplanation | None:
+    """Why memory ran out: as its result says, or from what there is without one."""
+    # Results of older versions explain a probe by the preset's batch.
+    if run.result is not None and run.result.oom is not None and (run.result.tried or not _is_probe(run)):
+        return run.result.oom
+    from trainfast_tui.control.oom_explainer import out_of_memory
+
+    died = out_of_memory(run)
+    return None if died is None else died.explained(lambda spec: None)
+
+
+def _failed(run: RunSnapshot) -> Ending:
+    return Ending(
+        f"failed{_where(run)}",
+        "error",
+        run.reason or _message(run),
+        log=_last_words(run),
+        advice="l shows the whole log. Turn what it names and press r.",
+    )
+
+
+def _failed_to_start(run: RunSnapshot) -> Ending:
+    return Ending(
+        "failed to start",
+        "error",
+        run.reason or _message(run),
+        log=_last_words(run),
+        advice="l shows the whole log; trainfast-tui doctor looks for what is missing on this machine.",
+    )
+
+
+def _stopped(run: RunSnapshot) -> Ending:
+    return Ending("stopped", "warning", run.reason or "Asked to end, and ended.", advice=f"{_kept(run)}r runs again.")
+
+
+def _killed(run: RunSnapshot) -> Ending:
+    return Ending(
+        "killed",
+        "warning",
+        run.reason or "It had to be killed.",
+        log=_last_words(run),
+        advice=f"{_kept(run)}r runs again; l shows its last words.",
+    )
+
+
+def _lost(run: RunSnapshot) -> Ending:
+    return Ending(
+        "lost",
+        "warning",
+        run.reason or "Nothing of it is left and it wrote no result.",
+        log=_last_words(run),
+        advice="Its records are kept. trainfast-tui doctor says whether this machine ends programs at logout.",
+    )
+
+
+_SEARCH = "b shows its search."
+
+
+def _is_probe(run: RunSnapshot) -> bool:
+    return run.run is not None and run.run.role == PROBE
+
+
+_ENDINGS = {
+    "finished": _finished,
+    "failed": _failed,
+    "failed_to_start": _failed_to_start,
+    "stopped": _stopped,
+    "killed": _killed,
+    "lost": _lost,
+}
+
+
+def _where(run: RunSnapshot) -> str:
+    """Phase, step and rank an error came from, in words."""
+    result_error = run.result.error if run.result is not None else None
+    line = run.error
+    phase = (result_error.phase if result_error is not None else None) or (line.phase if line is not None else None)
+    rank = result_error.rank if result_error is not None else (line.rank if line is not None else None)
+    step = line.step if line is not None else None
+    words = [f"in {phase}" if phase else "", f"at step {step}" if step is not None else ""]
+    if rank is not None and run.run is not None and run.run.world_size > 1:
+        words.append(f"on rank {rank}")
+    said = " ".join(word for word in words if word)
+    return f" {said}" if said else ""
+
+
+def _kept(run: RunSnapshot) -> str:
+    return "Its steps are kept. " if run.steps else ""
+
+
+def _message(run: RunSnapshot) -> str:
+    line = run.error
+    return "" if line is None else f"{line.type or ''}: {line.message or ''}".strip(": ")
+
+
+def _last_words(run: RunSnapshot) -> tuple[str, ...]:
+    lines = [line for line in run.log if line.strip()]
+    return tuple(lines[-LOG_LINES:])

@@ -1,0 +1,84 @@
+"""Why memory ran out, in sentences, and the changes that would help, as both the screen and the command line say it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from trainfast_runner.records.result import OomChange, OomExplanation
+from trainfast_tui.text.format import plain, size
+
+CATEGORY_WORDS = {
+    "params": "parameters",
+    "grads": "gradients",
+    "optimizer": "optimizer states",
+    "activations": "activations",
+    "temporary": "temporary tensors",
+    "communication": "communication buffers",
+}
+WORTH_A_WORD = 1 << 20
+"""Bytes beyond what was held: a little less is rounding."""
+PROVED = "cheapest first, the prediction says that each fits:"
+MIXED = "cheapest first; those that name what they need fit by the prediction:"
+CLOSEST = "no change is enough by the prediction; the closest:"
+ESTIMATED = "the cheapest knobs that free memory, by estimate:"
+
+
+def facts(found: OomExplanation) -> Iterator[str]:
+    """What had grown, what was missing, who else held memory: a sentence each, none for what nothing tells."""
+    if found.batch_size is not None:
+        yield f"A search was trying batch_size {found.batch_size:,} to see whether it fits: nothing is to be turned."
+    if found.grown is not None:
+        words = CATEGORY_WORDS.get(found.grown, found.grown)
+        grown = f", to {size(found.grown_bytes)} at the predicted peak" if found.grown_bytes else ""
+        yield f"The {words} had grown{grown}."
+    yield from _measured(found)
+    needed, limit = found.needed_bytes, found.limit_bytes
+    if needed is not None and limit is not None:
+        if needed > limit:
+            yield f"By the prediction it needs {size(needed)} of {size(limit)}: {size(needed - limit)} too much."
+        else:
+            yield f"By the prediction it needs {size(needed)} of {size(limit)}: what it took beyond was not foreseen."
+    if needed is not None and found.batch_size is None and not any(may_do(change) for change in found.changes):
+        yield "No change of knobs makes it fit by the prediction."
+    if found.others:
+        yield f"Others on the device: {plain('; '.join(found.others))}."
+
+
+def _measured(found: OomExplanation) -> Iterator[str]:
+    """What the rank itself said when memory ended."""
+    asked, more = found.asked_bytes, ""
+    if asked is not None:
+        more = f" and asked for {size(asked)} more"
+    if found.held_bytes is not None:
+        of = f" of its {size(found.limit_bytes)}" if found.limit_bytes is not None else ""
+        yield f"It held {size(found.held_bytes)}{of}{more}."
+        if found.untouched_bytes is not None and found.untouched_bytes >= WORTH_A_WORD:
+            yield (
+                f"{size(found.untouched_bytes)} more count against the limit: address space reserved and not touched,"
+                " such as the stacks of threads."
+            )
+    elif asked is not None and found.missing_bytes is not None and found.needed_bytes is None:
+        yield f"It asked for {size(asked)}, which is {size(found.missing_bytes)} more than was free."
+
+
+def settings(change: OomChange) -> str:
+    """The change as it is typed on the command line."""
+    return " ".join(f"--set {name}={value}" for name, value in change.settings.items())
+
+
+def knobs(change: OomChange) -> str:
+    """The change as the screen writes knobs."""
+    return ", ".join(f"{name} = {value}" for name, value in change.settings.items())
+
+
+def may_do(change: OomChange) -> bool:
+    """Whether nothing speaks against it: enough by the prediction, or not predicted."""
+    return change.missing_bytes is None
+
+
+def title(changes: tuple[OomChange, ...] | list[OomChange]) -> str:
+    """What stands over the changes: how much is known about them."""
+    if changes and not any(may_do(change) for change in changes):
+        return CLOSEST
+    known = [change.predicted_bytes is not None for change in changes]
+    return PROVED if all(known) else MIXED if any(known) else ESTIMATED

@@ -1,0 +1,48 @@
+"""How throttled time is drawn: each cause has a letter, a texture of its own, a colour and words."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+
+from trainfast_tui.text.format import plain, to_ascii
+
+
+@dataclass(frozen=True, slots=True)
+class Shade:
+    """One cause. `glyph` fills the free cells of a plot, `ascii_glyph` where braille is not to be had."""
+
+    kind: str
+    letter: str
+    glyph: str
+    ascii_glyph: str
+    words: str
+    """What a person reads in the legend."""
+
+
+SHADES: tuple[Shade, ...] = (
+    Shade("thermal", "T", "░", ":", "held back by heat"),
+    Shade("brake", "B", "▒", "%", "power brake"),
+    Shade("hardware", "H", "╱", "/", "hardware slowdown"),
+    Shade("power", "P", "·", ".", "at the power limit"),
+    Shade("sync_boost", "S", "┊", "!", "sync boost"),
+)
+"""The worst first: where two causes hold at once, the one before is drawn."""
+
+NAMES = tuple(shade.kind for shade in SHADES)
+_BY_KIND = {shade.kind: shade for shade in SHADES}
+OTHER = "other"
+
+
+@lru_cache(maxsize=64)
+def shade_of(kind: str) -> Shade:
+    """The shade of a cause, the same object each time; one that is not listed is drawn with its first letter."""
+    if (known := _BY_KIND.get(kind)) is not None:
+        return known
+    letter = to_ascii(plain(kind))[:1].strip().upper() or "#"
+    return Shade(OTHER, letter, "╲", "\\", to_ascii(plain(kind, 24)) or "unknown cause")
+
+
+def rank(shade: Shade) -> int:
+    """0 is the worst; unlisted causes come last."""
+    return NAMES.index(shade.kind) if shade.kind in NAMES else len(NAMES)

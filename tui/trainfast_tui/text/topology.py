@@ -1,0 +1,90 @@
+"""The machine's topology as lines of text, the same on the command line and on the screen."""
+
+from __future__ import annotations
+
+from trainfast_runner.machine.interconnect import meaning
+from trainfast_runner.machine.telemetry.topology import LEGEND, Topology, TopologyDevice
+from trainfast_tui.cli.output import pairs, table
+from trainfast_tui.text.format import ABSENT, plain, size
+
+SILENT = "does not answer:"
+"""In a line that is a sentence with its cure, not a row of a table."""
+
+
+def matrix_lines(topology: Topology) -> list[str]:
+    """The matrix as `nvidia-smi topo -m` lays it out, with CPU and NUMA affinity at the right."""
+    names = [f"GPU{device.index}" for device in topology.devices]
+    rows = [
+        [name, *row, device.cpu_affinity or ABSENT, ABSENT if device.numa_node is None else str(device.numa_node)]
+        for name, row, device in zip(names, topology.matrix, topology.devices, strict=True)
+    ]
+    return table(["", *names, "CPU AFFINITY", "NUMA"], rows)
+
+
+def device_lines(topology: Topology) -> list[str]:
+    """A line a GPU: what it is, its bus id, its PCIe link beside its maximum, its NVLinks."""
+    rows = [
+        [
+            f"GPU{device.index}",
+            plain(device.name or ("does not answer" if device.error else ABSENT)),
+            size(device.memory_total_bytes),
+            device.bus_id or ABSENT,
+            pcie_words(device),
+            ABSENT if device.nvlinks is None else str(device.nvlinks),
+        ]
+        for device in topology.devices
+    ]
+    # A sentence with its cure is too long for a cell.
+    silent = [f"GPU{device.index} {SILENT} {device.error}" for device in topology.devices if device.error]
+    return [*table(["", "NAME", "MEMORY", "BUS", "PCIE", "NVLINKS"], rows, right=(2, 5), widest=48), *silent]
+
+
+def pcie_words(device: TopologyDevice) -> str:
+    """`gen 4 x16`, with the maximum where the link runs below it."""
+    if device.pcie_generation is None and device.pcie_width is None:
+        return ABSENT
+    now = f"gen {_shown(device.pcie_generation)} x{_shown(device.pcie_width)}"
+    if device.pcie_below_max is None:
+        return now
+    most = f" of gen {_shown(device.pcie_generation_max)} x{_shown(device.pcie_width_max)}"
+    return now + most + (" (idle)" if device.pcie_below_max == "generation" and not device.busy_percent else "")
+
+
+def peer_lines(topology: Topology) -> list[str]:
+    """Which GPUs can read each other's memory, in a line where all can or none is known."""
+    answers = [peer for row in topology.p2p for peer in row if peer is not None]
+    if len(topology.devices) < 2:
+        return []
+    if not answers:
+        return ["Whether the GPUs can read each other's memory is not known here."]
+    if all(answer == "ok" for answer in answers):
+        who = "GPU that answers" if any(device.error for device in topology.devices) else "GPU"
+        return [f"Every {who} can read every other one's memory."]
+    return [
+        f"GPU{a.index} cannot read GPU{b.index}'s memory: {peer}"
+        for a, row in zip(topology.devices, topology.p2p, strict=True)
+        for b, peer in zip(topology.devices, row, strict=True)
+        if peer not in (None, "ok")
+    ]
+
+
+def legend_lines() -> list[str]:
+    """The signs of the matrix."""
+    return pairs(LEGEND.items())
+
+
+def sections(topology: Topology) -> list[tuple[str, list[str]]]:
+    """Titles and their lines, those of the tables unwrapped; without a GPU only what that means."""
+    if not topology.devices:
+        return [("for training", meaning(topology))]
+    return [
+        ("links between GPUs", matrix_lines(topology)),
+        ("GPUs", device_lines(topology)),
+        *([("peer access", peer_lines(topology))] if len(topology.devices) > 1 else []),
+        ("legend", legend_lines()),
+        ("for training", meaning(topology)),
+    ]
+
+
+def _shown(value: int | None) -> str:
+    return "?" if value is None else str(value)

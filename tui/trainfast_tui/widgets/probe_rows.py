@@ -1,0 +1,308 @@
+"""A search for the largest batch, drawn: each probe a row, the fit against the limit, what comes next and why."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from trainfast_tui.charts.fit_chart import Point, fit_chart
+from trainfast_tui.charts.painted import Line, Painted, rule, wrap
+from trainfast_tui.text import format as fmt
+from trainfast_tui.text.batch_search import Choice, choices, expected_s, state_words
+
+if TYPE_CHECKING:
+    from trainfast_runner.search.fit import Fit
+    from trainfast_runner.search.journal import Probe, Proof
+    from trainfast_runner.search.search_follower import SearchSnapshot
+
+SIGNS = {
+    "starting": ("○", "secondary"),
+    "running": ("●", "success"),
+    "pausing": ("●", "warning"),
+    "paused": ("■", "warning"),
+    "interrupted": ("✗", "warning"),
+    "answered": ("✓", "success"),
+    "nothing_fits": ("✗", "error"),
+    "failed": ("✗", "error"),
+    "cancelled": ("■", "warning"),
+}
+OUTCOMES = {"fits": ("●", "success", "fits"), "oom": ("✗", "error", "out of memory"), "void": ("~", "warning", "void")}
+REFUTED = ("✗", "warning", "fitted, refuted by the proof")
+"""Of a size that fitted in the warm process and ran out of memory in a fresh one."""
+PHASE_COLUMNS = (("forward_backward", "fwd+bwd"), ("optimizer", "optimizer"))
+WIDE, NARROW = 100, 76
+"""Columns of the screen from which on cells are wide, and below which some are left out."""
+LEAST_CHART, MOST_CHART = 6, 16
+"""Lines of the chart: below the first it says nothing, above the second it says no more."""
+
+
+class Ladder(Painted):
+    """Fills the screen; `show` gives it the newest of the search."""
+
+    DEFAULT_CSS = "Ladder { height: 1fr; }"
+
+    def __init__(self, name: str, *, ascii: bool = False, id: str | None = None) -> None:
+        super().__init__(ascii=ascii, id=id)
+        self._preset = name
+        self._search: SearchSnapshot | None = None
+        self._now_ns = 0
+        self._asked_ns: int | None = None
+        self._said: tuple[str, str] = ("", "muted")
+        self._notice = ""
+        self._at = 0
+
+    def show(self, search: SearchSnapshot | None, now_ns: int, asked_ns: int | None = None) -> None:
+        """Show this; `now_ns` is CLOCK_MONOTONIC, `asked_ns` when a search was asked for that is not there yet."""
+        self._search, self._now_ns, self._asked_ns = search, now_ns, asked_ns
+        self.repaint()
+
+    def note(self, notice: str) -> None:
+        """What a person should know while the search is not there yet."""
+        self._notice = notice
+        self.repaint()
+
+    def say(self, text: str, tone: str = "text") -> None:
+        """Show this below everything until something else is said."""
+        self._said = (text, tone)
+        self.repaint()
+
+    @property
+    def chosen(self) -> Choice | None:
+        """What Enter would apply; None before the end."""
+        found = choices(self._search)
+        return found[min(self._at, len(found) - 1)] if found else None
+
+    def move(self, by: int) -> None:
+        """The cursor among what Enter can apply."""
+        self._at = max(0, min(len(choices(self._search)) - 1, self._at + by))
+        self.repaint()
+
+    def lines(self, width: int, height: int) -> list[Line]:
+        search = self._search
+        if search is None:
+            waited = _elapsed(self._asked_ns, self._now_ns)
+            words = self._said[0] or f"The knobs are being checked… {waited}"
+            waiting: list[Line] = [[(line, self._said[1])] for line in wrap(words, width)]
+            if not self._said[0]:
+                waiting += [[(line, "warning")] for line in wrap(self._notice, width)]
+            return [rule(f"largest batch: {self._preset}", width), *waiting]
+        head = _head(search, self._preset, self._now_ns, width)
+        table = _table(search, width)
+        foot = [*_next_lines(search, width), *_choice_lines(search, self._at, width)]
+        if self._said[0]:
+            foot += [[], *([(line, self._said[1])] for line in wrap(self._said[0], width))]
+        # Blank lines stand before the table, the chart and the foot.
+        room = height - len(head) - 1 - len(foot) - (1 if foot else 0)
+        if len(table) > room:
+            # The title, and the newest rows.
+            table = [table[0], *table[len(table) - max(1, room - 1) :]]
+        room -= len(table) + 1
+        chart = _chart(search, width, min(MOST_CHART, room), self._ascii) if room >= LEAST_CHART else []
+        return [*head, [], *table, *([[], *chart] if chart else []), *([[], *foot] if foot else [])]
+
+
+def _head(search: SearchSnapshot, name: str, now_ns: int, width: int) -> list[Line]:
+    asked = search.asked
+    if asked is not None:
+        name = asked.name
+    sign, tone = SIGNS.get(search.state, ("○", "text"))
+    first, *rest = wrap(f"{sign} {state_words(search, now_ns)}", width)
+    lines: list[Line] = [[(first[:2], tone), (first[2:], "title")], *([(f"  {line}", "title")] for line in rest[:2])]
+    time = _time_words(search, now_ns)
+    used = sum(len(text) for text, _ in lines[-1])
+    lines[-1:] = (
+        [[*lines[-1], (f"  {time}", "muted")]]
+        if used + 2 + len(time) <= width
+        else [lines[-1], [(f"  {time}", "muted")]]
+    )
+    lines += [line] if (line := _limit_line(search)) else []
+    if search.prediction is not None and search.prediction.reason:
+        lines += [[(line, "warning")] for line in wrap(search.prediction.reason, width)[:2]]
+    return [rule(f"largest batch: {name}", width), *lines]
+
+
+def _time_words(search: SearchSnapshot, now_ns: int) -> str:
+    """How long the step under way has taken, and about how long it should; of an ended search all of its time."""
+    if search.ended is not None:
+        return f"took {fmt.duration(search.ended.seconds)}"
+    if not search.is_live or search.state == "paused":
+        return ""
+    elapsed, expected = _elapsed(search.since_ns, now_ns), expected_s(search)
+    if expected is None or expected < 1 or search.state == "starting" or search.cooling:
+        return elapsed
+    about = f"about {fmt.duration(expected)}"
+    if search.next is not None and search.next.action == "prove":
+        # Its process starts first, which takes as long as it takes.
+        return f"{elapsed}, its steps take {about}"
+    is_late = search.since_ns is not None and (now_ns - search.since_ns) / 1e9 > 1.5 * expected
+    return f"{elapsed}, expected {about}" if is_late else f"{elapsed} of {about}"
+
+
+def _elapsed(since_ns: int | None, now_ns: int) -> str:
+    return "" if since_ns is None else fmt.duration(max(0, now_ns - since_ns) // 1_000_000_000)
+
+
+def _limit_line(search: SearchSnapshot) -> Line:
+    asked, fit = search.asked, _tightest(search)
+    limits = list(asked.limits_bytes) if asked is not None else []
+    if not limits and fit is not None:
+        limits = [fit.limit_bytes]
+    if not limits:
+        return []
+    shown = " + ".join(fmt.size(limit) for limit in dict.fromkeys(limits))
+    line: Line = [("limit ", "muted"), (f"{shown} a rank", "text")]
+    if fit is not None and len(search.fits) > 1:
+        line.append((f", the tightest is rank {fit.rank}", "text"))
+    if asked is not None and asked.limit_words:
+        line.append((f" ({asked.limit_words})", "muted"))
+    return line
+
+
+def _tightest(search: SearchSnapshot) -> Fit | None:
+    """The fit of the rank that decides."""
+    rank = search.next.tightest_rank if search.next is not None else None
+    fits = search.fits
+    return next((fit for fit in fits if fit.rank == rank), fits[0] if fits else None)
+
+
+def _table(search: SearchSnapshot, width: int) -> list[Line]:
+    from trainfast_runner.search.journal import refuted_by
+
+    rows: list[Line] = []
+    for probe in search.probes:
+        refuted = refuted_by(probe, search.proofs) is not None
+        rows.append(_probe_row(probe, len(search.fits) > 1, width, refuted))
+        if probe.outcome == "void" and probe.reason:
+            # What made it worthless is a person's to mend, so it is said in full.
+            rows += [[(f"{'':10}{line}", "warning")] for line in wrap(probe.reason, width - 10)]
+    for proof in search.proofs:
+        rows.append(_proof_row(proof, width))
+        if proof.state not in ("finished", "oom") and proof.reason:
+            rows += [[(f"{'':10}{line}", "error")] for line in wrap(fmt.plain(proof.reason), width - 10)]
+    step = search.next
+    if search.state in ("running", "pausing") and step is not None and step.batch_size is not None:
+        verb = "probing…" if step.action == "probe" else "proving…"
+        if search.cooling:
+            verb = "cooling…"
+        rows.append(_row([f"▸{step.batch_size:,}"], [(verb, "secondary")], width))
+    title = ["batch", *(name for _, name in PHASE_COLUMNS), "step", "samples/s", "took"]
+    return [_row(title, [("outcome", "muted")], width, "muted"), *rows]
+
+
+def _row(cells: Sequence[str], end: Line, width: int, tone: str = "text") -> Line:
+    widths: tuple[int, ...] = (8, 12, 12, 12, 12, 12) if width >= WIDE else (7, 10, 10, 10, 10, 11)
+    padded = [*cells, *([""] * (len(widths) - len(cells)))]
+    if width < NARROW:
+        # How it came out is worth more than how long it took.
+        widths, padded = (*widths[:3], widths[4]), [*padded[:3], padded[4]]
+    texts = [" " + fmt.fit(cell, cells_wide - 1, "right") for cell, cells_wide in zip(padded, widths, strict=True)]
+    return [("".join(texts), tone), ("  ", "text"), *end]
+
+
+def _probe_row(probe: Probe, many_ranks: bool, width: int, refuted: bool) -> Line:
+    sign, tone, words = REFUTED if refuted else OUTCOMES.get(probe.outcome, ("○", "text", probe.outcome))
+    if width < WIDE and probe.outcome == "oom":
+        words = "OOM"
+    where = f" in {probe.phase.replace('_', ' and ')}" if probe.phase and probe.outcome == "oom" else ""
+    rank = ""
+    if many_ranks and probe.rank is not None:
+        rank = f", rank {probe.rank} fullest" if probe.outcome == "fits" else f" on rank {probe.rank}"
+    retries = f", {probe.alloc_retries:,} allocator retries" if probe.alloc_retries else ""
+    cells = [
+        f"{probe.batch_size:,}",
+        *(fmt.size(probe.phase_peaks.get(key)) for key, _ in PHASE_COLUMNS),
+        fmt.milliseconds(probe.step_ms),
+        fmt.number(probe.samples_per_s),
+        fmt.duration(probe.seconds),
+    ]
+    return _row(cells, [(f"{sign} {words}{where}{rank}{retries}", tone)], width)
+
+
+def _proof_row(proof: Proof, width: int) -> Line:
+    holds = proof.state == "finished"
+    words = "proved" if holds else "OOM in the proof" if proof.state == "oom" else f"proof {proof.state}"
+    if holds and width >= WIDE:
+        words += f": {proof.run_id}"
+    cells = [
+        f"{proof.batch_size:,}",
+        fmt.size(proof.peak_allocated_bytes),
+        fmt.size(max((rank.phase_peaks.get("optimizer", 0) for rank in proof.ranks), default=0) or None),
+        fmt.milliseconds(max((rank.step_ms for rank in proof.ranks if rank.step_ms is not None), default=None)),
+        fmt.number(proof.samples_per_s),
+        fmt.duration(proof.seconds),
+    ]
+    return _row(cells, [(f"{'✓' if holds else '✗'} {words}", "success" if holds else "error")], width)
+
+
+def _next_lines(search: SearchSnapshot, width: int) -> list[Line]:
+    """What is tried next and why; after the end, why that was the end."""
+    ended, step = search.ended, search.next
+    if ended is not None:
+        certainty = ended.answer.certainty if ended.answer is not None else ""
+        # Of a search that failed or was broken off the reason stands at the top already.
+        text = certainty or (ended.reason if search.state == "nothing_fits" else "")
+        return [[(line, "muted")] for line in wrap(text, width)]
+    if step is None:
+        said = search.prediction
+        text = "" if said is None else said.basis
+        return [[(line, "muted")] for line in wrap(text, width)]
+    stands = search.state in ("paused", "interrupted")
+    if stands and not search.is_decided:
+        return [[("next: what follows from these is decided when it goes on", "text")]]
+    when = "next" if stands else "now"
+    what = {"probe": "probe ", "prove": "prove "}.get(step.action, "")
+    batch = f"{what}batch_size {step.batch_size:,}, " if step.batch_size is not None else ""
+    return [[(line, "text")] for line in wrap(f"{when}: {batch}{step.why}", width)[:3]]
+
+
+def _choice_lines(search: SearchSnapshot, at: int, width: int) -> list[Line]:
+    found = choices(search)
+    if not found:
+        return []
+    ended = search.ended
+    left = ended.answer.headroom_bytes if ended is not None and ended.answer is not None else None
+    title = "Enter applies" if left is None else f"Enter applies; the largest leaves {fmt.size(left)} of the limit"
+    lines: list[Line] = [[(title, "muted")]]
+    at = min(at, len(found) - 1)
+    for place, choice in enumerate(found):
+        settings = " ".join(f"{name}={value}" for name, value in choice.settings)
+        head = f"{'▸' if place == at else ' '} {choice.label:<12}{settings}"
+        first, *rest = wrap(choice.why, max(20, width - len(head) - 2)) or [""]
+        lines.append([(head, "cursor" if place == at else "title"), ("  ", "text"), (first, "text")])
+        if place == at:
+            lines += [[(" " * (len(head) + 2) + line, "text")] for line in rest[:2]]
+        elif rest:
+            lines[-1][-1] = (f"{first} …", "text")
+    return lines
+
+
+def _chart(search: SearchSnapshot, width: int, height: int, ascii: bool) -> list[Line]:
+    """The peaks of the tightest rank as its limit counts them, the fit through them, and the limit."""
+    fit = _tightest(search)
+    asked = search.asked
+    limit = fit.limit_bytes if fit is not None else (min(asked.limits_bytes, default=None) if asked else None)
+    step = search.next
+    wanted = step.batch_size if step is not None and search.is_live else None
+    points = [point for probe in search.probes if (point := _point(probe, fit, limit, ascii)) is not None]
+    if fit is None and all(probe.outcome == "oom" for probe in search.probes):
+        return []
+    largest = max([point.batch_size for point in points] + [wanted or 0, 1])
+    if wanted is not None and fit is not None:
+        points.append(Point(wanted, int(fit.need_bytes(wanted)), "o" if ascii else "○", "accent"))
+    across = max(largest + max(1, largest // 8), 2)
+    return fit_chart(points, None if fit is None else fit.need_bytes, limit, across, width, height, ascii=ascii)
+
+
+def _point(probe: Probe, fit: Fit | None, limit: int | None, ascii: bool) -> Point | None:
+    sign, tone, _ = OUTCOMES.get(probe.outcome, ("○", "text", ""))
+    if ascii:
+        sign = {"●": "*", "✗": "x"}.get(sign, sign)
+    if probe.outcome == "oom":
+        # What it would have needed is known only from the fit; that it is more than the limit is certain.
+        needed = max(int(fit.need_bytes(probe.batch_size)) if fit is not None else 0, int((limit or 0) * 1.03))
+        return Point(probe.batch_size, needed, sign, tone) if needed else None
+    rank = fit.rank if fit is not None else probe.rank
+    own = next((peaks for peaks in probe.ranks if peaks.rank == rank), None)
+    peak = (own.limit_peak_bytes or own.peak_allocated_bytes) if own is not None else None
+    peak = peak or probe.peak_allocated_bytes
+    return None if peak is None else Point(probe.batch_size, peak, sign, tone)
