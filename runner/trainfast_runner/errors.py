@@ -8,7 +8,7 @@ from collections.abc import Iterable
 MOST_SHOWN = 60
 
 
-class Problem(Exception):
+class UserError(Exception):
     """Input that cannot be used. The command line prints it and exits with `exit_code`.
 
     `nearest` is the valid name closest to a misspelt one, `advice` what to do instead where no name was misspelt.
@@ -48,9 +48,9 @@ class Problem(Exception):
             text += f" (allowed: {', '.join(shown)})"
         return " ".join(text.split())
 
-    def at(self, where: str) -> Problem:
+    def at(self, where: str) -> UserError:
         """The same problem, with the place it was found in (kept when it already has one)."""
-        return Problem(
+        return UserError(
             self.message,
             key=self.key,
             allowed=self.allowed,

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainfast_runner.errors import Problem
+from trainfast_runner.errors import UserError
 from trainfast_runner.records.home import read_result
 from trainfast_runner.records.json_lines import Tail, read_all
 from trainfast_runner.records.run_file import Step
@@ -35,14 +35,14 @@ STEPS = st.builds(
 )
 
 
-def after_set(text: str) -> RunSpec | Problem:
+def after_set(text: str) -> RunSpec | UserError:
     """What `--set TEXT` makes of the preset, or why not. A setting is taken by its name, a refusal is one line."""
-    answer: RunSpec | Problem
+    answer: RunSpec | UserError
     try:
         answer = with_setting(BASE, text)
-    except Problem as problem:
+    except UserError as problem:
         answer = problem
-    if isinstance(answer, Problem):
+    if isinstance(answer, UserError):
         assert answer.exit_code == 2
         assert len(answer.line().splitlines()) == 1
     else:
@@ -53,7 +53,7 @@ def after_set(text: str) -> RunSpec | Problem:
 @given(key=KEYS, value=st.text())
 def test_a_setting_is_taken_or_refused_in_one_line(key: str, value: str) -> None:
     answer = after_set(f"{key}={value}")
-    if key in BY_NAME and isinstance(answer, Problem):
+    if key in BY_NAME and isinstance(answer, UserError):
         assert key in answer.line(), "the refusal of a value names its knob"
 
 
@@ -61,7 +61,7 @@ def test_a_setting_is_taken_or_refused_in_one_line(key: str, value: str) -> None
 def test_any_text_at_all_is_taken_or_refused_in_one_line(text: str) -> None:
     answer = after_set(text)
     if "=" not in text:
-        assert isinstance(answer, Problem)
+        assert isinstance(answer, UserError)
         assert answer.line().startswith("--set takes knob=value")
 
 

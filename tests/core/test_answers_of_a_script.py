@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from trainfast_runner.errors import Problem
+from trainfast_runner.errors import UserError
 from trainfast_runner.machine.training_python import GivenUp, ask_each
 
 ECHO = """
@@ -37,7 +37,7 @@ def test_one_answer_an_argument_in_their_order(tmp_path: Path) -> None:
 def test_what_was_answered_before_the_end_is_kept(tmp_path: Path) -> None:
     answers = ask_each(sys.executable, script(tmp_path, DIES), ["one", "two"], threading.Event())
     assert next(answers) == {"asked": "one"}
-    with pytest.raises(Problem, match="there is no more memory"):
+    with pytest.raises(UserError, match="there is no more memory"):
         next(answers)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from trainfast_runner.errors import Problem
+from trainfast_runner.errors import UserError
 from trainfast_runner.records.result import Conditions, Result, Spread, StepCount, Throttle, Throughput
 from trainfast_runner.results.comparison.repeats import paired_interval
 from trainfast_runner.search.bench.report import markdown
@@ -76,7 +76,7 @@ def test_rows_stand_beside_the_baseline_and_the_published_figure() -> None:
         "bert_1": [ended(100), ended(50), ended(90)],
         "bert_2": [ended(180)],
         "bert_3": [ended(0, "oom", "could not allocate")],
-        "bert_4": [Problem("no such | unit", key="precision")],
+        "bert_4": [UserError("no such | unit", key="precision")],
     }
     table = tabulate(bench, outcomes)
     base, faster, oom, refused, *rest = table.rows
@@ -106,7 +106,7 @@ def test_rows_stand_beside_the_baseline_and_the_published_figure() -> None:
 
 
 def test_a_preset_without_variants_is_told_what_has_some() -> None:
-    with pytest.raises(Problem) as refused:
+    with pytest.raises(UserError) as refused:
         prepare("tiny-llama")
     assert "no variants" in refused.value.line()
     assert "benchmarks-bert" in (refused.value.allowed or [])

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from trainfast_runner.errors import Problem
+from trainfast_runner.errors import UserError
 from trainfast_runner.machine.devices import Machine
 from trainfast_runner.machine.visible_gpus import left_of
 from trainfast_runner.records.tick import DeviceReading
@@ -38,7 +38,7 @@ def test_a_kernel_that_the_model_has_not_is_refused_before_launch() -> None:
     asked = replace(
         facts(CPU, "attention=sdpa", model_type="gemma2", vocab_size=4096), attentions=("auto", "eager", "flash")
     )
-    with pytest.raises(Problem, match="gemma2 has no attention=sdpa") as refused:
+    with pytest.raises(UserError, match="gemma2 has no attention=sdpa") as refused:
         check(asked)
     assert refused.value.key == "attention"
     assert refused.value.advice == "attention=auto, which takes eager"
@@ -68,7 +68,7 @@ def test_a_kernel_that_the_model_has_not_is_refused_before_launch() -> None:
     ],
 )
 def test_what_cannot_work_is_refused(where: Machine, settings: list[str], key: str, said: str) -> None:
-    with pytest.raises(Problem) as refused:
+    with pytest.raises(UserError) as refused:
         check(facts(where, *settings))
     assert refused.value.key == key
     assert said in refused.value.line()
@@ -100,14 +100,14 @@ def test_what_works_is_let_through(where: Machine, settings: list[str]) -> None:
     ],
 )
 def test_a_sequence_beyond_the_models_positions_is_refused(config: dict[str, object]) -> None:
-    with pytest.raises(Problem, match=r"model\.max_position_embeddings=64") as refused:
+    with pytest.raises(UserError, match=r"model\.max_position_embeddings=64") as refused:
         check(facts(CPU, **config))
     assert refused.value.as_json()["nearest"] == "seq_len=64, or model.max_position_embeddings=128"
 
 
 def test_a_vocabulary_too_small_for_bytes_is_refused_where_a_tokenizer_is_trained() -> None:
     assert general_rules.SMALLEST_VOCAB == SMALLEST_VOCAB
-    with pytest.raises(Problem, match="needs at least 300"):
+    with pytest.raises(UserError, match="needs at least 300"):
         check(facts(CPU, vocab_size=5))
     check(facts(CPU, "data.kind=random", vocab_size=5))
 
@@ -172,7 +172,7 @@ LLAMA = {"model_type": "llama", "vocab_size": 4096, "base_model_tp_plan": {"laye
 def test_what_a_sharded_model_cannot_do_is_refused(
     where: Machine, settings: list[str], config: dict[str, object], key: str, said: str
 ) -> None:
-    with pytest.raises(Problem) as refused:
+    with pytest.raises(UserError) as refused:
         check(Facts(resolve("tiny-llama", settings), where, config, {"bitsandbytes": "0.49"}, "python"))
     assert refused.value.key == key
     assert said in refused.value.line()
@@ -213,7 +213,7 @@ def test_processes_devices_and_the_global_batch_are_told_apart(
 )
 def test_techniques_that_would_do_something_else_are_refused(settings: list[str], key: str, said: str) -> None:
     asked = facts(CPU, *settings)
-    with pytest.raises(Problem) as refused:
+    with pytest.raises(UserError) as refused:
         check(replace(asked, versions={"accelerate": "1", "bitsandbytes": "1"}))
     assert refused.value.key == key
     assert said in refused.value.line()
@@ -222,7 +222,7 @@ def test_techniques_that_would_do_something_else_are_refused(settings: list[str]
 def test_compiling_needs_a_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("CXX", raising=False)
     monkeypatch.setenv("PATH", "/nowhere")
-    with pytest.raises(Problem, match=r"PATH has no g\+\+; install with: apt install g\+\+; try compile=off"):
+    with pytest.raises(UserError, match=r"PATH has no g\+\+; install with: apt install g\+\+; try compile=off"):
         check(facts(CPU, "compile=default"))
 
 
@@ -245,7 +245,7 @@ def test_samples_of_varying_length_where_they_cannot_be_are_refused(
     config: dict[str, object], settings: list[str], said: str
 ) -> None:
     settings = [*settings, "data.samples=lines"]
-    with pytest.raises(Problem) as refused:
+    with pytest.raises(UserError) as refused:
         check(Facts(resolve("tiny-llama", settings), CPU, config, {}, "python"))
     assert refused.value.key == "data.samples"
     assert said in refused.value.line()

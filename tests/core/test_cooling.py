@@ -9,7 +9,7 @@ from typing import cast
 import pytest
 import stand_in
 
-from trainfast_runner.errors import Problem
+from trainfast_runner.errors import UserError
 from trainfast_runner.machine.cooling import STUCK_S, cooling, stuck_words
 from trainfast_runner.records.tick import DeviceReading
 from trainfast_runner.running.launch import RunPlan
@@ -60,20 +60,20 @@ def test_a_gpu_that_is_cool_is_not_waited_for() -> None:
 
 
 def test_a_gpu_that_cools_no_further_is_not_waited_for_for_ever() -> None:
-    with pytest.raises(Problem, match=r"GPU 1 does not get below 58 °C, after \d+ min") as raised:
+    with pytest.raises(UserError, match=r"GPU 1 does not get below 58 °C, after \d+ min") as raised:
         list(cooling({"GPU-1"}, 55, looks(63, 58, 59, 58), ticking(STUCK_S / 10)))
     assert raised.value.advice == "--cool-to 59"
 
 
 @pytest.mark.parametrize("uuids", [set(), {"GPU-7"}])
 def test_without_a_temperature_it_says_so(uuids: set[str]) -> None:
-    with pytest.raises(Problem, match="there is no temperature to wait for"):
+    with pytest.raises(UserError, match="there is no temperature to wait for"):
         list(cooling(uuids, 55, looks(63), ticking(1)))
 
 
 @pytest.mark.parametrize("below_c", [float("nan"), float("inf"), -5.0, 500.0])
 def test_a_temperature_nobody_can_wait_for_is_refused(below_c: float) -> None:
-    with pytest.raises(Problem, match="no temperature to wait for"):
+    with pytest.raises(UserError, match="no temperature to wait for"):
         list(cooling({"GPU-1"}, below_c, looks(63), ticking(1)))
 
 
@@ -114,6 +114,6 @@ def test_a_search_that_is_cancelled_waits_no_longer() -> None:
 
 
 def test_a_search_without_a_temperature_to_wait_for_is_refused_before_it_begins() -> None:
-    with stand_in.installed(stand_in.Machine([])), pytest.raises(Problem, match="no temperature to wait for"):
+    with stand_in.installed(stand_in.Machine([])), pytest.raises(UserError, match="no temperature to wait for"):
         check_coolable(a_plan(), 55)
     check_coolable(a_plan(), None)

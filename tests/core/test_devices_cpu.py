@@ -7,7 +7,7 @@ from dataclasses import replace
 import msgspec
 import pytest
 
-from trainfast_runner.errors import Problem
+from trainfast_runner.errors import UserError
 from trainfast_runner.machine.devices import Machine
 from trainfast_runner.memory.available import gpu_of, room_of
 from trainfast_runner.records.result import Result
@@ -26,7 +26,7 @@ GPUS = tuple(
 )
 TWO = Machine(device="cuda", gpus=GPUS, nvml_gpus=GPUS, cores=8)
 BROKEN = Machine(
-    device="cpu", gpus=(), nvml_gpus=(), cores=8, refusal=Problem("a GPU is here and NVML gives none", key="devices")
+    device="cpu", gpus=(), nvml_gpus=(), cores=8, refusal=UserError("a GPU is here and NVML gives none", key="devices")
 )
 LLAMA = {"model_type": "llama", "vocab_size": 4096, "base_model_tp_plan": {"layers.*.self_attn.q_proj": "colwise"}}
 
@@ -39,7 +39,7 @@ def facts(*settings: str, where: Machine = TWO) -> Facts:
     ("value", "nearest"), [("cpux", "cpu"), ("cpu:0", "cpu:1"), ("cpu:99", "cpu:8"), ("cpu:", "cpu"), ("CPU", "cpu")]
 )
 def test_what_is_nearly_the_cpu_names_the_nearest(value: str, nearest: str) -> None:
-    with pytest.raises(Problem) as refused:
+    with pytest.raises(UserError) as refused:
         resolve("tiny-llama", [f"devices={value}"])
     line = refused.value.line()
     assert (refused.value.nearest, refused.value.key) == (nearest, "devices")
@@ -48,7 +48,7 @@ def test_what_is_nearly_the_cpu_names_the_nearest(value: str, nearest: str) -> N
 
 
 def test_the_cpu_is_no_device_to_watch() -> None:
-    with pytest.raises(Problem, match="neither a count nor a list"):
+    with pytest.raises(UserError, match="neither a count nor a list"):
         resolve("tiny-llama", ["watch=cpu"])
 
 
@@ -84,7 +84,7 @@ def test_so_many_processes_run_on_the_cpu_of_a_machine_with_gpus(settings: list[
 )
 def test_what_needs_a_gpu_is_refused_with_both_named(settings: list[str], said: str) -> None:
     asked = replace(facts(*settings), versions={"bitsandbytes": "1"})
-    with pytest.raises(Problem) as refused:
+    with pytest.raises(UserError) as refused:
         check(asked)
     assert said in refused.value.line()
 
@@ -107,7 +107,7 @@ def test_the_room_is_the_hosts_and_the_watched_gpus_stay() -> None:
 
 
 def test_gpus_that_cannot_be_used_refuse_every_run_but_one_on_the_cpu() -> None:
-    with pytest.raises(Problem, match="a GPU is here"):
+    with pytest.raises(UserError, match="a GPU is here"):
         check(facts(where=BROKEN))
     check(facts("devices=cpu", where=BROKEN))
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from trainfast_runner.errors import Problem
+from trainfast_runner.errors import UserError
 from trainfast_runner.export.formats import Exported, export
 from trainfast_runner.records.run_file import Clock, RunFile
 from trainfast_runner.settings.knobs import defaults
@@ -72,13 +72,13 @@ def test_deepspeeds_json_is_the_runs_own_and_names_what_it_lacks(tmp_path: Path)
 
 @pytest.mark.parametrize("strategy", ["single", "ddp", "fsdp", "pp"])
 def test_deepspeed_would_be_another_run_of_what_ran_without_it(tmp_path: Path, strategy: str) -> None:
-    with pytest.raises(Problem, match=f"ran strategy={strategy}, and under DeepSpeed it would be another run") as no:
+    with pytest.raises(UserError, match=f"ran strategy={strategy}, and under DeepSpeed it would be another run") as no:
         exported("deepspeed", tmp_path, strategy=strategy)
     assert (no.value.key, no.value.exit_code) == ("strategy", 2)
 
 
 def test_a_zero_run_that_ended_before_deepspeed_began_has_no_json(tmp_path: Path) -> None:
-    with pytest.raises(Problem, match="ended before it gave DeepSpeed a configuration"):
+    with pytest.raises(UserError, match="ended before it gave DeepSpeed a configuration"):
         exported("deepspeed", tmp_path, strategy="zero2")
 
 
@@ -117,7 +117,7 @@ def test_one_process_is_no_torchrun_and_sees_its_own_gpus(tmp_path: Path) -> Non
     [({"strategy": "pp"}, "strategy=pp"), ({"strategy": "ddp", "precision": "bf16-pure"}, "precision=bf16-pure")],
 )
 def test_a_script_that_would_be_another_run_is_refused(tmp_path: Path, knobs: dict[str, str], named: str) -> None:
-    with pytest.raises(Problem, match=f"no flag of the Trainer says {named}"):
+    with pytest.raises(UserError, match=f"no flag of the Trainer says {named}"):
         exported("torchrun", tmp_path, **knobs)
     own, *comments = exported("command", tmp_path, **knobs).text.splitlines()
     assert own.startswith("trainfast-tui run tiny-llama")

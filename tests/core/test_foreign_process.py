@@ -12,7 +12,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from trainfast_runner.errors import Problem
+from trainfast_runner.errors import UserError
 from trainfast_runner.machine.foreign_process import end, refuse, still_runs
 from trainfast_runner.machine.process_rows import ProcessList, ProcessRow
 from trainfast_runner.machine.processes import Identity, identify
@@ -81,7 +81,7 @@ def test_one_of_ones_own_is_ended(other: subprocess.Popen[bytes]) -> None:
     assert end(identity) == f"SIGTERM sent to process {other.pid}."
     assert other.wait(60) == -signal.SIGTERM
     assert not still_runs(identity)
-    with pytest.raises(Problem, match="has ended already"):
+    with pytest.raises(UserError, match="has ended already"):
         end(identity)
 
 
@@ -101,7 +101,7 @@ def test_what_ignores_sigterm_gets_sigkill() -> None:
 def test_a_later_process_with_the_pid_is_left_alone(other: subprocess.Popen[bytes]) -> None:
     identity = identify(other.pid)
     assert identity is not None
-    with pytest.raises(Problem, match="belongs to another process by now"):
+    with pytest.raises(UserError, match="belongs to another process by now"):
         end(Identity(other.pid, identity.start_ticks - 1))
     assert other.poll() is None
 
@@ -110,9 +110,9 @@ def test_neither_this_program_nor_another_users_process_is_ended(monkeypatch: py
     own, first = identify(os.getpid()), identify(1)
     assert own is not None
     assert first is not None
-    with pytest.raises(Problem, match="q leaves"):
+    with pytest.raises(UserError, match="q leaves"):
         refuse(own)
-    with pytest.raises(Problem, match="process 1"):
+    with pytest.raises(UserError, match="process 1"):
         refuse(first)
 
 
@@ -122,7 +122,7 @@ def test_somebody_elses_process_is_refused_by_name(
     identity = identify(other.pid)
     assert identity is not None
     monkeypatch.setattr(os, "getuid", lambda: 4_000_000)
-    with pytest.raises(Problem, match="not to you: ask them"):
+    with pytest.raises(UserError, match="not to you: ask them"):
         end(identity)
     assert other.poll() is None
 

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainfast_runner.errors import Problem
+from trainfast_runner.errors import UserError
 from trainfast_runner.settings.knob_values import BYTE_UNITS, Choice, parse_bytes, parse_bytes_per_rank
 from trainfast_runner.settings.knobs import BY_NAME, KNOBS, defaults, knob
 
@@ -69,7 +69,7 @@ def test_values_are_read(name: str, raw: object, value: object) -> None:
     ],
 )
 def test_bad_values_are_refused_by_name(name: str, raw: object, said: str) -> None:
-    with pytest.raises(Problem) as refused:
+    with pytest.raises(UserError) as refused:
         knob(name).read(raw)
     assert said in refused.value.line()
     assert refused.value.key == name
@@ -78,12 +78,12 @@ def test_bad_values_are_refused_by_name(name: str, raw: object, said: str) -> No
 
 
 def test_a_value_of_a_later_version_is_refused_as_such() -> None:
-    with pytest.raises(Problem, match="b is not available in this version"):
+    with pytest.raises(UserError, match="b is not available in this version"):
         Choice(("a", "b"), pending=("b",)).read("b")
 
 
 def test_a_misspelt_knob_gets_the_nearest() -> None:
-    with pytest.raises(Problem) as refused:
+    with pytest.raises(UserError) as refused:
         knob("batchsize")
     assert refused.value.nearest == "batch_size"
 
@@ -109,9 +109,9 @@ def test_no_text_breaks_a_knob(text: str) -> None:
         answer: object
         try:
             answer = entry.read(text)
-        except Problem as problem:
+        except UserError as problem:
             answer = problem
-        if isinstance(answer, Problem):
+        if isinstance(answer, UserError):
             assert answer.line().startswith(f"{entry.name}: ")
         else:
             assert entry.read(answer) == answer, "what was taken once is taken again, when a record of it is read"
@@ -122,7 +122,7 @@ def test_defaults_name_every_knob() -> None:
 
 
 def test_figures_of_several_ranks_are_joined_by_a_plus() -> None:
-    with pytest.raises(Problem) as caught:
+    with pytest.raises(UserError) as caught:
         parse_bytes_per_rank("600MiB, 700MiB")
     assert caught.value.nearest == "600MiB+700MiB"
     assert "joined by +" in caught.value.line()

@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from trainfast_runner.errors import Problem
+from trainfast_runner.errors import UserError
 from trainfast_runner.machine import training_python
 from trainfast_runner.machine.processes import boot_id, identify
 from trainfast_runner.records.home import Home
@@ -50,7 +50,7 @@ def test_a_supervisor_that_ended_is_collected(tmp_path: Path) -> None:
 
 def test_a_conductor_that_ended_is_collected(tmp_path: Path) -> None:
     before = children()
-    with pytest.raises(Problem, match="no Python at /nowhere"):
+    with pytest.raises(UserError, match="no Python at /nowhere"):
         start_search(resolve("tiny-llama", []), Home(tmp_path), "/nowhere")
     until(lambda: children() <= before, "the conductor to be collected")
 

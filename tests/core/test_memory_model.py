@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as some
 from layered_model import BLOCK, HEAD, KEPT_BY_BLOCK, PASSING, ROOT, Tracer, model_of, spec_with
 
-from trainfast_runner.errors import Problem
+from trainfast_runner.errors import UserError
 from trainfast_runner.memory import tracing
 from trainfast_runner.memory.pipeline import Pipeline, Stage, stage_count
 from trainfast_runner.memory.prediction import CATEGORIES
@@ -91,9 +91,9 @@ def test_the_gradients_of_copies_are_added_up_at_the_end() -> None:
 
 
 def test_a_strategy_that_cannot_be_predicted_says_why() -> None:
-    with pytest.raises(Problem, match="naive-mp depends on the number of devices"):
+    with pytest.raises(UserError, match="naive-mp depends on the number of devices"):
         model_of(3).predict(spec_with(strategy="naive-mp"), 1)
-    with pytest.raises(Problem, match="stages are predicted of a model with one stack"):
+    with pytest.raises(UserError, match="stages are predicted of a model with one stack"):
         model_of(3).predict(spec_with(strategy="naive-mp", devices=2), 1)
 
 
@@ -159,7 +159,7 @@ def test_a_model_that_cannot_be_followed_says_why(tracer: Tracer) -> None:
     with pytest.raises(tracing.Untraceable, match="nonzero"):
         tracing.trace_model(spec_with())
     tracer.refusal = {"error": {"message": "no such head", "key": "data.objective", "allowed": [], "nearest": None}}
-    with pytest.raises(Problem, match="no such head"):
+    with pytest.raises(UserError, match="no such head"):
         tracing.trace_model(spec_with())
     assert cached_model(spec_with()) is None
 

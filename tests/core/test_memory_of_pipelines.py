@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as some
 from tests.core.test_memory_model import BLOCK, HEAD, KEPT_BY_BLOCK, PASSING, ROOT, model_of, spec_with
 
-from trainfast_runner.errors import Problem
+from trainfast_runner.errors import UserError
 from trainfast_runner.memory.model import MemoryModel
 from trainfast_runner.memory.pipeline import Action, Pipeline, Stage, order
 
@@ -97,7 +97,7 @@ def test_the_largest_batch_is_whole_micro_batches() -> None:
 
 
 def test_another_cut_than_was_traced_is_not_answered() -> None:
-    with pytest.raises(Problem, match="stages"):
+    with pytest.raises(UserError, match="stages"):
         staged(12, 2).predict(spec_with(strategy="pp", pp_degree=4), 4)
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from trainfast_runner.errors import Problem
+from trainfast_runner.errors import UserError
 from trainfast_runner.memory.corrections import Machine
 from trainfast_runner.memory.model import MemoryModel
 from trainfast_runner.memory.oom_changes import candidates, combined
@@ -262,7 +262,7 @@ class Unpredicted(Arithmetic):
     """A strategy that the memory model does not know."""
 
     def predict(self, spec: RunSpec, ranks: int = 1) -> Prediction:
-        raise Problem("the memory of strategy=pp is not predicted", key="strategy")
+        raise UserError("the memory of strategy=pp is not predicted", key="strategy")
 
 
 def test_a_strategy_whose_memory_is_not_predicted_gets_the_usual_changes() -> None:

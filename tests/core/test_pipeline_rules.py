@@ -2,7 +2,7 @@
 
 import pytest
 
-from trainfast_runner.errors import Problem
+from trainfast_runner.errors import UserError
 from trainfast_runner.machine.devices import Machine
 from trainfast_runner.settings import world
 from trainfast_runner.settings.compatibility.check import check
@@ -40,16 +40,16 @@ def facts(*settings: str, preset: str = "tiny-llama", **config: object) -> Facts
     ],
 )
 def test_what_cannot_run_is_refused(settings: list[str], key: str, said: str) -> None:
-    with pytest.raises(Problem) as refused:
+    with pytest.raises(UserError) as refused:
         check(facts(*settings))
     assert refused.value.key == key
     assert said in refused.value.line()
 
 
 def test_a_family_that_cannot_be_cut_is_refused() -> None:
-    with pytest.raises(Problem, match="the model is t5"):
+    with pytest.raises(UserError, match="the model is t5"):
         check(facts("strategy=pp", model_type="t5"))
-    with pytest.raises(Problem, match=r"not for data\.objective=causal-lm"):
+    with pytest.raises(UserError, match=r"not for data\.objective=causal-lm"):
         check(facts("strategy=pp", model_type="bert"))
 
 

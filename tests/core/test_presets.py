@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from trainfast_runner.errors import Problem
+from trainfast_runner.errors import UserError
 from trainfast_runner.settings import presets
 from trainfast_runner.settings.spec import expand_paths, resolve, with_setting
 
@@ -18,8 +18,8 @@ def user_presets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
-def refusal(reference: str, *settings: str) -> Problem:
-    with pytest.raises(Problem) as refused:
+def refusal(reference: str, *settings: str) -> UserError:
+    with pytest.raises(UserError) as refused:
         resolve(reference, settings)
     assert refused.value.exit_code == 2
     assert "\n" not in refused.value.line()
@@ -121,7 +121,7 @@ def test_a_bad_command_line_names_its_word(reference: str, settings: list[str], 
 def test_a_glob_that_matches_nothing_is_refused(tmp_path: Path) -> None:
     spec = resolve("tiny-llama", [f"data.paths={tmp_path}/*.txt"])
     assert spec.data["kind"] == "files"
-    with pytest.raises(Problem, match="matches no file"):
+    with pytest.raises(UserError, match="matches no file"):
         expand_paths(spec.data)
     (tmp_path / "one.txt").write_text("text")
     assert expand_paths(spec.data)["paths"] == [str(tmp_path / "one.txt")]
@@ -144,6 +144,6 @@ def test_a_number_of_thousands_of_digits_is_refused(tmp_path: Path, number: str)
     assert with_setting(resolve("tiny-llama"), f"model.hidden_size={number}").model["hidden_size"] == number
     path = tmp_path / "huge.toml"
     path.write_text(f'schema = 1\nextends = "tiny-llama"\n[knobs]\nsteps = {number}\n')
-    with pytest.raises(Problem) as refused:
+    with pytest.raises(UserError) as refused:
         resolve(str(path))
     assert str(path) in refused.value.line()

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from trainfast_runner.errors import Problem
+from trainfast_runner.errors import UserError
 from trainfast_runner.machine.processes import boot_id
 from trainfast_runner.records.home import Home
 from trainfast_runner.records.result import Result
@@ -252,5 +252,5 @@ def test_searches_that_cannot_be_listed_are_said_not_taken_for_none(tmp_path: Pa
     assert search_directories(home) == []
     (tmp_path / "searches").write_text("")
     for ask in (search_directories, newest_search, lambda home: unfinished(home, "k")):
-        with pytest.raises(Problem, match="a part of this path is a file"):
+        with pytest.raises(UserError, match="a part of this path is a file"):
             ask(home)

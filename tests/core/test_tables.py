@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from trainfast_runner.errors import Problem
+from trainfast_runner.errors import UserError
 from trainfast_runner.settings import presets
 from trainfast_runner.settings.spec import expand_paths, from_preset, resolve
 
@@ -81,7 +81,7 @@ def test_rows_of_one_table_train_different_models() -> None:
 def test_a_mistake_in_a_variants_model_names_its_line(tmp_path: Path, line: str, said: str) -> None:
     file = tmp_path / "mine.toml"
     file.write_text(f'schema = 1\nextends = "tiny-llama"\n[[variants]]\nid = "a"\n{line}\n')
-    with pytest.raises(Problem) as refused:
+    with pytest.raises(UserError) as refused:
         presets.load(str(file))
     assert refused.value.where == f"{file}:5"
     assert said in refused.value.line()
@@ -95,6 +95,6 @@ def test_a_folder_of_photographs_is_searched(tmp_path: Path) -> None:
     assert spec.data["kind"] == "jpeg"
     found = expand_paths(spec.data)["paths"]
     assert [Path(path).name for path in found] == ["1.jpg", "2.JPEG"]
-    with pytest.raises(Problem, match="matches no JPEG file"):
+    with pytest.raises(UserError, match="matches no JPEG file"):
         expand_paths({**spec.data, "paths": [str(tmp_path / "b")]})
     assert "paths" not in expand_paths(resolve("vit-large").data)

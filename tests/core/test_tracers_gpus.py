@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from trainfast_runner.errors import Problem
+from trainfast_runner.errors import UserError
 from trainfast_runner.memory.tracing import Untraceable, trace_model
 from trainfast_runner.memory.warm_tracer import WarmTracer
 from trainfast_runner.records.home import Home
@@ -103,7 +103,7 @@ def test_the_tracer_has_ended_before_a_warm_process_measures_what_is_free_on_a_g
     def start(plan: RunPlan, home: Home) -> Path:
         order.append("started")
         launched.set()
-        raise Problem("enough")
+        raise UserError("enough")
 
     monkeypatch.setattr(conduct, "predict", trace)
     monkeypatch.setattr(conduct.launch, "start", start)
@@ -119,6 +119,6 @@ def test_the_tracer_has_ended_before_a_warm_process_measures_what_is_free_on_a_g
         versions={},
         env={},
     )
-    with pytest.raises(Problem, match="enough"):
+    with pytest.raises(UserError, match="enough"):
         conduct.conduct(open_search(plan, home, Options()), plan, home, Options())
     assert order == ["traced", "started"]

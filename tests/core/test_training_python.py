@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from trainfast_runner.errors import Problem
+from trainfast_runner.errors import UserError
 from trainfast_runner.machine.processes import identify
 from trainfast_runner.machine.training_python import GivenUp, ask, ask_each
 
@@ -57,7 +57,7 @@ def test_each_answer_is_given_before_the_script_fails(tmp_path: Path, writes: st
     script.write_text(f"print('noise'); print('{{\"answer\": 42}}', flush=True); raise SystemExit({writes!r})")
     answers = ask_each(sys.executable, str(script), ["first", "second"], threading.Event())
     assert next(answers) == {"answer": 42}
-    with pytest.raises(Problem, match=f"cannot describe the model: {words}$"):
+    with pytest.raises(UserError, match=f"cannot describe the model: {words}$"):
         next(answers)
 
 

@@ -152,7 +152,9 @@ def test_a_mig_instance_named_by_uuid_or_number_is_what_a_run_gets(variable: str
 
 def test_cuda_gives_a_process_one_mig_instance() -> None:
     machine = seen(f"{MIG},{OTHER_MIG}", CUDA, cut("GPU-aa11", MIG, OTHER_MIG))
-    with pytest.raises(training_python.Problem, match=r"devices=2, but there is 1 \(CUDA gives a process one MIG inst"):
+    with pytest.raises(
+        training_python.UserError, match=r"devices=2, but there is 1 \(CUDA gives a process one MIG inst"
+    ):
         machine.choose(2, "ddp")
 
 
@@ -169,9 +171,9 @@ def test_a_gpu_in_mig_mode_is_never_chosen_by_its_parent() -> None:
     assert [gpu.uuid for gpu in machine.choose(None, "single")] == ["GPU-bb22"]
     assert [gpu.uuid for gpu in machine.choose(None, "ddp")] == ["GPU-bb22"]
     assert [gpu.uuid for gpu in machine.choose("1+", "single")] == ["GPU-bb22"], "places are those of the variable"
-    with pytest.raises(training_python.Problem, match=r"devices=2, but there is 1 \(GPU 0 in MIG mode not counted\)"):
+    with pytest.raises(training_python.UserError, match=r"devices=2, but there is 1 \(GPU 0 in MIG mode not counted\)"):
         machine.choose(2, "ddp")
-    with pytest.raises(training_python.Problem, match=f"GPU 0 is in MIG mode.* try CUDA_VISIBLE_DEVICES={MIG}"):
+    with pytest.raises(training_python.UserError, match=f"GPU 0 is in MIG mode.* try CUDA_VISIBLE_DEVICES={MIG}"):
         machine.choose("0+", "single")
 
 

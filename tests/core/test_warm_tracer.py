@@ -16,7 +16,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from trainfast_runner.errors import Problem
+from trainfast_runner.errors import UserError
 from trainfast_runner.machine.training_python import GivenUp
 from trainfast_runner.memory.tracing import Tracing, trace_model
 from trainfast_runner.memory.warm_tracer import WarmTracer
@@ -79,7 +79,7 @@ def test_the_second_trace_imports_nothing(tracer: WarmTracer) -> None:
 
 def test_a_model_that_cannot_be_built_leaves_the_process_warm(tracer: WarmTracer) -> None:
     trace_model(small(), tracer=tracer)
-    with pytest.raises(Problem, match="no_such_field"):
+    with pytest.raises(UserError, match="no_such_field"):
         trace_model(small("model.no_such_field=1"), tracer=tracer)
     assert tracer.is_warm(sys.executable)
 

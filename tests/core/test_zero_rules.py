@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from trainfast_runner.errors import Problem
+from trainfast_runner.errors import UserError
 from trainfast_runner.machine import devices, extensions
 from trainfast_runner.machine.devices import Machine
 from trainfast_runner.settings.compatibility import zero_rules
@@ -19,8 +19,8 @@ CPU = Machine(device="cpu", gpus=(), nvml_gpus=(), cores=2)
 INSTALLED = {"deepspeed": "0.19.8", "bitsandbytes": "0.50"}
 
 
-def refusal(*settings: str, versions: dict[str, str | None] = INSTALLED) -> Problem:
-    with pytest.raises(Problem) as refused:
+def refusal(*settings: str, versions: dict[str, str | None] = INSTALLED) -> UserError:
+    with pytest.raises(UserError) as refused:
         check(Facts(resolve("tiny-llama", settings), CPU, {}, versions, "/env/bin/python"))
     return refused.value
 

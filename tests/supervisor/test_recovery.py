@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from trainfast_runner.errors import Problem
+from trainfast_runner.errors import UserError
 from trainfast_runner.machine.processes import identify
 from trainfast_runner.records.home import is_alive, read_result
 from trainfast_runner.running.recovery import RunState, settle, state_of
@@ -73,7 +73,7 @@ def test_a_run_without_supervisor_is_ended_by_hand(run: Run) -> None:
     assert left[0] > left[-1] == 0.0
     assert not is_alive(run.directory)
     assert not [pid for pid in [run.child_pid(), *run.pids()] if identify(pid)]
-    with pytest.raises(Problem, match="is not running: it is lost"):
+    with pytest.raises(UserError, match="is not running: it is lost"):
         stop_unsupervised(run.directory, 0.5)
 
 
@@ -103,7 +103,7 @@ def test_forks_of_a_leader_that_died_by_itself_are_ended_by_hand(run: Run) -> No
 def test_a_supervised_run_is_not_ended_behind_its_supervisors_back(run: Run) -> None:
     run.start("begin(); train(3); wait_for_ever()")
     run.in_training()
-    with pytest.raises(Problem, match="has a supervisor"):
+    with pytest.raises(UserError, match="has a supervisor"):
         stop_unsupervised(run.directory, 1.0)
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from trainfast_runner.errors import Problem
+from trainfast_runner.errors import UserError
 from trainfast_runner.running.recovery import state_of
 from trainfast_runner.running.stopping import kill_now, request_stop
 
@@ -26,7 +26,7 @@ def test_stop(run: Run, ended_clean: Callable[[Run], None]) -> None:
     assert (result.state, result.reason) == ("stopped", "stopped as asked, after 3 steps")
     assert [event.state for event in run.events("state")] == ["starting", "running", "stopping", "stopped"]
     ended_clean(run)
-    with pytest.raises(Problem, match="is not running: it is stopped"):
+    with pytest.raises(UserError, match="is not running: it is stopped"):
         request_stop(run.directory)
 
 
@@ -164,10 +164,10 @@ def test_stop_does_not_signal_a_stranger_with_the_supervisors_pid(run: Run, tmp_
     ticks = Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19]
     line = f'{{"t_ns": 1, "kind": "supervisor", "pid": {os.getpid()}, "start_ticks": {ticks}}}\n'
     (run.directory / "events.jsonl").write_text(line)
-    with pytest.raises(Problem, match="lost"):
+    with pytest.raises(UserError, match="lost"):
         request_stop(run.directory)
     run.prepare("")
     (run.directory / "result.json").unlink()
     (run.directory / "events.jsonl").write_text(line.replace(ticks, str(int(ticks) - 1)))
-    with pytest.raises(Problem, match="lost"):
+    with pytest.raises(UserError, match="lost"):
         kill_now(run.directory)

@@ -14,7 +14,7 @@ from still import FORESEEN, FULL, SMALL, StillApp, a_snapshot, given, screen_tex
 from textual.events import Key
 from textual.pilot import Pilot
 
-from trainfast_runner.errors import Problem
+from trainfast_runner.errors import UserError
 from trainfast_runner.machine.devices import Machine
 from trainfast_runner.records.home import Home, read_run_file
 from trainfast_runner.records.run_file import Clock, RunFile
@@ -113,7 +113,7 @@ async def test_a_refusal_about_an_unlisted_knob_still_reaches_the_screen(home: H
     async with app.run_test(size=FULL) as pilot:
         app.post_message(SnapshotTaken(a_snapshot(None)))
         await pilot.pause()
-        app.post_message(Refused(Problem("pp_degree=9: there are 4 layers", key="pp_degree", advice="pp_degree=4")))
+        app.post_message(Refused(UserError("pp_degree=9: there are 4 layers", key="pp_degree", advice="pp_degree=4")))
         await pilot.pause()
         app.post_message(SituationSeen(Situation()))
         await pilot.pause()
@@ -276,7 +276,7 @@ async def test_the_smallest_screen_cuts_a_refusal_but_not_its_cure(home: Home) -
     async with app.run_test(size=(80, 24)) as pilot:
         app.post_message(SnapshotTaken(a_snapshot(None)))
         await pilot.pause()
-        app.post_message(Refused(Problem("because " * 40, key="strategy", advice="strategy=ddp")))
+        app.post_message(Refused(UserError("because " * 40, key="strategy", advice="strategy=ddp")))
         await pilot.pause()
         text = screen_text(app)
         assert "strategy=ddp" in text

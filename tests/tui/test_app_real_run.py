@@ -12,7 +12,7 @@ import pytest
 from still import screen_text
 from textual.pilot import Pilot
 
-from trainfast_runner.errors import Problem
+from trainfast_runner.errors import UserError
 from trainfast_runner.records.home import Home, is_alive
 from trainfast_runner.running.follower import Follower
 from trainfast_runner.running.stopping import kill_now
@@ -28,7 +28,7 @@ def home(tmp_path: Path) -> Iterator[Home]:
     yield home
     for run_id in home.run_ids():
         directory = home.directory(run_id)
-        with contextlib.suppress(Problem):
+        with contextlib.suppress(UserError):
             kill_now(directory)
         wait_for(lambda directory=directory: not is_alive(directory))  # type: ignore[misc]
 

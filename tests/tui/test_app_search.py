@@ -33,7 +33,7 @@ from searched import (
 )
 from still import StillApp, a_snapshot, own_supervisor, screen_text, until, until_true
 
-from trainfast_runner.errors import Problem
+from trainfast_runner.errors import UserError
 from trainfast_runner.machine.processes import boot_id
 from trainfast_runner.records.home import Home
 from trainfast_runner.records.run_file import Event
@@ -49,7 +49,7 @@ class Starts:
     def __init__(self) -> None:
         self.asked: list[tuple[dict[str, Any], bool]] = []
         self.directory: Path | None = None
-        self.refusal: Problem | None = None
+        self.refusal: UserError | None = None
         self.cool_to_c: float | None = None
         self.go = threading.Event()
         self.go.set()
@@ -242,7 +242,7 @@ async def test_b_starts_a_search_of_the_knobs_and_escape_while_it_starts_cancels
 
 
 async def test_a_search_that_is_refused_says_why(home: Home, starts: Starts) -> None:
-    starts.refusal = Problem("memory_limit is below what the parameters need", key="memory_limit")
+    starts.refusal = UserError("memory_limit is below what the parameters need", key="memory_limit")
     app = StillApp(home)
     async with app.run_test(size=FULL) as pilot:
         await show(pilot, None)
@@ -255,7 +255,7 @@ async def test_a_search_that_is_refused_says_why(home: Home, starts: Starts) -> 
 
 
 async def test_a_refusal_is_not_shown_over_the_search_before(home: Home, starts: Starts) -> None:
-    starts.refusal = Problem("search max-batch does not change the batch of strategy=pp", key="strategy")
+    starts.refusal = UserError("search max-batch does not change the batch of strategy=pp", key="strategy")
     app = StillApp(home)
     async with app.run_test(size=FULL) as pilot:
         await show(pilot, a_search(home, answered()))
@@ -374,7 +374,7 @@ async def test_without_a_limit_on_a_cpu_it_says_up_to_what_it_searches(home: Hom
         await pilot.press("b")
         text = " ".join((await until(pilot, "No memory_limit")).split())
         assert re.search(r"this searches up to [\d.]+ [GM]iB of this machine's memory, set as a real limit", text)
-        starts.refusal = Problem("enough", key="memory_limit")
+        starts.refusal = UserError("enough", key="memory_limit")
         starts.go.set()
         await until(pilot, "Refused: enough")
 

@@ -14,7 +14,7 @@ from recorded import START_NS, S, a_result, a_run, a_step, write_lines
 from still import StillApp, a_snapshot, own_supervisor, screen_text, until, until_true
 from textual.pilot import Pilot
 
-from trainfast_runner.errors import Problem
+from trainfast_runner.errors import UserError
 from trainfast_runner.records.home import Home, read_run_file
 from trainfast_runner.records.run_file import Event
 from trainfast_runner.running import launch
@@ -29,7 +29,7 @@ class Launches:
     def __init__(self, home: Home) -> None:
         self.home = home
         self.count = 0
-        self.refusal: Problem | None = None
+        self.refusal: UserError | None = None
         self.go = threading.Event()
 
     def plan(self, spec: object, python: str | None) -> object:
@@ -94,14 +94,14 @@ async def test_r_pressed_twice_starts_one_run(home: Home, launches: Launches, ho
 
 
 async def test_after_a_refusal_r_starts_again(home: Home, launches: Launches) -> None:
-    launches.refusal = Problem("no room for it", key="batch_size")
+    launches.refusal = UserError("no room for it", key="batch_size")
     launches.go.set()
     app = StillApp(home)
     async with app.run_test(size=(120, 40)) as pilot:
         await show(pilot, a_run(home))
         await pilot.press("r")
         await until(pilot, "Refused: no room for it")
-        launches.refusal = Problem("still no room for it", key="batch_size")
+        launches.refusal = UserError("still no room for it", key="batch_size")
         await pilot.press("r")
         await until(pilot, "Refused: still no room for it")
         assert launches.count == 2
@@ -164,5 +164,5 @@ async def test_a_question_about_a_run_that_ends_meanwhile_closes_and_says_so(
 def test_a_preset_that_is_not_there_fails_before_the_app_opens(home: Home) -> None:
     from trainfast_tui.app import run_app
 
-    with pytest.raises(Problem, match="there is no preset 'nope'"):
+    with pytest.raises(UserError, match="there is no preset 'nope'"):
         run_app(home, preset="nope")

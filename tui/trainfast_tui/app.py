@@ -18,7 +18,7 @@ from textual.app import App, SystemCommand
 from textual.message import Message
 from textual.screen import Screen
 
-from trainfast_runner.errors import Problem
+from trainfast_runner.errors import UserError
 from trainfast_runner.records.home import Home
 from trainfast_tui.control.background import in_background
 from trainfast_tui.control.machine_look import look_at_machine, situation_of
@@ -377,10 +377,10 @@ class TrainfastApp(App[int]):
     def _choose_preset(self, name: str) -> None:
         try:
             self.next_run = of_preset(name)
-        except Problem as problem:
+        except UserError as problem:
             self.call_after_refresh(partial(self._refuse, problem))
 
-    def _refuse(self, problem: Problem) -> None:
+    def _refuse(self, problem: UserError) -> None:
         self.main.refuse(problem)
 
     def _adopt(self, snapshot: Snapshot) -> None:
@@ -399,7 +399,7 @@ class TrainfastApp(App[int]):
 def run_app(home: Home, ascii: bool = False, preset: str | None = None, python: str | None = None) -> int:
     """Open the app and return its exit status; says on leaving that a run goes on.
 
-    Raises Problem, before anything is drawn, for a preset that cannot be loaded.
+    Raises UserError, before anything is drawn, for a preset that cannot be loaded.
     """
     from trainfast_tui.terminal.hangup import watch
 

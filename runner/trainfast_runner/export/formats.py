@@ -14,7 +14,7 @@ from typing import Any
 
 import tomlkit
 
-from trainfast_runner.errors import Problem, nearest
+from trainfast_runner.errors import UserError, nearest
 from trainfast_runner.export.script_command import EXPORT_DEEPSPEED, PLACEHOLDER, at_hand, script_command
 from trainfast_runner.export.trainer_arguments import trainer_arguments, turned
 from trainfast_runner.records.run_file import RunFile
@@ -39,9 +39,9 @@ class Exported:
 
 
 def export(run: RunFile, directory: Path, to: str) -> Exported:
-    """The run's settings in one of `FORMS`. Raises Problem for another."""
+    """The run's settings in one of `FORMS`. Raises UserError for another."""
     if to not in FORMS:
-        raise Problem(f"there is no form {to!r} to export to", key="--to", allowed=FORMS, nearest=nearest(to, FORMS))
+        raise UserError(f"there is no form {to!r} to export to", key="--to", allowed=FORMS, nearest=nearest(to, FORMS))
     text, left_out = FORMS[to](run, of_record(run).knobs, directory)
     return Exported(run.run_id, to, text, tuple(left_out))
 
@@ -136,13 +136,13 @@ def _yaml(said: dict[str, Any], indent: str = "") -> list[str]:
 
 
 def _deepspeed(run: RunFile, knobs: Knobs, directory: Path) -> tuple[str, list[str]]:
-    """The JSON that the run itself gave to DeepSpeed. Raises Problem for a run that gave none.
+    """The JSON that the run itself gave to DeepSpeed. Raises UserError for a run that gave none.
 
     Any other JSON would be another run: DeepSpeed shards what single, ddp and fsdp keep whole or shard otherwise.
     """
     strategy = str(knobs["strategy"])
     if not strategy.startswith("zero"):
-        raise Problem(
+        raise UserError(
             f"{run.run_id} ran strategy={strategy}, and under DeepSpeed it would be another run",
             key="strategy",
             allowed=[form for form in FORMS if form != "deepspeed"],
@@ -150,7 +150,7 @@ def _deepspeed(run: RunFile, knobs: Knobs, directory: Path) -> tuple[str, list[s
         )
     config = _recorded(directory / RECORDED_DEEPSPEED)
     if config is None:
-        raise Problem(
+        raise UserError(
             f"{run.run_id} ended before it gave DeepSpeed a configuration, so there is none to export",
             key=RECORDED_DEEPSPEED,
             advice=f"trainfast-tui run {run.name}, and the export of that run",
@@ -215,7 +215,7 @@ def _named_preset(run: RunFile) -> tuple[str, RunSpec]:
     """The run's own preset where it is known by that name, else a shipped one; what a command can start from."""
     try:
         spec = from_preset(*presets.load(run.name))
-    except Problem:
+    except UserError:
         # It was a file by its path.
         spec = None
     # A file by its path may have the name of another preset, whose data a command cannot take back.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Mapping
 
-from trainfast_runner.errors import Problem
+from trainfast_runner.errors import UserError
 from trainfast_runner.export.trainer_arguments import trainer_arguments, turned
 from trainfast_runner.records.run_file import RunFile
 from trainfast_runner.settings.knob_type import Knobs
@@ -22,14 +22,14 @@ EXPORT_ACCELERATE = "trainfast-tui export {} --to accelerate > accelerate.yaml"
 def script_command(run: RunFile, knobs: Knobs) -> tuple[str, list[str]]:
     """The command for a script of the Trainer, and the turned knobs that no flag says.
 
-    Raises Problem where the flags would start another run: another strategy, or another precision.
+    Raises UserError where the flags would start another run: another strategy, or another precision.
     """
     said, left_out = trainer_arguments(run, knobs)
     changing = [name for name in ("strategy", "precision") if name in left_out]
     if changing:
         names = " and ".join(f"{name}={knobs[name]}" for name in changing)
         fsdp = "--to accelerate, or " if knobs["strategy"] == "fsdp" else ""
-        raise Problem(
+        raise UserError(
             f"no flag of the Trainer says {names}: a script started like this would be another run",
             key=changing[0],
             advice=f"{fsdp}--to command, which starts the same run here",
@@ -44,7 +44,7 @@ def at_hand(run: RunFile, knobs: Knobs) -> list[str]:
     """Comment lines: how a script is started like this run, or why no command does that."""
     try:
         command, left_out = script_command(run, knobs)
-    except Problem as problem:
+    except UserError as problem:
         return [f"# For a script of your own: {problem.message}."]
     lines = [f"# For a script of your own. {PLACEHOLDER}", f"# {command}"]
     if left_out:

@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from trainfast_runner.errors import Problem
+from trainfast_runner.errors import UserError
 from trainfast_runner.machine.devices import look
 from trainfast_runner.machine.training_python import WORKER, find, last_line, torch_build, visible_to
 from trainfast_runner.records.home import Home
@@ -47,7 +47,7 @@ class Ceiling(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def calibrate(home: Home, python: str | None = None) -> Ceiling:
-    """Measure the device a run would use, in the training Python; a few seconds. Raises Problem."""
+    """Measure the device a run would use, in the training Python; a few seconds. Raises UserError."""
     executable = find(python)
     home.ready()
     found = _measure(executable, *_device(executable))
@@ -84,10 +84,10 @@ def cpu_name() -> str:
 
 
 def _device(executable: str) -> tuple[str, dict[str, str]]:
-    """cuda or cpu, and the variables with which a process sees that device alone. Raises Problem."""
+    """cuda or cpu, and the variables with which a process sees that device alone. Raises UserError."""
     versions = torch_build(executable)
     if versions.get("torch") is None:
-        raise Problem(f"{executable} has no torch to calibrate with", key="python")
+        raise UserError(f"{executable} has no torch to calibrate with", key="python")
     machine = look(versions, executable)
     if machine.refusal is not None:
         raise machine.refusal
@@ -107,10 +107,10 @@ def _measure(executable: str, device: str, visible: dict[str, str]) -> Ceiling:
             env={**os.environ, **visible},
         )
     except subprocess.TimeoutExpired:
-        raise Problem(f"the calibration did not end within {PATIENCE_S} s", key="--calibrate") from None
+        raise UserError(f"the calibration did not end within {PATIENCE_S} s", key="--calibrate") from None
     try:
         answer = json.loads(done.stdout.splitlines()[-1])
     except (IndexError, ValueError):
-        raise Problem(f"the calibration failed: {last_line(done.stderr)}", key="--calibrate", exit_code=4) from None
+        raise UserError(f"the calibration failed: {last_line(done.stderr)}", key="--calibrate", exit_code=4) from None
     name = answer["name"] or cpu_name()
     return msgspec.convert({**answer, "name": name, "wall_ns": time.time_ns()}, Ceiling)

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Collection, Generator
 from dataclasses import dataclass
 
-from trainfast_runner.errors import Problem
+from trainfast_runner.errors import UserError
 from trainfast_runner.machine.telemetry.nvml import Nvml
 from trainfast_runner.records.tick import DeviceReading
 
@@ -49,10 +49,10 @@ def cooling(
 ) -> Generator[Cooling, None, None]:
     """One `Cooling` for each look until every GPU is below `below_c`; wait `LOOK_EVERY_S` between two.
 
-    Close it to give up. Raises Problem where there is no temperature to wait for, and when it does not fall any more.
+    Close it to give up. Raises UserError where there is no temperature to wait for, and when it does not fall any more.
     """
     if not (math.isfinite(below_c) and LOWEST_C <= below_c <= HIGHEST_C):
-        raise Problem(
+        raise UserError(
             f"--cool-to {below_c:g} is no temperature to wait for",
             key="--cool-to",
             allowed=[f"{LOWEST_C:g} to {HIGHEST_C:g} degrees Celsius"],
@@ -88,7 +88,7 @@ def _hottest(
     found = [gpu for gpu in readings if gpu.uuid in uuids and gpu.temperature_c is not None]
     if not found:
         why = missing.get("nvml") or "the run watches no GPU that gives its temperature"
-        raise Problem(
+        raise UserError(
             f"--cool-to {below_c:g}: there is no temperature to wait for: {why}",
             key="--cool-to",
             advice="leaving --cool-to out, or naming a GPU with --set watch=0" if readings else "leaving --cool-to out",
@@ -96,8 +96,8 @@ def _hottest(
     return max(found, key=lambda gpu: gpu.temperature_c or 0)
 
 
-def _does_not_cool(index: int, best_c: float, below_c: float, waited_s: float) -> Problem:
-    return Problem(
+def _does_not_cool(index: int, best_c: float, below_c: float, waited_s: float) -> UserError:
+    return UserError(
         f"--cool-to {below_c:g}: GPU {index} does not get below {best_c:g} °C, after {waited_s / 60:.0f} min",
         key="--cool-to",
         advice=f"--cool-to {best_c + 1:g}",

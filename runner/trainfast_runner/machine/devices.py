@@ -11,7 +11,7 @@ from pathlib import Path
 
 import msgspec
 
-from trainfast_runner.errors import Problem
+from trainfast_runner.errors import UserError
 from trainfast_runner.machine import training_python
 from trainfast_runner.machine.cpu_devices import CPU, asks_for_cpu
 from trainfast_runner.machine.gpu_presence import sign_of_a_gpu
@@ -50,7 +50,7 @@ class Machine:
     cores: int
     driver_version: str | None = None
     missing: str | None = None
-    refusal: Problem | None = None
+    refusal: UserError | None = None
     """Why no run may start unless it asks for the CPU: there are GPUs, and which to use is not known."""
     instances: tuple[Instance, ...] = ()
     """The MIG instances of the GPUs in MIG mode."""
@@ -69,21 +69,21 @@ class Machine:
         return self.missing.partition(": ")[0].partition(". ")[0] if self.missing else "torch is a CPU build"
 
     def choose(self, devices: int | str | None, strategy: str) -> tuple[DeviceReading, ...]:
-        """The GPUs of a run for the `devices` knob. Raises Problem naming what there is."""
+        """The GPUs of a run for the `devices` knob. Raises UserError naming what there is."""
         return self.choice(devices, strategy).gpus
 
     def choice(self, devices: int | str | None, strategy: str) -> Choice:
-        """The GPUs of a run for the `devices` knob, and why these. Raises Problem naming what there is."""
+        """The GPUs of a run for the `devices` knob, and why these. Raises UserError naming what there is."""
         usable = [gpu for gpu in self.gpus if gpu.error is None and not self._is_cut(gpu)]
         if not usable:
-            raise Problem("no GPU answers", key="devices", advice=ON_THE_CPU)
+            raise UserError("no GPU answers", key="devices", advice=ON_THE_CPU)
         if devices is None:
             if strategy != "single":
                 return Choice(tuple(usable))
             return choose_count(usable, 1, None)
         if isinstance(devices, int):
             if devices > len(usable):
-                raise Problem(
+                raise UserError(
                     f"devices={devices}, but there {_are(len(usable))}{self._why_no_more()}",
                     key="devices",
                     allowed=[f"1 to {len(usable)}"],
@@ -93,7 +93,7 @@ class Machine:
         return Choice(tuple(self._at(index) for index in _indexes(devices)))
 
     def watched(self, watch: str | None, used: tuple[DeviceReading, ...]) -> tuple[DeviceReading, ...]:
-        """The GPUs whose readings are joined to a run, by NVML index. Raises Problem."""
+        """The GPUs whose readings are joined to a run, by NVML index. Raises UserError."""
         if watch is None:
             return used
         by_index = {gpu.index: gpu for gpu in self.nvml_gpus}
@@ -103,12 +103,12 @@ class Machine:
         return tuple(by_index[index] for index in _indexes(watch))
 
     def _at(self, place: int) -> DeviceReading:
-        """The GPU at this place of those a run may use. Raises Problem."""
+        """The GPU at this place of those a run may use. Raises UserError."""
         if place >= len(self.gpus):
             raise _no_such_gpu(f"devices={place}+", place, len(self.gpus))
         gpu = self.gpus[place]
         if gpu.error is not None:
-            raise Problem(f"devices={place}+: that GPU does not answer: {gpu.error}", key="devices")
+            raise UserError(f"devices={place}+: that GPU does not answer: {gpu.error}", key="devices")
         if self._is_cut(gpu):
             raise _by_instance_only([gpu], self.instances, f"devices={place}+: ")
         return gpu
@@ -164,7 +164,7 @@ def look(
         if not readings:
             return _without_readings(machine, python)
         return _with_gpus(machine, environment, functools.partial(_cuda_order, python, environment))
-    except Problem as problem:
+    except UserError as problem:
         return replace(machine, missing=problem.message, refusal=problem)
 
 
@@ -177,18 +177,18 @@ def sample_gpus(instances: Collection[str] = ()) -> tuple[list[DeviceReading], s
 
 
 def _without_readings(machine: Machine, python: str | None) -> Machine:
-    """The CPU, if there is no GPU here. Raises Problem if there is one that NVML does not give."""
+    """The CPU, if there is no GPU here. Raises UserError if there is one that NVML does not give."""
     failure = machine.missing or failures.NO_DEVICES
     if failures.comes_from_a_driver(failure):
-        raise Problem(f"NVML does not answer: {failure}", key="devices", advice=ON_THE_CPU)
+        raise UserError(f"NVML does not answer: {failure}", key="devices", advice=ON_THE_CPU)
     sign = sign_of_a_gpu(python)
     if sign is not None:
-        raise Problem(f"NVML lists no GPU, but {sign}: {failure}", key="devices", advice=ON_THE_CPU)
+        raise UserError(f"NVML lists no GPU, but {sign}: {failure}", key="devices", advice=ON_THE_CPU)
     return machine
 
 
 def _with_gpus(machine: Machine, environment: Mapping[str, str], cuda_order: Callable[[], Sequence[str]]) -> Machine:
-    """With the devices that CUDA_VISIBLE_DEVICES leaves. Raises Problem if none can be chosen."""
+    """With the devices that CUDA_VISIBLE_DEVICES leaves. Raises UserError if none can be chosen."""
     instance = named_instance(environment, machine.instances)
     if instance is not None:
         readings, _, _ = sample_gpus([instance.uuid])
@@ -217,18 +217,18 @@ def _asked_of_cuda(executable: str, order: str | None) -> training_python.CudaDe
 
 
 def _cuda_order(python: str | None, environment: Mapping[str, str]) -> Sequence[str]:
-    """The UUIDs of all GPUs as CUDA counts them in this environment. Raises Problem where torch does not tell."""
+    """The UUIDs of all GPUs as CUDA counts them in this environment. Raises UserError where torch does not tell."""
     try:
         found = _asked_of_cuda(training_python.find(python), environment.get(ORDER))
-    except Problem as problem:
+    except UserError as problem:
         raise order_unknown(environment, problem.message) from None
     if not found.uuids:
         raise order_unknown(environment, "it is too old" if found.names else "it sees no GPU")
     return found.uuids
 
 
-def _is_rocm(versions: Mapping[str, str | None]) -> Problem:
-    return Problem(
+def _is_rocm(versions: Mapping[str, str | None]) -> UserError:
+    return UserError(
         f"torch {versions.get('torch')} is a ROCm build (HIP {versions[HIP_BUILD]}): AMD GPUs are not supported:"
         " NVML neither lists nor measures them",
         key="devices",
@@ -236,12 +236,12 @@ def _is_rocm(versions: Mapping[str, str | None]) -> Problem:
     )
 
 
-def _by_instance_only(gpus: Sequence[DeviceReading], instances: Sequence[Instance], where: str = "") -> Problem:
+def _by_instance_only(gpus: Sequence[DeviceReading], instances: Sequence[Instance], where: str = "") -> UserError:
     """The refusal of GPUs in MIG mode, with the instances to name instead."""
     indexes = [gpu.index for gpu in gpus]
     names = [one.uuid for one in instances if one.gpu_index in indexes]
     are = "is" if len(gpus) == 1 else "are"
-    return Problem(
+    return UserError(
         f"{where}GPU {'+'.join(map(str, indexes))} {are} in MIG mode, where runs use an instance by its name"
         + ("" if names else ", and there is none"),
         key="devices" if where else VARIABLE,
@@ -254,9 +254,9 @@ def _indexes(text: int | str) -> list[int]:
     return [int(part) for part in str(text).split("+") if part]
 
 
-def _no_such_gpu(setting: str, index: int, count: int) -> Problem:
+def _no_such_gpu(setting: str, index: int, count: int) -> UserError:
     others = f"; there {_are(count)}" if count else " and no other one here"
-    return Problem(
+    return UserError(
         f"{setting}: there is no GPU {index}{others}",
         key=setting.partition("=")[0],
         allowed=[f"0 to {count - 1}"] if count else [],

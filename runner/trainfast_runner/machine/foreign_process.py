@@ -5,39 +5,39 @@ from __future__ import annotations
 import os
 import signal
 
-from trainfast_runner.errors import Problem
+from trainfast_runner.errors import UserError
 from trainfast_runner.machine.process_rows import owner_uid, user_name
 from trainfast_runner.machine.processes import Identity, identify, is_running, send
 
 
 def refuse(identity: Identity) -> None:
-    """Raise Problem where this process is not to be signalled: another user's, this program itself, or another one.
+    """Raise UserError where this process is not to be signalled: another user's, this program itself, or another one.
 
     The start time tells a process from a later one with its pid.
     """
     pid = identity.pid
     now = identify(pid)
     if now is None:
-        raise Problem(f"process {pid} has ended already", key="pid")
+        raise UserError(f"process {pid} has ended already", key="pid")
     if now != identity:
-        raise Problem(f"pid {pid} belongs to another process by now: nothing was signalled", key="pid")
+        raise UserError(f"pid {pid} belongs to another process by now: nothing was signalled", key="pid")
     if pid in (1, os.getpid()):
-        raise Problem(
+        raise UserError(
             "this is trainfast-tui itself: q leaves" if pid == os.getpid() else "process 1 runs the machine", key="pid"
         )
     uid = owner_uid(pid)
     if uid is None:
-        raise Problem(f"process {pid} does not say whose it is: nothing was signalled", key="pid")
+        raise UserError(f"process {pid} does not say whose it is: nothing was signalled", key="pid")
     if uid != os.getuid():
-        raise Problem(f"process {pid} belongs to {user_name(uid)}, not to you: ask them to end it", key="pid")
+        raise UserError(f"process {pid} belongs to {user_name(uid)}, not to you: ask them to end it", key="pid")
 
 
 def end(identity: Identity, *, kill: bool = False) -> str:
-    """Send SIGTERM, or SIGKILL with `kill`, and say so in a sentence. Raises Problem where `refuse` does."""
+    """Send SIGTERM, or SIGKILL with `kill`, and say so in a sentence. Raises UserError where `refuse` does."""
     refuse(identity)
     signum = signal.SIGKILL if kill else signal.SIGTERM
     if not send(identity, signum):
-        raise Problem(f"process {identity.pid} could not be signalled: it has ended meanwhile", key="pid")
+        raise UserError(f"process {identity.pid} could not be signalled: it has ended meanwhile", key="pid")
     return f"{signum.name} sent to process {identity.pid}."
 
 

@@ -6,7 +6,7 @@ import ctypes
 import re
 from pathlib import Path
 
-from trainfast_runner.errors import Problem
+from trainfast_runner.errors import UserError
 from trainfast_runner.machine import training_python
 
 NVIDIA, DISPLAY = "0x10de", "0x03"
@@ -51,7 +51,7 @@ def _torch_sees_one(python: str | None) -> str | None:
         return None  # torch's CUDA goes through this library
     try:
         found = training_python.cuda_devices(training_python.find(python))
-    except Problem:
+    except UserError:
         return None
     return f"torch sees {found.names[0]}" if found.names else None
 

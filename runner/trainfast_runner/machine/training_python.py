@@ -18,7 +18,7 @@ from typing import IO, Any
 
 import msgspec
 
-from trainfast_runner.errors import Problem, nearest
+from trainfast_runner.errors import UserError, nearest
 from trainfast_runner.records.home import cache_directory
 from trainfast_runner.records.json_lines import write_atomically
 
@@ -76,7 +76,7 @@ def inspect(
     """What the training Python has, and the model's configuration as its transformers understands it.
 
     Takes about a second the first time and is remembered until something is installed there. With `count` torch is
-    imported and the parameters are counted without memory, with `attention` to ask the model's class. Raises Problem.
+    imported and the parameters are counted without memory, with `attention` to ask the model's class. Raises UserError.
     """
     executable = find(python)
     request = json.dumps({"model": model, "objective": objective}, sort_keys=True)
@@ -111,22 +111,22 @@ def visible_to(uuids: Iterable[str]) -> dict[str, str]:
 def torch_build(executable: str) -> dict[str, str | None]:
     """`torch`, `torch.version.cuda` and `torch.version.hip` of a Python, as `Inspection.versions` has them.
 
-    Raises Problem for what is not a Python.
+    Raises UserError for what is not a Python.
     """
     answer: dict[str, str | None] = ask(executable, "torch_build.py", [])
     return answer
 
 
 def cuda_devices(executable: str, environment: Mapping[str, str] | None = None) -> CudaDevices:
-    """The devices torch sees in this environment, by default ours. Imports torch: takes seconds. Raises Problem."""
+    """The devices torch sees in this environment, by default ours. Imports torch: takes seconds. Raises UserError."""
     found = ask(executable, "inspect_model.py", ["{}", "--devices"], environment=environment)["devices"]
     uuids = [uuid for uuid in found["uuids"] if len(uuid) > len("GPU-")]
     return CudaDevices(tuple(found["names"]), tuple(uuids) if len(uuids) == len(found["names"]) else ())
 
 
-def model_problem(error: dict[str, Any]) -> Problem:
+def model_problem(error: dict[str, Any]) -> UserError:
     """What the worker says of a model that cannot be built, for a person."""
-    return Problem(
+    return UserError(
         str(error.get("message", "the model cannot be configured")).partition("; did you mean")[0],
         key=error.get("key"),
         allowed=_familiar_first(error.get("allowed") or []) if not error.get("nearest") else None,
@@ -140,7 +140,7 @@ def _familiar_first(names: list[str]) -> list[str]:
 
 
 def find(python: str | None) -> str:
-    """The absolute path of the training Python; a virtual environment's directory will do. Raises Problem."""
+    """The absolute path of the training Python; a virtual environment's directory will do. Raises UserError."""
     if python is None:
         return sys.executable
     # Not resolved: a virtual environment is known by the path of its link.
@@ -148,16 +148,16 @@ def find(python: str | None) -> str:
     if path.is_dir():
         path = path / "bin" / "python"
     if not path.exists():
-        raise Problem(f"there is no Python at {path}", key="python", nearest=_sibling(path))
+        raise UserError(f"there is no Python at {path}", key="python", nearest=_sibling(path))
     if not os.access(path, os.X_OK):
-        raise Problem(f"{path} cannot be executed", key="python")
+        raise UserError(f"{path} cannot be executed", key="python")
     return str(path)
 
 
-def missing_packages(executable: str, missing: Iterable[str]) -> Problem:
+def missing_packages(executable: str, missing: Iterable[str]) -> UserError:
     """The refusal of a Python that cannot train, with the command that mends it."""
     names = " ".join(dict.fromkeys(missing))
-    return Problem(
+    return UserError(
         f"{executable} has no {names.replace(' ', ', ')}; install with: {executable} -m pip install {names}",
         key="python",
     )
@@ -187,7 +187,7 @@ def working_directory() -> str:
     return path
 
 
-class GivenUp(Problem):
+class GivenUp(UserError):
     """Whoever asked no longer wants the answer."""
 
 
@@ -198,7 +198,7 @@ def ask(
     given_up: threading.Event | None = None,
     environment: Mapping[str, str] | None = None,
 ) -> dict[str, Any]:
-    """The JSON object that a script of the worker's answers on its last line. Raises Problem.
+    """The JSON object that a script of the worker's answers on its last line. Raises UserError.
 
     When `given_up` is set meanwhile the script is killed, and GivenUp raised. `environment` replaces ours.
     """
@@ -212,8 +212,8 @@ def ask(
             return answer
     if arguments and arguments[0] in stderr:
         # What was given to it came back: whatever it is, it took our request for something else.
-        raise Problem(f"{executable} does not answer as a Python does", key="python")
-    raise Problem(f"{executable} cannot describe the model: {last_line(stderr)}", key="python")
+        raise UserError(f"{executable} does not answer as a Python does", key="python")
+    raise UserError(f"{executable} cannot describe the model: {last_line(stderr)}", key="python")
 
 
 def ask_each(
@@ -226,7 +226,7 @@ def ask_each(
     """The JSON object that a script answers to each of its arguments, in their order, as soon as it is there.
 
     `{"imported": true}` may come before the first answer. The script is killed when `given_up` is set, and when the
-    iterator is closed. `environment` replaces ours. Raises Problem where an answer fails to come, GivenUp.
+    iterator is closed. `environment` replaces ours. Raises UserError where an answer fails to come, GivenUp.
     """
     command = [executable, str(WORKER / script), *arguments]
     # Files, not pipes: the script never waits for us, and a look at what is there never waits for the script.
@@ -258,14 +258,14 @@ def wait_for_answers(
 ) -> Generator[dict[str, Any]]:
     """Yield the lines of `new_answers` until `owed` answers have come; `{"imported": true}` is not counted.
 
-    `new_answers` waits at most LOOK_EVERY_S, and returns None once no line can come. Raises Problem with the last line
-    of `complaints` in that case, Problem after PATIENCE_S without a line, and GivenUp once `given_up` is set.
+    `new_answers` waits at most LOOK_EVERY_S, and returns None once no line can come. Raises UserError with the last
+    line of `complaints` in that case, UserError after PATIENCE_S without a line, and GivenUp once `given_up` is set.
     """
     deadline = time.monotonic() + PATIENCE_S
     while owed:
         found = new_answers()
         if found is None:
-            raise Problem(f"{executable} cannot describe the model: {last_line(_text(complaints))}", key="python")
+            raise UserError(f"{executable} cannot describe the model: {last_line(_text(complaints))}", key="python")
         for answer in found:
             yield answer
             owed -= "imported" not in answer
@@ -305,7 +305,7 @@ def _start(
             start_new_session=True,
         )
     except OSError as error:
-        raise Problem(f"{executable} does not start: {error.strerror}", key="python") from None
+        raise UserError(f"{executable} does not start: {error.strerror}", key="python") from None
 
 
 def _has_ended(process: subprocess.Popen[bytes]) -> bool:
@@ -355,8 +355,8 @@ def no_longer_wanted() -> GivenUp:
     return GivenUp("the answer is no longer wanted", key="python")
 
 
-def _late(executable: str) -> Problem:
-    return Problem(f"{executable} did not answer within {PATIENCE_S} s", key="python")
+def _late(executable: str) -> UserError:
+    return UserError(f"{executable} did not answer within {PATIENCE_S} s", key="python")
 
 
 def installed(executable: str) -> list[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Callable, Mapping, Sequence
 
-from trainfast_runner.errors import Problem
+from trainfast_runner.errors import UserError
 from trainfast_runner.machine.telemetry.mig import Instance
 from trainfast_runner.records.tick import MIG_PREFIX, DeviceReading, is_instance
 
@@ -31,7 +31,7 @@ def hides_all(environment: Mapping[str, str]) -> bool:
 def named_instance(environment: Mapping[str, str], instances: Sequence[Instance]) -> Instance | None:
     """The MIG instance that CUDA_VISIBLE_DEVICES names; None if it names none.
 
-    CUDA gives a process one instance, the first. Raises Problem for a name that no instance has, and for one after
+    CUDA gives a process one instance, the first. Raises UserError for a name that no instance has, and for one after
     another device.
     """
     named = entries(environment) or []
@@ -39,7 +39,7 @@ def named_instance(environment: Mapping[str, str], instances: Sequence[Instance]
     if first is None:
         return None
     if first != named[0]:
-        raise Problem(
+        raise UserError(
             f"{VARIABLE}={','.join(named)} mixes GPUs and MIG instances, and CUDA takes one or the other",
             key=VARIABLE,
             advice=f"{VARIABLE}={first}",
@@ -49,7 +49,7 @@ def named_instance(environment: Mapping[str, str], instances: Sequence[Instance]
         return found[0]
     names = [one.uuid for one in instances]
     near = difflib.get_close_matches(first, names, n=1, cutoff=0.0)
-    raise Problem(
+    raise UserError(
         f"{VARIABLE}={first} names no MIG instance here" + ("" if names else ", and NVML lists none"),
         key=VARIABLE,
         allowed=names or None,
@@ -64,7 +64,7 @@ def left_of(
     """The GPUs that CUDA_VISIBLE_DEVICES leaves, in its order; CUDA stops at the first entry that names none.
 
     `cuda_order` gives the UUIDs in CUDA's own order, by which CUDA counts unless CUDA_DEVICE_ORDER=PCI_BUS_ID. It is
-    asked only where that order may differ from NVML's: among GPUs of several models. Raises Problem where it fails.
+    asked only where that order may differ from NVML's: among GPUs of several models. Raises UserError where it fails.
     """
     gpus = [gpu for gpu in readings if not is_instance(gpu.uuid)]
     named = entries(environment)
@@ -87,9 +87,9 @@ def left_of(
     return chosen
 
 
-def order_unknown(environment: Mapping[str, str], why: str) -> Problem:
+def order_unknown(environment: Mapping[str, str], why: str) -> UserError:
     """The refusal of numbers whose GPUs only CUDA knows, where torch does not tell."""
-    return Problem(
+    return UserError(
         f"{VARIABLE}={environment[VARIABLE]} counts GPUs of several models in CUDA's order, which torch does not tell"
         f" ({why})",
         key=VARIABLE,
@@ -97,9 +97,9 @@ def order_unknown(environment: Mapping[str, str], why: str) -> Problem:
     )
 
 
-def names_none(environment: Mapping[str, str], gpus: Sequence[DeviceReading]) -> Problem:
+def names_none(environment: Mapping[str, str], gpus: Sequence[DeviceReading]) -> UserError:
     """The refusal of a CUDA_VISIBLE_DEVICES that hides nothing on purpose and leaves nothing either."""
-    return Problem(
+    return UserError(
         f"{VARIABLE}={environment[VARIABLE]} names no GPU here",
         key=VARIABLE,
         allowed=[str(gpu.index) for gpu in gpus],

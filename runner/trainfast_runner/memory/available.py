@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from trainfast_runner.errors import Problem
+from trainfast_runner.errors import UserError
 from trainfast_runner.memory.model_size import least_weight_bytes
 from trainfast_runner.settings.knob_values import parse_bytes_per_rank
 from trainfast_runner.units import mebibytes
@@ -56,8 +56,8 @@ def room_of(
     """The smaller of `memory_limit` and what is free: on the fullest GPU, or a share of the host's.
 
     `host_free_bytes` is what the host has free, `context_bytes` a CUDA context; None where unknown. `is_here` False
-    leaves out what is free: the run is for another machine. None where nobody limits anything. Raises Problem for GPUs
-    that are not there.
+    leaves out what is free: the run is for another machine. None where nobody limits anything. Raises UserError for
+    GPUs that are not there.
     """
     free = _free(spec, machine, ranks, host_free_bytes) if is_here else None
     asked = spec.knobs["memory_limit"]
@@ -69,7 +69,7 @@ def room_of(
     return Room(free.limit_bytes, f"{free.words}, less than memory_limit", free.with_context)
 
 
-def hopeless_limit(spec: RunSpec, parameters: int | None, devices: int) -> Problem | None:
+def hopeless_limit(spec: RunSpec, parameters: int | None, devices: int) -> UserError | None:
     """The refusal of a `memory_limit` that the weights alone do not fit in; None where they may, or are unknown."""
     limit = spec.knobs["memory_limit"]
     if parameters is None or not isinstance(limit, str):
@@ -77,7 +77,7 @@ def hopeless_limit(spec: RunSpec, parameters: int | None, devices: int) -> Probl
     needed = least_weight_bytes(parameters, spec.knobs, devices)
     if min(parse_bytes_per_rank(limit)) >= needed:
         return None
-    return Problem(
+    return UserError(
         f"memory_limit={limit} is below what the {parameters:,} parameters alone need"
         f"{' on each device' if devices > 1 else ''}: {needed:,} bytes ({mebibytes(needed)})",
         key="memory_limit",
@@ -86,7 +86,7 @@ def hopeless_limit(spec: RunSpec, parameters: int | None, devices: int) -> Probl
 
 
 def gpu_of(spec: RunSpec, machine: Machine) -> str | None:
-    """The name of the first GPU that a run takes; None on a CPU. Raises Problem for GPUs that are not there."""
+    """The name of the first GPU that a run takes; None on a CPU. Raises UserError for GPUs that are not there."""
     if machine.used_by(spec.knobs["devices"]).device != "cuda":
         return None
     return _chosen(spec, machine)[0].name

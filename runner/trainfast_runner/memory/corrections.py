@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from trainfast_runner.errors import Problem
+from trainfast_runner.errors import UserError
 from trainfast_runner.memory.ran_out import RanOut, counted_bytes, kept, limit_of, ran_out
 from trainfast_runner.records.home import home_directory
 from trainfast_runner.records.json_lines import write_atomically
@@ -82,7 +82,7 @@ def _read(home: Path | None) -> tuple[dict[str, Machine], str | None]:
     try:
         file = (home or home_directory()) / CORRECTIONS_FILE
         return msgspec.json.decode(file.read_bytes(), type=dict[str, Machine]), None
-    except (FileNotFoundError, Problem):
+    except (FileNotFoundError, UserError):
         return {}, None
     except (OSError, msgspec.DecodeError) as error:
         words = error.strerror if isinstance(error, OSError) else str(error)

@@ -14,7 +14,7 @@ from trainfast_runner.memory.sharding import PIPELINES
 from trainfast_runner.settings.compatibility.check import cannot_run_here
 
 if TYPE_CHECKING:
-    from trainfast_runner.errors import Problem
+    from trainfast_runner.errors import UserError
     from trainfast_runner.machine.devices import Machine
     from trainfast_runner.memory.model import MemoryModel
     from trainfast_runner.settings.spec import RunSpec
@@ -53,7 +53,7 @@ class Fit:
     room: Room | None = None
     margin_bytes: int = 0
     max_batch: int | None = None
-    cannot_run: Problem | None = None
+    cannot_run: UserError | None = None
 
     @property
     def needed_bytes(self) -> int:
@@ -75,7 +75,7 @@ class Fit:
 def fit_of(model: MemoryModel, spec: RunSpec, machine: Machine, ranks: int, host_free_bytes: int | None) -> Fit:
     """What the model says of a run on this machine, of whose host so much is free (None: unknown).
 
-    Raises Problem for GPUs that are not there, and for what is not predicted.
+    Raises UserError for GPUs that are not there, and for what is not predicted.
     """
     cannot_run = cannot_run_here(spec, machine)
     if cannot_run is None:

@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from trainfast_runner.errors import Problem
+from trainfast_runner.errors import UserError
 from trainfast_runner.memory.timeline import GRADS, NOTHING, Moment, Stretch, Vector
 
 COPIED, SPREAD = "dp", "naive-mp"
@@ -20,10 +20,10 @@ UNCONFIRMED = (COPIED, SPREAD)
 
 
 def devices_of(knobs: Mapping[str, Any]) -> int:
-    """How many GPUs the `devices` knob is about. Raises Problem where it leaves that open."""
+    """How many GPUs the `devices` knob is about. Raises UserError where it leaves that open."""
     devices = knobs["devices"]
     if devices is None:
-        raise Problem(f"the memory of strategy={knobs['strategy']} depends on the number of devices", key="devices")
+        raise UserError(f"the memory of strategy={knobs['strategy']} depends on the number of devices", key="devices")
     return devices if isinstance(devices, int) else len([one for one in str(devices).split("+") if one])
 
 

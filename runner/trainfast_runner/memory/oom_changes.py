@@ -11,7 +11,7 @@ from itertools import combinations, islice
 
 import msgspec
 
-from trainfast_runner.errors import Problem
+from trainfast_runner.errors import UserError
 from trainfast_runner.memory.model import MemoryModel
 from trainfast_runner.memory.oom_advice import Fix, cheapest, cost_of
 from trainfast_runner.memory.oom_margin import OomMargin
@@ -57,7 +57,7 @@ class Wanted:
                 return None
             found = model.predict(spec, self.ranks)
             return found, self.margin.of(model, spec, self.ranks, found)
-        except Problem:
+        except UserError:
             return None
 
     def fits(self, batch_size: int) -> bool:
@@ -141,7 +141,7 @@ def predict(model_of: ModelOf, spec: RunSpec, ranks: int) -> Prediction | None:
     try:
         model = model_of(spec)
         return None if model is None else model.predict(spec, ranks)
-    except Problem:
+    except UserError:
         return None
 
 
@@ -309,7 +309,7 @@ def _with(spec: RunSpec, settings: dict[str, str]) -> RunSpec | None:
     try:
         for name, value in settings.items():
             spec = with_setting(spec, f"{name}={value}")
-    except Problem:
+    except UserError:
         return None
     return spec
 

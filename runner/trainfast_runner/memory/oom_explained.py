@@ -37,9 +37,9 @@ def explain(
 ) -> OomExplanation:
     """What is to be said of a run that died of memory. `held_bytes` is what the rank says it held by then.
 
-    `model_of` gives the memory model of a spec, or None where it has not been traced; it may raise Problem where there
-    can be none. `parameters` are the worker's sizes of the model (`parameters`, `layers`, ...), for the estimates that
-    stand in where there is no model. `in_first_step`: no step had ended.
+    `model_of` gives the memory model of a spec, or None where it has not been traced; it may raise UserError where
+    there can be none. `parameters` are the worker's sizes of the model (`parameters`, `layers`, ...), for the
+    estimates that stand in where there is no model. `in_first_step`: no step had ended.
     """
     spec = of_record(run)
     phase = error.phase if error is not None else None

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from trainfast_runner.errors import Problem
+from trainfast_runner.errors import UserError
 from trainfast_runner.memory.one_process import SPREAD, devices_of
 from trainfast_runner.memory.sharding import FULL_BYTES, HALF_BYTES, MIXED, Whole
 from trainfast_runner.memory.timeline import (
@@ -121,10 +121,10 @@ def order(schedule: str, rank: int, degree: int, micro_batches: int) -> list[Act
 def peaks(
     whole: Whole, stretches: list[Stretch], optimizer_peak: list[float], cut: Pipeline | None, knobs: Mapping[str, Any]
 ) -> Peaks:
-    """Each phase's peak with the fullest stage. Raises Problem for a model that was not traced for its stages."""
+    """Each phase's peak with the fullest stage. Raises UserError for a model that was not traced for its stages."""
     count = stage_count(knobs)
     if cut is None or len(whole.stacks) != 1 or len(cut.stages) != count:
-        raise Problem(
+        raise UserError(
             "stages are predicted of a model with one stack of blocks, which this one has not", key="strategy"
         )
     knobs = _as_one_pipeline(knobs)
@@ -228,7 +228,7 @@ class _Rank:
         traced = [stretch for stretch in self.stretches if stretch.phase == phase and stretch.micro == micro]
         inside = [index for index, stretch in enumerate(traced) if stretch.place]
         if not inside:
-            raise Problem("this trace has no blocks to be cut between", key="strategy")
+            raise UserError("this trace has no blocks to be cut between", key="strategy")
         kept = self._kept(number)
         blocks = [
             msgspec.structs.replace(stretch, place=f"0:{index}")

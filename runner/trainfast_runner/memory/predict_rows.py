@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from trainfast_runner.errors import Problem
+from trainfast_runner.errors import UserError
 from trainfast_runner.machine import training_python
 from trainfast_runner.machine.cpu_devices import asks_for_cpu
 from trainfast_runner.machine.devices import Machine, look
@@ -40,12 +40,12 @@ class Answer:
 
     asked: Asked
     fit: Fit | None = None
-    hopeless: Problem | None = None
-    problem: Problem | None = None
+    hopeless: UserError | None = None
+    problem: UserError | None = None
 
 
 def asked_for(reference: str, settings: list[str]) -> list[Asked]:
-    """The run of PRESET or NAME/VARIANT, or each variant of a preset that has some. Raises Problem."""
+    """The run of PRESET or NAME/VARIANT, or each variant of a preset that has some. Raises UserError."""
     preset, chosen = presets.load(reference)
     if chosen is not None or not preset.variants:
         spec = resolve(reference, settings)
@@ -61,7 +61,7 @@ def answers(
 ) -> Iterator[tuple[int, Answer]]:
     """Each run's place and its answer, as soon as there is one; what cannot be predicted is answered with its problem.
 
-    `on_traced` hears how far the traces are, with the place of the run that the next one is for. Raises Problem where
+    `on_traced` hears how far the traces are, with the place of the run that the next one is for. Raises UserError where
     the training Python cannot be asked, and where all are for GPUs that cannot be used.
     """
     # Without a model: whether that can be built the trace will say.
@@ -79,7 +79,7 @@ def answers(
             if (refusal := cannot_run_anywhere(one.spec, machine)) is not None:
                 raise refusal
             ranks[place] = world.world_size(one.spec, machine)
-        except Problem as problem:
+        except UserError as problem:
             yield place, Answer(one, problem=problem)
     on_device: dict[str, list[int]] = {}
     for place in ranks:
@@ -95,14 +95,14 @@ def answers(
             yield place, _answer(asked[place], model, machine, ranks[place])
 
 
-def _answer(asked: Asked, model: MemoryModel | Problem, machine: Machine, ranks: int) -> Answer:
-    if isinstance(model, Problem):
+def _answer(asked: Asked, model: MemoryModel | UserError, machine: Machine, ranks: int) -> Answer:
+    if isinstance(model, UserError):
         return Answer(asked, problem=model)
     try:
         fit = fit_of(model, asked.spec, machine, ranks, host_free_bytes())
         parameters = None if asked.spec.knobs["strategy"] in TENSOR_PARALLEL else model.parameters
         hopeless = hopeless_limit(asked.spec, parameters, world.device_count(asked.spec, machine))
-    except Problem as problem:
+    except UserError as problem:
         return Answer(asked, problem=problem)
     return Answer(asked, fit, hopeless)
 

@@ -31,7 +31,7 @@ def predicted(
 ) -> dict[str, Any] | None:
     """What an earlier trace says of a run's memory on `gpus`, by name, as a `memory_model.Prediction`.
 
-    None without a trace. Raises Problem.
+    None without a trace. Raises UserError.
     """
     from trainfast_runner.memory.tracing import cached_model
 

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from trainfast_runner.errors import Problem
+from trainfast_runner.errors import UserError
 from trainfast_runner.memory.one_process import COPIED, SPREAD, with_copied_gradients
 from trainfast_runner.memory.timeline import (
     ACTIVATIONS,
@@ -319,9 +319,9 @@ PREDICTED = (*STRATEGIES, *STAGED)
 
 
 def sharing_of(knobs: Mapping[str, Any], ranks: int, whole: Whole) -> Sharing:
-    """The sharing of the knobs' strategy. Raises Problem for one whose memory is not predicted."""
+    """The sharing of the knobs' strategy. Raises UserError for one whose memory is not predicted."""
     strategy = str(knobs["strategy"])
     if strategy not in STRATEGIES:
-        raise Problem(f"the memory of strategy={strategy} is not predicted", key="strategy", allowed=list(PREDICTED))
+        raise UserError(f"the memory of strategy={strategy} is not predicted", key="strategy", allowed=list(PREDICTED))
     sharing = ranks // int(knobs["tp_degree"]) if strategy.endswith("+tp") else ranks
     return STRATEGIES[strategy](whole, sharing, knobs)

@@ -14,7 +14,7 @@ from typing import Any
 
 import msgspec
 
-from trainfast_runner.errors import Problem
+from trainfast_runner.errors import UserError
 from trainfast_runner.machine import training_python
 from trainfast_runner.memory import corrections
 from trainfast_runner.memory.model import MemoryModel
@@ -23,11 +23,11 @@ from trainfast_runner.memory.warm_tracer import WarmTracer
 from trainfast_runner.records.home import cache_directory
 from trainfast_runner.settings.spec import RunSpec
 
-Found = Course | Update | Problem
+Found = Course | Update | UserError
 """Of a part that was asked for."""
 
 
-class Untraceable(Problem):
+class Untraceable(UserError):
     """The tracer cannot follow this model; the message says why. Memory is then known only by running."""
 
 
@@ -59,7 +59,7 @@ def cached_models(
     """
     try:
         executable = training_python.find(python)
-    except Problem:
+    except UserError:
         return lambda spec: None
     there = training_python.installed(executable)
     found: dict[Path, Found] = {}
@@ -89,13 +89,13 @@ def trace_model(
     """The cached model, or a new trace in the training Python: a few seconds. `gpus` as for `trace_models`.
 
     Setting `given_up` ends the trace with training_python.GivenUp: a trace must not take the CPU of a measured run.
-    Raises Untraceable where the tracer cannot follow the model, Problem where the model cannot be built at all.
+    Raises Untraceable where the tracer cannot follow the model, UserError where the model cannot be built at all.
     """
     executable = training_python.find(python)
     parts = parts_of(spec, device, executable)
     with _alone(parts):
         [(_, model)] = trace_models([spec], device, python, on_traced, given_up, gpus, tracer)
-    if isinstance(model, Problem):
+    if isinstance(model, UserError):
         raise model
     return model
 
@@ -108,8 +108,8 @@ def trace_models(
     given_up: threading.Event | None = None,
     gpus: Sequence[str] = (),
     tracer: WarmTracer | None = None,
-) -> Iterator[tuple[int, MemoryModel | Problem]]:
-    """Each spec's place and its model, or the Problem that there is instead of it, as soon as it is there.
+) -> Iterator[tuple[int, MemoryModel | UserError]]:
+    """Each spec's place and its model, or the UserError that there is instead of it, as soon as it is there.
 
     What several have in common is traced once, all of it in one process of the training Python: that of `tracer`, or
     one that is ended with the iterator. Raises training_python.GivenUp once `given_up` is set.
@@ -124,7 +124,7 @@ def trace_models(
     _read(wanted, found)
     owed = dict(enumerate(wanted))
 
-    def complete() -> Iterator[tuple[int, MemoryModel | Problem]]:
+    def complete() -> Iterator[tuple[int, MemoryModel | UserError]]:
         for place, parts in list(owed.items()):
             if (model := _model(parts, found, device)) is not None:
                 del owed[place]
@@ -142,7 +142,7 @@ def trace_models(
     with closing(_traced(executable, requests, environment, given_up, imported, tracer)) as answers:
         for asked, part in answers:
             found[asked.file] = part
-            if not isinstance(part, Problem):
+            if not isinstance(part, UserError):
                 with suppress(OSError):
                     remember(asked, part)
             on_traced(_progress(requests, found, wanted))
@@ -156,17 +156,17 @@ def trace_anew(spec: RunSpec, device: str = "cpu", python: str | None = None, wh
     requests = _requests([parts], {})
     found = {asked.file: part for asked, part in _traced(executable, requests, _environment(device, ()))}
     model = _model(parts, found, device)
-    if isinstance(model, Problem):
+    if isinstance(model, UserError):
         raise model
     assert model is not None
     return model
 
 
-def _model(parts: Parts, found: Mapping[Path, Found], device: str) -> MemoryModel | Problem | None:
-    """Made of both parts, or the Problem with one of them; None where one is missing."""
+def _model(parts: Parts, found: Mapping[Path, Found], device: str) -> MemoryModel | UserError | None:
+    """Made of both parts, or the UserError with one of them; None where one is missing."""
     course, update = found.get(parts.course.file), found.get(parts.update.file)
     for part in (course, update):
-        if isinstance(part, Problem):
+        if isinstance(part, UserError):
             return part
     if not isinstance(course, Course) or not isinstance(update, Update):
         return None
@@ -248,11 +248,11 @@ def _traced(
                 asked = owed.pop(answer.pop("request"))
                 try:
                     yield asked, _understood(answer, Update if "optimizer_peak" in answer else Course)
-                except Problem as problem:
+                except UserError as problem:
                     yield asked, problem
     except training_python.GivenUp:
         raise
-    except Problem as problem:
+    except UserError as problem:
         yield from ((asked, problem) for asked in owed.values())
 
 

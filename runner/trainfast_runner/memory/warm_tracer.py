@@ -18,7 +18,7 @@ from contextlib import closing, suppress
 from tempfile import TemporaryFile
 from typing import Any
 
-from trainfast_runner.errors import Problem
+from trainfast_runner.errors import UserError
 from trainfast_runner.machine import training_python
 from trainfast_runner.machine.training_python import (
     LOOK_EVERY_S,
@@ -57,7 +57,7 @@ class WarmTracer:
         """The answer to each of `arguments`, JSON for trace_memory.py, as soon as it is there.
 
         Before the first answer of a new process comes `{"imported": true}`. Closing the iterator or setting `given_up`
-        ends the trace, not the process. Raises Problem where an answer fails to come, GivenUp.
+        ends the trace, not the process. Raises UserError where an answer fails to come, GivenUp.
         """
         while not self._turn.acquire(timeout=LOOK_EVERY_S):
             if given_up.is_set():
@@ -121,7 +121,7 @@ class _Server:
             )
         except OSError as error:
             self._complaints.close()
-            raise Problem(f"{executable} does not start: {error.strerror}", key="python") from None
+            raise UserError(f"{executable} does not start: {error.strerror}", key="python") from None
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         self._stdin, self._stdout = self._process.stdin, self._process.stdout

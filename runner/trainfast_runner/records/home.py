@@ -17,7 +17,7 @@ from typing import TypeVar
 import msgspec
 import platformdirs
 
-from trainfast_runner.errors import Problem, nearest
+from trainfast_runner.errors import UserError, nearest
 from trainfast_runner.records.json_lines import DAMAGE
 from trainfast_runner.records.result import Result
 from trainfast_runner.records.run_file import RunFile
@@ -50,7 +50,7 @@ def home_directory() -> Path:
     if expanded.startswith("~"):
         # A user without an entry in the password file, as containers have them, and without HOME.
         whose = expanded.partition("/")[0]
-        raise Problem(
+        raise UserError(
             f"there is no home directory for {whose}: set TRAINFAST_HOME to a directory you can write",
             key="TRAINFAST_HOME",
         )
@@ -58,12 +58,14 @@ def home_directory() -> Path:
         path = os.path.abspath(expanded)
         path.encode()
     except FileNotFoundError:
-        raise Problem(
+        raise UserError(
             f"{expanded} starts in the current directory, which has been deleted: cd to another one",
             key="TRAINFAST_HOME",
         ) from None
     except UnicodeEncodeError:
-        raise Problem(f"{os.fsencode(expanded)!r} is not UTF-8: give another directory", key="TRAINFAST_HOME") from None
+        raise UserError(
+            f"{os.fsencode(expanded)!r} is not UTF-8: give another directory", key="TRAINFAST_HOME"
+        ) from None
     return Path(path)
 
 
@@ -84,7 +86,7 @@ class Home:
         self.runs = self.path / "runs"
 
     def ready(self) -> Home:
-        """Make the directories, mode 0700. Raises Problem when they cannot be used."""
+        """Make the directories, mode 0700. Raises UserError when they cannot be used."""
         try:
             for directory in (self.path, self.runs):
                 directory.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -114,11 +116,11 @@ class Home:
         return self.runs / run_id
 
     def find(self, reference: str) -> str:
-        """The id behind an id, a unique prefix of one, or `last`. Raises Problem."""
+        """The id behind an id, a unique prefix of one, or `last`. Raises UserError."""
         ids = self.run_ids()
         if reference == "last":
             if not ids:
-                raise Problem("there is no run yet", key="last", advice="trainfast-tui run tiny-llama")
+                raise UserError("there is no run yet", key="last", advice="trainfast-tui run tiny-llama")
             return ids[-1]
         if reference in ids:
             return reference
@@ -126,8 +128,8 @@ class Home:
         if len(matching) == 1:
             return matching[0]
         if matching:
-            raise Problem(f"{reference!r} fits {len(matching)} runs", key=reference, allowed=matching[-5:])
-        raise Problem(
+            raise UserError(f"{reference!r} fits {len(matching)} runs", key=reference, allowed=matching[-5:])
+        raise UserError(
             f"there is no run {reference!r}",
             key=reference,
             nearest=nearest(reference, ids[-200:]),
@@ -135,7 +137,7 @@ class Home:
         )
 
     def new_run(self, slug: str) -> tuple[str, Path]:
-        """A new, empty run directory. Raises Problem when the home cannot be written."""
+        """A new, empty run directory. Raises UserError when the home cannot be written."""
         self.ready()
         stamp = self._next_stamp()
         while True:
@@ -170,14 +172,14 @@ class Home:
             os.close(fd)
 
     def remove(self, run_id: str) -> None:
-        """Delete a run's directory. Raises Problem while anything of it is alive."""
+        """Delete a run's directory. Raises UserError while anything of it is alive."""
         directory = self.directory(run_id)
         if stays_alive(directory):
-            raise Problem(f"{run_id} is still running", key=run_id, advice=f"trainfast-tui stop {run_id}")
+            raise UserError(f"{run_id} is still running", key=run_id, advice=f"trainfast-tui stop {run_id}")
         shutil.rmtree(directory)
 
 
-def home_problem(path: Path, error: OSError) -> Problem:
+def home_problem(path: Path, error: OSError) -> UserError:
     """Why the home cannot be used and what to do, in one line."""
     cure = {
         errno.ENOSPC: "the disk is full: free some space",
@@ -187,7 +189,7 @@ def home_problem(path: Path, error: OSError) -> Problem:
         errno.ENOTDIR: "a part of this path is a file",
         errno.EEXIST: "a part of this path is a file",
     }.get(error.errno or 0, os.strerror(error.errno or 0))
-    return Problem(f"cannot use {path}: {cure}; or set TRAINFAST_HOME to another directory", key="TRAINFAST_HOME")
+    return UserError(f"cannot use {path}: {cure}; or set TRAINFAST_HOME to another directory", key="TRAINFAST_HOME")
 
 
 @contextmanager

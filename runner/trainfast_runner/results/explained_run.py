@@ -130,7 +130,7 @@ def trace_changes(
 
     `held_bytes` is what the rank that died says it held. `tracer` traces, where it is given, and stays.
 
-    Yields how many are left, before each. Ends early once `given_up` is set. Raises Problem where the training Python
+    Yields how many are left, before each. Ends early once `given_up` is set. Raises UserError where the training Python
     cannot be asked.
     """
     from trainfast_runner.machine.training_python import GivenUp

@@ -17,7 +17,7 @@ from typing import Any
 import msgspec
 
 from trainfast_runner import __version__
-from trainfast_runner.errors import Problem
+from trainfast_runner.errors import UserError
 from trainfast_runner.machine import training_python
 from trainfast_runner.machine.calibration import ceiling_of
 from trainfast_runner.machine.devices import Machine, look, sample_gpus
@@ -104,7 +104,7 @@ class RunPlan:
 def plan(spec: RunSpec, python: str | None = None) -> RunPlan:
     """Check a run against this machine and the training Python; about a second the first time.
 
-    Raises Problem; with exit code 3 when `memory_limit` is below what the parameters alone need.
+    Raises UserError; with exit code 3 when `memory_limit` is below what the parameters alone need.
     """
     spec = replace(spec, data=expand_paths(spec.data))
     limit = spec.knobs["memory_limit"]
@@ -166,7 +166,7 @@ def _as_recorded(spec: RunSpec, machine: Machine) -> RunSpec:
 def start(plan: RunPlan, home: Home) -> Path:
     """Start the run and return its directory once the supervisor holds its lock.
 
-    Raises DevicesBusy when a live run of this home uses one of its devices, Problem when the home cannot be written.
+    Raises DevicesBusy when a live run of this home uses one of its devices, UserError when the home cannot be written.
     """
     home.ready()
     _refuse_busy(plan, home)
@@ -195,7 +195,7 @@ def _with_thread_policy(plan: RunPlan) -> RunPlan:
     return replace(plan, threads=policy, env={**plan.env, **policy.env})
 
 
-class DevicesBusy(Problem):
+class DevicesBusy(UserError):
     """A live run of this home uses a device that was asked for; it can be waited for."""
 
 
@@ -215,7 +215,7 @@ def _write_run_file(run: RunFile, directory: Path) -> None:
         write_atomically(directory / RUN_FILE, msgspec.json.encode(run))
     except UnicodeEncodeError as error:
         shutil.rmtree(directory, ignore_errors=True)
-        raise Problem(f"{os.fsencode(error.object)!r} is not UTF-8 and cannot be recorded") from None
+        raise UserError(f"{os.fsencode(error.object)!r} is not UTF-8 and cannot be recorded") from None
     except OSError:
         shutil.rmtree(directory, ignore_errors=True)
         raise
@@ -312,7 +312,7 @@ def _predicted(plan: RunPlan) -> dict[str, Any] | None:
     """What an earlier trace says of this run's memory. A launch itself traces nothing."""
     try:
         return predicted(plan.spec, plan.device, plan.python, plan.world_size, plan.device_names)
-    except Problem:
+    except UserError:
         return None
 
 
@@ -337,7 +337,7 @@ def _spawn_supervisor(directory: Path) -> None:
             # Before it has begun it dies of this; a late one ends all that it started.
             process.send_signal(signal.SIGUSR1)
             said = (directory / "supervisor.log").read_text(errors="replace").strip().splitlines() or ["nothing"]
-            raise Problem(f"the supervisor did not start; it said: {said[-1]}", key="supervisor", exit_code=4)
+            raise UserError(f"the supervisor did not start; it said: {said[-1]}", key="supervisor", exit_code=4)
         time.sleep(0.01)
 
 

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from trainfast_runner.errors import Problem
+from trainfast_runner.errors import UserError
 from trainfast_runner.machine.processes import Identity, descendants, is_running, send
 from trainfast_runner.records.home import is_alive
 from trainfast_runner.records.result import Result
@@ -27,7 +27,7 @@ KILLED_WITHIN_S = 10.0
 def request_stop(directory: Path) -> bool:
     """Ask the run to end: its supervisor begins the stop ladder; asking again changes nothing.
 
-    False when the run goes on without a supervisor: `stop_unsupervised` ends it. Raises Problem when it has ended.
+    False when the run goes on without a supervisor: `stop_unsupervised` ends it. Raises UserError when it has ended.
     """
     return _tell_supervisor(directory, signal.SIGTERM)
 
@@ -43,11 +43,11 @@ def stop_unsupervised(
     """The stop ladder for a run without a supervisor; returns its result (`lost`) when nothing of it is left.
 
     `on_tick` gets the seconds left until SIGKILL, about ten times a second. None when processes remain that this
-    user cannot end. Raises Problem when the run has ended, or when it has a supervisor.
+    user cannot end. Raises UserError when the run has ended, or when it has a supervisor.
     """
     _refuse_ended(directory)
     if supervisor_of(directory) is not None:
-        raise Problem(f"{directory.name} has a supervisor: ask that to stop", key=directory.name)
+        raise UserError(f"{directory.name} has a supervisor: ask that to stop", key=directory.name)
     launched, ranks = launched_child_of(directory), ranks_of(directory)
     first = [*([launched] if launched is not None else ranks), *forks_left_by(directory)]
     known = _with_descendants({*first, *ranks})
@@ -84,4 +84,4 @@ def _tell_supervisor(directory: Path, signum: int) -> bool:
 def _refuse_ended(directory: Path) -> None:
     now = state_of(directory)
     if now.ended:
-        raise Problem(f"{directory.name} is not running: it is {now.state}", key=directory.name)
+        raise UserError(f"{directory.name} is not running: it is {now.state}", key=directory.name)

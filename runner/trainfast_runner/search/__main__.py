@@ -14,7 +14,7 @@ from pathlib import Path
 
 import msgspec
 
-from trainfast_runner.errors import Problem
+from trainfast_runner.errors import UserError
 from trainfast_runner.records.home import Home
 from trainfast_runner.running import launch
 from trainfast_runner.search.conduct import conduct
@@ -58,7 +58,7 @@ def main() -> None:
         conduct(
             directory, plan, home, options, on_line=on_line, is_cancelled=lambda: bool(cancelled), began_ns=began_ns
         )
-    except Problem as problem:
+    except UserError as problem:
         answer({"error": {"message": problem.line(), "key": problem.key, "exit_code": problem.exit_code}})
         sys.exit(1)
 

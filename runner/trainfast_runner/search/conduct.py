@@ -13,7 +13,7 @@ from pathlib import Path
 
 import msgspec
 
-from trainfast_runner.errors import Problem
+from trainfast_runner.errors import UserError
 from trainfast_runner.machine.processes import boot_id, identify
 from trainfast_runner.records.home import Home, home_problem, is_alive, read_result
 from trainfast_runner.records.result import Result
@@ -71,11 +71,11 @@ def conduct(
 
     The time since `began_ns` (CLOCK_MONOTONIC), in which the plan was made, is counted as the search's.
 
-    Raises Problem when another process conducts it, and when its device is in use.
+    Raises UserError when another process conducts it, and when its device is in use.
     """
     with ExitStack() as stack:
         if not stack.enter_context(exclusive(directory)):
-            raise Problem(
+            raise UserError(
                 f"{directory.name} is being conducted by another process",
                 key=directory.name,
                 advice="--fresh for another search beside it",
@@ -134,13 +134,13 @@ class _Conductor:
                     return self._end(ended)
         except Interrupted:
             return self._end(Ended(state="cancelled", reason=CANCELLED))
-        except Problem as problem:
-            with suppress(Problem):  # a full disk takes no last line either
+        except UserError as problem:
+            with suppress(UserError):  # a full disk takes no last line either
                 self._end(Ended(state="cancelled", reason=problem.line()))
             raise
         except Exception as error:
             # A screen has nothing but the journal to learn of it from.
-            with suppress(Problem):
+            with suppress(UserError):
                 self._end(Ended(state="failed", reason=f"{type(error).__name__}: {error}"))
             raise
 
@@ -214,7 +214,7 @@ class _Conductor:
         result = process.result
         assert result is not None
         if result.state != "oom":
-            raise Problem(_words(result), key=result.run_id, exit_code=4)
+            raise UserError(_words(result), key=result.run_id, exit_code=4)
         # Without a batch there is nothing smaller to try: the model itself does not fit.
         error = result.error
         self._write(

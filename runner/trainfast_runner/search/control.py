@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from trainfast_runner.errors import Problem
+from trainfast_runner.errors import UserError
 from trainfast_runner.machine.processes import Identity, boot_id, reap_when_ended, send
 from trainfast_runner.records.home import Home
 from trainfast_runner.records.run_file import RecordedSpec
@@ -45,7 +45,7 @@ def start_search(
     """Start, or continue, the search for the largest batch of `spec`; the directory of its journal.
 
     The conductor is a session of its own and outlives the caller. Returns once it holds the search, which takes as
-    long as checking the spec against the training Python: seconds. Raises Problem with what the conductor refused.
+    long as checking the spec against the training Python: seconds. Raises UserError with what the conductor refused.
     """
     order = Order(
         home=str(home.path),
@@ -59,7 +59,7 @@ def start_search(
     answer = _conduct(order)
     if "error" in answer:
         error = answer["error"]
-        raise Problem(error["message"], key=error["key"], exit_code=error["exit_code"])
+        raise UserError(error["message"], key=error["key"], exit_code=error["exit_code"])
     return Path(answer["search_dir"])
 
 
@@ -82,7 +82,7 @@ def _conduct(order: Order) -> dict[str, Any]:
     try:
         return msgspec.json.decode(said, type=dict[str, Any])
     except msgspec.DecodeError:
-        raise Problem("the search did not start", key="search", exit_code=4) from None
+        raise UserError("the search did not start", key="search", exit_code=4) from None
 
 
 def pause(directory: Path) -> None:

@@ -14,7 +14,7 @@ CHECK_EVERY_S = 0.1
 
 
 def check_coolable(plan: RunPlan, below_c: float | None) -> None:
-    """Raise Problem now where the watched GPUs give no temperature to wait for, or that is no temperature."""
+    """Raise UserError now where the watched GPUs give no temperature to wait for, or that is no temperature."""
     if below_c is not None:
         with closing(cooling.cooling(_watched(plan), below_c)) as looks:
             next(looks, None)
@@ -27,7 +27,7 @@ def cool_down(
 
     `write` gets a line at the first look, whenever the hottest GPU has another whole degree, and once where it does
     not fall any more. `check` is called
-    all the while, and gives up by raising. Raises Problem where the GPUs cool no further.
+    all the while, and gives up by raising. Raises UserError where the GPUs cool no further.
     """
     if below_c is None:
         return

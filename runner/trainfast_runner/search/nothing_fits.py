@@ -8,7 +8,7 @@ from contextlib import closing, suppress
 
 import msgspec
 
-from trainfast_runner.errors import Problem
+from trainfast_runner.errors import UserError
 from trainfast_runner.memory.oom_explained import explain
 from trainfast_runner.records.home import Home, read_result, read_run_file
 from trainfast_runner.records.result import OomExplanation, RunError
@@ -59,7 +59,7 @@ def _trace_changes(
 ) -> None:
     """Have the memory models of the changes that might do."""
     deadline = time.monotonic() + TRACES_WITHIN_S
-    with suppress(Problem), closing(trace_changes(run, error, python, held_bytes=held_bytes)) as traces:
+    with suppress(UserError), closing(trace_changes(run, error, python, held_bytes=held_bytes)) as traces:
         for _ in traces:
             check()
             if time.monotonic() > deadline:

@@ -7,7 +7,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from trainfast_runner.errors import Problem
+from trainfast_runner.errors import UserError
 from trainfast_runner.records.home import Home
 from trainfast_runner.records.run_file import Clock
 from trainfast_runner.running.launch import RunPlan
@@ -34,17 +34,17 @@ class Options:
 
 
 def check_plan(plan: RunPlan, options: Options) -> None:
-    """Raise Problem for what cannot be searched."""
+    """Raise UserError for what cannot be searched."""
     knobs = plan.spec.knobs
     if knobs["strategy"] not in STRATEGIES:
-        raise Problem(
+        raise UserError(
             f"search max-batch does not change the batch of strategy={knobs['strategy']} while it runs",
             key="strategy",
             allowed=STRATEGIES,
             nearest="fsdp",
         )
     if knobs["engine"] != "native":
-        raise Problem(
+        raise UserError(
             f"search max-batch tries sizes with engine=native, not engine={knobs['engine']}",
             key="engine",
             allowed=["native"],
@@ -52,13 +52,13 @@ def check_plan(plan: RunPlan, options: Options) -> None:
         )
     own = malloc_settings(os.environ) if plan.device == "cpu" else []
     if own:
-        raise Problem(
+        raise UserError(
             f"{', '.join(own)}: a batch search on the CPU measures memory by malloc thresholds of its own",
             key=own[0],
             advice=f"env -u {' -u '.join(own)} trainfast-tui search ...",
         )
     if options.proof_steps < 2:
-        raise Problem(f"--proof-steps {options.proof_steps}: at least 2", key="--proof-steps")
+        raise UserError(f"--proof-steps {options.proof_steps}: at least 2", key="--proof-steps")
     check_coolable(plan, options.cool_to_c)
 
 

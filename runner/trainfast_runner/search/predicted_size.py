@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from dataclasses import dataclass, replace
 
-from trainfast_runner.errors import Problem
+from trainfast_runner.errors import UserError
 from trainfast_runner.machine.training_python import GivenUp
 from trainfast_runner.memory.model import MemoryModel
 from trainfast_runner.memory.prediction import Prediction
@@ -73,5 +73,5 @@ def predict(plan: RunPlan, given_up: threading.Event) -> Foresight:
         return Foresight(found.on(next(iter(plan.device_names), None)))
     except GivenUp:
         return Foresight(None, "the trace took too long")
-    except Problem as problem:
+    except UserError as problem:
         return Foresight(None, problem.message)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import msgspec
 
-from trainfast_runner.errors import Problem
+from trainfast_runner.errors import UserError
 from trainfast_runner.records.home import RESULT_FILE, is_alive, read_result
 from trainfast_runner.records.json_lines import Appender, Tail
 from trainfast_runner.records.result import Result
@@ -121,7 +121,7 @@ class WarmProcess:
 
 
 def wait_for_result(directory: Path, check: Callable[[], None]) -> Result:
-    """The result of a run, once it has ended. Raises Problem where it ends without one."""
+    """The result of a run, once it has ended. Raises UserError where it ends without one."""
     end = _End(directory)
     while (result := end.result()) is None:
         check()
@@ -137,7 +137,7 @@ class _End:
         self._gone_since: float | None = None
 
     def result(self) -> Result | None:
-        """The result; None while there is none yet. Raises Problem where the run is gone and leaves none to read."""
+        """The result; None while there is none yet. Raises UserError where the run is gone and leaves none to read."""
         result = read_result(self._directory)
         if result is not None and result.provisional:
             result = settle(self._directory)  # its supervisor was killed in the analysis
@@ -147,7 +147,7 @@ class _End:
         elif self._gone_since is None:
             self._gone_since = time.monotonic()
         elif time.monotonic() - self._gone_since > RESULT_WITHIN_S:
-            raise Problem(f"{self._directory.name} has no readable result", key=self._directory.name, exit_code=5)
+            raise UserError(f"{self._directory.name} has no readable result", key=self._directory.name, exit_code=5)
         return result
 
 
@@ -163,5 +163,5 @@ def end_run(directory: Path) -> None:
                 kill_now(directory)
                 deadline = float("inf")
             time.sleep(LOOK_EVERY_S)
-    except Problem:
+    except UserError:
         return  # it ended by itself meanwhile

@@ -11,7 +11,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from trainfast_runner.errors import Problem
+from trainfast_runner.errors import UserError
 from trainfast_runner.records import cache_entries
 from trainfast_runner.records.cache_entries import Unneeded, disk_bytes
 from trainfast_runner.records.home import LOCK_FILE, RUN_FILE, STAMP, STAMP_EXAMPLE, Home, is_alive, read_run_file
@@ -52,12 +52,12 @@ class Plan:
 
 
 def seconds_of(age: str) -> float:
-    """An age as it is typed: 12h, 30d, 2w. Raises Problem."""
+    """An age as it is typed: 12h, 30d, 2w. Raises UserError."""
     match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([a-z]*)", age.strip().lower())
     if match is not None and match[2] in UNITS_S:
         return float(match[1]) * UNITS_S[match[2]]
     near = None if match is None else f"{match[1]}{match[2][:1] if match[2][:1] in UNITS_S else 'd'}"
-    raise Problem(f"--older-than {age}: not an age", key="--older-than", allowed=["12h", "30d", "2w"], nearest=near)
+    raise UserError(f"--older-than {age}: not an age", key="--older-than", allowed=["12h", "30d", "2w"], nearest=near)
 
 
 def plan(home: Home, cache: Path, keep: int | None, older_than_s: float | None) -> Plan:
@@ -102,7 +102,7 @@ def carry_out(home: Home, found: Plan) -> dict[str, int]:
     A run or a search stays that came alive meanwhile, and whatever cannot be deleted.
     """
     for run_id in found.runs:
-        with suppress(Problem, OSError):
+        with suppress(UserError, OSError):
             home.remove(run_id)
     searches = {search_id: home.path / "searches" / search_id for search_id in found.searches}
     for directory in searches.values():

@@ -45,7 +45,7 @@ def unfinished(home: Home, key: str) -> Path | None:
 def newest_search(home: Home) -> Path | None:
     """The newest search that somebody works on, else the newest of this boot; None where there is neither.
 
-    Raises Problem where they cannot be listed.
+    Raises UserError where they cannot be listed.
     """
     found = search_directories(home)[: -LOOKED_AT - 1 : -1]
     live = next((directory for directory in found if is_conducted(directory)), None)
@@ -56,7 +56,7 @@ def newest_search(home: Home) -> Path | None:
 
 
 def search_directories(home: Home) -> list[Path]:
-    """Every search of a home, oldest first. Raises Problem where they cannot be listed."""
+    """Every search of a home, oldest first. Raises UserError where they cannot be listed."""
     try:
         with os.scandir(home.path / "searches") as entries:
             names = sorted(entry.name for entry in entries if os.path.exists(os.path.join(entry.path, JOURNAL_FILE)))
@@ -68,7 +68,7 @@ def search_directories(home: Home) -> list[Path]:
 
 
 def new_search(home: Home, name: str) -> Path:
-    """A new, empty search directory, its id made as a run's. Raises Problem when the home cannot be written."""
+    """A new, empty search directory, its id made as a run's. Raises UserError when the home cannot be written."""
     directory = home.path / "searches" / new_id(time.strftime(STAMP, time.gmtime()), name, "search")
     try:
         directory.parent.mkdir(mode=0o700, parents=True, exist_ok=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from trainfast_runner.errors import Problem
+from trainfast_runner.errors import UserError
 from trainfast_runner.settings.knob_values import Choice, DeviceList, KnobValue, Values
 
 Knobs = dict[str, KnobValue]
@@ -45,11 +45,11 @@ class Knob:
         return not self.only_with or knobs["strategy"] in self.only_with
 
     def read(self, raw: object) -> KnobValue:
-        """A typed value; raises Problem naming this knob."""
+        """A typed value; raises UserError naming this knob."""
         try:
             return self.values.read(raw)
-        except Problem as problem:
-            raise Problem(
+        except UserError as problem:
+            raise UserError(
                 f"{self.name}: {problem.message}",
                 key=self.name,
                 allowed=problem.allowed or [self.values.describe()],

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from trainfast_runner.errors import Problem, nearest
+from trainfast_runner.errors import UserError, nearest
 from trainfast_runner.machine.cpu_devices import CPU
 
 type_names = {int: "a whole number", float: "a number", str: "text"}
@@ -35,7 +35,7 @@ class Values(Protocol):
     """The set of values of one knob."""
 
     def read(self, raw: object) -> KnobValue:
-        """A typed value from TOML or from the command line's text; raises Problem without a key."""
+        """A typed value from TOML or from the command line's text; raises UserError without a key."""
 
     def ladder(self, current: KnobValue) -> Sequence[KnobValue]:
         """The values the arrows step through, in order; contains `current`."""
@@ -60,14 +60,14 @@ class Choice:
         if isinstance(raw, bool) and {"on", "off"} <= set(self.options):
             raw = "on" if raw else "off"
         if not isinstance(raw, str):
-            raise Problem(f"must be one of its names, not {raw!r}", allowed=self.working)
+            raise UserError(f"must be one of its names, not {raw!r}", allowed=self.working)
         word = raw.strip()
         if word in self.pending:
-            raise Problem(f"{word} is not available in this version", allowed=self.working)
+            raise UserError(f"{word} is not available in this version", allowed=self.working)
         if word not in self.options:
             parts = word.split("+")
             apart = len(parts) > 1 and all(part in self.options for part in parts)
-            raise Problem(
+            raise UserError(
                 f"{' and '.join(parts)} do not work together" if apart else f"{word!r} is not one of its values",
                 allowed=self.working,
                 nearest=nearest(word, self.working),
@@ -92,7 +92,7 @@ class Whole:
     def read(self, raw: object) -> int:
         number = _number(raw, int)
         if not self.least <= number <= self.most:
-            raise Problem(f"{int(number)} is out of range", allowed=[self.describe()])
+            raise UserError(f"{int(number)} is out of range", allowed=[self.describe()])
         return int(number)
 
     def ladder(self, current: KnobValue) -> Sequence[KnobValue]:
@@ -114,7 +114,7 @@ class Real:
     def read(self, raw: object) -> float:
         number = float(_number(raw, float))
         if not self.least <= number <= self.most:
-            raise Problem(f"{number:g} is out of range", allowed=[self.describe()])
+            raise UserError(f"{number:g} is out of range", allowed=[self.describe()])
         return number
 
     def ladder(self, current: KnobValue) -> Sequence[KnobValue]:
@@ -135,7 +135,7 @@ class BytesPerRank:
         if raw in (None, "none", "auto"):
             return None
         if not isinstance(raw, str):
-            raise Problem(f"{raw!r} needs a unit", allowed=[self.describe()])
+            raise UserError(f"{raw!r} needs a unit", allowed=[self.describe()])
         parse_bytes_per_rank(raw)
         return raw.replace(" ", "")
 
@@ -160,20 +160,20 @@ class DeviceList:
         if raw in (None, "auto"):
             return None
         if isinstance(raw, bool) or not isinstance(raw, int | str):
-            raise Problem(f"{raw!r} is neither a count nor a list", allowed=[self.describe()])
+            raise UserError(f"{raw!r} is neither a count nor a list", allowed=[self.describe()])
         text = str(raw).strip()
         if self.always_list and text in {"", "none"}:
             return ""
         if not self.always_list and text.lower().startswith(CPU):
             return _cpu(text)
         if not re.fullmatch(r"\d{1,4}(\+\d{1,4})*\+?", text):
-            raise Problem(f"{text[:40]!r} is neither a count nor a list", allowed=[self.describe()])
+            raise UserError(f"{text[:40]!r} is neither a count nor a list", allowed=[self.describe()])
         indexes = [int(part) for part in text.split("+") if part]
         if len(set(indexes)) != len(indexes):
-            raise Problem(f"{text!r} names a device twice", allowed=[self.describe()])
+            raise UserError(f"{text!r} names a device twice", allowed=[self.describe()])
         if "+" not in text and not self.always_list:
             if indexes[0] < 1:
-                raise Problem("a count of devices starts at 1", allowed=[self.describe()])
+                raise UserError("a count of devices starts at 1", allowed=[self.describe()])
             return indexes[0]
         return "+".join(map(str, indexes)) + ("+" if len(indexes) == 1 and not self.always_list else "")
 
@@ -195,7 +195,7 @@ class FreeText:
         if raw in (None, "none", "auto"):
             return None
         if not isinstance(raw, str) or not raw:
-            raise Problem("must be a path", allowed=[self.describe()])
+            raise UserError("must be a path", allowed=[self.describe()])
         return raw
 
     def ladder(self, current: KnobValue) -> Sequence[KnobValue]:
@@ -206,47 +206,47 @@ class FreeText:
 
 
 def _cpu(text: str) -> str:
-    """`cpu`, or `cpu:N` for N processes. Raises Problem with the nearest of them."""
+    """`cpu`, or `cpu:N` for N processes. Raises UserError with the nearest of them."""
     allowed = [CPU, f"{CPU}:1 to {CPU}:{MOST_CPU_PROCESSES}"]
     found = re.fullmatch(rf"{CPU}(?::(\d{{1,9}}))?", text)
     if found is None:
-        raise Problem(f"{text[:40]!r} is not the CPU", allowed=allowed, nearest=CPU)
+        raise UserError(f"{text[:40]!r} is not the CPU", allowed=allowed, nearest=CPU)
     if found[1] is None:
         return CPU
     count = min(max(1, int(found[1])), MOST_CPU_PROCESSES)
     if count != int(found[1]):
-        raise Problem(f"{text} asks for {found[1]} processes on the CPU", allowed=allowed, nearest=f"{CPU}:{count}")
+        raise UserError(f"{text} asks for {found[1]} processes on the CPU", allowed=allowed, nearest=f"{CPU}:{count}")
     return f"{CPU}:{count}"
 
 
 def parse_bytes(text: str) -> int:
-    """Bytes of a figure with a unit: binary (`2GiB`) or decimal (`1.5GB`). Raises Problem without a unit."""
+    """Bytes of a figure with a unit: binary (`2GiB`) or decimal (`1.5GB`). Raises UserError without a unit."""
     found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]+)\s*", text)
     if not found or found[2] not in BYTE_UNITS:
         units = [unit for unit in BYTE_UNITS if unit != "KB"]
         folded = {unit.lower(): unit for unit in units}
         meant = folded.get(found[2].lower()) if found else None
         near = f"{found[1]}{meant}" if found and meant else None
-        raise Problem(f"{text!r} is not a number of bytes with a unit", allowed=units, nearest=near)
+        raise UserError(f"{text!r} is not a number of bytes with a unit", allowed=units, nearest=near)
     size = float(found[1]) * BYTE_UNITS[found[2]]
     if size < 1:
-        raise Problem(f"{text!r} leaves no memory at all")
+        raise UserError(f"{text!r} leaves no memory at all")
     if size > MOST_BYTES:
-        raise Problem(f"{found[1][:20]} {found[2]} is more than any machine has")
+        raise UserError(f"{found[1][:20]} {found[2]} is more than any machine has")
     return int(size)
 
 
 def parse_bytes_per_rank(text: str) -> list[int]:
-    """`2GiB` gives one figure for every rank, `2GiB+1536MiB` one for each. Raises Problem without units."""
+    """`2GiB` gives one figure for every rank, `2GiB+1536MiB` one for each. Raises UserError without units."""
     if "," in text and len(text) < MOST_TEXT:
         joined = "+".join(part.strip() for part in text.split(","))
-        raise Problem(f"{text!r}: figures of several ranks are joined by +", nearest=joined)
+        raise UserError(f"{text!r}: figures of several ranks are joined by +", nearest=joined)
     return [parse_bytes(part) for part in text.split("+")]
 
 
 def _number(raw: object, kind: type[int] | type[float]) -> int | float:
-    """An int or float from TOML or text; underscores as in TOML; raises Problem."""
-    refusal = Problem(f"must be {type_names[kind]}, not {raw!r}")
+    """An int or float from TOML or text; underscores as in TOML; raises UserError."""
+    refusal = UserError(f"must be {type_names[kind]}, not {raw!r}")
     if isinstance(raw, bool) or not isinstance(raw, int | float | str):
         raise refusal
     if isinstance(raw, str):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from trainfast_runner.errors import Problem, nearest
+from trainfast_runner.errors import UserError, nearest
 from trainfast_runner.settings.knob_type import Equivalent, Knob, Knobs
 from trainfast_runner.settings.knob_values import BytesPerRank, Choice, DeviceList, FreeText, Real, Whole
 
@@ -384,9 +384,9 @@ BY_NAME: Mapping[str, Knob] = {knob.name: knob for knob in KNOBS}
 
 
 def knob(name: str) -> Knob:
-    """The entry of that name. Raises Problem with the nearest name."""
+    """The entry of that name. Raises UserError with the nearest name."""
     if name not in BY_NAME:
-        raise Problem(
+        raise UserError(
             f"there is no knob {name!r}",
             key=name,
             allowed=None if nearest(name, BY_NAME) else BY_NAME,

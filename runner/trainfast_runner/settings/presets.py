@@ -10,7 +10,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from trainfast_runner.errors import Problem, nearest
+from trainfast_runner.errors import UserError, nearest
 from trainfast_runner.settings.knob_type import Knobs
 from trainfast_runner.settings.knobs import knob
 from trainfast_runner.settings.toml_places import line_of
@@ -57,12 +57,12 @@ class Preset:
     shipped: bool
 
     def variant(self, id: str) -> Variant:
-        """The variant of that id. Raises Problem with the nearest."""
+        """The variant of that id. Raises UserError with the nearest."""
         for row in self.variants:
             if row.id == id:
                 return row
         ids = [row.id for row in self.variants]
-        raise Problem(f"preset {self.name} has no variant {id!r}", key=id, allowed=ids, nearest=nearest(id, ids))
+        raise UserError(f"preset {self.name} has no variant {id!r}", key=id, allowed=ids, nearest=nearest(id, ids))
 
     def model_of(self, variant: Variant | None) -> dict[str, Any]:
         """`[model]` of the preset, or of one of its variants."""
@@ -93,7 +93,7 @@ def names() -> dict[str, Path]:
 def load(reference: str) -> tuple[Preset, Variant | None]:
     """The preset behind `NAME`, `NAME/VARIANT_ID` or a path ending in `.toml` (`x.toml/VARIANT_ID` too).
 
-    Raises Problem naming file, line, key and the nearest valid name.
+    Raises UserError naming file, line, key and the nearest valid name.
     """
     head, separator, id = reference.partition(".toml/")
     if separator or reference.endswith(".toml"):
@@ -107,7 +107,7 @@ def load(reference: str) -> tuple[Preset, Variant | None]:
 def _file_of(name: str) -> Path:
     known = names()
     if name not in known:
-        raise Problem(f"there is no preset {name!r}", key=name, allowed=known, nearest=nearest(name, known))
+        raise UserError(f"there is no preset {name!r}", key=name, allowed=known, nearest=nearest(name, known))
     return known[name]
 
 
@@ -116,17 +116,17 @@ def _read(path: Path) -> tuple[_Source, dict[str, Any]]:
     try:
         text = path.read_text(encoding="utf-8")
     except FileNotFoundError:
-        raise Problem(f"there is no preset file {path}", key=str(path)) from None
+        raise UserError(f"there is no preset file {path}", key=str(path)) from None
     except IsADirectoryError:
-        raise Problem(f"{path} is a directory, not a preset file", key=str(path)) from None
+        raise UserError(f"{path} is a directory, not a preset file", key=str(path)) from None
     except OSError as error:
-        raise Problem(f"cannot read preset {path}: {error.strerror}", key=str(path)) from None
+        raise UserError(f"cannot read preset {path}: {error.strerror}", key=str(path)) from None
     except UnicodeDecodeError as error:
-        raise Problem(f"cannot read preset {path}: {error}", key=str(path)) from None
+        raise UserError(f"cannot read preset {path}: {error}", key=str(path)) from None
     try:
         raw = tomllib.loads(text)
     except ValueError as error:  # TOMLDecodeError, or a whole number of more digits than Python reads
-        raise Problem(f"{path}: not valid TOML: {error}", key=str(path)) from None
+        raise UserError(f"{path}: not valid TOML: {error}", key=str(path)) from None
     source = _Source(path, text)
     source.known_keys(raw, TOP_KEYS, ())
     if "schema" not in raw:
@@ -176,7 +176,7 @@ def _parent(reference: str, source: _Source, above: tuple[Path, ...]) -> Preset:
                 path = source.path
         else:
             path = _file_of(reference)
-    except Problem as problem:
+    except UserError as problem:
         raise source.problem(("extends",), problem.message, allowed=problem.allowed, nearest=problem.nearest) from None
     if path.resolve() in [file.resolve() for file in chain]:
         circle = " extends ".join([*(file.stem for file in chain), path.stem])
@@ -226,7 +226,7 @@ def _data(raw: Mapping[str, Any], source: _Source, at: tuple[str | int, ...]) ->
     for key, value in data.items():
         try:
             data[key] = read_data_field(key, value)
-        except Problem as problem:
+        except UserError as problem:
             raise source.problem(
                 (*at, "data", key), problem.message, allowed=problem.allowed, nearest=problem.nearest
             ) from None
@@ -236,9 +236,9 @@ def _data(raw: Mapping[str, Any], source: _Source, at: tuple[str | int, ...]) ->
 
 
 def read_data_field(key: str, value: object) -> object:
-    """One field of `[data]`, checked; raises Problem naming `data.KEY`."""
+    """One field of `[data]`, checked; raises UserError naming `data.KEY`."""
     if key not in DATA_KEYS:
-        raise Problem(
+        raise UserError(
             f"there is no data field {key!r}",
             key=f"data.{key}",
             allowed=DATA_KEYS,
@@ -247,13 +247,13 @@ def read_data_field(key: str, value: object) -> object:
     if key == "paths":
         paths = [value] if isinstance(value, str) else value
         if not isinstance(paths, list) or not paths or not all(isinstance(path, str) for path in paths):
-            raise Problem("data.paths must be a list of files or globs", key="data.paths")
+            raise UserError("data.paths must be a list of files or globs", key="data.paths")
         return paths
     if not isinstance(value, str):
-        raise Problem(f"data.{key} must be text, not {value!r}", key=f"data.{key}")
+        raise UserError(f"data.{key} must be text, not {value!r}", key=f"data.{key}")
     options = {"kind": DATA_KINDS, "objective": OBJECTIVES, "samples": DATA_SAMPLES}.get(key)
     if options and value not in options:
-        raise Problem(
+        raise UserError(
             f"data.{key} {value!r} is not known",
             key=f"data.{key}",
             allowed=options,
@@ -300,10 +300,10 @@ class _Source:
         message: str,
         allowed: Any = None,
         nearest: str | None = None,
-    ) -> Problem:
+    ) -> UserError:
         line = line_of(self.text_, path)
         key = ".".join(str(part) for part in path)
-        return Problem(
+        return UserError(
             message,
             key=key,
             allowed=allowed,
@@ -333,7 +333,7 @@ class _Source:
         for name, value in table.items():
             try:
                 found[name] = knob(name).read(value)
-            except Problem as problem:
+            except UserError as problem:
                 raise self.problem(
                     (*at, name), problem.message, allowed=problem.allowed, nearest=problem.nearest
                 ) from None

@@ -11,7 +11,7 @@ from tomlkit.exceptions import TOMLKitError
 from tomlkit.items import AbstractTable
 from tomlkit.toml_document import TOMLDocument
 
-from trainfast_runner.errors import Problem
+from trainfast_runner.errors import UserError
 from trainfast_runner.records.home import home_problem
 from trainfast_runner.records.json_lines import write_atomically
 from trainfast_runner.settings import presets
@@ -25,20 +25,20 @@ def save_preset(name: str, spec: RunSpec, overwrite: bool = False, source: str |
     """Write `spec` as the user's preset `name` and return its file; comments of what it started from stay.
 
     `source` is what the spec was resolved from, when that was a path and not a preset's name. A spec of a variant
-    becomes a preset without variants. Raises Problem for a bad name, an existing preset of the user's or a
+    becomes a preset without variants. Raises UserError for a bad name, an existing preset of the user's or a
     shipped one of that name without `overwrite`, and a directory that cannot be written.
     """
     if not NAME.fullmatch(name) or name.endswith(".toml"):
-        raise Problem(
+        raise UserError(
             f"{name!r} cannot name a preset",
             key="name",
             allowed=["up to 64 letters, digits and . _ + -, the first a letter or digit, without .toml"],
         )
     path = presets.user_directory() / f"{name}.toml"
     if path.exists() and not overwrite:
-        raise Problem(f"you already have a preset {name}: {path}", key="name", advice="another name, or --overwrite")
+        raise UserError(f"you already have a preset {name}: {path}", key="name", advice="another name, or --overwrite")
     if not overwrite and (presets.shipped_directory() / path.name).is_file():
-        raise Problem(
+        raise UserError(
             f"{name} would hide the shipped preset of that name", key="name", advice="another name, or --overwrite"
         )
     preset, _ = presets.load(source or spec.preset)
@@ -49,7 +49,7 @@ def save_preset(name: str, spec: RunSpec, overwrite: bool = False, source: str |
         path.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(path, tomlkit.dumps(document).encode())
     except OSError as error:
-        raise Problem(home_problem(path.parent, error).message.partition(";")[0], key="XDG_CONFIG_HOME") from None
+        raise UserError(home_problem(path.parent, error).message.partition(";")[0], key="XDG_CONFIG_HOME") from None
     return path
 
 
@@ -57,13 +57,13 @@ def _document(preset: presets.Preset) -> TOMLDocument:
     try:
         return tomlkit.parse(preset.files[0].read_text(encoding="utf-8"))
     except (OSError, TOMLKitError) as error:
-        raise Problem(f"cannot read preset {preset.files[0]}: {error}", key=preset.name) from None
+        raise UserError(f"cannot read preset {preset.files[0]}: {error}", key=preset.name) from None
 
 
 def _refuse_circle(document: TOMLDocument, name: str) -> None:
     """A preset may refine the shipped one of its name, never a user's own: that is the file being written."""
     if document.get("extends") == name and not (presets.shipped_directory() / f"{name}.toml").is_file():
-        raise Problem(f"{name} would extend itself", key="name", advice="another name")
+        raise UserError(f"{name} would extend itself", key="name", advice="another name")
 
 
 def _write(document: TOMLDocument, spec: RunSpec, preset: presets.Preset) -> None:

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from trainfast_runner.errors import Problem, nearest
+from trainfast_runner.errors import UserError, nearest
 from trainfast_runner.records.run_file import RecordedSpec, name_of
 from trainfast_runner.settings import presets
 from trainfast_runner.settings.knob_type import Knobs
@@ -57,13 +57,13 @@ class RunSpec:
 
 
 def resolve(reference: str, settings: Iterable[str] = ()) -> RunSpec:
-    """The run that `PRESET --set a=b ...` asks for. Raises Problem; touches no device and starts nothing."""
+    """The run that `PRESET --set a=b ...` asks for. Raises UserError; touches no device and starts nothing."""
     preset, variant = presets.load(reference)
     return from_preset(preset, variant, settings)
 
 
 def from_preset(preset: Preset, variant: presets.Variant | None, settings: Iterable[str] = ()) -> RunSpec:
-    """A preset's run with further settings. Raises Problem for one of these."""
+    """A preset's run with further settings. Raises UserError for one of these."""
     data = {**DATA_DEFAULTS, **preset.data, **(variant.data if variant else {})}
     spec = RunSpec(
         preset=preset.name,
@@ -86,11 +86,11 @@ def of_record(record: RecordedSpec) -> RunSpec:
 
 
 def with_setting(spec: RunSpec, setting: str) -> RunSpec:
-    """`spec` with one `knob=value`, `model.FIELD=value` or `data.FIELD=value`. Raises Problem."""
+    """`spec` with one `knob=value`, `model.FIELD=value` or `data.FIELD=value`. Raises UserError."""
     key, separator, value = setting.partition("=")
     key = key.strip()
     if not separator or not key:
-        raise Problem(f"--set takes knob=value, not {setting!r}", key=key or setting)
+        raise UserError(f"--set takes knob=value, not {setting!r}", key=key or setting)
     model, data, knobs = dict(spec.model), dict(spec.data), dict(spec.knobs)
     section, dot, name = key.partition(".")
     if dot and section == "model":
@@ -105,7 +105,7 @@ def with_setting(spec: RunSpec, setting: str) -> RunSpec:
         if name == "paths" and "data.kind" not in spec.changed and data["kind"] != "jpeg":
             data["kind"] = "files"
     elif dot:
-        raise Problem(
+        raise UserError(
             f"there is no section {section!r}",
             key=key,
             allowed=["KNOB", "model.FIELD", "data.FIELD"],
@@ -121,13 +121,13 @@ def with_setting(spec: RunSpec, setting: str) -> RunSpec:
 def expand_paths(data: dict[str, Any]) -> dict[str, Any]:
     """`data` with `paths` as existing absolute files, globs expanded, of a folder its JPEG files.
 
-    Raises Problem when one matches nothing. Of kind jpeg without paths is the data that is drawn for it.
+    Raises UserError when one matches nothing. Of kind jpeg without paths is the data that is drawn for it.
     """
     kind = data["kind"]
     if kind not in ("files", "jpeg") or (kind == "jpeg" and not data.get("paths")):
         return data
     if not data.get("paths"):
-        raise Problem("data.kind files needs data.paths", key="data.paths")
+        raise UserError("data.kind files needs data.paths", key="data.paths")
     files: list[str] = []
     for pattern in data["paths"]:
         place = os.path.expanduser(pattern)
@@ -138,7 +138,7 @@ def expand_paths(data: dict[str, Any]) -> dict[str, Any]:
         matched = [os.path.abspath(path) for path in matched if os.path.isfile(path)]
         if not matched:
             what = "JPEG file" if kind == "jpeg" else "file"
-            raise Problem(f"data.paths {pattern!r} matches no {what}", key="data.paths")
+            raise UserError(f"data.paths {pattern!r} matches no {what}", key="data.paths")
         files += matched
     return {**data, "paths": list(dict.fromkeys(files))}
 

@@ -17,12 +17,12 @@ DATA_PARALLEL = ("dp", "ddp", "fsdp", "zero1", "zero2", "zero3", "zero2-offload"
 
 
 def world_size(spec: RunSpec, machine: Machine) -> int:
-    """Number of ranks (processes) a run starts. Raises Problem when there are not as many devices."""
+    """Number of ranks (processes) a run starts. Raises UserError when there are not as many devices."""
     return 1 if spec.knobs["strategy"] in ONE_PROCESS else device_count(spec, machine)
 
 
 def device_count(spec: RunSpec, machine: Machine) -> int:
-    """Number of devices a run uses; on a CPU each rank is one. Raises Problem when there are not as many."""
+    """Number of devices a run uses; on a CPU each rank is one. Raises UserError when there are not as many."""
     devices, strategy = devices_asked(spec.knobs), str(spec.knobs["strategy"])
     machine = machine.used_by(devices)
     if strategy == "single":
@@ -50,7 +50,7 @@ def devices_asked(knobs: Knobs) -> KnobValue:
 
 
 def recorded_devices(spec: RunSpec, machine: Machine) -> KnobValue:
-    """The `devices` knob as a run records it: with the number that was left open. Raises Problem as `device_count`."""
+    """The `devices` knob as a run records it: with the open number filled in. Raises UserError as `device_count`."""
     devices = spec.knobs["devices"]
     if devices is None:
         return device_count(spec, machine)
@@ -58,7 +58,7 @@ def recorded_devices(spec: RunSpec, machine: Machine) -> KnobValue:
 
 
 def with_devices(spec: RunSpec, machine: Machine) -> RunSpec:
-    """The run with its number of devices where one process uses all of several. Raises Problem as `device_count`."""
+    """The run with its number of devices where one process uses all of several. Raises UserError as `device_count`."""
     if spec.knobs["strategy"] not in ("dp", "naive-mp") or spec.knobs["devices"] is not None:
         return spec
     return replace(spec, knobs={**spec.knobs, "devices": device_count(spec, machine)})

@@ -10,7 +10,7 @@ import sys
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from trainfast_runner.errors import Problem
+    from trainfast_runner.errors import UserError
 
 CUT_OFF = 141
 INTERRUPTED = 130
@@ -35,21 +35,21 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _run(arguments: list[str]) -> int:
-    from trainfast_runner.errors import Problem
+    from trainfast_runner.errors import UserError
     from trainfast_tui.cli import parser
 
     try:
         command, parsed = parser.parse(arguments)
         return command(parsed)
-    except Problem as problem:
+    except UserError as problem:
         return _refuse(problem, arguments)
     except OSError as error:
         if error.filename is None:
             raise  # of our own output, so there is nowhere to say more
-        return _refuse(Problem(f"{os.fsdecode(error.filename)}: {error.strerror or error}"), arguments)
+        return _refuse(UserError(f"{os.fsdecode(error.filename)}: {error.strerror or error}"), arguments)
 
 
-def _refuse(problem: Problem, arguments: list[str]) -> int:
+def _refuse(problem: UserError, arguments: list[str]) -> int:
     print(f"trainfast-tui: {problem.line()}", file=sys.stderr)
     if "--json" in arguments:
         import json

@@ -37,7 +37,7 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Run the rows one after another. Exit code 0 when the baseline finished, else what became of it."""
-    from trainfast_runner.errors import Problem
+    from trainfast_runner.errors import UserError
     from trainfast_runner.records.home import Home
     from trainfast_runner.records.run_file import EXIT_CODES
     from trainfast_runner.search.bench.report import markdown
@@ -46,12 +46,12 @@ def run(arguments: argparse.Namespace) -> int:
     from trainfast_tui.cli.output import print_json, say
 
     if arguments.repeat < 1:
-        raise Problem(f"--repeat {arguments.repeat} runs nothing", key="--repeat", allowed=["1 or more"])
+        raise UserError(f"--repeat {arguments.repeat} runs nothing", key="--repeat", allowed=["1 or more"])
     if not 0 < arguments.scale_batch < float("inf"):
-        raise Problem("--scale-batch must be above 0", key="--scale-batch", allowed=["such as 0.25 or 2"])
+        raise UserError("--scale-batch must be above 0", key="--scale-batch", allowed=["such as 0.25 or 2"])
     bench = prepare(arguments.preset, arguments.settings, arguments.scale_batch)
     if arguments.output and not Path(arguments.output).absolute().parent.is_dir():
-        raise Problem(f"there is no folder {Path(arguments.output).absolute().parent}", key="-o")
+        raise UserError(f"there is no folder {Path(arguments.output).absolute().parent}", key="-o")
     outcomes: dict[str, list[Outcome]] = {entry.id: [] for entry in bench.entries}
     with caught() as signals:
         went_on = _run_all(bench, outcomes, Home().ready(), signals, arguments)
@@ -121,7 +121,7 @@ def _run_all(
     arguments: argparse.Namespace,
 ) -> bool:
     """Fill `outcomes`; False when Ctrl-C or the terminal's end broke it off."""
-    from trainfast_runner.errors import Problem
+    from trainfast_runner.errors import UserError
     from trainfast_runner.records.result import Result
     from trainfast_runner.search.bench.variants import again_is_pointless, order
     from trainfast_tui.cli.progress import Progress
@@ -138,7 +138,7 @@ def _run_all(
         if outcome is None:
             return False
         outcomes[entry.id].append(outcome)
-        if isinstance(outcome, Problem):
+        if isinstance(outcome, UserError):
             Progress().say(plain(f"refused: {outcome.line()}"))
         elif isinstance(outcome, Result) and outcome.state != "finished":
             Progress().say(plain(f"{outcome.state.replace('_', ' ')}: {outcome.reason}"))
@@ -149,7 +149,7 @@ def _run_all(
 
 def _run_one(entry: Entry, home: Home, signals: Signals, arguments: argparse.Namespace) -> Outcome | None:
     """One run to its end, or why it cannot start; None when the terminal has gone."""
-    from trainfast_runner.errors import Problem
+    from trainfast_runner.errors import UserError
     from trainfast_runner.running import launch
     from trainfast_tui.cli.cooling import wait_until_cool
     from trainfast_tui.cli.follow_run import follow
@@ -157,7 +157,7 @@ def _run_one(entry: Entry, home: Home, signals: Signals, arguments: argparse.Nam
 
     try:
         plan = launch.plan(entry.spec, arguments.python)
-    except Problem as problem:
+    except UserError as problem:
         return problem
     if arguments.wait:
         wait_for_device(plan, home)

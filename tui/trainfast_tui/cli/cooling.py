@@ -12,7 +12,7 @@ from trainfast_tui.text.format import celsius, duration
 
 
 def wait_until_cool(plan: RunPlan, below_c: float) -> None:
-    """Return when every watched GPU is below `below_c`. Raises Problem where that cannot be waited for."""
+    """Return when every watched GPU is below `below_c`. Raises UserError where that cannot be waited for."""
     progress = Progress()
     try:
         with closing(cooling({gpu.uuid for gpu in plan.watched if gpu.uuid}, below_c)) as looks:

@@ -19,7 +19,7 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Print the findings; the exit code is 0 whatever they are, but 2 for a `--python` that cannot train."""
-    from trainfast_runner.errors import Problem
+    from trainfast_runner.errors import UserError
     from trainfast_runner.machine.doctor.examine import examine, is_healthy
     from trainfast_runner.records.home import Home
     from trainfast_runner.records.run_file import SCHEMA
@@ -31,7 +31,7 @@ def run(arguments: argparse.Namespace) -> int:
     with said_when_slow("looking at the machine; a driver that does not answer takes a while…"):
         checks = examine(home, arguments.python)
     given = [check for check in checks if check.name in PYTHON_CHECKS and check.state == "fail"]
-    unusable = Problem(given[0].finding, key="python") if given and arguments.python is not None else None
+    unusable = UserError(given[0].finding, key="python") if given and arguments.python is not None else None
     if arguments.json and unusable is not None:
         raise unusable
     ceiling = None

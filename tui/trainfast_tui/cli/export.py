@@ -21,7 +21,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Print the text, and on stderr what it cannot say."""
     import sys
 
-    from trainfast_runner.errors import Problem
+    from trainfast_runner.errors import UserError
     from trainfast_runner.export.formats import export
     from trainfast_runner.records.home import Home, read_run_file
     from trainfast_tui.cli.output import print_json, say
@@ -30,7 +30,7 @@ def run(arguments: argparse.Namespace) -> int:
     directory = home.directory(home.find(arguments.reference))
     recorded = read_run_file(directory)
     if recorded is None:
-        raise Problem(f"{directory.name} has no readable run.json", key=arguments.reference)
+        raise UserError(f"{directory.name} has no readable run.json", key=arguments.reference)
     exported = export(recorded, directory, arguments.to)
     if arguments.json:
         print_json(exported)

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 
-from trainfast_runner.errors import Problem
+from trainfast_runner.errors import UserError
 from trainfast_runner.records.result import Result
 from trainfast_runner.running.follower import Follower
 from trainfast_runner.running.recovery import state_of
@@ -57,7 +57,7 @@ def caught() -> Iterator[Signals]:
 def follow(directory: Path, signals: Signals, *, interrupt_stops: bool) -> Result | None:
     """The result once the run has ended; None when the run was left alone and goes on.
 
-    Raises Problem when the run's records are gone, as after `runs rm`.
+    Raises UserError when the run's records are gone, as after `runs rm`.
 
     With `interrupt_stops` the first Ctrl-C asks the run to stop (SIGKILL follows after 30 s) and the second kills it.
     """
@@ -102,5 +102,5 @@ def _ask(directory: Path, progress: Progress, *, now: bool) -> None:
             lambda left_s: progress.waiting(f"stopping, SIGKILL in {max(0.0, left_s):.0f} s"),
         )
         progress.close()
-    except Problem:
+    except UserError:
         return  # it ended by itself in between, which is what was asked for

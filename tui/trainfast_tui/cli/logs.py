@@ -17,16 +17,16 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Print the log."""
-    from trainfast_runner.errors import Problem
+    from trainfast_runner.errors import UserError
     from trainfast_runner.records.home import Home
     from trainfast_runner.records.output_log import OUTPUT_FILE, read_log
     from trainfast_tui.cli.output import print_json, say
     from trainfast_tui.text.format import plain
 
     if arguments.n is not None and arguments.n < 0:
-        raise Problem(f"-n {arguments.n}: at least 0", key="-n")
+        raise UserError(f"-n {arguments.n}: at least 0", key="-n")
     if arguments.follow and arguments.json:
-        raise Problem("logs --json prints one object and -f never ends: take one of them", key="-f")
+        raise UserError("logs --json prints one object and -f never ends: take one of them", key="-f")
     home = Home()
     run_id = home.find(arguments.reference)
     path = home.directory(run_id) / OUTPUT_FILE

@@ -23,11 +23,11 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Print readings until Ctrl-C, whose exit code is 130 here as everywhere."""
-    from trainfast_runner.errors import Problem
+    from trainfast_runner.errors import UserError
     from trainfast_runner.machine.telemetry.sampler import take_tick
 
     if not SHORTEST_S <= arguments.interval <= LONGEST_S:
-        raise Problem(
+        raise UserError(
             f"--interval {arguments.interval:g} is out of range",
             key="--interval",
             allowed=[f"{SHORTEST_S:g} to {LONGEST_S:g} seconds"],

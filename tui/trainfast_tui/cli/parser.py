@@ -8,7 +8,7 @@ import itertools
 from collections.abc import Callable
 from typing import Any, NoReturn
 
-from trainfast_runner.errors import Problem, nearest
+from trainfast_runner.errors import UserError, nearest
 from trainfast_tui.cli.commands import COMMANDS, GROUPS, Command, named
 
 Run = Callable[[argparse.Namespace], int]
@@ -19,14 +19,14 @@ APP_OPTIONS = ("--preset", "--python", "--ascii", "--version", "--help")
 
 
 class Parser(argparse.ArgumentParser):
-    """An argparse parser that raises Problem instead of printing its usage, and takes no abbreviated options."""
+    """An argparse parser that raises UserError instead of printing its usage, and takes no abbreviated options."""
 
     def __init__(self, *arguments: Any, **keywords: Any) -> None:
         super().__init__(*arguments, **{"allow_abbrev": False, **keywords})
 
     def error(self, message: str) -> NoReturn:
         argument = message.removeprefix("argument ").partition(":")[0] if message.startswith("argument ") else None
-        raise Problem(f"{message}; see {self.prog} --help", key=argument)
+        raise UserError(f"{message}; see {self.prog} --help", key=argument)
 
     def option_names(self) -> list[str]:
         """Every option it takes, long ones first."""
@@ -35,7 +35,7 @@ class Parser(argparse.ArgumentParser):
 
 
 def parse(arguments: list[str]) -> tuple[Run, argparse.Namespace]:
-    """The function to run and its arguments. Raises Problem; exits after `--help` and `--version`."""
+    """The function to run and its arguments. Raises UserError; exits after `--help` and `--version`."""
     command = _typed(arguments)
     parser = _build(command)
     parsed, extra = parser.parse_known_args(arguments)
@@ -45,7 +45,7 @@ def parse(arguments: list[str]) -> tuple[Run, argparse.Namespace]:
 
 
 def _typed(arguments: list[str]) -> Command | None:
-    """The command whose words stand first; None for the app or a group alone. Raises Problem for another word."""
+    """The command whose words stand first; None for the app or a group alone. Raises UserError for another word."""
     rest = list(arguments)
     while rest and rest[0].startswith("-"):
         # Options of the app may stand before a command; after an unknown one nothing can be told.
@@ -57,7 +57,7 @@ def _typed(arguments: list[str]) -> Command | None:
             if name.startswith("--") and name not in APP_OPTIONS:
                 close = nearest(name, APP_OPTIONS)
                 allowed = None if close else APP_OPTIONS
-                raise Problem(f"trainfast-tui has no option {name}", key=name, allowed=allowed, nearest=close)
+                raise UserError(f"trainfast-tui has no option {name}", key=name, allowed=allowed, nearest=close)
             return None
     words = list(itertools.takewhile(lambda word: not word.startswith("-"), rest))[:2]
     if not words:
@@ -67,10 +67,10 @@ def _typed(arguments: list[str]) -> Command | None:
         inside = [command.words[1] for command in COMMANDS if command.words[0] == first]
         if len(words) == 1:
             if not {"-h", "--help"} & set(arguments):
-                raise Problem(f"{first} needs to know what to do", key=first, allowed=inside)
+                raise UserError(f"{first} needs to know what to do", key=first, allowed=inside)
             return None
         if words[1] not in inside:
-            raise Problem(
+            raise UserError(
                 f"{first} has no command {words[1]!r}",
                 key=words[1],
                 allowed=inside,
@@ -80,7 +80,7 @@ def _typed(arguments: list[str]) -> Command | None:
     found = named((first,))
     if found is None:
         known = list(dict.fromkeys(command.words[0] for command in COMMANDS))
-        raise Problem(f"there is no command {first!r}", key=first, allowed=known, nearest=nearest(first, known))
+        raise UserError(f"there is no command {first!r}", key=first, allowed=known, nearest=nearest(first, known))
     return found
 
 
@@ -140,7 +140,7 @@ def _open_app(parsed: argparse.Namespace) -> int:
     import sys
 
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
-        raise Problem("the app needs a terminal; without one: trainfast-tui run PRESET, see trainfast-tui --help")
+        raise UserError("the app needs a terminal; without one: trainfast-tui run PRESET, see trainfast-tui --help")
     # What is imported stays: looking through it for garbage would hold up the first frame.
     gc.disable()
     from trainfast_runner.records.home import Home
@@ -149,11 +149,11 @@ def _open_app(parsed: argparse.Namespace) -> int:
     return run_app(Home().ready(), ascii=parsed.ascii, preset=parsed.preset, python=parsed.app_python) or 0
 
 
-def _unknown_argument(word: str, leaf: Parser) -> Problem:
+def _unknown_argument(word: str, leaf: Parser) -> UserError:
     name = leaf.prog.removeprefix("trainfast-tui ")
     if not word.startswith("-"):
-        return Problem(f"{name} does not take {word!r}", key=word)
+        return UserError(f"{name} does not take {word!r}", key=word)
     option = word.partition("=")[0]
     names = leaf.option_names()
     close = nearest(option, [name for name in names if name.startswith("--")])
-    return Problem(f"{name} has no option {option}", key=option, allowed=None if close else names, nearest=close)
+    return UserError(f"{name} has no option {option}", key=option, allowed=None if close else names, nearest=close)

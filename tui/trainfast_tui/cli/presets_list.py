@@ -37,7 +37,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _row(name: str, path: Path) -> dict[str, Any]:
-    from trainfast_runner.errors import Problem
+    from trainfast_runner.errors import UserError
     from trainfast_runner.settings import presets
 
     row: dict[str, Any] = {
@@ -50,6 +50,6 @@ def _row(name: str, path: Path) -> dict[str, Any]:
     }
     try:
         preset, _ = presets.load(name)
-    except Problem as problem:
+    except UserError as problem:
         return {**row, "error": problem.line()}
     return {**row, "title": preset.title, "variants": len(preset.variants)}

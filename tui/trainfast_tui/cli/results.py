@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from trainfast_runner.errors import Problem
+from trainfast_runner.errors import UserError
 from trainfast_runner.records.home import is_alive
 from trainfast_runner.records.result import Result
 from trainfast_runner.records.run_file import EXIT_CODES
@@ -12,12 +12,12 @@ from trainfast_runner.running.recovery import settle, state_of
 
 
 def result_of(directory: Path) -> Result | None:
-    """The result; None while anything of the run is alive. Raises Problem for a directory without any record."""
+    """The result; None while anything of the run is alive. Raises UserError for a directory without any record."""
     result = settle(directory)
     if result is None and not is_alive(directory):
         now = state_of(directory)
         if now.ended:
-            raise Problem(
+            raise UserError(
                 f"{directory.name} has no result: {now.reason}", key=directory.name, exit_code=EXIT_CODES["lost"]
             )
     return result

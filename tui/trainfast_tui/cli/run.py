@@ -82,7 +82,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 def foresee(plan: RunPlan, home: Home) -> None:
     """Have the run's memory predicted before it starts, unless it is known or a run is there to be disturbed."""
-    from trainfast_runner.errors import Problem
+    from trainfast_runner.errors import UserError
     from trainfast_runner.memory.sharding import PREDICTED
     from trainfast_runner.memory.tracing import cached_model, trace_model
     from trainfast_runner.running.launch import busy_with
@@ -96,7 +96,7 @@ def foresee(plan: RunPlan, home: Home) -> None:
     try:
         with said_when_slow("predicting its memory…"):
             trace_model(plan.spec, plan.device, plan.python, gpus=plan.device_uuids)
-    except Problem as problem:
+    except UserError as problem:
         Progress().say(plain(f"memory is not predicted: {problem.line()}"))
 
 
@@ -110,7 +110,7 @@ def explained(directory: Path, result: Result, python: str | None) -> Result:
         return result
     import threading
 
-    from trainfast_runner.errors import Problem
+    from trainfast_runner.errors import UserError
     from trainfast_runner.records.run_records import read_records
     from trainfast_runner.results.explained_run import explained_now, held_by, trace_changes
     from trainfast_tui.cli.progress import said_when_slow
@@ -124,7 +124,7 @@ def explained(directory: Path, result: Result, python: str | None) -> Result:
         with said_when_slow("tracing which changes would make it fit…") as slow:
             for left in trace_changes(run, result.error, python, given_up, held):
                 slow.say(f"tracing which changes would make it fit, {left} to go…")
-    except (Problem, KeyboardInterrupt):
+    except (UserError, KeyboardInterrupt):
         pass  # what was not traced stays an estimate
     finally:
         timer.cancel()

@@ -57,13 +57,13 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _result(home: Home, reference: str) -> Result:
-    from trainfast_runner.errors import Problem
+    from trainfast_runner.errors import UserError
     from trainfast_tui.cli.results import result_of
 
     run_id = home.find(reference)
     result = result_of(home.directory(run_id))
     if result is None:
-        raise Problem(
+        raise UserError(
             f"{run_id} is still running: its figures are not final",
             key=run_id,
             advice=f"trainfast-tui attach {run_id}, then compare",

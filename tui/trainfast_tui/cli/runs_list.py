@@ -27,21 +27,21 @@ def run(arguments: argparse.Namespace) -> int:
     """Print the runs, newest first."""
     import itertools
 
-    from trainfast_runner.errors import Problem, nearest
+    from trainfast_runner.errors import UserError, nearest
     from trainfast_runner.records.home import Home
     from trainfast_runner.records.run_file import SCHEMA, STATES
     from trainfast_runner.running.history import iter_rows
     from trainfast_tui.cli.output import print_json, say, say_table
 
     if arguments.state is not None and arguments.state not in STATES:
-        raise Problem(
+        raise UserError(
             f"there is no state {arguments.state!r}",
             key="--state",
             allowed=STATES,
             nearest=nearest(arguments.state, STATES),
         )
     if arguments.n is not None and arguments.n < 1:
-        raise Problem(f"-n {arguments.n}: at least 1", key="-n")
+        raise UserError(f"-n {arguments.n}: at least 1", key="-n")
     wanted = (row for row in iter_rows(Home(), arguments.probes) if _fits(row, arguments))
     rows = list(itertools.islice(wanted, arguments.n))
     if not rows and arguments.preset is not None:
@@ -63,7 +63,7 @@ NOTE_CELLS = 40
 
 
 def _refuse_unknown(preset: str, home: Home) -> None:
-    """Raise Problem for a preset that neither is there nor was ever run."""
+    """Raise UserError for a preset that neither is there nor was ever run."""
     from trainfast_runner.running.history import iter_rows
     from trainfast_runner.settings import presets
 

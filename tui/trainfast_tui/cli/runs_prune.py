@@ -30,14 +30,14 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Say what it frees, ask, and delete."""
-    from trainfast_runner.errors import Problem
+    from trainfast_runner.errors import UserError
     from trainfast_runner.records.home import Home, cache_directory
     from trainfast_runner.search import pruning
     from trainfast_tui.cli.output import print_json, say
     from trainfast_tui.text.format import size
 
     if arguments.keep is not None and arguments.keep < 0:
-        raise Problem(f"--keep {arguments.keep}: at least 0", key="--keep", nearest="--keep 0")
+        raise UserError(f"--keep {arguments.keep}: at least 0", key="--keep", nearest="--keep 0")
     older_than_s = None if arguments.older_than is None else pruning.seconds_of(arguments.older_than)
     home = Home()
     found = pruning.plan(home, cache_directory(), arguments.keep, older_than_s)
@@ -62,14 +62,14 @@ def _freed_bytes(found: Plan, left: dict[str, int]) -> int:
 
 
 def _agreed(found: Plan) -> bool:
-    """What the person at the terminal says. Raises Problem where there is none."""
+    """What the person at the terminal says. Raises UserError where there is none."""
     import sys
 
-    from trainfast_runner.errors import Problem
+    from trainfast_runner.errors import UserError
     from trainfast_tui.text.format import size
 
     if not sys.stdin.isatty():
-        raise Problem(
+        raise UserError(
             "nothing was deleted: there is no terminal to ask on; add --yes, or --dry-run to only look", key="--yes"
         )
     print(f"Delete all of this, {size(found.total_bytes)}? [y/N] ", end="", file=sys.stderr, flush=True)

@@ -13,7 +13,7 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Delete and say which."""
-    from trainfast_runner.errors import Problem
+    from trainfast_runner.errors import UserError
     from trainfast_runner.records.home import Home, stays_alive
     from trainfast_tui.cli.output import print_json, say
 
@@ -21,7 +21,7 @@ def run(arguments: argparse.Namespace) -> int:
     ids = list(dict.fromkeys(home.find(reference) for reference in arguments.references))
     live = [run_id for run_id in ids if stays_alive(home.directory(run_id))]
     if live:
-        raise Problem(
+        raise UserError(
             f"{', '.join(live)} {'is' if len(live) == 1 else 'are'} still running; nothing was deleted",
             key=live[0],
             advice=f"trainfast-tui stop {live[0]}",

@@ -16,7 +16,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Stop it and wait; 0 once nothing of it is left, however it ended."""
     import sys
 
-    from trainfast_runner.errors import Problem
+    from trainfast_runner.errors import UserError
     from trainfast_runner.records.home import Home
     from trainfast_tui.cli import summary
     from trainfast_tui.cli.follow_run import caught, stop
@@ -27,7 +27,7 @@ def run(arguments: argparse.Namespace) -> int:
     directory = home.directory(home.find(arguments.reference))
     result = result_of(directory)
     if result is not None:
-        raise Problem(f"{directory.name} is not running: it is {result.state}", key=directory.name)
+        raise UserError(f"{directory.name} is not running: it is {result.state}", key=directory.name)
     with caught() as signals:
         result = stop(directory, signals, now=arguments.now)
     if result is None:

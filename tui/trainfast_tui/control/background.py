@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from textual.message import Message
 
-from trainfast_runner.errors import Problem
+from trainfast_runner.errors import UserError
 from trainfast_tui.control.messages import Broke, Refused
 
 
@@ -15,17 +15,17 @@ def in_background(
     name: str,
     work: Callable[[], Message | None],
     post: Callable[[Message], object],
-    refused: Callable[[Problem], Message] = Refused,
+    refused: Callable[[UserError], Message] = Refused,
 ) -> threading.Thread:
     """Run `work` and post the message it returns, or what `refused` makes of why it could not be done."""
 
     def call() -> None:
         try:
             message = work()
-        except Problem as problem:
+        except UserError as problem:
             message = refused(problem)
         except OSError as error:
-            message = refused(Problem(f"{name}: {error}", key=name))
+            message = refused(UserError(f"{name}: {error}", key=name))
         except Exception as error:
             message = Broke(error)
         if message is not None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from trainfast_runner.errors import Problem
+from trainfast_runner.errors import UserError
 from trainfast_runner.records.home import Home
 from trainfast_tui.control.messages import MachineSeen, SituationSeen
 
@@ -20,7 +20,7 @@ def look_at_machine(python: str | None) -> MachineSeen:
 
     try:
         versions = inspect(python, {}, "causal-lm").versions
-    except Problem:
+    except UserError:
         versions = {}
     return MachineSeen(look(versions, python))
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from textual.message import Message
 
-from trainfast_runner.errors import Problem
+from trainfast_runner.errors import UserError
 from trainfast_runner.records.result import OomExplanation, Result
 from trainfast_tui.control.memory_view import MemoryView
 from trainfast_tui.live.snapshot import Snapshot
@@ -85,7 +85,7 @@ class SearchStarted(Told):
 class SearchRefused(Told):
     """The search cannot be started as the knobs are; `problem` says why in one line."""
 
-    def __init__(self, problem: Problem) -> None:
+    def __init__(self, problem: UserError) -> None:
         super().__init__()
         self.problem = problem
 
@@ -93,7 +93,7 @@ class SearchRefused(Told):
 class Refused(Told):
     """The next run cannot be started as it is; `problem` says why in one line."""
 
-    def __init__(self, problem: Problem) -> None:
+    def __init__(self, problem: UserError) -> None:
         super().__init__()
         self.problem = problem
 
@@ -106,7 +106,7 @@ class Said(Told):
         self.text, self.tone = text, tone
 
 
-def said_no(problem: Problem) -> Said:
+def said_no(problem: UserError) -> Said:
     """A refusal that is about no knob."""
     return Said(problem.line(), "warning")
 

@@ -6,7 +6,7 @@ import os
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from trainfast_runner.errors import Problem
+from trainfast_runner.errors import UserError
 from trainfast_runner.machine.cpu_devices import CPU, asks_for_cpu
 from trainfast_runner.records.home import Home
 from trainfast_runner.records.run_file import PROOF, RecordedSpec, RunFile
@@ -71,7 +71,7 @@ class NextRun:
         return self.type(name, entry.show(value))
 
     def type(self, name: str, text: str) -> NextRun:
-        """The knob at a typed value. Raises Problem. Knobs that the new strategy has no use for are given up."""
+        """The knob at a typed value. Raises UserError. Knobs that the new strategy has no use for are given up."""
         turned = replace(self, spec=with_setting(self.spec, f"{knob(name).name}={text}"))
         if name == "strategy":
             for other in turned.spec.changed:
@@ -118,7 +118,7 @@ class NextRun:
 
         try:
             devices = device_count(self.spec, machine)
-        except Problem:
+        except UserError:
             return None
         per_rank = global_batch(self.spec.knobs, 1)
         total = global_batch(self.spec.knobs, devices)
@@ -126,7 +126,7 @@ class NextRun:
 
 
 def of_preset(reference: str) -> NextRun:
-    """A preset or variant as written. Raises Problem."""
+    """A preset or variant as written. Raises UserError."""
     spec = resolve(reference)
     return NextRun(spec, dict(spec.knobs))
 
@@ -177,7 +177,7 @@ def predicted_of(run: RunSnapshot) -> int | None:
 def _preset_knobs(run: RunFile) -> Knobs:
     try:
         return resolve(run.name).knobs
-    except Problem:
+    except UserError:
         return defaults()
 
 

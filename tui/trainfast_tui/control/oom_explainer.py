@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from textual.message import Message
 
-from trainfast_runner.errors import Problem
+from trainfast_runner.errors import UserError
 from trainfast_runner.records.run_file import PROBE
 from trainfast_tui.control.background import in_background
 from trainfast_tui.control.messages import OomExplained
@@ -78,7 +78,7 @@ class Explainer:
         try:
             for left in trace_changes(died.run, died.error, python, given_up, died.held_bytes, self._tracer()):
                 self._post(OomExplained(run.run_id, _explained(died, python), left))
-        except (Problem, OSError):
+        except (UserError, OSError):
             pass  # what cannot be traced stays an estimate
         return OomExplained(run.run_id, _explained(died, python), 0)
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import msgspec
 from textual.message import Message
 
-from trainfast_runner.errors import Problem
+from trainfast_runner.errors import UserError
 from trainfast_tui.control.memory_view import Forecast, MemoryView, importing
 from trainfast_tui.control.messages import Broke, MemoryForeseen
 
@@ -64,7 +64,7 @@ def _with_devices(spec: RunSpec, machine: Machine) -> RunSpec:
 
     try:
         return with_devices(spec, machine)
-    except Problem:
+    except UserError:
         return spec
 
 
@@ -178,7 +178,7 @@ class Forecaster:
             model = cached_model(question.spec, question.machine.device, self._python)
             if model is not None:
                 return MemoryView(forecast(model, question))
-        except Problem as problem:
+        except UserError as problem:
             return MemoryView(words=f"no prediction: {problem.message}", failed=True)
         why = self._failed.get(_key(question))
         if why is not None:
@@ -230,7 +230,7 @@ class Forecaster:
                 )
             except GivenUp:
                 continue
-            except Problem as problem:
+            except UserError as problem:
                 self._failed[trace.key] = problem.message
             except OSError as error:
                 self._failed[trace.key] = str(error)
@@ -246,7 +246,7 @@ class Forecaster:
 
 
 def forecast(model: MemoryModel, question: Question) -> Forecast:
-    """What the model says of these knobs, on this machine. Raises Problem for a combination it does not know."""
+    """What the model says of these knobs, on this machine. Raises UserError for a combination it does not know."""
     from trainfast_runner.memory.available import within_container
     from trainfast_runner.memory.fitting import fit_of
     from trainfast_runner.memory.prediction import CATEGORIES

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from trainfast_runner.errors import Problem
+from trainfast_runner.errors import UserError
 from trainfast_runner.settings import presets
 
 
@@ -12,7 +12,7 @@ def choices() -> list[tuple[str, str]]:
     for name in presets.names():
         try:
             preset, _ = presets.load(name)
-        except Problem as problem:
+        except UserError as problem:
             found.append((name, f"cannot be used: {problem.line()}"))
             continue
         found.append((name, preset.title))

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from textual.message import Message
 
-from trainfast_runner.errors import Problem
+from trainfast_runner.errors import UserError
 from trainfast_runner.records.home import Home, is_alive
 from trainfast_runner.settings.spec import RunSpec
 from trainfast_tui.control.background import in_background
@@ -156,11 +156,11 @@ class RunControl:
         return self._launch(plan)
 
     def end(self, directory: Path) -> None:
-        """Stop a run and wait until nothing of it is left; not on the event loop. Raises Problem."""
+        """Stop a run and wait until nothing of it is left; not on the event loop. Raises UserError."""
         if is_alive(directory):
             self._stop(directory)
         deadline = time.monotonic() + GIVE_UP_S
         while is_alive(directory):
             if time.monotonic() > deadline:
-                raise Problem(f"{directory.name} is still there: s again kills it", key=directory.name)
+                raise UserError(f"{directory.name} is still there: s again kills it", key=directory.name)
             time.sleep(LOOK_EVERY_S)

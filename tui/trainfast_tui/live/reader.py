@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from trainfast_runner.errors import Problem
+from trainfast_runner.errors import UserError
 from trainfast_runner.records.home import Home
 from trainfast_tui.live.new_runs import NewRuns
 from trainfast_tui.live.snapshot import Snapshot
@@ -158,7 +158,7 @@ class Reader(threading.Thread):
             elsewhere = self._new_runs.newest(self.followed)
             if elsewhere is not None and run is None and self.followed is None:
                 self._run_choice.make(self._home.directory(elsewhere))
-        except Problem as problem:
+        except UserError as problem:
             trouble = problem.line()
         except OSError as error:
             trouble = f"cannot read the run: {error}"

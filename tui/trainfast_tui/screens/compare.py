@@ -5,7 +5,7 @@ from __future__ import annotations
 from textual.app import ComposeResult
 from textual.screen import Screen
 
-from trainfast_runner.errors import Problem
+from trainfast_runner.errors import UserError
 from trainfast_runner.records.home import Home
 from trainfast_runner.records.result import Result
 from trainfast_runner.records.run_file import PROBE
@@ -26,14 +26,14 @@ SIGNS = {"better": "✓ ", "worse": "✗ "}
 
 
 def comparison_of(home: Home, a: str, b: str) -> Compared:
-    """The results of two runs. Raises Problem for one that has not ended."""
+    """The results of two runs. Raises UserError for one that has not ended."""
     return Compared(_result(home, a), _result(home, b))
 
 
 def previous_of(home: Home, run_id: str) -> Compared:
     """A run beside the newest finished one before it, else the newest after it; A is the older.
 
-    Where no other run finished, one that ended otherwise will do. Raises Problem where there is none.
+    Where no other run finished, one that ended otherwise will do. Raises UserError where there is none.
     """
     ids = home.run_ids()
     before, after = [id for id in ids if id < run_id], [id for id in ids if id > run_id]
@@ -47,7 +47,7 @@ def previous_of(home: Home, run_id: str) -> Compared:
             ended = result
             break
     if ended is None:
-        raise Problem("There is no other ended run to compare with; turn a knob and press r.", key=run_id)
+        raise UserError("There is no other ended run to compare with; turn a knob and press r.", key=run_id)
     this = _result(home, run_id)
     return Compared(ended, this) if ended.run_id < run_id else Compared(this, ended)
 
@@ -55,7 +55,7 @@ def previous_of(home: Home, run_id: str) -> Compared:
 def _result(home: Home, run_id: str) -> Result:
     result = settle(home.directory(run_id))
     if result is None:
-        raise Problem(f"{run_id} has not ended yet: its figures are not final", key=run_id)
+        raise UserError(f"{run_id} has not ended yet: its figures are not final", key=run_id)
     return result
 
 

@@ -14,7 +14,7 @@ from textual.widget import Widget
 from textual.widgets import Input, OptionList, Static
 from textual.widgets.option_list import Option
 
-from trainfast_runner.errors import Problem
+from trainfast_runner.errors import UserError
 from trainfast_tui.text.format import plain, to_ascii
 
 
@@ -158,7 +158,7 @@ class Ask(Dialog):
         try:
             if self._check is not None:
                 self._check(event.value)
-        except Problem as problem:
+        except UserError as problem:
             self.query_one(".wrong", Static).update(Text(self.shown(problem.line())))
             self.replay(event.input)
             return

@@ -11,7 +11,7 @@ from textual.containers import Horizontal, Vertical
 from textual.geometry import Size
 from textual.screen import Screen
 
-from trainfast_runner.errors import Problem
+from trainfast_runner.errors import UserError
 from trainfast_runner.records.state_words import state_words
 from trainfast_tui.charts import data
 from trainfast_tui.charts.column import Charts
@@ -162,7 +162,7 @@ class MainScreen(MainActions, Screen[None]):
         found = self._memory.forecast if self._memory is not None else None
         return found if found is not None and found.batch_size == next_run.spec.knobs["batch_size"] else None
 
-    def refuse(self, problem: Problem) -> None:
+    def refuse(self, problem: UserError) -> None:
         """Say what cannot be done, at the knob it is about."""
         if not self.is_ready:
             return

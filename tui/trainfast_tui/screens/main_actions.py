@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from trainfast_runner.errors import Problem
+from trainfast_runner.errors import UserError
 from trainfast_runner.records.state_words import state_words
 from trainfast_runner.settings.knobs import BY_NAME
 from trainfast_tui.charts.column import Charts
@@ -44,7 +44,7 @@ class MainActions(OfTheApp, ChartActions):
 
     if TYPE_CHECKING:
 
-        def refuse(self, problem: Problem) -> None: ...
+        def refuse(self, problem: UserError) -> None: ...
         def show_knobs(self) -> None: ...
         def foreseen(self, next_run: NextRun) -> Forecast | None: ...
         def current_ending(self) -> Ending | None: ...
@@ -164,7 +164,7 @@ class MainActions(OfTheApp, ChartActions):
         try:
             for name, value in settings:
                 next_run = next_run.type(name, value)
-        except Problem as problem:
+        except UserError as problem:
             self.refuse(problem)
             return
         self.change(next_run)
@@ -227,7 +227,7 @@ class MainActions(OfTheApp, ChartActions):
             return
         try:
             self.change(self.next_run.turn(self.panel.current, by, around=around))
-        except Problem as problem:
+        except UserError as problem:
             self.refuse(problem)
 
     def action_cycle(self) -> None:
@@ -282,7 +282,7 @@ class MainActions(OfTheApp, ChartActions):
             return
         try:
             chosen = of_preset(name)
-        except Problem as problem:
+        except UserError as problem:
             self.refuse(problem)
             return
         before = self.next_run.before if self.next_run is not None else None
@@ -301,7 +301,7 @@ class MainActions(OfTheApp, ChartActions):
             try:
                 self.say(f"saved: {save_preset(name, next_run.spec)}")
             except OSError as error:
-                raise Problem(f"not saved: {error}", key="name") from None
+                raise UserError(f"not saved: {error}", key="name") from None
 
         hint = "A name; it becomes a file of your own presets, with the comments of the preset it comes from."
         self.app.push_screen(Ask("Save these knobs as", hint, "", save, ascii=self.ascii))
@@ -382,7 +382,7 @@ def _degrees(text: str, lowest: float, highest: float) -> float | None:
     except ValueError:
         value = math.nan
     if not lowest <= value <= highest:
-        raise Problem(
+        raise UserError(
             f"{text} is no temperature to wait for",
             key="cool to",
             allowed=[f"{lowest:g} to {highest:g} degrees Celsius"],

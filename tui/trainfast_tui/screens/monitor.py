@@ -9,7 +9,7 @@ from textual.app import ComposeResult
 from textual.geometry import Size
 from textual.screen import Screen
 
-from trainfast_runner.errors import Problem
+from trainfast_runner.errors import UserError
 from trainfast_tui.charts import data
 from trainfast_tui.charts.column import Charts
 from trainfast_tui.live.snapshot import Snapshot
@@ -182,7 +182,7 @@ class MonitorScreen(OfTheApp, ChartActions, Screen[None]):
 
         try:
             refuse(row.identity)
-        except Problem as problem:
+        except UserError as problem:
             self.say(problem.line(), "warning")
             return
         if (member := run_with(self.trainfast.home, row.identity)) is not None:
@@ -218,7 +218,7 @@ class MonitorScreen(OfTheApp, ChartActions, Screen[None]):
 
         try:
             said = end(identity, kill=kill)
-        except Problem as problem:
+        except UserError as problem:
             self.say(problem.line(), "warning")
             return
         self._asked = identity

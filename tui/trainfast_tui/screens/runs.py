@@ -8,7 +8,7 @@ from textual.app import ComposeResult
 from textual.message import Message
 from textual.screen import Screen
 
-from trainfast_runner.errors import Problem
+from trainfast_runner.errors import UserError
 from trainfast_runner.records.home import Home, is_alive
 from trainfast_runner.records.run_file import PROBE
 from trainfast_runner.records.state_words import state_words
@@ -91,7 +91,7 @@ class RunsScreen(OfTheApp, Screen[None]):
         known = self._known
         in_background("runs", lambda: RunsListed(listed_again(self._home, known)), self.post_message, self._could_not)
 
-    def _could_not(self, problem: Problem) -> Said:
+    def _could_not(self, problem: UserError) -> Said:
         self._is_listing = False
         return said_no(problem)
 
@@ -188,7 +188,7 @@ class RunsScreen(OfTheApp, Screen[None]):
             return
         try:
             self._home.remove(run_id)
-        except Problem as problem:
+        except UserError as problem:
             self.say(problem.line(), "error")
             return
         except OSError as error:

@@ -15,7 +15,7 @@ from trainfast_tui.widgets.probe_rows import Ladder
 from trainfast_tui.widgets.small_parts import Footer
 
 if TYPE_CHECKING:
-    from trainfast_runner.errors import Problem
+    from trainfast_runner.errors import UserError
     from trainfast_runner.search.search_follower import SearchSnapshot
     from trainfast_runner.settings.spec import RunSpec
     from trainfast_tui.app import TrainfastApp
@@ -76,7 +76,7 @@ class SearchScreen(OfTheApp, Screen[Choice]):
         """A line below the ladder."""
         self.ladder.say(text, tone)
 
-    def refuse(self, problem: Problem) -> None:
+    def refuse(self, problem: UserError) -> None:
         """Say why the search could not be started."""
         self._refused = True
         self.say(f"Refused: {problem.line()}", "error")

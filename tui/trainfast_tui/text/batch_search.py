@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from trainfast_runner.errors import Problem
+from trainfast_runner.errors import UserError
 from trainfast_tui.text import format as fmt
 
 if TYPE_CHECKING:
@@ -71,7 +71,7 @@ def limit_notice(spec: RunSpec, machine: Machine | None) -> str:
 
     try:
         ranks = world_size(spec, machine)
-    except Problem:
+    except UserError:
         return ""  # whatever it is, the search is about to be refused for it
     each = fmt.size(share_of_free(host_free_bytes(), ranks))
     whose = "of this machine's memory" if ranks == 1 else f"of this machine's memory for each of {ranks} processes"

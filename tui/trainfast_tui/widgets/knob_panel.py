@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 
 from rich.cells import cell_len
 
-from trainfast_runner.errors import Problem
+from trainfast_runner.errors import UserError
 from trainfast_runner.settings.knobs import BY_NAME, KNOBS
 from trainfast_tui.charts.painted import Line, Painted, rule, wrap
 from trainfast_tui.control.next_run import NextRun
@@ -39,7 +39,7 @@ class KnobPanel(Painted, can_focus=True):
         self._global_batch: tuple[int, int] | None = None
         self._advice: Mapping[str, str] = {}
         self._chosen: Mapping[str, str] = {}
-        self._refusal: Problem | None = None
+        self._refusal: UserError | None = None
         self._names = in_order()
         self._at = 0
         self._top = 0
@@ -79,7 +79,7 @@ class KnobPanel(Painted, can_focus=True):
         self._names = names
         self._at = next((names.index(name) for name in reversed(above) if name in names), 0)
 
-    def refuse(self, problem: Problem) -> None:
+    def refuse(self, problem: UserError) -> None:
         """Say why a value was not taken, at the knob it is about."""
         self._refusal = problem
         if problem.key in self._names:

@@ -15,7 +15,7 @@ import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from trainfast_runner.errors import Problem
+from trainfast_runner.errors import UserError
 from trainfast_runner.machine.devices import look
 from trainfast_runner.machine.doctor.finding import Check
 from trainfast_runner.machine.doctor.gpus import energy_checks, gpu_checks
@@ -68,7 +68,7 @@ def _python(python: str | None) -> Iterator[Check]:
     try:
         executable = find(python)
         versions = _versions(executable)
-    except Problem as problem:
+    except UserError as problem:
         yield Check("training Python", "fail", problem.line(), "give another one with --python PATH")
         return
     yield Check("training Python", "ok", f"{executable}, Python {versions.pop('python')}")
@@ -97,7 +97,7 @@ def _python(python: str | None) -> Iterator[Check]:
 
 
 def _versions(executable: str) -> dict[str, str | None]:
-    """Versions by distribution, None where it is not installed; `python` is the interpreter's. Raises Problem."""
+    """Versions by distribution, None where it is not installed; `python` is the interpreter's. Raises UserError."""
     try:
         done = subprocess.run(
             [executable, "-c", ASK_VERSIONS, *NEEDED, *USEFUL],
@@ -110,14 +110,14 @@ def _versions(executable: str) -> dict[str, str | None]:
         )
         found: dict[str, str | None] = json.loads(done.stdout)
     except (OSError, ValueError, subprocess.TimeoutExpired):
-        raise Problem(f"{executable} does not answer as a Python does", key="python") from None
+        raise UserError(f"{executable} does not answer as a Python does", key="python") from None
     return found
 
 
 def _gpus(python: str | None) -> Iterator[Check]:
     try:
         versions = torch_build(find(python))
-    except Problem:
+    except UserError:
         versions = {}  # the check of the Python itself says so
     tick = take_tick(settle_s=0.05)
     yield from gpu_checks(tick, versions, look(versions, python).refusal)
@@ -128,7 +128,7 @@ def _gpus(python: str | None) -> Iterator[Check]:
 def _home(home: Home) -> Iterator[Check]:
     try:
         home.ready()
-    except Problem as problem:
+    except UserError as problem:
         yield Check("run directory", "fail", problem.line(), "set TRAINFAST_HOME to a directory you can write")
         return
     free = shutil.disk_usage(home.path).free

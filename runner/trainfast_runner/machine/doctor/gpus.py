@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from trainfast_runner.errors import Problem
+from trainfast_runner.errors import UserError
 from trainfast_runner.machine.device_events import sees_host_pids
 from trainfast_runner.machine.devices import CUDA_BUILD, HIP_BUILD
 from trainfast_runner.machine.doctor.finding import Check, State
@@ -16,7 +16,7 @@ from trainfast_runner.records.tick import Tick
 from trainfast_runner.units import gibibytes
 
 
-def gpu_checks(tick: Tick, versions: Mapping[str, str | None], refusal: Problem | None = None) -> Iterator[Check]:
+def gpu_checks(tick: Tick, versions: Mapping[str, str | None], refusal: UserError | None = None) -> Iterator[Check]:
     """NVML, every GPU, whether this build of torch can use them, and the readings that this machine does not give.
 
     `refusal` is that of the machine as the training Python sees it.

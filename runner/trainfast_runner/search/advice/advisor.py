@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import cast
 
-from trainfast_runner.errors import Problem
+from trainfast_runner.errors import UserError
 from trainfast_runner.machine.cpu_devices import asks_for_cpu
 from trainfast_runner.machine.devices import Machine, cpu_has_fp16
 from trainfast_runner.machine.interconnect import Interconnect
@@ -281,7 +281,7 @@ def _global_batch(spec: RunSpec, knobs: Knobs, machine: Machine) -> int | None:
     """Samples a step with these knobs; None where there are not as many devices."""
     try:
         return global_batch(knobs, device_count(replace(spec, knobs=knobs), machine))
-    except Problem:
+    except UserError:
         return None
 
 

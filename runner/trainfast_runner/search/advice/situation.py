@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 
-from trainfast_runner.errors import Problem
+from trainfast_runner.errors import UserError
 from trainfast_runner.machine import training_python
 from trainfast_runner.machine.devices import Machine
 from trainfast_runner.machine.interconnect import links_among
@@ -23,7 +23,7 @@ def gather(spec: RunSpec, machine: Machine, home: Home, python: str | None = Non
     """About a second the first time for a model; what cannot be had (no transformers, no such model) stays unknown."""
     try:
         config = training_python.inspect(python, spec.model, spec.data["objective"]).config
-    except Problem:
+    except UserError:
         config = {}
     return Situation(
         size=model_size(config),
@@ -39,7 +39,7 @@ def _measured(spec: RunSpec, home: Home) -> tuple[Measured, ...]:
     fields = {key: sections[key.partition(".")[0]].get(key.partition(".")[2]) for key in spec.changed if "." in key}
     try:
         rows = list(itertools.islice(iter_rows(home), LOOKED_AT))
-    except Problem:
+    except UserError:
         return ()
     return tuple(
         Measured(row.run_id, row.knobs, row.state, row.samples_per_s if row.measured_under is None else None)

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from trainfast_runner.errors import Problem, nearest
+from trainfast_runner.errors import UserError, nearest
 from trainfast_runner.records.result import Result
 from trainfast_runner.results.comparison.difference import (
     BETTER,
@@ -30,7 +30,7 @@ REFUSED = "refused"
 """State of a row that this machine or training Python cannot run at all."""
 NOT_RUN = "not_run"
 """State of a row that the bench was stopped before."""
-Outcome = Result | Problem
+Outcome = Result | UserError
 
 
 @dataclass(frozen=True)
@@ -95,14 +95,14 @@ class Table:
 
 
 def prepare(reference: str, settings: Sequence[str] = (), scale_batch: float = 1.0) -> Bench:
-    """The rows of PRESET, or of NAME/VARIANT that one and the baseline, with every setting applied. Raises Problem.
+    """The rows of PRESET, or of NAME/VARIANT that one and the baseline, with every setting applied. Raises UserError.
 
     `scale_batch` multiplies each row's batch_size, which stays at least 1.
     """
     preset, chosen = presets.load(reference)
     if not preset.variants:
         tables = [name for name in presets.names() if _has_variants(name)]
-        raise Problem(
+        raise UserError(
             f"preset {preset.name} has no variants to compare",
             key=reference,
             allowed=tables,
@@ -131,7 +131,7 @@ def order(bench: Bench, repeat: int) -> Iterator[tuple[int, Entry]]:
 
 def again_is_pointless(outcomes: Iterable[Outcome]) -> bool:
     """Whether a row need not be repeated: it cannot run here, or does not fit."""
-    return any(isinstance(outcome, Problem) or outcome.state == "oom" for outcome in outcomes)
+    return any(isinstance(outcome, UserError) or outcome.state == "oom" for outcome in outcomes)
 
 
 def tabulate(bench: Bench, outcomes: Mapping[str, Sequence[Outcome]]) -> Table:
@@ -145,7 +145,7 @@ def tabulate(bench: Bench, outcomes: Mapping[str, Sequence[Outcome]]) -> Table:
 def _has_variants(name: str) -> bool:
     try:
         return bool(presets.load(name)[0].variants)
-    except Problem:
+    except UserError:
         return False
 
 
@@ -218,7 +218,7 @@ def _ending(outcomes: Sequence[Outcome]) -> tuple[str, str]:
     if not outcomes:
         return NOT_RUN, "the bench was stopped before it"
     for outcome in outcomes:
-        if isinstance(outcome, Problem):
+        if isinstance(outcome, UserError):
             return REFUSED, outcome.line()
         if outcome.state != "finished":
             return outcome.state, outcome.reason

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from trainfast_runner.errors import Problem
+from trainfast_runner.errors import UserError
 from trainfast_runner.machine.cpu_devices import asks_for_cpu
 from trainfast_runner.settings.compatibility.data_rules import DATA_RULES
 from trainfast_runner.settings.compatibility.facts import Facts, Rule
@@ -58,19 +58,19 @@ KNOB_RULES: tuple[Rule, ...] = (
 
 
 def check(facts: Facts) -> None:
-    """Raise the first rule's Problem that applies; return when the combination can run."""
+    """Raise the first rule's UserError that applies; return when the combination can run."""
     for rule in RULES:
         problem = rule(facts)
         if problem is not None:
             raise problem
 
 
-def cannot_run_here(spec: RunSpec, machine: Machine) -> Problem | None:
+def cannot_run_here(spec: RunSpec, machine: Machine) -> UserError | None:
     """The refusal of a run for which this machine has not the devices; None where it has them."""
     return _first(DEVICE_RULES, spec, machine)
 
 
-def cannot_run_anywhere(spec: RunSpec, machine: Machine) -> Problem | None:
+def cannot_run_anywhere(spec: RunSpec, machine: Machine) -> UserError | None:
     """The refusal of knobs that contradict each other; None where they do not, or this machine has not the devices.
 
     A CPU is on every machine: what cannot run on it contradicts a `devices` that asks for it.
@@ -81,6 +81,6 @@ def cannot_run_anywhere(spec: RunSpec, machine: Machine) -> Problem | None:
     return _first(KNOB_RULES, spec, machine)
 
 
-def _first(rules: tuple[Rule, ...], spec: RunSpec, machine: Machine) -> Problem | None:
+def _first(rules: tuple[Rule, ...], spec: RunSpec, machine: Machine) -> UserError | None:
     facts = Facts(spec, machine, config={}, versions={}, python="")
     return next((problem for rule in rules if (problem := rule(facts)) is not None), None)

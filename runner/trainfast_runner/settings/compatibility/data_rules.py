@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from trainfast_runner.errors import Problem
+from trainfast_runner.errors import UserError
 from trainfast_runner.settings.compatibility.facts import Facts
 
 WITHOUT_NCCL = {
@@ -16,11 +16,11 @@ READS_IMAGES = frozenset({"image_size", "num_channels", "vision_config"})
 """A model that reads images has one of these fields, even if its configuration has a vocab_size."""
 
 
-def _images_are_classified(facts: Facts) -> Problem | None:
+def _images_are_classified(facts: Facts) -> UserError | None:
     kind, objective = facts.spec.data["kind"], facts.spec.data["objective"]
     if (kind == "jpeg") == (objective == "image-classification"):
         return None
-    return Problem(
+    return UserError(
         f"data.kind={kind} cannot serve data.objective={objective}: images are classified, text is not images",
         key="data.kind",
         advice="data.kind=jpeg with data.objective=image-classification"
@@ -29,7 +29,7 @@ def _images_are_classified(facts: Facts) -> Problem | None:
     )
 
 
-def _model_takes_the_data(facts: Facts) -> Problem | None:
+def _model_takes_the_data(facts: Facts) -> UserError | None:
     config, data = facts.config, facts.spec.data
     model = config.get("model_type")
     if model is None:
@@ -37,19 +37,19 @@ def _model_takes_the_data(facts: Facts) -> Problem | None:
     if data["kind"] == "jpeg":
         if "vocab_size" not in config or not READS_IMAGES.isdisjoint(config):
             return None
-        return Problem(
+        return UserError(
             f"data.kind=jpeg needs a model that reads images, and {model} reads text",
             key="data.kind",
             advice="model.family=vit, or data.kind=text",
         )
     if data["objective"] == "seq2seq" and not config.get("is_encoder_decoder"):
-        return Problem(
+        return UserError(
             f"data.objective=seq2seq needs an encoder and a decoder, and model.family={model} has not both",
             key="data.objective",
             advice="model.family=t5, or data.objective=causal-lm",
         )
     if "vocab_size" not in config and "text_config" not in config:
-        return Problem(
+        return UserError(
             f"data.kind={data['kind']} is text and {model} reads none: it has no vocab_size",
             key="data.kind",
             advice="data.kind=jpeg with data.objective=image-classification",
@@ -57,7 +57,7 @@ def _model_takes_the_data(facts: Facts) -> Problem | None:
     return None
 
 
-def _texts_vary_in_length(facts: Facts) -> Problem | None:
+def _texts_vary_in_length(facts: Facts) -> UserError | None:
     data, strategy = facts.spec.data, facts.knobs["strategy"]
     samples = data.get("samples", "packed")
     if samples == "packed":
@@ -71,23 +71,23 @@ def _texts_vary_in_length(facts: Facts) -> Problem | None:
         why = f"data.objective={data['objective']} needs a padding mask, and strategy={strategy} passes none on"
     if why is None:
         return None
-    return Problem(f"data.samples={samples} does not go: {why}", key="data.samples", advice="data.samples=packed")
+    return UserError(f"data.samples={samples} does not go: {why}", key="data.samples", advice="data.samples=packed")
 
 
-def _link_is_between_gpus(facts: Facts) -> Problem | None:
+def _link_is_between_gpus(facts: Facts) -> UserError | None:
     """`p2p=off` is NCCL's: of the strategies of one process only dp sums its gradients by NCCL (torch's
     nn/parallel/comm.py, reduce_add)."""
     strategy = str(facts.knobs["strategy"])
     if facts.knobs["p2p"] != "off":
         return None
     if facts.machine.device == "cpu":
-        return Problem(
+        return UserError(
             "p2p=off closes the direct link between GPUs: it needs two GPUs, and this run is on the CPU",
             key="p2p",
             advice="p2p=on",
         )
     if strategy in WITHOUT_NCCL:
-        return Problem(
+        return UserError(
             f"p2p=off does nothing with strategy={strategy}: it closes links to NCCL, and {WITHOUT_NCCL[strategy]}",
             key="p2p",
             advice=f"p2p=on, or strategy={'ddp' if strategy == 'single' else 'pp'} with p2p=off",
@@ -95,7 +95,7 @@ def _link_is_between_gpus(facts: Facts) -> Problem | None:
     return None
 
 
-DATA_RULES: tuple[Callable[[Facts], Problem | None], ...] = (
+DATA_RULES: tuple[Callable[[Facts], UserError | None], ...] = (
     _images_are_classified,
     _model_takes_the_data,
     _texts_vary_in_length,

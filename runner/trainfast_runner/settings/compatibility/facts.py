@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from trainfast_runner.errors import Problem
+from trainfast_runner.errors import UserError
 from trainfast_runner.machine.devices import Machine
 from trainfast_runner.settings.knob_type import Knobs
 from trainfast_runner.settings.spec import RunSpec
@@ -47,4 +47,4 @@ class Facts:
         return device_count(self.spec, self.machine)
 
 
-Rule = Callable[[Facts], Problem | None]
+Rule = Callable[[Facts], UserError | None]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from trainfast_runner.errors import Problem
+from trainfast_runner.errors import UserError
 from trainfast_runner.machine.cpu_devices import asks_for_cpu, cpu_processes
 from trainfast_runner.settings.compatibility.facts import Facts, Rule
 from trainfast_runner.settings.knob_values import MOST_CPU_PROCESSES, parse_bytes_per_rank
@@ -13,10 +13,10 @@ AMPERE = (8, 0)
 SMALLEST_VOCAB = 300  # of the worker's corpus.py, which is not imported here
 
 
-def _warmup_leaves_steps(facts: Facts) -> Problem | None:
+def _warmup_leaves_steps(facts: Facts) -> UserError | None:
     steps, warmup = facts.knobs["steps"], facts.knobs["timing_warmup"]
     if isinstance(steps, int) and isinstance(warmup, int) and warmup >= steps:
-        return Problem(
+        return UserError(
             f"timing_warmup={warmup} leaves no step of steps={steps} to measure",
             key="timing_warmup",
             advice=f"timing_warmup={max(0, min(3, steps - 1))}",
@@ -24,7 +24,7 @@ def _warmup_leaves_steps(facts: Facts) -> Problem | None:
     return None
 
 
-def devices_exist(facts: Facts) -> Problem | None:
+def devices_exist(facts: Facts) -> UserError | None:
     """The devices asked for, and those to watch, are there, and as many as the strategy takes."""
     devices, strategy = devices_asked(facts.knobs), str(facts.knobs["strategy"])
     machine = facts.machine
@@ -33,12 +33,12 @@ def devices_exist(facts: Facts) -> Problem | None:
     try:
         chosen = machine.choose(device_choice(devices), strategy) if machine.device == "cuda" else ()
         machine.watched(_as_text(facts.knobs["watch"]), chosen)
-    except Problem as problem:
+    except UserError as problem:
         return problem
     if machine.device == "cuda":
         count = len(chosen)
     elif isinstance(devices, str) and not asks_for_cpu(devices):
-        return Problem(
+        return UserError(
             f"devices={devices} names GPUs and a run here has none ({machine.why_no_gpu});"
             " without a GPU devices is a count of processes",
             key="devices",
@@ -48,14 +48,14 @@ def devices_exist(facts: Facts) -> Problem | None:
         asked = devices if isinstance(devices, int) else cpu_processes(devices)
         count = world_size(facts.spec, machine) if asked is None else asked
         if count > MOST_CPU_PROCESSES:
-            return Problem(
+            return UserError(
                 f"devices={count}: at most {MOST_CPU_PROCESSES} processes on a CPU",
                 key="devices",
                 allowed=[f"1 to {MOST_CPU_PROCESSES}"],
                 advice=f"devices={MOST_CPU_PROCESSES}",
             )
     if strategy == "single" and count > 1:
-        return Problem(
+        return UserError(
             f"strategy=single trains on one device and devices={devices} asks for {count}",
             key="strategy",
             advice=f"strategy=ddp with devices={devices}, or devices=1",
@@ -67,10 +67,10 @@ def _as_text(value: object) -> str | None:
     return None if value is None else str(value)
 
 
-def _precision_has_hardware(facts: Facts) -> Problem | None:
+def _precision_has_hardware(facts: Facts) -> UserError | None:
     precision = str(facts.knobs["precision"])
     if precision == "tf32" and facts.machine.device == "cpu":
-        return Problem(
+        return UserError(
             "precision=tf32 is a format of NVIDIA tensor cores and this run is on the CPU",
             key="precision",
             advice="precision=fp32 or precision=bf16",
@@ -81,7 +81,7 @@ def _precision_has_hardware(facts: Facts) -> Problem | None:
     for gpu in chosen:
         capability = compute_capability(gpu.compute_capability)
         if capability is not None and capability < AMPERE:
-            return Problem(
+            return UserError(
                 f"precision={precision} needs an Ampere GPU (compute capability 8.0) or later and GPU {gpu.index},"
                 f" {gpu.name}, has {gpu.compute_capability}",
                 key="precision",
@@ -98,9 +98,9 @@ def compute_capability(text: str | None) -> tuple[int, int] | None:
     return int(major), int(minor or 0)
 
 
-def _optimizer_is_installed(facts: Facts) -> Problem | None:
+def _optimizer_is_installed(facts: Facts) -> UserError | None:
     if "8bit" in str(facts.knobs["optimizer"]) and not facts.versions.get("bitsandbytes"):
-        return Problem(
+        return UserError(
             f"optimizer={facts.knobs['optimizer']} needs bitsandbytes; install with:"
             f" {facts.python} -m pip install bitsandbytes",
             key="optimizer",
@@ -109,14 +109,14 @@ def _optimizer_is_installed(facts: Facts) -> Problem | None:
     return None
 
 
-def limit_for_every_rank(facts: Facts) -> Problem | None:
+def limit_for_every_rank(facts: Facts) -> UserError | None:
     """A list of limits has one of each rank."""
     limit = facts.knobs["memory_limit"]
     if not isinstance(limit, str):
         return None
     given, ranks = len(parse_bytes_per_rank(limit)), world_size(facts.spec, facts.machine)
     if given not in (1, ranks):
-        return Problem(
+        return UserError(
             f"memory_limit={limit} names {given} ranks and the run has {ranks}",
             key="memory_limit",
             allowed=["one value", f"{ranks} values joined by +"][:ranks],
@@ -124,13 +124,13 @@ def limit_for_every_rank(facts: Facts) -> Problem | None:
     return None
 
 
-def set_knobs_matter(facts: Facts) -> Problem | None:
+def set_knobs_matter(facts: Facts) -> UserError | None:
     """A knob that was turned by hand and would do nothing is a misunderstanding."""
     strategy = facts.knobs["strategy"]
     for name in facts.spec.changed:
         entry = BY_NAME.get(name)
         if entry is not None and entry.only_with and strategy not in entry.only_with:
-            return Problem(
+            return UserError(
                 f"{name} does nothing with strategy={strategy}; it belongs to strategy {' or '.join(entry.only_with)}",
                 key=name,
                 advice=f"leaving {name} out",
@@ -138,7 +138,7 @@ def set_knobs_matter(facts: Facts) -> Problem | None:
     return None
 
 
-def _positions_suffice(facts: Facts) -> Problem | None:
+def _positions_suffice(facts: Facts) -> UserError | None:
     """A table of learned positions ends there, and rotary ones were not made for more: the worker refuses both."""
     config, seq_len = facts.config, facts.knobs["seq_len"]
     if facts.spec.data["objective"] == "image-classification":
@@ -148,7 +148,7 @@ def _positions_suffice(facts: Facts) -> Problem | None:
         config = {**config, **nested}
     field = next((key for key in ("n_positions", "max_position_embeddings") if isinstance(config.get(key), int)), None)
     if field and isinstance(seq_len, int) and seq_len > config[field]:
-        return Problem(
+        return UserError(
             f"seq_len={seq_len} is longer than the model's model.{field}={config[field]}",
             key="seq_len",
             advice=f"seq_len={config[field]}, or model.{field}={seq_len}",
@@ -156,12 +156,12 @@ def _positions_suffice(facts: Facts) -> Problem | None:
     return None
 
 
-def _vocabulary_holds_bytes(facts: Facts) -> Problem | None:
+def _vocabulary_holds_bytes(facts: Facts) -> UserError | None:
     """A family has no tokenizer of its own: one is trained on the text, and it starts from every byte."""
     vocab, data = facts.config.get("vocab_size"), facts.spec.data
     trained = data.get("kind") not in ("random", "jpeg") and not data.get("tokenizer") and "family" in facts.spec.model
     if trained and isinstance(vocab, int) and vocab < SMALLEST_VOCAB:
-        return Problem(
+        return UserError(
             f"model.vocab_size={vocab} is too small: a byte-level BPE needs at least {SMALLEST_VOCAB}",
             key="model.vocab_size",
             allowed=[f"{SMALLEST_VOCAB} or more"],
@@ -170,12 +170,12 @@ def _vocabulary_holds_bytes(facts: Facts) -> Problem | None:
     return None
 
 
-def _heads_divide(facts: Facts) -> Problem | None:
+def _heads_divide(facts: Facts) -> UserError | None:
     config = facts.config
     width = next((config[key] for key in ("hidden_size", "n_embd") if isinstance(config.get(key), int)), None)
     heads = next((config[key] for key in ("num_attention_heads", "n_head") if isinstance(config.get(key), int)), None)
     if width and heads and not config.get("head_dim") and width % heads:
-        return Problem(
+        return UserError(
             f"the hidden size {width} is not divisible by {heads} attention heads", key="model.num_attention_heads"
         )
     return None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-from trainfast_runner.errors import Problem
+from trainfast_runner.errors import UserError
 from trainfast_runner.settings.compatibility.facts import Facts
 
 PIPELINES = ("pp", "ddp+pp")
@@ -20,19 +20,19 @@ OBJECTIVES = {
 """The model families that can be cut into stages, and what for; the worker's `pipeline_stages.py` knows where."""
 
 
-def _family_can_be_cut(facts: Facts) -> Problem | None:
+def _family_can_be_cut(facts: Facts) -> UserError | None:
     family, objective = facts.config.get("model_type"), facts.spec.data.get("objective")
     strategy = facts.knobs["strategy"]
     if not isinstance(family, str):
         return None
     if family not in OBJECTIVES:
-        return Problem(
+        return UserError(
             f"strategy={strategy} can cut {', '.join(OBJECTIVES)} into stages, and the model is {family}",
             key="strategy",
             advice="strategy=ddp or strategy=fsdp",
         )
     if objective not in OBJECTIVES[family]:
-        return Problem(
+        return UserError(
             f"strategy={strategy} can cut {family} into stages for data.objective="
             f"{' or '.join(OBJECTIVES[family])}, not for data.objective={objective}",
             key="strategy",
@@ -41,16 +41,16 @@ def _family_can_be_cut(facts: Facts) -> Problem | None:
     return None
 
 
-def _devices_fill_the_mesh(facts: Facts) -> Problem | None:
+def _devices_fill_the_mesh(facts: Facts) -> UserError | None:
     strategy, degree, ranks = facts.knobs["strategy"], int(str(facts.knobs["pp_degree"])), facts.ranks
     if strategy == "pp" and ranks != degree:
-        return Problem(
+        return UserError(
             f"strategy=pp with pp_degree={degree} runs on {degree} devices, not on devices={ranks}",
             key="devices",
             advice=f"devices={degree}" + (f", or pp_degree={ranks}" if ranks > 1 else ""),
         )
     if strategy == "ddp+pp" and (ranks % degree or ranks == degree):
-        return Problem(
+        return UserError(
             f"strategy=ddp+pp with pp_degree={degree} needs two or more pipelines of {degree} devices,"
             f" and devices={ranks} are not",
             key="devices",
@@ -59,41 +59,41 @@ def _devices_fill_the_mesh(facts: Facts) -> Problem | None:
     return None
 
 
-def _layers_for_every_stage(facts: Facts) -> Problem | None:
+def _layers_for_every_stage(facts: Facts) -> UserError | None:
     degree, schedule = int(str(facts.knobs["pp_degree"])), str(facts.knobs["pp_schedule"])
     stages = degree * STAGES_PER_RANK[schedule]
     name = next((key for key in ("num_hidden_layers", "n_layer") if isinstance(facts.config.get(key), int)), None)
     if name is None or stages <= facts.config[name]:
         return None
     if degree <= facts.config[name]:
-        return Problem(
+        return UserError(
             f"pp_schedule=interleaved with pp_degree={degree} makes {stages} stages,"
             f" more than the model's {facts.config[name]} layers (model.{name})",
             key="pp_schedule",
             advice="pp_schedule=1f1b",
         )
-    return Problem(
+    return UserError(
         f"pp_degree={degree} is more than the model's {facts.config[name]} layers (model.{name})",
         key="pp_degree",
         advice=f"pp_degree={facts.config[name]}" if facts.config[name] > 1 else "strategy=ddp",
     )
 
 
-def _micro_batches_divide(facts: Facts) -> Problem | None:
+def _micro_batches_divide(facts: Facts) -> UserError | None:
     batch, chunks = int(str(facts.knobs["batch_size"])), int(str(facts.knobs["micro_batches"]))
     degree, schedule = int(str(facts.knobs["pp_degree"])), str(facts.knobs["pp_schedule"])
     working = [count for count in range(1, batch + 1) if batch % count == 0 and _runs(schedule, count, degree)]
     nearest = min(working, key=lambda count: abs(count - chunks), default=None)
     advice = f"micro_batches={nearest}" if nearest else f"batch_size={degree}, micro_batches={degree}"
     if batch % chunks:
-        return Problem(
+        return UserError(
             f"batch_size={batch} cannot be cut into micro_batches={chunks} equal parts",
             key="micro_batches",
             advice=advice,
         )
     if not _runs(schedule, chunks, degree):
         needed = "at least as many as" if schedule == "1f1b" else "whole rounds of about"
-        return Problem(
+        return UserError(
             f"pp_schedule={schedule} needs {needed} pp_degree={degree} micro-batches, and micro_batches={chunks}",
             key="micro_batches",
             advice=f"{advice}, or pp_schedule=gpipe",
@@ -108,7 +108,7 @@ def _runs(schedule: str, chunks: int, degree: int) -> bool:
     return schedule == "gpipe" or chunks % max(1, chunks // degree) == 0
 
 
-_RULES: tuple[Callable[[Facts], Problem | None], ...] = (
+_RULES: tuple[Callable[[Facts], UserError | None], ...] = (
     _family_can_be_cut,
     _devices_fill_the_mesh,
     _layers_for_every_stage,
@@ -116,17 +116,17 @@ _RULES: tuple[Callable[[Facts], Problem | None], ...] = (
 )
 
 
-def pipeline_fits(facts: Facts) -> Problem | None:
-    """The first Problem of a pipeline that cannot run; None for other strategies."""
+def pipeline_fits(facts: Facts) -> UserError | None:
+    """The first UserError of a pipeline that cannot run; None for other strategies."""
     return _first(_RULES, facts)
 
 
-def pipeline_knobs_fit(facts: Facts) -> Problem | None:
+def pipeline_knobs_fit(facts: Facts) -> UserError | None:
     """The same, by what can be told without the model's configuration."""
     return _first((_devices_fill_the_mesh, _micro_batches_divide), facts)
 
 
-def _first(rules: Iterable[Callable[[Facts], Problem | None]], facts: Facts) -> Problem | None:
+def _first(rules: Iterable[Callable[[Facts], UserError | None]], facts: Facts) -> UserError | None:
     if facts.knobs["strategy"] not in PIPELINES:
         return None
     return next((problem for rule in rules if (problem := rule(facts)) is not None), None)

@@ -8,7 +8,7 @@ import stat
 from collections.abc import Callable
 from pathlib import Path
 
-from trainfast_runner.errors import Problem
+from trainfast_runner.errors import UserError
 from trainfast_runner.machine.devices import cpu_has_fp16
 from trainfast_runner.machine.extensions import has_libaio, missing_tool
 from trainfast_runner.settings.compatibility.facts import Facts
@@ -21,23 +21,23 @@ STAGE = {"zero1": 1, "zero2": 2, "zero3": 3, "zero2-offload": 2, "zero3-offload"
 EIGHT_BIT = ("adamw-8bit", "paged-adamw-8bit")
 
 
-def _deepspeed_is_installed(facts: Facts) -> Problem | None:
+def _deepspeed_is_installed(facts: Facts) -> UserError | None:
     if facts.versions.get("deepspeed"):
         return None
-    return Problem(
+    return UserError(
         f"strategy={facts.knobs['strategy']} needs deepspeed; install with: {facts.python} -m pip install deepspeed",
         key="strategy",
         advice="strategy=fsdp",
     )
 
 
-def optimizer_takes_flat_slices(facts: Facts) -> Problem | None:
+def optimizer_takes_flat_slices(facts: Facts) -> UserError | None:
     """ZeRO hands an optimizer flat slices, of parameters that it swaps; None for other strategies."""
     strategy, optimizer = str(facts.knobs["strategy"]), facts.knobs["optimizer"]
     if strategy not in STAGE:
         return None
     if optimizer == "adafactor":
-        return Problem(
+        return UserError(
             f"optimizer=adafactor factors whole matrices, and with strategy={strategy} it is given flat slices:"
             " it would keep full states and learn something else",
             key="optimizer",
@@ -49,7 +49,7 @@ def optimizer_takes_flat_slices(facts: Facts) -> Problem | None:
             if "offload" in strategy
             else "keeps its states per parameter, and ZeRO-3 swaps the parameters it is given at every step"
         )
-        return Problem(
+        return UserError(
             f"optimizer={optimizer} {why} (strategy={strategy})",
             key="optimizer",
             advice=f"strategy=zero2 with optimizer={optimizer}, or optimizer=adamw",
@@ -57,24 +57,24 @@ def optimizer_takes_flat_slices(facts: Facts) -> Problem | None:
     return None
 
 
-def _half_precision_on_a_cpu(facts: Facts) -> Problem | None:
+def _half_precision_on_a_cpu(facts: Facts) -> UserError | None:
     """DeepSpeed refuses fp16 on a CPU that would emulate it."""
     if facts.knobs["precision"] != "fp16" or facts.machine.device != "cpu" or cpu_has_fp16():
         return None
-    return Problem(
+    return UserError(
         f"precision=fp16 with strategy={facts.knobs['strategy']} needs a CPU with AVX512-FP16, and this one has none",
         key="precision",
         advice="precision=bf16",
     )
 
 
-def _offload_path_takes_files(facts: Facts) -> Problem | None:
+def _offload_path_takes_files(facts: Facts) -> UserError | None:
     """Only ZeRO-3 offloads to a disk, through an extension that is built on the spot."""
     path, strategy = facts.knobs["offload_path"], facts.knobs["strategy"]
     if path is None:
         return None
     if strategy != "zero3-offload":
-        return Problem(
+        return UserError(
             f"offload_path={path} does nothing with strategy={strategy}: DeepSpeed offloads to a disk in ZeRO-3 only",
             key="offload_path",
             advice="strategy=zero3-offload, or leaving offload_path out",
@@ -82,20 +82,20 @@ def _offload_path_takes_files(facts: Facts) -> Problem | None:
     folder = Path(str(path)).expanduser()
     if not folder.is_dir():
         is_file = folder.exists()
-        return Problem(
+        return UserError(
             f"offload_path={path} {'is a file' if is_file else 'does not exist'}; strategy={strategy} needs a directory"
             " to put states in",
             key="offload_path",
             advice=f"offload_path={folder.parent}" if is_file else f"mkdir -p {path}",
         )
     if (why := _closed_to_us(folder)) is not None:
-        return Problem(
+        return UserError(
             f"offload_path={path} {why}, and strategy={strategy} writes there",
             key="offload_path",
             advice="a directory of your own on the NVMe disk",
         )
     if (free := free_bytes(folder)) < FULL_BYTES:
-        return Problem(
+        return UserError(
             f"offload_path={path} is full: {mebibytes(free)} free",
             key="offload_path",
             advice="a directory on a disk with free space",
@@ -105,7 +105,7 @@ def _offload_path_takes_files(facts: Facts) -> Problem | None:
         missing = "libaio with its header", "apt-get install libaio-dev"
     if missing is not None:
         what, command = missing
-        return Problem(
+        return UserError(
             f"offload_path={path} needs DeepSpeed's async_io extension, which builds with {what}; install with:"
             f" {command}",
             key="offload_path",
@@ -114,7 +114,7 @@ def _offload_path_takes_files(facts: Facts) -> Problem | None:
     return None
 
 
-def disk_too_small(knobs: Knobs, parameters: int | None) -> Problem | None:
+def disk_too_small(knobs: Knobs, parameters: int | None) -> UserError | None:
     """The refusal of an `offload_path` without space for the optimizer's states; None without either figure.
 
     At least the weights in the states' precision, and AdamW's two moments: 12 bytes a parameter in fp32. A real run
@@ -128,7 +128,7 @@ def disk_too_small(knobs: Knobs, parameters: int | None) -> Problem | None:
     free = free_bytes(Path(str(path)).expanduser())
     if free >= needed:
         return None
-    return Problem(
+    return UserError(
         f"offload_path={path} has {mebibytes(free)} free; the states of {parameters:,} parameters take"
         f" {mebibytes(needed)}",
         key="offload_path",
@@ -154,7 +154,7 @@ def _user_name(uid: int) -> str:
         return f"user {uid}"
 
 
-_RULES: tuple[Callable[[Facts], Problem | None], ...] = (
+_RULES: tuple[Callable[[Facts], UserError | None], ...] = (
     _deepspeed_is_installed,
     optimizer_takes_flat_slices,
     _half_precision_on_a_cpu,
@@ -162,7 +162,7 @@ _RULES: tuple[Callable[[Facts], Problem | None], ...] = (
 )
 
 
-def zero_fits(facts: Facts) -> Problem | None:
+def zero_fits(facts: Facts) -> UserError | None:
     """The first of these rules that a zero* run breaks."""
     if facts.knobs["strategy"] not in STAGE:
         return None
