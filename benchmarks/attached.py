@@ -31,8 +31,8 @@ from benchmarks.in_terminal import Program, started
 from benchmarks.live_run import live_run
 from benchmarks.sampler_cost import stand_in
 
+from trainfast_runner.machine.processes.tree import ProcessTree
 from trainfast_runner.machine.telemetry.kernel_figures import core_times
-from trainfast_runner.machine.telemetry.run_processes import ProcessTree
 
 GPU_PERCENT = 0.3
 CPU_PERCENT_BEYOND_SHARE = 1.0

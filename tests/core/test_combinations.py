@@ -6,7 +6,7 @@ import pytest
 
 from trainfast_runner.errors import UserError
 from trainfast_runner.machine.devices import Machine
-from trainfast_runner.machine.visible_gpus import left_of
+from trainfast_runner.machine.gpus.visible import left_of
 from trainfast_runner.records.tick import DeviceReading
 from trainfast_runner.settings import world
 from trainfast_runner.settings.compatibility import general_rules

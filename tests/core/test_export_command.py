@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from trainfast_runner.export.formats import export
-from trainfast_runner.machine.processes import boot_id
+from trainfast_runner.machine.processes.identity import boot_id
 from trainfast_runner.records.run_file import Clock, RunFile
 from trainfast_runner.settings.spec import expand_paths, resolve
 

@@ -13,9 +13,9 @@ import msgspec
 import pytest
 
 from trainfast_runner.errors import UserError
-from trainfast_runner.machine.foreign_process import end, refuse, still_runs
-from trainfast_runner.machine.process_rows import ProcessList, ProcessRow
-from trainfast_runner.machine.processes import Identity, identify
+from trainfast_runner.machine.processes.identity import Identity, identify
+from trainfast_runner.machine.processes.listing import ProcessList, ProcessRow
+from trainfast_runner.machine.processes.signalling import end, refuse, still_runs
 from trainfast_runner.records.home import Home, shared_lock
 from trainfast_runner.records.tick import DeviceProcess, DeviceReading
 from trainfast_runner.running.run_processes import run_with

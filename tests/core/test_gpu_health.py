@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from trainfast_runner.machine.doctor.gpus import gpu_checks
-from trainfast_runner.machine.gpu_health import ailments
+from trainfast_runner.machine.gpus.health import ailments
 from trainfast_runner.records.tick import DeviceProcess, DeviceReading, HostReading, Tick
 from trainfast_tui.cli.monitor_details import below, ecc_errors, link
 

@@ -12,7 +12,7 @@ import pytest
 
 from trainfast_runner.errors import UserError
 from trainfast_runner.machine import training_python
-from trainfast_runner.machine.processes import boot_id, identify
+from trainfast_runner.machine.processes.identity import boot_id, identify
 from trainfast_runner.records.home import Home
 from trainfast_runner.records.json_lines import read_all
 from trainfast_runner.records.run_file import Clock, Event, RunFile

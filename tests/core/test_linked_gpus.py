@@ -7,7 +7,7 @@ import stand_in
 from stand_in import Gpu, Machine
 
 from trainfast_runner.machine.devices import look
-from trainfast_runner.machine.linked_gpus import Choice
+from trainfast_runner.machine.gpus.linked import Choice
 
 GIB = 2**30
 PAIRS = ((0, 1), (2, 3))

@@ -9,7 +9,7 @@ import pytest
 from msgspec.structs import replace
 
 from trainfast_runner.errors import UserError
-from trainfast_runner.machine.processes import boot_id
+from trainfast_runner.machine.processes.identity import boot_id
 from trainfast_runner.records.home import Home
 from trainfast_runner.records.result import Result
 from trainfast_runner.records.run_file import SCHEMA, Clock

@@ -13,8 +13,8 @@ from contextlib import contextmanager
 import psutil
 import pytest
 
-from trainfast_runner.machine.others_cpu import CpuWindow, _busy_s
-from trainfast_runner.machine.thread_policy import (
+from trainfast_runner.machine.cpu.others import CpuWindow, _busy_s
+from trainfast_runner.machine.cpu.thread_policy import (
     kept_policy,
     policy_beside,
     shared_cores,

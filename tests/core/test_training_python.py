@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from trainfast_runner.errors import UserError
-from trainfast_runner.machine.processes import identify
+from trainfast_runner.machine.processes.identity import identify
 from trainfast_runner.machine.training_python import GivenUp, ask, ask_each
 
 STUBBORN = """

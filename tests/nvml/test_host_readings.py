@@ -10,9 +10,9 @@ from dataclasses import replace
 import psutil
 import pytest
 
+from trainfast_runner.machine.processes.tree import ProcessTree
 from trainfast_runner.machine.telemetry import kernel_figures, process_stat, run_processes
 from trainfast_runner.machine.telemetry.host import HostReader
-from trainfast_runner.machine.telemetry.run_processes import ProcessTree
 from trainfast_runner.machine.telemetry.sampler import take_tick
 
 BUSY = "import sys; print('up', flush=True)\nwhile True: pass"

@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from trainfast_runner.machine.processes import boot_id
+from trainfast_runner.machine.processes.identity import boot_id
 from trainfast_runner.records.home import RESULT_FILE, is_alive, read_result, shared_lock
 from trainfast_runner.records.json_lines import read_all
 from trainfast_runner.records.result import Result

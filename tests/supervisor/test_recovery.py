@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from trainfast_runner.errors import UserError
-from trainfast_runner.machine.processes import identify
+from trainfast_runner.machine.processes.identity import identify
 from trainfast_runner.records.home import is_alive, read_result
 from trainfast_runner.running.recovery import RunState, settle, state_of
 from trainfast_runner.running.stopping import request_stop, stop_unsupervised

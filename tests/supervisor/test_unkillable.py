@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from trainfast_runner.machine.processes import Unended
+from trainfast_runner.machine.processes.identity import Unended
 from trainfast_runner.records.home import goes_on
 from trainfast_runner.records.run_file import Clock, RunFile, WorkerLine
 from trainfast_runner.records.run_records import DeviceSample, RunRecords

@@ -19,8 +19,8 @@ from still import StillApp, a_snapshot, own_supervisor, screen_text
 from textual.filter import Monochrome
 from textual.pilot import Pilot
 
-from trainfast_runner.machine.process_rows import ProcessRow
-from trainfast_runner.machine.processes import Identity, identify
+from trainfast_runner.machine.processes.identity import Identity, identify
+from trainfast_runner.machine.processes.listing import ProcessRow
 from trainfast_runner.machine.telemetry import failures
 from trainfast_runner.records.home import Home
 from trainfast_runner.records.run_file import Event

@@ -13,14 +13,10 @@ import msgspec
 
 from trainfast_runner.errors import UserError
 from trainfast_runner.machine import training_python
-from trainfast_runner.machine.cpu_devices import CPU, asks_for_cpu
-from trainfast_runner.machine.gpu_presence import sign_of_a_gpu
-from trainfast_runner.machine.linked_gpus import Choice, choose_count
-from trainfast_runner.machine.telemetry import failures
-from trainfast_runner.machine.telemetry.mig import Instance, read_instances
-from trainfast_runner.machine.telemetry.nvml import Nvml
-from trainfast_runner.machine.telemetry.topology import Topology, read_topology
-from trainfast_runner.machine.visible_gpus import (
+from trainfast_runner.machine.cpu.device_names import CPU, asks_for_cpu
+from trainfast_runner.machine.gpus.linked import Choice, choose_count
+from trainfast_runner.machine.gpus.presence import sign_of_a_gpu
+from trainfast_runner.machine.gpus.visible import (
     ON_THE_CPU,
     ORDER,
     VARIABLE,
@@ -30,6 +26,10 @@ from trainfast_runner.machine.visible_gpus import (
     names_none,
     order_unknown,
 )
+from trainfast_runner.machine.telemetry import failures
+from trainfast_runner.machine.telemetry.mig import Instance, read_instances
+from trainfast_runner.machine.telemetry.nvml import Nvml
+from trainfast_runner.machine.telemetry.topology import Topology, read_topology
 from trainfast_runner.records.tick import DeviceReading, is_instance
 
 CPU_INFO = Path("/proc/cpuinfo")

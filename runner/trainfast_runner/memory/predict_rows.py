@@ -8,7 +8,7 @@ from typing import Any
 
 from trainfast_runner.errors import UserError
 from trainfast_runner.machine import training_python
-from trainfast_runner.machine.cpu_devices import asks_for_cpu
+from trainfast_runner.machine.cpu.device_names import asks_for_cpu
 from trainfast_runner.machine.devices import Machine, look
 from trainfast_runner.memory.available import hopeless_limit, host_free_bytes
 from trainfast_runner.memory.fitting import Fit, fit_of

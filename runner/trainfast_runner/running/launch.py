@@ -20,12 +20,18 @@ from trainfast_runner import __version__
 from trainfast_runner.errors import UserError
 from trainfast_runner.machine import training_python
 from trainfast_runner.machine.calibration import ceiling_of
+from trainfast_runner.machine.cpu.thread_policy import (
+    ThreadPolicy,
+    choose_policy,
+    kept_policy,
+    shared_cores,
+    thread_count,
+)
 from trainfast_runner.machine.devices import Machine, look, sample_gpus
 from trainfast_runner.machine.extensions import extensions_directory, search_path
+from trainfast_runner.machine.gpus.linked import Choice
 from trainfast_runner.machine.interconnect import links_among
-from trainfast_runner.machine.linked_gpus import Choice
-from trainfast_runner.machine.processes import boot_id, reap_when_ended
-from trainfast_runner.machine.thread_policy import ThreadPolicy, choose_policy, kept_policy, shared_cores, thread_count
+from trainfast_runner.machine.processes.identity import boot_id, reap_when_ended
 from trainfast_runner.memory.available import hopeless_limit
 from trainfast_runner.memory.predicted_run import predicted
 from trainfast_runner.records.home import (

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import msgspec
 
-from trainfast_runner.machine.processes import Identity, boot_id, has_open, is_running, session_members
+from trainfast_runner.machine.processes.identity import Identity, boot_id, has_open, is_running, session_members
 from trainfast_runner.records.home import (
     LOCK_FILE,
     LOCK_PAUSE_S,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from trainfast_runner.machine.processes import Identity, descendants
+from trainfast_runner.machine.processes.identity import Identity, descendants
 from trainfast_runner.records.home import Home
 from trainfast_runner.running.launch import live_runs
 from trainfast_runner.running.recovery import launched_child_of, ranks_of, supervisor_of

@@ -7,7 +7,7 @@ import signal
 import time
 from collections.abc import Callable
 
-from trainfast_runner.machine.processes import Identity, descendants, send
+from trainfast_runner.machine.processes.identity import Identity, descendants, send
 from trainfast_runner.records.run_file import Event
 
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from trainfast_runner.errors import UserError
-from trainfast_runner.machine.processes import Identity, descendants, is_running, send
+from trainfast_runner.machine.processes.identity import Identity, descendants, is_running, send
 from trainfast_runner.records.home import is_alive
 from trainfast_runner.records.result import Result
 from trainfast_runner.running.recovery import (

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import msgspec
 
-from trainfast_runner.machine.processes import (
+from trainfast_runner.machine.processes.identity import (
     Identity,
     Unended,
     become_subreaper,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from trainfast_runner.machine.device_events import DeviceEvents
+from trainfast_runner.machine.gpus.events import DeviceEvents
 from trainfast_runner.machine.telemetry.sampler import Sampler
 from trainfast_runner.machine.telemetry.xid import words
 from trainfast_runner.records.json_lines import Appender

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from trainfast_runner.machine.processes import Unended
+from trainfast_runner.machine.processes.identity import Unended
 from trainfast_runner.records.run_records import RunRecords
 
 STATE_WORDS = {

@@ -14,7 +14,7 @@ from pathlib import Path
 import msgspec
 
 from trainfast_runner.errors import UserError
-from trainfast_runner.machine.processes import boot_id, identify
+from trainfast_runner.machine.processes.identity import boot_id, identify
 from trainfast_runner.records.home import Home, home_problem, is_alive, read_result
 from trainfast_runner.records.result import Result
 from trainfast_runner.running import launch

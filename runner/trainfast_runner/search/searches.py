@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from trainfast_runner.machine.processes import boot_id
+from trainfast_runner.machine.processes.identity import boot_id
 from trainfast_runner.records.home import STAMP, Home, home_problem, new_id
 from trainfast_runner.records.run_file import SCHEMA
 from trainfast_runner.search.journal import JOURNAL_FILE, Asked, Conducted, Ended, is_conducted, read_journal

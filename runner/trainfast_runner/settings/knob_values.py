@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from trainfast_runner.errors import UserError, nearest
-from trainfast_runner.machine.cpu_devices import CPU
+from trainfast_runner.machine.cpu.device_names import CPU
 
 type_names = {int: "a whole number", float: "a number", str: "text"}
 KnobValue = int | float | str | None

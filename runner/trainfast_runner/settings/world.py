@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from trainfast_runner.machine.cpu_devices import CPU, asks_for_cpu, cpu_processes
+from trainfast_runner.machine.cpu.device_names import CPU, asks_for_cpu, cpu_processes
 from trainfast_runner.machine.devices import Machine
 from trainfast_runner.settings.knob_type import Knobs
 from trainfast_runner.settings.knob_values import MOST_CPU_PROCESSES, KnobValue

@@ -30,7 +30,7 @@ def ecc_errors(gpu: DeviceReading) -> str:
 
 def below(gpus: Sequence[DeviceReading]) -> list[str]:
     """The processes on the GPUs that answer, then what is wrong with these, each with its cure."""
-    from trainfast_runner.machine.gpu_health import ailments
+    from trainfast_runner.machine.gpus.health import ailments
     from trainfast_tui.cli.output import table
 
     answering = [gpu for gpu in gpus if not gpu.error]
@@ -44,8 +44,8 @@ def below(gpus: Sequence[DeviceReading]) -> list[str]:
 
 def _processes(gpu: DeviceReading) -> list[tuple[str, ...]]:
     """Inside a container the driver tells the host's process ids, of which nothing more is known here."""
-    from trainfast_runner.machine.device_events import sees_host_pids
-    from trainfast_runner.machine.process_rows import command_line, owner_uid, user_name
+    from trainfast_runner.machine.gpus.events import sees_host_pids
+    from trainfast_runner.machine.processes.listing import command_line, owner_uid, user_name
     from trainfast_tui.text.format import plain, size
 
     rows: list[tuple[str, ...]] = []

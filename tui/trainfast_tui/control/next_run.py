@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from trainfast_runner.errors import UserError
-from trainfast_runner.machine.cpu_devices import CPU, asks_for_cpu
+from trainfast_runner.machine.cpu.device_names import CPU, asks_for_cpu
 from trainfast_runner.records.home import Home
 from trainfast_runner.records.run_file import PROOF, RecordedSpec, RunFile
 from trainfast_runner.settings.knob_type import Knobs

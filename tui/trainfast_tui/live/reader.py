@@ -16,7 +16,7 @@ from trainfast_tui.live.new_runs import NewRuns
 from trainfast_tui.live.snapshot import Snapshot
 
 if TYPE_CHECKING:
-    from trainfast_runner.machine.process_rows import ProcessList, ProcessRow
+    from trainfast_runner.machine.processes.listing import ProcessList, ProcessRow
     from trainfast_runner.machine.telemetry.sampler import Sampler
     from trainfast_runner.records.run_file import Event
     from trainfast_runner.records.tick import Tick
@@ -191,7 +191,7 @@ class Reader(threading.Thread):
 
     def _look(self, snapshot: Snapshot) -> tuple[ProcessRow, ...]:
         if self._processes is None:
-            from trainfast_runner.machine.process_rows import ProcessList
+            from trainfast_runner.machine.processes.listing import ProcessList
 
             self._processes = ProcessList()
         return self._processes.read(snapshot.tick.devices if snapshot.tick is not None else ())

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from trainfast_runner.machine.process_rows import ProcessRow
+    from trainfast_runner.machine.processes.listing import ProcessRow
     from trainfast_runner.records.run_file import Event
     from trainfast_runner.records.tick import Tick
     from trainfast_runner.running.follower import RunSnapshot

@@ -137,7 +137,7 @@ class MachineMoments:
                     yield Event(t_ns=tick.t_ns, kind=kind, device=at, detail=name)
 
     def _came_and_went(self, device: DeviceReading, t_ns: int) -> Iterator[Event]:
-        from trainfast_runner.machine.device_events import process_event
+        from trainfast_runner.machine.gpus.events import process_event
 
         if device.processes is None:
             return

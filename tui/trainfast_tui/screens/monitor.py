@@ -23,8 +23,8 @@ from trainfast_tui.widgets.small_parts import Footer, StatusLine
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from trainfast_runner.machine.process_rows import ProcessRow
-    from trainfast_runner.machine.processes import Identity
+    from trainfast_runner.machine.processes.identity import Identity
+    from trainfast_runner.machine.processes.listing import ProcessRow
     from trainfast_runner.results.bottleneck.device_track import DeviceConditions
     from trainfast_runner.results.bottleneck.step_conditions import StepJoin
     from trainfast_runner.running.run_processes import Membership
@@ -163,7 +163,7 @@ class MonitorScreen(OfTheApp, ChartActions, Screen[None]):
         """Say when the process that was asked to end has ended."""
         asked = self._asked
         if asked is not None and rows is not None:
-            from trainfast_runner.machine.foreign_process import still_runs
+            from trainfast_runner.machine.processes.signalling import still_runs
 
             if not still_runs(asked):
                 self._asked = None
@@ -176,7 +176,7 @@ class MonitorScreen(OfTheApp, ChartActions, Screen[None]):
         if row.identity is None:
             self.say(f"Process {row.pid} is not visible from here, so it cannot be told from another.", "warning")
             return
-        from trainfast_runner.machine.foreign_process import refuse
+        from trainfast_runner.machine.processes.signalling import refuse
         from trainfast_runner.running.run_processes import run_with
         from trainfast_tui.screens.dialogs import Confirm
 
@@ -214,7 +214,7 @@ class MonitorScreen(OfTheApp, ChartActions, Screen[None]):
     def _end(self, identity: Identity, kill: bool, yes: object) -> None:
         if not yes:
             return
-        from trainfast_runner.machine.foreign_process import end
+        from trainfast_runner.machine.processes.signalling import end
 
         try:
             said = end(identity, kill=kill)

@@ -10,7 +10,7 @@ from trainfast_tui.charts.painted import Line, Painted
 from trainfast_tui.text import format as fmt
 
 if TYPE_CHECKING:
-    from trainfast_runner.machine.process_rows import ProcessRow
+    from trainfast_runner.machine.processes.listing import ProcessRow
 
 Columns = tuple[tuple[str, int], ...]
 NARROW: Columns = (("pid", 9), ("owner", 9), ("GPU memory", 18), ("CPU", 8), ("memory", 10), ("age", 8))

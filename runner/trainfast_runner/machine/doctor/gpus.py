@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from trainfast_runner.errors import UserError
-from trainfast_runner.machine.device_events import sees_host_pids
 from trainfast_runner.machine.devices import CUDA_BUILD, HIP_BUILD
 from trainfast_runner.machine.doctor.finding import Check, State
-from trainfast_runner.machine.gpu_health import ailments
-from trainfast_runner.machine.gpu_presence import pci_card
+from trainfast_runner.machine.gpus.events import sees_host_pids
+from trainfast_runner.machine.gpus.health import ailments
+from trainfast_runner.machine.gpus.presence import pci_card
 from trainfast_runner.machine.telemetry.energy import energy_doubt
 from trainfast_runner.machine.telemetry.failures import LIBRARY_FAILURES, LIBRARY_NOT_FOUND
 from trainfast_runner.records.tick import Tick

@@ -6,9 +6,9 @@ from typing import Any, TypeVar
 
 import psutil
 
+from trainfast_runner.machine.processes.tree import ProcessTree
 from trainfast_runner.machine.telemetry import kernel_figures
 from trainfast_runner.machine.telemetry.kernel_figures import CoreTimes, Disks, Memory
-from trainfast_runner.machine.telemetry.run_processes import ProcessTree
 from trainfast_runner.records.tick import HostReading
 
 _T = TypeVar("_T")

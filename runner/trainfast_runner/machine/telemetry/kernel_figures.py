@@ -11,7 +11,7 @@ import re
 from pathlib import Path
 from typing import NamedTuple
 
-from trainfast_runner.machine.telemetry.process_stat import content
+from trainfast_runner.machine.processes.stat import content
 
 UNREADABLE = (OSError, ValueError, LookupError)
 """What the functions below raise where a file is missing, or is not as Linux writes it."""

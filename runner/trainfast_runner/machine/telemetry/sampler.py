@@ -4,9 +4,9 @@ import threading
 import time
 from collections.abc import Callable, Collection
 
+from trainfast_runner.machine.processes.tree import ProcessTree
 from trainfast_runner.machine.telemetry.host import HostReader
 from trainfast_runner.machine.telemetry.nvml import Nvml
-from trainfast_runner.machine.telemetry.run_processes import ProcessTree
 from trainfast_runner.machine.telemetry.xid import OnXid
 from trainfast_runner.records.tick import Tick
 

@@ -19,7 +19,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
-from trainfast_runner.machine.cpu_devices import CPU, cpu_processes
+from trainfast_runner.machine.cpu.device_names import CPU, cpu_processes
 from trainfast_runner.records.result import Result
 from trainfast_runner.records.run_file import PROBE
 from trainfast_runner.records.state_words import state_words

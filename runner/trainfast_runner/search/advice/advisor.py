@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import cast
 
 from trainfast_runner.errors import UserError
-from trainfast_runner.machine.cpu_devices import asks_for_cpu
+from trainfast_runner.machine.cpu.device_names import asks_for_cpu
 from trainfast_runner.machine.devices import Machine, cpu_has_fp16
 from trainfast_runner.machine.interconnect import Interconnect
 from trainfast_runner.memory.model_size import (

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from trainfast_runner.errors import UserError
-from trainfast_runner.machine.cpu_devices import asks_for_cpu
+from trainfast_runner.machine.cpu.device_names import asks_for_cpu
 from trainfast_runner.settings.compatibility.data_rules import DATA_RULES
 from trainfast_runner.settings.compatibility.facts import Facts, Rule
 from trainfast_runner.settings.compatibility.general_rules import (

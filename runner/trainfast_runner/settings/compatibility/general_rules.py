@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from trainfast_runner.errors import UserError
-from trainfast_runner.machine.cpu_devices import asks_for_cpu, cpu_processes
+from trainfast_runner.machine.cpu.device_names import asks_for_cpu, cpu_processes
 from trainfast_runner.settings.compatibility.facts import Facts, Rule
 from trainfast_runner.settings.knob_values import MOST_CPU_PROCESSES, parse_bytes_per_rank
 from trainfast_runner.settings.knobs import BY_NAME

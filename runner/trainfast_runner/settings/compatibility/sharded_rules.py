@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from trainfast_runner.errors import UserError
-from trainfast_runner.machine.cpu_devices import CPU, asks_for_cpu, cpu_processes
+from trainfast_runner.machine.cpu.device_names import CPU, asks_for_cpu, cpu_processes
 from trainfast_runner.settings.compatibility.facts import Facts
 from trainfast_runner.settings.knob_type import Knobs
 from trainfast_runner.settings.world import TENSOR_PARALLEL

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
 
-from trainfast_runner.machine.processes import descendants
+from trainfast_runner.machine.processes.identity import descendants
 from trainfast_runner.machine.telemetry.throttle import severity
 from trainfast_runner.records.run_file import Event
 from trainfast_runner.records.tick import DeviceProcess, DeviceReading, Tick

@@ -6,7 +6,7 @@ import os
 import time
 from dataclasses import dataclass
 
-from trainfast_runner.machine.telemetry.process_stat import Stat, content, read_stat, read_storage
+from trainfast_runner.machine.processes.stat import Stat, content, read_stat, read_storage
 from trainfast_runner.records.tick import RunReading
 
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")

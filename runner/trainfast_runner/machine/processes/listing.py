@@ -9,9 +9,9 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from trainfast_runner.machine.device_events import sees_host_pids
-from trainfast_runner.machine.processes import Identity
-from trainfast_runner.machine.telemetry.process_stat import Stat, read_stat
+from trainfast_runner.machine.gpus.events import sees_host_pids
+from trainfast_runner.machine.processes.identity import Identity
+from trainfast_runner.machine.processes.stat import Stat, read_stat
 from trainfast_runner.records.tick import DeviceReading
 
 KERNEL_THREADS_PARENT = 2

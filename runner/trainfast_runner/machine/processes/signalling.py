@@ -6,8 +6,8 @@ import os
 import signal
 
 from trainfast_runner.errors import UserError
-from trainfast_runner.machine.process_rows import owner_uid, user_name
-from trainfast_runner.machine.processes import Identity, identify, is_running, send
+from trainfast_runner.machine.processes.identity import Identity, identify, is_running, send
+from trainfast_runner.machine.processes.listing import owner_uid, user_name
 
 
 def refuse(identity: Identity) -> None:

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 
 import msgspec
 
-from trainfast_runner.machine.others_cpu import others_cores
+from trainfast_runner.machine.cpu.others import others_cores
 from trainfast_runner.worker.threads import DEFAULT, PASSIVE, WAIT_SETTINGS, wait_policy
 
 LOOK_S = 1.0

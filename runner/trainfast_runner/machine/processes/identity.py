@@ -12,7 +12,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from trainfast_runner.machine.telemetry.process_stat import Stat, read_stat, read_threads
+from trainfast_runner.machine.processes.stat import Stat, read_stat, read_threads
 
 PR_SET_CHILD_SUBREAPER = 36
 BOOT_ID_FILE = Path("/proc/sys/kernel/random/boot_id")

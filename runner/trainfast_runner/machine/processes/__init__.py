@@ -1,0 +1,1 @@
+"""Processes of this machine: told apart, listed, summed over a run, signalled."""
