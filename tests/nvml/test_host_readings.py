@@ -6,13 +6,16 @@ import subprocess
 import sys
 import time
 from dataclasses import replace
+from types import SimpleNamespace
 
 import psutil
 import pytest
 
+from trainfast_runner.machine.processes import tree as tree_module
+from trainfast_runner.machine.processes.stat import Stat, read_stat
 from trainfast_runner.machine.processes.tree import ProcessTree
-from trainfast_runner.machine.telemetry import kernel_figures, process_stat, run_processes
-from trainfast_runner.machine.telemetry.host import HostReader
+from trainfast_runner.machine.telemetry import host as host_module
+from trainfast_runner.machine.telemetry.host import CoreSeconds, HostReader, busy_percent
 from trainfast_runner.machine.telemetry.sampler import take_tick
 
 BUSY = "import sys; print('up', flush=True)\nwhile True: pass"
@@ -60,79 +63,45 @@ def test_what_is_null_has_a_reason() -> None:
         assert getattr(tick.host, name) is not None or f"host.{name}" in tick.missing
 
 
-def test_the_kernels_figures_are_those_of_psutil() -> None:
-    """Each stands between two of psutil's, which go on meanwhile; of memory, within what others may take and free."""
-    disks_before = psutil.disk_io_counters(nowrap=False)
-    network_before = psutil.net_io_counters(pernic=True, nowrap=False)
-    times_before = psutil.cpu_times(percpu=True)
-    memory, disks, network = kernel_figures.memory(), kernel_figures.Disks().flow(), kernel_figures.network()
-    times = kernel_figures.core_times()
-    times_after = psutil.cpu_times(percpu=True)
-    disks_after = psutil.disk_io_counters(nowrap=False)
-    network_after = psutil.net_io_counters(pernic=True, nowrap=False)
-
-    theirs = psutil.virtual_memory()
-    assert memory.total == theirs.total
-    assert abs(memory.available - theirs.available) < theirs.total / 5
-    assert memory.swap_used <= psutil.swap_memory().total
-    assert (disks is None) == (disks_before is None)
-    if disks is not None and disks_before is not None and disks_after is not None:
-        assert disks_before.read_bytes <= disks.inward <= disks_after.read_bytes
-        assert disks_before.write_bytes <= disks.outward <= disks_after.write_bytes
-    outside = [name for name in network_before if name != "lo"]
-    assert (network is None) == (not outside)
-    if network is not None:
-        received = [sum(seen[name].bytes_recv for name in outside) for seen in (network_before, network_after)]
-        sent = [sum(seen[name].bytes_sent for name in outside) for seen in (network_before, network_after)]
-        assert received[0] <= network.inward <= received[1]
-        assert sent[0] <= network.outward <= sent[1]
-    per_s = os.sysconf("SC_CLK_TCK")
-    assert len(times) == len(times_before)
-    for before, ours, after in zip(times_before, times.values(), times_after, strict=True):
-        assert round(before.user * per_s) <= ours.busy
-        # The kernel may set the waiting time back by a tick or two (proc(5)).
-        assert round((before.idle + before.iowait) * per_s) - 2 <= ours.idle
-        assert ours.idle <= round((after.idle + after.iowait) * per_s) + 2
+def test_a_cores_percent_is_of_its_own_time() -> None:
+    before = [CoreSeconds(100, 100), CoreSeconds(100, 100), CoreSeconds(100, 100)]
+    now = [CoreSeconds(130, 170), CoreSeconds(100, 100), CoreSeconds(110, 99)]
+    assert busy_percent(before, now) == [30.0, 0.0, 100.0]
 
 
-def test_a_cores_percent_is_of_its_own_time_and_a_core_switched_on_has_none_yet() -> None:
-    def times(busy: int, idle: int) -> kernel_figures.CoreTimes:
-        return kernel_figures.CoreTimes(busy, idle)
-
-    before = {b"cpu0": times(100, 100), b"cpu1": times(100, 100), b"cpu3": times(100, 100)}
-    now = {b"cpu0": times(130, 170), b"cpu1": times(100, 100), b"cpu2": times(7, 7), b"cpu3": times(110, 99)}
-    assert kernel_figures.busy_percent(before, now) == [30.0, 0.0, 100.0]
-
-
-@pytest.fixture
-def files(monkeypatch: pytest.MonkeyPatch) -> dict[str, bytes]:
-    """Files of other machines, as their kernels wrote them."""
-    found: dict[str, bytes] = {}
-    monkeypatch.setattr(kernel_figures, "content", found.__getitem__)
-    return found
+def test_a_core_switched_on_has_no_percent_yet(monkeypatch: pytest.MonkeyPatch) -> None:
+    cores = [CoreSeconds(1, 1)]
+    monkeypatch.setattr(host_module, "core_seconds", lambda: list(cores))
+    reader = HostReader()
+    reader.read()
+    cores.append(CoreSeconds(7, 7))
+    reading, missing = reader.read()
+    assert (reading.cpu_count, reading.cpu_percent_per_core) == (2, None)
+    assert "two readings" in missing["host.cpu_percent"]
+    assert reader.read()[0].cpu_percent_per_core == [0.0, 0.0]
 
 
-def test_network_interfaces_other_than_loopback_are_summed(files: dict[str, bytes]) -> None:
-    head = (
-        b"Inter-|   Receive                            |  Transmit\n face |bytes    packets errs drop fifo frame ...\n"
-    )
-    loopback = b"    lo: 999 2 0 0 0 0 0 0 999 2 0 0 0 0 0 0\n"
-    files["/proc/net/dev"] = head + loopback
-    assert kernel_figures.network() is None
-    # A long name or figure leaves no blank behind the colon.
-    files["/proc/net/dev"] += (
-        b"eth0.12:5000000000 7 0 0 0 0 0 3 40 8 0 0 0 0 0 0\n  ib0: 1 1 0 0 0 0 0 0 2 1 0 0 0 0 0 0\n"
-    )
-    assert kernel_figures.network() == (5_000_000_001, 42)
-
-
-def test_memory_without_what_is_available_comes_from_psutil(files: dict[str, bytes]) -> None:
-    files["/proc/meminfo"] = b"MemTotal:       1000 kB\nMemFree:         100 kB\nSwapTotal:  0 kB\nSwapFree:   0 kB\n"
-    files["/proc/stat"] = b"cpu  1 1 1 1 0 0 0 0\ncpu0 1 1 1 1 0 0 0 0\nintr 5\n"
+def test_network_interfaces_other_than_loopback_are_summed(monkeypatch: pytest.MonkeyPatch) -> None:
+    interfaces = {"lo": SimpleNamespace(bytes_recv=999, bytes_sent=999)}
+    monkeypatch.setattr(psutil, "net_io_counters", lambda **_: interfaces)
     reading, missing = HostReader().read()
+    assert reading.network_received_bytes is None
+    assert missing["host.network_received_bytes"] == "no network interface but loopback"
+    interfaces["eth0.12"] = SimpleNamespace(bytes_recv=5_000_000_000, bytes_sent=40)
+    interfaces["ib0"] = SimpleNamespace(bytes_recv=1, bytes_sent=2)
+    reading, _ = HostReader().read()
+    assert (reading.network_received_bytes, reading.network_sent_bytes) == (5_000_000_001, 42)
+
+
+def test_a_figure_that_the_system_refuses_has_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuses(**_: object) -> None:
+        raise FileNotFoundError(2, "No such file or directory", "/proc/diskstats")
+
+    monkeypatch.setattr(psutil, "disk_io_counters", refuses)
+    reading, missing = HostReader().read()
+    assert reading.disk_read_bytes is None
+    assert "/proc/diskstats" in missing["host.disk_read_bytes"]
     assert reading.memory_total_bytes == psutil.virtual_memory().total
-    assert reading.cpu_count == 1
-    assert "/proc/diskstats" in missing["host.disk_read_bytes"], "of what is not there, it is said so"
 
 
 @pytest.fixture
@@ -207,11 +176,7 @@ def test_a_tree_uses_what_psutil_says_its_processes_use(parent: subprocess.Popen
     assert (ours.read_bytes or 0) <= sum(process.io_counters().read_bytes for process in theirs)
 
 
-@pytest.mark.parametrize("tells_newest_pid", [True, False])
-def test_a_child_that_is_born_later_is_found(tells_newest_pid: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    if not tells_newest_pid:
-        # As a sandbox has it.
-        monkeypatch.setattr(run_processes, "content", lambda path: b"0.00 0.00 0.00 0/0 0\n")
+def test_a_child_that_is_born_later_is_found() -> None:
     script = "read line; sleep 100 & echo $!; read line; kill $!"
     with subprocess.Popen(["sh", "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as shell:
         assert shell.stdin
@@ -240,11 +205,11 @@ def test_a_pid_that_came_to_somebody_else_is_no_member_any_more(
     assert both is not None
     assert both.processes == 2
 
-    def later(pid: int) -> process_stat.Stat | None:
-        stat = process_stat.read_stat(pid)
+    def later(pid: int) -> Stat | None:
+        stat = read_stat(pid)
         return stat and replace(stat, start_ticks=stat.start_ticks + 1)
 
-    monkeypatch.setattr(run_processes, "read_stat", later)
+    monkeypatch.setattr(tree_module, "read_stat", later)
     assert tree.read() is None
 
 

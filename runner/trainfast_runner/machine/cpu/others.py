@@ -1,4 +1,4 @@
-"""How much of the cores other processes take, seen from the process that is about to start a run."""
+"""Cores that other processes keep busy, as seen from the process that is about to start a run."""
 
 from __future__ import annotations
 
@@ -7,15 +7,16 @@ import time
 
 import psutil
 
-from trainfast_runner.machine.telemetry import kernel_figures
+from trainfast_runner.machine.telemetry.host import UNREADABLE, core_seconds
 
-TICKS_PER_S = os.sysconf("SC_CLK_TCK")
-Own = dict[tuple[int, float], float]
-"""CPU seconds of this process and its live descendants, by pid and start time."""
+LEAST_S = 0.01
+"""The kernel counts processor time in hundredths of a second."""
+CpuSeconds = dict[tuple[int, float], float]
+"""CPU seconds of processes, by pid and start time."""
 
 
 class CpuWindow:
-    """From its making on, the CPU time of all processes but this one and its descendants.
+    """CPU time, from the window's start on, of all processes but this one and its descendants.
 
     Only the cores this process may run on count. Time that a hypervisor gave to others counts as theirs.
     """
@@ -33,17 +34,17 @@ class CpuWindow:
     def others_cores(self) -> float | None:
         """Cores that others kept busy on average, such as 0.05.
 
-        None where the kernel does not tell, and where a process of ours ended meanwhile: what it took is unknown.
+        None when the kernel gives no figure, or when a process of ours ended meanwhile, whose time is unknown.
         """
         busy_s, own = _busy_s(), _own()
         if busy_s is None or self._busy_s is None or self._own.keys() - own.keys():
             return None
         own_s = sum(spent - self._own.get(process, 0.0) for process, spent in own.items())
-        return max(0.0, (busy_s - self._busy_s - own_s) / max(self.age_s, 1 / TICKS_PER_S))
+        return max(0.0, (busy_s - self._busy_s - own_s) / max(self.age_s, LEAST_S))
 
 
 def others_cores(seconds: float, looks: int = 3) -> float | None:
-    """Cores that others keep busy over the next `seconds`; None where no look of several can tell."""
+    """Cores that others keep busy over the next `seconds`; None when none of `looks` windows gives a figure."""
     for _ in range(looks):
         window = CpuWindow()
         time.sleep(seconds)
@@ -55,16 +56,18 @@ def others_cores(seconds: float, looks: int = 3) -> float | None:
 def _busy_s() -> float | None:
     """Seconds that the cores of this process have been busy since boot."""
     try:
-        cores = kernel_figures.core_times()
-    except kernel_figures.UNREADABLE:
+        cores = core_seconds()
+    except UNREADABLE:
         return None
-    ours = {f"cpu{core}".encode() for core in os.sched_getaffinity(0)}
-    return sum(times.busy for name, times in cores.items() if name in ours) / TICKS_PER_S
+    ours = os.sched_getaffinity(0)
+    if max(ours) < len(cores):
+        cores = [cores[number] for number in ours]
+    return sum(core.busy for core in cores)
 
 
-def _own() -> Own:
+def _own() -> CpuSeconds:
     this = psutil.Process()
-    found: Own = {}
+    found: CpuSeconds = {}
     for process in (this, *this.children(recursive=True)):
         try:
             times = process.cpu_times()

@@ -1,4 +1,8 @@
-"""One process in the kernel's words: `/proc/PID/stat` and `/proc/PID/io`, see proc_pid_stat(5), proc_pid_io(5)."""
+"""One process as `/proc/PID/stat` describes it (proc_pid_stat(5)).
+
+psutil gives start times in seconds since 1970; records name a process by its start in clock ticks. psutil also needs
+four times as long for these fields, each tick for each process of a run (docs/decisions.md).
+"""
 
 from __future__ import annotations
 
@@ -8,7 +12,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Stat:
-    """What `/proc/PID/stat` says of a process; `ended` of one that only waits to be collected.
+    """Fields of `/proc/PID/stat`.
 
     `state` is the kernel's letter: R runs, S sleeps, D sleeps and takes no signal, Z has ended.
     `start_ticks` and `cpu_ticks` are clock ticks since boot and of processor time, `rss_pages` pages of memory.
@@ -29,19 +33,13 @@ class Stat:
         return self.state in "ZXx"
 
 
-def content(path: str) -> bytes:
-    """The whole of a file of the kernel's, which has no size before it is read. Raises OSError."""
-    with open(path, "rb", buffering=0) as file:
-        return file.readall()
-
-
 def read_stat(pid: int) -> Stat | None:
-    """None when there is no such process, or nobody may look at it. Raises OSError where files cannot be opened."""
+    """The process's fields; None when it does not exist or is hidden. Raises OSError when files cannot be opened."""
     return _read(f"/proc/{pid}/stat")
 
 
 def read_threads(pid: int) -> list[Stat]:
-    """The threads of a process, the main one first; empty when there is no such process."""
+    """The threads of a process, the main one first; empty when the process does not exist."""
     try:
         threads = sorted(os.listdir(f"/proc/{pid}/task"), key=int)
     except (FileNotFoundError, ProcessLookupError, PermissionError):
@@ -51,7 +49,8 @@ def read_threads(pid: int) -> list[Stat]:
 
 def _read(path: str) -> Stat | None:
     try:
-        text = content(path)
+        with open(path, "rb", buffering=0) as file:
+            text = file.readall()
     except (FileNotFoundError, ProcessLookupError, PermissionError):
         return None
     # The name in parentheses may hold spaces and parentheses itself: count fields from the last one.
@@ -67,16 +66,3 @@ def _read(path: str) -> Stat | None:
         rss_pages=int(fields[21]),
         name=head.partition(b"(")[2].decode(errors="replace"),
     )
-
-
-def read_storage(pid: int) -> tuple[int, int] | None:
-    """Bytes it had read from storage and written to it; None for an ended process, for most of other users, and from a
-    kernel that does not count them."""
-    try:
-        text = content(f"/proc/{pid}/io")
-    except OSError:
-        return None
-    found = dict(line.split(b": ", 1) for line in text.splitlines())
-    if b"read_bytes" not in found:
-        return None
-    return int(found[b"read_bytes"]), int(found[b"write_bytes"])

@@ -1,4 +1,4 @@
-"""What one run's processes use: the root process and everything that descends from it, summed."""
+"""Resources that one run's processes use: the root process and all its descendants, summed."""
 
 from __future__ import annotations
 
@@ -6,13 +6,15 @@ import os
 import time
 from dataclasses import dataclass
 
-from trainfast_runner.machine.processes.stat import Stat, content, read_stat, read_storage
+import psutil
+
+from trainfast_runner.machine.processes.stat import Stat, read_stat
 from trainfast_runner.records.tick import RunReading
 
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 _PAGE_BYTES = os.sysconf("SC_PAGESIZE")
 _ALL_AGAIN_EVERY = 20
-"""Searches from one look at every process to the next: a pid may have come to somebody else between two."""
+"""Searches between two that read every process: meanwhile a known pid may have passed to a new process."""
 
 
 @dataclass
@@ -25,22 +27,20 @@ class _Member:
 
 
 class ProcessTree:
-    """Follows a process tree. A process that was a descendant once stays in it until it ends.
+    """Follows a process tree. A process that was a descendant once stays in the tree until it ends.
 
     Ranks whose launcher died are adopted by another process, and still belong to the run.
     """
 
     def __init__(self, root_pid: int, *, search_every: int = 3) -> None:
         """`search_every`: ticks between two searches for new descendants, which list all of /proc; also between two
-        looks at the storage counters, which each process has in a file of their own."""
+        readings of the storage counters, which are in a file for each process."""
         self.root_pid = root_pid
         self._search_every = search_every
         self._ticks = 0
         self._members: dict[int, _Member] = {}
         self._seen: set[int] = set()
-        """Every process of the last search, of this tree or not: whose child it is needs no second look."""
-        self._newest_pid = b""
-        """Of the whole machine, before the last search."""
+        """Every pid of the last search, whose parents need no second look."""
         self._read_s: float | None = None
         self._ended_read_bytes = 0
         self._ended_write_bytes = 0
@@ -51,7 +51,7 @@ class ProcessTree:
     def read(self) -> RunReading | None:
         """The sums at this moment; None once no process is left. The first has no `cpu_percent`.
 
-        Raises OSError where files cannot be opened.
+        Raises OSError when files cannot be opened.
         """
         turn = self._ticks % self._search_every
         if turn == 0:
@@ -64,7 +64,7 @@ class ProcessTree:
         for pid, member in list(self._members.items()):
             stat = read_stat(pid)
             if stat is None or stat.ended or stat.start_ticks != member.start_ticks:
-                # A zombie holds nothing any more, and a pid may belong to somebody else by now.
+                # A zombie uses nothing, and the pid may have passed to another process.
                 self._retire(pid)
                 continue
             cpu_ticks += stat.cpu_ticks - member.cpu_ticks
@@ -73,7 +73,7 @@ class ProcessTree:
             threads += stat.threads
             if storage_due or member.storage is None:
                 # A process that just ended keeps its last counters.
-                member.storage = read_storage(pid) or member.storage
+                member.storage = _storage_bytes(pid) or member.storage
         if not self._members:
             return None
         storage = [member.storage for member in self._members.values() if member.storage is not None]
@@ -87,20 +87,15 @@ class ProcessTree:
         )
 
     def _search(self, *, everyone: bool) -> None:
-        """Adds descendants that are new, looking at `everyone` or at who was not there at the last search."""
-        newest, before = content("/proc/loadavg").split()[-1], self._newest_pid
-        self._newest_pid = newest
-        # Some sandboxes always say 0.
-        if newest == before != b"0" and not everyone:
-            return
-        pids = {int(name) for name in os.listdir("/proc") if name.isdecimal()}
+        """Add new descendants, reading `everyone` or only the processes that the last search did not see."""
+        pids = set(psutil.pids())
         unseen = pids if everyone else pids - self._seen
         self._seen = pids
         children: dict[int, list[tuple[int, Stat]]] = {}
         for pid in unseen:
             if (stat := read_stat(pid)) is not None and not stat.ended:
                 children.setdefault(stat.parent_pid, []).append((pid, stat))
-        # Every member is a start: below an adopted rank are processes that the root no longer leads to.
+        # Start from every member: processes below an adopted rank are no longer below the root.
         parents = list(self._members)
         while parents:
             for pid, stat in children.get(parents.pop(), ()):
@@ -115,3 +110,12 @@ class ProcessTree:
         read, written = self._members.pop(pid).storage or (0, 0)
         self._ended_read_bytes += read
         self._ended_write_bytes += written
+
+
+def _storage_bytes(pid: int) -> tuple[int, int] | None:
+    """Bytes read from and written to storage; None for an ended or foreign process, or without kernel accounting."""
+    try:
+        counters = psutil.Process(pid).io_counters()
+    except (psutil.Error, OSError, LookupError, ValueError, NotImplementedError, RuntimeError):
+        return None
+    return counters.read_bytes, counters.write_bytes

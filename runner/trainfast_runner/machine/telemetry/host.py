@@ -1,52 +1,54 @@
 """The machine around the GPUs: processor, memory, disks, network, and one run's processes."""
 
 import os
-from collections.abc import Callable
-from typing import Any, TypeVar
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, TypeVar
 
 import psutil
 
 from trainfast_runner.machine.processes.tree import ProcessTree
-from trainfast_runner.machine.telemetry import kernel_figures
-from trainfast_runner.machine.telemetry.kernel_figures import CoreTimes, Disks, Memory
 from trainfast_runner.records.tick import HostReading
 
 _T = TypeVar("_T")
+UNREADABLE = (OSError, ValueError, LookupError, psutil.Error, NotImplementedError)
+"""Errors of psutil where the system does not give a reading."""
 
 _PACKAGE_SENSORS = ("coretemp", "k10temp", "zenpower", "cpu_thermal", "acpitz")
 """Kernel drivers that measure the processor itself, best first."""
+
+
+class CoreSeconds(NamedTuple):
+    """Seconds of one core since boot; waiting for a disk counts as idle."""
+
+    busy: float
+    idle: float
 
 
 class HostReader:
     """Reads the host once a tick. Rates need two readings, so the first one has no `cpu_percent`."""
 
     def __init__(self, *, sparse_every: int = 5) -> None:
-        """`sparse_every`: ticks between two looks at the sensors, which cost milliseconds."""
+        """`sparse_every`: ticks between two readings of the sensors, which cost milliseconds."""
         self.tree: ProcessTree | None = None
         """The run's processes, or None when no run is watched."""
         self._sparse_every = sparse_every
         self._ticks = 0
         self._temperature_c: float | None = None
         self._has_sensor = True
-        self._core_times: dict[bytes, CoreTimes] | None = None
-        self._disks = Disks()
+        self._cores: list[CoreSeconds] | None = None
 
     def read(self) -> tuple[HostReading, dict[str, str]]:
-        """The reading, and why what is missing is missing (keys start with `host.`, or are `run`)."""
+        """The reading, and why each missing part is missing (keys start with `host.`, or are `run`)."""
         missing: dict[str, str] = {}
         per_core = self._per_core(missing)
-        memory = _ask("host.memory_used_bytes", _memory, missing)
+        memory = _ask("host.memory_used_bytes", psutil.virtual_memory, missing)
+        swap = _ask("host.swap_used_bytes", psutil.swap_memory, missing)
         load = _ask("host.load_1m", os.getloadavg, missing)
-        disks = _ask("host.disk_read_bytes", self._disks.flow, missing)
-        network = _ask(
-            "host.network_received_bytes",
-            kernel_figures.network,
-            missing,
-            none="no network interface but loopback",
-        )
+        disks = _ask("host.disk_read_bytes", lambda: psutil.disk_io_counters(nowrap=False), missing)
+        network = _ask("host.network_received_bytes", _network_bytes, missing, none="no network interface but loopback")
         if self._ticks % self._sparse_every == 0 and self._has_sensor:
             self._temperature_c = _ask("host.temperature_c", _package_temperature, missing)
-            # Where there is none, another look would find none, for as long as all other readings take.
+            # A machine without a sensor gets none later, and each search costs as much as all other readings.
             self._has_sensor = self._temperature_c is not None or self._ticks > 0
         if self._temperature_c is None:
             missing.setdefault("host.temperature_c", "no processor temperature sensor is visible")
@@ -57,39 +59,58 @@ class HostReader:
             run = _ask("run", self.tree.read, missing, none=none)
         return HostReading(
             cpu_percent=round(sum(per_core) / len(per_core), 2) if per_core else None,
-            cpu_count=len(self._core_times) if self._core_times else None,
+            cpu_count=len(self._cores) if self._cores else None,
             cpu_percent_per_core=per_core,
             load_1m=load[0] if load else None,
             memory_used_bytes=memory.total - memory.available if memory else None,
             memory_total_bytes=memory.total if memory else None,
             memory_available_bytes=memory.available if memory else None,
-            swap_used_bytes=memory.swap_used if memory else None,
-            disk_read_bytes=disks.inward if disks else None,
-            disk_write_bytes=disks.outward if disks else None,
-            network_received_bytes=network.inward if network else None,
-            network_sent_bytes=network.outward if network else None,
+            swap_used_bytes=swap.used if swap else None,
+            disk_read_bytes=disks.read_bytes if disks else None,
+            disk_write_bytes=disks.write_bytes if disks else None,
+            network_received_bytes=network[0] if network else None,
+            network_sent_bytes=network[1] if network else None,
             temperature_c=self._temperature_c,
             run=run,
         ), missing
 
     def _per_core(self, missing: dict[str, str]) -> list[float] | None:
-        before, now = self._core_times, _ask("host.cpu_percent", kernel_figures.core_times, missing)
-        self._core_times = now
+        before, now = self._cores, _ask("host.cpu_percent", core_seconds, missing)
+        self._cores = now
         if now is None:
             return None
-        if before is None:
+        if before is None or len(before) != len(now):  # a core was switched on or off
             missing["host.cpu_percent"] = "a rate needs two readings: it comes with the next one"
             return None
-        return kernel_figures.busy_percent(before, now)
+        return busy_percent(before, now)
 
 
-def _memory() -> Memory:
-    """From the kernel, or by psutil's estimates where an old kernel or a container does not tell what is available."""
-    try:
-        return kernel_figures.memory()
-    except kernel_figures.UNREADABLE:
-        found = psutil.virtual_memory()
-        return Memory(found.total, found.available, psutil.swap_memory().used)
+def core_seconds() -> list[CoreSeconds]:
+    """Busy and idle seconds of each core, in order. Raises one of `UNREADABLE`."""
+    # A guest's time is in that of its user already.
+    found = [
+        CoreSeconds(t.user + t.nice + t.system + t.irq + t.softirq + t.steal, t.idle + t.iowait)
+        for t in psutil.cpu_times(percpu=True)
+    ]
+    if not found:
+        raise ValueError("no cores are listed")
+    return found
+
+
+def busy_percent(before: Sequence[CoreSeconds], now: Sequence[CoreSeconds]) -> list[float]:
+    """Percent of the time that each core was busy between two readings, 0 to 100."""
+    found: list[float] = []
+    for earlier, later in zip(before, now, strict=True):
+        # The kernel may set waiting times back a little (proc(5)).
+        busy, idle = max(0.0, later.busy - earlier.busy), max(0.0, later.idle - earlier.idle)
+        found.append(round(100 * busy / (busy + idle), 1) if busy + idle else 0.0)
+    return found
+
+
+def _network_bytes() -> tuple[int, int] | None:
+    """Received and sent by all interfaces but loopback, which carries gloo and local sockets; None without any."""
+    found = [seen for name, seen in psutil.net_io_counters(pernic=True, nowrap=False).items() if name != "lo"]
+    return (sum(one.bytes_recv for one in found), sum(one.bytes_sent for one in found)) if found else None
 
 
 def _package_temperature() -> float | None:
@@ -107,7 +128,7 @@ def _ask(
     """The call's answer; None and a sentence in `missing`, or `none`, when the system refuses or has none."""
     try:
         answer = call()
-    except (*kernel_figures.UNREADABLE, psutil.Error, NotImplementedError) as error:
+    except UNREADABLE as error:
         missing[key] = f"the system does not give this reading: {error}"
         return None
     if answer is None:
