@@ -22,7 +22,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -32,13 +32,14 @@ from benchmarks.budget import Row, at_most, print_table
 
 from trainfast_runner.machine.telemetry.host import HostReader
 from trainfast_runner.machine.telemetry.sampler import Sampler
-from trainfast_runner.records.telemetry_lines import WHOLE_EVERY, TickEncoder
+from trainfast_runner.records.telemetry_lines import TELEMETRY_CAP_BYTES
 from trainfast_runner.records.tick import Tick
 from trainfast_runner.running.telemetry_log import TelemetryLog
 
 CPU_PERCENT = 1.0
 TICK_MS = 2.0
-LINE_BYTES = 3000
+LINE_BYTES = 14_000
+"""64 MiB, from where on the file is thinned, then hold more than an hour of eight GPUs at 1 Hz."""
 GPUS = 8
 RANKS = 8
 WARM_UP_TICKS = 3
@@ -71,8 +72,6 @@ class Cost:
     """Of one core, user and system time, with what the library took."""
     line_bytes: float
     """Of a tick in `telemetry.jsonl`, the median."""
-    mean_line_bytes: float
-    """The mean of a long run, with the whole ticks that stand in it every half minute."""
 
 
 def rows(cost: Cost | None = None) -> list[Row]:
@@ -102,7 +101,8 @@ def rows(cost: Cost | None = None) -> list[Row]:
             found.line_bytes,
             LINE_BYTES,
             "bytes",
-            more=f" ({found.mean_line_bytes * 3600 / 1e6:.1f} MB an hour at 1 Hz)",
+            more=f" ({found.line_bytes * 3600 / 1e6:.1f} MB an hour at 1 Hz, thinned over"
+            f" {TELEMETRY_CAP_BYTES / 1e6:.0f} MB)",
         ),
     ]
 
@@ -227,8 +227,6 @@ class TimedLog(TelemetryLog):
 
     def __init__(self, directory: Path, library: TimedLibrary, wanted: int) -> None:
         super().__init__(directory, [], tell=lambda event: None, complain=print)
-        # The changes of a long run cost more than the whole lines of its first minutes.
-        self._lines = TickEncoder(whole_first=0)
         self.taken: list[Taken] = []
         self.is_warm, self.is_full = threading.Event(), threading.Event()
         self._library, self._wanted = library, wanted
@@ -277,7 +275,7 @@ def child(seconds: float) -> Cost:
         wall_s, cpu_s = time.monotonic() - began_s, time.process_time() - cpu_s
         log.stop()
     taken = log.taken[WARM_UP_TICKS : WARM_UP_TICKS + max(1, round(seconds))]
-    lines = [len(msgspec.json.encode(line)) + 1 for line in encoded([log.taken[0].tick, *(one.tick for one in taken)])]
+    lines = [len(msgspec.json.encode(one.tick)) + 1 for one in taken]
     waited = [one.waited_ns for one in taken if one.waited_ns is not None]
     return Cost(
         ticks=len(taken),
@@ -290,17 +288,8 @@ def child(seconds: float) -> Cost:
         library_ms=statistics.mean(one.library_ns for one in taken) * 1e-6,
         waited_ms=statistics.mean(waited) * 1e-6 if len(waited) == len(taken) else None,
         cpu_percent=100 * cpu_s / wall_s,
-        line_bytes=statistics.median(lines[1:]),
-        # As over a long time, whatever the count of whole lines in a short one.
-        mean_line_bytes=statistics.median(lines[1:]) + lines[0] / WHOLE_EVERY,
+        line_bytes=statistics.median(lines),
     )
-
-
-def encoded(ticks: Sequence[Tick]) -> Iterator[msgspec.Struct]:
-    """The lines of these ticks as they are after a run's first minutes, the first of them whole."""
-    encoder = TickEncoder(whole_first=0)
-    for tick in ticks:
-        yield encoder.line(tick)
 
 
 def main() -> int:

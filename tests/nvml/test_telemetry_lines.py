@@ -1,30 +1,30 @@
-"""`telemetry.jsonl`: what is written of each tick, and that a reader gets every tick back whole."""
+"""`telemetry.jsonl`: a reader gets every tick back whole, and a long run's file stays bounded."""
 
 from __future__ import annotations
 
 import functools
 import random
 import statistics
+import threading
+import time
 from pathlib import Path
 
 import msgspec
 import pytest
 import stand_in
+from delta_lines import WHOLE_EVERY, WHOLE_FIRST, TickEncoder
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from stand_in import Machine, gpus
 
 from trainfast_runner.machine.telemetry.nvml import Nvml
 from trainfast_runner.records.json_lines import Appender
+from trainfast_runner.records.run_file import Event
 from trainfast_runner.records.run_records import read_records
-from trainfast_runner.records.telemetry_lines import (
-    WHOLE_EVERY,
-    WHOLE_FIRST,
-    TickEncoder,
-    read_ticks,
-    telemetry_tail,
-)
+from trainfast_runner.records.telemetry_lines import read_ticks, telemetry_tail, thin_evenly, thin_telemetry
+from trainfast_runner.records.thinned import ENDS
 from trainfast_runner.records.tick import DeviceProcess, DeviceReading, HostReading, RunReading, Tick
+from trainfast_runner.running.telemetry_log import TelemetryLog
 
 SECOND_NS = 1_000_000_000
 LINE_BYTES = 3000
@@ -235,3 +235,65 @@ def test_a_summary_gets_the_same_samples_from_changes_as_from_whole_lines(tmp_pa
         (directory / "telemetry.jsonl").write_bytes(b"".join(lines))
     assert read_records(changes).hosts == read_records(whole).hosts
     assert len(read_records(changes).hosts) == 5
+
+
+def seconds_of(path: Path) -> list[int]:
+    return [tick.t_ns // SECOND_NS for tick in read_ticks(path)[0]]
+
+
+def write(path: Path, seconds: range) -> None:
+    with path.open("ab") as file:
+        for second in seconds:
+            tick = Tick(t_ns=second * SECOND_NS, host=HostReading(), devices=[], missing={}, sample_us=1)
+            file.write(msgspec.json.encode(tick) + b"\n")
+
+
+def test_thinning_keeps_the_start_the_newer_half_and_an_even_share_of_the_rest(path: Path) -> None:
+    write(path, range(4000))
+    assert thin_telemetry(path) == 1
+    kept = seconds_of(path)
+    assert kept[:ENDS] == list(range(ENDS))
+    assert kept[-2000:] == list(range(2000, 4000))
+    parts = [sum(start <= one < start + 450 for one in kept) for start in range(100, 1900, 450)]
+    assert all(200 <= part <= 250 for part in parts), "one in two, evenly"
+
+
+def test_a_file_that_is_thinned_again_and_again_stays_bounded_and_covers_all_its_time(path: Path) -> None:
+    level = 0
+    for day in range(40):
+        write(path, range(1000 * day, 1000 * day + 1000))
+        while len(path.read_bytes().splitlines()) > 2000:
+            level = thin_telemetry(path)
+    thin_evenly(path, level)
+    kept = seconds_of(path)
+    assert len(kept) <= 2000
+    parts = [sum(start <= one < start + 5000 for one in kept) for start in range(1000, 36_000, 5000)]
+    assert min(parts) > 0.8 * max(parts), "medians weigh all of its time alike"
+    assert (kept[0], kept[-1]) == (0, 39_999)
+
+
+def test_a_reader_gets_no_tick_twice_when_the_file_is_thinned_meanwhile(path: Path) -> None:
+    write(path, range(1000))
+    tail = telemetry_tail(path, Tick)
+    assert len(tail.new()) == 1000
+    thin_telemetry(path)
+    write(path, range(1000, 1003))
+    assert [tick.t_ns // SECOND_NS for tick in tail.new()] == [1000, 1001, 1002]
+    assert tail.unreadable == 0
+
+
+def test_a_run_thins_its_telemetry_at_the_cap_and_says_so_once(tmp_path: Path) -> None:
+    events: list[Event] = []
+    with stand_in.installed(Machine(gpus(1))):
+        log = TelemetryLog(tmp_path, ["GPU-0"], events.append, print, period_s=0.005, cap_bytes=1 << 20)
+        log.start()
+        path = tmp_path / "telemetry.jsonl"
+        deadline = time.monotonic() + 60
+        while not any(event.kind == "telemetry_thinned" for event in events):
+            assert time.monotonic() < deadline
+            threading.Event().wait(0.05)
+        log.stop()
+    assert path.stat().st_size <= (1 << 20) + (1 << 18)
+    assert len([event for event in events if event.kind == "telemetry_thinned"]) == 1
+    times = [tick.t_ns for tick in read_ticks(path)[0]]
+    assert times == sorted(set(times))

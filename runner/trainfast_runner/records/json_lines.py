@@ -46,6 +46,7 @@ class Tail(Generic[T]):
         self.unreadable = 0
         self.hole_bytes = 0
         self.offset = 0
+        self._inode: int | None = None
         self._decoder: LineDecoder[T] = msgspec.json.Decoder(type) if decoder is None else decoder
         self._window_bytes = window_bytes
 
@@ -56,8 +57,10 @@ class Tail(Generic[T]):
         except FileNotFoundError:
             return []
         try:
-            if os.fstat(fd).st_size < self.offset:
-                self.offset = 0  # it was truncated: what is there now is new
+            found = os.fstat(fd)
+            if found.st_size < self.offset or self._inode not in (None, found.st_ino):
+                self.offset = 0  # truncated or replaced
+            self._inode = found.st_ino
             chunk = os.pread(fd, self._window_bytes, self.offset)
             if b"\0" in chunk:
                 chunk = self._over_hole(fd, chunk)

@@ -245,7 +245,7 @@ class WorkerLine(Actual, frozen=True, kw_only=True):
 class Event(msgspec.Struct, frozen=True, kw_only=True):
     """A line of `events.jsonl`. `kind` is supervisor, launched (the training's direct child), state, stop_requested,
     kill_sent, throttle_on, throttle_off, xid, foreign_process, gpu_lost, gpu_back, output_trimmed, steps_trimmed,
-    rank_gone or trouble (something the supervisor could not write or read)."""
+    telemetry_thinned, rank_gone or trouble (the supervisor could not write or read a file)."""
 
     t_ns: Count
     kind: str

@@ -1,8 +1,10 @@
-"""What the sampler sees, written to the run directory: every tick, and an event when a device's state changes."""
+"""The sampler's ticks written to the run directory, with an event for each change of a device's state."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 from trainfast_runner.machine.gpus.events import DeviceEvents
@@ -11,17 +13,17 @@ from trainfast_runner.machine.telemetry.xid import words
 from trainfast_runner.records.json_lines import Appender
 from trainfast_runner.records.run_file import Event
 from trainfast_runner.records.run_records import TELEMETRY_FILE
-from trainfast_runner.records.telemetry_lines import TickEncoder
+from trainfast_runner.records.telemetry_lines import TELEMETRY_CAP_BYTES, thin_evenly, thin_telemetry
 from trainfast_runner.records.tick import Tick, is_instance
 
 PERIOD_S = 1.0
 
 
 class TelemetryLog:
-    """Runs the sampler for one run. Nothing that happens here, a full disk included, reaches the training.
+    """Runs the sampler for one run. No failure here, a full disk included, reaches the training.
 
     `tell` gets events from the sampler's thread and the one that waits for Xid errors. `complain` is called, from the
-    sampler's thread, with the first thing that went wrong.
+    sampler's thread, with the first failure.
     """
 
     def __init__(
@@ -33,14 +35,18 @@ class TelemetryLog:
         *,
         period_s: float = PERIOD_S,
         on_cpu: bool = False,
+        cap_bytes: int = TELEMETRY_CAP_BYTES,
     ) -> None:
-        """`on_cpu`: the training uses none of the GPUs, so that whoever does is somebody else."""
+        """`on_cpu`: the training uses none of the GPUs, so all their processes are foreign. A larger file than
+        `cap_bytes` is thinned."""
         self._events = DeviceEvents(watch_uuids, none_ours=on_cpu)
         self._tell, self._complain = tell, complain
         self._path = directory / TELEMETRY_FILE
         self._file: Appender | None = None
-        self._lines = TickEncoder()
         self._failed = False
+        self._cap_bytes = self._thin_at_bytes = cap_bytes
+        self._level: int | None = None
+        """Level of `Thinned` that the older ticks in the file have; None while all ticks are there."""
         instances = [uuid for uuid in watch_uuids if is_instance(uuid)]
         self._sampler = Sampler(self._take, period_s=period_s, on_xid=self._xid, instances=instances)
 
@@ -56,6 +62,9 @@ class TelemetryLog:
         """End the sampling with a tick after all steps; a driver call that hangs is left behind."""
         if self._sampler.stop(last_tick=True) and self._file is not None:
             self._file.close()
+            if self._level is not None:
+                with suppress(OSError):  # an uneven share is as good a record
+                    thin_evenly(self._path, self._level)
         if self._sampler.failure is not None and not self._failed:
             self._complain(f"sampling ended: {self._sampler.failure!r}")
 
@@ -65,12 +74,27 @@ class TelemetryLog:
         try:
             if self._file is None:
                 self._file = Appender(self._path)
-            self._file.write(self._lines.line(tick))
+            self._file.write(tick)
+            if self._path.stat().st_size > self._thin_at_bytes:
+                self._thin()
         except OSError as error:
-            self._lines.start_again()
             if not self._failed:
                 self._failed = True
                 self._complain(f"{TELEMETRY_FILE}: {error.strerror}")
+
+    def _thin(self) -> None:
+        """Halve the older half of the file. Raises OSError."""
+        # Not at each tick where thinning fails or frees little.
+        self._thin_at_bytes += self._cap_bytes // 4
+        level = thin_telemetry(self._path)
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+        if self._level is None:
+            detail = f"over {self._cap_bytes} bytes: an even share of the older ticks is kept"
+            self._tell(Event(t_ns=time.monotonic_ns(), kind="telemetry_thinned", detail=detail))
+        self._level = level
+        self._thin_at_bytes = max(self._cap_bytes, self._path.stat().st_size + self._cap_bytes // 4)
 
     def _xid(self, t_ns: int, index: int, code: int) -> None:
         if self._events.concerns(index):
