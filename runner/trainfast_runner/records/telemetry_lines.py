@@ -104,7 +104,7 @@ def read_ticks(path: Path) -> tuple[list[Tick], int]:
 
 
 def thin_telemetry(path: Path) -> int:
-    """Halve the ticks in the older half of a file, evenly over their time; the `Thinned` level reached. Raises OSError."""
+    """Halve the older half of a file's ticks, evenly over time; returns the `Thinned` level. Raises OSError."""
     lines = _lines(path)
     older = Thinned[bytes](len(lines) // 4)
     for line in lines[: len(lines) // 2]:
