@@ -1,16 +1,15 @@
-"""One device's samples as running totals, from which any stretch of time can be told: throttled, clocks, energy.
+"""Running totals of one device's samples: throttled time, clocks and energy of any window.
 
-Energy and clocks go on straight lines between two samples. A duration counter says how long a stretch between two
-samples was throttled, and the reasons sampled at its ends say in which part of it: with them on at one end alone, the
-throttled part lies there, and the clock loss in it is the one of that end. Without a counter a reason holds half way to
-a sample that does not show it.
+Energy and clocks follow straight lines between two samples. A duration counter gives the throttled time between two
+samples; a reason that only one of them shows puts it next to that sample, with that sample's clock loss. Without a
+counter a reason holds half way to a sample that does not show it.
 """
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import msgspec
@@ -20,23 +19,23 @@ from trainfast_runner.records.run_records import DeviceSample
 from trainfast_runner.records.tick import DeviceReading
 
 Seen = DeviceSample | DeviceReading
-"""A device's sample as a reader of whole records or of live ticks has it."""
+"""A device's sample, read from whole records or from live ticks."""
 
 LEAST_COVERED = 0.5
-"""Share of a stretch of time that samples must cover before a figure is given for all of it."""
+"""Share of a window that samples must cover for a figure of the whole window."""
 ENERGY_FIELD = "energy_mj"
 ENERGY_COUNTER, INTEGRATED_POWER = "energy counter", "integrated power"
 SAMPLES_DROPPED_AT_ONCE = 256
 LATE_NS = 1_000_000_000
-"""By how much a counter may be ahead of the time: the driver brings it up to date in steps."""
+"""Nanoseconds that a counter may be ahead of the clock: the driver updates it in steps."""
 _ENERGY = "energy"
 
 
 class DeviceConditions(msgspec.Struct, frozen=True, kw_only=True):
-    """What one device did in a stretch of time. Dictionaries are by cause; what was not measured is None.
+    """Throttling, clocks and energy of one device in a window. Dictionaries are by cause; None was not measured.
 
-    `lost_ms` is throttled time weighed by how far the SM clock was below its maximum meanwhile: an estimate of what
-    the throttling cost, right for work that scales with the clock.
+    `lost_ms` is throttled time times the loss of SM clock meanwhile: an estimate of the throttling's cost, right for
+    work that scales with the clock.
     """
 
     index: int | None = None
@@ -53,69 +52,64 @@ class DeviceConditions(msgspec.Struct, frozen=True, kw_only=True):
     """At the start."""
 
 
-Where = tuple[int, float]
-"""A moment as the number of the sample before it and the share of the way to the next one."""
-Part = tuple[float, float]
-"""The part of the way between two samples in which a quantity grows, as shares of it."""
-ALL_OF_IT: Part = (0.0, 1.0)
-
-
-@dataclass(frozen=True)
-class _Turn:
-    """Throttling that began or ended between two samples: for which share of the time it held, where that lies, and
-    whether it is the first sample that shows it."""
-
-    share: float
-    part: Part
-    at_first: bool
-
-
-class _Running:
-    """A quantity summed over time, and over how much of the time it was known; both at every sample."""
+class _Total:
+    """A quantity summed over time, as straight lines between breakpoints, and for how much of the time it is known."""
 
     def __init__(self) -> None:
-        self.amounts = [0.0]
-        self.known_ns = [0.0]
-        self.parts: list[Part] = [ALL_OF_IT]
-        """Where between the sample before and this one it grew."""
-        self.beyond: tuple[float | None, float | None] = (None, None)
-        """What a nanosecond before the first sample and one after the last adds; None: as in the nearest interval."""
+        self._times: list[int] = []
+        self._amounts = [0.0]
+        self._known_ns = [0.0]
+        self._before: float | None = None
+        self._after: float | None = None
 
-    def add(self, amount: float | None, ns: int, part: Part = ALL_OF_IT) -> None:
-        self.amounts.append(self.amounts[-1] + (amount or 0.0))
-        self.known_ns.append(self.known_ns[-1] + (0 if amount is None else ns))
-        self.parts.append(part)
+    def begin(self, t_ns: int) -> None:
+        self._times.append(t_ns)
 
-    def share(self, begin: Where, end: Where, ns: int) -> float | None:
-        """The quantity a nanosecond of the known time between two places; None of less than `LEAST_COVERED` of `ns`."""
-        known = _at(self.known_ns, *end) - _at(self.known_ns, *begin)
-        if known <= 0 or known < LEAST_COVERED * ns:
-            return None
-        return (self._amount(*end) - self._amount(*begin)) / known
+    def grow(self, until_ns: int, rate: float | None) -> None:
+        """Add `rate` a nanosecond up to this time; None: unknown meanwhile."""
+        ns = until_ns - self._times[-1]
+        if ns > 0:
+            self._times.append(until_ns)
+            self._amounts.append(self._amounts[-1] + (rate or 0.0) * ns)
+            self._known_ns.append(self._known_ns[-1] + (0 if rate is None else ns))
 
-    def _amount(self, place: int, share: float) -> float:
-        if len(self.amounts) < 2:
-            return self.amounts[0]
-        rate = self.beyond[0] if share < 0 else self.beyond[1] if share > 1 else None
-        if rate is not None:
-            nearest = place if share < 0 else place + 1
-            ns = self.known_ns[place + 1] - self.known_ns[place]
-            return self.amounts[nearest] + (share if share < 0 else share - 1) * ns * rate
-        begin, end = self.parts[place + 1]
-        if 0 <= share <= 1 and end > begin:
-            share = min(max((share - begin) / (end - begin), 0.0), 1.0)
-        return _at(self.amounts, place, share)
+    def go_beyond(self, rate: float | None, *, is_first: bool) -> None:
+        """Set the rate after the newest sample, and before the first; None: as in the nearest interval."""
+        self._before = rate if is_first else self._before
+        self._after = rate
+
+    def mean(self, begin_ns: int, end_ns: int, ns: int) -> float | None:
+        """Mean rate over the known time between two moments; None when less than `LEAST_COVERED` of `ns` is known."""
+        (first, known_first), (last, known_last) = self._at(begin_ns), self._at(end_ns)
+        known = known_last - known_first
+        return None if known <= 0 or known < LEAST_COVERED * ns else (last - first) / known
+
+    def forget(self, before_ns: int) -> None:
+        """Drop all breakpoints before this one."""
+        count = bisect_left(self._times, before_ns)
+        del self._times[:count], self._amounts[:count], self._known_ns[:count]
+        self._before = None
+
+    def _at(self, t_ns: int) -> tuple[float, float]:
+        """The amount and the known time up to a moment."""
+        if len(self._times) < 2:
+            return 0.0, 0.0
+        place = min(max(bisect_right(self._times, t_ns) - 1, 0), len(self._times) - 2)
+        share = (t_ns - self._times[place]) / (self._times[place + 1] - self._times[place])
+        amount, known = _on_line(self._amounts, place, share), _on_line(self._known_ns, place, share)
+        if share < 0 and self._before is not None:
+            amount = self._amounts[0] + (known - self._known_ns[0]) * self._before
+        elif share > 1 and self._after is not None:
+            amount = self._amounts[-1] + (known - self._known_ns[-1]) * self._after
+        return amount, known
 
 
-def _at(totals: list[float], place: int, share: float) -> float:
-    """A running total at a moment, on the straight line through the two samples around it."""
-    if len(totals) < 2:
-        return totals[0]
+def _on_line(totals: list[float], place: int, share: float) -> float:
     return totals[place] + (totals[place + 1] - totals[place]) * share
 
 
 class _Outage(NamedTuple):
-    """A stretch in which the device did not answer, and what its counters grew by meanwhile, by what is counted."""
+    """Time in which the device did not answer, and the growth of its counters meanwhile, by name."""
 
     begin_ns: int
     end_ns: int
@@ -132,27 +126,29 @@ class DeviceTrack:
         self._temperatures: list[float | None] = []
         self._keep, self._given_up = keep, given_up
         self._last: Seen | None = None
-        self._throttled = {cause.name: _Running() for cause in CAUSES}
-        self._lost = {cause.name: _Running() for cause in CAUSES}
+        self._throttled = {cause.name: _Total() for cause in CAUSES}
+        self._lost = {cause.name: _Total() for cause in CAUSES}
         self._sources: dict[str, list[int]] = {cause.name: [0] for cause in CAUSES}
-        self._clock, self._clock_loss, self._energy = _Running(), _Running(), _Running()
-        self._clock_turn = _Running()
-        """Clock loss in the throttled part of the time that is not in `_clock_loss`."""
+        self._clock, self._clock_loss, self._energy = _Total(), _Total(), _Total()
+        self._totals = (*self._throttled.values(), *self._lost.values(), self._clock, self._clock_loss, self._energy)
         self._outages: list[_Outage] = []
         self._answered: tuple[int, Seen] | None = None
         """The last sample in which the device answered, and when."""
         self._counts_energy = False
         """True if a counter was seen. Power times time never replaces a silent or distrusted counter."""
         self._integrated = [0]
-        """1 where the energy up to this sample is power times time."""
+        """1 if the energy up to this sample is power times time."""
 
     def add(self, t_ns: int, sample: Seen) -> None:
         before = self._last
         if self.times and t_ns <= self.times[-1]:
             return
         self.index = sample.index if self.index is None else self.index
-        if before is not None:
-            self._grow(before, sample, t_ns - self.times[-1])
+        if before is None:
+            for total in self._totals:
+                total.begin(t_ns)
+        else:
+            self._grow(before, sample, self.times[-1], t_ns)
         self._see_outage(t_ns, sample)
         self._go_beyond(sample)
         self._last = sample
@@ -161,25 +157,41 @@ class DeviceTrack:
         if self._keep is not None and len(self.times) > self._keep + SAMPLES_DROPPED_AT_ONCE:
             self._forget(len(self.times) - self._keep)
 
-    def _grow(self, before: Seen, now: Seen, ns: int) -> None:
-        clock = _mean(read(before, "sm_clock_mhz"), read(now, "sm_clock_mhz"))
-        self._clock.add(None if clock is None else clock * ns, ns)
-        turn: _Turn | None = None
+    def _grow(self, before: Seen, now: Seen, began_ns: int, t_ns: int) -> None:
+        """Add the time between two samples. Throttling that only one of them shows is next to that one."""
+        ns = t_ns - began_ns
+        self._clock.grow(t_ns, _mean(read(before, "sm_clock_mhz"), read(now, "sm_clock_mhz")))
+        losses = _working_clock_loss(before), _working_clock_loss(now)
+        turned_ns: int | None = None
         for cause in CAUSES:
-            throttled, source = self._throttled_ns(cause, before, now, ns)
-            part, meanwhile = _part(cause, before, now, None if throttled is None else throttled / ns)
-            self._throttled[cause.name].add(throttled, ns, part)
-            turn = turn or _turn(cause, before, now, None if throttled is None else throttled / ns)
-            lost = None if throttled is None or meanwhile is None else throttled * meanwhile
-            self._lost[cause.name].add(lost, ns, part)
+            throttled, lost = self._throttled[cause.name], self._lost[cause.name]
+            throttled_ns, source = self._throttled_ns(cause, before, now, ns)
             self._sources[cause.name].append(source)
-        self._lose_clock(_working_clock_loss(before), _working_clock_loss(now), turn, ns)
+            share = None if throttled_ns is None else throttled_ns / ns
+            first, last = _shows(cause, before), _shows(cause, now)
+            if share is not None and first is not None and last is not None and first != last:
+                held_ns = round(min(max(share, 0.0), 1.0) * ns)
+                turn_ns = began_ns + held_ns if first else t_ns - held_ns
+                turned_ns = turn_ns if turned_ns is None else turned_ns
+                if 0 < share < 1:
+                    loss = _clock_loss(before if first else now)
+                    for until_ns, is_on in ((turn_ns, first), (t_ns, last)):
+                        throttled.grow(until_ns, float(is_on))
+                        lost.grow(until_ns, _product(float(is_on), loss))
+                    continue
+            throttled.grow(t_ns, share)
+            lost.grow(t_ns, _product(share, _mean(_clock_loss(before), _clock_loss(now))))
+        if turned_ns is None or None in losses:
+            self._clock_loss.grow(t_ns, _mean(*losses))
+        else:
+            self._clock_loss.grow(turned_ns, losses[0])
+            self._clock_loss.grow(t_ns, losses[1])
         joules, integrated = self._joules(before, now, ns)
-        self._energy.add(joules, ns)
+        self._energy.grow(t_ns, None if joules is None else joules / ns)
         self._integrated.append(integrated)
 
     def _joules(self, before: Seen, now: Seen, ns: int) -> tuple[float | None, int]:
-        """Energy between two samples in joules, and 1 where it is power times time for want of a counter."""
+        """Energy between two samples in joules, and 1 if it is power times time for want of a counter."""
         first, last = before.energy_mj, now.energy_mj
         self._counts_energy |= first is not None or last is not None
         if ENERGY_FIELD in self._given_up:
@@ -190,7 +202,7 @@ class DeviceTrack:
         return (None, 0) if watts is None else (watts * ns / 1e9, 1)
 
     def _see_outage(self, t_ns: int, sample: Seen) -> None:
-        """When a device that was silent answers again, its counters tell what they did meanwhile, not when."""
+        """Keep the growth of the counters over a time without answers; when they grew is unknown."""
         if not _answers(sample):
             return
         before, self._answered = self._answered, (t_ns, sample)
@@ -207,32 +219,18 @@ class DeviceTrack:
             grown[_ENERGY] = joules
         self._outages.append(_Outage(before[0], t_ns, grown))
 
-    def _lose_clock(self, first: float | None, last: float | None, turn: _Turn | None, ns: int) -> None:
-        """Of an interval in which throttling began or ended the clock falls or rises there, not on a straight line."""
-        known = None if first is None or last is None else (first, last)
-        if known is None or turn is None:
-            mean = _mean(first, last)
-            self._clock_loss.add(None if mean is None else mean * ns, ns)
-            self._clock_turn.add(0.0, ns)
-            return
-        held, free = known if turn.at_first else known[::-1]
-        self._clock_loss.add(free * ns, ns)
-        self._clock_turn.add((held - free) * turn.share * ns, ns, turn.part)
-
     def _go_beyond(self, sample: Seen) -> None:
-        """What the newest sample says of the time after it, and the first one of the time before it."""
-        loss, working = _clock_loss(sample), _working_clock_loss(sample)
-        for running, says in ((self._clock_loss, working), (self._clock_turn, 0.0)):
-            running.beyond = (running.beyond[0] if self.times else says, says)
+        """Take the newest sample for the time after it, and the first one for the time before it."""
+        is_first = not self.times
+        self._clock_loss.go_beyond(_working_clock_loss(sample), is_first=is_first)
         for cause in CAUSES:
             shown = _shows(cause, sample)
             rate = None if shown is None else float(shown)
-            for runnings, says in ((self._throttled, rate), (self._lost, _product(rate, loss))):
-                running = runnings[cause.name]
-                running.beyond = (running.beyond[0] if self.times else says, says)
+            self._throttled[cause.name].go_beyond(rate, is_first=is_first)
+            self._lost[cause.name].go_beyond(_product(rate, _clock_loss(sample)), is_first=is_first)
 
     def _throttled_ns(self, cause: Cause, before: Seen, now: Seen, ns: int) -> tuple[float | None, int]:
-        """Throttled nanoseconds between two samples, and the place in `SOURCES` of what says so."""
+        """Throttled nanoseconds between two samples, and the place of their source in `SOURCES`."""
         policy = self._growth(cause.policy_counter, before, now) if cause.policy_counter else None
         grown = [growth for field in cause.reason_counters if (growth := self._growth(field, before, now)) is not None]
         if grown and len(grown) == len(cause.reason_counters):
@@ -251,19 +249,19 @@ class DeviceTrack:
         return last - first
 
     def _forget(self, count: int) -> None:
-        others = (self._clock, self._clock_loss, self._clock_turn, self._energy)
-        columns: list[list[Any]] = [self.times, self._temperatures, self._integrated, *self._sources.values()]
-        for running in (*self._throttled.values(), *self._lost.values(), *others):
-            columns += [running.amounts, running.known_ns, running.parts]
-            running.beyond = (None, running.beyond[1])
+        columns: tuple[list[Any], ...] = (self.times, self._temperatures, self._integrated, *self._sources.values())
         for column in columns:
             del column[:count]
+        for total in self._totals:
+            total.forget(self.times[0])
         self._outages = [outage for outage in self._outages if outage.end_ns >= self.times[0]]
 
     def between(self, begin_ns: int, end_ns: int, *, whole_outages: bool = False) -> DeviceConditions:
-        """What it did in that time. Of an outage its part counts as the counters say of it all, not by the rest;
-        with `whole_outages` only if it lies in that time: the end of another may not be known yet."""
-        begin, end, ns = self._where(begin_ns), self._where(end_ns), end_ns - begin_ns
+        """The conditions between two moments. Time in an outage counts by the counters' growth over the outage.
+
+        With `whole_outages` only outages within the two moments count so: others may not have ended yet.
+        """
+        begin, end, ns = self._within(begin_ns), self._within(end_ns), end_ns - begin_ns
         outages = [
             (covered, part, one.grown)
             for one in self._outages
@@ -271,41 +269,31 @@ class DeviceTrack:
             and ((part := covered / (one.end_ns - one.begin_ns)) == 1 or not whole_outages)
         ]
 
-        def share(running: _Running) -> float | None:
-            return running.share(begin, end, ns)
-
-        def over_time(name: str, one: float | None) -> float | None:
-            if one is None:
+        def amount(total: _Total, counter: str, most: float = math.inf) -> float | None:
+            """The mean rate over all of the time, but for outages in which `counter` gives the amount."""
+            rate = total.mean(begin, end, ns)
+            if rate is None:
                 return None
-            told = [(covered, part * grown[name]) for covered, part, grown in outages if name in grown]
-            return one * (ns - sum(covered for covered, _ in told)) + sum(grown for _, grown in told)
+            counted = [(covered, part * grown[counter]) for covered, part, grown in outages if counter in grown]
+            return min(rate, most) * (ns - sum(covered for covered, _ in counted)) + sum(grown for _, grown in counted)
 
-        def milliseconds(of: dict[str, _Running], *, by_counter: bool) -> dict[str, float | None]:
-            found: dict[str, float | None] = {}
-            for name, running in of.items():
-                one = share(running)
-                # A counter that catches up on an earlier stretch grows faster than the time.
-                one = None if one is None else min(1.0, one)
-                all_ns = over_time(name if by_counter else "", one)
-                found[name] = None if all_ns is None else all_ns / 1e6
-            return found
-
-        throttled = milliseconds(self._throttled, by_counter=True)
+        # A counter that catches up on earlier time grows faster than the clock.
+        throttled = {name: _ms(amount(total, name, most=1.0)) for name, total in self._throttled.items()}
         low = max(0, bisect_right(self.times, begin_ns) - 1)
         high = min(bisect_left(self.times, end_ns), len(self.times) - 1)
-        joules = over_time(_ENERGY, share(self._energy))
+        joules = amount(self._energy, _ENERGY)
         return DeviceConditions(
             index=self.index,
             uuid=self.uuid,
             throttled_ms=throttled,
-            lost_ms=milliseconds(self._lost, by_counter=False),
+            lost_ms={name: _ms(amount(total, "", most=1.0)) for name, total in self._lost.items()},
             sources={
                 name: SOURCES[max(self._sources[name][low + 1 : high + 1], default=0)]
                 for name, ms in throttled.items()
                 if ms is not None
             },
-            clock_loss_fraction=_sum(share(self._clock_loss), share(self._clock_turn)),
-            sm_clock_mhz=share(self._clock),
+            clock_loss_fraction=self._clock_loss.mean(begin, end, ns),
+            sm_clock_mhz=self._clock.mean(begin, end, ns),
             energy_joules=joules,
             energy_source=None if joules is None else self._energy_source(low, high),
             temperature_c=self._temperatures[low] if self.times[low] <= begin_ns else None,
@@ -314,23 +302,19 @@ class DeviceTrack:
     def _energy_source(self, low: int, high: int) -> str:
         return INTEGRATED_POWER if any(self._integrated[low + 1 : high + 1]) else ENERGY_COUNTER
 
-    def _where(self, t_ns: int) -> Where:
-        """A moment as the sample before it and the share of the way to the next one.
-
-        Before the first and after the last sample it goes on for as long again as the nearest interval.
-        """
-        if len(self.times) < 2:
-            return 0, 0.0
-        place = min(max(bisect_right(self.times, t_ns) - 1, 0), len(self.times) - 2)
-        t0, t1 = self.times[place], self.times[place + 1]
-        return place, min(max((t_ns - t0) / (t1 - t0), -1.0), 2.0)
+    def _within(self, t_ns: int) -> int:
+        """The moment, at most as far outside the samples as the nearest interval is long."""
+        times = self.times
+        if len(times) < 2:
+            return t_ns
+        return min(max(t_ns, 2 * times[0] - times[1]), 2 * times[-1] - times[-2])
 
 
 def _together(grown: Sequence[float], policy: float | None, cause: Cause, ends: tuple[Seen, Seen], ns: int) -> float:
-    """How long any of a cause's reasons held: they may hold at once, and then each one's counter runs.
+    """Nanoseconds in which any of a cause's reasons held. Reasons may hold at once, and then each counter runs.
 
-    That is between the longest and the sum. Within it the counter of the policy tells, else whether a sample shows
-    two reasons at the same time.
+    So the time is between the longest counter and the sum: the policy's counter within these bounds, else the longest
+    if a sample shows two reasons at once, else the sum.
     """
     low = max(grown)
     high = max(low, min(sum(grown), float(ns)))
@@ -340,33 +324,14 @@ def _together(grown: Sequence[float], policy: float | None, cause: Cause, ends: 
     return low if both else high
 
 
-def _part(cause: Cause, before: Seen, now: Seen, share: float | None) -> tuple[Part, float | None]:
-    """Where between two samples the throttled share of the time lies, and the clock loss in it."""
-    first, last = _shows(cause, before), _shows(cause, now)
-    loss = _mean(_clock_loss(before), _clock_loss(now))
-    if share is None or not 0 < share < 1 or None in (first, last) or first == last:
-        return ALL_OF_IT, loss
-    ours = _clock_loss(before if first else now)
-    return (0.0, share) if first else (1 - share, 1.0), loss if ours is None else ours
-
-
-def _turn(cause: Cause, before: Seen, now: Seen, share: float | None) -> _Turn | None:
-    """None where both samples show the cause's reasons, or neither, or nothing tells how long they held."""
-    first, last = _shows(cause, before), _shows(cause, now)
-    if share is None or first is None or last is None or first == last:
-        return None
-    share = min(max(share, 0.0), 1.0)
-    return _Turn(share, (0.0, share) if first else (1 - share, 1.0), first)
-
-
 def _sampled(cause: Cause, before: Seen, now: Seen) -> float | None:
-    """What looks between two samples add up to, where there were any."""
+    """Nanoseconds summed from looks between two samples; None without any."""
     first, last = (sample.throttled_sampled_ns.get(cause.name) for sample in (before, now))
     return None if first is None or last is None or last < first else float(last - first)
 
 
 def _shows(cause: Cause, sample: Seen) -> bool | None:
-    """Whether a sample shows one of the cause's reasons; None where it shows none at all."""
+    """True if a sample shows one of the cause's reasons; None without readings of the reasons."""
     return None if sample.throttle_reasons is None else bool(cause.reasons & set(sample.throttle_reasons))
 
 
@@ -377,12 +342,8 @@ def _clock_loss(sample: Seen) -> float | None:
 
 
 def _working_clock_loss(sample: Seen) -> float | None:
-    """The same of a GPU that has work: an idle one lowers its clock to save power, and loses nothing by it."""
+    """The clock loss of a GPU with work; None of an idle GPU, which lowers its clock to save power."""
     return None if "idle" in (sample.throttle_reasons or ()) else _clock_loss(sample)
-
-
-def _sum(a: float | None, b: float | None) -> float | None:
-    return None if a is None or b is None else max(0.0, a + b)
 
 
 def _product(a: float | None, b: float | None) -> float | None:
@@ -390,16 +351,20 @@ def _product(a: float | None, b: float | None) -> float | None:
 
 
 def _answers(sample: Seen) -> bool:
-    """Whether it holds anything that changes."""
+    """True if the sample holds any changing reading."""
     names = ("temperature_c", "throttle_reasons", "energy_mj", "power_w", "sm_clock_mhz", *COUNTERS)
     return any(getattr(sample, name, None) is not None for name in names)
 
 
 def read(sample: Seen, field: str) -> float | None:
-    """A reading by its name; older records, and a sampler that does not ask for it, lack it."""
+    """A reading by its name; None where older records or the device lack it."""
     value: float | None = getattr(sample, field, None)
     return value
 
 
 def _mean(a: float | None, b: float | None) -> float | None:
     return None if a is None or b is None else (a + b) / 2
+
+
+def _ms(ns: float | None) -> float | None:
+    return None if ns is None else ns / 1e6
