@@ -29,8 +29,8 @@ from pathlib import Path
 from typing import Any
 
 from trainfast_runner.records.home import Home, cache_directory
-from trainfast_runner.running import launch
-from trainfast_runner.running.launch import RunPlan
+from trainfast_runner.running import launch, planning
+from trainfast_runner.running.planning import RunPlan
 from trainfast_runner.search.processes import wait_for_result
 from trainfast_runner.settings.spec import resolve
 
@@ -106,7 +106,7 @@ def measure(model: str, proof_steps: int) -> Row:
         # What is known of the training Python is known to all; the trace is the search's own to pay for.
         os.environ["XDG_CACHE_HOME"] = str(home.path / "cache")
         preset, settings = MODELS[model][0], [*COMMON, *MODELS[model][1:]]
-        plan = launch.plan(resolve(preset, settings))
+        plan = planning.plan_run(resolve(preset, settings))
         report, ours = _ours(home, preset, settings, proof_steps)
         if ours.missing:
             return Row(model, 0, False, (ours,))

@@ -14,16 +14,8 @@ import pytest
 
 from cli.command import Cli, Started, until
 from trainfast_runner.records.home import Home, is_alive, read_result, read_run_file
-from trainfast_runner.search.journal import (
-    JOURNAL_FILE,
-    CoolingDown,
-    Launched,
-    Next,
-    Probe,
-    Proof,
-    is_conducted,
-    read_journal,
-)
+from trainfast_runner.records.search_directories import JOURNAL_FILE, is_conducted
+from trainfast_runner.search.journal import CoolingDown, Launched, Next, Probe, Proof, read_journal
 from trainfast_tui.cli import progress, search_max_batch
 from trainfast_tui.cli.progress import Progress
 

@@ -12,7 +12,7 @@ import stand_in
 from trainfast_runner.errors import UserError
 from trainfast_runner.machine.cooling import STUCK_S, cooling, stuck_words
 from trainfast_runner.records.tick import DeviceReading
-from trainfast_runner.running.launch import RunPlan
+from trainfast_runner.running.planning import RunPlan
 from trainfast_runner.search.cool_down import check_coolable, cool_down
 from trainfast_runner.search.journal import CoolingDown
 

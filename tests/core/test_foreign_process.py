@@ -18,7 +18,7 @@ from trainfast_runner.machine.processes.listing import ProcessList, ProcessRow
 from trainfast_runner.machine.processes.signalling import end, refuse, still_runs
 from trainfast_runner.records.home import Home, shared_lock
 from trainfast_runner.records.tick import DeviceProcess, DeviceReading
-from trainfast_runner.running.run_processes import run_with
+from trainfast_runner.running.stopping import run_with
 
 MARK = "a name (with ) brackets"
 

@@ -7,7 +7,7 @@ from layered_model import model_of, spec_with
 
 from trainfast_runner.memory import corrections
 from trainfast_runner.memory.model import MemoryModel
-from trainfast_runner.running.launch import RunPlan
+from trainfast_runner.running.planning import RunPlan
 from trainfast_runner.search.predicted_size import Foresight
 
 MIB = 1 << 20

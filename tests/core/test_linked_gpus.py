@@ -7,13 +7,13 @@ import stand_in
 from stand_in import Gpu, Machine
 
 from trainfast_runner.machine.devices import look
-from trainfast_runner.machine.gpus.linked import Choice
+from trainfast_runner.machine.gpus.linked import GpuChoice
 
 GIB = 2**30
 PAIRS = ((0, 1), (2, 3))
 
 
-def chosen(free_gib: list[float], count: int, pairs: tuple[tuple[int, int], ...] = PAIRS, links: int = 4) -> Choice:
+def chosen(free_gib: list[float], count: int, pairs: tuple[tuple[int, int], ...] = PAIRS, links: int = 4) -> GpuChoice:
     """The choice among GPUs with that much free memory, joined in pairs by NVLinks."""
     ends = {a: b for pair in pairs for a, b in (pair, pair[::-1])}
     gpus = [
@@ -32,7 +32,7 @@ def chosen(free_gib: list[float], count: int, pairs: tuple[tuple[int, int], ...]
     return machine.choice(count, "ddp")
 
 
-def indexes(choice: Choice) -> list[int]:
+def indexes(choice: GpuChoice) -> list[int]:
     return [gpu.index for gpu in choice.gpus]
 
 

@@ -10,10 +10,10 @@ import pytest
 
 from trainfast_runner.records.home import Home, shared_lock
 from trainfast_runner.records.run_file import Clock, RunFile
-from trainfast_runner.running import launch
+from trainfast_runner.running import launch, planning, recovery
 from trainfast_runner.settings.spec import resolve
 
-PLAN = launch.RunPlan(
+PLAN = planning.RunPlan(
     spec=resolve("tiny-llama"),
     device="cpu",
     world_size=1,
@@ -51,8 +51,8 @@ def test_a_run_goes_on_while_its_lock_is_held_and_it_has_no_result(tmp_path: Pat
     (ended / "result.json").write_text("{}")
     with shared_lock(first), shared_lock(second), shared_lock(ended):
         assert list(home.live_directories()) == [second, first]
-        assert [run.preset for run in launch.live_runs(home)] == ["second", "first"]
-    assert launch.live_runs(home) == []
+        assert [run.preset for run in recovery.live_runs(home)] == ["second", "first"]
+    assert recovery.live_runs(home) == []
 
 
 def test_a_wait_looks_at_one_run_and_ends_when_no_other_took_the_device(

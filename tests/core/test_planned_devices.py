@@ -9,7 +9,7 @@ import pytest
 import stand_in
 from stand_in import Gpu, Machine
 
-from trainfast_runner.running.launch import RunPlan, plan
+from trainfast_runner.running.planning import RunPlan, plan_run
 from trainfast_runner.settings.spec import resolve
 
 MIG = "MIG-41a36bfc-73e2-5e3d-8b3a-2b7a4b0d0ac0"
@@ -35,7 +35,7 @@ def python(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 
 def planned(python: str, gpus: list[Gpu], *settings: str) -> RunPlan:
     with stand_in.installed(Machine(gpus)):
-        return plan(resolve("tiny-llama", settings), python)
+        return plan_run(resolve("tiny-llama", settings), python)
 
 
 def test_a_run_on_a_mig_instance_gets_it_alone_by_its_whole_name(python: str, monkeypatch: pytest.MonkeyPatch) -> None:

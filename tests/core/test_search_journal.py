@@ -13,8 +13,9 @@ from trainfast_runner.machine.processes.identity import boot_id
 from trainfast_runner.records.home import Home
 from trainfast_runner.records.result import Result
 from trainfast_runner.records.run_file import SCHEMA, Clock
+from trainfast_runner.records.search_directories import JOURNAL_FILE, exclusive, is_conducted, search_directories
 from trainfast_runner.records.tick import DeviceProcess, DeviceReading, HostReading, Tick
-from trainfast_runner.running.launch import RunPlan
+from trainfast_runner.running.planning import RunPlan
 from trainfast_runner.search import conduct
 from trainfast_runner.search.conduct import worked_seconds
 from trainfast_runner.search.control import cancel, conductor_of, pause, resume
@@ -22,7 +23,6 @@ from trainfast_runner.search.decide import Known, Step, known
 from trainfast_runner.search.fit import Fit, PhaseLine
 from trainfast_runner.search.foreign import grown
 from trainfast_runner.search.journal import (
-    JOURNAL_FILE,
     Answer,
     Asked,
     Conducted,
@@ -36,15 +36,13 @@ from trainfast_runner.search.journal import (
     Probe,
     Proof,
     Resumed,
-    exclusive,
-    is_conducted,
     read_journal,
 )
 from trainfast_runner.search.opening import Options
 from trainfast_runner.search.probe_record import proof_of
 from trainfast_runner.search.report import report
 from trainfast_runner.search.search_follower import SearchFollower
-from trainfast_runner.search.searches import new_search, newest_search, search_directories, unfinished
+from trainfast_runner.search.searches import new_search, newest_search, unfinished
 from trainfast_runner.settings.spec import resolve
 
 MIB = 1 << 20

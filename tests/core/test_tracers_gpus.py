@@ -12,7 +12,7 @@ from trainfast_runner.errors import UserError
 from trainfast_runner.memory.tracing import Untraceable, trace_model
 from trainfast_runner.memory.warm_tracer import WarmTracer
 from trainfast_runner.records.home import Home
-from trainfast_runner.running.launch import RunPlan
+from trainfast_runner.running.planning import RunPlan
 from trainfast_runner.search import conduct
 from trainfast_runner.search.opening import Options, open_search
 from trainfast_runner.search.predicted_size import Foresight

@@ -14,7 +14,7 @@ from trainfast_runner.machine.processes.identity import Unended
 from trainfast_runner.records.home import goes_on
 from trainfast_runner.records.run_file import Clock, RunFile, WorkerLine
 from trainfast_runner.records.run_records import DeviceSample, RunRecords
-from trainfast_runner.running.unkillable import did_not_end
+from trainfast_runner.running.ending import did_not_end
 
 from .conftest import Run, until
 

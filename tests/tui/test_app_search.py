@@ -37,8 +37,9 @@ from trainfast_runner.errors import UserError
 from trainfast_runner.machine.processes.identity import boot_id
 from trainfast_runner.records.home import Home
 from trainfast_runner.records.run_file import Event
+from trainfast_runner.records.search_directories import LOCK_FILE
 from trainfast_runner.search import control
-from trainfast_runner.search.journal import LOCK_FILE, PAUSE_FILE, CoolingDown, Ended, Paused, Proof
+from trainfast_runner.search.journal import PAUSE_FILE, CoolingDown, Ended, Paused, Proof
 from trainfast_runner.settings.spec import RunSpec
 from trainfast_tui.control.messages import SnapshotTaken
 

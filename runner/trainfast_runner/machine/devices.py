@@ -14,7 +14,7 @@ import msgspec
 from trainfast_runner.errors import UserError
 from trainfast_runner.machine import training_python
 from trainfast_runner.machine.cpu.device_names import CPU, asks_for_cpu
-from trainfast_runner.machine.gpus.linked import Choice, choose_count
+from trainfast_runner.machine.gpus.linked import GpuChoice, choose_count
 from trainfast_runner.machine.gpus.presence import sign_of_a_gpu
 from trainfast_runner.machine.gpus.visible import (
     ON_THE_CPU,
@@ -72,14 +72,14 @@ class Machine:
         """The GPUs of a run for the `devices` knob. Raises UserError naming what there is."""
         return self.choice(devices, strategy).gpus
 
-    def choice(self, devices: int | str | None, strategy: str) -> Choice:
+    def choice(self, devices: int | str | None, strategy: str) -> GpuChoice:
         """The GPUs of a run for the `devices` knob, and why these. Raises UserError naming what there is."""
         usable = [gpu for gpu in self.gpus if gpu.error is None and not self._is_cut(gpu)]
         if not usable:
             raise UserError("no GPU answers", key="devices", advice=ON_THE_CPU)
         if devices is None:
             if strategy != "single":
-                return Choice(tuple(usable))
+                return GpuChoice(tuple(usable))
             return choose_count(usable, 1, None)
         if isinstance(devices, int):
             if devices > len(usable):
@@ -90,7 +90,7 @@ class Machine:
                     advice=f"devices={len(usable)}",
                 )
             return choose_count(usable, devices, self.topology)
-        return Choice(tuple(self._at(index) for index in _indexes(devices)))
+        return GpuChoice(tuple(self._at(index) for index in _indexes(devices)))
 
     def watched(self, watch: str | None, used: tuple[DeviceReading, ...]) -> tuple[DeviceReading, ...]:
         """The GPUs whose readings are joined to a run, by NVML index. Raises UserError."""

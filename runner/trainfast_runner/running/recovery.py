@@ -18,6 +18,7 @@ from trainfast_runner.records.home import (
     LOCK_TRIES,
     RESULT_FILE,
     RUN_FILE,
+    Home,
     is_alive,
     open_lock,
     read_result,
@@ -137,6 +138,11 @@ def _result_is_newer(directory: Path) -> bool:
 
 class _Versioned(msgspec.Struct, frozen=True):
     schema: int = 0
+
+
+def live_runs(home: Home) -> list[RunFile]:
+    """The live runs of this home, newest first."""
+    return [run for directory in home.live_directories() if (run := read_run_file(directory)) is not None]
 
 
 def supervisor_of(directory: Path) -> Identity | None:

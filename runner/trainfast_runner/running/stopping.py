@@ -5,15 +5,17 @@ from __future__ import annotations
 import signal
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 from trainfast_runner.errors import UserError
 from trainfast_runner.machine.processes.identity import Identity, descendants, is_running, send
-from trainfast_runner.records.home import is_alive
+from trainfast_runner.records.home import Home, is_alive
 from trainfast_runner.records.result import Result
 from trainfast_runner.running.recovery import (
     forks_left_by,
     launched_child_of,
+    live_runs,
     ranks_of,
     settle,
     state_of,
@@ -85,3 +87,29 @@ def _refuse_ended(directory: Path) -> None:
     now = state_of(directory)
     if now.ended:
         raise UserError(f"{directory.name} is not running: it is {now.state}", key=directory.name)
+
+
+@dataclass(frozen=True)
+class Membership:
+    """A process in a run. `place` says what it is there: its supervisor, its training process, or a process of it."""
+
+    directory: Path
+    place: str
+    role: str | None
+    """What the run is part of, as in `run.json`; None for a run by itself."""
+
+
+def run_with(home: Home, process: Identity) -> Membership | None:
+    """The live run that `process` is part of; None where it is none of this home's."""
+    for run in live_runs(home):
+        directory = home.directory(run.run_id)
+        supervisor, launched = supervisor_of(directory), launched_child_of(directory)
+        if process == supervisor:
+            return Membership(directory, "its supervisor", run.role)
+        if process == launched:
+            return Membership(directory, "its training process", run.role)
+        # Without a supervisor there is nobody left whom all ranks are below.
+        above = [supervisor] if supervisor is not None else [*filter(None, [launched]), *ranks_of(directory)]
+        if process in above or any(process in descendants(one.pid) for one in above):
+            return Membership(directory, "one of its processes", run.role)
+    return None

@@ -9,7 +9,6 @@ import argparse
 import os
 import signal
 import subprocess
-import threading
 import time
 from contextlib import suppress
 from pathlib import Path
@@ -37,15 +36,12 @@ from trainfast_runner.records.run_records import EVENTS_FILE, RunRecords, rank_f
 from trainfast_runner.records.step_lines import capped_steps
 from trainfast_runner.results.ended_result import add_trouble, analysed, recorded, write_result, write_verdict
 from trainfast_runner.results.verdict import Evidence, Verdict, judge
+from trainfast_runner.running.ending import Signals, StopLadder, collect_orphans, did_not_end
 from trainfast_runner.running.kernel_oom import oom_kills
+from trainfast_runner.running.offload import full_disk, offload_path, remove_offloaded
 from trainfast_runner.running.ranks import Gone, Ranks
 from trainfast_runner.running.recovery import lost_verdict
-from trainfast_runner.running.signals import Signals
-from trainfast_runner.running.stop_ladder import StopLadder
 from trainfast_runner.running.telemetry_log import TelemetryLog
-from trainfast_runner.running.unkillable import did_not_end
-from trainfast_runner.units import mebibytes
-from trainfast_runner.worker.strategies.offload_scratch import FULL_BYTES, free_bytes, remove_leftovers
 
 STOP_GRACE_S = 30.0
 LOST_RANK_GRACE_S = 5.0
@@ -60,8 +56,6 @@ EXCEPTION_S = 3.0
 """Time between a rank's exception and the end of the training, before the rest is torn down."""
 TEARDOWN_S = 60.0
 """Time between the last rank's word that it finished and the end of the training."""
-DISK_ANSWERS_S = 5.0
-"""The time `offload_path` has to say how much space it has left."""
 TICK_S = 0.25
 TAIL_LINES = 400
 RESULT_RETRIES = 40
@@ -100,8 +94,7 @@ class Supervisor:
         self._torn_down: str | None = None
         self._oom_kills_before = oom_kills()
         self._troubles: set[str] = set()
-        offload_path = run.knobs.get("offload_path")
-        self._offload_path = None if offload_path is None else Path(str(offload_path)).expanduser()
+        self._offload_path = offload_path(run)
 
     def run(self) -> None:
         """Supervise the run to its end; the lock must be held."""
@@ -219,7 +212,7 @@ class Supervisor:
         """After the direct child: end and collect whatever it left behind, until nothing below this process is."""
         deadline = time.monotonic() + (0 if self._ladder.killing else LEFTOVER_GRACE_S)
         asked: set[Identity] = set()
-        while not self._unended and _collect_orphans():
+        while not self._unended and collect_orphans():
             kill = time.monotonic() >= deadline
             for process in descendants(os.getpid()):
                 if kill or process not in asked:
@@ -297,33 +290,14 @@ class Supervisor:
                 sigkill=self._ladder.killing,
                 grace_s=self._ladder.granted_s,
                 torn_down=self._torn_down,
-                full_disk=self._full_disk(),
+                full_disk=full_disk(self._offload_path),
             )
         )
 
-    def _full_disk(self) -> str | None:
-        """The run's `offload_path` with its free space, if the disk is full; None otherwise."""
-        path = self._offload_path
-        if path is None:
-            return None
-        free: list[int] = []
-
-        def look() -> None:
-            with suppress(OSError):
-                free.append(free_bytes(path))
-
-        # A dead NFS server never answers, and the verdict does not wait for it.
-        looking = threading.Thread(target=look, daemon=True)
-        looking.start()
-        looking.join(DISK_ANSWERS_S)
-        return f"offload_path={path} is full ({mebibytes(free[0])} free)" if free and free[0] < FULL_BYTES else None
-
     def _remove_offloaded(self) -> None:
-        """Free the disk of what the run offloaded and could not delete itself."""
-        if self._offload_path is not None:
-            with suppress(OSError):
-                if not remove_leftovers(self._offload_path):
-                    self._trouble(f"offload_path={self._offload_path} is locked: the next run frees its disk")
+        trouble = remove_offloaded(self._offload_path)
+        if trouble is not None:
+            self._trouble(trouble)
 
     def _trim(self) -> None:
         """Hold the output and the step records under their caps."""
@@ -400,17 +374,6 @@ def main() -> None:
             steps_cap_bytes=asked.steps_cap,
             unkillable_s=asked.unkillable,
         ).run()
-
-
-def _collect_orphans() -> bool:
-    """Collect every child that has ended; whether any is left. Only after the direct child's own status is kept."""
-    while True:
-        try:
-            pid, _ = os.waitpid(-1, os.WNOHANG)
-        except ChildProcessError:
-            return False
-        if pid == 0:
-            return True
 
 
 def _complain(what: str) -> None:

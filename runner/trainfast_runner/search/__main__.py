@@ -16,7 +16,7 @@ import msgspec
 
 from trainfast_runner.errors import UserError
 from trainfast_runner.records.home import Home
-from trainfast_runner.running import launch
+from trainfast_runner.running import planning
 from trainfast_runner.search.conduct import conduct
 from trainfast_runner.search.control import Order
 from trainfast_runner.search.journal import AnyLine, Conducted
@@ -47,7 +47,7 @@ def main() -> None:
         options = Options(
             no_oom=order.no_oom, proof_steps=order.proof_steps, fresh=order.fresh, cool_to_c=order.cool_to_c
         )
-        plan = launch.plan(of_record(order), order.python)
+        plan = planning.plan_run(of_record(order), order.python)
         check_plan(plan, options)
         directory = open_search(plan, home, options)
 

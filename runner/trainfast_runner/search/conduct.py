@@ -17,8 +17,9 @@ from trainfast_runner.errors import UserError
 from trainfast_runner.machine.processes.identity import boot_id, identify
 from trainfast_runner.records.home import Home, home_problem, is_alive, read_result
 from trainfast_runner.records.result import Result
+from trainfast_runner.records.search_directories import exclusive
 from trainfast_runner.running import launch
-from trainfast_runner.running.launch import RunPlan
+from trainfast_runner.running.planning import RunPlan
 from trainfast_runner.search.cool_down import cool_down
 from trainfast_runner.search.decide import Known, Step, decide, known
 from trainfast_runner.search.foreign import taken_by_others
@@ -38,7 +39,6 @@ from trainfast_runner.search.journal import (
     Probe,
     Proof,
     Resumed,
-    exclusive,
     read_journal,
 )
 from trainfast_runner.search.limits import limited

@@ -15,7 +15,8 @@ from trainfast_runner.errors import UserError
 from trainfast_runner.machine.processes.identity import Identity, boot_id, reap_when_ended, send
 from trainfast_runner.records.home import Home
 from trainfast_runner.records.run_file import RecordedSpec
-from trainfast_runner.search.journal import PAUSE_FILE, Conducted, is_conducted, read_journal
+from trainfast_runner.records.search_directories import is_conducted
+from trainfast_runner.search.journal import PAUSE_FILE, Conducted, read_journal
 from trainfast_runner.settings.spec import RunSpec
 
 MODULE = "trainfast_runner.search"

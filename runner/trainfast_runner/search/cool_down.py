@@ -7,7 +7,7 @@ from collections.abc import Callable
 from contextlib import closing
 
 from trainfast_runner.machine import cooling
-from trainfast_runner.running.launch import RunPlan
+from trainfast_runner.running.planning import RunPlan
 from trainfast_runner.search.journal import CoolingDown
 
 CHECK_EVERY_S = 0.1

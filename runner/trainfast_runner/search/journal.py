@@ -6,22 +6,19 @@ nanoseconds, as in a run's records.
 
 from __future__ import annotations
 
-import fcntl
 import os
 import time
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 
 import msgspec
 
-from trainfast_runner.records.home import is_held, take_exclusively
 from trainfast_runner.records.json_lines import Appender, read_all
 from trainfast_runner.records.run_file import SCHEMA, Clock, RecordedSpec
+from trainfast_runner.records.search_directories import JOURNAL_FILE
 from trainfast_runner.search.fit import Fit
 
-JOURNAL_FILE = "journal.jsonl"
-LOCK_FILE = "search.lock"
 PAUSE_FILE = "paused"
 """While this file is there the conductor takes no further step."""
 OUTCOMES = ("fits", "oom", "void")
@@ -273,22 +270,3 @@ def read_journal(directory: Path) -> list[AnyLine]:
     lines: list[AnyLine]
     lines, _ = read_all(directory / JOURNAL_FILE, AnyLine)  # type: ignore[arg-type]
     return lines
-
-
-@contextmanager
-def exclusive(directory: Path) -> Iterator[bool]:
-    """Hold the search's lock as its one conductor; False where another one does."""
-    fd = os.open(directory / LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    try:
-        yield take_exclusively(fd)
-    finally:
-        os.close(fd)
-
-
-def is_conducted(directory: Path) -> bool:
-    """Whether a conductor works on this search now."""
-    try:
-        fd = os.open(directory / LOCK_FILE, os.O_RDWR | os.O_CLOEXEC)
-    except OSError:
-        return False
-    return is_held(fd, fcntl.LOCK_SH)

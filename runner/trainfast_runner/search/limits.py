@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from trainfast_runner.memory.available import host_free_bytes
-from trainfast_runner.running.launch import RunPlan
+from trainfast_runner.running.planning import RunPlan
 from trainfast_runner.units import gibibytes
 
 FREE_SHARE = 0.9

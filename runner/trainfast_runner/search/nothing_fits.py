@@ -15,7 +15,7 @@ from trainfast_runner.records.result import OomExplanation, RunError
 from trainfast_runner.records.run_file import RunFile
 from trainfast_runner.records.run_records import read_records
 from trainfast_runner.results.explained_run import held_by, models_of, trace_changes
-from trainfast_runner.running.launch import RunPlan
+from trainfast_runner.running.planning import RunPlan
 from trainfast_runner.search.decide import Known
 from trainfast_runner.search.journal import Change, Ended, Probe, Proof
 

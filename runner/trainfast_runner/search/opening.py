@@ -10,7 +10,7 @@ from pathlib import Path
 from trainfast_runner.errors import UserError
 from trainfast_runner.records.home import Home
 from trainfast_runner.records.run_file import Clock
-from trainfast_runner.running.launch import RunPlan
+from trainfast_runner.running.planning import RunPlan
 from trainfast_runner.search.cool_down import check_coolable
 from trainfast_runner.search.journal import Asked, Journal
 from trainfast_runner.search.limits import limits_of

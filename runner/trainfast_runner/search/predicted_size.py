@@ -10,7 +10,7 @@ from trainfast_runner.machine.training_python import GivenUp
 from trainfast_runner.memory.model import MemoryModel
 from trainfast_runner.memory.prediction import Prediction
 from trainfast_runner.memory.tracing import cached_model, trace_model
-from trainfast_runner.running.launch import RunPlan
+from trainfast_runner.running.planning import RunPlan
 from trainfast_runner.search.fit import largest
 from trainfast_runner.search.journal import Predicted
 

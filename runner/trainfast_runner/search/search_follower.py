@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from trainfast_runner.records.json_lines import Tail
+from trainfast_runner.records.search_directories import JOURNAL_FILE, is_conducted
 from trainfast_runner.search.fit import Fit
 from trainfast_runner.search.journal import (
-    JOURNAL_FILE,
     PAUSE_FILE,
     AnyLine,
     Asked,
@@ -22,7 +22,6 @@ from trainfast_runner.search.journal import (
     Probe,
     Proof,
     Resumed,
-    is_conducted,
 )
 
 SEARCH_STATES = (

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import os
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,10 +12,11 @@ import msgspec
 from trainfast_runner.machine.processes.identity import boot_id
 from trainfast_runner.records.home import STAMP, Home, home_problem, new_id
 from trainfast_runner.records.run_file import SCHEMA
-from trainfast_runner.search.journal import JOURNAL_FILE, Asked, Conducted, Ended, is_conducted, read_journal
+from trainfast_runner.records.search_directories import is_conducted, search_directories
+from trainfast_runner.search.journal import Asked, Conducted, Ended, read_journal
 
 if TYPE_CHECKING:
-    from trainfast_runner.running.launch import RunPlan
+    from trainfast_runner.running.planning import RunPlan
 
 FREE_KNOBS = ("batch_size", "steps", "timing_warmup")
 """What a search sets itself; two commands that differ in these only ask the same."""
@@ -53,18 +53,6 @@ def newest_search(home: Home) -> Path | None:
         return live
     conducted = [line for line in read_journal(found[0]) if isinstance(line, Conducted)]
     return found[0] if conducted and conducted[-1].boot_id == boot_id() else None
-
-
-def search_directories(home: Home) -> list[Path]:
-    """Every search of a home, oldest first. Raises UserError where they cannot be listed."""
-    try:
-        with os.scandir(home.path / "searches") as entries:
-            names = sorted(entry.name for entry in entries if os.path.exists(os.path.join(entry.path, JOURNAL_FILE)))
-    except FileNotFoundError:
-        return []
-    except OSError as error:
-        raise home_problem(home.path, error) from None
-    return [home.path / "searches" / name for name in names]
 
 
 def new_search(home: Home, name: str) -> Path:

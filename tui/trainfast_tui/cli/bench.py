@@ -150,13 +150,13 @@ def _run_all(
 def _run_one(entry: Entry, home: Home, signals: Signals, arguments: argparse.Namespace) -> Outcome | None:
     """One run to its end, or why it cannot start; None when the terminal has gone."""
     from trainfast_runner.errors import UserError
-    from trainfast_runner.running import launch
+    from trainfast_runner.running import launch, planning
     from trainfast_tui.cli.cooling import wait_until_cool
     from trainfast_tui.cli.follow_run import follow
     from trainfast_tui.cli.run import foresee, wait_for_device
 
     try:
-        plan = launch.plan(entry.spec, arguments.python)
+        plan = planning.plan_run(entry.spec, arguments.python)
     except UserError as problem:
         return problem
     if arguments.wait:

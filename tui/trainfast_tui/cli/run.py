@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from trainfast_runner.records.home import Home
     from trainfast_runner.records.result import Result
     from trainfast_runner.records.run_file import RunFile
-    from trainfast_runner.running.launch import RunPlan
+    from trainfast_runner.running.planning import RunPlan
 
 
 TRACES_WITHIN_S = 20.0
@@ -46,7 +46,7 @@ def add_settings(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Start the run and follow it. The exit code is the run's."""
     from trainfast_runner.records.home import Home
-    from trainfast_runner.running import launch
+    from trainfast_runner.running import launch, planning
     from trainfast_runner.settings.spec import resolve
     from trainfast_tui.cli.follow_run import HUNG_UP, caught, follow
     from trainfast_tui.cli.progress import Progress, said_when_slow
@@ -54,7 +54,7 @@ def run(arguments: argparse.Namespace) -> int:
     home = Home().ready()
     spec = resolve(arguments.preset, arguments.settings)
     with said_when_slow("checking…"):
-        plan = launch.plan(spec, arguments.python)
+        plan = planning.plan_run(spec, arguments.python)
     while True:
         if arguments.wait:
             wait_for_device(plan, home)

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from trainfast_runner.search.pruning import Plan
+    from trainfast_runner.running.pruning import Plan
 
 SHOWN = 12
 """Runs and searches that are named; of more the rest is counted."""
@@ -32,7 +32,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Say what it frees, ask, and delete."""
     from trainfast_runner.errors import UserError
     from trainfast_runner.records.home import Home, cache_directory
-    from trainfast_runner.search import pruning
+    from trainfast_runner.running import pruning
     from trainfast_tui.cli.output import print_json, say
     from trainfast_tui.text.format import size
 

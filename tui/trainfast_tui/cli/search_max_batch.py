@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from trainfast_runner.records.home import Home
     from trainfast_runner.records.json_lines import Tail
     from trainfast_runner.records.run_file import Step
-    from trainfast_runner.running.launch import RunPlan
+    from trainfast_runner.running.planning import RunPlan
     from trainfast_runner.search.journal import AnyLine, CoolingDown, Ended
     from trainfast_runner.search.opening import Options
     from trainfast_runner.settings.spec import RunSpec
@@ -49,7 +49,7 @@ def add(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Search, and print what was found."""
     from trainfast_runner.records.home import Home
-    from trainfast_runner.running import launch
+    from trainfast_runner.running import planning
     from trainfast_runner.search.opening import Options, check_plan, open_search
     from trainfast_runner.settings.spec import resolve
     from trainfast_tui.cli.follow_run import caught
@@ -67,7 +67,7 @@ def run(arguments: argparse.Namespace) -> int:
     )
     spec = resolve(arguments.preset, arguments.settings)
     with said_when_slow("checking…"):
-        plan = launch.plan(spec, arguments.python)
+        plan = planning.plan_run(spec, arguments.python)
     check_plan(plan, options)
     _say_variants(arguments.preset, spec)
     if arguments.wait:

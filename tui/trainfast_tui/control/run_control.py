@@ -18,7 +18,7 @@ from trainfast_tui.control.background import in_background
 from trainfast_tui.control.messages import RunStarted, Said, said_no
 
 if TYPE_CHECKING:
-    from trainfast_runner.running.launch import RunPlan
+    from trainfast_runner.running.planning import RunPlan
 
 LOOK_EVERY_S = 0.1
 GRACE_S = 30.0
@@ -91,9 +91,9 @@ class RunControl:
         in_background("stop then start", lambda: self._stop_then_start(directory, spec), self._post)
 
     def _start(self, spec: RunSpec) -> Message:
-        from trainfast_runner.running import launch
+        from trainfast_runner.running import planning
 
-        return self._launch(launch.plan(spec, self._python))
+        return self._launch(planning.plan_run(spec, self._python))
 
     def _launch(self, plan: RunPlan) -> Message:
         from trainfast_runner.running import launch
@@ -148,10 +148,10 @@ class RunControl:
         return Said("Killed.")
 
     def _stop_then_start(self, directory: Path, spec: RunSpec) -> Message:
-        from trainfast_runner.running import launch
+        from trainfast_runner.running import planning
 
         # What cannot start is said before anything is stopped for it.
-        plan = launch.plan(spec, self._python)
+        plan = planning.plan_run(spec, self._python)
         self.end(directory)
         return self._launch(plan)
 

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from trainfast_runner.machine.processes.listing import ProcessRow
     from trainfast_runner.results.bottleneck.device_track import DeviceConditions
     from trainfast_runner.results.bottleneck.step_conditions import StepJoin
-    from trainfast_runner.running.run_processes import Membership
+    from trainfast_runner.running.stopping import Membership
 
 AROUND = 3
 """Rows of head, status and footer."""
@@ -177,7 +177,7 @@ class MonitorScreen(OfTheApp, ChartActions, Screen[None]):
             self.say(f"Process {row.pid} is not visible from here, so it cannot be told from another.", "warning")
             return
         from trainfast_runner.machine.processes.signalling import refuse
-        from trainfast_runner.running.run_processes import run_with
+        from trainfast_runner.running.stopping import run_with
         from trainfast_tui.screens.dialogs import Confirm
 
         try:

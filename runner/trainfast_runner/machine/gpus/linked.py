@@ -14,19 +14,19 @@ NEARLY_AS_FREE = 0.9
 
 
 @dataclass(frozen=True)
-class Choice:
+class GpuChoice:
     """The GPUs of a run. `reason` says why, if they are not those with the most free memory; None else."""
 
     gpus: tuple[DeviceReading, ...]
     reason: str | None = None
 
 
-def choose_count(usable: Sequence[DeviceReading], count: int, topology: Topology | None) -> Choice:
+def choose_count(usable: Sequence[DeviceReading], count: int, topology: Topology | None) -> GpuChoice:
     """The `count` GPUs with the most free memory, or a set joined by NVLink that has nearly as much free."""
     by_free = sorted(usable, key=lambda gpu: -_free(gpu))[:count]
     freest = tuple(sorted(by_free, key=lambda gpu: gpu.index))
     if topology is None or count < 2 or count == len(usable) or _weakest_link(freest, topology):
-        return Choice(freest)
+        return GpuChoice(freest)
     enough = NEARLY_AS_FREE * min(map(_free, freest))
     linked = [
         (min(map(_free, gpus)), links, gpus)
@@ -34,12 +34,12 @@ def choose_count(usable: Sequence[DeviceReading], count: int, topology: Topology
         if min(map(_free, gpus)) >= enough and (links := _weakest_link(gpus, topology))
     ]
     if not linked:
-        return Choice(freest)
+        return GpuChoice(freest)
     # Equally free sets rank by links, then by lower indexes.
     free, links, gpus = max(linked, key=lambda found: found[:2])
     more = 100 * (min(map(_free, freest)) / free - 1) if free else 0
     than = f", which have {more:.0f} % more free memory" if more >= 1 else ""
-    return Choice(gpus, f"GPU {_names(gpus)}: linked by NVLink (NV{links}), instead of {_names(freest)}{than}")
+    return GpuChoice(gpus, f"GPU {_names(gpus)}: linked by NVLink (NV{links}), instead of {_names(freest)}{than}")
 
 
 def _weakest_link(gpus: Sequence[DeviceReading], topology: Topology) -> int:

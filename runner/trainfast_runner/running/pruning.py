@@ -16,9 +16,8 @@ from trainfast_runner.records import cache_entries
 from trainfast_runner.records.cache_entries import Unneeded, disk_bytes
 from trainfast_runner.records.home import LOCK_FILE, RUN_FILE, STAMP, STAMP_EXAMPLE, Home, is_alive, read_run_file
 from trainfast_runner.records.run_file import PROBE
+from trainfast_runner.records.search_directories import exclusive, is_conducted, search_directories
 from trainfast_runner.running.recovery import BEING_MADE_S
-from trainfast_runner.search.journal import exclusive, is_conducted
-from trainfast_runner.search.searches import search_directories
 
 CACHE_UNUSED_S = 30 * 86400.0
 """Without an age of the user's own a cache entry goes that was not read or changed for so long."""

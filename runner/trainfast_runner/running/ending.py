@@ -1,0 +1,144 @@
+"""The end of a training, as its supervisor brings it about: requests by signal, the stop ladder, SIGKILL outlived."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import signal
+import time
+from collections.abc import Callable, Iterable
+
+from trainfast_runner.machine.processes.identity import Identity, Unended, descendants, send
+from trainfast_runner.records.run_file import Event
+from trainfast_runner.records.run_records import RunRecords
+
+ASKING = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
+WAKING = (*ASKING, signal.SIGCHLD, signal.SIGHUP)
+STATE_WORDS = {
+    "D": "state D (uninterruptible sleep)",
+    "Z": "state Z (ended, but its tracer keeps it)",
+}
+
+
+class Signals:
+    """Take SIGTERM, SIGINT and SIGUSR1 as requests, wake up for SIGCHLD, and ignore SIGHUP.
+
+    Handlers, not SIG_IGN: an ignored signal would stay ignored in the training.
+    """
+
+    def __init__(self) -> None:
+        self._asked: list[int] = []
+        self._readable, self._writable = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        signal.set_wakeup_fd(self._writable, warn_on_full_buffer=False)
+        for signum in WAKING:
+            signal.signal(signum, self._note)
+
+    def wait(self, timeout_s: float, others: Iterable[int] = ()) -> None:
+        """Sleep until a signal comes, one of `others` is readable, or the time is over."""
+        poll = select.poll()
+        for fd in (self._readable, *others):
+            poll.register(fd, select.POLLIN)
+        poll.poll(timeout_s * 1000)
+        with contextlib.suppress(BlockingIOError):
+            while os.read(self._readable, 512):
+                continue
+
+    def take(self) -> list[int]:
+        """The requests since the last call, in order."""
+        asked, self._asked = self._asked, []
+        return asked
+
+    def _note(self, signum: int, _frame: object) -> None:
+        if signum in ASKING:
+            self._asked.append(signum)
+
+
+class StopLadder:
+    """SIGTERM to the launcher, time to obey, then SIGKILL to all processes below this one. Never goes back a rung."""
+
+    def __init__(self, grace_s: float, tell: Callable[[Event], None]) -> None:
+        self.asked_ns: int | None = None
+        """Time of the first request; None without one."""
+        self.granted_s = grace_s
+        """Seconds between SIGTERM and SIGKILL; 0 when SIGKILL was asked for."""
+        self.begun = False
+        self.killing = False
+        """True once SIGKILL was needed."""
+        self.killed_ns: int | None = None
+        """Time of the first SIGKILL."""
+        self._tell = tell
+        self._deadline_ns = 0
+
+    def ask(self, child: Identity) -> None:
+        """Take a request to end the training; a second one changes nothing."""
+        if self.asked_ns is not None:
+            return
+        self.asked_ns = time.monotonic_ns()
+        if not self.begun:
+            self._begin(child, self.granted_s)
+        self._tell(Event(t_ns=self.asked_ns, kind="stop_requested", deadline_ns=self._deadline_ns))
+
+    def kill_now(self, child: Identity) -> None:
+        """Take a request to end the training at once."""
+        now = time.monotonic_ns()
+        if self.asked_ns is None:
+            self.asked_ns = now
+        self.begun, self._deadline_ns, self.granted_s = True, now, 0.0
+        self._tell(Event(t_ns=now, kind="stop_requested", deadline_ns=now))
+        self.climb(child)
+
+    def tear_down(self, child: Identity, grace_s: float) -> None:
+        """End a broken training, without a request."""
+        if not self.begun:
+            self._begin(child, grace_s)
+
+    def climb(self, child: Identity) -> None:
+        """Past the deadline: send SIGKILL to every process below this one, new ones included."""
+        if not self.begun or time.monotonic_ns() < self._deadline_ns:
+            return
+        if not self.killing:
+            self.killing, self.killed_ns = True, time.monotonic_ns()
+            self._tell(Event(t_ns=self.killed_ns, kind="kill_sent", pid=child.pid))
+        for process in descendants(os.getpid()):
+            send(process, signal.SIGKILL)
+
+    def _begin(self, child: Identity, grace_s: float) -> None:
+        self.begun = True
+        self._deadline_ns = time.monotonic_ns() + round(grace_s * 1e9)
+        send(child, signal.SIGTERM)
+
+
+def collect_orphans() -> bool:
+    """Collect every ended child; True if any child is left. Only after the direct child's own status is kept."""
+    while True:
+        try:
+            pid, _ = os.waitpid(-1, os.WNOHANG)
+        except ChildProcessError:
+            return False
+        if pid == 0:
+            return True
+
+
+def did_not_end(processes: Iterable[Unended], records: RunRecords, waited_s: float) -> str:
+    """A sentence for the run's reason or troubles: each process with its pid, state and GPU.
+
+    A GPU driver that hangs, as after an Xid, keeps a process in the kernel.
+    """
+    ranks = {line.pid: rank for rank, lines in records.worker.items() for line in lines if line.kind == "started"}
+    each = []
+    for process in processes:
+        rank = ranks.get(process.pid)
+        place = process.name if rank is None else ", ".join([f"rank {rank}", *_gpus(rank, records)])
+        each.append(f"pid {process.pid} ({place}) is in {STATE_WORDS.get(process.state, f'state {process.state}')}")
+    return f"{'; '.join(each)} and did not end within {waited_s:g} s of SIGKILL"
+
+
+def _gpus(rank: int, records: RunRecords) -> list[str]:
+    """The GPUs of a rank by NVML index, by UUID where telemetry gave none; empty on a CPU."""
+    run = records.run
+    if run is None:
+        return []
+    uuids = run.device_uuids if run.world_size == 1 else run.device_uuids[rank : rank + 1]
+    indexes = [next((s.index for _, s in records.devices.get(uuid, []) if s.index is not None), None) for uuid in uuids]
+    return [uuid if index is None else f"GPU {index}" for uuid, index in zip(uuids, indexes, strict=True)]

@@ -1,0 +1,46 @@
+"""A run's `offload_path`: whether its disk is full, and the files that a dead training left there."""
+
+from __future__ import annotations
+
+import threading
+from contextlib import suppress
+from pathlib import Path
+
+from trainfast_runner.records.run_file import RunFile
+from trainfast_runner.units import mebibytes
+from trainfast_runner.worker.strategies.offload_scratch import FULL_BYTES, free_bytes, remove_leftovers
+
+DISK_ANSWERS_S = 5.0
+"""Time for `offload_path` to answer with its free space."""
+
+
+def offload_path(run: RunFile) -> Path | None:
+    """The directory of the offloaded states; None when the run offloads none to disk."""
+    path = run.knobs.get("offload_path")
+    return None if path is None else Path(str(path)).expanduser()
+
+
+def full_disk(path: Path | None) -> str | None:
+    """The path with its free space if its disk is full; None otherwise."""
+    if path is None:
+        return None
+    free: list[int] = []
+
+    def look() -> None:
+        with suppress(OSError):
+            free.append(free_bytes(path))
+
+    # A dead NFS server never answers, and the verdict does not wait for it.
+    looking = threading.Thread(target=look, daemon=True)
+    looking.start()
+    looking.join(DISK_ANSWERS_S)
+    return f"offload_path={path} is full ({mebibytes(free[0])} free)" if free and free[0] < FULL_BYTES else None
+
+
+def remove_offloaded(path: Path | None) -> str | None:
+    """Delete files that the run offloaded and could not delete itself; the trouble in words if they are locked."""
+    if path is not None:
+        with suppress(OSError):
+            if not remove_leftovers(path):
+                return f"offload_path={path} is locked: the next run frees its disk"
+    return None

@@ -1,0 +1,163 @@
+"""A run's settings checked against this machine and the training Python: the plan that a launch starts."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from trainfast_runner import __version__
+from trainfast_runner.machine import training_python
+from trainfast_runner.machine.cpu.thread_policy import ThreadPolicy, shared_cores
+from trainfast_runner.machine.devices import Machine, look
+from trainfast_runner.machine.extensions import extensions_directory, search_path
+from trainfast_runner.machine.gpus.linked import GpuChoice
+from trainfast_runner.memory.available import hopeless_limit
+from trainfast_runner.records.tick import DeviceReading
+from trainfast_runner.settings import world
+from trainfast_runner.settings.compatibility import zero_rules
+from trainfast_runner.settings.compatibility.check import check
+from trainfast_runner.settings.compatibility.facts import Facts
+from trainfast_runner.settings.knob_values import parse_bytes_per_rank
+from trainfast_runner.settings.spec import RunSpec, expand_paths
+from trainfast_runner.settings.world import ONE_PROCESS
+
+
+@dataclass(frozen=True)
+class RunPlan:
+    """A checked run, ready to start: only a busy device or a full disk can still refuse it."""
+
+    spec: RunSpec
+    device: str
+    world_size: int
+    gpus: tuple[DeviceReading, ...]
+    watched: tuple[DeviceReading, ...]
+    memory_limit_bytes: tuple[int, ...] | None
+    python: str
+    versions: dict[str, str | None]
+    env: dict[str, str]
+    threads: ThreadPolicy | None = None
+    """How the threads of a CPU run wait for each other; chosen at the start."""
+    devices_reason: str | None = None
+    """The reason for these GPUs, if not their free memory."""
+    role: str | None = None
+    """`probe` or `proof` in a search, whose id is `search_id`."""
+    search_id: str | None = None
+
+    @property
+    def device_uuids(self) -> list[str]:
+        """UUIDs of the GPUs the ranks use; empty on a CPU."""
+        return [gpu.uuid for gpu in self.gpus if gpu.uuid]
+
+    @property
+    def device_names(self) -> list[str]:
+        """Names of the GPUs the ranks use; empty on a CPU."""
+        return [gpu.name for gpu in self.gpus if gpu.name]
+
+    def argv(self, directory: Path) -> list[str]:
+        """The command of the training process; torchrun is called as a module, so it need not be on PATH."""
+        bootstrap = str(training_python.WORKER / "bootstrap.py")
+        if self.spec.knobs["strategy"] in ONE_PROCESS:
+            return [self.python, bootstrap, str(directory)]
+        return [
+            self.python,
+            "-m",
+            "torch.distributed.run",
+            "--standalone",
+            f"--nproc-per-node={self.world_size}",
+            "--max-restarts=0",
+            bootstrap,
+            str(directory),
+        ]
+
+
+def plan_run(spec: RunSpec, python: str | None = None) -> RunPlan:
+    """Check a run against this machine and the training Python; about a second the first time.
+
+    Raises UserError; with exit code 3 when `memory_limit` is below what the parameters alone need.
+    """
+    spec = replace(spec, data=expand_paths(spec.data))
+    limit = spec.knobs["memory_limit"]
+    objective = spec.data["objective"]
+    seen = training_python.inspect(python, spec.model, objective, count=limit is not None)
+    machine = look(seen.versions, seen.executable).used_by(spec.knobs["devices"])
+    facts = Facts(spec, machine, seen.config, seen.versions, seen.executable)
+    check(facts)
+    if spec.knobs["attention"] in ("sdpa", "flash"):
+        # Only the model's class has the answer, which takes an import of torch.
+        asked = training_python.inspect(python, spec.model, objective, attention=True)
+        check(replace(facts, attentions=asked.attentions))
+    if spec.knobs["offload_path"] is not None:
+        # Counting imports torch, so only settings that work are counted.
+        seen = training_python.inspect(python, spec.model, objective, count=True)
+        if (small := zero_rules.disk_too_small(spec.knobs, seen.parameters)) is not None:
+            raise small
+    ranks = world.world_size(spec, machine)
+    devices = world.devices_asked(spec.knobs)
+    choice = GpuChoice(())
+    if machine.device == "cuda":
+        choice = machine.choice(world.device_choice(devices), str(spec.knobs["strategy"]))
+    chosen = choice.gpus
+    watch = spec.knobs["watch"]
+    limits = None
+    if isinstance(limit, str):
+        given = parse_bytes_per_rank(limit)
+        limits = tuple(given * ranks if len(given) == 1 else given)
+        hopeless = hopeless_limit(spec, seen.parameters, world.device_count(spec, machine))
+        if hopeless is not None:
+            raise hopeless
+    return RunPlan(
+        spec=_as_recorded(spec, machine),
+        device=machine.device,
+        world_size=ranks,
+        gpus=chosen,
+        watched=machine.watched(None if watch is None else str(watch), chosen),
+        memory_limit_bytes=limits,
+        python=seen.executable,
+        versions={
+            "trainfast-tui": __version__,
+            "python": seen.python_version,
+            "driver": machine.driver_version,
+            **seen.versions,
+        },
+        env=_environment(spec, machine, ranks, chosen, seen),
+        devices_reason=choice.reason,
+    )
+
+
+def _as_recorded(spec: RunSpec, machine: Machine) -> RunSpec:
+    """The spec with its devices chosen and its paths absolute."""
+    knobs = {**spec.knobs, "devices": world.recorded_devices(spec, machine)}
+    if knobs["offload_path"] is not None:
+        knobs["offload_path"] = os.path.abspath(os.path.expanduser(str(knobs["offload_path"])))
+    return replace(spec, knobs=knobs)
+
+
+def _environment(
+    spec: RunSpec,
+    machine: Machine,
+    ranks: int,
+    gpus: tuple[DeviceReading, ...],
+    seen: training_python.Inspection,
+) -> dict[str, str]:
+    """The variables that the launch sets in the inherited environment."""
+    env = {
+        "PATH": search_path(seen.executable),
+        "PYTHONUNBUFFERED": "1",
+        # torchrun's `-m` and the processes multiprocessing spawns would import a random.py of the working directory.
+        "PYTHONSAFEPATH": "1",
+        "TOKENIZERS_PARALLELISM": "false",
+        **training_python.visible_to(gpu.uuid or str(gpu.index) for gpu in gpus),
+    }
+    env |= shared_cores(machine.device, str(spec.knobs["strategy"]), machine.cores, ranks, os.environ)
+    if spec.knobs["strategy"] in zero_rules.STAGE:
+        env["DS_ACCELERATOR"] = machine.device
+        extensions = str(extensions_directory(seen.executable, seen.versions))
+        if machine.device == "cuda":
+            # DeepSpeed otherwise asks nvcc at every import, and before 0.19 fails without a CUDA toolkit
+            # (op_builder: installed_cuda_version).
+            env["DS_IGNORE_CUDA_DETECTION"] = "1"
+        env["TORCH_EXTENSIONS_DIR"] = os.environ.get("TORCH_EXTENSIONS_DIR", extensions)
+    if spec.knobs["p2p"] == "off":
+        env["NCCL_P2P_DISABLE"] = "1"
+    return env
