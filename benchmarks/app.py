@@ -24,7 +24,7 @@ from benchmarks.pty_meter import Measurement, measure
 from benchmarks.sampler_cost import throttled_on_and_off
 
 from trainfast_runner.records.home import Home
-from trainfast_runner.records.result import Memory, Result, Spread, Throughput
+from trainfast_runner.records.result import MemoryFigures, Result, Spread, Throughput
 from trainfast_runner.records.run_file import RunFile
 
 HELP_MS = 150.0
@@ -73,7 +73,7 @@ def write_history(home: Home, count: int) -> None:
             seconds=12.0,
             knobs={"batch_size": 8, "seq_len": 128, "precision": "fp32", "strategy": "single"},
             throughput=Throughput(samples_per_s=Spread(median=100.0 + number, mad=1.0)),
-            memory=Memory(peak_allocated_bytes=300 << 20),
+            memory=MemoryFigures(peak_allocated_bytes=300 << 20),
         )
         directory = home.directory(run_id)
         directory.mkdir()

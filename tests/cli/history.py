@@ -12,14 +12,14 @@ from trainfast_runner.machine.processes.identity import boot_id
 from trainfast_runner.records.result import (
     Conditions,
     Cpu,
-    Memory,
+    MemoryFigures,
     Result,
     Spread,
     StepCount,
     StepTime,
     Throughput,
 )
-from trainfast_runner.records.run_file import Actual, Clock, RunFile, Step
+from trainfast_runner.records.run_file import Actual, ClockAnchor, RunFile, Step
 from trainfast_runner.settings.knobs import defaults
 
 STARTED_NS = 1_795_000_000_000_000_000
@@ -41,7 +41,7 @@ def result(run_id: str, *, samples_per_s: float = 100.0, mad: float = 1.0, steps
             tokens_per_s=Spread(median=samples_per_s * 128, mad=mad * 128),
         ),
         "step_ms": StepTime(p50=step_ms, p90=step_ms, p99=step_ms, forward=step_ms / 3, backward=step_ms / 2),
-        "memory": Memory(peak_allocated_bytes=200 << 20, peak_reserved_bytes=200 << 20),
+        "memory": MemoryFigures(peak_allocated_bytes=200 << 20, peak_reserved_bytes=200 << 20),
         "actual": Actual(device="cpu", world_size=1),
         "conditions": Conditions(),
         "cpu": Cpu(thresholds="strict in warm-up"),
@@ -67,7 +67,7 @@ def write_lost(home: Path, run_id: str, steps: int) -> None:
         preset="tiny-llama",
         knobs=dict(defaults()),
         boot_id=boot_id(),
-        clock=Clock(monotonic_ns=time.monotonic_ns(), wall_ns=STARTED_NS),
+        clock=ClockAnchor(monotonic_ns=time.monotonic_ns(), wall_ns=STARTED_NS),
     )
     (directory / "run.json").write_bytes(msgspec.json.encode(run))
     (directory / "alive.lock").touch()

@@ -11,7 +11,7 @@ from cli.command import Cli
 from cli.history import result, write, write_lost
 from trainfast_runner.machine.devices import cpu_has_fp16
 from trainfast_runner.records.home import Home
-from trainfast_runner.records.result import Conditions, Memory, OomExplanation, RunError, Thinning
+from trainfast_runner.records.result import Conditions, MemoryFigures, OomExplanation, RunError, Thinning
 from trainfast_runner.records.run_file import Actual, Step
 from trainfast_runner.running.history import iter_rows
 from trainfast_tui.cli.output import narrowed
@@ -248,8 +248,8 @@ def test_of_a_run_that_has_ended_the_list_opens_one_file(cli: Cli, monkeypatch: 
 
 def test_prediction_and_measurement_stand_together(cli: Cli) -> None:
     mib = 1 << 20
-    first = Memory(peak_allocated_bytes=200 * mib, peak_reserved_bytes=200 * mib, predicted_bytes=204 * mib)
-    second = Memory(peak_allocated_bytes=260 * mib, peak_reserved_bytes=260 * mib, predicted_bytes=255 * mib)
+    first = MemoryFigures(peak_allocated_bytes=200 * mib, peak_reserved_bytes=200 * mib, predicted_bytes=204 * mib)
+    second = MemoryFigures(peak_allocated_bytes=260 * mib, peak_reserved_bytes=260 * mib, predicted_bytes=255 * mib)
     write(cli.home, result("20261101-100000-tiny-llama-aaaa", memory=first))
     write(cli.home, result("20261102-100000-tiny-llama-bbbb", memory=second))
     shown = [" ".join(line.split()) for line in cli("runs", "show", "20261101").out.splitlines()]

@@ -13,7 +13,7 @@ import pytest
 from cli.command import Cli
 from cli.history import result, write, write_lost
 from trainfast_runner.records.home import STAMP, shared_lock
-from trainfast_runner.records.run_file import PROBE, Clock, RunFile
+from trainfast_runner.records.run_file import PROBE, ClockAnchor, RunFile
 
 DAY_S = 86400.0
 OLD, MIDDLE, NEW = (f"2025110{n}-100000-tiny-llama-aaaa" for n in (1, 2, 3))
@@ -39,7 +39,9 @@ def write_search(home: Path, search_id: str) -> Path:
 
 def write_run_of(home: Path, run_id: str, search_id: str, role: str) -> None:
     write(home, result(run_id, role=role, search_id=search_id))
-    run = RunFile(run_id=run_id, preset="p", role=role, search_id=search_id, clock=Clock(monotonic_ns=1, wall_ns=1))
+    run = RunFile(
+        run_id=run_id, preset="p", role=role, search_id=search_id, clock=ClockAnchor(monotonic_ns=1, wall_ns=1)
+    )
     (home / "runs" / run_id / "run.json").write_bytes(msgspec.json.encode(run))
 
 

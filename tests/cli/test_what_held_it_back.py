@@ -11,7 +11,7 @@ import pytest
 
 from cli.command import Cli
 from cli.history import result
-from trainfast_runner.records.run_file import Clock, RunFile
+from trainfast_runner.records.run_file import ClockAnchor, RunFile
 from trainfast_runner.records.run_records import read_records
 from trainfast_runner.results.summary import summarise
 from trainfast_runner.results.verdict import Verdict
@@ -29,7 +29,7 @@ def write_hot_run(home: Path) -> None:
         preset="tiny-llama",
         knobs={"workers": 0},
         watch_uuids=["GPU-b"],
-        clock=Clock(monotonic_ns=0, wall_ns=1),
+        clock=ClockAnchor(monotonic_ns=0, wall_ns=1),
     )
     (directory / "run.json").write_bytes(msgspec.json.encode(run))
     steps = [

@@ -10,10 +10,10 @@ from typing import Any
 import msgspec
 
 from trainfast_runner.records.result import Diagnosis
-from trainfast_runner.records.run_file import Clock, RunFile, Step
+from trainfast_runner.records.run_file import ClockAnchor, RunFile, Step
 from trainfast_runner.records.run_records import DeviceSample, HostSample, RunSample
 from trainfast_runner.results.bottleneck.device_window import window_of
-from trainfast_runner.results.bottleneck.measured_window import ForeignProcess, Stretch
+from trainfast_runner.results.bottleneck.measured_window import ForeignProcess, MeasuredWindow
 from trainfast_runner.results.bottleneck.step_conditions import join_of
 from trainfast_runner.results.bottleneck.verdicts import diagnose
 
@@ -34,7 +34,7 @@ class Case:
     host: Ramp = lambda n: {}
     run: dict[str, Any] = field(default_factory=dict)
 
-    def stretch(self) -> Stretch:
+    def window(self) -> MeasuredWindow:
         knobs = {
             "strategy": "single",
             "precision": "bf16",
@@ -49,7 +49,7 @@ class Case:
             **{
                 "run_id": "r",
                 "preset": "p",
-                "clock": Clock(monotonic_ns=0, wall_ns=0),
+                "clock": ClockAnchor(monotonic_ns=0, wall_ns=0),
                 "device": self.device,
                 "knobs": knobs,
                 "device_uuids": uuids if self.device == "cuda" else [],
@@ -63,7 +63,7 @@ class Case:
         steps = {rank: [_step(n, of(n)) for n in range(1, 11)] for rank, of in ranks.items()}
         window = window_of(steps[0])
         assert window is not None
-        return Stretch(
+        return MeasuredWindow(
             run=run,
             steps=steps,
             devices=join_of(samples, uuids, 1.0).window(window.begin_ns, window.end_ns),
@@ -76,17 +76,17 @@ class Case:
 
     def write(self, directory: Path) -> None:
         """The same as a supervisor and its ranks would have left it on disk."""
-        stretch = self.stretch()
-        (directory / "run.json").write_bytes(msgspec.json.encode(stretch.run))
-        for rank, steps in stretch.steps.items():
+        window = self.window()
+        (directory / "run.json").write_bytes(msgspec.json.encode(window.run))
+        for rank, steps in window.steps.items():
             _write_lines(directory / f"steps{f'.rank{rank}' if rank else ''}.jsonl", steps)
-        hosts: list[Any] = msgspec.to_builtins(stretch.hosts)
+        hosts: list[Any] = msgspec.to_builtins(window.hosts)
         for host in hosts:
             host["run"] |= {"processes": 1, "threads": 1}
         ticks = [
             {
                 "t_ns": n * S,
-                "devices": [of[n] for of in stretch.samples.values()],
+                "devices": [of[n] for of in window.samples.values()],
                 "host": hosts[min(n, 9)],
                 "missing": {},
                 "sample_us": 1,
@@ -96,7 +96,7 @@ class Case:
         _write_lines(directory / "telemetry.jsonl", ticks)
 
     def findings(self) -> list[Diagnosis]:
-        return diagnose(self.stretch())
+        return diagnose(self.window())
 
     def found(self) -> list[str]:
         return [finding.rule for finding in self.findings()]

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from trainfast_runner.records.run_file import Clock, RunFile, WorkerLine
+from trainfast_runner.records.run_file import ClockAnchor, RunFile, WorkerLine
 from trainfast_runner.results.asked_and_ran import first_difference
 
 
@@ -22,7 +22,7 @@ def asked(world_size: int, **knobs: Any) -> RunFile:
         env={},
         cwd="/",
         boot_id="boot",
-        clock=Clock(monotonic_ns=0, wall_ns=0),
+        clock=ClockAnchor(monotonic_ns=0, wall_ns=0),
         cache_dir="/",
     )
 

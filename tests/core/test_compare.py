@@ -14,7 +14,7 @@ from trainfast_runner.records.result import (
     Conditions,
     Cpu,
     Energy,
-    Memory,
+    MemoryFigures,
     Result,
     Spread,
     StepCount,
@@ -132,7 +132,7 @@ def test_on_a_cpu_what_others_take_of_it_is_a_condition() -> None:
 
 def test_a_page_or_two_of_memory_is_no_difference() -> None:
     def peak(mib: float) -> Result:
-        return result(memory=Memory(peak_allocated_bytes=int(mib * 2**20)))
+        return result(memory=MemoryFigures(peak_allocated_bytes=int(mib * 2**20)))
 
     def verdict(a: float, b: float) -> str:
         return next(row.verdict for row in compare(peak(a), peak(b)).rows if row.label == "peak allocated")
@@ -238,7 +238,7 @@ def test_a_watched_gpu_is_named_as_one_and_its_memory_is_not_the_runs() -> None:
 
 
 def test_more_memory_for_a_larger_batch_is_no_worse() -> None:
-    less, more = Memory(peak_allocated_bytes=200 << 20), Memory(peak_allocated_bytes=400 << 20)
+    less, more = MemoryFigures(peak_allocated_bytes=200 << 20), MemoryFigures(peak_allocated_bytes=400 << 20)
 
     def verdict(**knobs: Any) -> str:
         found = compare(result(knobs={"batch_size": 8}, memory=less), result(knobs=knobs, memory=more))

@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 from diagnosed import GIB, Case, S, always
 
-from trainfast_runner.records.run_file import Clock, Event, RunFile
+from trainfast_runner.records.run_file import ClockAnchor, Event, RunFile
 from trainfast_runner.records.run_records import read_records
 from trainfast_runner.results.bottleneck.device_window import Window
 from trainfast_runner.results.bottleneck.figures import figures_by_scope
-from trainfast_runner.results.bottleneck.measured_window import ForeignProcess, Stretch, foreign_processes
+from trainfast_runner.results.bottleneck.measured_window import ForeignProcess, MeasuredWindow, foreign_processes
 from trainfast_runner.results.bottleneck.rules import NAMES, RULES, rule_that_spoke
 from trainfast_runner.results.bottleneck.verdicts import diagnose
 from trainfast_runner.results.summary import summarise
@@ -272,8 +272,8 @@ def test_ranks_that_take_turns_at_being_slow_are_no_stragglers() -> None:
 
 
 def test_too_few_steps_say_nothing() -> None:
-    stretch = Case(step=always(data_ms=900.0)).stretch()
-    assert diagnose(Stretch(run=stretch.run, steps={0: stretch.first_rank[:2]})) == []
+    window = Case(step=always(data_ms=900.0)).window()
+    assert diagnose(MeasuredWindow(run=window.run, steps={0: window.first_rank[:2]})) == []
 
 
 def test_every_rule_speaks_only_of_figures_there_are_and_says_where_its_threshold_is_from() -> None:
@@ -281,7 +281,7 @@ def test_every_rule_speaks_only_of_figures_there_are_and_says_where_its_threshol
     assert set(triggered) == set(NAMES)
     for rule in RULES:
         case = Case(knobs=DDP, other_ranks={1: always()}, gpus={0: always()})
-        known = set(figures_by_scope(case.stretch())[rule.scope][0])
+        known = set(figures_by_scope(case.window())[rule.scope][0])
         templates = [
             name for text in (rule.line, rule.advice) for _, name, _, _ in string.Formatter().parse(text) if name
         ]
@@ -305,14 +305,14 @@ def test_a_slow_gpu_keeps_ranks_waiting_only_where_there_are_some() -> None:
     assert (trained.line.startswith("GPU 1 runs at"), waits in trained.line) == (True, True)
 
 
-def test_who_shared_the_gpu_in_a_stretch_of_time() -> None:
+def test_who_shared_the_gpu_in_a_window() -> None:
     def told(t: int, pid: int, state: str) -> Event:
         return Event(t_ns=t * S, kind="foreign_process", device=0, pid=pid, state=state)
 
     run = RunFile(
         run_id="r",
         preset="p",
-        clock=Clock(monotonic_ns=0, wall_ns=0),
+        clock=ClockAnchor(monotonic_ns=0, wall_ns=0),
         foreign_processes=[{"pid": 1, "device": 0, "memory_used_bytes": 9}, {"pid": 2, "device": 0}],
     )
     events = [

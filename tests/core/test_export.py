@@ -11,7 +11,7 @@ import pytest
 
 from trainfast_runner.errors import UserError
 from trainfast_runner.export.formats import Exported, export
-from trainfast_runner.records.run_file import Clock, RunFile
+from trainfast_runner.records.run_file import ClockAnchor, RunFile
 from trainfast_runner.settings.knobs import defaults
 
 
@@ -27,7 +27,7 @@ def exported(
         device=device,
         world_size=ranks,
         device_uuids=uuids or [],
-        clock=Clock(monotonic_ns=0, wall_ns=0),
+        clock=ClockAnchor(monotonic_ns=0, wall_ns=0),
     )
     return export(run, folder, to)
 

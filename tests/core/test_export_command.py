@@ -10,7 +10,7 @@ import pytest
 
 from trainfast_runner.export.formats import export
 from trainfast_runner.machine.processes.identity import boot_id
-from trainfast_runner.records.run_file import Clock, RunFile
+from trainfast_runner.records.run_file import ClockAnchor, RunFile
 from trainfast_runner.settings.spec import expand_paths, resolve
 
 MINE = """
@@ -46,7 +46,7 @@ def recorded(reference: str, *settings: str) -> RunFile:
         python="python",
         cwd=os.getcwd(),
         boot_id=boot_id(),
-        clock=Clock(monotonic_ns=0, wall_ns=0),
+        clock=ClockAnchor(monotonic_ns=0, wall_ns=0),
     )
 
 

@@ -15,7 +15,7 @@ from trainfast_runner.machine import training_python
 from trainfast_runner.machine.processes.identity import boot_id, identify
 from trainfast_runner.records.home import Home
 from trainfast_runner.records.json_lines import read_all
-from trainfast_runner.records.run_file import Clock, Event, RunFile
+from trainfast_runner.records.run_file import ClockAnchor, Event, RunFile
 from trainfast_runner.running.launch import _spawn_supervisor
 from trainfast_runner.search.control import start_search
 from trainfast_runner.settings.spec import resolve
@@ -38,7 +38,7 @@ def test_a_supervisor_that_ended_is_collected(tmp_path: Path) -> None:
         preset="none",
         argv=["true"],
         boot_id=boot_id(),
-        clock=Clock(monotonic_ns=time.monotonic_ns(), wall_ns=time.time_ns()),
+        clock=ClockAnchor(monotonic_ns=time.monotonic_ns(), wall_ns=time.time_ns()),
     )
     (tmp_path / "run.json").write_bytes(msgspec.json.encode(run))
     _spawn_supervisor(tmp_path)

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from trainfast_runner.records.home import Home, shared_lock
-from trainfast_runner.records.run_file import Clock, RunFile
+from trainfast_runner.records.run_file import ClockAnchor, RunFile
 from trainfast_runner.running import launch, planning, recovery
 from trainfast_runner.settings.spec import resolve
 
@@ -39,7 +39,7 @@ class CountingHome(Home):
 def started(home: Home, name: str, device: str = "cpu") -> Path:
     """A run with nothing but its `run.json` and its lock file."""
     _, directory = home.new_run(name)
-    run = RunFile(run_id=directory.name, preset=name, device=device, clock=Clock(monotonic_ns=0, wall_ns=0))
+    run = RunFile(run_id=directory.name, preset=name, device=device, clock=ClockAnchor(monotonic_ns=0, wall_ns=0))
     (directory / "run.json").write_bytes(msgspec.json.encode(run))
     return directory
 

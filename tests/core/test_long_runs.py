@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from trainfast_runner.records import run_records
 from trainfast_runner.records.output_log import OutputLog
 from trainfast_runner.records.result import Result
-from trainfast_runner.records.run_file import Clock, RunFile
+from trainfast_runner.records.run_file import ClockAnchor, RunFile
 from trainfast_runner.records.run_records import RunRecords, rank_file, read_records
 from trainfast_runner.records.step_lines import capped_steps
 from trainfast_runner.records.thinned import ENDS, Thinned
@@ -35,7 +35,9 @@ def step_line(number: int, ms: float = 100.0, **fields: Any) -> bytes:
 
 
 def write_run(directory: Path, **fields: Any) -> None:
-    run = RunFile(run_id="r", preset="p", clock=Clock(monotonic_ns=0, wall_ns=7), **{"watch_uuids": [GPU], **fields})
+    run = RunFile(
+        run_id="r", preset="p", clock=ClockAnchor(monotonic_ns=0, wall_ns=7), **{"watch_uuids": [GPU], **fields}
+    )
     (directory / "run.json").write_bytes(msgspec.json.encode(run))
 
 

@@ -15,8 +15,8 @@ from trainfast_runner.machine.devices import Machine
 from trainfast_runner.memory import corrections, tracing
 from trainfast_runner.memory.fitting import fit_of
 from trainfast_runner.memory.model import MemoryModel
-from trainfast_runner.records.result import Conditions, Memory, Result, RunError
-from trainfast_runner.records.run_file import Clock, RunFile, Step
+from trainfast_runner.records.result import Conditions, MemoryFigures, Result, RunError
+from trainfast_runner.records.run_file import ClockAnchor, RunFile, Step
 from trainfast_runner.records.run_records import DeviceSample, RunRecords
 from trainfast_runner.results.explained_run import models_of
 from trainfast_runner.settings.spec import RunSpec
@@ -33,7 +33,7 @@ def a_run(spec: RunSpec, beyond: Mapping[str, int] = BEYOND, steps: int = 2, **c
         run_id="r1",
         preset="tiny",
         knobs=dict(spec.knobs),
-        clock=Clock(monotonic_ns=0, wall_ns=0),
+        clock=ClockAnchor(monotonic_ns=0, wall_ns=0),
         predicted=msgspec.to_builtins(predicted),
         **changes,
     )
@@ -59,7 +59,9 @@ def test_a_context_is_told_by_samples_from_when_torch_held_the_most(tmp_path: Pa
     records = a_run(spec, device="cuda", device_uuids=["G"], device_names=["H200"], used_before_bytes={"G": 100})
     steps = [msgspec.structs.replace(step, peak_reserved_bytes=4000) for step in records.steps[0]]
     result = msgspec.structs.replace(
-        ended(), memory=Memory(peak_reserved_bytes=4000, device_peak_used_bytes=4600), conditions=Conditions(clean=True)
+        ended(),
+        memory=MemoryFigures(peak_reserved_bytes=4000, device_peak_used_bytes=4600),
+        conditions=Conditions(clean=True),
     )
 
     def context(*samples: tuple[int, int]) -> int | None:

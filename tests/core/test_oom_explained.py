@@ -13,7 +13,7 @@ from trainfast_runner.memory.oom_changes import candidates, combined
 from trainfast_runner.memory.oom_explained import explain
 from trainfast_runner.memory.prediction import Prediction
 from trainfast_runner.records.result import RunError
-from trainfast_runner.records.run_file import Clock, Event, RunFile
+from trainfast_runner.records.run_file import ClockAnchor, Event, RunFile
 from trainfast_runner.results.explained_run import OutOfMemory
 from trainfast_runner.settings.knobs import defaults
 from trainfast_runner.settings.spec import RunSpec, of_record
@@ -81,7 +81,7 @@ def a_run(limit: int | None = 512 * MIB, device: str = "cpu", **knobs: Any) -> R
         knobs={**defaults(), "batch_size": 64, "seq_len": 128, **knobs},
         device=device,
         memory_limit_bytes=None if limit is None else [limit],
-        clock=Clock(monotonic_ns=0, wall_ns=0),
+        clock=ClockAnchor(monotonic_ns=0, wall_ns=0),
     )
 
 

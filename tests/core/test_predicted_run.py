@@ -11,7 +11,7 @@ from test_memory_model import model_of, spec_with
 from trainfast_runner.memory import tracing
 from trainfast_runner.memory.model import MemoryModel
 from trainfast_runner.memory.predicted_run import with_prediction
-from trainfast_runner.records.run_file import Clock, RunFile
+from trainfast_runner.records.run_file import ClockAnchor, RunFile
 from trainfast_runner.records.run_records import RunRecords
 from trainfast_runner.results.summary import summarise
 from trainfast_runner.results.verdict import Verdict
@@ -20,7 +20,9 @@ from trainfast_runner.settings.spec import RunSpec
 
 def a_run(**fields: object) -> RunFile:
     knobs = dict(spec_with(batch_size=5000).knobs)
-    run = RunFile(run_id="r1", preset="tiny", knobs=knobs, clock=Clock(monotonic_ns=0, wall_ns=0), python="/env/python")
+    run = RunFile(
+        run_id="r1", preset="tiny", knobs=knobs, clock=ClockAnchor(monotonic_ns=0, wall_ns=0), python="/env/python"
+    )
     return msgspec.structs.replace(run, **fields)
 
 

@@ -12,7 +12,7 @@ from trainfast_runner.errors import UserError
 from trainfast_runner.machine.processes.identity import boot_id
 from trainfast_runner.records.home import Home
 from trainfast_runner.records.result import Result
-from trainfast_runner.records.run_file import SCHEMA, Clock
+from trainfast_runner.records.run_file import SCHEMA, ClockAnchor
 from trainfast_runner.records.search_directories import JOURNAL_FILE, exclusive, is_conducted, search_directories
 from trainfast_runner.records.tick import DeviceProcess, DeviceReading, HostReading, Tick
 from trainfast_runner.running.planning import RunPlan
@@ -50,7 +50,7 @@ SECOND = 1_000_000_000
 
 
 def asked(directory: Path, key: str = "k") -> Asked:
-    return Asked(search_id=directory.name, key=key, preset="tiny-llama", clock=Clock(monotonic_ns=1, wall_ns=1))
+    return Asked(search_id=directory.name, key=key, preset="tiny-llama", clock=ClockAnchor(monotonic_ns=1, wall_ns=1))
 
 
 def conducted(t_ns: int = 1) -> Conducted:

@@ -19,7 +19,7 @@ from trainfast_runner.machine.processes.identity import boot_id
 from trainfast_runner.records.home import RESULT_FILE, is_alive, read_result, shared_lock
 from trainfast_runner.records.json_lines import read_all
 from trainfast_runner.records.result import Result
-from trainfast_runner.records.run_file import Clock, Event, RunFile, WorkerLine
+from trainfast_runner.records.run_file import ClockAnchor, Event, RunFile, WorkerLine
 from trainfast_runner.running.recovery import ranks_of, state_of
 
 PRELUDE = (Path(__file__).parent / "stand_in_training.py").read_text()
@@ -56,7 +56,7 @@ class Run:
                 "python": "/opt/env/bin/python",
                 "cwd": str(self.directory),
                 "boot_id": boot_id(),
-                "clock": Clock(monotonic_ns=time.monotonic_ns(), wall_ns=time.time_ns()),
+                "clock": ClockAnchor(monotonic_ns=time.monotonic_ns(), wall_ns=time.time_ns()),
                 **fields,
             }
         )

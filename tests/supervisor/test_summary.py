@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from trainfast_runner.records.result import Result
-from trainfast_runner.records.run_file import Clock, RunFile
+from trainfast_runner.records.run_file import ClockAnchor, RunFile
 from trainfast_runner.records.run_records import read_records
 from trainfast_runner.results.bottleneck.doubts import doubts
 from trainfast_runner.results.bottleneck.joined_steps import joined_steps
@@ -30,7 +30,7 @@ def write_lines(path: Path, records: list[dict[str, Any]]) -> None:
 
 
 def result_of(directory: Path, **run: Any) -> Result:
-    fields = {"run_id": "r", "preset": "p", "clock": Clock(monotonic_ns=0, wall_ns=7), **run}
+    fields = {"run_id": "r", "preset": "p", "clock": ClockAnchor(monotonic_ns=0, wall_ns=7), **run}
     (directory / "run.json").write_bytes(msgspec.json.encode(RunFile(**fields)))
     return summarise(directory, read_records(directory), Verdict("finished", ""), 60 * S)
 
@@ -307,7 +307,7 @@ def test_no_records_are_too_broken_for_a_result(
         files = {"steps": steps, "steps.rank1": rank1, "worker": worker, "events": events, "telemetry": ticks}
         for stem, lines in files.items():
             (directory / f"{stem}.jsonl").write_bytes(b"\n".join(lines))
-        run = RunFile(run_id="r", preset="p", watch_uuids=["u"], clock=Clock(monotonic_ns=0, wall_ns=0))
+        run = RunFile(run_id="r", preset="p", watch_uuids=["u"], clock=ClockAnchor(monotonic_ns=0, wall_ns=0))
         (directory / "run.json").write_bytes(msgspec.json.encode(run))
         result = settle(directory)
         assert result is not None

@@ -12,7 +12,7 @@ import pytest
 
 from trainfast_runner.machine.processes.identity import Unended
 from trainfast_runner.records.home import goes_on
-from trainfast_runner.records.run_file import Clock, RunFile, WorkerLine
+from trainfast_runner.records.run_file import ClockAnchor, RunFile, WorkerLine
 from trainfast_runner.records.run_records import DeviceSample, RunRecords
 from trainfast_runner.running.ending import did_not_end
 
@@ -96,7 +96,7 @@ def test_the_reason_names_pid_state_and_gpu() -> None:
     run = RunFile(
         run_id="r",
         preset="p",
-        clock=Clock(monotonic_ns=0, wall_ns=0),
+        clock=ClockAnchor(monotonic_ns=0, wall_ns=0),
         world_size=2,
         device="cuda",
         device_uuids=["GPU-a", "GPU-b"],

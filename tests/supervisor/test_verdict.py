@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from trainfast_runner.records.run_file import Clock, RunFile, WorkerLine
+from trainfast_runner.records.run_file import ClockAnchor, RunFile, WorkerLine
 from trainfast_runner.results.verdict import Evidence, judge, one_line
 
-RUN = RunFile(run_id="r", preset="p", world_size=2, clock=Clock(monotonic_ns=0, wall_ns=0))
+RUN = RunFile(run_id="r", preset="p", world_size=2, clock=ClockAnchor(monotonic_ns=0, wall_ns=0))
 TORCHRUN_REPORT = """
 torch.distributed.elastic.multiprocessing.errors.ChildFailedError:
 ============================================================

@@ -14,7 +14,7 @@ from trainfast_runner.records.result import (
     Cpu,
     Diagnosis,
     Losses,
-    Memory,
+    MemoryFigures,
     Result,
     RunError,
     Spread,
@@ -22,7 +22,7 @@ from trainfast_runner.records.result import (
     StepTime,
     Throughput,
 )
-from trainfast_runner.records.run_file import Actual, Clock, Event, RunFile, Step, WorkerLine
+from trainfast_runner.records.run_file import Actual, ClockAnchor, Event, RunFile, Step, WorkerLine
 from trainfast_runner.records.tick import DeviceReading, HostReading, RunReading, Tick
 from trainfast_runner.settings.knobs import defaults
 
@@ -214,7 +214,7 @@ def a_run(
         role=role,
         predicted=None if predicted_bytes is None else {"total_bytes": predicted_bytes},
         boot_id="",
-        clock=Clock(monotonic_ns=START_NS, wall_ns=WALL_NS),
+        clock=ClockAnchor(monotonic_ns=START_NS, wall_ns=WALL_NS),
     )
     (directory / "run.json").write_bytes(msgspec.json.encode(run))
     (directory / "alive.lock").touch(mode=0o600)
@@ -298,7 +298,7 @@ def a_result(
         )
         if middle
         else StepTime(),
-        memory=Memory(
+        memory=MemoryFigures(
             peak_allocated_bytes=steps[-1].peak_allocated_bytes if steps else None,
             peak_reserved_bytes=steps[-1].peak_reserved_bytes if steps else None,
             predicted_bytes=(run.predicted or {}).get("total_bytes"),

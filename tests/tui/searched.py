@@ -11,7 +11,7 @@ from still import StillApp, a_snapshot, screen_text
 from textual.pilot import Pilot
 
 from trainfast_runner.records.home import Home
-from trainfast_runner.records.run_file import Clock
+from trainfast_runner.records.run_file import ClockAnchor
 from trainfast_runner.search.fit import Fit, PhaseLine
 from trainfast_runner.search.journal import (
     Answer,
@@ -89,7 +89,7 @@ def asked(**changes: Any) -> Asked:
         "knobs": knobs,
         "limits_bytes": [GIB],
         "limit_words": "memory_limit",
-        "clock": Clock(monotonic_ns=START_NS, wall_ns=WALL_NS),
+        "clock": ClockAnchor(monotonic_ns=START_NS, wall_ns=WALL_NS),
     }
     return Asked(**{**fields, **changes})
 

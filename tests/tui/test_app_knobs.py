@@ -17,7 +17,7 @@ from textual.pilot import Pilot
 from trainfast_runner.errors import UserError
 from trainfast_runner.machine.devices import Machine
 from trainfast_runner.records.home import Home, read_run_file
-from trainfast_runner.records.run_file import Clock, RunFile
+from trainfast_runner.records.run_file import ClockAnchor, RunFile
 from trainfast_runner.search.advice.advisor import Measured, Situation
 from trainfast_runner.search.advice.situation import gather
 from trainfast_runner.settings.knob_values import Choice
@@ -30,7 +30,7 @@ from trainfast_tui.widgets.knob_panel import KnobPanel
 
 
 async def test_the_next_run_of_an_old_record_that_says_nothing_of_its_data(home: Home) -> None:
-    old = RunFile(run_id="20250101-000000-old-0000", preset="tiny-llama", clock=Clock(monotonic_ns=0, wall_ns=0))
+    old = RunFile(run_id="20250101-000000-old-0000", preset="tiny-llama", clock=ClockAnchor(monotonic_ns=0, wall_ns=0))
     spec = of_run(old, home).spec
     assert spec.data == {"kind": "text", "objective": "causal-lm"}
     assert gather(spec, Machine(device="cpu", gpus=(), nvml_gpus=(), cores=2), home).measured == ()

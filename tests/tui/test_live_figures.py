@@ -12,7 +12,7 @@ from still import own_supervisor
 
 from trainfast_runner.machine.processes.identity import boot_id
 from trainfast_runner.records.home import Home
-from trainfast_runner.records.run_file import Clock, Event, RunFile, Step
+from trainfast_runner.records.run_file import ClockAnchor, Event, RunFile, Step
 from trainfast_runner.running.follower import Follower, RunSnapshot
 from trainfast_runner.settings.knobs import defaults
 from trainfast_tui.cli.progress import so_far, status_line
@@ -38,7 +38,7 @@ def live(home: Home, hold: Callable[[Path], None]) -> Callable[[int, int], RunSn
             world_size=2,
             knobs={**defaults(), "strategy": "ddp", "steps": 40},
             boot_id=boot_id(),
-            clock=Clock(monotonic_ns=START_NS, wall_ns=S),
+            clock=ClockAnchor(monotonic_ns=START_NS, wall_ns=S),
         )
         (directory / "run.json").write_bytes(msgspec.json.encode(run))
         hold(directory)

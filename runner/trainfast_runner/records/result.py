@@ -78,7 +78,7 @@ class Flops(msgspec.Struct, frozen=True, kw_only=True):
     of_measured_peak: float | None = None
 
 
-class Memory(msgspec.Struct, frozen=True, kw_only=True):
+class MemoryFigures(msgspec.Struct, frozen=True, kw_only=True):
     """Bytes: the worst rank's allocator peaks, and the device's own figure.
 
     A CPU's peaks are those of its strict warm-up steps; `not_measured_because` says why there are none.
@@ -307,7 +307,7 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
     throughput: Throughput = Throughput()
     step_ms: StepTime = StepTime()
     flops: Flops = Flops()
-    memory: Memory = Memory()
+    memory: MemoryFigures = MemoryFigures()
     cpu: Cpu | None = None
     """None for a run on GPUs, and in results of versions before this field."""
     energy: Energy = Energy()

@@ -43,7 +43,7 @@ EXIT_CODES = {
 }
 
 
-class Clock(msgspec.Struct, frozen=True, kw_only=True):
+class ClockAnchor(msgspec.Struct, frozen=True, kw_only=True):
     """One instant on both clocks: `monotonic_ns` of this boot, `wall_ns` since the epoch."""
 
     monotonic_ns: int
@@ -102,7 +102,7 @@ class RunFile(RecordedSpec, frozen=True, kw_only=True):
     cwd: str = ""
     git_commit: str | None = None
     boot_id: str = ""
-    clock: Clock
+    clock: ClockAnchor
     cache_dir: str = ""
     used_before_bytes: dict[str, int] = {}
     start_temperature_c: float | None = None

@@ -19,7 +19,7 @@ from trainfast_runner.records.result import (
     Flops,
     Losses,
     LossScaling,
-    Memory,
+    MemoryFigures,
     Result,
     Spread,
     StepCount,
@@ -32,7 +32,7 @@ from trainfast_runner.results.asked_and_ran import as_fields, what_ran
 from trainfast_runner.results.bottleneck.absences import absences
 from trainfast_runner.results.bottleneck.device_window import energy, hottest_c, throttle, window_of
 from trainfast_runner.results.bottleneck.figures import others_cpu_percent
-from trainfast_runner.results.bottleneck.measured_window import Stretch, stretch_of
+from trainfast_runner.results.bottleneck.measured_window import MeasuredWindow, measured_window_of
 from trainfast_runner.results.bottleneck.steady_state import steady_state
 from trainfast_runner.results.bottleneck.step_conditions import join_of
 from trainfast_runner.results.bottleneck.verdicts import can_tell, diagnose
@@ -61,7 +61,7 @@ def summarise(directory: Path, records: RunRecords, verdict: Verdict, ended_ns: 
         samples *= totals.taken / len(measured)
     join = join_of(records.devices, run.watch_uuids if run else [], 1.0)
     devices = join.window(window.begin_ns, window.end_ns) if window else []
-    stretch = stretch_of(records, devices, window) if window and run else None
+    measured_window = measured_window_of(records, devices, window) if window and run else None
     watched = [records.devices.get(device.uuid or "", []) for device in devices]
     return msgspec.structs.replace(
         without_figures(directory, records, verdict, ended_ns),
@@ -78,10 +78,10 @@ def summarise(directory: Path, records: RunRecords, verdict: Verdict, ended_ns: 
         throttle=throttle(devices, window, totals.taken, run.device_uuids if run else ()),
         compile=compile_cost(records, directory),
         precision=_loss_scaling(records),
-        diagnosis=diagnose(stretch) if stretch else [],
-        diagnosed=stretch is not None and can_tell(stretch),
+        diagnosis=diagnose(measured_window) if measured_window else [],
+        diagnosed=measured_window is not None and can_tell(measured_window),
         oom=explanation_of(records, verdict.reason, verdict.error) if verdict.state == "oom" else None,
-        conditions=_conditions(records, measured, stretch, hottest_c(devices)),
+        conditions=_conditions(records, measured, measured_window, hottest_c(devices)),
     )
 
 
@@ -247,14 +247,14 @@ def _measured_ceiling(run: RunFile, precision: str) -> float | None:
     return reached / max(1, run.world_size) if run.device == "cpu" else float(reached)
 
 
-def _memory(records: RunRecords) -> Memory:
+def _memory(records: RunRecords) -> MemoryFigures:
     """Peaks of the worst rank, warm-up steps included; of a CPU run these alone have any."""
     totals = [records.totals(rank) for rank in records.steps]
 
     def worst(values: Iterable[int | None]) -> int | None:
         return max((value for value in values if value is not None), default=None)
 
-    return Memory(
+    return MemoryFigures(
         peak_allocated_bytes=worst(rank.peak_allocated_bytes for rank in totals),
         peak_reserved_bytes=worst(rank.peak_reserved_bytes for rank in totals),
         device_peak_used_bytes=records.peak_used_bytes(records.run.device_uuids if records.run else ()),
@@ -275,7 +275,7 @@ def _loss_scaling(records: RunRecords) -> LossScaling | None:
 
 
 def _conditions(
-    records: RunRecords, measured: list[Step], stretch: Stretch | None, measured_from_c: float | None
+    records: RunRecords, measured: list[Step], measured_window: MeasuredWindow | None, measured_from_c: float | None
 ) -> Conditions:
     run = records.run
     if run is None:
@@ -283,7 +283,7 @@ def _conditions(
     first = [samples[0][1].temperature_c for uuid in run.watch_uuids if (samples := records.devices.get(uuid))]
     seen = max((temperature for temperature in first if temperature is not None), default=None)
     lost = any(event.kind == "gpu_lost" for event in records.events)
-    foreign = _foreign(run, records, stretch)
+    foreign = _foreign(run, records, measured_window)
     steady = steady_state(
         [(step.step, step.t_ns, step.step_ms) for step in measured],
         [
@@ -303,7 +303,7 @@ def _conditions(
         start_temperature_c=run.start_temperature_c if run.start_temperature_c is not None else seen,
         measured_from_temperature_c=measured_from_c,
         foreign_processes=foreign,
-        others_cpu_percent=None if stretch is None else others_cpu_percent(stretch),
+        others_cpu_percent=None if measured_window is None else others_cpu_percent(measured_window),
         driver=run.versions.get("driver"),
         clean=run.clean and not foreign and not lost,
         started_clean=run.clean,
@@ -314,15 +314,15 @@ def _conditions(
     )
 
 
-def _foreign(run: RunFile, records: RunRecords, stretch: Stretch | None) -> list[dict[str, Any]]:
+def _foreign(run: RunFile, records: RunRecords, measured_window: MeasuredWindow | None) -> list[dict[str, Any]]:
     """Those that were there when the run began, and those that came while the measured steps ran.
 
     They are those of its own GPUs, of a run on the CPU those of the GPUs that are joined to it.
     """
-    if stretch is None:
+    if measured_window is None:
         return run.foreign_processes
     ours = {sample.index for uuid in run.gpu_uuids for _, sample in records.devices.get(uuid, ())[:1]}
-    return [dataclasses.asdict(process) for process in stretch.foreign if process.device in ours or not ours]
+    return [dataclasses.asdict(process) for process in measured_window.foreign if process.device in ours or not ours]
 
 
 def _synthetic(worker: dict[int, list[WorkerLine]]) -> bool | None:

@@ -38,7 +38,7 @@ from trainfast_runner.records.home import (
     shared_lock,
 )
 from trainfast_runner.records.json_lines import write_atomically
-from trainfast_runner.records.run_file import Clock, RunFile
+from trainfast_runner.records.run_file import ClockAnchor, RunFile
 from trainfast_runner.records.tick import DeviceReading, is_instance
 from trainfast_runner.running.planning import RunPlan
 from trainfast_runner.running.recovery import live_runs
@@ -143,7 +143,7 @@ def _run_file(plan: RunPlan, home: Home, run_id: str, directory: Path, clean: bo
         cwd=training_python.working_directory(),
         git_commit=_git_commit(),
         boot_id=boot_id(),
-        clock=Clock(monotonic_ns=time.monotonic_ns(), wall_ns=time.time_ns()),
+        clock=ClockAnchor(monotonic_ns=time.monotonic_ns(), wall_ns=time.time_ns()),
         cache_dir=str(cache_directory()),
         start_temperature_c=max(temperatures, default=None),
         foreign_processes=_foreign_processes(plan.gpus or plan.watched),

@@ -29,7 +29,7 @@ OWN_NAME = re.compile(r"\d{8}-\d{6}-.+-[0-9a-f]{4}")
 
 
 @dataclass(frozen=True)
-class Plan:
+class PrunePlan:
     """The entries to delete: runs and searches by id with their bytes, cache entries, locks. `live` ones stay."""
 
     runs: dict[str, int]
@@ -59,7 +59,7 @@ def seconds_of(age: str) -> float:
     raise UserError(f"--older-than {age}: not an age", key="--older-than", allowed=["12h", "30d", "2w"], nearest=near)
 
 
-def plan(home: Home, cache: Path, keep: int | None, older_than_s: float | None) -> Plan:
+def plan(home: Home, cache: Path, keep: int | None, older_than_s: float | None) -> PrunePlan:
     """Plan to delete what is neither of the newest `keep` listed runs nor younger than `older_than_s`.
 
     No run and no search is planned without either limit. A search and its runs stay while it is conducted, and a
@@ -92,10 +92,10 @@ def plan(home: Home, cache: Path, keep: int | None, older_than_s: float | None) 
     unused_s = CACHE_UNUSED_S if older_than_s is None else older_than_s
     found = cache_entries.unneeded(cache, unused_s, now_s, is_training=is_training)
     locks = [one for one in found if one.path.suffix == ".lock"]
-    return Plan(runs, searches, [one for one in found if one not in locks], locks, live)
+    return PrunePlan(runs, searches, [one for one in found if one not in locks], locks, live)
 
 
-def carry_out(home: Home, found: Plan) -> dict[str, int]:
+def carry_out(home: Home, found: PrunePlan) -> dict[str, int]:
     """Delete what the plan names; what stayed, by name, with the bytes it still takes.
 
     A run or a search stays that came alive meanwhile, and whatever cannot be deleted.

@@ -39,7 +39,7 @@ class Ranks:
         """Ranks that ended without a word, in the order seen."""
         self.in_training = False
         """Whether any rank has begun to train."""
-        self._ranks = [_Rank(directory, rank, on_trouble) for rank in range(world_size)]
+        self._ranks = [_FollowedRank(directory, rank, on_trouble) for rank in range(world_size)]
         self._direct_pid = direct_pid
         self._first_steps = Tail(rank_file(directory, "steps", 0), Step, window_bytes=1 << 16)
 
@@ -84,7 +84,7 @@ class Ranks:
             rank.forget()
 
 
-class _Rank:
+class _FollowedRank:
     """One rank: its records so far, and a descriptor of its process while that runs."""
 
     def __init__(self, directory: Path, number: int, on_trouble: Callable[[int, str], None] | None) -> None:

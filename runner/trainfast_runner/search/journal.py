@@ -15,7 +15,7 @@ from pathlib import Path
 import msgspec
 
 from trainfast_runner.records.json_lines import Appender, read_all
-from trainfast_runner.records.run_file import SCHEMA, Clock, RecordedSpec
+from trainfast_runner.records.run_file import SCHEMA, ClockAnchor, RecordedSpec
 from trainfast_runner.records.search_directories import JOURNAL_FILE
 from trainfast_runner.search.fit import Fit
 
@@ -47,7 +47,7 @@ class Asked(RecordedSpec, frozen=True, kw_only=True, tag_field="kind", tag="aske
     world_size: int = 1
     limits_bytes: list[int] = []
     limit_words: str = ""
-    clock: Clock
+    clock: ClockAnchor
 
 
 class Conducted(Line, frozen=True, kw_only=True, tag="conducted"):

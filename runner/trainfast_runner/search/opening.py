@@ -9,7 +9,7 @@ from pathlib import Path
 
 from trainfast_runner.errors import UserError
 from trainfast_runner.records.home import Home
-from trainfast_runner.records.run_file import Clock
+from trainfast_runner.records.run_file import ClockAnchor
 from trainfast_runner.running.planning import RunPlan
 from trainfast_runner.search.cool_down import check_coolable
 from trainfast_runner.search.journal import Asked, Journal
@@ -80,7 +80,7 @@ def open_search(plan: RunPlan, home: Home, options: Options) -> Path:
             world_size=plan.world_size,
             limits_bytes=list(limits.by_rank),
             limit_words=limits.words,
-            clock=Clock(monotonic_ns=time.monotonic_ns(), wall_ns=time.time_ns()),
+            clock=ClockAnchor(monotonic_ns=time.monotonic_ns(), wall_ns=time.time_ns()),
         )
     )
     journal.close()

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from trainfast_runner.running.pruning import Plan
+    from trainfast_runner.running.pruning import PrunePlan
 
 SHOWN = 12
 """Runs and searches that are named; of more the rest is counted."""
@@ -57,11 +57,11 @@ def run(arguments: argparse.Namespace) -> int:
     return 4 if left else 0
 
 
-def _freed_bytes(found: Plan, left: dict[str, int]) -> int:
+def _freed_bytes(found: PrunePlan, left: dict[str, int]) -> int:
     return max(0, found.total_bytes - sum(left.values()))
 
 
-def _agreed(found: Plan) -> bool:
+def _agreed(found: PrunePlan) -> bool:
     """What the person at the terminal says. Raises UserError where there is none."""
     import sys
 
@@ -76,7 +76,7 @@ def _agreed(found: Plan) -> bool:
     return sys.stdin.readline().strip().lower() in ("y", "yes")
 
 
-def _lines(found: Plan) -> Iterator[str]:
+def _lines(found: PrunePlan) -> Iterator[str]:
     from trainfast_tui.text.format import count, size
 
     for noun, entries in (("run", found.runs), ("search", found.searches)):
@@ -98,7 +98,7 @@ def _lines(found: Plan) -> Iterator[str]:
     yield f"to delete: {'; '.join(parts)}" if parts else "nothing to delete"
 
 
-def _as_json(found: Plan, *, deleted: bool, left: dict[str, int]) -> dict[str, object]:
+def _as_json(found: PrunePlan, *, deleted: bool, left: dict[str, int]) -> dict[str, object]:
     from trainfast_runner.records.run_file import SCHEMA
 
     return {

@@ -52,7 +52,7 @@ class ProcessRow:
 
 
 @dataclass(slots=True)
-class _Known:
+class _Sighting:
     """What does not change of a process, and its processor time when it was last looked at."""
 
     owner: str | None
@@ -66,7 +66,7 @@ class ProcessList:
 
     def __init__(self, *, pids_are_ours: bool | None = None) -> None:
         self._pids_are_ours = sees_host_pids() if pids_are_ours is None else pids_are_ours
-        self._known: dict[Identity, _Known] = {}
+        self._known: dict[Identity, _Sighting] = {}
         self._rows: dict[int, ProcessRow] = {}
         self._next_scan_s = 0.0
         self._looked_for: frozenset[int] = frozenset()
@@ -96,7 +96,7 @@ class ProcessList:
     def _scan(self, wanted: frozenset[int]) -> None:
         now_s = time.clock_gettime(time.CLOCK_BOOTTIME)
         rows: dict[int, ProcessRow] = {}
-        known: dict[Identity, _Known] = {}
+        known: dict[Identity, _Sighting] = {}
         for name in os.listdir("/proc"):
             if not name.isdecimal() or (stat := _running(pid := int(name))) is None:
                 continue
@@ -109,7 +109,7 @@ class ProcessList:
                 cpu_percent = 100 * (stat.cpu_ticks - before.cpu_ticks) * _TICK_S / (now_s - before.looked_s)
             rss_bytes = stat.rss_pages * _PAGE_BYTES
             is_listed = pid in wanted or rss_bytes >= LEAST_RSS_BYTES or (cpu_percent or 0) >= LEAST_CPU_PERCENT
-            one = known[identity] = before or _Known(None, False, 0, 0.0)
+            one = known[identity] = before or _Sighting(None, False, 0, 0.0)
             one.cpu_ticks, one.looked_s = stat.cpu_ticks, now_s
             if not is_listed:
                 continue

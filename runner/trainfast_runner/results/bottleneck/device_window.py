@@ -106,7 +106,7 @@ def _row(device: DeviceConditions, window: Window, steps: int) -> dict[str, Any]
 
 
 def hottest_c(devices: Sequence[DeviceConditions]) -> float | None:
-    """The highest temperature at the start of the stretch, in degrees Celsius."""
+    """The highest temperature at the start of the window, in degrees Celsius."""
     return _worst(device.temperature_c for device in devices)
 
 

@@ -1,4 +1,4 @@
-"""The figures that the diagnosis rules look at, from the records of a stretch of a run. Unknown ones are None."""
+"""Figures for the diagnosis rules, from the records of one window of a run. Unknown figures are None."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from trainfast_runner.machine.telemetry.throttle_causes import CAUSES
 from trainfast_runner.records.run_file import RunFile
 from trainfast_runner.results.bottleneck.device_track import DeviceConditions
 from trainfast_runner.results.bottleneck.device_window import window_of
-from trainfast_runner.results.bottleneck.measured_window import Stretch
+from trainfast_runner.results.bottleneck.measured_window import MeasuredWindow
 from trainfast_runner.results.bottleneck.rules import ALL_CORES_BUSY_PERCENT, Figure, Scope
 
 T = TypeVar("T")
@@ -30,33 +30,33 @@ def figure_text(value: float) -> str:
     return f"{value:,.0f}" if abs(value) >= 99.95 else f"{value:.3g}"
 
 
-def figures_by_scope(stretch: Stretch) -> dict[Scope, list[Figures]]:
+def figures_by_scope(window: MeasuredWindow) -> dict[Scope, list[Figures]]:
     """One set of figures for the run, one for each device, one for each rank; each holds those of the run too."""
-    run = _run(stretch) | _host(stretch)
+    run = _run(window) | _host(window)
     run |= _taken_by_others(run)
-    devices = [run | figures for figures in _devices(stretch, run)]
-    return {"run": [run], "device": devices, "rank": [run | figures for figures in _ranks(stretch)]}
+    devices = [run | figures for figures in _devices(window, run)]
+    return {"run": [run], "device": devices, "rank": [run | figures for figures in _ranks(window)]}
 
 
-def _run(stretch: Stretch) -> Figures:
-    steps, knobs = stretch.first_rank, stretch.run.knobs
+def _run(window: MeasuredWindow) -> Figures:
+    steps, knobs = window.first_rank, window.run.knobs
     step_ms = _mean(step.step_ms for step in steps)
     phases = {f"{name}_ms": _mean(getattr(step, f"{name}_ms") for step in steps) for name in ("data", "forward")}
     phases["backward_ms"] = _mean(step.backward_ms for step in steps)
-    utilization = _lowest_utilization(stretch)
+    utilization = _lowest_utilization(window)
     data_percent = _percent(phases["data_ms"], step_ms)
     found: Figures = {
         "steps": len(steps),
         "step_ms": step_ms,
         **phases,
         "data_percent": data_percent,
-        "device": stretch.run.device,
-        "wait_policy": (stretch.run.threads or {}).get("wait"),
-        "world_size": stretch.run.world_size,
+        "device": window.run.device,
+        "wait_policy": (window.run.threads or {}).get("wait"),
+        "world_size": window.run.world_size,
         **{name: _plain(knobs.get(name)) for name in ("strategy", "precision", "batch_size", "compile", "p2p")},
         "more_accum": 2 * _whole(knobs.get("grad_accum"), 1),
-        "tokens_per_micro_batch": _tokens(stretch),
-        "alloc_retries": _retries(stretch),
+        "tokens_per_micro_batch": _tokens(window),
+        "alloc_retries": _retries(window),
         "peak_reserved_bytes": max(
             (step.peak_reserved_bytes for step in steps if step.peak_reserved_bytes is not None), default=None
         ),
@@ -64,7 +64,7 @@ def _run(stretch: Stretch) -> Figures:
         "gpu_idle_percent": None if utilization is None else 100 - utilization,
         **_idle(utilization, data_percent, step_ms),
     }
-    return found | _loading(stretch) | _exchange(stretch, phases, step_ms)
+    return found | _loading(window) | _exchange(window, phases, step_ms)
 
 
 def _idle(utilization: float | None, data_percent: float | None, step_ms: float | None) -> Figures:
@@ -75,9 +75,9 @@ def _idle(utilization: float | None, data_percent: float | None, step_ms: float 
     return {"unexplained_idle_percent": percent, "unexplained_idle_ms": percent / 100 * step_ms}
 
 
-def _loading(stretch: Stretch) -> Figures:
-    cores = _last(host.cpu_count for host in stretch.hosts)
-    workers = _whole(stretch.run.knobs.get("workers"), 0)
+def _loading(window: MeasuredWindow) -> Figures:
+    cores = _last(host.cpu_count for host in window.hosts)
+    workers = _whole(window.run.knobs.get("workers"), 0)
     return {
         "workers": workers,
         "cores": cores,
@@ -86,14 +86,14 @@ def _loading(stretch: Stretch) -> Figures:
     }
 
 
-def _exchange(stretch: Stretch, phases: Mapping[str, float | None], step_ms: float | None) -> Figures:
+def _exchange(window: MeasuredWindow, phases: Mapping[str, float | None], step_ms: float | None) -> Figures:
     forward, backward = phases["forward_ms"], phases["backward_ms"]
-    recomputes = stretch.run.knobs.get("checkpointing") == "full"
+    recomputes = window.run.knobs.get("checkpointing") == "full"
     times = BACKWARD_OVER_FORWARD_RECOMPUTED if recomputes else BACKWARD_OVER_FORWARD
-    on_gpus = stretch.run.device == "cuda"
-    link = stretch.run.link if on_gpus else "shared memory"
+    on_gpus = window.run.device == "cuda"
+    link = window.run.link if on_gpus else "shared memory"
     advice = "a larger batch_size computes more for each exchange"
-    if on_gpus and stretch.run.knobs.get("p2p") == "off":
+    if on_gpus and window.run.knobs.get("p2p") == "off":
         advice = "p2p=on lets the GPUs reach each other directly"
     elif link is not None and not link.startswith("NV") and on_gpus:
         advice = f"the slowest link among these GPUs is {link}: ddp or pp send the least"
@@ -111,15 +111,15 @@ def _exchange(stretch: Stretch, phases: Mapping[str, float | None], step_ms: flo
     }
 
 
-def others_cpu_percent(stretch: Stretch) -> float | None:
+def others_cpu_percent(window: MeasuredWindow) -> float | None:
     """The share of all cores that processes other than the run's took, the mean."""
-    share = _host(stretch)["others_cpu_percent"]
+    share = _host(window)["others_cpu_percent"]
     return share if isinstance(share, float) else None
 
 
-def _host(stretch: Stretch) -> Figures:
+def _host(window: MeasuredWindow) -> Figures:
     """How busy the host was, with what of it was the run's own, and its memory."""
-    hosts = stretch.hosts
+    hosts = window.hosts
     cores = _last(host.cpu_count for host in hosts)
     busy = _mean(host.cpu_percent for host in hosts)
     own = _mean(host.run.cpu_percent for host in hosts if host.run is not None)
@@ -157,30 +157,30 @@ def _working_ms(run: Figures) -> float | None:
     return None if not isinstance(step, float) else step - (data if isinstance(data, float) else 0.0)
 
 
-def _devices(stretch: Stretch, run: Figures) -> list[Figures]:
-    used = [device for device in stretch.devices if device.uuid in stretch.run.gpu_uuids]
+def _devices(window: MeasuredWindow, run: Figures) -> list[Figures]:
+    used = [device for device in window.devices if device.uuid in window.run.gpu_uuids]
     clocks = [device.sm_clock_mhz for device in used if device.sm_clock_mhz]
-    return [_device(stretch, device, max(clocks, default=None), run) for device in stretch.devices]
+    return [_device(window, device, max(clocks, default=None), run) for device in window.devices]
 
 
-def _device(stretch: Stretch, device: DeviceConditions, fastest: float | None, run: Figures) -> Figures:
-    samples, averaged = stretch.samples.get(device.uuid or "", ()), stretch.averaged(device.uuid or "")
+def _device(window: MeasuredWindow, device: DeviceConditions, fastest: float | None, run: Figures) -> Figures:
+    samples, averaged = window.samples.get(device.uuid or "", ()), window.averaged(device.uuid or "")
     hottest = max((sample.temperature_c for sample in samples if sample.temperature_c is not None), default=None)
     limit = _last(slows_down_at_c(sample) for sample in samples)
     width, widest = _last(sample.pcie_width for sample in samples), _last(sample.pcie_width_max for sample in samples)
-    foreign = [process for process in stretch.foreign if process.device == device.index]
+    foreign = [process for process in window.foreign if process.device == device.index]
     memory = [process.memory_used_bytes for process in foreign if process.memory_used_bytes is not None]
     clock = device.sm_clock_mhz
     behind = None if clock is None or not fastest else 1 - clock / fastest
-    working = _working_ms(run) if _meet_on_gpus(stretch.run) else None
-    trains = device.uuid in stretch.run.device_uuids
+    working = _working_ms(run) if _meet_on_gpus(window.run) else None
+    trains = device.uuid in window.run.device_uuids
     return {
         "index": device.index,
         "gpu": f"GPU {device.index}" if trains else f"watched GPU {device.index}",
-        "shared_words": "shared with" if stretch.run.device_uuids else "used by",
-        "waited_for_words": ": ranks that meet in every step wait for it" if _meet_on_gpus(stretch.run) else "",
-        "used": int(device.uuid in stretch.run.gpu_uuids),
-        **_throttling(device, stretch, run, trains=trains),
+        "shared_words": "shared with" if window.run.device_uuids else "used by",
+        "waited_for_words": ": ranks that meet in every step wait for it" if _meet_on_gpus(window.run) else "",
+        "used": int(device.uuid in window.run.gpu_uuids),
+        **_throttling(device, window, run, trains=trains),
         "temperature_c": hottest,
         "slows_down_at_c": limit,
         "degrees_over_c": None if hottest is None or limit is None or hottest < limit else hottest - limit,
@@ -211,16 +211,16 @@ def _meet_on_gpus(run: RunFile) -> bool:
     return run.world_size > 1 and len(run.device_uuids) > 1
 
 
-def _throttling(device: DeviceConditions, stretch: Stretch, run: Figures, *, trains: bool) -> Figures:
+def _throttling(device: DeviceConditions, window: MeasuredWindow, run: Figures, *, trains: bool) -> Figures:
     """Of each cause milliseconds a step, percent of the time, and what of a step was lost to it.
 
     Pauses between steps are as throttled as the steps. What waited for data could not be lost to a slow clock. Without
     clocks all of the throttled time counts as lost. A run loses nothing to a GPU that it only watches.
     """
-    window, step_ms, working = window_of(stretch.first_rank), run["step_ms"], _working_ms(run)
+    span, step_ms, working = window_of(window.first_rank), run["step_ms"], _working_ms(run)
     steps_share = None
-    if window is not None and isinstance(step_ms, float):
-        steps_share = step_ms / window.ms
+    if span is not None and isinstance(step_ms, float):
+        steps_share = step_ms / span.ms
     found: Figures = {}
     for cause in CAUSES:
         throttled, lost = (
@@ -273,10 +273,10 @@ def _cooling_advice(hottest: float | None, limit: float | None) -> str:
     return "cooling: more air, a free slot beside the card, a lower power limit; the clocks come back by themselves"
 
 
-def _ranks(stretch: Stretch) -> list[Figures]:
+def _ranks(window: MeasuredWindow) -> list[Figures]:
     forwards = {
         rank: {step.step: step.forward_ms for step in steps if step.forward_ms is not None}
-        for rank, steps in stretch.steps.items()
+        for rank, steps in window.steps.items()
     }
     common = set.intersection(*map(set, forwards.values())) if len(forwards) > 1 else set()
     if not common:
@@ -298,25 +298,25 @@ def _ranks(stretch: Stretch) -> list[Figures]:
     ]
 
 
-def _lowest_utilization(stretch: Stretch) -> float | None:
+def _lowest_utilization(window: MeasuredWindow) -> float | None:
     """Of the run's own GPUs the one with least to do."""
-    means = [_mean(s.gpu_utilization_percent for s in stretch.averaged(u)) for u in stretch.run.device_uuids]
+    means = [_mean(s.gpu_utilization_percent for s in window.averaged(u)) for u in window.run.device_uuids]
     return min((mean for mean in means if mean is not None), default=None)
 
 
-def _retries(stretch: Stretch) -> int | None:
+def _retries(window: MeasuredWindow) -> int | None:
     """Allocator retries of the worst rank between the first and the last of these steps; each counts from its start."""
     grown = []
-    for steps in stretch.steps.values():
+    for steps in window.steps.values():
         counts = [step.alloc_retries for step in steps if step.alloc_retries is not None]
         if counts:
             grown.append(counts[-1] - counts[0])
     return max(grown, default=None)
 
 
-def _tokens(stretch: Stretch) -> float | None:
+def _tokens(window: MeasuredWindow) -> float | None:
     """Tokens that go through the model at once on one rank, the mean of the steps: samples may vary in length."""
-    steps, knobs = stretch.first_rank, stretch.run.knobs
+    steps, knobs = window.first_rank, window.run.knobs
     parts = _whole(knobs.get("grad_accum"), 1)
     if "pp" in str(knobs.get("strategy")):
         parts *= _whole(knobs.get("micro_batches"), 1)

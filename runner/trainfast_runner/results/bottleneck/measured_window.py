@@ -1,4 +1,4 @@
-"""The part of a run that a diagnosis is about: measured steps, and what devices, host and others did meanwhile."""
+"""The window of a run that a diagnosis is about: measured steps, and the readings of devices and host meanwhile."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from trainfast_runner.results.bottleneck.device_window import Window
 T = TypeVar("T")
 
 AVERAGED_NS = 1_000_000_000
-"""How far back a reading of utilization or power may reach: the driver averages the one over a sixth of a second to a
-whole one, by the product (nvmlUtilization_t in nvml.h), the other over a second."""
+"""How far back a reading may reach: the driver averages utilization over 1/6 to 1 s (nvmlUtilization_t in nvml.h) and
+power over a second."""
 
 
 @dataclass(frozen=True)
 class ForeignProcess:
-    """A process of somebody else on the GPU with this NVML index, and its device memory where that is known."""
+    """A process on the GPU with this NVML index that is not the run's; None when its device memory is unknown."""
 
     device: int
     pid: int
@@ -29,10 +29,10 @@ class ForeignProcess:
 
 
 @dataclass(frozen=True)
-class Stretch:
-    """Measured steps of a run by rank, and what devices and host did meanwhile, samples oldest first and by UUID.
+class MeasuredWindow:
+    """Measured steps of a run by rank, and the readings meanwhile: samples by UUID, oldest first.
 
-    `averages` are those of the samples whose averages reach back to no time before the steps; None where all are.
+    `averages` are the samples that reach back to no time before the steps; None when all samples do not.
     """
 
     run: RunFile
@@ -45,27 +45,27 @@ class Stretch:
 
     @property
     def first_rank(self) -> Sequence[Step]:
-        """The steps of the lowest rank there is."""
+        """The steps of the lowest rank; empty without any."""
         return self.steps[min(self.steps)] if self.steps else ()
 
     def averaged(self, uuid: str) -> Sequence[Seen]:
-        """A device's samples whose utilization and power are those of the steps alone: none of a short stretch."""
+        """A device's samples whose utilization and power are the steps' alone; empty in a short window."""
         return (self.samples if self.averages is None else self.averages).get(uuid, ())
 
     @property
     def measured(self) -> int:
-        """How many steps it has."""
+        """Number of steps."""
         return len(self.first_rank)
 
 
-def stretch_of(records: RunRecords, devices: Sequence[DeviceConditions], window: Window) -> Stretch:
+def measured_window_of(records: RunRecords, devices: Sequence[DeviceConditions], window: Window) -> MeasuredWindow:
     """The measured steps of ended records, in the window that `devices` describe. `records.run` must be known."""
     assert records.run is not None
 
     def within(samples: Iterable[tuple[int, T]], later_ns: int = 0) -> list[T]:
         return [sample for t_ns, sample in samples if window.begin_ns + later_ns <= t_ns <= window.end_ns]
 
-    return Stretch(
+    return MeasuredWindow(
         run=records.run,
         steps={
             rank: measured
@@ -81,7 +81,7 @@ def stretch_of(records: RunRecords, devices: Sequence[DeviceConditions], window:
 
 
 def foreign_processes(run: RunFile, events: Iterable[Event], window: Window) -> list[ForeignProcess]:
-    """Processes of others that used the run's devices in some part of the window, each once."""
+    """Foreign processes that used the run's devices at some time in the window, each once."""
     found: dict[tuple[int, int], ForeignProcess] = {}
     for process in run.foreign_processes:
         pid, device, used = process.get("pid"), process.get("device"), process.get("memory_used_bytes")

@@ -1,4 +1,4 @@
-"""What holds a run back: the rules of `rules` held against the figures of a stretch of it."""
+"""What holds a run back: the rules of `rules` held against the figures of a window of it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 from trainfast_runner.records.result import Diagnosis
 from trainfast_runner.results.bottleneck.figures import figure_text, figures_by_scope
-from trainfast_runner.results.bottleneck.measured_window import Stretch
+from trainfast_runner.results.bottleneck.measured_window import MeasuredWindow
 from trainfast_runner.results.bottleneck.rules import RULES, Figure, Rule
 
 SEVERITIES = ("warning", "info")
@@ -17,11 +17,11 @@ LEAST_STEPS = 3
 """Fewer measured steps than this say nothing."""
 
 
-def diagnose(stretch: Stretch) -> list[Diagnosis]:
+def diagnose(window: MeasuredWindow) -> list[Diagnosis]:
     """All that holds, the costliest first; one finding a rule, that of the device or rank where it weighs most."""
-    if not can_tell(stretch):
+    if not can_tell(window):
         return []
-    scopes = figures_by_scope(stretch)
+    scopes = figures_by_scope(window)
     found: dict[str, Diagnosis] = {}
     for rule in RULES:
         if rule.name not in found:
@@ -44,9 +44,9 @@ def _weight(rule: Rule) -> Callable[[Diagnosis], tuple[float, float]]:
     return weight
 
 
-def can_tell(stretch: Stretch) -> bool:
+def can_tell(window: MeasuredWindow) -> bool:
     """Whether there is enough of it to look at: with less, that nothing was found says nothing."""
-    return stretch.measured >= LEAST_STEPS
+    return window.measured >= LEAST_STEPS
 
 
 class _Sentence(string.Formatter):
