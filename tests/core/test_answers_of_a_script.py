@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from trainfast_runner.errors import UserError
-from trainfast_runner.machine.training_python import GivenUp, ask_each
+from trainfast_runner.machine.worker_scripts import GivenUp, ask_each
 
 ECHO = """
 import json, sys

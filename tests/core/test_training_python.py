@@ -11,7 +11,7 @@ import pytest
 
 from trainfast_runner.errors import UserError
 from trainfast_runner.machine.processes.identity import identify
-from trainfast_runner.machine.training_python import GivenUp, ask, ask_each
+from trainfast_runner.machine.worker_scripts import GivenUp, ask, ask_each
 
 STUBBORN = """
 import os, pathlib, sys, time

@@ -17,7 +17,7 @@ import psutil
 import pytest
 
 from trainfast_runner.errors import UserError
-from trainfast_runner.machine.training_python import GivenUp
+from trainfast_runner.machine.worker_scripts import GivenUp
 from trainfast_runner.memory.tracing import Tracing, trace_model
 from trainfast_runner.memory.warm_tracer import WarmTracer
 from trainfast_runner.settings.spec import RunSpec, resolve

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 import pytest
 from recorded import MIB
 
-from trainfast_runner.machine.training_python import GivenUp
+from trainfast_runner.machine.worker_scripts import GivenUp
 from trainfast_runner.memory import tracing
 from trainfast_runner.memory.corrections import Machine
 from trainfast_runner.memory.prediction import Prediction

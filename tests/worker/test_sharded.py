@@ -14,7 +14,7 @@ import pytest
 import torch
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 
-from trainfast_runner.machine.training_python import WORKER
+from trainfast_runner.machine.worker_scripts import WORKER
 
 Train = Callable[..., Any]
 

@@ -13,7 +13,8 @@ import msgspec
 
 from trainfast_runner.errors import UserError
 from trainfast_runner.machine.devices import look
-from trainfast_runner.machine.training_python import WORKER, find, last_line, torch_build, visible_to
+from trainfast_runner.machine.training_python import find, torch_build, visible_to
+from trainfast_runner.machine.worker_scripts import WORKER, last_line
 from trainfast_runner.records.home import Home
 from trainfast_runner.records.json_lines import write_atomically
 

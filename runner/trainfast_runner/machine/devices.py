@@ -12,7 +12,7 @@ from pathlib import Path
 import msgspec
 
 from trainfast_runner.errors import UserError
-from trainfast_runner.machine import training_python
+from trainfast_runner.machine import training_python, worker_scripts
 from trainfast_runner.machine.cpu.device_names import CPU, asks_for_cpu
 from trainfast_runner.machine.gpus.linked import GpuChoice, choose_count
 from trainfast_runner.machine.gpus.presence import sign_of_a_gpu
@@ -211,7 +211,7 @@ def _with_gpus(machine: Machine, environment: Mapping[str, str], cuda_order: Cal
 
 @functools.lru_cache(maxsize=1)
 def _asked_of_cuda(executable: str, order: str | None) -> training_python.CudaDevices:
-    inherited = training_python.own_environment()
+    inherited = worker_scripts.own_environment()
     everything = {name: value for name, value in inherited.items() if name not in (VARIABLE, ORDER)}
     return training_python.cuda_devices(executable, everything | ({} if order is None else {ORDER: order}))
 

@@ -1,48 +1,24 @@
-"""The Python that trains: ours or the user's own, what it has installed, and what it says a model is."""
+"""The Python that trains, ours or the user's own: its packages, and its answers about a model."""
 
 from __future__ import annotations
 
 import hashlib
 import json
 import os
-import signal
-import subprocess
 import sys
-import threading
-import time
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from tempfile import TemporaryFile
-from typing import IO, Any
+from typing import Any
 
 import msgspec
 
 from trainfast_runner.errors import UserError, nearest
+from trainfast_runner.machine.worker_scripts import WORKER, ask
 from trainfast_runner.records.home import cache_directory
 from trainfast_runner.records.json_lines import write_atomically
 
-WORKER = Path(__file__).parents[1] / "worker"
 NEEDED = ("torch", "transformers", "tokenizers")
-PATIENCE_S = 120
-LOOK_EVERY_S = 0.1
-"""How often it is looked whether an answer is still wanted."""
-ENDED_EVERY_S = 0.01
-"""How often it is looked whether a script has ended."""
-PLACE_IN_A_JOB = frozenset(
-    (
-        *("RANK", "LOCAL_RANK", "GROUP_RANK", "ROLE_RANK", "NODE_RANK", "CROSS_RANK", "MPI_LOCALRANKID"),
-        *("WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_WORLD_SIZE", "ROLE_WORLD_SIZE", "LOCAL_SIZE", "CROSS_SIZE"),
-        *("MPI_LOCALNRANKS", "MASTER_ADDR", "MASTER_PORT", "ROLE_NAME"),
-    )
-)
-PLACE_PREFIXES = (
-    *("PET_", "TORCHELASTIC_", "PMI_", "PMIX_", "OMPI_COMM_WORLD_", "MV2_COMM_WORLD_"),
-    *("ACCELERATE_", "FSDP_"),
-)
-"""torchrun reads PET_* as its own options; `accelerate launch` hands its settings down as ACCELERATE_* and FSDP_*."""
-MOST_PRINTED = 1 << 26
-"""Bytes of a script's output that are read at once; the answer to one request has some hundred kB."""
 FAMILIAR = (
     *("llama", "qwen3", "qwen2", "mistral", "mixtral", "gemma3_text", "phi3", "gpt2", "gpt_neox", "opt", "olmo2"),
     *("bert", "roberta", "distilbert", "deberta-v2", "modernbert", "electra", "albert"),
@@ -161,202 +137,6 @@ def missing_packages(executable: str, missing: Iterable[str]) -> UserError:
         f"{executable} has no {names.replace(' ', ', ')}; install with: {executable} -m pip install {names}",
         key="python",
     )
-
-
-def own_environment() -> dict[str, str]:
-    """The inherited environment without a process's place in somebody else's job.
-
-    A shell inside a torchrun, MPI or accelerate job hands these down; a training of ours would take them for its own.
-    """
-    return {
-        name: value
-        for name, value in os.environ.items()
-        if name not in PLACE_IN_A_JOB and not name.startswith(PLACE_PREFIXES)
-    }
-
-
-def working_directory() -> str:
-    """Where the command was typed; empty, which keeps it all the same, where its name cannot be written down."""
-    try:
-        path = os.getcwd()
-        path.encode()
-    except FileNotFoundError:
-        return "/"  # it has been deleted, and the training's libraries do not load without one
-    except UnicodeEncodeError:
-        return ""
-    return path
-
-
-class GivenUp(UserError):
-    """Whoever asked no longer wants the answer."""
-
-
-def ask(
-    executable: str,
-    script: str,
-    arguments: list[str],
-    given_up: threading.Event | None = None,
-    environment: Mapping[str, str] | None = None,
-) -> dict[str, Any]:
-    """The JSON object that a script of the worker's answers on its last line. Raises UserError.
-
-    When `given_up` is set meanwhile the script is killed, and GivenUp raised. `environment` replaces ours.
-    """
-    stdout, stderr = _printed(executable, [executable, str(WORKER / script), *arguments], given_up, environment)
-    for line in reversed(stdout.splitlines()):
-        try:
-            answer = json.loads(line)
-        except ValueError:
-            continue
-        if isinstance(answer, dict):
-            return answer
-    if arguments and arguments[0] in stderr:
-        # What was given to it came back: whatever it is, it took our request for something else.
-        raise UserError(f"{executable} does not answer as a Python does", key="python")
-    raise UserError(f"{executable} cannot describe the model: {last_line(stderr)}", key="python")
-
-
-def ask_each(
-    executable: str,
-    script: str,
-    arguments: list[str],
-    given_up: threading.Event,
-    environment: Mapping[str, str] | None = None,
-) -> Generator[dict[str, Any]]:
-    """The JSON object that a script answers to each of its arguments, in their order, as soon as it is there.
-
-    `{"imported": true}` may come before the first answer. The script is killed when `given_up` is set, and when the
-    iterator is closed. `environment` replaces ours. Raises UserError where an answer fails to come, GivenUp.
-    """
-    command = [executable, str(WORKER / script), *arguments]
-    # Files, not pipes: the script never waits for us, and a look at what is there never waits for the script.
-    with TemporaryFile() as printed, TemporaryFile() as complaints:
-        process = _start(executable, command, printed, complaints, environment)
-        offset = 0
-
-        def new_answers() -> list[dict[str, Any]] | None:
-            nonlocal offset
-            has_ended = _has_ended(process)
-            lines, end, _ = os.pread(printed.fileno(), MOST_PRINTED, offset).rpartition(b"\n")
-            offset += len(lines) + len(end)
-            if not lines and not has_ended:
-                given_up.wait(LOOK_EVERY_S)
-            return list(json_objects(lines.splitlines())) if lines or not has_ended else None
-
-        try:
-            yield from wait_for_answers(executable, len(arguments), new_answers, given_up, complaints)
-        finally:
-            _end(process)
-
-
-def wait_for_answers(
-    executable: str,
-    owed: int,
-    new_answers: Callable[[], list[dict[str, Any]] | None],
-    given_up: threading.Event,
-    complaints: IO[bytes],
-) -> Generator[dict[str, Any]]:
-    """Yield the lines of `new_answers` until `owed` answers have come; `{"imported": true}` is not counted.
-
-    `new_answers` waits at most LOOK_EVERY_S, and returns None once no line can come. Raises UserError with the last
-    line of `complaints` in that case, UserError after PATIENCE_S without a line, and GivenUp once `given_up` is set.
-    """
-    deadline = time.monotonic() + PATIENCE_S
-    while owed:
-        found = new_answers()
-        if found is None:
-            raise UserError(f"{executable} cannot describe the model: {last_line(_text(complaints))}", key="python")
-        for answer in found:
-            yield answer
-            owed -= "imported" not in answer
-            deadline = time.monotonic() + PATIENCE_S
-        if owed and given_up.is_set():
-            raise no_longer_wanted()
-        if owed and time.monotonic() > deadline:
-            raise _late(executable)
-
-
-def json_objects(lines: Iterable[bytes]) -> Iterator[dict[str, Any]]:
-    """Those of the lines that are JSON objects: libraries print as well."""
-    for line in lines:
-        try:
-            answer = json.loads(line)
-        except ValueError:
-            continue
-        if isinstance(answer, dict):
-            yield answer
-
-
-def _start(
-    executable: str,
-    command: list[str],
-    stdout: IO[bytes],
-    stderr: IO[bytes],
-    environment: Mapping[str, str] | None,
-) -> subprocess.Popen[bytes]:
-    try:
-        return subprocess.Popen(
-            command,
-            stdin=subprocess.DEVNULL,
-            stdout=stdout,
-            stderr=stderr,
-            env={**(own_environment() if environment is None else environment), "TOKENIZERS_PARALLELISM": "false"},
-            cwd=working_directory() or None,
-            start_new_session=True,
-        )
-    except OSError as error:
-        raise UserError(f"{executable} does not start: {error.strerror}", key="python") from None
-
-
-def _has_ended(process: subprocess.Popen[bytes]) -> bool:
-    """True if the script has ended. Until it is collected, its pid names nobody else's group."""
-    return os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
-
-
-def _end(process: subprocess.Popen[bytes]) -> None:
-    """Kill the script's whole group, with the forks of a script that ended by itself, and collect it."""
-    os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
-
-
-def _printed(
-    executable: str, command: list[str], given_up: threading.Event | None, environment: Mapping[str, str] | None
-) -> tuple[str, str]:
-    """What the command printed on stdout and stderr by its end."""
-    deadline = time.monotonic() + PATIENCE_S
-    # Files, not pipes: a fork that outlives the script keeps a pipe open.
-    with TemporaryFile() as printed, TemporaryFile() as complaints:
-        process = _start(executable, command, printed, complaints, environment)
-        try:
-            while not _has_ended(process):
-                if given_up is not None and given_up.is_set():
-                    raise no_longer_wanted()
-                if time.monotonic() >= deadline:
-                    raise _late(executable)
-                time.sleep(ENDED_EVERY_S)
-        finally:
-            # After a Ctrl-C, too, which its session keeps from it.
-            _end(process)
-        return _text(printed), _text(complaints)
-
-
-def _text(file: IO[bytes]) -> str:
-    size = os.fstat(file.fileno()).st_size
-    return os.pread(file.fileno(), size, 0).decode(errors="replace")
-
-
-def last_line(text: str) -> str:
-    """The last line that a process wrote, or words for a process that wrote none."""
-    lines = text.strip().splitlines()
-    return lines[-1] if lines else "it exited without reporting an error"
-
-
-def no_longer_wanted() -> GivenUp:
-    return GivenUp("the answer is no longer wanted", key="python")
-
-
-def _late(executable: str) -> UserError:
-    return UserError(f"{executable} did not answer within {PATIENCE_S} s", key="python")
 
 
 def installed(executable: str) -> list[str]:

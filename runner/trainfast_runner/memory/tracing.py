@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 
 from trainfast_runner.errors import UserError
-from trainfast_runner.machine import training_python
+from trainfast_runner.machine import training_python, worker_scripts
 from trainfast_runner.memory import corrections
 from trainfast_runner.memory.model import MemoryModel
 from trainfast_runner.memory.parts import Asked, Course, Parts, Update, parts_of, remember, remembered
@@ -88,7 +88,7 @@ def trace_model(
 ) -> MemoryModel:
     """The cached model, or a new trace in the training Python: a few seconds. `gpus` as for `trace_models`.
 
-    Setting `given_up` ends the trace with training_python.GivenUp: a trace must not take the CPU of a measured run.
+    Setting `given_up` ends the trace with worker_scripts.GivenUp: a trace must not take the CPU of a measured run.
     Raises Untraceable where the tracer cannot follow the model, UserError where the model cannot be built at all.
     """
     executable = training_python.find(python)
@@ -112,7 +112,7 @@ def trace_models(
     """Each spec's place and its model, or the UserError that there is instead of it, as soon as it is there.
 
     What several have in common is traced once, all of it in one process of the training Python: that of `tracer`, or
-    one that is ended with the iterator. Raises training_python.GivenUp once `given_up` is set.
+    one that is ended with the iterator. Raises worker_scripts.GivenUp once `given_up` is set.
 
     `gpus` are the UUIDs of the run's GPUs: the tracer sees them as the run does, and nothing of a GPU for a CPU. On a
     GPU it holds a CUDA context as long as it traces, so nobody may measure that GPU's free memory meanwhile.
@@ -219,7 +219,7 @@ def _progress(
 def _environment(device: str, gpus: Sequence[str]) -> dict[str, str]:
     """The environment of a run on this device; ours if the run's GPUs are not known."""
     return {
-        **training_python.own_environment(),
+        **worker_scripts.own_environment(),
         **(training_python.visible_to(gpus) if gpus or device == "cpu" else {}),
     }
 
@@ -237,7 +237,7 @@ def _traced(
         return
     owed = dict(enumerate(asked for asked, _ in requests))
     arguments = [json.dumps(request, sort_keys=True) for _, request in requests]
-    ask = training_python.ask_each if tracer is None else tracer.ask_each
+    ask = worker_scripts.ask_each if tracer is None else tracer.ask_each
     try:
         given_up = given_up or threading.Event()
         with closing(ask(executable, "trace_memory.py", arguments, given_up, environment)) as answers:
@@ -250,7 +250,7 @@ def _traced(
                     yield asked, _understood(answer, Update if "optimizer_peak" in answer else Course)
                 except UserError as problem:
                     yield asked, problem
-    except training_python.GivenUp:
+    except worker_scripts.GivenUp:
         raise
     except UserError as problem:
         yield from ((asked, problem) for asked in owed.values())

@@ -20,11 +20,14 @@ from typing import Any
 
 from trainfast_runner.errors import UserError
 from trainfast_runner.machine import training_python
-from trainfast_runner.machine.training_python import (
+from trainfast_runner.machine.training_python import visible_to
+from trainfast_runner.machine.worker_scripts import (
     LOOK_EVERY_S,
     WORKER,
+    json_objects,
     no_longer_wanted,
-    visible_to,
+    own_environment,
+    start_script,
     wait_for_answers,
 )
 
@@ -35,7 +38,7 @@ DEVICE_VARIABLES = tuple(visible_to(()))
 
 
 class WarmTracer:
-    """Answers as `training_python.ask_each` does, from one process that stays. For use by several threads."""
+    """Answers as `worker_scripts.ask_each` does, from one process that stays. For use by several threads."""
 
     def __init__(self) -> None:
         self._turn = threading.Lock()
@@ -62,7 +65,7 @@ class WarmTracer:
         while not self._turn.acquire(timeout=LOOK_EVERY_S):
             if given_up.is_set():
                 raise no_longer_wanted()
-        variables = training_python.own_environment() if environment is None else dict(environment)
+        variables = own_environment() if environment is None else dict(environment)
         devices = {name: variables.pop(name, None) for name in DEVICE_VARIABLES}
         try:
             server = self._server_for(executable, variables)
@@ -109,19 +112,11 @@ class _Server:
         self._lines: list[dict[str, Any]] = []
         self._complaints = TemporaryFile()  # noqa: SIM115 - open as long as the process
         try:
-            self._process = subprocess.Popen(
-                [executable, str(WORKER / "serve_traces.py")],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=self._complaints,
-                bufsize=0,
-                env={**variables, "TOKENIZERS_PARALLELISM": "false"},
-                cwd=training_python.working_directory() or None,
-                start_new_session=True,
-            )
-        except OSError as error:
+            command = [executable, str(WORKER / "serve_traces.py")]
+            self._process = start_script(executable, command, self._complaints, variables, stdin=subprocess.PIPE)
+        except UserError:
             self._complaints.close()
-            raise UserError(f"{executable} does not start: {error.strerror}", key="python") from None
+            raise
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         self._stdin, self._stdout = self._process.stdin, self._process.stdout
@@ -189,7 +184,7 @@ class _Server:
         if not found:
             return None
         *lines, self._begun = (self._begun + found).split(b"\n")
-        answers = list(training_python.json_objects(lines))
+        answers = list(json_objects(lines))
         self.imported = self.imported or {"imported": True} in answers
         self._done = next((one["done"] for one in reversed(answers) if "done" in one), self._done)
         return answers

@@ -133,7 +133,7 @@ def trace_changes(
     Yields how many are left, before each. Ends early once `given_up` is set. Raises UserError where the training Python
     cannot be asked.
     """
-    from trainfast_runner.machine.training_python import GivenUp
+    from trainfast_runner.machine.worker_scripts import GivenUp
     from trainfast_runner.memory.oom_changes import candidates, combined
     from trainfast_runner.settings.spec import of_record
 

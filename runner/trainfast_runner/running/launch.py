@@ -17,7 +17,7 @@ from typing import Any
 import msgspec
 
 from trainfast_runner.errors import UserError
-from trainfast_runner.machine import training_python
+from trainfast_runner.machine import worker_scripts
 from trainfast_runner.machine.calibration import ceiling_of
 from trainfast_runner.machine.cpu.thread_policy import (
     choose_policy,
@@ -140,7 +140,7 @@ def _run_file(plan: RunPlan, home: Home, run_id: str, directory: Path, clean: bo
         argv=plan.argv(directory),
         env=plan.env,
         versions=plan.versions,
-        cwd=training_python.working_directory(),
+        cwd=worker_scripts.working_directory(),
         git_commit=_git_commit(),
         boot_id=boot_id(),
         clock=ClockAnchor(monotonic_ns=time.monotonic_ns(), wall_ns=time.time_ns()),

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from trainfast_runner import __version__
-from trainfast_runner.machine import training_python
+from trainfast_runner.machine import training_python, worker_scripts
 from trainfast_runner.machine.cpu.thread_policy import ThreadPolicy, shared_cores
 from trainfast_runner.machine.devices import Machine, look
 from trainfast_runner.machine.extensions import extensions_directory, search_path
@@ -56,7 +56,7 @@ class RunPlan:
 
     def argv(self, directory: Path) -> list[str]:
         """The command of the training process; torchrun is called as a module, so it need not be on PATH."""
-        bootstrap = str(training_python.WORKER / "bootstrap.py")
+        bootstrap = str(worker_scripts.WORKER / "bootstrap.py")
         if self.spec.knobs["strategy"] in ONE_PROCESS:
             return [self.python, bootstrap, str(directory)]
         return [

@@ -24,7 +24,7 @@ from trainfast_runner.machine.processes.identity import (
     send,
     unended,
 )
-from trainfast_runner.machine.training_python import own_environment
+from trainfast_runner.machine.worker_scripts import own_environment
 from trainfast_runner.memory import corrections
 from trainfast_runner.memory.predicted_run import with_prediction
 from trainfast_runner.records.home import RESULT_FILE, read_run_file, shared_lock

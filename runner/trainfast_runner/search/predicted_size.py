@@ -6,7 +6,7 @@ import threading
 from dataclasses import dataclass, replace
 
 from trainfast_runner.errors import UserError
-from trainfast_runner.machine.training_python import GivenUp
+from trainfast_runner.machine.worker_scripts import GivenUp
 from trainfast_runner.memory.model import MemoryModel
 from trainfast_runner.memory.prediction import Prediction
 from trainfast_runner.memory.tracing import cached_model, trace_model

@@ -207,7 +207,7 @@ class Forecaster:
                 self._wake.notify_all()
 
     def _trace_on(self) -> None:
-        from trainfast_runner.machine.training_python import GivenUp
+        from trainfast_runner.machine.worker_scripts import GivenUp
         from trainfast_runner.memory.tracing import trace_model
 
         while True:

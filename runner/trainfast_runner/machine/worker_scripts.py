@@ -1,0 +1,236 @@
+"""Scripts of the worker, run by a training Python: each prints its answers as JSON objects, one a line."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from pathlib import Path
+from tempfile import TemporaryFile
+from typing import IO, Any
+
+from trainfast_runner.errors import UserError
+
+WORKER = Path(__file__).parents[1] / "worker"
+PATIENCE_S = 120
+LOOK_EVERY_S = 0.1
+"""Seconds between two looks whether an answer is still wanted."""
+ENDED_EVERY_S = 0.01
+"""Seconds between two looks whether a script has ended."""
+PLACE_IN_A_JOB = frozenset(
+    (
+        *("RANK", "LOCAL_RANK", "GROUP_RANK", "ROLE_RANK", "NODE_RANK", "CROSS_RANK", "MPI_LOCALRANKID"),
+        *("WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_WORLD_SIZE", "ROLE_WORLD_SIZE", "LOCAL_SIZE", "CROSS_SIZE"),
+        *("MPI_LOCALNRANKS", "MASTER_ADDR", "MASTER_PORT", "ROLE_NAME"),
+    )
+)
+PLACE_PREFIXES = (
+    *("PET_", "TORCHELASTIC_", "PMI_", "PMIX_", "OMPI_COMM_WORLD_", "MV2_COMM_WORLD_"),
+    *("ACCELERATE_", "FSDP_"),
+)
+"""torchrun reads PET_* as its own options; `accelerate launch` hands its settings down as ACCELERATE_* and FSDP_*."""
+MOST_PRINTED = 1 << 26
+"""Bytes of a script's output that are read at once; the answer to one request has some hundred kB."""
+
+
+def own_environment() -> dict[str, str]:
+    """The inherited environment without a process's place in somebody else's job.
+
+    A shell inside a torchrun, MPI or accelerate job hands these down; a training of ours would take them for its own.
+    """
+    return {
+        name: value
+        for name, value in os.environ.items()
+        if name not in PLACE_IN_A_JOB and not name.startswith(PLACE_PREFIXES)
+    }
+
+
+def working_directory() -> str:
+    """Where the command was typed; empty, which keeps it all the same, where its name cannot be written down."""
+    try:
+        path = os.getcwd()
+        path.encode()
+    except FileNotFoundError:
+        return "/"  # it has been deleted, and the training's libraries do not load without one
+    except UnicodeEncodeError:
+        return ""
+    return path
+
+
+class GivenUp(UserError):
+    """The answer is no longer wanted."""
+
+
+def ask(
+    executable: str,
+    script: str,
+    arguments: list[str],
+    given_up: threading.Event | None = None,
+    environment: Mapping[str, str] | None = None,
+) -> dict[str, Any]:
+    """The JSON object on the last line that a script prints. Raises UserError.
+
+    When `given_up` is set meanwhile the script is killed, and GivenUp raised. `environment` replaces ours.
+    """
+    stdout, stderr = _printed(executable, [executable, str(WORKER / script), *arguments], given_up, environment)
+    for line in reversed(stdout.splitlines()):
+        try:
+            answer = json.loads(line)
+        except ValueError:
+            continue
+        if isinstance(answer, dict):
+            return answer
+    if arguments and arguments[0] in stderr:
+        raise UserError(f"{executable} is not a Python interpreter", key="python")
+    raise UserError(f"{executable} cannot describe the model: {last_line(stderr)}", key="python")
+
+
+def ask_each(
+    executable: str,
+    script: str,
+    arguments: list[str],
+    given_up: threading.Event,
+    environment: Mapping[str, str] | None = None,
+) -> Generator[dict[str, Any]]:
+    """Yield the JSON object that a script answers to each of its arguments, in their order, as soon as it comes.
+
+    `{"imported": true}` may come before the first answer. The script is killed when `given_up` is set, and when the
+    iterator is closed. `environment` replaces ours. Raises UserError when an answer fails to come, GivenUp.
+    """
+    command = [executable, str(WORKER / script), *arguments]
+    # Files, not pipes: neither side ever waits for the other.
+    with TemporaryFile() as printed, TemporaryFile() as complaints:
+        process = start_script(executable, command, complaints, environment, stdout=printed)
+        offset = 0
+
+        def new_answers() -> list[dict[str, Any]] | None:
+            nonlocal offset
+            has_ended = _has_ended(process)
+            lines, end, _ = os.pread(printed.fileno(), MOST_PRINTED, offset).rpartition(b"\n")
+            offset += len(lines) + len(end)
+            if not lines and not has_ended:
+                given_up.wait(LOOK_EVERY_S)
+            return list(json_objects(lines.splitlines())) if lines or not has_ended else None
+
+        try:
+            yield from wait_for_answers(executable, len(arguments), new_answers, given_up, complaints)
+        finally:
+            _end(process)
+
+
+def wait_for_answers(
+    executable: str,
+    owed: int,
+    new_answers: Callable[[], list[dict[str, Any]] | None],
+    given_up: threading.Event,
+    complaints: IO[bytes],
+) -> Generator[dict[str, Any]]:
+    """Yield the lines of `new_answers` until `owed` answers have come; `{"imported": true}` is not counted.
+
+    `new_answers` waits at most LOOK_EVERY_S, and returns None once no line can come. Raises UserError with the last
+    line of `complaints` in that case, UserError after PATIENCE_S without a line, and GivenUp once `given_up` is set.
+    """
+    deadline = time.monotonic() + PATIENCE_S
+    while owed:
+        found = new_answers()
+        if found is None:
+            raise UserError(f"{executable} cannot describe the model: {last_line(_text(complaints))}", key="python")
+        for answer in found:
+            yield answer
+            owed -= "imported" not in answer
+            deadline = time.monotonic() + PATIENCE_S
+        if owed and given_up.is_set():
+            raise no_longer_wanted()
+        if owed and time.monotonic() > deadline:
+            raise _late(executable)
+
+
+def json_objects(lines: Iterable[bytes]) -> Iterator[dict[str, Any]]:
+    """The JSON objects among the lines, which libraries print to as well."""
+    for line in lines:
+        try:
+            answer = json.loads(line)
+        except ValueError:
+            continue
+        if isinstance(answer, dict):
+            yield answer
+
+
+def start_script(
+    executable: str,
+    command: list[str],
+    stderr: IO[bytes],
+    environment: Mapping[str, str] | None = None,
+    *,
+    stdin: int = subprocess.DEVNULL,
+    stdout: IO[bytes] | int = subprocess.PIPE,
+) -> subprocess.Popen[bytes]:
+    """Start a command in a session of its own; `environment` replaces ours. Raises UserError if it does not start."""
+    try:
+        return subprocess.Popen(
+            command,
+            stdin=stdin,
+            stdout=stdout,
+            stderr=stderr,
+            bufsize=0,
+            env={**(own_environment() if environment is None else environment), "TOKENIZERS_PARALLELISM": "false"},
+            cwd=working_directory() or None,
+            start_new_session=True,
+        )
+    except OSError as error:
+        raise UserError(f"{executable} does not start: {error.strerror}", key="python") from None
+
+
+def _has_ended(process: subprocess.Popen[bytes]) -> bool:
+    """True if the script has ended. Until it is collected, no other group gets its pid."""
+    return os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """Kill the script's whole group, with the forks of a script that ended by itself, and collect it."""
+    os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+
+
+def _printed(
+    executable: str, command: list[str], given_up: threading.Event | None, environment: Mapping[str, str] | None
+) -> tuple[str, str]:
+    """The command's stdout and stderr, once it has ended."""
+    deadline = time.monotonic() + PATIENCE_S
+    # Files, not pipes: a fork that outlives the script keeps a pipe open.
+    with TemporaryFile() as printed, TemporaryFile() as complaints:
+        process = start_script(executable, command, complaints, environment, stdout=printed)
+        try:
+            while not _has_ended(process):
+                if given_up is not None and given_up.is_set():
+                    raise no_longer_wanted()
+                if time.monotonic() >= deadline:
+                    raise _late(executable)
+                time.sleep(ENDED_EVERY_S)
+        finally:
+            # After a Ctrl-C, too, which does not reach its session.
+            _end(process)
+        return _text(printed), _text(complaints)
+
+
+def _text(file: IO[bytes]) -> str:
+    size = os.fstat(file.fileno()).st_size
+    return os.pread(file.fileno(), size, 0).decode(errors="replace")
+
+
+def last_line(text: str) -> str:
+    """The last line that a process wrote, or a sentence when it wrote none."""
+    lines = text.strip().splitlines()
+    return lines[-1] if lines else "it exited without reporting an error"
+
+
+def no_longer_wanted() -> GivenUp:
+    return GivenUp("the answer is no longer wanted", key="python")
+
+
+def _late(executable: str) -> UserError:
+    return UserError(f"{executable} did not answer within {PATIENCE_S} s", key="python")
