@@ -109,7 +109,7 @@ def test_a_python_that_is_not_there(cli: Cli) -> None:
 
 def test_a_program_that_is_no_python_is_one_plain_line(cli: Cli) -> None:
     line = cli("run", "tiny-llama", "--python", "/bin/ls").refused()
-    assert line == "trainfast-tui: /bin/ls does not answer as a Python does"
+    assert line == "trainfast-tui: /bin/ls is not a Python interpreter"
 
 
 def test_a_slow_training_python_is_waited_for_in_words(cli: Cli, tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ import msgspec
 import pytest
 from tests.core.test_memory_model import model_of
 
-from trainfast_runner.machine import training_python
+from trainfast_runner.machine import worker_scripts
 from trainfast_tui.cli import main, progress
 
 PRESET = """
@@ -80,7 +80,7 @@ def test_rows_come_in_their_order_as_soon_as_they_are_there(
 ) -> None:
     tracer = Tracer()
     tracer.look = lambda: capsys.readouterr().out
-    monkeypatch.setattr(training_python, "ask_each", tracer)
+    monkeypatch.setattr(worker_scripts, "ask_each", tracer)
     assert main(["predict", preset]) == 0
     before = "".join(tracer.printed_before)
     assert "plain" in before, "the first row does not wait for the last trace"
@@ -93,7 +93,7 @@ def test_rows_come_in_their_order_as_soon_as_they_are_there(
 def test_a_row_waits_for_those_before_it(
     preset: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(training_python, "ask_each", Tracer(first="bf16"))
+    monkeypatch.setattr(worker_scripts, "ask_each", Tracer(first="bf16"))
     assert main(["predict", preset]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert [line.split()[0] for line in lines] == ["variant", "plain", "half", "many"]
@@ -119,7 +119,7 @@ def test_a_row_waits_for_those_before_it(
 def test_knobs_that_contradict_each_other_are_refused_as_a_run_refuses_them(
     settings: str, key: str, preset: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(training_python, "ask_each", Tracer())
+    monkeypatch.setattr(worker_scripts, "ask_each", Tracer())
     chosen = [word for one in settings.split() for word in ("--set", one)]
     assert main(["predict", preset, *chosen, "--json"]) == 0
     rows = json.loads(capsys.readouterr().out)["rows"]
@@ -132,7 +132,7 @@ def test_knobs_that_contradict_each_other_are_refused_as_a_run_refuses_them(
 def test_a_limit_below_the_weights_ends_with_3_and_says_what_they_need(
     preset: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(training_python, "ask_each", Tracer())
+    monkeypatch.setattr(worker_scripts, "ask_each", Tracer())
     assert main(["predict", f"{preset}", "--set", "memory_limit=48KiB"]) == 0, "rows speak for themselves"
     capsys.readouterr()
     single = Path(preset).with_name("single.toml")
@@ -150,7 +150,7 @@ def test_a_limit_below_the_weights_ends_with_3_and_says_what_they_need(
 def test_what_does_not_fit_says_so_and_by_how_much(
     preset: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(training_python, "ask_each", Tracer())
+    monkeypatch.setattr(worker_scripts, "ask_each", Tracer())
     single = Path(preset).with_name("single.toml")
     single.write_text(PRESET.partition("[[variants]]")[0])
     limited = ["predict", str(single), "--set", "memory_limit=100MiB"]
@@ -177,7 +177,7 @@ def test_what_does_not_fit_says_so_and_by_how_much(
 def test_what_cannot_run_here_is_predicted_in_the_words_of_its_refusal(
     preset: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(training_python, "ask_each", Tracer())
+    monkeypatch.setattr(worker_scripts, "ask_each", Tracer())
     single = Path(preset).with_name("single.toml")
     single.write_text(PRESET.partition("[[variants]]")[0])
     assert main(["predict", str(single), "--set", "strategy=ddp", "--set", "devices=99"]) == 0
@@ -194,7 +194,7 @@ def test_what_cannot_run_here_is_predicted_in_the_words_of_its_refusal(
 def test_another_length_has_no_published_figures(
     preset: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(training_python, "ask_each", Tracer())
+    monkeypatch.setattr(worker_scripts, "ask_each", Tracer())
     why = "Published figures are left out: seq_len is not what they were measured with."
     assert main(["predict", preset, "--set", "seq_len=64"]) == 0
     header, *rows = capsys.readouterr().out.splitlines()
@@ -221,7 +221,7 @@ def test_the_wait_for_the_imports_is_said(
         yield {"imported": True}
         yield from Tracer()(*asked)
 
-    monkeypatch.setattr(training_python, "ask_each", ask_each)
+    monkeypatch.setattr(worker_scripts, "ask_each", ask_each)
     assert main(["predict", preset]) == 0
     lines = capsys.readouterr().err.splitlines()
     importing = f"importing torch and transformers in {sys.executable} (first time: some seconds)"

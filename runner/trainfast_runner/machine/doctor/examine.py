@@ -110,7 +110,7 @@ def _versions(executable: str) -> dict[str, str | None]:
         )
         found: dict[str, str | None] = json.loads(done.stdout)
     except (OSError, ValueError, subprocess.TimeoutExpired):
-        raise UserError(f"{executable} does not answer as a Python does", key="python") from None
+        raise UserError(f"{executable} is not a Python interpreter", key="python") from None
     return found
 
 
