@@ -1,4 +1,4 @@
-"""An out of memory explained from what is on record of it and the models traced by now; and more traced for it."""
+"""The explanation of a run that ran out of memory, by the models traced so far; and further traces for it."""
 
 from __future__ import annotations
 
@@ -23,24 +23,24 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class OutOfMemory:
-    """What is on record of a run that died of memory."""
+    """The records of a run that ran out of memory."""
 
     run: RunFile
     reason: str
     error: RunError | None
     held_bytes: int | None
-    """What the rank that died says it held by then."""
+    """Bytes that the failed rank held, as it recorded them."""
     ran: WorkerLine | None
     events: Sequence[Event]
     tried: Sequence[int] = ()
-    """The batch sizes of a search's probe, the one it died at last."""
+    """The batch sizes of a search's probe; it failed at the last one."""
     in_first_step: bool = False
-    """Whether no step had ended."""
+    """True if no step had ended."""
 
     def explained(self, model_of: Callable[[RunSpec], MemoryModel | None]) -> OomExplanation:
-        """Why, and what would make it fit: by the memory models that there are, or by estimate where there is none.
+        """The cause, and the changes that would fit: by the traced memory models, or by estimate without one.
 
-        Of a search's probe it is about the batch that was tried, and there is nothing to make fit: the search goes on.
+        For a search's probe the batch is the tried one, and no changes are given: the search goes on.
         """
         if self.run.role != PROBE:
             return self._explained(self.run, model_of)
@@ -48,7 +48,7 @@ class OutOfMemory:
             phase = self.error.phase if self.error is not None else None
             return OomExplanation(phase=phase, held_bytes=self.held_bytes, basis="no batch was tried yet")
         knobs = {**self.run.knobs, "batch_size": self.tried[-1]}
-        # What was predicted when it began was of the preset's batch.
+        # The prediction in `run.json` is for the preset's batch.
         found = self._explained(msgspec.structs.replace(self.run, knobs=knobs, predicted=None), model_of)
         return msgspec.structs.replace(found, batch_size=self.tried[-1], changes=[])
 
@@ -69,7 +69,7 @@ class OutOfMemory:
 
 
 def explanation_of(records: RunRecords, reason: str, error: RunError | None) -> OomExplanation | None:
-    """Why memory ran out in this run; None without its `run.json`. Nothing is traced for it."""
+    """The cause of this run's lack of memory, without new traces; None without `run.json`."""
     run = records.run
     if run is None:
         return None
@@ -86,26 +86,26 @@ def explanation_of(records: RunRecords, reason: str, error: RunError | None) -> 
     try:
         return died.explained(models_of(run))
     except Exception as problem:
-        # The result of a run does not depend on arithmetic about it; what went wrong there is kept with it.
+        # A bug in the explanation must not cost the run its result.
         return OomExplanation(basis=f"could not be explained: {type(problem).__name__}: {problem}")
 
 
 def held_by(records: RunRecords, error: RunError | None) -> int | None:
-    """The most that the rank that died held in the phase it failed in, in bytes, as it says itself."""
+    """The most bytes that the failed rank held in the phase it failed in, as it recorded them."""
     rank = error.rank if error is not None else None
     held = [line.held_bytes for line in records.worker.get(rank or 0, []) if line.kind == "exception"]
     return held[-1] if held else None
 
 
 def models_of(run: RunFile, python: str | None = None) -> Callable[[RunSpec], MemoryModel | None]:
-    """The memory models traced by now, as they are on the run's GPU; `python` goes before the one it trained in."""
+    """The memory models traced so far for the run's GPU; `python` replaces the one it trained in."""
     from trainfast_runner.memory.tracing import cached_models
 
     return cached_models(run.device, python or run.python or None, next(iter(run.device_names), None))
 
 
 def explained_now(directory: Path, result: Result) -> Result:
-    """The result with what is known by now of why memory ran out, where that is more than when it was written."""
+    """The result with a newer explanation of its lack of memory, if more is known than when it was written."""
     if result.state != "oom":
         return result
     records, known = read_records(directory), result.oom
@@ -126,12 +126,12 @@ def trace_changes(
     held_bytes: int | None = None,
     tracer: WarmTracer | None = None,
 ) -> Generator[int]:
-    """Have the run's model traced, and what each change of a knob makes of it; where none is enough, what several do.
+    """Trace the run's model with each change of a knob, and with several changes if no single one is enough.
 
-    `held_bytes` is what the rank that died says it held. `tracer` traces, where it is given, and stays.
+    `held_bytes` are the bytes that the failed rank held. `tracer` is a tracing process to use.
 
-    Yields how many are left, before each. Ends early once `given_up` is set. Raises UserError where the training Python
-    cannot be asked.
+    Yields the number of remaining traces before each. Ends early once `given_up` is set. Raises UserError when the
+    training Python cannot be asked.
     """
     from trainfast_runner.machine.worker_scripts import GivenUp
     from trainfast_runner.memory.oom_changes import candidates, combined
@@ -168,7 +168,7 @@ def _trace(
 
 
 def _is_cured(run: RunFile, error: RunError | None, python: str | None, held_bytes: int | None) -> bool:
-    """Whether a change is known that would make it fit, or whether none ever will be, without a limit to fit into."""
+    """True if a known change fits, or if there is no limit to fit into."""
     from trainfast_runner.memory.oom_changes import is_enough
     from trainfast_runner.memory.oom_explained import explain
 
