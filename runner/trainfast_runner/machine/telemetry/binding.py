@@ -14,7 +14,7 @@ from typing import Final
 NO_BINDING: Final = "the pynvml module cannot be imported: pip install nvidia-ml-py"
 REINSTALL: Final = "pip uninstall pynvml nvidia-ml-py3, then pip install --force-reinstall nvidia-ml-py"
 IN_SHORT: Final = "pynvml is not nvidia-ml-py's: trainfast-tui doctor has the cure"
-"""What there is room for on a screen when it is a foreign one that shows GPUs all the same."""
+"""Short warning for a screen when the module is foreign and shows GPUs all the same."""
 NEEDED: Final = (
     *("NVMLError", "nvmlInit", "nvmlShutdown", "nvmlSystemGetDriverVersion", "nvmlDeviceGetCount"),
     *("nvmlDeviceGetHandleByIndex", "nvmlDeviceGetName", "nvmlDeviceGetUUID"),
@@ -24,7 +24,7 @@ NEEDED: Final = (
 
 @dataclass(frozen=True)
 class Binding:
-    """What `import pynvml` gave. `module` is None where no GPU can be seen through it, and `failure` then says why.
+    """The result of `import pynvml`. `module` is None when no GPU can be read through it, and `failure` is the reason.
 
     `warning` is a sentence with the cure when the module is not nvidia-ml-py's.
     """
@@ -47,7 +47,7 @@ def load() -> Binding:
 
 
 def cure(where: str) -> str:
-    """How to have nvidia-ml-py's module in place of the one in this file: pip knows only what it has installed."""
+    """The way to replace the module in this file by nvidia-ml-py's; pip removes only its own installations."""
     file = Path(where)
     if any(file.is_relative_to(folder) for folder in (*site.getsitepackages(), site.getusersitepackages())):
         return REINSTALL
@@ -65,7 +65,7 @@ def _found_at() -> str | None:
 
 
 def judged(module: ModuleType) -> Binding:
-    """Whether a module of that name is nvidia-ml-py's, and of any use."""
+    """The binding of an imported module: with a failure if it is of no use, a warning if it is not nvidia-ml-py's."""
     error = getattr(module, "NVMLError", None)
     is_error = isinstance(error, type) and issubclass(error, Exception)
     if is_error and all(hasattr(module, name) for name in NEEDED):

@@ -1,6 +1,6 @@
-"""What to ask of a GPU by function: one table of NVML readings, each with its calls in order of preference.
+"""NVML readings of a GPU by function: one table, each reading with its calls in order of preference.
 
-What can be had as a field value is in `fields`: one call asks for all of it.
+Readings that are field values are in `fields`, which asks for all of them in one call.
 """
 
 import ctypes
@@ -20,7 +20,7 @@ Ask = Callable[[ModuleType, Handle], tuple[Any, ...]]
 
 
 class Pace(Enum):
-    """How often a reading is asked for."""
+    """The interval between two calls for a reading."""
 
     ONCE = "once"
     TICK = "tick"
@@ -61,7 +61,7 @@ def _compute_capability(nv: ModuleType, handle: Handle) -> tuple[str]:
 
 
 def unreported_reasons(nv: ModuleType, handle: Handle) -> list[str]:
-    """The throttle reasons that this GPU cannot report; none when it does not say which it can."""
+    """The throttle reasons that this GPU cannot report; empty when it does not list its reasons."""
     ask = getattr(nv, "nvmlDeviceGetSupportedClocksEventReasons", None)
     try:
         bits = (ask or nv.nvmlDeviceGetSupportedClocksThrottleReasons)(handle)
@@ -75,13 +75,13 @@ def _mig_mode(nv: ModuleType, handle: Handle) -> tuple[bool]:
 
 
 MOST_PROCESSES = 256
-"""As many are listed; where the driver has more, real or not, it is said and none is."""
+"""Most processes listed of a GPU; a driver with more lists none, with the reason."""
 _NOT_AVAILABLE = 0xFFFFFFFFFFFFFFFF
 """NVML_VALUE_NOT_AVAILABLE: the driver does not know how much a process uses."""
 
 
 def _processes(function: str) -> Ask:
-    """By the C function, because the binding's own one makes room for whatever count the driver claims."""
+    """List processes by the C function: the binding's own allocates memory for any count that the driver claims."""
 
     def ask(nv: ModuleType, handle: Handle) -> tuple[list[DeviceProcess]]:
         room = (nv.c_nvmlProcessInfo_v2_t * MOST_PROCESSES)()

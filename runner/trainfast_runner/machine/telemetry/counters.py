@@ -10,10 +10,10 @@ _UNSEEN_SHARE = 0.9
 
 
 class DurationCounter:
-    """Guards a nanosecond counter whose field number means other things in other drivers, with SUCCESS.
+    """Guards a nanosecond counter whose field number means something else in other drivers.
 
-    A counter that runs backwards, grows faster than the clock on the wall, stands still while the throttle bits say
-    that it must run, or (where `moved`) runs on while they never do, is not what it claims to be and is given up.
+    A counter is given up if it runs backwards, grows faster than time, stands still while the throttle bits are set, or
+    (if `moved`) runs while they never are.
     """
 
     def __init__(self, *, moved: bool = False) -> None:
@@ -22,7 +22,7 @@ class DurationCounter:
         self.distrust: str | None = None
         """Why the counter is no longer believed, or None."""
         self.suspect = False
-        """Whether it stood still when it was last due to run; growth clears it."""
+        """True if the counter stood still while its throttle bits were set; growth clears it."""
         self._first: tuple[int, int] | None = None
         self._last: tuple[int, int] | None = None
         self._was_throttled: bool | None = None
@@ -31,14 +31,14 @@ class DurationCounter:
     def accept(self, value_ns: int, t_ns: int, throttled: bool | None) -> int | None:
         """The counter's value, or None once it is distrusted.
 
-        `throttled` says whether the sampled bits show the policy this counter measures; None when there are no bits.
+        `throttled` is True if the sampled bits show the counter's policy; None without bits.
         """
         if self._first is None or self._last is None:
             self._first = self._last = (t_ns, value_ns)
             self._was_throttled = throttled
             return value_ns
         if value_ns == self._last[1] and throttled is False and self._was_throttled is False:
-            # It rests and is due to: nearly always, and for every counter of every GPU once a second.
+            # The usual case, for every counter of every GPU once a second.
             self._unseen_ns += t_ns - self._last[0]
             self._last = (t_ns, value_ns)
             return None if self.distrust else value_ns
@@ -58,11 +58,11 @@ class DurationCounter:
         return None if self.distrust else value_ns
 
     def _compare(self, grown: int, passed: int, throttled: bool | None) -> None:
-        """Sums up how long the counter has been at odds with the bits at both ends of a stretch."""
+        """Sum the time for which the counter contradicts the bits at both ends of an interval."""
         both_on = throttled is True and self._was_throttled is True
         both_off = throttled is False and self._was_throttled is False
         self.suspect = grown == 0 and (self.suspect or throttled is True or self._was_throttled is True)
-        # Several short spells count together: only growth speaks for the counter.
+        # Several short contradictions count together: only growth clears them.
         self._stuck_ns = 0 if grown else self._stuck_ns + passed if both_on else self._stuck_ns
         self._unseen_ns = self._unseen_ns + passed if both_off else 0
         self._unseen_grown_ns = self._unseen_grown_ns + grown if both_off else 0

@@ -29,7 +29,7 @@ _SPARSE_FIELDS = frozenset(one.name for one in FIELDS if one.pace is Pace.SPARSE
 
 
 def is_fatal(code: int) -> bool:
-    """Whether an NVML code says that the GPU or the library is gone, not only one reading."""
+    """True if an NVML code means that the GPU or the library is gone, not only one reading."""
     return code in failures.DEVICE_FAILURES or code in failures.LIBRARY_FAILURES
 
 
@@ -44,7 +44,7 @@ class Device:
         self.lost = False
         """True while initializing NVML again may bring the GPU back."""
         self.capabilities: dict[Query, Ask] = {}
-        """What this GPU answers, and the call that it answered."""
+        """The queries that this GPU answers, each with its call."""
         self.batch = FieldBatch()
         """The field values it answers, asked for in one call."""
         self._absent: dict[str, str] = {}
@@ -58,16 +58,16 @@ class Device:
         self._due: dict[bool, list[tuple[Query, Ask]]] = {}
         self._never: dict[str, str] | None = None
         self._uncounted: bool | None = None
-        """Whether a cause of throttling has no counter here; as the two above, worked out when it is first needed."""
+        """True if a cause of throttling has no counter here; like the two above, computed when first needed."""
 
     @property
     def handle(self) -> Handle:
-        """What NVML knows it by until the next initialization."""
+        """NVML's handle, valid until the next initialization."""
         return self._handle
 
     @property
     def absent(self) -> dict[str, str]:
-        """What it does not answer, and why."""
+        """Fields that the GPU does not answer, with the reasons."""
         return self.batch.absent | self._absent
 
     @property
@@ -78,7 +78,7 @@ class Device:
 
     @property
     def only_reasons(self) -> bool:
-        """Whether a cause of throttling has no counter here that is above suspicion, but shows in the reasons."""
+        """True if a cause of throttling has no trusted counter here, but shows in the reasons."""
         if _THROTTLE_REASONS not in self.capabilities:
             return False
         if self._uncounted is None:
@@ -96,7 +96,7 @@ class Device:
         self._sampled.see(throttle.decode(bits), t_ns)
 
     def attach(self, nv: ModuleType, handle: Handle) -> None:
-        """Takes a fresh handle, and finds out what the GPU can tell unless that is known already."""
+        """Take a fresh handle, and probe the GPU's readings unless they are known."""
         self._handle = handle
         # A driver that was loaded anew counts from the start again.
         self._counters = {}
@@ -113,11 +113,12 @@ class Device:
         self.error, self.lost = sentence, lost
 
     def failed_reading(self, sentence: str) -> DeviceReading:
-        """What is still true of a GPU that does not answer: which one it is, and why."""
+        """The reading of a GPU that does not answer: its identity and the error."""
         return DeviceReading(index=self.index, uuid=self.uuid, name=self.name, error=sentence)
 
     def read(self, nv: ModuleType, t_ns: int, *, sparse: bool) -> tuple[DeviceReading, dict[str, str]]:
-        """Asks what is due at `t_ns`, with `sparse` the slow questions too; the reading, and why parts are missing."""
+        """Read the GPU at `t_ns`, with `sparse` the slow readings too; returns the reading, and why parts are
+        missing."""
         absent: dict[str, str] = {}
         values: dict[str, Any] = {}
         for query, ask in self._asked(sparse):
@@ -138,7 +139,7 @@ class Device:
         return self._reading(t_ns, self._kept | values), missing
 
     def _keep(self, query: Query, values: dict[str, Any], absent: dict[str, str]) -> None:
-        """What is asked for now and then stands until the next time, and so does why it failed."""
+        """Keep a sparse reading, or the reason of its failure, until the next one."""
         for field in query.fields:
             self._kept[field] = values[field]
             self._failing.pop(field, None)
@@ -156,7 +157,7 @@ class Device:
         return self._due[sparse]
 
     def _missing(self) -> dict[str, str]:
-        """What this GPU never answers, by the keys of `Tick.missing`."""
+        """Fields that this GPU never answers, by the keys of `Tick.missing`."""
         if self._never is None:
             self._never = self._by_key(self.absent)
         return self._never
@@ -292,7 +293,7 @@ class Device:
                 if query.pace is not Pace.TICK:
                     self._kept.update(zip(query.fields, answer, strict=True))
                 return
-        # What one call says of the reading is worth more than that another call is unknown here.
+        # A reason about the reading is worth more than one about an unknown call.
         telling = [reason for reason in reasons if reason not in failures.TOO_OLD]
         self._absent.update(dict.fromkeys(query.fields, [*telling, *reasons][0]))
 
@@ -318,7 +319,7 @@ class Device:
 
 
 def _degrees_left(values: dict[str, Any]) -> int | None:
-    """To the first of the two temperatures at which the GPU is slowed down; None without either."""
+    """Degrees Celsius to the lower of the two slowdown temperatures; None without either."""
     limit = first_limit_c(values.get("gpu_max_temperature_c"), values.get("slowdown_temperature_c"))
     now: int | None = values.get("temperature_c")
     return None if now is None or limit is None else int(limit) - now

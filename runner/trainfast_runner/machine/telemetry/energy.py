@@ -11,13 +11,13 @@ LEAST_JOULES = 10.0
 STILL_S = 0.5
 """The driver brings the counter up to date several times as often."""
 LEAST_S = 10.0
-"""Power is an average over a second at best, and of some GPUs a sample: over less time it says too little."""
+"""Power is an average over a second at best, on some GPUs a sample: over less time it is no measure."""
 _STILL_SAMPLED_S = 3.0
 _BLOCK_S = 30.0
 
 
 def disagreement(counted_j: float, integrated_j: float, seconds: float) -> str | None:
-    """Why the counter is not believed, in words; None where it agrees, or where there is too little to tell."""
+    """The reason to distrust the counter; None if it agrees with power, or for want of time or energy."""
     low, high = sorted((counted_j, integrated_j))
     enough_s = STILL_S if counted_j == 0 else LEAST_S
     if seconds < enough_s or high < LEAST_JOULES or high <= MOST_APART * low:
@@ -29,7 +29,7 @@ def disagreement(counted_j: float, integrated_j: float, seconds: float) -> str |
 
 
 def energy_doubt(samples: Sequence[tuple[int, object]]) -> str | None:
-    """Why one device's energy counter is not believed over these samples; None where its power bears it out.
+    """The reason to distrust one device's energy counter over these samples; None if it agrees with the power.
 
     A sample is its time in ns and a reading with `energy_mj` and `power_w`; older records lack either.
     """

@@ -1,4 +1,4 @@
-"""What went wrong with NVML, in plain words with the cure. The codes are `nvmlReturn_t` of nvml.h."""
+"""Failures of NVML in plain words, with the cure. The codes are `nvmlReturn_t` of nvml.h."""
 
 import ctypes
 import errno
@@ -48,7 +48,7 @@ LOST_ACCESS: Final = (
 
 HAS_NOT_ANSWERED: Final = "has not answered for"
 SLOW_S: Final = 15.0
-"""From here on a call is taken for one that does not come back."""
+"""A call that takes longer is treated as hanging."""
 
 LOOK: Final = "See whether `nvidia-smi` works; if not, reboot, or install the driver again"
 
@@ -82,10 +82,10 @@ NO_DEVICES: Final = "the NVIDIA driver is loaded and lists no GPU"
 
 
 def initialization(code: int, text: str, root: Path = Path("/")) -> str:
-    """Why NVML as a whole does not answer, and the cure. `text` is the library's own name for the code.
+    """The reason that NVML as a whole does not answer, and the cure.
 
-    Where the code alone does not tell, the files of the driver below `root` do: the kernel module is there with
-    /proc/driver/nvidia/version, and /dev/nvidiactl is what every process opens.
+    `text` is the library's own name for the code. Ambiguous codes are decided by the driver's files below `root`: the
+    kernel module makes /proc/driver/nvidia/version, and every process opens /dev/nvidiactl.
     """
     if code == LIBRARY_NOT_FOUND and (why := _why_not_loaded()) is not None:
         return f"{UNLOADABLE} ({why}): install the driver again, or take the folder of that file out of LD_LIBRARY_PATH"
@@ -102,20 +102,20 @@ def initialization(code: int, text: str, root: Path = Path("/")) -> str:
 
 
 def _why_not_loaded() -> str | None:
-    """What the loader has against the library that it found; None where there is none, or nothing against it.
+    """The loader's error about the library that it found; None when it finds none, or loads it.
 
-    The binding says "not found" of both.
+    The binding reports both cases as "not found".
     """
     try:
         ctypes.CDLL("libnvidia-ml.so.1")
     except OSError as error:
-        said = str(error)
-        return None if os.strerror(errno.ENOENT) in said else said
+        message = str(error)
+        return None if os.strerror(errno.ENOENT) in message else message
     return None
 
 
 def may_pass(code: int) -> bool:
-    """Whether a GPU that failed with this code may answer after NVML is opened again."""
+    """True if a GPU that failed with this code may answer after NVML is opened again."""
     return code in DEVICE_FAILURES
 
 
@@ -126,19 +126,19 @@ def comes_from_a_driver(sentence: str) -> bool:
 
 
 def device(code: int, text: str) -> str:
-    """Why one GPU does not answer."""
+    """The reason that one GPU does not answer."""
     if code == NO_PERMISSION:
         return "no permission to talk to this GPU: check its /dev/nvidia* file"
     return DEVICE_FAILURES.get(code, f"the driver gives no access to this GPU: {text} (code {code})")
 
 
 def reading(code: int, text: str) -> str:
-    """Why one reading of a GPU that otherwise answers is missing."""
+    """The reason that one reading of a GPU is missing."""
     return _READING_FAILURES.get(code, f"{text} (code {code})")
 
 
 def hangs(seconds: float, who: str = "NVML") -> str:
-    """Of a call into the driver that has not come back for so long."""
+    """A sentence about a call into the driver that has not returned for this long."""
     shown = f"{seconds:.0f}" if seconds >= 1 else f"{seconds:.1f}"
     return (
         f"{who} {HAS_NOT_ANSWERED} {shown} s: a call into the NVIDIA driver does not come back. Look for Xid errors"
@@ -147,7 +147,7 @@ def hangs(seconds: float, who: str = "NVML") -> str:
 
 
 def slow(seconds: float, who: str) -> str:
-    """Of a call that has taken so long: up to `SLOW_S` it may yet come back, and mostly does."""
+    """A sentence about a slow call: up to `SLOW_S` it mostly returns."""
     if seconds >= SLOW_S:
         return hangs(seconds, who)
     shown = f"{seconds:.0f}" if seconds >= 1 else f"{seconds:.1f}"
@@ -155,12 +155,12 @@ def slow(seconds: float, who: str) -> str:
 
 
 def takes_long(sentence: str) -> bool:
-    """Whether it is that of a call that has not come back, rather than of a GPU that is gone."""
+    """True for a sentence about a call that has not returned, rather than about a lost GPU."""
     return HAS_NOT_ANSWERED in sentence
 
 
 def opening(seconds: float, patience_s: float) -> str:
-    """Of a driver that is being opened; longer than `patience_s` that is no matter of slowness any more."""
+    """A sentence about a driver that is being opened; after `patience_s` it is treated as hanging."""
     if seconds > patience_s:
         return hangs(seconds)
     return (
@@ -170,5 +170,5 @@ def opening(seconds: float, patience_s: float) -> str:
 
 
 def field(code: int) -> str:
-    """Why a field value is missing: a number the driver does not know is not supported either."""
+    """The reason that a field value is missing; an unknown field number counts as not supported."""
     return reading(NOT_SUPPORTED if code in (INVALID_ARGUMENT, FUNCTION_NOT_FOUND) else code, "no value")

@@ -1,4 +1,4 @@
-"""What one nvmlDeviceGetFieldValues a tick asks of a GPU: numbers of `NVML_FI_*` in nvml.h, and how to read each.
+"""The field values of a GPU that one nvmlDeviceGetFieldValues a tick reads: their numbers (`NVML_FI_*`) and types.
 
 One call takes the driver's lock once, where a function for each reading would take it a dozen times.
 """
@@ -33,11 +33,11 @@ class Field:
     pace: Pace = Pace.TICK
     scope: int = 0
     scale: float = 1
-    """From the driver's unit to ours; a whole number keeps the value whole."""
+    """Factor from the driver's unit to ours; a whole number keeps the value whole."""
     wraps: bool = False
-    """Whether the driver's counter starts again at the end of its type."""
+    """True if the driver's counter wraps around at the end of its type."""
     ullong: bool = False
-    """Whether only an unsigned long long can be what is meant."""
+    """True if only an unsigned long long is valid."""
 
 
 FIELDS: tuple[Field, ...] = (
@@ -98,17 +98,17 @@ Found = tuple[dict[str, Any], dict[str, int]]
 
 @dataclass
 class FieldBatch:
-    """The fields that one GPU answers, found by asking once, and what they say a tick."""
+    """The fields that one GPU answers, found by asking once, and their values each tick."""
 
     answered: list[Field] = field(default_factory=list)
     absent: dict[str, str] = field(default_factory=dict)
-    """What it does not answer, and why."""
+    """Fields that the GPU does not answer, with the reasons."""
     cause_numbers: str | None = None
-    """Which numbers the counters of single causes are read from, or None when they have none."""
+    """The field numbers of the counters of single causes; None without any."""
     _spare: list[tuple[str, list[Field]]] = field(default_factory=list)
     _wrapping: dict[str, Unwrapped] = field(default_factory=dict)
     _due: dict[bool, Question] = field(default_factory=dict)
-    """What to ask for in a tick without (False) and with (True) the sparse fields, worked out once."""
+    """The numbers to ask for in a tick without (False) and with (True) the sparse fields, computed once."""
 
     def probe(self, nv: ModuleType, handle: Handle) -> dict[str, Any]:
         """Asks for everything once; returns what came. Raises NVMLError when the call itself fails."""
@@ -140,7 +140,7 @@ class FieldBatch:
             self.absent |= reasons | {"throttle_counters": next(iter(reasons.values()))}
 
     def start_again(self) -> None:
-        """The driver may have set its counters back: what they say next is no wrap-around."""
+        """The driver may have reset its counters: a lower next value is no wrap-around."""
         for counter in self._wrapping.values():
             counter.start_again()
 
@@ -151,7 +151,7 @@ class FieldBatch:
         self.absent[name] = reason
 
     def read(self, nv: ModuleType, handle: Handle, *, sparse: bool) -> Found:
-        """One call for all that is due. Raises NVMLError when the call itself fails."""
+        """Read all due fields in one call. Raises NVMLError when the call itself fails."""
         if sparse not in self._due:
             self._due[sparse] = Question(nv, [one for one in self.answered if sparse or one.pace is Pace.TICK])
         due = self._due[sparse]
@@ -176,7 +176,7 @@ class FieldBatch:
 class Unwrapped:
     """A counter that goes on where the driver's starts again from 0.
 
-    It can only tell one turn between two readings: 32 bits of bytes turn in 0.13 s at 32 GB/s, so a rate derived from
+    It counts at most one wrap-around between two readings: 32 bits of bytes wrap in 0.13 s at 32 GB/s, so a rate from
     such a counter once a second is a lower bound.
     """
 
@@ -203,7 +203,7 @@ class Unwrapped:
 
 
 def _usable(one: Field, entry: Entry) -> bool:
-    """Whether the entry is an answer, or a failure that may pass: the call succeeds even for a field nobody knows."""
+    """True if the entry holds a value or a passing failure; the call succeeds even for unknown fields."""
     kind, code, _ = entry
     if code != 0:
         return code in failures.TRANSIENT

@@ -19,16 +19,16 @@ from trainfast_runner.records.tick import DeviceReading, is_instance
 _FIRST_RETRY_NS = 1_000_000_000
 _LONGEST_RETRY_NS = 60_000_000_000
 _LOST_RETRY_NS = 2_000_000_000
-"""How often a lost GPU is asked for: a few calls that fail at once, unlike another initialization."""
+"""Interval between two tries to reach a lost GPU: a few calls that fail at once, unlike another initialization."""
 PATIENCE_S = 0.8
-"""How long one GPU may take for all of its readings before the others are read without it. Less than a tick at 1 Hz,
-whose next one would be missed for all of them."""
+"""Time for all readings of one GPU before the others are read without it. Less than a tick at 1 Hz, or all GPUs would
+miss the next one."""
 HUNG_PATIENCE_S = 0.25
-"""The same for one that took too long before: it is read last, and the tick of the others ends with it."""
+"""The same for a GPU that took too long before: it is read last."""
 OPENING_S = 15.0
-"""How long the driver may take to open: seconds for each GPU that is not in persistence mode."""
+"""Time for the driver to open: seconds for each GPU that is not in persistence mode."""
 _PROBES = 3
-"""What part of that the first look at one GPU may take, which asks for everything."""
+"""Divisor of `OPENING_S` for the first reading of one GPU, which asks for everything."""
 
 Answer = tuple[DeviceReading, dict[str, str]]
 """A GPU's reading, and why what is missing is missing."""
@@ -50,7 +50,7 @@ class Hang:
         return cls(job, t_ns + delay_ns, delay_ns)
 
     def is_forgiven(self, t_ns: int) -> bool:
-        """Whether the GPU has answered for long enough to be treated as any other."""
+        """True once the GPU has answered for long enough to be treated as any other."""
         return self.job.over and t_ns > self.rest_until_ns + _LONGEST_RETRY_NS
 
 
@@ -58,9 +58,9 @@ class Nvml:
     """Reads every GPU the driver lists, in PCI order, whatever CUDA_VISIBLE_DEVICES says.
 
     NVML is opened by the first `sample`, because it does not survive a fork: create and use this in the one
-    thread that samples. After a failure it is initialized again with a growing delay (1 s up to 60 s); GPUs
-    that still answer keep reporting meanwhile, and so do those beside one whose calls hang. Nothing here raises for
-    a missing driver, GPU or reading.
+    thread that samples. After a failure it is initialized again with a growing delay (1 s up to 60 s); GPUs that still
+    answer keep reporting meanwhile, and so do GPUs beside a hanging one. A missing driver, GPU or reading raises
+    nothing.
     """
 
     def __init__(
@@ -74,9 +74,9 @@ class Nvml:
         instances: Collection[str] = (),
     ) -> None:
         """`sparse_every`: ticks between two looks at process lists, fans, limits and PCIe links. `opening_s`: how long
-        a `sample` waits for the driver to open; one that takes longer goes on, and a later `sample` finds it open.
-        `on_xid` is told of Xid errors, from a thread of its own. Once `hurry` is set, nothing is waited for longer than
-        a fraction of a second. `instances` are UUIDs of MIG instances to read after the GPUs."""
+        a `sample` waits for the driver to open; a slower opening goes on, and a later `sample` finds it open. `on_xid`
+        gets Xid errors, from a thread of its own. Once `hurry` is set, no wait takes longer than a fraction of a
+        second. `instances` are UUIDs of MIG instances to read after the GPUs."""
         self.driver_version: str | None = None
         self.failure: str | None = None
         """Why NVML as a whole does not answer, or None."""
@@ -84,7 +84,7 @@ class Nvml:
         """A sentence when the imported pynvml is not nvidia-ml-py's, or None."""
         self._sparse_every = sparse_every
         self.patience_s = patience_s
-        """How long one GPU may take for all of its readings."""
+        """Time for all readings of one GPU."""
         self._ticks = 0
         self._nv: ModuleType | None = None
         self._open = False
@@ -96,23 +96,23 @@ class Nvml:
         self._opening_s = opening_s
         self._patience = Patience(hurry)
         self._hangs: dict[int, Hang] = {}
-        """By GPU index, the last call that took too long."""
+        """The last call that took too long, by GPU index."""
         self._opening: Job[list[Found]] | None = None
         """The initialization that has not come back."""
         self._reopen = False
-        """Whether a lost GPU needs more than a new handle."""
+        """True if a lost GPU needs more than a new handle."""
         self._on_xid = on_xid
         self._instances = tuple(instances)
         self._xids: XidWatch | None = None
 
     @property
     def capabilities(self) -> dict[int, frozenset[str]]:
-        """By GPU index, the fields of `DeviceReading` that the GPU answers; the rest is in `missing`."""
+        """The fields of `DeviceReading` that each GPU answers, by index; the rest is in `missing`."""
         return {device.index: device.readings for device in self._devices}
 
     @property
     def hurried(self) -> bool:
-        """Whether the last readings lack a GPU only because nobody had time to wait for it."""
+        """True if the last readings lack a GPU only because of `hurry`."""
         return self._patience.hurried
 
     def sample(self, t_ns: int) -> tuple[list[DeviceReading], dict[str, str]]:
@@ -124,7 +124,7 @@ class Nvml:
         self._hangs = {index: hang for index, hang in self._hangs.items() if not hang.is_forgiven(t_ns)}
         if not self._open:
             self._open_when_due(t_ns)
-        self._say_how_long()
+        self._renew_durations()
         devices = list(self._devices)
         readings = self._read_all(devices, t_ns, missing) if self._open else {}
         found = [readings.get(device.index) or self._silent(device, missing) for device in devices]
@@ -143,11 +143,11 @@ class Nvml:
 
     @property
     def wants_looks(self) -> bool:
-        """Whether a GPU has no counter of throttled time, so that its reasons are worth a look between two samples."""
+        """True if a GPU has no counter of throttled time, so that `look` is needed between two samples."""
         return self._open and any(device.error is None and device.only_reasons for device in self._devices)
 
     def look(self) -> None:
-        """Asks those GPUs for their throttle reasons. What goes wrong is told by the next sample."""
+        """Read the throttle reasons of those GPUs. The next sample reports failures."""
         nv = self._nv
         assert nv is not None
         due = [device for device in self._devices if device.error is None and device.only_reasons]
@@ -165,8 +165,8 @@ class Nvml:
         self._shut()
         self._patience.close()
 
-    def _say_how_long(self) -> None:
-        """Of what hangs, for how long it has."""
+    def _renew_durations(self) -> None:
+        """Renew the sentences about hanging calls with their duration."""
         if self._opening is not None:
             self.failure = failures.opening(self._opening.age_s, OPENING_S)
         for device in self._devices:
@@ -184,7 +184,7 @@ class Nvml:
         nv = self._nv
         assert nv is not None
         due = [device for device in devices if self._answers(device, t_ns)]
-        # Those that have hung before come last: whoever comes before them has its reading on time.
+        # GPUs that have hung before come last: the others have their readings on time.
         due.sort(key=lambda device: device.index in self._hangs)
         offset_ns = t_ns - time.monotonic_ns()
         jobs = [Job(partial(self._read, nv, device, offset_ns, self._ticks)) for device in due]
@@ -215,7 +215,7 @@ class Nvml:
         return device.read(nv, time.monotonic_ns() + offset_ns, sparse=sparse)
 
     def _answers(self, device: Device, t_ns: int) -> bool:
-        """Whether to ask this GPU now; one whose call came back is asked again after a while."""
+        """True if this GPU is to be read now; after a call that hung only after a rest."""
         hang = self._hangs.get(device.index)
         if hang is not None and hang.job.over and t_ns >= hang.rest_until_ns and not device.lost:
             # What hung may have been the first look at it, and may have failed in the end.
@@ -248,7 +248,7 @@ class Nvml:
             self._opening = job
 
     def _opened(self, job: Job[list[Found]], t_ns: int) -> None:
-        """Asks the GPUs that were found what they can tell; one that hangs over it delays nobody."""
+        """Probe the readings of the GPUs that were found; a hanging GPU delays no other."""
         if job.error is not None:
             raise job.error
         nv = self._nv
@@ -284,7 +284,7 @@ class Nvml:
             self._xids = XidWatch(nv, gpus, instances, self._on_xid)
 
     def _stop_watching(self) -> bool:
-        """Whether nobody waits for Xid errors any more."""
+        """End the wait for Xid errors; True once it has ended."""
         watch, self._xids = self._xids, None
         return watch is None or watch.stop()
 

@@ -1,7 +1,8 @@
-"""Calls into the driver that may never come back, made so that only what waits for them is late.
+"""Calls into the driver that may never return, made so that only their own readings are late.
 
-One thread makes all calls, because parallel callers only queue for the driver's lock. When a call takes longer than
-anybody has patience for, that thread is left to it, and another goes on with the rest.
+One thread makes all calls, because parallel callers only queue for the driver's lock. When a call outlasts its time,
+that thread is left to it, and another goes on with the rest. A killable process instead would need seconds for each GPU
+to open the driver again, and state D takes no signal (docs/decisions.md).
 """
 
 from __future__ import annotations
@@ -15,22 +16,22 @@ from typing import Any, Generic, TypeVar
 
 T = TypeVar("T")
 _SHORTEST_S, _LONGEST_S = 0.01, 0.1
-"""How long to sleep at a time while waiting."""
+"""Seconds of sleep at a time while waiting."""
 _LEAST_S = 0.1
-"""Patience that a healthy call never needs: 8 GPUs answer in milliseconds."""
+"""More time than a healthy call needs: 8 GPUs answer in milliseconds."""
 _HURRIED_S = 0.2
-"""Patience where somebody waits for the end of it all."""
+"""Time for a call at the end of the sampling."""
 
 
 @dataclass
 class Job(Generic[T]):
-    """A call, and what became of it. Belongs to whoever runs it until it is `over`."""
+    """A call and its result. Belongs to the thread that runs it until it is `over`."""
 
     call: Callable[[], T]
     result: T | None = None
     error: BaseException | None = None
     began_s: float | None = None
-    """When it was begun, seconds of CLOCK_MONOTONIC."""
+    """Time of the start, seconds of CLOCK_MONOTONIC."""
     over: bool = False
 
     @property
@@ -42,7 +43,7 @@ class Job(Generic[T]):
         self.began_s = time.monotonic()
         try:
             self.result = self.call()
-        except BaseException as error:  # it is raised again by whoever waits for the job
+        except BaseException as error:  # the thread that waits for the job raises it again
             self.error = error
         self.over = True
 
@@ -54,7 +55,7 @@ class _Round:
     jobs: Sequence[Job[Any]]
     ended: threading.Event = field(default_factory=threading.Event)
     left: bool = False
-    """Nobody waits any more: after the call in progress, nothing else is begun."""
+    """True once the round is abandoned: no further call is begun."""
 
     def run(self) -> None:
         for job in self.jobs:
@@ -71,7 +72,7 @@ class Patience:
         """Once `hurry` is set, no call is waited for longer than a fraction of a second."""
         self._hurry = hurry or threading.Event()
         self.hurried = False
-        """Whether a call was left that there was no time to wait for: it may not hang at all."""
+        """True if a call was left for want of time: it may not hang at all."""
         self._rounds: queue.SimpleQueue[_Round | None] | None = None
 
     def run(self, jobs: Sequence[Job[Any]], patience_s: float) -> None:

@@ -1,4 +1,4 @@
-"""How long a GPU without duration counters was throttled: its reasons looked at several times between two ticks."""
+"""Throttled time of a GPU without duration counters, from its reasons read several times between two ticks."""
 
 from __future__ import annotations
 
@@ -7,19 +7,19 @@ from collections.abc import Iterable
 from trainfast_runner.machine.telemetry.throttle_causes import CAUSES
 
 LONGEST_NS = 5_000_000_000
-"""Two looks further apart say nothing of the time between them."""
+"""Two readings further apart are no measure of the time between them."""
 
 
 class SampledReasons:
-    """Adds up, by cause, how long its reasons were shown; where one look shows them and the next does not, half of the
-    time between. What it says grows as a counter of the driver would."""
+    """Sums, by cause, the time in which its reasons were shown; half of the time between a reading that shows them and
+    one that does not. The sum grows as a counter of the driver would."""
 
     def __init__(self) -> None:
         self._held_ns = {cause.name: 0 for cause in CAUSES}
         self._last: tuple[int, frozenset[str]] | None = None
 
     def see(self, reasons: Iterable[str], t_ns: int) -> None:
-        """Take a look at CLOCK_MONOTONIC `t_ns`."""
+        """Take the reasons at CLOCK_MONOTONIC `t_ns`."""
         now = frozenset(reasons)
         before, self._last = self._last, (t_ns, now)
         if before is None or not 0 < t_ns - before[0] <= LONGEST_NS:
@@ -29,5 +29,5 @@ class SampledReasons:
             self._held_ns[cause.name] += (t_ns - before[0]) * ends // 2
 
     def held_ns(self) -> dict[str, int]:
-        """Nanoseconds by cause, since the GPU was first looked at."""
+        """Nanoseconds by cause, since the first reading."""
         return dict(self._held_ns)

@@ -13,15 +13,15 @@ from trainfast_runner.records.tick import Tick
 BUDGET = 0.2
 """The share of the period that taking a tick may cost."""
 LOOK_S = 0.1
-"""How often throttle reasons are looked at between ticks."""
+"""Interval between two readings of throttle reasons between ticks."""
 _LONGEST_PERIOD_S = 10.0
 _TICKS_TO_SLOW_DOWN = 3
 """One slow tick is an initialization or a GPU that just died; three in a row are the machine."""
 _TICKS_TO_SPEED_UP = 10
 _OPENING_S = 1.0
-"""How long a tick waits for a driver that is being opened; the ticks after it have the host's readings meanwhile."""
+"""Time that a tick waits for the driver to open; the next ticks have the host's readings meanwhile."""
 _CLOSING_S = 0.3
-"""How long the end waits for the driver to be closed, which the end of the process does as well."""
+"""Time that the end waits for the driver to close, which the end of the process does as well."""
 
 
 def read_tick(nvml: Nvml, host: HostReader) -> Tick:
@@ -56,11 +56,11 @@ def take_tick(root_pid: int | None = None, *, settle_s: float = 0.2) -> Tick:
 
 
 class Cadence:
-    """When the next tick is due, so that sampling never costs more than its budget.
+    """The schedule of ticks, which keeps the cost of sampling within its budget.
 
     The schedule is steady: a late tick is not made up for, and lateness does not add up. When ticks cost more than
-    `budget` of the period, the period doubles (to 10 s at most), `missing["sampler.period"]` says so, and it comes back
-    when ticks are cheap again.
+    `budget` of the period, the period doubles (to 10 s at most), `missing["sampler.period"]` is set, and the period
+    comes back when ticks are cheap again.
     """
 
     def __init__(self, period_s: float, budget: float = BUDGET) -> None:
@@ -84,7 +84,7 @@ class Cadence:
         return due_s + self.period_s * (max(0, int(late_s // self.period_s)) + 1)
 
     def after(self, tick: Tick) -> None:
-        """Doubles the period after ticks over budget, halves it after cheap ones, and says so in the tick."""
+        """Double the period after ticks over budget, halve it after cheap ones, and note it in the tick."""
         cost_s = tick.sample_us / 1e6
         self._over = self._over + 1 if cost_s > self._budget * self.period_s else 0
         # Half the period must hold the budget with room, or the period would swing.
@@ -117,11 +117,11 @@ class Sampler:
         on_xid: OnXid | None = None,
         instances: Collection[str] = (),
     ) -> None:
-        """`budget`: the share of the period that taking a tick may cost. `on_xid` is told of Xid errors when they
-        happen, from another thread. `instances` are UUIDs of MIG instances to read after the GPUs."""
+        """`budget`: the share of the period that taking a tick may cost. `on_xid` gets Xid errors when they happen,
+        from another thread. `instances` are UUIDs of MIG instances to read after the GPUs."""
         self._cadence = Cadence(period_s, budget)
         self.failure: BaseException | None = None
-        """What `on_tick` raised, or None."""
+        """The exception of `on_tick`, or None."""
         self._on_tick = on_tick
         self._on_xid = on_xid
         self._instances = instances
@@ -180,7 +180,7 @@ class Sampler:
             # Not as the first one, which would open the driver only to close it.
             if self._last_tick and sampled and not nvml.hurried:
                 tick = read_tick(nvml, host)
-                # A GPU that there was no time to wait for is not lost: such a tick would say so.
+                # A tick without time to wait for a GPU would report it lost.
                 if not nvml.hurried:
                     self._on_tick(tick)
         except BaseException as error:
@@ -191,8 +191,8 @@ class Sampler:
             nvml.close()
 
     def _is_over_before(self, due_s: float, nvml: Nvml) -> bool:
-        """Waits for the next tick, looking at throttle reasons meanwhile where nothing else tells for how long they
-        hold; whether the end came first."""
+        """Wait for the next tick, reading throttle reasons meanwhile on GPUs without counters; True if the end came
+        first."""
         look_s = LOOK_S
         while (left_s := due_s - time.monotonic()) > look_s and nvml.wants_looks:
             if self._stopping.wait(look_s):

@@ -1,4 +1,4 @@
-"""At which temperature a GPU is slowed down: by the driver before the hardware, where it has a limit of its own."""
+"""The temperature at which a GPU is slowed down: the driver's limit, or the hardware's."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Heat(Protocol):
 
     @property
     def degrees_to_slowdown_c(self) -> float | None:
-        """From now to whichever comes first, as the driver counts them; below zero it is over."""
+        """Degrees to the first limit, by the driver; negative above it."""
 
 
 def first_limit_c(driver_c: float | None, hardware_c: float | None) -> float | None:
@@ -31,7 +31,7 @@ def first_limit_c(driver_c: float | None, hardware_c: float | None) -> float | N
 
 
 def slows_down_at_c(seen: Heat) -> float | None:
-    """The temperature at which the GPU is slowed down: by its limits, else by how far it says it is from there."""
+    """The temperature at which the GPU is slowed down: by its limits, else by its own margin."""
     limit = first_limit_c(seen.gpu_max_temperature_c, seen.slowdown_temperature_c)
     if limit is not None or seen.temperature_c is None or seen.degrees_to_slowdown_c is None:
         return limit
@@ -39,7 +39,7 @@ def slows_down_at_c(seen: Heat) -> float | None:
 
 
 def degrees_left(seen: Heat) -> float | None:
-    """Degrees Celsius before the GPU is slowed down, as it says, else by its limits; below zero it is over."""
+    """Degrees Celsius before the GPU is slowed down, by its own margin, else by its limits; negative above them."""
     limit = slows_down_at_c(seen)
     if seen.degrees_to_slowdown_c is not None or seen.temperature_c is None or limit is None:
         return seen.degrees_to_slowdown_c

@@ -1,4 +1,4 @@
-"""Why a GPU runs below its clocks: the bits of nvmlDeviceGetCurrentClocksEventReasons, named and weighed.
+"""Throttle reasons: the bits of nvmlDeviceGetCurrentClocksEventReasons with name, words and severity.
 
 The bit values are those of nvml.h (`nvmlClocksEventReason*`, before R535 `nvmlClocksThrottleReason*`).
 """
@@ -64,13 +64,13 @@ def believed(bits: int, previous_bits: int) -> int:
 
 
 def words(name: str) -> str:
-    """What a person reads for a reason; an unknown one says so and keeps its bit."""
+    """A reason in words for the screen; an unknown reason is named by its bit."""
     reason = _BY_NAME.get(name)
     return reason.words if reason else f"reason {name}, unknown to this version"
 
 
 def kind(name: str) -> Kind | None:
-    """Whether a reason is heat, power, or neither (None)."""
+    """The kind of a reason: heat or power; None for neither."""
     reason = _BY_NAME.get(name)
     return reason.kind if reason else None
 

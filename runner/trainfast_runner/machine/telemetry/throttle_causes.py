@@ -1,4 +1,4 @@
-"""Why a device runs below its clocks, by cause, and where the time it did comes from."""
+"""The causes of throttling, and the sources of throttled time."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ from dataclasses import dataclass
 
 REASON_COUNTER, POLICY_COUNTER, SAMPLED_REASONS = "reason counter", "policy counter", "sampled reasons"
 SOURCES = (REASON_COUNTER, POLICY_COUNTER, SAMPLED_REASONS)
-"""Where a throttled time comes from, the most exact first: the driver's counter of that very reason, its counter of
-the policy (fields 74 to 76 of nvml.h), or the reasons as they were sampled, each standing half way to its neighbours:
-ten times a second where the sampler knows that there is no counter."""
+"""Sources of throttled time, the most exact first: the driver's counter of the reason, its counter of the policy
+(fields 74 to 76 of nvml.h), or sampled reasons, each holding half way to its neighbours, and read ten times a second on
+a GPU without a counter."""
 
 
 @dataclass(frozen=True)
 class Cause:
-    """Why a device runs below its clocks: the counters (nanoseconds) and the reasons that say so."""
+    """A cause of throttling, with its counters (nanoseconds) and reasons."""
 
     name: str
     words: str

@@ -1,7 +1,5 @@
-"""How the GPUs are connected: the matrix of `nvidia-smi topo -m`, PCIe links, CPU and NUMA affinity, peer access.
-
-`read_topology` opens NVML for as long as it takes to ask; what it all means for training is in `interconnect.py`.
-"""
+"""The connections of the GPUs: the matrix of `nvidia-smi topo -m`, PCIe links, CPU and NUMA affinity, peer access.
+`read_topology` opens NVML for its readings only; `interconnect.py` has the meaning for training."""
 
 from __future__ import annotations
 
@@ -58,7 +56,7 @@ class TopologyDevice(msgspec.Struct, frozen=True, kw_only=True):
     uuid: str | None = None
     name: str | None = None
     bus_id: str | None = None
-    """As Linux writes it: domain:bus:device.function, in hexadecimal."""
+    """Linux notation: domain:bus:device.function, in hexadecimal."""
     memory_total_bytes: int | None = None
     pcie_generation: int | None = None
     pcie_generation_max: int | None = None
@@ -66,7 +64,7 @@ class TopologyDevice(msgspec.Struct, frozen=True, kw_only=True):
     """Lanes in use."""
     pcie_width_max: int | None = None
     pcie_below_max: str | None = None
-    """What runs below its maximum: generation, width, or both joined by `+`; None when nothing does."""
+    """Properties below their maximum: generation, width, or both joined by `+`; None without any."""
     busy_percent: int | None = None
     """Share of the last moment in which a kernel ran: an idle GPU lowers its PCIe generation to save power."""
     cpu_affinity: str | None = None
@@ -80,7 +78,7 @@ class TopologyDevice(msgspec.Struct, frozen=True, kw_only=True):
 class Topology(msgspec.Struct, frozen=True, kw_only=True):
     """`matrix[a][b]` is the link between the GPUs at positions a and b of `devices`: X, NV4, PIX, PXB, PHB, NODE, SYS.
 
-    `p2p[a][b]` says whether a can read b's memory: `ok`, or why not; None on the diagonal and where unknown.
+    `p2p[a][b]` is `ok` if a can read b's memory, else the reason; None on the diagonal and when unknown.
     """
 
     schema: int = SCHEMA
@@ -92,7 +90,7 @@ class Topology(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def read_topology() -> Topology:
-    """Ask NVML once; a few milliseconds a pair of GPUs. Raises nothing: without a GPU `missing` says why."""
+    """Ask NVML once; a few milliseconds a pair of GPUs. Raises nothing: without a GPU `missing` is the reason."""
     loaded = binding.load()
     nv = loaded.module
     if nv is None:

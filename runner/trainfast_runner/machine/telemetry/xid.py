@@ -13,7 +13,7 @@ from trainfast_runner.machine.telemetry import failures
 from trainfast_runner.machine.telemetry.capabilities import Handle
 
 OnXid = Callable[[int, int, int], None]
-"""Told the moment (CLOCK_MONOTONIC nanoseconds), the GPU's index and the Xid's number."""
+"""Gets the time (CLOCK_MONOTONIC nanoseconds), the GPU's index and the Xid's number."""
 
 _XID_EVENTS: Final = 0x8
 """nvmlEventTypeXidCriticalError of nvml.h."""
@@ -52,22 +52,22 @@ def words(code: int) -> str:
 class XidWatch:
     """Waits for Xid errors of some GPUs until `stop`. NVML must stay initialized meanwhile.
 
-    NVML tells an error in MIG mode of the whole GPU. `on_xid` gets it for that GPU and for each of `instances` in it,
-    except for an error of another GPU instance.
+    In MIG mode NVML reports an error for the whole GPU. `on_xid` gets it for that GPU and for each of `instances` in
+    it, except for an error of another GPU instance.
     """
 
     def __init__(
         self, nv: ModuleType, handles: Mapping[int, Handle], instances: Mapping[int, Handle], on_xid: OnXid
     ) -> None:
         self.missing: dict[int, str] = {}
-        """By GPU index, why its Xid errors are not seen, as soon as that is known."""
+        """The reason that a GPU's Xid errors are not seen, by index, as soon as it is known."""
         self._nv = nv
         self._on_xid = on_xid
         self._stopping = threading.Event()
         self._handles = dict(handles)
         self._indexes = {_address(handle): index for index, handle in handles.items()}
         self._instances = dict(instances)
-        # Signing up is a call into the driver as well: nobody but this thread waits for it.
+        # Registering is a call into the driver too: only this thread waits for it.
         self._thread = threading.Thread(target=self._run, name="nvml-xid", daemon=True)
         self._thread.start()
 
@@ -107,7 +107,7 @@ class XidWatch:
                 if error.value == failures.UNINITIALIZED:
                     break
                 if error.value != _TIMEOUT:
-                    # A lost GPU makes every wait fail at once: no reason to spin, the others may still speak.
+                    # A lost GPU makes every wait fail at once: pause, since the others may still report.
                     self._stopping.wait(1)
                 continue
             index = self._indexes.get(_address(event.device))
@@ -120,7 +120,7 @@ class XidWatch:
             nv.nvmlEventSetFree(events)
 
     def _parts(self) -> dict[int, list[tuple[int, int]]]:
-        """By GPU index, each instance's index and the number of its GPU instance."""
+        """The instances of each GPU by its index: their own index and the number of the GPU instance."""
         nv, found = self._nv, defaultdict[int, list[tuple[int, int]]](list)
         for index, handle in self._instances.items():
             try:
