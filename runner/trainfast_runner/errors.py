@@ -1,4 +1,4 @@
-"""The one error a person can cause: said in one line, with what is allowed and the nearest valid name."""
+"""The error that a user causes: one line, with the allowed values and the nearest valid name."""
 
 from __future__ import annotations
 

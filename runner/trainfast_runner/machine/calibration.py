@@ -27,9 +27,9 @@ UNDISTURBED = 0.9
 
 
 class Ceiling(msgspec.Struct, frozen=True, kw_only=True):
-    """What one device reached: TFLOP/s by precision, GB/s read and written by a copy.
+    """Measured ceilings of one device: TFLOP/s by precision, GB/s read and written by a copy.
 
-    `cpu_share` is the part of the time in which its threads could have run that they did; None on a GPU.
+    `cpu_share` is the share of their time for which its threads got the CPU; None on a GPU.
     """
 
     device: str
@@ -43,7 +43,7 @@ class Ceiling(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def disturbed(self) -> bool:
-        """Whether other processes took so much of the CPU that the ceiling is too low."""
+        """True if other processes took so much of the CPU that the ceiling is too low."""
         return self.cpu_share is not None and self.cpu_share < UNDISTURBED
 
 
@@ -66,7 +66,7 @@ def read(home: Home) -> dict[str, Ceiling]:
 
 
 def ceiling_of(home: Home, device: str, gpu_name: str | None) -> dict[str, Any] | None:
-    """What was measured on the CPU, or on a GPU of this name, as `run.json` keeps it; None when it was not."""
+    """The ceiling of the CPU, or of a GPU of this name, as a dictionary for `run.json`; None when not measured."""
     ceilings = read(home)
     if not ceilings:
         return None

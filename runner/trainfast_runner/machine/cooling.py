@@ -14,9 +14,9 @@ from trainfast_runner.records.tick import DeviceReading
 LOOK_EVERY_S = 1.0
 LONGEST_S = 1200.0
 STUCK_S = 180.0
-"""Not one degree less for so long: this is as cool as it gets."""
+"""Without one degree less for so long, the GPU gets no cooler."""
 TOLD_S = 20.0
-"""From so long on it is said that it does not fall."""
+"""Without one degree less for so long, the waiting person is told."""
 LOWEST_C, HIGHEST_C = 1.0, 120.0
 
 Look = Callable[[], tuple[list[DeviceReading], dict[str, str]]]
@@ -38,7 +38,7 @@ class Cooling:
 
 
 def stuck_words(stuck_s: float) -> str:
-    """What to add where the temperature stands still; nothing where it has fallen lately."""
+    """A note if the temperature stands still; empty if it has fallen lately."""
     if stuck_s < TOLD_S:
         return ""
     return f"; it has not fallen for {stuck_s:.0f} s, and is given up after {STUCK_S:.0f} s"

@@ -1,4 +1,4 @@
-"""What there is to train on: the GPUs CUDA_VISIBLE_DEVICES leaves, or the CPU as the device."""
+"""The devices to train on: the GPUs that CUDA_VISIBLE_DEVICES leaves, or the CPU."""
 
 from __future__ import annotations
 
@@ -38,10 +38,10 @@ CUDA_BUILD, HIP_BUILD = "torch.version.cuda", "torch.version.hip"
 
 @dataclass(frozen=True)
 class Machine:
-    """`device` is what training runs on: "cuda" or "cpu".
+    """The devices of this machine; `device` is "cuda" or "cpu".
 
-    `gpus` are those a run may use, in the order of CUDA_VISIBLE_DEVICES; `nvml_gpus` all the driver lists; `missing`
-    says why there is none.
+    `gpus` are available to a run, in the order of CUDA_VISIBLE_DEVICES; `nvml_gpus` are all that the driver lists;
+    `missing` is the reason for none.
     """
 
     device: str
@@ -51,11 +51,11 @@ class Machine:
     driver_version: str | None = None
     missing: str | None = None
     refusal: UserError | None = None
-    """Why no run may start unless it asks for the CPU: there are GPUs, and which to use is not known."""
+    """The refusal of every run that does not ask for the CPU, when the choice among the GPUs is unknown."""
     instances: tuple[Instance, ...] = ()
     """The MIG instances of the GPUs in MIG mode."""
     topology: Topology | None = None
-    """How the GPUs are joined; read only where a run can choose among three or more."""
+    """The links between the GPUs; read only if a run can choose among three or more."""
 
     def used_by(self, devices: object) -> Machine:
         """The machine as a run with this `devices` knob uses it: without its GPUs if that asks for the CPU."""
@@ -65,7 +65,7 @@ class Machine:
 
     @property
     def why_no_gpu(self) -> str:
-        """In a few words, for a sentence about something else; `doctor` has the cure."""
+        """The reason in a few words, for a sentence about something else; `doctor` has the cure."""
         return self.missing.partition(": ")[0].partition(". ")[0] if self.missing else "torch is a CPU build"
 
     def choose(self, devices: int | str | None, strategy: str) -> tuple[DeviceReading, ...]:
@@ -127,7 +127,7 @@ class Machine:
 
 
 def cpu_has_fp16() -> bool:
-    """Whether this CPU multiplies fp16 itself (by AVX512-FP16, which is what torch's oneDNN asks for)."""
+    """True if this CPU multiplies fp16 itself (by AVX512-FP16, which torch's oneDNN asks for)."""
     try:
         return "avx512_fp16" in CPU_INFO.read_text()
     except OSError:
@@ -139,7 +139,7 @@ def look(
 ) -> Machine:
     """The machine as the training Python `python` can use it; `versions` are those of its `Inspection`.
 
-    Raises nothing: what keeps a run from its GPUs is the machine's `refusal`.
+    Raises nothing: an obstacle between a run and its GPUs is the machine's `refusal`.
     """
     environment = os.environ if environment is None else environment
     readings, missing, driver = sample_gpus()
@@ -188,7 +188,7 @@ def _without_readings(machine: Machine, python: str | None) -> Machine:
 
 
 def _with_gpus(machine: Machine, environment: Mapping[str, str], cuda_order: Callable[[], Sequence[str]]) -> Machine:
-    """With the devices that CUDA_VISIBLE_DEVICES leaves. Raises UserError if none can be chosen."""
+    """The machine with the devices that CUDA_VISIBLE_DEVICES leaves. Raises UserError if none can be chosen."""
     instance = named_instance(environment, machine.instances)
     if instance is not None:
         readings, _, _ = sample_gpus([instance.uuid])
@@ -217,7 +217,7 @@ def _asked_of_cuda(executable: str, order: str | None) -> training_python.CudaDe
 
 
 def _cuda_order(python: str | None, environment: Mapping[str, str]) -> Sequence[str]:
-    """The UUIDs of all GPUs as CUDA counts them in this environment. Raises UserError where torch does not tell."""
+    """The UUIDs of all GPUs in CUDA's order in this environment. Raises UserError if torch does not list them."""
     try:
         found = _asked_of_cuda(training_python.find(python), environment.get(ORDER))
     except UserError as problem:

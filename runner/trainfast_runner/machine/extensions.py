@@ -40,7 +40,7 @@ def missing_tool(python: str) -> tuple[str, str] | None:
 
 
 def has_libaio(python: str) -> bool:
-    """Whether a program with libaio's header compiles and links, as DeepSpeed's async_io has to."""
+    """True if a program with libaio's header compiles and links, as DeepSpeed's async_io must."""
     found = compiler(python)
     if found is None:
         return False

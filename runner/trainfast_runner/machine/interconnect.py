@@ -1,4 +1,4 @@
-"""What the links between GPUs mean for the strategies, in plain words, after the guides' decision tree."""
+"""The meaning of the links between GPUs for the strategies, after the guides' decision tree."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ class Interconnect:
 
     @property
     def all_nvlink(self) -> bool:
-        """Whether every pair is joined by NVLink."""
+        """True if every pair is joined by NVLink."""
         return self.count > 1 and len(self.islands) == 1
 
     @property
     def any_nvlink(self) -> bool:
-        """Whether some pair is joined by NVLink."""
+        """True if some pair is joined by NVLink."""
         return any(len(island) > 1 for island in self.islands)
 
 
@@ -163,7 +163,7 @@ def _no_peer_access(topology: Topology) -> str:
 
 
 def _pcie(devices: Sequence[TopologyDevice]) -> list[str]:
-    """What PCIe links below their maximum mean; an idle GPU's lower generation is how it saves power."""
+    """The meaning of PCIe links below their maximum; an idle GPU lowers its generation to save power."""
     said = []
     for device in devices:
         below = (device.pcie_below_max or "").split("+")

@@ -1,9 +1,9 @@
-"""What a GPU's matrix units can do at most, by the maker's own figures: dense TFLOP/s, without sparsity.
+"""Peak rates of GPUs' matrix units by the maker's figures: dense TFLOP/s, without sparsity.
 
-Half precision is with fp32 accumulation, as training does it: GeForce cards then run at half of the rate that is
-usually advertised. fp32 is that of the CUDA cores. Where a document prints only the figure with sparsity, half of it
-stands here. A card whose figures were not found in a document is not in the table. No figure knows of a power cap or
-of the clocks of a hot room: `doctor --calibrate` measures what this card really reaches.
+Half precision is with fp32 accumulation, as in training: GeForce cards then run at half of the usually advertised rate.
+fp32 is the rate of the CUDA cores. If a document has only the figure with sparsity, half of it is here. Cards without a
+document are not in the table. No figure includes a power cap or the clocks of a hot room: `doctor --calibrate` measures
+the real rate of a card.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ TURING = "NVIDIA Turing GPU Architecture whitepaper (2018), appendix A"
 QUADRO = "NVIDIA Quadro RTX 8000 datasheet"
 # www.nvidia.com/content/dam/en-zz/Solutions/Data-Center/a100/pdf/nvidia-a100-datasheet-us-nvidia-1758950-r4-web.pdf
 A100 = "NVIDIA A100 datasheet (1758950-r4)"
-# www.nvidia.com/content/dam/en-zz/Solutions/Data-Center/a10/pdf/a10-datasheet.pdf and those of its siblings.
+# www.nvidia.com/content/dam/en-zz/Solutions/Data-Center/a10/pdf/a10-datasheet.pdf and its siblings' data sheets.
 A10 = "NVIDIA A10 datasheet"
 A30 = "NVIDIA A30 datasheet"
 A40 = "NVIDIA A40 datasheet"
@@ -113,7 +113,7 @@ PEAKS: dict[str, Peak] = {
     "RTX 3060 Ti": _geforce(4864, 1665, AMPERE_RATES),
     "RTX 3070": _geforce(5888, 1725, AMPERE_RATES),
     "RTX 3070 Ti": _geforce(6144, 1770, AMPERE_RATES),
-    # The one of 10 GB; that of 12 GB has the same name and 3 % more cores.
+    # The card of 10 GB; the card of 12 GB has the same name and 3 % more cores.
     "RTX 3080": _geforce(8704, 1710, AMPERE_RATES),
     "RTX 3080 Ti": _geforce(10240, 1665, AMPERE_RATES),
     "RTX 3090": _geforce(10496, 1695, AMPERE_RATES),

@@ -27,7 +27,7 @@ FAMILIAR = (
 
 @dataclass(frozen=True)
 class CudaDevices:
-    """The devices that torch sees, in CUDA's order. `uuids` is empty for a torch that does not tell them."""
+    """The devices that torch sees, in CUDA's order. `uuids` is empty for a torch that lists none."""
 
     names: tuple[str, ...]
     uuids: tuple[str, ...]
@@ -35,7 +35,10 @@ class CudaDevices:
 
 @dataclass(frozen=True)
 class Inspection:
-    """`config` is the model's whole configuration; `parameters` and `attentions` are None where nobody asked."""
+    """The answer of `inspect`.
+
+    `config` is the model's whole configuration; `parameters` and `attentions` are None unless asked for.
+    """
 
     executable: str
     python_version: str
@@ -49,7 +52,7 @@ class Inspection:
 def inspect(
     python: str | None, model: dict[str, Any], objective: str, count: bool = False, attention: bool = False
 ) -> Inspection:
-    """What the training Python has, and the model's configuration as its transformers understands it.
+    """Inspect the training Python's packages, and the model's configuration by its transformers.
 
     Takes about a second the first time and is remembered until something is installed there. With `count` torch is
     imported and the parameters are counted without memory, with `attention` to ask the model's class. Raises UserError.
@@ -101,7 +104,7 @@ def cuda_devices(executable: str, environment: Mapping[str, str] | None = None) 
 
 
 def model_problem(error: dict[str, Any]) -> UserError:
-    """What the worker says of a model that cannot be built, for a person."""
+    """The worker's error about a model that cannot be built, as a UserError."""
     return UserError(
         str(error.get("message", "the model cannot be configured")).partition("; did you mean")[0],
         key=error.get("key"),

@@ -38,9 +38,9 @@ MOST_PRINTED = 1 << 26
 
 
 def own_environment() -> dict[str, str]:
-    """The inherited environment without a process's place in somebody else's job.
+    """The inherited environment without a process's place in another job.
 
-    A shell inside a torchrun, MPI or accelerate job hands these down; a training of ours would take them for its own.
+    A shell inside a torchrun, MPI or accelerate job passes these on; a training of ours would read them as its own.
     """
     return {
         name: value
@@ -50,7 +50,7 @@ def own_environment() -> dict[str, str]:
 
 
 def working_directory() -> str:
-    """Where the command was typed; empty, which keeps it all the same, where its name cannot be written down."""
+    """The working directory; empty, which keeps it too, if its name is not UTF-8."""
     try:
         path = os.getcwd()
         path.encode()

@@ -1,1 +1,1 @@
-"""The processor: asked for by a knob, how busy others keep it, and how a run's threads wait on it."""
+"""The CPU: its names in the `devices` knob, the load of other processes, the wait policy of a run's threads."""

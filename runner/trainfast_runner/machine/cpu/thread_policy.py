@@ -1,4 +1,4 @@
-"""How the OpenMP threads of a CPU run wait for each other, chosen at launch by what others take of the cores.
+"""The wait policy of a CPU run's OpenMP threads, chosen at launch by the load of other processes.
 
 The runtime's default spins before it sleeps: fastest on an idle machine, and many times slower than sleeping as soon as
 one thread has to wait for a core (docs/decisions.md has the figures). The library reads its settings once, when it is
@@ -22,7 +22,7 @@ HOST_OPTIMIZER = ("zero2-offload", "zero3-offload")
 """Strategies whose optimizer runs on the host's cores, on a machine with GPUs too."""
 UNUSED = "unused"
 PASSIVE_SETTINGS = {"OMP_WAIT_POLICY": "PASSIVE", "KMP_BLOCKTIME": "0"}
-"""For libgomp, and for libiomp and libomp, whose threads spin 200 ms whatever the policy unless this says 0."""
+"""For libgomp, and for libiomp and libomp, whose threads spin 200 ms under any policy unless KMP_BLOCKTIME is 0."""
 
 
 class ThreadPolicy(msgspec.Struct, frozen=True, kw_only=True):

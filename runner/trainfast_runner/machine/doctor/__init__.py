@@ -1,1 +1,1 @@
-"""What is wrong with this machine, or would be in the middle of a run: each finding with its cure."""
+"""Faults of this machine, now or in the middle of a run, each with its cure."""

@@ -1,6 +1,6 @@
-"""What is wrong with this machine, or would be in the middle of a run: each finding with its cure.
+"""The examination of this machine: each finding with its cure.
 
-Everything is only looked at: no driver is changed, nothing is installed, no run is started.
+It only reads: no driver is changed, nothing is installed, no run is started.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def examine(home: Home, python: str | None = None) -> list[Check]:
 
 
 def is_healthy(checks: list[Check]) -> bool:
-    """Whether a run can be started here."""
+    """True if a run can be started here."""
     return all(check.state != "fail" for check in checks)
 
 
@@ -118,7 +118,7 @@ def _gpus(python: str | None) -> Iterator[Check]:
     try:
         versions = torch_build(find(python))
     except UserError:
-        versions = {}  # the check of the Python itself says so
+        versions = {}  # the check of the Python itself reports it
     tick = take_tick(settle_s=0.05)
     yield from gpu_checks(tick, versions, look(versions, python).refusal)
     if any(gpu.energy_mj is not None for gpu in tick.devices):
@@ -201,7 +201,7 @@ def cgroup_memory_limit(
 
 
 def _compiler(python: str | None) -> Iterator[Check]:
-    """What DeepSpeed's extensions and torch.compile build with; a launch puts the Python's own bin first in PATH."""
+    """The build tools of DeepSpeed's extensions and torch.compile; a launch puts the Python's own bin first in PATH."""
     folders = os.pathsep.join([os.path.dirname(python or sys.executable), os.environ.get("PATH", os.defpath)])
     compiler = os.environ.get("CXX") or next((name for name in ("g++", "c++", "clang++") if shutil.which(name)), None)
     if compiler and shutil.which(compiler.split()[0]):
@@ -245,7 +245,7 @@ def _shared_memory() -> Iterator[Check]:
 
 
 def _logout() -> Iterator[Check]:
-    """Whether logind ends a user's processes at logout: a run that was left going would end with the session."""
+    """A finding if logind ends a user's processes at logout, and so a detached run."""
     try:
         user = pwd.getpwuid(os.getuid()).pw_name
     except KeyError:  # as in a container that runs under any uid
@@ -266,7 +266,7 @@ def _logout() -> Iterator[Check]:
 
 
 def ends_at_logout(user: str, roots: tuple[Path, ...] = (Path("/usr/lib"), Path("/run"), Path("/etc"))) -> bool:
-    """Whether logind.conf(5) makes logind kill this user's processes at logout: drop-ins are read last, by name.
+    """True if logind.conf(5) makes logind kill this user's processes at logout: drop-ins are read last, by name.
 
     The default is compiled in and differs between distributions; the file they ship shows it as a comment.
     """
@@ -289,7 +289,7 @@ def ends_at_logout(user: str, roots: tuple[Path, ...] = (Path("/usr/lib"), Path(
 
 
 def _terminal(environment: Mapping[str, str]) -> Iterator[Check]:
-    """What the app will be drawn on."""
+    """The terminal that the app will be drawn on."""
     term = environment.get("TERM", "")
     if not sys.stdout.isatty():
         yield Check("terminal", "ok", "stdout is not a terminal: the app is not opened here, all commands work")

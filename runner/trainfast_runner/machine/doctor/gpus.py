@@ -1,4 +1,4 @@
-"""What `doctor` says of the GPUs: which there are, whether they can be used, and what they do not tell."""
+"""The findings of `doctor` about the GPUs: their number, their use by torch, and missing readings."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from trainfast_runner.units import gibibytes
 
 
 def gpu_checks(tick: Tick, versions: Mapping[str, str | None], refusal: UserError | None = None) -> Iterator[Check]:
-    """NVML, every GPU, whether this build of torch can use them, and the readings that this machine does not give.
+    """Findings about NVML, every GPU, their use by this build of torch, and missing readings.
 
-    `refusal` is that of the machine as the training Python sees it.
+    `refusal` is `Machine.refusal` for the training Python.
     """
     binding, failure = tick.missing.get("nvml.binding"), tick.missing.get("nvml")
     if binding:
@@ -59,7 +59,7 @@ def gpu_checks(tick: Tick, versions: Mapping[str, str | None], refusal: UserErro
 
 
 def energy_checks(before: Tick, after: Tick) -> Iterator[Check]:
-    """Energy counters that the power of their GPU speaks against, from two ticks."""
+    """Energy counters that disagree with the power of their GPU, from two ticks."""
     earlier = {gpu.uuid: gpu for gpu in before.devices}
     for gpu in after.devices:
         first = earlier.get(gpu.uuid)
@@ -76,7 +76,7 @@ def energy_checks(before: Tick, after: Tick) -> Iterator[Check]:
 
 
 def _missing_readings(tick: Tick) -> Iterator[Check]:
-    """What this machine does not tell, grouped by the reason, so that eight GPUs say it once."""
+    """Missing readings, grouped by the reason, so that eight GPUs make one line."""
     by_reason: dict[str, dict[str, list[int]]] = {}
     for key, reason in tick.missing.items():
         owner, _, reading = key.partition(".")

@@ -1,1 +1,1 @@
-"""The GPUs of the machine: which a run may use, how they are joined, their health and their events."""
+"""The GPUs of the machine: their visibility, choice, health and events."""

@@ -1,4 +1,4 @@
-"""What changed on the devices of a run from one tick to the next, as events."""
+"""Changes on the devices of a run from one tick to the next, as events."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ INITIAL_PID_NAMESPACE = "pid:[4026531836]"
 
 
 def sees_host_pids(namespace: Path = Path("/proc/self/ns/pid")) -> bool:
-    """Whether process ids here are those of the host, which are what the driver tells."""
+    """True if process ids here are the host's, which the driver lists."""
     try:
         return os.readlink(namespace) == INITIAL_PID_NAMESPACE
     except OSError:
@@ -33,8 +33,8 @@ def own_pids() -> set[int]:
 class DeviceEvents:
     """Compares each tick with the one before it, for the devices in `watched` (UUIDs).
 
-    `own` gives the ids of the training's processes. Where ids cannot be compared (`host_pids` false: in a container the
-    driver tells the host's), a process is foreign only if it was there at the first look, before the training was.
+    `own` gives the ids of the training's processes. If ids cannot be compared (`host_pids` false: in a container the
+    driver lists the host's), a process is foreign only if it was there at the first tick, before the training.
     With `none_ours` the training is not on these devices, so every process there is foreign.
     """
 
@@ -53,18 +53,18 @@ class DeviceEvents:
         self._throttled: dict[str, frozenset[str]] = {}
         self._lost: set[int] = set()
         self._processes: dict[str, dict[int, DeviceProcess]] = {}
-        """By UUID, every process seen at the last look."""
+        """The processes of the last tick, by UUID."""
         self._foreign: dict[str, set[int]] = {}
         self._slowed = False
         self._indexes: frozenset[int] | None = None
 
     def concerns(self, index: int) -> bool:
-        """Whether the GPU with this index is one of the run's; before the first tick any may be."""
+        """True if the GPU with this index is one of the run's; before the first tick any may be."""
         return self._indexes is None or index in self._indexes
 
     def between(self, tick: Tick) -> list[Event]:
-        """Events since the last tick: throttling began or ended, a device was lost or came back, a process of
-        somebody else came or went, the sampling slowed itself."""
+        """Events since the last tick: throttling began or ended, a device was lost or came back, a foreign process
+        appeared or left, the sampling slowed itself."""
         ours = [device for device in tick.devices if device.uuid in self._watched]
         all_of_ours = [*ours, *self._never_seen(tick)]
         self._indexes = frozenset(device.index for device in all_of_ours)
@@ -83,7 +83,7 @@ class DeviceEvents:
         return [Event(t_ns=tick.t_ns, kind="trouble", detail=sentence)] if sentence is not None and not was else []
 
     def _never_seen(self, tick: Tick) -> list[DeviceReading]:
-        """Devices of the run that were lost before they told their UUID; none where they may be somebody else's."""
+        """Devices of the run that were lost before their UUID was read; empty when they may be another run's."""
         unknown = [device for device in tick.devices if device.uuid is None and device.error is not None]
         missing = self._watched - {device.uuid for device in tick.devices}
         return unknown if len(unknown) == len(missing) else []
@@ -134,7 +134,7 @@ class DeviceEvents:
 def process_event(
     index: int, t_ns: int, what: str, process: DeviceProcess, *, kind: str, host_pids: bool | None = None
 ) -> Event:
-    """That a process appeared on a GPU or left it, by the name it has or had; `what` is appeared or left."""
+    """The event of a process that appeared on a GPU or left it, with its name; `what` is appeared or left."""
     used = process.memory_used_bytes
     memory = "" if used is None else f" with {held(used)}"
     ours = sees_host_pids() if host_pids is None else host_pids
@@ -151,7 +151,7 @@ def process_event(
 
 
 def _name(pid: int) -> str:
-    """What the kernel calls the process; "a process" when it has ended or is hidden."""
+    """The kernel's name of the process; "a process" when it has ended or is hidden."""
     try:
         return Path(f"/proc/{pid}/comm").read_text(errors="replace").strip() or "a process"
     except OSError:

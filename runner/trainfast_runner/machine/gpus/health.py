@@ -1,4 +1,4 @@
-"""What is wrong with a GPU that answers: held back now, errors in its memory, a narrow link; each with its cure."""
+"""Defects of a GPU that answers: throttling now, memory errors, a narrow link; each with its cure."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from trainfast_runner.machine.telemetry.slowdown import degrees_left
 from trainfast_runner.records.tick import DeviceReading
 
 BUSY_PERCENT = 50
-"""From this utilization on a GPU that runs its PCIe link at a lower generation does not do so to save power."""
+"""Above this utilization a lower PCIe generation does not save power."""
 COOLING = "more air, a free slot beside the card, a lower power limit"
 POWER_SUPPLY = "the power supply, its cables and rails: the brake is pulled from outside the card"
 CURES = {"sw_thermal": COOLING, "hw_thermal": COOLING, "hw_power_brake": POWER_SUPPLY}
@@ -27,7 +27,7 @@ class Ailment:
 
 
 def ailments(gpu: DeviceReading) -> Iterator[Ailment]:
-    """Those of one reading: what costs speed now first, then what its memory and its link say."""
+    """Findings in one reading: throttling first, then memory errors and the link."""
     yield from _held_back(gpu)
     yield from _memory(gpu)
     yield from _link(gpu)
@@ -35,7 +35,7 @@ def ailments(gpu: DeviceReading) -> Iterator[Ailment]:
 
 def _held_back(gpu: DeviceReading) -> Iterator[Ailment]:
     reasons = [name for name in gpu.throttle_reasons or () if throttle.severity(name) == "warning"]
-    # The general bit stands beside the one that says what it is.
+    # The general bit is set together with the bit of the cause.
     if len(reasons) > 1 and "hw_slowdown" in reasons:
         reasons.remove("hw_slowdown")
     at = "" if gpu.temperature_c is None else f", at {gpu.temperature_c} °C"
@@ -47,7 +47,7 @@ def _held_back(gpu: DeviceReading) -> Iterator[Ailment]:
 
 
 def _memory(gpu: DeviceReading) -> Iterator[Ailment]:
-    """By NVIDIA's GPU Memory Error Management guide: what waits for a reset, and what wants another card."""
+    """Memory errors by NVIDIA's GPU Memory Error Management guide: pending resets, and cards to replace."""
     if gpu.remapped_rows_failed:
         yield Ailment("a row of its memory could not be replaced", "replace this card")
     if gpu.remapped_rows_pending:

@@ -15,7 +15,7 @@ NEARLY_AS_FREE = 0.9
 
 @dataclass(frozen=True)
 class GpuChoice:
-    """The GPUs of a run. `reason` says why, if they are not those with the most free memory; None else."""
+    """The GPUs of a run. `reason` is None if they are the GPUs with the most free memory."""
 
     gpus: tuple[DeviceReading, ...]
     reason: str | None = None

@@ -1,4 +1,4 @@
-"""Signs of an NVIDIA GPU that do not come from NVML, whose failure alone does not say that there is none."""
+"""Signs of an NVIDIA GPU outside of NVML, whose failure alone does not mean that there is none."""
 
 from __future__ import annotations
 

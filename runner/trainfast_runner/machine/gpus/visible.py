@@ -88,7 +88,7 @@ def left_of(
 
 
 def order_unknown(environment: Mapping[str, str], why: str) -> UserError:
-    """The refusal of numbers whose GPUs only CUDA knows, where torch does not tell."""
+    """The refusal of numbers in CUDA's order when torch does not list that order."""
     return UserError(
         f"{VARIABLE}={environment[VARIABLE]} counts GPUs of several models in CUDA's order, which torch does not tell"
         f" ({why})",

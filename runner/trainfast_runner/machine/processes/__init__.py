@@ -1,1 +1,1 @@
-"""Processes of this machine: told apart, listed, summed over a run, signalled."""
+"""Processes of this machine: their identity, a list of them, the sums of a run, signals."""

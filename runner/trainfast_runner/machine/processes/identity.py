@@ -1,4 +1,4 @@
-"""Processes as the kernel knows them: told apart by start time, found below a root, signalled without mistakes."""
+"""Processes identified by pid and start time, found below a root, and signalled without mistakes."""
 
 from __future__ import annotations
 
@@ -36,18 +36,18 @@ class Unended:
 
 
 def identify(pid: int) -> Identity | None:
-    """Who has this pid now; None when nobody has, or only a zombie waiting to be collected."""
+    """The process with this pid now; None without one, or with only a zombie waiting to be collected."""
     stat = read_stat(pid)
     return None if stat is None or stat.ended else Identity(pid, stat.start_ticks)
 
 
 def is_running(identity: Identity) -> bool:
-    """Whether that very process, and not a later one with its pid, still runs."""
+    """True if that very process, not a later one with its pid, still runs."""
     return identify(identity.pid) == identity
 
 
 def send(identity: Identity, signum: int) -> bool:
-    """Signal that very process. False when it has ended or belongs to somebody else."""
+    """Signal that very process. False when it has ended or belongs to another user."""
     try:
         fd = os.pidfd_open(identity.pid)
     except ProcessLookupError:
@@ -72,7 +72,7 @@ def descendants(root_pid: int) -> list[Identity]:
 
 
 def unended(root_pid: int) -> list[Unended]:
-    """Processes below `root_pid` with a thread that has not ended; without any, those that nobody collected."""
+    """Processes below `root_pid` with a thread that has not ended; without any, the uncollected ones."""
     found = [Unended(pid, stat.name, _worst_state(pid, stat)) for pid, stat in _below(root_pid)]
     return [process for process in found if process.state != "Z"] or found
 
@@ -104,9 +104,9 @@ def _below(root_pid: int) -> list[tuple[int, Stat]]:
 
 
 def session_members(leader: Identity) -> list[Identity]:
-    """The running processes of the session that `leader` began, which may have ended; empty if its pid is a stranger's.
+    """The running processes of the session that `leader` began, which may have ended; empty if its pid was reused.
 
-    While one of them runs, the kernel gives that pid to nobody else.
+    While one of them runs, the kernel does not reuse that pid.
     """
     now = identify(leader.pid)
     if now is not None and now != leader:

@@ -1,4 +1,4 @@
-"""Who uses the machine: processes with their owner, memory, command and age, those that hold a GPU with how much."""
+"""Processes that use the machine, with owner, memory, command, age, and the memory they hold on GPUs."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ class ProcessRow:
     identity: Identity | None = None
     owner: str | None = None
     is_own: bool = False
-    """Whether it belongs to the user who looks."""
+    """True if the process belongs to this user."""
     command: str = ""
-    """As it was started, untrusted text."""
+    """The command line, untrusted text."""
     cpu_percent: float | None = None
     """100 is one core kept busy; None until it was seen twice."""
     memory_rss_bytes: int | None = None
@@ -46,14 +46,14 @@ class ProcessRow:
 
     @property
     def device_memory_bytes(self) -> int | None:
-        """Held on all GPUs together; None where the driver does not say."""
+        """Bytes held on all GPUs together; None when the driver does not list them."""
         known = [held for _, held in self.devices if held is not None]
         return sum(known) if known else None
 
 
 @dataclass(slots=True)
 class _Sighting:
-    """What does not change of a process, and its processor time when it was last looked at."""
+    """A process at the last scan: its owner, and its processor time by then."""
 
     owner: str | None
     is_own: bool
@@ -62,7 +62,7 @@ class _Sighting:
 
 
 class ProcessList:
-    """Reads /proc every few seconds; use it from one thread. `pids_are_ours`: the driver's ids are those of /proc."""
+    """Reads /proc every few seconds; use it from one thread. `pids_are_ours`: the driver lists ids as in /proc."""
 
     def __init__(self, *, pids_are_ours: bool | None = None) -> None:
         self._pids_are_ours = sees_host_pids() if pids_are_ours is None else pids_are_ours
@@ -154,7 +154,7 @@ def _on_devices(row: ProcessRow, devices: tuple[tuple[int, int | None], ...]) ->
 
 
 def _running(pid: int) -> Stat | None:
-    """None when the process has ended, or cannot be looked at now."""
+    """The process's fields; None when it has ended, or cannot be read now."""
     try:
         stat = read_stat(pid)
     except OSError:
@@ -188,7 +188,7 @@ def _owner(pid: str) -> tuple[str | None, bool]:
 
 
 def command_line(pid: str) -> str:
-    """As it was started, arguments set apart by spaces; empty where it has ended or is not to be seen."""
+    """The command line, joined by spaces; empty when the process has ended or is hidden."""
     try:
         with open(f"/proc/{pid}/cmdline", "rb") as file:
             return file.read(4096).rstrip(b"\0").replace(b"\0", b" ").decode(errors="replace")

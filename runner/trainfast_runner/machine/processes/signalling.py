@@ -1,4 +1,4 @@
-"""Ending a process that a person pointed at: only one of their own, and only the very one that was shown."""
+"""The end of a process that a person selected: only their own, and only the very one that was shown."""
 
 from __future__ import annotations
 
@@ -11,10 +11,8 @@ from trainfast_runner.machine.processes.listing import owner_uid, user_name
 
 
 def refuse(identity: Identity) -> None:
-    """Raise UserError where this process is not to be signalled: another user's, this program itself, or another one.
-
-    The start time tells a process from a later one with its pid.
-    """
+    """Raise UserError if this process must not be signalled: another user's, this program, or a later one with its
+    pid."""
     pid = identity.pid
     now = identify(pid)
     if now is None:
@@ -33,7 +31,7 @@ def refuse(identity: Identity) -> None:
 
 
 def end(identity: Identity, *, kill: bool = False) -> str:
-    """Send SIGTERM, or SIGKILL with `kill`, and say so in a sentence. Raises UserError where `refuse` does."""
+    """Send SIGTERM, or SIGKILL with `kill`; returns a sentence about it. Raises UserError when `refuse` does."""
     refuse(identity)
     signum = signal.SIGKILL if kill else signal.SIGTERM
     if not send(identity, signum):
@@ -42,5 +40,5 @@ def end(identity: Identity, *, kill: bool = False) -> str:
 
 
 def still_runs(identity: Identity) -> bool:
-    """Whether that very process is there."""
+    """True if that very process runs."""
     return is_running(identity)
