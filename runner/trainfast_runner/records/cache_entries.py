@@ -31,9 +31,9 @@ class Unneeded:
 
 
 def unneeded(cache: Path, older_than_s: float, now_s: float, *, is_training: bool) -> list[Unneeded]:
-    """Entries not read or changed for so long by their file times, files left half-made, and locks that nobody holds.
+    """Entries not read or changed for so long by their file times, half-made files, and locks that no process holds.
 
-    What a training may have open is left out while one `is_training`.
+    Entries that a training may have open are left out while one `is_training`.
     """
     return [
         Unneeded(path, disk_bytes(path), why)
@@ -44,7 +44,7 @@ def unneeded(cache: Path, older_than_s: float, now_s: float, *, is_training: boo
 
 
 def remove(entry: Unneeded) -> bool:
-    """Delete it; False where somebody has taken the lock meanwhile, or it cannot be deleted."""
+    """Delete an entry; False if its lock was taken meanwhile, or it cannot be deleted."""
     path = entry.path
     try:
         if path.suffix != ".lock":

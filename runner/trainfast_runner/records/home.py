@@ -1,4 +1,4 @@
-"""`$TRAINFAST_HOME`: where runs live, how one is named and found, and whether anything of it is still alive."""
+"""`$TRAINFAST_HOME`: the directories of runs, their names, and the locks that show whether a run is alive."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ STAMP, STAMP_EXAMPLE = "%Y%m%d-%H%M%S", "20261121-054455"
 MOST_AHEAD_S = 60
 """A newest run further in the future than this was started by a clock that was wrong."""
 LOCK_TRIES, LOCK_PAUSE_S = 5, 0.02
-"""How often a lock that a reader may only be asking about is tried, and the time between."""
+"""Tries for a lock that a reader may hold for an instant, and the seconds between."""
 LEAVING_S = 5.0
-"""How long a supervisor may take from `result.json` to its own end."""
+"""Time for a supervisor from `result.json` to its own end."""
 
 
 def new_id(stamp: str, name: str, otherwise: str) -> str:
-    """An id by its time that says what it is of; `otherwise` where nothing of `name` can stand in one."""
+    """An id from the time and `name`, or `otherwise` when no character of `name` is allowed in an id."""
     word = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")[:40] or otherwise
     return f"{stamp}-{word}-{secrets.token_hex(2)}"
 
@@ -108,7 +108,7 @@ class Home:
             raise home_problem(self.path, error) from None
 
     def live_directories(self) -> Iterator[Path]:
-        """The directories of the runs that go on, newest first; each is looked at only when it is asked for."""
+        """Yield the directories of live runs, newest first."""
         return (directory for run_id in reversed(self.run_ids()) if goes_on(directory := self.directory(run_id)))
 
     def directory(self, run_id: str) -> Path:
@@ -163,7 +163,7 @@ class Home:
 
     @contextmanager
     def launching(self) -> Iterator[None]:
-        """One launch at a time: whoever looks for a free device in here can start on it."""
+        """Hold the launch lock: a device that is free within stays free for this launch."""
         fd = os.open(self.path / LAUNCH_LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             fcntl.flock(fd, fcntl.LOCK_EX)
@@ -180,7 +180,7 @@ class Home:
 
 
 def home_problem(path: Path, error: OSError) -> UserError:
-    """Why the home cannot be used and what to do, in one line."""
+    """The reason that the home cannot be used, with the cure, in one line."""
     cure = {
         errno.ENOSPC: "the disk is full: free some space",
         errno.EDQUOT: "the disk quota is used up: free some space",
@@ -194,7 +194,7 @@ def home_problem(path: Path, error: OSError) -> UserError:
 
 @contextmanager
 def shared_lock(directory: Path) -> Iterator[int]:
-    """Hold the run's lock as one of those who keep it alive; gives the descriptor."""
+    """Hold the run's lock as one of the processes that keep it alive; gives the descriptor."""
     fd = os.open(directory / LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(fd, fcntl.LOCK_SH)
@@ -204,7 +204,7 @@ def shared_lock(directory: Path) -> Iterator[int]:
 
 
 def is_alive(directory: Path) -> bool:
-    """Whether any process of the run still holds its lock."""
+    """True if any process of the run still holds its lock."""
     try:
         fd = open_lock(directory)
     except FileNotFoundError:
@@ -218,7 +218,7 @@ def goes_on(directory: Path) -> bool:
 
 
 def is_held(fd: int, against: int) -> bool:
-    """Whether somebody else's lock forbids this kind of one (`LOCK_EX`, `LOCK_SH`); the descriptor is closed."""
+    """True if another lock forbids this kind (`LOCK_EX`, `LOCK_SH`); the descriptor is closed."""
     try:
         fcntl.flock(fd, against | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -229,7 +229,7 @@ def is_held(fd: int, against: int) -> bool:
 
 
 def take_exclusively(fd: int) -> bool:
-    """Take the whole lock of an open file; a reader that only asks about it has it for an instant, waited for."""
+    """Take the exclusive lock of an open file; waits for readers, which hold it for an instant."""
     for attempt in range(LOCK_TRIES):
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -241,9 +241,9 @@ def take_exclusively(fd: int) -> bool:
 
 
 def open_lock(directory: Path) -> int:
-    """A descriptor of the run's lock, to ask for all of it. Raises FileNotFoundError where there is none."""
+    """A descriptor of the run's lock, to take it exclusively. Raises FileNotFoundError without one."""
     try:
-        # NFS gives an exclusive lock only to who may write.
+        # NFS gives an exclusive lock only on a writable descriptor.
         return os.open(directory / LOCK_FILE, os.O_RDWR | os.O_CLOEXEC)
     except OSError as error:
         if error.errno not in (errno.EACCES, errno.EPERM, errno.EROFS):
@@ -252,7 +252,7 @@ def open_lock(directory: Path) -> int:
 
 
 def stays_alive(directory: Path) -> bool:
-    """As `is_alive`, but a run that has its result is given the moment its supervisor needs to end."""
+    """True if the run is alive; a run with a result first gets the time that its supervisor needs to end."""
     deadline = time.monotonic() + LEAVING_S
     while is_alive(directory):
         if time.monotonic() > deadline or not (directory / RESULT_FILE).exists():
@@ -269,7 +269,7 @@ def read_run_file(directory: Path) -> RunFile | None:
 def read_result(directory: Path) -> Result | None:
     """`result.json`, or None when the run has not ended or the file is unreadable.
 
-    None as well while the supervisor computes the figures that a provisional result has not got.
+    None as well while the supervisor computes the figures of a provisional result.
     """
     result = read_written_result(directory)
     return None if result is not None and result.provisional and is_alive(directory) else result
@@ -281,7 +281,7 @@ def read_written_result(directory: Path) -> Result | None:
 
 
 def _has_whole_result(directory: Path) -> bool:
-    """False for a provisional `result.json`; True for one that cannot be read, as a newer version may write it."""
+    """False for a provisional `result.json`; True for an unreadable one, which a newer version may have written."""
     path = directory / RESULT_FILE
     head = _read(path, _head_decoder)
     return path.exists() if head is None else not head.provisional

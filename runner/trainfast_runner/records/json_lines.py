@@ -16,11 +16,11 @@ T_co = TypeVar("T_co", covariant=True)
 
 
 DAMAGE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
-"""What bytes that are not the JSON they should be raise; the last one where brackets are nested thousands deep."""
+"""Errors of damaged JSON; the last one from brackets nested thousands deep."""
 
 
 class NotYet(Exception):
-    """A line that a reader cannot make sense of who begins in the middle of its file. It is no damage."""
+    """A line that is no record, or none for a reader that began in the middle of the file; it is no damage."""
 
 
 class LineDecoder(Protocol[T_co]):
@@ -82,7 +82,7 @@ class Tail(Generic[T]):
         try:
             data = os.lseek(fd, self.offset + zeros, os.SEEK_DATA)
         except OSError:
-            return chunk  # this file system tells no holes, or nothing follows
+            return chunk  # this file system lists no holes, or nothing follows
         if data == self.offset + zeros:
             return chunk
         if before:

@@ -1,7 +1,7 @@
-"""`output.log`: what the training prints, written by the training itself and held under a size by its supervisor.
+"""`output.log`: the training's output, written by the training itself and held under a size by its supervisor.
 
-Head and tail are kept, the middle goes: first as a hole in the file, at the end as one line that says how much. The
-step records are held under a size in the same way.
+Head and tail are kept, the middle goes: first as a hole in the file, at the end as one line with its size. Step records
+are held under a size in the same way.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class OutputLog:
         return dropped
 
     def compact(self) -> None:
-        """Once nobody writes any more: head, a line with the count of dropped bytes, tail. Raises OSError."""
+        """Rewrite the ended file as head, a line with the count of dropped bytes, and tail. Raises OSError."""
         if not self.dropped_bytes:
             return
         with self.path.open("rb") as file:
@@ -79,9 +79,9 @@ class OutputLog:
 
 
 def read_log(path: Path, last_lines: int | None = None) -> list[str]:
-    """The last lines of the output, or all of it, without line ends; a hole reads as one line that says so.
+    """The last lines of the output, or all of it, without line ends; a hole reads as one line with its size.
 
-    Control sequences are left in: whoever shows the text removes them. No file is no lines.
+    Control sequences are left in, to be removed before the text is shown. Empty without a file.
     """
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
@@ -115,7 +115,7 @@ def _backwards(fd: int) -> Iterator[bytes]:
 
 
 def _segments(fd: int) -> Iterator[tuple[int, int]]:
-    """Ranges that hold data; the whole file where the file system cannot tell."""
+    """Ranges that hold data; the whole file if the file system lists no holes."""
     size, place = os.fstat(fd).st_size, 0
     while place < size:
         try:

@@ -35,9 +35,9 @@ class Spread(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Throughput(msgspec.Struct, frozen=True, kw_only=True):
-    """Summed over data-parallel ranks, a second.
+    """Rates a second, summed over data-parallel ranks.
 
-    `measured_under` says what makes this speed useless for ranking, None where nothing does.
+    `measured_under` is the condition that makes this speed useless for ranking; None without one.
     """
 
     samples_per_s: Spread = Spread()
@@ -79,9 +79,9 @@ class Flops(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class MemoryFigures(msgspec.Struct, frozen=True, kw_only=True):
-    """Bytes: the worst rank's allocator peaks, and the device's own figure.
+    """Peak bytes: the worst rank's by the allocator, and the device's own figure.
 
-    A CPU's peaks are those of its strict warm-up steps; `not_measured_because` says why there are none.
+    A CPU's peaks are of its strict warm-up steps; `not_measured_because` is the reason for none.
     """
 
     peak_allocated_bytes: int | None = None
@@ -114,8 +114,8 @@ OLD_SPEED = "strict malloc thresholds, as all CPU runs of earlier versions"
 
 
 class CompileCost(msgspec.Struct, frozen=True, kw_only=True):
-    """What compiling took on top of steady steps, and how many of those win it back against `compared_with`, the
-    latest such run with compile=off; `reason` says why a figure is missing."""
+    """The time of compiling beyond steady steps, and the steps that win it back against `compared_with`, the latest
+    such run with compile=off; `reason` is why a figure is missing."""
 
     cold_seconds: float | None = None
     break_even_steps: float | None = None
@@ -131,8 +131,8 @@ class LossScaling(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Energy(msgspec.Struct, frozen=True, kw_only=True):
-    """Joules over the measured window, summed over watched devices; `source` is "energy counter", or "integrated
-    power" where a device has no such counter. `reason` says why there is no figure where a counter is not believed."""
+    """Joules over the measured window, summed over watched devices; `source` is "energy counter", or "integrated power"
+    if a device has no such counter. `reason` is why a distrusted counter gives no figure."""
 
     joules: float | None = None
     joules_per_sample: float | None = None
@@ -159,7 +159,7 @@ class Throttle(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Thinning(msgspec.Struct, frozen=True, kw_only=True):
-    """How much of a long run's records the figures rest on; counts and peaks are of all records that are left.
+    """The share of a long run's records behind the figures; counts and peaks are of all records that are left.
 
     `steps_looked_at` of the first rank's steps give medians, percentiles and the diagnosis, taken evenly from those on
     the disk; the records of `steps_dropped` others, between the first and the last ones, are gone: `steps.jsonl` has
@@ -202,14 +202,14 @@ class OomChange(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class OomExplanation(msgspec.Struct, frozen=True, kw_only=True):
-    """Sizes in bytes of one rank, None where nothing tells.
+    """The explanation of a lack of memory: sizes in bytes of one rank, None when unknown.
 
     `grown` is the category (of memory_model.CATEGORIES) that had grown when memory ended, `grown_bytes` its size at the
     predicted peak. `held_bytes` is measured, the most that was held in that phase, and `asked_bytes` what was asked for
     on top of it; `untouched_bytes` is what a CPU's limit counted besides: address space reserved and not touched.
-    `needed_bytes` is what the memory model says the run needs, `missing_bytes` how much of that, or else
-    of what was asked for, was not there. `others` says in words who else
-    held memory of the device. `changes` are ranked by cost; those with `predicted_bytes` fit by the memory model,
+    `needed_bytes` is the memory model's prediction for the run, `missing_bytes` the lacking part of it, or else of the
+    request. `others` names in words the other processes that held memory of the device. `changes` are ranked by cost;
+    those with `predicted_bytes` fit by the memory model,
     unless they have `missing_bytes`: where no change is enough the closest are given.
     """
 
@@ -232,25 +232,25 @@ class OomExplanation(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Conditions(msgspec.Struct, frozen=True, kw_only=True):
-    """What else was true of the machine; `clean` is False when the comparison with another run is in doubt.
+    """Conditions of the machine; `clean` is False when the comparison with another run is in doubt.
 
     From `steady_from_step` on neither temperature nor step time drifted any more; `still_warming` says that they
-    still did at the end, None that the steps are too few to tell. The slopes are those of the last steady or drifting
-    stretch. No measured step is left out for it.
+    still did at the end, None that the steps are too few. The slopes are of the last steady or drifting window. No
+    measured step is left out.
     """
 
     start_temperature_c: float | None = None
-    """Of the hottest watched GPU when the run was launched."""
+    """The hottest watched GPU at the launch."""
     measured_from_temperature_c: float | None = None
-    """Of the hottest watched GPU when the first measured step began."""
+    """The hottest watched GPU at the start of the first measured step."""
     foreign_processes: list[dict[str, Any]] = []
     others_cpu_percent: float | None = None
     """The share of all cores that processes of others took while the measured steps ran, the mean."""
     clean: bool = True
     started_clean: bool | None = None
-    """Whether the devices were as free as before when the run was launched; None of older versions."""
+    """True if the devices were as free as before at the launch; None in older versions' results."""
     absences: list[dict[str, Any]] = []
-    """When watched GPUs gave no reading, as `absences.absences` lists them."""
+    """Times without a reading of a watched GPU, as listed by `absences.absences`."""
     xid_errors: list[dict[str, Any]] = []
     """Xid errors while the run went on, each with `device` (NVML index, None where it is not known) and `detail`."""
     driver: str | None = None
@@ -261,11 +261,11 @@ class Conditions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Diagnosis(msgspec.Struct, frozen=True, kw_only=True):
-    """One thing that holds a run back: the sentence, the figures it rests on, and what to try.
+    """One bottleneck: a sentence, its figures, and advice.
 
-    `rule` names an entry of `diagnosis.rules.RULES`, which has the thresholds and their sources. The names of
-    `evidence` carry their units. `cost_ms_per_step` is how much of each step it takes, where that can be told, and
-    `cost_fraction` the same as a share of the step; findings that hold at once may be about the same time. `severity`
+    `rule` names an entry of `bottleneck.rules.RULES`, which has the thresholds and their sources. The names in
+    `evidence` carry their units. `cost_ms_per_step` is its cost in each step, None when unknown, and `cost_fraction`
+    the same as a share of the step; two bottlenecks at once may cost the same time. `severity`
     is warning or info. `device` is an NVML index.
     """
 
@@ -315,15 +315,15 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
     compile: CompileCost | None = None
     precision: LossScaling | None = None
     diagnosis: list[Diagnosis] = []
-    """What held the run back, the costliest first."""
+    """The bottlenecks of the run, the costliest first."""
     diagnosed: bool = False
-    """Whether that was looked for: not with too few measured steps, and not by versions that wrote no such field."""
+    """True if the run was diagnosed: not with too few measured steps, nor by versions without this field."""
     error: RunError | None = None
     oom: OomExplanation | None = None
-    """Of a run that ran out of memory: why, and what would make it fit."""
+    """The explanation of a run that ran out of memory, with changes that would fit."""
     conditions: Conditions = Conditions()
     thinning: Thinning | None = None
-    """None where the figures rest on all records, as those of all but long runs do."""
+    """None when the figures rest on all records, as in all but long runs."""
     unreadable_lines: int = 0
     troubles: list[str] = []
     """Records and figures that could not be written, read or computed beside the training, which went on."""

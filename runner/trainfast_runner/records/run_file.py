@@ -72,7 +72,7 @@ class RecordedSpec(msgspec.Struct, frozen=True, kw_only=True):
         return name_of(self.preset, self.variant)
 
     def changes(self) -> dict[str, Any]:
-        """What `--set` or the screen changed of the preset, `knob`, `model.FIELD` or `data.FIELD`, with its value."""
+        """Overrides of the preset by `--set` or the screen: `knob`, `model.FIELD` or `data.FIELD`, with the value."""
         sections = {"model": self.model, "data": self.data}
         found = {}
         for key in self.changed:
@@ -116,11 +116,11 @@ class RunFile(RecordedSpec, frozen=True, kw_only=True):
     """`probe` for the process in which a search tries batch sizes, `proof` for its last run; None for any other."""
     search_id: str | None = None
     calibration: dict[str, Any] | None = None
-    """What `doctor --calibrate` measured on this device, where it did."""
+    """The ceiling that `doctor --calibrate` measured on this device; None when not measured."""
     predicted: dict[str, Any] | None = None
     """The memory that was predicted for the fullest rank, a `memory_model.Prediction`; None where nothing was."""
     threads: dict[str, Any] | None = None
-    """How the OpenMP threads of a CPU run wait, why, and what others took of the cores; None for a run on GPUs."""
+    """The wait policy of a CPU run's OpenMP threads, its reason, and the load of others; None for a run on GPUs."""
 
     @property
     def predicted_bytes(self) -> int | None:
@@ -171,7 +171,7 @@ class Step(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Actual(msgspec.Struct, frozen=True, kw_only=True):
-    """What really ran, read from the live objects."""
+    """The settings that really ran, read from the live objects."""
 
     wrapper: str | None = None
     optimizer: str | None = None
@@ -200,9 +200,11 @@ class Actual(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class WorkerLine(Actual, frozen=True, kw_only=True):
-    """A line of `worker.jsonl`. `kind` is started, phase, data, cpu, actual, overflow, exception, invalid, trouble
-    (`detail` says what failed beside the training), signal (the rank was told to end, and ends) or finished; only the
-    fields of its kind are set."""
+    """A line of `worker.jsonl`.
+
+    `kind` is started, phase, data, cpu, actual, overflow, exception, invalid, trouble (`detail` is a failure beside the
+    training), signal (the rank ends on request) or finished; only the fields of its kind are set.
+    """
 
     t_ns: Count
     kind: str
@@ -243,9 +245,12 @@ class WorkerLine(Actual, frozen=True, kw_only=True):
 
 
 class Event(msgspec.Struct, frozen=True, kw_only=True):
-    """A line of `events.jsonl`. `kind` is supervisor, launched (the training's direct child), state, stop_requested,
-    kill_sent, throttle_on, throttle_off, xid, foreign_process, gpu_lost, gpu_back, output_trimmed, steps_trimmed,
-    telemetry_thinned, rank_gone or trouble (the supervisor could not write or read a file)."""
+    """A line of `events.jsonl`.
+
+    `kind` is supervisor, launched (the training's direct child), state, stop_requested, kill_sent, throttle_on,
+    throttle_off, xid, foreign_process, gpu_lost, gpu_back, output_trimmed, steps_trimmed, telemetry_thinned, rank_gone
+    or trouble (the supervisor could not write or read a file).
+    """
 
     t_ns: Count
     kind: str
@@ -258,4 +263,4 @@ class Event(msgspec.Struct, frozen=True, kw_only=True):
     device: int | None = None
     detail: str | None = None
     memory_used_bytes: int | None = None
-    """Of a process on a GPU, its device memory when it was seen."""
+    """Device memory of a process on a GPU when it was seen."""

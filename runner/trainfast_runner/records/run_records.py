@@ -1,4 +1,4 @@
-"""All that a run directory holds, read as far as it is readable: half-written, cut short or damaged files included.
+"""The records of a run directory, as far as they are readable: half-written, cut or damaged files included.
 
 Memory is bounded: of more than `MOST_STEPS` steps or `MOST_SAMPLES` samples an even share is kept (`thinned.py`).
 """
@@ -67,13 +67,13 @@ class DeviceSample(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RunSample(msgspec.Struct, frozen=True, kw_only=True):
-    """The part of the run's process tree's reading that a diagnosis looks at; 100 % is one core kept busy."""
+    """The part of the process tree's reading that a diagnosis needs; 100 % is one core kept busy."""
 
     cpu_percent: float | None = None
 
 
 class HostSample(msgspec.Struct, frozen=True, kw_only=True):
-    """The part of the host's reading that a diagnosis looks at."""
+    """The part of the host's reading that a diagnosis needs."""
 
     cpu_percent: float | None = None
     cpu_count: int | None = None
@@ -91,8 +91,11 @@ class _DeviceTick(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass
 class RunRecords:
-    """One run's records. Steps and worker lines are by rank, device samples by UUID as (t_ns, sample), host samples
-    likewise. Of a long run `steps`, `devices` and `hosts` are a share, and `thinning` says which."""
+    """One run's records.
+
+    Steps and worker lines are by rank, device samples by UUID as (t_ns, sample), host samples likewise. In a long run
+    `steps`, `devices` and `hosts` are the share that `thinning` describes.
+    """
 
     run: RunFile | None = None
     steps: dict[int, list[Step]] = field(default_factory=dict)
@@ -107,20 +110,20 @@ class RunRecords:
     """None where all records are here."""
     totals_by_rank: dict[int, StepTotals] = field(default_factory=dict)
     highest_used_bytes: dict[str, int] = field(default_factory=dict)
-    """The fullest that each device was seen, in the samples that were left out too."""
+    """The highest used memory of each device, in all samples."""
 
     def totals(self, rank: int) -> StepTotals:
         """Totals over all steps of a rank, including those left out."""
         return self.totals_by_rank.get(rank) or totals_of(self.steps.get(rank, ()))
 
     def peak_used_bytes(self, uuids: Iterable[str]) -> int | None:
-        """The fullest that any of these devices was seen."""
+        """The highest used memory of any of these devices."""
         kept = (sample.memory_used_bytes for uuid in uuids for _, sample in self.devices.get(uuid, ()))
         seen = [self.highest_used_bytes.get(uuid) for uuid in uuids]
         return max((used for used in (*kept, *seen) if used is not None), default=None)
 
     def last_t_ns(self) -> int | None:
-        """The latest moment that anything was recorded, telemetry left out."""
+        """The time of the last record, telemetry left out."""
         times = [steps[-1].t_ns for steps in self.steps.values() if steps]
         times += [lines[-1].t_ns for lines in self.worker.values() if lines]
         times += [event.t_ns for event in self.events[-1:]]
@@ -164,7 +167,7 @@ def _read_steps(directory: Path, records: RunRecords) -> dict[int, Thinned[Step]
             thinned.add(step.step, step)
         totals.dropped = totals.missing if tail.dropped_bytes else 0
         records.totals_by_rank[rank], found[rank] = totals, thinned
-    # Rates are those of steps that all ranks have.
+    # Rates are of steps that all ranks have.
     level = max((one.level for one in found.values()), default=0)
     for rank, thinned in found.items():
         thinned.thin_to(level)
@@ -194,9 +197,9 @@ def _read_ticks(directory: Path, records: RunRecords) -> Thinned[_DeviceTick]:
 
 
 def tried_batches(directory: Path, run: RunFile | None) -> list[int]:
-    """The batch sizes that a search had its probe try, oldest first; none of a run that is no probe.
+    """The batch sizes that a search's probe tried, oldest first; empty for a run that is no probe.
 
-    What it was told stands there before it begins, so the last one is where it ended, however it ended.
+    An order is written before the probe begins it, so the probe ended at the last one.
     """
     if run is None or run.role != PROBE:
         return []

@@ -6,5 +6,5 @@ STATE_WORDS = {"oom": "out of memory", "failed_to_start": "failed to start"}
 
 
 def state_words(state: str) -> str:
-    """A state as a person says it."""
+    """A state in words."""
     return STATE_WORDS.get(state, state.replace("_", " "))

@@ -1,4 +1,4 @@
-"""`steps.jsonl` and those of the other ranks: held under a size, and read with the mark that stands for what went."""
+"""`steps.jsonl` and the files of the other ranks: held under a size, with a mark for dropped records."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class StepTail(Tail[Step]):
 
     @property
     def dropped_bytes(self) -> int:
-        """Step records that this file held once: those of a hole in it, and of its marks."""
+        """Bytes of dropped step records: the hole in the file, and its marks."""
         return self.hole_bytes + self._of_marks.dropped_bytes
 
 

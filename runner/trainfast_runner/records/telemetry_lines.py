@@ -50,7 +50,7 @@ class TickChange(msgspec.Struct, frozen=True, kw_only=True):
     sample_us: int
     nvml_us: int | None
     host: dict[str, Any] = {}
-    """Changed fields of `HostReading`; those of `run` likewise."""
+    """Changed fields of `HostReading`, and of its `run` likewise."""
     columns: dict[str, list[Any] | dict[int, Any]] = {}
     missing: dict[str, str | None] = {}
 

@@ -1,7 +1,7 @@
-"""The records of one sampling tick: what `monitor --json` prints and `telemetry.jsonl` holds a line of.
+"""The records of one sampling tick: an object of `monitor --json`, a line of `telemetry.jsonl`.
 
-Every reading may be None: it could not be had on this machine, and `Tick.missing` says why.
-Zero always means a measured zero.
+Every reading may be None: it is unavailable on this machine, for a reason in `Tick.missing`. Zero always means a
+measured zero.
 """
 
 import msgspec
@@ -39,25 +39,25 @@ class DeviceReading(msgspec.Struct, frozen=True, kw_only=True):
     t_ns: int | None = None
     """CLOCK_MONOTONIC nanoseconds when this GPU was asked: behind a slow one, later than the tick's."""
     compute_capability: str | None = None
-    """As CUDA writes it: 8.0 is Ampere, the first with bf16 and TF32; 9.0 is Hopper."""
+    """CUDA's notation: 8.0 is Ampere, the first with bf16 and TF32; 9.0 is Hopper."""
     memory_used_bytes: int | None = None
     memory_total_bytes: int | None = None
     memory_free_bytes: int | None = None
-    """What an allocation can still get: total minus used minus what the driver reserves."""
+    """Available to an allocation: total minus used minus the driver's reserve."""
     gpu_utilization_percent: int | None = None
     """Share of time in which any kernel ran (0 to 100), not how full the multiprocessors were."""
     memory_utilization_percent: int | None = None
     """Share of time in which device memory was read or written (0 to 100), not how much is in use."""
     temperature_c: int | None = None
     slowdown_temperature_c: int | None = None
-    """Where the hardware slows the GPU down."""
+    """The temperature at which the hardware slows the GPU down."""
     shutdown_temperature_c: int | None = None
     gpu_max_temperature_c: int | None = None
     """The highest temperature in operation: above it the driver slows the GPU down (sw_thermal)."""
     degrees_to_slowdown_c: int | None = None
     """Left before the GPU is slowed down: NVML's own margin, else the lower of the two limits less the temperature."""
     memory_temperature_c: int | None = None
-    """Of high-bandwidth memory only; the hot spot of the chip is not in NVML at all."""
+    """High-bandwidth memory only; the hot spot of the chip is not in NVML at all."""
     memory_max_temperature_c: int | None = None
     fan_percent: int | None = None
     power_w: float | None = None
@@ -77,20 +77,20 @@ class DeviceReading(msgspec.Struct, frozen=True, kw_only=True):
     throttle_reasons: list[str] | None = None
     """Names from `throttle.REASONS`, unknown bits as hex; empty means not throttled, None means not known."""
     power_violation_ns: int | None = None
-    """Time held back by the power policy since the driver was loaded; take differences."""
+    """Time throttled by the power policy since the driver was loaded; take differences."""
     thermal_violation_ns: int | None = None
-    """Time held back by the thermal policy since the driver was loaded; take differences."""
+    """Time throttled by the thermal policy since the driver was loaded; take differences."""
     sync_boost_violation_ns: int | None = None
-    """Time held back by the slowest GPU of the sync-boost group; take differences."""
+    """Time throttled by the slowest GPU of the sync-boost group; take differences."""
     sw_thermal_slowdown_ns: int | None = None
-    """Time slowed down for heat by the driver; take differences. Only where `throttle_counters` says from where."""
+    """Time slowed down for heat by the driver; take differences. None without `throttle_counters`."""
     hw_thermal_slowdown_ns: int | None = None
     """Time slowed down for heat by the hardware; take differences."""
     hw_power_brake_ns: int | None = None
     """Time slowed down by the power brake, an outside signal; take differences."""
     throttled_sampled_ns: dict[str, int] = {}
-    """Only where the driver gives no counter of the time that heat, power or sync boost took: by cause, for how long
-    its reasons were seen, looked at ten times a second; take differences."""
+    """Throttled time by cause, from reasons read ten times a second; take differences. Only if the driver has no
+    counter of heat, power or sync boost."""
     throttle_counters: str | None = None
     """The field numbers of the three counters above, which moved between drivers: "269-271", "251-253", or None."""
     pcie_generation: int | None = None
@@ -115,7 +115,7 @@ class DeviceReading(msgspec.Struct, frozen=True, kw_only=True):
     remapped_rows_failed: int | None = None
     """1 when a row could not be replaced: the GPU should be replaced."""
     mig_mode: bool | None = None
-    """Whether the GPU is cut into instances (MIG), which takes some readings away."""
+    """True if the GPU is cut into instances (MIG), which hides some readings."""
     processes: list[DeviceProcess] | None = None
     """Compute processes; refreshed every few ticks."""
     error: str | None = None
@@ -170,6 +170,6 @@ class Tick(msgspec.Struct, frozen=True, kw_only=True):
     missing: dict[str, str]
     """Why a reading is None: `nvml`, `gpu0`, `gpu0.memory_temperature_c`, `host.temperature_c`, `run`, ..."""
     sample_us: int
-    """What taking this sample cost, in microseconds of wall time."""
+    """The cost of this sample in microseconds of wall time."""
     nvml_us: int | None = None
     """The part of it that went into the GPUs."""
