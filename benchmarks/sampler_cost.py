@@ -226,7 +226,7 @@ class TimedLog(TelemetryLog):
     """A run's telemetry, which keeps the ticks and what each cost; after so many `wanted` it is `full`."""
 
     def __init__(self, directory: Path, library: TimedLibrary, wanted: int) -> None:
-        super().__init__(directory, [], tell=lambda event: None, complain=print)
+        super().__init__(directory, [], on_event=lambda event: None, on_failure=print)
         self.taken: list[Taken] = []
         self.is_warm, self.is_full = threading.Event(), threading.Event()
         self._library, self._wanted = library, wanted

@@ -12,10 +12,10 @@ from diagnosed import GIB, Case, S, always
 from trainfast_runner.records.run_file import ClockAnchor, Event, RunFile
 from trainfast_runner.records.run_records import read_records
 from trainfast_runner.results.bottleneck.device_window import Window
+from trainfast_runner.results.bottleneck.diagnose import diagnose
 from trainfast_runner.results.bottleneck.figures import figures_by_scope
 from trainfast_runner.results.bottleneck.measured_window import ForeignProcess, MeasuredWindow, foreign_processes
 from trainfast_runner.results.bottleneck.rules import NAMES, RULES, rule_that_spoke
-from trainfast_runner.results.bottleneck.verdicts import diagnose
 from trainfast_runner.results.summary import summarise
 from trainfast_runner.results.verdict import Verdict
 from trainfast_runner.running.follower import Follower

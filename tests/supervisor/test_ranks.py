@@ -32,7 +32,7 @@ def test_rank_that_vanishes_ends_the_run(run: Run, ended_clean: Callable[[Run], 
     # Unnoticed it would go on for ever: that it ends at all is what shows that the supervisor saw it.
     result = run.end()
     assert result.state == "failed"
-    assert result.reason.startswith("rank 1 ended without a word (after step")
+    assert result.reason.startswith("rank 1 exited without reporting an error (after step")
     assert result.error is not None
     assert (result.error.rank, result.error.phase) == (1, "train")
     assert [event.rank for event in run.events("rank_gone")] == [1]

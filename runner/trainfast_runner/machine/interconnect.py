@@ -91,10 +91,10 @@ def meaning(topology: Topology) -> list[str]:
         one = "One GPU: strategy=single; nothing has to be sent to another."
         return [*silent, *([one] if answering else []), *_pcie(topology.devices)]
     links = interconnect(topology, answering)
-    said = [*silent, *_strategies(links), *_crossing(topology, links)]
+    lines = [*silent, *_strategies(links), *_crossing(topology, links)]
     if links.peer_access is False:
-        said.append(_no_peer_access(topology))
-    return [*said, *_pcie(topology.devices), *_affinity(topology.devices)]
+        lines.append(_no_peer_access(topology))
+    return [*lines, *_pcie(topology.devices), *_affinity(topology.devices)]
 
 
 def _silent(devices: Sequence[TopologyDevice]) -> list[str]:
@@ -164,11 +164,11 @@ def _no_peer_access(topology: Topology) -> str:
 
 def _pcie(devices: Sequence[TopologyDevice]) -> list[str]:
     """The meaning of PCIe links below their maximum; an idle GPU lowers its generation to save power."""
-    said = []
+    lines = []
     for device in devices:
         below = (device.pcie_below_max or "").split("+")
         if "width" in below:
-            said.append(
+            lines.append(
                 f"GPU {device.index} uses {device.pcie_width} of {device.pcie_width_max} PCIe lanes: check its slot,"
                 " riser or the board's lane sharing; transfers to it are slower by as much."
             )
@@ -176,16 +176,16 @@ def _pcie(devices: Sequence[TopologyDevice]) -> list[str]:
     idle = [device for device in lowered if not device.busy_percent]
     busy = [device for device in lowered if device.busy_percent]
     if idle:
-        said.append(
+        lines.append(
             f"{_names([device.index for device in idle])}: PCIe generation below the maximum while idle, which saves"
             " power; look again during a run."
         )
     if busy:
-        said.append(
+        lines.append(
             f"{_names([device.index for device in busy])}: PCIe generation below the maximum under load: check slot,"
             " riser and the BIOS setting of the slot's speed."
         )
-    return said
+    return lines
 
 
 def _affinity(devices: Sequence[TopologyDevice]) -> list[str]:

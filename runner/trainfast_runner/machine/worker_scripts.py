@@ -103,8 +103,8 @@ def ask_each(
     """
     command = [executable, str(WORKER / script), *arguments]
     # Files, not pipes: neither side ever waits for the other.
-    with TemporaryFile() as printed, TemporaryFile() as complaints:
-        process = start_script(executable, command, complaints, environment, stdout=printed)
+    with TemporaryFile() as printed, TemporaryFile() as errors:
+        process = start_script(executable, command, errors, environment, stdout=printed)
         offset = 0
 
         def new_answers() -> list[dict[str, Any]] | None:
@@ -117,7 +117,7 @@ def ask_each(
             return list(json_objects(lines.splitlines())) if lines or not has_ended else None
 
         try:
-            yield from wait_for_answers(executable, len(arguments), new_answers, given_up, complaints)
+            yield from wait_for_answers(executable, len(arguments), new_answers, given_up, errors)
         finally:
             _end(process)
 
@@ -127,18 +127,18 @@ def wait_for_answers(
     owed: int,
     new_answers: Callable[[], list[dict[str, Any]] | None],
     given_up: threading.Event,
-    complaints: IO[bytes],
+    errors: IO[bytes],
 ) -> Generator[dict[str, Any]]:
     """Yield the lines of `new_answers` until `owed` answers have come; `{"imported": true}` is not counted.
 
     `new_answers` waits at most LOOK_EVERY_S, and returns None once no line can come. Raises UserError with the last
-    line of `complaints` in that case, UserError after PATIENCE_S without a line, and GivenUp once `given_up` is set.
+    line of `errors` in that case, UserError after PATIENCE_S without a line, and GivenUp once `given_up` is set.
     """
     deadline = time.monotonic() + PATIENCE_S
     while owed:
         found = new_answers()
         if found is None:
-            raise UserError(f"{executable} cannot describe the model: {last_line(_text(complaints))}", key="python")
+            raise UserError(f"{executable} cannot describe the model: {last_line(_text(errors))}", key="python")
         for answer in found:
             yield answer
             owed -= "imported" not in answer
@@ -202,8 +202,8 @@ def _printed(
     """The command's stdout and stderr, once it has ended."""
     deadline = time.monotonic() + PATIENCE_S
     # Files, not pipes: a fork that outlives the script keeps a pipe open.
-    with TemporaryFile() as printed, TemporaryFile() as complaints:
-        process = start_script(executable, command, complaints, environment, stdout=printed)
+    with TemporaryFile() as printed, TemporaryFile() as errors:
+        process = start_script(executable, command, errors, environment, stdout=printed)
         try:
             while not _has_ended(process):
                 if given_up is not None and given_up.is_set():
@@ -214,7 +214,7 @@ def _printed(
         finally:
             # After a Ctrl-C, too, which does not reach its session.
             _end(process)
-        return _text(printed), _text(complaints)
+        return _text(printed), _text(errors)
 
 
 def _text(file: IO[bytes]) -> str:

@@ -1,1 +1,1 @@
-"""What a run came to: its verdict, its summary, why memory ran out."""
+"""The results of a run: its verdict, its summary, its bottlenecks, its lack of memory."""

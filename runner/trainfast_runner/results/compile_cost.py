@@ -1,4 +1,4 @@
-"""What compiling cost a run, and after how many steps it has paid for itself."""
+"""The cost of compiling a run, and the steps after which it pays."""
 
 from __future__ import annotations
 

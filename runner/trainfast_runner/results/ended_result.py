@@ -22,7 +22,7 @@ NO_FIGURES = "the figures of this run could not be computed"
 
 
 def recorded(directory: Path) -> RunRecords:
-    """The records of a run; if reading them fails, what the ranks said, and a trouble that names the error."""
+    """The records of a run; if reading them fails, the ranks' lines alone, and a trouble that names the error."""
     try:
         return read_records(directory)
     except Exception as error:

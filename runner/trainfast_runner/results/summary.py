@@ -31,11 +31,11 @@ from trainfast_runner.records.run_records import RunRecords
 from trainfast_runner.results.asked_and_ran import as_fields, what_ran
 from trainfast_runner.results.bottleneck.absences import absences
 from trainfast_runner.results.bottleneck.device_window import energy, hottest_c, throttle, window_of
+from trainfast_runner.results.bottleneck.diagnose import can_tell, diagnose
 from trainfast_runner.results.bottleneck.figures import others_cpu_percent
 from trainfast_runner.results.bottleneck.measured_window import MeasuredWindow, measured_window_of
 from trainfast_runner.results.bottleneck.steady_state import steady_state
 from trainfast_runner.results.bottleneck.step_conditions import join_of
-from trainfast_runner.results.bottleneck.verdicts import can_tell, diagnose
 from trainfast_runner.results.compile_cost import compile_cost
 from trainfast_runner.results.explained_run import explanation_of
 from trainfast_runner.results.verdict import Verdict
@@ -315,9 +315,9 @@ def _conditions(
 
 
 def _foreign(run: RunFile, records: RunRecords, measured_window: MeasuredWindow | None) -> list[dict[str, Any]]:
-    """Those that were there when the run began, and those that came while the measured steps ran.
+    """Foreign processes at the start of the run or during its measured steps.
 
-    They are those of its own GPUs, of a run on the CPU those of the GPUs that are joined to it.
+    Only on the run's own GPUs; for a run on the CPU on the watched ones.
     """
     if measured_window is None:
         return run.foreign_processes
@@ -326,5 +326,5 @@ def _foreign(run: RunFile, records: RunRecords, measured_window: MeasuredWindow 
 
 
 def _synthetic(worker: dict[int, list[WorkerLine]]) -> bool | None:
-    said = [line.synthetic for lines in worker.values() for line in lines if line.synthetic is not None]
-    return said[-1] if said else None
+    known = [line.synthetic for lines in worker.values() for line in lines if line.synthetic is not None]
+    return known[-1] if known else None

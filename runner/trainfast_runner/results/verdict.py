@@ -1,4 +1,4 @@
-"""How a run ended: one state, the reason in plain words, and the error behind it, judged from the evidence alone."""
+"""The verdict on an ended run: one state, the reason in plain words, and the error behind it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from trainfast_runner.worker.oom import hints_at_memory, is_out_of_memory
 
 REASON_CHARACTERS = 300
 
-# What a rank says when it was another one that went away.
+# Errors of a rank when another rank has exited.
 _PEER_LOST = re.compile(
     r"connection (?:was )?(?:closed|reset|refused)|broken pipe|remote process|peer|gloo|ProcessGroup|NCCL"
     r"|DistBackendError|DistNetworkError|TCPStore|SignalException|socket",
@@ -28,13 +28,13 @@ _TRAINING_STACK = re.compile(r"No module named '(torch|transformers|tokenizers|n
 
 @dataclass(frozen=True)
 class Evidence:
-    """All that is known when the last process of a run is gone.
+    """Everything known about a run once its last process is gone.
 
     `exit_code` is the direct child's, negative for a signal, None when it never started (`spawn_error` says why).
-    `gone` are ranks that ended without a word while nobody had asked them to, first seen first. `oom_kills` counts
-    the kernel's out-of-memory kills during the run. `stop_ns` is when a stop was asked for; `sigkill` whether it
-    took SIGKILL, `grace_s` after how long (0: at once, as asked). `full_disk` names the disk that the run offloads to
-    and its free space, if that disk is full.
+    `gone` are ranks that exited unasked without recording their end, first seen first. `oom_kills` counts the kernel's
+    out-of-memory kills during the run. `stop_ns` is the time of a requested stop; `sigkill` is True if it took SIGKILL,
+    after `grace_s` (0: at once, as asked). `full_disk` names the disk that the run offloads to and its free space, if
+    that disk is full.
     """
 
     run: RunFile | None = None
@@ -92,7 +92,7 @@ def _ruling(evidence: Evidence) -> Verdict:
 
 
 def one_line(text: str, limit: int = REASON_CHARACTERS) -> str:
-    """The first line of `text` that says something, shortened; an allocator's words without what stands before."""
+    """The first telling line of `text`, shortened; of an allocator's message without its prefix."""
     line = next((line.strip() for line in text.splitlines() if line.strip()), "")
     start = line.find("DefaultCPUAllocator")
     line = line[start:] if start > 0 else line
@@ -100,7 +100,7 @@ def one_line(text: str, limit: int = REASON_CHARACTERS) -> str:
 
 
 def _finished(evidence: Evidence) -> Verdict | None:
-    """Exit status 0 and every rank's own word that it finished, and what ran is what was asked."""
+    """The verdict if the exit status is 0, every rank recorded that it finished, and the asked settings ran."""
     if evidence.exit_code != 0 or not all(_has(lines, "finished") for lines in _all_ranks(evidence)):
         return None
     if difference := first_difference(evidence.run, evidence.worker):
@@ -126,7 +126,7 @@ def _refused(evidence: Evidence) -> Verdict | None:
 
 
 def _told_to_end(evidence: Evidence) -> Verdict | None:
-    """SIGTERM came to a rank, from nobody here, before anything else went wrong."""
+    """The verdict if a rank got an outside SIGTERM before any other failure."""
     if evidence.stop_ns is not None or evidence.torn_down or evidence.gone:
         return None
     told, failed = next(_first(evidence, "signal"), None), next(_first(evidence, "exception"), None)
@@ -192,17 +192,17 @@ def _stopped(evidence: Evidence) -> Verdict | None:
 
 
 def _rank_lost(evidence: Evidence) -> Verdict | None:
-    """A rank ended without a word, and not because the launcher itself was killed."""
+    """The verdict if a rank exited without recording its end, while the launcher was not killed."""
     rank, code = _lost_rank(evidence)
     if rank is None or (evidence.exit_code is not None and evidence.exit_code < 0 and not evidence.torn_down):
         return None
-    how = "ended without a word" if code is None else _how(code)
+    how = "exited without reporting an error" if code is None else _how(code)
     reason = f"rank {rank} {how} ({_where(evidence, None, None, of=rank)})"
     return Verdict("failed", reason, RunError(rank=rank, phase=_phase(evidence, rank), message=reason))
 
 
 def _printed_oom(evidence: Evidence) -> Verdict | None:
-    """No rank could record an exception, and the last output says that memory ran out."""
+    """The verdict if no rank recorded an exception, and the last output reports a lack of memory."""
     if evidence.exit_code in (0, None, -signal.SIGKILL, -signal.SIGTERM):
         return None
     for line in reversed(evidence.output_tail.splitlines()):
@@ -228,8 +228,8 @@ def _ended(evidence: Evidence) -> Verdict:
         silent = [rank for rank, lines in enumerate(_all_ranks(evidence)) if not _has(lines, "finished")]
         reason = f"the training exited with status 0, but rank {silent[0]} never recorded that it finished"
         return Verdict("failed", reason, RunError(rank=silent[0], phase=_phase(evidence, silent[0]), message=reason))
-    said = one_line(_last_line(evidence.output_tail))
-    reason = f"the training exited with status {code}" + (f": {said}" if said else "")
+    printed = one_line(_last_line(evidence.output_tail))
+    reason = f"the training exited with status {code}" + (f": {printed}" if printed else "")
     if _in_training(evidence):
         return Verdict("failed", f"{reason} ({where})", RunError(message=reason, phase=_phase(evidence, 0)))
     return Verdict("failed_to_start", reason, RunError(message=reason, phase=_phase(evidence, 0)))
@@ -265,7 +265,7 @@ def _is_oom(line: WorkerLine) -> bool:
 
 
 def _oom_words(line: WorkerLine) -> str:
-    """The allocator's own words: the link of the chain that speaks of memory, else the exception's message."""
+    """The allocator's message: the exception in the chain about memory, else the first one's."""
     for link in line.chain or []:
         if is_out_of_memory([f"{link.get('type', '')}: {link.get('message', '')}"], memory_is_low=True):
             spoken = [text for text in link.get("message", "").splitlines() if is_out_of_memory([text], True)]

@@ -1,1 +1,1 @@
-"""One process stands over each run: starts it, samples beside it, stops it, and says how it ended."""
+"""The supervision of runs: a process for each run starts it, samples beside it, stops it, and records its end."""

@@ -57,7 +57,7 @@ class Signals:
 class StopLadder:
     """SIGTERM to the launcher, time to obey, then SIGKILL to all processes below this one. Never goes back a rung."""
 
-    def __init__(self, grace_s: float, tell: Callable[[Event], None]) -> None:
+    def __init__(self, grace_s: float, on_event: Callable[[Event], None]) -> None:
         self.asked_ns: int | None = None
         """Time of the first request; None without one."""
         self.granted_s = grace_s
@@ -67,7 +67,7 @@ class StopLadder:
         """True once SIGKILL was needed."""
         self.killed_ns: int | None = None
         """Time of the first SIGKILL."""
-        self._tell = tell
+        self._on_event = on_event
         self._deadline_ns = 0
 
     def ask(self, child: Identity) -> None:
@@ -77,7 +77,7 @@ class StopLadder:
         self.asked_ns = time.monotonic_ns()
         if not self.begun:
             self._begin(child, self.granted_s)
-        self._tell(Event(t_ns=self.asked_ns, kind="stop_requested", deadline_ns=self._deadline_ns))
+        self._on_event(Event(t_ns=self.asked_ns, kind="stop_requested", deadline_ns=self._deadline_ns))
 
     def kill_now(self, child: Identity) -> None:
         """Take a request to end the training at once."""
@@ -85,7 +85,7 @@ class StopLadder:
         if self.asked_ns is None:
             self.asked_ns = now
         self.begun, self._deadline_ns, self.granted_s = True, now, 0.0
-        self._tell(Event(t_ns=now, kind="stop_requested", deadline_ns=now))
+        self._on_event(Event(t_ns=now, kind="stop_requested", deadline_ns=now))
         self.climb(child)
 
     def tear_down(self, child: Identity, grace_s: float) -> None:
@@ -99,7 +99,7 @@ class StopLadder:
             return
         if not self.killing:
             self.killing, self.killed_ns = True, time.monotonic_ns()
-            self._tell(Event(t_ns=self.killed_ns, kind="kill_sent", pid=child.pid))
+            self._on_event(Event(t_ns=self.killed_ns, kind="kill_sent", pid=child.pid))
         for process in descendants(os.getpid()):
             send(process, signal.SIGKILL)
 

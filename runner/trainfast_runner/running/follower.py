@@ -1,4 +1,4 @@
-"""A run as it looks right now: its directory read bit by bit, for a screen that shows it live or long after.
+"""A run directory read as it grows, for a screen that shows the run live or long after.
 
 `Follower.poll` reads only what is new since the last call, bounded in time and memory, and tolerates files that are
 missing, cut short or damaged.
@@ -37,7 +37,7 @@ TICKS_KEPT = 1800
 CONDITIONS_KEPT = 600
 EVENTS_KEPT = 1000
 RECENT_BYTES, RECENT_TELEMETRY_BYTES = 4 << 20, 24 << 20
-"""Only this much of the end of a longer file is read: more than is kept, with 12 kB a tick of eight GPUs."""
+"""The end of a longer file that is read: more than is kept, with 12 kB a tick of eight GPUs."""
 HEAD_BYTES = 32 << 10
 LOSSES_AT_START = 5
 
@@ -54,19 +54,19 @@ class Rates:
 
 @dataclass(frozen=True, slots=True)
 class RunSnapshot:
-    """All that a screen shows of a run, at one moment. `log` is untrusted text as the training wrote it."""
+    """The state and records of a run at one moment. `log` is untrusted text of the training."""
 
     directory: Path
     run: RunFile | None
     state: str
     supervised: bool
-    """False while something of the run goes on and nobody watches over it."""
+    """False while the run is live without its supervisor."""
     reason: str
     stop_deadline_ns: int | None
-    """When SIGKILL follows the stop that was asked for; CLOCK_MONOTONIC."""
+    """Time of SIGKILL after a requested stop; CLOCK_MONOTONIC."""
     result: Result | None
     steps: tuple[Step, ...]
-    """Of rank 0, newest last, at most `STEPS_KEPT`."""
+    """Rank 0's steps, newest last, at most `STEPS_KEPT`."""
     first_loss: float | None
     """Mean of the first five recorded losses."""
     peak_allocated_bytes: int | None
@@ -80,18 +80,18 @@ class RunSnapshot:
     detail: str
     synthetic: bool | None
     actual: WorkerLine | None
-    """What really ran, as rank 0 read it from the live objects."""
+    """The settings that really ran, as rank 0 read them from the live objects."""
     error: WorkerLine | None
     """The first exception a rank wrote."""
     log: tuple[str, ...]
     unreadable_lines: int
     conditions: tuple[StepConditions, ...] = ()
-    """What the watched devices did in the newest steps, oldest first, at most `CONDITIONS_KEPT`. A step is joined when
-    a sample after its end has come, so the last second of steps is not in it yet."""
+    """The watched devices' conditions in the newest steps, oldest first, at most `CONDITIONS_KEPT`. A step is joined
+    once a sample after its end has come, so the last second of steps is missing."""
     diagnosis: tuple[Diagnosis, ...] = ()
-    """What holds the run back, the costliest first: now where it runs, in all where it has ended."""
+    """The bottlenecks, the costliest first: of a live run now, of an ended run as a whole."""
     steady: SteadyState = NOT_KNOWN
-    """Whether it had warmed up: of the newest steps where it runs, of all where it has ended."""
+    """The warm-up: of a live run's newest steps, of all steps of an ended run."""
     tried: tuple[int, ...] = ()
     """The batch sizes that a search's probe tried, the one it is or was at last."""
 
@@ -102,12 +102,12 @@ class RunSnapshot:
 
     @property
     def is_live(self) -> bool:
-        """Whether anything of the run may still be running."""
+        """True if anything of the run may still be running."""
         return self.state not in END_STATES
 
     @property
     def trains_on_cpu(self) -> bool:
-        """Whether it takes its steps now, on the processors that everything else here needs as well."""
+        """True if the run takes steps now on the CPU, which this program needs too."""
         return self.state == "running" and self.run is not None and self.run.device == "cpu"
 
 
@@ -145,12 +145,12 @@ class Follower:
             return self._final
         if self._run is None:
             self._run = read_run_file(self.directory)
-        # First whether anything lives, then the state: what the files say afterwards is at least as new as both.
+        # First the lock, then the state: the files read afterwards are at least as new as both.
         alive = is_alive(self.directory)
         state = state_of(self.directory, self._run, self._state_events)
         result = read_result(self.directory)
         grew = self._read()
-        # The supervisor says how the run ended before it writes the result: until it is gone, that may still come.
+        # The supervisor records the end before it writes the result: until it is gone, the result may still come.
         over = (is_whole(result) or (state.ended and not alive)) and not grew
         if self._join is not None:
             self._conditions.extend(self._join.joined(final=over))
@@ -194,7 +194,7 @@ class Follower:
         return sum(tail.unreadable for tail in tails)
 
     def _read(self) -> bool:
-        """Whether any file gave something new."""
+        """Read all files; True if any gave something new."""
         self._find_ranks()
         grew = False
         for rank, tail in self._step_tails.items():
@@ -266,7 +266,7 @@ class Follower:
         self._rates.add(rank, steps, self._summed_ranks())
 
     def _summed_ranks(self) -> int:
-        """How many ranks train on samples of their own; the others share rank 0's."""
+        """Number of ranks with samples of their own; the others share rank 0's."""
         run = self._run
         return 1 if run is None else data_parallel_degree(run.knobs, run.world_size)
 
@@ -285,9 +285,9 @@ class Follower:
 
 
 def newest(home: Home) -> Path | None:
-    """The newest run of which something is alive, else the newest of all; None without any.
+    """The newest live run, else the newest of all; None without any.
 
-    A search's probes are not looked at: their search shows them.
+    A search's probes are left out: their search shows them.
     """
     every = (home.directory(run_id) for run_id in reversed(home.run_ids()))
     return next((directory for directory in chain(home.live_directories(), every) if not _is_probe(directory)), None)
@@ -325,7 +325,7 @@ class _SummedRates:
             self._tokens.append(sum(part[2] for part in parts))
             del self._waiting[step.step]
         if len(self._waiting) > STEPS_KEPT:
-            # A rank that fell silent for good: what the others did alone is no throughput of the run.
+            # A rank has stopped writing: the steps of the others alone are no throughput of the run.
             for number in sorted(self._waiting)[:-STEPS_KEPT]:
                 del self._waiting[number]
 

@@ -17,10 +17,10 @@ from trainfast_runner.running.recovery import settle, state_of
 
 @dataclass(frozen=True, slots=True)
 class RunRow:
-    """One run in a list. `seconds` is the whole run's, rates are a second and summed over data-parallel ranks.
+    """One run in a list.
 
-    `changed` is what was changed of the preset.
-    `supervised` is None once a run has ended, False while it lives and nobody watches over it.
+    `seconds` is the whole run's, rates are a second and summed over data-parallel ranks. `changed` are the overrides of
+    the preset. `supervised` is None once a run has ended, False while it is live without its supervisor.
     """
 
     run_id: str
@@ -73,7 +73,7 @@ class _Actual(msgspec.Struct, frozen=True):
 
 
 class _Cpu(msgspec.Struct, frozen=True):
-    """Only whether there is one matters."""
+    """Only its presence matters."""
 
 
 class _Conditions(msgspec.Struct, frozen=True):

@@ -1,4 +1,4 @@
-"""How often the kernel's out-of-memory killer struck where this process lives."""
+"""The count of the kernel's out-of-memory kills in this process's cgroup."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def oom_kills() -> int | None:
 
 
 def _counter_files() -> list[Path]:
-    """Where the count may stand, the most precise first."""
+    """Files that may hold the count, the most precise first."""
     files = []
     for controllers, group in _groups():
         name = "memory.oom_control" if "memory" in controllers else "memory.events"

@@ -159,7 +159,7 @@ def _run_file(plan: RunPlan, home: Home, run_id: str, directory: Path, clean: bo
 
 
 def _predicted(plan: RunPlan) -> dict[str, Any] | None:
-    """What an earlier trace says of this run's memory. A launch itself traces nothing."""
+    """The memory prediction from an earlier trace; None without one. A launch itself traces nothing."""
     try:
         return predicted(plan.spec, plan.device, plan.python, plan.world_size, plan.device_names)
     except UserError:
@@ -186,8 +186,10 @@ def _spawn_supervisor(directory: Path) -> None:
         if process.poll() is not None or time.monotonic() > deadline:
             # Before it has begun it dies of this; a late one ends all that it started.
             process.send_signal(signal.SIGUSR1)
-            said = (directory / "supervisor.log").read_text(errors="replace").strip().splitlines() or ["nothing"]
-            raise UserError(f"the supervisor did not start; it said: {said[-1]}", key="supervisor", exit_code=4)
+            log_lines = (directory / "supervisor.log").read_text(errors="replace").strip().splitlines() or [
+                "it exited without reporting an error"
+            ]
+            raise UserError(f"the supervisor did not start: {log_lines[-1]}", key="supervisor", exit_code=4)
         time.sleep(0.01)
 
 

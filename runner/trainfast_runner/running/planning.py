@@ -37,7 +37,7 @@ class RunPlan:
     versions: dict[str, str | None]
     env: dict[str, str]
     threads: ThreadPolicy | None = None
-    """How the threads of a CPU run wait for each other; chosen at the start."""
+    """The wait policy of a CPU run's threads; chosen at the start."""
     devices_reason: str | None = None
     """The reason for these GPUs, if not their free memory."""
     role: str | None = None

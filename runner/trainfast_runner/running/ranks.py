@@ -14,38 +14,39 @@ from trainfast_runner.records.run_file import Step, WorkerLine
 from trainfast_runner.records.run_records import rank_file
 
 LAST_WORDS = ("finished", "exception", "invalid", "signal")
-"""Kinds of worker lines after which a rank may end: it has said how."""
+"""Kinds of worker lines that record the end of a rank."""
 
 
 @dataclass(frozen=True)
 class Gone:
-    """A rank that ended without a word, and when that was seen (CLOCK_MONOTONIC nanoseconds)."""
+    """A rank that exited without recording its end, and when that was seen (CLOCK_MONOTONIC nanoseconds)."""
 
     rank: int
     t_ns: int
 
 
 class Ranks:
-    """Follows every rank of one run. Call `follow` often; it reads only what is new.
+    """Follows every rank of one run.
 
-    `direct_pid` is the supervisor's own child: its end is told by its exit status, not here.
+    Call `follow` often; it reads only new lines. `direct_pid` is the supervisor's own child, whose exit status the
+    supervisor collects.
     """
 
     def __init__(
         self, directory: Path, world_size: int, direct_pid: int, on_trouble: Callable[[int, str], None] | None = None
     ) -> None:
-        """`on_trouble(rank, sentence)` hears what a rank could not do beside its training."""
+        """`on_trouble(rank, sentence)` gets each failure of a rank beside its training."""
         self.gone: list[Gone] = []
-        """Ranks that ended without a word, in the order seen."""
+        """Ranks that exited without recording their end, in the order seen."""
         self.in_training = False
-        """Whether any rank has begun to train."""
+        """True once any rank has begun to train."""
         self._ranks = [_FollowedRank(directory, rank, on_trouble) for rank in range(world_size)]
         self._direct_pid = direct_pid
         self._first_steps = Tail(rank_file(directory, "steps", 0), Step, window_bytes=1 << 16)
 
     def follow(self) -> list[Gone]:
         """Read what is new; the ranks that have gone since the last call. An unreadable file raises OSError."""
-        # Looked at before the records are read: what a dead process wrote is then surely there.
+        # Before the records are read, so that a dead process's last lines are there.
         dead = [rank for rank in self._ranks if rank.has_ended(self._direct_pid)]
         for rank in self._ranks:
             self.in_training |= rank.follow()
@@ -62,13 +63,13 @@ class Ranks:
 
     @property
     def first_exception_ns(self) -> int | None:
-        """When the first rank recorded how it failed, or None."""
+        """Time of the first recorded failure of a rank, or None."""
         times = [rank.last_words.t_ns for rank in self._ranks if rank.failed and rank.last_words]
         return min(times, default=None)
 
     @property
     def finished_ns(self) -> int | None:
-        """When the last rank recorded that it had finished, or None while one has not."""
+        """Time at which the last rank recorded that it had finished; None while one has not."""
         ends = [rank.last_words for rank in self._ranks]
         if any(end is None or end.kind != "finished" for end in ends):
             return None
@@ -100,7 +101,7 @@ class _FollowedRank:
         return self.last_words is not None and self.last_words.kind in ("exception", "invalid")
 
     def follow(self) -> bool:
-        """Take in new lines; whether one of them says that training begins."""
+        """Read new lines; True if one of them records that training begins."""
         training = False
         for line in self._tail.new():
             if line.kind == "started" and line.pid is not None and line.start_ticks is not None:

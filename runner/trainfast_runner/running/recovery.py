@@ -1,4 +1,4 @@
-"""What a run directory says now: live, ended, or left behind by a supervisor that died."""
+"""The state of a run directory: live, ended, or left behind by a supervisor that died."""
 
 from __future__ import annotations
 
@@ -53,12 +53,12 @@ class RunState:
 
     @property
     def ended(self) -> bool:
-        """Whether the run is over."""
+        """True if the run is over."""
         return self.state in END_STATES
 
 
 class StateEvents:
-    """The events of a run that say what state it is in: who asks again and again reads the new lines only."""
+    """The events of a run about its state; a second read takes only new lines."""
 
     def __init__(self, directory: Path) -> None:
         self._tail = Tail(directory / EVENTS_FILE, Event)
@@ -72,10 +72,10 @@ class StateEvents:
 
 
 def state_of(directory: Path, run: RunFile | None = None, events: StateEvents | None = None) -> RunState:
-    """What the run is doing. One that was left behind gets its result written on the way: `lost`, or the verdict's.
+    """The state of the run.
 
-    `run` is its `run.json`, which never changes, where the caller has read it; `events` is what a caller keeps who asks
-    more than once.
+    A run left behind gets its result written on the way: `lost`, or the verdict's. `run` is its `run.json`, if the
+    caller has read it; `events` is kept by a caller who asks more than once.
     """
     events = events or StateEvents(directory)
     result = read_result(directory)
@@ -129,7 +129,7 @@ def is_whole(result: Result | None) -> bool:
 
 
 def _result_is_newer(directory: Path) -> bool:
-    """Whether the unreadable `result.json` is whole, and of a schema that is only unknown here."""
+    """True if the unreadable `result.json` is whole, and of a newer schema."""
     try:
         return msgspec.json.decode((directory / RESULT_FILE).read_bytes(), type=_Versioned).schema > SCHEMA
     except (OSError, msgspec.DecodeError):
@@ -163,7 +163,7 @@ def ranks_of(directory: Path) -> list[Identity]:
 def forks_left_by(directory: Path) -> list[Identity]:
     """The running processes that a leader of the run, its direct child or a rank, left in its session when it ended.
 
-    Each holds the run's lock: what only has the session's number is somebody else's.
+    Each holds the run's lock: a process with only the session's number is another program's.
     """
     launched = [
         Identity(event.pid, event.start_ticks)
@@ -176,7 +176,7 @@ def forks_left_by(directory: Path) -> list[Identity]:
 
 
 def _started_ranks(directory: Path) -> list[Identity]:
-    """Every rank that said it started, in this boot of the machine."""
+    """Every rank that recorded its start, in this boot of the machine."""
     if not _this_boot(read_run_file(directory)):
         return []
     return [
@@ -198,7 +198,7 @@ def _running(run: RunFile | None, kind: str, events: list[Event]) -> Identity | 
 
 
 def _this_boot(run: RunFile | None) -> bool:
-    """Whether the run's pids mean anything; a run from before the boot has none left."""
+    """True if the run's pids are of this boot."""
     return run is not None and run.boot_id in ("", boot_id())
 
 
@@ -223,9 +223,9 @@ def _live(directory: Path, run: RunFile | None, kept: StateEvents) -> RunState:
 
 
 def lost_verdict(records: RunRecords, why: str) -> Verdict:
-    """The verdict on a run whose end nobody saw: `why`, and what its records say."""
+    """The verdict on a run whose supervisor died: `why`, and the end that its records show."""
     steps = max((line[-1].step for line in records.steps.values() if line), default=0)
-    said = [f"{steps} step{'' if steps == 1 else 's'} recorded"]
+    parts = [f"{steps} step{'' if steps == 1 else 's'} recorded"]
     world_size = records.run.world_size if records.run else 1
     last_words = {
         rank: line
@@ -237,16 +237,16 @@ def lost_verdict(records: RunRecords, why: str) -> Verdict:
     error = None
     if failed is not None:
         rank, line = failed
-        said.append(f"rank {rank} had recorded {line.type or line.kind}: {one_line(line.message or '')}")
+        parts.append(f"rank {rank} had recorded {line.type or line.kind}: {one_line(line.message or '')}")
         error = RunError(rank=rank, phase=line.phase, type=line.type, message=line.message, chain=line.chain or [])
     elif len(last_words) >= world_size:
-        said.append("every rank had recorded that it finished")
+        parts.append("every rank had recorded that it finished")
     else:
-        said.append("no end was recorded")
+        parts.append("no end was recorded")
     judged = next((e for e in reversed(records.events) if e.kind == "state" and e.state in END_STATES), None)
     if judged is not None:
-        said.append(f"the supervisor's own verdict was {judged.state}: {judged.reason}")
-    return Verdict("lost", f"{why}: {'; '.join(said)}", error)
+        parts.append(f"the supervisor's own verdict was {judged.state}: {judged.reason}")
+    return Verdict("lost", f"{why}: {'; '.join(parts)}", error)
 
 
 @contextlib.contextmanager
@@ -255,7 +255,7 @@ def _exclusive_lock(directory: Path) -> Iterator[bool]:
     try:
         fd = open_lock(directory)
     except FileNotFoundError:
-        # Nobody can hold what is not there, and whoever made this run had it first.
+        # Without a lock file no process can hold it.
         yield True
         return
     try:

@@ -1,4 +1,4 @@
-"""Ending a run from outside: a word to its supervisor, or the same ladder by hand where that is gone."""
+"""The end of a run from outside: a signal to its supervisor, or the same ladder by hand without one."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ def request_stop(directory: Path) -> bool:
 
     False when the run goes on without a supervisor: `stop_unsupervised` ends it. Raises UserError when it has ended.
     """
-    return _tell_supervisor(directory, signal.SIGTERM)
+    return _signal_supervisor(directory, signal.SIGTERM)
 
 
 def kill_now(directory: Path) -> bool:
     """SIGKILL to everything of the run, at once, by its supervisor. Returns and raises as `request_stop`."""
-    return _tell_supervisor(directory, signal.SIGUSR1)
+    return _signal_supervisor(directory, signal.SIGUSR1)
 
 
 def stop_unsupervised(
@@ -75,7 +75,7 @@ def _with_descendants(processes: set[Identity]) -> set[Identity]:
     return processes | {child for process in processes if is_running(process) for child in descendants(process.pid)}
 
 
-def _tell_supervisor(directory: Path, signum: int) -> bool:
+def _signal_supervisor(directory: Path, signum: int) -> bool:
     supervisor = supervisor_of(directory)
     if supervisor is not None and send(supervisor, signum):
         return True
@@ -91,12 +91,12 @@ def _refuse_ended(directory: Path) -> None:
 
 @dataclass(frozen=True)
 class Membership:
-    """A process in a run. `place` says what it is there: its supervisor, its training process, or a process of it."""
+    """A process in a run. `place` names its part: its supervisor, its training process, or one of its processes."""
 
     directory: Path
     place: str
     role: str | None
-    """What the run is part of, as in `run.json`; None for a run by itself."""
+    """The run's role as in `run.json`; None for a run by itself."""
 
 
 def run_with(home: Home, process: Identity) -> Membership | None:
@@ -108,7 +108,7 @@ def run_with(home: Home, process: Identity) -> Membership | None:
             return Membership(directory, "its supervisor", run.role)
         if process == launched:
             return Membership(directory, "its training process", run.role)
-        # Without a supervisor there is nobody left whom all ranks are below.
+        # Without a supervisor no process is above all ranks.
         above = [supervisor] if supervisor is not None else [*filter(None, [launched]), *ranks_of(directory)]
         if process in above or any(process in descendants(one.pid) for one in above):
             return Membership(directory, "one of its processes", run.role)

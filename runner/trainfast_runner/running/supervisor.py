@@ -1,4 +1,4 @@
-"""The process that stands over one run: starts the training, watches it, ends it when asked, and says how it ended.
+"""The supervisor of one run: it starts the training, watches it, ends it when asked, and records how it ended.
 
 `python -P -m trainfast_runner.running.supervisor RUN_DIR` with a `run.json` in it; it outlives the screen.
 """
@@ -45,17 +45,17 @@ from trainfast_runner.running.telemetry_log import TelemetryLog
 
 STOP_GRACE_S = 30.0
 LOST_RANK_GRACE_S = 5.0
-"""How long a training that has lost a rank may take to end after SIGTERM."""
+"""Time for a training that has lost a rank to end after SIGTERM."""
 UNKILLABLE_S = 60.0
 """Time to end after SIGKILL: seconds with a large memory, for ever in uninterruptible sleep."""
 LEFTOVER_GRACE_S = 5.0
-"""How long processes the training left behind may take to end after SIGTERM."""
+"""Time for processes that the training left behind to end after SIGTERM."""
 REPORT_S = 4.0
 """The launcher's time to see a lost rank itself and print which one it was: a second, and more where others train."""
 EXCEPTION_S = 3.0
 """Time between a rank's exception and the end of the training, before the rest is torn down."""
 TEARDOWN_S = 60.0
-"""Time between the last rank's word that it finished and the end of the training."""
+"""Time between the last rank's record that it finished and the end of the training."""
 TICK_S = 0.25
 TAIL_LINES = 400
 RESULT_RETRIES = 40
@@ -81,9 +81,9 @@ class Supervisor:
         self._output = OutputLog(directory / OUTPUT_FILE, cap_bytes)
         self._steps = [capped_steps(rank_file(directory, "steps", n), steps_cap_bytes) for n in range(run.world_size)]
         self._telemetry = TelemetryLog(
-            directory, run.watch_uuids, self._tell, self._trouble, on_cpu=run.device == "cpu"
+            directory, run.watch_uuids, self._append, self._trouble, on_cpu=run.device == "cpu"
         )
-        self._ladder = StopLadder(grace_s, self._tell)
+        self._ladder = StopLadder(grace_s, self._append)
         self._state = ""
         self._child: Identity | None = None
         self._exit_code: int | None = None
@@ -99,7 +99,7 @@ class Supervisor:
     def run(self) -> None:
         """Supervise the run to its end; the lock must be held."""
         own = identify(os.getpid())
-        self._say("supervisor", pid=os.getpid(), start_ticks=own.start_ticks if own else None)
+        self._record("supervisor", pid=os.getpid(), start_ticks=own.start_ticks if own else None)
         self._enter("starting")
         become_subreaper()
         self._telemetry.start()
@@ -131,10 +131,10 @@ class Supervisor:
             why = error.strerror if isinstance(error, OSError) else str(error)
             self._spawn_error = f"cannot start {os.fsdecode(what)}: {why}"
             return
-        # Popen must never wait for it: only `_collect` does, and so learns the true status.
+        # Popen must never wait for it: only `_collect` does, and so gets the true status.
         process.returncode = 0
         self._child = identify(process.pid) or Identity(process.pid, -1)
-        self._say("launched", pid=self._child.pid, start_ticks=self._child.start_ticks)
+        self._record("launched", pid=self._child.pid, start_ticks=self._child.start_ticks)
         self._telemetry.follow(process.pid)
 
     def _watch(self, child: Identity) -> None:
@@ -155,7 +155,7 @@ class Supervisor:
             ranks.close()
 
     def _collect(self, child: Identity) -> bool:
-        """Whether the direct child has ended; keeps its status. Nothing else is waited for before."""
+        """Collect the direct child before any other; True if it has ended. Keeps its status."""
         pid, status = os.waitpid(child.pid, os.WNOHANG)
         if pid == 0:
             return False
@@ -172,7 +172,7 @@ class Supervisor:
             self._enter("stopping", "asked to stop")
 
     def _follow(self, ranks: Ranks) -> None:
-        """Take in what the ranks wrote, and which of them are gone."""
+        """Read the ranks' new lines, and note which ranks are gone."""
         try:
             gone = ranks.follow()
         except OSError as error:
@@ -184,7 +184,7 @@ class Supervisor:
             return
         for lost in gone:
             self._gone.append(lost)
-            self._say("rank_gone", rank=lost.rank, detail="the process ended without a word")
+            self._record("rank_gone", rank=lost.rank, detail="the process exited without reporting an error")
 
     def _tear_down_if_broken(self, ranks: Ranks, child: Identity) -> None:
         """A training that can only hang from here on is ended, after time to end by itself."""
@@ -193,7 +193,7 @@ class Supervisor:
         now = time.monotonic_ns()
         failed_ns, finished_ns = ranks.first_exception_ns, ranks.finished_ns
         if self._gone and now > self._gone[0].t_ns + REPORT_S * 1e9:
-            self._torn_down = f"rank {self._gone[0].rank} ended without a word"
+            self._torn_down = f"rank {self._gone[0].rank} exited without reporting an error"
         elif failed_ns is not None and now > failed_ns + EXCEPTION_S * 1e9:
             self._torn_down = "the training did not end by itself after a rank had failed"
         elif finished_ns is not None and now > finished_ns + TEARDOWN_S * 1e9:
@@ -209,7 +209,7 @@ class Supervisor:
         return bool(self._unended)
 
     def _sweep(self) -> None:
-        """After the direct child: end and collect whatever it left behind, until nothing below this process is."""
+        """End and collect the processes that the direct child left behind."""
         deadline = time.monotonic() + (0 if self._ladder.killing else LEFTOVER_GRACE_S)
         asked: set[Identity] = set()
         while not self._unended and collect_orphans():
@@ -245,7 +245,7 @@ class Supervisor:
             # The offloaded states may be on the same disk.
             self._remove_offloaded()
             for _ in range(RESULT_RETRIES):
-                # A disk that is full now may not be in a moment; after that the records speak for the run.
+                # A full disk may have space again in a moment; else a reader judges the run by its records.
                 if self._writes(result):
                     break
                 self._signals.wait(TICK_S)
@@ -262,11 +262,11 @@ class Supervisor:
         return True
 
     def _verdict(self, records: RunRecords) -> Verdict:
-        """How the run ended: lost if a process cannot be ended, unless every rank had finished before."""
+        """The verdict: lost if a process cannot be ended, unless every rank had finished before."""
         if not self._unended:
             return self._judge(records, self._exit_code)
         who = did_not_end(self._unended, records, self._unkillable_s)
-        # A process that hangs keeps its parent from exiting with status 0: the ranks' own word counts.
+        # A hanging process keeps its parent from exiting with status 0: the ranks' own records count.
         verdict = self._judge(records, 0)
         if verdict.state != "finished":
             return lost_verdict(records, who)
@@ -314,37 +314,37 @@ class Supervisor:
             self._trouble(f"{file.path.name} cannot be trimmed: {error.strerror}")
             return
         if dropped and file.truncated and not truncated_before:
-            self._say(kind, detail="truncated: this file system cannot punch holes")
+            self._record(kind, detail="truncated: this file system cannot punch holes")
         elif dropped and file.dropped_bytes == dropped:
-            self._say(kind, detail=f"over {file.cap_bytes} bytes: the middle is dropped")
+            self._record(kind, detail=f"over {file.cap_bytes} bytes: the middle is dropped")
 
     def _enter(self, state: str, reason: str | None = None) -> None:
-        """A change of state, written once."""
+        """Record a change of state, once."""
         if state != self._state:
             self._state = state
-            self._say("state", state=state, reason=reason)
+            self._record("state", state=state, reason=reason)
 
-    def _say(self, kind: str, **fields: object) -> None:
-        self._tell(msgspec.convert({"t_ns": time.monotonic_ns(), "kind": kind, **fields}, Event))
+    def _record(self, kind: str, **fields: object) -> None:
+        self._append(msgspec.convert({"t_ns": time.monotonic_ns(), "kind": kind, **fields}, Event))
 
-    def _tell(self, event: Event) -> None:
+    def _append(self, event: Event) -> None:
         """Append an event. A disk that takes none is no reason to stop supervising."""
         try:
             if self._events is None:
                 self._events = Appender(self.directory / EVENTS_FILE)
             self._events.write(event)
         except OSError as error:
-            _complain(f"{EVENTS_FILE}: {error.strerror}")
+            _log(f"{EVENTS_FILE}: {error.strerror}")
 
     def _trouble_of_rank(self, rank: int, what: str) -> None:
         self._trouble(f"rank {rank}: {what}")
 
     def _trouble(self, what: str) -> None:
-        """Something could not be written or read: recorded once where it can be, and gone on from."""
+        """Record a failure to write or read a file, once, and go on."""
         if what not in self._troubles:
             self._troubles.add(what)
-            self._say("trouble", detail=what)
-            _complain(what)
+            self._record("trouble", detail=what)
+            _log(what)
 
 
 def main() -> None:
@@ -376,8 +376,8 @@ def main() -> None:
         ).run()
 
 
-def _complain(what: str) -> None:
-    """A line in supervisor.log; on a full disk there is nowhere left to say it."""
+def _log(what: str) -> None:
+    """Write a line to supervisor.log; on a full disk it is lost."""
     try:
         os.write(2, f"{what}\n".encode())
     except OSError:

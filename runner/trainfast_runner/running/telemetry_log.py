@@ -22,16 +22,16 @@ PERIOD_S = 1.0
 class TelemetryLog:
     """Runs the sampler for one run. No failure here, a full disk included, reaches the training.
 
-    `tell` gets events from the sampler's thread and the one that waits for Xid errors. `complain` is called, from the
-    sampler's thread, with the first failure.
+    `on_event` gets events from the sampler's thread and the thread that waits for Xid errors. `on_failure` gets the
+    first failure, from the sampler's thread.
     """
 
     def __init__(
         self,
         directory: Path,
         watch_uuids: list[str],
-        tell: Callable[[Event], None],
-        complain: Callable[[str], None],
+        on_event: Callable[[Event], None],
+        on_failure: Callable[[str], None],
         *,
         period_s: float = PERIOD_S,
         on_cpu: bool = False,
@@ -40,7 +40,7 @@ class TelemetryLog:
         """`on_cpu`: the training uses none of the GPUs, so all their processes are foreign. A larger file than
         `cap_bytes` is thinned."""
         self._events = DeviceEvents(watch_uuids, none_ours=on_cpu)
-        self._tell, self._complain = tell, complain
+        self._on_event, self._on_failure = on_event, on_failure
         self._path = directory / TELEMETRY_FILE
         self._file: Appender | None = None
         self._failed = False
@@ -66,11 +66,11 @@ class TelemetryLog:
                 with suppress(OSError):  # an uneven share is as good a record
                     thin_evenly(self._path, self._level)
         if self._sampler.failure is not None and not self._failed:
-            self._complain(f"sampling ended: {self._sampler.failure!r}")
+            self._on_failure(f"sampling ended: {self._sampler.failure!r}")
 
     def _take(self, tick: Tick) -> None:
         for event in self._events.between(tick):
-            self._tell(event)
+            self._on_event(event)
         try:
             if self._file is None:
                 self._file = Appender(self._path)
@@ -80,7 +80,7 @@ class TelemetryLog:
         except OSError as error:
             if not self._failed:
                 self._failed = True
-                self._complain(f"{TELEMETRY_FILE}: {error.strerror}")
+                self._on_failure(f"{TELEMETRY_FILE}: {error.strerror}")
 
     def _thin(self) -> None:
         """Halve the older half of the file. Raises OSError."""
@@ -92,10 +92,10 @@ class TelemetryLog:
             self._file = None
         if self._level is None:
             detail = f"over {self._cap_bytes} bytes: an even share of the older ticks is kept"
-            self._tell(Event(t_ns=time.monotonic_ns(), kind="telemetry_thinned", detail=detail))
+            self._on_event(Event(t_ns=time.monotonic_ns(), kind="telemetry_thinned", detail=detail))
         self._level = level
         self._thin_at_bytes = max(self._cap_bytes, self._path.stat().st_size + self._cap_bytes // 4)
 
     def _xid(self, t_ns: int, index: int, code: int) -> None:
         if self._events.concerns(index):
-            self._tell(Event(t_ns=t_ns, kind="xid", device=index, detail=words(code)))
+            self._on_event(Event(t_ns=t_ns, kind="xid", device=index, detail=words(code)))

@@ -78,7 +78,7 @@ def overlap_words(findings: Sequence[Diagnosis]) -> str:
 
 def nothing_found(*, live: bool, measured: int, diagnosed: bool) -> str:
     """What an empty diagnosis of a run with so many measured steps means; `diagnosed` whether rules were asked."""
-    from trainfast_runner.results.bottleneck.verdicts import LEAST_STEPS
+    from trainfast_runner.results.bottleneck.diagnose import LEAST_STEPS
 
     if measured < LEAST_STEPS:
         return (

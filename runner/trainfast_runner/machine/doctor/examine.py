@@ -274,18 +274,25 @@ def ends_at_logout(user: str, roots: tuple[Path, ...] = (Path("/usr/lib"), Path(
     for root in roots:
         files.update({path.name: path for path in sorted((root / "systemd/logind.conf.d").glob("*.conf"))})
     main = [path for root in reversed(roots) if (path := root / "systemd/logind.conf").is_file()][:1]
-    said = {"#KillUserProcesses": "no", "KillExcludeUsers": "root", "KillOnlyUsers": ""}
+    settings = {"#KillUserProcesses": "no", "KillExcludeUsers": "root", "KillOnlyUsers": ""}
     for path in [*main, *(files[name] for name in sorted(files))]:
         try:
             lines = path.read_text(errors="replace").splitlines()
         except OSError:
             continue
-        said.update(
+        settings.update(
             (key.strip(), value.strip()) for key, found, value in (line.partition("=") for line in lines) if found
         )
-    kills = said.get("KillUserProcesses", said["#KillUserProcesses"]).lower() in ("1", "yes", "true", "on", "y", "t")
-    only = said["KillOnlyUsers"].split()
-    return kills and user not in said["KillExcludeUsers"].split() and (not only or user in only)
+    kills = settings.get("KillUserProcesses", settings["#KillUserProcesses"]).lower() in (
+        "1",
+        "yes",
+        "true",
+        "on",
+        "y",
+        "t",
+    )
+    only = settings["KillOnlyUsers"].split()
+    return kills and user not in settings["KillExcludeUsers"].split() and (not only or user in only)
 
 
 def _terminal(environment: Mapping[str, str]) -> Iterator[Check]:

@@ -59,19 +59,19 @@ def _absent(result: Result) -> Iterator[str]:
     """Of each time that a GPU was silent: how long, what that leaves out, and what its counters tell of it."""
     for absence in result.conditions.absences:
         ended = "" if absence["back"] else ", to the end"
-        said = f"had no reading of {_gpu(result)} {absence['device']} for {absence['seconds']:.0f} s{ended}"
+        words = f"had no reading of {_gpu(result)} {absence['device']} for {absence['seconds']:.0f} s{ended}"
         if absence["measured_fraction"] >= THROTTLED_SHARE:
-            said += f", {100 * absence['measured_fraction']:.0f} % of the measured time"
+            words += f", {100 * absence['measured_fraction']:.0f} % of the measured time"
         grown = [
             f"{absence['throttled_ms'][cause.name] / 1e3:.1f} s by {cause.words}"
             for cause in CAUSES
             if cause.name in absence["throttled_ms"]
         ]
         if grown:
-            said += f"; by its counters it was held back meanwhile: {', '.join(grown)}"
+            words += f"; by its counters it was held back meanwhile: {', '.join(grown)}"
         if absence["measured_fraction"] >= 1 - LEAST_COVERED:
-            said += ": too little is left for its throttled time and energy"
-        yield said
+            words += ": too little is left for its throttled time and energy"
+        yield words
 
 
 def marks(result: Result) -> Iterator[str]:
