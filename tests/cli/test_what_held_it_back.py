@@ -87,7 +87,7 @@ def test_a_verdict_opens_to_its_numbers(cli: Cli) -> None:
         in shown
     )
     assert "  try: cooling" in shown
-    assert "the run was held back by heat on GPU 2 for 62.5 % of the measured time (policy counter)" in shown
+    assert "the run was throttled by heat on GPU 2 for 62.5 % of the measured time (policy counter)" in shown
     assert "; throttled" in shown
     opened = cli("runs", "show", "last", "--why").out
     assert "holds when: held back by heat is at least 2.0 %" in opened

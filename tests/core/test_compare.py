@@ -108,14 +108,14 @@ def test_conditions_that_may_explain_a_difference_are_named() -> None:
     found = compare(a, b)
     assert [(row.label, row.a, row.b) for row in found.conditions if row.differs] == [
         ("start temperature", "41 °C", "63 °C"),
-        ("held back by heat", "0.0 % of the time", "20.0 % of the time"),
-        ("held back by the power limit", "0.0 % of the time", "90.0 % of the time"),
+        ("throttled by heat", "0.0 % of the time", "20.0 % of the time"),
+        ("throttled by the power limit", "0.0 % of the time", "90.0 % of the time"),
         ("other processes", "0", "1"),
         ("driver", "570.1", "580.2"),
         ("started clean", "yes", "no"),
         ("steady", "from step 9", "still warming up"),
     ]
-    assert found.notes[0].startswith("the conditions differed (start temperature, held back by heat,")
+    assert found.notes[0].startswith("the conditions differed (start temperature, throttled by heat,")
     assert sentence(found) is not None
 
 
@@ -153,7 +153,7 @@ def test_what_is_not_known_of_one_run_is_no_difference() -> None:
     assert [(row.a, row.b, row.differs) for row in found.conditions if "heat" in row.label] == [
         (None, "20.0 % of the time", False)
     ]
-    assert any("was held back by heat for 20.0 %" in note for note in found.notes)
+    assert any("was throttled by heat for 20.0 %" in note for note in found.notes)
 
 
 def test_the_change_is_what_a_person_gets_by_subtracting() -> None:
@@ -232,7 +232,7 @@ def test_a_watched_gpu_is_named_as_one_and_its_memory_is_not_the_runs() -> None:
     held = Throttle(thermal_fraction=0.481, devices=[{"index": 1, "thermal_fraction": 0.1}, row])
     said = [next(doubts(result(actual=Actual(device=device), throttle=held))) for device in ("cpu", "cuda")]
     assert said == [
-        f"was held back by heat on {gpu} 3 for 48.1 % of the measured time (counters)" for gpu in ("watched GPU", "GPU")
+        f"was throttled by heat on {gpu} 3 for 48.1 % of the measured time (counters)" for gpu in ("watched GPU", "GPU")
     ]
     assert watched_words(result(actual=Actual(device="cpu"), throttle=held)) == "watched GPUs 1, 3"
 

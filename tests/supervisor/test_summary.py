@@ -233,7 +233,7 @@ def test_a_gpu_that_was_silent_is_told_with_its_seconds_and_what_its_counters_gr
     assert absence["throttled_ms"] == {"power": 6000}
     assert (result.conditions.started_clean, result.conditions.clean) == (True, False)
     assert list(doubts(result)) == [
-        "had no reading of GPU 0 for 7 s, 70 % of the measured time; by its counters it was held back meanwhile:"
+        "had no reading of GPU 0 for 7 s, 70 % of the measured time; by its counters it was throttled meanwhile:"
         " 6.0 s by the power limit: too little is left for its throttled time and energy",
         "saw an Xid error on GPU 0: 79",
     ]

@@ -1,1 +1,1 @@
-"""What holds a run back: figures from its records, rules as data, and the conditions that make figures doubtful."""
+"""The bottlenecks of a run: figures from its records, rules as data, and conditions that make figures doubtful."""

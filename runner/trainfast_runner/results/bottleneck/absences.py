@@ -1,4 +1,4 @@
-"""When watched GPUs gave no reading: how long, how much of the measured time, and what counters grew meanwhile."""
+"""Times without a reading of a watched GPU: their length, their share of the measured time, counters meanwhile."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ TELLING = ("temperature_c", "energy_mj", "power_w", "sm_clock_mhz", "memory_used
 def absences(
     devices: Mapping[str, Sequence[tuple[int, Seen]]], uuids: Iterable[str], window: Window | None
 ) -> list[dict[str, Any]]:
-    """Each stretch in which a watched GPU that had answered gave no reading.
+    """Each time in which a watched GPU that had answered gave no reading.
 
-    `device` is its NVML index, `seconds` until it answered again or the records end, `back` whether it did,
-    `measured_fraction` the share of the measured window that it took, `throttled_ms` by cause what the GPU's own
-    counters grew from the last reading before to the first one after: without clocks, so in no other figure.
+    `device` is its NVML index, `seconds` until it answered again or the records end, `back` is True if it did,
+    `measured_fraction` is the share of the measured window, `throttled_ms` the growth of the GPU's own counters by
+    cause, from the last reading before to the first one after: without clocks, so in no other figure.
     """
     return [gap for uuid in uuids for gap in _gaps(devices.get(uuid, ()), window)]
 
@@ -51,7 +51,7 @@ def _gap(before: Seen, after: Seen | None, began_ns: int, ended_ns: int, window:
 
 
 def _grown(before: Seen, after: Seen) -> dict[str, float]:
-    """By cause, where a counter moved; one that began anew with the driver tells nothing."""
+    """Milliseconds by cause with a grown counter; a counter that the driver reset is left out."""
     found = {}
     for cause in CAUSES:
         fields = [*cause.reason_counters, *([cause.policy_counter] if cause.policy_counter else [])]

@@ -1,4 +1,4 @@
-"""What the devices did while the measured steps ran: energy, throttled time, memory."""
+"""Energy, throttled time and memory of the devices during the measured steps."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from trainfast_runner.results.bottleneck.device_track import ENERGY_COUNTER, INT
 
 Samples = list[tuple[int, DeviceSample]]
 LEAST_SAMPLES = 2
-"""Within the measured steps, for their energy: of steps that are over before the second one, as a fast GPU's first few
-are, a straight line from sample to sample tells the energy of the start and of the end instead."""
+"""Samples needed within the measured steps for their energy. Steps that end before the second sample, as a fast GPU's
+first ones, would get the energy of the start and the end instead."""
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class Window:
 
 
 def window_of(steps: Sequence[Step]) -> Window | None:
-    """From the start of the first step to the end of the last."""
+    """The time from the start of the first step to the end of the last; None without any."""
     if not steps:
         return None
     begin = steps[0].t_ns - round(steps[0].step_ms * 1e6)
@@ -47,7 +47,8 @@ def energy(
     samples: float,
     steps: int,
 ) -> Energy:
-    """Energy summed over devices, whose samples are `sampled`; no figure where one of them has none to believe."""
+    """Energy summed over devices, whose samples are `sampled`; no figure if one device's energy is unknown or
+    doubtful."""
     if window is None or not is_sampled(sampled, window):
         return Energy()
     for device, of_device in zip(devices, sampled, strict=True):
@@ -68,14 +69,14 @@ def energy(
 
 
 def is_sampled(devices: Iterable[Samples], window: Window | None) -> bool:
-    """Whether every device was sampled often enough in the window to tell its energy."""
+    """True if every device was sampled often enough in the window for its energy."""
     return window is not None and all(
         sum(window.begin_ns <= t_ns <= window.end_ns for t_ns, _ in samples) >= LEAST_SAMPLES for samples in devices
     )
 
 
 def throttle(devices: Sequence[DeviceConditions], window: Window | None, steps: int, used: Collection[str]) -> Throttle:
-    """Throttled shares of the window, each device and the worst; None where no sample can tell.
+    """Throttled shares of the window, for each device and the worst; None without samples.
 
     Steps lose time to those devices alone whose UUIDs are among those `used`, not to one that is only watched.
     """

@@ -1,4 +1,4 @@
-"""What holds a run back: the rules of `rules` held against the figures of a window of it."""
+"""The diagnosis: the rules of `rules` applied to the figures of a window of a run."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from trainfast_runner.results.bottleneck.rules import RULES, Figure, Rule
 
 SEVERITIES = ("warning", "info")
 LEAST_STEPS = 3
-"""Fewer measured steps than this say nothing."""
+"""Measured steps needed for a diagnosis."""
 
 
 def diagnose(window: MeasuredWindow) -> list[Diagnosis]:
-    """All that holds, the costliest first; one finding a rule, that of the device or rank where it weighs most."""
+    """The bottlenecks, the costliest first; one for each rule, of the device or rank with the highest cost."""
     if not can_tell(window):
         return []
     scopes = figures_by_scope(window)
@@ -34,7 +34,7 @@ def diagnose(window: MeasuredWindow) -> list[Diagnosis]:
 
 
 def _weight(rule: Rule) -> Callable[[Diagnosis], tuple[float, float]]:
-    """What a finding costs; between those of unknown cost how much there is of what the rule asks a share of."""
+    """The sort key of a finding: its cost, then the figure that the rule compares first."""
     asked = next((condition.figure for condition in rule.when if condition.is_ == ">="), "")
 
     def weight(finding: Diagnosis) -> tuple[float, float]:
@@ -45,7 +45,7 @@ def _weight(rule: Rule) -> Callable[[Diagnosis], tuple[float, float]]:
 
 
 def can_tell(window: MeasuredWindow) -> bool:
-    """Whether there is enough of it to look at: with less, that nothing was found says nothing."""
+    """True if the window has enough steps, so that finding nothing means something."""
     return window.measured >= LEAST_STEPS
 
 
@@ -63,7 +63,7 @@ _EITHER = ("degrees_over_c", "degrees_under_c")
 
 
 def _held(rule: Rule, figures: Mapping[str, Figure]) -> Iterator[Diagnosis]:
-    """The finding, where every condition holds and every figure it speaks of is known."""
+    """Yield the finding if every condition holds and every figure in its sentences is known."""
     if not all(condition.holds(figures.get(condition.figure)) for condition in rule.when):
         return
     if any(figures.get(name) is None for name in (*_fields(rule.line), *_fields(rule.advice))):
@@ -79,7 +79,7 @@ def _held(rule: Rule, figures: Mapping[str, Figure]) -> Iterator[Diagnosis]:
         severity=rule.severity,
         cost_ms_per_step=cost_ms,
         cost_fraction=cost_ms / step_ms if cost_ms is not None and isinstance(step_ms, float) and step_ms else None,
-        # Of the two ways to say how far it is from the limit one is always empty.
+        # One of the two distances from the limit is always empty.
         evidence={name: figures.get(name) for name in shown if name not in _EITHER or figures.get(name) is not None},
         device=device if rule.scope == "device" and isinstance(device, int) else None,
         rank=rank if rule.scope == "rank" and isinstance(rank, int) else None,

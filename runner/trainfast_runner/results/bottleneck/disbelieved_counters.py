@@ -1,7 +1,7 @@
-"""Duration counters that a run's whole record shows to be something else: their numbers moved between drivers, and
-the old ones answer with success.
+"""Duration counters that a run's records show to be something else.
 
-The sampler drops a counter as soon as it is sure; with the record of a run at hand less is enough.
+Their numbers moved between drivers, and the old numbers still answer. The sampler drops a counter as soon as it is
+sure; the whole record of a run needs less evidence.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ SAMPLES_SHOWN = 2
 SIGHTINGS_MISSED = 7.0
 """A counter that claims so many samples' worth of time was seen in none with a chance of e^-7, one in a thousand."""
 BEYOND_POLICY = 2.0
-"""Intervals' worth of time, between samples without a reason, by which a counter may exceed that of its policy: what
-the driver brings up to date late."""
+"""Intervals between samples without a reason by which a counter may exceed its policy's, since the driver updates
+late."""
 
 Answered = Sequence[tuple[int, Seen]]
 
 
 def disbelieved(samples: Answered) -> frozenset[str]:
-    """The counters that one device's samples (with their times, oldest first) speak against."""
+    """The counters that one device's samples (with their times, oldest first) refute."""
     answered = [one for one in samples if one[1].temperature_c is not None or one[1].throttle_reasons is not None]
     found = {field for field in COUNTERS if _given_up(field, answered) or _stands_still(field, answered)}
     moved = {field for field in FIELDS_THAT_MOVED if _runs_unseen(field, answered, found)}
@@ -36,21 +36,21 @@ def disbelieved(samples: Answered) -> frozenset[str]:
 
 
 def _given_up(field: str, answered: Answered) -> bool:
-    """Whether the sampler stopped asking: it was there, and is missing from the last sample that has anything."""
+    """True if the sampler gave the counter up: it was there, and is missing from the last sample with readings."""
     told = [read(sample, field) is not None for _, sample in answered]
     return any(told) and not told[-1]
 
 
 def _stands_still(field: str, answered: Answered) -> bool:
-    """Whether it never moves though samples show its reasons; the last one's own time is still to be counted."""
+    """True if the counter never moves though samples before the last show its reasons."""
     told = [sample for _, sample in answered if read(sample, field) is not None]
     shown = sum(bool(_shows(field, sample)) for sample in told[:-1])
     return shown >= SAMPLES_SHOWN and len({read(sample, field) for sample in told}) == 1
 
 
 def _runs_unseen(field: str, answered: Answered, disbelieved: AbstractSet[str]) -> bool:
-    """Whether it runs on between samples that do not show its reasons: further than its policy's counter where there
-    is one to believe, else for longer than can go unseen."""
+    """True if the counter runs between samples without its reasons: further than its policy's trusted counter, or
+    without one for longer than can go unseen."""
     policy = next(cause.policy_counter for cause in CAUSES if field in cause.reason_counters)
     claimed = beyond = 0.0
     for (t0, before), (t1, now) in itertools.pairwise(answered):

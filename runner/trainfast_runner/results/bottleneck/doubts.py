@@ -1,4 +1,4 @@
-"""What a person has to know before believing a figure: the conditions a run had, in words that follow its name."""
+"""Conditions of a run that make its figures doubtful, in words that follow the run's name."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from trainfast_runner.results.bottleneck.device_track import LEAST_COVERED
 from trainfast_runner.results.bottleneck.steady_state import drift_words
 
 OTHERS_PERCENT = 15.0
-"""As the diagnosis has it: from here on the CPU is short."""
+"""The diagnosis's threshold for a short CPU."""
 THROTTLED_SHARE = 0.0005
 """A smaller share would read 0.0 %."""
 
@@ -29,7 +29,7 @@ def watched_gpus(indexes: Iterable[int | None]) -> str:
 
 
 def doubts(result: Result) -> Iterator[str]:
-    """Predicates of the run, such as "was held back by heat for 12.0 % of the measured time"."""
+    """Predicates of the run, such as "was throttled by heat for 12.0 % of the measured time"."""
     conditions = result.conditions
     if conditions.started_clean is False:
         yield "did not start under clean conditions: the device was not as free as before"
@@ -50,13 +50,13 @@ def doubts(result: Result) -> Iterator[str]:
         fraction = getattr(result.throttle, f"{cause.name}_fraction")
         if fraction is not None and fraction >= THROTTLED_SHARE:
             where, source = _worst_gpu(result, cause.name, fraction)
-            yield f"was held back by {cause.words}{where} for {100 * fraction:.1f} % of the measured time{source}"
+            yield f"was throttled by {cause.words}{where} for {100 * fraction:.1f} % of the measured time{source}"
     if (words := steadiness(conditions, result.steps.warmup)) is not None:
         yield words
 
 
 def _absent(result: Result) -> Iterator[str]:
-    """Of each time that a GPU was silent: how long, what that leaves out, and what its counters tell of it."""
+    """A predicate for each time without readings of a GPU: its length, its share, and the growth of counters."""
     for absence in result.conditions.absences:
         ended = "" if absence["back"] else ", to the end"
         words = f"had no reading of {_gpu(result)} {absence['device']} for {absence['seconds']:.0f} s{ended}"
@@ -68,14 +68,14 @@ def _absent(result: Result) -> Iterator[str]:
             if cause.name in absence["throttled_ms"]
         ]
         if grown:
-            words += f"; by its counters it was held back meanwhile: {', '.join(grown)}"
+            words += f"; by its counters it was throttled meanwhile: {', '.join(grown)}"
         if absence["measured_fraction"] >= 1 - LEAST_COVERED:
             words += ": too little is left for its throttled time and energy"
         yield words
 
 
 def marks(result: Result) -> Iterator[str]:
-    """The same in a word or two, to stand beside a figure."""
+    """The doubts in a word or two, to be shown beside a figure."""
     if any((getattr(result.throttle, f"{cause.name}_fraction") or 0) >= THROTTLED_SHARE for cause in CAUSES):
         yield "throttled"
     if result.conditions.foreign_processes:
@@ -85,7 +85,7 @@ def marks(result: Result) -> Iterator[str]:
 
 
 def steadiness(conditions: Conditions, warmup: int) -> str | None:
-    """Whether the run had settled; None where it had from the first measured step on, or nothing can tell."""
+    """A predicate about warm-up; None if the run was steady from the first measured step on, or if unknown."""
     drifts = []
     if conditions.temperature_slope_c_per_min is not None:
         drifts.append(f"{conditions.temperature_slope_c_per_min:+.1f} °C a minute")

@@ -31,7 +31,7 @@ def figure_text(value: float) -> str:
 
 
 def figures_by_scope(window: MeasuredWindow) -> dict[Scope, list[Figures]]:
-    """One set of figures for the run, one for each device, one for each rank; each holds those of the run too."""
+    """Figures for the run, for each device and for each rank; each set includes the run's."""
     run = _run(window) | _host(window)
     run |= _taken_by_others(run)
     devices = [run | figures for figures in _devices(window, run)]
@@ -118,7 +118,7 @@ def others_cpu_percent(window: MeasuredWindow) -> float | None:
 
 
 def _host(window: MeasuredWindow) -> Figures:
-    """How busy the host was, with what of it was the run's own, and its memory."""
+    """The host's CPU load, the run's part of it, and the host's memory."""
     hosts = window.hosts
     cores = _last(host.cpu_count for host in hosts)
     busy = _mean(host.cpu_percent for host in hosts)
@@ -143,7 +143,7 @@ def _host(window: MeasuredWindow) -> Figures:
 
 
 def _taken_by_others(run: Figures) -> Figures:
-    """What it costs a training on the CPU that others use it: nothing that can be told while cores stand idle."""
+    """The cost of other processes to a training on the CPU; None while cores are idle."""
     others, busy, working = run["others_cpu_percent"], run["host_cpu_percent"], _working_ms(run)
     if not isinstance(others, float) or not isinstance(busy, float) or busy < ALL_CORES_BUSY_PERCENT or working is None:
         return {"others_cost_ms": None, "others_lost_words": ""}
@@ -207,15 +207,15 @@ def _device(window: MeasuredWindow, device: DeviceConditions, fastest: float | N
 
 
 def _meet_on_gpus(run: RunFile) -> bool:
-    """Whether ranks on several GPUs wait for each other in every step."""
+    """True if ranks on several GPUs wait for each other in every step."""
     return run.world_size > 1 and len(run.device_uuids) > 1
 
 
 def _throttling(device: DeviceConditions, window: MeasuredWindow, run: Figures, *, trains: bool) -> Figures:
-    """Of each cause milliseconds a step, percent of the time, and what of a step was lost to it.
+    """Throttling by cause: milliseconds a step, percent of the time, and the lost part of a step.
 
-    Pauses between steps are as throttled as the steps. What waited for data could not be lost to a slow clock. Without
-    clocks all of the throttled time counts as lost. A run loses nothing to a GPU that it only watches.
+    Pauses between steps are as throttled as the steps. A wait for data cannot be lost to a slow clock. Without clocks
+    all of the throttled time counts as lost. A run loses nothing to a GPU that it only watches.
     """
     span, step_ms, working = window_of(window.first_rank), run["step_ms"], _working_ms(run)
     steps_share = None
@@ -264,7 +264,7 @@ def _temperature_words(hottest: float | None, limit: float | None) -> str:
 
 
 def _cooling_advice(hottest: float | None, limit: float | None) -> str:
-    """What to do about heat; with a cool chip it is another part that is hot."""
+    """Advice about heat; beside a cool chip another part is hot."""
     if hottest is not None and limit is not None and hottest <= limit - FAR_UNDER_C:
         return (
             "the chip itself is cool: look at the temperature of the memory, at the regulators beside the chip, and for"
@@ -299,7 +299,7 @@ def _ranks(window: MeasuredWindow) -> list[Figures]:
 
 
 def _lowest_utilization(window: MeasuredWindow) -> float | None:
-    """Of the run's own GPUs the one with least to do."""
+    """The utilization of the run's least busy GPU."""
     means = [_mean(s.gpu_utilization_percent for s in window.averaged(u)) for u in window.run.device_uuids]
     return min((mean for mean in means if mean is not None), default=None)
 

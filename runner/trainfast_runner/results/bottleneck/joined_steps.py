@@ -23,7 +23,7 @@ def joined_steps(directory: Path) -> list[tuple[Step, StepConditions | None]]:
 
 
 def as_record(step: Step, conditions: StepConditions | None) -> dict[str, Any]:
-    """Both as one object: the step's own fields, then those of `StepConditions`, null where nothing is known."""
+    """One object with the step's fields and those of `StepConditions`, null when unknown."""
     absent = dict.fromkeys(StepConditions.__struct_fields__)
     return {**absent, **(msgspec.structs.asdict(conditions) if conditions else {}), **msgspec.structs.asdict(step)}
 

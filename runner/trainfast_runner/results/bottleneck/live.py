@@ -1,4 +1,4 @@
-"""What holds a running training back now, and whether it has warmed up: renewed with every tick."""
+"""The bottlenecks and the warm-up of a live run, renewed with every tick."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from trainfast_runner.results.bottleneck.step_conditions import StepJoin
 WINDOW_NS = 30_000_000_000
 STEPS_KEPT = 200
 LEAST_STEPS = 10
-"""Slow steps: so many are looked at however long they took."""
+"""Number of slow steps that enter, however long they took."""
 STEADY_EVERY = 5
-"""Ticks between two looks at all steps that are kept."""
+"""Ticks between two computations of the warm-up, over all kept steps."""
 
 
 class LiveDiagnosis:

@@ -1,8 +1,8 @@
-"""What can hold a run back, as data: each rule with the figures it looks at, its thresholds, their source and a cure.
+"""The rules of the diagnosis, as data: each with its figures, thresholds, their source and a cure.
 
-`verdicts.diagnose` evaluates them all the same way; `figures` says where each figure comes from. A rule
-holds when every condition does, and a figure that is not known fulfils none. Rules of one name are alternatives: the
-first that holds speaks. Thresholds marked "ours" are judgements, set where a cure is worth more than it costs to try.
+`diagnose` evaluates them all the same way; `figures` computes the figures. A rule holds when every condition does; an
+unknown figure fulfils none. Rules of one name are alternatives: the first that holds is used. Thresholds marked "ours"
+are judgements, set so that a cure is worth more than its trial costs.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Condition:
     threshold: float | str | tuple[str, ...]
 
     def holds(self, value: Figure) -> bool:
-        """Whether the figure fulfils it; an unknown one never does."""
+        """True if the figure fulfils the condition; an unknown one never does."""
         threshold = self.threshold
         if isinstance(threshold, tuple):
             return value in threshold
@@ -47,12 +47,11 @@ class Condition:
 
 @dataclass(frozen=True)
 class Rule:
-    """One thing that can hold a run back. `line` and `advice` are format strings over figures; `figure` as a format
-    is three significant digits.
+    """One possible bottleneck.
 
-    `scope` says whether it is asked of the run, of each device or of each rank; `cost` names the figure that is how
-    many milliseconds of each step it takes, None where nothing measured tells; `evidence` what is shown beside the
-    figures of `when`.
+    `line` and `advice` are format strings over figures; `figure` as a format is three significant digits. `scope` is
+    run, device or rank; `cost` names the figure with its milliseconds of each step, None when not measured; `evidence`
+    are figures to show beside the figures of `when`.
     """
 
     name: str
@@ -342,7 +341,7 @@ NAMES = tuple(dict.fromkeys(rule.name for rule in RULES))
 
 
 def rule_that_spoke(name: str, evidence: Mapping[str, Figure]) -> Rule | None:
-    """Of the rules of a name the first that the evidence fulfils; None for one of another version."""
+    """The first rule of this name whose conditions the evidence fulfils; None for a rule of another version."""
     return next(
         (
             rule

@@ -1,8 +1,8 @@
-"""Whether a run had warmed up, and from which step on: slopes of step time and of temperature.
+"""The warm-up of a run: the first steady step, by slopes of step time and temperature.
 
-The measured steps are cut into blocks of equal count. The steady stretch is the longest one to the end that begins at
+The measured steps are cut into blocks of equal count. The steady window is the longest one to the end that begins at
 the level of the second half and in which neither figure drifts. A drift is a Theil-Sen slope (Sen, Estimates of the
-Regression Coefficient Based on Kendall's Tau, JASA 63, 1968) times the length of the stretch: it survives the odd slow
+Regression Coefficient Based on Kendall's Tau, JASA 63, 1968) times the length of the window: it survives the odd slow
 step. For step time it must also be a trend by the Mann-Kendall test, since medians of blocks scatter without one.
 """
 
@@ -34,10 +34,11 @@ TREND = 1.96
 
 @dataclass(frozen=True)
 class SteadyState:
-    """`from_step` is the first steady step; `warming` whether the run still drifted at its end, None where that cannot
-    be told. The slopes are those of the steady stretch, else of its second half: degrees Celsius a minute, and how
-    much longer (in percent) the last step of the stretch is than its first, None where the steps scatter too much
-    to say.
+    """The warm-up of a run.
+
+    `from_step` is the first steady step; `warming` is True if the run still drifted at its end, None when unknown. The
+    slopes are of the steady window, else of the second half: degrees Celsius a minute, and the percent by which the
+    window's last step is longer than its first, None when the steps scatter too much.
     """
 
     from_step: int | None = None
@@ -60,7 +61,8 @@ class _Block:
 def steady_state(
     steps: Sequence[tuple[int, int, float]], temperatures: Sequence[Sequence[tuple[int, float]]]
 ) -> SteadyState:
-    """From measured steps as (number, CLOCK_MONOTONIC ns of the end, ms) and devices' temperatures as (ns, degrees)."""
+    """The warm-up from measured steps (number, CLOCK_MONOTONIC ns of the end, ms) and devices' temperatures (ns,
+    degrees)."""
     blocks = _blocks(steps, temperatures)
     if len(blocks) < LEAST_BLOCKS:
         return NOT_KNOWN
@@ -78,13 +80,13 @@ def steady_state(
 
 
 def drift_words(temperature_slope_c_per_min: float | None) -> str:
-    """What a run that still drifts does: a GPU that came from harder work cools down, every other one warms up."""
+    """Words for a drifting run: cooling down after harder work of the GPU, else warming up."""
     slope = temperature_slope_c_per_min
     return "still cooling down" if slope is not None and slope <= -COOLING_C_PER_MIN else "still warming up"
 
 
 def steady_of(conditions: Conditions) -> SteadyState:
-    """What a result's conditions say of it."""
+    """The warm-up recorded in a result's conditions."""
     return SteadyState(
         conditions.steady_from_step,
         conditions.still_warming,
@@ -123,7 +125,7 @@ def _blocks(
 
 
 def _at_its_level(block: _Block, settled: Sequence[_Block]) -> bool:
-    """Whether a block is like those of the second half, within what these scatter by."""
+    """True if a block is like the blocks of the second half, within their scatter."""
     times = [one.step_ms for one in settled]
     middle = statistics.median(times)
     scatter = MAD_TO_SIGMA * statistics.median(abs(ms - middle) for ms in times)
@@ -142,7 +144,7 @@ def _drifts(blocks: Sequence[_Block], drift: float | None, slope: float | None) 
 
 
 def _step_drift(blocks: Sequence[_Block]) -> float | None:
-    """By what share of itself a step grew over the blocks."""
+    """The growth of a step over the blocks, as a share of its time."""
     slope = _slope([(block.at_s, block.step_ms) for block in blocks])
     middle = statistics.median(block.step_ms for block in blocks)
     return None if slope is None or not middle else slope * (blocks[-1].at_s - blocks[0].at_s) / middle

@@ -1,4 +1,4 @@
-"""What the devices did while each step ran: throttled time by cause, clocks, energy, temperature.
+"""The devices' conditions in each step: throttled time by cause, clocks, energy, temperature.
 
 Steps and device samples share CLOCK_MONOTONIC. Nothing is stored: the live view, `runs show --steps` and the summary
 feed the same `StepJoin` from the same two files.
@@ -19,8 +19,8 @@ from trainfast_runner.results.bottleneck.disbelieved_counters import disbelieved
 
 
 class StepConditions(msgspec.Struct, frozen=True, kw_only=True):
-    """One step beside what the watched devices did meanwhile: of each cause and clock loss the worst device, energy
-    of all together (a sample's share counts every data-parallel rank), the hottest at the step's start."""
+    """The watched devices' conditions in one step: for each cause and the clock loss the worst device, the energy of
+    all together (a sample's share counts every data-parallel rank), the hottest at the step's start."""
 
     step: int
     t_ns: int
@@ -37,8 +37,8 @@ class StepJoin:
     """Joins steps to the samples of some devices as both come in. Feed samples in the order of their time.
 
     `samples_factor` turns a step's samples into those of the whole run: its data-parallel degree. `keep` bounds how
-    many samples of a device stay in memory, `keep_steps` how many steps wait; None keeps all. `given_up` names
-    counters by UUID that are not to be believed.
+    many samples of a device stay in memory, `keep_steps` how many steps wait; None keeps all. `given_up` are the
+    distrusted counters by UUID.
     """
 
     def __init__(
@@ -76,7 +76,7 @@ class StepJoin:
         return found
 
     def window(self, begin_ns: int, end_ns: int) -> list[DeviceConditions]:
-        """What each device with samples did between two moments, in the order they were named."""
+        """The conditions of each device with samples between two moments, in the order of the UUIDs."""
         return [track.between(begin_ns, end_ns) for track in self._tracks.values() if track.times]
 
     def _of(self, step: Step) -> StepConditions:
@@ -104,7 +104,7 @@ class StepJoin:
 def join_of(
     devices: Mapping[str, Sequence[tuple[int, DeviceSample]]], uuids: Sequence[str], samples_factor: float
 ) -> StepJoin:
-    """A `StepJoin` that has seen all samples of ended records; counters not to be believed are left out whole."""
+    """A `StepJoin` with all samples of ended records, without the counters that the records refute."""
     given_up = {uuid: disbelieved(samples) for uuid, samples in devices.items()}
     join = StepJoin(uuids, samples_factor=samples_factor, given_up=given_up)
     for t_ns, sample in sorted(

@@ -45,7 +45,7 @@ def _rows(a: Result, b: Result) -> Iterator[ConditionRow]:
         shares = [getattr(result.throttle, f"{cause.name}_fraction") for result in (a, b)]
         if any(shares):
             differs = _apart(shares[0], shares[1], THROTTLED_APART)
-            yield ConditionRow(f"held back by {cause.words}", _share(shares[0]), _share(shares[1]), differs)
+            yield ConditionRow(f"throttled by {cause.words}", _share(shares[0]), _share(shares[1]), differs)
     others = [len(result.conditions.foreign_processes) for result in (a, b)]
     if any(others):
         yield ConditionRow("other processes", str(others[0]), str(others[1]), others[0] != others[1])
@@ -90,7 +90,7 @@ def _apart(a: float | None, b: float | None, limit: float) -> bool:
 
 
 def _left_apart(a: float | None, b: float | None) -> bool:
-    """Whether what others left of the CPU differs: 89 % and 85 % taken leave 11 and 15, a third more to train with."""
+    """True if the CPU left by others differs: 89 % and 85 % taken leave 11 and 15, a third more."""
     if a is None or b is None:
         return False
     left = [max(1.0, 100 - taken) for taken in (a, b)]

@@ -66,7 +66,7 @@ class ComparisonRow:
     percent: float | None
     verdict: str
     interval_percent: tuple[float, float] | None = None
-    """Where the true difference lies with a confidence of at least 95 %, in percent of a."""
+    """95 % confidence interval of the difference, in percent of a."""
 
 
 @dataclass(frozen=True)
@@ -84,7 +84,7 @@ class Comparison:
 
 
 def compare(a: Result, b: Result) -> Comparison:
-    """What is different in `b`, seen from `a`."""
+    """The difference of `b` from `a`."""
     conditions = compared_conditions(a, b)
     notes = list(_notes(a, b))
     if differing := [row.label for row in conditions if row.differs]:
@@ -106,12 +106,12 @@ def _settings(a: Result, b: Result) -> list[tuple[str, Any, Any]]:
 
 
 def _tried(result: Result) -> dict[str, Any]:
-    """What stands for the batch size of a search's probe: the last one it tried."""
+    """The batch size of a run; of a search's probe the last one it tried."""
     return {"batch_size": result.tried[-1]} if result.tried else {}
 
 
 def _fields(result: Result, section: str = "") -> dict[str, Any]:
-    """What was changed of the preset's model and data, by `model.FIELD` and `data.FIELD`."""
+    """Only the model and data overrides, by `model.FIELD` and `data.FIELD`."""
     return {name: value for name, value in result.changed.items() if "." in name and name.startswith(section)}
 
 
@@ -227,7 +227,7 @@ def speeds_rank(a: Result, b: Result) -> bool:
 
 
 def _watched_differently(a: Result, b: Result) -> bool:
-    """Whether one run counts the energy of devices that the other did not look at: that is no difference of theirs."""
+    """True if one run counts the energy of devices that the other did not watch."""
     devices = [{device.get("uuid") for device in result.throttle.devices} for result in (a, b)]
     return a.knobs.get("watch") != b.knobs.get("watch") and devices[0] != devices[1]
 
@@ -237,7 +237,7 @@ def _of_step(row: ComparisonRow, other_work: str | None) -> ComparisonRow:
 
 
 def _ratio_counts(a: float | None, b: float | None, noise: float | None) -> bool:
-    """Whether the ratio of two figures is over `noise` (a share) and the floor; None: nothing counts."""
+    """True if the ratio of two figures is over `noise` (a share) and the floor; never if `noise` is None."""
     if a is None or b is None or noise is None:
         return False
     if a <= 0 or b <= 0:

@@ -1,6 +1,6 @@
-"""How sure a difference is that was measured several times over, in pairs of runs that followed each other.
+"""Confidence interval of a difference measured in several pairs of consecutive runs.
 
-Each pair gives one ratio of throughputs; what the machine did to both runs of a pair cancels. The interval is
+Each pair gives one ratio of throughputs; effects of the machine on both runs of a pair cancel. The interval is
 Student's (Biometrika 6, 1908) for the mean of the ratios' logarithms, at 95 %: it needs no guess of what varies from
 process to process, because the pairs show it.
 """
@@ -12,7 +12,7 @@ import statistics
 from collections.abc import Sequence
 
 LEAST_PAIRS = 3
-"""Of two pairs the interval is eight times as wide as their difference: it says nothing."""
+"""Two pairs would give an interval eight times as wide as their difference."""
 NORMAL = 1.960
 STUDENT = (
     *(12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131),
@@ -22,10 +22,8 @@ STUDENT = (
 
 
 def paired_interval(pairs: Sequence[tuple[float, float]]) -> tuple[float, float] | None:
-    """From (baseline's rate, other's rate) of each pair: where the true difference lies, in percent of the baseline.
-
-    None of fewer than `LEAST_PAIRS` pairs of positive rates.
-    """
+    """95 % confidence interval of the difference in percent of the baseline, from each pair's (baseline, other) rates.
+    None with fewer than `LEAST_PAIRS` pairs of positive rates."""
     logs = [math.log(other / base) for base, other in pairs if base > 0 and other > 0]
     if len(logs) < LEAST_PAIRS:
         return None
