@@ -198,7 +198,12 @@ def test_compare_tells_a_difference_from_noise(cli: Cli) -> None:
         rows = {row["label"]: row for row in found["rows"]}
         verdicts[other] = (rows["throughput"]["verdict"], rows["step"]["verdict"])
     same = ("no significant difference", "no significant difference")
-    assert verdicts == {"20261102": same, "20261103": ("better", "other batch"), "20261104": same, "20261105": same}
+    assert verdicts == {
+        "20261102": same,
+        "20261103": ("better", "not comparable: different batch"),
+        "20261104": same,
+        "20261105": same,
+    }
     found = cli("runs", "compare", "20261101", "20261103", "--json").json
     assert found["knobs"] == [["batch_size", 8, 16]]
     throughput = found["rows"][0]

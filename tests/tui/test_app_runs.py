@@ -69,7 +69,7 @@ async def test_two_marked_runs_are_compared_in_figures_and_percent(home: Home) -
         assert "+36.3 %" in rate or "+37" in rate
         assert "✓ better" in rate
         step = next(line for line in text.splitlines() if line.startswith("step "))
-        assert step.rstrip().endswith("other batch"), "a larger batch makes a longer step, not a worse one"
+        assert step.rstrip().endswith("different batch"), "a larger batch makes a longer step, not a worse one"
         assert "step: backward" in text
         peak = next(line for line in text.splitlines() if line.startswith("peak allocated"))
         assert "no significant difference" in peak

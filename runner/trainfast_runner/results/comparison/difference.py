@@ -31,17 +31,19 @@ BETTER, WORSE = "better", "worse"
 NOISE = "no significant difference"
 CHANGED = "changed"
 UNKNOWN = "not measured in both"
-OTHER_BATCH, OTHER_DEVICES, OTHER_MODEL = "other batch", "other devices", "other model"
-"""A step that does other work, or is shared out otherwise, is neither better nor worse for taking longer."""
+OTHER_BATCH = "not comparable: different batch"
+OTHER_DEVICES = "not comparable: different devices"
+OTHER_MODEL = "not comparable: different model"
+"""Verdicts on a step whose work differs: it is neither better nor worse for taking longer."""
 STRICT_THRESHOLDS = "not comparable: strict malloc thresholds"
-"""The verdict on every speed where one of the runs was measured under strict thresholds."""
+"""The verdict on every speed if one of the runs was measured under strict thresholds."""
 BATCH_KNOBS = ("batch_size", "grad_accum", "seq_len")
 DEVICE_KNOBS = ("strategy", "devices", "tp_degree", "pp_degree", "micro_batches")
 LEAST_STEPS = 5
 ERRORS_APART = 3.0
 RUN_TO_RUN = 0.02
 LEAST_OF_A_STEP = 0.005
-"""Ours: the share of a step below which a phase's difference is none that anybody would notice."""
+"""Ours: a difference of a phase below this share of the step does not count."""
 LEAST_BYTES = 2 << 20
 """Ours: allocators hand out memory by blocks of 2 MiB (PyTorch's CUDA caching allocator) and round."""
 MEDIAN_ERROR = math.sqrt(math.pi / 2)
@@ -53,9 +55,9 @@ PHASES = ("data", "forward", "backward", "optimizer", "other")
 class ComparisonRow:
     """One figure of both runs. `unit` is samples/s, tokens/s, ms, bytes, J or empty; `delta` is b - a in that unit.
 
-    `verdict` is better, worse, changed (neither is better), "no significant difference", "not measured in both", or
-    for a step and its phases where a step is not the same work in both "other model", "other batch" or "other devices",
-    or `STRICT_THRESHOLDS` for every speed where a run was measured under those.
+    `verdict` is better, worse, changed (neither is better), "no significant difference", "not measured in both",
+    `OTHER_MODEL`, `OTHER_BATCH` or `OTHER_DEVICES` for a step and its phases if the work of a step differs, or
+    `STRICT_THRESHOLDS` for every speed if a run was measured under those.
     """
 
     label: str
@@ -71,9 +73,9 @@ class ComparisonRow:
 
 @dataclass(frozen=True)
 class Comparison:
-    """`knobs` are those that differ as (name, a, b), after them `model.FIELD` and `data.FIELD` where `--set` or the
-    screen changed them, None where the preset's own value holds; `conditions` those known of either run; `notes` what
-    makes the figures less comparable."""
+    """Two runs side by side. `knobs` are the differing knobs as (name, a, b), then the differing model and data overrides
+    (None: the preset's value); `conditions` are the known ones of either run; `notes` make the figures less comparable.
+    """
 
     a: str
     b: str
@@ -100,7 +102,7 @@ def _settings(a: Result, b: Result) -> list[tuple[str, Any, Any]]:
     one, other = ({**_knobs(result), **_fields(result), **_tried(result)} for result in (a, b))
     names = dict.fromkeys([*BY_NAME, *a.knobs, *b.knobs, *one, *other])
     if "auto" in (one.get("attention"), other.get("attention")) and a.actual.attention == b.actual.attention:
-        # One left open what the other named: sdpa was the default once.
+        # sdpa was the default once, so the same kernel may be named or left open.
         names.pop("attention", None)
     return [(name, one.get(name), other.get(name)) for name in names if one.get(name) != other.get(name)]
 
