@@ -73,9 +73,9 @@ class ComparisonRow:
 
 @dataclass(frozen=True)
 class Comparison:
-    """Two runs side by side. `knobs` are the differing knobs as (name, a, b), then the differing model and data overrides
-    (None: the preset's value); `conditions` are the known ones of either run; `notes` make the figures less comparable.
-    """
+    """Two runs side by side. `knobs` are the differing knobs as (name, a, b), then the differing overrides of model and
+    data (None: the preset's value); `conditions` are the known ones of either run; `notes` make the figures less
+    comparable."""
 
     a: str
     b: str
