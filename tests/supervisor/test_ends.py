@@ -102,7 +102,7 @@ def test_finished(run: Run, ended_clean: Callable[[Run], None]) -> None:
         pytest.param(
             "begin(); train(3); os.kill(os.getpid(), signal.SIGSEGV)",
             "killed",
-            "the training process died of SIGSEGV, which nobody here sent (after step 3, phase train)",
+            "the training process died of SIGSEGV, which trainfast-tui did not send (after step 3, phase train)",
             id="a signal out of nowhere",
         ),
     ],
@@ -155,7 +155,9 @@ def test_training_killed_from_outside(run: Run, ended_clean: Callable[[Run], Non
     os.kill(run.child_pid(), signal.SIGKILL)
     result = run.end()
     assert result.state == "killed"
-    assert result.reason == ("the training process died of SIGKILL, which nobody here sent (after step 3, phase train)")
+    assert result.reason == (
+        "the training process died of SIGKILL, which trainfast-tui did not send (after step 3, phase train)"
+    )
     ended_clean(run)
 
 

@@ -73,7 +73,7 @@ def test_rank_that_was_told_to_end_by_a_stranger_is_named(run: Run) -> None:
         world_size=2,
     )
     assert result.state == "failed"
-    assert result.reason == "rank 1 was ended by SIGTERM, which nobody here sent (phase train)"
+    assert result.reason == "rank 1 was ended by SIGTERM, which trainfast-tui did not send (phase train)"
 
 
 def test_throughput_is_the_sum_of_the_ranks(run: Run) -> None:

@@ -136,7 +136,7 @@ def test_sigterm_from_a_stranger() -> None:
     verdict = judge(Evidence(run=RUN, exit_code=1, worker=worker))
     assert (verdict.state, verdict.reason) == (
         "failed",
-        "rank 1 was ended by SIGTERM, which nobody here sent (phase train)",
+        "rank 1 was ended by SIGTERM, which trainfast-tui did not send (phase train)",
     )
     worker = {0: life("exception", t_ns=9, type="ValueError", message="bad"), 1: life("signal")}
     assert judge(Evidence(run=RUN, exit_code=1, worker=worker)).reason == "ValueError: bad (rank 0, phase train)"

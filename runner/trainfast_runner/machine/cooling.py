@@ -49,7 +49,7 @@ def cooling(
 ) -> Generator[Cooling, None, None]:
     """One `Cooling` for each look until every GPU is below `below_c`; wait `LOOK_EVERY_S` between two.
 
-    Close it to give up. Raises UserError where there is no temperature to wait for, and when it does not fall any more.
+    Close it to give up. Raises UserError when there is no temperature to wait for, and when it does not fall any more.
     """
     if not (math.isfinite(below_c) and LOWEST_C <= below_c <= HIGHEST_C):
         raise UserError(

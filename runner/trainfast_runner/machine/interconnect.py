@@ -19,7 +19,7 @@ class Interconnect:
     """The links among some GPUs, as the decisions need them.
 
     `islands` are the groups whose members are all reached over NVLink, as positions in the topology; `slowest` is the
-    slowest sign of the matrix among them, None for a single GPU or where nothing is known.
+    slowest sign of the matrix among them, None for a single GPU or when unknown.
     """
 
     islands: tuple[tuple[int, ...], ...]
@@ -143,7 +143,7 @@ def _crossing(topology: Topology, links: Interconnect) -> list[str]:
 
 
 def _best_pair(topology: Topology) -> str | None:
-    """The best connected pair, as the devices knob takes it; None where all pairs cross the sockets."""
+    """The best connected pair, as the devices knob takes it; None when all pairs cross the sockets."""
     size = len(topology.devices)
     pairs = [(topology.matrix[a][b], a, b) for a in range(size) for b in range(a + 1, size)]
     sign, a, b = max(pairs, key=lambda pair: (_speed(pair[0]), -pair[1], -pair[2]))

@@ -54,7 +54,7 @@ BLACKWELL_RATES = "NVIDIA's cores x boost clock, rates of the RTX Blackwell GPU 
 
 @dataclass(frozen=True)
 class Peak:
-    """Dense TFLOP/s; None where the card has no unit for the format."""
+    """Dense TFLOP/s; None when the card has no unit for the format."""
 
     fp32: float
     tf32: float | None

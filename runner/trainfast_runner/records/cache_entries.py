@@ -82,7 +82,7 @@ def _why(path: Path, older_than_s: float, now_s: float) -> str | None:
     try:
         found = path.lstat()
         if path.suffix == ".lock":
-            return None if is_held(os.open(path, os.O_RDWR | os.O_CLOEXEC), fcntl.LOCK_EX) else "a lock nobody holds"
+            return None if is_held(os.open(path, os.O_RDWR | os.O_CLOEXEC), fcntl.LOCK_EX) else "an unused lock"
     except OSError:
         return None
     if (writer := _HALF_MADE.search(path.name)) is not None:

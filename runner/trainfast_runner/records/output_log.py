@@ -130,7 +130,7 @@ def _segments(fd: int) -> Iterator[tuple[int, int]]:
 
 
 def _punch(fd: int, start: int, length: int) -> bool:
-    """Free the blocks of a range, the size unchanged; False where the file system cannot."""
+    """Free the blocks of a range, the size unchanged; False when the file system cannot."""
     libc = ctypes.CDLL(None, use_errno=True)
     libc.fallocate.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64)
     return int(libc.fallocate(fd, _FALLOC_PUNCH_HOLE | _FALLOC_KEEP_SIZE, start, length)) == 0

@@ -17,7 +17,7 @@ class StepCount(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Losses(msgspec.Struct, frozen=True, kw_only=True):
-    """Means of the first and last five recorded losses, None where one of those is not a finite number.
+    """Means of the first and last five recorded losses, None when one of those is not a finite number.
 
     `not_finite` counts the steps whose loss was none.
     """
@@ -191,7 +191,7 @@ class RunError(msgspec.Struct, frozen=True, kw_only=True):
 class OomChange(msgspec.Struct, frozen=True, kw_only=True):
     """Knobs as they are typed, what that frees in words, and what it costs. `predicted_bytes` is what it then needs.
 
-    `missing_bytes` is what it is still too much by: None where it is enough, and where nothing is predicted.
+    `missing_bytes` is still lacking after the change: None when it is enough, or without a prediction.
     """
 
     settings: dict[str, str]
@@ -252,7 +252,7 @@ class Conditions(msgspec.Struct, frozen=True, kw_only=True):
     absences: list[dict[str, Any]] = []
     """Times without a reading of a watched GPU, as listed by `absences.absences`."""
     xid_errors: list[dict[str, Any]] = []
-    """Xid errors while the run went on, each with `device` (NVML index, None where it is not known) and `detail`."""
+    """Xid errors while the run went on, each with `device` (NVML index, None when it is not known) and `detail`."""
     driver: str | None = None
     steady_from_step: int | None = None
     still_warming: bool | None = None

@@ -118,13 +118,13 @@ class RunFile(RecordedSpec, frozen=True, kw_only=True):
     calibration: dict[str, Any] | None = None
     """The ceiling that `doctor --calibrate` measured on this device; None when not measured."""
     predicted: dict[str, Any] | None = None
-    """The memory that was predicted for the fullest rank, a `memory_model.Prediction`; None where nothing was."""
+    """The memory that was predicted for the fullest rank, a `memory_model.Prediction`; None when nothing was."""
     threads: dict[str, Any] | None = None
     """The wait policy of a CPU run's OpenMP threads, its reason, and the load of others; None for a run on GPUs."""
 
     @property
     def predicted_bytes(self) -> int | None:
-        """The peak that was predicted for the fullest rank; None where nothing was."""
+        """The peak that was predicted for the fullest rank; None when nothing was."""
         total = (self.predicted or {}).get("total_bytes")
         return total if isinstance(total, int) else None
 
@@ -180,7 +180,7 @@ class Actual(msgspec.Struct, frozen=True, kw_only=True):
     reduce_dtype: str | None = None
     attention: str | None = None
     attention_reason: str | None = None
-    """Why `attention=auto` took this kernel; None where a kernel was asked for by name."""
+    """Why `attention=auto` took this kernel; None when a kernel was asked for by name."""
     world_size: Count | None = None
     device: str | None = None
     zero_stage: Count | None = None
@@ -191,7 +191,7 @@ class Actual(msgspec.Struct, frozen=True, kw_only=True):
     sdpa_backend: str | None = None
     optimizer_implementation: str | None = None
     optimizer_reason: str | None = None
-    """Why another optimizer class runs than the one the strategy prefers; None where the preferred one does."""
+    """Why another optimizer class runs than the one the strategy prefers; None when the preferred one does."""
     parameters: int | None = None
     # As the model's configuration has them: some families keep a list here.
     layers: Any = None

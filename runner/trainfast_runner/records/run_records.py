@@ -107,7 +107,7 @@ class RunRecords:
     """The batch sizes that a search's probe tried, the one it was at last."""
     unreadable_lines: int = 0
     thinning: Thinning | None = None
-    """None where all records are here."""
+    """None when all records are here."""
     totals_by_rank: dict[int, StepTotals] = field(default_factory=dict)
     highest_used_bytes: dict[str, int] = field(default_factory=dict)
     """The highest used memory of each device, in all samples."""

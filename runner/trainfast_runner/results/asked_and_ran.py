@@ -104,7 +104,7 @@ def _pairs(run: RunFile, ran: WorkerLine) -> list[tuple[str, Any, Any]]:
 
 
 def _wrapper(strategy: str) -> str | None:
-    """The wrapper's name, parts in alphabetical order; None where it depends on more than the strategy."""
+    """The wrapper's name, parts in alphabetical order; None when it depends on more than the strategy."""
     parts = [WRAPPER.get(part) for part in strategy.split("+")]
     return None if None in parts else "+".join(sorted(part for part in parts if part))
 

@@ -174,7 +174,7 @@ def _cpu(records: RunRecords) -> Cpu | None:
 
 
 def _why_no_peak(records: RunRecords) -> str | None:
-    """Why a CPU run has no memory peak; None where one can be had."""
+    """Why a CPU run has no memory peak; None when one can be had."""
     line = _cpu_line(records)
     if line is None or line.thresholds not in (KEPT, ORDINARY):
         return None
@@ -266,7 +266,7 @@ def _memory(records: RunRecords) -> MemoryFigures:
 
 
 def _loss_scaling(records: RunRecords) -> LossScaling | None:
-    """None where the loss was not scaled; every rank scales alike."""
+    """None when the loss was not scaled; every rank scales alike."""
     scales = [step.loss_scale for step in records.steps.get(0, []) if step.loss_scale is not None]
     if not scales:
         return None

@@ -135,7 +135,8 @@ def _told_to_end(evidence: Evidence) -> Verdict | None:
     rank, line = told
     everyone = all(_has(lines, "signal") for lines in _all_ranks(evidence))
     subject = "the training process" if everyone else f"rank {rank}"
-    reason = f"{subject} was ended by SIGTERM, which nobody here sent ({_where(evidence, None, line, of=rank)})"
+    where = _where(evidence, None, line, of=rank)
+    reason = f"{subject} was ended by SIGTERM, which trainfast-tui did not send ({where})"
     error = RunError(rank=rank, phase=_phase(evidence, rank), type="SIGTERM", message=reason)
     return Verdict("killed" if everyone else "failed", reason, error)
 
@@ -222,7 +223,7 @@ def _ended(evidence: Evidence) -> Verdict:
     if code < 0:
         finished = all(_has(lines, "finished") for lines in _all_ranks(evidence))
         note = "after it had recorded its end" if finished else where
-        reason = f"the training process {_how(code)}, which nobody here sent ({note})"
+        reason = f"the training process {_how(code)}, which trainfast-tui did not send ({note})"
         return Verdict("killed", reason, RunError(message=reason, phase=_phase(evidence, 0)))
     if code == 0:
         silent = [rank for rank, lines in enumerate(_all_ranks(evidence)) if not _has(lines, "finished")]

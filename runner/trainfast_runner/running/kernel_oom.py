@@ -10,7 +10,7 @@ from pathlib import Path
 def oom_kills() -> int | None:
     """Kills counted so far: of this cgroup (`memory.events`, v1 `memory.oom_control`), else of the whole machine.
 
-    None where Linux counts none. Take differences.
+    None when Linux counts none. Take differences.
     """
     for path in _counter_files():
         try:

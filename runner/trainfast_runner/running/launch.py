@@ -216,7 +216,7 @@ def _settled(plan: RunPlan, home: Home) -> tuple[RunPlan, bool]:
 
 
 def _used_before_last_run(plan: RunPlan, home: Home) -> dict[str, int]:
-    """The most that each of the plan's devices may hold, by UUID; empty where none was used before."""
+    """The most that each of the plan's devices may hold, by UUID; empty when none was used before."""
     for run_id in reversed(home.run_ids()):
         last = read_run_file(home.directory(run_id))
         if last is not None and set(last.device_uuids) & set(plan.device_uuids):

@@ -123,7 +123,7 @@ def _cutoff(home: Home, keep: int | None, older_than_s: float | None, now_s: flo
 
 
 def _oldest_kept(home: Home, keep: int) -> str:
-    """The id of the last of the newest runs that `runs list` shows; empty where there are no more than those."""
+    """The id of the last of the newest runs that `runs list` shows; empty when there are no more than those."""
     if keep == 0:
         return NEWER_THAN_ALL
     for run_id in reversed(_own_runs(home)):

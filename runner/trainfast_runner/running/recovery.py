@@ -110,7 +110,7 @@ def settle(directory: Path) -> Result | None:
     with _exclusive_lock(directory) as held:
         if not held:
             return read_result(directory)
-        # The last holder of the lock may have written the result; nobody holds the lock now.
+        # The last holder of the lock may have written the result.
         result = read_written_result(directory)
         if is_whole(result) or _result_is_newer(directory):
             return result

@@ -100,7 +100,7 @@ class Membership:
 
 
 def run_with(home: Home, process: Identity) -> Membership | None:
-    """The live run that `process` is part of; None where it is none of this home's."""
+    """The live run that `process` is part of; None when it is none of this home's."""
     for run in live_runs(home):
         directory = home.directory(run.run_id)
         supervisor, launched = supervisor_of(directory), launched_child_of(directory)

@@ -253,7 +253,7 @@ class Supervisor:
         self._remove_offloaded()
 
     def _writes(self, result: Result) -> bool:
-        """Write `result.json`; False where the disk does not take it."""
+        """Write `result.json`; False when the disk does not take it."""
         try:
             write_result(self.directory, result)
         except OSError as error:

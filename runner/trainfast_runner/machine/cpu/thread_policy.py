@@ -51,7 +51,7 @@ def shared_cores(device: str, strategy: str, cores: int, ranks: int, environment
 
 
 def thread_count(environment: Mapping[str, str]) -> int | None:
-    """OMP_NUM_THREADS, of the outermost level; None where it is not set or no number, which libgomp ignores too."""
+    """OMP_NUM_THREADS, of the outermost level; None when it is not set or no number, which libgomp ignores too."""
     first = environment.get("OMP_NUM_THREADS", "").partition(",")[0].strip()
     return int(first) if first.isdigit() else None
 
@@ -72,7 +72,7 @@ def choose_policy() -> ThreadPolicy:
 
 
 def policy_beside(others: float | None) -> ThreadPolicy:
-    """The policy beside others that take so many cores; None where that is unknown."""
+    """The policy beside others that take so many cores; None when that is unknown."""
     if others is None:
         return ThreadPolicy(wait=PASSIVE, reason="what others take of the cores is unknown, so they may be busy")
     took = f"others took {100 * others:.0f} % of a core before the launch"

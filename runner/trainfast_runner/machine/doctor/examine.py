@@ -97,7 +97,7 @@ def _python(python: str | None) -> Iterator[Check]:
 
 
 def _versions(executable: str) -> dict[str, str | None]:
-    """Versions by distribution, None where it is not installed; `python` is the interpreter's. Raises UserError."""
+    """Versions by distribution, None when it is not installed; `python` is the interpreter's. Raises UserError."""
     try:
         done = subprocess.run(
             [executable, "-c", ASK_VERSIONS, *NEEDED, *USEFUL],

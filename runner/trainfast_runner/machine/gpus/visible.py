@@ -17,7 +17,7 @@ ON_THE_CPU = "devices=cpu to train on the CPU"
 
 
 def entries(environment: Mapping[str, str]) -> list[str] | None:
-    """The entries of CUDA_VISIBLE_DEVICES; None where it is not set."""
+    """The entries of CUDA_VISIBLE_DEVICES; None when it is not set."""
     variable = environment.get(VARIABLE)
     return None if variable is None else [entry.strip() for entry in variable.split(",")]
 
@@ -64,7 +64,7 @@ def left_of(
     """The GPUs that CUDA_VISIBLE_DEVICES leaves, in its order; CUDA stops at the first entry that names none.
 
     `cuda_order` gives the UUIDs in CUDA's own order, by which CUDA counts unless CUDA_DEVICE_ORDER=PCI_BUS_ID. It is
-    asked only where that order may differ from NVML's: among GPUs of several models. Raises UserError where it fails.
+    asked only where that order may differ from NVML's: among GPUs of several models. Raises UserError when it fails.
     """
     gpus = [gpu for gpu in readings if not is_instance(gpu.uuid)]
     named = entries(environment)

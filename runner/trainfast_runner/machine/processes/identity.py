@@ -134,7 +134,7 @@ def reap_when_ended(process: subprocess.Popen[bytes]) -> None:
 
 
 def become_subreaper() -> bool:
-    """Make orphans below this process its own children, however they detached. False where Linux refuses."""
+    """Make orphans below this process its own children, however they detached. False when Linux refuses."""
     libc = ctypes.CDLL(None, use_errno=True)
     return int(libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)) == 0
 

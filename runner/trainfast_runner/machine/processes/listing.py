@@ -28,7 +28,7 @@ _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 @dataclass(frozen=True, slots=True)
 class ProcessRow:
-    """One process. `identity` is None where it cannot be seen from here, as from inside a container."""
+    """One process. `identity` is None when it cannot be seen from here, as from inside a container."""
 
     pid: int
     identity: Identity | None = None
@@ -175,7 +175,7 @@ def owner_uid(pid: str | int) -> int | None:
 
 
 def user_name(uid: int) -> str:
-    """The name of a user; the number where there is none."""
+    """The name of a user, or the number without a name."""
     try:
         return pwd.getpwuid(uid).pw_name
     except KeyError:

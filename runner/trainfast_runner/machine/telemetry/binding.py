@@ -56,7 +56,7 @@ def cure(where: str) -> str:
 
 
 def _found_at() -> str | None:
-    """The file that `import pynvml` runs; None where there is none."""
+    """The file that `import pynvml` runs; None when there is none."""
     try:
         spec = importlib.util.find_spec("pynvml")
     except (ImportError, ValueError):

@@ -33,7 +33,7 @@ class Instance:
 
 
 def read_instances() -> list[Instance]:
-    """Every instance of every GPU in MIG mode. Opens NVML for as long as that takes; empty where it does not answer."""
+    """Every instance of every GPU in MIG mode. Opens NVML for as long as that takes; empty when it does not answer."""
     nv = binding.load().module
     if nv is None:
         return []
@@ -51,7 +51,7 @@ def read_instances() -> list[Instance]:
 
 
 def _of_gpu(nv: ModuleType, index: int) -> list[Instance]:
-    """The instances of one GPU; empty where it does not answer or is not in MIG mode."""
+    """The instances of one GPU; empty when it does not answer or is not in MIG mode."""
     try:
         gpu = nv.nvmlDeviceGetHandleByIndex(index)
         most, gpu_uuid = nv.nvmlDeviceGetMaxMigDeviceCount(gpu), as_text(nv.nvmlDeviceGetUUID(gpu))

@@ -71,7 +71,7 @@ class TopologyDevice(msgspec.Struct, frozen=True, kw_only=True):
     """The CPUs nearest to it, as ranges: 0-31,64-95."""
     numa_node: int | None = None
     nvlinks: int | None = None
-    """NVLinks that are up, to whatever they lead; None where the GPU has none."""
+    """NVLinks that are up, to whatever they lead; None when the GPU has none."""
     error: str | None = None
 
 
@@ -161,7 +161,7 @@ def _device(nv: ModuleType, handle: Handle, index: int) -> TopologyDevice:
 
 
 def _asked(nv: ModuleType, ask: Callable[[], Any]) -> Any:
-    """The answer, or None where this GPU, driver or binding gives none."""
+    """The answer, or None when this GPU, driver or binding gives none."""
     try:
         return ask()
     except (nv.NVMLError, AttributeError, TypeError):

@@ -78,7 +78,7 @@ class XidWatch:
         return not self._thread.is_alive()
 
     def _sign_up(self) -> Any:
-        """The set of events to wait for; None where no GPU gives any."""
+        """The set of events to wait for; None when no GPU gives any."""
         nv = self._nv
         try:
             events = nv.nvmlEventSetCreate()

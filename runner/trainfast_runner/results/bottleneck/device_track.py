@@ -357,7 +357,7 @@ def _answers(sample: Seen) -> bool:
 
 
 def read(sample: Seen, field: str) -> float | None:
-    """A reading by its name; None where older records or the device lack it."""
+    """A reading by its name; None when older records or the device lack it."""
     value: float | None = getattr(sample, field, None)
     return value
 

@@ -200,7 +200,7 @@ RULES: tuple[Rule, ...] = (
         " {median_forward_ms:figure} ms, and the others wait for it",
         "look at that rank's device: its clock, its temperature, its PCIe link, who else uses it",
         "ours: a tenth is past what equal ranks scatter by, and a rank that is slow for a reason is so in most steps."
-        " The forward of these strategies waits for nobody, so its length is the rank's own.",
+        " The forward of these strategies waits for no other rank, so its length is the rank's own.",
         cost="behind_ms",
         evidence=("forward_ms", "median_forward_ms", "behind_ms", "world_size"),
     ),

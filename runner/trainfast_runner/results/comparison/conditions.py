@@ -19,7 +19,7 @@ CPU_LEFT_APART = 0.05
 
 @dataclass(frozen=True)
 class ConditionRow:
-    """A condition of both runs in words, None where it is not known; `differs` when it may explain a difference."""
+    """A condition of both runs in words, None when it is not known; `differs` when it may explain a difference."""
 
     label: str
     a: str | None

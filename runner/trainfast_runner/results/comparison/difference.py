@@ -162,7 +162,7 @@ def _rows(a: Result, b: Result) -> Iterator[ComparisonRow]:
 
 
 def _phase(name: str, a: Result, b: Result) -> ComparisonRow | None:
-    """The row of a phase by its own spread; None where a result does not hold that, or has too few steps."""
+    """The row of a phase by its own spread; None when a result does not hold that, or has too few steps."""
     one, other = (getattr(result.step_ms, name) for result in (a, b))
     errors, steps = [], []
     for result in (a, b):
@@ -204,7 +204,7 @@ def _is_more_than_pages(a: float | None, b: float | None) -> bool:
 
 
 def _other_work(a: Result, b: Result) -> str | None:
-    """Why a step of one run is not the work of a step of the other; None where it is."""
+    """Why a step of one run is not the work of a step of the other; None when it is."""
     if _fields(a, "model.") != _fields(b, "model."):
         return OTHER_MODEL
     if any(a.knobs.get(name) != b.knobs.get(name) for name in BATCH_KNOBS):
