@@ -77,7 +77,7 @@ def _ruling(evidence: Evidence) -> Verdict:
     for ruling in (
         _finished,
         _refused,
-        _told_to_end,
+        _ended_from_outside,
         _raised,
         _kernel_killed,
         _rank_lost,
@@ -125,14 +125,14 @@ def _refused(evidence: Evidence) -> Verdict | None:
     return None
 
 
-def _told_to_end(evidence: Evidence) -> Verdict | None:
+def _ended_from_outside(evidence: Evidence) -> Verdict | None:
     """The verdict if a rank got an outside SIGTERM before any other failure."""
     if evidence.stop_ns is not None or evidence.torn_down or evidence.gone:
         return None
-    told, failed = next(_first(evidence, "signal"), None), next(_first(evidence, "exception"), None)
-    if told is None or (failed is not None and failed[1].t_ns < told[1].t_ns):
+    signalled, failed = next(_first(evidence, "signal"), None), next(_first(evidence, "exception"), None)
+    if signalled is None or (failed is not None and failed[1].t_ns < signalled[1].t_ns):
         return None
-    rank, line = told
+    rank, line = signalled
     everyone = all(_has(lines, "signal") for lines in _all_ranks(evidence))
     subject = "the training process" if everyone else f"rank {rank}"
     where = _where(evidence, None, line, of=rank)

@@ -37,15 +37,15 @@ def disbelieved(samples: Answered) -> frozenset[str]:
 
 def _given_up(field: str, answered: Answered) -> bool:
     """True if the sampler gave the counter up: it was there, and is missing from the last sample with readings."""
-    told = [read(sample, field) is not None for _, sample in answered]
-    return any(told) and not told[-1]
+    present = [read(sample, field) is not None for _, sample in answered]
+    return any(present) and not present[-1]
 
 
 def _stands_still(field: str, answered: Answered) -> bool:
     """True if the counter never moves though samples before the last show its reasons."""
-    told = [sample for _, sample in answered if read(sample, field) is not None]
-    shown = sum(bool(_shows(field, sample)) for sample in told[:-1])
-    return shown >= SAMPLES_SHOWN and len({read(sample, field) for sample in told}) == 1
+    with_field = [sample for _, sample in answered if read(sample, field) is not None]
+    shown = sum(bool(_shows(field, sample)) for sample in with_field[:-1])
+    return shown >= SAMPLES_SHOWN and len({read(sample, field) for sample in with_field}) == 1
 
 
 def _runs_unseen(field: str, answered: Answered, disbelieved: AbstractSet[str]) -> bool:

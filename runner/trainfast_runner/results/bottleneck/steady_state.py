@@ -73,8 +73,8 @@ def steady_state(
         drift, slope = _step_drift(tail), _slope([(b.at_s, b.temperature_c) for b in tail])
         if _at_its_level(blocks[start], blocks[half:]) and not _drifts(tail, drift, slope):
             # More than a drift may have, and yet no trend, is what the blocks scatter by.
-            told = None if drift is not None and abs(drift) > DRIFT_OF_STEP else drift
-            return _found(steps[0][0] if start == 0 else tail[0].first_step, False, told, slope)
+            shown_drift = None if drift is not None and abs(drift) > DRIFT_OF_STEP else drift
+            return _found(steps[0][0] if start == 0 else tail[0].first_step, False, shown_drift, slope)
     tail = blocks[half:]
     return _found(None, True, _step_drift(tail), _slope([(b.at_s, b.temperature_c) for b in tail]))
 

@@ -120,7 +120,7 @@ def _most(values: Iterable[float | None]) -> float | None:
 
 def _least_exact(devices: Sequence[DeviceConditions]) -> dict[str, str]:
     return {
-        cause.name: max((device.sources[cause.name] for device in told), key=SOURCES.index)
+        cause.name: max((device.sources[cause.name] for device in with_source), key=SOURCES.index)
         for cause in CAUSES
-        if (told := [device for device in devices if cause.name in device.sources])
+        if (with_source := [device for device in devices if cause.name in device.sources])
     }
