@@ -5,8 +5,6 @@ from __future__ import annotations
 import functools
 import random
 import statistics
-import threading
-import time
 from pathlib import Path
 
 import msgspec
@@ -24,6 +22,7 @@ from trainfast_runner.records.run_records import read_records
 from trainfast_runner.records.telemetry_lines import read_ticks, telemetry_tail, thin_evenly, thin_telemetry
 from trainfast_runner.records.thinned import ENDS
 from trainfast_runner.records.tick import DeviceProcess, DeviceReading, HostReading, RunReading, Tick
+from trainfast_runner.running import telemetry_log
 from trainfast_runner.running.telemetry_log import TelemetryLog
 
 SECOND_NS = 1_000_000_000
@@ -283,17 +282,33 @@ def test_a_reader_gets_no_tick_twice_when_the_file_is_thinned_meanwhile(path: Pa
 
 
 def test_a_run_thins_its_telemetry_at_the_cap_and_says_so_once(tmp_path: Path) -> None:
+    cap_bytes = 1 << 20
     events: list[Event] = []
-    with stand_in.installed(Machine(gpus(1))):
-        log = TelemetryLog(tmp_path, ["GPU-0"], events.append, print, period_s=0.005, cap_bytes=1 << 20)
-        log.start()
-        path = tmp_path / "telemetry.jsonl"
-        deadline = time.monotonic() + 60
-        while not any(event.kind == "telemetry_thinned" for event in events):
-            assert time.monotonic() < deadline
-            threading.Event().wait(0.05)
-        log.stop()
-    assert path.stat().st_size <= (1 << 20) + (1 << 18)
-    assert len([event for event in events if event.kind == "telemetry_thinned"]) == 1
-    times = [tick.t_ns for tick in read_ticks(path)[0]]
-    assert times == sorted(set(times))
+    log = TelemetryLog(tmp_path, [], events.append, print, cap_bytes=cap_bytes)
+    path = tmp_path / "telemetry.jsonl"
+    sizes = []
+    for second in range(8000):
+        log._take(Tick(t_ns=second * SECOND_NS, host=HostReading(), devices=[], missing={}, sample_us=1))
+        sizes.append(path.stat().st_size)
+    log.stop()
+    assert max(sizes) <= cap_bytes * 1.25
+    assert path.stat().st_size <= cap_bytes
+    assert [event.kind for event in events] == ["telemetry_thinned"]
+    kept = seconds_of(path)
+    assert kept == sorted(set(kept))
+    assert (kept[0], kept[-1]) == (0, 7999)
+
+
+def test_a_full_disk_while_thinning_leaves_the_file_as_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    failures: list[str] = []
+    log = TelemetryLog(tmp_path, [], lambda event: None, failures.append, cap_bytes=1 << 16)
+
+    def full(path: Path) -> int:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(telemetry_log, "thin_telemetry", full)
+    for second in range(300):
+        log._take(Tick(t_ns=second * SECOND_NS, host=HostReading(), devices=[], missing={}, sample_us=1))
+    log.stop()
+    assert seconds_of(tmp_path / "telemetry.jsonl") == list(range(300))
+    assert failures == ["telemetry.jsonl: No space left on device"]
