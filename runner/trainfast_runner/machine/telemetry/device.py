@@ -16,10 +16,9 @@ from trainfast_runner.machine.telemetry.capabilities import (
 from trainfast_runner.machine.telemetry.counters import DurationCounter
 from trainfast_runner.machine.telemetry.energy import EnergyCounter
 from trainfast_runner.machine.telemetry.fields import CAUSES, FIELDS, FieldBatch
-from trainfast_runner.machine.telemetry.sampled_reasons import SampledReasons
 from trainfast_runner.machine.telemetry.slowdown import first_limit_c
 from trainfast_runner.machine.telemetry.throttle_causes import CAUSES as THROTTLE_CAUSES
-from trainfast_runner.machine.telemetry.throttle_causes import REASONS_OF_COUNTER
+from trainfast_runner.machine.telemetry.throttle_causes import REASONS_OF_COUNTER, SampledReasons
 from trainfast_runner.records.tick import DeviceReading, is_instance
 
 _THROTTLE_REASONS = next(query for query in QUERIES if "throttle_reasons" in query.fields)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Sequence
 
 MOST_APART = 2.0
@@ -16,16 +15,38 @@ _STILL_SAMPLED_S = 3.0
 _BLOCK_S = 30.0
 
 
-def disagreement(counted_j: float, integrated_j: float, seconds: float) -> str | None:
-    """The reason to distrust the counter; None if it agrees with power, or for want of time or energy."""
-    low, high = sorted((counted_j, integrated_j))
-    enough_s = STILL_S if counted_j == 0 else LEAST_S
-    if seconds < enough_s or high < LEAST_JOULES or high <= MOST_APART * low:
-        return None
-    return (
-        f"the energy counter says {counted_j:,.0f} J in {seconds:.1f} s,"
-        f" but {integrated_j / seconds:,.0f} W of power make {integrated_j:,.0f} J"
-    )
+class EnergyBalance:
+    """The energy counter's growth beside power times time, summed over consecutive readings that have both."""
+
+    def __init__(self) -> None:
+        self.counted_j = self.integrated_j = self.seconds = 0.0
+        self._last: tuple[int, int, float] | None = None
+
+    def add(self, t_ns: int, energy_mj: int | None, power_w: float | None) -> None:
+        """Take a reading at CLOCK_MONOTONIC `t_ns`; a counter that the driver reset begins anew."""
+        before = self._last
+        self._last = None if energy_mj is None or power_w is None else (t_ns, energy_mj, power_w)
+        if before is None or self._last is None or self._last[1] < before[1] or t_ns <= before[0]:
+            return
+        seconds = (t_ns - before[0]) / 1e9
+        self.seconds += seconds
+        self.counted_j += (self._last[1] - before[1]) / 1e3
+        self.integrated_j += (self._last[2] + before[2]) / 2 * seconds
+
+    def disagreement(self) -> str | None:
+        """The reason to distrust the counter; None if it agrees with power, or for want of time or energy."""
+        low, high = sorted((self.counted_j, self.integrated_j))
+        enough_s = STILL_S if self.counted_j == 0 else LEAST_S
+        if self.seconds < enough_s or high < LEAST_JOULES or high <= MOST_APART * low:
+            return None
+        return (
+            f"the energy counter says {self.counted_j:,.0f} J in {self.seconds:.1f} s,"
+            f" but {self.integrated_j / self.seconds:,.0f} W of power make {self.integrated_j:,.0f} J"
+        )
+
+    def clear(self) -> None:
+        """Begin a new sum at the last reading."""
+        self.counted_j = self.integrated_j = self.seconds = 0.0
 
 
 def energy_doubt(samples: Sequence[tuple[int, object]]) -> str | None:
@@ -33,16 +54,10 @@ def energy_doubt(samples: Sequence[tuple[int, object]]) -> str | None:
 
     A sample is its time in ns and a reading with `energy_mj` and `power_w`; older records lack either.
     """
-    counted_j = integrated_j = seconds = 0.0
-    for (t0_ns, before), (t1_ns, now) in itertools.pairwise(samples):
-        mj0, mj1 = getattr(before, "energy_mj", None), getattr(now, "energy_mj", None)
-        w0, w1 = getattr(before, "power_w", None), getattr(now, "power_w", None)
-        if mj0 is None or mj1 is None or w0 is None or w1 is None:
-            continue
-        counted_j += max(0.0, mj1 - mj0) / 1e3
-        integrated_j += (w0 + w1) / 2 * (t1_ns - t0_ns) / 1e9
-        seconds += (t1_ns - t0_ns) / 1e9
-    return disagreement(counted_j, integrated_j, seconds)
+    balance = EnergyBalance()
+    for t_ns, reading in samples:
+        balance.add(t_ns, getattr(reading, "energy_mj", None), getattr(reading, "power_w", None))
+    return balance.disagreement()
 
 
 class EnergyCounter:
@@ -50,27 +65,15 @@ class EnergyCounter:
 
     def __init__(self) -> None:
         self.distrust: str | None = None
-        """Why the counter is no longer believed, or None."""
-        self._last: tuple[int, int, float] | None = None
-        self._counted_j = self._integrated_j = self._seconds = 0.0
+        """The reason to distrust the counter, or None."""
+        self._balance = EnergyBalance()
 
     def accept(self, energy_mj: int, power_w: float | None, t_ns: int) -> int | None:
         """The counter's value, or None once it is distrusted."""
-        if power_w is None:
-            self._last = None
-            return None if self.distrust else energy_mj
-        before, self._last = self._last, (t_ns, energy_mj, power_w)
-        if before is not None and energy_mj >= before[1] and t_ns > before[0]:
-            seconds = (t_ns - before[0]) / 1e9
-            self._seconds += seconds
-            self._counted_j += (energy_mj - before[1]) / 1e3
-            self._integrated_j += (power_w + before[2]) / 2 * seconds
-            self._judge()
+        balance = self._balance
+        balance.add(t_ns, energy_mj, power_w)
+        if (balance.counted_j == 0 and balance.seconds >= _STILL_SAMPLED_S) or balance.seconds >= _BLOCK_S:
+            self.distrust = self.distrust or balance.disagreement()
+        if balance.seconds >= _BLOCK_S:
+            balance.clear()
         return None if self.distrust else energy_mj
-
-    def _judge(self) -> None:
-        is_still = self._counted_j == 0 and self._seconds >= _STILL_SAMPLED_S
-        if is_still or self._seconds >= _BLOCK_S:
-            self.distrust = self.distrust or disagreement(self._counted_j, self._integrated_j, self._seconds)
-        if self._seconds >= _BLOCK_S:
-            self._counted_j = self._integrated_j = self._seconds = 0.0

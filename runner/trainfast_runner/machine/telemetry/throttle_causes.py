@@ -1,7 +1,8 @@
-"""The causes of throttling, and the sources of throttled time."""
+"""The causes of throttling, the sources of throttled time, and the sum of sampled reasons."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 REASON_COUNTER, POLICY_COUNTER, SAMPLED_REASONS = "reason counter", "policy counter", "sampled reasons"
@@ -47,3 +48,28 @@ REASONS_OF_COUNTER = {
     "hw_power_brake_ns": frozenset(("hw_power_brake",)),
 }
 """The throttle reasons in whose presence each duration counter must run."""
+LONGEST_NS = 5_000_000_000
+"""Two readings further apart are no measure of the time between them."""
+
+
+class SampledReasons:
+    """Sums, by cause, the time in which its reasons were shown; half of the time between a reading that shows them and
+    one that does not. The sum grows as a counter of the driver would."""
+
+    def __init__(self) -> None:
+        self._held_ns = {cause.name: 0 for cause in CAUSES}
+        self._last: tuple[int, frozenset[str]] | None = None
+
+    def see(self, reasons: Iterable[str], t_ns: int) -> None:
+        """Take the reasons at CLOCK_MONOTONIC `t_ns`."""
+        now = frozenset(reasons)
+        before, self._last = self._last, (t_ns, now)
+        if before is None or not 0 < t_ns - before[0] <= LONGEST_NS:
+            return
+        for cause in CAUSES:
+            ends = bool(cause.reasons & before[1]) + bool(cause.reasons & now)
+            self._held_ns[cause.name] += (t_ns - before[0]) * ends // 2
+
+    def held_ns(self) -> dict[str, int]:
+        """Nanoseconds by cause, since the first reading."""
+        return dict(self._held_ns)
