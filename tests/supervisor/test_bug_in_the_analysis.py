@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from trainfast_runner.records.home import Home, goes_on, is_alive, read_result, read_written_result
+from trainfast_runner.records.home import Home, is_alive, is_unfinished, read_result, read_written_result
 from trainfast_runner.results import summary
 from trainfast_runner.running.follower import Follower
 from trainfast_runner.running.history import list_rows
@@ -63,10 +63,10 @@ def test_the_verdict_is_on_the_disk_before_the_analysis(run: Run, tmp_path: Path
     assert read_result(run.directory) is None
     assert settle(run.directory) is None
     assert state_of(run.directory).state == "finished"
-    assert goes_on(run.directory), "another launch waits until the analysis is done"
+    assert is_unfinished(run.directory), "another launch waits until the analysis is done"
     (tmp_path / "go").touch()
     assert run.end().throughput.samples_per_s.median == 400
-    assert not goes_on(run.directory)
+    assert not is_unfinished(run.directory)
 
 
 def killed_in_its_analysis(run: Run, tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import pytest
 
 from trainfast_runner.machine.processes.identity import Unended
-from trainfast_runner.records.home import goes_on
+from trainfast_runner.records.home import is_unfinished
 from trainfast_runner.records.run_file import ClockAnchor, RunFile, WorkerLine
 from trainfast_runner.records.run_records import DeviceSample, RunRecords
 from trainfast_runner.running.ending import did_not_end
@@ -47,7 +47,7 @@ def test_a_process_that_outlives_sigkill_ends_the_run_as_lost(run: Run) -> None:
         " 3 steps recorded; no end was recorded"
     )
     assert result.steps.measured == 1
-    assert not goes_on(run.directory)
+    assert not is_unfinished(run.directory)
 
 
 def test_a_rank_that_outlives_its_launcher_and_sigkill_ends_the_run_as_lost(run: Run) -> None:

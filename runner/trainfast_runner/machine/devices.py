@@ -21,10 +21,10 @@ from trainfast_runner.machine.gpus.visible import (
     ORDER,
     VARIABLE,
     hides_all,
-    left_of,
     named_instance,
-    names_none,
+    no_gpu_named,
     order_unknown,
+    visible_gpus,
 )
 from trainfast_runner.machine.telemetry import failures
 from trainfast_runner.machine.telemetry.mig import Instance, read_instances
@@ -200,9 +200,9 @@ def _with_gpus(machine: Machine, environment: Mapping[str, str], cuda_order: Cal
             if gpu.uuid == instance.uuid
         ]
         return replace(machine, device="cuda", gpus=tuple(gpus), nvml_gpus=tuple(readings))
-    gpus = left_of(machine.nvml_gpus, environment, cuda_order)
+    gpus = visible_gpus(machine.nvml_gpus, environment, cuda_order)
     if not gpus:
-        raise names_none(environment, machine.nvml_gpus)
+        raise no_gpu_named(environment, machine.nvml_gpus)
     if all(gpu.mig_mode is True for gpu in gpus):
         raise _by_instance_only(gpus, machine.instances)
     topology = read_topology() if len(gpus) > 2 else None

@@ -109,7 +109,7 @@ class Home:
 
     def live_directories(self) -> Iterator[Path]:
         """Yield the directories of live runs, newest first."""
-        return (directory for run_id in reversed(self.run_ids()) if goes_on(directory := self.directory(run_id)))
+        return (directory for run_id in reversed(self.run_ids()) if is_unfinished(directory := self.directory(run_id)))
 
     def directory(self, run_id: str) -> Path:
         """The directory of a run; need not exist."""
@@ -212,7 +212,7 @@ def is_alive(directory: Path) -> bool:
     return is_held(fd, fcntl.LOCK_EX)
 
 
-def goes_on(directory: Path) -> bool:
+def is_unfinished(directory: Path) -> bool:
     """True while something of the run is alive and its result, figures included, is not there."""
     return is_alive(directory) and not _has_whole_result(directory)
 

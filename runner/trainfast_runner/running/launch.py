@@ -32,8 +32,8 @@ from trainfast_runner.records.home import (
     RUN_FILE,
     Home,
     cache_directory,
-    goes_on,
     home_problem,
+    is_unfinished,
     read_run_file,
     shared_lock,
 )
@@ -119,7 +119,7 @@ def wait_for_devices(plan: RunPlan, home: Home, on_wait: Callable[[RunFile, floa
     began = time.monotonic()
     while (run := busy_with(plan, home)) is not None:
         # Of what may be thousands of runs only this one is worth a look until it has ended.
-        while goes_on(home.directory(run.run_id)):
+        while is_unfinished(home.directory(run.run_id)):
             on_wait(run, time.monotonic() - began)
             time.sleep(0.5)
 

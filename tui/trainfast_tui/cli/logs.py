@@ -45,7 +45,7 @@ def _follow(directory: Path, last_lines: int | None) -> int:
     """Print lines as they come; ends when the run has and all of it is printed."""
     import sys
 
-    from trainfast_runner.records.home import goes_on
+    from trainfast_runner.records.home import is_unfinished
     from trainfast_runner.records.output_log import OUTPUT_FILE, read_log
     from trainfast_tui.cli.output import say
     from trainfast_tui.text.format import plain
@@ -57,7 +57,7 @@ def _follow(directory: Path, last_lines: int | None) -> int:
     rest = b""
     try:
         while True:
-            alive = goes_on(directory)
+            alive = is_unfinished(directory)
             if path.exists():
                 with path.open("rb") as file:
                     if file.seek(0, 2) < offset:

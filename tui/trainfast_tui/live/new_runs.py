@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from trainfast_runner.records.home import RESULT_FILE, Home, goes_on, read_run_file
+from trainfast_runner.records.home import RESULT_FILE, Home, is_unfinished, read_run_file
 
 
 class NewRuns:
@@ -25,7 +25,7 @@ class NewRuns:
             run = read_run_file(directory)
             if directory == shown or (directory / RESULT_FILE).exists() or (run is not None and run.role is not None):
                 self._new.remove(run_id)
-            elif run is not None and goes_on(directory):  # else it is just being made
+            elif run is not None and is_unfinished(directory):  # else it is just being made
                 return run_id
         return None
 

@@ -58,7 +58,7 @@ def named_instance(environment: Mapping[str, str], instances: Sequence[Instance]
     )
 
 
-def left_of(
+def visible_gpus(
     readings: Sequence[DeviceReading], environment: Mapping[str, str], cuda_order: Callable[[], Sequence[str]]
 ) -> list[DeviceReading]:
     """The GPUs that CUDA_VISIBLE_DEVICES leaves, in its order; CUDA stops at the first entry that names none.
@@ -97,7 +97,7 @@ def order_unknown(environment: Mapping[str, str], why: str) -> UserError:
     )
 
 
-def names_none(environment: Mapping[str, str], gpus: Sequence[DeviceReading]) -> UserError:
+def no_gpu_named(environment: Mapping[str, str], gpus: Sequence[DeviceReading]) -> UserError:
     """The refusal of a CUDA_VISIBLE_DEVICES that hides nothing on purpose and leaves nothing either."""
     return UserError(
         f"{VARIABLE}={environment[VARIABLE]} names no GPU here",
