@@ -24,7 +24,7 @@ from trainfast_runner.machine.gpus.visible import (
     named_instance,
     no_gpu_named,
     order_unknown,
-    visible_gpus,
+    visible_readings,
 )
 from trainfast_runner.machine.telemetry import failures
 from trainfast_runner.machine.telemetry.mig import Instance, read_instances
@@ -200,7 +200,7 @@ def _with_gpus(machine: Machine, environment: Mapping[str, str], cuda_order: Cal
             if gpu.uuid == instance.uuid
         ]
         return replace(machine, device="cuda", gpus=tuple(gpus), nvml_gpus=tuple(readings))
-    gpus = visible_gpus(machine.nvml_gpus, environment, cuda_order)
+    gpus = visible_readings(machine.nvml_gpus, environment, cuda_order)
     if not gpus:
         raise no_gpu_named(environment, machine.nvml_gpus)
     if all(gpu.mig_mode is True for gpu in gpus):

@@ -58,7 +58,7 @@ def named_instance(environment: Mapping[str, str], instances: Sequence[Instance]
     )
 
 
-def visible_gpus(
+def visible_readings(
     readings: Sequence[DeviceReading], environment: Mapping[str, str], cuda_order: Callable[[], Sequence[str]]
 ) -> list[DeviceReading]:
     """The GPUs that CUDA_VISIBLE_DEVICES leaves, in its order; CUDA stops at the first entry that names none.
