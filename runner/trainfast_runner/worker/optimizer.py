@@ -1,4 +1,4 @@
-"""The `optimizer` knob: one constructor each, over two groups of parameters."""
+"""The `optimizer` knob: the class of its entry in the catalog, over two groups of parameters."""
 
 from __future__ import annotations
 
@@ -11,56 +11,54 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
+from .catalog import OPTIMIZERS, OptimizerEntry
 from .invalid import InvalidInput
 from .spec import Knobs
 
-_ADAMW_FLAGS: dict[str, dict[str, bool]] = {
-    "adamw": {},
-    "adamw-loop": {"foreach": False, "fused": False},
-    "adamw-foreach": {"foreach": True},
-    "adamw-fused": {"fused": True},
-}
-
 
 def import_optimizer_code(name: str) -> None:
-    """Load the library an optimizer is from: what it takes is no part of the training. A missing one is said later."""
-    module = "transformers.optimization" if name == "adafactor" else "bitsandbytes.optim" if "8bit" in name else None
-    if module is not None:
-        with suppress(ImportError):
-            importlib.import_module(module)
+    """Load the library of an optimizer before memory is counted; `build_optimizer` reports a missing one."""
+    with suppress(ImportError):
+        importlib.import_module(OPTIMIZERS[name].path.partition(":")[0], __package__)
+
+
+def optimizer_class(entry: OptimizerEntry) -> Any:
+    """The class of an entry. Raises ImportError when its package is missing or too old."""
+    module, _, name = entry.path.partition(":")
+    found = importlib.import_module(module, __package__)
+    if not hasattr(found, name):
+        raise ImportError(f"{module} has no {name}")
+    return getattr(found, name)
 
 
 def build_optimizer(model: nn.Module, knobs: Knobs) -> Optimizer:
-    """The optimizer over `model`'s trainable parameters. Raises InvalidInput when its package is missing."""
-    groups = parameter_groups(model, knobs.weight_decay)
-    if knobs.optimizer in _ADAMW_FLAGS:
-        return torch.optim.AdamW(groups, lr=knobs.lr, **_ADAMW_FLAGS[knobs.optimizer])  # type: ignore[arg-type]
-    if knobs.optimizer == "sgd":
-        return torch.optim.SGD(groups, lr=knobs.lr)
-    if knobs.optimizer == "adafactor":
-        from transformers.optimization import Adafactor
+    """The optimizer over `model`'s trainable parameters.
 
-        # As the Trainer builds it: the given rate is used as it is.
-        adafactor: Optimizer = Adafactor(groups, lr=knobs.lr, scale_parameter=False, relative_step=False)
-        return adafactor
+    Raises InvalidInput when its package is missing, and for one that is no use on this device.
+    """
+    entry = OPTIMIZERS[knobs.optimizer]
+    groups = parameter_groups(model, knobs.weight_decay)
     try:
-        from bitsandbytes.optim import AdamW8bit, PagedAdamW8bit
+        make = optimizer_class(entry)
     except ImportError as error:
+        if entry.package is None:
+            raise
         raise InvalidInput(
-            f"optimizer={knobs.optimizer} needs the package bitsandbytes: {sys.executable} -m pip install bitsandbytes",
+            f"optimizer={entry.name} needs the package {entry.package}: {sys.executable} -m pip install"
+            f" {entry.package}",
             "optimizer",
-            ["adamw", "adamw-fused", "adafactor", "sgd"],
-            "adafactor",
+            [name for name, other in OPTIMIZERS.items() if other.package != entry.package],
+            entry.instead,
         ) from error
-    if knobs.optimizer == "paged-adamw-8bit" and groups[0]["params"][0].device.type == "cpu":
+    if entry.gpus_only and groups[0]["params"][0].device.type == "cpu":
         raise InvalidInput(
-            "optimizer=paged-adamw-8bit pages its states between a GPU and the host; on a CPU they stay where they are",
+            f"optimizer={entry.name} {entry.gpus_only}; on a CPU they stay where they are",
             "optimizer",
-            ["adamw-8bit"],
-            "adamw-8bit",
+            [entry.instead],
+            entry.instead,
         )
-    eight_bit: Optimizer = (PagedAdamW8bit if knobs.optimizer == "paged-adamw-8bit" else AdamW8bit)(groups, lr=knobs.lr)
-    return eight_bit
+    made: Optimizer = make(groups, lr=knobs.lr, **dict(entry.arguments))
+    return made
 
 
 def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from .catalog import ENGINES, OPTIMIZERS, STRATEGIES
 from .invalid import InvalidInput, unknown_name
 
 
@@ -46,39 +47,14 @@ class Knobs:
 CHOICES: dict[str, tuple[str, ...]] = {
     "precision": ("fp32", "tf32", "fp16", "bf16", "bf16-pure"),
     "checkpointing": ("off", "full"),
-    "optimizer": (
-        "adamw",
-        "adamw-loop",
-        "adamw-foreach",
-        "adamw-fused",
-        "adamw-8bit",
-        "paged-adamw-8bit",
-        "adafactor",
-        "sgd",
-    ),
+    "optimizer": tuple(OPTIMIZERS),
     "attention": ("auto", "eager", "sdpa", "flash"),
     "compile": ("off", "default", "max-autotune"),
     "pin_memory": ("on", "off"),
-    "strategy": (
-        "single",
-        "dp",
-        "ddp",
-        "fsdp",
-        "zero1",
-        "zero2",
-        "zero3",
-        "zero2-offload",
-        "zero3-offload",
-        "tp",
-        "pp",
-        "naive-mp",
-        "ddp+tp",
-        "fsdp+tp",
-        "ddp+pp",
-    ),
+    "strategy": tuple(STRATEGIES),
     "pp_schedule": ("gpipe", "1f1b", "interleaved"),
     "reshard": ("on", "off"),
-    "engine": ("native", "accelerate", "trainer"),
+    "engine": tuple(ENGINES),
     "lr_schedule": ("constant", "linear"),
 }
 AT_LEAST_ONE = ("batch_size", "grad_accum", "seq_len", "steps")

@@ -12,25 +12,16 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from transformers import PrinterCallback, Trainer, TrainerCallback, TrainingArguments
 
+from ..catalog import OPTIMIZERS
 from ..clock import StepTimes
 from ..data.samples import Batch
 from ..loop import Rig, enter, to_device
 from ..objective import logits_of
+from ..optimizer import optimizer_class
 from ..precision import Precision
 from ..spec import Knobs
 from ..strategies import Strategy
 from ..weights import draw
-
-OPTIM = {
-    "adamw": "adamw_torch",
-    "adamw-fused": "adamw_torch_fused",
-    "adamw-8bit": "adamw_bnb_8bit",
-    "paged-adamw-8bit": "paged_adamw_8bit",
-    "adafactor": "adafactor",
-    "sgd": "sgd",
-}
-"""The Trainer's names. It has none for AdamW's other two loops, and takes a class with its arguments instead."""
-ADAMW_LOOPS = {"adamw-loop": {"foreach": False, "fused": False}, "adamw-foreach": {"foreach": True}}
 
 
 def training_arguments(knobs: Knobs, device: torch.device) -> TrainingArguments:
@@ -49,7 +40,7 @@ def training_arguments(knobs: Knobs, device: torch.device) -> TrainingArguments:
         warmup_steps=0,
         weight_decay=knobs.weight_decay,
         max_grad_norm=knobs.grad_clip,
-        optim=OPTIM.get(knobs.optimizer, "adamw_torch"),
+        optim=OPTIMIZERS[knobs.optimizer].trainer or "adamw_torch",
         seed=knobs.seed,
         bf16=knobs.precision == "bf16",
         fp16=knobs.precision == "fp16",
@@ -83,8 +74,9 @@ class HfTrainer:
     def prepare(self, model: nn.Module) -> tuple[nn.Module, Optimizer]:
         """The Trainer with its optimizer; it wraps the model when it begins to train."""
         draw(model, self.knobs.seed, self.device)
-        flags = ADAMW_LOOPS.get(self.knobs.optimizer)
-        chosen = None if flags is None else (torch.optim.AdamW, {"lr": self.knobs.lr, **flags})
+        entry = OPTIMIZERS[self.knobs.optimizer]
+        # One that the Trainer has no name for is given as a class with its arguments.
+        chosen = None if entry.trainer else (optimizer_class(entry), {"lr": self.knobs.lr, **dict(entry.arguments)})
         self.trainer = RecordedTrainer(
             model=model,
             args=training_arguments(self.knobs, self.device),

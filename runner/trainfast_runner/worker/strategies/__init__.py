@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, Protocol
 
+from ..catalog import STRATEGIES
 from ..invalid import unknown_name
 
 if TYPE_CHECKING:
@@ -74,30 +75,10 @@ class Strategy(Protocol):
         """Part from the other ranks after the last step. Never called after an error."""
 
 
-STRATEGIES = {
-    "single": ("single", "Single"),
-    "ddp": ("ddp", "DataParallel"),
-    "zero1": ("deepspeed_zero", "DeepSpeedZero"),
-    "zero2": ("deepspeed_zero", "DeepSpeedZero"),
-    "zero3": ("deepspeed_zero", "DeepSpeedZero"),
-    "zero2-offload": ("deepspeed_zero", "DeepSpeedZero"),
-    "zero3-offload": ("deepspeed_zero", "DeepSpeedZero"),
-    "pp": ("pipeline", "Pipeline"),
-    "ddp+pp": ("pipeline", "Pipeline"),
-    "dp": ("one_process", "ThreadedDataParallel"),
-    "naive-mp": ("one_process", "SpreadLayers"),
-    "fsdp": ("fsdp", "FullySharded"),
-    "tp": ("tensor_parallel", "TensorParallel"),
-    "ddp+tp": ("tensor_parallel", "DataTensorParallel"),
-    "fsdp+tp": ("tensor_parallel", "ShardedTensorParallel"),
-}
-"""File and class of each strategy; a file is imported only when its strategy runs."""
-
-
 def make_strategy(knobs: Knobs, device: torch.device) -> Strategy:
-    """The strategy the knobs name, made from them and this rank's device."""
+    """The strategy that the knobs name; its file is imported only now."""
     if knobs.strategy not in STRATEGIES:
-        raise unknown_name("strategy that this worker runs", knobs.strategy, "strategy", tuple(STRATEGIES))
-    file, name = STRATEGIES[knobs.strategy]
-    made: Strategy = getattr(importlib.import_module(f".{file}", __package__), name)(knobs, device)
+        raise unknown_name("strategy that this worker runs", knobs.strategy, "strategy", STRATEGIES)
+    module, _, name = STRATEGIES[knobs.strategy].path.partition(":")
+    made: Strategy = getattr(importlib.import_module(f".{module}", __package__), name)(knobs, device)
     return made

@@ -1,0 +1,498 @@
+"""Every strategy, optimizer and engine, one entry each, read by both halves; a new one is an entry here and its file.
+
+Standard library only and no import of a sibling: the parent reads this file as `trainfast_runner.worker.catalog`, the
+worker as `trainfast_worker.catalog`. So entries are known by their names, and classes by their paths.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+WHOLE, SLICES, FLAT, SWAPPED, HOST = "whole", "slices", "flat", "swapped", "host"
+"""Ways in which an optimizer is given parameters; see `GIVEN`."""
+GIVEN = {
+    WHOLE: "it is given whole parameters",
+    SLICES: "a rank has slices (DTensors)",
+    FLAT: "it is given flat slices",
+    SWAPPED: "it is given flat slices, others at every step",
+    HOST: "it is given flat slices on the CPU",
+}
+"""The same in the words of a refusal."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class StrategyEntry:
+    """How a model and its batches spread over devices. `what`, `speed` and `memory` are the help a person reads."""
+
+    name: str
+    path: str
+    """`module:Class` below worker/strategies."""
+    wrapper: str | None
+    """Classes of the live wrappers, joined by + in alphabetical order; None where `pp_schedule` decides."""
+    what: str
+    speed: str = ""
+    memory: str = ""
+    axes: tuple[str, ...] = ()
+    """Axes of the device mesh: tp and pp, of `tp_degree` and `pp_degree` devices, dp (the rest), and mp, of all devices
+    of one process."""
+    shards: tuple[str, ...] = ()
+    """What the dp axis cuts: of weights, gradients, states."""
+    parameters: str = WHOLE
+    """How the optimizer is given the parameters."""
+    memory_rule: str | None = None
+    """A class of memory/sharding.py, or Staged for memory/pipeline.py; None where memory is not predicted."""
+    knobs: tuple[str, ...] = ()
+    """Knobs that mean something only with strategies that name them."""
+    package: str | None = None
+    """The package that has to be installed."""
+    instead: str
+    """The nearest strategy that asks for less."""
+    one_process: bool = False
+    """True if all its devices belong to one process; without axes it is one device."""
+    gpus_only: str | None = None
+    """What it does with its GPUs, for a strategy that cannot run on the CPU."""
+    without_nccl: str | None = None
+    """The reason why NCCL is never called."""
+    zero_stage: int | None = None
+    offloads: bool = False
+    """True if optimizer states leave the device."""
+    compiles: bool = False
+    """True if torch.compile works with it."""
+    searched: bool = False
+    """True if a batch search can give its ranks another batch size while they run."""
+    trainer: bool = False
+    """True if transformers' Trainer can be told to do the same."""
+    accelerate: str | None = None
+    """Accelerate's distributed_type; None where it has none."""
+
+    @property
+    def model_axis(self) -> str | None:
+        """The axis that cuts the model, tp or pp; None for a strategy without."""
+        return next((axis for axis in self.axes if axis in ("tp", "pp")), None)
+
+    @property
+    def tensor(self) -> bool:
+        """True if it cuts each matrix."""
+        return "tp" in self.axes
+
+    @property
+    def pipeline(self) -> bool:
+        """True if each rank has a stage of a pipeline."""
+        return "pp" in self.axes
+
+    @property
+    def zero(self) -> bool:
+        """True if it is one of DeepSpeed's."""
+        return self.zero_stage is not None
+
+
+@dataclass(frozen=True, kw_only=True)
+class OptimizerEntry:
+    """What updates the weights. `what`, `speed` and `memory` are the help a person reads."""
+
+    name: str
+    path: str
+    """`module:Class`, a leading dot for a file of the worker; called with parameter groups, `lr` and `arguments`."""
+    arguments: tuple[tuple[str, bool], ...] = ()
+    live: str
+    """Name of the live object's class."""
+    implementation: str | None = None
+    """Which of torch's loops runs: loop, foreach, fused; None where the entry does not decide it."""
+    what: str
+    speed: str = ""
+    memory: str = ""
+    moments: int = 2
+    """States of a parameter that are as wide as it is."""
+    eight_bit: bool = False
+    """True if the moments take a byte each."""
+    refuses: tuple[tuple[str, str], ...] = ()
+    """Ways of being given parameters that it cannot work with, and why."""
+    package: str | None = None
+    """The package that has to be installed."""
+    gpus_only: str | None = None
+    """The reason why it is no use on the CPU."""
+    instead: str = "adamw-fused"
+    """The optimizer to take where it cannot run."""
+    trainer: str | None = None
+    """Its name in transformers' OptimizerNames; None where it has none."""
+
+    def refusal(self, strategy: StrategyEntry) -> str | None:
+        """The reason why it cannot work with a strategy; None when it can."""
+        why = dict(self.refuses).get(strategy.parameters)
+        return None if why is None else f"{why}, and with strategy={strategy.name} {GIVEN[strategy.parameters]}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineEntry:
+    """What runs the loop."""
+
+    name: str
+    path: str
+    """`module:Class` below worker/engines."""
+    what: str
+    strategies: tuple[str, ...] = ()
+    """Strategies it can run; empty for all."""
+    compiles: bool = True
+    """True if it obeys the `compile` knob."""
+    fp16_on_cpu: bool = True
+    """False if it silently trains in fp32 where fp16 is asked for on a CPU."""
+    package: str | None = None
+    """The package that has to be installed."""
+    instead: str = "native"
+
+    def runs(self, strategy: str) -> bool:
+        """True if it can run a strategy of this name."""
+        return not self.strategies or strategy in self.strategies
+
+
+EVERYTHING = ("weights", "gradients", "states")
+TENSOR_KNOBS = ("tp_degree",)
+PIPELINE_KNOBS = ("pp_degree", "pp_schedule", "micro_batches")
+
+_STRATEGIES = (
+    StrategyEntry(
+        name="single",
+        path="single:Single",
+        wrapper="none",
+        what="one device",
+        instead="ddp",
+        memory_rule="Sharing",
+        one_process=True,
+        without_nccl="one GPU has nobody to talk to",
+        compiles=True,
+        searched=True,
+        trainer=True,
+        accelerate="NO",
+    ),
+    StrategyEntry(
+        name="dp",
+        path="one_process:ThreadedDataParallel",
+        wrapper="DataParallel",
+        what="one process, a thread a GPU, the model copied every step",
+        speed="slower than ddp, its first GPU does more",
+        axes=("dp",),
+        instead="ddp",
+        memory_rule="Copied",
+        one_process=True,
+        gpus_only="copies the model to each",
+        trainer=True,
+    ),
+    StrategyEntry(
+        name="ddp",
+        path="ddp:DataParallel",
+        wrapper="DistributedDataParallel",
+        what="a process a device, each with the whole model, one gradient all-reduce that overlaps with the backward",
+        speed="nearly N times one device when the link keeps up",
+        memory="the whole model on each device plus reduction buckets the size of the gradients",
+        axes=("dp",),
+        instead="single",
+        memory_rule="Replicated",
+        compiles=True,
+        searched=True,
+        trainer=True,
+        accelerate="MULTI_GPU",
+    ),
+    StrategyEntry(
+        name="fsdp",
+        path="fsdp:FullySharded",
+        wrapper="FSDPModule",
+        what="weights, gradients and states cut over devices, gathered block by block",
+        speed="moves 1.5x ddp's data",
+        memory="1/N of the model plus one gathered block",
+        axes=("dp",),
+        shards=EVERYTHING,
+        parameters=SLICES,
+        knobs=("reshard",),
+        instead="ddp",
+        memory_rule="FullySharded",
+        searched=True,
+        accelerate="FSDP",
+    ),
+    StrategyEntry(
+        name="zero1",
+        path="deepspeed_zero:DeepSpeedZero",
+        wrapper="DeepSpeedEngine",
+        what="DeepSpeed; each rank keeps its share of the optimizer states; bf16 and fp16 keep half-precision weights"
+        " and a sharded fp32 copy",
+        speed="sends what ddp sends, and only slows a model that already fits",
+        memory="1/N of the optimizer states",
+        axes=("dp",),
+        shards=("states",),
+        parameters=FLAT,
+        package="deepspeed",
+        instead="fsdp",
+        memory_rule="ZeroPartitioned",
+        zero_stage=1,
+        searched=True,
+        trainer=True,
+        accelerate="DEEPSPEED",
+    ),
+    StrategyEntry(
+        name="zero2",
+        path="deepspeed_zero:DeepSpeedZero",
+        wrapper="DeepSpeedEngine",
+        what="zero1 with its share of the gradients too",
+        speed="as zero1",
+        memory="1/N of the gradients and states",
+        axes=("dp",),
+        shards=("gradients", "states"),
+        parameters=FLAT,
+        package="deepspeed",
+        instead="fsdp",
+        memory_rule="ZeroPartitioned",
+        zero_stage=2,
+        searched=True,
+        trainer=True,
+        accelerate="DEEPSPEED",
+    ),
+    StrategyEntry(
+        name="zero3",
+        path="deepspeed_zero:DeepSpeedZero",
+        wrapper="DeepSpeedEngine",
+        what="zero2 with its share of the parameters too",
+        speed="sends half as much again as ddp",
+        memory="1/N of the model plus two gathered blocks",
+        axes=("dp",),
+        shards=EVERYTHING,
+        parameters=SWAPPED,
+        package="deepspeed",
+        instead="zero2",
+        memory_rule="ZeroParameters",
+        zero_stage=3,
+        searched=True,
+        trainer=True,
+        accelerate="DEEPSPEED",
+    ),
+    StrategyEntry(
+        name="zero2-offload",
+        path="deepspeed_zero:DeepSpeedZero",
+        wrapper="DeepSpeedEngine",
+        what="zero2 with the states in host memory, stepping on the CPU",
+        axes=("dp",),
+        shards=("gradients", "states"),
+        parameters=HOST,
+        package="deepspeed",
+        instead="zero2",
+        memory_rule="ZeroOffloaded",
+        zero_stage=2,
+        offloads=True,
+        searched=True,
+        trainer=True,
+        accelerate="DEEPSPEED",
+    ),
+    StrategyEntry(
+        name="zero3-offload",
+        path="deepspeed_zero:DeepSpeedZero",
+        wrapper="DeepSpeedEngine",
+        what="zero3 with parameters and states in host memory, or under offload_path on a disk, stepping on the CPU",
+        axes=("dp",),
+        shards=EVERYTHING,
+        parameters=HOST,
+        knobs=("offload_path",),
+        package="deepspeed",
+        instead="zero2",
+        memory_rule="ZeroParametersOffloaded",
+        zero_stage=3,
+        offloads=True,
+        searched=True,
+        trainer=True,
+        accelerate="DEEPSPEED",
+    ),
+    StrategyEntry(
+        name="tp",
+        path="tensor_parallel:TensorParallel",
+        wrapper="DTensor",
+        what="each matrix cut over devices, all on the same samples",
+        speed="waits for four all-reduces a layer",
+        memory="1/N of the matrices",
+        axes=("tp",),
+        parameters=SLICES,
+        knobs=TENSOR_KNOBS,
+        instead="fsdp",
+        memory_rule="Sharing",
+    ),
+    StrategyEntry(
+        name="pp",
+        path="pipeline:Pipeline",
+        wrapper=None,
+        what="runs of layers on each device, fed micro-batch after micro-batch",
+        speed="sends only activations, to its neighbours, and idles in its bubble",
+        memory="1/N of the layers",
+        axes=("pp",),
+        knobs=PIPELINE_KNOBS,
+        instead="ddp",
+        memory_rule="Staged",
+    ),
+    StrategyEntry(
+        name="naive-mp",
+        path="one_process:SpreadLayers",
+        wrapper="none",
+        what="whole layers on each GPU, one at a time",
+        speed="one GPU works at a time",
+        memory="1/N of the layers",
+        axes=("mp",),
+        instead="pp",
+        memory_rule="Staged",
+        one_process=True,
+        gpus_only="puts layers on each",
+        without_nccl="one process copies its activations between GPUs itself",
+    ),
+    StrategyEntry(
+        name="ddp+tp",
+        path="tensor_parallel:DataTensorParallel",
+        wrapper="DTensor+DistributedDataParallel",
+        what="groups of tp inside ddp",
+        axes=("dp", "tp"),
+        parameters=SLICES,
+        knobs=TENSOR_KNOBS,
+        instead="ddp",
+        memory_rule="Replicated",
+    ),
+    StrategyEntry(
+        name="fsdp+tp",
+        path="tensor_parallel:ShardedTensorParallel",
+        wrapper="DTensor+FSDPModule",
+        what="groups of tp inside fsdp",
+        axes=("dp", "tp"),
+        shards=EVERYTHING,
+        parameters=SLICES,
+        knobs=(*TENSOR_KNOBS, "reshard"),
+        instead="fsdp",
+        memory_rule="FullySharded",
+    ),
+    StrategyEntry(
+        name="ddp+pp",
+        path="pipeline:Pipeline",
+        wrapper=None,
+        what="pipelines side by side",
+        axes=("dp", "pp"),
+        knobs=PIPELINE_KNOBS,
+        instead="ddp",
+        memory_rule="Staged",
+    ),
+)
+
+ADAMW = "torch.optim:AdamW"
+KEEPS_STATES = "keeps its quantized states per parameter"
+EIGHT_BIT_REFUSES = (
+    (SLICES, "quantizes plain tensors"),
+    (SWAPPED, KEEPS_STATES),
+    (HOST, "quantizes states on the GPU"),
+)
+FACTORS = "factors whole matrices"
+
+_OPTIMIZERS = (
+    OptimizerEntry(
+        name="adamw",
+        path=ADAMW,
+        live="AdamW",
+        what="torch's own choice among AdamW's loop, foreach and fused: foreach on a GPU, also on slices, loop on a"
+        " CPU",
+        memory="8 bytes a parameter",
+        trainer="adamw_torch",
+    ),
+    OptimizerEntry(
+        name="adamw-loop",
+        path=ADAMW,
+        arguments=(("foreach", False), ("fused", False)),
+        live="AdamW",
+        implementation="loop",
+        what="one parameter after the other",
+        speed="slower than foreach",
+    ),
+    OptimizerEntry(
+        name="adamw-foreach",
+        path=ADAMW,
+        arguments=(("foreach", True),),
+        live="AdamW",
+        implementation="foreach",
+        what="all parameters at a time",
+        speed="slower than fused",
+        memory="4 bytes a parameter more at its peak",
+    ),
+    OptimizerEntry(
+        name="adamw-fused",
+        path=ADAMW,
+        arguments=(("fused", True),),
+        live="AdamW",
+        implementation="fused",
+        what="one kernel",
+        speed="the fastest AdamW",
+        memory="nothing beyond the states",
+        trainer="adamw_torch_fused",
+    ),
+    OptimizerEntry(
+        name="adamw-8bit",
+        path="bitsandbytes.optim:AdamW8bit",
+        live="AdamW8bit",
+        what="AdamW with quantized states",
+        speed="as fast as AdamW",
+        memory="2 bytes a parameter",
+        eight_bit=True,
+        refuses=EIGHT_BIT_REFUSES,
+        package="bitsandbytes",
+        trainer="adamw_bnb_8bit",
+    ),
+    OptimizerEntry(
+        name="paged-adamw-8bit",
+        path="bitsandbytes.optim:PagedAdamW8bit",
+        live="PagedAdamW8bit",
+        what="the same with states that are paged out to the host when a GPU is full",
+        memory="2 bytes a parameter",
+        eight_bit=True,
+        refuses=EIGHT_BIT_REFUSES,
+        package="bitsandbytes",
+        gpus_only="pages its states between a GPU and the host",
+        instead="adamw-8bit",
+        trainer="paged_adamw_8bit",
+    ),
+    OptimizerEntry(
+        name="adafactor",
+        path="transformers.optimization:Adafactor",
+        # As the Trainer builds it: the given rate is used as it is.
+        arguments=(("scale_parameter", False), ("relative_step", False)),
+        live="Adafactor",
+        what="factored states; converges slower",
+        speed="the slowest",
+        memory="about nothing",
+        moments=0,
+        refuses=((SLICES, "reads whole matrices"), (FLAT, FACTORS), (SWAPPED, FACTORS), (HOST, FACTORS)),
+        trainer="adafactor",
+    ),
+    OptimizerEntry(
+        name="sgd",
+        path="torch.optim:SGD",
+        live="SGD",
+        what="no momentum",
+        memory="no states",
+        moments=0,
+        trainer="sgd",
+    ),
+)
+
+_ENGINES = (
+    EngineEntry(name="native", path="native:Native", what="the loop here"),
+    EngineEntry(
+        name="accelerate",
+        path="accelerate_loop:AccelerateLoop",
+        what="the short Accelerate loop, on the same samples and loss",
+        # Asked for FSDP on a CPU, both other engines silently train DDP.
+        strategies=("single", "ddp"),
+        compiles=False,
+        fp16_on_cpu=False,
+        package="accelerate",
+    ),
+    EngineEntry(
+        name="trainer",
+        path="hf_trainer:HfTrainer",
+        what="the Hugging Face Trainer, on the same samples and loss, which does a little more around each step",
+        strategies=("single", "ddp"),
+        compiles=False,
+        fp16_on_cpu=False,
+        package="accelerate",
+    ),
+)
+
+STRATEGIES = {entry.name: entry for entry in _STRATEGIES}
+OPTIMIZERS = {entry.name: entry for entry in _OPTIMIZERS}
+ENGINES = {entry.name: entry for entry in _ENGINES}
