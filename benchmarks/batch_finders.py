@@ -27,37 +27,33 @@ class Prepared:
     """Model, optimizer, samples and limit, as the worker has them before its first step."""
 
     def __init__(self, folder: Path, run: dict[str, Any]) -> None:
-        names = ("clock", "data.batches", "probing", "records", "session", "spec")
+        names = ("clock", "data.batches", "probing", "recorder", "spec", "training", "worker_log")
         allocator = importlib.import_module("trainfast_worker.allocator").Allocator()
         # As in every run with a memory limit, and before torch is imported.
         allocator.strict()
         worker = {name: importlib.import_module(f"trainfast_worker.{name}") for name in names}
-        self.clock, self.data, self.probing = worker["clock"], worker["data.batches"], worker["probing"]
+        self.worker = worker
         (folder / "run.json").write_text(json.dumps(run))
-        journal = worker["records"].Journal(folder, 0)
+        log = worker["worker_log"].WorkerLog(folder, 0)
         self.spec = worker["spec"].read_spec(folder, 0)
-        self.ground = worker["session"].prepare(self.spec, journal, allocator)
-        self.ground.memory.start()
-        self.rig, _ = worker["session"].assemble(self.ground, folder, journal)
+        self.training = worker["training"].Training(folder, self.spec, log, allocator)
+        self.training.memory.start()
+        self.training.build()
 
     def train(self, batch_size: int, steps: int) -> None:
         """So many optimizer steps at this size, by the worker's own loop."""
-        self.rig.optimizer.zero_grad(set_to_none=True)
-        knobs = replace(self.rig.knobs, batch_size=batch_size, steps=steps)
-        self.ground.engine.train(
-            replace(
-                self.rig,
-                knobs=knobs,
-                batches=self.batches(batch_size, steps),
-                clock=self.clock.make_clock(self.rig.device),
-                log=self.probing.KeptSteps(),
-            )
-        )
+        training = self.training
+        training.strategy.optimizer.zero_grad(set_to_none=True)
+        clock = self.worker["clock"].make_clock(training.device)
+        kept = self.worker["probing"].KeptSteps()
+        recorder = self.worker["recorder"].StepRecorder(clock, training.memory, kept, training.log)
+        knobs = replace(training.knobs, batch_size=batch_size, steps=steps)
+        training.engine.train(knobs, self.batches(batch_size, steps), recorder)
 
     def batches(self, batch_size: int, steps: int) -> Iterator[Any]:
         """Micro-batches for so many steps."""
-        knobs = replace(self.rig.knobs, batch_size=batch_size, steps=steps, workers=0)
-        found: Iterator[Any] = self.data.batches_of(self.ground.samples, knobs, 0, 1)
+        knobs = replace(self.training.knobs, batch_size=batch_size, steps=steps, workers=0)
+        found: Iterator[Any] = self.worker["data.batches"].batches_of(self.training.samples, knobs, 0, 1)
         return found
 
 
@@ -83,7 +79,7 @@ def by_lightning(prepared: Prepared, start: int, steps: int) -> dict[str, Any]:
         from lightning.pytorch.tuner import Tuner, batch_size_scaling
     except ImportError as error:
         return {"missing": str(error)}
-    rig = prepared.rig
+    strategy, objective = prepared.training.strategy, prepared.training.engine.objective
     tried: list[int] = []
     ooms: list[bool] = []
     judge = batch_size_scaling.is_oom_error
@@ -109,16 +105,16 @@ def by_lightning(prepared: Prepared, start: int, steps: int) -> dict[str, Any]:
         def __init__(self) -> None:
             super().__init__()
             self.batch_size = start
-            self.model = rig.module
+            self.model = strategy.module
             self.automatic_optimization = True
 
         def training_step(self, batch: Any, number: int) -> Any:
-            count = rig.objective.count([batch]).clamp(min=1)
-            with rig.precision.autocast():
-                return rig.objective.loss_sum(self.model, batch) / count
+            count = objective.count([batch]).clamp(min=1)
+            with strategy.precision.autocast():
+                return objective.loss_sum(self.model, batch) / count
 
         def configure_optimizers(self) -> Any:
-            return rig.optimizer
+            return strategy.optimizer
 
         def train_dataloader(self) -> Any:
             return Loader(self)
@@ -132,7 +128,7 @@ def by_lightning(prepared: Prepared, start: int, steps: int) -> dict[str, Any]:
         enable_checkpointing=False,
         enable_progress_bar=False,
         enable_model_summary=False,
-        accumulate_grad_batches=rig.knobs.grad_accum,
+        accumulate_grad_batches=prepared.training.knobs.grad_accum,
         default_root_dir=tempfile.gettempdir(),
     )
     found = Tuner(trainer).scale_batch_size(
@@ -156,7 +152,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         prepared = Prepared(Path(folder), asked["run"])
         found = FINDERS[which](prepared, asked["start"], asked["steps"])
-        prepared.ground.memory.release()
+        prepared.training.memory.release()
     print(json.dumps(found))
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.budget import Row, print_table
-from benchmarks.step_records import training
+from benchmarks.step_records import recorder_of, training
 
 BUDGET = (0.97, 1.15)
 BLOCK_STEPS = 6
@@ -56,15 +56,16 @@ def measure(pairs: int = 20) -> Race:
         for engine in ("native", "trainer"):
             folder = stack.enter_context(tempfile.TemporaryDirectory())
             steps = (pairs + 1) * BLOCK_STEPS
-            train, rig = stack.enter_context(training(Path(folder), steps, f"engine={engine}", "seq_len=64"))
+            prepared, _ = stack.enter_context(training(Path(folder), steps, f"engine={engine}", "seq_len=64"))
             log = Kept()
-            racers.append((train, replace(rig, knobs=replace(rig.knobs, steps=BLOCK_STEPS), log=log), log))
-        samples = racers[0][1].knobs.batch_size * racers[0][1].knobs.grad_accum
+            racers.append((prepared, recorder_of(prepared, log), log))
+        knobs = replace(racers[0][0].knobs, steps=BLOCK_STEPS)
+        samples = knobs.batch_size * knobs.grad_accum
         blocks: list[list[list[float]]] = [[], []]
         for pair in range(pairs + 1):
             for place in (0, 1) if pair % 2 else (1, 0):
-                train, rig, log = racers[place]
-                train(rig)
+                prepared, recorder, log = racers[place]
+                prepared.engine.train(knobs, prepared.batches, recorder)
                 blocks[place].append([1000 * samples / step_ms for step_ms in log.take()])
     native, trainer = (each[1:] for each in blocks)
     low, _, high = statistics.quantiles(

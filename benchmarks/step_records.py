@@ -29,6 +29,7 @@ from trainfast_runner.settings.spec import resolve
 sys.path.insert(0, str(WORKER))
 importlib.import_module("bootstrap")
 
+WORKER_MODULES = ("allocator", "spec", "training", "worker_log")
 BUDGET_PERCENT = 1.0
 BLOCK_STEPS = 10
 
@@ -45,58 +46,38 @@ class Cost:
     quartiles_percent: tuple[float, float]
 
 
-class NoClock:
-    """Marks nothing."""
+class NoRecorder:
+    """Records nothing."""
+
+    def begin_step(self, step: int) -> None:
+        """A step begins."""
 
     def enter(self, phase: str) -> None:
         """A phase begins."""
 
-    def end_step(self) -> Any:
+    def end_step(self, *figures: Any) -> None:
         """A step ends."""
-
-
-class NoMemory:
-    """Reads nothing."""
-
-    def boundary(self, phase: str) -> None:
-        """A phase ends."""
-
-    def read(self) -> dict[str, Any]:
-        """No peaks."""
-        return {}
-
-
-class NoLog:
-    """Writes nothing."""
-
-    def add(self, *figures: Any) -> None:
-        """A step's figures."""
-
-
-class SameStep:
-    """A journal that only carries what the loop leaves in it."""
-
-    step = 0
-    phase = "train"
 
 
 def measure(pairs: int = 30) -> Cost:
     """Train tiny-llama in `pairs` pairs of blocks and compare them pair by pair."""
     with (
         tempfile.TemporaryDirectory() as folder,
-        training(Path(folder), (2 * pairs + 2) * BLOCK_STEPS) as (train, recorded),
+        training(Path(folder), (2 * pairs + 2) * BLOCK_STEPS) as (prepared, step_log),
     ):
-        bare = replace(
-            recorded, clock=NoClock(), memory=NoMemory(), log=NoLog(), journal=SameStep(), after_first_step=lambda: None
-        )
-        for rig in (recorded, bare):
-            train(rig)
+        recorders = {"with": recorder_of(prepared, step_log), "without": NoRecorder()}
+
+        def train(name: str) -> None:
+            prepared.engine.train(replace(prepared.knobs, steps=BLOCK_STEPS), prepared.batches, recorders[name])
+
+        for name in recorders:
+            train(name)
         ratios, with_ms, without_ms = [], [], []
         for pair in range(pairs):
             seconds = {}
-            for name, rig in [("with", recorded), ("without", bare)][:: 1 if pair % 2 else -1]:
+            for name in ("with", "without")[:: 1 if pair % 2 else -1]:
                 began = time.perf_counter()
-                train(rig)
+                train(name)
                 seconds[name] = time.perf_counter() - began
             ratios.append(100 * (seconds["with"] / seconds["without"] - 1))
             with_ms.append(1e3 * seconds["with"] / BLOCK_STEPS)
@@ -107,9 +88,8 @@ def measure(pairs: int = 30) -> Cost:
 
 @contextlib.contextmanager
 def training(folder: Path, steps: int, *settings: str) -> Iterator[tuple[Any, Any]]:
-    """The worker's engine and everything a step of it touches, writing into `folder`; data for `steps`."""
-    names = ("allocator", "build", "clock", "loop", "objective", "records", "session", "spec", "step_log")
-    worker = {name: importlib.import_module(f"trainfast_worker.{name}") for name in names}
+    """The worker's training, ready for `steps`, and its step log, both writing into `folder`."""
+    worker = {name: importlib.import_module(f"trainfast_worker.{name}") for name in WORKER_MODULES}
     asked = resolve("tiny-llama", [f"steps={steps}", "timing_warmup=0", *settings])
     run = {"run_id": "benchmark", "model": asked.model, "data": asked.data, "knobs": asked.knobs, "device": "cpu"}
     (folder / "run.json").write_text(
@@ -117,35 +97,20 @@ def training(folder: Path, steps: int, *settings: str) -> Iterator[tuple[Any, An
             {"schema": 1, **run, "world_size": 1, "memory_limit_bytes": None, "cache_dir": str(cache_directory())}
         )
     )
-    journal = worker["records"].Journal(folder, 0)
+    log = worker["worker_log"].WorkerLog(folder, 0)
     spec = worker["spec"].read_spec(folder, 0)
-    ground = worker["session"].prepare(spec, journal, worker["allocator"].Allocator())
-    ground.memory.start()
-    objective = spec.data.objective
-    model = worker["build"].build_model(ground.config, objective, spec.knobs, ground.device)
-    module, optimizer = ground.engine.prepare(model)
-    samples = spec.knobs.batch_size * spec.knobs.grad_accum
-    log = worker["step_log"].StepLog(folder, journal, samples, samples * spec.knobs.seq_len, 0)
-    yield (
-        ground.engine.train,
-        worker["loop"].Rig(
-            knobs=replace(spec.knobs, steps=BLOCK_STEPS),
-            device=ground.device,
-            module=module,
-            optimizer=optimizer,
-            objective=worker["objective"].Objective(objective),
-            precision=ground.precision,
-            strategy=ground.strategy,
-            batches=ground.batches,
-            clock=worker["clock"].make_clock(ground.device),
-            memory=ground.memory,
-            log=log,
-            journal=journal,
-            after_first_step=lambda: None,
-        ),
-    )
-    log.flush()
-    ground.memory.release()
+    prepared = worker["training"].Training(folder, spec, log, worker["allocator"].Allocator())
+    prepared.memory.start()
+    step_log = prepared.build()
+    yield prepared, step_log
+    step_log.flush()
+    prepared.memory.release()
+
+
+def recorder_of(prepared: Any, log: Any) -> Any:
+    """The worker's own recorder, writing to `log`."""
+    recorder, clock = (importlib.import_module(f"trainfast_worker.{name}") for name in ("recorder", "clock"))
+    return recorder.StepRecorder(clock.make_clock(prepared.device), prepared.memory, log, prepared.log)
 
 
 def rows(cost: Cost) -> list[Row]:

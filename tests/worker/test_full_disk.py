@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from trainfast_runner.worker.records import Journal, RecordFile
+from trainfast_runner.worker.record_file import RecordFile
+from trainfast_runner.worker.worker_log import WorkerLog
 
 
 @pytest.fixture
@@ -61,11 +62,11 @@ def test_a_line_cut_short_spoils_no_other(tmp_path: Path, disk: dict[str, int | 
 
 
 def test_what_a_rank_has_to_say_waits_for_the_disk(tmp_path: Path, disk: dict[str, int | None]) -> None:
-    journal = Journal(tmp_path, 0)
+    log = WorkerLog(tmp_path, 0)
     disk["room"] = 0
-    journal.enter("train")
-    journal.write("finished", steps=3)
+    log.enter("train")
+    log.write("finished", steps=3)
     assert lines(tmp_path / "worker.jsonl") == []
     disk["room"] = None
-    journal.settle()
+    log.settle()
     assert [line["kind"] for line in lines(tmp_path / "worker.jsonl")] == ["phase", "finished"]

@@ -11,7 +11,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_IMAGE_CLASSIFICATIO
 
 from trainfast_runner.worker.data.images import image_samples
 from trainfast_runner.worker.invalid import InvalidInput
-from trainfast_runner.worker.memory_trace.step_course import course_at
+from trainfast_runner.worker.memory_trace.step_timeline import timeline_at
 from trainfast_runner.worker.model_config import FREE_IMAGE_SIZE, image_shape, resolve_config, tokens_per_sample
 
 REFUSED = {
@@ -49,7 +49,7 @@ def small(family: str) -> dict[str, Any]:
 
 def course(model: dict[str, Any]) -> dict[str, Any]:
     knobs = {"precision": "fp32", "seq_len": 256, "checkpointing": "off", "attention": "auto"}
-    return course_at(
+    return timeline_at(
         {"model": model, "objective": "image-classification", "device": "cpu", "part": "course", "knobs": knobs}, 0
     )
 

@@ -1,4 +1,4 @@
-"""A step without memory: three blocks stand for all, and the ledger agrees with torch's own tracker."""
+"""A step without memory: three blocks stand for all, and the live bytes agree with torch's own tracker."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from trainfast_runner.memory.tracing import trace_anew
 from trainfast_runner.settings.spec import resolve
 from trainfast_runner.worker import trace_memory
 from trainfast_runner.worker.memory_trace.envelope import deeper, envelope
-from trainfast_runner.worker.memory_trace.ledger import PARAMS, Ledger, Stretch
-from trainfast_runner.worker.memory_trace.repeated_blocks import Stack, shorten
-from trainfast_runner.worker.memory_trace.step_course import keep_pages_aside, library_bytes
-from trainfast_runner.worker.trace_memory import Here
+from trainfast_runner.worker.memory_trace.live_bytes import PARAMS, LiveBytes, TracedSegment
+from trainfast_runner.worker.memory_trace.repeated_blocks import TracedStack, shorten
+from trainfast_runner.worker.memory_trace.step_timeline import keep_pages_aside, library_bytes
+from trainfast_runner.worker.trace_memory import InProcess
 
 Train = Callable[..., Any]
 SMALL_T5 = ["model.d_model=64", "model.d_ff=128", "model.d_kv=16", "model.num_heads=4", "seq_len=64"]
@@ -42,7 +42,7 @@ def test_three_blocks_say_what_the_whole_depth_says(preset: str, settings: list[
         assert model.predict(here).phases == whole.predict(here).phases
 
 
-def test_the_ledger_counts_what_torchs_tracker_counts() -> None:
+def test_live_bytes_are_those_of_torchs_tracker() -> None:
     def step(model: nn.Module) -> None:
         model(torch.randn(8, 64)).square().sum().backward()
 
@@ -55,13 +55,13 @@ def test_the_ledger_counts_what_torchs_tracker_counts() -> None:
         with tracker:
             step(model)
         peak = tracker.get_tracker_snapshot("peak")[torch.device("cpu")]["Total"]
-        model, ledger = build(), Ledger("cpu")
-        ledger.count_all(model.parameters(), PARAMS)
-        with ledger:
-            ledger.begin("forward", 1, "")
+        model, live = build(), LiveBytes("cpu")
+        live.count_all(model.parameters(), PARAMS)
+        with live:
+            live.begin("forward", 1, "")
             step(model)
-            ledger.end()
-    assert max(sum(point) for point in ledger.stretches[0].points) == peak
+            live.end()
+    assert max(sum(point) for point in live.segments[0].points) == peak
 
 
 def test_only_lines_that_can_be_the_peak_are_kept() -> None:
@@ -77,7 +77,7 @@ def test_only_lines_that_can_be_the_peak_are_kept() -> None:
 
 
 def test_what_may_not_be_forked_is_traced_in_turn(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(trace_memory, "_pool_for", lambda _requests: Here())
+    monkeypatch.setattr(trace_memory, "_pool_for", lambda _requests: InProcess())
     sizes = {"hidden_size": 16, "intermediate_size": 16, "num_attention_heads": 2, "num_key_value_heads": 2}
     model = {"family": "llama", "vocab_size": 64, "num_hidden_layers": 9, **sizes}
     asked = {"model": model, "objective": "causal-lm", "device": "cpu"}
@@ -97,10 +97,10 @@ def test_what_may_not_be_forked_is_traced_in_turn(monkeypatch: pytest.MonkeyPatc
 def test_an_update_of_a_few_blocks_says_what_one_of_all_takes(at_once: bool) -> None:
     """Of blocks of 10 bytes of weights and 5 of a table; a foreach takes room for all, a loop for one after another."""
 
-    def step(blocks: int) -> Stretch:
+    def step(blocks: int) -> TracedSegment:
         standing = 10 * blocks + 5
         scratch = [5, 10 * blocks] if at_once else [5, *[10] * blocks]
-        return Stretch("optimizer", 0, "", (standing, 0), points=[(standing, one) for one in scratch])
+        return TracedSegment("optimizer", 0, "", (standing, 0), points=[(standing, one) for one in scratch])
 
     start, peak = deeper(step(3), step(4), more=20)
     assert start == list(step(23).start)
@@ -108,7 +108,7 @@ def test_an_update_of_a_few_blocks_says_what_one_of_all_takes(at_once: bool) -> 
 
 
 def test_a_parameter_of_the_repeated_block_stands_for_one_in_each() -> None:
-    stack = Stack("h", (nn.Linear(1, 1),) * 3, (2,) * 6)
+    stack = TracedStack("h", (nn.Linear(1, 1),) * 3, (2,) * 6)
     assert stack.stood_for("head.weight") == ["head.weight"]
     assert stack.stood_for("h.0.bias") == ["h.0.bias"]
     assert stack.stood_for("h.1.bias") == [f"h.{place}.bias" for place in (1, 2, 3, 4)]

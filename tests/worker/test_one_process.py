@@ -18,7 +18,7 @@ from trainfast_runner.worker.build import build_model
 from trainfast_runner.worker.precision import Precision
 from trainfast_runner.worker.spec import Knobs
 from trainfast_runner.worker.strategies.one_process import ThreadedDataParallel
-from trainfast_runner.worker.weights import draw
+from trainfast_runner.worker.weights import init_weights
 
 CPU = torch.device("cpu")
 LLAMA = LlamaConfig(vocab_size=64, hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2)
@@ -50,7 +50,7 @@ def dtypes_in_threads(module: nn.Module, precision: Precision) -> set[torch.dtyp
 def test_torchs_threads_forget_the_dtype_of_autocast() -> None:
     """The cause: where this fails, torch hands its threads the dtype, and `Autocast` is no longer needed."""
     model = build_model(LLAMA, "causal-lm", Knobs(), CPU)
-    draw(model, 0, CPU)
+    init_weights(model, 0, CPU)
     assert dtypes_in_threads(model, Precision("fp16", CPU)) == {torch.bfloat16}
 
 
@@ -62,4 +62,4 @@ def test_dp_computes_in_the_dtype_asked_for(precision: str, dtype: torch.dtype) 
     strategy = ThreadedDataParallel(knobs, CPU)
     module = strategy.wrap(build_model(LLAMA, "causal-lm", knobs, CPU))
     assert isinstance(module, DataParallel)
-    assert dtypes_in_threads(module.module, strategy.make_precision()) == {dtype}
+    assert dtypes_in_threads(module.module, strategy.precision) == {dtype}

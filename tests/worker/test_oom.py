@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from trainfast_runner.worker.low_memory import memory_left
+from trainfast_runner.worker.available_memory import available_memory
 from trainfast_runner.worker.oom import is_out_of_memory
-from trainfast_runner.worker.records import Journal
+from trainfast_runner.worker.worker_log import WorkerLog
 
 SPELLINGS = [
     "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.",
@@ -93,9 +93,9 @@ def test_an_error_that_hints_at_memory_is_recorded_with_what_was_free(
     gib = 1 << 30
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _device: (int(free * gib), 80 * gib))
     monkeypatch.setattr(torch.cuda, "memory_allocated", lambda _device: int(allocated * gib))
-    journal = Journal(tmp_path, 0)
-    journal.left = memory_left([torch.device("cuda", 0)], None if limit is None else int(limit * gib))
-    journal.exception(RuntimeError("cuDNN error: CUDNN_STATUS_INTERNAL_ERROR"))
+    log = WorkerLog(tmp_path, 0)
+    log.available = available_memory([torch.device("cuda", 0)], None if limit is None else int(limit * gib))
+    log.exception(RuntimeError("cuDNN error: CUDNN_STATUS_INTERNAL_ERROR"))
     line = json.loads((tmp_path / "worker.jsonl").read_text())
     assert (line["is_oom"], line["free_bytes"] < 5 * gib) == (low, low)
 
@@ -105,8 +105,8 @@ def test_a_device_that_does_not_answer_is_not_out_of_memory(tmp_path: Path, monk
         raise RuntimeError("CUDA error: an illegal memory access was encountered")
 
     monkeypatch.setattr(torch.cuda, "mem_get_info", broken)
-    journal = Journal(tmp_path, 0)
-    journal.left = memory_left([torch.device("cuda", 0)], None)
-    journal.exception(RuntimeError("CUDA error: CUBLAS_STATUS_NOT_INITIALIZED when calling `cublasCreate(handle)`"))
+    log = WorkerLog(tmp_path, 0)
+    log.available = available_memory([torch.device("cuda", 0)], None)
+    log.exception(RuntimeError("CUDA error: CUBLAS_STATUS_NOT_INITIALIZED when calling `cublasCreate(handle)`"))
     line = json.loads((tmp_path / "worker.jsonl").read_text())
     assert (line["is_oom"], line["free_bytes"]) == (False, None)

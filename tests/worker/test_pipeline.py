@@ -13,7 +13,7 @@ from trainfast_runner.worker.invalid import InvalidInput
 from trainfast_runner.worker.model_config import resolve_config
 from trainfast_runner.worker.spec import Knobs
 from trainfast_runner.worker.strategies.pipeline_stages import balance, cut
-from trainfast_runner.worker.weights import draw
+from trainfast_runner.worker.weights import init_weights
 
 Train = Callable[..., Any]
 
@@ -108,7 +108,7 @@ def test_fp16_with_the_loss_scale_agreed_on_by_all_stages(train: Train) -> None:
 def test_stages_in_a_row_compute_what_the_model_computes(model: dict[str, Any], objective: str) -> None:
     cpu = torch.device("cpu")
     whole: Any = build_model(resolve_config(model), objective, Knobs(seq_len=32), cpu).eval()
-    draw(whole, 0, cpu)
+    init_weights(whole, 0, cpu)
     ids = torch.randint(0, 1024, (2, 32), generator=torch.Generator().manual_seed(0))
     parameters = sum(parameter.numel() for parameter in whole.parameters())
     with torch.no_grad():
@@ -120,11 +120,13 @@ def test_stages_in_a_row_compute_what_the_model_computes(model: dict[str, Any], 
             found = stage(found)
     assert torch.equal(found, expected)
     alone = cut(build_model(resolve_config(model), objective, Knobs(seq_len=32), cpu), 3, 32)
-    draw(alone.model, 0, cpu, alone.stage(1).modules())
+    init_weights(alone.model, 0, cpu, alone.stage(1).modules())
     assert sum(parameter.numel() for parameter in alone.model.parameters()) == parameters
-    drawn = {name: values for name, values in alone.model.named_parameters() if values.dim() > 1 and not values.is_meta}
-    assert {id(values) for values in drawn.values()} <= {id(values) for values in alone.stage(1).parameters()}
-    assert all(torch.equal(values, whole.get_parameter(name)) for name, values in drawn.items())
+    initialized = {
+        name: values for name, values in alone.model.named_parameters() if values.dim() > 1 and not values.is_meta
+    }
+    assert {id(values) for values in initialized.values()} <= {id(values) for values in alone.stage(1).parameters()}
+    assert all(torch.equal(values, whole.get_parameter(name)) for name, values in initialized.items())
     assert not any(values.is_meta for values in alone.stage(1).parameters())
 
 

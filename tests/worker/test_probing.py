@@ -13,24 +13,21 @@ import pytest
 import torch
 from torch import nn
 
-from trainfast_runner.worker import memory, probing
+from trainfast_runner.worker import limit_gauge, memory_meter, probing
 from trainfast_runner.worker.allocator import Allocator
-from trainfast_runner.worker.clock import HostClock
-from trainfast_runner.worker.loop import Rig
-from trainfast_runner.worker.memory import CudaMemory, HostMemory
-from trainfast_runner.worker.precision import Precision
+from trainfast_runner.worker.limit_gauge import HostLimitGauge
+from trainfast_runner.worker.memory_meter import CudaMemoryMeter, HostMemoryMeter
 from trainfast_runner.worker.probing import (
     MOST_SKIPPED,
     PHASES,
-    HostGauge,
     KeptSteps,
-    Orders,
-    Size,
-    _forget_the_last,
-    _tell_how_far,
-    take_steps,
+    ProbeOrders,
+    Prober,
+    SizeOrder,
 )
+from trainfast_runner.worker.recorder import StepRecorder
 from trainfast_runner.worker.spec import Knobs
+from trainfast_runner.worker.strategies.single import Single
 
 
 @pytest.fixture
@@ -53,13 +50,13 @@ def order(control: Path, **fields: object) -> None:
 
 def test_line_n_is_probe_n_and_the_last_line_ends_it(tmp_path: Path, search_lock: Path) -> None:
     control = tmp_path / "control.jsonl"
-    orders, other = Orders(control, search_lock), Orders(control, search_lock)
+    orders, other = ProbeOrders(control, search_lock), ProbeOrders(control, search_lock)
     fd = held(search_lock)
     order(control, do="probe", batch_size=4, steps=2)
     order(control, do="probe", batch_size=8, steps=2)
     order(control, do="end", batch_size=0, steps=0)
-    assert [orders.next(), orders.next(), orders.next()] == [Size(4, 2), Size(8, 2), None]
-    assert other.next() == Size(4, 2)
+    assert [orders.next(), orders.next(), orders.next()] == [SizeOrder(4, 2), SizeOrder(8, 2), None]
+    assert other.next() == SizeOrder(4, 2)
     os.close(fd)
 
 
@@ -71,31 +68,31 @@ def test_without_a_parent_every_rank_takes_what_was_ordered_and_then_ends(
     order(control, do="probe", batch_size=4, steps=2)
     with control.open("a") as file:
         file.write('{"do":"probe","batch_si')
-    for orders in (Orders(control, search_lock), Orders(control, tmp_path / "gone")):
-        assert orders.next() == Size(4, 2)
+    for orders in (ProbeOrders(control, search_lock), ProbeOrders(control, tmp_path / "gone")):
+        assert orders.next() == SizeOrder(4, 2)
         assert orders.next() is None
 
 
 def test_the_gauge_counts_what_the_limit_counts_and_only_new_heights(monkeypatch: pytest.MonkeyPatch) -> None:
     figures = {"VmPeak": 1000, "VmSize": 900, "VmData": 500}
-    monkeypatch.setattr(probing, "_status", lambda: dict(figures))
-    gauge = HostGauge(1 << 30)
+    monkeypatch.setattr(limit_gauge, "_status", lambda: dict(figures))
+    gauge = HostLimitGauge(1 << 30)
     # What was let go of before the limit was set hides the first growth.
     assert gauge.peak_bytes() is None
     figures.update(VmPeak=1600, VmSize=1200, VmData=700)
     # 700 more address space at the highest, of which 100 are files that were mapped since.
     assert gauge.peak_bytes() == 600
-    assert gauge.room_bytes() == 1 << 30
+    assert gauge.available_bytes() == 1 << 30
 
 
 def test_the_limit_stands_above_what_the_imports_took(monkeypatch: pytest.MonkeyPatch) -> None:
     limits: list[tuple[int, int]] = []
-    monkeypatch.setattr(memory.resource, "setrlimit", lambda which, both: limits.append(both))
-    monkeypatch.setattr(memory.resource, "getrlimit", lambda which: (-1, -1))
-    monkeypatch.setattr(memory.os, "pwrite", lambda *to: 0)  # peaks of this very process are not reset
+    monkeypatch.setattr(memory_meter.resource, "setrlimit", lambda which, both: limits.append(both))
+    monkeypatch.setattr(memory_meter.resource, "getrlimit", lambda which: (-1, -1))
+    monkeypatch.setattr(memory_meter.os, "pwrite", lambda *to: 0)  # peaks of this very process are not reset
     figures = {"VmHWM": 700, "VmRSS": 500, "VmData": 400, "RssFile": 0}
-    monkeypatch.setattr(HostMemory, "_read_status", lambda self: dict(figures))
-    counters = HostMemory(1000, Allocator({}), None)
+    monkeypatch.setattr(HostMemoryMeter, "_read_status", lambda self: dict(figures))
+    counters = HostMemoryMeter(1000, Allocator({}), None)
     counters.start()
     counters.boundary("forward_backward")
     counters.boundary("optimizer")
@@ -115,17 +112,24 @@ def test_a_size_that_ran_out_tells_peaks_only_of_phases_it_reached(
     phase: str, reached: tuple[str, ...], told: set[str]
 ) -> None:
     written: dict[str, Any] = {}
-    journal = SimpleNamespace(phase=phase, rank=0, write=lambda kind, **fields: written.update(fields))
+    log = SimpleNamespace(phase=phase, rank=0, write=lambda kind, **fields: written.update(fields))
     memory = SimpleNamespace(
         release=lambda: None,
         boundary=lambda name: None,
         read=lambda: {"phase_peaks": dict.fromkeys(PHASES, 7), "peak_allocated_bytes": 7},
     )
-    rig: Any = SimpleNamespace(journal=journal, memory=memory)
     error = RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 8 bytes")
-    _tell_how_far(rig, HostGauge(None), error, {"number": 1}, reached)
+    prober(log=log, memory=memory).record_oom(error, {"number": 1}, reached)
     assert written["outcome"] == "oom"
     assert set(written["phase_peaks"]) == told
+
+
+def prober(**parts: Any) -> Prober:
+    """A prober of which only these parts are there."""
+    nothing: Any = None
+    names = ("strategy", "train", "samples", "memory", "log", "write_actual")
+    rest = {"knobs": Knobs(precision="fp16"), "gauge": HostLimitGauge(None), **dict.fromkeys(names, nothing)}
+    return Prober(**{**rest, **parts})
 
 
 def test_what_an_earlier_size_reserved_is_not_this_ones(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -147,53 +151,41 @@ def test_what_an_earlier_size_reserved_is_not_this_ones(monkeypatch: pytest.Monk
     }.items():
         monkeypatch.setattr(torch.cuda, name, played)
     gpu = torch.device("cuda", 0)
-    rig: Any = SimpleNamespace(device=gpu, memory=CudaMemory([gpu], None))
-    _forget_the_last(rig)
+    memory = CudaMemoryMeter([gpu], None)
+    prober(strategy=SimpleNamespace(device=gpu), memory=memory).forget_last_probe()
     for phase in PHASES:
-        rig.memory.boundary(phase)
-    assert rig.memory.read()["peak_reserved_bytes"] == 100
+        memory.boundary(phase)
+    assert memory.read()["peak_reserved_bytes"] == 100
 
 
-def probe_in_fp16(gradient: float) -> tuple[Rig, KeptSteps]:
+def probe_in_fp16(gradient: float) -> tuple[Single, KeptSteps]:
     """A probe of two steps whose gradients are this large: a real scaler, a real optimizer, a model of one weight."""
-    nothing: Any = None
-    module, precision = nn.Linear(1, 1, bias=False), Precision("fp16", torch.device("cpu"))
-    rig = Rig(
-        knobs=Knobs(precision="fp16"),
-        device=torch.device("cpu"),
-        module=module,
-        optimizer=torch.optim.AdamW(module.parameters()),
-        objective=nothing,
-        precision=precision,
-        strategy=nothing,
-        batches=iter(()),
-        clock=nothing,
-        memory=nothing,
-        log=nothing,
-        journal=nothing,
-        after_first_step=lambda: None,
-    )
+    knobs = Knobs(precision="fp16")
+    strategy = Single(knobs, torch.device("cpu"))
+    strategy.module = nn.Linear(1, 1, bias=False)
+    strategy.optimizer = torch.optim.AdamW(strategy.module.parameters())
 
-    def train(one: Rig) -> None:
-        clock = HostClock()
-        for step in range(one.knobs.steps):
-            loss = one.module(torch.ones(1)).sum() * gradient
-            one.precision.backward(loss)
-            one.precision.step(one.optimizer)
-            one.optimizer.zero_grad()
-            one.log.add(step, clock.end_step(), loss, None, None, {})
+    def train(knobs: Knobs, _batches: Any, recorder: StepRecorder) -> None:
+        for step in range(1, knobs.steps + 1):
+            recorder.begin_step(step)
+            loss = strategy.module(torch.ones(1)).sum() * gradient
+            strategy.backward(loss)
+            strategy.optimizer_step()
+            recorder.end_step(loss, None, None, 0.0)
 
-    steps, samples = KeptSteps(), nothing
-    take_steps(rig, samples, Size(8, 2), steps, train, is_first=True)
-    return rig, steps
+    steps = KeptSteps()
+    memory, log = SimpleNamespace(read=dict), SimpleNamespace(step=0)
+    parts = {"strategy": strategy, "train": train, "memory": memory, "log": log, "write_actual": lambda: None}
+    prober(**parts).take_steps(SizeOrder(8, 2), steps, is_first=True)
+    return strategy, steps
 
 
 @pytest.mark.parametrize(("gradient", "skipped"), [(1.0, 0), (1e34, 1), (4e34, 3)])
 def test_a_probe_in_fp16_goes_on_until_steps_have_updated_the_weights(gradient: float, skipped: int) -> None:
-    rig, steps = probe_in_fp16(gradient)
-    assert rig.precision.skipped_steps() == skipped
+    strategy, steps = probe_in_fp16(gradient)
+    assert strategy.precision.skipped_steps() == skipped
     assert len(steps._steps) == 2 + skipped
-    assert rig.optimizer.state, "the states that the probe is to measure"
+    assert strategy.optimizer.state, "the states that the probe is to measure"
 
 
 def test_a_probe_in_fp16_that_only_overflows_fits_nothing() -> None:

@@ -1,4 +1,4 @@
-"""Weights are drawn piece by piece, the same whoever draws which piece when, as transformers would draw them."""
+"""Weights are initialized part by part, alike in any order and on any rank, as transformers initializes them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 from trainfast_runner.worker.build import build_model
 from trainfast_runner.worker.model_config import resolve_config
 from trainfast_runner.worker.spec import Knobs
-from trainfast_runner.worker.weights import draw, drawn_in_turn, parts
+from trainfast_runner.worker.weights import init_in_turn, init_weights, parts
 
 CPU = torch.device("cpu")
 SMALL = {"hidden_size": 64, "num_hidden_layers": 3, "num_attention_heads": 4, "vocab_size": 1024}
@@ -40,12 +40,12 @@ def values(model: Any) -> dict[str, torch.Tensor]:
 
 
 @families
-def test_a_built_model_has_no_matrices_and_a_drawn_one_has_all(model: dict[str, Any], objective: str) -> None:
+def test_a_built_model_has_no_matrices_and_an_initialized_one_has_all(model: dict[str, Any], objective: str) -> None:
     whole = built(model, objective)
     assert {p.is_meta for p in whole.parameters() if p.dim() > 1} == {True}
     assert {buffer.is_meta for buffer in whole.buffers()} <= {False}
     parameters = dict(whole.named_parameters())
-    draw(whole, 0, CPU)
+    init_weights(whole, 0, CPU)
     assert {name: id(p) for name, p in whole.named_parameters()} == {name: id(p) for name, p in parameters.items()}
     assert all(p.isfinite().all() and p.requires_grad for p in whole.parameters())
 
@@ -58,53 +58,53 @@ def test_weights_are_spread_as_transformers_spreads_them(model: dict[str, Any], 
     torch.manual_seed(0)
     theirs = values(model_class(objective).from_config(config))
     whole = built(model, objective)
-    draw(whole, 0, CPU)
+    init_weights(whole, 0, CPU)
     ours = values(whole)
     assert ours.keys() == theirs.keys()
-    for name, drawn in ours.items():
-        if drawn.numel() > 500:
-            assert drawn.std() == pytest.approx(float(theirs[name].std()), rel=0.15), name
-            assert drawn.mean() == pytest.approx(0.0, abs=0.15 * float(theirs[name].std()) + 1e-9) or drawn.std() == 0
-        elif drawn.std() == 0 or theirs[name].std() == 0:
-            assert torch.equal(drawn, theirs[name]), name
+    for name, weight in ours.items():
+        if weight.numel() > 500:
+            assert weight.std() == pytest.approx(float(theirs[name].std()), rel=0.15), name
+            assert weight.mean() == pytest.approx(0.0, abs=0.15 * float(theirs[name].std()) + 1e-9) or weight.std() == 0
+        elif weight.std() == 0 or theirs[name].std() == 0:
+            assert torch.equal(weight, theirs[name]), name
     if objective == "masked-lm":
         assert ours["bert.embeddings.word_embeddings.weight"][0].abs().max() == 0, "the padding id's row"
 
 
 @families
-def test_a_part_drawn_alone_and_late_has_the_same_values(model: dict[str, Any], objective: str) -> None:
+def test_a_part_initialized_alone_and_late_has_the_same_values(model: dict[str, Any], objective: str) -> None:
     whole, alone = built(model, objective), built(model, objective)
-    draw(whole, 7, CPU)
+    init_weights(whole, 7, CPU)
     torch.rand(5)
     for part in reversed(parts(alone)):
-        draw(alone, 7, CPU, part.modules)
+        init_weights(alone, 7, CPU, part.modules)
     other = built(model, objective)
-    for _ in drawn_in_turn(other, 8, CPU):
+    for _ in init_in_turn(other, 8, CPU):
         pass
-    for name, drawn in values(whole).items():
-        assert torch.equal(drawn, values(alone)[name]), name
-        if drawn.std() > 0:
-            assert not torch.equal(drawn, values(other)[name]), f"{name} does not depend on the seed"
+    for name, weight in values(whole).items():
+        assert torch.equal(weight, values(alone)[name]), name
+        if weight.std() > 0:
+            assert not torch.equal(weight, values(other)[name]), f"{name} does not depend on the seed"
 
 
 def test_two_layers_do_not_start_as_one() -> None:
     whole = built(LLAMA, "causal-lm")
-    draw(whole, 0, CPU)
+    init_weights(whole, 0, CPU)
     first, second, _ = whole.model.layers
     assert not torch.equal(first.mlp.up_proj.weight, second.mlp.up_proj.weight)
     assert not torch.equal(first.mlp.up_proj.weight, first.mlp.gate_proj.weight)
 
 
-def test_a_tied_head_drawn_by_the_last_stage_is_the_embedding_of_the_first() -> None:
+def test_a_tied_head_initialized_by_the_last_stage_is_the_embedding_of_the_first() -> None:
     first, last = built(GPT2, "causal-lm"), built(GPT2, "causal-lm")
-    draw(first, 0, CPU, [first.transformer.wte])
-    draw(last, 0, CPU, [last.lm_head])
+    init_weights(first, 0, CPU, [first.transformer.wte])
+    init_weights(last, 0, CPU, [last.lm_head])
     assert torch.equal(first.transformer.wte.weight, last.lm_head.weight)
     assert {p.is_meta for p in last.transformer.h.parameters() if p.dim() > 1} == {True}
 
 
-def test_what_no_rule_draws_is_drawn_by_its_own_module() -> None:
+def test_weights_without_a_rule_are_initialized_by_their_own_module() -> None:
     whole = built(LLAMA, "causal-lm")
     whole.lm_head.adapter = torch.nn.Bilinear(8, 8, 8, device="meta")
-    draw(whole, 0, CPU)
+    init_weights(whole, 0, CPU)
     assert 0 < whole.lm_head.adapter.weight.std() < 1

@@ -1,4 +1,4 @@
-"""From a configuration to a model, ready for the chosen objective, whose weights a strategy has still to draw."""
+"""Build a model for the objective from its configuration; a strategy initializes its weights later."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ _CLASSES = {
     "image-classification": "AutoModelForImageClassification",
 }
 CHECKPOINT = {"use_reentrant": False}
-"""Arguments of torch's checkpoint under `checkpointing=full`."""
+"""Arguments of torch's checkpoint with `checkpointing=full`."""
 BESIDES_PIXELS = {"input_ids", "spatial_shapes"}
-"""Inputs of some image classifiers beside the pixels: text, or patches that a processor of their own has cut."""
+"""Other inputs of some image classifiers: text, or patches cut by a processor of their own."""
 _ATTENTION = {"auto": None, "eager": "eager", "sdpa": "sdpa", "flash": "flash_attention_2"}
-"""`attention` as transformers' `attn_implementation`; with None transformers takes sdpa where the model has it."""
+"""`attention` as transformers' `attn_implementation`; with None transformers takes sdpa if the model has it."""
 
 
 def model_class(objective: str) -> Any:
@@ -38,43 +38,43 @@ def model_class(objective: str) -> Any:
 
 
 def import_model_code(config: Any, objective: str) -> None:
-    """Import the file of the model's class, which otherwise happens when it is built, and counts as its memory."""
-    # What does not exist is said where it is built.
+    """Import the file of the model's class now, so that it does not count as the model's memory."""
+    # `build_model` reports a class that does not exist.
     with suppress(KeyError):
         model_class(objective)._model_mapping[type(config)]
 
 
 def _check_head(config: Any, objective: str) -> None:
-    """Raise InvalidInput where transformers has no such head for this family, naming those that it has."""
+    """Raise InvalidInput if transformers has no such head for this family, naming the heads it has."""
     allowed = [name for name in _CLASSES if type(config) in model_class(name)._model_mapping]
     if allowed and objective not in allowed:
         raise InvalidInput(f"{config.model_type} has no {objective} head", "data.objective", allowed, allowed[0])
     if objective == "image-classification" and allowed:
         besides = BESIDES_PIXELS & set(inspect.signature(_head(config, objective).forward).parameters)
         if besides:
-            words = f"{config.model_type} classifies images by their {' and '.join(besides)}"
-            raise InvalidInput(f"{words}, and the loader gives it pixels alone", "model", ["vit", "resnet"], "vit")
+            needs = f"{config.model_type} classifies images by their {' and '.join(besides)}"
+            raise InvalidInput(f"{needs}, and the loader gives it pixels alone", "model", ["vit", "resnet"], "vit")
 
 
 def _head(config: Any, objective: str) -> Any:
     """The model's class. Raises KeyError for a family without this head."""
     found = model_class(objective)._model_mapping[type(config)]
-    # transformers takes the first of several classes for one head if the configuration names none.
+    # transformers takes the first of several classes if the configuration names none.
     return found[0] if isinstance(found, tuple) else found
 
 
 def build_model(config: Any, objective: str, knobs: Knobs, device: torch.device) -> nn.Module:
-    """A model with its buffers on `device` and its matrices nowhere yet: `weights.draw` gives them memory and values.
+    """Build a model with its buffers on `device` and its matrices without memory, until `init_weights`.
 
-    Raises InvalidInput when the architecture has no such head or no such attention.
+    Raises InvalidInput if the architecture has no such head or no such attention.
     """
     check_attention(knobs, device)
     _check_head(config, objective)
     if objective == "sequence-classification" and config.pad_token_id is None:
-        # The head of a decoder reads the last token that is not padding; packed samples have none.
+        # A decoder's head reads the last token before the padding; packed samples have no padding.
         config.pad_token_id = 0
     if config.architectures is None:
-        # transformers iterates over it for a family with several classes for one head.
+        # transformers iterates over it if a family has several classes for one head.
         config.architectures = []
     torch.manual_seed(knobs.seed)
     weights = torch.bfloat16 if knobs.precision == "bf16-pure" else torch.float32
@@ -89,8 +89,8 @@ def build_model(config: Any, objective: str, knobs: Knobs, device: torch.device)
     except (ValueError, ImportError, KeyError) as error:
         reason = " ".join(str(error).split())[:600]
         if "does not support an attention implementation" in reason:
-            words = f"{config.model_type} has no attention={knobs.attention}"
-            raise InvalidInput(words, "attention", ["auto", "eager"], "auto") from error
+            missing = f"{config.model_type} has no attention={knobs.attention}"
+            raise InvalidInput(missing, "attention", ["auto", "eager"], "auto") from error
         key = "attention" if "attention" in reason.lower() else "data.objective"
         raise InvalidInput(f"{config.model_type} cannot be built: {reason}", key) from error
     model.config.use_cache = False
@@ -104,7 +104,7 @@ def build_model(config: Any, objective: str, knobs: Knobs, device: torch.device)
 
 
 def attentions(config: Any, objective: str) -> list[str]:
-    """Values of `attention` that the model's class takes. Raises InvalidInput for a family without this head."""
+    """Values of `attention` that the model's class takes. Raises InvalidInput if the family has no such head."""
     _check_head(config, objective)
     built = _head(config, objective)
     names = ["auto", "eager"]
@@ -117,12 +117,12 @@ def attentions(config: Any, objective: str) -> list[str]:
 
 
 def attention_of(model: nn.Module) -> str | None:
-    """The attention kernel of a built model, by transformers' name."""
+    """The attention kernel of a built model, by transformers' name; None when unknown."""
     return getattr(model.config, "_attn_implementation", None)
 
 
 def attention_reason(model: nn.Module, knobs: Knobs) -> str | None:
-    """Why `attention=auto` took the kernel of `attention_of`; None where a kernel was asked for by name."""
+    """The reason for the kernel that `attention=auto` took; None if the knob names a kernel."""
     if knobs.attention != "auto":
         return None
     model_type: str = model.config.model_type  # type: ignore[union-attr, assignment]
@@ -130,7 +130,7 @@ def attention_reason(model: nn.Module, knobs: Knobs) -> str | None:
 
 
 def check_attention(knobs: Knobs, device: torch.device) -> None:
-    """Raise InvalidInput where `attention=flash` cannot run: it needs a GPU, its package and half precision."""
+    """Raise InvalidInput if `attention=flash` cannot run: it needs a GPU, its package and half precision."""
     if knobs.attention != "flash":
         return
     if device.type == "cpu":
@@ -148,6 +148,6 @@ def check_attention(knobs: Knobs, device: torch.device) -> None:
 
 
 def _dtype_argument() -> str:
-    """`from_config`'s name for the weights' dtype, which changed in transformers 4.56."""
+    """Name of `from_config`'s argument for the weights' dtype, which changed in transformers 4.56."""
     major, minor = (int(part) for part in importlib.metadata.version("transformers").split(".")[:2])
     return "dtype" if (major, minor) >= (4, 56) else "torch_dtype"

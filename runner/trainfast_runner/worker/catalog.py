@@ -194,7 +194,7 @@ _STRATEGIES = (
     ),
     StrategyEntry(
         name="fsdp",
-        path="fsdp:FullySharded",
+        path="fsdp:ShardedDataParallel",
         wrapper="FSDPModule",
         what="weights, gradients and states cut over devices, gathered block by block",
         speed="moves 1.5x ddp's data",
@@ -313,7 +313,7 @@ _STRATEGIES = (
     ),
     StrategyEntry(
         name="pp",
-        path="pipeline:Pipeline",
+        path="pipeline:PipelineParallel",
         wrapper=None,
         what="runs of layers on each device, fed micro-batch after micro-batch",
         speed="sends only activations, to its neighbours, and idles in its bubble",
@@ -362,7 +362,7 @@ _STRATEGIES = (
     ),
     StrategyEntry(
         name="ddp+pp",
-        path="pipeline:Pipeline",
+        path="pipeline:PipelineParallel",
         wrapper=None,
         what="pipelines side by side",
         axes=("dp", "pp"),

@@ -1,10 +1,10 @@
-"""Which phase of the step time goes to, measured without making anything wait.
+"""Time of each phase of a step, measured without making host or device wait.
 
 `enter(phase)` ends one interval and begins the next, so the phases of a step add up to the step. Where forward and
 backward cannot be told apart (a pipeline's schedule interleaves them) their phase is `forward_backward`: both are then
 null, their time is in `other`, and the phases that are not null still add up to the step. On CPU the marks are
-monotonic times. On CUDA they are events on the stream, read a step later: what is measured is the device's own time,
-and a phase is only as long as it holds the device up.
+monotonic times. On CUDA they are events on the stream, read a step later: a phase lasts as long as the device works
+on it.
 """
 
 from __future__ import annotations
@@ -17,30 +17,30 @@ import torch
 
 PHASES = ("data", "forward", "backward", "optimizer", "other")
 WAKE_NS = 1_000_000
-"""How long before a wait for an event returns the event may have been complete."""
+"""An event may be complete for this long before the wait for it returns."""
 UNSPLIT = "forward_backward"
-"""The phase of a forward and backward that cannot be told apart."""
+"""Phase of a forward and backward that cannot be told apart."""
 
 
 class StepTimes(Protocol):
-    """The marks of one step, which `read` turns into times once the device has passed them."""
+    """The marks of one step, read as times once the device has passed them."""
 
     def read(self) -> tuple[int, dict[str, float | None]]:
-        """The step's end (CLOCK_MONOTONIC nanoseconds), and `step_ms` with every phase's `..._ms`."""
+        """Return the step's end (CLOCK_MONOTONIC nanoseconds), and `step_ms` with every phase's `..._ms`."""
 
 
-class Clock(Protocol):
+class StepClock(Protocol):
     """Marks the phases of steps."""
 
     def enter(self, phase: str) -> None:
-        """A phase begins here."""
+        """Begin a phase."""
 
     def end_step(self) -> StepTimes:
-        """The step ends here, and the next one begins, in `other`."""
+        """End the step, and begin the next one in `other`."""
 
 
-def make_clock(device: torch.device) -> Clock:
-    """The clock of `device`, its first step beginning now."""
+def make_clock(device: torch.device) -> StepClock:
+    """Make the clock of `device`; its first step begins now."""
     return CudaClock() if device.type == "cuda" else HostClock()
 
 
@@ -52,7 +52,7 @@ def _fields(total_ms: float, phases_ms: dict[str, float]) -> dict[str, float | N
 
 
 class HostClock:
-    """Marks are times already."""
+    """The clock of a CPU: marks are times already."""
 
     def __init__(self) -> None:
         self._step_start = self._since = time.monotonic_ns()
@@ -66,29 +66,29 @@ class HostClock:
         self._phase, self._since = phase, now
 
     def end_step(self) -> StepTimes:
-        """Times need no waiting."""
+        """End the step; its times are known at once."""
         self.enter("other")
         spent = {name: ns / 1e6 for name, ns in self._spent_ns.items()}
-        times = _Known(self._since, _fields((self._since - self._step_start) / 1e6, spent))
+        times = _HostTimes(self._since, _fields((self._since - self._step_start) / 1e6, spent))
         self._step_start, self._spent_ns = self._since, {}
         return times
 
 
-class _Known:
+class _HostTimes:
     def __init__(self, end_ns: int, fields: dict[str, float | None]) -> None:
-        self._answer = (end_ns, fields)
+        self._end_ns = end_ns
+        self._fields = fields
 
     def read(self) -> tuple[int, dict[str, float | None]]:
-        return self._answer
+        return self._end_ns, self._fields
 
 
 class CudaClock:
-    """Marks are events, taken from a pool and given back when read.
+    """The clock of a GPU: marks are events, taken from a pool and given back when read.
 
-    A step's end is the end before plus what the device measured since. The device's clock is not the host's: 50 ppm are
-    4 s in a day. Each end is therefore kept between two times of the host: the step cannot have ended before its last
-    mark was queued, nor after that mark was found complete. Where the host had to wait for the mark, the step ended
-    just before the wait did. Durations stay the device's own.
+    A step ends when the last one did, plus the device's own measure. The device's clock drifts from the host's (50 ppm
+    are 4 s a day), so each end is kept between two host times: when its last mark was queued and when that mark was
+    found complete. Where the host had to wait for the mark, the step ended just before the wait did.
     """
 
     def __init__(self) -> None:
@@ -98,18 +98,18 @@ class CudaClock:
         self._marks: list[tuple[str, Any]] = [("other", self._mark())]
 
     def enter(self, phase: str) -> None:
-        """Queue a mark behind the work so far."""
+        """Queue a mark behind the work queued until now."""
         self._marks.append((phase, self._mark()))
 
     def end_step(self) -> StepTimes:
-        """Queue the step's last mark, which is the next one's first."""
+        """Queue the step's last mark, which is the next step's first."""
         queued_ns = time.monotonic_ns()
         self.enter("other")
         marks, self._marks = self._marks, [self._marks[-1]]
-        return _Marked(self, marks, queued_ns)
+        return _CudaTimes(self, marks, queued_ns)
 
     def settle(self, marks: list[tuple[str, Any]], queued_ns: int) -> tuple[int, dict[str, float | None]]:
-        """Turn one step's marks into times; waits for its last mark only, which was queued at `queued_ns`."""
+        """Turn one step's marks into times; wait for its last mark only, which was queued at `queued_ns`."""
         last = marks[-1][1]
         waits = not last.query()
         last.synchronize()
@@ -129,7 +129,7 @@ class CudaClock:
         return event
 
 
-class _Marked:
+class _CudaTimes:
     def __init__(self, clock: CudaClock, marks: list[tuple[str, Any]], queued_ns: int) -> None:
         self._clock = clock
         self._marks = marks

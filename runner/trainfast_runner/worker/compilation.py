@@ -1,4 +1,4 @@
-"""The `compile` knob: torch.compile of the module whose forward the loop calls, and which steps paid for it."""
+"""The `compile` knob: torch.compile of the module whose forward the loop calls, and the steps that compiled."""
 
 from __future__ import annotations
 
@@ -16,40 +16,44 @@ from .invalid import InvalidInput
 from .spec import Knobs
 
 COMPILERS = {"cpu": ("CXX", ("g++",), "g++"), "cuda": ("CC", ("gcc", "cc", "clang"), "gcc")}
-"""By device: the variable that names the compiler, the names it is looked for under, and the Debian package."""
+"""For each device: the variable that names the compiler, its usual names, and its Debian package."""
 
 
 def compiled(module: nn.Module, knobs: Knobs, device: torch.device) -> nn.Module:
-    """`module` as the knob asks. A wrapped module is compiled with its wrapper, so that DDP's buckets still overlap
-    with the backward (torch splits the graph at them)."""
+    """Compile `module` if the knob asks for it, with its wrapper.
+
+    torch splits the graph at DDP's buckets, so that they still overlap with the backward.
+    """
     if knobs.compile == "off":
         return module
     check_compiler(knobs, device)
     mode = mode_of(knobs)
     made: Any = torch.compile(module, mode=mode)
     if mode == "max-autotune":
-        # It replays CUDA graphs, which reuse the memory of the step before.
+        # CUDA graphs are replayed, and reuse the memory of the last step.
         made.register_forward_pre_hook(lambda *_: torch.compiler.cudagraph_mark_step_begin())  # type: ignore[no-untyped-call]
     inner: nn.Module = made
     return inner
 
 
 def mode_of(knobs: Knobs) -> str | None:
-    """torch.compile's `mode`. Gradients that a CUDA graph made are gone when it is replayed (torch/_inductor,
-    cudagraph_trees.py), so that none can be accumulated over micro-batches: then it is tuned alike, without graphs."""
+    """torch.compile's `mode`, without CUDA graphs if gradients accumulate over micro-batches.
+
+    A replay of a CUDA graph overwrites the gradients of the last one (torch/_inductor, cudagraph_trees.py).
+    """
     if knobs.compile == "default":
         return None
     return "max-autotune-no-cudagraphs" if knobs.grad_accum > 1 else knobs.compile
 
 
-def bare(module: nn.Module) -> nn.Module:
-    """What torch.compile was given, or `module` itself."""
+def unwrap(module: nn.Module) -> nn.Module:
+    """Take off torch.compile's wrapper, if there is one."""
     inner: nn.Module = getattr(module, "_orig_mod", module)
     return inner
 
 
 def check_compiler(knobs: Knobs, device: torch.device) -> None:
-    """Raise InvalidInput, with the package to install, where there is nothing to compile kernels with."""
+    """Raise InvalidInput, naming the package to install, if there is no compiler for kernels."""
     variable, names, package = COMPILERS[device.type]
     wanted = os.environ.get(variable)
     if not any(shutil.which(name) for name in ((wanted,) if wanted else names)):
@@ -73,7 +77,7 @@ def check_compiler(knobs: Knobs, device: torch.device) -> None:
 
 
 class CompileWatch:
-    """Says of each step whether torch compiled anything in it, a recompilation or a late backward included."""
+    """Notes whether torch compiled anything during a step, also a recompilation or a late backward."""
 
     def __init__(self) -> None:
         from torch._dynamo.callback import callback_handler
@@ -85,6 +89,6 @@ class CompileWatch:
         self._seen = True
 
     def take(self) -> bool:
-        """Whether since the last call."""
+        """Return True if torch has compiled since the last call."""
         seen, self._seen = self._seen, False
         return seen

@@ -1,80 +1,71 @@
-"""The training loop."""
+"""The training loop on one page: data, forward, backward, optimizer step, all-reduce.
+
+`strategies/` says how ranks share each of these, `recorder.py` turns the phases named here into step records.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from typing import Any, Protocol
+from collections.abc import Callable, Iterable, Iterator
+from itertools import islice
 
 import torch
-from torch import Tensor, nn
-from torch.optim import Optimizer
+from torch import Tensor
 
-from .clock import Clock, StepTimes
 from .data.samples import Batch
-from .memory import Memory
 from .objective import Objective
 from .optimizer import rate_at
-from .precision import Precision
-from .records import Journal
+from .recorder import StepRecorder
 from .spec import Knobs
 from .strategies import Strategy
 
 
-class Log(Protocol):
-    """What takes the steps' figures."""
-
-    def add(
-        self, step: int, times: StepTimes, loss: Tensor, handle: Any, scale: Tensor | None, fields: dict[str, Any]
-    ) -> None:
-        """Note step `step` (from 1); `loss` is being summed over ranks until `handle`, if any, is ready."""
-
-
-@dataclass(frozen=True)
-class Rig:
-    """Everything a step touches."""
-
-    knobs: Knobs
-    device: torch.device
-    module: nn.Module
-    optimizer: Optimizer
-    objective: Objective
-    precision: Precision
-    strategy: Strategy
-    batches: Iterator[Batch]
-    clock: Clock
-    memory: Memory
-    log: Log
-    journal: Journal
-    after_first_step: Callable[[], None]
-
-
-def train(rig: Rig) -> None:
-    """Take `steps` optimizer steps. The step's last record is still pending at the end: flush the log."""
-    for step in range(1, rig.knobs.steps + 1):
-        rig.journal.step = step
-        rate = rate_at(step, rig.knobs)
-        for group in rig.optimizer.param_groups:
+def train(
+    knobs: Knobs, strategy: Strategy, objective: Objective, batches: Iterator[Batch], recorder: StepRecorder
+) -> None:
+    """Take `knobs.steps` optimizer steps. The last step's record is still pending at the end: flush the log."""
+    for step in range(1, knobs.steps + 1):
+        recorder.begin_step(step)
+        rate = rate_at(step, knobs)
+        for group in strategy.optimizer.param_groups:
             group["lr"] = rate
-        loss = rig.strategy.accumulate(rig)
-        rig.memory.boundary("forward_backward")
-        enter(rig, "optimizer")
-        rig.strategy.update(rig)
-        rig.memory.boundary("optimizer")
-        enter(rig, "other")
-        handle = rig.strategy.sum_later(loss)
-        times = rig.clock.end_step()
-        rig.log.add(step, times, loss, handle, rig.precision.scale(), {"lr": rate, **rig.memory.read()})
-        if step == 1:
-            rig.after_first_step()
+
+        loss = forward_backward(strategy, objective, islice(batches, knobs.grad_accum), recorder.enter)
+
+        recorder.enter("optimizer")
+        strategy.optimizer_step()
+
+        recorder.enter("other")
+        reduced = strategy.all_reduce_async(loss)
+        recorder.end_step(loss, reduced, strategy.precision.scale(), rate)
 
 
-def enter(rig: Rig, phase: str) -> None:
-    """A phase of the step begins: for the clock, and for the record of an exception raised in it."""
-    rig.clock.enter(phase)
-    rig.journal.phase = "train" if phase == "other" else phase
+def forward_backward(
+    strategy: Strategy, objective: Objective, micro_batches: Iterable[Batch], enter: Callable[[str], None]
+) -> Tensor:
+    """Accumulate the gradients of one step, and return this rank's share of the global mean loss.
+
+    Every target of the global batch has the same weight, whichever rank and micro-batch it is in, so the targets of
+    all ranks are counted before the first forward.
+    """
+    enter("data")
+    batches = [to_device(batch, strategy.device) for batch in micro_batches]
+    enter("other")
+    targets = strategy.all_reduce(objective.count(batches)).clamp(min=1)
+    if strategy.forward_backward is not None:
+        return strategy.forward_backward(batches, targets, objective, enter)
+
+    total = torch.zeros((), device=strategy.device)
+    for number, batch in enumerate(batches, start=1):
+        with strategy.sync_context(last=number == len(batches)):
+            enter("forward")
+            with strategy.precision.autocast():
+                loss = objective.loss_sum(strategy.module, batch) / targets
+            enter("backward")
+            strategy.backward(loss)
+        total += loss.detach()
+    return total
 
 
 def to_device(batch: Batch, device: torch.device) -> Batch:
-    """The batch on the device; from pinned memory the copy does not hold the host up."""
+    """Copy the batch to the device; from pinned memory without blocking the host."""
     return {name: values.to(device, non_blocking=True) for name, values in batch.items()}

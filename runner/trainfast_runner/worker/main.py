@@ -1,7 +1,8 @@
-"""The life of one rank: hold the lock, say who we are, train, and write down how it ended."""
+"""The life of one rank: hold the run's lock, record who it is, train, and record how it ended."""
 
 from __future__ import annotations
 
+import fcntl
 import os
 import sys
 import traceback
@@ -10,20 +11,20 @@ from pathlib import Path
 from .allocator import Allocator
 from .invalid import InvalidInput
 from .leaving import leave
-from .records import Journal, hold_alive_lock, start_ticks
 from .spec import read_spec
+from .worker_log import WorkerLog
 
 EXIT_FAILED = 1
 EXIT_INVALID = 2
 
 
 def main(run_dir: str) -> None:
-    """Run one rank to its end, and the process with it: exit code 0, 1 for an error, 2 for a mistake in the input."""
+    """Run one rank and end the process: exit code 0, 1 for an error, 2 for a mistake in the input."""
     folder = Path(run_dir).resolve()
     rank = int(os.environ.get("RANK", "0"))
     hold_alive_lock(folder)
-    journal = Journal(folder, rank)
-    journal.write(
+    log = WorkerLog(folder, rank)
+    log.write(
         "started",
         rank=rank,
         local_rank=int(os.environ.get("LOCAL_RANK", "0")),
@@ -37,19 +38,33 @@ def main(run_dir: str) -> None:
         if spec.device == "cpu":
             # Before torch is imported: large blocks freed on the heap would take tensors later.
             allocator.strict()
-        journal.enter("import", "torch and transformers")
-        from .session import train_once
+        log.enter("import", "torch and transformers")
+        # Only here, because it imports torch.
+        from .training import Training
 
-        train_once(folder, spec, journal, allocator)
+        Training(folder, spec, log, allocator).run()
     except InvalidInput as error:
-        journal.write("invalid", **error.as_fields())
+        log.write("invalid", **error.as_fields())
         print(f"invalid: {error}", file=sys.stderr)
-        journal.settle()
+        log.settle()
         leave(EXIT_INVALID)
     except BaseException as error:
-        journal.exception(error)
+        log.exception(error)
         traceback.print_exc()
-        journal.settle()
+        log.settle()
         leave(EXIT_FAILED)
-    journal.settle()
+    log.settle()
     leave(0)
+
+
+def hold_alive_lock(run_dir: Path) -> int:
+    """Take the run's shared lock for the life of this process; return the descriptor, which is never closed."""
+    fd = os.open(run_dir / "alive.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    fcntl.flock(fd, fcntl.LOCK_SH)
+    return fd
+
+
+def start_ticks() -> int:
+    """Start time of this process in clock ticks since boot (field 22 of `/proc/self/stat`), which tells pids apart."""
+    stat = Path("/proc/self/stat").read_text()
+    return int(stat.rpartition(")")[2].split()[19])

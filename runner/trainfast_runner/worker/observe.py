@@ -1,4 +1,4 @@
-"""What actually runs, read from the live objects: the other half of what was asked for."""
+"""The fields of the `actual` record, read from the live objects: what runs, whatever the knobs ask for."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch._dynamo import OptimizedModule
 from torch.optim import Optimizer
 
 from .build import attention_of
-from .compilation import bare
+from .compilation import unwrap
 from .flops import SampleFlops
 from .model_config import text_part
 from .optimizer import class_name, implementation
@@ -19,9 +19,9 @@ from .strategies import Strategy
 
 
 class ComputeDtype:
-    """Catches the dtype of the first matrix product a forward makes, then takes its hook away.
+    """Reads the dtype of a forward's first matrix product with a hook, and removes the hook.
 
-    A hook inside a compiled module would be compiled into it, so there the logits tell: a matrix product makes them.
+    A hook inside a compiled module would be compiled into it: there the dtype is that of the logits.
     """
 
     def __init__(self, model: nn.Module, compiled: bool) -> None:
@@ -40,12 +40,12 @@ def _is_matrix_product(module: nn.Module) -> bool:
     leaf = next(module.children(), None) is None
     if not leaf or not isinstance(weight, torch.Tensor) or isinstance(module, nn.Embedding):
         return False
-    # A parameter that ZeRO-3 took away keeps its shape there.
+    # ZeRO-3 keeps the shape of a partitioned parameter in `ds_shape`.
     return len(getattr(weight, "ds_shape", weight.shape)) == 2
 
 
 def whole_size(parameter: torch.Tensor) -> int:
-    """Elements of a parameter: of the whole one where this rank has a slice of it, or DeepSpeed's empty stand-in."""
+    """Elements of the whole parameter, also if this rank has a slice of it or DeepSpeed's empty placeholder."""
     return int(getattr(parameter, "ds_numel", getattr(parameter, "whole_numel", parameter.numel())))
 
 
@@ -63,11 +63,11 @@ def actual_fields(
     compute_dtype: str | None,
     flops: SampleFlops | None,
 ) -> dict[str, Any]:
-    """The fields of an `actual` record; `model` is what was built, `module` what the strategy made of it."""
+    """Fields of an `actual` record; `model` is the built model, `module` the wrapped one."""
     config: Any = model.config
     text = text_part(config)
     return {
-        **strategy.facts(bare(module)),
+        **strategy.facts(unwrap(module)),
         "optimizer": class_name(optimizer),
         "optimizer_implementation": implementation(optimizer),
         "param_dtype": dtype_name(next(module.parameters()).dtype),

@@ -1,4 +1,4 @@
-"""Answers trace requests until standard input ends. The libraries are imported once; each batch is traced in a fork.
+"""Answer trace requests until standard input ends. The libraries are imported once; each batch is traced in a fork.
 
 A line of stdin is JSON: `{"batch": N, "requests": [...], "devices": {...}}` with requests as `trace_memory.py` takes
 them and the variables that choose the GPUs, one batch at a time, or `{"cancel": N}`. The first line of stdout is
@@ -27,8 +27,8 @@ CHUNK = 1 << 16
 STDIN, STDOUT = 0, 1
 
 
-class Orders:
-    """The lines of stdin, read only when there is something to read."""
+class TraceRequests:
+    """The lines of stdin, read only when there is input."""
 
     def __init__(self) -> None:
         self._begun = b""
@@ -36,24 +36,24 @@ class Orders:
         self.is_over = False
 
     def read(self) -> None:
-        """Take what stands in the pipe; blocks where it is empty."""
+        """Read the lines in the pipe; block while it is empty."""
         found = os.read(STDIN, CHUNK)
         self.is_over = not found
         *lines, self._begun = (self._begun + found).split(b"\n")
         self._waiting += [json.loads(line) for line in lines]
 
     def next(self) -> dict[str, Any] | None:
-        """The next batch; None once stdin has ended."""
+        """Wait for the next batch; None when stdin has ended."""
         while not self.is_over:
             while self._waiting:
-                order = self._waiting.pop(0)
-                if "requests" in order:
-                    return order
+                line = self._waiting.pop(0)
+                if "requests" in line:
+                    return line
             self.read()
         return None
 
     def cancels(self, batch: int) -> bool:
-        """True if a line that was read cancels this batch."""
+        """True if a line read before cancels this batch."""
         return {"cancel": batch} in self._waiting
 
 
@@ -64,15 +64,15 @@ def main() -> None:
 
     with _ended_with_stdin():
         import_for([])
-    _say({"imported": True})
-    orders = Orders()
-    while (order := orders.next()) is not None:
-        _trace(order, orders)
+    _print({"imported": True})
+    requests = TraceRequests()
+    while (batch := requests.next()) is not None:
+        _trace(batch, requests)
 
 
 @contextmanager
 def _ended_with_stdin() -> Iterator[None]:
-    """End this process when stdin does. Only while nothing is forked: the thread is gone at the end of the block."""
+    """End this process when stdin ends. The thread is gone at the end of the block, before anything is forked."""
     over = threading.Event()
 
     def watch() -> None:
@@ -91,34 +91,34 @@ def _ended_with_stdin() -> Iterator[None]:
         thread.join()
 
 
-def _trace(order: dict[str, Any], orders: Orders) -> None:
+def _trace(request: dict[str, Any], requests: TraceRequests) -> None:
     """Trace a batch in a fork, and return when nothing of it runs any more."""
-    batch = int(order["batch"])
+    batch = int(request["batch"])
     running, held = os.pipe()
     server, child = os.getpid(), os.fork()
     if child == 0:
         os.close(running)
-        _see(order["devices"])
-        _answer(batch, order["requests"], server)
+        _choose_gpus(request["devices"])
+        _answer(batch, request["requests"], server)
     os.close(held)
     with suppress(OSError):  # the child has done it
         os.setpgid(child, child)
     try:
         # The cancel may have been read together with its batch.
-        while not orders.is_over and not orders.cancels(batch):
-            # The pipe is at its end when neither the child nor a fork of it holds it any more.
+        while not requests.is_over and not requests.cancels(batch):
+            # The pipe ends when neither the child nor its forks have it open.
             if running in select.select([STDIN, running], [], [])[0]:
                 break
-            orders.read()
+            requests.read()
     finally:
         with suppress(ProcessLookupError):
             os.killpg(child, signal.SIGKILL)
         os.waitpid(child, 0)
         os.close(running)
-    _say({"done": batch})
+    _print({"done": batch})
 
 
-def _see(devices: dict[str, str | None]) -> None:
+def _choose_gpus(devices: dict[str, str | None]) -> None:
     """Set the variables that choose the GPUs, and remove those that are None. CUDA reads them in each fork anew."""
     for name, value in devices.items():
         if value is None:
@@ -128,7 +128,7 @@ def _see(devices: dict[str, str | None]) -> None:
 
 
 def _answer(batch: int, requests: list[dict[str, Any]], server: int) -> None:
-    """The child's whole life, in a process group of its own, which is ended as one."""
+    """Trace and answer in the child, as a process group of its own, so that all of it can be ended at once."""
     from .trace_memory import answers, die_with_parent
 
     try:
@@ -138,14 +138,14 @@ def _answer(batch: int, requests: list[dict[str, Any]], server: int) -> None:
             os.dup2(os.open(os.devnull, os.O_RDONLY), STDIN)
             for answer in answers(requests):
                 if "imported" not in answer:
-                    _say({"batch": batch, **answer})
+                    _print({"batch": batch, **answer})
     except BaseException as error:
         print(f"{type(error).__name__}: {error}", file=sys.stderr, flush=True)
     finally:
         os._exit(0)
 
 
-def _say(line: dict[str, Any]) -> None:
+def _print(line: dict[str, Any]) -> None:
     # A child that was killed may have left half a line.
     text = b"\n" + json.dumps(line).encode() + b"\n"
     while text:

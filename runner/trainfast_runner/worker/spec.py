@@ -1,4 +1,4 @@
-"""`run.json` as typed values: what this process was asked to train. Standard library only."""
+"""`run.json` as typed values: the training that this process is asked for. Standard library only."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .invalid import InvalidInput, unknown_name
 
 @dataclass(frozen=True)
 class Knobs:
-    """The knobs this worker obeys; names and meanings are those of the knob table. Unknown ones are ignored."""
+    """The knobs that this worker obeys, by the names of the knob table. Unknown knobs are ignored."""
 
     precision: str = "fp32"
     batch_size: int = 8
@@ -78,8 +78,8 @@ class Data:
 
 
 @dataclass(frozen=True)
-class RunSpec:
-    """Everything one rank needs to know. `memory_limit_bytes` is this rank's own, or None."""
+class RankSpec:
+    """The spec of one rank. `memory_limit_bytes` is this rank's own; None without a limit."""
 
     run_id: str
     model: dict[str, Any]
@@ -89,22 +89,22 @@ class RunSpec:
     cache_dir: Path
     memory_limit_bytes: int | None = None
     role: str | None = None
-    """`probe` in the process a search tries batch sizes in, `proof` in a search's last run; None in any other."""
+    """`probe` in a process that tries batch sizes, `proof` in a search's confirmation run; None in any other."""
     search_id: str | None = None
 
     @property
     def strict_steps(self) -> int | None:
-        """First steps of a CPU run whose memory is measured, under strict malloc thresholds; None for every step.
+        """First steps of a CPU run with strict malloc thresholds, whose memory is measured; None for all steps.
 
-        A memory limit and a batch search measure every step. Below two warm-up steps none is measured: optimizer
-        states exist from step 2 on.
+        None with a memory limit and in a batch search. 0 with fewer than two warm-up steps: optimizer states exist
+        from step 2 on.
         """
         if self.memory_limit_bytes is not None or self.role is not None:
             return None
         return self.knobs.timing_warmup if self.knobs.timing_warmup >= 2 else 0
 
 
-def read_spec(run_dir: Path, rank: int) -> RunSpec:
+def read_spec(run_dir: Path, rank: int) -> RankSpec:
     """Read `run.json`. Raises InvalidInput, naming the key, for a value this worker does not know."""
     raw = json.loads((run_dir / "run.json").read_text())
     knobs = _known(Knobs, raw.get("knobs", {}))
@@ -128,7 +128,7 @@ def read_spec(run_dir: Path, rank: int) -> RunSpec:
             "data.kind",
         )
     limits = raw.get("memory_limit_bytes") or []
-    return RunSpec(
+    return RankSpec(
         run_id=raw["run_id"],
         model=raw["model"],
         data=data,
@@ -142,6 +142,6 @@ def read_spec(run_dir: Path, rank: int) -> RunSpec:
 
 
 def _known(kind: type[Any], raw: dict[str, Any]) -> Any:
-    """An instance of a dataclass from the keys it knows; absent and null values take its defaults."""
+    """Make a dataclass from the keys that it knows; absent and null values take its defaults."""
     names = {f.name for f in dataclasses.fields(kind)}
     return kind(**{key: value for key, value in raw.items() if key in names and value is not None})

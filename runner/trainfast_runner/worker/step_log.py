@@ -1,4 +1,4 @@
-"""The step records: one line a step, written a step later, when the device has its figures ready."""
+"""The step records: one line for each step, written a step later, when the device has computed its figures."""
 
 from __future__ import annotations
 
@@ -16,39 +16,40 @@ from torch import Tensor
 
 from .clock import StepTimes
 from .compilation import CompileWatch
-from .records import Journal, RecordFile, rank_suffix
+from .record_file import RecordFile, rank_suffix
+from .worker_log import WorkerLog
 
 
 @dataclass
 class _Pending:
-    """A step that is over for the host, though perhaps not for the device."""
+    """A step that has ended on the host, but perhaps not on the device."""
 
     record: dict[str, Any]
     times: StepTimes
     figures: list[Tensor]
     """On the host: the loss, then under fp16 the loss scale."""
     ready: Any
-    """What to wait for before `figures` may be read: a collective's handle, a CUDA event, or None."""
+    """Handle to wait for before `figures` may be read: a collective's or a CUDA event's; None if they are there."""
 
 
 class StepLog:
-    """Writes `steps.jsonl` (or this rank's). `add` takes a step that just ended and writes the one before it.
+    """Appends to `steps.jsonl` (or this rank's). `add` takes a step that just ended and writes the one before it.
 
-    `tokens` of a step count without padding: a number where every step has as many, else what is asked for each.
+    `samples` and `tokens` are those of a step, tokens without padding; a function returns them for each step.
     """
 
     def __init__(
         self,
         run_dir: Path,
-        journal: Journal,
+        log: WorkerLog,
         samples: int,
         tokens: int | Callable[[], int],
         timing_warmup: int,
         compile_watch: CompileWatch | None = None,
         initial_scale: float | None = None,
     ) -> None:
-        self._file = RecordFile(run_dir / f"steps{rank_suffix(journal.rank)}.jsonl", complain=journal.trouble)
-        self._journal = journal
+        self._file = RecordFile(run_dir / f"steps{rank_suffix(log.rank)}.jsonl", complain=log.trouble)
+        self._log = log
         self._samples = samples
         self._tokens = tokens
         self._timing_warmup = timing_warmup
@@ -62,26 +63,26 @@ class StepLog:
         step: int,
         times: StepTimes,
         loss: Tensor,
-        handle: Any,
+        reduced: Any,
         scale: Tensor | None,
         fields: dict[str, Any],
     ) -> None:
-        """Note step `step` (from 1); `loss` is being summed over ranks until `handle`, if any, is ready."""
+        """Note step `step` (from 1); `loss` is being summed over ranks until `reduced`, if not None, is ready."""
         tokens = self._tokens if isinstance(self._tokens, int) else self._tokens()
         counts = {"samples": self._samples, "tokens": tokens}
         record = {"step": step, "warmup": step <= self._timing_warmup, **counts, **fields}
         if self._compile_watch is not None and self._compile_watch.take():
             record.update(warmup=True, compiling=True)
-        if handle is not None and (loss.device.type == "cuda" or scale is not None):
-            # On CUDA a stream waits for the sum here, not the host; a copy must be made after it.
-            handle.wait()
-            handle = None
+        if reduced is not None and (loss.device.type == "cuda" or scale is not None):
+            # On CUDA a stream waits for the sum here, not the host; the copy must come after the sum.
+            reduced.wait()
+            reduced = None
         # The loss may still be on its way here; the scale is the scaler's own tensor and changes in place.
         figures = [loss] if scale is None else [loss, scale.to(loss.dtype, copy=True)]
         if loss.device.type == "cuda":
-            host, handle = _copy_later(torch.stack(figures))
+            host, reduced = _copy_later(torch.stack(figures))
             figures = list(host)
-        pending = _Pending(record, times, figures, handle)
+        pending = _Pending(record, times, figures, reduced)
         with self._lock:
             before, self._pending = self._pending, pending
             if before is not None:
@@ -90,8 +91,8 @@ class StepLog:
     def flush(self, patience_s: float | None = None) -> None:
         """Write the step still pending, if there is one.
 
-        After an error another rank may never answer, so `patience_s` bounds the wait, and a step whose figures do not
-        arrive in it is given up. None waits.
+        After an error another rank may never answer: a step whose figures do not arrive within `patience_s` seconds is
+        dropped. None waits without end.
         """
         if not self._lock.acquire(timeout=-1 if patience_s is None else patience_s):
             return
@@ -102,7 +103,7 @@ class StepLog:
             if patience_s is None:
                 self._write(before)
             else:
-                # A device that failed answers every question with its failure: that is on record already.
+                # A failed device raises its error again, which is on record already.
                 with suppress(RuntimeError):
                     if _arrives(before.ready, patience_s):
                         self._write(before)
@@ -120,13 +121,13 @@ class StepLog:
         if scale:
             record["loss_scale"] = scale[0]
             if self._scale is not None and scale[0] < self._scale:
-                self._journal.write("overflow", step=record["step"], scale=scale[0])
+                self._log.write("overflow", step=record["step"], scale=scale[0])
             self._scale = scale[0]
         self._file.write(record)
 
 
 def _arrives(ready: Any, patience_s: float) -> bool:
-    """Whether what `ready` stands for is complete within `patience_s` seconds."""
+    """Wait up to `patience_s` seconds; True if `ready` is complete."""
     deadline = time.monotonic() + patience_s
     while ready is not None and not ready.is_completed():
         if time.monotonic() > deadline:
@@ -136,7 +137,7 @@ def _arrives(ready: Any, patience_s: float) -> bool:
 
 
 def _copy_later(figures: Tensor) -> tuple[Tensor, Any]:
-    """`figures` on their way to pinned host memory, and what says that they have arrived."""
+    """Start a copy of `figures` to pinned host memory; return the copy and a handle to wait for it."""
     host = torch.empty(figures.shape, dtype=figures.dtype, pin_memory=True)
     host.copy_(figures, non_blocking=True)
     arrived = torch.cuda.Event()  # type: ignore[no-untyped-call]
@@ -145,7 +146,7 @@ def _copy_later(figures: Tensor) -> tuple[Tensor, Any]:
 
 
 class _Arrival:
-    """A CUDA event under the name collectives use for waiting."""
+    """A CUDA event with the methods of a collective's handle."""
 
     def __init__(self, event: Any) -> None:
         self._event = event

@@ -1,4 +1,4 @@
-"""Being asked to stop: SIGTERM ends the process at once, with its last step on record."""
+"""SIGTERM ends the process at once, with its last step on record."""
 
 from __future__ import annotations
 
@@ -10,18 +10,17 @@ from typing import Any
 import torch
 
 from .leaving import leave
-from .records import Journal
 from .step_log import StepLog
+from .worker_log import WorkerLog
 
 STEP_LOG_PATIENCE_S = 1.0
 EXIT_SIGTERM = 128 + signal.SIGTERM
 
 
-def keep_last_step_on_sigterm(log: StepLog, journal: Journal, device: torch.device) -> None:
-    """Answer SIGTERM from a thread, since the main one may be waiting in a collective for a rank that is gone.
+def keep_last_step_on_sigterm(step_log: StepLog, log: WorkerLog, device: torch.device) -> None:
+    """Handle SIGTERM in a thread, because the main thread may wait in a collective for a rank that is gone.
 
-    A thread begins on the first GPU. Asked there about the events of `device`, CUDA would make a context on the first
-    GPU, whose memory is another rank's.
+    A new thread's device is the first GPU, where CUDA would make a context: the thread sets `device` first.
     """
     receiver, sender = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
     os.set_blocking(receiver, True)
@@ -32,12 +31,12 @@ def keep_last_step_on_sigterm(log: StepLog, journal: Journal, device: torch.devi
             torch.cuda.set_device(device)
         while os.read(receiver, 1) != bytes([signal.SIGTERM]):
             pass
-        log.flush(patience_s=STEP_LOG_PATIENCE_S)
-        journal.write("signal", signal="SIGTERM", phase=journal.phase, step=journal.step)
+        step_log.flush(patience_s=STEP_LOG_PATIENCE_S)
+        log.write("signal", signal="SIGTERM", phase=log.phase, step=log.step)
         leave(EXIT_SIGTERM)
 
     def in_main_thread(_number: int, _frame: Any) -> None:
-        # The thread above acts on the byte the interpreter wrote; a forked child has no such thread.
+        # The thread above acts on the byte that the interpreter wrote; a forked child has no such thread.
         if os.getpid() != owner:
             os._exit(EXIT_SIGTERM)
 

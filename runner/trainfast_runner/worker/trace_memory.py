@@ -1,14 +1,14 @@
-"""Takes training steps without memory and answers, one JSON line for each request, what was alive in them when.
+"""Trace training steps without memory, and print the timelines of their live bytes, one JSON line for each request.
 
 `PY trace_memory.py REQUEST...`, where a request is JSON with `part`, `model`, `objective`, `knobs`, `device`, `whole`
 to trace every block, `tp_degree` for a slice and `stages` for a pipeline. The part `course` is a step's forward and
-backward at two batch sizes. The part `update` is the optimizer's step; either `unused` names the parameters that get no
-gradient, or `after` is the place of the course that says so. An answer has `request`, the place of what it answers,
-which is not always the order of asking.
+backward at two batch sizes. The part `update` is the optimizer's step; either `unused` names the parameters without a
+gradient, or `after` is the index of the `course` request whose answer names them. An answer has `request`, the index
+of its request: answers may come in another order.
 
-The real worker builds the model and the optimizer and takes the step; only its tensors are fake. Of a stack of blocks
-that are all alike three are traced: the first, one that stands for all between, and the last. The libraries are
-imported once, and what can be traced side by side is, in forks of that process.
+The real worker builds the model and the optimizer and takes the step; only its tensors are fake. Three blocks of a
+stack of identical ones are traced: the first, one that stands for all between, and the last. The libraries are
+imported once, and forks of that process trace in parallel.
 """
 
 from __future__ import annotations
@@ -33,25 +33,25 @@ from typing import Any
 
 PR_SET_PDEATHSIG = 1  # sys/prctl.h
 FIRST_TRACE_IMPORTS = ("torch._dynamo", "transformers.modeling_utils", "transformers.generation.utils")
-"""What a first trace imports otherwise, in every fork again: a thousand modules, which take as long as torch."""
+"""Imported before the forks: a thousand modules that each fork would import in its first trace, as slow as torch."""
 PROCESSES = 2
-"""That trace at a time: each takes one core."""
+"""Processes that trace at a time; each uses one core."""
 UNUSED = ("accelerate", "deepspeed", "peft", "kernels", "sklearn", "scipy", "tensorflow", "jax", "flax", "torchvision")
 """Packages that transformers imports where they are, and a trace has no use for."""
 
 
 @dataclass(frozen=True, order=True)
 class Task:
-    """What one process does at a time: a part of a request at one of the two sizes it is put together from."""
+    """One trace: a request at one of the two sizes that its answer is computed from."""
 
     request: int
     size: int
 
 
 def answers(requests: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
-    """`{"imported": true}`, then each request's answer once it is there.
+    """Yield `{"imported": true}`, then the answer to each request as soon as it is there.
 
-    `error` has what cannot be built, `untraceable` why there is no trace.
+    An answer has `error` for a model that cannot be built, and `untraceable`, the reason, for one without a trace.
     """
     try:
         import_for(requests)
@@ -69,7 +69,7 @@ def answers(requests: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
 
 
 def import_for(requests: list[dict[str, Any]]) -> None:
-    """Import what tracing takes, once for all its processes. Raises whatever an import raises."""
+    """Import everything that tracing needs, once for all its processes. Raises whatever an import raises."""
     from .hidden_packages import hide
 
     gc.disable()
@@ -77,25 +77,25 @@ def import_for(requests: list[dict[str, Any]]) -> None:
     import torch
 
     from .build import import_model_code
-    from .memory_trace import step_course
+    from .memory_trace import step_timeline
     from .model_config import resolve_config
 
-    assert step_course
+    assert step_timeline
     for name in FIRST_TRACE_IMPORTS:
         with suppress(ImportError):
             importlib.import_module(name)
     for model, objective in {json.dumps(one["model"]): (one["model"], one["objective"]) for one in requests}.values():
-        with suppress(Exception):  # whoever builds it says what is wrong with it
+        with suppress(Exception):  # building the model reports it
             import_model_code(resolve_config(model), objective)
     # A fork of a process whose kernels have run on several threads hangs at its first kernel.
     torch.set_num_threads(1)
-    # What was imported stays: a collection need not look at it, nor a fork copy it.
+    # Imported modules stay: no collection looks at them, and no fork copies them.
     gc.freeze()
     gc.enable()
 
 
 def _traced(requests: list[dict[str, Any]]) -> Iterator[tuple[int, dict[str, Any]]]:
-    """The answers as they come, the first requests' first where there is a choice."""
+    """Yield the answers as they come; earlier requests are traced first."""
     ready = [Task(number, size) for number, request in enumerate(requests) if "after" not in request for size in (0, 1)]
     found: dict[Task, dict[str, Any]] = {}
     running: dict[Future[dict[str, Any]], Task] = {}
@@ -114,49 +114,48 @@ def _traced(requests: list[dict[str, Any]]) -> Iterator[tuple[int, dict[str, Any
                     continue
                 for number, request in enumerate(requests):
                     if request.get("after") == task.request:
-                        # Of a model that cannot be built there is no update either.
+                        # A model that cannot be built has no `unused`, and its update fails alike.
                         requests[number] = {**request, "unused": found[task].get("unused", [])}
                         ready += [Task(number, 0), Task(number, 1)]
                 ready.sort()
 
 
 def die_with_parent() -> None:
-    """Have the kernel end this process as soon as the one that forked it ends. Linux alone can do that."""
+    """Have the kernel end this process as soon as its parent ends; only Linux can."""
     with suppress(AttributeError):
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
-class Here(Executor):
-    """Takes every task at once, in this process."""
+class InProcess(Executor):
+    """Runs every task at once, in this process."""
 
     def submit(self, fn: Any, /, *args: Any, **kwargs: Any) -> Future[Any]:
-        """The future of a call that has returned."""
+        """Call `fn` now, and return its result as a future."""
         future: Future[Any] = Future()
         future.set_result(fn(*args, **kwargs))
         return future
 
 
 def _pool_for(requests: list[dict[str, Any]]) -> Executor:
-    """Forks; but for a GPU nothing else, since a fork cannot use one that its parent has asked about, and each would
-    take a context of its own."""
+    """Forks; for a GPU this process, because a fork cannot use a GPU that its parent has asked about."""
     if any(request["device"] == "cuda" for request in requests):
-        return Here()
+        return InProcess()
     try:
         return ProcessPoolExecutor(
             min(PROCESSES, os.cpu_count() or 1), multiprocessing.get_context("fork"), initializer=die_with_parent
         )
     except (OSError, ImportError):
-        return Here()  # a container without /dev/shm has no semaphores
+        return InProcess()  # a container without /dev/shm has no semaphores
 
 
 def _take(request: dict[str, Any], size: int) -> dict[str, Any]:
-    """A task's answer."""
+    """Run one trace."""
     from .invalid import InvalidInput
 
     try:
-        from .memory_trace.step_course import course_at, update_at
+        from .memory_trace.step_timeline import optimizer_step_at, timeline_at
 
-        return course_at(request, size) if request["part"] == "course" else update_at(request, size)
+        return timeline_at(request, size) if request["part"] == "course" else optimizer_step_at(request, size)
     except InvalidInput as error:
         return {"error": error.as_fields()}
     except Exception as error:
@@ -164,9 +163,9 @@ def _take(request: dict[str, Any], size: int) -> dict[str, Any]:
 
 
 def _joined(few: dict[str, Any], many: dict[str, Any]) -> dict[str, Any]:
-    """A part's answer from those at its two sizes; the first one's failure where they failed."""
+    """Join the traces at both sizes into one answer; the first failure if one failed."""
     from .memory_trace.envelope import affine, deeper
-    from .memory_trace.step_course import BATCHES
+    from .memory_trace.step_timeline import BATCHES
 
     for one in (few, many):
         if "error" in one or "untraceable" in one:
@@ -185,7 +184,7 @@ def _untraceable(error: Exception) -> dict[str, Any]:
 
 
 def main(arguments: list[str]) -> None:
-    """Answer every argument on stdout."""
+    """Print the answer to every argument."""
     logging.disable(logging.WARNING)
     for answer in answers([json.loads(argument) for argument in arguments]):
         print(json.dumps(answer), flush=True)
@@ -195,5 +194,5 @@ if __name__ == "__main__":
     runpy.run_path(str(Path(__file__).with_name("bootstrap.py")))
     importlib.import_module("trainfast_worker.trace_memory").main(sys.argv[1:])
     sys.stdout.flush()
-    # Taking the interpreter down takes longer than the last answer can wait.
+    # Tearing the interpreter down would delay the reader of the last answer.
     os._exit(0)

@@ -1,8 +1,8 @@
-"""A model without memory, and its weights drawn where a strategy wants them, block after block.
+"""A model without memory, and its weights initialized on the device a strategy chooses, block after block.
 
 A model larger than a device can then start on several: no rank ever holds more of it than its own share and the part
-being drawn. Every module's weights are drawn by transformers' own `_init_weights` from a generator seeded by the run's
-seed and the module's name, so that their values depend neither on who draws them nor on when.
+being initialized. Each module is initialized by transformers' own `_init_weights` from a generator seeded by the run's
+seed and the module's name, so that its values depend neither on the rank nor on the order.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ USUAL_STD = 0.02
 
 @contextmanager
 def without_weights() -> Iterator[None]:
-    """What is built inside has no memory for its matrices: they are parameters on torch's `meta` device.
+    """Build models whose matrices have no memory: they are parameters on torch's `meta` device.
 
-    Vectors (norms, biases) and buffers (rotary tables, position ids) stay what their constructors made of them, which
-    not every model can make a second time; they are a thousandth of a model.
+    Vectors (norms, biases) and buffers (rotary tables, position ids) keep the values of their constructors, which not
+    every model can compute a second time; they are a thousandth of a model.
     """
     register = nn.Module.register_parameter
 
@@ -45,42 +45,42 @@ def without_weights() -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Part:
-    """A part of a model that is drawn at once: a block, or (`block` None) all that is outside of the blocks."""
+    """Modules of a model that are initialized at once: a block, or (`block` None) everything outside of the blocks."""
 
     block: nn.Module | None
     modules: list[nn.Module]
 
 
 def parts(model: nn.Module) -> list[Part]:
-    """What is outside of the blocks, then each block: together every module once."""
+    """Return everything outside of the blocks, then each block: together every module once."""
     blocks = [Part(block, list(block.modules())) for block in outermost_lists(model)]
     inside = {id(module) for part in blocks for module in part.modules}
     return [Part(None, [module for module in model.modules() if id(module) not in inside]), *blocks]
 
 
-def draw(model: nn.Module, seed: int, device: torch.device, modules: Iterable[nn.Module] | None = None) -> None:
-    """Give the parameters of `modules` (None: of all of `model`) memory on `device`, and their values."""
+def init_weights(model: nn.Module, seed: int, device: torch.device, modules: Iterable[nn.Module] | None = None) -> None:
+    """Give the parameters of `modules` (None: of all of `model`) memory on `device`, and their initial values."""
     if modules is not None:
-        _draw_part(model, seed, device, list(modules))
+        _init_part(model, seed, device, list(modules))
         return
-    for _ in drawn_in_turn(model, seed, device):
+    for _ in init_in_turn(model, seed, device):
         pass
 
 
-def drawn_in_turn(model: nn.Module, seed: int, device: torch.device) -> Iterator[Part]:
-    """The parts of `model`, each as soon as it has its weights; whoever takes them cuts one before the next is drawn.
+def init_in_turn(model: nn.Module, seed: int, device: torch.device) -> Iterator[Part]:
+    """Yield the parts of `model`, each initialized only when the caller asks for it.
 
-    What is outside of the blocks comes first: a model's own `_init_weights` may reach into its blocks, and must find
-    nothing there yet.
+    The part outside of the blocks comes first: a model's own `_init_weights` may reach into its blocks, and must find
+    no weights there yet.
     """
     for part in parts(model):
-        _draw_part(model, seed, device, part.modules)
+        _init_part(model, seed, device, part.modules)
         yield part
 
 
 @dataclass(frozen=True)
 class _Place:
-    """A module by its full name, and the model whose `_init_weights` is the one for it."""
+    """A module, its full name, and the (sub)model whose `_init_weights` initializes it."""
 
     name: str
     module: nn.Module
@@ -88,48 +88,48 @@ class _Place:
 
 
 @torch.no_grad()
-def _draw_part(model: nn.Module, seed: int, device: torch.device, modules: list[nn.Module]) -> None:
+def _init_part(model: nn.Module, seed: int, device: torch.device, modules: list[nn.Module]) -> None:
     places = list(_inner_first(model, "", model, set()))
-    drawer: dict[int, _Place] = {}
+    # The module that initializes each parameter: a tied weight has one, which may be in another part.
+    initializer: dict[int, _Place] = {}
     for place in places:
         for parameter in _own(place.module).values():
-            drawer.setdefault(id(parameter), place)
+            initializer.setdefault(id(parameter), place)
     wanted = {id(parameter): parameter for module in modules for parameter in _own(module).values()}
-    # A tied weight has one drawer, which may be in another part.
-    chosen = {id(module) for module in modules} | {id(drawer[key].module) for key in wanted}
+    chosen = {id(module) for module in modules} | {id(initializer[key].module) for key in wanted}
     empty = [parameter for parameter in wanted.values() if parameter.is_meta]
     for parameter in empty:
-        # Whatever nobody draws is found by it, and would fail loudly.
+        # NaN marks what is not initialized, and would show in the loss.
         values = torch.full_like(parameter, torch.nan, device=device)
-        # In place: a tied weight stays one, and whoever holds the parameter holds its values.
+        # In place, so that a tied weight stays one parameter.
         torch.utils.swap_tensors(  # type: ignore[no-untyped-call]
             parameter, nn.Parameter(values, requires_grad=parameter.requires_grad)
         )
     for place in places:
         if id(place.module) in chosen:
-            with _others_absent(place, drawer):
+            with _tied_absent(place, initializer):
                 torch.manual_seed(_seed(seed, place.name))
                 place.owner._init_weights(place.module)
     for parameter in empty:
-        if _undrawn(parameter):
-            _draw_by_its_module(drawer[id(parameter)], parameter, seed)
+        if _is_uninitialized(parameter):
+            _init_by_module(initializer[id(parameter)], parameter, seed)
 
 
-def _draw_by_its_module(place: _Place, parameter: Tensor, seed: int) -> None:
-    """As the module's own constructor would have, or as transformers draws what it has no rule for."""
+def _init_by_module(place: _Place, parameter: Tensor, seed: int) -> None:
+    """Initialize as the module's own constructor does, or else as transformers does without a rule."""
     torch.manual_seed(_seed(seed, place.name))
     reset = getattr(place.module, "reset_parameters", None)
     if callable(reset):
         reset()
-    if _undrawn(parameter):
+    if _is_uninitialized(parameter):
         parameter.normal_(0.0, getattr(place.owner.config, "initializer_range", USUAL_STD))
 
 
 @contextmanager
-def _others_absent(place: _Place, drawer: dict[int, _Place]) -> Iterator[None]:
-    """Weights of `place` that another module draws (tied ones) are put out of its reach meanwhile."""
+def _tied_absent(place: _Place, initializer: dict[int, _Place]) -> Iterator[None]:
+    """Take away the weights of `place` that another module initializes (tied ones)."""
     own = place.module._parameters
-    theirs = {key: p for key, p in _own(place.module).items() if drawer[id(p)].module is not place.module}
+    theirs = {key: p for key, p in _own(place.module).items() if initializer[id(p)].module is not place.module}
     for key, parameter in theirs.items():
         own[key] = nn.Parameter(torch.empty_like(parameter, device="meta"), requires_grad=False)
     try:
@@ -139,7 +139,7 @@ def _others_absent(place: _Place, drawer: dict[int, _Place]) -> Iterator[None]:
 
 
 def _inner_first(module: nn.Module, name: str, owner: Any, seen: set[int]) -> Iterator[_Place]:
-    """Every module once, those in it before it, in the order in which transformers initializes a model."""
+    """Yield every module once, its children first: transformers' own order of initialization."""
     if id(module) in seen:
         return
     seen.add(id(module))
@@ -150,11 +150,11 @@ def _inner_first(module: nn.Module, name: str, owner: Any, seen: set[int]) -> It
 
 
 def _own(module: nn.Module) -> dict[str, nn.Parameter]:
-    """Its own parameters, without those of the modules in it."""
+    """The module's own parameters, without those of its children."""
     return {key: parameter for key, parameter in module._parameters.items() if parameter is not None}
 
 
-def _undrawn(parameter: Tensor) -> bool:
+def _is_uninitialized(parameter: Tensor) -> bool:
     return bool(parameter.numel()) and bool(parameter.flatten()[0].isnan())
 
 

@@ -1,4 +1,4 @@
-"""From `[data]` to an iterator of micro-batches for this rank."""
+"""The samples that `[data]` describes, and this rank's micro-batches of them."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from torch.utils.data import DataLoader
 
 from ..invalid import InvalidInput
 from ..model_config import split_tokens, text_part, tokens_per_sample, vocab_size
-from ..records import Journal
-from ..spec import Knobs, RunSpec
+from ..spec import Knobs, RankSpec
+from ..worker_log import WorkerLog
 from .corpus import Corpus, Request, describe, open_corpus
 from .images import ImageSamples, image_samples
 from .samples import (
@@ -40,9 +40,9 @@ Samples = TokenSamples | WholeTexts | ImageSamples
 def batches_of(
     samples: Samples, knobs: Knobs, rank: int, ranks: int, begin_loader: Callable[[int], None] | None = None
 ) -> Iterator[Batch]:
-    """This rank's micro-batches, those of `steps` steps, from the first; starts the loader's processes.
+    """Start the loader's processes, and return this rank's micro-batches for `knobs.steps` steps.
 
-    Each loader process calls `begin_loader` with its number first.
+    Each loader process first calls `begin_loader` with its number.
     """
     lengths = samples.pieces.lengths if isinstance(samples, WholeTexts) else None
     order = GlobalOrder(len(samples), knobs.batch_size, knobs.grad_accum, rank, ranks, knobs.steps, knobs.seed, lengths)
@@ -59,19 +59,19 @@ def batches_of(
     return iter(loader)
 
 
-def open_samples(spec: RunSpec, config: Any, journal: Journal) -> Samples:
-    """The samples `[data]` describes, prepared where they are not yet; the `data` record is written."""
+def open_samples(spec: RankSpec, config: Any, log: WorkerLog) -> Samples:
+    """Open the samples that `[data]` describes, prepare them if they are not cached, and write the `data` record."""
     samples: Samples
     if spec.data.kind == "jpeg":
 
-        def drawing(what: str) -> None:
-            journal.enter("data", what)
+        def on_make(detail: str) -> None:
+            log.enter("data", detail)
 
-        samples = image_samples(spec.data.paths, config, spec.knobs.seed, spec.cache_dir, drawing)
+        samples = image_samples(spec.data.paths, config, spec.knobs.seed, spec.cache_dir, on_make)
         synthetic, source = samples.photographs.synthetic, samples.photographs.source
     else:
-        samples, synthetic, source = _tokens(spec, config, journal)
-    journal.write(
+        samples, synthetic, source = _tokens(spec, config, log)
+    log.write(
         "data",
         data_kind=spec.data.kind,
         synthetic=synthetic,
@@ -82,15 +82,15 @@ def open_samples(spec: RunSpec, config: Any, journal: Journal) -> Samples:
     return samples
 
 
-def mean_tokens(samples: Samples, config: Any, spec: RunSpec) -> float:
-    """Real tokens of a sample: the mean where lengths vary."""
+def mean_tokens(samples: Samples, config: Any, spec: RankSpec) -> float:
+    """Tokens of a sample without padding: the mean if lengths vary."""
     if isinstance(samples, WholeTexts):
         return float(samples.pieces.lengths.mean())
     return tokens_per_sample(config, spec.data.objective, spec.knobs.seq_len)
 
 
-def _tokens(spec: RunSpec, config: Any, journal: Journal) -> tuple[TokenSamples | WholeTexts, bool, str]:
-    """Samples of token ids, whether they are synthetic, and their source in words."""
+def _tokens(spec: RankSpec, config: Any, log: WorkerLog) -> tuple[TokenSamples | WholeTexts, bool, str]:
+    """Samples of token ids, True if they are synthetic, and their source in words."""
     data, knobs = spec.data, spec.knobs
     halves = _halves(config, knobs.seq_len) if data.objective == "seq2seq" else None
     vocab = vocab_size(config)
@@ -101,8 +101,8 @@ def _tokens(spec: RunSpec, config: Any, journal: Journal) -> tuple[TokenSamples 
     source = describe(wanted)
 
     def build(request: Request, folder: Path) -> None:
-        what = f"the tokenizer of {tokenizer}" if tokenizer else "a byte-level BPE trained on it"
-        journal.enter("data", f"tokenizing {source} with {what}, once")
+        name = f"the tokenizer of {tokenizer}" if tokenizer else "a byte-level BPE trained on it"
+        log.enter("data", f"tokenizing {source} with {name}, once")
         build_in_child(request, folder)
 
     corpus = open_corpus(wanted, spec.cache_dir, build)
@@ -112,8 +112,8 @@ def _tokens(spec: RunSpec, config: Any, journal: Journal) -> tuple[TokenSamples 
     return text_samples(corpus, data.objective, knobs.seq_len, classes, knobs.seed, halves), False, source
 
 
-def _whole_texts(corpus: Corpus, spec: RunSpec, config: Any) -> WholeTexts:
-    """The texts of a corpus as they are. Raises InvalidInput where none has two tokens, or padding is not masked."""
+def _whole_texts(corpus: Corpus, spec: RankSpec, config: Any) -> WholeTexts:
+    """The texts of a corpus as they are. Raises InvalidInput if none has two tokens, or if padding cannot be masked."""
     data, knobs = spec.data, spec.knobs
     if data.objective == "seq2seq":
         raise InvalidInput("data.objective=seq2seq reads packed samples", "data.samples", ["packed"], "packed")
@@ -138,13 +138,13 @@ def _whole_texts(corpus: Corpus, spec: RunSpec, config: Any) -> WholeTexts:
 
 
 def _halves(config: Any, seq_len: int) -> Halves:
-    """How a sample is shared between encoder and decoder; a T5 starts writing from its padding id."""
+    """Tokens for the encoder, and the id that the decoder starts with; a T5 starts with its padding id."""
     starts = (getattr(config, name, None) for name in ("decoder_start_token_id", "pad_token_id"))
     return Halves(split_tokens(seq_len)[0], next((start for start in starts if start is not None), 0))
 
 
 def _model_tokenizer(model: dict[str, Any]) -> str | None:
-    """The model's own tokenizer: that of its directory, or of its Hub id where the Hub or its cache has it."""
+    """The model's own tokenizer, from its directory or its Hub id; None when there is none or it cannot be loaded."""
     if "path" in model:
         here = Path(model["path"])
         return str(here) if any((here / name).is_file() for name in _TOKENIZER_FILES) else None
@@ -153,7 +153,7 @@ def _model_tokenizer(model: dict[str, Any]) -> str | None:
 
         try:
             hf_hub_download(model["hub"], "tokenizer_config.json", token=os.environ.get("HF_TOKEN"))
-        except Exception:  # offline, gated, no such file: the text gets a tokenizer of its own, and the record says so
+        except Exception:  # offline, gated, no such file: a tokenizer is trained on the text, as the record tells
             return None
         return str(model["hub"])
     return None

@@ -1,45 +1,44 @@
-"""Who takes the steps: the loop here, the short Accelerate loop, or the Hugging Face Trainer.
+"""Engines take the steps: the loop here, the short Accelerate loop, or the Hugging Face Trainer.
 
 Each engine trains the same samples in the same global batches with the same loss and writes the same step records, so
-that what differs between two engines is their speed.
+that two engines differ in their speed only.
 """
 
 from __future__ import annotations
 
 import importlib
 import sys
-from typing import TYPE_CHECKING, Protocol
+from collections.abc import Iterator
+from typing import Protocol
 
-import torch
 from torch import nn
 from torch.optim import Optimizer
 
 from ..catalog import ENGINES
+from ..data.samples import Batch
 from ..invalid import InvalidInput
-from ..precision import Precision
+from ..objective import Objective
+from ..recorder import StepRecorder
 from ..spec import Knobs
 from ..strategies import Strategy
 
-if TYPE_CHECKING:
-    from ..loop import Rig
-
 
 class Engine(Protocol):
-    """What the session needs from an engine."""
+    """Everything that the start of a training knows about an engine."""
 
     name: str
 
-    def prepare(self, model: nn.Module) -> tuple[nn.Module, Optimizer]:
-        """The module and the optimizer that the training will use, as far as the engine makes them beforehand."""
+    def prepare(self, model: nn.Module) -> None:
+        """Initialize the weights, and wrap the model and optimizer unless the engine wraps them when it trains."""
 
     def live(self) -> tuple[nn.Module, Optimizer]:
-        """The module and the optimizer as they are now: what is on record as having run."""
+        """Return the module and the optimizer as they are now."""
 
-    def train(self, rig: Rig) -> None:
-        """Take `steps` optimizer steps. The last one's record is still pending at the end."""
+    def train(self, knobs: Knobs, batches: Iterator[Batch], recorder: StepRecorder) -> None:
+        """Take `knobs.steps` optimizer steps. The last step's record is still pending at the end."""
 
 
-def make_engine(knobs: Knobs, strategy: Strategy, device: torch.device, precision: Precision) -> Engine:
+def make_engine(knobs: Knobs, strategy: Strategy, objective: Objective) -> Engine:
     """The engine that the knobs name; its libraries are imported here, before any memory is counted.
 
     Raises InvalidInput for what this engine would do differently than asked.
@@ -57,7 +56,7 @@ def make_engine(knobs: Knobs, strategy: Strategy, device: torch.device, precisio
         raise InvalidInput(
             f"{asked} does not run with compile={knobs.compile}; engine={entry.instead} does", "compile", ["off"]
         )
-    if knobs.precision == "fp16" and device.type == "cpu" and not entry.fp16_on_cpu:
+    if knobs.precision == "fp16" and strategy.device.type == "cpu" and not entry.fp16_on_cpu:
         raise InvalidInput(
             f"{asked} trains in fp32 when asked for precision=fp16 on a CPU; engine={entry.instead} scales and casts"
             " there",
@@ -67,9 +66,7 @@ def make_engine(knobs: Knobs, strategy: Strategy, device: torch.device, precisio
         )
     module, _, name = entry.path.partition(":")
     try:
-        made: Engine = getattr(importlib.import_module(f".{module}", __package__), name)(
-            knobs, strategy, device, precision
-        )
+        made: Engine = getattr(importlib.import_module(f".{module}", __package__), name)(knobs, strategy, objective)
     except ImportError as error:
         if entry.package is None:
             raise

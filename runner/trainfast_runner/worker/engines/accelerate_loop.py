@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Iterator
+from itertools import islice
 from typing import Any
 
 import torch
@@ -9,79 +11,76 @@ from accelerate import Accelerator
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from ..loop import Rig, enter, to_device
+from ..data.samples import Batch
+from ..loop import to_device
+from ..objective import Objective
 from ..optimizer import build_optimizer, rate_at
-from ..precision import Precision
+from ..recorder import StepRecorder
 from ..spec import Knobs
 from ..strategies import Strategy
-from ..weights import draw
+from ..weights import init_weights
 
 
 class AccelerateLoop:
-    """Accelerate wraps, casts, scales and exchanges; samples, loss and optimizer are those of the native loop."""
+    """Accelerate wraps, casts, scales and reduces; samples, loss and optimizer are those of the native loop."""
 
     name = "accelerate"
 
-    def __init__(self, knobs: Knobs, strategy: Strategy, device: torch.device, precision: Precision) -> None:
+    def __init__(self, knobs: Knobs, strategy: Strategy, objective: Objective) -> None:
         self.knobs = knobs
-        self.device = device
-        self.precision = precision
+        self.strategy = strategy
+        self.objective = objective
+        self.device = strategy.device
 
-    def prepare(self, model: nn.Module) -> tuple[nn.Module, Optimizer]:
-        """What `accelerator.prepare` makes of the model and of the optimizer the knob names."""
-        draw(model, self.knobs.seed, self.device)
+    def prepare(self, model: nn.Module) -> None:
+        """Let `accelerator.prepare` wrap the model and the optimizer that the knob names."""
+        init_weights(model, self.knobs.seed, self.device)
         self.accelerator: Any = Accelerator(
             gradient_accumulation_steps=self.knobs.grad_accum,
             mixed_precision=self.knobs.precision if self.knobs.precision in ("fp16", "bf16") else "no",
             cpu=self.device.type == "cpu",
         )
         self.module, self.optimizer = self.accelerator.prepare(model, build_optimizer(model, self.knobs))
-        # The scaler that works is Accelerate's: its scale is what the records show.
-        self.precision.scaler = self.accelerator.scaler
-        return self.live()
+        # Accelerate's scaler is the one at work: the records show its scale.
+        self.strategy.precision.scaler = self.accelerator.scaler
 
     def live(self) -> tuple[nn.Module, Optimizer]:
-        """Inside Accelerate's own optimizer is the one that was built."""
+        """Return the wrapped module, and the optimizer inside Accelerate's own."""
         return self.module, self.optimizer.optimizer
 
-    def train(self, rig: Rig) -> None:
-        """The loop, with a record of every step."""
-        for step in range(1, rig.knobs.steps + 1):
-            rig.journal.step = step
-            rate = rate_at(step, rig.knobs)
+    def train(self, knobs: Knobs, batches: Iterator[Batch], recorder: StepRecorder) -> None:
+        """Take `knobs.steps` optimizer steps."""
+        for step in range(1, knobs.steps + 1):
+            recorder.begin_step(step)
+            rate = rate_at(step, knobs)
             for group in self.optimizer.param_groups:
                 group["lr"] = rate
-            loss = self._take_step(rig)
-            rig.memory.boundary("optimizer")
-            enter(rig, "other")
-            handle = rig.strategy.sum_later(loss)
-            times = rig.clock.end_step()
-            rig.log.add(step, times, loss, handle, rig.precision.scale(), {"lr": rate, **rig.memory.read()})
-            if step == 1:
-                rig.after_first_step()
+            loss = self._take_step(islice(batches, knobs.grad_accum), recorder.enter)
+            recorder.enter("other")
+            reduced = self.strategy.all_reduce_async(loss)
+            recorder.end_step(loss, reduced, self.strategy.precision.scale(), rate)
 
-    def _take_step(self, rig: Rig) -> Tensor:
-        """Every micro-batch under `accumulate`; this rank's share of the global mean loss."""
+    def _take_step(self, micro_batches: Iterable[Batch], enter: Callable[[str], None]) -> Tensor:
+        """Take one optimizer step, and return this rank's share of the global mean loss."""
         accelerator = self.accelerator
-        enter(rig, "data")
-        micro_batches = [to_device(next(rig.batches), rig.device) for _ in range(rig.knobs.grad_accum)]
-        enter(rig, "other")
-        count = accelerator.reduce(rig.objective.count(micro_batches), "sum").clamp(min=1)
-        # `backward` divides by the micro-batches and DDP by the ranks; `count` has both in it already.
-        factor = rig.knobs.grad_accum * accelerator.num_processes
-        total = torch.zeros((), device=rig.device)
-        for batch in micro_batches:
+        enter("data")
+        batches = [to_device(batch, self.device) for batch in micro_batches]
+        enter("other")
+        targets = accelerator.reduce(self.objective.count(batches), "sum").clamp(min=1)
+        # `backward` divides by the micro-batches and DDP by the ranks; `targets` has both in it already.
+        factor = len(batches) * accelerator.num_processes
+        total = torch.zeros((), device=self.device)
+        for batch in batches:
             with accelerator.accumulate(self.module):
-                enter(rig, "forward")
-                loss = rig.objective.loss_sum(self.module, batch) / count
-                enter(rig, "backward")
+                enter("forward")
+                loss = self.objective.loss_sum(self.module, batch) / targets
+                enter("backward")
                 accelerator.backward(loss * factor)
                 total += loss.detach()
                 if accelerator.sync_gradients:
-                    rig.memory.boundary("forward_backward")
-                    enter(rig, "optimizer")
-                    if rig.knobs.grad_clip > 0:
-                        accelerator.clip_grad_norm_(self.module.parameters(), rig.knobs.grad_clip)
+                    enter("optimizer")
+                    if self.knobs.grad_clip > 0:
+                        accelerator.clip_grad_norm_(self.module.parameters(), self.knobs.grad_clip)
                 # Both do nothing but in the last micro-batch.
                 self.optimizer.step()
                 self.optimizer.zero_grad()

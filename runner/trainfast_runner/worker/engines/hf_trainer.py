@@ -1,4 +1,4 @@
-"""The Hugging Face Trainer on the same spec: what a training script that ends up there will see."""
+"""The Hugging Face Trainer on the same samples and loss: the speed that a script built on the Trainer has."""
 
 from __future__ import annotations
 
@@ -13,20 +13,21 @@ from torch.optim import Optimizer
 from transformers import PrinterCallback, Trainer, TrainerCallback, TrainingArguments
 
 from ..catalog import OPTIMIZERS
-from ..clock import StepTimes
 from ..data.samples import Batch
-from ..loop import Rig, enter, to_device
-from ..objective import logits_of
+from ..loop import to_device
+from ..objective import Objective, logits_of
 from ..optimizer import optimizer_class
-from ..precision import Precision
+from ..recorder import StepRecorder
 from ..spec import Knobs
 from ..strategies import Strategy
-from ..weights import draw
+from ..weights import init_weights
 
 
 def training_arguments(knobs: Knobs, device: torch.device) -> TrainingArguments:
-    """The knobs as TrainingArguments. What the Trainer would otherwise do unasked (clip at 1.0, let the rate fall,
-    log, save, report) is set off; TF32 is the process's own setting, made already."""
+    """The knobs as TrainingArguments, with the Trainer's defaults off (clip at 1.0, a falling rate, logs, checkpoints).
+
+    TF32 is the process's own setting, which `Precision` has made already.
+    """
     known = {field.name for field in dataclasses.fields(TrainingArguments)}
     checkpointing = "activation_checkpointing" if "activation_checkpointing" in known else "gradient_checkpointing"
     return TrainingArguments(
@@ -62,133 +63,124 @@ def training_arguments(knobs: Knobs, device: torch.device) -> TrainingArguments:
 
 
 class HfTrainer:
-    """A Trainer that is given this run's samples and loss, and whose steps are recorded."""
+    """Takes the steps with a Trainer that is given this run's samples and loss."""
 
     name = "trainer"
 
-    def __init__(self, knobs: Knobs, strategy: Strategy, device: torch.device, precision: Precision) -> None:
+    def __init__(self, knobs: Knobs, strategy: Strategy, objective: Objective) -> None:
         self.knobs = knobs
-        self.device = device
-        self.precision = precision
+        self.strategy = strategy
+        self.objective = objective
 
-    def prepare(self, model: nn.Module) -> tuple[nn.Module, Optimizer]:
-        """The Trainer with its optimizer; it wraps the model when it begins to train."""
-        draw(model, self.knobs.seed, self.device)
+    def prepare(self, model: nn.Module) -> None:
+        """Make the Trainer with its optimizer; it wraps the model when it begins to train."""
+        device = self.strategy.device
+        init_weights(model, self.knobs.seed, device)
         entry = OPTIMIZERS[self.knobs.optimizer]
         # One that the Trainer has no name for is given as a class with its arguments.
         chosen = None if entry.trainer else (optimizer_class(entry), {"lr": self.knobs.lr, **dict(entry.arguments)})
         self.trainer = RecordedTrainer(
+            self.strategy,
+            self.objective,
             model=model,
-            args=training_arguments(self.knobs, self.device),
+            args=training_arguments(self.knobs, device),
             optimizer_cls_and_kwargs=chosen,
-            callbacks=[StepRecords(self)],
         )
-        # What it would print at the end is in the records.
+        # The records have everything that it would print at the end.
         self.trainer.remove_callback(PrinterCallback)
+        self.trainer.add_callback(StepRecords(self.trainer))
         self.trainer.create_optimizer()
-        self.precision.scaler = self.trainer.accelerator.scaler
-        return self.live()
+        self.strategy.precision.scaler = self.trainer.accelerator.scaler
 
     def live(self) -> tuple[nn.Module, Optimizer]:
-        """The module the Trainer calls now, and the optimizer inside Accelerate's."""
+        """Return the module that the Trainer calls now, and the optimizer inside Accelerate's."""
         trainer: Any = self.trainer
         return trainer.model_wrapped, getattr(trainer.optimizer, "optimizer", trainer.optimizer)
 
-    def train(self, rig: Rig) -> None:
-        """The Trainer's own loop."""
-        self.trainer.rig = rig
-        self.trainer.args.max_steps = rig.knobs.steps
-        self.trainer.loss = torch.zeros((), device=rig.device)
+    def train(self, knobs: Knobs, batches: Iterator[Batch], recorder: StepRecorder) -> None:
+        """Run the Trainer's own loop."""
+        self.trainer.batches = MicroBatches(batches, knobs.steps * knobs.grad_accum)
+        self.trainer.recorder = recorder
+        self.trainer.args.max_steps = knobs.steps
+        self.trainer.loss = torch.zeros((), device=self.strategy.device)
         self.trainer.train()
 
 
+class MicroBatches:
+    """A run's micro-batches with the length the Trainer plans by: one epoch of exactly the run's steps."""
+
+    def __init__(self, batches: Iterator[Batch], length: int) -> None:
+        self._batches = batches
+        self._length = length
+
+    def __len__(self) -> int:
+        return self._length
+
+    def __iter__(self) -> Iterator[Batch]:
+        return self._batches
+
+
 class RecordedTrainer(Trainer):  # type: ignore[misc]
-    """The Trainer, fed with this rank's micro-batches; every target of the global batch weighs the same."""
+    """The Trainer on this rank's micro-batches; every target of the global batch has the same weight."""
 
-    rig: Rig
+    batches: MicroBatches
+    recorder: StepRecorder
     loss: Tensor
-    """This rank's share of the step's global mean loss, so far."""
+    """This rank's share of the global mean loss, summed over the step's micro-batches until now."""
 
-    def __init__(self, **arguments: Any) -> None:
+    def __init__(self, strategy: Strategy, objective: Objective, **arguments: Any) -> None:
+        self.strategy = strategy
+        self.objective = objective
         super().__init__(compute_loss_func=self.weigh, **arguments)
 
     def get_train_dataloader(self) -> Any:
-        """The loader that is running already."""
-        return MicroBatches(self.rig)
+        """Return the loader that is running already."""
+        return self.batches
 
     def get_batch_samples(
         self, epoch_iterator: Iterator[Batch], num_batches: int, device: torch.device
     ) -> tuple[list[Batch], Tensor]:
-        """A step's micro-batches, and how many targets count in the whole global batch."""
-        rig = self.rig
-        rig.journal.step = self.state.global_step + 1
-        enter(rig, "data")
+        """Return a step's micro-batches, and the count of targets in the whole global batch."""
+        self.recorder.begin_step(self.state.global_step + 1)
+        self.recorder.enter("data")
         batches = [to_device(next(epoch_iterator), device) for _ in range(num_batches)]
-        enter(rig, "other")
-        return batches, rig.strategy.sum(rig.objective.count(batches)).clamp(min=1)
+        self.recorder.enter("other")
+        targets = self.strategy.all_reduce(self.objective.count(batches)).clamp(min=1)
+        # Both run inside one call of the Trainer.
+        self.recorder.enter("forward_backward")
+        return batches, targets
 
     def weigh(self, outputs: Any, labels: Tensor, num_items_in_batch: Tensor) -> Tensor:
-        """The loss; the Trainer multiplies it by the number of ranks, because DDP averages over them."""
-        objective = self.rig.objective
+        """Return the loss; the Trainer multiplies it by the number of ranks, because DDP averages over them."""
+        objective = self.objective
         loss = objective.sum_of(logits_of(outputs), objective.targets({"labels": labels})) / num_items_in_batch
         self.loss += loss.detach()
         return loss
 
 
-class MicroBatches:
-    """The run's micro-batches with the length the Trainer plans by: one epoch of exactly this run's steps."""
-
-    def __init__(self, rig: Rig) -> None:
-        self._rig = rig
-
-    def __len__(self) -> int:
-        return self._rig.knobs.steps * self._rig.knobs.grad_accum
-
-    def __iter__(self) -> Iterator[Batch]:
-        return iter(self._rig.batches)
-
-
 class StepRecords(TrainerCallback):  # type: ignore[misc]
     """Writes the step records from the Trainer's callbacks."""
 
-    def __init__(self, engine: HfTrainer) -> None:
-        self._engine = engine
+    def __init__(self, trainer: RecordedTrainer) -> None:
+        self._trainer = trainer
         self._rate = 0.0
 
     def on_train_begin(self, *_: Any, **__: Any) -> None:
-        """Now the model is wrapped: what runs is on record before the first step."""
-        self._engine.trainer.rig.after_first_step()
+        """Record what runs before the first step: the model is wrapped now."""
+        self._trainer.recorder.write_actual()
 
     def on_pre_optimizer_step(self, *_: Any, **__: Any) -> None:
-        """Gradients are complete, and clipped where asked."""
-        trainer = self._engine.trainer
-        self._rate = trainer.optimizer.param_groups[0]["lr"]
-        trainer.rig.memory.boundary("forward_backward")
-        enter(trainer.rig, "optimizer")
+        """Begin the optimizer's phase: gradients are complete, and clipped if asked."""
+        self._rate = self._trainer.optimizer.param_groups[0]["lr"]
+        self._trainer.recorder.enter("optimizer")
 
     def on_optimizer_step(self, *_: Any, **__: Any) -> None:
-        """The weights are new."""
-        enter(self._engine.trainer.rig, "other")
+        """End the optimizer's phase."""
+        self._trainer.recorder.enter("other")
 
-    def on_step_end(self, _args: Any, state: Any, *_: Any, **__: Any) -> None:
-        """The gradients are freed."""
-        trainer, rig, step = self._engine.trainer, self._engine.trainer.rig, state.global_step
-        rig.memory.boundary("optimizer")
-        loss, trainer.loss = trainer.loss, torch.zeros((), device=rig.device)
-        handle = rig.strategy.sum_later(loss)
-        times = Unsplit(rig.clock.end_step())
-        rig.log.add(step, times, loss, handle, rig.precision.scale(), {"lr": self._rate, **rig.memory.read()})
-        if step == 1:
-            rig.after_first_step()
-
-
-class Unsplit:
-    """A step's times without forward and backward, which run inside one call of the Trainer: they are in `other`."""
-
-    def __init__(self, times: StepTimes) -> None:
-        self._times = times
-
-    def read(self) -> tuple[int, dict[str, Any]]:
-        """As the clock's, with null for what is not known."""
-        t_ns, fields = self._times.read()
-        return t_ns, {**fields, "forward_ms": None, "backward_ms": None}
+    def on_step_end(self, *_: Any, **__: Any) -> None:
+        """Record the step: the gradients are free."""
+        trainer = self._trainer
+        loss, trainer.loss = trainer.loss, torch.zeros_like(trainer.loss)
+        reduced = trainer.strategy.all_reduce_async(loss)
+        trainer.recorder.end_step(loss, reduced, trainer.strategy.precision.scale(), self._rate)

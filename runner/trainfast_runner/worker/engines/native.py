@@ -1,41 +1,37 @@
-"""The loop of this package, which any strategy plugs into."""
+"""The loop of this package, which works with every strategy."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
 
-import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from ..precision import Precision
+from .. import loop
+from ..data.samples import Batch
+from ..objective import Objective
+from ..recorder import StepRecorder
 from ..spec import Knobs
 from ..strategies import Strategy
 
-if TYPE_CHECKING:
-    from ..loop import Rig
-
 
 class Native:
-    """The loop of this package, which any strategy plugs into."""
+    """Takes the steps with `loop.train`."""
 
     name = "native"
 
-    def __init__(self, knobs: Knobs, strategy: Strategy, device: torch.device, precision: Precision) -> None:
-        self.knobs = knobs
+    def __init__(self, _knobs: Knobs, strategy: Strategy, objective: Objective) -> None:
         self.strategy = strategy
+        self.objective = objective
 
-    def prepare(self, model: nn.Module) -> tuple[nn.Module, Optimizer]:
-        """As the strategy does it."""
-        self._live = self.strategy.prepare(model, self.knobs)
-        return self._live
+    def prepare(self, model: nn.Module) -> None:
+        """Let the strategy wrap the model and build the optimizer."""
+        self.strategy.prepare(model)
 
     def live(self) -> tuple[nn.Module, Optimizer]:
-        """Nothing changes after `prepare`."""
-        return self._live
+        """Return the strategy's module and optimizer."""
+        return self.strategy.module, self.strategy.optimizer
 
-    def train(self, rig: Rig) -> None:
-        """One step after the other."""
-        from ..loop import train
-
-        train(rig)
+    def train(self, knobs: Knobs, batches: Iterator[Batch], recorder: StepRecorder) -> None:
+        """Run the loop."""
+        loop.train(knobs, self.strategy, self.objective, batches, recorder)

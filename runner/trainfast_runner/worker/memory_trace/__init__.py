@@ -1,1 +1,1 @@
-"""A training step without memory: which bytes would be alive when, and what they are for."""
+"""Traces a training step on tensors without memory: the timeline of its live bytes, by category."""

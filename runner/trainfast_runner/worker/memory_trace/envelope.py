@@ -1,26 +1,26 @@
-"""From the courses of two batch sizes to lines: what is alive at any batch size, as far as it can be the peak."""
+"""Lines through the timelines of two batch sizes: live bytes at any batch size, where they can be the peak."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from .ledger import Bytes, Stretch
+from .live_bytes import Bytes, TracedSegment
 
 Line = tuple[tuple[float, ...], tuple[float, ...]]
 """Bytes by category: fixed, and for each sample of the batch."""
 
 
-class CourseDiffers(Exception):
-    """The two courses are not the same operations: nothing can be put together from them."""
+class TimelinesDiffer(Exception):
+    """The two timelines have different operations: there are no lines through them."""
 
 
-def affine(first: list[Stretch], second: list[Stretch], few: int, many: int) -> list[dict[str, Any]]:
-    """Each stretch's `lines` above its start, those that are the peak at some batch size, and its `delta` to its end.
+def affine(first: list[TracedSegment], second: list[TracedSegment], few: int, many: int) -> list[dict[str, Any]]:
+    """Each segment's `lines` above its start, those that are the peak at some batch size, and its `delta` to its end.
 
-    `first` is the course with `few` samples, `second` that with `many`. Raises CourseDiffers.
+    `first` is the timeline with `few` samples, `second` that with `many`. Raises TimelinesDiffer.
     """
     if [_name(one) for one in first] != [_name(one) for one in second]:
-        raise CourseDiffers("the step goes another way with another batch size")
+        raise TimelinesDiffer("the step has other operations at another batch size")
     found = []
     for one, other in zip(first, second, strict=True):
         pairs = list(zip(one.points, other.points, strict=False))
@@ -34,11 +34,10 @@ def affine(first: list[Stretch], second: list[Stretch], few: int, many: int) -> 
     return found
 
 
-def deeper(first: Stretch, second: Stretch, more: int) -> tuple[list[int], list[int]]:
-    """Live bytes at the start and at the peak with `more` blocks than `first` has, of which `second` has one more.
+def deeper(first: TracedSegment, second: TracedSegment, more: int) -> tuple[list[int], list[int]]:
+    """Live bytes at the start and at the peak with `more` blocks than `first`; `second` has one block more than it.
 
-    Blocks that are alike add the same to what is alive at an operation on all of them at once, and nothing to what one
-    parameter's takes.
+    Each block that is alike adds the same bytes to an operation on all blocks, and none to one on a single parameter.
     """
     pairs = list(zip(first.points, second.points, strict=False))
     if len(first.points) != len(second.points):
@@ -62,7 +61,7 @@ def envelope(lines: list[Line]) -> list[Line]:
     for slope in sorted(best):
         line = best[slope]
         while hull and _at(hull[-1], 1) <= _at(line, 1):
-            hull.pop()  # already below at one sample, and flatter
+            hull.pop()  # flatter, and below already at one sample
         while len(hull) > 1 and _meet(hull[-2], line) <= _meet(hull[-2], hull[-1]):
             hull.pop()
         hull.append(line)
@@ -87,5 +86,5 @@ def _above(bytes_: Bytes, start: Bytes) -> Bytes:
     return tuple(a - b for a, b in zip(bytes_, start, strict=True))
 
 
-def _name(stretch: Stretch) -> tuple[str, int, str]:
-    return stretch.phase, stretch.micro, stretch.place
+def _name(segment: TracedSegment) -> tuple[str, int, str]:
+    return segment.phase, segment.micro, segment.place

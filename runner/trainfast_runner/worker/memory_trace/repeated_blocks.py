@@ -1,4 +1,4 @@
-"""Stacks of blocks that are all alike, of which a few can stand for the rest."""
+"""Stacks of identical blocks, where a few blocks stand for the rest."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from typing import Any
 from torch import nn
 
 KEPT = 3
-"""Blocks that are left of a stack: the first, the one that is repeated, the last."""
+"""Blocks kept of a stack: the first, the one that is repeated, the last."""
 NUMBERS = ("layer_idx", "layer_id", "layer_number", "layer_index", "block_idx")
 """Attributes in which blocks of one kind differ: their place."""
 
 
 @dataclass(frozen=True)
-class Stack:
-    """An outermost list of blocks by its `name`: those that are left, and how many parameters each had of all."""
+class TracedStack:
+    """An outermost list of blocks: those that are kept, and the parameters of each that was there."""
 
     name: str
     blocks: tuple[nn.Module, ...]
@@ -23,11 +23,11 @@ class Stack:
 
     @property
     def repeats(self) -> int:
-        """How many blocks the second of those left stands for."""
+        """Number of blocks that the second kept block stands for."""
         return len(self.sizes) - len(self.blocks) + 1
 
     def stood_for(self, name: str) -> list[str]:
-        """The names in the whole model of what a parameter of the shortened one, by its `name`, stands for."""
+        """Names in the whole model of the parameters that parameter `name` of the shortened model stands for."""
         inside = name.removeprefix(f"{self.name}.")
         if inside == name:
             return [name]
@@ -38,12 +38,12 @@ class Stack:
         return [f"{self.name}.{place}.{rest}" for place in range(first, last + 1)]
 
 
-def shorten(model: nn.Module, config: Any, whole: bool, keep: int = KEPT) -> list[Stack]:
-    """Cut every stack of more than `keep` blocks that are all alike down to that, in place; none where `whole`.
+def shorten(model: nn.Module, config: Any, whole: bool, keep: int = KEPT) -> list[TracedStack]:
+    """Cut every stack of more than `keep` identical blocks to `keep` blocks, in place; none if `whole`.
 
     The first block may differ from the others: a T5's alone has the table of relative positions.
     """
-    stacks: list[Stack] = []
+    stacks: list[TracedStack] = []
     inside: set[int] = set()
     for name, module in list(model.named_modules()):
         if not isinstance(module, nn.ModuleList) or id(module) in inside:
@@ -56,7 +56,7 @@ def shorten(model: nn.Module, config: Any, whole: bool, keep: int = KEPT) -> lis
             parent, _, last = name.rpartition(".")
             setattr(model.get_submodule(parent), last, nn.ModuleList(kept))
             blocks = kept
-        stacks.append(Stack(name, tuple(blocks), sizes))
+        stacks.append(TracedStack(name, tuple(blocks), sizes))
     return stacks
 
 

@@ -1,4 +1,4 @@
-"""One rank's slice of a tensor-parallel model in a process that is alone: the worker's own plan and exchanges."""
+"""One rank's slice of a tensor-parallel model in a single process, cut by the worker's own plan and exchanges."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from ..strategies.tensor_slices import exchange
 def keep_one_slice(model: nn.Module, degree: int, device_type: str) -> None:
     """Cut `model`, which has no memory yet, into `degree` slices and keep the first, in place.
 
-    The exchanges go through torch's fake process group, whose ranks are nowhere. Parameters are plain tensors here,
-    while the strategy's are DTensors at rest: both hold the same bytes.
+    The exchanges go through torch's fake process group, which has no other processes. Parameters are plain tensors
+    here and DTensors at rest in the strategy: both have the same bytes.
     """
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
     if dist.is_initialized():
-        # Of another model that this process has traced, perhaps in other slices.
+        # The group of another model that this process has traced, perhaps in other slices.
         dist.destroy_process_group()
     dist.init_process_group("fake", rank=0, world_size=degree, store=FakeStore())
     mesh = init_device_mesh(device_type, (degree,), mesh_dim_names=("tp",))

@@ -1,4 +1,4 @@
-"""How the worker would cut a model into stages, in elements: what each stage holds and what passes between."""
+"""Elements of each stage that the worker would cut a model into, and elements that pass between stages."""
 
 from __future__ import annotations
 
@@ -6,14 +6,15 @@ from typing import Any
 
 from torch import nn
 
+from ..strategies.one_process import divide
 from ..strategies.pipeline_stages import cut
 
 
 def stages_of(model: nn.Module, count: int, seq_len: int) -> dict[str, Any]:
-    """`stages` in their order, and elements a sample of what passes between them and of what comes out at the end.
+    """`stages` in their order, and `hidden` and `output`: elements that a sample passes between stages and at the end.
 
-    `begin` and `end` are the stage's blocks, `elements` its parameters and `largest` its largest one, `tied` those that
-    the first and the last stage both have. Raises InvalidInput for a model that cannot be cut so.
+    `begin` and `end` are a stage's blocks, `elements` its parameters and `largest` its largest one; `tied` are those
+    that both the first and the last stage have. Raises InvalidInput for a model that cannot be cut so.
     """
     division = cut(model, count, seq_len)
     tied = sum(parameter.numel() for parameter in division.tied())
@@ -26,12 +27,10 @@ def stages_of(model: nn.Module, count: int, seq_len: int) -> dict[str, Any]:
 
 
 def spread_over(model: nn.Module, count: int, seq_len: int) -> dict[str, Any]:
-    """As `stages_of`, of layers spread over `count` GPUs of one process; `head` is the stage that computes the logits.
+    """As `stages_of`, for layers spread over `count` GPUs of one process; `head` is the stage that computes the logits.
 
     A tied head is computed where the embedding is (`_move_own`).
     """
-    from ..strategies.one_process import divide
-
     layers = divide(model, count)
     first = {id(parameter) for module in layers.before for parameter in module.parameters(recurse=False)}
     stages = []

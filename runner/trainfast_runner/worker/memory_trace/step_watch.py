@@ -1,4 +1,4 @@
-"""Says where in the step the training is: which phase, which micro-batch, which block."""
+"""Divides a traced step into segments: a phase, a micro-batch, a block."""
 
 from __future__ import annotations
 
@@ -9,38 +9,35 @@ from typing import Any
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from .ledger import ACTIVATIONS, TEMPORARY, Ledger
-from .repeated_blocks import Stack
+from .live_bytes import ACTIVATIONS, TEMPORARY, LiveBytes
+from .repeated_blocks import TracedStack
 
 
 class StepWatch:
-    """In place of the step's clock: each phase it is told of, and each block that hooks report, is a new stretch.
+    """Begins a segment at each phase that the loop enters and at each block that hooks report.
 
-    Blocks are told apart in the backward by their outputs' gradients: a block's backward begins when that is there.
+    In the backward, a block begins when the gradient of its output is there.
     """
 
-    def __init__(self, ledger: Ledger) -> None:
-        self.ledger = ledger
+    def __init__(self, live: LiveBytes) -> None:
+        self.live = live
         self.phase = ""
         self.micro = 0
         self.place = ""
 
     def enter(self, phase: str) -> None:
-        """A phase of the step begins, outside of all blocks."""
+        """Begin a phase of the step, outside of all blocks."""
         self.micro += phase == "forward"
         self.phase, self.place = phase, ""
-        self.ledger.category = TEMPORARY if phase in ("backward", "optimizer") else ACTIVATIONS
-        self.ledger.begin(phase, self.micro, "")
-
-    def end_step(self) -> Any:
-        """No times."""
+        self.live.category = TEMPORARY if phase in ("backward", "optimizer") else ACTIVATIONS
+        self.live.begin(phase, self.micro, "")
 
     def at(self, place: str) -> None:
-        """The step comes to a block, or with the empty text to what is in none."""
-        self.ledger.before_next = None
+        """Enter a block; with the empty string, leave it for the operations outside of all blocks."""
+        self.live.before_next = None
         if place != self.place:
             self.place = place
-            self.ledger.begin(self.phase, self.micro, place)
+            self.live.begin(self.phase, self.micro, place)
 
     def around_checkpoints(self) -> tuple[AbstractContextManager[Any], AbstractContextManager[Any]]:
         """Return the contexts that torch's checkpoint enters: one for the forward, one for computing it again."""
@@ -48,15 +45,15 @@ class StepWatch:
 
     @contextmanager
     def _recomputation(self) -> Iterator[None]:
-        """Count what the backward computes again as activations, also when torch breaks off by an exception."""
-        self.ledger.category = ACTIVATIONS
+        """Count what the backward recomputes as activations, also when torch stops it by an exception."""
+        self.live.category = ACTIVATIONS
         try:
             yield
         finally:
-            self.ledger.category = TEMPORARY
+            self.live.category = TEMPORARY
 
-    def follow(self, stacks: list[Stack]) -> list[RemovableHandle]:
-        """Hang hooks on every block; returns them, to be taken away."""
+    def follow(self, stacks: list[TracedStack]) -> list[RemovableHandle]:
+        """Add hooks to every block, and return them for removal."""
         hooks = []
         for number, stack in enumerate(stacks):
             for index, block in enumerate(stack.blocks):
@@ -87,8 +84,8 @@ class _Follower:
             return
         self._when_differentiated(output if isinstance(output, tuple | list) else [output], self.place)
         if self.last:
-            # Only with the next operation: the model lets go of the last block's input after this hook.
-            self.watch.ledger.before_next = lambda: self.watch.at("")
+            # Only with the next operation: the model releases the last block's input after this hook.
+            self.watch.live.before_next = lambda: self.watch.at("")
 
     def _when_differentiated(self, values: Any, place: str) -> None:
         for value in values:

@@ -1,9 +1,9 @@
-"""How ranks share a training: one small file a strategy, all with the shape of `Strategy`."""
+"""Strategies: the ways in which ranks share a training, one small file each with a class that is a `Strategy`."""
 
 from __future__ import annotations
 
 import importlib
-from collections.abc import Iterable
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -16,63 +16,79 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
     from torch.optim import Optimizer
 
-    from ..loop import Rig
+    from ..data.samples import Batch
+    from ..objective import Objective
     from ..precision import Precision
     from ..spec import Knobs
 
+    ForwardBackward = Callable[[list[Batch], Tensor, Objective, Callable[[str], None]], Tensor]
+
 
 class Strategy(Protocol):
-    """What the loop and the session need from a strategy; they know nothing else about it."""
+    """Everything that the loop and the start of a training know about a strategy."""
 
     rank: int
-    """This process's data-parallel rank: which slice of the global batch it takes."""
+    """This process's data-parallel rank: its slice of the global batch."""
     ranks: int
     """The data-parallel degree: into how many slices the global batch is cut."""
     slices: int
-    """How many such slices it takes: one but for `dp`, which feeds a GPU with each."""
+    """Slices of the global batch that this process takes: one, but for `dp`, which feeds a GPU with each."""
+    device: torch.device
+    """Device of batches and losses."""
     devices: list[torch.device]
-    """What this process trains on."""
-    gradient_factor: float
-    """What the loss is multiplied by, so that gradients come out summed over ranks (DDP averages them)."""
+    """Every device that this process trains on."""
+    precision: Precision
+    """The `precision` knob as this strategy applies it."""
+    module: nn.Module
+    """The wrapped model, whose forward the loop calls; there after `prepare`, as the optimizer is."""
+    optimizer: Optimizer
 
-    def make_precision(self) -> Precision:
-        """The `precision` knob as this strategy applies it."""
+    @property
+    def dropout_rank(self) -> int:
+        """Added to the seed of dropout: ranks with other samples or other layers drop other activations."""
 
     def start(self) -> None:
-        """Join the process group; called before any memory is counted."""
+        """Join the process group. Called before any memory is counted."""
 
-    def prepare(self, model: nn.Module, knobs: Knobs) -> tuple[nn.Module, Optimizer]:
-        """The module whose forward the loop calls, and the optimizer over its parameters."""
+    def wrap(self, model: nn.Module) -> nn.Module:
+        """Give `model` its weights and its wrapper."""
 
-    def accumulate(self, rig: Rig) -> Tensor:
-        """Forward and backward of the step's micro-batches; this rank's share of the global mean loss."""
+    def prepare(self, model: nn.Module) -> None:
+        """Wrap the model, compile it if asked, and build the optimizer over the parameters of the wrapped model."""
 
-    def backward(self, rig: Rig, loss: Tensor) -> None:
-        """Backward of one micro-batch, whose `loss` is divided by the targets of the whole global batch."""
+    forward_backward: ForwardBackward | None
+    """Replaces the loop's own forward and backward of the micro-batches; None in all strategies but pipelines.
 
-    def update(self, rig: Rig) -> None:
-        """The optimizer's step, clipped where asked; gradients are free afterwards."""
+    Takes the micro-batches, the count of targets in the global batch, the objective, and the function that marks
+    phases; returns this rank's share of the global mean loss.
+    """
 
-    def micro_step(self, module: nn.Module, last: bool) -> AbstractContextManager[Any]:
-        """The context of one micro-batch's forward and backward; gradients are exchanged in the `last`."""
+    def sync_context(self, last: bool) -> AbstractContextManager[Any]:
+        """Context of one micro-batch's forward and backward; gradients are reduced in the `last` one only."""
 
-    def sum(self, value: Tensor) -> Tensor:
-        """`value` summed over the data-parallel ranks, in place, without waiting for a device."""
+    def backward(self, loss: Tensor) -> None:
+        """Accumulate the gradients of one micro-batch, summed over ranks.
 
-    def sum_later(self, value: Tensor) -> Any:
-        """As `sum`, but returns at once a handle whose `wait()` ends when `value` is ready; None where it is now."""
+        `loss` is already divided by the targets of the whole global batch.
+        """
 
-    def clip(self, parameters: Iterable[Tensor], max_norm: float) -> None:
-        """Scale the gradients down to a global norm of at most `max_norm`."""
+    def optimizer_step(self) -> None:
+        """Clip the gradients if asked, update the weights, and free the gradients."""
+
+    def all_reduce(self, value: Tensor) -> Tensor:
+        """Sum `value` over the data-parallel ranks, in place, without waiting for a device."""
+
+    def all_reduce_async(self, value: Tensor) -> Any:
+        """As `all_reduce`, but return a handle whose `wait()` returns when `value` is ready; None if it already is."""
 
     def facts(self, module: nn.Module) -> dict[str, Any]:
-        """What the live objects are: `wrapper, reduce_dtype, zero_stage, mesh, pipeline_stages`."""
+        """Return `wrapper, reduce_dtype, zero_stage, mesh, pipeline_stages`, read from the live objects."""
 
     def documents(self) -> dict[str, Any]:
-        """JSON documents the run directory keeps, by file name; asked for once, after `prepare`."""
+        """JSON documents for the run directory, by file name. Called once, after `prepare`."""
 
     def stop(self) -> None:
-        """Part from the other ranks after the last step. Never called after an error."""
+        """Leave the group after the last step. Never called after an error."""
 
 
 def make_strategy(knobs: Knobs, device: torch.device) -> Strategy:

@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from ..compilation import bare
+from ..compilation import unwrap
 from ..spec import Knobs
 from .single import Single
 
@@ -27,30 +27,30 @@ class DataParallel(Single):
         self.gradient_factor = float(self.ranks)
 
     def start(self) -> None:
-        """Join the group torchrun describes in the environment."""
+        """Join the group that torchrun describes in the environment."""
         join_group(self.device)
 
     def wrap(self, model: nn.Module) -> nn.Module:
-        """The model in DistributedDataParallel with torch's defaults."""
+        """Put the model in DistributedDataParallel with torch's defaults."""
         return DistributedDataParallel(
             super().wrap(model), device_ids=[self.device] if self.device.type == "cuda" else None
         )
 
-    def micro_step(self, module: nn.Module, last: bool) -> AbstractContextManager[Any]:
-        """All but the last micro-batch only accumulate."""
+    def sync_context(self, last: bool) -> AbstractContextManager[Any]:
+        """Accumulate only, but in the last micro-batch."""
         if last:
             return nullcontext()
-        wrapped = bare(module)
+        wrapped = unwrap(self.module)
         assert isinstance(wrapped, DistributedDataParallel)
         return wrapped.no_sync()
 
-    def sum(self, value: Tensor) -> Tensor:
-        """An all-reduce; on CUDA it is queued like any kernel."""
+    def all_reduce(self, value: Tensor) -> Tensor:
+        """Sum over all ranks; on CUDA the sum is queued like any kernel."""
         dist.all_reduce(value)
         return value
 
-    def sum_later(self, value: Tensor) -> Any:
-        """An all-reduce in the background."""
+    def all_reduce_async(self, value: Tensor) -> Any:
+        """Sum over all ranks in the background."""
         return dist.all_reduce(value, async_op=True)
 
     def facts(self, module: nn.Module) -> dict[str, Any]:
@@ -59,16 +59,16 @@ class DataParallel(Single):
         return {**super().facts(module), "reduce_dtype": str(dtype).removeprefix("torch.")}
 
     def stop(self) -> None:
-        """Wait until no rank needs this one any more; the group goes with the process."""
+        """Wait until no rank needs this one any more; the group ends with the process."""
         dist.barrier()
 
 
 def join_group(device: torch.device) -> None:
-    """Join the group of all ranks that torchrun describes in the environment: NCCL, or gloo on CPU."""
+    """Join the group of all ranks that torchrun describes in the environment, by NCCL, or by gloo on CPU."""
     if device.type == "cuda":
         dist.init_process_group("nccl", device_id=device)
         return
     if any(name == "lo" for _, name in socket.if_nameindex()):
-        # All ranks are on this machine; gloo otherwise trusts the host's name to resolve.
+        # All ranks are on this machine. By default gloo needs the host's name to resolve.
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     dist.init_process_group("gloo")

@@ -1,4 +1,4 @@
-"""ZeRO through DeepSpeed: optimizer states, gradients and parameters each kept by one rank only, or off the device."""
+"""ZeRO by DeepSpeed: optimizer states, gradients and parameters sharded over ranks, or offloaded from the device."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import shutil
 import sys
 from contextlib import AbstractContextManager, nullcontext, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -20,15 +20,11 @@ from ..invalid import InvalidInput
 from ..optimizer import build_optimizer, parameter_groups
 from ..precision import Precision
 from ..spec import Knobs
-from ..weights import draw, drawn_in_turn
+from ..weights import init_in_turn, init_weights
 from .ddp import DataParallel
 from .extension_builds import only_builder
 from .offload_scratch import Scratch
 from .zero_config import ZERO, deepspeed_config, sizes_of
-
-if TYPE_CHECKING:
-    from ..loop import Rig
-
 
 IMPORTED_LATER = (
     "deepspeed.runtime.zero.muon.muon_optimizer",
@@ -36,14 +32,17 @@ IMPORTED_LATER = (
     "deepspeed.runtime.zero.stage3",
     "deepspeed.runtime.zero.stage_1_and_2",
 )
-"""What DeepSpeed imports while it makes an engine: 40 MiB, torch's compiler among it, that are not the training's."""
+"""Imported while DeepSpeed makes an engine: 40 MiB, with torch's compiler, that must not count as the training's."""
 
 ENGINE_DTYPE = {"fp16": torch.float16, "bf16": torch.bfloat16, "bf16-pure": torch.bfloat16}
-"""What the engine casts the model to; the fp32 masters are the optimizer's."""
+"""Dtype that the engine casts the model to; the optimizer has the fp32 masters."""
 
 
 class DeepSpeedZero(DataParallel):
     """zero1, zero2, zero3 and the two with offload: DeepSpeed's engine around the same loop."""
+
+    precision: EnginePrecision
+    """DeepSpeed casts and scales itself."""
 
     def __init__(self, knobs: Knobs, device: torch.device) -> None:
         super().__init__(knobs, device)
@@ -51,20 +50,16 @@ class DeepSpeedZero(DataParallel):
         self.zero = ZERO[knobs.strategy]
         self.cpu_adam = False
         self.optimizer_reason: str | None = None
-        """Why offloaded states are updated by torch's AdamW; None where they are not."""
+        """The reason why torch's AdamW updates offloaded states; None if it does not."""
         self.scratch: Scratch | None = None
         self.config: dict[str, Any] = {}
-        self.loss_scale = EngineLossScale(knobs.precision, device)
-
-    def make_precision(self) -> Precision:
-        """DeepSpeed casts and scales itself."""
-        return self.loss_scale
+        self.precision = EnginePrecision(knobs.precision, device)
 
     def start(self) -> None:
         """Join the group, hand it to DeepSpeed, and build the extensions this run will call."""
         super().start()
         deepspeed = _import_deepspeed()
-        # DeepSpeed would compile its shared-memory all-reduce for the CPU, which only inference calls.
+        # Keep DeepSpeed from compiling its shared-memory all-reduce for the CPU, which only inference calls.
         deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
         deepspeed.init_distributed(auto_mpi_discovery=False, verbose=False)
         if self.zero.offload and self.knobs.optimizer == "adamw":
@@ -79,43 +74,43 @@ class DeepSpeedZero(DataParallel):
                 ["leaving offload_path out: the states stay in host memory"],
             )
 
-    def prepare(self, model: nn.Module, knobs: Knobs) -> tuple[nn.Module, Optimizer]:
-        """The engine, and the optimizer inside it, whose groups hold the learning rate."""
+    def prepare(self, model: nn.Module) -> None:
+        """Make the engine; the optimizer inside it has the groups that hold the learning rate."""
         import deepspeed
 
-        self.config = deepspeed_config(knobs, self.ranks, sizes_of(model), self.device.type, self._disk())
+        self.config = deepspeed_config(self.knobs, self.ranks, sizes_of(model), self.device.type, self._disk())
         if self.zero.stage == 3:
-            self._draw_slices(model)
+            self._init_slices(model)
         else:
-            draw(model, knobs.seed, self.device)
+            init_weights(model, self.knobs.seed, self.device)
         engine, *_ = deepspeed.initialize(
             model=model, optimizer=self._optimizer(model), config=self.config, dist_init_required=False
         )
-        self.loss_scale.engine = engine
-        optimizer: Optimizer = engine.basic_optimizer
-        return engine, optimizer
+        self.precision.engine = engine
+        self.module, self.optimizer = engine, engine.basic_optimizer
 
     def documents(self) -> dict[str, Any]:
-        """The configuration DeepSpeed was given."""
+        """DeepSpeed's configuration."""
         return {"deepspeed.json": self.config}
 
-    def micro_step(self, module: Any, last: bool) -> AbstractContextManager[Any]:
+    def sync_context(self, last: bool) -> AbstractContextManager[Any]:
         """Tell the engine which backward ends the step."""
-        module.set_gradient_accumulation_boundary(last)
+        engine: Any = self.module
+        engine.set_gradient_accumulation_boundary(last)
         return nullcontext()
 
-    def backward(self, rig: Rig, loss: Tensor) -> None:
-        """The engine averages over ranks; the loss is divided by the global count already, so not by accumulation."""
-        engine: Any = rig.module
+    def backward(self, loss: Tensor) -> None:
+        """Undo the engine's average over ranks; `loss` needs no division by the accumulation steps either."""
+        engine: Any = self.module
         engine.backward(loss * self.gradient_factor, scale_wrt_gas=False)
 
-    def update(self, rig: Rig) -> None:
-        """The engine clips, steps and frees."""
-        engine: Any = rig.module
+    def optimizer_step(self) -> None:
+        """Let the engine clip, step and free the gradients."""
+        engine: Any = self.module
         engine.step()
 
     def facts(self, module: Any) -> dict[str, Any]:
-        """The stage is read from the optimizer the engine made, not from its configuration."""
+        """Read the stage from the engine's optimizer, not from its configuration."""
         return {
             "wrapper": type(module).__name__,
             "reduce_dtype": str(module.communication_data_type).removeprefix("torch."),
@@ -126,19 +121,19 @@ class DeepSpeedZero(DataParallel):
         }
 
     def stop(self) -> None:
-        """As in DDP; what was offloaded to a disk goes."""
+        """Leave as in DDP, and remove the states offloaded to a disk."""
         super().stop()
         if self.scratch is not None:
             self.scratch.remove()
 
-    def _draw_slices(self, model: nn.Module) -> None:
-        """Draw part after part; of each, this rank keeps its slices only, in the dtype the engine computes in."""
+    def _init_slices(self, model: nn.Module) -> None:
+        """Initialize part after part; this rank keeps only its slices of each, in the dtype the engine computes in."""
         import deepspeed
 
         first: Any = None
-        for part in drawn_in_turn(model, self.knobs.seed, self.device):
+        for part in init_in_turn(model, self.knobs.seed, self.device):
             own = dict.fromkeys(p for module in part.modules for p in module.parameters(recurse=False))
-            # Tied to a part before, a parameter is away already.
+            # A parameter tied to an earlier part is cut already.
             fresh = [parameter for parameter in own if not hasattr(parameter, "ds_id")]
             for parameter in fresh:
                 parameter.data = parameter.data.to(ENGINE_DTYPE.get(self.knobs.precision, torch.float32))
@@ -149,7 +144,7 @@ class DeepSpeedZero(DataParallel):
                 first.convert_to_zero_parameters(param_list=fresh)
 
     def _disk(self) -> str | None:
-        """The directory below `offload_path` that rank 0 makes for all; None without one."""
+        """Directory below `offload_path`, which rank 0 makes for all; None without the knob."""
         if self.knobs.offload_path is None:
             return None
         name: list[str | None] = [None]
@@ -160,7 +155,7 @@ class DeepSpeedZero(DataParallel):
         return name[0]
 
     def _optimizer(self, model: nn.Module) -> Optimizer:
-        """As for every strategy, but plain adamw on offloaded states is DeepSpeed's vectorized one where it builds."""
+        """Build the knob's optimizer; for adamw on offloaded states DeepSpeed's vectorized one if it compiles."""
         if not self.cpu_adam:
             return build_optimizer(model, self.knobs)
         from deepspeed.ops.adam import DeepSpeedCPUAdam
@@ -171,7 +166,7 @@ class DeepSpeedZero(DataParallel):
         return made
 
 
-class EngineLossScale(Precision):
+class EnginePrecision(Precision):
     """No autocast and no scaler of ours; fp16's scale is the engine's."""
 
     def __init__(self, name: str, device: torch.device) -> None:
@@ -184,11 +179,11 @@ class EngineLossScale(Precision):
         return float(self.engine.optimizer.loss_scale) if self.scales else None
 
     def skipped_steps(self) -> int:
-        """The engine's own count."""
+        """Return the engine's own count."""
         return int(self.engine.skipped_steps) if self.scales else 0
 
     def state(self) -> dict[str, Any] | None:
-        """The last scale, and how many steps overflowed and were skipped."""
+        """Return the last scale, and the number of steps skipped because of an overflow."""
         scale = self.initial_scale()
         return None if scale is None else {"scale": scale, "skipped_steps": self.engine.skipped_steps}
 
@@ -199,7 +194,7 @@ class EngineLossScale(Precision):
 
 
 def live_stage(optimizer: Any) -> int | None:
-    """1, 2 or 3 by what the engine's optimizer is; None when it is none of ZeRO's."""
+    """ZeRO stage by the class of the engine's optimizer; None if it is none of ZeRO's."""
     from deepspeed.runtime.bf16_optimizer import BF16_Optimizer
     from deepspeed.runtime.zero.stage3 import DeepSpeedZeroOptimizer_Stage3
     from deepspeed.runtime.zero.stage_1_and_2 import DeepSpeedZeroOptimizer
@@ -212,7 +207,7 @@ def live_stage(optimizer: Any) -> int | None:
 
 
 def _refuse(knobs: Knobs) -> None:
-    """Raise InvalidInput for what the engine would do differently than asked."""
+    """Raise InvalidInput for knobs that the engine would not obey."""
     with_strategy = f"does not work with strategy={knobs.strategy}"
     if knobs.compile != "off":
         raise InvalidInput(f"compile={knobs.compile} {with_strategy}", "compile", ["off"], "off")
@@ -239,14 +234,14 @@ def _import_deepspeed() -> Any:
         ) from error
     logging.getLogger("DeepSpeed").setLevel(logging.WARNING)
     for name in IMPORTED_LATER:
-        # Where a version has no such module it will not import it later either.
+        # A version without such a module does not import it later either.
         with suppress(ImportError):
             importlib.import_module(name)
     return deepspeed
 
 
 def why_not_built(builder: str) -> str | None:
-    """Build one of DeepSpeed's extensions, or load what an earlier run built; why it cannot be, or None.
+    """Build one of DeepSpeed's extensions, or load one built before; return the reason if it fails, else None.
 
     Raises InvalidInput for a lock that another build may hold.
     """

@@ -1,4 +1,4 @@
-"""FSDP2: parameters, gradients and optimizer states each cut over the ranks, and gathered block by block."""
+"""FSDP2: parameters, gradients and optimizer states sharded over the ranks, and gathered block by block."""
 
 from __future__ import annotations
 
@@ -13,30 +13,31 @@ from torch.distributed.tensor import DTensor
 
 from ..invalid import InvalidInput
 from ..spec import Knobs
-from ..weights import Part, drawn_in_turn
+from ..weights import Part, init_in_turn
 from .blocks import transformer_blocks
 from .ddp import DataParallel
 
 PARAM_DTYPE = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
-class FullySharded(DataParallel):
+class ShardedDataParallel(DataParallel):
     """`fully_shard` on each transformer block and on the rest."""
 
     def wrap(self, model: nn.Module) -> nn.Module:
-        """The same model, its parameters now slices; a block is whole only between being drawn and being cut."""
+        """Shard the model in place; a block is whole only between its initialization and its sharding."""
         mesh = init_device_mesh(self.device.type, (self.ranks,), mesh_dim_names=("dp",))
-        shard_in_turn(model, drawn_in_turn(model, self.knobs.seed, self.device), mesh, self.knobs)
+        shard_in_turn(model, init_in_turn(model, self.knobs.seed, self.device), mesh, self.knobs)
         return model
 
-    def micro_step(self, module: Any, last: bool) -> AbstractContextManager[Any]:
-        """Until the last micro-batch the gradients stay whole, unreduced, on each rank."""
+    def sync_context(self, last: bool) -> AbstractContextManager[Any]:
+        """Keep the gradients whole and unreduced on each rank until the last micro-batch."""
+        module: Any = self.module
         module.set_requires_gradient_sync(last)
         return nullcontext()
 
-    def clip(self, parameters: Iterable[Tensor], max_norm: float) -> None:
-        """By the norm over all slices."""
-        clip_slices(parameters, max_norm)
+    def clip_gradients(self, max_norm: float) -> None:
+        """Clip by the norm over all slices."""
+        clip_slices(self.module.parameters(), max_norm)
 
     def facts(self, module: nn.Module) -> dict[str, Any]:
         """Read from the parameters and from FSDP's own state."""
@@ -44,10 +45,10 @@ class FullySharded(DataParallel):
 
 
 def shard_in_turn(model: nn.Module, parts: Iterable[Part], mesh: DeviceMesh, knobs: Knobs) -> None:
-    """Shard the blocks of `model` over the one-dimensional `mesh` as they come, in place, and at last the rest.
+    """Shard the blocks of `model` over the one-dimensional `mesh` as they come, in place, and then the rest.
 
     In mixed precision the gathered weights are in half precision already, and gradients are reduced in fp32; autocast
-    stays, for what it keeps in fp32 inside the model.
+    stays for the operations that it keeps in fp32.
     """
     try:
         from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
@@ -64,21 +65,21 @@ def shard_in_turn(model: nn.Module, parts: Iterable[Part], mesh: DeviceMesh, kno
     for part in parts:
         if part.block is not None:
             fully_shard(part.block, mesh=mesh, reshard_after_forward=knobs.reshard == "on", mp_policy=policy)
-    # What the root keeps is needed again at once in the backward: by torch's own default it stays gathered.
+    # By torch's default the root's parameters stay gathered: the backward needs them first.
     fully_shard(model, mesh=mesh, mp_policy=policy)
 
 
 def clip_slices(parameters: Iterable[Tensor], max_norm: float) -> None:
-    """Scale the gradients of DTensors down to a norm of at most `max_norm` over the whole of them."""
+    """Scale the gradients of DTensors down to a norm of at most `max_norm` over all slices."""
     held = list(parameters)
     norm = torch.nn.utils.get_total_norm([p.grad for p in held if p.grad is not None])
-    # The norm of slices is a sum still to be taken over the mesh.
+    # The norm of DTensors is a partial sum until `full_tensor`.
     whole = norm.full_tensor() if isinstance(norm, DTensor) else norm
     torch.nn.utils.clip_grads_with_norm_(held, max_norm, whole)
 
 
 def sharded_facts(module: nn.Module) -> dict[str, Any]:
-    """`wrapper, mesh, reduce_dtype, reshard` of a sharded model, from the live objects."""
+    """Read `wrapper, mesh, reduce_dtype, reshard` of a sharded model from the live objects."""
     from torch.distributed.fsdp import FSDPModule
 
     parameter = next(module.parameters())
@@ -100,7 +101,7 @@ def mesh_of(tensor: Tensor) -> dict[str, int] | None:
 
 
 def _block_group(module: nn.Module) -> Any:
-    """FSDP's record of a block's parameters, which has no public reader; None where this torch keeps it elsewhere."""
+    """FSDP's private record of a block's parameters; None if this torch has it elsewhere."""
     blocks: list[Any] = transformer_blocks(module)
     try:
         return blocks[0]._get_fsdp_state()._fsdp_param_group

@@ -1,4 +1,4 @@
-"""Several GPUs in one process: the model copied to each (`dp`), or its layers spread over them (`naive-mp`)."""
+"""Several GPUs in one process: the model is copied to each (`dp`), or its layers are spread over them (`naive-mp`)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from torch.nn.parallel import DataParallel
 from ..invalid import InvalidInput
 from ..precision import AUTOCAST_DTYPE
 from ..spec import Knobs
-from ..weights import Part, drawn_in_turn
+from ..weights import Part, init_in_turn
 from .blocks import transformer_blocks
 from .pipeline_stages import balance
 from .single import Single
@@ -36,16 +36,16 @@ class ThreadedDataParallel(Single):
         return DataParallel(whole if dtype is None else Autocast(whole, self.device.type, dtype))
 
     def facts(self, module: nn.Module) -> dict[str, Any]:
-        """The devices are the wrapper's own."""
+        """Read the devices from the wrapper."""
         found = super().facts(module)
         return {**found, "mesh": {"dp": len(module.device_ids)} if isinstance(module, DataParallel) else None}
 
 
 class Autocast(nn.Module):
-    """A model whose forward enters autocast in the thread that calls it.
+    """Enters autocast in the thread that calls the model's forward.
 
-    The dtype of autocast belongs to a thread, and DataParallel's threads enter autocast without one
-    (torch/nn/parallel/parallel_apply.py): on a GPU they would compute in fp16 whatever the main thread asked for.
+    Autocast's dtype belongs to a thread, and DataParallel's threads enter autocast without one (torch/nn/parallel/
+    parallel_apply.py): on a GPU they would compute in fp16 for any dtype of the main thread.
     """
 
     def __init__(self, model: nn.Module, device_type: str, dtype: torch.dtype) -> None:
@@ -61,25 +61,25 @@ class Autocast(nn.Module):
 
 
 class SpreadLayers(Single):
-    """`naive-mp`: about as many parameters on each GPU; the activations move, and one GPU works at a time."""
+    """`naive-mp`: about as many parameters on each GPU; activations move, and one GPU works at a time."""
 
     def __init__(self, knobs: Knobs, device: torch.device) -> None:
         super().__init__(knobs, device)
         self.devices = visible_gpus(knobs)
 
     def wrap(self, model: nn.Module) -> nn.Module:
-        """The same model, each part drawn on the first GPU and moved to its own before the next."""
-        spread(model, drawn_in_turn(model, self.knobs.seed, self.devices[0]), self.devices)
+        """Initialize each part on the first GPU and move it to its own before the next."""
+        spread(model, init_in_turn(model, self.knobs.seed, self.devices[0]), self.devices)
         return model
 
     def facts(self, module: nn.Module) -> dict[str, Any]:
-        """How many devices hold parameters."""
+        """Count the devices that hold parameters."""
         places = {parameter.device for parameter in module.parameters()}
         return {**super().facts(module), "mesh": {"mp": len(places)}}
 
 
 def visible_gpus(knobs: Knobs) -> list[torch.device]:
-    """The GPUs of this process. Raises InvalidInput when they are fewer than two."""
+    """The GPUs of this process. Raises InvalidInput if there are fewer than two."""
     count = torch.cuda.device_count()
     if count < 2:
         raise InvalidInput(
@@ -94,8 +94,7 @@ def visible_gpus(knobs: Knobs) -> list[torch.device]:
 def spread(model: nn.Module, parts: Iterable[Part], devices: list[torch.device]) -> None:
     """Move the parts of `model` to `devices` as they come, about as many parameters to each.
 
-    Every placed module first fetches its inputs, so nothing else has to know where it is. Raises InvalidInput when
-    there are more devices than blocks.
+    A hook moves every module's inputs to its device. Raises InvalidInput if there are more devices than blocks.
     """
     layers = divide(model, len(devices))
     place = {id(block): devices[bisect_right(layers.bounds, index) - 1] for index, block in enumerate(layers.blocks)}
@@ -109,13 +108,15 @@ def spread(model: nn.Module, parts: Iterable[Part], devices: list[torch.device])
         for module in layers.after:
             _move_own(module, devices[-1], placed)
     for module in (*layers.before, *layers.blocks, *layers.after):
-        module.register_forward_pre_hook(fetch, with_kwargs=True, prepend=True)
+        module.register_forward_pre_hook(move_inputs, with_kwargs=True, prepend=True)
 
 
 @dataclass(frozen=True)
 class Layers:
-    """A model's blocks, device d having `bounds[d]` up to `bounds[d + 1]`; modules `before` are with the first of them,
-    those `after` with the last."""
+    """A model's blocks, of which device d has `bounds[d]` up to `bounds[d + 1]`.
+
+    The modules `before` the blocks are on the first device, those `after` on the last.
+    """
 
     before: list[nn.Module]
     blocks: list[nn.Module]
@@ -124,9 +125,9 @@ class Layers:
 
 
 def divide(model: nn.Module, count: int) -> Layers:
-    """The blocks of `model` in their order, about as many parameters to each of `count` devices.
+    """Divide the blocks of `model` in their order, about as many parameters to each of `count` devices.
 
-    Raises InvalidInput when there are more devices than blocks.
+    Raises InvalidInput if there are more devices than blocks.
     """
     blocks = transformer_blocks(model)
     if count > len(blocks):
@@ -140,7 +141,7 @@ def divide(model: nn.Module, count: int) -> Layers:
 
 
 def _around(model: nn.Module, blocks: list[nn.Module]) -> tuple[list[nn.Module], list[nn.Module]]:
-    """The modules with tensors of their own that come before and after the blocks."""
+    """Modules with tensors of their own before and after the blocks."""
     inside = {id(nested) for block in blocks for nested in block.modules()}
     before: list[nn.Module] = []
     after: list[nn.Module] = []
@@ -151,7 +152,7 @@ def _around(model: nn.Module, blocks: list[nn.Module]) -> tuple[list[nn.Module],
         elif any(True for _ in module.parameters(recurse=False)):
             (after if passed else before).append(module)
         elif any(True for _ in module.buffers(recurse=False)):
-            # Rotary tables: their inputs are the first block's.
+            # Rotary tables take the inputs of the first block.
             before.append(module)
     return before, after
 
@@ -160,14 +161,14 @@ def _elements(modules: list[nn.Module]) -> int:
     return sum({id(p): p.numel() for module in modules for p in module.parameters()}.values())
 
 
-def fetch(module: nn.Module, inputs: tuple[Any, ...], named: dict[str, Any]) -> tuple[Any, Any]:
-    """The inputs of `module` on the device its parameters or buffers are on."""
+def move_inputs(module: nn.Module, inputs: tuple[Any, ...], named: dict[str, Any]) -> tuple[Any, Any]:
+    """Move the inputs of `module` to the device of its parameters or buffers."""
     device = next(tensor.device for tensor in chain(module.parameters(), module.buffers()))
     return _to(inputs, device), _to(named, device)
 
 
 def _move_own(module: nn.Module, device: torch.device, placed: dict[int, nn.Parameter]) -> None:
-    """Only its own tensors, not those of the modules in it. A tied parameter stays where it was `placed` first."""
+    """Move the module's own tensors, not its children's. A tied parameter stays where it was `placed` first."""
     for name, parameter in module._parameters.items():
         if parameter is not None:
             if id(parameter) not in placed:

@@ -1,9 +1,9 @@
-"""Cutting a transformers model into pipeline stages: slices of its own layer list, run by its own forward.
+"""Cut a transformers model into pipeline stages: slices of its own layer list, run by its own forward.
 
-A stage is the model with the layers of the other stages taken out, and with modules that pass their input on where
-the embedding (but on the first stage), the final norm and the head (but on the last) were. Masks, positions and rotary
-tables are made by the model's own code on every stage. torch's `pipeline()` export is not used: it drops activation
-checkpointing and unties tied embeddings.
+A stage is the model without the layers of the other stages. Modules that pass their input on replace the embedding on
+all but the first stage, and the final norm and the head on all but the last. The model's own code makes masks,
+positions and rotary tables on every stage. torch's `pipeline()` export is not used: it drops activation checkpointing
+and unties tied embeddings.
 """
 
 from __future__ import annotations
@@ -21,32 +21,32 @@ from ..invalid import InvalidInput
 
 
 class _PassOn(nn.Module):
-    """Stands for an embedding whose output came from the stage before."""
+    """Replaces an embedding: its output came from the stage before."""
 
     def forward(self, inputs_embeds: Tensor, **_unused: Any) -> Tensor:
         return inputs_embeds
 
 
 class _NothingToAdd(nn.Module):
-    """Stands for a position table that the first stage has already added."""
+    """Replaces a position table that the first stage has already added."""
 
     def forward(self, position_ids: Tensor) -> Tensor:
         return torch.zeros((), device=position_ids.device)
 
 
-Stand = Callable[[], nn.Module] | None
-"""What makes the module that stands where one was taken out; None where nothing is needed."""
+Replacement = Callable[[], nn.Module] | None
+"""Makes the module in place of one that was taken out; None if nothing is needed."""
 
 
 @dataclass(frozen=True)
 class Layout:
-    """Where a family keeps its layers, what only the first stage needs (`entry`), and only the last (`exit`)."""
+    """Paths of a family's layers, of the modules for the first stage only (`entry`), and for the last only (`exit`)."""
 
     layers: str
-    entry: dict[str, Stand]
-    exit: dict[str, Stand]
+    entry: dict[str, Replacement]
+    exit: dict[str, Replacement]
     heads: tuple[str, ...]
-    """Ends of the names of the classes that can be cut so."""
+    """Endings of the names of the classes that can be cut so."""
 
 
 _LLAMA = Layout(
@@ -75,8 +75,8 @@ LAYOUTS: dict[str, Layout] = {
 }
 
 
-class Stage(nn.Module):
-    """One stage: token ids or the hidden states before it in, hidden states or (on the last) logits out."""
+class StageModule(nn.Module):
+    """One stage: takes token ids or hidden states, returns hidden states, or logits on the last."""
 
     def __init__(self, model: nn.Module, first: bool, last: bool) -> None:
         super().__init__()
@@ -107,35 +107,35 @@ class Cut:
 
     @property
     def stages(self) -> int:
-        """How many stages."""
+        """Number of stages."""
         return len(self.bounds) - 1
 
     def tied(self) -> list[nn.Parameter]:
-        """The parameters that first and last stage both have: tied embeddings."""
+        """Parameters that both the first and the last stage have: tied embeddings."""
         first = {id(parameter) for parameter in _parameters(self._parts(self.layout.entry))}
         return [parameter for parameter in _parameters(self._parts(self.layout.exit)) if id(parameter) in first]
 
-    def stage(self, index: int) -> Stage:
-        """Stage `index`; it shares its parameters with the model it is cut from."""
+    def stage(self, index: int) -> StageModule:
+        """Make stage `index`, which shares its parameters with the whole model."""
         first, last = index == 0, index == self.stages - 1
         begin, end = self.bounds[index], self.bounds[index + 1]
         layers = _at(self.model, self.layout.layers)
         assert isinstance(layers, nn.ModuleList)
         shared = [*layers, *self._parts(self.layout.entry), *self._parts(self.layout.exit)]
-        # What is in the memo is referred to, not copied: only the frame around the layers is new.
+        # Modules in the memo are not copied: only the frame around the layers is new.
         frame = copy.deepcopy(self.model, {id(module): module for module in shared})
         _put(frame, self.layout.layers, nn.ModuleList(list(layers)[begin:end]))
         for gone, places in ((not first, self.layout.entry), (not last, self.layout.exit)):
-            for path, stand in places.items() if gone else ():
+            for path, replacement in places.items() if gone else ():
                 if _at(frame, path) is not None:
-                    _put(frame, path, stand() if stand else None)
+                    _put(frame, path, replacement() if replacement else None)
         config: Any = frame.config
         if getattr(config, "layer_types", None):
-            # Indexed by the position in the layer list. Past the configuration's own check of its length.
+            # Indexed by the position in the layer list; set without the configuration's check of its length.
             config.__dict__["layer_types"] = config.layer_types[begin:end]
-        return Stage(frame, first, last)
+        return StageModule(frame, first, last)
 
-    def _parts(self, places: dict[str, Stand]) -> list[nn.Module]:
+    def _parts(self, places: dict[str, Replacement]) -> list[nn.Module]:
         found = [_at(self.model, path) for path in places]
         return [module for module in found if module is not None]
 
@@ -143,7 +143,7 @@ class Cut:
 def cut(model: nn.Module, stages: int, seq_len: int) -> Cut:
     """Divide `model` into `stages` of about equal FLOPs.
 
-    Raises InvalidInput for a model whose parts are not known here, or with fewer layers than stages.
+    Raises InvalidInput for a family without a layout, and for fewer layers than stages.
     """
     config: Any = model.config
     layout, head = LAYOUTS.get(config.model_type), type(model).__name__
@@ -170,17 +170,16 @@ def cut(model: nn.Module, stages: int, seq_len: int) -> Cut:
     whole = Cut(model, layout, (0, len(layers)))
     head_cost = sum(_multiplied(part, config) for part in whole._parts(layout.exit))
     if head.endswith("ForSequenceClassification"):
-        # It reads one token of a sample.
+        # This head reads one token of a sample.
         head_cost /= seq_len
     costs = [_multiplied(layer, config) + _scores(config, seq_len) for layer in layers]
     return Cut(model, layout, balance(costs, head_cost, stages))
 
 
 def balance(costs: list[float], head: float, stages: int, entry: float = 0.0) -> tuple[int, ...]:
-    """Bounds of `stages` runs of layers, none empty, whose dearest stage is cheapest; `entry` is on the first stage,
-    `head` on the last.
+    """Bounds of `stages` runs of layers, none empty, with the smallest cost of the dearest stage.
 
-    Among equals the one with the smallest sum of squares: the most even.
+    `entry` adds to the first stage, `head` to the last. Of equal divisions the one with the smallest sum of squares.
     """
     before = [0.0]
     for cost in costs:
@@ -203,7 +202,7 @@ def balance(costs: list[float], head: float, stages: int, entry: float = 0.0) ->
 
 
 def _multiplied(module: nn.Module, config: Any) -> float:
-    """Parameters a token is multiplied with: a sixth of its training FLOPs. Of experts only those it is sent to."""
+    """Parameters that multiply a token, a sixth of its training FLOPs; only the active share of experts."""
     experts = getattr(config, "num_local_experts", None) or 1
     share = getattr(config, "num_experts_per_tok", experts) / experts
     total = 0.0
@@ -213,7 +212,7 @@ def _multiplied(module: nn.Module, config: Any) -> float:
 
 
 def _scores(config: Any, seq_len: int) -> float:
-    """Attention's own products in the same unit: H * (d_qk + d_v) * s a token and layer (torchtitan's formula)."""
+    """Cost of attention's own products in the same unit: H * (d_qk + d_v) * s per token and layer (torchtitan)."""
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     return float(config.num_attention_heads * 2 * head_dim * seq_len)
 

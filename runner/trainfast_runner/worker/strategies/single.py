@@ -1,8 +1,7 @@
-"""One process, one device."""
+"""One process, one device: the strategy that the others inherit from."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
 
@@ -15,78 +14,82 @@ from ..compilation import compiled
 from ..optimizer import build_optimizer
 from ..precision import Precision
 from ..spec import Knobs
-from ..weights import draw
+from ..weights import init_weights
 
 if TYPE_CHECKING:
-    from ..loop import Rig
+    from . import ForwardBackward
 
 WRAPPERS = (DistributedDataParallel, DataParallel)
 
 
 class Single:
-    """No wrapper and no communication: the reference the others are compared with."""
+    """No wrapper and no communication: the reference that the others are compared with."""
 
+    module: nn.Module
+    optimizer: Optimizer
+    precision: Precision
     rank = 0
     ranks = 1
     slices = 1
     gradient_factor = 1.0
+    """Factor on the loss that makes the gradients a sum over ranks; DDP and FSDP average them."""
+    forward_backward: ForwardBackward | None = None
 
     def __init__(self, knobs: Knobs, device: torch.device) -> None:
         self.knobs = knobs
         self.device = device
         self.devices = [device]
+        self.precision = Precision(knobs.precision, device)
 
-    def make_precision(self) -> Precision:
-        """Autocast and the loss scaler are ours."""
-        return Precision(self.knobs.precision, self.device)
+    @property
+    def dropout_rank(self) -> int:
+        """The data-parallel rank."""
+        return self.rank
 
     def start(self) -> None:
         """Nothing to join."""
 
     def wrap(self, model: nn.Module) -> nn.Module:
-        """The model itself, its weights drawn."""
-        draw(model, self.knobs.seed, self.device)
+        """Return the model itself, its weights initialized."""
+        init_weights(model, self.knobs.seed, self.device)
         return model
 
-    def prepare(self, model: nn.Module, knobs: Knobs) -> tuple[nn.Module, Optimizer]:
-        """Wrap, build the optimizer over what the wrapping left, and compile where asked."""
+    def prepare(self, model: nn.Module) -> None:
+        """Wrap, build the optimizer over the parameters that wrapping left, and compile if asked."""
         module = self.wrap(model)
-        return compiled(module, knobs, self.device), build_optimizer(module, knobs)
+        self.module = compiled(module, self.knobs, self.device)
+        self.optimizer = build_optimizer(module, self.knobs)
 
-    def accumulate(self, rig: Rig) -> Tensor:
-        """Micro-batch after micro-batch."""
-        from ..micro_steps import accumulate_gradients
-
-        return accumulate_gradients(rig)
-
-    def backward(self, rig: Rig, loss: Tensor) -> None:
-        """Gradients come out summed over ranks."""
-        rig.precision.backward(loss * self.gradient_factor)
-
-    def update(self, rig: Rig) -> None:
-        """Clip, step, free."""
-        from ..micro_steps import update
-
-        update(rig)
-
-    def micro_step(self, module: nn.Module, last: bool) -> AbstractContextManager[Any]:
+    def sync_context(self, last: bool) -> AbstractContextManager[Any]:
         """No context."""
         return nullcontext()
 
-    def sum(self, value: Tensor) -> Tensor:
-        """`value` is the sum already."""
+    def backward(self, loss: Tensor) -> None:
+        """Accumulate gradients, of the scaled loss under fp16."""
+        self.precision.backward(loss * self.gradient_factor)
+
+    def optimizer_step(self) -> None:
+        """Clip, step, free the gradients."""
+        if self.knobs.grad_clip > 0:
+            self.precision.unscale(self.optimizer)
+            self.clip_gradients(self.knobs.grad_clip)
+        self.precision.step(self.optimizer)
+        self.optimizer.zero_grad(set_to_none=True)
+
+    def clip_gradients(self, max_norm: float) -> None:
+        """Scale the gradients down to a global norm of at most `max_norm`."""
+        torch.nn.utils.clip_grad_norm_(self.module.parameters(), max_norm)
+
+    def all_reduce(self, value: Tensor) -> Tensor:
+        """Return `value`: there is no other rank."""
         return value
 
-    def sum_later(self, value: Tensor) -> Any:
-        """`value` is the sum already."""
+    def all_reduce_async(self, value: Tensor) -> Any:
+        """Return None: there is no other rank."""
         return None
 
-    def clip(self, parameters: Iterable[Tensor], max_norm: float) -> None:
-        """torch's own clipping by the global norm."""
-        torch.nn.utils.clip_grad_norm_(parameters, max_norm)
-
     def facts(self, module: nn.Module) -> dict[str, Any]:
-        """The wrapper is read from the module, not from what was asked for."""
+        """Read the wrapper from the module, not from the knobs."""
         wrapper = next((kind.__name__ for kind in WRAPPERS if isinstance(module, kind)), "none")
         return {
             "wrapper": wrapper,
@@ -97,8 +100,8 @@ class Single:
         }
 
     def documents(self) -> dict[str, Any]:
-        """Nothing."""
+        """No documents."""
         return {}
 
     def stop(self) -> None:
-        """Nobody to part from."""
+        """Nothing to leave."""

@@ -1,9 +1,9 @@
-"""Which layers tensor parallelism cuts, and how: the model's own plan where transformers ships one, else ours.
+"""The layers that tensor parallelism cuts: the model's own plan if transformers ships one, else ours.
 
 The cut is that of Megatron-LM (Shoeybi et al. 2019, section 3): the matrices that open an attention or an MLP by
-columns, those that close it by rows, so that each pair costs one all-reduce forward and one backward. The table of
-token embeddings is cut by its rows as there, and the output head that is tied to it with it; transformers' plans leave
-both whole, which in fp32 under AdamW is 16 bytes of every rank for each of its elements.
+columns, those that close it by rows, so that each pair needs one all-reduce forward and one backward. The table of
+token embeddings is cut by its rows, as there, together with an output head that is tied to it; transformers' plans
+leave both whole, which in fp32 under AdamW takes 16 bytes of every rank for each element.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ OUR_PLANS: Mapping[str, Mapping[str, str]] = {
         "encoder.layer.*.output.dense": "rowwise",
     },
 }
-"""For families whose transformers code has none; the styles are transformers' own names."""
+"""Plans for families without one in transformers; the styles are transformers' own names."""
 
 GATHERED = ("colwise_gather_output", "colwise_rep")
 SUMMED = ("replicated_with_grad_allreduce",)
@@ -48,31 +48,31 @@ class Slice:
 
 
 @dataclass
-class Plan:
-    """What is done to parameters and modules, all by their full names; what is not named is the same on every rank."""
+class TensorPlan:
+    """Parameters and modules to change, by their full names; all others are the same on every rank."""
 
     slices: dict[str, Slice] = field(default_factory=dict)
     summed: set[str] = field(default_factory=set)
-    """Whole on every rank, used on that rank's heads only: their gradients are summed over ranks."""
+    """Parameters that are whole on every rank but used on its own heads only: their gradients are summed over ranks."""
     once: set[str] = field(default_factory=set)
-    """Biases added after a sum over ranks: one rank adds them."""
+    """Biases added after a sum over ranks: only one rank adds them."""
     enters: set[str] = field(default_factory=set)
-    """Modules into which whole activations go, each rank computing with its own slice."""
+    """Modules that take whole activations; each rank computes with its own slice."""
     reduces: set[str] = field(default_factory=set)
     """Modules whose outputs are summed over ranks."""
     gathers: set[str] = field(default_factory=set)
     """Modules whose outputs are joined along the last dimension."""
     looks_up: set[str] = field(default_factory=set)
-    """Embeddings of which each rank has some rows: it looks up its own ids, and the outputs are summed."""
+    """Embeddings cut by rows: each rank looks up its own ids, and the outputs are summed."""
     widths: list[tuple[str, str]] = field(default_factory=list)
-    """Modules and attributes of theirs that hold a width, which a slice has less of."""
+    """Modules and their attributes that hold a width, which is smaller in a slice."""
 
 
-def plan_for(model: nn.Module, degree: int) -> Plan:
-    """The cut of `model` into `degree` slices. Raises InvalidInput when its family has no plan or does not divide."""
+def plan_for(model: nn.Module, degree: int) -> TensorPlan:
+    """Plan the cut of `model` into `degree` slices. Raises InvalidInput if it has no plan or does not divide."""
     config: Any = model.config
     written = _written(model)
-    plan, modules = Plan(), dict(model.named_modules())
+    plan, modules = TensorPlan(), dict(model.named_modules())
     for name, module in modules.items():
         for parameter in [None, *dict(module.named_parameters(recurse=False))]:
             full = name if parameter is None else f"{name}.{parameter}"
@@ -100,7 +100,7 @@ def plan_for(model: nn.Module, degree: int) -> Plan:
 
 
 def _written(model: nn.Module) -> dict[re.Pattern[str], str]:
-    """The plan as it is written: patterns of full names, and the style of each."""
+    """The written plan: patterns of full names, and the style of each."""
     config: Any = model.config
     own = getattr(config, "base_model_tp_plan", None) or OUR_PLANS.get(config.model_type)
     if not own:
@@ -118,7 +118,7 @@ def _written(model: nn.Module) -> dict[re.Pattern[str], str]:
     return {re.compile(re.escape(name).replace(r"\*", r"\d+")): style for name, style in named.items()}
 
 
-def _cut_module(plan: Plan, model: nn.Module, name: str, module: nn.Module, style: str, degree: int) -> None:
+def _cut_module(plan: TensorPlan, model: nn.Module, name: str, module: nn.Module, style: str, degree: int) -> None:
     # transformers' Conv1D keeps its matrix as (in, out), nn.Linear as (out, in).
     out, into = (1, 0) if type(module).__name__ == "Conv1D" else (0, 1)
     bias = getattr(module, "bias", None) is not None
@@ -155,7 +155,7 @@ def _cut_module(plan: Plan, model: nn.Module, name: str, module: nn.Module, styl
         raise _unknown(name, style, model.config)
 
 
-def _cut_parameter(plan: Plan, name: str, style: str, config: Any) -> None:
+def _cut_parameter(plan: TensorPlan, name: str, style: str, config: Any) -> None:
     """Experts keep their matrices as one tensor of (experts, out, in)."""
     if style == "packed_colwise":
         plan.slices[name] = Slice(1, parts=2)
@@ -165,8 +165,8 @@ def _cut_parameter(plan: Plan, name: str, style: str, config: Any) -> None:
         raise _unknown(name, style, config)
 
 
-def _cut_vocabulary(plan: Plan, model: nn.Module, degree: int) -> None:
-    """The rows of the token embeddings, unless they do not divide or something else than an output head shares them."""
+def _cut_vocabulary(plan: TensorPlan, model: nn.Module, degree: int) -> None:
+    """Cut the rows of the token embeddings, unless they do not divide or are shared with other than an output head."""
     find: Any = getattr(model, "get_input_embeddings", None)
     table = getattr(find() if find else None, "weight", None)
     if table is None or table.shape[0] % degree:
@@ -200,8 +200,8 @@ def _unknown(name: str, style: str, config: Any) -> InvalidInput:
     )
 
 
-def _norm_of_heads(plan: Plan, name: str, module: nn.Module) -> None:
-    """A norm over each head's own queries or keys sees only this rank's heads, whether or not the plan says so."""
+def _norm_of_heads(plan: TensorPlan, name: str, module: nn.Module) -> None:
+    """Sum the gradients of a norm over each head's queries or keys, which sees only this rank's heads."""
     parent, _, last = name.rpartition(".")
     if last in ("q_norm", "k_norm") and f"{parent}.q_proj" in plan.enters:
         plan.summed |= {f"{name}.{parameter}" for parameter, _ in module.named_parameters(recurse=False)}

@@ -1,7 +1,7 @@
-"""Puts a tensor-parallel plan on a model: parameters become slices, and hooks exchange what crosses them.
+"""Apply a tensor-parallel plan to a model: parameters become slices, and hooks exchange activations between ranks.
 
-At rest every parameter is a DTensor, those that are not cut as replicas, so that one optimizer takes them all. In
-its module's forward each is this rank's plain tensor, so that any module computes as it always does.
+At rest every parameter is a DTensor (a replica if it is not cut), so that one optimizer takes them all. In its
+module's forward it is this rank's plain tensor, so that any module computes as without a plan.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate, Shard
 
 from ..weights import Part
-from .tensor_plan import Plan, Slice
+from .tensor_plan import Slice, TensorPlan
 
 
-def cut_in_turn(model: nn.Module, plan: Plan, mesh: DeviceMesh, parts: Iterable[Part]) -> Iterator[Part]:
-    """Hang in the exchanges, and replace the parameters by DTensors over the one-dimensional `mesh`, in place.
+def cut_in_turn(model: nn.Module, plan: TensorPlan, mesh: DeviceMesh, parts: Iterable[Part]) -> Iterator[Part]:
+    """Add the exchanges, and replace the parameters by DTensors over the one-dimensional `mesh`, in place.
 
-    The parts come whole and leave as slices, one after the other.
+    Takes whole parts and yields them cut, one after the other.
     """
     exchange(model, plan, mesh)
     for name, width in plan.widths:
@@ -34,7 +34,7 @@ def cut_in_turn(model: nn.Module, plan: Plan, mesh: DeviceMesh, parts: Iterable[
         yield part
 
 
-def _cut_part(modules: dict[str, nn.Module], plan: Plan, mesh: DeviceMesh) -> None:
+def _cut_part(modules: dict[str, nn.Module], plan: TensorPlan, mesh: DeviceMesh) -> None:
     made: dict[nn.Parameter, nn.Parameter] = {}
     for name, module in modules.items():
         held = {key: parameter for key, parameter in module._parameters.items() if parameter is not None}
@@ -46,18 +46,18 @@ def _cut_part(modules: dict[str, nn.Module], plan: Plan, mesh: DeviceMesh) -> No
         if held:
             swap = _Swap(name, plan, mesh)
             module.register_forward_pre_hook(swap.in_forward, prepend=True)
-            # Also when checkpointing breaks a recomputation off by an exception.
+            # Also if checkpointing stops a recomputation by an exception.
             module.register_forward_hook(swap.at_rest, always_call=True)
 
 
-def exchange(model: nn.Module, plan: Plan, mesh: DeviceMesh) -> None:
-    """Hooks on the modules whose inputs or outputs cross from whole to sliced or back."""
+def exchange(model: nn.Module, plan: TensorPlan, mesh: DeviceMesh) -> None:
+    """Add hooks to the modules whose inputs or outputs change from whole to sliced or back."""
     group = mesh.get_group()
     for name, module in model.named_modules():
         if name in plan.enters:
             module.register_forward_pre_hook(_Enter(group), with_kwargs=True)
         if isinstance(module, nn.Embedding) and name in plan.looks_up:
-            _LookUp(module, mesh).hang_in()
+            _LookUp(module, mesh).add_hooks()
         elif name in plan.reduces:
             module.register_forward_hook(_Leave(group, _Sum))
         elif name in plan.gathers:
@@ -76,9 +76,9 @@ def _at_rest(whole: nn.Parameter, cut: Slice | None, mesh: DeviceMesh) -> nn.Par
 
 
 class _Swap:
-    """One module's parameters: DTensors at rest, this rank's plain tensors while it computes."""
+    """Swaps one module's DTensors for this rank's plain tensors during its forward."""
 
-    def __init__(self, name: str, plan: Plan, mesh: DeviceMesh) -> None:
+    def __init__(self, name: str, plan: TensorPlan, mesh: DeviceMesh) -> None:
         self.summed = {key.rpartition(".")[2] for key in plan.summed if key.rpartition(".")[0] == name}
         self.once = {key.rpartition(".")[2] for key in plan.once if key.rpartition(".")[0] == name}
         self.group = mesh.get_group()
@@ -101,13 +101,13 @@ class _Swap:
             copied: Tensor = _Copy.apply(local, self.group)  # type: ignore[no-untyped-call]
             return copied
         if key in self.once and not self.first:
-            # Zero, with the whole gradient: the sum over ranks then holds the bias once.
+            # Zero, but with the whole gradient: the sum over ranks then has the bias once.
             return local - local.detach()
         return local
 
 
 class _Enter:
-    """Before a module: what goes in is whole on every rank, its gradient is the sum of theirs."""
+    """Hook before a module: its input is whole on every rank, the input's gradient is summed over ranks."""
 
     def __init__(self, group: Any) -> None:
         self.group = group
@@ -121,7 +121,7 @@ class _Enter:
 
 
 class _Leave:
-    """After a module: its output made whole again."""
+    """Hook after a module: make its output whole again."""
 
     def __init__(self, group: Any, how: type[torch.autograd.Function]) -> None:
         self.group = group
@@ -132,7 +132,7 @@ class _Leave:
 
 
 class _LookUp:
-    """Around an embedding that has this rank's rows: other ids give zeros here, and the ranks' outputs are summed."""
+    """Hooks around an embedding with this rank's rows: other ids give zeros, and the ranks' outputs are summed."""
 
     def __init__(self, table: nn.Embedding, mesh: DeviceMesh) -> None:
         self.table = table
@@ -141,8 +141,8 @@ class _LookUp:
         self.first = self.rows * mesh.get_local_rank()
         self.ours: Tensor | None = None
 
-    def hang_in(self) -> None:
-        """The row that never learns is one of one rank's."""
+    def add_hooks(self) -> None:
+        """Add the hooks, and keep the padding's row, which never learns, on one rank."""
         padding = self.table.padding_idx
         if padding is not None:
             ours = self.first <= padding < self.first + self.rows
@@ -163,7 +163,7 @@ class _LookUp:
 
 
 class _Copy(torch.autograd.Function):
-    """Forward as it is, backward summed over ranks (Megatron's f)."""
+    """Identity forward, sum over ranks backward (Megatron's f)."""
 
     @staticmethod
     def forward(ctx: Any, value: Tensor, group: Any) -> Tensor:
@@ -178,7 +178,7 @@ class _Copy(torch.autograd.Function):
 
 
 class _Sum(torch.autograd.Function):
-    """Forward summed over ranks, backward as it is (Megatron's g)."""
+    """Sum over ranks forward, identity backward (Megatron's g)."""
 
     @staticmethod
     def forward(_ctx: Any, value: Tensor, group: Any) -> Tensor:
@@ -192,7 +192,7 @@ class _Sum(torch.autograd.Function):
 
 
 class _Join(torch.autograd.Function):
-    """Forward joined along the last dimension, backward this rank's part."""
+    """Concatenate ranks along the last dimension forward, take this rank's part backward."""
 
     @staticmethod
     def forward(ctx: Any, value: Tensor, group: Any) -> Tensor:

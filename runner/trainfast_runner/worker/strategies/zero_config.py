@@ -10,17 +10,17 @@ from torch import nn
 from ..spec import Knobs
 from ..weights import parts
 
-# DeepSpeed's default buckets hold 5e8 elements and are allocated whole, 2 GB in fp32, however small the model is.
+# DeepSpeed's default buckets have 5e8 elements and are allocated whole, 2 GB in fp32, for any model.
 LARGEST_BUCKET_ELEMENTS = 500_000_000
 MOST_LIVE_ELEMENTS = 1_000_000_000
-"""DeepSpeed's own bound on what ZeRO-3 keeps gathered."""
+"""DeepSpeed's own bound on the elements that ZeRO-3 keeps gathered."""
 ALIGNED_ELEMENTS = 65_536
 NEVER = 1_000_000_000
 
 
 @dataclass(frozen=True)
 class Zero:
-    """What a strategy's name says: the ZeRO stage, and whether states leave the device."""
+    """The ZeRO stage of a strategy; `offload` is True if states leave the device."""
 
     stage: int
     offload: bool
@@ -45,27 +45,27 @@ class Sizes:
 
 
 def sizes_of(model: nn.Module) -> Sizes:
-    """Before the model is partitioned."""
+    """Sizes of a model that is not partitioned yet."""
     each = [{id(p): p.numel() for module in part.modules for p in module.parameters(False)} for part in parts(model)]
     whole = {key: size for part in each for key, size in part.items()}
     return Sizes(sum(whole.values()), max(whole.values()), max(sum(part.values()) for part in each))
 
 
 def deepspeed_config(knobs: Knobs, ranks: int, sizes: Sizes, device: str, disk: str | None) -> dict[str, Any]:
-    """The configuration `deepspeed.initialize` takes.
+    """Make the configuration for `deepspeed.initialize`.
 
-    `device` is cpu or cuda, `disk` a directory for what is offloaded, or None for host memory.
+    `device` is cpu or cuda, `disk` the directory for offloaded states; None for host memory.
     """
     zero = ZERO[knobs.strategy]
     bucket = min(LARGEST_BUCKET_ELEMENTS, sizes.part if zero.stage == 3 else sizes.total)
     stage: dict[str, Any] = {"stage": zero.stage, "reduce_bucket_size": bucket, "allgather_bucket_size": bucket}
     if zero.stage == 3:
-        # With DeepSpeed's own bounds a model of less than 1e9 parameters is never let go of once it is gathered.
+        # With DeepSpeed's own bounds a model of less than 1e9 parameters stays gathered.
         stage["stage3_max_live_parameters"] = min(MOST_LIVE_ELEMENTS, 2 * sizes.part)
         stage["stage3_max_reuse_distance"] = min(MOST_LIVE_ELEMENTS, sizes.part)
         stage["sub_group_size"] = min(MOST_LIVE_ELEMENTS, sizes.part)
     if zero.offload:
-        # Page-locked memory only means something to a GPU.
+        # Only a GPU uses page-locked memory.
         place = {"device": "cpu" if disk is None else "nvme", "pin_memory": device == "cuda"}
         if disk is not None:
             place["nvme_path"] = disk
@@ -79,10 +79,10 @@ def deepspeed_config(knobs: Knobs, ranks: int, sizes: Sizes, device: str, disk: 
         "train_batch_size": knobs.batch_size * knobs.grad_accum * ranks,
         "train_micro_batch_size_per_gpu": knobs.batch_size,
         "gradient_accumulation_steps": knobs.grad_accum,
-        # Said even when it is 0: DeepSpeed clips at 1.0 by default.
+        # Explicit even when it is 0: DeepSpeed clips at 1.0 by default.
         "gradient_clipping": knobs.grad_clip,
         "zero_optimization": stage,
-        # Our optimizers are not all on DeepSpeed's list; those that lie about what they do are refused before launch.
+        # Some of our optimizers are not on DeepSpeed's list; those that would not work are refused before launch.
         "zero_allow_untested_optimizer": True,
         "zero_force_ds_cpu_optimizer": False,
         "steps_per_print": NEVER,

@@ -1,4 +1,4 @@
-"""How much memory the training takes, and the limit it may not pass; all figures in bytes."""
+"""Memory that the training takes, and its limit; all figures in bytes."""
 
 from __future__ import annotations
 
@@ -14,32 +14,32 @@ PHASES = ("forward_backward", "optimizer")
 RESERVE_BYTES = 16 << 20
 
 
-class Memory(Protocol):
-    """A device's memory counters. `boundary` closes a phase: notes its peak and starts the next one's."""
+class MemoryMeter(Protocol):
+    """Measures the peak of each phase of a step."""
 
     def start(self) -> None:
-        """Take the baseline and set the limit: after everything but the training is in memory."""
+        """Take the baseline and set the limit. Called when everything but the training is in memory."""
 
     def boundary(self, phase: str) -> None:
-        """End `phase` here."""
+        """End `phase`: note its peak and start the next one's."""
 
     def read(self) -> dict[str, object]:
-        """The step's memory fields, from the phases closed since the last read."""
+        """Return the step's memory fields, from the phases ended since the last read."""
 
     def held(self) -> int | None:
-        """The most that was held since the last boundary, in bytes; None where the device does not answer any more."""
+        """Peak since the last boundary; None when it is not measured, or the device no longer answers."""
 
     def release(self) -> None:
-        """The training is over, well or not: leave room for what is still to be written."""
+        """Free memory for the last records. Called when the training is over, also after an error."""
 
 
-def make_memory(
+def make_memory_meter(
     devices: list[torch.device], limit_bytes: int | None, allocator: Allocator, strict_steps: int | None
-) -> Memory:
-    """The counters of a process's devices; the last two arguments are those of `HostMemory`."""
+) -> MemoryMeter:
+    """Make the meter of this process's devices; the last two arguments are those of `HostMemoryMeter`."""
     if devices[0].type == "cuda":
-        return CudaMemory(devices, limit_bytes)
-    return HostMemory(limit_bytes, allocator, strict_steps)
+        return CudaMemoryMeter(devices, limit_bytes)
+    return HostMemoryMeter(limit_bytes, allocator, strict_steps)
 
 
 NOT_MEASURED: dict[str, object] = {
@@ -48,11 +48,11 @@ NOT_MEASURED: dict[str, object] = {
     "alloc_retries": 0,
     "phase_peaks": None,
 }
-"""The memory fields of a CPU step under ordinary thresholds: its resident memory holds freed blocks too."""
+"""Memory fields of a CPU step under ordinary thresholds, whose resident memory includes freed blocks."""
 
 
 def step_fields(peaks: dict[str, int], reserved: int, retries: int) -> dict[str, object]:
-    """The fields a step record has about memory."""
+    """Memory fields of a step record."""
     return {
         "peak_allocated_bytes": max(peaks.values()),
         "peak_reserved_bytes": reserved,
@@ -61,14 +61,14 @@ def step_fields(peaks: dict[str, int], reserved: int, retries: int) -> dict[str,
     }
 
 
-class HostMemory:
-    """The CPU: the high-water mark of resident memory above what was resident before the model was built.
+class HostMemoryMeter:
+    """Measures the high-water mark of resident memory above what was resident before the model was built.
 
-    Pages of the libraries' own files, of which a first step reads some 10 MiB, are not the training's and do not count.
-    The limit is RLIMIT_DATA at VmData plus `limit_bytes`, so that the allocator itself refuses.
+    Pages of the libraries' own files, of which a first step reads some 10 MiB, do not count. The limit is RLIMIT_DATA
+    at VmData plus `limit_bytes`, so that the allocator itself refuses.
 
-    The first `strict_steps` steps are measured, under strict malloc thresholds; then come ordinary ones and the fields
-    are null. None measures every step. An allocator that is not ours to set measures none.
+    The first `strict_steps` steps are measured under strict malloc thresholds; None measures every step. Later steps
+    have ordinary thresholds and null fields, as all steps have under an allocator that is not ours to set.
     """
 
     def __init__(self, limit_bytes: int | None, allocator: Allocator, strict_steps: int | None) -> None:
@@ -80,11 +80,11 @@ class HostMemory:
         self._peaks = dict.fromkeys(PHASES, 0)
         self._status_fd = os.open("/proc/self/status", os.O_RDONLY | os.O_CLOEXEC)
         self._clear_fd = os.open("/proc/self/clear_refs", os.O_WRONLY | os.O_CLOEXEC)
-        # Counted before the limit, never touched: room for writing down how the memory ran out.
+        # Counted before the limit, never touched: freed to write the last records after an OOM.
         self._reserve: bytearray | None = bytearray(RESERVE_BYTES)
 
     def start(self) -> None:
-        """Start the thread pools and take a large product first: their stacks and its buffers do not count."""
+        """Start the thread pools and compute a large product first, so that their memory is in the baseline."""
         warm = torch.ones(1024, 1024, requires_grad=True)
         (warm @ warm).sum().backward()  # type: ignore[no-untyped-call]
         del warm
@@ -98,23 +98,26 @@ class HostMemory:
             self._allocator.ordinary()
 
     def boundary(self, phase: str) -> None:
-        """Read VmHWM and reset it; nothing in a step whose memory is not measured."""
+        """Read VmHWM and reset it, unless this step's memory is not measured."""
         if self._left != 0:
             self._peaks[phase] = self._high_water()
             os.pwrite(self._clear_fd, b"5", 0)
 
     def held(self) -> int | None:
-        """As at a boundary, without being one; None where memory is not measured."""
+        """Read VmHWM without resetting it; None when memory is not measured."""
         return None if self._left == 0 else self._high_water()
 
     def _high_water(self) -> int:
         figures = self._read_status()
-        # Once read, a file's pages stay: those of now were there at the peak.
+        # A file's pages stay once they are read: those resident now were resident at the peak.
         read_since = max(0, figures["RssFile"] - self._files)
         return max(0, figures["VmHWM"] - self._baseline - read_since)
 
     def read(self) -> dict[str, object]:
-        """Reserved equals allocated: the C library gives freed blocks back. The last strict step ends here."""
+        """Return the fields; reserved equals allocated, because freed blocks go back to the kernel.
+
+        Ends the last strict step.
+        """
         if self._left == 0:
             return NOT_MEASURED
         fields = step_fields(self._peaks, max(self._peaks.values()), 0)
@@ -125,7 +128,7 @@ class HostMemory:
         return fields
 
     def release(self) -> None:
-        """Give the reserve back under the limit."""
+        """Free the reserve that was counted under the limit."""
         self._reserve = None
 
     def _read_status(self) -> dict[str, int]:
@@ -138,14 +141,14 @@ class HostMemory:
 
 
 def _limit_data(cap_bytes: int) -> None:
-    """The soft limit alone, which is the one that is enforced."""
+    """Set the soft limit, which is the one that is enforced."""
     _, hard = resource.getrlimit(resource.RLIMIT_DATA)
     soft = cap_bytes if hard == resource.RLIM_INFINITY else min(cap_bytes, hard)
     resource.setrlimit(resource.RLIMIT_DATA, (soft, hard))
 
 
-class CudaMemory:
-    """The caching allocator's own peaks, of the fullest device. The limit caps each; the context is not counted."""
+class CudaMemoryMeter:
+    """Reads the caching allocator's peaks on the fullest device. The limit caps each device, without its context."""
 
     def __init__(self, devices: list[torch.device], limit_bytes: int | None) -> None:
         self._devices = devices
@@ -164,7 +167,7 @@ class CudaMemory:
             torch.cuda.reset_peak_memory_stats(device)
 
     def boundary(self, phase: str) -> None:
-        """Read and reset the allocator's peaks: host counters, nothing waits for the device."""
+        """Read and reset the allocator's peaks, which are host counters: nothing waits for the device."""
         stats = [torch.cuda.memory_stats_as_nested_dict(device) for device in self._devices]
         self._peaks[phase] = max(one["allocated_bytes"]["all"]["peak"] for one in stats)
         self._reserved = max(self._reserved, *(one["reserved_bytes"]["all"]["peak"] for one in stats))
@@ -173,17 +176,17 @@ class CudaMemory:
             torch.cuda.reset_peak_memory_stats(device)
 
     def read(self) -> dict[str, object]:
-        """`alloc_retries` counts from the start of the process."""
+        """Return the fields; `alloc_retries` counts from the start of the process."""
         fields = step_fields(self._peaks, self._reserved, self._retries)
         self._reserved = 0
         return fields
 
     def held(self) -> int | None:
-        """Of the fullest device."""
+        """Return the peak of the fullest device; None after an error of the device itself."""
         try:
             return max(int(torch.cuda.max_memory_allocated(device)) for device in self._devices)
         except RuntimeError:
-            return None  # an error of the device itself, after which it answers nothing
+            return None
 
     def release(self) -> None:
-        """The host has memory of its own."""
+        """Nothing to free: records are written from host memory."""

@@ -1,8 +1,8 @@
-"""Which bytes are alive while a training step runs on tensors without memory, and what they are for.
+"""Live bytes by category while a training step runs on tensors without memory.
 
-A dispatch mode that counts every storage from the operation that makes it until it is freed. It sees what torch's
-own `MemTracker` sees, and keeps the course of the live bytes rather than their peak, so that the course of a deeper
-model or a larger batch can be put together from it.
+A dispatch mode counts every storage from the operation that makes it until it is freed. It sees what torch's own
+`MemTracker` sees, and keeps the timeline of the live bytes rather than their peak, so that the timeline of a deeper
+model or a larger batch can be computed from it.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ Bytes = tuple[int, ...]
 
 
 @dataclass
-class Stretch:
-    """A part of the step: `place` is a block as "STACK:INDEX", or empty outside of all.
+class TracedSegment:
+    """A part of the step's timeline: `place` is a block as "STACK:INDEX", or empty outside of all blocks.
 
-    `points` are the live bytes after each operation that allocated, `start` and `end` those at its ends.
+    `points` are the live bytes after each operation that allocated, `start` and `end` those at the segment's ends.
     """
 
     phase: str
@@ -50,7 +50,7 @@ _GROUPED = getattr(torch.ops.aten._grouped_mm, "default", None) if hasattr(torch
 
 
 def _grouped(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
-    """A grouped product of other types than bfloat16, which the CPU computes and torch's fake kernel refuses."""
+    """A grouped product of another dtype than bfloat16, which the CPU computes and torch's fake kernel refuses."""
     halves = [one.to(torch.bfloat16) if one.is_floating_point() else one for one in args[:2]]
     assert _GROUPED is not None
     return torch.empty_like(_GROUPED(*halves, *args[2:], **kwargs), dtype=args[0].dtype)
@@ -64,12 +64,12 @@ class _Held(weakref.ref[Any]):
     size: int
     category: int
     stack: str
-    """The stack in whose repeated block it was made; empty for all others."""
+    """The stack whose repeated block made it; empty for a storage made elsewhere."""
     shares: int
-    """How many blocks that one stands for."""
+    """Number of blocks that this block stands for."""
 
 
-class Ledger(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Counts storages on one kind of device. Enter it inside the FakeTensorMode whose tensors it counts."""
 
     def __init__(self, device_type: str) -> None:
@@ -77,9 +77,9 @@ class Ledger(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.device_type = device_type
         self.live = [0] * len(CATEGORIES)
         self.category = ACTIVATIONS
-        self.stretches: list[Stretch] = []
+        self.segments: list[TracedSegment] = []
         self.repeats: dict[str, int] = {}
-        """How many blocks of the model each repeated one stands for, by its place."""
+        """Number of blocks that each repeated block stands for, by its place."""
         self.before_next: Callable[[], None] | None = None
         """Called before the next operation."""
         self._held: dict[int, _Held] = {}
@@ -89,35 +89,35 @@ class Ledger(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if self.before_next is not None:
             self.before_next()
         if func is torch.ops.aten._local_scalar_dense.default:
-            return self._usual_answer(args[0])
+            return self._usual_value(args[0])
         if func is torch.ops.aten._amp_foreach_non_finite_check_and_unscale_.default:
             self._overflows.add(args[1].untyped_storage()._cdata)
         if func.namespace == "bitsandbytes" and not func._schema.returns:
-            self._update_in_place(args)
-            return None  # it has no fake
+            self._count_eight_bit_step(args)
+            return None  # the operation has no fake kernel
         if func is _GROUPED and args[0].dtype != torch.bfloat16:
             result = _grouped(args, kwargs or {})
         else:
             result = func(*args, **(kwargs or {}))
         made = [result] if isinstance(result, Tensor) else result if isinstance(result, tuple | list) else ()
-        # Not any(): every one of them is to be counted.
+        # Not any(), which would stop at the first.
         if sum([self.count(one, self.category) for one in made if isinstance(one, Tensor)]):
-            self.stretches[-1].points.append(tuple(self.live))
+            self.segments[-1].points.append(tuple(self.live))
         return result
 
     def begin(self, phase: str, micro: int, place: str) -> None:
-        """Another part of the step begins."""
+        """Begin a segment."""
         self.before_next = None
         self.end()
-        self.stretches.append(Stretch(phase, micro, place, tuple(self.live)))
+        self.segments.append(TracedSegment(phase, micro, place, tuple(self.live)))
 
     def end(self) -> None:
-        """The running part ends."""
-        if self.stretches and not self.stretches[-1].end:
-            self.stretches[-1].end = tuple(self.live)
+        """End the running segment."""
+        if self.segments and not self.segments[-1].end:
+            self.segments[-1].end = tuple(self.live)
 
     def count(self, tensor: Tensor, category: int) -> bool:
-        """Count the tensor's storage, unless it is counted already; whether it was new."""
+        """Count the tensor's storage; return False if it is counted already or empty."""
         if tensor.device.type != self.device_type:
             return False
         storage = tensor.untyped_storage()
@@ -126,7 +126,7 @@ class Ledger(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return False
         held = _Held(storage, self._freed)
         held.key, held.size, held.category = key, self._size(storage.nbytes()), category
-        place = self.stretches[-1].place if self.stretches else ""
+        place = self.segments[-1].place if self.segments else ""
         held.shares = self.repeats.get(place, 1)
         held.stack = place.partition(":")[0] if held.shares > 1 else ""
         self._held[key] = held
@@ -134,13 +134,13 @@ class Ledger(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return held.size > 0
 
     def count_all(self, tensors: Iterable[Tensor], category: int) -> None:
-        """As `count`, and what is counted already changes its category."""
+        """As `count`; a storage that is counted already changes its category."""
         for tensor in tensors:
             if not self.count(tensor, category):
                 self.change(tensor, category)
 
     def change(self, tensor: Tensor, category: int) -> None:
-        """From now on the tensor's storage is of this category."""
+        """Change the category of the tensor's storage."""
         held = self._held.get(tensor.untyped_storage()._cdata)
         if held is not None:
             self.live[held.category] -= held.size
@@ -148,29 +148,29 @@ class Ledger(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self.live[category] += held.size
 
     def _freed(self, held: Any) -> None:
-        # What a block leaves behind for the blocks after it goes block by block; what goes outside of them, as the
-        # weights that autocast keeps until its end, goes for all the blocks that this one stands for.
-        inside = held.stack and self.stretches[-1].place.partition(":")[0] == held.stack
+        # A storage freed inside its stack is freed block by block; one freed outside (weights that autocast keeps until
+        # its end) is freed for all the blocks that this one stands for.
+        inside = held.stack and self.segments[-1].place.partition(":")[0] == held.stack
         self.live[held.category] -= held.size * (1 if inside else held.shares)
         del self._held[held.key]
 
-    def _update_in_place(self, args: tuple[Any, ...]) -> None:
-        """What bitsandbytes' 8-bit step of one parameter holds meanwhile: on a CPU, copies in single precision."""
+    def _count_eight_bit_step(self, args: tuple[Any, ...]) -> None:
+        """Count the copies in single precision that bitsandbytes' 8-bit step of one parameter holds on a CPU."""
         gradient = next((one for one in args if isinstance(one, Tensor)), None)
         if gradient is None or self.device_type != "cpu":
             return
         copies = EIGHT_BIT_COPIES + (gradient.element_size() < SINGLE_BYTES)
         held = list(self.live)
         held[TEMPORARY] += copies * SINGLE_BYTES * gradient.numel()
-        self.stretches[-1].points.append(tuple(held))
+        self.segments[-1].points.append(tuple(held))
 
     def _size(self, size: int) -> int:
         if self.device_type != "cuda":
             return size
         return -(-size // CUDA_ROUNDING_BYTES) * CUDA_ROUNDING_BYTES
 
-    def _usual_answer(self, scalar: Tensor) -> Any:
-        """What a value that decides the way would most likely be.
+    def _usual_value(self, scalar: Tensor) -> Any:
+        """The likeliest value of a tensor that decides which operations follow.
 
         A mask holds everywhere, no gradient overflowed, and any other number is a count that has begun.
         """

@@ -1,0 +1,36 @@
+"""Memory that the devices can still give when a training fails: errors that only hint at an OOM are judged by it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+LOW_BYTES = 1 << 30
+LOW_SHARE = 0.05
+"""Less than either is low: cuBLAS's handles and most workspaces of cuDNN take less."""
+
+
+@dataclass(frozen=True)
+class AvailableMemory:
+    """Bytes that a device can still give; `is_low` if a library may just have asked for more."""
+
+    free_bytes: int
+    is_low: bool
+
+
+def available_memory(devices: list[torch.device], limit_bytes: int | None) -> AvailableMemory | None:
+    """Available memory of the fullest device; None for a CPU, and for a device that no longer answers."""
+    if devices[0].type != "cuda":
+        return None
+    try:
+        return min((_available(device, limit_bytes) for device in devices), key=lambda one: one.free_bytes)
+    except RuntimeError:
+        return None
+
+
+def _available(device: torch.device, limit_bytes: int | None) -> AvailableMemory:
+    free, total = torch.cuda.mem_get_info(device)
+    if limit_bytes is not None:
+        free = max(0, min(free, limit_bytes - torch.cuda.memory_allocated(device)))
+    return AvailableMemory(free, free < max(LOW_BYTES, LOW_SHARE * total))

@@ -1,0 +1,90 @@
+"""Memory that a limit counts, read around each probe of a batch search."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Protocol
+
+import torch
+
+from .available_memory import available_memory
+
+
+class LimitGauge(Protocol):
+    """Reads the memory that the limit itself counts, where the memory meter counts other bytes."""
+
+    def peak_bytes(self) -> int | None:
+        """Peak of this process; None when unknown."""
+
+    def available_bytes(self) -> int | None:
+        """Most that this rank may use; None when unknown."""
+
+    def is_low(self) -> bool:
+        """True if a library may just have asked for more memory than the device has left."""
+
+
+class HostLimitGauge:
+    """Reads the peak of VmData, the private writable address space that RLIMIT_DATA counts, touched or not.
+
+    VmData has no high-water mark, but all address space has (VmPeak): its growth less that of the rest (mapped files)
+    is the data's. Make the gauge when the limit has just been set. The peak is None until VmPeak passes the mark that
+    address space freed before has left.
+    """
+
+    def __init__(self, limit_bytes: int | None) -> None:
+        self._limit_bytes = limit_bytes
+        self._first = _status()
+
+    def peak_bytes(self) -> int | None:
+        """Growth since the limit was set."""
+        now, first = _status(), self._first
+        if now["VmPeak"] <= first["VmPeak"]:
+            return None
+        files = (now["VmSize"] - now["VmData"]) - (first["VmSize"] - first["VmData"])
+        return max(0, now["VmPeak"] - first["VmSize"] - max(0, files))
+
+    def available_bytes(self) -> int | None:
+        """Return the limit."""
+        return self._limit_bytes
+
+    def is_low(self) -> bool:
+        """Return False: an error of the host allocator needs no second opinion."""
+        return False
+
+
+def _status() -> dict[str, int]:
+    """The Vm figures of `/proc/self/status` in bytes."""
+    found = {}
+    for line in Path("/proc/self/status").read_bytes().split(b"\n"):
+        name, _, value = line.partition(b":")
+        if name in (b"VmPeak", b"VmSize", b"VmData"):
+            found[name.decode()] = int(value.split()[0]) * 1024
+    return found
+
+
+class CudaLimitGauge:
+    """Counts as available what is free on the device and what the caching allocator holds, up to its limit."""
+
+    def __init__(self, device: torch.device, limit_bytes: int | None) -> None:
+        self._device = device
+        self._limit_bytes = limit_bytes
+
+    def peak_bytes(self) -> int | None:
+        """Return None: the memory meter reads what the limit counts."""
+        return None
+
+    def available_bytes(self) -> int | None:
+        """Most that the allocator may hold now; less when another process takes memory."""
+        free, _ = torch.cuda.mem_get_info(self._device)
+        available = free + torch.cuda.memory_reserved(self._device)
+        return available if self._limit_bytes is None else min(available, self._limit_bytes)
+
+    def is_low(self) -> bool:
+        """Return False when the device does not answer."""
+        available = available_memory([self._device], self._limit_bytes)
+        return available is not None and available.is_low
+
+
+def make_limit_gauge(device: torch.device, limit_bytes: int | None) -> LimitGauge:
+    """Make the gauge of this rank's device. Call it when the limit has just been set."""
+    return CudaLimitGauge(device, limit_bytes) if device.type == "cuda" else HostLimitGauge(limit_bytes)

@@ -1,0 +1,298 @@
+"""Trace a step without memory: the timeline of its live bytes at one batch size, and that of the optimizer's step."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from itertools import islice
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode, unset_fake_temporarily
+
+from ..build import CHECKPOINT, attention_of, attention_reason, build_model
+from ..data.samples import Batch, Halves, random_samples
+from ..loop import forward_backward
+from ..model_config import (
+    check_seq_len,
+    image_shape,
+    resolve_config,
+    split_tokens,
+    tokens_per_sample,
+    vocab_size,
+)
+from ..objective import Objective
+from ..optimizer import build_optimizer
+from ..spec import Knobs
+from ..strategies import Strategy, make_strategy
+from .live_bytes import GRADS, OPTIMIZER, PARAMS, LiveBytes, TracedSegment
+from .repeated_blocks import KEPT, TracedStack, shorten
+from .step_watch import StepWatch
+
+BATCHES = (2, 4)
+"""Batch sizes that are traced. Not 1: with one sample some copies are views."""
+MICRO_BATCHES = 2
+"""Traced micro-batches: in the second, gradients are alive from its start, as in all but the first."""
+
+PAGED_ELEMENTS = 100_000
+HANDLES = 2
+WORKSPACE_KIB, HOPPER_WORKSPACE_KIB = 2 * 4096 + 8 * 16, 32 * 1024
+"""Used without CUBLAS_WORKSPACE_CONFIG, whose form is :KIB:COUNT."""
+
+
+@dataclass
+class Traced:
+    """The worker's own strategy and model, their tensors fake."""
+
+    config: Any
+    objective: str
+    knobs: Knobs
+    fake: FakeTensorMode
+    strategy: Strategy
+
+
+def timeline_at(request: dict[str, Any], size: int) -> dict[str, Any]:
+    """Trace forward and backward at `BATCHES[size]`: `stretches`, and the facts about the model that they need.
+
+    `library_bytes` are memory of torch's allocator that libraries never free, `unused` the names of the parameters
+    without a gradient. Raises InvalidInput for a model that cannot be built, any error for one that cannot be traced.
+    """
+    knobs = replace(Knobs(**request["knobs"]), grad_accum=MICRO_BATCHES)
+    config = resolve_config(request["model"])
+    check_seq_len(config, request["objective"], knobs.seq_len)
+    model = _model(request, config, knobs)
+    stages = None
+    if request.get("stages"):
+        # Only here: its imports take another second.
+        from .stages import spread_over, stages_of
+
+        if request.get("spread"):
+            tokens = tokens_per_sample(config, request["objective"], knobs.seq_len)
+            stages = spread_over(model, request["stages"], tokens)
+        else:
+            stages = stages_of(model, request["stages"], knobs.seq_len)
+    sizes = [parameter.numel() for parameter in model.parameters()]
+    with _traced(request, config, knobs, model) as traced:
+        stacks = shorten(model, config, bool(request.get("whole")))
+        segments = _forward_backward(traced, stacks, BATCHES[size])
+        return {
+            "parameter_sizes": sizes,
+            "stacks": [{"kept": len(stack.blocks), "sizes": list(stack.sizes)} for stack in stacks],
+            "stretches": segments,
+            "pipeline": stages,
+            "library_bytes": library_bytes(request["device"]),
+            "attention": _attention(model, knobs),
+            "unused": _names(stacks, [name for name, held in model.named_parameters() if held.grad is None]),
+        }
+
+
+def _attention(model: nn.Module, knobs: Knobs) -> str:
+    """The attention kernel that was traced, with the reason if `attention` is auto."""
+    kernel, reason = attention_of(model) or "", attention_reason(model, knobs)
+    return f"{kernel}, because {reason}" if reason else kernel
+
+
+def library_bytes(device_type: str) -> int:
+    """Bytes of cuBLAS's workspaces, which torch allocates once for each handle and stream.
+
+    The threads of forward and backward have a handle each (torch 2.11, aten/src/ATen/cuda/CublasHandlePool.cpp).
+    """
+    if device_type != "cuda":
+        return 0
+    asked = re.findall(r":(\d+):(\d+)", os.environ.get("CUBLAS_WORKSPACE_CONFIG", ""))
+    is_hopper = torch.cuda.get_device_capability() == (9, 0)
+    usual_kib = HOPPER_WORKSPACE_KIB if is_hopper else WORKSPACE_KIB
+    return HANDLES * 1024 * (sum(int(kib) * int(count) for kib, count in asked) or usual_kib)
+
+
+def _names(stacks: list[TracedStack], names: list[str]) -> list[str]:
+    """Names in the whole model of these parameters of the shortened model."""
+    for stack in stacks:
+        names = [whole for name in names for whole in stack.stood_for(name)]
+    return names
+
+
+def optimizer_step_at(request: dict[str, Any], size: int) -> dict[str, Any]:
+    """Trace the optimizer's step with KEPT + `size` blocks of each stack; all but `unused` parameters have gradients.
+
+    `stretch` is the step, `more` how many blocks the model has beyond KEPT: 0 if the whole model is traced, and then
+    `size` 1 has no `stretch`. Raises as `timeline_at`.
+    """
+    knobs = Knobs(**request["knobs"])
+    config = resolve_config(request["model"])
+    model = _model(request, config, knobs)
+    stacks = shorten(model, config, bool(request.get("whole")), KEPT + size)
+    depths = {len(stack.sizes) for stack in stacks if stack.repeats > 1}
+    more = max(depths, default=0) - KEPT
+    if len(depths) != 1 or more <= KEPT:
+        # Two traces of a few blocks take as long as one of all.
+        if size > 0:
+            return {"more": 0}
+        model, stacks, more = _model(request, config, knobs), [], 0
+    unused = set(request["unused"])
+    with _traced(request, config, knobs, model) as traced:
+        updated = [
+            held
+            for name, held in model.named_parameters()
+            if held.requires_grad and _names(stacks, [name])[0] not in unused
+        ]
+        return {"stretch": _optimizer_step(traced, updated), "more": more}
+
+
+def _model(request: dict[str, Any], config: Any, knobs: Knobs) -> nn.Module:
+    """Build the model on the meta device, where values that decide about layers (dropout rates) are real."""
+    model = build_model(config, request["objective"], knobs, torch.device("meta"))
+    if request.get("tp_degree"):
+        # Only here: torch.distributed takes long to import.
+        from .slices import keep_one_slice
+
+        keep_one_slice(model, request["tp_degree"], request["device"])
+    return model
+
+
+@contextmanager
+def _traced(request: dict[str, Any], config: Any, knobs: Knobs, model: nn.Module) -> Iterator[Traced]:
+    device = torch.device(request["device"])
+    with FakeTensorMode(allow_non_fake_inputs=True) as fake:
+        _place(model, device)
+        strategy = make_strategy(knobs, device)
+        strategy.module = model
+        yield Traced(config, request["objective"], knobs, fake, strategy)
+
+
+def _place(model: nn.Module, device: torch.device) -> None:
+    """Move parameters and buffers from the meta device to `device`, in place; tied ones stay tied."""
+    made: dict[int, Tensor] = {}
+    for module in model.modules():
+        for held in (module._parameters, module._buffers):
+            for name, tensor in held.items():
+                if tensor is None:
+                    continue
+                if id(tensor) not in made:
+                    empty = torch.empty_strided(tensor.size(), tensor.stride(), dtype=tensor.dtype, device=device)
+                    is_parameter = isinstance(tensor, nn.Parameter)
+                    made[id(tensor)] = nn.Parameter(empty, tensor.requires_grad) if is_parameter else empty
+                held[name] = made[id(tensor)]  # type: ignore[assignment]
+
+
+def _forward_backward(traced: Traced, stacks: list[TracedStack], batch_size: int) -> list[TracedSegment]:
+    """Trace forward and backward of the step's micro-batches, which the loop's own code takes."""
+    model: Any = traced.strategy.module
+    model.zero_grad(set_to_none=True)
+    live = LiveBytes(traced.strategy.device.type)
+    live.count_all([*model.parameters(), *model.buffers()], PARAMS)
+    for number, stack in enumerate(stacks):
+        if stack.repeats > 1:
+            live.repeats[f"{number}:1"] = stack.repeats
+    watch = StepWatch(live)
+    hooks = watch.follow(stacks)
+    if traced.knobs.checkpointing == "full":
+        model.gradient_checkpointing_enable({**CHECKPOINT, "context_fn": watch.around_checkpoints})
+    for parameter in model.parameters():
+        hooks.append(parameter.register_post_accumulate_grad_hook(_gradient_counter(live)))
+    batches = islice(_batches(traced, batch_size, live), traced.knobs.grad_accum)
+    try:
+        with live:
+            watch.enter("other")
+            forward_backward(traced.strategy, Objective(traced.objective), batches, watch.enter)
+            live.end()
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return live.segments
+
+
+def _gradient_counter(live: LiveBytes) -> Any:
+    def count_gradient(parameter: Tensor) -> None:
+        assert parameter.grad is not None
+        live.change(parameter.grad, GRADS)
+
+    return count_gradient
+
+
+def _batches(traced: Traced, batch_size: int, live: LiveBytes) -> Iterator[Batch]:
+    """Batches with the shapes and dtypes of the data; live bytes do not depend on their values."""
+    while True:
+        batch: Batch = {name: traced.fake.from_tensor(real) for name, real in _samples(traced, batch_size).items()}
+        for values in batch.values():
+            live.count(values, live.category)
+        yield batch
+
+
+def _samples(traced: Traced, batch_size: int) -> Batch:
+    config, seq_len = traced.config, traced.knobs.seq_len
+    if traced.objective == "image-classification":
+        channels, size = image_shape(config)
+        return {
+            "pixel_values": torch.zeros(batch_size, channels, size, size),
+            "labels": torch.zeros(batch_size, dtype=torch.int64),
+        }
+    halves = Halves(split_tokens(seq_len)[0], 0) if traced.objective == "seq2seq" else None
+    samples = random_samples(vocab_size(config), traced.objective, seq_len, 0, halves, batch_size)
+    return samples.__getitems__(list(range(batch_size)))
+
+
+def _optimizer_step(traced: Traced, updated: list[nn.Parameter]) -> TracedSegment:
+    """Trace the optimizer's second step, which finds its states."""
+    strategy = traced.strategy
+    is_cuda = strategy.device.type == "cuda"
+    with unset_fake_temporarily():
+        # bitsandbytes computes its quantization map, which is data.
+        optimizer = strategy.optimizer = build_optimizer(strategy.module, traced.knobs)
+        if is_cuda:
+            keep_pages_aside(optimizer)
+    live = LiveBytes(strategy.device.type)
+    live.count_all([*strategy.module.parameters(), *strategy.module.buffers()], PARAMS)
+    watch = StepWatch(live)
+    for group in optimizer.param_groups:
+        if is_cuda and group.get("foreach", 0) is None and not group.get("fused"):
+            # torch's own choice for tensors on a GPU, which it does not make for fake ones.
+            group["foreach"] = True
+    with live:
+        watch.enter("other")
+        if strategy.precision.scaler is not None:
+            strategy.precision.scaler.scale(torch.zeros((), device=strategy.device))
+        for _ in range(2):
+            for parameter in updated:
+                parameter.grad = torch.empty_like(parameter)
+                live.change(parameter.grad, GRADS)
+            live.count_all(_tensors(optimizer.state.values()), OPTIMIZER)
+            watch.enter("optimizer")
+            strategy.optimizer_step()
+        live.end()
+    return live.segments[-1]
+
+
+def keep_pages_aside(optimizer: Any) -> None:
+    """Keep bitsandbytes' paged states on the host, from the size at which it pages them.
+
+    They are CUDA's managed memory, which torch's allocator does not count, and cannot be fake (bitsandbytes,
+    optim/optimizer.py, get_state_buffer).
+    """
+    if not getattr(optimizer, "is_paged", False):
+        return
+    optimizer.is_paged = False
+
+    def buffer(parameter: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
+        paged = parameter.numel() >= PAGED_ELEMENTS
+        state: Any = torch.zeros_like(parameter, dtype=dtype, device="cpu" if paged else parameter.device)
+        state.is_paged = paged
+        made: Tensor = state
+        return made
+
+    optimizer.get_state_buffer = buffer
+
+
+def _tensors(values: Any) -> Iterator[Tensor]:
+    """Yield every tensor in nested dictionaries and lists."""
+    for value in values:
+        if isinstance(value, Tensor):
+            yield value
+        elif isinstance(value, dict):
+            yield from _tensors(value.values())
+        elif isinstance(value, list | tuple):
+            yield from _tensors(value)

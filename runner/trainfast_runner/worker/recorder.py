@@ -1,0 +1,66 @@
+"""Marks the phases of a training step, and hands the step's times, memory peaks and loss to a log."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from torch import Tensor
+
+from .clock import StepClock, StepTimes
+from .memory_meter import MemoryMeter
+from .worker_log import WorkerLog
+
+
+class Log(Protocol):
+    """Takes the figures of each step."""
+
+    def add(
+        self, step: int, times: StepTimes, loss: Tensor, reduced: Any, scale: Tensor | None, fields: dict[str, Any]
+    ) -> None:
+        """Note step `step` (from 1); `loss` is being summed over ranks until `reduced`, if not None, is ready."""
+
+
+class StepRecorder:
+    """Records each step of a training, whichever engine takes the steps. Never waits for the device."""
+
+    def __init__(
+        self,
+        clock: StepClock,
+        memory: MemoryMeter,
+        log: Log,
+        worker_log: WorkerLog,
+        write_actual: Callable[[], None] | None = None,
+    ) -> None:
+        self._clock = clock
+        self._memory = memory
+        self._log = log
+        self._worker_log = worker_log
+        self._write_actual = write_actual
+        self._in_optimizer = False
+
+    def begin_step(self, step: int) -> None:
+        """Begin step `step` (from 1), in the phase `other`."""
+        self._worker_log.step = step
+
+    def enter(self, phase: str) -> None:
+        """Begin a phase of the step: for its time, its memory peak, and the record of an exception raised in it."""
+        if phase == "optimizer":
+            self._memory.boundary("forward_backward")
+        elif self._in_optimizer:
+            self._memory.boundary("optimizer")
+        self._in_optimizer = phase == "optimizer"
+        self._clock.enter(phase)
+        self._worker_log.phase = "train" if phase == "other" else phase
+
+    def end_step(self, loss: Tensor, reduced: Any, scale: Tensor | None, rate: float) -> None:
+        """End the step. `scale` is fp16's loss scale, `rate` the learning rate; `loss` and `reduced` as for `Log`."""
+        step, times = self._worker_log.step or 0, self._clock.end_step()
+        self._log.add(step, times, loss, reduced, scale, {"lr": rate, **self._memory.read()})
+        if step == 1:
+            self.write_actual()
+
+    def write_actual(self) -> None:
+        """Record what really runs: after the first step, and when an engine has wrapped the model."""
+        if self._write_actual is not None:
+            self._write_actual()
