@@ -1,5 +1,5 @@
-"""What runs inside the training process.
+"""The code of the training process.
 
-Imports the standard library and the training stack only, by relative names, so that this folder can be loaded by
-path into any Python that has torch and transformers (see `bootstrap.py`).
+It imports the standard library and the training stack only, by relative names, so that any Python with torch and
+transformers can load this folder by path (see `bootstrap.py`).
 """

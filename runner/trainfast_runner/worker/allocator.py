@@ -1,8 +1,8 @@
-"""The C library's malloc thresholds of a CPU run: strict where memory is measured, ordinary where time is.
+"""Malloc thresholds of a CPU run: strict in steps whose memory is measured, ordinary in steps whose time is.
 
-Under strict thresholds every tensor of 128 KiB and more is a mapping of its own, which the kernel gets back when it is
-freed: resident memory is what the tensors need. Page faults make such a step twice as slow, so no timed step runs
-under them unless the run has a memory limit. Standard library only: call `strict` before torch is imported.
+Under strict thresholds every tensor of 128 KiB and more is a mapping of its own that goes back to the kernel when it is
+freed, so resident memory is what the tensors need. Page faults double the time of such a step: no timed step runs under
+them unless the run has a memory limit. Standard library only: call `strict` before torch is imported.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pathlib import Path
 # mallopt's parameters, from glibc's malloc.h.
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD, M_ARENA_MAX = -1, -3, -8
 STRICT_BYTES = 128 << 10
-"""glibc's initial value of both thresholds, which setting it keeps from growing."""
+"""glibc's initial value of both thresholds; setting it keeps them from growing."""
 ORDINARY_MMAP_BYTES = 32 << 20
 """The most that glibc's own threshold grows to on 64 bits (DEFAULT_MMAP_THRESHOLD_MAX, malloc.c)."""
 ORDINARY_TRIM_BYTES = 256 << 20
@@ -34,9 +34,9 @@ class _Symbol(ctypes.Structure):
 
 
 class Allocator:
-    """The malloc of this process. `thresholds` is strict, ordinary, or kept: the user's own, never touched.
+    """The malloc of this process. `thresholds` is strict, ordinary, or kept (the user's own, never changed).
 
-    `kept_because` names the user's setting or allocator; None where the thresholds are ours to set.
+    `kept_because` names the user's setting or allocator; None if the thresholds are ours to set.
     """
 
     def __init__(self, environment: Mapping[str, str] = os.environ) -> None:
@@ -46,11 +46,11 @@ class Allocator:
         self.thresholds = ORDINARY if self.kept_because is None else KEPT
 
     def strict(self) -> None:
-        """Give freed blocks of 128 KiB and more back to the kernel at once; one arena, so that heaps do not scatter."""
+        """Return freed blocks of 128 KiB and more to the kernel at once; use one arena, so that heaps stay together."""
         self._set(STRICT, ((M_ARENA_MAX, 1), (M_MMAP_THRESHOLD, STRICT_BYTES), (M_TRIM_THRESHOLD, STRICT_BYTES)))
 
     def ordinary(self) -> None:
-        """Keep freed blocks for the next step, as glibc does by itself once a process has freed large ones."""
+        """Keep freed blocks for the next step, as glibc does by default after a process has freed large ones."""
         self._set(ORDINARY, ((M_MMAP_THRESHOLD, ORDINARY_MMAP_BYTES), (M_TRIM_THRESHOLD, ORDINARY_TRIM_BYTES)))
 
     def _set(self, thresholds: str, parameters: tuple[tuple[int, int], ...]) -> None:
@@ -63,12 +63,12 @@ class Allocator:
 
 
 def begin_loader(_number: int) -> None:
-    """Give a data-loader process, forked under strict thresholds, ordinary ones: nobody measures its memory."""
+    """Set ordinary thresholds in a data-loader process, whose memory is not measured."""
     Allocator().ordinary()
 
 
 def _name(library: ctypes.CDLL) -> str:
-    """`glibc 2.36`, or the file that a preloaded malloc comes from, such as `libjemalloc.so.2`."""
+    """Return `glibc 2.36`, or the file of a preloaded malloc, such as `libjemalloc.so.2`."""
     found = _Symbol()
     address = ctypes.cast(library.malloc, ctypes.c_void_p)
     if not library.dladdr(address, ctypes.byref(found)) or not found.file:
@@ -88,7 +88,7 @@ def _kept_because(name: str, environment: Mapping[str, str]) -> str | None:
 
 
 def malloc_settings(environment: Mapping[str, str]) -> list[str]:
-    """The user's own settings of glibc's malloc, by name."""
+    """Names of the user's own settings of glibc's malloc."""
     own = sorted(variable for variable in environment if variable.startswith("MALLOC_"))
     if "glibc.malloc." in environment.get("GLIBC_TUNABLES", ""):
         own.append("GLIBC_TUNABLES")

@@ -1,6 +1,6 @@
-"""The file a training process starts from: `PY bootstrap.py RUN_DIR`, alone or under `torch.distributed.run`.
+"""The file that a training process starts with: `PY bootstrap.py RUN_DIR`, alone or under `torch.distributed.run`.
 
-It loads the folder it stands in as the package `trainfast_worker`, whatever else that Python has installed.
+It loads its own folder as the package `trainfast_worker`, whatever else that Python has installed.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ FOLDER = Path(__file__).resolve().parent
 
 
 def register() -> None:
-    """Make this folder importable as `trainfast_worker`, and keep its files from shadowing anybody's modules."""
+    """Make this folder importable as `trainfast_worker`, and keep its files from shadowing other modules."""
     if "trainfast_worker" in sys.modules:
         return
     if sys.path and Path(sys.path[0] or ".").resolve() == FOLDER:
@@ -28,7 +28,7 @@ def register() -> None:
     spec.loader.exec_module(package)
 
 
-# Outside the guard: processes started by forkserver or spawn run this file again and unpickle our classes.
+# Outside the guard, because processes started by forkserver or spawn run this file again and unpickle our classes.
 register()
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
-"""What this device really reaches: a short test of matrix products in each number format, and of copying.
+"""Measure the speed of matrix products in each number format, and of copying, on this device.
 
 `PY calibrate.py [DEVICE]` prints one JSON line: `{device, name, threads, torch, tflops{precision: TFLOP/s},
-copy_gb_per_s, cpu_share}`. Copying counts the bytes read and the bytes written. A CPU has no name that torch knows;
-`cpu_share` is how much of the time in which its threads could have run they did: the rest went to other processes.
+copy_gb_per_s, cpu_share}`. Copying counts the bytes read and the bytes written. `name` is null for a CPU; `cpu_share`
+is the share of their runnable time in which its threads ran: other processes had the rest.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from pathlib import Path
 from typing import Any
 
 TEST_S = 0.4
-"""About how long each test runs."""
+"""Approximate length of each test."""
 CPU_SIDE, GPU_SIDE = 1024, 8192
 COPY_BYTES = {"cpu": 1 << 27, "cuda": 1 << 30}
 
 
 def main(kind: str) -> dict[str, Any]:
-    """The best of several measurements for each format the device has; takes a few seconds."""
+    """Measure each format that the device has several times, and return the best; takes a few seconds."""
     import torch
 
     device = torch.device(kind)
@@ -34,7 +34,7 @@ def main(kind: str) -> dict[str, Any]:
     elif kind == "cuda":
         del formats["bf16"]
     else:
-        # fp16 has no fast unit on most CPUs: its product would take longer than all the others.
+        # Most CPUs have no fast unit for fp16: its product would take longer than all others.
         del formats["fp16"]
     reached: dict[str, float] = {}
     with torch.no_grad():
@@ -62,7 +62,7 @@ def main(kind: str) -> dict[str, Any]:
 
 
 def cpu_share() -> float | None:
-    """Of the time this process's threads ran or waited for a core, the part they ran; None where it is not counted.
+    """Share of the time that this process's threads ran, not waiting for a core; None if the kernel does not count it.
 
     The first two fields of /proc/PID/task/TID/schedstat (Linux, Documentation/scheduler/sched-stats), in ns.
     """
@@ -77,7 +77,7 @@ def cpu_share() -> float | None:
 
 
 def _best_seconds(work: Callable[[], Any], device: Any) -> float:
-    """The shortest time of one `work`, from several within `TEST_S` after a first that is not counted."""
+    """Shortest time of one `work`, of several within `TEST_S` after a first that is not counted."""
     import torch
 
     def once() -> float:

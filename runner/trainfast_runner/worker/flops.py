@@ -13,17 +13,17 @@ from .model_config import image_part, patches, split_tokens, text_part, tokens_p
 from .strategies.blocks import transformer_blocks
 
 _ADDED = re.compile(r"(^|\.)(position_embeddings|cls_token|mask_token|distillation_token)$")
-"""Parameters that are only added, never multiplied."""
+"""Parameters that are added, never multiplied."""
 _ONE_TOKEN = re.compile(r"(^|\.)(pooler|classifier)\.")
 """Heads that look at one token of a sample."""
 _ENCODER = re.compile(r"(^|\.)encoder\.")
 _CROSS_KEYS = re.compile(r"\.(EncDecAttention\.[kv]|encoder_attn\.[kv]_proj)\.")
-"""What a decoder multiplies with the encoder's tokens."""
+"""Parameters of a decoder that multiply the encoder's tokens."""
 
 
 @dataclass(frozen=True)
 class SampleFlops:
-    """FLOPs a sample. `recomputed` comes on top of `model` and is no progress; `notebook` counts its own way."""
+    """FLOPs of a sample. `recomputed` is extra work on top of `model`; `notebook` is counted by another formula."""
 
     model: float
     recomputed: float
@@ -32,7 +32,7 @@ class SampleFlops:
 
 @dataclass(frozen=True)
 class _Shape:
-    """Layers and tokens a sample; a model without a decoder of its own has zeros there."""
+    """Layers and tokens of a sample; zeros for the decoder of a model without one of its own."""
 
     layers: int
     tokens: int
@@ -41,20 +41,20 @@ class _Shape:
 
     @property
     def scores(self) -> int:
-        """Pairs of tokens that attend to each other, over all layers."""
+        """Pairs of tokens that attend to each other, summed over all layers."""
         own = self.layers * self.tokens**2 + self.decoder_layers * self.decoder_tokens**2
         return own + self.decoder_layers * self.decoder_tokens * self.tokens
 
 
 def flops_per_sample(model: nn.Module, objective: str, seq_len: int, checkpointing: str) -> SampleFlops | None:
-    """The counts of one sample, or None where the configuration lacks a field. Count before the model is sharded.
+    """Count the FLOPs of one sample; None if the configuration lacks a field. Call it before the model is sharded.
 
     Per token 6N + 6*L*H*(d_qk + d_v)*s (torchtitan's formula; PaLM, appendix B, where d_qk = d_v). N counts the
     parameters that multiply that token: not the input embeddings, whose lookup is free, unless they are tied to the
-    output projection; of a mixture's experts only the share that is active. An encoder's parameters meet the encoder's
+    output projection; only the active share of a mixture's experts. An encoder's parameters multiply the encoder's
     tokens, a decoder's its own. Attention is counted whole, without halving for causality. Full checkpointing repeats
-    the forward of the layers, a third of their FLOPs, but not what is outside of them. (torch leaves out a layer's
-    last product where nothing after it keeps a value, such as a Llama's down projection.)
+    the forward of the layers, a third of their FLOPs, but nothing outside of them. (torch leaves out a layer's last
+    product if no later value needs it, such as a Llama's down projection.)
     """
     config: Any = model.config
     text = image_part(config) if objective == "image-classification" else text_part(config)
@@ -81,7 +81,7 @@ def flops_per_sample(model: nn.Module, objective: str, seq_len: int, checkpointi
 
 
 def notebook_forward(layers: int, hidden: int, seq_len: int, vocab: int) -> float:
-    """Forward FLOPs of a sample as the "Transformers Benchmarks" notebook counts them for a BERT or a GPT-2."""
+    """Forward FLOPs of a sample by the formula of the "Transformers Benchmarks" notebook for BERT and GPT-2."""
     attention = 4 * hidden * seq_len**2 + 8 * seq_len * hidden**2
     return float(layers * (attention + 16 * seq_len * hidden**2) + 2 * seq_len * hidden * vocab)
 
@@ -98,10 +98,7 @@ def _shape(config: Any, text: Any, layers: int, objective: str, seq_len: int) ->
 
 
 def _multiplications(model: nn.Module, text: Any, shape: _Shape) -> tuple[float, float]:
-    """Sum over parameters of their size times the tokens of a sample that each is multiplied with.
-
-    The first is that of all parameters, the second that of the transformer's layers.
-    """
+    """Sum of each parameter's size times the tokens of a sample that it multiplies: all parameters, the layers'."""
     looked_up = {id(m.weight) for m in model.modules() if isinstance(m, nn.Embedding)}
     find: Any = getattr(model, "get_output_embeddings", None)
     output = find() if find else None

@@ -1,4 +1,4 @@
-"""Answers, as one JSON line, what a training Python has and what a model is, before anything is launched.
+"""Print, as one JSON line, the packages of a training Python and the facts of a model.
 
 `PY inspect_model.py '{"model": {...}, "objective": "causal-lm"}' [--count] [--attention] [--devices]`. Without a flag
 torch is not imported, which halves the time.
@@ -29,9 +29,9 @@ PACKAGES = (
 
 
 def main(arguments: list[str]) -> dict[str, Any]:
-    """The answer: `python`, `versions`, and as asked `config`, `model_type`, `parameters`, `attentions`, `devices`.
+    """Return `python`, `versions`, and as asked `config`, `model_type`, `parameters`, `attentions`, `devices`.
 
-    `error` says what is wrong with the model.
+    `error` is there if the model cannot be built.
     """
     from .hidden_packages import hide
     from .invalid import InvalidInput
@@ -54,7 +54,7 @@ def main(arguments: list[str]) -> dict[str, Any]:
         try:
             config = resolve_config(request["model"])
             answer["model_type"] = config.model_type
-            # The plan belongs to the class and is left out of what a configuration stores.
+            # The plan belongs to the class: a configuration does not store it.
             plan = getattr(config, "base_model_tp_plan", None)
             answer["config"] = {**config.to_dict(), "base_model_tp_plan": plan}
             if "--count" in flags:
@@ -89,7 +89,7 @@ def _count(config: Any, objective: str) -> int:
 
 
 def _devices() -> dict[str, Any]:
-    """CUDA as this Python sees it: `{available, count, bf16, names[], uuids[], total_bytes[]}`."""
+    """The GPUs that this Python's torch sees: `{available, count, bf16, names[], uuids[], total_bytes[]}`."""
     import torch
 
     if not torch.cuda.is_available():

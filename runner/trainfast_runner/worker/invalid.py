@@ -1,4 +1,4 @@
-"""An input that cannot work, said in a way that names the key and the nearest thing that does."""
+"""The error for an input that cannot work: it names the key and the nearest value that works."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from collections.abc import Iterable
 
 
 class InvalidInput(Exception):
-    """A mistake in what the user asked for: the run ends with exit code 2 and this as its record.
+    """A mistake in the input: the run ends with exit code 2 and the record `invalid`.
 
-    `key` is the knob or field (`seq_len`, `model.hidden_size`, `data.paths`), `allowed` what could stand there,
-    `nearest` the most similar allowed name, if any is similar.
+    `key` is the knob or field (`seq_len`, `model.hidden_size`, `data.paths`), `allowed` its possible values, `nearest`
+    the most similar one; None when none is similar.
     """
 
     def __init__(
@@ -26,13 +26,13 @@ class InvalidInput(Exception):
         return self.message
 
     def as_fields(self) -> dict[str, object]:
-        """The four fields of an `invalid` record."""
+        """Fields of an `invalid` record."""
         return {"message": self.message, "key": self.key, "allowed": self.allowed, "nearest": self.nearest}
 
 
-def unknown_name(what: str, name: str, key: str, allowed: Iterable[str]) -> InvalidInput:
-    """An `InvalidInput` for a name that does not exist: `what` reads "field of llama's configuration"."""
+def unknown_name(kind: str, name: str, key: str, allowed: Iterable[str]) -> InvalidInput:
+    """Make the error for a name that does not exist; `kind` reads "field of llama's configuration"."""
     names = sorted(allowed)
     close = difflib.get_close_matches(name, names, n=1)
     hint = f"; did you mean {close[0]!r}?" if close else ""
-    return InvalidInput(f"{name!r} is not a {what}{hint}", key, names, close[0] if close else None)
+    return InvalidInput(f"{name!r} is not a {kind}{hint}", key, names, close[0] if close else None)

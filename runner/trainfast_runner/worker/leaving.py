@@ -1,4 +1,4 @@
-"""Ending the process."""
+"""End the process."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from typing import NoReturn
 
 
 def leave(code: int) -> NoReturn:
-    """End at once, without tearing anything down.
+    """End the process at once, without tearing anything down.
 
-    After an error, leaving a process group or a CUDA context can wait for ever; after a good end, gloo's threads
-    now and then abort a process that takes its group down.
+    After an error, leaving a process group or a CUDA context can block for ever; after a good end, gloo's threads
+    sometimes abort a process that leaves its group.
     """
     for child in multiprocessing.active_children():
         child.terminate()

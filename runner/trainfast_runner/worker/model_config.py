@@ -1,4 +1,4 @@
-"""From `[model]` of a preset to a transformers configuration. Only configurations are read, never weights."""
+"""The transformers configuration that `[model]` of a preset describes. Weights are never read."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from typing import Any
 from .invalid import InvalidInput, unknown_name
 
 SOURCES = ("family", "path", "hub")
-# Accepted by every configuration though not among its stored fields.
+# Every configuration takes these, although it does not store them.
 EXTRA_FIELDS = frozenset({"num_labels"})
 FREE_IMAGE_SIZE = 224
-"""Side in pixels of images for a model that takes any size: that of the ImageNet recipe the loader follows."""
+"""Side in pixels of images for a model that takes any size, as in the ImageNet recipe of the loader."""
 SIZES = ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size")
 
 
@@ -52,7 +52,7 @@ def resolve_config(model: dict[str, Any]) -> Any:
 
 
 def _check_sizes(base: Any, overrides: dict[str, Any]) -> None:
-    """Raise InvalidInput for a size that no model has, most of which transformers takes."""
+    """Raise InvalidInput for a size below 1, most of which transformers would take."""
     own = {base.attribute_map.get(name, name) for name in SIZES} | set(SIZES)
     for name, value in overrides.items():
         if name in own and isinstance(value, int) and value < 1:
@@ -60,7 +60,7 @@ def _check_sizes(base: Any, overrides: dict[str, Any]) -> None:
 
 
 def field_names(config: Any) -> set[str]:
-    """Every field a preset may override: the stored ones and their aliases."""
+    """Every field that a preset may override: the stored ones and their aliases."""
     private = {"transformers_version", "model_type", "_name_or_path"}
     return (set(config.to_dict()) | set(config.attribute_map) | EXTRA_FIELDS) - private
 
@@ -89,15 +89,15 @@ def _from_files(source: str, where: str) -> Any:
 
 
 def text_part(config: Any) -> Any:
-    """The part of a configuration that describes its language model; the configuration itself where it is one."""
-    # An encoder-decoder calls its decoder its text part, and answers with a copy that lacks the encoder.
+    """The part of a configuration that describes its language model, or else the configuration itself."""
+    # An encoder-decoder's text part would be a copy of its decoder without the encoder.
     if getattr(config, "is_encoder_decoder", False) or not hasattr(config, "get_text_config"):
         return config
     return config.get_text_config()
 
 
 def vocab_size(config: Any) -> int:
-    """The number of token ids of the text part of a configuration. Raises InvalidInput where it reads no text."""
+    """Number of token ids of a model. Raises InvalidInput for one that reads no text."""
     size = getattr(text_part(config), "vocab_size", None)
     if size is None:
         raise InvalidInput(f"{config.model_type} reads no text: it has no vocab_size", "data.kind", ["jpeg"], "jpeg")
@@ -105,7 +105,7 @@ def vocab_size(config: Any) -> int:
 
 
 def image_part(config: Any) -> Any:
-    """The part of a configuration that describes its vision model; the configuration itself where it is one."""
+    """The part of a configuration that describes its vision model, or else the configuration itself."""
     return getattr(config, "vision_config", None) or config
 
 
@@ -118,25 +118,25 @@ def image_shape(config: Any) -> tuple[int, int]:
     size = getattr(part, "image_size", None) or FREE_IMAGE_SIZE
     sides = size if isinstance(size, list | tuple) else [size]
     if len(set(sides)) > 1:
-        words = " x ".join(map(str, sides))
-        raise InvalidInput(f"{config.model_type} reads images of {words}, and the loader makes squares", "data.kind")
+        shape = " x ".join(map(str, sides))
+        raise InvalidInput(f"{config.model_type} reads images of {shape}, and the loader makes squares", "data.kind")
     return int(getattr(part, "num_channels", None) or 3), int(sides[0])
 
 
 def patches(config: Any) -> int | None:
-    """Patches of an image of the configured size; None for a model that cuts none, or patches of several sizes."""
+    """Patches of an image of the configured size; None for a model without patches, or with several sizes of them."""
     part = image_part(config)
     size, patch = getattr(part, "image_size", None), getattr(part, "patch_size", None)
     return (size // patch) ** 2 if isinstance(size, int) and isinstance(patch, int) and patch > 0 else None
 
 
 def split_tokens(seq_len: int) -> tuple[int, int]:
-    """How many of a sample's tokens an encoder reads and a decoder then writes: the first half, the rest."""
+    """Tokens of a sample that the encoder reads (the first half) and that the decoder writes (the rest)."""
     return seq_len // 2, seq_len - seq_len // 2
 
 
 def tokens_per_sample(config: Any, objective: str, seq_len: int) -> int:
-    """Tokens of a sample: those of text, or an image's patches and its class token; 0 for an image without patches."""
+    """Tokens of a sample of text, or patches and class token of an image; 0 for an image without patches."""
     if objective != "image-classification":
         return seq_len
     cut = patches(config)
@@ -144,12 +144,12 @@ def tokens_per_sample(config: Any, objective: str, seq_len: int) -> int:
 
 
 def check_seq_len(config: Any, objective: str, seq_len: int) -> None:
-    """Raise InvalidInput when the model has fewer positions than `seq_len` asks for. An image has none."""
+    """Raise InvalidInput if the model has fewer positions than `seq_len`. An image has none."""
     if objective == "image-classification":
         return
     text = text_part(config)
     positions = getattr(text, "max_position_embeddings", None)
-    # XLNet's, which are relative and have no end, are -1.
+    # -1 stands for XLNet's relative positions, which have no end.
     if isinstance(positions, int) and 0 < positions < seq_len:
         raise InvalidInput(
             f"seq_len={seq_len} is more than the model's {positions} positions (max_position_embeddings)",

@@ -1,4 +1,4 @@
-"""Out of memory is spelled many ways: one table of every spelling, for the worker and for whoever reads its log.
+"""Every spelling of out of memory, one table for the worker and for the readers of its log.
 
 Standard library only: the supervisor imports this file too.
 """
@@ -30,9 +30,9 @@ HINTS: tuple[tuple[str, str], ...] = (
     ("cuDNN", r"\bCUDNN_STATUS_(?:NOT_SUPPORTED|INTERNAL_ERROR)\b"),
     ("cuDNN engines", r"\bunable to find an engine\b"),
 )
-"""Errors of libraries without memory, and for other reasons too: they count only if little memory was free."""
+"""Errors that an OOM can cause, as well as other reasons: they count only if little memory was free."""
 
-# A kernel that asks for more shared memory than the chip has: no smaller batch cures it.
+# A kernel that needs more shared memory than the chip has: a smaller batch does not help.
 _NOT_ONE = re.compile(r"out of resources?: *(?:shared memory|threads|registers)", re.IGNORECASE)
 _ANY, _HINT = (
     re.compile("|".join(f"(?:{pattern})" for _, pattern in table), re.IGNORECASE) for table in (SPELLINGS, HINTS)
@@ -40,15 +40,15 @@ _ANY, _HINT = (
 
 
 def is_out_of_memory(texts: Iterable[str], memory_is_low: bool = False) -> bool:
-    """True if any link of an exception chain, each as `Type: message`, says that memory ran out.
+    """True if any link of an exception chain, each as `Type: message`, reports an OOM.
 
-    A link that speaks of a kernel's own resources (Triton's shared memory) is not counted, and a hint only where the
-    device's memory is known to have been low.
+    A link about a kernel's own resources (Triton's shared memory) does not count, and a hint counts only if the
+    device's memory was low.
     """
     found = [text for text in texts if not _NOT_ONE.search(text)]
     return any(_ANY.search(text) for text in found) or (memory_is_low and hints_at_memory(found))
 
 
 def hints_at_memory(texts: Iterable[str]) -> bool:
-    """True if any of the texts may mean that memory ran out, or something else."""
+    """True if any of the texts may report an OOM, though it may have another reason."""
     return any(_HINT.search(text) for text in texts)

@@ -1,4 +1,4 @@
-"""What numbers the training computes in, and fp16's loss scaling."""
+"""Number formats of a training, and fp16's loss scaling."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ class Precision:
         self.device = device
         self.autocast_dtype = AUTOCAST_DTYPE.get(name)
         self.scaler = torch.amp.GradScaler(device.type) if name == "fp16" else None
-        # The process's own settings, so that fp32 means fp32 and tf32 is what makes the difference.
+        # Process-wide settings, so that fp32 and tf32 differ whatever the defaults of torch are.
         torch.set_float32_matmul_precision("high" if name == "tf32" else "highest")
         torch.backends.cudnn.allow_tf32 = name == "tf32"
 
     def autocast(self) -> AbstractContextManager[Any]:
-        """The context a forward runs in."""
+        """Context of a forward."""
         if self.autocast_dtype is None:
             return nullcontext()
         return torch.autocast(self.device.type, dtype=self.autocast_dtype)
@@ -35,12 +35,12 @@ class Precision:
         (loss if self.scaler is None else self.scaler.scale(loss)).backward()  # type: ignore[no-untyped-call]
 
     def unscale(self, optimizer: Optimizer) -> None:
-        """Bring the gradients back to their own size, before anything reads them."""
+        """Divide the gradients by the loss scale, before anything reads them."""
         if self.scaler is not None:
             self.scaler.unscale_(optimizer)
 
     def step(self, optimizer: Optimizer) -> None:
-        """Take the optimizer's step; fp16 skips it when a gradient overflowed, and lowers its scale."""
+        """Update the weights; fp16 skips the update when a gradient overflowed, and lowers its scale."""
         if self.scaler is None:
             optimizer.step()
         else:
@@ -52,9 +52,9 @@ class Precision:
         return None if self.scaler is None else float(self.scaler.get_scale())
 
     def skipped_steps(self) -> int:
-        """Optimizer steps skipped because a gradient overflowed, by how far the scale has fallen.
+        """Number of updates skipped because a gradient overflowed, computed from the fall of the scale.
 
-        Exact until the scale grows, which it does once in 2000 steps without an overflow.
+        Exact until the scale grows, which it does after 2000 steps without an overflow.
         """
         if self.scaler is None:
             return 0
@@ -66,7 +66,7 @@ class Precision:
         return None if self.scaler is None else self.scaler.state_dict()
 
     def scale(self) -> Tensor | None:
-        """The loss scale as a device tensor, so that reading it does not wait for the device; None without scaling."""
+        """The loss scale as a device tensor, so that copying it does not wait; None without scaling."""
         if self.scaler is None:
             return None
         scale: Tensor | None = self.scaler._scale

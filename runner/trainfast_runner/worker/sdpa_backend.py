@@ -1,4 +1,4 @@
-"""Which kernel torch's scaled dot product attention takes, asked where the model calls it, with its own tensors."""
+"""The kernel that torch's scaled dot product attention takes, read at the model's first call with its tensors."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from torch.nn import functional
 
 
 class SdpaBackend:
-    """Stands before the attention function until the first call, notes torch's choice for it, and steps aside.
+    """Replaces the attention function until its first call, notes torch's choice for that call, and restores it.
 
-    The choice is the dispatcher's own (`torch._fused_sdp_choice`), by device, dtype, shapes and mask. In a compiled
-    module it is not asked: the compiler may put another kernel there.
+    The choice is the dispatcher's own (`torch._fused_sdp_choice`), by device, dtype, shapes and mask. It stays None for
+    a compiled module, where the compiler may choose another kernel.
     """
 
-    def __init__(self, wanted: bool) -> None:
+    def __init__(self, is_used: bool) -> None:
         self.name: str | None = None
         """flash_attention, efficient_attention, cudnn_attention, overrideable or math; None before the first call."""
         self._attend = functional.scaled_dot_product_attention
-        if wanted:
+        if is_used:
             functional.scaled_dot_product_attention = self._first
 
     def _first(self, *arguments: Any, **options: Any) -> Any:
@@ -35,5 +35,5 @@ def _choice(*arguments: Any, **options: Any) -> str | None:
         choose: Any = torch._fused_sdp_choice
         return str(SDPBackend(choose(*arguments, **options)).name).lower()
     except (ImportError, AttributeError, TypeError, ValueError, RuntimeError, NotImplementedError):
-        # A private function, and tensors of every kind: what cannot be asked stays unknown.
+        # The function is private and may reject some tensors: the kernel is then unknown.
         return None

@@ -1,4 +1,4 @@
-"""The OpenMP threads of a CPU run: which library runs them, and how they wait for each other. Standard library only."""
+"""The OpenMP library of a CPU run, and how its threads wait for each other. Standard library only."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 PASSIVE, DEFAULT = "passive", "default"
 WAIT_SETTINGS = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME", "KMP_LIBRARY")
-"""Variables that say how long a waiting thread spins: OpenMP's, libgomp's, and two of libiomp's and libomp's."""
+"""Variables that set how long a waiting thread spins: OpenMP's, libgomp's, and two of libiomp and libomp."""
 _LIBRARY = re.compile(r"/(lib(?:gomp|iomp5|omp5?)[^/\s]*\.so[.\d]*)$", re.MULTILINE)
 
 
@@ -19,7 +19,7 @@ def openmp_libraries() -> str | None:
 
 
 def wait_policy(environment: Mapping[str, str]) -> str:
-    """`passive`, `default` (the runtime's own: it spins first), or the settings as NAME=VALUE."""
+    """Return `passive`, `default` (the library's own: it spins first), or the settings as NAME=VALUE."""
     found = {name: environment[name] for name in WAIT_SETTINGS if name in environment}
     if not found:
         return DEFAULT

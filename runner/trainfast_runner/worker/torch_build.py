@@ -1,4 +1,4 @@
-"""The accelerator that this Python's torch was built for.
+"""Print the accelerator that this Python's torch was built for.
 
 `PY torch_build.py` prints `{"torch": version, "torch.version.cuda": ..., "torch.version.hip": ...}` as one JSON line.
 """
@@ -14,13 +14,13 @@ from typing import Any
 
 
 def torch_build() -> dict[str, str | None]:
-    """The CUDA and HIP (ROCm) versions of torch's build; None for what it was not built for, or without torch.
+    """CUDA and HIP (ROCm) versions of torch's build; None for one that it was not built for, or without torch.
 
-    torch/version.py alone is run, as `torch.version` is: importing torch takes seconds, and its distribution's version
-    says nothing, since a build of PyPI, conda or one's own has no `+cpu` or `+cu130` in it.
+    Only torch/version.py is run: importing torch takes seconds, and the distribution's version has no `+cpu` or
+    `+cu130` in builds of PyPI, conda or one's own.
     """
-    said = _version_file()
-    return {f"torch.version.{name}": _text(said.get(name)) for name in ("cuda", "hip")}
+    versions = _version_file()
+    return {f"torch.version.{name}": _text(versions.get(name)) for name in ("cuda", "hip")}
 
 
 def _version_file() -> dict[str, Any]:

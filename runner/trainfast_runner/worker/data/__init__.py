@@ -1,1 +1,1 @@
-"""From `[data]` to micro-batches: texts and pictures, the samples cut from them, their order."""
+"""Data of a training: texts and pictures, the samples cut from them, and their order."""

@@ -1,4 +1,4 @@
-"""Text as token ids, made once and cached: where the text comes from, and the file the ids are kept in.
+"""Texts, and the cache of their token ids.
 
 An entry of the cache is a directory named by a hash of everything it depends on: `ids.bin` (the ids, little-endian
 uint16 or uint32), `lengths.bin` (the tokens of each text, little-endian uint32), `meta.json`, and `tokenizer.json`
@@ -32,7 +32,7 @@ _SKIPPED = {"site-packages", "dist-packages", "test", "tests", "idle_test", "__p
 
 @dataclass(frozen=True)
 class Request:
-    """Which text, cut by which tokenizer. `tokenizer` None means a byte-level BPE trained on the text itself.
+    """A text and its tokenizer; None trains a byte-level BPE on the text itself.
 
     A text is a document, or with `lines` each of its lines that is not empty.
     """
@@ -48,7 +48,7 @@ class Request:
 
 @dataclass(frozen=True)
 class Corpus:
-    """An entry of the cache. `sections` are (first token, label): the runs of text that share a source."""
+    """An entry of the cache. `sections` are (first token, label) of each run of text from one source."""
 
     folder: Path
     source: str
@@ -61,7 +61,7 @@ class Corpus:
 
 
 def stdlib_files() -> list[Path]:
-    """Sources of the running interpreter's standard library, tests left out, in a fixed order, up to 8 MB."""
+    """Sources of the running interpreter's standard library without its tests, in a fixed order, up to 8 MB."""
     root = Path(sysconfig.get_paths()["stdlib"])
     chosen: list[Path] = []
     total = 0
@@ -81,7 +81,7 @@ def stdlib_files() -> list[Path]:
 
 
 def open_corpus(request: Request, cache_dir: Path, build: Callable[[Request, Path], None]) -> Corpus:
-    """The cache's entry for `request`, made by `build(request, folder)` if there is none yet."""
+    """Return the cache's entry for `request`; `build(request, folder)` makes a missing one."""
     key = _key(request)
     folder = cache_dir / "tokens" / key
     if not (folder / "meta.json").is_file():
@@ -113,7 +113,7 @@ def describe(request: Request) -> str:
 
 
 def texts(request: Request) -> Iterator[tuple[str, int]]:
-    """Each text of a request, and its label."""
+    """Yield each text of a request and its label."""
     for document, label in documents(request):
         if not request.lines:
             yield document, label
@@ -124,7 +124,7 @@ def texts(request: Request) -> Iterator[tuple[str, int]]:
 
 
 def documents(request: Request) -> Iterator[tuple[str, int]]:
-    """Each document's text and its label: the number of its top-level source directory."""
+    """Yield each document and its label, the number of its top-level source directory."""
     if request.kind == "hub":
         yield from _hub_documents(request)
         return

@@ -1,4 +1,4 @@
-"""JPEG files as training samples: decoded, cropped, flipped and scaled with Pillow by whoever loads the batch."""
+"""JPEG files as training samples: loader processes decode, crop, flip and scale them with Pillow."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ MEAN, DEVIATION = 0.5, 0.5
 
 
 class ImageSamples(Dataset[Batch]):
-    """A sample is a random piece of a JPEG file, `size` x `size`: the recipe ImageNet models are trained with.
+    """Random crops of JPEG files, scaled to `size` x `size`: the usual recipe for ImageNet models.
 
-    A piece of 8 to 100 % of the area and of an aspect ratio of 3/4 to 4/3 (Szegedy et al. 2014, section 6), mirrored
-    half of the time. Which one is drawn from (seed, index, epoch) alone, so every rank, strategy and number of workers
+    A crop has 8 to 100 % of the area and an aspect ratio of 3/4 to 4/3 (Szegedy et al. 2014, section 6), and is
+    mirrored half of the time. It depends on (seed, index, epoch) alone, so every rank, strategy and number of workers
     sees the same.
     """
 
@@ -44,7 +44,7 @@ class ImageSamples(Dataset[Batch]):
     def __getitems__(self, draws: list[int]) -> Batch:
         """A whole batch: `pixel_values` of (batch, channels, size, size) in -1 to 1, `labels` of (batch,).
 
-        A draw is the sample's index plus, for each epoch before, the number of samples.
+        `draws` are as in `GlobalOrder`.
         """
         pixels = np.stack([self._pixels(*reversed(divmod(draw, len(self)))) for draw in draws])
         labels = self.photographs.classes[np.asarray(draws) % len(self)]
@@ -72,7 +72,7 @@ class ImageSamples(Dataset[Batch]):
 
 
 def crop_box(size: tuple[int, int], random: np.random.Generator) -> tuple[int, int, int, int]:
-    """A random piece of an image of (width, height) as left, top, right, bottom; the whole where none fits."""
+    """A random crop of an image of (width, height) as left, top, right, bottom; the whole image if none fits."""
     width, height = size
     for _ in range(CROP_TRIES):
         area = width * height * random.uniform(*CROP_AREA)
@@ -87,7 +87,7 @@ def crop_box(size: tuple[int, int], random: np.random.Generator) -> tuple[int, i
 def image_samples(
     paths: list[str], config: Any, seed: int, cache_dir: Path, on_make: Callable[[str], None]
 ) -> ImageSamples:
-    """Samples of the user's files, or of pictures drawn once into the cache.
+    """Samples of the user's files, or without `paths` of pictures that are drawn once into the cache.
 
     Raises InvalidInput for a model whose head has fewer classes than there are folders.
     """
@@ -99,7 +99,7 @@ def image_samples(
         photographs = users_photographs(paths)
     else:
         photographs = drawn_photographs(cache_dir, on_make)
-        # Any head will do for pictures that mean nothing.
+        # Drawn pictures fit a head with any number of classes.
         photographs.classes[:] %= min(int(config.num_labels), CLASSES)
     found = int(photographs.classes.max()) + 1
     if found > int(config.num_labels):

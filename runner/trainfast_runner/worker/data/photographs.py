@@ -1,8 +1,7 @@
-"""Where pictures to train on come from: the user's files, or drawn from a seed, once, and kept as JPEG in the cache.
+"""Pictures to train on: the user's files, or JPEG files drawn from a seed once and cached.
 
-Drawn pictures are no photographs, but they cost what photographs cost: gradients, soft noise as of texture, and
-shapes with sharp edges make files of a photograph's size that take as long to decode. Shape and colour tell the class,
-so a model can learn something.
+Drawn pictures cost as much as photographs: gradients, soft noise and shapes with sharp edges make files of the same
+size that take as long to decode. Shape and colour depend on the class, so that a model can learn it.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ class Photographs:
 
 
 def users_photographs(paths: list[str]) -> Photographs:
-    """The user's own files; the folder a file is in is its class, numbered in the order of the folders' names."""
+    """The user's own files; the class of a file is its folder, numbered in the order of the folders' names."""
     files = [Path(path) for path in paths]
     folders = {folder: number for number, folder in enumerate(sorted({file.parent for file in files}))}
     classes = np.array([folders[file.parent] for file in files], dtype=np.int64)
@@ -46,7 +45,7 @@ def users_photographs(paths: list[str]) -> Photographs:
 
 
 def drawn_photographs(cache_dir: Path, on_make: Callable[[str], None]) -> Photographs:
-    """The pictures in the cache, made under a lock if they are not there; `on_make` is told what is being done."""
+    """The pictures in the cache; missing ones are drawn under a lock, after a call of `on_make` with a description."""
     folder = cache_dir / "images" / f"drawn-{FORMAT}-{COUNT}-{SIZE[0]}x{SIZE[1]}"
     if not folder.is_dir():
         folder.parent.mkdir(parents=True, exist_ok=True)
@@ -61,7 +60,7 @@ def drawn_photographs(cache_dir: Path, on_make: Callable[[str], None]) -> Photog
 
 
 def draw(index: int) -> Any:
-    """Picture `index`, a Pillow image: the same wherever it is drawn."""
+    """Draw picture `index`, a Pillow image that depends on nothing else."""
     from PIL import Image, ImageDraw
 
     random = np.random.default_rng((SEED, index))
@@ -71,7 +70,7 @@ def draw(index: int) -> Any:
     across, down = np.meshgrid(np.linspace(-1, 1, width), np.linspace(-1, 1, height))
     ground = np.stack([a * across + b * down for a, b in slopes], axis=-1) * 50 + random.uniform(70, 180, 3)
     for cells, strength in ((8, 30), (40, 18), (160, 12)):
-        # Noise at several scales, as surfaces have.
+        # Noise at several scales, like texture.
         coarse = random.integers(0, 256, (max(2, cells * height // width), cells, 3), dtype=np.uint8)
         texture = Image.fromarray(coarse).resize(SIZE, Image.Resampling.BICUBIC)
         ground += (np.asarray(texture, dtype=np.float64) - 128) / 128 * strength

@@ -1,7 +1,7 @@
-"""The training samples: token ids and their labels, the same for an index whoever asks, and their order.
+"""Samples of packed text, which depend on their index alone, and the order of the samples.
 
-Packed text, which is all that is in this file: every sample is full, none is longer than another, so any first batch
-is as heavy as all that follow. Where lengths vary (`whole_texts.py`) the first step takes the longest.
+All packed samples have the same length, so the first batch takes as much memory as any. Where lengths vary
+(`whole_texts.py`) the first step takes the longest.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from .corpus import Corpus
 IGNORED = -100
 MASKED_FRACTION = 0.15
 RANDOM_SAMPLES = 512
-# The published guide draws its random data from these ids.
+# Range of the random ids in the published guide.
 RANDOM_IDS = (100, 30_000)
 BERT_MASK_ID = 103
 
@@ -51,9 +51,9 @@ class Masking:
 
 @dataclass(frozen=True)
 class Halves:
-    """Sequence to sequence out of plain text: the encoder reads the first `read` ids, the decoder writes the rest.
+    """Sequence to sequence from plain text: the encoder reads the first `read` ids, the decoder writes the rest.
 
-    The decoder's input is what it is to write, moved one place on behind `start_id`.
+    The decoder's input is its labels, moved one place on behind `start_id`.
     """
 
     read: int
@@ -89,9 +89,9 @@ class TokenSamples(Dataset[Batch]):
         return self.count
 
     def __getitems__(self, draws: list[int]) -> Batch:
-        """A whole batch at once: `input_ids` of (batch, seq_len), `labels` of the same shape or of (batch,).
+        """A whole batch: `input_ids` of (batch, seq_len), `labels` of the same shape or of (batch,).
 
-        A sample is the same in every epoch, so of a draw only the index counts.
+        `draws` are as in `GlobalOrder`; a sample is the same in every epoch.
         """
         indices = [draw % self.count for draw in draws]
         rows = np.stack([self.ids[i * self.seq_len : (i + 1) * self.seq_len] for i in indices]).astype(np.int64)
@@ -111,19 +111,19 @@ class TokenSamples(Dataset[Batch]):
 
 
 def as_is(batch: Any) -> Any:
-    """The collate function of a dataset that already returns whole batches."""
+    """Collate the batches of a dataset that returns whole ones."""
     return batch
 
 
 class GlobalOrder(Sampler[list[int]]):
-    """The micro-batches of one rank, so that step t's global batch is the same however many ranks share it.
+    """The micro-batches of one rank; step t's global batch is the same for any number of ranks.
 
     Step t takes samples t*G ... (t+1)*G of a stream of seeded permutations, one an epoch, where G = batch_size *
-    grad_accum * ranks. Rank r's micro-batch m is the slice at (m * ranks + r) * batch_size of it. A sample is drawn
-    as its index plus `samples` for each epoch before, so that augmentation can differ from epoch to epoch.
+    grad_accum * ranks. Rank r's micro-batch m is the slice at (m * ranks + r) * batch_size of it. A draw is a sample's
+    index plus `samples` for each epoch before, so that augmentation can differ from epoch to epoch.
 
-    With `lengths` the first step takes the G longest samples instead, one of the very longest in every micro-batch:
-    what the run will need at most, it needs at once.
+    With `lengths` the first step takes the G longest samples instead, with one of the very longest in every
+    micro-batch, so that the run's peak memory comes in its first step.
     """
 
     def __init__(
@@ -168,7 +168,7 @@ class GlobalOrder(Sampler[list[int]]):
 
 
 def longest(lengths: NDArray[np.int64], count: int) -> list[int]:
-    """Indices of the `count` longest samples, the longest first; over again where there are fewer."""
+    """Indices of the `count` longest samples, the longest first; repeated if there are fewer."""
     order = np.argsort(-lengths, kind="stable")
     return [int(index) for index in np.resize(order, count)]
 
@@ -201,14 +201,14 @@ def corpus_ids(corpus: Corpus) -> NDArray[np.unsignedinteger]:
 
 
 def corpus_masking(corpus: Corpus, seed: int) -> Masking:
-    """How its tokens are masked. Raises InvalidInput where its tokenizer has no mask token."""
+    """Masking for a corpus. Raises InvalidInput if its tokenizer has no mask token."""
     if corpus.mask_id is None:
         raise InvalidInput("this tokenizer has no mask token, which masked-lm needs", "data.tokenizer")
     return Masking(corpus.mask_id, corpus.vocab_size, tuple(corpus.special_ids), seed)
 
 
 def corpus_classes(corpus: Corpus, starts: NDArray[np.int64], classes: int) -> NDArray[np.int64]:
-    """The labels, below `classes`, of the samples that begin at these tokens: those of the source they are from."""
+    """Labels, below `classes`, of the samples that start at these tokens: each has the label of its source."""
     firsts = np.array([first for first, _ in corpus.sections])
     kinds = np.array([label for _, label in corpus.sections], dtype=np.int64)
     labels: NDArray[np.int64] = kinds[np.searchsorted(firsts, starts, side="right") - 1] % classes
@@ -218,7 +218,7 @@ def corpus_classes(corpus: Corpus, starts: NDArray[np.int64], classes: int) -> N
 def random_samples(
     vocab_size: int, objective: str, seq_len: int, seed: int, halves: Halves | None = None, count: int = RANDOM_SAMPLES
 ) -> TokenSamples:
-    """Samples of seeded random ids: synthetic, good for speed and memory, with nothing in it to learn."""
+    """Samples of seeded random ids, for measuring speed and memory: a model learns nothing from them."""
     high = min(RANDOM_IDS[1], vocab_size)
     low = min(RANDOM_IDS[0], high - 1)
     ids = np.random.default_rng(seed).integers(low, high, count * seq_len, dtype=np.uint32)

@@ -1,6 +1,6 @@
-"""Cuts text into token ids and writes an entry of the cache.
+"""Cut text into token ids and write an entry of the cache.
 
-Runs in a process of its own, so that the hundreds of MB it touches do not become the training's memory baseline.
+Runs in a process of its own, so that its hundreds of MB are not in the training's memory baseline.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Encode = Callable[[list[str]], list[list[int]]]
 
 
 def build_in_child(request: Request, folder: Path) -> None:
-    """`build` in a fresh process; an InvalidInput raised there is raised here."""
+    """Run `build` in a fresh process; an InvalidInput raised there is raised here."""
     with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
         pool.submit(build, request, folder).result()
 
@@ -63,7 +63,7 @@ def build(request: Request, folder: Path) -> None:
 
 
 def _train_bpe(texts: list[str], vocab: int, folder: Path) -> tuple[Encode, dict[str, Any]]:
-    """A byte-level BPE of at most `vocab` ids, trained on `texts`."""
+    """Train a byte-level BPE of at most `vocab` ids on `texts`."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
     if vocab < SMALLEST_VOCAB:
@@ -94,7 +94,7 @@ def _train_bpe(texts: list[str], vocab: int, folder: Path) -> tuple[Encode, dict
 
 
 def _pretrained(name: str, vocab: int) -> tuple[Encode, dict[str, Any]]:
-    """The tokenizer of a directory or a Hub id, which must fit the model's vocabulary."""
+    """Load the tokenizer of a directory or a Hub id. Raises InvalidInput if it has more than `vocab` ids."""
     from transformers import AutoTokenizer
 
     try:

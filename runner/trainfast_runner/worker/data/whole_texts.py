@@ -13,19 +13,19 @@ from torch.utils.data import Dataset
 from .samples import IGNORED, Batch, Masking
 
 SHORTEST = 2
-"""Tokens of the shortest sample: after one token a causal model has nothing to predict."""
+"""Tokens of the shortest sample: a causal model cannot learn from one token alone."""
 
 
 @dataclass(frozen=True)
 class Pieces:
-    """Where in an array of ids each sample begins, and its length in tokens."""
+    """First token of each sample in an array of ids, and the sample's length in tokens."""
 
     starts: NDArray[np.int64]
     lengths: NDArray[np.int64]
 
 
 def pieces_of(texts: NDArray[np.int64], seq_len: int) -> Pieces:
-    """Texts of these lengths, laid end to end, as samples of at most `seq_len` tokens: a longer one is several."""
+    """Cut texts of these lengths, laid end to end, into samples of at most `seq_len` tokens."""
     ends = np.cumsum(texts)
     each = -(-texts // seq_len)
     text = np.repeat(np.arange(len(texts)), each)
@@ -37,9 +37,9 @@ def pieces_of(texts: NDArray[np.int64], seq_len: int) -> Pieces:
 
 
 class WholeTexts(Dataset[Batch]):
-    """Samples as they are in the text. `classes` labels each; else `masking`; else the ids themselves.
+    """Samples that are whole texts. `classes` labels each sample; else `masking`; else the ids themselves.
 
-    A batch is padded on the right to its own longest sample, or to `width` where shapes must not change.
+    A batch is padded on the right to its longest sample, or to `width` if shapes must not change.
     """
 
     def __init__(
@@ -64,7 +64,7 @@ class WholeTexts(Dataset[Batch]):
     def __getitems__(self, draws: list[int]) -> Batch:
         """A whole batch: `input_ids` and `attention_mask` of (batch, longest), `labels` alike or of (batch,).
 
-        Padding has a mask of 0 and labels that do not count. Of a draw only the index counts.
+        Padding has a mask of 0 and labels that do not count. `draws` are as in `GlobalOrder`.
         """
         indices = np.asarray(draws) % len(self)
         lengths = self.pieces.lengths[indices]
@@ -85,7 +85,7 @@ class WholeTexts(Dataset[Batch]):
 
 
 class CountedBatches:
-    """Micro-batches, and how many real tokens those taken since the last question had; padding is none."""
+    """Micro-batches, with a count of their tokens without padding."""
 
     def __init__(self, batches: Iterator[Batch]) -> None:
         self._batches = batches
@@ -101,6 +101,6 @@ class CountedBatches:
         return batch
 
     def take_tokens(self) -> int:
-        """The count, which begins anew."""
+        """Return the tokens counted since the last call."""
         tokens, self._tokens = self._tokens, 0
         return tokens

@@ -1,4 +1,4 @@
-"""A model's transformer blocks: the pieces that strategies draw, shard, place and cut between."""
+"""A model's transformer blocks, which strategies initialize, shard and place one by one."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from ..invalid import InvalidInput
 
 
 def outermost_lists(model: nn.Module) -> list[nn.Module]:
-    """The members of the outermost lists of layers, in the order they run; an encoder's before a decoder's."""
+    """Members of the outermost lists of layers in the order they run; an encoder's before a decoder's."""
     found: list[nn.Module] = []
     inside: set[int] = set()
     for module in model.modules():

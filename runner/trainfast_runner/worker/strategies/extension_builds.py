@@ -1,4 +1,4 @@
-"""DeepSpeed's extensions are built by one process at a time, and a lock that a killed build left does not stop it."""
+"""Build DeepSpeed's extensions in one process at a time, also after a killed build that left its lock."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from ..invalid import InvalidInput
 
 LOOK_EVERY_S = 0.2
 UNKNOWN_WITHIN_S = 300.0
-"""How long to wait where the kernel cannot tell whether a build goes on: several times what a build takes."""
+"""Longest wait if the kernel cannot tell whether a build runs: several times the length of a build."""
 
 
 @contextmanager
 def only_builder(extension: str) -> Iterator[None]:
-    """Hold TORCH_EXTENSIONS_DIR for the build of `extension`, after a build of it that goes on there has ended.
+    """Hold TORCH_EXTENSIONS_DIR for the build of `extension`, after any running build of it has ended.
 
-    Our ranks wait for each other by a flock. A user's own script knows only torch's lock file. Raises InvalidInput
-    where that file stays and the kernel cannot tell whose it is.
+    Our ranks wait for each other by a flock; a user's own script has only torch's lock file. Raises InvalidInput if
+    that file stays and the kernel cannot tell whether a build holds it.
     """
     given = os.environ.get("TORCH_EXTENSIONS_DIR")
     if not given:
@@ -41,23 +41,23 @@ def only_builder(extension: str) -> Iterator[None]:
 
 
 def _wait_for_build(lock: Path) -> None:
-    """Return when `lock` is gone; delete it if its build was killed, for which torch would wait for ever."""
-    told, deadline = False, time.monotonic() + UNKNOWN_WITHIN_S
+    """Return when `lock` is gone; delete it if its build was killed, because torch would wait for ever."""
+    has_printed, deadline = False, time.monotonic() + UNKNOWN_WITHIN_S
     while (held := _is_held(lock)) is not False:
         if held is None and time.monotonic() > deadline:
             raise InvalidInput(f"cannot tell whether a build still holds {lock}: delete it if none runs", "strategy")
-        if not told:
+        if not has_printed:
             print(f"deepspeed: waiting for the build that holds {lock}; delete it if no build is running", flush=True)
-            told = True
+            has_printed = True
         time.sleep(LOOK_EVERY_S)
     lock.unlink(missing_ok=True)
 
 
 def _is_held(lock: Path) -> bool | None:
-    """False if no live build holds torch's lock file; None where the kernel cannot tell.
+    """False if no live build holds torch's lock file; None if the kernel cannot tell.
 
-    torch.utils.file_baton keeps the file open from its creation to its deletion, and a write lease is given only on a
-    file that nobody else has open, in this container or in another (fcntl(2), F_SETLEASE).
+    torch.utils.file_baton keeps the file open from its creation to its deletion. A write lease is granted only if no
+    other process, also in another container, has the file open (fcntl(2), F_SETLEASE).
     """
     try:
         _lease(lock)
@@ -69,7 +69,7 @@ def _is_held(lock: Path) -> bool | None:
 
 
 def _gives_leases(folder: Path) -> bool:
-    """False on a file system that refuses a lease, as NFS does, on a file that surely nobody else has open."""
+    """False if the file system, such as NFS, refuses a lease on a file that nobody else has open."""
     try:
         fd, name = tempfile.mkstemp(dir=folder, prefix=".lease-")
         os.close(fd)
@@ -83,7 +83,7 @@ def _gives_leases(folder: Path) -> bool:
 
 
 def _lease(path: Path) -> None:
-    """Take a write lease on a file and give it back. Raises OSError where there is none to have."""
+    """Take a write lease on a file and give it back. Raises OSError if it is refused."""
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_WRLCK)

@@ -1,4 +1,4 @@
-"""The directory of one run below `offload_path`: it takes gigabytes and must not stay behind.
+"""The directory of one run below `offload_path`, of gigabytes, which is removed when the run ends.
 
 Standard library only: the supervisor and the checks before a launch import this file too.
 """
@@ -17,13 +17,13 @@ MARKER = "made-by-trainfast-tui"
 FULL_BYTES = 1 << 24
 """A disk with less space than this counts as full: DeepSpeed writes blocks of 1 MiB from several threads."""
 LOCK_WITHIN_S, LOCK_PAUSE_S = 5.0, 0.05
-"""How long the supervisor tries to lock the user's directory, and the time between."""
+"""The supervisor tries to lock the user's directory for this long, with this pause between tries."""
 
 
 class Scratch:
     """A new directory for this run, marked as ours and locked while this process lives.
 
-    `path` is empty and takes the states. The directories of runs that ended without removing theirs are removed first.
+    `path` is an empty directory for the states. Directories of runs that ended without removing them are removed first.
     """
 
     def __init__(self, parent: Path) -> None:
@@ -42,9 +42,9 @@ class Scratch:
 
 
 def remove_leftovers(parent: Path) -> bool:
-    """Delete the directories of runs that have ended; False where another process keeps `parent` locked.
+    """Delete the directories of runs that have ended; return False if another process keeps `parent` locked.
 
-    Raises OSError where `parent` cannot be read.
+    Raises OSError if `parent` cannot be read.
     """
     deadline = time.monotonic() + LOCK_WITHIN_S
     while True:
@@ -64,7 +64,7 @@ def free_bytes(parent: Path) -> int:
 
 
 def _remove_unlocked(parent: Path) -> None:
-    """Delete each directory that carries our mark and that no live run has locked."""
+    """Delete each directory that has our mark and that no live run has locked."""
     for folder in parent.glob(f"{PREFIX}*"):
         try:
             lock = _Lock(folder, wait=False)
@@ -83,15 +83,15 @@ def _is_marked(folder: Path, lock: _Lock) -> bool:
 
 
 def _delete(folder: Path) -> None:
-    """The mark goes last: what a killed process leaves of this is still marked."""
+    """Delete the mark last, so that the rest of an interrupted deletion is still marked."""
     shutil.rmtree(folder / "states", ignore_errors=True)
     shutil.rmtree(folder, ignore_errors=True)
 
 
 class _Lock:
-    """An exclusive flock on a directory, which ends with its process; `taken` says whether it is ours.
+    """An exclusive flock on a directory, which ends with its process; `taken` is True if this process has it.
 
-    Raises OSError for a link and for whatever else is no directory.
+    Raises OSError for a link and for anything that is no directory.
     """
 
     def __init__(self, folder: Path, wait: bool) -> None:
@@ -103,7 +103,7 @@ class _Lock:
             self.taken = False
 
     def mark(self) -> bytes:
-        """Content of the marker: it names user and inode, so that a copy of the directory is not marked."""
+        """Content of the marker: user and inode, so that a copy of the directory is not marked."""
         return f"user {os.geteuid()}, inode {os.fstat(self._fd).st_ino}\n".encode()
 
     def release(self) -> None:
