@@ -5,13 +5,14 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cache, lru_cache, partial
+from functools import partial
 from typing import TYPE_CHECKING
 
 from trainfast_runner.machine.telemetry.slowdown import slows_down_at_c
 from trainfast_tui.charts.model import ChartData, Limit, Series, Span, Tone
 from trainfast_tui.live.snapshot import Snapshot
 from trainfast_tui.text import format as fmt
+from trainfast_tui.text.shades import causes_of
 
 if TYPE_CHECKING:
     from trainfast_runner.records.tick import DeviceReading, Tick
@@ -136,7 +137,7 @@ def _tell(tick: Tick, chosen: Sequence[str]) -> _Told:
     causes: frozenset[str] = frozenset()
     for one in tick.devices:
         if one.throttle_reasons and (not chosen or one.uuid in chosen):
-            causes |= _causes_of(tuple(one.throttle_reasons))
+            causes |= causes_of(one.throttle_reasons)
     return _Told(tick, tuple(values), causes)
 
 
@@ -304,18 +305,6 @@ def _run_memory_bytes(tick: Tick) -> float | None:
     return None if run is None or not run.processes else run.memory_rss_bytes or None
 
 
-UMBRELLA = "hardware"
-"""The bit that is set together with the one that says why."""
-
-
-@cache
-def causes() -> dict[str, str]:
-    """What a throttle reason is shaded as. Clocks that somebody set hold a GPU back too, but not against their will."""
-    from trainfast_runner.machine.telemetry.throttle_causes import CAUSES
-
-    return {"hw_slowdown": UMBRELLA, **{reason: cause.name for cause in CAUSES for reason in cause.reasons}}
-
-
 def _spans(moments: Sequence[_Told]) -> tuple[Span, ...]:
     """Stretches in which a chosen device was held back, by cause."""
     spans: list[Span] = []
@@ -330,18 +319,6 @@ def _spans(moments: Sequence[_Told]) -> tuple[Span, ...]:
         held = told.causes
     spans += [Span(since, moments[-1].tick.t_ns, kind) for kind, since in start.items()]
     return tuple(sorted(spans, key=lambda span: (span.start_ns, span.kind)))
-
-
-def causes_of(device: DeviceReading) -> frozenset[str]:
-    """What holds a device back at this moment."""
-    return _causes_of(tuple(device.throttle_reasons or ()))
-
-
-@lru_cache(maxsize=256)
-def _causes_of(reasons: tuple[str, ...]) -> frozenset[str]:
-    cause_of = causes()
-    kinds = frozenset(cause_of[reason] for reason in reasons if reason in cause_of)
-    return kinds - {UMBRELLA} if kinds & {"thermal", "brake"} else kinds
 
 
 def _step_gap(run: RunSnapshot | None) -> int:

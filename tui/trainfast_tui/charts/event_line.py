@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from trainfast_tui.charts.data import TimeAxis
-from trainfast_tui.charts.painted import Line, Painted
+from trainfast_tui.charts.painted import Painted
 from trainfast_tui.charts.time_cells import time_cells
 from trainfast_tui.live.timeline import Moment
 from trainfast_tui.text import format as fmt
+from trainfast_tui.text.lines import Line
 
 WORTH = ("error", "warning", "success", "accent", "primary", "muted")
 """Tones, the weightiest first: of several moments in one cell that one's sign is shown."""

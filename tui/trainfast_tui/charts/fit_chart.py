@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from trainfast_tui.charts.braille import BRAILLE, WHOLE_CELLS, draw, nice_ceiling
-from trainfast_tui.charts.painted import Line
 from trainfast_tui.text import format as fmt
+from trainfast_tui.text.lines import Line
 
 GUTTER = 10
 """Cells left of the axis, for a size with its unit."""

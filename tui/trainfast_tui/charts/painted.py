@@ -10,10 +10,7 @@ from trainfast_tui.charts.braille import ink
 from trainfast_tui.charts.inks import forget_inks, inks
 from trainfast_tui.charts.row_widget import Rows, RowWidget
 from trainfast_tui.text.format import plain, to_ascii, truncate
-
-Piece = tuple[str, str]
-"""Text and the name of its tone."""
-Line = list[Piece]
+from trainfast_tui.text.lines import Line
 
 TONES = ("text", "title", "muted", "primary", "secondary", "accent", "success", "warning", "error", "key")
 FILLED = ("cursor", "badge", "alarm")
@@ -148,20 +145,3 @@ LIKENESS = str.maketrans(
     }
 )
 """Signs of ours that have a likeness in ASCII, one cell for one cell."""
-
-
-def rule(title: str, width: int, tone: str = "muted") -> Line:
-    """A section's title with a line to the right edge."""
-    return [(f"{title} ", "title"), ("─" * max(0, width - cell_len(title) - 1), tone)]
-
-
-def wrap(text: str, width: int) -> list[str]:
-    """Words of one paragraph in lines of at most `width` cells; a longer word is cut."""
-    lines: list[str] = []
-    line = ""
-    for word in plain(text).split():
-        if line and cell_len(line) + 1 + cell_len(word) > width:
-            lines.append(line)
-            line = ""
-        line = f"{line} {word}" if line else truncate(word, width)
-    return [*lines, line] if line else lines

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 from trainfast_runner.records.result import Diagnosis
 from trainfast_runner.results.bottleneck.rules import rule_that_spoke
-from trainfast_tui.cli.output import pairs
 from trainfast_tui.text.diagnosis_figures import cost_words, named, overlap_words, shown, wanted
 from trainfast_tui.text.format import plain
+from trainfast_tui.text.tables import pairs
 
 
 def verdicts(findings: Sequence[Diagnosis]) -> list[str]:

@@ -92,8 +92,8 @@ def _as_json(tick: Tick) -> dict[str, Any]:
 
 def _lines(tick: Tick) -> list[str]:
     from trainfast_tui.cli.monitor_details import below
-    from trainfast_tui.cli.output import table
     from trainfast_tui.text.format import ABSENT, celsius, number, percent, size
+    from trainfast_tui.text.tables import table
 
     host = tick.host
     found = [

@@ -30,8 +30,8 @@ def ecc_errors(gpu: DeviceReading) -> str:
 
 def below(gpus: Sequence[DeviceReading]) -> list[str]:
     """The processes on the GPUs that answer, then what is wrong with these, each with its cure."""
-    from trainfast_runner.machine.gpus.health import ailments
-    from trainfast_tui.cli.output import table
+    from trainfast_runner.machine.gpu_health import ailments
+    from trainfast_tui.text.tables import table
 
     answering = [gpu for gpu in gpus if not gpu.error]
     processes = [row for gpu in answering for row in _processes(gpu)]

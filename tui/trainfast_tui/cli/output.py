@@ -11,9 +11,7 @@ import msgspec
 from rich.cells import cell_len
 
 from trainfast_tui.text.format import fit, to_ascii, truncate
-
-GAP = 2
-"""Cells between two columns."""
+from trainfast_tui.text.tables import GAP, table
 
 
 def print_json(value: Any) -> None:
@@ -74,21 +72,6 @@ def narrowed(
         left_out += 1
 
 
-def table(
-    header: Sequence[str], rows: Iterable[Sequence[str]], right: Iterable[int] = (), widest: int = 120
-) -> list[str]:
-    """Aligned lines, the header first; columns in `right` are set to the right, none is over `widest` cells."""
-    lines = [list(header), *([*row] for row in rows)]
-    widths = [min(widest, max(cell_len(line[place]) for line in lines)) for place in range(len(header))]
-    to_the_right = set(right)
-    return [
-        (" " * GAP)
-        .join(fit(cell, widths[place], "right" if place in to_the_right else "left") for place, cell in enumerate(line))
-        .rstrip()
-        for line in lines
-    ]
-
-
 class GrowingTable:
     """A table whose rows are printed as they come, in columns of `widths` cells or more; `drop` as in `say_table`."""
 
@@ -118,10 +101,3 @@ class GrowingTable:
         """Print words in place of a row's figures."""
         line = f"{fit(name, max(self._widths[0], cell_len(name)))}{' ' * GAP}{text}"
         say(line if self._width is None else truncate(line, self._width))
-
-
-def pairs(rows: Iterable[tuple[str, str]]) -> list[str]:
-    """`label  value` lines with the values aligned."""
-    listed = list(rows)
-    width = max((cell_len(label) for label, _ in listed), default=0)
-    return [f"{fit(label, width)}  {value}".rstrip() for label, value in listed]

@@ -129,8 +129,9 @@ def _fields(answer: Answer) -> dict[str, Any]:
 
 def _say_one(answer: Answer) -> None:
     from trainfast_runner.memory.predict_rows import published_bytes
-    from trainfast_tui.cli.output import pairs, say
+    from trainfast_tui.cli.output import say
     from trainfast_tui.text.format import percent, size
+    from trainfast_tui.text.tables import pairs
 
     fit = answer.fit
     assert fit is not None

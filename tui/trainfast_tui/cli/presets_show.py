@@ -27,8 +27,9 @@ def run(arguments: argparse.Namespace) -> int:
     """Print model, data, knobs and variants."""
     from trainfast_runner.settings import presets
     from trainfast_runner.settings.spec import from_preset
-    from trainfast_tui.cli.output import pairs, print_json, say
+    from trainfast_tui.cli.output import print_json, say
     from trainfast_tui.text.format import plain
+    from trainfast_tui.text.tables import pairs
 
     preset, variant = presets.load(arguments.preset)
     spec = from_preset(preset, variant)
@@ -94,7 +95,7 @@ def _knob_lines(knobs: Knobs, given: Knobs) -> Iterator[tuple[str, str]]:
 
 def _variant_lines(preset: Preset, width: int | None) -> list[str]:
     """A table of the variants: figures, then knobs; where it is wider than `width`, knobs go on lines of their own."""
-    from trainfast_tui.cli.output import table
+    from trainfast_tui.text.tables import table
 
     published = list(dict.fromkeys(key for row in preset.variants for key in row.published))
     header = ["  ID", *(f"published {key}" for key in published)]

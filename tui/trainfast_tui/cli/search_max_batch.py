@@ -248,7 +248,8 @@ class _Teller:
 
 def _report(directory: Path, ended: Ended, as_json: bool) -> None:
     from trainfast_runner.search.report import report
-    from trainfast_tui.cli.output import pairs, print_json, say
+    from trainfast_tui.cli.output import print_json, say
+    from trainfast_tui.text.tables import pairs
 
     found = report(directory)
     if as_json:

@@ -12,7 +12,6 @@ from trainfast_runner.records.result import Cpu, Flops, Result, Thinning
 from trainfast_runner.records.run_file import PROBE, SCHEMA
 from trainfast_runner.results.bottleneck.doubts import doubts, marks, watched_words
 from trainfast_tui.cli.diagnosis import verdicts
-from trainfast_tui.cli.output import pairs
 from trainfast_tui.text import oom
 from trainfast_tui.text.format import (
     ABSENT,
@@ -29,6 +28,7 @@ from trainfast_tui.text.format import (
     size,
 )
 from trainfast_tui.text.probe import probe_words
+from trainfast_tui.text.tables import pairs
 
 FEW_STEPS = 5
 """Below this many measured steps a percentile or a deviation says nothing."""

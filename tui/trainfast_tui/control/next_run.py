@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from trainfast_runner.machine.devices import Machine
     from trainfast_runner.running.follower import RunSnapshot
     from trainfast_runner.search.advice.advisor import Situation
+    from trainfast_runner.search.search_follower import SearchSnapshot
 
 
 SET_BY_A_SEARCH = ("steps", "timing_warmup")
@@ -189,3 +190,17 @@ def is_same(name: str, reference: object, value: object) -> bool:
     if name == "devices" and value == CPU:
         return asks_for_cpu(reference)
     return reference == value or (name in ("devices", "watch") and value is None)
+
+
+def is_about(search: SearchSnapshot, spec: RunSpec) -> bool:
+    """True if the search was for these knobs, apart from the knobs that a search sets itself."""
+    from trainfast_runner.search.searches import FREE_KNOBS
+
+    asked = search.asked
+    return (
+        asked is not None
+        and (asked.preset, asked.variant, asked.model) == (spec.preset, spec.variant, spec.model)
+        and all(
+            is_same(name, asked.knobs.get(name), value) for name, value in spec.knobs.items() if name not in FREE_KNOBS
+        )
+    )

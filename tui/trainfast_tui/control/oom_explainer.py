@@ -13,10 +13,11 @@ from trainfast_runner.errors import UserError
 from trainfast_runner.records.run_file import PROBE
 from trainfast_tui.control.background import in_background
 from trainfast_tui.control.messages import OomExplained
+from trainfast_tui.text.oom import out_of_memory
 
 if TYPE_CHECKING:
     from trainfast_runner.memory.warm_tracer import WarmTracer
-    from trainfast_runner.records.result import OomExplanation, RunError
+    from trainfast_runner.records.result import OomExplanation
     from trainfast_runner.results.explained_run import OutOfMemory
     from trainfast_runner.running.follower import RunSnapshot
 
@@ -87,23 +88,3 @@ def _explained(died: OutOfMemory, python: str | None) -> OomExplanation:
     from trainfast_runner.results.explained_run import models_of
 
     return died.explained(models_of(died.run, python))
-
-
-def out_of_memory(run: RunSnapshot) -> OutOfMemory | None:
-    """What is known of a followed run that ran out of memory, result or not; None without its `run.json`."""
-    from trainfast_runner.results.explained_run import OutOfMemory
-
-    if run.run is None:
-        return None
-    held = run.error.held_bytes if run.error is not None else None
-    return OutOfMemory(run.run, run.reason, _error_of(run), held, run.actual, run.events, run.tried)
-
-
-def _error_of(run: RunSnapshot) -> RunError | None:
-    """The exception as the result has it, else as its rank wrote it."""
-    if run.result is not None and run.result.error is not None:
-        return run.result.error
-    from trainfast_runner.records.result import RunError
-
-    line = run.error
-    return None if line is None else RunError(rank=line.rank, phase=line.phase, type=line.type, message=line.message)

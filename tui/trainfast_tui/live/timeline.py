@@ -177,8 +177,7 @@ def _device(event: Event) -> str:
 
 def _throttle(event: Event, began: bool) -> tuple[str, str, str]:
     from trainfast_runner.machine.telemetry import throttle
-    from trainfast_tui.charts.data import causes
-    from trainfast_tui.text.shades import shade_of
+    from trainfast_tui.text.shades import causes, shade_of
 
     reason = event.detail or ""
     cause = causes().get(reason)

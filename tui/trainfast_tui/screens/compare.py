@@ -12,12 +12,12 @@ from trainfast_runner.records.run_file import PROBE
 from trainfast_runner.records.state_words import state_words
 from trainfast_runner.results.comparison.difference import Comparison, compare
 from trainfast_runner.running.recovery import settle
-from trainfast_tui.charts.painted import Line, rule, wrap
 from trainfast_tui.control.messages import Compared
 from trainfast_tui.screens.shared import PageActions
 from trainfast_tui.text import format as fmt
 from trainfast_tui.text.comparison import change, figure, interval, sentence, setting
 from trainfast_tui.text.keys import bindings, of
+from trainfast_tui.text.lines import Line, rule, wrap
 from trainfast_tui.widgets.page import Page
 from trainfast_tui.widgets.small_parts import Footer
 

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 from textual.app import ComposeResult
 from textual.screen import Screen
 
-from trainfast_tui.charts.painted import Line, rule
 from trainfast_tui.screens.shared import PageActions
 from trainfast_tui.text.diagnosis import explained
 from trainfast_tui.text.keys import bindings, of
+from trainfast_tui.text.lines import Line, rule
 from trainfast_tui.widgets.page import Page
 from trainfast_tui.widgets.small_parts import Footer
 

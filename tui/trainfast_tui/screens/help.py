@@ -6,9 +6,9 @@ from textual.app import ComposeResult
 from textual.screen import Screen
 
 from trainfast_runner.settings.knobs import BY_NAME
-from trainfast_tui.charts.painted import Line, rule, wrap
 from trainfast_tui.screens.shared import PageActions
 from trainfast_tui.text.keys import KEY_WORDS, bindings, of
+from trainfast_tui.text.lines import Line, rule, wrap
 from trainfast_tui.text.shades import SHADES
 from trainfast_tui.widgets.knob_panel import group_of_knobs
 from trainfast_tui.widgets.page import Page

@@ -183,7 +183,10 @@ class MainScreen(MainActions, Screen[None]):
         return self._ending(self.shown_run)
 
     def _ending(self, run: RunSnapshot | None) -> Ending | None:
-        return None if run is None else ending(run, self.trainfast.explainer.about(run))
+        if run is None:
+            return None
+        known = self.trainfast.explainer.about(run)
+        return ending(run) if known is None else ending(run, known.explanation, known.left)
 
     @property
     def next_run(self) -> NextRun | None:

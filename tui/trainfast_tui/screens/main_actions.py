@@ -136,7 +136,7 @@ class MainActions(OfTheApp, ChartActions):
         search, next_run = self.trainfast.searching.current, self.next_run
         if search is None or next_run is None or search.state not in ENDED_WITH_ANSWER:
             return False
-        from trainfast_tui.text.batch_search import is_about
+        from trainfast_tui.control.next_run import is_about
 
         return is_about(search, next_run.spec)
 

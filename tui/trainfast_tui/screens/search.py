@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING
 from textual.app import ComposeResult
 from textual.screen import Screen
 
+from trainfast_tui.control.next_run import is_about
 from trainfast_tui.screens.shared import OfTheApp
-from trainfast_tui.text.batch_search import Choice, is_about, limit_notice
+from trainfast_tui.text.batch_search import Choice, limit_notice
 from trainfast_tui.text.keys import bindings, of
 from trainfast_tui.widgets.probe_rows import Ladder
 from trainfast_tui.widgets.small_parts import Footer

@@ -7,11 +7,11 @@ from textual.message import Message
 from textual.screen import Screen
 
 from trainfast_runner.machine.telemetry.topology import Topology, read_topology
-from trainfast_tui.charts.painted import Line, rule, wrap
 from trainfast_tui.control.background import in_background
 from trainfast_tui.control.messages import said_no
 from trainfast_tui.screens.shared import PageActions
 from trainfast_tui.text.keys import bindings, of
+from trainfast_tui.text.lines import Line, rule, wrap
 from trainfast_tui.text.topology import SILENT, sections
 from trainfast_tui.widgets.page import Page
 from trainfast_tui.widgets.small_parts import Footer

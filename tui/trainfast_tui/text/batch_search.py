@@ -44,21 +44,6 @@ def choices(search: SearchSnapshot | None) -> tuple[Choice, ...]:
     return tuple(Choice(label, (("batch_size", str(batch)),), why) for label, batch, why in found if batch is not None)
 
 
-def is_about(search: SearchSnapshot, spec: RunSpec) -> bool:
-    """Whether these are the knobs that were searched, but for those that a search sets itself."""
-    from trainfast_runner.search.searches import FREE_KNOBS
-    from trainfast_tui.control.next_run import is_same
-
-    asked = search.asked
-    return (
-        asked is not None
-        and (asked.preset, asked.variant, asked.model) == (spec.preset, spec.variant, spec.model)
-        and all(
-            is_same(name, asked.knobs.get(name), value) for name, value in spec.knobs.items() if name not in FREE_KNOBS
-        )
-    )
-
-
 def limit_notice(spec: RunSpec, machine: Machine | None) -> str:
     """What a search without `memory_limit` on a CPU goes up to; empty where there is a limit or a GPU sets it."""
     if machine is None or spec.knobs["memory_limit"] is not None:

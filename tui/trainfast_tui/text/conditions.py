@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 from rich.cells import cell_len
 
-from trainfast_tui.charts.painted import Line
 from trainfast_tui.text import format as fmt
+from trainfast_tui.text.lines import Line
 from trainfast_tui.text.shades import SHADES, Shade
 
 if TYPE_CHECKING:

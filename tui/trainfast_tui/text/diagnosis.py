@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING
 
 from rich.cells import cell_len
 
-from trainfast_tui.charts.painted import Line, rule, wrap
 from trainfast_tui.text import format as fmt
 from trainfast_tui.text.diagnosis_figures import cost_words, named, nothing_found, overlap_words, shown, wanted
+from trainfast_tui.text.lines import Line, rule, wrap
 
 if TYPE_CHECKING:
     from trainfast_runner.records.result import Diagnosis

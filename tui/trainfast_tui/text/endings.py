@@ -13,7 +13,6 @@ from trainfast_tui.text.probe import probe_words
 
 if TYPE_CHECKING:
     from trainfast_runner.running.follower import RunSnapshot
-    from trainfast_tui.control.messages import OomExplained
 
 LOG_LINES = 4
 
@@ -31,8 +30,11 @@ class Ending:
     facts: tuple[str, ...] = ()
 
 
-def ending(run: RunSnapshot, known: OomExplained | None = None) -> Ending | None:
-    """What there is to say, or None while the run is simply running. `known` goes before what its result says."""
+def ending(run: RunSnapshot, traced: OomExplanation | None = None, to_trace: int = 0) -> Ending | None:
+    """The run's ending, or None while it is running and supervised.
+
+    `traced` explains an out-of-memory run and goes before its result; `to_trace` models are still to be traced.
+    """
     if run.is_live:
         if run.supervised:
             return None
@@ -43,7 +45,7 @@ def ending(run: RunSnapshot, known: OomExplained | None = None) -> Ending | None
             advice="s stops it and cleans up; the records so far are kept.",
         )
     if run.state == "oom":
-        return _oom(run, known)
+        return _oom(run, traced, to_trace)
     make = _ENDINGS.get(run.state)
     return None if make is None else make(run)
 
@@ -59,15 +61,13 @@ def _finished(run: RunSnapshot) -> Ending:
     )
 
 
-def _oom(run: RunSnapshot, known: OomExplained | None) -> Ending:
+def _oom(run: RunSnapshot, traced: OomExplanation | None, to_trace: int) -> Ending:
     found = explained(run)
-    if known is not None and (
-        found is None or found.needed_bytes is None or known.explanation.needed_bytes is not None
-    ):
-        found = known.explanation
+    if traced is not None and (found is None or found.needed_bytes is None or traced.needed_bytes is not None):
+        found = traced
     facts = list(oom.facts(found)) if found is not None else []
-    if known is not None and known.left:
-        facts.append(f"Tracing which changes would fit, {known.left} to go…")
+    if to_trace:
+        facts.append(f"Tracing which changes would fit, {to_trace} to go…")
     reason = run.reason or _message(run)
     if found is not None and found.held_bytes is not None and found.asked_bytes is not None:
         # The allocator's long sentence says no more; the status line and the log have it.
@@ -98,9 +98,7 @@ def explained(run: RunSnapshot) -> OomExplanation | None:
     # Results of older versions explain a probe by the preset's batch.
     if run.result is not None and run.result.oom is not None and (run.result.tried or not _is_probe(run)):
         return run.result.oom
-    from trainfast_tui.control.oom_explainer import out_of_memory
-
-    died = out_of_memory(run)
+    died = oom.out_of_memory(run)
     return None if died is None else died.explained(lambda spec: None)
 
 

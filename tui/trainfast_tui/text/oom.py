@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
-from trainfast_runner.records.result import OomChange, OomExplanation
+from trainfast_runner.records.result import OomChange, OomExplanation, RunError
 from trainfast_tui.text.format import plain, size
+
+if TYPE_CHECKING:
+    from trainfast_runner.results.explained_run import OutOfMemory
+    from trainfast_runner.running.follower import RunSnapshot
 
 CATEGORY_WORDS = {
     "params": "parameters",
@@ -82,3 +87,21 @@ def title(changes: tuple[OomChange, ...] | list[OomChange]) -> str:
         return CLOSEST
     known = [change.predicted_bytes is not None for change in changes]
     return PROVED if all(known) else MIXED if any(known) else ESTIMATED
+
+
+def out_of_memory(run: RunSnapshot) -> OutOfMemory | None:
+    """The error, limits and events of a followed run that ran out of memory; None without its `run.json`."""
+    from trainfast_runner.results.explained_run import OutOfMemory
+
+    if run.run is None:
+        return None
+    held = run.error.held_bytes if run.error is not None else None
+    return OutOfMemory(run.run, run.reason, _error_of(run), held, run.actual, run.events, run.tried)
+
+
+def _error_of(run: RunSnapshot) -> RunError | None:
+    """The exception in the result, or else the one that a rank recorded."""
+    if run.result is not None and run.result.error is not None:
+        return run.result.error
+    line = run.error
+    return None if line is None else RunError(rank=line.rank, phase=line.phase, type=line.type, message=line.message)

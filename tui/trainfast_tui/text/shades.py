@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache, lru_cache
 
 from trainfast_tui.text.format import plain, to_ascii
 
@@ -46,3 +47,27 @@ def shade_of(kind: str) -> Shade:
 def rank(shade: Shade) -> int:
     """0 is the worst; unlisted causes come last."""
     return NAMES.index(shade.kind) if shade.kind in NAMES else len(NAMES)
+
+
+UMBRELLA = "hardware"
+"""The cause that NVML sets together with a more specific one."""
+
+
+@cache
+def causes() -> dict[str, str]:
+    """The cause of each throttle reason. Clocks that somebody set are no cause: the GPU obeys them."""
+    from trainfast_runner.machine.telemetry.throttle_causes import CAUSES
+
+    return {"hw_slowdown": UMBRELLA, **{reason: cause.name for cause in CAUSES for reason in cause.reasons}}
+
+
+def causes_of(reasons: Sequence[str] | None) -> frozenset[str]:
+    """The causes behind a device's throttle reasons, `UMBRELLA` only where no other explains it."""
+    return _causes_of(tuple(reasons or ()))
+
+
+@lru_cache(maxsize=256)
+def _causes_of(reasons: tuple[str, ...]) -> frozenset[str]:
+    cause_of = causes()
+    kinds = frozenset(cause_of[reason] for reason in reasons if reason in cause_of)
+    return kinds - {UMBRELLA} if kinds & {"thermal", "brake"} else kinds

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from trainfast_runner.machine.interconnect import meaning
 from trainfast_runner.machine.telemetry.topology import LEGEND, Topology, TopologyDevice
-from trainfast_tui.cli.output import pairs, table
 from trainfast_tui.text.format import ABSENT, plain, size
+from trainfast_tui.text.tables import pairs, table
 
 SILENT = "does not answer:"
 """In a line that is a sentence with its cure, not a row of a table."""

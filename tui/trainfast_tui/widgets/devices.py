@@ -9,8 +9,9 @@ from rich.cells import cell_len
 
 from trainfast_runner.machine.telemetry.failures import takes_long
 from trainfast_runner.machine.telemetry.slowdown import degrees_left
-from trainfast_tui.charts.painted import Line, Painted
+from trainfast_tui.charts.painted import Painted
 from trainfast_tui.text import format as fmt
+from trainfast_tui.text.lines import Line
 from trainfast_tui.widgets.bar import bar_runs
 
 if TYPE_CHECKING:

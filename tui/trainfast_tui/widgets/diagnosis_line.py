@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from trainfast_tui.charts.painted import Line, Painted
+from trainfast_tui.charts.painted import Painted
 from trainfast_tui.text.diagnosis import one_line
+from trainfast_tui.text.lines import Line
 
 if TYPE_CHECKING:
     from trainfast_runner.running.follower import RunSnapshot

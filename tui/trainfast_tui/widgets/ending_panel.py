@@ -5,9 +5,10 @@ from __future__ import annotations
 from textual.geometry import Size
 
 from trainfast_runner.records.result import OomChange
-from trainfast_tui.charts.painted import Line, Painted, wrap
+from trainfast_tui.charts.painted import Painted
 from trainfast_tui.text import oom
 from trainfast_tui.text.endings import Ending
+from trainfast_tui.text.lines import Line, wrap
 
 MOST_REASON_LINES = 4
 KEYS = ("", "1 sets it", "1 or 2 sets it", "1, 2 or 3 sets it")

@@ -8,9 +8,10 @@ from rich.cells import cell_len
 
 from trainfast_runner.errors import UserError
 from trainfast_runner.settings.knobs import BY_NAME, KNOBS
-from trainfast_tui.charts.painted import Line, Painted, rule, wrap
+from trainfast_tui.charts.painted import Painted
 from trainfast_tui.control.next_run import NextRun
 from trainfast_tui.text.format import fit, plain
+from trainfast_tui.text.lines import Line, rule, wrap
 
 AUTO = "auto"
 GROUPS = ("batch", "compute", "memory", "data", "parallel", "optimization", "run")

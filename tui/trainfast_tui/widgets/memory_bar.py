@@ -6,9 +6,10 @@ import time
 
 from textual.geometry import Size
 
-from trainfast_tui.charts.painted import Line, Painted, rule, wrap
+from trainfast_tui.charts.painted import Painted
 from trainfast_tui.control.memory_view import Forecast, Measured, MemoryView
 from trainfast_tui.text import format as fmt
+from trainfast_tui.text.lines import Line, rule, wrap
 from trainfast_tui.widgets.bar import shares
 
 CATEGORIES = (

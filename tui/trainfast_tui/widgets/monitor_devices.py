@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from rich.cells import cell_len
 
-from trainfast_tui.charts.painted import Line, Painted, wrap
+from trainfast_tui.charts.painted import Painted
 from trainfast_tui.live.snapshot import Snapshot
 from trainfast_tui.text import format as fmt
 from trainfast_tui.text.device_details import (
@@ -19,7 +19,8 @@ from trainfast_tui.text.device_details import (
     is_alarm,
     missing_item,
 )
-from trainfast_tui.text.shades import rank, shade_of
+from trainfast_tui.text.lines import Line, wrap
+from trainfast_tui.text.shades import causes_of, rank, shade_of
 from trainfast_tui.widgets.devices import gpu_line, host_line
 
 if TYPE_CHECKING:
@@ -191,11 +192,9 @@ def _before(snapshot: Snapshot, tick: Tick) -> tuple[Tick | None, float]:
 
 def _held_back(tick: Tick, wide: bool) -> Line:
     """The GPUs that are held back, by cause, the worst first."""
-    from trainfast_tui.charts.data import causes_of
-
     by_cause: dict[str, list[int]] = {}
     for device in tick.devices:
-        for cause in causes_of(device):
+        for cause in causes_of(device.throttle_reasons):
             by_cause.setdefault(cause, []).append(device.index)
     line: Line = []
     for shade in sorted(map(shade_of, by_cause), key=rank):

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from trainfast_tui.charts.painted import Line, Painted
+from trainfast_tui.charts.painted import Painted
+from trainfast_tui.text.lines import Line
 
 
 class Page(Painted):

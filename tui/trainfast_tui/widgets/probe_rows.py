@@ -6,9 +6,10 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from trainfast_tui.charts.fit_chart import Point, fit_chart
-from trainfast_tui.charts.painted import Line, Painted, rule, wrap
+from trainfast_tui.charts.painted import Painted
 from trainfast_tui.text import format as fmt
 from trainfast_tui.text.batch_search import Choice, choices, expected_s, state_words
+from trainfast_tui.text.lines import Line, rule, wrap
 
 if TYPE_CHECKING:
     from trainfast_runner.search.fit import Fit

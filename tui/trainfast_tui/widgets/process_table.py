@@ -6,8 +6,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from trainfast_tui.charts.painted import Line, Painted
+from trainfast_tui.charts.painted import Painted
 from trainfast_tui.text import format as fmt
+from trainfast_tui.text.lines import Line
 
 if TYPE_CHECKING:
     from trainfast_runner.machine.processes.listing import ProcessRow

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from trainfast_runner.records.state_words import state_words
-from trainfast_tui.charts.painted import Line, Painted, wrap
+from trainfast_tui.charts.painted import Painted
+from trainfast_tui.text.lines import Line, wrap
 from trainfast_tui.widgets.runs_table import SYNTHETIC, turned_of
 
 if TYPE_CHECKING:

@@ -11,8 +11,9 @@ from rich.cells import cell_len
 from trainfast_runner.records.state_words import state_words
 from trainfast_runner.running.history import RunRow
 from trainfast_runner.settings.knobs import BY_NAME, defaults
-from trainfast_tui.charts.painted import Line, Painted
+from trainfast_tui.charts.painted import Painted
 from trainfast_tui.text import format as fmt
+from trainfast_tui.text.lines import Line
 from trainfast_tui.text.overrides import brief, fields, settings
 from trainfast_tui.widgets.small_parts import STATE_SIGNS
 

@@ -7,10 +7,11 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from trainfast_runner.records.state_words import state_words
-from trainfast_tui.charts.painted import Line, Painted, rule, wrap
+from trainfast_tui.charts.painted import Painted
 from trainfast_tui.live.figures import planned_steps, recent_figures
 from trainfast_tui.text import format as fmt
 from trainfast_tui.text.keys import Command
+from trainfast_tui.text.lines import Line, rule, wrap
 
 if TYPE_CHECKING:
     from trainfast_runner.running.follower import RunSnapshot

@@ -7,11 +7,12 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from trainfast_runner.records.result import Result
-from trainfast_tui.charts.painted import Line, Painted
+from trainfast_tui.charts.painted import Painted
 from trainfast_tui.control.next_run import predicted_of
 from trainfast_tui.live.figures import Figures, planned_steps, recent_figures, seconds_left
 from trainfast_tui.text import format as fmt
 from trainfast_tui.text.conditions import conditions_line, has_conditions, steadiness
+from trainfast_tui.text.lines import Line
 from trainfast_tui.widgets.bar import bar_runs, shares
 
 if TYPE_CHECKING:

@@ -1,0 +1,28 @@
+"""Lines of text in named tones; a widget gives each tone its colour."""
+
+from __future__ import annotations
+
+from rich.cells import cell_len
+
+from trainfast_tui.text.format import plain, truncate
+
+Piece = tuple[str, str]
+"""Text and the name of its tone."""
+Line = list[Piece]
+
+
+def rule(title: str, width: int, tone: str = "muted") -> Line:
+    """A section title with a line to the right edge."""
+    return [(f"{title} ", "title"), ("─" * max(0, width - cell_len(title) - 1), tone)]
+
+
+def wrap(text: str, width: int) -> list[str]:
+    """Break one paragraph into lines of at most `width` cells; a longer word is cut."""
+    lines: list[str] = []
+    line = ""
+    for word in plain(text).split():
+        if line and cell_len(line) + 1 + cell_len(word) > width:
+            lines.append(line)
+            line = ""
+        line = f"{line} {word}" if line else truncate(word, width)
+    return [*lines, line] if line else lines

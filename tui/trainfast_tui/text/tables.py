@@ -1,0 +1,34 @@
+"""Aligned tables and pairs of plain text."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from rich.cells import cell_len
+
+from trainfast_tui.text.format import fit
+
+GAP = 2
+"""Cells between two columns."""
+
+
+def table(
+    header: Sequence[str], rows: Iterable[Sequence[str]], right: Iterable[int] = (), widest: int = 120
+) -> list[str]:
+    """Aligned lines, the header first; columns in `right` are set to the right, none is over `widest` cells."""
+    lines = [list(header), *([*row] for row in rows)]
+    widths = [min(widest, max(cell_len(line[place]) for line in lines)) for place in range(len(header))]
+    to_the_right = set(right)
+    return [
+        (" " * GAP)
+        .join(fit(cell, widths[place], "right" if place in to_the_right else "left") for place, cell in enumerate(line))
+        .rstrip()
+        for line in lines
+    ]
+
+
+def pairs(rows: Iterable[tuple[str, str]]) -> list[str]:
+    """`label  value` lines with the values aligned."""
+    listed = list(rows)
+    width = max((cell_len(label) for label, _ in listed), default=0)
+    return [f"{fit(label, width)}  {value}".rstrip() for label, value in listed]
