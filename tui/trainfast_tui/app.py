@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
 from textual import events
-from textual.app import App, SystemCommand
-from textual.message import Message
+from textual.app import SystemCommand
 from textual.screen import Screen
 
 from trainfast_runner.errors import UserError
@@ -48,31 +47,29 @@ from trainfast_tui.live.reader import Reader
 from trainfast_tui.live.snapshot import Snapshot
 from trainfast_tui.screens.main import MainScreen
 from trainfast_tui.terminal import frame_output, themes
-from trainfast_tui.terminal.pacing import Pacer, unwritten_frames
+from trainfast_tui.terminal.pacing import Pacer
+from trainfast_tui.terminal.textual_app import TerminalApp
 from trainfast_tui.text.keys import COMMANDS, bindings
 
 if TYPE_CHECKING:
-    from textual.driver import Driver
-
     from trainfast_runner.machine.devices import Machine
     from trainfast_runner.memory.warm_tracer import WarmTracer
     from trainfast_runner.running.follower import RunSnapshot
     from trainfast_runner.search.advice.advisor import Situation
     from trainfast_runner.settings.spec import RunSpec
 
-AFTER_ESCAPE_S = 0.05
-"""Time in which Esc leaves a screen, before the key typed right after it goes to the one below."""
 GONE_S = 0.5
 """What a trace gets to be gone when the app is left; it takes a tenth of a second."""
 CPU_PRESET, GPU_PRESET = "tiny-llama", "gpt2-medium"
 
 
-class TrainfastApp(App[int]):
+class TrainfastApp(TerminalApp):
     """`next_run` is what `r` would start; `snapshot` the newest of the reader's."""
 
     TITLE = "trainfast-tui"
     BINDINGS = [*bindings("everywhere")]
     ENABLE_COMMAND_PALETTE = True
+    DROPPED_ON_LEAVING = (Told,)
 
     def __init__(
         self,
@@ -82,8 +79,9 @@ class TrainfastApp(App[int]):
         preset: str | None = None,
         python: str | None = None,
         directory: Path | None = None,
+        plain_output: bool = False,
     ) -> None:
-        super().__init__()
+        super().__init__(plain_output=plain_output)
         self.home = home
         self.ascii = ascii
         self.machine: Machine | None = None
@@ -107,8 +105,6 @@ class TrainfastApp(App[int]):
         self._told_elsewhere: str | None = None
         self._typed_on: WeakKeyDictionary[events.Key, Screen[Any]] = WeakKeyDictionary()
         """The screen that was on top when a key arrived."""
-        themes.register(self)
-        frame_output.install()
 
     def warm_tracer(self) -> WarmTracer:
         """The one tracer of all threads; made by the thread that traces first, so the first frame imports nothing."""
@@ -123,17 +119,6 @@ class TrainfastApp(App[int]):
         """The main screen is the one at the bottom."""
         self._choose_preset(self._preset or (GPU_PRESET if os.path.exists("/dev/nvidia0") else CPU_PRESET))
         return MainScreen(ascii=self.ascii)
-
-    def get_driver_class(self) -> type[Driver]:
-        """Textual's own, which reads keys with our parser and writes a frame in one piece."""
-        driver = super().get_driver_class()
-        module = sys.modules[driver.__module__]
-        if hasattr(module, "XTermParser"):
-            from trainfast_tui.terminal.escape_key import KeyReader
-
-            # The driver makes its parser itself and offers no other way to give it one.
-            module.XTermParser = KeyReader  # type: ignore[attr-defined]
-        return frame_output.in_one_piece(driver)
 
     def on_mount(self) -> None:
         # Whatever is not needed for the first frame waits for it.
@@ -161,16 +146,10 @@ class TrainfastApp(App[int]):
         assert isinstance(screen, MainScreen)
         return screen
 
-    async def on_event(self, event: events.Event) -> None:
+    async def take_event(self, event: events.Event) -> None:
         """Keys that were typed ahead of a dialog go to it, though the screen below it was asked first."""
         if isinstance(event, events.Key):
             from trainfast_tui.screens.dialogs import Dialog
-            from trainfast_tui.terminal.escape_key import after_escape
-
-            if event.key.startswith("alt+") and not event.is_forwarded and (later := after_escape(event)) is not None:
-                # Nothing here is bound to Alt and a key.
-                self.set_timer(AFTER_ESCAPE_S, partial(self.post_message, later))
-                event = events.Key("escape", "\x1b")
 
             screen = self.screen
             if not event.is_forwarded:
@@ -179,7 +158,7 @@ class TrainfastApp(App[int]):
             if isinstance(screen, Dialog) and (early or (screen.focused is None and not screen.is_ready)):
                 screen.take(event)
                 return
-        await super().on_event(event)
+        await super().take_event(event)
 
     def _post_snapshot(self, snapshot: Snapshot) -> None:
         self.post_message(SnapshotTaken(snapshot))
@@ -187,15 +166,11 @@ class TrainfastApp(App[int]):
     def _post_broke(self, error: BaseException) -> None:
         self.post_message(Broke(error))
 
-    async def _dispatch_message(self, message: Message) -> None:
-        if self.is_running or not isinstance(message, Told):
-            await super()._dispatch_message(message)
-
     def on_snapshot_taken(self, message: SnapshotTaken) -> None:
         snapshot = self.snapshot = message.snapshot
         late_s = (time.monotonic_ns() - message.posted_ns) / 1e9
         trains_on_cpu = snapshot.run is not None and snapshot.run.trains_on_cpu
-        self.reader.period_s = self._pacer.note(late_s, unwritten_frames(self), trains_on_cpu=trains_on_cpu)
+        self.reader.period_s = self._pacer.note(late_s, self.unwritten_frames(), trains_on_cpu=trains_on_cpu)
         self._adopt(snapshot)
         self._show_search(snapshot)
         self.look_around()
@@ -396,7 +371,13 @@ class TrainfastApp(App[int]):
         self.main.show_knobs()
 
 
-def run_app(home: Home, ascii: bool = False, preset: str | None = None, python: str | None = None) -> int:
+def run_app(
+    home: Home,
+    ascii: bool = False,
+    preset: str | None = None,
+    python: str | None = None,
+    plain_output: bool = False,
+) -> int:
     """Open the app and return its exit status; says on leaving that a run goes on.
 
     Raises UserError, before anything is drawn, for a preset that cannot be loaded.
@@ -405,7 +386,7 @@ def run_app(home: Home, ascii: bool = False, preset: str | None = None, python: 
 
     if preset is not None:
         of_preset(preset)
-    app = TrainfastApp(home, ascii=ascii, preset=preset, python=python)
+    app = TrainfastApp(home, ascii=ascii, preset=preset, python=python, plain_output=plain_output)
     watch(sys.stdin.fileno(), lambda: app.post_message(TerminalLost()))
     # Without the mouse the terminal's own selection works, and no movement is sent over the link.
     status = app.run(mouse=False)

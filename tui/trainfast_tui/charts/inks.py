@@ -8,8 +8,9 @@ from weakref import WeakKeyDictionary
 
 from rich.style import Style
 from textual.app import App
-from textual.dom import DOMNode
 from textual.widget import Widget
+
+from trainfast_tui.terminal.textual_app import part_style
 
 Found = dict[tuple[object, ...], dict[str, Style]]
 _FOUND: WeakKeyDictionary[App[Any], Found] = WeakKeyDictionary()
@@ -25,17 +26,10 @@ def inks(widget: Widget, prefix: str, names: Iterable[str]) -> dict[str, Style]:
     found = _FOUND.setdefault(app, {})
     key = prefix, app.theme, app.native_ansi_color, widget.rich_style
     if key not in found:
-        found[key] = {name: _style(widget, f"{prefix}--{name}") for name in names}
+        found[key] = {name: part_style(widget, f"{prefix}--{name}") for name in names}
     return found[key]
 
 
 def forget_inks(widget: Widget) -> None:
     """Work them out anew when they are asked for next: the theme has changed."""
     _FOUND.pop(widget.app, None)
-
-
-def _style(widget: Widget, name: str) -> Style:
-    part = DOMNode(classes=name)
-    part._attach(widget)
-    widget.app.stylesheet.apply(part, animate=False)
-    return part.rich_style

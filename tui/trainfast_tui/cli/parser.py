@@ -15,7 +15,7 @@ Run = Callable[[argparse.Namespace], int]
 Subparsers = Any
 """What `ArgumentParser.add_subparsers` returns; argparse names its type privately."""
 
-APP_OPTIONS = ("--preset", "--python", "--ascii", "--version", "--help")
+APP_OPTIONS = ("--preset", "--python", "--ascii", "--plain-output", "--version", "--help")
 
 
 class Parser(argparse.ArgumentParser):
@@ -52,7 +52,7 @@ def _typed(arguments: list[str]) -> Command | None:
         option = rest.pop(0)
         if option in ("--preset", "--python"):
             rest = rest[1:]
-        elif option != "--ascii" and not option.startswith(("--preset=", "--python=")):
+        elif option not in ("--ascii", "--plain-output") and not option.startswith(("--preset=", "--python=")):
             name = option.partition("=")[0]
             if name.startswith("--") and name not in APP_OPTIONS:
                 close = nearest(name, APP_OPTIONS)
@@ -97,6 +97,9 @@ def _build(chosen: Command | None) -> Parser:
     )
     parser.add_argument("--version", action=_Version, nargs=0, help="print the version and exit")
     parser.add_argument("--ascii", action="store_true", help="the app without Unicode characters")
+    parser.add_argument(
+        "--plain-output", action="store_true", help="the app with Textual's own output and keys, should ours fail"
+    )
     parser.add_argument("--preset", metavar="PRESET", help="the preset that the app starts with")
     parser.add_argument("--python", metavar="PATH", dest="app_python", help="the Python that the app trains with")
     parser.set_defaults(run=_open_app, leaf=parser)
@@ -146,7 +149,7 @@ def _open_app(parsed: argparse.Namespace) -> int:
     from trainfast_runner.records.home import Home
     from trainfast_tui.app import run_app
 
-    return run_app(Home().ready(), ascii=parsed.ascii, preset=parsed.preset, python=parsed.app_python) or 0
+    return run_app(Home().ready(), parsed.ascii, parsed.preset, parsed.app_python, parsed.plain_output)
 
 
 def _unknown_argument(word: str, leaf: Parser) -> UserError:

@@ -15,6 +15,7 @@ from textual.widgets import Input, OptionList, Static
 from textual.widgets.option_list import Option
 
 from trainfast_runner.errors import UserError
+from trainfast_tui.terminal.textual_app import forward_key
 from trainfast_tui.text.format import plain, to_ascii
 
 
@@ -67,7 +68,7 @@ class Dialog(ModalScreen[object]):
         self.is_ready = True
         kept, self._kept = self._kept, []
         for key, character in kept:
-            widget._forward_event(events.Key(key, character))
+            forward_key(widget, events.Key(key, character))
 
     def on_descendant_focus(self, event: events.DescendantFocus) -> None:
         if not self.is_ready:

@@ -1,23 +1,25 @@
-"""Esc and a key typed right after it reach the terminal's reader as one sequence, as Alt and that key do.
+"""Keep Esc when the next key arrives with it: one read, or two within Textual's delay, look like Alt and that key.
 
-Textual keeps the Esc only before a letter, as `alt+` in the key's name; before Enter, a space, a digit or a sign it is
-dropped. Here such a key keeps its `alt+` too, and `after_escape` says which key was typed.
+Textual names such a letter `alt+LETTER`, but drops the Esc before Enter, a space, a digit or a sign. `KeyReader` names
+those keys `alt+KEY` too, and `after_escape` takes all of them apart. docs/decisions.md has the figures.
 """
 
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Iterable
 
 from textual._xterm_parser import XTermParser
+from textual.driver import Driver
 from textual.events import Key
 from textual.keys import KEY_NAME_REPLACEMENTS, _character_to_key
 from textual.message import Message
 
 ESC = "\x1b"
-# Enter and printable ASCII without letters, and without what opens or closes a sequence: [ \ ] ^ _
+# Enter and printable ASCII without letters and without the characters of control sequences: [ \ ] ^ _
 _KEY = "[\r -@`{-~]"
-_TYPED = re.compile(f"{ESC}({_KEY})")
+_ESC_AND_KEY = re.compile(f"{ESC}({_KEY})")
 _CHARACTERS = {
     KEY_NAME_REPLACEMENTS.get(name, name): character
     for character in map(chr, range(ord(" "), ord("~") + 1))
@@ -27,26 +29,33 @@ _CHARACTERS = {
 
 
 class KeyReader(XTermParser):
-    """Textual's parser of what the terminal sends, told of such keys in kitty's spelling of Alt, which it knows."""
+    """Textual's parser of terminal input; it sees Esc and a key in kitty's spelling of Alt, which it understands."""
 
-    _is_open = False
-    """Whether the last read ended with Esc."""
+    _ends_with_esc = False
+    """True if the last read ended with Esc."""
 
     def feed(self, data: str) -> Iterable[Message]:
-        """The events in `data`."""
-        # Until its delay is over, Textual too takes the next read as a part of the sequence.
-        is_one = self._is_open and self._timeout_time is not None and re.match(_KEY, data)
-        whole = _TYPED.sub(_spelled, ESC + data if is_one else data)
-        self._is_open = data.endswith(ESC)
-        return super().feed(whole[1:] if is_one else whole)
+        """Yield the events in `data`."""
+        # Until its delay is over, Textual takes the next read as part of the sequence.
+        continues = self._ends_with_esc and self._timeout_time is not None and re.match(_KEY, data)
+        whole = _ESC_AND_KEY.sub(_as_alt, ESC + data if continues else data)
+        self._ends_with_esc = data.endswith(ESC)
+        return super().feed(whole[1:] if continues else whole)
 
 
-def _spelled(typed: re.Match[str]) -> str:
+def _as_alt(typed: re.Match[str]) -> str:
     return f"{ESC}[{ord(typed[1])};3u"
 
 
+def install(driver: type[Driver], *, plain: bool = False) -> None:
+    """Make the driver read keys with `KeyReader`, or with `plain` as Textual does; it has no setting for its parser."""
+    module = sys.modules[driver.__module__]
+    if hasattr(module, "XTermParser"):
+        module.XTermParser = XTermParser if plain else KeyReader  # type: ignore[attr-defined]
+
+
 def after_escape(event: Key) -> Key | None:
-    """The key typed right after Esc, where the two arrived as one."""
+    """Return the key typed right after Esc if the two arrived as one `alt+` key; the app binds no such key itself."""
     alt, _, name = event.key.partition("alt+")
     name, shifted = name.removeprefix("shift+"), name.startswith("shift+")
     if alt or not name:

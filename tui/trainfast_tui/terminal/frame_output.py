@@ -51,10 +51,10 @@ def forget(console: Console) -> None:
     _sent(console).forget()
 
 
-def install() -> None:
-    """Have every screen send its updates so from now on: Textual has no other way to give it classes of its own."""
-    _compositor.ChopsUpdate = TightUpdate  # type: ignore[misc]
-    _compositor.LayoutUpdate = WholeUpdate  # type: ignore[misc]
+def install(*, plain: bool = False) -> None:
+    """Make every screen send its updates this way, or with `plain` as Textual does; it has no setting for them."""
+    _compositor.ChopsUpdate = ChopsUpdate if plain else TightUpdate  # type: ignore[misc]
+    _compositor.LayoutUpdate = LayoutUpdate if plain else WholeUpdate  # type: ignore[misc]
 
 
 def in_one_piece(driver: type[Driver]) -> type[Driver]:

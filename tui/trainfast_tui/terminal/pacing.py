@@ -2,11 +2,6 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from textual.app import App
-
 FASTEST_S = 0.5
 BESIDE_A_TRAINING_S = 1.0
 """While a run trains on this CPU: a frame takes some milliseconds of a core, for which all of its threads wait."""
@@ -41,10 +36,3 @@ class Pacer:
     def words(self) -> str:
         """What the footer says while frames come late, whatever makes them; empty otherwise."""
         return f"the screen is behind: repainting every {self.period_s:g} s" if self.period_s > FASTEST_S else ""
-
-
-def unwritten_frames(app: App[Any]) -> int:
-    """Frames that wait for the terminal to take them; 0 where Textual does not tell."""
-    writer = getattr(app._driver, "_writer_thread", None)
-    queue = getattr(writer, "_queue", None)
-    return queue.qsize() if queue is not None else 0

@@ -1,0 +1,98 @@
+"""The base of our app: the private parts of Textual that it uses, and the switch `plain_output` that uses none."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import ClassVar
+
+from rich.style import Style
+from textual import events
+from textual.app import App
+from textual.dom import DOMNode
+from textual.driver import Driver
+from textual.message import Message
+from textual.widget import Widget
+
+from trainfast_tui.terminal import escape_key, frame_output, themes
+
+AFTER_ESCAPE_S = 0.05
+"""Time for Esc to leave a screen before the key typed right after it goes to the screen below."""
+PLAIN_STYLES = {
+    "title": "bold",
+    "muted": "dim",
+    "axis": "dim",
+    "empty": "dim",
+    "key": "bold",
+    "warning": "bold",
+    "error": "bold",
+    "cursor": "reverse",
+    "badge": "reverse",
+    "alarm": "reverse bold",
+}
+"""Styles of `plain_output` by the last word of a class name; others have the colours of their widget."""
+
+
+class TerminalApp(App[int]):
+    """An app that sends little to the terminal and loses no key after Esc; with `plain_output` Textual as it is."""
+
+    DROPPED_ON_LEAVING: ClassVar[tuple[type[Message], ...]] = ()
+    """Messages from threads: the screens they are about are gone once the app is being left."""
+
+    def __init__(self, *, plain_output: bool = False) -> None:
+        # Before Textual's own: it asks for the driver class.
+        self.plain_output = plain_output
+        super().__init__()
+        themes.register(self)
+        frame_output.install(plain=plain_output)
+
+    def get_driver_class(self) -> type[Driver]:
+        """Return Textual's driver, reading keys with our parser and writing each frame in one piece."""
+        driver = super().get_driver_class()
+        escape_key.install(driver, plain=self.plain_output)
+        return driver if self.plain_output else frame_output.in_one_piece(driver)
+
+    async def on_event(self, event: events.Event) -> None:
+        """Take Esc and a key that arrived as one apart, then hand the event on."""
+        if isinstance(event, events.Key) and not event.is_forwarded:
+            later = escape_key.after_escape(event)
+            if later is not None:
+                self.set_timer(AFTER_ESCAPE_S, partial(self.post_message, later))
+                event = events.Key("escape", "\x1b")
+        await self.take_event(event)
+
+    async def take_event(self, event: events.Event) -> None:
+        """Treat an event as Textual does; an app overrides this, and not `on_event`."""
+        await super().on_event(event)
+
+    async def _dispatch_message(self, message: Message) -> None:
+        if self.plain_output or self.is_running or not isinstance(message, self.DROPPED_ON_LEAVING):
+            await super()._dispatch_message(message)
+
+    def unwritten_frames(self) -> int:
+        """Frames that wait for the terminal to take them; 0 when unknown."""
+        if self.plain_output:
+            return 0
+        queue = getattr(getattr(self._driver, "_writer_thread", None), "_queue", None)
+        return queue.qsize() if queue is not None else 0
+
+
+def _is_plain(widget: Widget) -> bool:
+    return isinstance(widget.app, TerminalApp) and widget.app.plain_output
+
+
+def forward_key(widget: Widget, key: events.Key) -> None:
+    """Give a key to `widget` ahead of keys that still wait; with `plain_output` it queues behind them."""
+    if _is_plain(widget):
+        widget.app.post_message(key)
+    else:
+        widget._forward_event(key)
+
+
+def part_style(widget: Widget, name: str) -> Style:
+    """The whole style that the style sheet gives to a part of `widget` with the class `name`."""
+    if _is_plain(widget):
+        return widget.rich_style + Style.parse(PLAIN_STYLES.get(name.rpartition("--")[2], ""))
+    part = DOMNode(classes=name)
+    part._attach(widget)
+    widget.app.stylesheet.apply(part, animate=False)
+    return part.rich_style
