@@ -98,6 +98,24 @@ def test_ctrl_l_repaints_what_another_program_wrote_over(terminal: Terminal) -> 
     whole("type to narrow it down")
 
 
+def test_plain_output_starts_shows_and_quits(terminal: Terminal) -> None:
+    terminal.open([*COMMAND, "--plain-output", "--preset", "tiny-llama"])
+    terminal.until_shows("No run yet", "batch_size", "q quit")
+    terminal.press("p")
+    terminal.until_shows("type to narrow it down")
+    terminal.press("Escape")
+    terminal.until_shows("q quit")
+    terminal.press("C-c")
+    terminal.until_shows("ended with 0")
+
+
+def test_ascii_has_no_other_sign_on_any_screen(terminal: Terminal) -> None:
+    terminal.open([*COMMAND, "--ascii", "--preset", "tiny-llama"])
+    assert terminal.until_shows("No run yet", "batch_size", "q quit").isascii()
+    terminal.press("p")
+    assert terminal.until_shows("type to narrow it down").isascii()
+
+
 def test_a_killed_app_loses_no_run(cli: Cli, terminal: Terminal) -> None:
     (cli.presets / "quick.toml").write_text(QUICK.format(steps=150))
     terminal.open([*COMMAND, "--preset", "quick"])

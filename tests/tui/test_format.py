@@ -9,12 +9,12 @@ from hypothesis import strategies as st
 from rich.cells import cell_len
 
 from trainfast_tui.text import format as fmt
+from trainfast_tui.text.ascii import to_ascii
 
 FORMATTERS = (
     fmt.number,
     fmt.size,
     fmt.count,
-    fmt.rate("samples"),
     fmt.bytes_per_second,
     fmt.milliseconds,
     fmt.watts,
@@ -156,4 +156,9 @@ def test_a_wide_character_is_not_cut_in_half() -> None:
 
 @given(st.text())
 def test_ascii_is_ascii(text: str) -> None:
-    assert fmt.to_ascii(text).isascii()
+    assert to_ascii(text).isascii()
+
+
+@given(st.text(st.characters(blacklist_categories=["Cc", "Cs", "Mn", "Me", "Cf", "Mc"])))
+def test_ascii_takes_the_same_cells(text: str) -> None:
+    assert cell_len(to_ascii(text)) == cell_len(text)

@@ -17,7 +17,8 @@ from trainfast_runner.records.home import Home
 from trainfast_runner.records.run_file import Event
 from trainfast_tui.control.memory_view import Forecast, Measured, MemoryView
 from trainfast_tui.control.messages import SnapshotTaken
-from trainfast_tui.widgets.memory_bar import MemoryBar, memory_lines
+from trainfast_tui.text.ascii import to_ascii
+from trainfast_tui.widgets.memory_bar import CATEGORIES, LIMIT, MEASURED, MemoryBar, memory_lines
 
 FULL, SMALL = (160, 48), (80, 24)
 PANEL = {FULL: 46, SMALL: 30}
@@ -25,9 +26,9 @@ PARTS = (("params", 200 * MIB), ("grads", 200 * MIB), ("optimizer", 400 * MIB), 
 FITS = Forecast(1400 * MIB, PARTS, "forward_backward", 8, Room(2 * GIB, "memory_limit"), max_batch=16)
 
 
-def shown(view: MemoryView, size: tuple[int, int] = FULL, *, ascii: bool = False) -> list[str]:
+def shown(view: MemoryView, size: tuple[int, int] = FULL) -> list[str]:
     """The bar's lines as wide as the panel is on a screen of that size."""
-    lines = memory_lines(view, PANEL[size], size[1], ascii=ascii)
+    lines = memory_lines(view, PANEL[size], size[1])
     texts = ["".join(text for text, _ in line).rstrip() for line in lines]
     assert all(len(text) <= PANEL[size] for text in texts), texts
     return texts
@@ -134,12 +135,14 @@ def test_while_the_model_is_traced_and_when_it_cannot_be_a_line_says_so(
     assert lines[1].startswith("no prediction: the tracer")
 
 
-def test_in_ascii_every_category_has_a_letter() -> None:
-    lines = shown(MemoryView(FITS, measured=Measured(1386 * MIB, None, same_knobs=True)), ascii=True)
-    assert "".join(lines[1:]).isascii()
-    assert lines[1].startswith("pppppggggoooooooooaaa")
-    assert "p parameters 200 MiB" in lines[2]
+def test_in_ascii_every_category_has_its_own_sign() -> None:
+    measured = MemoryView(FITS, measured=Measured(1386 * MIB, None, same_knobs=True))
+    lines = [to_ascii(line) for line in shown(measured)]
+    assert lines[1].startswith("#####%%%%+++++++++:::")
+    assert "# parameters 200 MiB" in lines[2]
     assert lines[1].endswith("|")
+    signs = [sign for _, _, sign, _ in CATEGORIES] + ["·", LIMIT, MEASURED]
+    assert len({to_ascii(sign) for sign in signs}) == len(signs)
 
 
 def test_a_context_counts_where_the_room_is_the_device_s() -> None:
@@ -160,11 +163,11 @@ async def test_the_panel_gives_it_the_room_it_needs_and_takes_it_back(home: Home
         for view in (MemoryView(FITS), MemoryView(words="tracing the model…"), None):
             bar.show(view)
             await pilot.pause()
-            lines = [] if view is None else memory_lines(view, PANEL[FULL], FULL[1], ascii=True)
+            lines = [] if view is None else memory_lines(view, PANEL[FULL], FULL[1])
             assert bar.region.height == len(lines)
             text = screen_text(app)
             assert text.isascii()
-            assert ("p parameters 200 MiB" in text) == (view is not None and view.forecast is not None)
+            assert ("# parameters 200 MiB" in text) == (view is not None and view.forecast is not None)
 
 
 @pytest.mark.parametrize("is_live", [True, False])

@@ -81,9 +81,8 @@ class TrainfastApp(TerminalApp):
         directory: Path | None = None,
         plain_output: bool = False,
     ) -> None:
-        super().__init__(plain_output=plain_output)
+        super().__init__(ascii=ascii, plain_output=plain_output)
         self.home = home
-        self.ascii = ascii
         self.machine: Machine | None = None
         self.next_run: NextRun | None = None
         self.snapshot: Snapshot | None = None

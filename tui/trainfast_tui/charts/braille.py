@@ -6,7 +6,6 @@ Nothing here knows Textual. Times are nanoseconds; a *dot column* is the narrowe
 import math
 from bisect import bisect_left
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from rich.segment import Segment
 from rich.style import Style
@@ -15,30 +14,16 @@ Columns = list[tuple[float, float] | None]
 """Lowest and highest value of each dot column, oldest first; None is a gap."""
 
 
-@dataclass(frozen=True, slots=True)
-class Dots:
-    """How a character cell is divided: `2**x_bits` dots wide, `2**y_bits` high."""
-
-    x_bits: int
-    y_bits: int
-    glyphs: tuple[str, ...]
-    """The character of every mask of dots."""
-    masks: tuple[tuple[tuple[int, ...], ...], ...]
-    """`masks[x][top][bottom]`: the dots of column x of a cell from row `top` to row `bottom`."""
-
-
-def _braille() -> Dots:
-    # Unicode 16.0, chapter 21.1: dots 1-3 and 7 go down the left column, 4-6 and 8 down the right one.
-    bits = ((0x01, 0x02, 0x04, 0x40), (0x08, 0x10, 0x20, 0x80))
-    masks = tuple(
-        tuple(tuple(sum(column[top : bottom + 1]) for bottom in range(4)) for top in range(4)) for column in bits
-    )
-    return Dots(1, 2, (" ", *(chr(0x2800 + mask) for mask in range(1, 256))), masks)
-
-
-BRAILLE = _braille()
-WHOLE_CELLS = Dots(0, 0, (" ", "*"), (((1,),),))
-"""One dot a cell, for terminals without braille."""
+X_BITS, Y_BITS = 1, 2
+"""A cell is `2**X_BITS` dots wide and `2**Y_BITS` high."""
+_DOTS = ((0x01, 0x02, 0x04, 0x40), (0x08, 0x10, 0x20, 0x80))
+"""The bit of each dot of the left and of the right column (Unicode 16.0, chapter 21.1)."""
+_MASKS = tuple(
+    tuple(tuple(sum(column[top : bottom + 1]) for bottom in range(4)) for top in range(4)) for column in _DOTS
+)
+"""`_MASKS[x][top][bottom]`: the dots of column x of a cell from row `top` to row `bottom`."""
+GLYPHS = (" ", *(chr(0x2800 + mask) for mask in range(1, 256)))
+"""The character of every mask of dots."""
 
 
 def time_columns(
@@ -97,7 +82,6 @@ def draw(
     height: int,
     columns: Columns,
     y_range: tuple[float, float],
-    dots: Dots,
     *,
     first: int = 0,
     stride: int = 1,
@@ -109,10 +93,10 @@ def draw(
     Values outside `y_range` go to its edge.
     """
     low, high = y_range
-    bottom_dot = (height << dots.y_bits) - 1
+    bottom_dot = (height << Y_BITS) - 1
     scale = bottom_dot / (high - low)
-    x_mask, y_mask = (1 << dots.x_bits) - 1, (1 << dots.y_bits) - 1
-    x_bits, y_bits, masks = dots.x_bits, dots.y_bits, dots.masks
+    x_mask, y_mask = (1 << X_BITS) - 1, (1 << Y_BITS) - 1
+    x_bits, y_bits, masks = X_BITS, Y_BITS, _MASKS
     dot_width = width << x_bits
     before_top = before_bottom = -1
     for index, column in enumerate(columns):

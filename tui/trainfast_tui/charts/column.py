@@ -36,7 +36,6 @@ class Charts(Vertical):
     def __init__(self, *, ascii: bool = False, of_machine: bool = False, id: str | None = None) -> None:
         """`of_machine`: without throughput, for a machine that is looked at without a run."""
         super().__init__(id=id)
-        self._ascii = ascii
         self._of_machine = of_machine
         self._snapshot: Snapshot | None = None
         self._window = data.DEFAULT_WINDOW
@@ -48,17 +47,16 @@ class Charts(Vertical):
         self._told_of_run, self._told = data.ToldTicks(), data.ToldTicks()
 
     def compose(self) -> ComposeResult:
-        yield StripChart(ascii=self._ascii, gutter=GUTTER, time_labels=False, id="throughput")
+        yield StripChart(gutter=GUTTER, time_labels=False, id="throughput")
         # The lowest chart carries the time axis of all; the first reading stands right below throughput.
         for place in reversed(range(MOST_DEVICE_CHARTS)):
             yield StripChart(
-                ascii=self._ascii,
                 gutter=GUTTER,
                 time_labels=place == 0,
                 id=f"device{place}",
                 classes="-away" if place else "",
             )
-        yield EventLine(ascii=self._ascii, gutter=GUTTER)
+        yield EventLine(gutter=GUTTER)
 
     def show(self, snapshot: Snapshot) -> None:
         """Draw this snapshot, unless its moment falls into the cell that was drawn last: figures are told elsewhere."""
@@ -80,7 +78,7 @@ class Charts(Vertical):
             return False
         if axis.end_ns - axis.start_ns != begun.end_ns - begun.start_ns or axis.now_label != begun.now_label:
             return False
-        cells = time_cells(self.size.width, GUTTER, axis.start_ns, axis.end_ns, ascii=self._ascii)
+        cells = time_cells(self.size.width, GUTTER, axis.start_ns, axis.end_ns)
         return begun.end_ns // cells.cell_ns == axis.end_ns // cells.cell_ns
 
     def repaint(self) -> None:

@@ -20,8 +20,8 @@ class EventLine(Painted):
 
     DEFAULT_CSS = "EventLine { height: 2; }"
 
-    def __init__(self, *, ascii: bool = False, gutter: int, id: str | None = None) -> None:
-        super().__init__(ascii=ascii, id=id)
+    def __init__(self, *, gutter: int, id: str | None = None) -> None:
+        super().__init__(id=id)
         self._gutter = gutter
         self._moments: Sequence[Moment] = ()
         self._axis: TimeAxis | None = None
@@ -63,7 +63,7 @@ class EventLine(Painted):
         return [self._signs(axis, width), self._words(axis)] if height > 1 else [self._words(axis)]
 
     def _signs(self, axis: TimeAxis, width: int) -> Line:
-        cells = time_cells(width, self._gutter, axis.start_ns, axis.end_ns, ascii=self._ascii)
+        cells = time_cells(width, self._gutter, axis.start_ns, axis.end_ns)
         signs: list[tuple[str, str]] = [("─", "muted")] * cells.count
         for moment in sorted(self._moments, key=lambda moment: -WORTH.index(moment.tone)):
             at = min(cells.at(moment.t_ns), cells.count - 1)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from trainfast_tui.charts.braille import BRAILLE, WHOLE_CELLS, draw, nice_ceiling
+from trainfast_tui.charts.braille import GLYPHS, X_BITS, draw, nice_ceiling
 from trainfast_tui.text import format as fmt
 from trainfast_tui.text.lines import Line
 
@@ -32,8 +32,6 @@ def fit_chart(
     largest_batch: int,
     width: int,
     height: int,
-    *,
-    ascii: bool = False,
 ) -> list[Line]:
     """`height` lines of `width` cells: y in bytes from zero, x the batch size from zero to `largest_batch`.
 
@@ -44,12 +42,12 @@ def fit_chart(
         return []
     top = _top(points, limit_bytes)
     across = max(1, largest_batch)
-    signs, tones = _drawn_line(line, across, top, plot_width, plot_height, ascii)
+    signs, tones = _drawn_line(line, across, top, plot_width, plot_height)
     limit_row = None if limit_bytes is None else _row(limit_bytes, top, plot_height)
     if limit_row is not None:
         for column in range(plot_width):
             if signs[limit_row][column] == " ":
-                signs[limit_row][column], tones[limit_row][column] = "-" if ascii else "╌", "error"
+                signs[limit_row][column], tones[limit_row][column] = "╌", "error"
     for point in points:
         column = min(plot_width - 1, int(point.batch_size / across * (plot_width - 1) + 0.5))
         row = _row(point.peak_bytes, top, plot_height)
@@ -61,9 +59,8 @@ def fit_chart(
     for row in range(plot_height):
         tone = "error" if row == limit_row else "muted"
         label = fmt.fit(labels.get(row, ""), GUTTER, "right")
-        lines.append([(label, tone), (" |" if ascii else " │", "muted"), *_runs(signs[row], tones[row])])
-    corner = " +" if ascii else " └"
-    lines.append([(" " * GUTTER + corner, "muted"), ("─" * plot_width, "muted")])
+        lines.append([(label, tone), (" │", "muted"), *_runs(signs[row], tones[row])])
+    lines.append([(" " * GUTTER + " └", "muted"), ("─" * plot_width, "muted")])
     right = f"batch_size {across:,}"
     lines.append([(" " * (GUTTER + 2) + "0" + fmt.fit(right, plot_width - 1, "right"), "muted")])
     return lines
@@ -79,17 +76,15 @@ def _row(size_bytes: float, top: float, height: int) -> int:
 
 
 def _drawn_line(
-    line: Callable[[float], float] | None, across: int, top: float, width: int, height: int, ascii: bool
+    line: Callable[[float], float] | None, across: int, top: float, width: int, height: int
 ) -> tuple[list[list[str]], list[list[str]]]:
     """The fit in dots. Above the top of the chart it is not drawn."""
-    dots = WHOLE_CELLS if ascii else BRAILLE
     cells = bytearray(width * height)
     if line is not None:
-        count = width << dots.x_bits
+        count = width << X_BITS
         peaks = [line(column / max(1, count - 1) * across) for column in range(count)]
-        draw(cells, width, height, [(peak, peak) if 0 <= peak <= top else None for peak in peaks], (0.0, top), dots)
-    glyphs = dots.glyphs if not ascii else (" ", ".")
-    signs = [[glyphs[cells[row * width + column]] for column in range(width)] for row in range(height)]
+        draw(cells, width, height, [(peak, peak) if 0 <= peak <= top else None for peak in peaks], (0.0, top))
+    signs = [[GLYPHS[cells[row * width + column]] for column in range(width)] for row in range(height)]
     tones = [["primary" if sign != " " else "text" for sign in row] for row in signs]
     return signs, tones
 

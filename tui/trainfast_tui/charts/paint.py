@@ -14,10 +14,10 @@ from rich.segment import Segment
 from rich.style import Style
 
 from trainfast_tui.charts.braille import (
-    BRAILLE,
-    WHOLE_CELLS,
+    GLYPHS,
+    X_BITS,
+    Y_BITS,
     Columns,
-    Dots,
     YRange,
     draw,
     extremes,
@@ -26,11 +26,12 @@ from trainfast_tui.charts.braille import (
 )
 from trainfast_tui.charts.model import ChartData, Limit, Palette, Series, Span
 from trainfast_tui.charts.time_cells import time_cells
-from trainfast_tui.text.format import duration, fit, plain, to_ascii, truncate
+from trainfast_tui.text.format import duration, fit, plain, truncate
 from trainfast_tui.text.shades import Shade, rank, shade_of
 
-_ASCII_SYMBOLS = "*o+x"
 _STRIDES = (1, 2, 4)
+_KEYS = {1: "⠤⠤", 2: "⠄⠄", 4: "⠄ "}
+"""The texture of a series in the legend, by its stride."""
 _MARK_LABEL = "throttle"
 
 
@@ -46,8 +47,6 @@ class _Frame:
     has_times: bool
     start_ns: int
     column_ns: int
-    dots: Dots
-    ascii: bool
 
     @property
     def plot_width(self) -> int:
@@ -59,21 +58,16 @@ class _Frame:
 
     @property
     def cell_ns(self) -> int:
-        return self.column_ns << self.dots.x_bits
+        return self.column_ns << X_BITS
 
     def cell_at(self, t_ns: int | None) -> int | None:
         """The cell of the plot for a moment; None where it is not on the axis."""
         cell = -1 if t_ns is None else (t_ns - self.start_ns) // self.cell_ns
         return cell if 0 <= cell < self.plot_width else None
 
-    def clean(self, text: str) -> str:
-        text = plain(text)
-        return to_ascii(text) if self.ascii else text
 
-
-def _frame(data: ChartData, width: int, height: int, *, ascii: bool, time_labels: bool, gutter: int) -> _Frame:
-    dots = WHOLE_CELLS if ascii else BRAILLE
-    axis = time_cells(width, gutter, data.t_min_ns, data.t_max_ns, ascii=ascii)
+def _frame(data: ChartData, width: int, height: int, *, time_labels: bool, gutter: int) -> _Frame:
+    axis = time_cells(width, gutter, data.t_min_ns, data.t_max_ns)
     return _Frame(
         width=width,
         height=height,
@@ -82,9 +76,7 @@ def _frame(data: ChartData, width: int, height: int, *, ascii: bool, time_labels
         has_marks=height >= 3,
         has_times=time_labels and height >= 6,
         start_ns=axis.start_ns,
-        column_ns=axis.cell_ns >> dots.x_bits,
-        dots=dots,
-        ascii=ascii,
+        column_ns=axis.cell_ns >> X_BITS,
     )
 
 
@@ -95,7 +87,6 @@ def paint(
     y_range: YRange,
     palette: Palette,
     *,
-    ascii: bool = False,
     time_labels: bool = True,
     gutter: int = 10,
 ) -> list[list[Segment]]:
@@ -107,8 +98,8 @@ def paint(
     """
     if width <= 0 or height <= 0:
         return [[] for _ in range(height)]
-    frame = _frame(data, width, height, ascii=ascii, time_labels=time_labels, gutter=gutter)
-    strides = [1 if ascii else _STRIDES[min(i, len(_STRIDES) - 1)] for i in range(len(data.series))]
+    frame = _frame(data, width, height, time_labels=time_labels, gutter=gutter)
+    strides = [_STRIDES[min(i, len(_STRIDES) - 1)] for i in range(len(data.series))]
     drawn = [
         _series_columns(frame, series, data.gap_ns, stride) for series, stride in zip(data.series, strides, strict=True)
     ]
@@ -125,9 +116,6 @@ def paint(
         rows.append(_mark_row(frame, marks, palette))
     if frame.has_times:
         rows.append(_time_row(frame, data, marks, palette))
-    if ascii:
-        # What was cut carries an ellipsis by now; every likeness here is one cell for one cell.
-        return [[Segment(to_ascii(text), style) for text, style, _ in row] for row in rows]
     return rows
 
 
@@ -148,7 +136,7 @@ def _series_columns(frame: _Frame, series: Series, gap_ns: int, stride: int) -> 
     """The dot column of the first column, and the series in columns of `stride` dots."""
     column_ns = frame.column_ns * stride
     start_ns = frame.start_ns // column_ns * column_ns
-    count = -(-(frame.plot_width << frame.dots.x_bits) // stride) + (start_ns < frame.start_ns)
+    count = -(-(frame.plot_width << X_BITS) // stride) + (start_ns < frame.start_ns)
     columns = time_columns(series.times_ns, series.values, start_ns, column_ns, count, gap_ns)
     return (start_ns - frame.start_ns) // frame.column_ns, columns
 
@@ -167,15 +155,15 @@ def _throttled_cells(frame: _Frame, data: ChartData) -> list[Shade | None]:
 
 def _title_row(frame: _Frame, data: ChartData, strides: list[int], palette: Palette) -> list[Segment]:
     """The title at the left; at the right the key and newest value of as many series as there is room for."""
-    title = frame.clean(data.title)
+    title = plain(data.title)
     room = frame.width
     legend: list[Segment] = []
     used = 0
     for index, (series, stride) in enumerate(zip(data.series, strides, strict=True)):
-        value = frame.clean(data.unit(_newest(series, data)))
-        name = frame.clean(series.name)
+        value = plain(data.unit(_newest(series, data)))
+        name = plain(series.name)
         named = len(data.series) > 1 or (name not in ("", title))
-        key = f"{_key(frame, index, stride)} {name} " if named else ""
+        key = f"{_KEYS[stride]} {name} " if named else ""
         spacing = "  " if legend else ""
         length = cell_len(spacing) + cell_len(key) + cell_len(value)
         if index and used + length + 1 > room:
@@ -189,13 +177,6 @@ def _title_row(frame: _Frame, data: ChartData, strides: list[int], palette: Pale
     left = truncate(title, max(0, room - used - 1))
     padding = " " * (room - used - cell_len(left))
     return [Segment(left + padding, palette.get("title")), *(part for part in legend if part.text)]
-
-
-def _key(frame: _Frame, index: int, stride: int) -> str:
-    """The texture of a series, as it looks in the plot."""
-    if frame.ascii:
-        return _ASCII_SYMBOLS[index % len(_ASCII_SYMBOLS)]
-    return {1: "⠤⠤", 2: "⠄⠄", 4: "⠄ "}[stride]
 
 
 def _newest(series: Series, data: ChartData) -> float | None:
@@ -219,7 +200,7 @@ def _plot_rows(
     layers: list[bytearray] = []
     for (first, columns), stride in zip(drawn, strides, strict=True):
         cells = bytearray(width * height)
-        draw(cells, width, height, columns, y_range, frame.dots, first=first, stride=stride)
+        draw(cells, width, height, columns, y_range, first=first, stride=stride)
         layers.append(cells)
     limits = {
         _row_of(limit.value, y_range, frame): limit for limit in data.limits if y_range[0] <= limit.value <= y_range[1]
@@ -227,10 +208,7 @@ def _plot_rows(
     labels = _axis_labels(frame, data, y_range, limits)
     styles = [Style.null(), palette.get("limit"), palette.get("mark"), *(palette.get(one.tone) for one in data.series)]
     shades = _cells_by_shade(marks)
-    textures = [
-        (cells, shade.ascii_glyph if frame.ascii else shade.glyph, len(styles) + at)
-        for at, (shade, cells) in enumerate(shades)
-    ]
+    textures = [(cells, shade.glyph, len(styles) + at) for at, (shade, cells) in enumerate(shades)]
     styles += [palette.get(shade.kind) or palette.get("mark") for shade, _ in shades]
     cursor = frame.cell_at(data.cursor_ns)
     rows = []
@@ -244,7 +222,7 @@ def _plot_rows(
                 if mark and not keys[cell]:
                     text[cell], keys[cell] = mark.letter, _MARK
         if cursor is not None and not keys[cursor]:
-            text[cursor], keys[cursor] = "|" if frame.ascii else "│", _MARK
+            text[cursor], keys[cursor] = "│", _MARK
         for shaded, glyph, key in textures:
             for cell in shaded:
                 if not keys[cell]:
@@ -281,28 +259,24 @@ def _merge(frame: _Frame, layers: list[bytearray], row: int) -> tuple[list[str],
         for cell, mask in enumerate(cells):
             if mask:
                 keys[cell] = key
-    if frame.ascii:
-        symbols = [" ", " ", " "] + [_ASCII_SYMBOLS[i % len(_ASCII_SYMBOLS)] for i in range(len(layers))]
-        return [symbols[key] for key in keys], keys
     if not masks:
         return [" "] * width, keys
-    return list(map(frame.dots.glyphs.__getitem__, masks.to_bytes(width, "big"))), keys
+    return list(map(GLYPHS.__getitem__, masks.to_bytes(width, "big"))), keys
 
 
 def _row_of(value: float, y_range: tuple[float, float], frame: _Frame) -> int:
     """The row of the plot in which `value` is drawn."""
-    bottom_dot = (frame.plot_height << frame.dots.y_bits) - 1
+    bottom_dot = (frame.plot_height << Y_BITS) - 1
     dot = int((value - y_range[0]) * (bottom_dot / (y_range[1] - y_range[0])) + 0.5)
-    return (bottom_dot - min(max(dot, 0), bottom_dot)) >> frame.dots.y_bits
+    return (bottom_dot - min(max(dot, 0), bottom_dot)) >> Y_BITS
 
 
 def _overlay_limit(frame: _Frame, text: list[str], keys: bytearray, limit: Limit) -> None:
     """Draw the limit's line in the free cells of its row, and its label where it fits first."""
-    line = "-" if frame.ascii else "╌"
     for cell, key in enumerate(keys):
         if not key:
-            text[cell], keys[cell] = line, _LIMIT
-    label = frame.clean(limit.label)
+            text[cell], keys[cell] = "╌", _LIMIT
+    label = plain(limit.label)
     # Wide characters would need two cells for one entry of the row.
     if not label or cell_len(label) != len(label):
         return
@@ -325,7 +299,7 @@ def _axis_labels(
         middle = low + (high - low) / 2
         ticks[_row_of(middle, y_range, frame)] = middle
     ticks.update((row, limit.value) for row, limit in limits.items())
-    texts = {row: frame.clean(data.unit(value)) for row, value in sorted(ticks.items())}
+    texts = {row: plain(data.unit(value)) for row, value in sorted(ticks.items())}
     # A range narrower than the unit's precision would otherwise print one figure twice.
     for above, below in pairwise(list(texts)):
         if texts[above] == texts[below] and below not in limits:
@@ -336,7 +310,7 @@ def _axis_labels(
 def _gutter(frame: _Frame, label: str, palette: Palette, is_limit: bool = False) -> list[Segment]:
     if not frame.gutter:
         return []
-    axis = "|" if frame.ascii else ("┤" if label else "│")
+    axis = "┤" if label else "│"
     text = fit(label, frame.gutter - 2, "right")
     return [Segment(f"{text} {axis}", palette.get("limit" if is_limit and label else "axis"))]
 
@@ -344,7 +318,7 @@ def _gutter(frame: _Frame, label: str, palette: Palette, is_limit: bool = False)
 def _empty_rows(frame: _Frame, data: ChartData, palette: Palette) -> list[list[Segment]]:
     """The owner's sentence in the middle of an otherwise empty plot."""
     room = frame.plot_width
-    sentence = truncate(frame.clean(data.empty), room)
+    sentence = truncate(plain(data.empty), room)
     left = (room - cell_len(sentence)) // 2
     right = room - left - cell_len(sentence)
     rows = []
@@ -356,16 +330,14 @@ def _empty_rows(frame: _Frame, data: ChartData, palette: Palette) -> list[list[S
 
 def _mark_row(frame: _Frame, marks: list[Shade | None], palette: Palette) -> list[Segment]:
     """The line under the plot, with a letter for each cell of throttled time."""
-    line = "-" if frame.ascii else "─"
     segments = []
     if frame.gutter:
         label = _MARK_LABEL if any(marks) else ""
-        corner = "+" if frame.ascii else "└"
         text = fit(label, frame.gutter - 2, "right")
-        segments = [Segment(text, palette.get("mark")), Segment(f" {corner}", palette.get("axis"))]
+        segments = [Segment(text, palette.get("mark")), Segment(" └", palette.get("axis"))]
     keys = bytearray(_MARK if mark else _LIMIT for mark in marks)
     styles = [palette.get("axis"), palette.get("axis"), palette.get("mark")]
-    return segments + runs([mark.letter if mark else line for mark in marks], keys, styles)
+    return segments + runs([mark.letter if mark else "─" for mark in marks], keys, styles)
 
 
 def _time_row(frame: _Frame, data: ChartData, marks: list[Shade | None], palette: Palette) -> list[Segment]:
@@ -374,14 +346,14 @@ def _time_row(frame: _Frame, data: ChartData, marks: list[Shade | None], palette
     A cause that held only while a worse one did is drawn nowhere, and still named, with a plus.
     """
     room = frame.plot_width
-    right = truncate(frame.clean(data.now_label), room)
+    right = truncate(plain(data.now_label), room)
     left = truncate("-" + duration((data.t_max_ns - data.t_min_ns) / 1e9), room - cell_len(right) - 1)
     between = room - cell_len(left) - cell_len(right)
     legend: list[Segment] = []
     drawn = {mark for mark in marks if mark is not None}
     covered = {shade_of(span.kind) for span in data.spans if _is_on_axis(span, data)} - drawn
     for shade in [*sorted(drawn, key=rank), *sorted(covered, key=rank)]:
-        sign = (shade.ascii_glyph if frame.ascii else shade.glyph) * 2 if shade in drawn else "+"
+        sign = shade.glyph * 2 if shade in drawn else "+"
         key = f"  {sign} {shade.letter} "
         if between < cell_len(key) + cell_len(shade.words) + 2:
             break

@@ -9,7 +9,7 @@ from rich.style import Style
 from trainfast_tui.charts.braille import ink
 from trainfast_tui.charts.inks import forget_inks, inks
 from trainfast_tui.charts.row_widget import Rows, RowWidget
-from trainfast_tui.text.format import plain, to_ascii, truncate
+from trainfast_tui.text.format import plain, truncate
 from trainfast_tui.text.lines import Line
 
 TONES = ("text", "title", "muted", "primary", "secondary", "accent", "success", "warning", "error", "key")
@@ -41,7 +41,6 @@ class Painted(RowWidget):
 
     def __init__(self, *, ascii: bool = False, id: str | None = None, classes: str | None = None) -> None:
         super().__init__(id=id, classes=classes)
-        self._ascii = ascii
         self._rows: Rows | None = None
         self._lines: list[Line] = []
         self._rows_of_lines: Rows = []
@@ -92,12 +91,9 @@ class Painted(RowWidget):
         room, style = width, styles["text"]
         for text, tone in line:
             text = plain(text)
-            if self._ascii:
-                text = to_ascii(text.translate(LIKENESS))
             length = cell_len(text)
             if length > room:
                 text = truncate(text, room)
-                text = to_ascii(text) if self._ascii else text
                 length = cell_len(text)
             if text:
                 style = styles[tone]
@@ -118,30 +114,3 @@ class Painted(RowWidget):
                 palette[tone] = Style(color=whole[tone].color, bgcolor=whole[tone].bgcolor, bold=whole[tone].bold)
             self._palette = palette
         return self._palette
-
-
-LIKENESS = str.maketrans(
-    {
-        "▸": ">",
-        "•": "*",
-        "●": "*",
-        "○": "o",
-        "■": "#",
-        "✓": "v",
-        "✗": "x",
-        "█": "#",
-        "▓": "%",
-        "▒": "+",
-        "░": ":",
-        "─": "-",
-        "│": "|",
-        "├": "+",
-        "↑": "^",
-        "↓": "v",
-        "←": "<",
-        "→": ">",
-        "Δ": "d",
-        "±": "+",
-    }
-)
-"""Signs of ours that have a likeness in ASCII, one cell for one cell."""

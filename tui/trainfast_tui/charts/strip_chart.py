@@ -41,14 +41,12 @@ class StripChart(RowWidget):
     def __init__(
         self,
         *,
-        ascii: bool = False,
         time_labels: bool = True,
         gutter: int = 10,
         id: str | None = None,
         classes: str | None = None,
     ) -> None:
         super().__init__(id=id, classes=classes)
-        self._ascii = ascii
         self._time_labels = time_labels
         self._gutter = gutter
         self._data: ChartData | None = None
@@ -86,7 +84,6 @@ class StripChart(RowWidget):
                     size.height,
                     self._y_range,
                     self._styles(),
-                    ascii=self._ascii,
                     time_labels=self._time_labels,
                     gutter=self._gutter,
                 )

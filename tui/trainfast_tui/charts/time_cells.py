@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from trainfast_tui.charts.braille import BRAILLE, WHOLE_CELLS
+from trainfast_tui.charts.braille import X_BITS
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,12 +20,11 @@ class TimeCells:
         return (t_ns - self.start_ns) // self.cell_ns
 
 
-def time_cells(width: int, gutter: int, t_min_ns: int, t_max_ns: int, *, ascii: bool) -> TimeCells:
+def time_cells(width: int, gutter: int, t_min_ns: int, t_max_ns: int) -> TimeCells:
     """The axis of a chart `width` cells wide; times are CLOCK_MONOTONIC."""
-    dots = WHOLE_CELLS if ascii else BRAILLE
     gutter = gutter if width >= gutter + 10 else 0
     count = max(1, width - gutter)
-    column_ns = max(1, -(-(t_max_ns - t_min_ns) // (count << dots.x_bits)))
+    column_ns = max(1, -(-(t_max_ns - t_min_ns) // (count << X_BITS)))
     # Whole cells of absolute time: the picture then moves by whole characters and not by dots.
-    cell_ns = column_ns << dots.x_bits
+    cell_ns = column_ns << X_BITS
     return TimeCells(gutter, count, (t_max_ns // cell_ns - count + 1) * cell_ns, cell_ns)

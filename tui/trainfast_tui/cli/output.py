@@ -10,7 +10,8 @@ from typing import Any
 import msgspec
 from rich.cells import cell_len
 
-from trainfast_tui.text.format import fit, to_ascii, truncate
+from trainfast_tui.text.ascii import to_ascii
+from trainfast_tui.text.format import fit, truncate
 from trainfast_tui.text.tables import GAP, table
 
 

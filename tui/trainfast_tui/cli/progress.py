@@ -228,8 +228,6 @@ def _figures(snapshot: RunSnapshot) -> list[str]:
 
 
 def _bar(fraction: float) -> str:
-    """Cells filled for a fraction from 0 to 1; an encoding without blocks gets # and dots."""
+    """The cells filled for a fraction from 0 to 1."""
     full = round(max(0.0, min(1.0, fraction)) * BAR_CELLS)
-    encoding = (sys.stderr.encoding or "").lower()
-    done, open_ = ("█", "░") if encoding.startswith("utf") else ("#", ".")
-    return done * full + open_ * (BAR_CELLS - full)
+    return "█" * full + "░" * (BAR_CELLS - full)

@@ -16,7 +16,7 @@ from textual.widgets.option_list import Option
 
 from trainfast_runner.errors import UserError
 from trainfast_tui.terminal.textual_app import forward_key
-from trainfast_tui.text.format import plain, to_ascii
+from trainfast_tui.text.format import plain
 
 
 class Dialog(ModalScreen[object]):
@@ -90,7 +90,7 @@ class Dialog(ModalScreen[object]):
 
     def shown(self, line: str) -> str:
         """One line without anything a terminal would act on."""
-        return to_ascii(plain(line)) if self._ascii else plain(line)
+        return plain(line)
 
     def action_leave(self) -> None:
         """Close without an answer."""

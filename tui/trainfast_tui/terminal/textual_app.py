@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Sequence
 from functools import partial
 from typing import ClassVar
 
@@ -10,10 +12,12 @@ from textual import events
 from textual.app import App
 from textual.dom import DOMNode
 from textual.driver import Driver
+from textual.filter import LineFilter
 from textual.message import Message
 from textual.widget import Widget
 
 from trainfast_tui.terminal import escape_key, frame_output, themes
+from trainfast_tui.terminal.ascii_filter import AsciiFilter
 
 AFTER_ESCAPE_S = 0.05
 """Time for Esc to leave a screen before the key typed right after it goes to the screen below."""
@@ -38,10 +42,12 @@ class TerminalApp(App[int]):
     DROPPED_ON_LEAVING: ClassVar[tuple[type[Message], ...]] = ()
     """Messages from threads: the screens they are about are gone once the app is being left."""
 
-    def __init__(self, *, plain_output: bool = False) -> None:
+    def __init__(self, *, ascii: bool = False, plain_output: bool = False) -> None:
         # Before Textual's own: it asks for the driver class.
         self.plain_output = plain_output
         super().__init__()
+        self.ascii = ascii or not (sys.stdout.encoding or "").lower().startswith("utf")
+        self._ascii_filter = AsciiFilter()
         themes.register(self)
         frame_output.install(plain=plain_output)
 
@@ -50,6 +56,11 @@ class TerminalApp(App[int]):
         driver = super().get_driver_class()
         escape_key.install(driver, plain=self.plain_output)
         return driver if self.plain_output else frame_output.in_one_piece(driver)
+
+    def get_line_filters(self) -> Sequence[LineFilter]:
+        """Return Textual's filters, and with `ascii` the one that translates what is left."""
+        filters = super().get_line_filters()
+        return [*filters, self._ascii_filter] if self.ascii else filters
 
     async def on_event(self, event: events.Event) -> None:
         """Take Esc and a key that arrived as one apart, then hand the event on."""

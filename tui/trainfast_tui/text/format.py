@@ -63,11 +63,6 @@ def per_second(value: float | None, noun: str) -> str:
     return ABSENT if _finite(value) is None else f"{number(value)} {noun}/s"
 
 
-def rate(noun: str) -> Formatter:
-    """The formatter of rates of `noun`, for a chart's axis."""
-    return lambda value: per_second(value, noun)
-
-
 def bytes_per_second(value: float | None) -> str:
     """Bytes a second in binary units: `1.25 GiB/s`."""
     return ABSENT if _finite(value) is None else f"{size(value)}/s"
@@ -244,13 +239,3 @@ def fit(text: str, width: int, align: Literal["left", "right"] = "left") -> str:
     text = truncate(text, width)
     padding = " " * (width - cell_len(text))
     return text + padding if align == "left" else padding + text
-
-
-_ASCII = str.maketrans(
-    {"–": "-", "…": "~", "°": "", "µ": "u", "×": "x", "²": "2", "·": ".", "≥": ">", "≤": "<", "\u00a0": " "}
-)
-
-
-def to_ascii(text: str) -> str:
-    """Text for a terminal without Unicode: known signs by their likeness, any other by `?`."""
-    return text.translate(_ASCII).encode("ascii", "replace").decode("ascii")

@@ -6,27 +6,27 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache, lru_cache
 
-from trainfast_tui.text.format import plain, to_ascii
+from trainfast_tui.text.ascii import to_ascii
+from trainfast_tui.text.format import plain
 
 
 @dataclass(frozen=True, slots=True)
 class Shade:
-    """One cause. `glyph` fills the free cells of a plot, `ascii_glyph` where braille is not to be had."""
+    """One cause; `glyph` fills the free cells of a plot."""
 
     kind: str
     letter: str
     glyph: str
-    ascii_glyph: str
     words: str
     """What a person reads in the legend."""
 
 
 SHADES: tuple[Shade, ...] = (
-    Shade("thermal", "T", "░", ":", "held back by heat"),
-    Shade("brake", "B", "▒", "%", "power brake"),
-    Shade("hardware", "H", "╱", "/", "hardware slowdown"),
-    Shade("power", "P", "·", ".", "at the power limit"),
-    Shade("sync_boost", "S", "┊", "!", "sync boost"),
+    Shade("thermal", "T", "░", "held back by heat"),
+    Shade("brake", "B", "▒", "power brake"),
+    Shade("hardware", "H", "╱", "hardware slowdown"),
+    Shade("power", "P", "·", "at the power limit"),
+    Shade("sync_boost", "S", "┊", "sync boost"),
 )
 """The worst first: where two causes hold at once, the one before is drawn."""
 
@@ -41,7 +41,7 @@ def shade_of(kind: str) -> Shade:
     if (known := _BY_KIND.get(kind)) is not None:
         return known
     letter = to_ascii(plain(kind))[:1].strip().upper() or "#"
-    return Shade(OTHER, letter, "╲", "\\", to_ascii(plain(kind, 24)) or "unknown cause")
+    return Shade(OTHER, letter, "╲", to_ascii(plain(kind, 24)) or "unknown cause")
 
 
 def rank(shade: Shade) -> int:

@@ -88,15 +88,13 @@ class DevicesPanel(Painted):
         if not tick.devices:
             return host
         return [
-            gpu_line(
-                device, width, device.uuid in self._used, self._ascii, self._lost_s.get(device.index), tick.missing
-            )
+            gpu_line(device, width, device.uuid in self._used, self._lost_s.get(device.index), tick.missing)
             for device in tick.devices
         ] + host
 
     def _host_lines(self, tick: Tick, width: int) -> list[Line]:
         wide, host, has_gpu = width >= WIDE, tick.host, bool(tick.devices)
-        head = host_line(host, self._cpu_percent, width, has_gpu, self._ascii)
+        head = host_line(host, self._cpu_percent, width, has_gpu)
         run = host.run
         if run is not None and self._run_live:
             tail: Line = [
@@ -124,15 +122,15 @@ def _what_is_broken(tick: Tick) -> Line:
     return [] if failure.startswith(NO_DRIVER) else [(f"; {failure}", "warning")]
 
 
-def host_line(host: HostReading, cpu_percent: float | None, width: int, has_gpu: bool, ascii: bool) -> Line:
+def host_line(host: HostReading, cpu_percent: float | None, width: int, has_gpu: bool) -> Line:
     """The processor and the memory of the machine."""
     bar = 18 if width >= WIDE else 8
     used, total = host.memory_used_bytes, host.memory_total_bytes
     cores = f" {host.cpu_count} cores" if host.cpu_count else ""
     line: Line = [(fmt.fit("CPU", 4) if has_gpu else "CPU", "title"), (f"{cores} ", "muted")]
-    line += _bar(_share(cpu_percent, 100), bar, ascii)
+    line += _bar(_share(cpu_percent, 100), bar)
     line += [(fmt.fit(fmt.percent(cpu_percent), 6, "right"), "text"), ("   memory ", "muted")]
-    line += _bar(_share(used, total), bar, ascii, NEARLY_FULL)
+    line += _bar(_share(used, total), bar, NEARLY_FULL)
     line += [(f" {fmt.size(used)} of {fmt.size(total)}", "text")]
     return [*line, (f"   {fmt.celsius(host.temperature_c)}", "text")] if host.temperature_c is not None else line
 
@@ -141,7 +139,6 @@ def gpu_line(
     device: DeviceReading,
     width: int,
     used: bool,
-    ascii: bool,
     lost_s: float | None = None,
     missing: Mapping[str, str] | None = None,
 ) -> Line:
@@ -157,7 +154,7 @@ def gpu_line(
         room = width - sum(cell_len(text) for text, _ in line) - cell_len(since)
         return [*line, (since, "error"), (in_short(device.error, room), "error")]
     share = _share(device.memory_used_bytes, device.memory_total_bytes)
-    line += _bar(share, 16 if width >= WIDEST else 10 if wide else 6, ascii, NEARLY_FULL)
+    line += _bar(share, 16 if width >= WIDEST else 10 if wide else 6, NEARLY_FULL)
     line += _memory(device, wide, missing or {})
     line.append((fmt.fit(fmt.percent(device.gpu_utilization_percent), 6, "right"), "text"))
     line += _temperature(device, wide)
@@ -221,8 +218,8 @@ def _share(used: float | None, total: float | None) -> float | None:
     return None if used is None or not total else used / total
 
 
-def _bar(share: float | None, width: int, ascii: bool, nearly_full: float = 2.0) -> Line:
+def _bar(share: float | None, width: int, nearly_full: float = 2.0) -> Line:
     """From the share `nearly_full` on the bar warns; a busy CPU is no reason to."""
     tone = "warning" if share is not None and share >= nearly_full else "primary"
     tones = {"fill": tone, "track": "muted", "marker": "error"}
-    return [(text, tones[part]) for text, part in bar_runs(share, width, ascii=ascii)]
+    return [(text, tones[part]) for text, part in bar_runs(share, width)]

@@ -22,8 +22,7 @@ CATEGORIES = (
     ("context", "context", "┄", "muted"),
     ("margin", "margin", "┈", "muted"),
 )
-"""Key, the word in the legend, its sign in the bar and its tone. In ASCII the sign is the word's first letter."""
-ASCII_SIGNS = {"context": "x", "communication": "m", "margin": "-"}
+"""Key, the word in the legend, its sign in the bar and its tone."""
 MEASURED = "━"
 LIMIT = "┃"
 ROOMY = 40
@@ -64,28 +63,28 @@ class MemoryBar(Painted):
         view = self._view
         if view is None or width <= 0:
             return []
-        return memory_lines(view, width, self.screen.size.height, ascii=self._ascii)
+        return memory_lines(view, width, self.screen.size.height)
 
     def _height(self) -> int:
         width = self.size.width
         return len(self.lines(width, 100)) if width else -1
 
 
-def memory_lines(view: MemoryView, width: int, screen_height: int, *, ascii: bool = False) -> list[Line]:
+def memory_lines(view: MemoryView, width: int, screen_height: int) -> list[Line]:
     """The bar in lines of `width` cells, with its legend where that and the height of the screen allow."""
-    lines = _predicted(view, width, width >= ROOMY and screen_height >= TALL, ascii)
-    return lines if view.measured is None else [*lines, *_measured(view, view.measured, width, ascii)]
+    lines = _predicted(view, width, width >= ROOMY and screen_height >= TALL)
+    return lines if view.measured is None else [*lines, *_measured(view, view.measured, width)]
 
 
-def _predicted(view: MemoryView, width: int, roomy: bool, ascii: bool) -> list[Line]:
+def _predicted(view: MemoryView, width: int, roomy: bool) -> list[Line]:
     forecast = view.forecast
     if forecast is None:
         return [rule("memory", width), *_words(view, width, 4 if roomy else 2)]
-    bar = _bar(forecast, view.measured, width, ascii)
+    bar = _bar(forecast, view.measured, width)
     if not roomy:
         return [_total(forecast, width), bar, *_verdict(forecast, width, 2)]
     title = rule(f"memory at its peak: {PHASES.get(forecast.phase, forecast.phase)}", width)
-    return [title, bar, *_legend(forecast, width, ascii), _total(forecast, width), *_verdict(forecast, width, 4)]
+    return [title, bar, *_legend(forecast, width), _total(forecast, width), *_verdict(forecast, width, 4)]
 
 
 def _verdict(forecast: Forecast, width: int, most: int) -> list[Line]:
@@ -146,21 +145,21 @@ def _room_left(forecast: Forecast, width: int) -> Line:
     return [(head, tone), (tail, "error" if most == 0 else "text")]
 
 
-def _bar(forecast: Forecast, measured: Measured | None, width: int, ascii: bool) -> Line:
+def _bar(forecast: Forecast, measured: Measured | None, width: int) -> Line:
     """The categories side by side, then what is free, with the limit as a line across."""
     scale = _scale(forecast, measured)
     parts = _shown_parts(forecast)
     # On a large device a small model would be one cell: each category keeps its own.
     used = min(width, max(len(parts), round(forecast.needed_bytes / scale * width)))
     cells = shares([float(size) for _, size in parts], used)
-    signs = {key: (_ascii_sign(key) if ascii else sign, tone) for key, _, sign, tone in CATEGORIES}
+    signs = {key: (sign, tone) for key, _, sign, tone in CATEGORIES}
     painted: list[tuple[str, str]] = []
     for (key, _), count in zip(parts, cells, strict=True):
         painted += [signs[key]] * count
-    painted += [("." if ascii else "·", "muted")] * (width - len(painted))
+    painted += [("·", "muted")] * (width - len(painted))
     if forecast.room is not None:
         at = min(width - 1, int(forecast.room.limit_bytes / scale * width))
-        painted[at] = ("|" if ascii else LIMIT, "error")
+        painted[at] = (LIMIT, "error")
     return _runs(painted)
 
 
@@ -180,7 +179,7 @@ def _shown_parts(forecast: Forecast) -> list[tuple[str, int]]:
     return parts
 
 
-def _legend(forecast: Forecast, width: int, ascii: bool) -> list[Line]:
+def _legend(forecast: Forecast, width: int) -> list[Line]:
     """Two to a line: sign, word and figure."""
     sizes = dict(_shown_parts(forecast))
     column = width // 2
@@ -190,14 +189,14 @@ def _legend(forecast: Forecast, width: int, ascii: bool) -> list[Line]:
             # A long word is cut, never a figure.
             figure = fmt.size(sizes[key])
             text = fmt.fit(f"{fmt.truncate(word, max(1, column - 4 - len(figure)))} {figure}", column - 3)
-            cells.append([(f"{_ascii_sign(key) if ascii else sign} ", tone), (f"{text} ", "text")])
+            cells.append([(f"{sign} ", tone), (f"{text} ", "text")])
     return [[piece for cell in cells[at : at + 2] for piece in cell] for at in range(0, len(cells), 2)]
 
 
-def _measured(view: MemoryView, measured: Measured, width: int, ascii: bool) -> list[Line]:
+def _measured(view: MemoryView, measured: Measured, width: int) -> list[Line]:
     """The measured peak on the scale of the bar above it, and its difference to what was predicted for that run."""
     filled = max(1, min(width, round(measured.peak_bytes / _scale(view.forecast, measured) * width)))
-    bar: Line = [(("=" if ascii else MEASURED) * filled, "title")]
+    bar: Line = [(MEASURED * filled, "title")]
     words: Line = [("measured ", "muted"), (fmt.size(measured.peak_bytes), "title")]
     predicted = measured.predicted_bytes
     if predicted is None and measured.same_knobs and view.forecast is not None:
@@ -213,10 +212,6 @@ def _measured(view: MemoryView, measured: Measured, width: int, ascii: bool) -> 
     if sum(len(text) for text, _ in words) + len(of) + 1 <= width:
         words.append((f" {of}", "muted"))
     return [bar, words]
-
-
-def _ascii_sign(key: str) -> str:
-    return ASCII_SIGNS.get(key, key[0])
 
 
 def _runs(painted: list[tuple[str, str]]) -> Line:

@@ -120,8 +120,7 @@ class MonitorDevices(Painted):
             return [*host, *([(line, "muted")] for words in _why_no_gpu(tick) for line in wrap(words, width))]
         lost_s = snapshot.lost_s()
         heads = [
-            gpu_line(one, width, one.uuid in self._used, self._ascii, lost_s.get(one.index), tick.missing)
-            for one in tick.devices
+            gpu_line(one, width, one.uuid in self._used, lost_s.get(one.index), tick.missing) for one in tick.devices
         ]
 
         def items_of(at: int) -> list[Item]:
@@ -158,7 +157,7 @@ class MonitorDevices(Painted):
         self, host: HostReading, before: HostReading | None, seconds: float, width: int, has_gpu: bool
     ) -> list[Line]:
         items: list[Item] = host_items(host, before, seconds)
-        return [host_line(host, self._cpu_percent, width, has_gpu, self._ascii), *flow(items, width, INDENT)]
+        return [host_line(host, self._cpu_percent, width, has_gpu), *flow(items, width, INDENT)]
 
 
 def _most_telling(items: list[list[Item]], chosen: int, whole: list[Line], room: int, width: int) -> list[list[Line]]:

@@ -98,7 +98,7 @@ class Ladder(Painted):
             # The title, and the newest rows.
             table = [table[0], *table[len(table) - max(1, room - 1) :]]
         room -= len(table) + 1
-        chart = _chart(search, width, min(MOST_CHART, room), self._ascii) if room >= LEAST_CHART else []
+        chart = _chart(search, width, min(MOST_CHART, room)) if room >= LEAST_CHART else []
         return [*head, [], *table, *([[], *chart] if chart else []), *([[], *foot] if foot else [])]
 
 
@@ -277,27 +277,25 @@ def _choice_lines(search: SearchSnapshot, at: int, width: int) -> list[Line]:
     return lines
 
 
-def _chart(search: SearchSnapshot, width: int, height: int, ascii: bool) -> list[Line]:
+def _chart(search: SearchSnapshot, width: int, height: int) -> list[Line]:
     """The peaks of the tightest rank as its limit counts them, the fit through them, and the limit."""
     fit = _tightest(search)
     asked = search.asked
     limit = fit.limit_bytes if fit is not None else (min(asked.limits_bytes, default=None) if asked else None)
     step = search.next
     wanted = step.batch_size if step is not None and search.is_live else None
-    points = [point for probe in search.probes if (point := _point(probe, fit, limit, ascii)) is not None]
+    points = [point for probe in search.probes if (point := _point(probe, fit, limit)) is not None]
     if fit is None and all(probe.outcome == "oom" for probe in search.probes):
         return []
     largest = max([point.batch_size for point in points] + [wanted or 0, 1])
     if wanted is not None and fit is not None:
-        points.append(Point(wanted, int(fit.need_bytes(wanted)), "o" if ascii else "○", "accent"))
+        points.append(Point(wanted, int(fit.need_bytes(wanted)), "○", "accent"))
     across = max(largest + max(1, largest // 8), 2)
-    return fit_chart(points, None if fit is None else fit.need_bytes, limit, across, width, height, ascii=ascii)
+    return fit_chart(points, None if fit is None else fit.need_bytes, limit, across, width, height)
 
 
-def _point(probe: Probe, fit: Fit | None, limit: int | None, ascii: bool) -> Point | None:
+def _point(probe: Probe, fit: Fit | None, limit: int | None) -> Point | None:
     sign, tone, _ = OUTCOMES.get(probe.outcome, ("○", "text", ""))
-    if ascii:
-        sign = {"●": "*", "✗": "x"}.get(sign, sign)
     if probe.outcome == "oom":
         # What it would have needed is known only from the fit; that it is more than the limit is certain.
         needed = max(int(fit.need_bytes(probe.batch_size)) if fit is not None else 0, int((limit or 0) * 1.03))

@@ -25,7 +25,6 @@ PHASES = (
     ("optimizer", "▒", "accent"),
     ("other", "·", "muted"),
 )
-ASCII_SIGNS = {"data": "d", "forward": "f", "backward": "b", "optimizer": "o", "other": "."}
 
 
 class StepPanel(Painted):
@@ -56,15 +55,15 @@ class StepPanel(Painted):
         figures = recent_figures(run)
         watched = [conditions_line(run, width)] if self.has_class("-watched") else []
         return [
-            _progress(run, width, self._ascii),
+            _progress(run, width),
             _speed(figures, width) + ([] if watched else _steady(run, width)),
             _quality(run, result, width),
             *watched,
-            *_phases(figures.phases, width, height - len(watched), self._ascii),
+            *_phases(figures.phases, width, height - len(watched)),
         ]
 
 
-def _progress(run: RunSnapshot, width: int, ascii: bool) -> Line:
+def _progress(run: RunSnapshot, width: int) -> Line:
     done, planned = (run.steps[-1].step if run.steps else 0), planned_steps(run)
     share = done / planned if planned else None
     left = seconds_left(run)
@@ -78,7 +77,7 @@ def _progress(run: RunSnapshot, width: int, ascii: bool) -> Line:
     narrow = width < StepPanel.NARROW
     line: Line = [(f"{words} " if narrow else f"{words:<19} ", "title")]
     beside = len(words) + 1 + len(label) if narrow else max(20, len(words) + 1) + max(22, len(label))
-    bar = bar_runs(share, max(4, width - beside), ascii=ascii)
+    bar = bar_runs(share, max(4, width - beside))
     line += [(text, {"fill": "primary", "track": "muted", "marker": "error"}[part]) for text, part in bar]
     return [*line, (label, "text")]
 
@@ -129,31 +128,27 @@ def _quality(run: RunSnapshot, result: Result | None, width: int) -> Line:
     return line
 
 
-def _phases(phases: dict[str, float | None], width: int, height: int, ascii: bool) -> list[Line]:
+def _phases(phases: dict[str, float | None], width: int, height: int) -> list[Line]:
     """A stacked bar of one line, and what its parts are in one line or, where it is narrow, in two."""
     known = [(name, glyph, tone, phases[name]) for name, glyph, tone in PHASES]
     total = sum(value for *_, value in known if value)
     if not total:
         return []
     cells = shares([value or 0.0 for *_, value in known], width)
-    bar: Line = [
-        ((glyph if not ascii else ASCII_SIGNS[name]) * count, tone)
-        for (name, glyph, tone, _), count in zip(known, cells, strict=True)
-    ]
-    legend = _legend(known, ascii, short=False)
+    bar: Line = [(glyph * count, tone) for (name, glyph, tone, _), count in zip(known, cells, strict=True)]
+    legend = _legend(known, short=False)
     if sum(len(text) for text, _ in legend) - 3 <= width:
         return [bar, legend]
     if height > 5:
-        return [bar, _legend(known[:3], ascii, short=True), _legend(known[3:], ascii, short=True)]
-    return [bar, _legend(known, ascii, short=True)]
+        return [bar, _legend(known[:3], short=True), _legend(known[3:], short=True)]
+    return [bar, _legend(known, short=True)]
 
 
-def _legend(known: Sequence[tuple[str, str, str, float | None]], ascii: bool, *, short: bool) -> Line:
+def _legend(known: Sequence[tuple[str, str, str, float | None]], *, short: bool) -> Line:
     """What the parts of the bar are, and how long each takes; in short the unit stands once, at the end."""
     legend: Line = []
     for name, glyph, tone, value in known:
-        sign = ASCII_SIGNS[name] if ascii else glyph
         label = {"optimizer": "optim", "backward": "back", "forward": "fwd"}.get(name, name) if short else name
         text = fmt.number(value) if short else fmt.milliseconds(value)
-        legend += [(f"{sign} ", tone), (f"{label} ", "muted"), (text, "text"), (" " if short else "   ", "text")]
+        legend += [(f"{glyph} ", tone), (f"{label} ", "muted"), (text, "text"), (" " if short else "   ", "text")]
     return [*legend, ("ms", "text")] if short else legend

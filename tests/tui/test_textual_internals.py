@@ -1,0 +1,103 @@
+"""The private parts of Textual that terminal/ relies on: each is there, in use, and named nowhere else."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+from textual import _ansi_sequences, _compositor, _xterm_parser, keys
+from textual.app import App, ComposeResult
+from textual.dom import DOMNode
+from textual.drivers import _writer_thread, linux_driver
+from textual.message_pump import MessagePump
+from textual.widget import Widget
+from textual.widgets import Static
+
+import trainfast_tui
+from trainfast_tui.terminal import escape_key, frame_output
+from trainfast_tui.terminal.textual_app import TerminalApp
+
+
+class Words(TerminalApp):
+    def compose(self) -> ComposeResult:
+        yield Static("before", id="words")
+
+
+def test_every_private_part_is_there() -> None:
+    for cls, fields in (
+        (_compositor.ChopsUpdate, {"chops", "spans", "chop_ends"}),
+        (_compositor.LayoutUpdate, {"strips"}),
+    ):
+        assert fields <= set(inspect.signature(cls).parameters)
+        assert list(inspect.signature(cls.render_segments).parameters) == ["self", "console"]
+    source = inspect.getsource(_compositor.Compositor)
+    assert "ChopsUpdate(" in source, "the compositor looks the class up when it makes an update"
+    assert "LayoutUpdate(" in source
+    assert _ansi_sequences.SYNC_START.startswith("\x1b")
+    assert _ansi_sequences.SYNC_END.startswith("\x1b")
+    assert "XTermParser(" in inspect.getsource(linux_driver), "the driver looks its parser up when it makes one"
+    assert hasattr(_xterm_parser.XTermParser(), "_timeout_time")
+    assert keys._character_to_key("?") == "question_mark"
+    assert inspect.iscoroutinefunction(MessagePump._dispatch_message)
+    assert callable(Widget._forward_event)
+    assert callable(DOMNode._attach)
+    assert "self._driver" in inspect.getsource(App)
+    assert "self._writer_thread" in inspect.getsource(linux_driver.LinuxDriver)
+    assert "self._queue" in inspect.getsource(_writer_thread.WriterThread)
+
+
+@pytest.mark.parametrize(
+    ("plain", "partial", "whole", "parser"),
+    [
+        (False, frame_output.TightUpdate, frame_output.WholeUpdate, escape_key.KeyReader),
+        (True, frame_output.ChopsUpdate, frame_output.LayoutUpdate, _xterm_parser.XTermParser),
+    ],
+)
+async def test_the_compositor_makes_our_updates_unless_output_is_plain(
+    plain: bool, partial: type, whole: type, parser: type
+) -> None:
+    try:
+        app = Words(plain_output=plain)
+        escape_key.install(linux_driver.LinuxDriver, plain=plain)
+        assert linux_driver.XTermParser is parser
+        async with app.run_test(size=(40, 5)) as pilot:
+            compositor = app.screen._compositor
+            assert type(compositor.render_full_update()) is whole
+            words = app.query_one("#words", Static)
+            words.update("after")
+            await pilot.pause()
+            compositor._dirty_regions.add(words.region)
+            update = compositor.render_partial_update()
+            assert type(update) is partial
+            assert "after" in update.render_segments(Console(force_terminal=True, color_system="truecolor"))
+    finally:
+        frame_output.install()
+        escape_key.install(linux_driver.LinuxDriver)
+
+
+def private_names(tree: ast.Module) -> Iterator[str]:
+    """Private modules imported, and private attributes of anything but the object's own."""
+    own = {node.name for node in ast.walk(tree) if isinstance(node, ast.ClassDef | ast.FunctionDef)}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("textual"):
+            parts = [*(node.module or "").split("."), *(alias.name for alias in node.names)]
+            yield from (part for part in parts if part.startswith("_"))
+        elif isinstance(node, ast.Attribute) and node.attr.startswith("_") and not node.attr.startswith("__"):
+            whose = node.value
+            if not (isinstance(whose, ast.Name) and (whose.id in ("self", "cls") or node.attr in own)):
+                yield node.attr
+
+
+def test_no_file_outside_terminal_names_a_private_part() -> None:
+    package = Path(trainfast_tui.__file__).parent
+    found = {
+        f"{path.relative_to(package)}: {name}"
+        for path in package.rglob("*.py")
+        if path.parent.name != "terminal"
+        for name in private_names(ast.parse(path.read_text()))
+    }
+    assert not found

@@ -1,0 +1,30 @@
+"""The likeness in ASCII of every sign the product prints, one cell for one cell."""
+
+from __future__ import annotations
+
+import re
+
+from rich.cells import cell_len
+
+_LEFT_DOTS, _RIGHT_DOTS = 0x47, 0xB8
+"""The columns of a braille cell (Unicode 16.0, chapter 21.1)."""
+_BRAILLE = {chr(0x2800 + mask): "*" if mask & _RIGHT_DOTS else "o" for mask in range(1, 256)}
+"""A solid line has dots in both columns, a dotted one in the left column alone."""
+_LIKENESS = str.maketrans(
+    _BRAILLE
+    | {
+        **dict(zip("–…°µ×²·≥≤“”\u00a0", '-~ ux2.><"" ', strict=True)),
+        **dict(zip("▸•●○■✓✗↑↓←→Δ±≈", ">*@O#vx^v<>d+~", strict=True)),
+        **dict(zip("█▓▒░▚╱╲┊", "#%+:&/\\!", strict=True)),
+        **dict(zip("▏▎▍▌▋▊▉", "...####", strict=True)),
+        **dict(zip("─━╌┄┈│┃┤├└╭╮╰╯", "-=--_||||+++++", strict=True)),
+    }
+)
+_OTHERS = re.compile(r"[^\x00-\x7f]+")
+
+
+def to_ascii(text: str) -> str:
+    """Replace every sign outside ASCII by its likeness, or by `?` where it has none; the width stays the same."""
+    if text.isascii():
+        return text
+    return _OTHERS.sub(lambda found: "?" * cell_len(found[0]), text.translate(_LIKENESS))
