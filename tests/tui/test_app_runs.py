@@ -15,7 +15,8 @@ from trainfast_tui.control.messages import SnapshotTaken
 from trainfast_tui.screens import runs
 from trainfast_tui.screens.compare import previous_of
 from trainfast_tui.screens.runs import RunsListed, RunsScreen
-from trainfast_tui.widgets.runs_table import ORDERS, RunsTable, fits, ordered, turned_of
+from trainfast_tui.widgets.runs_table import ORDERS, RunsTable, fits, turned_of
+from trainfast_tui.widgets.sorted_table import ordered
 
 FIRST, SECOND = "20261121-054455-tiny-llama-7f3a", "20261121-055012-tiny-llama-91bc"
 
@@ -228,7 +229,7 @@ async def test_ten_thousand_runs_do_not_hold_up_the_screen(home: Home, monkeypat
         await pilot.press("h")
         screen = app.screen
         assert isinstance(screen, RunsScreen)
-        await until(pilot, "No run fits")
+        await until(pilot, "No matching runs")
         screen.post_message(RunsListed(rows))
         await until(pilot, "runs   10,000")
         drawn: list[int] = []

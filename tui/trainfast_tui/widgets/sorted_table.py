@@ -1,0 +1,107 @@
+"""A table with a cursor and an order; it draws only the rows in sight, so that ten thousand cost no more than ten."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import ClassVar, Generic, TypeVar
+
+from trainfast_tui.charts.painted import Painted
+from trainfast_tui.text import format as fmt
+from trainfast_tui.text.lines import Line
+
+Row = TypeVar("Row")
+Columns = tuple[tuple[str, int], ...]
+"""Names of columns and their widths, the space behind each included."""
+
+
+@dataclass(frozen=True, slots=True)
+class Order(Generic[Row]):
+    """A column to order by; rows for which `key` gives None come last."""
+
+    name: str
+    key: Callable[[Row], float | str | None]
+    largest_first: bool = True
+    words: tuple[str, str] = ("most first", "least first")
+    """The usual direction and the other one."""
+
+
+def ordered(rows: Iterable[Row], order: Order[Row], reverse: bool) -> list[Row]:
+    """Return the rows in this order, those without its value last; rows of one value keep their places."""
+    listed = list(rows)
+    known = [row for row in listed if order.key(row) is not None]
+    unknown = [row for row in listed if order.key(row) is None]
+    return sorted(known, key=order.key, reverse=order.largest_first != reverse) + unknown  # type: ignore[arg-type]
+
+
+class SortedTable(Painted, Generic[Row]):
+    """The cursor stays on its row while rows change their places."""
+
+    FIGURES: ClassVar[tuple[str, ...]] = ()
+    """Columns that are set to the right."""
+    LAST: ClassVar[str]
+    """The column that takes the rest of the line."""
+    MARGIN: ClassVar[int] = 2
+    """Cells of the cursor and the marks."""
+
+    def __init__(self, *, ascii: bool = False, id: str | None = None) -> None:
+        super().__init__(id=id)
+        self._shown: list[Row] = []
+        self._here: object = None
+        """The identity of the row under the cursor; None for the first row."""
+        self._top = 0
+
+    def identity(self, row: Row) -> object:
+        """Return the value by which a row is known when it comes again."""
+        raise NotImplementedError
+
+    def columns(self, width: int) -> Columns:
+        """Return the columns there is room for."""
+        raise NotImplementedError
+
+    def row_line(self, row: Row, width: int) -> Line:
+        """Paint a row, margin included."""
+        raise NotImplementedError
+
+    @property
+    def current(self) -> Row | None:
+        """The row under the cursor."""
+        return self._shown[self._at] if self._shown else None
+
+    @property
+    def page_rows(self) -> int:
+        """Rows of a page."""
+        return max(1, self.size.height - 2)
+
+    @property
+    def _at(self) -> int:
+        return next((at for at, row in enumerate(self._shown) if self.identity(row) == self._here), 0)
+
+    def move(self, by: int) -> None:
+        """Move the cursor `by` rows down, held at the ends."""
+        if self._shown:
+            self._here = self.identity(self._shown[max(0, min(len(self._shown) - 1, self._at + by))])
+        self.repaint()
+
+    def heading(self, width: int, order: Order[Row], reverse: bool) -> Line:
+        """Paint the names of the columns, with an arrow at the one that orders."""
+        arrow = "↓" if order.largest_first != reverse else "↑"
+        line: Line = [(" " * self.MARGIN, "muted")]
+        for name, room in self.columns(width):
+            here = name == order.name
+            line.append((self.cell(name, name + (arrow if here else ""), room), "title" if here else "muted"))
+        return [*line, (self.LAST, "muted")]
+
+    def rows_in_sight(self, width: int, room: int) -> list[Line]:
+        """Paint `room` rows around the cursor."""
+        at, room = self._at, max(1, room)
+        self._top = max(0, min(self._top, at, len(self._shown) - room))
+        self._top = max(self._top, at - room + 1)
+        lines = [self.row_line(row, width) for row in self._shown[self._top : self._top + room]]
+        (margin, _), *rest = lines[at - self._top]
+        lines[at - self._top] = [(f"▸{margin[1:]}", "cursor"), *((text, "cursor") for text, _ in rest)]
+        return lines
+
+    def cell(self, column: str, text: str, width: int) -> str:
+        """Return the text as wide as its column."""
+        return fmt.fit(text, width - 2, "right" if column in self.FIGURES else "left") + "  "
