@@ -87,7 +87,7 @@ def test_rows_come_in_their_order_as_soon_as_they_are_there(
     lines = (before + capsys.readouterr().out).splitlines()
     assert [line.split()[0] for line in lines] == ["variant", "plain", "half", "many"]
     assert "the tracer cannot follow this model: it has no blocks" in lines[3]
-    assert lines[0].index("peak in") == lines[1].index("the optimizer's step"), lines
+    assert lines[0].index("peak in") == lines[1].index("the optimizer step"), lines
 
 
 def test_a_row_waits_for_those_before_it(
@@ -200,7 +200,7 @@ def test_another_length_has_no_published_figures(
     header, *rows = capsys.readouterr().out.splitlines()
     assert "published" not in header
     assert "difference" not in header
-    assert header.index("peak in") == rows[0].index("the optimizer's step")
+    assert header.index("peak in") == rows[0].index("the optimizer step")
     assert rows.count(why) == 1
     assert main(["predict", f"{preset}/plain", "--set", "seq_len=64"]) == 0
     text = capsys.readouterr().out

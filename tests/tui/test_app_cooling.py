@@ -65,10 +65,10 @@ async def test_a_run_waits_until_its_gpus_are_cool_and_counts_down(home: Home, w
             await asked(pilot, "55")
             assert "Each run waits until its GPUs are below 55 °C." in screen_text(app)
             await pilot.press("r")
-            await until(pilot, "GPU 0 is at 71 °C, 17 °C to go until it is below 55 °C")
+            await until(pilot, "cooling GPU 0: 71 °C, waiting for less than 55 °C")
             assert not warm.started.is_set()
             warm.gpu.temperature = 56
-            await until(pilot, "GPU 0 is at 56 °C, 2 °C to go")
+            await until(pilot, "cooling GPU 0: 56 °C")
             warm.gpu.temperature = 54
             assert await asyncio.to_thread(warm.started.wait, 10)
 

@@ -316,13 +316,15 @@ async def test_a_search_waits_for_its_gpus_to_cool_and_shows_the_degrees(
         await pilot.press("b")
         while starts.cool_to_c is None or app.searching.current is None:
             await show(pilot, starts.directory)
-        await until(pilot, "cooling GPU 1: 71 °C, now 61 °C, until below 55 °C")
+        await until(pilot, "cooling GPU 1: 61 °C, waiting for less than 55 °C")
         assert re.search(r"▸42 +cooling…", screen_text(app))
         assert "has not fallen" not in screen_text(app)
         # The last look was at second 10: a temperature that stands still writes no further line.
         app.post_message(SnapshotTaken(replace(a_snapshot(None, second=40), search=seen(starts.directory))))
         text = " ".join((await until(pilot, "it has not fallen")).split())
-        assert "until below 55 °C; it has not fallen for 30 s, and is given up after 180 s" in text
+        assert (
+            "waiting for less than 55 °C, 32 s so far; it has not fallen for 30 s, and is given up after 180 s" in text
+        )
     assert starts.cool_to_c == 55
 
 

@@ -18,7 +18,7 @@ from trainfast_runner.records.run_file import Event
 from trainfast_tui.control.memory_view import Forecast, Measured, MemoryView
 from trainfast_tui.control.messages import SnapshotTaken
 from trainfast_tui.text.ascii import to_ascii
-from trainfast_tui.widgets.memory_bar import CATEGORIES, LIMIT, MEASURED, MemoryBar, memory_lines
+from trainfast_tui.widgets.memory_bar import LIMIT, MEASURED, SIGNS, MemoryBar, memory_lines
 
 FULL, SMALL = (160, 48), (80, 24)
 PANEL = {FULL: 46, SMALL: 30}
@@ -141,7 +141,7 @@ def test_in_ascii_every_category_has_its_own_sign() -> None:
     assert lines[1].startswith("#####%%%%+++++++++:::")
     assert "# parameters 200 MiB" in lines[2]
     assert lines[1].endswith("|")
-    signs = [sign for _, _, sign, _ in CATEGORIES] + ["·", LIMIT, MEASURED]
+    signs = [sign for sign, _ in SIGNS.values()] + ["·", LIMIT, MEASURED]
     assert len({to_ascii(sign) for sign in signs}) == len(signs)
 
 

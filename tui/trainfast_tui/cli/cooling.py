@@ -5,10 +5,10 @@ from __future__ import annotations
 import time
 from contextlib import closing
 
-from trainfast_runner.machine.cooling import LOOK_EVERY_S, cooling, stuck_words
-from trainfast_runner.running.planning import RunPlan
+from trainfast_runner.machine.cooling import LOOK_EVERY_S, cooling
+from trainfast_runner.running.launch import RunPlan
 from trainfast_tui.cli.progress import Progress
-from trainfast_tui.text.format import celsius, duration
+from trainfast_tui.text.cooling import cooling_words
 
 
 def wait_until_cool(plan: RunPlan, below_c: float) -> None:
@@ -17,10 +17,7 @@ def wait_until_cool(plan: RunPlan, below_c: float) -> None:
     try:
         with closing(cooling({gpu.uuid for gpu in plan.watched if gpu.uuid}, below_c)) as looks:
             for look in looks:
-                progress.waiting(
-                    f"cooling GPU {look.index}: {celsius(look.temperature_c)}, waiting for less than"
-                    f" {celsius(below_c)}, {duration(look.waited_s)} so far{stuck_words(look.stuck_s)}"
-                )
+                progress.waiting(cooling_words(look.index, look.temperature_c, below_c, look.waited_s, look.stuck_s))
                 time.sleep(LOOK_EVERY_S)
     finally:
         progress.close()

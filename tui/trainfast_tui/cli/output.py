@@ -30,7 +30,7 @@ def shown(text: str, encoding: str | None) -> str:
     try:
         text.encode(encoding or "ascii")
     except (UnicodeEncodeError, LookupError):
-        return to_ascii(text)
+        return to_ascii(text.replace(" °C", " C"))
     return text
 
 

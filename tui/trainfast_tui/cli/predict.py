@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from trainfast_tui.text.format import plain
+from trainfast_tui.text.memory import CATEGORIES, PHASES, short
 
 if TYPE_CHECKING:
     from trainfast_runner.memory.fitting import Fit
@@ -17,15 +18,6 @@ if TYPE_CHECKING:
     from trainfast_tui.cli.output import GrowingTable
 
 T = TypeVar("T")
-WORDS = {
-    "params": "parameters",
-    "grads": "gradients",
-    "optimizer": "optimizer states",
-    "activations": "activations",
-    "temporary": "temporary",
-    "communication": "communication",
-}
-
 TRACING = "tracing a step without memory"
 SIZE, DIFFERENCE = len("1023 MiB"), len("+1023 MiB (+100.0 %)")
 PUBLISHED = {2, 3}
@@ -107,7 +99,7 @@ def _fields(answer: Answer) -> dict[str, Any]:
         assert answer.problem is not None
         return {"id": answer.asked.id, "predicted": None, "reason": answer.problem.line()}
     predicted, room = fit.predicted, fit.room
-    parts = {f"{name}_bytes": predicted.category(name) for name in WORDS}
+    parts = {f"{name}_bytes": predicted.category(name) for name in CATEGORIES}
     return {
         "id": answer.asked.id,
         "predicted": {"total_bytes": predicted.total_bytes, **parts, "context_bytes": predicted.context_bytes},
@@ -136,10 +128,10 @@ def _say_one(answer: Answer) -> None:
     fit = answer.fit
     assert fit is not None
     predicted = fit.predicted
-    rows = [("peak memory", f"{size(predicted.total_bytes)} a rank, in {_phase(predicted.phase)}")]
+    rows = [("peak memory", f"{size(predicted.total_bytes)} a rank, in {PHASES.get(predicted.phase, predicted.phase)}")]
     if predicted.fullest:
         rows.append(("fullest", predicted.fullest))
-    for name, words in WORDS.items():
+    for name, words in CATEGORIES.items():
         if value := predicted.category(name):
             rows.append((f"  {words}", f"{size(value)}  {percent(100 * value / predicted.total_bytes)}"))
     if predicted.context_bytes is not None:
@@ -208,9 +200,11 @@ class _Table:
     def _begun(self) -> GrowingTable:
         from trainfast_tui.cli.output import GrowingTable
 
-        header = ["variant", "predicted", "published", "difference", *WORDS.values(), "peak in", "fits", "max batch"]
-        widths = [max(map(len, self._names)), SIZE, SIZE, DIFFERENCE, *[SIZE] * len(WORDS), len(_phase("")), FITS, 0]
-        right = (1, 2, 3, *range(4, 4 + len(WORDS)), 6 + len(WORDS))
+        parts = list(map(short, CATEGORIES))
+        header = ["variant", "predicted", "published", "difference", *parts, "peak in", "fits", "max batch"]
+        name, phase = max(map(len, self._names)), max(map(len, PHASES.values()))
+        widths = [name, SIZE, SIZE, DIFFERENCE, *[SIZE] * len(parts), phase, FITS, 0]
+        right = (1, 2, 3, *range(4, 4 + len(parts)), 6 + len(parts))
         kept = self._kept([*range(len(header))])
         drop = (9, 8, 7, 6, 5, 4, 10, 3)
         return GrowingTable(
@@ -235,8 +229,8 @@ def _cells(answer: Answer) -> list[str]:
         size(predicted.total_bytes),
         ABSENT if published is None else size(published),
         delta(predicted.total_bytes, published, size) if published else ABSENT,
-        *(size(value) if (value := predicted.category(name)) else ABSENT for name in WORDS),
-        _phase(predicted.phase),
+        *(size(value) if (value := predicted.category(name)) else ABSENT for name in CATEGORIES),
+        PHASES.get(predicted.phase, predicted.phase),
         "not here" if fit.cannot_run is not None else fits,
         ABSENT if fit.max_batch is None else count(fit.max_batch),
     ]
@@ -253,7 +247,3 @@ def _say_notes(answers: list[Answer]) -> None:
     if any("memory_mb" in answer.asked.published for answer in answers):
         say("published memory_mb is what NVML reports for the device: the CUDA context, kernels, what the allocator")
         say("holds beyond its peak and other processes are in it; predicted is the peak of the tensors alone")
-
-
-def _phase(name: str) -> str:
-    return "the optimizer's step" if name == "optimizer" else "forward and backward"

@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from trainfast_tui.cli.follow_run import Signals
     from trainfast_tui.cli.progress import Progress
 
-PHASES = {"forward_backward": "forward and backward", "optimizer": "the optimizer's step"}
 TICK_S = 2.0
 EXIT_CODES = {"answered": 0, "nothing_fits": 3, "failed": 4, "cancelled": 130}
 
@@ -202,14 +201,10 @@ class _Teller:
 
     def _tell_wait(self, look: CoolingDown, told: float, now: float) -> None:
         """The journal has a look where the temperature changes, and none while it stands still."""
-        from trainfast_runner.machine.cooling import stuck_words
-        from trainfast_tui.text.format import celsius, duration
+        from trainfast_tui.text.cooling import cooling_words
 
-        since_s = now - told
-        self._progress.waiting(
-            f"cooling GPU {look.device}: {celsius(look.temperature_c)}, waiting for less than"
-            f" {celsius(look.below_c)}, {duration(look.waited_s + since_s)} so far{stuck_words(look.stuck_s + since_s)}"
-        )
+        waited_s, stuck_s = look.waited_s + now - told, look.stuck_s + now - told
+        self._progress.waiting(cooling_words(look.device, look.temperature_c, look.below_c, waited_s, stuck_s))
 
     def _words(self, line: AnyLine) -> str:
         from trainfast_runner.search import journal
@@ -265,6 +260,7 @@ def _report(directory: Path, ended: Ended, as_json: bool) -> None:
 
 def _rows(found: dict[str, Any]) -> list[tuple[str, str]]:
     from trainfast_tui.text.format import duration, per_second, size
+    from trainfast_tui.text.memory import PHASES
 
     on = f" on rank {found['tightest_rank']}, the tightest" if found["world_size"] > 1 else ""
     model = found["model"]

@@ -112,20 +112,15 @@ class RunControl:
         if below_c is None:
             return None
         from trainfast_runner.machine import cooling
-        from trainfast_tui.text.format import celsius, duration
+        from trainfast_tui.text.cooling import cooling_words
+        from trainfast_tui.text.format import celsius
 
         giving_up = self._giving_up = threading.Event()
         try:
             with closing(cooling.cooling({gpu.uuid for gpu in plan.watched if gpu.uuid}, below_c)) as looks:
                 for look in looks:
-                    left = celsius(look.temperature_c - below_c + 1)
-                    self._post(
-                        Said(
-                            f"cooling: GPU {look.index} is at {celsius(look.temperature_c)}, {left} to go until it is"
-                            f" below {celsius(below_c)}, {duration(look.waited_s)} so far"
-                            f"{cooling.stuck_words(look.stuck_s)}; s gives up"
-                        )
-                    )
+                    words = cooling_words(look.index, look.temperature_c, below_c, look.waited_s, look.stuck_s)
+                    self._post(Said(f"{words}; s gives up"))
                     if giving_up.wait(cooling.LOOK_EVERY_S):
                         return Said(f"The wait for {celsius(below_c)} was given up; nothing was started.")
         finally:

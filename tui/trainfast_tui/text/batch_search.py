@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from trainfast_runner.errors import UserError
 from trainfast_tui.text import format as fmt
+from trainfast_tui.text.cooling import cooling_words
 
 if TYPE_CHECKING:
     from trainfast_runner.machine.devices import Machine
@@ -113,15 +114,10 @@ def state_words(search: SearchSnapshot, now_ns: int | None = None) -> str:
 
 
 def _cooling_words(search: SearchSnapshot, now_ns: int | None) -> str:
-    from trainfast_runner.machine.cooling import stuck_words
-
-    first, now = search.cooling[0], search.cooling[-1]
+    look = search.cooling[-1]
     # The journal has a line where the temperature changes, and none while it stands still.
-    since_s = max(0, now_ns - now.t_ns) / 1e9 if now_ns is not None else 0.0
-    return (
-        f"cooling GPU {now.device}: {fmt.celsius(first.temperature_c)}, now {fmt.celsius(now.temperature_c)},"
-        f" until below {fmt.celsius(now.below_c)}{stuck_words(now.stuck_s + since_s)}"
-    )
+    since_s = max(0, now_ns - look.t_ns) / 1e9 if now_ns is not None else 0.0
+    return cooling_words(look.device, look.temperature_c, look.below_c, look.waited_s + since_s, look.stuck_s + since_s)
 
 
 def _under_way(search: SearchSnapshot) -> str:

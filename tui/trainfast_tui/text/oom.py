@@ -7,19 +7,12 @@ from typing import TYPE_CHECKING
 
 from trainfast_runner.records.result import OomChange, OomExplanation, RunError
 from trainfast_tui.text.format import plain, size
+from trainfast_tui.text.memory import CATEGORIES
 
 if TYPE_CHECKING:
     from trainfast_runner.results.explained_run import OutOfMemory
     from trainfast_runner.running.follower import RunSnapshot
 
-CATEGORY_WORDS = {
-    "params": "parameters",
-    "grads": "gradients",
-    "optimizer": "optimizer states",
-    "activations": "activations",
-    "temporary": "temporary tensors",
-    "communication": "communication buffers",
-}
 WORTH_A_WORD = 1 << 20
 """Bytes beyond what was held: a little less is rounding."""
 PROVED = "cheapest first, the prediction says that each fits:"
@@ -33,7 +26,7 @@ def facts(found: OomExplanation) -> Iterator[str]:
     if found.batch_size is not None:
         yield f"A search was trying batch_size {found.batch_size:,} to see whether it fits: nothing is to be turned."
     if found.grown is not None:
-        words = CATEGORY_WORDS.get(found.grown, found.grown)
+        words = CATEGORIES.get(found.grown, found.grown)
         grown = f", to {size(found.grown_bytes)} at the predicted peak" if found.grown_bytes else ""
         yield f"The {words} had grown{grown}."
     yield from _measured(found)

@@ -10,25 +10,25 @@ from trainfast_tui.charts.painted import Painted
 from trainfast_tui.control.memory_view import Forecast, Measured, MemoryView
 from trainfast_tui.text import format as fmt
 from trainfast_tui.text.lines import Line, rule, wrap
+from trainfast_tui.text.memory import PHASES, short
 from trainfast_tui.widgets.bar import shares
 
-CATEGORIES = (
-    ("params", "parameters", "█", "primary"),
-    ("grads", "gradients", "▓", "secondary"),
-    ("optimizer", "optimizer", "▒", "accent"),
-    ("activations", "activations", "░", "success"),
-    ("temporary", "temporary", "▚", "text"),
-    ("communication", "communication", "≈", "primary"),
-    ("context", "context", "┄", "muted"),
-    ("margin", "margin", "┈", "muted"),
-)
-"""Key, the word in the legend, its sign in the bar and its tone."""
+SIGNS = {
+    "params": ("█", "primary"),
+    "grads": ("▓", "secondary"),
+    "optimizer": ("▒", "accent"),
+    "activations": ("░", "success"),
+    "temporary": ("▚", "text"),
+    "communication": ("≈", "primary"),
+    "context": ("┄", "muted"),
+    "margin": ("┈", "muted"),
+}
+"""The sign and the tone of each part of the bar."""
 MEASURED = "━"
 LIMIT = "┃"
 ROOMY = 40
 """From this many columns on, on a screen of `TALL` lines, the legend has room."""
 TALL = 34
-PHASES = {"forward_backward": "forward and backward", "optimizer": "optimizer step"}
 
 
 class MemoryBar(Painted):
@@ -152,10 +152,9 @@ def _bar(forecast: Forecast, measured: Measured | None, width: int) -> Line:
     # On a large device a small model would be one cell: each category keeps its own.
     used = min(width, max(len(parts), round(forecast.needed_bytes / scale * width)))
     cells = shares([float(size) for _, size in parts], used)
-    signs = {key: (sign, tone) for key, _, sign, tone in CATEGORIES}
     painted: list[tuple[str, str]] = []
     for (key, _), count in zip(parts, cells, strict=True):
-        painted += [signs[key]] * count
+        painted += [SIGNS[key]] * count
     painted += [("·", "muted")] * (width - len(painted))
     if forecast.room is not None:
         at = min(width - 1, int(forecast.room.limit_bytes / scale * width))
@@ -184,11 +183,11 @@ def _legend(forecast: Forecast, width: int) -> list[Line]:
     sizes = dict(_shown_parts(forecast))
     column = width // 2
     cells: list[Line] = []
-    for key, word, sign, tone in CATEGORIES:
+    for key, (sign, tone) in SIGNS.items():
         if key in sizes:
             # A long word is cut, never a figure.
             figure = fmt.size(sizes[key])
-            text = fmt.fit(f"{fmt.truncate(word, max(1, column - 4 - len(figure)))} {figure}", column - 3)
+            text = fmt.fit(f"{fmt.truncate(short(key), max(1, column - 4 - len(figure)))} {figure}", column - 3)
             cells.append([(f"{sign} ", tone), (f"{text} ", "text")])
     return [[piece for cell in cells[at : at + 2] for piece in cell] for at in range(0, len(cells), 2)]
 
