@@ -12,6 +12,7 @@ from trainfast_runner.machine.telemetry.slowdown import slows_down_at_c
 from trainfast_tui.charts.model import ChartData, Limit, Series, Span, Tone
 from trainfast_tui.live.snapshot import Snapshot
 from trainfast_tui.text import format as fmt
+from trainfast_tui.text.phases import STARTING
 from trainfast_tui.text.shades import causes_of
 
 if TYPE_CHECKING:
@@ -329,19 +330,11 @@ def _step_gap(run: RunSnapshot | None) -> int:
     return max(LEAST_STEP_GAP_NS, int(longest * 4e6))
 
 
-PHASE_WORDS = {
-    "import": "importing the training stack",
-    "data": "preparing the data",
-    "model": "building the model",
-    "train": "first step",
-}
-
-
 def starting_words(run: RunSnapshot) -> str:
-    """What a run without steps is doing."""
+    """Say what a run without steps is doing."""
     if not run.is_live:
         return "No step was completed."
-    words = PHASE_WORDS.get(run.phase, run.phase or "starting the training process")
+    words = STARTING.get(run.phase, run.phase or "starting the training process")
     return f"Starting: {words}" + (f" ({run.detail})" if run.detail else "") + "…"
 
 

@@ -14,18 +14,13 @@ from trainfast_runner.records.run_file import SCHEMA
 from trainfast_runner.running.follower import RunSnapshot
 from trainfast_tui.cli.output import shown
 from trainfast_tui.live.figures import planned_steps, recent_figures, seconds_left
+from trainfast_tui.text.batch_search import probe_words
 from trainfast_tui.text.format import duration, milliseconds, number, per_second, plain, size, truncate
-from trainfast_tui.text.probe import probe_words
+from trainfast_tui.text.phases import STARTING
 
 BAR_CELLS = 20
 PLAIN_EVERY_S = 5.0
 SLOW_S = 1.0
-PHASES = {
-    "import": "importing the training stack",
-    "data": "preparing the data",
-    "model": "building the model",
-    "train": "first step",
-}
 
 
 @contextmanager
@@ -169,7 +164,7 @@ def status_line(snapshot: RunSnapshot, bar: Any = None) -> str:
         parts[0] += f" {done}/{total}{drawn}" if total else f" step {done}"
         parts += _figures(snapshot)
     elif snapshot.phase and snapshot.stop_deadline_ns is None:
-        parts.append(PHASES.get(snapshot.phase, snapshot.phase) + (f": {snapshot.detail}" if snapshot.detail else ""))
+        parts.append(STARTING.get(snapshot.phase, snapshot.phase) + (f": {snapshot.detail}" if snapshot.detail else ""))
     return plain("  ".join(part for part in parts if part))
 
 

@@ -13,6 +13,7 @@ from trainfast_runner.records.run_file import PROBE, SCHEMA
 from trainfast_runner.results.bottleneck.doubts import doubts, marks, watched_words
 from trainfast_tui.cli.diagnosis import verdicts
 from trainfast_tui.text import oom
+from trainfast_tui.text.batch_search import probe_words
 from trainfast_tui.text.format import (
     ABSENT,
     against_prediction,
@@ -27,12 +28,11 @@ from trainfast_tui.text.format import (
     plain,
     size,
 )
-from trainfast_tui.text.probe import probe_words
+from trainfast_tui.text.phases import STEP
 from trainfast_tui.text.tables import pairs
 
 FEW_STEPS = 5
 """Below this many measured steps a percentile or a deviation says nothing."""
-PHASES = ("data", "forward", "backward", "optimizer", "other")
 
 
 def lines(result: Result) -> list[str]:
@@ -98,7 +98,7 @@ def _figures(result: Result) -> Iterator[tuple[str, str]]:
         times = result.step_ms
         tail = "few steps" if few else f"p90 {milliseconds(times.p90)}, p99 {milliseconds(times.p99)}"
         yield "step", f"{milliseconds(times.p50)} ({tail})"
-        phases = [(name, getattr(times, name)) for name in PHASES]
+        phases = [(name, getattr(times, name)) for name in STEP]
         if any(value is not None for _, value in phases):
             yield "phases", ", ".join(f"{name} {milliseconds(value)}" for name, value in phases if value is not None)
     if result.loss.first is not None or result.loss.last is not None:

@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from statistics import median
 from typing import TYPE_CHECKING
 
+from trainfast_tui.text.phases import STEP
+
 if TYPE_CHECKING:
     from trainfast_runner.records.result import Result
     from trainfast_runner.records.run_file import Step
@@ -15,7 +17,6 @@ RECENT = 20
 """Figures of a live run are medians of this many steps."""
 LEAST_STEPS = 5
 """As in a comparison: fewer measured steps tell no difference from noise."""
-PHASES = ("data", "forward", "backward", "optimizer", "other")
 
 
 class Figures:
@@ -46,7 +47,7 @@ def _of_result(result: Result) -> Figures:
         result.throughput.samples_per_s.median,
         result.throughput.tokens_per_s.median,
         times.p50,
-        {name: getattr(times, name) for name in PHASES},
+        {name: getattr(times, name) for name in STEP},
         _of_words(result.steps.measured, ""),
     )
 
@@ -69,7 +70,7 @@ def _of_steps(run: RunSnapshot) -> Figures:
         # An image that is not cut into patches has no tokens.
         _median([run.rates.tokens_per_s[place] for place in rates]) or None,
         _median([step.step_ms for step in last]),
-        {name: _median([getattr(step, f"{name}_ms") for step in last]) for name in PHASES},
+        {name: _median([getattr(step, f"{name}_ms") for step in last]) for name in STEP},
         said if last else "",
         warming_up=warming_up,
     )

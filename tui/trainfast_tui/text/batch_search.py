@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -137,3 +138,12 @@ def _largest_words(answer: Answer) -> str:
 
 def _change_words(words: str, costs: str) -> str:
     return f"{words}; speed: {costs}" if costs else words
+
+
+def probe_words(tried: Sequence[int]) -> str:
+    """Name a probe by the batch sizes it tried, the newest last: `a search's probe at batch_size 62, after 7`."""
+    if not tried:
+        return "a search's probe"
+    *before, last = (f"{batch:,}" for batch in tried)
+    after = f", after {' and '.join(filter(None, (', '.join(before[:-1]), before[-1])))}" if before else ""
+    return f"a search's probe at batch_size {last}{after}"

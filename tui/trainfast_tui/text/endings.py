@@ -9,7 +9,7 @@ from trainfast_runner.records.result import OomChange, OomExplanation
 from trainfast_runner.records.run_file import PROBE
 from trainfast_tui.text import format as fmt
 from trainfast_tui.text import oom
-from trainfast_tui.text.probe import probe_words
+from trainfast_tui.text.batch_search import probe_words
 
 if TYPE_CHECKING:
     from trainfast_runner.running.follower import RunSnapshot

@@ -1,0 +1,13 @@
+"""The phases of a run before its first step, and of a step."""
+
+from __future__ import annotations
+
+STARTING = {
+    "import": "importing the training stack",
+    "data": "preparing the data",
+    "model": "building the model",
+    "train": "first step",
+}
+"""Words by the phase that the worker writes."""
+STEP = ("data", "forward", "backward", "optimizer", "other")
+"""In the order of a step; `other` is the remainder."""
