@@ -19,7 +19,7 @@ from trainfast_tui.text.comparison import change, figure, interval, sentence, se
 from trainfast_tui.text.keys import bindings, of
 from trainfast_tui.text.lines import Line, rule, wrap
 from trainfast_tui.widgets.page import Page
-from trainfast_tui.widgets.small_parts import Footer
+from trainfast_tui.widgets.strips import Footer
 
 TONES = {"better": "success", "worse": "error"}
 SIGNS = {"better": "✓ ", "worse": "✗ "}

@@ -12,7 +12,7 @@ from trainfast_tui.text.diagnosis import explained
 from trainfast_tui.text.keys import bindings, of
 from trainfast_tui.text.lines import Line, rule
 from trainfast_tui.widgets.page import Page
-from trainfast_tui.widgets.small_parts import Footer
+from trainfast_tui.widgets.strips import Footer
 
 if TYPE_CHECKING:
     from trainfast_runner.running.follower import RunSnapshot

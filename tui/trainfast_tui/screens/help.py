@@ -12,7 +12,7 @@ from trainfast_tui.text.lines import Line, rule, wrap
 from trainfast_tui.text.shades import SHADES
 from trainfast_tui.widgets.knob_panel import group_of_knobs
 from trainfast_tui.widgets.page import Page
-from trainfast_tui.widgets.small_parts import Footer
+from trainfast_tui.widgets.strips import Footer
 
 SCOPES = {
     "main": "on the main screen",

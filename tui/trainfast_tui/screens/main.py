@@ -25,9 +25,11 @@ from trainfast_tui.widgets.devices import DevicesPanel
 from trainfast_tui.widgets.diagnosis_line import DiagnosisLine
 from trainfast_tui.widgets.ending_panel import EndingPanel
 from trainfast_tui.widgets.knob_panel import KnobPanel
+from trainfast_tui.widgets.log_pane import LogPane
 from trainfast_tui.widgets.memory_bar import MemoryBar
-from trainfast_tui.widgets.small_parts import Footer, Header, LogPane, StatusLine, TooSmall, Welcome
 from trainfast_tui.widgets.step_panel import StepPanel
+from trainfast_tui.widgets.strips import Footer, Header, StatusLine
+from trainfast_tui.widgets.welcome import TooSmall, Welcome
 
 if TYPE_CHECKING:
     from trainfast_runner.running.follower import RunSnapshot

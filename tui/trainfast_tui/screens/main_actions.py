@@ -17,7 +17,7 @@ from trainfast_tui.control.next_run import NextRun, of_preset
 from trainfast_tui.live.snapshot import Snapshot
 from trainfast_tui.screens.shared import ChartActions, OfTheApp
 from trainfast_tui.widgets.knob_panel import KnobPanel
-from trainfast_tui.widgets.small_parts import LogPane
+from trainfast_tui.widgets.log_pane import LogPane
 
 if TYPE_CHECKING:
     from textual.screen import Screen

@@ -18,7 +18,7 @@ from trainfast_tui.text import format as fmt
 from trainfast_tui.text.keys import bindings, of
 from trainfast_tui.widgets.monitor_devices import MonitorDevices, MonitorHead
 from trainfast_tui.widgets.process_table import ProcessTable
-from trainfast_tui.widgets.small_parts import Footer, StatusLine
+from trainfast_tui.widgets.strips import Footer, StatusLine
 
 if TYPE_CHECKING:
     from pathlib import Path

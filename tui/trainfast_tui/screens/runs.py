@@ -19,8 +19,8 @@ from trainfast_tui.screens.shared import OfTheApp
 from trainfast_tui.text.keys import bindings, of
 from trainfast_tui.widgets.run_detail import RunDetail
 from trainfast_tui.widgets.runs_table import ORDERS, RunsTable, fits, orders_of
-from trainfast_tui.widgets.small_parts import Footer, StatusLine
 from trainfast_tui.widgets.sorted_table import ordered
+from trainfast_tui.widgets.strips import Footer, StatusLine
 
 REFRESH_S = 2.0
 

@@ -13,7 +13,7 @@ from trainfast_tui.screens.shared import OfTheApp
 from trainfast_tui.text.batch_search import Choice, limit_notice
 from trainfast_tui.text.keys import bindings, of
 from trainfast_tui.widgets.probe_rows import Ladder
-from trainfast_tui.widgets.small_parts import Footer
+from trainfast_tui.widgets.strips import Footer
 
 if TYPE_CHECKING:
     from trainfast_runner.errors import UserError

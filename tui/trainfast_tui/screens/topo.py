@@ -14,7 +14,7 @@ from trainfast_tui.text.keys import bindings, of
 from trainfast_tui.text.lines import Line, rule, wrap
 from trainfast_tui.text.topology import SILENT, sections
 from trainfast_tui.widgets.page import Page
-from trainfast_tui.widgets.small_parts import Footer
+from trainfast_tui.widgets.strips import Footer
 
 PROSE = ("for training",)
 TABLES = ("links between GPUs", "GPUs")

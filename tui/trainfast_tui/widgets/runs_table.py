@@ -12,8 +12,8 @@ from trainfast_runner.settings.knobs import BY_NAME, defaults
 from trainfast_tui.text import format as fmt
 from trainfast_tui.text.lines import Line
 from trainfast_tui.text.overrides import brief, fields, settings
-from trainfast_tui.widgets.small_parts import STATE_SIGNS
 from trainfast_tui.widgets.sorted_table import Columns, Order, SortedTable
+from trainfast_tui.widgets.strips import STATE_SIGNS
 
 LEFT_OUT = ("steps", "timing_warmup", "devices", "watch", "seed")
 """Knobs that say little about what was tried."""

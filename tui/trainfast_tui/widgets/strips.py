@@ -1,0 +1,129 @@
+"""The strips of one line at the edges of a screen: header, status and footer."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from trainfast_runner.records.state_words import state_words
+from trainfast_tui.charts.painted import Painted
+from trainfast_tui.text.keys import Command
+from trainfast_tui.text.lines import Line
+
+if TYPE_CHECKING:
+    from trainfast_runner.running.follower import RunSnapshot
+
+STATE_SIGNS = {
+    "starting": ("○", "secondary"),
+    "running": ("●", "success"),
+    "stopping": ("●", "warning"),
+    "finished": ("✓", "success"),
+    "oom": ("✗", "error"),
+    "failed": ("✗", "error"),
+    "failed_to_start": ("✗", "error"),
+    "stopped": ("■", "warning"),
+    "killed": ("✗", "warning"),
+    "lost": ("✗", "warning"),
+}
+
+
+class Header(Painted):
+    """Which run is on the screen and what state it is in."""
+
+    def __init__(self, *, ascii: bool = False, id: str | None = None) -> None:
+        super().__init__(ascii=ascii, id=id)
+        self._run: RunSnapshot | None = None
+        self._looked = False
+
+    def show(self, run: RunSnapshot | None, looked: bool) -> None:
+        """`looked`: whether runs have been looked for, so that their absence is known."""
+        self._run, self._looked = run, looked
+        self.repaint()
+
+    def lines(self, width: int, height: int) -> list[Line]:
+        line: Line = [("trainfast-tui", "title")]
+        run = self._run
+        if run is None:
+            return [[*line, ("  no run yet" if self._looked else "", "muted")]]
+        sign, tone = STATE_SIGNS.get(run.state, ("○", "text"))
+        line += [("  ", "text"), (f"{sign} {state_words(run.state)}", tone), (f"  {run.run_id}", "text")]
+        if run.synthetic:
+            line += [("  ", "text"), (" synthetic data ", "badge")]
+        if run.run is not None and width >= 120:
+            line += [(f"  {run.run.title}", "muted")]
+        return [line]
+
+
+class StatusLine(Painted):
+    """One quiet line: what just happened, or how long a stop still takes."""
+
+    def __init__(self, *, ascii: bool = False, id: str | None = None) -> None:
+        super().__init__(ascii=ascii, id=id)
+        self._said: tuple[str, str] = ("", "muted")
+        self._countdown = ""
+
+    def say(self, text: str, tone: str = "text") -> None:
+        """Show this until something else is said."""
+        self._said = (text, tone)
+        self.repaint()
+
+    def count_down(self, seconds: float | None) -> None:
+        """Seconds until SIGKILL; None when no stop is under way."""
+        if seconds is None:
+            self._countdown = ""
+        else:
+            self._countdown = f" stopping: SIGKILL in {max(0, round(seconds))} s " if seconds > 0 else " SIGKILL now "
+        self.repaint()
+
+    def lines(self, width: int, height: int) -> list[Line]:
+        if self._countdown:
+            return [[(self._countdown, "alarm"), ("  s again kills it at once", "muted")]]
+        return [[self._said]]
+
+
+class Footer(Painted):
+    """The keys of the screen, and at the right how far the screen is behind."""
+
+    def __init__(self, commands: Sequence[Command], *, ascii: bool = False, id: str | None = None) -> None:
+        super().__init__(ascii=ascii, id=id)
+        self._commands = [command for command in commands if command.footer]
+        self._useless: frozenset[str] = frozenset()
+        self._pace = ""
+
+    def leave_out(self, command_ids: frozenset[str]) -> None:
+        """Do not offer these commands, which have nothing to do now."""
+        if command_ids != self._useless:
+            self._useless = command_ids
+            self.repaint()
+
+    def relabel(self, command_id: str, label: str) -> None:
+        """Name one of the commands by what it does now."""
+        changed = [replace(one, label=label) if one.id == command_id else one for one in self._commands]
+        if changed != self._commands:
+            self._commands = changed
+            self.repaint()
+
+    def show_pace(self, words: str) -> None:
+        """What is said about late frames; empty for nothing."""
+        if words != self._pace:
+            self._pace = words
+            self.repaint()
+
+    def lines(self, width: int, height: int) -> list[Line]:
+        room = width - (len(self._pace) + 1 if self._pace else 0)
+        shown = [command for command in self._commands if command.id not in self._useless]
+        # Help and quit are worth more than the rarer keys of the screen.
+        while len(shown) > 2 and sum(map(_length, shown)) - 2 > room:
+            droppable = [command for command in shown if command.scope != "everywhere"] or shown
+            shown.remove(droppable[-1])
+        line: Line = []
+        for command in shown:
+            line += [("  " if line else "", "muted"), (command.key, "key"), (f" {command.label}", "muted")]
+        if self._pace:
+            line += [(" " * (room - sum(map(_length, shown)) + 3), "muted"), (self._pace, "warning")]
+        return [line]
+
+
+def _length(command: Command) -> int:
+    return len(command.key) + len(command.label) + 3
