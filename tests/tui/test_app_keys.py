@@ -35,10 +35,10 @@ async def test_ascii_is_only_ascii(home: Home) -> None:
 
 async def test_every_key_stands_in_the_help(home: Home) -> None:
     from trainfast_tui.screens.help import help_lines
-    from trainfast_tui.text.keys import COMMANDS
+    from trainfast_tui.text.keys import ACTIONS
 
     text = "\n".join("".join(piece for piece, _ in line) for line in help_lines(100))
-    for command in COMMANDS:
+    for command in ACTIONS:
         assert command.scope == "help" or command.help[:40] in text
     for name in ("batch_size", "watch", "grad_clip"):
         assert name in text
@@ -56,7 +56,7 @@ def test_each_command_has_its_own_key_and_a_method() -> None:
     from trainfast_tui.screens.runs import RunsScreen
     from trainfast_tui.screens.search import SearchScreen
     from trainfast_tui.screens.topo import TopoScreen
-    from trainfast_tui.text.keys import COMMANDS
+    from trainfast_tui.text.keys import ACTIONS
 
     owners = {
         "main": MainScreen,
@@ -68,9 +68,9 @@ def test_each_command_has_its_own_key_and_a_method() -> None:
         "everywhere": TrainfastApp,
     }
     for scope, owner in owners.items():
-        keys = [key for command in COMMANDS if command.scope in (scope, "everywhere") for key in command.keys]
+        keys = [key for command in ACTIONS if command.scope in (scope, "everywhere") for key in command.keys]
         assert len(keys) == len(set(keys)), f"a key means two things: {scope}"
-        for command in COMMANDS:
+        for command in ACTIONS:
             if command.scope == scope:
                 assert hasattr(owner, f"action_{command.id.partition('(')[0]}"), command.id
 

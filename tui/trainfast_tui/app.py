@@ -49,7 +49,7 @@ from trainfast_tui.screens.main import MainScreen
 from trainfast_tui.terminal import frame_output, themes
 from trainfast_tui.terminal.pacing import Pacer
 from trainfast_tui.terminal.textual_app import TerminalApp
-from trainfast_tui.text.keys import COMMANDS, bindings
+from trainfast_tui.text.keys import ACTIONS, bindings
 
 if TYPE_CHECKING:
     from trainfast_runner.machine.devices import Machine
@@ -339,7 +339,7 @@ class TrainfastApp(TerminalApp):
     def get_system_commands(self, screen: Screen[Any]) -> Iterable[SystemCommand]:
         """The palette: the commands of this screen, from the one list of them."""
         scope = getattr(screen, "SCOPE", "main")
-        for command in COMMANDS:
+        for command in ACTIONS:
             if command.palette and command.scope in (scope, "everywhere"):
                 prefix = "app" if command.scope == "everywhere" else "screen"
                 run = partial(self._palette_action, f"{prefix}.{command.id}")

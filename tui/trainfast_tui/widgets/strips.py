@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from trainfast_runner.records.state_words import state_words
 from trainfast_tui.charts.painted import Painted
-from trainfast_tui.text.keys import Command
+from trainfast_tui.text.keys import Action
 from trainfast_tui.text.lines import Line
 
 if TYPE_CHECKING:
@@ -85,23 +85,23 @@ class StatusLine(Painted):
 class Footer(Painted):
     """The keys of the screen, and at the right how far the screen is behind."""
 
-    def __init__(self, commands: Sequence[Command], *, ascii: bool = False, id: str | None = None) -> None:
+    def __init__(self, actions: Sequence[Action], *, ascii: bool = False, id: str | None = None) -> None:
         super().__init__(ascii=ascii, id=id)
-        self._commands = [command for command in commands if command.footer]
+        self._actions = [action for action in actions if action.footer]
         self._useless: frozenset[str] = frozenset()
         self._pace = ""
 
-    def leave_out(self, command_ids: frozenset[str]) -> None:
+    def leave_out(self, action_ids: frozenset[str]) -> None:
         """Do not offer these commands, which have nothing to do now."""
-        if command_ids != self._useless:
-            self._useless = command_ids
+        if action_ids != self._useless:
+            self._useless = action_ids
             self.repaint()
 
-    def relabel(self, command_id: str, label: str) -> None:
+    def relabel(self, action_id: str, label: str) -> None:
         """Name one of the commands by what it does now."""
-        changed = [replace(one, label=label) if one.id == command_id else one for one in self._commands]
-        if changed != self._commands:
-            self._commands = changed
+        changed = [replace(one, label=label) if one.id == action_id else one for one in self._actions]
+        if changed != self._actions:
+            self._actions = changed
             self.repaint()
 
     def show_pace(self, words: str) -> None:
@@ -112,18 +112,18 @@ class Footer(Painted):
 
     def lines(self, width: int, height: int) -> list[Line]:
         room = width - (len(self._pace) + 1 if self._pace else 0)
-        shown = [command for command in self._commands if command.id not in self._useless]
+        shown = [action for action in self._actions if action.id not in self._useless]
         # Help and quit are worth more than the rarer keys of the screen.
         while len(shown) > 2 and sum(map(_length, shown)) - 2 > room:
-            droppable = [command for command in shown if command.scope != "everywhere"] or shown
+            droppable = [action for action in shown if action.scope != "everywhere"] or shown
             shown.remove(droppable[-1])
         line: Line = []
-        for command in shown:
-            line += [("  " if line else "", "muted"), (command.key, "key"), (f" {command.label}", "muted")]
+        for action in shown:
+            line += [("  " if line else "", "muted"), (action.key, "key"), (f" {action.label}", "muted")]
         if self._pace:
             line += [(" " * (room - sum(map(_length, shown)) + 3), "muted"), (self._pace, "warning")]
         return [line]
 
 
-def _length(command: Command) -> int:
-    return len(command.key) + len(command.label) + 3
+def _length(action: Action) -> int:
+    return len(action.key) + len(action.label) + 3
