@@ -11,7 +11,7 @@ from rich.segment import Segment
 from rich.style import Style
 
 Columns = list[tuple[float, float] | None]
-"""Lowest and highest value of each dot column, oldest first; None is a gap."""
+"""The lowest and highest value of each dot column, oldest first; None is a gap."""
 
 
 X_BITS, Y_BITS = 1, 2
@@ -34,14 +34,14 @@ def time_columns(
     count: int,
     gap_ns: int,
 ) -> Columns:
-    """The extremes of `values` in each of `count` columns of `column_ns` from `start_ns` on.
+    """Return the extremes of `values` in each of `count` columns of `column_ns` from `start_ns` on.
 
     Columns between two neighbouring samples hold the straight line between them, unless a value between them
     is absent (None, NaN or infinite) or they lie more than `gap_ns` apart. `times_ns` must ascend.
     """
     columns: Columns = [None] * count
     end_ns = start_ns + count * column_ns
-    # The sample before the window is needed for the line that enters it.
+    # The sample before the window begins the line that enters it.
     first = max(0, bisect_left(times_ns, start_ns) - 1)
     last = bisect_left(times_ns, end_ns)
     isfinite = math.isfinite
@@ -71,7 +71,7 @@ def time_columns(
 
 
 def extremes(columns: Columns) -> tuple[float, float] | None:
-    """The lowest and highest value of all columns; None where all are gaps."""
+    """Return the lowest and highest value of all columns; None if all are gaps."""
     held = [column for column in columns if column is not None]
     return (min(low for low, _ in held), max(high for _, high in held)) if held else None
 
@@ -105,9 +105,9 @@ def draw(
             before_top = -1
             continue
         lowest, highest = column
-        # Comparisons, not min() and max(): this is most of what a chart costs.
+        # Comparisons, not min() and max(): this loop is most of a chart's cost.
         dot = (highest - low) * scale + 0.5
-        # Neither is true of NaN, which infinity makes in a chart of a single dot: it goes to the bottom.
+        # NaN, which infinity makes in a chart of a single dot, goes to the bottom.
         top = bottom_dot - (int(dot) if 0 <= dot <= bottom_dot else bottom_dot if dot > bottom_dot else 0)
         bottom = top
         if lowest != highest:
@@ -138,11 +138,11 @@ _BINARY_STEPS = (1.0, 1.25, 1.5, 1.75, 2.0)
 
 
 def nice_ceiling(value: float, *, binary: bool = False) -> float:
-    """The least round number that is at least `value` (> 0): a short decimal, or a short multiple of 2**n."""
+    """Return the least round number of at least `value` (> 0): a short decimal, or a short multiple of 2**n."""
     base = 2.0 if binary else 10.0
     unit = base ** math.floor(math.log(value, base))
     for step in _BINARY_STEPS if binary else _DECIMAL_STEPS:
-        # Rounding in the logarithm and the product may put a round value a hair above its own step.
+        # Rounding may put a round value a hair above its own step.
         if step * unit >= value * (1 - 1e-12):
             return step * unit
     return base * unit
@@ -152,7 +152,7 @@ _LARGEST = 1e300
 
 
 class YRange:
-    """The range of a chart's y axis, in the data's unit. It grows at once and shrinks late.
+    """The range of a chart's y axis, in the data's unit; it grows at once and shrinks late.
 
     It shrinks only after the data used less than half of it for `patience_ns` of the data's own time, so that
     the picture keeps its scale while values move.
@@ -177,9 +177,9 @@ class YRange:
         y_max: float | None = None,
         binary: bool = False,
     ) -> tuple[float, float]:
-        """The range to draw data from `low` to `high` with, at the data's time `now_ns`.
+        """Return the range to draw data from `low` to `high` with, at the data's time `now_ns`.
 
-        `y_min` and `y_max` are where the range ends as long as the data stays inside; None follows the data.
+        `y_min` and `y_max` are the ends of the range while the data stays inside; None follows the data.
         """
         low, high = max(-_LARGEST, min(low, _LARGEST)), max(-_LARGEST, min(high, _LARGEST))
         wanted = _round_range(low, high, y_min, y_max, binary)
@@ -207,7 +207,7 @@ class YRange:
 def _round_range(
     low: float, high: float, y_min: float | None, y_max: float | None, binary: bool
 ) -> tuple[float, float]:
-    """A range with round ends that holds the data and both fixed ends."""
+    """Return a range with round ends that holds the data and both fixed ends."""
     bottom = low if y_min is None else min(low, y_min)
     top = high if y_max is None else max(high, y_max)
     if y_max is not None and top == y_max and y_min is not None and bottom == y_min and bottom < top:
@@ -229,7 +229,7 @@ def _round_range(
 
 
 def runs(text: list[str], keys: bytearray, styles: Sequence[Style | None]) -> list[Segment]:
-    """One row as few segments; `styles[key]` is a cell's. Key 0 is a blank: it takes its neighbour's style."""
+    """Return one row in few segments; `styles[key]` is a cell's style, and key 0, a blank, takes its neighbour's."""
     segments: list[Segment] = []
     start, key = 0, keys[0]
     for cell in range(1, len(keys)):
@@ -246,5 +246,5 @@ def runs(text: list[str], keys: bytearray, styles: Sequence[Style | None]) -> li
 
 
 def ink(style: Style) -> Style:
-    """The style without its background, so that the one behind it shows; without underline and reverse."""
+    """Return the style without background, underline and reverse."""
     return Style(color=style.color, bold=style.bold, dim=style.dim, italic=style.italic)

@@ -1,4 +1,4 @@
-"""The column of charts: throughput on top, below it as many device readings as there is room for."""
+"""The column of charts: throughput on top, then as many device readings as fit."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ MOST_DEVICE_CHARTS = 4
 LEAST_ROWS = 6
 GUTTER = 11
 MOST_BEHIND_NS = 2_000_000_000
-"""Where a cell is many seconds, what comes into it is drawn from time to time."""
+"""Redraw at least this often where a cell is many seconds."""
 ROWS_FOR_EVENTS = (9, 20)
-"""From this height on there is a row for events, and two rows."""
+"""The least heights for one and for two rows of events."""
 
 
 class Charts(Vertical):
-    """Charts on one time axis. `noun` is what throughput counts; `first` the device reading that comes first."""
+    """Charts on one time axis; `noun` is the unit of throughput, `first` the first device reading."""
 
     DEFAULT_CSS = """
     Charts { height: 1fr; width: 1fr; }
@@ -34,7 +34,7 @@ class Charts(Vertical):
     """
 
     def __init__(self, *, ascii: bool = False, of_machine: bool = False, id: str | None = None) -> None:
-        """`of_machine`: without throughput, for a machine that is looked at without a run."""
+        """With `of_machine` the charts have no throughput, for a machine without a run."""
         super().__init__(id=id)
         self._of_machine = of_machine
         self._snapshot: Snapshot | None = None
@@ -48,7 +48,7 @@ class Charts(Vertical):
 
     def compose(self) -> ComposeResult:
         yield StripChart(gutter=GUTTER, time_labels=False, id="throughput")
-        # The lowest chart carries the time axis of all; the first reading stands right below throughput.
+        # The lowest chart has the time labels of all; the first reading stands right below throughput.
         for place in reversed(range(MOST_DEVICE_CHARTS)):
             yield StripChart(
                 gutter=GUTTER,
@@ -59,15 +59,15 @@ class Charts(Vertical):
         yield EventLine(gutter=GUTTER)
 
     def show(self, snapshot: Snapshot) -> None:
-        """Draw this snapshot, unless its moment falls into the cell that was drawn last: figures are told elsewhere."""
+        """Draw this snapshot unless redrawing would change less than one column."""
         before, self._snapshot = self._snapshot, snapshot
         if before is None or not self._is_drawn(before, snapshot):
             self.repaint()
 
     def _is_drawn(self, before: Snapshot, now: Snapshot) -> bool:
-        """Whether the picture would stay the same but for what came within one cell of the time axis."""
+        """True if redrawing would change less than one column."""
         if now.run is not None and not now.run.is_live:
-            # Of a run that is over there is one last snapshot, time and again.
+            # An ended run has one last snapshot, again and again.
             return before.run is now.run
         begun, axis = self._drawn_axis, data.time_axis(now, self._window)
         if begun is None or before.taken_ns == now.taken_ns or (before.run is None) != (now.run is None):
@@ -82,7 +82,7 @@ class Charts(Vertical):
         return begun.end_ns // cells.cell_ns == axis.end_ns // cells.cell_ns
 
     def repaint(self) -> None:
-        """Draw the charts there is room for."""
+        """Draw as many charts as fit."""
         snapshot, height = self._snapshot, self.size.height
         if snapshot is None or not height or not self.children:
             return
@@ -107,10 +107,10 @@ class Charts(Vertical):
                 chart.show(replace(devices[fitting - 1 - place], cursor_ns=cursor_ns))
 
     def _show_events(self, snapshot: Snapshot, axis: data.TimeAxis, height: int) -> int:
-        """The rows that the events take."""
+        """Show the events and return the rows they take."""
         rows = sum(height >= least for least in ROWS_FOR_EVENTS)
         if self._of_machine and height <= len(ROWS_FOR_EVENTS):
-            rows = height  # no room for a chart: what happened is said all the same
+            rows = height  # no room for a chart, but for the words of an event
         line = self.query_one(EventLine)
         line.set_class(not rows, "-away")
         if rows:
@@ -128,7 +128,7 @@ class Charts(Vertical):
         return moments
 
     def next_event(self, by: int) -> str:
-        """Choose an earlier or later event, which the charts then mark; what it is, in words."""
+        """Mark an earlier or later event on the charts and return its words."""
         said = self.query_one(EventLine).move(by)
         self.repaint()
         return said
@@ -137,9 +137,9 @@ class Charts(Vertical):
         self.repaint()
 
     def zoom(self, by: int) -> str:
-        """Show a longer (1) or shorter (-1) time; what is shown now, in words."""
+        """Show a longer (1) or shorter (-1) time and return the new length in words."""
         before, window = self._shown_s(self._window), self._window
-        # Of a short run several lengths are the same picture: go on to the first that is another one.
+        # Several lengths show the same picture of a short run: go on to the first that differs.
         while 0 <= window + by < len(data.WINDOWS_S):
             window += by
             if self._shown_s(window) != before:
@@ -149,19 +149,19 @@ class Charts(Vertical):
         return f"The charts show {fmt.duration(before)}: there is nothing {'longer' if by > 0 else 'shorter'} to show."
 
     def _shown_s(self, window: int) -> float:
-        """Seconds on the time axis at this window."""
+        """Return the seconds on the time axis at this window."""
         if self._snapshot is None:
             return data.WINDOWS_S[window]
         axis = data.time_axis(self._snapshot, window)
         return (axis.end_ns - axis.start_ns) / 1e9
 
     def turn_rate(self) -> None:
-        """Samples a second become tokens a second and back."""
+        """Switch between samples and tokens per second."""
         self._noun = "tokens" if self._noun == "samples" else "samples"
         self.repaint()
 
     def next_reading(self) -> str:
-        """The device reading after this one comes first; which one that is, in words."""
+        """Put the next device reading first and return its name in words."""
         snapshot = self._snapshot
         if snapshot is None:
             return "Nothing has been read yet."

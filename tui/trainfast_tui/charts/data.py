@@ -1,4 +1,4 @@
-"""From a snapshot to what the charts draw: throughput and device readings on one time axis."""
+"""From a snapshot to the data of the charts: throughput and device readings on one time axis."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ TICK_GAP_NS = 5 * SECOND_NS
 LEAST_STEP_GAP_NS = 5 * SECOND_NS
 TONES: tuple[Tone, ...] = ("primary", "secondary", "accent", "success")
 MOST_LINES = 2
-"""More devices than this are shown as their highest and lowest reading."""
+"""More devices than this are drawn as their highest and lowest reading."""
 
 
 @dataclass(frozen=True, slots=True)
 class TimeAxis:
-    """What all charts of one frame share."""
+    """The time axis of all charts of one frame."""
 
     start_ns: int
     end_ns: int
@@ -50,8 +50,10 @@ class Reading:
     y_max: float | None = None
     binary: bool = False
     over_limit: float | None = None
-    """So far over its limit the y axis goes, and follows the data below: the limit is a mark to be passed, with a few
-    units to be told apart there. None for an axis from zero to where data and limit end."""
+    """How far the y axis goes above the limit, in the reading's unit; its lower end then follows the data.
+
+    None for an axis from zero to the data or the limit.
+    """
 
 
 GPU_READINGS: tuple[Reading, ...] = (
@@ -74,12 +76,12 @@ CPU_READINGS = ("CPU of all cores", "memory")
 
 
 def time_axis(snapshot: Snapshot, window: int) -> TimeAxis:
-    """The last `WINDOWS_S[window]` seconds: until now, or until the end of a run that is over."""
+    """Return the last `WINDOWS_S[window]` seconds, up to now or to the end of an ended run."""
     run = snapshot.run
     if run is None or run.is_live:
         length_s = WINDOWS_S[window]
         if run is not None and run.run is not None:
-            # A young run fills the chart; the axis grows in few steps, because each sends the whole picture.
+            # A young run fills the chart; the axis grows in few steps, since each redraws everything.
             age_s = (snapshot.taken_ns - run.run.clock.monotonic_ns) / 1e9
             length_s = next((shorter for shorter in WINDOWS_S[:window] if shorter >= age_s > 0), length_s)
         return TimeAxis(snapshot.taken_ns - length_s * SECOND_NS, snapshot.taken_ns, "now")
@@ -87,34 +89,34 @@ def time_axis(snapshot: Snapshot, window: int) -> TimeAxis:
     end_ns = max([run.ticks[-1].t_ns] if run.ticks else [], default=0)
     if run.steps:
         end_ns = max(end_ns, run.steps[-1].t_ns)
-    # The last event is the end itself, unless the end was only found out later.
+    # The last event is the end, unless the end was found out later.
     end_ns = max([end_ns, *(event.t_ns for event in run.events[-1:] if event.t_ns - end_ns < TICK_GAP_NS)])
     first_ns = min([series[0].t_ns for series in (run.ticks, run.steps) if series], default=end_ns - length_ns)
-    # A short run fills the chart; of a long one its end is shown.
+    # A short run fills the chart; of a long one the end is shown.
     start_ns = max(end_ns - length_ns, min(first_ns, end_ns - 10 * SECOND_NS))
     return TimeAxis(start_ns, end_ns, "end")
 
 
 @dataclass(frozen=True, slots=True)
 class _Told:
-    """What one tick tells of the chosen devices."""
+    """The values of one tick for the chosen devices."""
 
     tick: Tick
     values: tuple[tuple[float | None, ...], ...]
-    """Of each of `GPU_READINGS` what is drawn: each device's value, or of many the highest and the lowest."""
+    """For each of `GPU_READINGS` each device's value, or of many devices the highest and the lowest."""
     causes: frozenset[str]
-    """What holds one of them back; with none chosen, any device."""
+    """The causes that throttle a chosen device, or any device if none is chosen."""
 
 
 class ToldTicks:
-    """What ticks tell of the chosen devices, worked out once for each tick: a chart is drawn of hundreds."""
+    """Remembers the values of each tick for the chosen devices: a chart is drawn from hundreds of ticks."""
 
     def __init__(self) -> None:
         self._chosen: Sequence[str] = ()
         self._told: dict[int, _Told] = {}
 
     def of(self, ticks: Sequence[Tick], chosen: Sequence[str]) -> list[_Told]:
-        """Of each of these ticks; what is known of others is dropped."""
+        """Return the values of these ticks and forget those of others."""
         if chosen != self._chosen:
             self._chosen, self._told = chosen, {}
         found = []
@@ -145,7 +147,7 @@ def _tell(tick: Tick, chosen: Sequence[str]) -> _Told:
 def throughput(
     snapshot: Snapshot, axis: TimeAxis, noun: str, chosen: Sequence[str] = (), told: ToldTicks | None = None
 ) -> ChartData:
-    """Throughput of each step; `noun` is samples or tokens; `told` remembers what ticks tell of the `chosen`."""
+    """Return the chart of throughput by step; `noun` is samples or tokens."""
     run = snapshot.run
     rates = run.rates if run is not None else None
     values: Sequence[float] = ()
@@ -166,7 +168,7 @@ def throughput(
 
 
 def reading_names(snapshot: Snapshot) -> tuple[str, ...]:
-    """What can be charted of the devices in use, the most telling first."""
+    """Return the names of the readings that can be charted, the most telling first."""
     ticks = _ticks(snapshot)
     return tuple(reading.name for reading in GPU_READINGS) if ticks and ticks[-1].devices else CPU_READINGS
 
@@ -174,8 +176,7 @@ def reading_names(snapshot: Snapshot) -> tuple[str, ...]:
 def device_charts(
     snapshot: Snapshot, axis: TimeAxis, first: int, count: int, told: ToldTicks | None = None
 ) -> list[ChartData]:
-    """Charts of `count` readings from number `first` on; after the last one comes the first. `told` remembers what
-    ticks tell."""
+    """Return charts of `count` readings from number `first` on, starting over after the last."""
     run = snapshot.run
     ticks = _ticks(snapshot)
     names = reading_names(snapshot)
@@ -194,7 +195,7 @@ def device_charts(
 
 
 def used_uuids(run: RunSnapshot | None) -> frozenset[str]:
-    """UUIDs of the GPUs the run uses or watches."""
+    """Return the UUIDs of the GPUs the run uses or watches."""
     if run is None or run.run is None:
         return frozenset()
     return frozenset((*run.run.device_uuids, *run.run.watch_uuids))
@@ -206,7 +207,7 @@ def _ticks(snapshot: Snapshot) -> Sequence[Tick]:
 
 
 def _recent(ticks: Sequence[Tick], axis: TimeAxis) -> Sequence[Tick]:
-    """Those that are drawn, with one before the axis begins."""
+    """Return the ticks on the axis and one before it."""
     return ticks[bisect_left(ticks, axis.start_ns - TICK_GAP_NS, key=lambda tick: tick.t_ns) :]
 
 
@@ -224,7 +225,7 @@ def _gpu_chart(
     spans: tuple[Span, ...],
     axis: TimeAxis,
 ) -> ChartData:
-    """`newest` are the chosen devices as they are now; of many only the highest and the lowest are drawn."""
+    """Return one reading's chart; `newest` are the chosen devices now, of many only the extremes are drawn."""
     reading = GPU_READINGS[number]
     if len(newest) > MOST_LINES:
         lines: list[tuple[str, Tone]] = [(f"highest of {len(newest)} GPUs", "primary"), ("lowest", "secondary")]
@@ -257,7 +258,7 @@ def _gpu_chart(
 
 
 def _ends(reading: Reading, limits: Sequence[Limit]) -> tuple[float | None, float | None]:
-    """Where the y axis starts and ends while the data stays inside; None follows the data."""
+    """Return the ends of the y axis while the data stays inside; None follows the data."""
     if reading.over_limit is None or not limits:
         return 0.0, reading.y_max
     return None, max(limit.value for limit in limits) + reading.over_limit
@@ -287,7 +288,7 @@ def _cpu_charts(recent: Sequence[Tick], axis: TimeAxis, has_run: bool) -> list[C
 
 
 def _series(name: str, ticks: Sequence[Tick], of: Callable[[Tick], float | None], tone: Tone) -> Series:
-    """A reading over time up to its last value: what a first or last tick cannot tell yet does not hide it."""
+    """Return a reading over time up to its last known value."""
     known = len(ticks)
     while known and of(ticks[known - 1]) is None:
         known -= 1
@@ -301,13 +302,13 @@ def _run_cpu_percent(cores: int | None, tick: Tick) -> float | None:
 
 
 def _run_memory_bytes(tick: Tick) -> float | None:
-    """Resident memory of the run's processes; none of them left is no reading, not zero bytes."""
+    """Return the resident memory of the run's processes; None once all have ended."""
     run = tick.host.run
     return None if run is None or not run.processes else run.memory_rss_bytes or None
 
 
 def _spans(moments: Sequence[_Told]) -> tuple[Span, ...]:
-    """Stretches in which a chosen device was held back, by cause."""
+    """Return the spans in which a chosen device was throttled, by cause."""
     spans: list[Span] = []
     start: dict[str, int] = {}
     held: frozenset[str] = frozenset()
@@ -323,7 +324,7 @@ def _spans(moments: Sequence[_Told]) -> tuple[Span, ...]:
 
 
 def _step_gap(run: RunSnapshot | None) -> int:
-    """Steps come as fast as they are: a gap is several of them missing."""
+    """Return the time without a step that counts as a gap: several times the longest recent step."""
     if run is None or not run.steps:
         return LEAST_STEP_GAP_NS
     longest = max(step.step_ms for step in run.steps[-20:])
@@ -331,7 +332,7 @@ def _step_gap(run: RunSnapshot | None) -> int:
 
 
 def starting_words(run: RunSnapshot) -> str:
-    """Say what a run without steps is doing."""
+    """Return the phase of a run without steps, in words."""
     if not run.is_live:
         return "No step was completed."
     words = STARTING.get(run.phase, run.phase or "starting the training process")

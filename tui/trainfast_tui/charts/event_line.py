@@ -1,4 +1,4 @@
-"""The time line of events under the charts, on their axis, and the words of one of them."""
+"""The events under the charts, on their time axis, and the words of one of them."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from trainfast_tui.text import format as fmt
 from trainfast_tui.text.lines import Line
 
 WORTH = ("error", "warning", "success", "accent", "primary", "muted")
-"""Tones, the weightiest first: of several moments in one cell that one's sign is shown."""
+"""Tones, the most important first: of several events in one cell its sign is shown."""
 
 
 class EventLine(Painted):
-    """Two rows: signs on the axis, and what the newest or the chosen one means; in one row the words alone."""
+    """Two rows: signs on the axis, and the words of the newest or chosen event; in one row only the words."""
 
     DEFAULT_CSS = "EventLine { height: 2; }"
 
@@ -28,7 +28,7 @@ class EventLine(Painted):
         self._chosen: Moment | None = None
 
     def show(self, moments: Sequence[Moment], axis: TimeAxis) -> None:
-        """Show these moments; those from before the axis have no sign on it, but can be chosen like the others."""
+        """Show these moments; those before the axis have no sign but can be chosen."""
         self._axis = axis
         self._moments = [moment for moment in moments if moment.t_ns <= axis.end_ns]
         if self._chosen not in self._moments:
@@ -37,11 +37,11 @@ class EventLine(Painted):
 
     @property
     def chosen_ns(self) -> int | None:
-        """When the chosen moment was (CLOCK_MONOTONIC); None while the newest is followed."""
+        """The time of the chosen moment (CLOCK_MONOTONIC); None while the newest is followed."""
         return self._chosen.t_ns if self._chosen is not None else None
 
     def move(self, by: int) -> str:
-        """Choose an earlier (-1) or later (1) moment; past the last one the newest is followed again. In words."""
+        """Choose an earlier (-1) or later (1) moment and return its words; past the last the newest is followed again."""
         moments = self._moments
         if not moments:
             return "Nothing happened in this stretch of time."
@@ -91,7 +91,7 @@ class EventLine(Painted):
 
 
 def _joined(signs: list[tuple[str, str]]) -> Line:
-    """Neighbours of one tone become one piece."""
+    """Join neighbours of one tone into one piece."""
     line: Line = []
     for text, tone in signs:
         if line and line[-1][1] == tone:

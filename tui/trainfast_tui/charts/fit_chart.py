@@ -1,4 +1,4 @@
-"""Peak memory against the batch size: what was measured, the fit through it, and the limit it must stay under."""
+"""Peak memory over batch size: the measured peaks, the fit through them, and the limit."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from trainfast_tui.text.lines import Line
 GUTTER = 10
 """Cells left of the axis, for a size with its unit."""
 HEADROOM = 1.06
-"""The limit does not stand at the very top, so that a point above it is seen to be above."""
+"""The top of the chart over the limit, so that a point above the limit shows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +33,7 @@ def fit_chart(
     width: int,
     height: int,
 ) -> list[Line]:
-    """`height` lines of `width` cells: y in bytes from zero, x the batch size from zero to `largest_batch`.
+    """Return `height` lines of `width` cells: y in bytes from zero, x the batch size from zero to `largest_batch`.
 
     `line` gives the fitted peak in bytes of a batch size.
     """
@@ -78,7 +78,7 @@ def _row(size_bytes: float, top: float, height: int) -> int:
 def _drawn_line(
     line: Callable[[float], float] | None, across: int, top: float, width: int, height: int
 ) -> tuple[list[list[str]], list[list[str]]]:
-    """The fit in dots. Above the top of the chart it is not drawn."""
+    """Draw the fit in dots, up to the top of the chart."""
     cells = bytearray(width * height)
     if line is not None:
         count = width << X_BITS
@@ -90,7 +90,7 @@ def _drawn_line(
 
 
 def _runs(signs: list[str], tones: list[str]) -> Line:
-    """Neighbouring cells of one tone as one piece."""
+    """Join neighbouring cells of one tone into one piece."""
     line: Line = []
     for sign, tone in zip(signs, tones, strict=True):
         if line and line[-1][1] == tone:

@@ -1,4 +1,4 @@
-"""The styles of what is drawn cell by cell, worked out once for all widgets that share them."""
+"""Styles of parts of widgets, computed once for all widgets that share them."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ _FOUND: WeakKeyDictionary[App[Any], Found] = WeakKeyDictionary()
 
 
 def inks(widget: Widget, prefix: str, names: Iterable[str]) -> dict[str, Style]:
-    """By name, the whole style of a part of `widget` with the class `PREFIX--NAME`, as its theme has it now.
+    """Return the whole style of each part of `widget` with the class `PREFIX--NAME`, in its present theme.
 
-    With COMPONENT_CLASSES Textual would apply the style sheet to every such part of every widget, each time one is
-    styled: to 850 parts before the first frame.
+    With COMPONENT_CLASSES Textual would apply the style sheet to every such part of every widget: to 850 parts
+    before the first frame.
     """
     app = widget.app
     found = _FOUND.setdefault(app, {})
@@ -31,5 +31,5 @@ def inks(widget: Widget, prefix: str, names: Iterable[str]) -> dict[str, Style]:
 
 
 def forget_inks(widget: Widget) -> None:
-    """Work them out anew when they are asked for next: the theme has changed."""
+    """Forget the styles: the theme has changed."""
     _FOUND.pop(widget.app, None)

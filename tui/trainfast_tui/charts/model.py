@@ -1,4 +1,4 @@
-"""What a chart shows: series over time, throttled time, limits. Nothing here draws."""
+"""The data of a chart: series over time, throttled time and limits."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -14,19 +14,19 @@ Tone = Literal["primary", "secondary", "accent", "success", "warning", "error"]
 
 @dataclass(frozen=True, slots=True)
 class Series:
-    """One line of a chart. The first of a chart is drawn solid and in front, the later ones dotted."""
+    """One line of a chart; the first is drawn solid and in front, later ones dotted."""
 
     name: str
     times_ns: Sequence[int]
-    """Ascending, on the clock of the chart's window. A list, tuple or array: it is sliced and bisected."""
+    """Ascending, on the clock of the chart's window; it is sliced and bisected."""
     values: Sequence[float | None]
-    """One for each time; None, NaN and infinities are absent readings."""
+    """One value for each time; None, NaN and infinities are absent readings."""
     tone: Tone = "primary"
 
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """A stretch of throttled time, drawn shaded and marked by the first letter of its kind."""
+    """A span of throttled time, drawn shaded and marked by the first letter of its kind."""
 
     start_ns: int
     end_ns: int | None
@@ -42,34 +42,34 @@ class Limit:
     value: float
     label: str
     stretch: bool = True
-    """Whether the y range reaches up to it; otherwise it shows only when the data comes near."""
+    """True if the y range reaches up to the limit; otherwise the limit shows only when the data comes near."""
 
 
 @dataclass(frozen=True, slots=True)
 class ChartData:
-    """All that one frame of a chart shows."""
+    """Everything that one frame of a chart shows."""
 
     title: str
     series: tuple[Series, ...]
     t_min_ns: int
     t_max_ns: int
     gap_ns: int
-    """Two samples further apart than this are not joined."""
+    """Samples further apart than this are not joined."""
     unit: Formatter = number
     spans: tuple[Span, ...] = ()
     limits: tuple[Limit, ...] = ()
     y_min: float | None = 0.0
-    """Where the y axis starts while the data stays above; None follows the data."""
+    """The lower end of the y axis while the data stays above; None follows the data."""
     y_max: float | None = None
-    """Where the y axis ends while the data stays below; None follows the data."""
+    """The upper end of the y axis while the data stays below; None follows the data."""
     binary: bool = False
     """Round the ends of the y axis to powers of two, for bytes."""
     empty: str = "No samples yet."
     """The sentence shown while no series has a value in the window."""
     now_label: str = "now"
-    """What the right end of the time axis is called."""
+    """The label at the right end of the time axis."""
     cursor_ns: int | None = None
-    """A moment that is marked by a vertical line."""
+    """A moment to mark with a vertical line."""
 
 
 TONES: tuple[Tone, ...] = ("primary", "secondary", "accent", "success", "warning", "error")

@@ -37,7 +37,7 @@ _MARK_LABEL = "throttle"
 
 @dataclass(frozen=True, slots=True)
 class _Frame:
-    """The measures of one painting; x and y in cells of the widget, times in ns."""
+    """The measures of one frame; x and y in cells of the widget, times in ns."""
 
     width: int
     height: int
@@ -61,7 +61,7 @@ class _Frame:
         return self.column_ns << X_BITS
 
     def cell_at(self, t_ns: int | None) -> int | None:
-        """The cell of the plot for a moment; None where it is not on the axis."""
+        """Return the cell of the plot for a moment; None if it is not on the axis."""
         cell = -1 if t_ns is None else (t_ns - self.start_ns) // self.cell_ns
         return cell if 0 <= cell < self.plot_width else None
 
@@ -90,11 +90,11 @@ def paint(
     time_labels: bool = True,
     gutter: int = 10,
 ) -> list[list[Segment]]:
-    """The chart as `height` rows of segments, each exactly `width` cells wide.
+    """Return the chart as `height` rows of segments, each exactly `width` cells wide.
 
-    `gutter` cells at the left hold the y labels and the axis; where less than 10 cells would be left for the
-    plot it is dropped. `y_range` is updated. A low chart gives up rows: time labels below a height of 6,
-    throttle marks below 3, the title below 2.
+    `gutter` cells at the left hold the y labels and the axis; it is dropped if fewer than 10 cells would be left
+    for the plot. `y_range` is updated. A low chart gives up rows: time labels below a height of 6, throttle marks
+    below 3, the title below 2.
     """
     if width <= 0 or height <= 0:
         return [[] for _ in range(height)]
@@ -120,7 +120,7 @@ def paint(
 
 
 def _fitted(y_range: YRange, data: ChartData, held: list[tuple[float, float]]) -> tuple[float, float]:
-    """The ends of the y axis: around what each series holds, and the limits that are to be seen in any case."""
+    """Return the ends of the y axis: around the series and the limits that stretch it."""
     reach = [limit.value for limit in data.limits if limit.stretch and abs(limit.value) < 1e300]
     return y_range.fit(
         min([low for low, _ in held] + reach),
@@ -133,7 +133,7 @@ def _fitted(y_range: YRange, data: ChartData, held: list[tuple[float, float]]) -
 
 
 def _series_columns(frame: _Frame, series: Series, gap_ns: int, stride: int) -> tuple[int, Columns]:
-    """The dot column of the first column, and the series in columns of `stride` dots."""
+    """Return the dot column of the first column, and the series in columns of `stride` dots."""
     column_ns = frame.column_ns * stride
     start_ns = frame.start_ns // column_ns * column_ns
     count = -(-(frame.plot_width << X_BITS) // stride) + (start_ns < frame.start_ns)
@@ -142,7 +142,7 @@ def _series_columns(frame: _Frame, series: Series, gap_ns: int, stride: int) -> 
 
 
 def _throttled_cells(frame: _Frame, data: ChartData) -> list[Shade | None]:
-    """The shade of each cell of the plot; None where nothing held the device back."""
+    """Return the shade of each cell of the plot; None if no device was throttled."""
     marks: list[Shade | None] = [None] * frame.plot_width
     for span, shade in sorted(((span, shade_of(span.kind)) for span in data.spans), key=lambda one: -rank(one[1])):
         end_ns = data.t_max_ns if span.end_ns is None else min(span.end_ns, data.t_max_ns)
@@ -154,7 +154,7 @@ def _throttled_cells(frame: _Frame, data: ChartData) -> list[Shade | None]:
 
 
 def _title_row(frame: _Frame, data: ChartData, strides: list[int], palette: Palette) -> list[Segment]:
-    """The title at the left; at the right the key and newest value of as many series as there is room for."""
+    """Return the title, and at the right the key and newest value of as many series as fit."""
     title = plain(data.title)
     room = frame.width
     legend: list[Segment] = []
@@ -180,7 +180,7 @@ def _title_row(frame: _Frame, data: ChartData, strides: list[int], palette: Pale
 
 
 def _newest(series: Series, data: ChartData) -> float | None:
-    """The value of the latest sample in the window; None when that is absent or older than the gap."""
+    """Return the latest value in the window; None if it is absent or older than the gap."""
     for time_ns, value in zip(reversed(series.times_ns), reversed(series.values), strict=False):
         if time_ns <= data.t_max_ns:
             return value if data.t_max_ns - time_ns <= data.gap_ns else None
@@ -217,7 +217,7 @@ def _plot_rows(
         if (limit := limits.get(row)) is not None:
             _overlay_limit(frame, text, keys, limit)
         if not frame.has_marks and row == height - 1:
-            # Too low for a row of marks: they take the free cells of the last row.
+            # Without a row of marks the letters take the free cells of the last row.
             for cell, mark in enumerate(marks):
                 if mark and not keys[cell]:
                     text[cell], keys[cell] = mark.letter, _MARK
@@ -233,8 +233,8 @@ def _plot_rows(
 
 
 def _cells_by_shade(marks: list[Shade | None]) -> list[tuple[Shade, list[int]]]:
-    """The throttled cells of each shade in turn."""
-    # By identity: to hash a shade for every cell would take longer than to draw it.
+    """Return the throttled cells by shade."""
+    # By identity: hashing a shade for every cell would take longer than drawing it.
     found: dict[int, tuple[Shade, list[int]]] = {}
     for cell, mark in enumerate(marks):
         if mark is not None:
@@ -246,7 +246,7 @@ _BLANK, _LIMIT, _MARK, _FIRST_SERIES = range(4)
 
 
 def _merge(frame: _Frame, layers: list[bytearray], row: int) -> tuple[list[str], bytearray]:
-    """The characters of one row, and of each the key of its style; the first series is in front."""
+    """Return the characters of one row and the key of each one's style; the first series is in front."""
     width = frame.plot_width
     keys = bytearray(width)
     masks = 0
@@ -265,7 +265,7 @@ def _merge(frame: _Frame, layers: list[bytearray], row: int) -> tuple[list[str],
 
 
 def _row_of(value: float, y_range: tuple[float, float], frame: _Frame) -> int:
-    """The row of the plot in which `value` is drawn."""
+    """Return the row of the plot for `value`."""
     bottom_dot = (frame.plot_height << Y_BITS) - 1
     dot = int((value - y_range[0]) * (bottom_dot / (y_range[1] - y_range[0])) + 0.5)
     return (bottom_dot - min(max(dot, 0), bottom_dot)) >> Y_BITS
@@ -288,7 +288,7 @@ def _overlay_limit(frame: _Frame, text: list[str], keys: bytearray, limit: Limit
 def _axis_labels(
     frame: _Frame, data: ChartData, y_range: tuple[float, float], limits: Mapping[int, Limit]
 ) -> dict[int, str]:
-    """The y label of each row that has one. A limit's own value goes before a tick's."""
+    """Return the y label of each labelled row; a limit's label replaces a tick's."""
     if not frame.gutter:
         return {}
     low, high = y_range
@@ -300,7 +300,7 @@ def _axis_labels(
         ticks[_row_of(middle, y_range, frame)] = middle
     ticks.update((row, limit.value) for row, limit in limits.items())
     texts = {row: plain(data.unit(value)) for row, value in sorted(ticks.items())}
-    # A range narrower than the unit's precision would otherwise print one figure twice.
+    # A range narrower than the unit's precision would print one figure twice.
     for above, below in pairwise(list(texts)):
         if texts[above] == texts[below] and below not in limits:
             texts[below] = ""
@@ -316,7 +316,7 @@ def _gutter(frame: _Frame, label: str, palette: Palette, is_limit: bool = False)
 
 
 def _empty_rows(frame: _Frame, data: ChartData, palette: Palette) -> list[list[Segment]]:
-    """The owner's sentence in the middle of an otherwise empty plot."""
+    """Return an empty plot with the chart's own sentence in the middle."""
     room = frame.plot_width
     sentence = truncate(plain(data.empty), room)
     left = (room - cell_len(sentence)) // 2
@@ -329,7 +329,7 @@ def _empty_rows(frame: _Frame, data: ChartData, palette: Palette) -> list[list[S
 
 
 def _mark_row(frame: _Frame, marks: list[Shade | None], palette: Palette) -> list[Segment]:
-    """The line under the plot, with a letter for each cell of throttled time."""
+    """Return the line under the plot, with a letter for each cell of throttled time."""
     segments = []
     if frame.gutter:
         label = _MARK_LABEL if any(marks) else ""
@@ -341,9 +341,9 @@ def _mark_row(frame: _Frame, marks: list[Shade | None], palette: Palette) -> lis
 
 
 def _time_row(frame: _Frame, data: ChartData, marks: list[Shade | None], palette: Palette) -> list[Segment]:
-    """How long ago the left edge was, the name of the right edge, and between them what the shades mean.
+    """Return the ages of both edges and between them the legend of the shades.
 
-    A cause that held only while a worse one did is drawn nowhere, and still named, with a plus.
+    A cause that is covered by a worse one everywhere is named with a plus.
     """
     room = frame.plot_width
     right = truncate(plain(data.now_label), room)

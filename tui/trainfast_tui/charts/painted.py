@@ -1,4 +1,4 @@
-"""A widget drawn line by line from tones: it sends only the cells that changed, and can show nothing but plain text."""
+"""A widget drawn from lines of toned text; it shows plain text only and sends only the cells that changed."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ FILLED = ("cursor", "badge", "alarm")
 
 
 class Painted(RowWidget):
-    """Draws the lines that `lines` gives. Call `repaint` when what they show has changed."""
+    """A widget that draws its `lines`; call `repaint` when they have changed."""
 
     DEFAULT_CSS = """
     Painted {
@@ -44,22 +44,22 @@ class Painted(RowWidget):
         self._rows: Rows | None = None
         self._lines: list[Line] = []
         self._rows_of_lines: Rows = []
-        """What was painted last: most lines come again as they were."""
+        """The last rows and their lines: most lines stay the same."""
         self._painted_for = (0, 0, False)
         self._palette: dict[str, Style] | None = None
 
     def lines(self, width: int, height: int) -> list[Line]:
-        """What to draw; longer lines are cut, missing ones are blank."""
+        """Return the lines to draw; longer ones are cut, missing ones blank."""
         raise NotImplementedError
 
     def repaint(self) -> None:
-        """Draw again, and send what is different."""
+        """Draw again and send the changed cells."""
         old, key = self._rows, self._key()
         self._rows = None
         self.send_changes(old if self._painted_for == key else None)
 
     def notify_style_update(self) -> None:
-        """Forget what was painted in the old theme."""
+        """Forget the rows of the old theme."""
         self._palette = self._rows = None
         forget_inks(self)
         super().notify_style_update()
@@ -82,7 +82,7 @@ class Painted(RowWidget):
         return self._rows
 
     def _key(self) -> tuple[int, int, bool]:
-        """What the rows are painted for: width, height, and whether in the terminal's own colours."""
+        """Return width, height and whether the theme is the terminal's own: rows are painted for these."""
         return (*self.size, self.app.native_ansi_color)
 
     def _row(self, line: Line, width: int) -> list[Segment]:
@@ -102,7 +102,7 @@ class Painted(RowWidget):
             if room <= 0:
                 break
         if room > 0:
-            # A filled line is filled to its end.
+            # The cursor's line is filled to its end.
             row.append(Segment(" " * room, style if line and line[-1][1] == "cursor" else styles["text"]))
         return row
 

@@ -1,4 +1,4 @@
-"""A widget that paints rows of segments: only rows that changed are drawn again, each once."""
+"""A widget of rows of segments; only changed rows are rendered again."""
 
 from __future__ import annotations
 
@@ -15,23 +15,22 @@ Rows = list[list[Segment]]
 
 
 class RowWidget(Widget):
-    """It has no border, padding, tint or opacity of its own, and Textual does not look for them: put a border on its
-    container."""
+    """A widget without border, padding, tint or opacity of its own: put a border on its container."""
 
     ALLOW_SELECT = False
 
     def __init__(self, *, id: str | None = None, classes: str | None = None) -> None:
         super().__init__(id=id, classes=classes)
         self._strips: dict[int, tuple[list[Segment] | None, Strip]] = {}
-        """By row the segments that were drawn, and how they look on the background."""
+        """The segments of each row and their strip on the background."""
         self._strips_for: tuple[int, Style | None, Sequence[LineFilter]] = (0, None, ())
 
     def painted(self) -> Rows:
-        """The rows as they are to be now, each as wide as the widget; missing ones are blank."""
+        """Return the rows to show, each as wide as the widget; missing ones are blank."""
         raise NotImplementedError
 
     def background(self) -> Style | None:
-        """What stands behind the rows: what the theme says, in the terminal's own colours nothing."""
+        """Return the style behind the rows; None in the terminal's own colours."""
         return None if self.app.native_ansi_color else Style(bgcolor=self.rich_style.bgcolor)
 
     def render_line(self, y: int) -> Strip:
@@ -55,7 +54,7 @@ class RowWidget(Widget):
     def _strip(
         self, row: list[Segment] | None, width: int, background: Style | None, filters: Sequence[LineFilter]
     ) -> Strip:
-        # A style even of nothing: with NO_COLOR Textual asks every segment for its own.
+        # NO_COLOR makes Textual ask every segment for a style.
         strip = Strip.blank(width, Style.null()) if row is None else Strip(row, width)
         strip = strip if background is None else strip.apply_style(background)
         for one in filters:
@@ -63,7 +62,7 @@ class RowWidget(Widget):
         return strip
 
     def send_changes(self, before: Rows | None) -> None:
-        """Have the rows drawn that are different now; all of them where nothing is known `before`."""
+        """Refresh the rows that differ from `before`; all rows if that is unknown."""
         if not before or not self.is_on_screen:
             self.refresh()
             return
@@ -73,6 +72,6 @@ class RowWidget(Widget):
             for y, (old, new) in enumerate(zip(before, self.painted(), strict=True))
             if old is not new and old != new
         ]
-        # That only cells which are different are sent is seen to where they are sent.
+        # terminal/ sends only the cells that differ.
         if regions:
             self.refresh(*regions)

@@ -1,4 +1,4 @@
-"""The chart widget: it paints the newest data and sends only the cells that changed."""
+"""The widget of one strip chart."""
 
 from rich.style import Style
 
@@ -13,7 +13,7 @@ SHADED = (*NAMES, OTHER)
 
 
 class StripChart(RowWidget):
-    """Draws the `ChartData` it was last shown; sends to the terminal only the cells that changed.
+    """Draws the newest `ChartData`; sends only the cells that changed.
 
     Give its container the border: a border on the chart would be sent again with it.
     """
@@ -56,7 +56,7 @@ class StripChart(RowWidget):
         self._rows_size = (0, 0)
 
     def show(self, data: ChartData) -> None:
-        """Draw this from now on. The y range starts anew when the title or a fixed end of the y axis changes."""
+        """Draw this; the y range starts anew when the title or a fixed end of the y axis changes."""
         if self._data is not None and _axis_of(self._data) != _axis_of(data):
             self._y_range.reset()
         self._data = data
@@ -65,7 +65,7 @@ class StripChart(RowWidget):
         self.send_changes(old if self._rows_size == tuple(self.size) else None)
 
     def notify_style_update(self) -> None:
-        """Forget what was painted in the old theme."""
+        """Forget the rows of the old theme."""
         self._palette = None
         self._rows = None
         forget_inks(self)
@@ -92,7 +92,7 @@ class StripChart(RowWidget):
 
     def _styles(self) -> dict[str, Style]:
         if self._palette is None:
-            # Whole styles: a partial one leaves a muted colour unblended, which is white on a light theme.
+            # A partial style leaves a muted colour unblended, which is white on a light theme.
             whole = inks(self, "strip-chart", (*TONES, *PARTS, *SHADED))
             self._palette = {name: ink(style) for name, style in whole.items()}
         return self._palette

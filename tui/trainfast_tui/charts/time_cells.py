@@ -1,4 +1,4 @@
-"""Which cell of a chart is which time: shared by all that stands on one time axis."""
+"""The time axis that all charts of a column share, in cells."""
 
 from dataclasses import dataclass
 
@@ -7,24 +7,24 @@ from trainfast_tui.charts.braille import X_BITS
 
 @dataclass(frozen=True, slots=True)
 class TimeCells:
-    """The time axis of all that is equally wide and has the same gutter: which cell is which time."""
+    """The time of each cell, for all widgets of one width and gutter."""
 
     gutter: int
-    """Cells left of the axis' first one; 0 where there is no room for it."""
+    """Cells left of the axis; 0 if there is no room for it."""
     count: int
     start_ns: int
     cell_ns: int
 
     def at(self, t_ns: int) -> int:
-        """The cell of a moment; outside 0 to `count` - 1 it is not on the axis."""
+        """Return the cell of a moment; outside 0 to `count` - 1 it is not on the axis."""
         return (t_ns - self.start_ns) // self.cell_ns
 
 
 def time_cells(width: int, gutter: int, t_min_ns: int, t_max_ns: int) -> TimeCells:
-    """The axis of a chart `width` cells wide; times are CLOCK_MONOTONIC."""
+    """Return the axis of a chart `width` cells wide; times are CLOCK_MONOTONIC."""
     gutter = gutter if width >= gutter + 10 else 0
     count = max(1, width - gutter)
     column_ns = max(1, -(-(t_max_ns - t_min_ns) // (count << X_BITS)))
-    # Whole cells of absolute time: the picture then moves by whole characters and not by dots.
+    # Whole cells of absolute time: the picture then moves by characters and not by dots.
     cell_ns = column_ns << X_BITS
     return TimeCells(gutter, count, (t_max_ns // cell_ns - count + 1) * cell_ns, cell_ns)

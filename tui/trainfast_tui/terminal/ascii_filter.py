@@ -1,4 +1,4 @@
-"""Translates every line of the screen for a terminal without Unicode."""
+"""A filter that translates every line of the screen for a terminal without Unicode."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from trainfast_tui.text.ascii import to_ascii
 
 
 class AsciiFilter(LineFilter):
-    """Replaces signs outside ASCII by their likeness."""
+    """Replace signs outside ASCII by their likeness."""
 
     def apply(self, segments: list[Segment], background: Color) -> list[Segment]:
         """Return the same segments in ASCII."""

@@ -1,4 +1,4 @@
-"""What stands on the terminal, cell by cell, so that only other cells have to be sent."""
+"""The cells that the terminal shows now, so that only changed cells are sent."""
 
 from __future__ import annotations
 
@@ -15,33 +15,33 @@ from rich.style import Style
 from textual.strip import Strip
 
 LEAST_GAP = 8
-"""Cells: to skip fewer of them takes more bytes than to send them again."""
+"""Skipping fewer unchanged cells than this takes more bytes than sending them again."""
 
 
 CLEAR = "\x1b[m\x1b[r\x1b[?25l\x1b[2J"
-"""Plain colours, no scroll region, no cursor, an empty screen: another program may have changed any of them."""
+"""Reset colours, scroll region and cursor and clear the screen: another program may have changed any of them."""
 
 
 class Ink(NamedTuple):
-    """How a cell is drawn, as codes of SGR (ECMA-48, 8.3.117); empty ones are the terminal's own."""
+    """The SGR codes of a cell (ECMA-48, 8.3.117); an empty code is the terminal's own colour."""
 
     attributes: str = ""
     foreground: str = ""
     background: str = ""
     is_lined: bool = False
-    """Whether more than the background shows on a blank: a line through, above or below it, or reversed colours."""
+    """True if a blank shows more than its background: an underline, a strike or reversed colours."""
 
 
 PLAIN = Ink()
 Cell = tuple[str, Ink]
-"""A character of one cell. A blank that is not lined has its background alone."""
+"""A character of one cell; a blank that is not lined keeps only its background."""
 Row = list[Cell | None]
-"""None is a cell of which nothing is known."""
+"""None is a cell with unknown content."""
 
 
 @lru_cache(maxsize=1024)
 def _inks(style: Style | None, system: ColorSystem) -> tuple[Ink, Ink]:
-    """The codes of a style in the colours the terminal has: for letters, and for a blank."""
+    """The codes of a style for letters and for blanks, in the colours the terminal has."""
     if style is None:
         return PLAIN, PLAIN
     lined = style.underline or style.underline2 or style.overline or style.strike or style.reverse
@@ -55,7 +55,7 @@ def _inks(style: Style | None, system: ColorSystem) -> tuple[Ink, Ink]:
 
 
 def cells_of(strip: Strip, console: Console) -> list[Cell] | None:
-    """The cells of a strip; None where a character takes two or none, or a link belongs to it."""
+    """Return the cells of a strip, or None if a character takes two cells or none, or a link belongs to it."""
     system = COLOR_SYSTEMS[console.color_system or "truecolor"]
     cells: list[Cell] = []
     for text, style, _ in strip:
@@ -72,7 +72,7 @@ def cells_of(strip: Strip, console: Console) -> list[Cell] | None:
 
 
 def changed(before: Sequence[Cell | None], after: Sequence[Cell]) -> list[tuple[int, int]]:
-    """The half-open ranges in which two rows differ, unchanged stretches of less than `LEAST_GAP` cells included."""
+    """Return the half-open ranges in which two rows differ, gaps of less than `LEAST_GAP` cells included."""
     spans: list[tuple[int, int]] = []
     if before == after:
         return spans
@@ -87,7 +87,7 @@ def changed(before: Sequence[Cell | None], after: Sequence[Cell]) -> list[tuple[
 
 
 class Pen:
-    """Control sequences and text of one update. It begins and ends with the terminal's own colours."""
+    """Control sequences and text of one update; it begins and ends with the terminal's own colours."""
 
     def __init__(self) -> None:
         self._parts: list[str] = []
@@ -100,12 +100,12 @@ class Pen:
         self._y = y
 
     def write(self, cells: Iterable[Cell]) -> None:
-        """Draw these cells from here on."""
+        """Draw these cells at the pen's position."""
         parts, ink = self._parts, self._ink
         for character, wanted in cells:
             if wanted is not ink and wanted != ink:
                 if character == " " and not wanted.is_lined and not ink.is_lined:
-                    # A blank shows nothing of the colour and weight that letters have.
+                    # A blank does not show the colour and weight of letters.
                     wanted = ink._replace(background=wanted.background)
                 if wanted != ink:
                     parts.append(_change(ink, wanted))
@@ -114,13 +114,13 @@ class Pen:
         self._ink = ink
 
     def write_whole(self, text: str) -> None:
-        """Text that brings its own colours along; where it ends is not relied on."""
+        """Append text with its own colours; the position after it is unknown."""
         self._reset()
         self._parts.append(text)
         self._y = -1
 
     def text(self) -> str:
-        """All of it."""
+        """Return the whole update."""
         self._reset()
         return "".join(self._parts)
 
@@ -131,7 +131,7 @@ class Pen:
 
 
 def _change(old: Ink, new: Ink) -> str:
-    """From one ink to another with as few codes as do it."""
+    """Return the shortest sequence from one ink to another."""
     is_dropped = (old.foreground and not new.foreground) or (old.background and not new.background)
     if old.attributes != new.attributes or is_dropped:
         codes = ["0" if old != PLAIN else "", new.attributes, new.foreground, new.background]
@@ -151,12 +151,12 @@ class SentCells:
         self._clear = ""
 
     def forget(self) -> None:
-        """Know nothing of the terminal any more: whatever is drawn next clears it first."""
+        """Forget what the terminal shows; the next update clears it first."""
         self._rows = []
         self._clear = CLEAR
 
     def draw_all(self, rows: Iterable[Iterable[Strip]], console: Console) -> str:
-        """Every row anew, whatever stands there."""
+        """Draw every row, whatever the terminal shows."""
         self._rows = []
         pen = Pen()
         for y, strips in enumerate(rows):
@@ -167,7 +167,7 @@ class SentCells:
         return self._cleared() + pen.text()
 
     def draw(self, pieces: Iterable[tuple[int, int, Strip]], console: Console) -> str:
-        """Strips with the column and row in which they begin: what of them is different from what stands there."""
+        """Draw strips, each with its column and row, sending only the cells that differ from the terminal's."""
         pen = Pen()
         for x, y, strip in pieces:
             self._draw(pen, x, y, strip, console)
@@ -192,7 +192,7 @@ class SentCells:
         row[x:end] = cells
 
     def _row(self, y: int, width: int) -> Row:
-        """Row number `y`, at least so wide."""
+        """Return row `y`, at least `width` cells wide."""
         self._rows += [[] for _ in range(y + 1 - len(self._rows))]
         row = self._rows[y]
         row += [None] * (width - len(row))

@@ -1,4 +1,4 @@
-"""What changed on the screen, and no more, goes to the terminal, a frame in one piece."""
+"""Send the terminal only the cells that changed, and each frame in one piece."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ _SENT: WeakKeyDictionary[Console, SentCells] = WeakKeyDictionary()
 
 
 class TightUpdate(ChopsUpdate):
-    """Textual 8 sends a changed stretch whole, though most of its cells may be as they were."""
+    """A partial update: Textual 8 sends a changed region whole, this one only its changed cells."""
 
     def render_segments(self, console: Console) -> str:
-        """The cells that are different now, as text and control sequences."""
+        """Return the changed cells as text and control sequences."""
         return _sent(console).draw(self._pieces(), console)
 
     def _pieces(self) -> Iterator[tuple[int, int, Strip]]:
@@ -35,10 +35,10 @@ class TightUpdate(ChopsUpdate):
 
 
 class WholeUpdate(LayoutUpdate):
-    """The whole screen, sent whatever stood there: it is asked for when that is not known."""
+    """A full update, sent when the content of the terminal is unknown."""
 
     def render_segments(self, console: Console) -> str:
-        """All cells, as text and control sequences."""
+        """Return all cells as text and control sequences."""
         return _sent(console).draw_all(self.strips, console)
 
 
@@ -47,7 +47,7 @@ def _sent(console: Console) -> SentCells:
 
 
 def forget(console: Console) -> None:
-    """Take nothing for granted that stands on this console's terminal: the next frame clears it and sends all."""
+    """Forget what this console's terminal shows: the next frame clears it and sends everything."""
     _sent(console).forget()
 
 
@@ -58,8 +58,10 @@ def install(*, plain: bool = False) -> None:
 
 
 def in_one_piece(driver: type[Driver]) -> type[Driver]:
-    """The driver, handing each frame on as one text with the marks around it: every text wakes the thread that writes,
-    and a frame that is cut in two may be shown so."""
+    """Return the driver with each frame, marks included, written as one text.
+
+    Every text wakes the thread that writes, and a terminal may show a frame that arrives in two pieces.
+    """
 
     class WholeFrames(driver):  # type: ignore[valid-type,misc]
         def __init__(self, *arguments: Any, **named: Any) -> None:

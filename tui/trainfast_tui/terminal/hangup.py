@@ -1,6 +1,6 @@
-"""Notices that the terminal is gone, where SIGHUP was ignored (nohup) or never came.
+"""Notice that the terminal is gone when SIGHUP was ignored (nohup) or never came.
 
-An app that goes on reading from a dead terminal spins; leaving costs nothing, because the run does not need it.
+An app that keeps reading from a dead terminal spins; the run does not need the app.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ EXIT_STATUS = 129
 
 
 def watch(fd: int, on_lost: Callable[[], object]) -> None:
-    """Call `on_lost` from a thread of its own once the terminal behind `fd` has hung up, then end the process."""
+    """Call `on_lost` from a thread when the terminal behind `fd` hangs up, then end the process."""
     if os.isatty(fd):
         threading.Thread(target=_wait, args=(fd, on_lost), name="terminal-watch", daemon=True).start()
 
@@ -27,6 +27,6 @@ def _wait(fd: int, on_lost: Callable[[], object]) -> None:
     poll.register(fd, 0)
     poll.poll()
     on_lost()
-    # The goodbye is written to a terminal that no longer reads: do not wait for it for ever.
+    # The last output goes to a terminal that no longer reads it.
     threading.Event().wait(GRACE_S)
     os._exit(EXIT_STATUS)

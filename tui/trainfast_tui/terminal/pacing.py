@@ -1,27 +1,27 @@
-"""How often to repaint: late frames say that the terminal, or a busy CPU, cannot take more."""
+"""The repaint period: late frames mean that the terminal or a busy CPU cannot take more."""
 
 from __future__ import annotations
 
 FASTEST_S = 0.5
 BESIDE_A_TRAINING_S = 1.0
-"""While a run trains on this CPU: a frame takes some milliseconds of a core, for which all of its threads wait."""
+"""The period while a run trains on this CPU: a frame takes milliseconds of a core that all its threads wait for."""
 SLOWEST_S = 4.0
 LATE_S = 0.4
-"""A snapshot that waited longer for the event loop than this was held up, by output or by a busy CPU."""
+"""A snapshot that waited longer than this for the event loop was delayed by output or by a busy CPU."""
 BACKLOG = 2
-"""More frames than this waiting to be written are a slow terminal."""
+"""More unwritten frames than this mean a slow terminal."""
 CALM_TO_SPEED_UP = 6
 
 
 class Pacer:
-    """Doubles the period when frames are late, halves it after a calm stretch."""
+    """Double the period when frames are late; halve it after a calm time."""
 
     def __init__(self) -> None:
         self.period_s = FASTEST_S
         self._calm = 0
 
     def note(self, late_s: float, backlog: int = 0, *, trains_on_cpu: bool = False) -> float:
-        """Take in one snapshot's delay and the frames still unwritten; the period from now on."""
+        """Count one snapshot's delay and the frames still unwritten; return the period from now on."""
         if late_s > LATE_S or backlog > BACKLOG:
             self.period_s = min(SLOWEST_S, self.period_s * 2)
             self._calm = 0
@@ -34,5 +34,5 @@ class Pacer:
 
     @property
     def words(self) -> str:
-        """What the footer says while frames come late, whatever makes them; empty otherwise."""
+        """The footer's notice while frames are late; empty otherwise."""
         return f"the screen is behind: repainting every {self.period_s:g} s" if self.period_s > FASTEST_S else ""

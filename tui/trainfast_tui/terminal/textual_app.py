@@ -1,4 +1,4 @@
-"""The base of our app: the private parts of Textual that it uses, and the switch `plain_output` that uses none."""
+"""The app's base class and the functions that use private parts of Textual; `plain_output` uses none of them."""
 
 from __future__ import annotations
 
@@ -37,13 +37,13 @@ PLAIN_STYLES = {
 
 
 class TerminalApp(App[int]):
-    """An app that sends little to the terminal and loses no key after Esc; with `plain_output` Textual as it is."""
+    """A Textual app that sends little to the terminal and keeps every key; with `plain_output` Textual as it is."""
 
     DROPPED_ON_LEAVING: ClassVar[tuple[type[Message], ...]] = ()
-    """Messages from threads: the screens they are about are gone once the app is being left."""
+    """Messages that threads post; they are dropped once the app is closing, when their screens are gone."""
 
     def __init__(self, *, ascii: bool = False, plain_output: bool = False) -> None:
-        # Before Textual's own: it asks for the driver class.
+        # Textual's constructor asks for the driver class.
         self.plain_output = plain_output
         super().__init__()
         self.ascii = ascii or not (sys.stdout.encoding or "").lower().startswith("utf")
@@ -52,18 +52,18 @@ class TerminalApp(App[int]):
         frame_output.install(plain=plain_output)
 
     def get_driver_class(self) -> type[Driver]:
-        """Return Textual's driver, reading keys with our parser and writing each frame in one piece."""
+        """Return Textual's driver with our key parser and whole frames."""
         driver = super().get_driver_class()
         escape_key.install(driver, plain=self.plain_output)
         return driver if self.plain_output else frame_output.in_one_piece(driver)
 
     def get_line_filters(self) -> Sequence[LineFilter]:
-        """Return Textual's filters, and with `ascii` the one that translates what is left."""
+        """Return Textual's filters, and with `ascii` ours as the last."""
         filters = super().get_line_filters()
         return [*filters, self._ascii_filter] if self.ascii else filters
 
     async def on_event(self, event: events.Event) -> None:
-        """Take Esc and a key that arrived as one apart, then hand the event on."""
+        """Split Esc and a key that arrived as one, then pass the event on."""
         if isinstance(event, events.Key) and not event.is_forwarded:
             later = escape_key.after_escape(event)
             if later is not None:
@@ -72,7 +72,7 @@ class TerminalApp(App[int]):
         await self.take_event(event)
 
     async def take_event(self, event: events.Event) -> None:
-        """Treat an event as Textual does; an app overrides this, and not `on_event`."""
+        """Handle an event as Textual does; an app overrides this instead of `on_event`."""
         await super().on_event(event)
 
     async def _dispatch_message(self, message: Message) -> None:
@@ -80,7 +80,7 @@ class TerminalApp(App[int]):
             await super()._dispatch_message(message)
 
     def unwritten_frames(self) -> int:
-        """Frames that wait for the terminal to take them; 0 when unknown."""
+        """Return the number of frames the terminal has not taken yet, 0 when unknown."""
         if self.plain_output:
             return 0
         queue = getattr(getattr(self._driver, "_writer_thread", None), "_queue", None)
@@ -92,7 +92,7 @@ def _is_plain(widget: Widget) -> bool:
 
 
 def forward_key(widget: Widget, key: events.Key) -> None:
-    """Give a key to `widget` ahead of keys that still wait; with `plain_output` it queues behind them."""
+    """Give `widget` a key ahead of keys that still wait; with `plain_output` behind them."""
     if _is_plain(widget):
         widget.app.post_message(key)
     else:
@@ -100,7 +100,7 @@ def forward_key(widget: Widget, key: events.Key) -> None:
 
 
 def part_style(widget: Widget, name: str) -> Style:
-    """The whole style that the style sheet gives to a part of `widget` with the class `name`."""
+    """Return the style sheet's complete style for a part of `widget` with the class `name`."""
     if _is_plain(widget):
         return widget.rich_style + Style.parse(PLAIN_STYLES.get(name.rpartition("--")[2], ""))
     part = DOMNode(classes=name)

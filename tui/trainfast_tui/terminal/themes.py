@@ -1,4 +1,4 @@
-"""The terminal's own colours by default, so that the app looks like everything else there; others by choice."""
+"""The themes: the terminal's own colours by default, two of Textual's by choice."""
 
 from __future__ import annotations
 
@@ -39,20 +39,20 @@ def _terminal(name: str, *, dark: bool) -> Theme:
 
 
 def register(app: App[Any]) -> None:
-    """Make our themes known and take the one that fits the terminal."""
+    """Register our themes and select the one that fits the terminal."""
     app.register_theme(_terminal(TERMINAL_DARK, dark=True))
     app.register_theme(_terminal(TERMINAL_LIGHT, dark=False))
     app.theme = TERMINAL_LIGHT if is_light(os.environ.get("COLORFGBG", "")) else TERMINAL_DARK
 
 
 def is_light(colorfgbg: str) -> bool:
-    """Whether the variable some terminals set (`foreground;background`) names a light background: 7 or 9 to 15."""
+    """True if COLORFGBG (`foreground;background`) names a light background: 7 or 9 to 15."""
     background = colorfgbg.rpartition(";")[2]
     return background.isdecimal() and (int(background) == 7 or 9 <= int(background) <= 15)
 
 
 def turn(app: App[Any]) -> str:
-    """Take the next theme; its name."""
+    """Switch to the next theme and return its name."""
     at = ORDER.index(app.theme) if app.theme in ORDER else -1
     app.theme = ORDER[(at + 1) % len(ORDER)]
     return app.theme

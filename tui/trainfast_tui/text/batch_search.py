@@ -1,4 +1,4 @@
-"""A search for the largest batch in words: what it does, how it ended, and what of its answer can be applied."""
+"""A batch search in words: its state, its answer, and what of the answer can be applied."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """What Enter can apply at the end: knobs as they are typed, and in words why one would."""
+    """A choice at the end of a search: knobs as they are typed, and the reason to take them."""
 
     label: str
     settings: tuple[tuple[str, str], ...]
@@ -27,7 +27,7 @@ class Choice:
 
 
 def choices(search: SearchSnapshot | None) -> tuple[Choice, ...]:
-    """The batch sizes found, the recommended one first; where nothing fits, the changes that would help."""
+    """Return the batch sizes found, the recommended one first; if nothing fits, the changes that would help."""
     ended = search.ended if search is not None else None
     if ended is None:
         return ()
@@ -47,7 +47,7 @@ def choices(search: SearchSnapshot | None) -> tuple[Choice, ...]:
 
 
 def limit_notice(spec: RunSpec, machine: Machine | None) -> str:
-    """What a search without `memory_limit` on a CPU goes up to; empty where there is a limit or a GPU sets it."""
+    """Name the limit of a search on a CPU without `memory_limit`; empty if a limit is set or a GPU sets it."""
     if machine is None or spec.knobs["memory_limit"] is not None:
         return ""
     if machine.used_by(spec.knobs["devices"]).device != "cpu":
@@ -59,14 +59,14 @@ def limit_notice(spec: RunSpec, machine: Machine | None) -> str:
     try:
         ranks = world_size(spec, machine)
     except UserError:
-        return ""  # whatever it is, the search is about to be refused for it
+        return ""  # the search itself refuses these knobs with the reason
     each = fmt.size(share_of_free(host_free_bytes(), ranks))
     whose = "of this machine's memory" if ranks == 1 else f"of this machine's memory for each of {ranks} processes"
     return f"No memory_limit: this searches up to {each} {whose}, set as a real limit. memory_limit makes it less."
 
 
 def expected_s(search: SearchSnapshot) -> float | None:
-    """Seconds that the steps under way should take, going by the largest size that fitted; None before one did."""
+    """Predict the seconds of the steps under way from the largest size that fitted; None before one did."""
     step = search.next
     fitting = [probe for probe in search.probes if probe.outcome == "fits" and probe.step_ms is not None]
     if step is None or step.batch_size is None or not fitting:
@@ -79,7 +79,7 @@ def expected_s(search: SearchSnapshot) -> float | None:
 
 
 def state_words(search: SearchSnapshot, now_ns: int | None = None) -> str:
-    """What the search is doing at `now_ns` (CLOCK_MONOTONIC), or how it ended, in one line."""
+    """Describe the search at `now_ns` (CLOCK_MONOTONIC), or its end, in one line."""
     step = search.next
     if search.cooling and search.state in ("running", "starting"):
         return _cooling_words(search, now_ns)
@@ -122,7 +122,7 @@ def _cooling_words(search: SearchSnapshot, now_ns: int | None) -> str:
 
 
 def _under_way(search: SearchSnapshot) -> str:
-    """What a pause waits for."""
+    """Name the process that a pause waits for."""
     if search.next is None:
         return "model is built and its memory predicted"
     return "proof it is at" if search.next.action == "prove" else "probe it is at"

@@ -1,4 +1,4 @@
-"""The figures of a comparison as a person reads them, on the command line and on the screen alike."""
+"""The figures of a comparison in words, the same on the command line and on the screen."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ from trainfast_tui.text import format as fmt
 
 
 def figure(value: float | None, unit: str) -> str:
-    """A figure of a comparison in its unit."""
+    """Return a figure with its unit."""
     if unit.endswith("/s"):
         return fmt.per_second(value, unit.removesuffix("/s"))
     return {"bytes": fmt.size, "ms": fmt.milliseconds, "J": fmt.joules}.get(unit, fmt.number)(value)
 
 
 def setting(name: str, value: Any) -> str:
-    """A setting as it is typed; a field of model or data that only the other run changed has the preset's value."""
+    """Return a setting as it is typed; a field that only the other run overrides has the preset's value."""
     if name in BY_NAME:
         return BY_NAME[name].show(value)
     return "the preset's" if value is None else str(value)
 
 
 def change(row: ComparisonRow) -> str:
-    """The difference of the two figures as they are shown, so that it is what a person gets by subtracting."""
+    """Return the difference of the two figures as shown, so that subtracting them gives the same."""
     if row.a is None or row.b is None:
         return ""
     shown_a, shown_b = (fmt.as_shown(figure(value, row.unit)) for value in (row.a, row.b))
@@ -34,7 +34,7 @@ def change(row: ComparisonRow) -> str:
 
 
 def interval(row: ComparisonRow) -> str:
-    """Where the true difference lies, in percent: `+1.4 to +5.5 %`; empty where nothing can tell."""
+    """Return the 95 % CI in percent, `+1.4 to +5.5 %`; empty if it cannot be computed."""
     if row.interval_percent is None:
         return ""
     low, high = row.interval_percent
@@ -42,7 +42,7 @@ def interval(row: ComparisonRow) -> str:
 
 
 def sentence(found: Comparison) -> str | None:
-    """What the comparison comes to; None where the throughput of one is not known."""
+    """Return the verdict; None if a run's throughput is unknown."""
     row = found.rows[0]
     if row.percent is None:
         return None

@@ -1,4 +1,4 @@
-"""What the devices did in a run's steps, in one line: throttled time by cause, clocks, energy, temperature."""
+"""One line about the devices during a run's steps: throttled time by cause, clocks, energy, temperature."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ if TYPE_CHECKING:
     from trainfast_runner.running.follower import RunSnapshot
 
 RECENT = 20
-"""Figures of a live run are means of this many steps: throttling comes and goes, and a median would hide it."""
+"""Figures of a live run are means of this many steps; a median would hide throttling that comes and goes."""
 WIDE = 78
 LEAST_THROTTLED_MS = 0.05
 LEAST_CLOCK_LOSS = 0.005
 
 
 def has_conditions(run: RunSnapshot) -> bool:
-    """Whether there is a line to say about the devices in the steps; that a run is steady alone is none."""
+    """True if there is more to say about the devices than that the run is steady."""
     return bool(run.conditions) or run.steady.warming is True
 
 
 def conditions_line(run: RunSnapshot, width: int) -> Line:
-    """The line under a run's figures; what has no room in `width` cells is left out whole, the least telling first."""
+    """Return the line under a run's figures; parts that do not fit in `width` are left out, the least telling first."""
     counted, wide = _counted(run), width >= WIDE
     mark = steadiness(run)
     warming = [(mark[0] if wide else mark[0].split(" up")[0].split(" down")[0], mark[1])] if mark is not None else []
@@ -64,29 +64,29 @@ def conditions_line(run: RunSnapshot, width: int) -> Line:
 
 
 def steadiness(run: RunSnapshot) -> tuple[str, str] | None:
-    """Whether temperature and step time still drift, or did at the end; None where the steps are too few to tell."""
+    """Say if temperature and step time still drift, or did at the end; None if the steps are too few."""
     steady = run.steady
     if steady.warming is None:
         return None
     if steady.warming:
-        # Importing the runner's diagnosis would hold up the first frame, which has no steps.
+        # Importing the runner's diagnosis would delay the first frame, which has no steps.
         from trainfast_runner.results.bottleneck.steady_state import drift_words
 
         words = drift_words(steady.temperature_slope_c_per_min)
         return (words if run.is_live else f"{words} at the end"), "warning"
-    # Of a run that goes on it holds until now: what comes may drift again.
+    # A live run may drift again.
     return f"steady {'so far, ' if run.is_live else ''}from step {steady.from_step}", "success"
 
 
 def _counted(run: RunSnapshot) -> Sequence[StepConditions]:
-    """The steps that count: without timing warm-up where there are others, of a live run the newest."""
+    """Return the steps that count: those after the timing warm-up if there are any, of a live run the newest."""
     warmup = {step.step for step in run.steps if step.warmup}
     found = [one for one in run.conditions if one.step not in warmup] or list(run.conditions)
     return found[-RECENT:] if run.is_live else found
 
 
 def _silent(steps: Sequence[StepConditions]) -> list[int | None]:
-    """The GPUs that told of earlier steps and tell nothing of the newest: what was before it is no news of them."""
+    """Return the GPUs that reported in earlier steps but not in the newest; their earlier readings are out of date."""
     spoke = {device.uuid for step in steps for device in step.devices if not _is_mute(device)}
     return [device.index for device in steps[-1].devices if device.uuid in spoke and _is_mute(device)]
 
@@ -101,7 +101,7 @@ def _no_reading(indexes: Sequence[int | None]) -> Line:
 
 
 def _throttled(counted: Sequence[StepConditions], wide: bool, whose: str) -> Line:
-    """Milliseconds of a step by the letters of the charts, and the device that lost most where there are several."""
+    """Throttled milliseconds of a step by cause, with the most throttled device if there are several."""
     found = [
         (shade, ms)
         for shade in SHADES
@@ -139,7 +139,7 @@ def _clock(counted: Sequence[StepConditions]) -> Line:
 
 
 def _energy(counted: Sequence[StepConditions], whose: str) -> tuple[Line, Line]:
-    """Joules of a step and of a sample; the second says which GPUs they are of where nothing else does."""
+    """Joules per step and per sample; the second names the GPUs if nothing else does."""
     step, sample = _mean(one.energy_joules for one in counted), _mean(one.joules_per_sample for one in counted)
     if step is None:
         return [], []
@@ -148,7 +148,7 @@ def _energy(counted: Sequence[StepConditions], whose: str) -> tuple[Line, Line]:
 
 
 def _watched(run: RunSnapshot, counted: Sequence[StepConditions]) -> str:
-    """The GPUs that are only joined to a run on the CPU: their energy is not what its samples took."""
+    """Name the GPUs that a CPU run only watches: their energy did not train its samples."""
     if run.run is None or run.run.device_uuids:
         return ""
     from trainfast_runner.results.bottleneck.doubts import watched_gpus
@@ -157,7 +157,7 @@ def _watched(run: RunSnapshot, counted: Sequence[StepConditions]) -> str:
 
 
 def _temperature(run: RunSnapshot, counted: Sequence[StepConditions], wide: bool) -> Line:
-    """Where the newest step of a live run began; of one that has ended where the run did, as its result says."""
+    """The temperature at the newest step of a live run, or at the start of an ended one."""
     if run.result is None:
         degrees, when = counted[-1].temperature_c, " now"
     else:

@@ -1,4 +1,4 @@
-"""All that one GPU reports beside its main row, each reading with its unit, and the host's rates."""
+"""The readings of one GPU beside its main row, each with its unit, and the host's rates."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Item(NamedTuple):
     text: str
     tone: str = "text"
     widest: str = ""
-    """As wide as the reading ever gets: what stands behind it keeps its place while figures change."""
+    """The widest text of the reading: what follows keeps its place while figures change."""
 
 
 def device_items(
@@ -38,7 +38,7 @@ def device_items(
     *,
     with_sm_clock: bool = False,
 ) -> list[Item]:
-    """The readings that this GPU has; `before` is its reading `seconds` earlier, `lately` its last minute."""
+    """Return this GPU's readings; `before` is its reading `seconds` earlier, `lately` its last minute."""
     found = [
         *_throttled(lately),
         _limits(device),
@@ -47,7 +47,7 @@ def device_items(
         _plain("memory busy", fmt.percent(device.memory_utilization_percent), "100 %"),
         _memory_temperature(device),
         _plain("fan", fmt.percent(device.fan_percent), "100 %"),
-        # The driver's counters of PCIe bytes turn after 4 GiB, perhaps more than once between two looks.
+        # The driver's counters of PCIe bytes wrap after 4 GiB, perhaps more than once between two samples.
         _rates("PCIe at least", device, before, seconds, "pcie_tx_bytes", "pcie_rx_bytes"),
         _rates("NVLink", device, before, seconds, "nvlink_tx_bytes", "nvlink_rx_bytes"),
         _power(device),
@@ -58,20 +58,20 @@ def device_items(
             fmt.joules(None if device.energy_mj is None else device.energy_mj / 1e3),
             "99.9 MJ",
         ),
-        # Last: its length changes with the link, and nothing stands behind it.
+        # Last: its length changes with the link.
         _pcie(device),
     ]
     return [item for item in found if item is not None]
 
 
 def alarm_items(device: DeviceReading) -> list[Item]:
-    """Of `device_items` those of which a person should know even where there is little room."""
+    """Return the items of `device_items` that a person should see even in little room."""
     found = [_memory_temperature(device), *_memory_health(device), _mig(device), _pcie(device)]
     return [item for item in found if item is not None and is_alarm(item)]
 
 
 def host_items(host: HostReading, before: HostReading | None, seconds: float) -> list[Item]:
-    """What a data loader would have to share: load, free memory, swap, storage and network."""
+    """Return what a data loader shares: load, free memory, swap, storage and network."""
     found = [
         _plain("load", fmt.number(host.load_1m), "99.9"),
         _plain("available", fmt.size(host.memory_available_bytes), WIDEST_SIZE),
@@ -87,7 +87,7 @@ def host_items(host: HostReading, before: HostReading | None, seconds: float) ->
 
 
 def missing_item(tick: Tick, index: int, width: int) -> Item | None:
-    """What this GPU cannot say, and why where `width` cells have room for it."""
+    """Name the readings this GPU does not have, with the reason if it fits in `width`."""
     why = {key.partition(".")[2]: text for key, text in tick.missing.items() if key.startswith(f"gpu{index}.")}
     if not why:
         return None
@@ -100,12 +100,12 @@ def missing_item(tick: Tick, index: int, width: int) -> Item | None:
 
 
 def is_alarm(item: Item) -> bool:
-    """Whether a person should know of it even where there is little room. Throttling has its sign in the GPU's row."""
+    """True if a person should see the item even in little room; throttling has its sign in the GPU's row."""
     return item.tone in ("warning", "error") and not any(item.label.endswith(shade.words) for shade in SHADES)
 
 
 def flow(items: Sequence[Item], width: int, indent: int) -> list[Line]:
-    """The items in lines of `width` cells; one is never broken, and each has the room of its widest reading."""
+    """Lay the items out in lines of `width` cells; none is broken, and each has the room of its widest reading."""
     lines: list[Line] = []
     used, gap = width + 1, 0
     for label, text, tone, widest in items:
@@ -132,7 +132,7 @@ def _plain(label: str, text: str, widest: str = "") -> Item | None:
 
 
 def _throttled(lately: DeviceConditions | None) -> list[Item]:
-    """Shares of the last minute, by cause."""
+    """Throttled shares of the last minute, by cause."""
     if lately is None:
         return []
     found: list[Item] = []
@@ -146,7 +146,7 @@ def _throttled(lately: DeviceConditions | None) -> list[Item]:
 
 
 def _limits(device: DeviceReading) -> Item | None:
-    """Where heat slows it down: the driver's limit, then the hardware's."""
+    """The slowdown temperatures: the driver's limit, then the hardware's."""
     limits = (("driver", device.gpu_max_temperature_c), ("hardware", device.slowdown_temperature_c))
     parts = [f"{fmt.celsius(limit)} by the {who}" for who, limit in limits if limit is not None]
     if device.degrees_to_slowdown_c is not None:
@@ -205,7 +205,7 @@ def _power(device: DeviceReading) -> Item | None:
 
 
 def _memory_health(device: DeviceReading) -> list[Item]:
-    """ECC errors and remapped rows; what needs a person is in alarm."""
+    """ECC errors and remapped rows; those that need a person are alarms."""
     corrected, uncorrected = device.ecc_corrected_errors, device.ecc_uncorrected_errors
     found: list[Item] = []
     if corrected is not None or uncorrected is not None:
@@ -225,7 +225,7 @@ def _memory_health(device: DeviceReading) -> list[Item]:
 def _rates(
     label: str, device: DeviceReading, before: DeviceReading | None, seconds: float, out: str, back: str
 ) -> Item | None:
-    """Of a GPU that counts them; a counter that was reset or turned tells no rate until the next look."""
+    """The GPU's rates; a counter that was reset or wrapped gives none until the next sample."""
     if _of(device, out) is None and _of(device, back) is None:
         return None
     sent, received = _per_second(device, before, seconds, out), _per_second(device, before, seconds, back)
@@ -240,7 +240,7 @@ def _rate(label: str, now: object, before: object | None, seconds: float, field:
 
 
 def _per_second(now: object, before: object | None, seconds: float, field: str) -> float | None:
-    """The growth of a counter a second; one that went back was reset, and says nothing."""
+    """A counter's growth per second; None if it was reset."""
     last, first = _of(now, field), _of(before, field)
     if last is None or first is None or seconds <= 0 or last < first:
         return None

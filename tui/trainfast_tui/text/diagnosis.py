@@ -1,4 +1,4 @@
-"""A diagnosis in words: its one line, and its figures with their units, their thresholds and what to try."""
+"""A diagnosis in words: one line, or its figures with units, thresholds and advice."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ TONES = {"warning": "warning", "info": "secondary"}
 
 
 def one_line(run: RunSnapshot) -> Line:
-    """What holds the run back most, or that nothing was found."""
+    """Return the worst bottleneck in one line, or that none was found."""
     if not run.diagnosis:
         return [(_nothing(run), "muted")]
     first, more = run.diagnosis[0], len(run.diagnosis) - 1
@@ -30,7 +30,7 @@ def one_line(run: RunSnapshot) -> Line:
 
 
 def explained(run: RunSnapshot, width: int) -> list[Line]:
-    """Every diagnosis opened to its numbers, in lines of `width` cells."""
+    """Return every diagnosis with its figures, in lines of `width` cells."""
     if not run.diagnosis:
         return [[(_nothing(run), "text")]]
     overlap = overlap_words(run.diagnosis)

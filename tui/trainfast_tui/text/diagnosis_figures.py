@@ -1,4 +1,4 @@
-"""The figures of a diagnosis as a person reads them: each carries its unit at the end of its name."""
+"""The figures of a diagnosis with their units; each carries its unit at the end of its name."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ UNITS: tuple[tuple[str, Callable[[float], str]], ...] = (
     ("_s", fmt.duration),
     ("_bytes_per_s", fmt.bytes_per_second),
 )
-"""How a figure is shown, by the unit at the end of its name; the longest ending that fits counts."""
+"""The formatter of each unit at the end of a name; the longest ending that matches counts."""
 
 
 def named(name: str) -> str:
-    """The name of a figure without the unit at its end."""
+    """Return a figure's name without its unit."""
     if words := _throttling().get(name):
         return words
     ending = _ending(name)
@@ -41,7 +41,7 @@ def named(name: str) -> str:
 
 
 def shown(name: str, value: float | int | str | None) -> str:
-    """A figure with the unit that its name carries."""
+    """Return a figure with the unit of its name."""
     if value is None:
         return fmt.ABSENT
     if isinstance(value, str):
@@ -53,7 +53,7 @@ def shown(name: str, value: float | int | str | None) -> str:
 
 
 def wanted(condition: Condition) -> str:
-    """What a rule asks of a figure, with the unit of that figure."""
+    """Return a rule's threshold for a figure, with its unit."""
     threshold = condition.threshold
     if isinstance(threshold, tuple):
         return f"one of {', '.join(threshold)}"
@@ -62,7 +62,7 @@ def wanted(condition: Condition) -> str:
 
 
 def cost_words(finding: Diagnosis) -> str:
-    """What it takes of a step; empty where nothing measured tells. Older results know the share alone."""
+    """Return the cost of a bottleneck per step; empty if none was measured. Older results know only the share."""
     if finding.cost_fraction is None:
         return ""
     share = f"{fmt.percent(100 * finding.cost_fraction)} of a step"
@@ -70,14 +70,14 @@ def cost_words(finding: Diagnosis) -> str:
 
 
 def overlap_words(findings: Sequence[Diagnosis]) -> str:
-    """Why shares add up to more than a step, where they do."""
+    """Explain why the shares add up to more than a step; empty if they do not."""
     if sum(finding.cost_fraction or 0.0 for finding in findings) <= 1:
         return ""
     return "The shares add up to more than a step: causes that held at the same time are each given all of it."
 
 
 def nothing_found(*, live: bool, measured: int, diagnosed: bool) -> str:
-    """What an empty diagnosis of a run with so many measured steps means; `diagnosed` whether rules were asked."""
+    """Explain an empty diagnosis of a run with so many measured steps; `diagnosed` is False if no rule was asked."""
     from trainfast_runner.results.bottleneck.diagnose import LEAST_STEPS
 
     if measured < LEAST_STEPS:
@@ -91,7 +91,7 @@ def nothing_found(*, live: bool, measured: int, diagnosed: bool) -> str:
 
 @cache
 def _throttling() -> dict[str, str]:
-    """Figures of one cause whose names differ in nothing but their units."""
+    """The figures of one cause; their names differ only in their units."""
     from trainfast_runner.machine.telemetry.throttle_causes import CAUSES
 
     found: dict[str, str] = {}

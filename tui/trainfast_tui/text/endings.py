@@ -1,4 +1,4 @@
-"""What is said in the middle of the screen: before the first run, and about a run that did not simply finish."""
+"""The panel about a run that ended, or that lost its supervisor."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ LOG_LINES = 4
 
 @dataclass(frozen=True, slots=True)
 class Ending:
-    """A headline with its tone, the reason, knobs to turn, the log's last words, and what to try."""
+    """A headline with its tone, the reason, changes to the knobs, the log's last lines, and advice."""
 
     headline: str
     tone: str
@@ -70,7 +70,7 @@ def _oom(run: RunSnapshot, traced: OomExplanation | None, to_trace: int) -> Endi
         facts.append(f"Tracing which changes would fit, {to_trace} to go…")
     reason = run.reason or _message(run)
     if found is not None and found.held_bytes is not None and found.asked_bytes is not None:
-        # The allocator's long sentence says no more; the status line and the log have it.
+        # The allocator's long sentence adds nothing; the status line and the log have it.
         reason = ""
     elif run.run is not None and run.run.memory_limit_bytes:
         reason = f"{reason.rstrip('.')}. The limit was {fmt.size(min(run.run.memory_limit_bytes))} a rank."
@@ -94,7 +94,7 @@ def _oom(run: RunSnapshot, traced: OomExplanation | None, to_trace: int) -> Endi
 
 
 def explained(run: RunSnapshot) -> OomExplanation | None:
-    """Why memory ran out: as its result says, or from what there is without one."""
+    """Return the explanation of the out-of-memory error, from the result if it has one."""
     # Results of older versions explain a probe by the preset's batch.
     if run.result is not None and run.result.oom is not None and (run.result.tried or not _is_probe(run)):
         return run.result.oom
@@ -164,7 +164,7 @@ _ENDINGS = {
 
 
 def _where(run: RunSnapshot) -> str:
-    """Phase, step and rank an error came from, in words."""
+    """Name the phase, step and rank of the error."""
     result_error = run.result.error if run.result is not None else None
     line = run.error
     phase = (result_error.phase if result_error is not None else None) or (line.phase if line is not None else None)

@@ -1,4 +1,4 @@
-"""Numbers as a person reads them, always with their unit, and text made safe to show.
+"""Numbers with their units, and untrusted text made safe to show.
 
 An absent reading is `None` and reads as `ABSENT`, never as zero. A value that is not finite is absent too.
 """
@@ -11,10 +11,10 @@ from typing import Literal
 from rich.cells import cell_len, set_cell_size
 
 Formatter = Callable[[float | None], str]
-"""From a value (or None for absent) to its text with unit."""
+"""Turns a value, or None when absent, into text with its unit."""
 
 ABSENT = "–"
-"""What stands where a reading is missing."""
+"""The sign of a missing reading."""
 
 _BINARY_UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB")
 
@@ -102,7 +102,7 @@ def megahertz(value_mhz: float | None) -> str:
 
 
 def of_most(now: str, most: str) -> str:
-    """A reading beside its limit, the unit said once: `300/400 W`; alone where there is no limit or no reading."""
+    """A reading beside its limit, with the unit once: `300/400 W`; alone if there is no limit or no reading."""
     if most == ABSENT:
         return now
     if now == ABSENT:
@@ -112,7 +112,7 @@ def of_most(now: str, most: str) -> str:
 
 
 def no_memory_words(index: int, missing: Mapping[str, str]) -> str:
-    """What stands for the memory of a GPU that tells none; `missing` is its tick's."""
+    """Words for the memory of a GPU that does not report it; `missing` is its tick's."""
     reason = missing.get(f"gpu{index}.memory_total_bytes", "")
     return "shares the host's" if "shares the host's memory" in reason else "not told"
 
@@ -132,9 +132,9 @@ def signed_percent(value_percent: float | None) -> str:
 
 
 def delta(new: float | None, old: float | None, formatter: Formatter) -> str:
-    """How `new` differs from `old`, in the formatter's unit and in percent: `-12.3 ms (-8.0 %)`.
+    """The difference of `new` to `old` in the formatter's unit and in percent: `-12.3 ms (-8.0 %)`.
 
-    The percentage is left out where `old` is zero; the whole is `ABSENT` where either side is absent.
+    The percentage is left out if `old` is zero; the whole is `ABSENT` if either side is absent.
     """
     after, before = _finite(new), _finite(old)
     if after is None or before is None:
@@ -147,7 +147,7 @@ def delta(new: float | None, old: float | None, formatter: Formatter) -> str:
 
 
 def against_prediction(measured_bytes: float | None, predicted_bytes: float | None) -> str:
-    """What was predicted, and how far the measurement is from it: `predicted 419 MiB, -1.7 %`; empty without one."""
+    """The prediction and its error: `predicted 419 MiB, -1.7 %`; empty without a prediction."""
     measured, predicted = _finite(measured_bytes), _finite(predicted_bytes)
     if not predicted:
         return ""
@@ -159,7 +159,7 @@ _FACTORS = {**{unit: 1024.0**power for power, unit in enumerate(_BINARY_UNITS)},
 
 
 def as_shown(text: str) -> float:
-    """The value that a formatted figure says, in the formatter's own unit: 1,572,864.0 of `1.50 MiB`."""
+    """Parse a formatted figure back into the formatter's own unit: 1,572,864.0 from `1.50 MiB`."""
     figure, _, unit = text.partition(" ")
     return float(figure.replace(",", "")) * _FACTORS.get(unit, 1.0)
 
@@ -202,12 +202,12 @@ _SURROGATES = re.compile(r"[\ud800-\udfff]")
 
 
 def plain(text: str, width: int | None = None) -> str:
-    """Untrusted text as one harmless line, of at most `width` terminal cells where that is given.
+    """Untrusted text as one harmless line, of at most `width` terminal cells if that is given.
 
     Control sequences, C0 and C1 controls and bidirectional overrides go; tabs and line ends become spaces;
     a lone surrogate becomes U+FFFD, because a terminal's encoder would raise on it. A cut is marked by `…`.
     """
-    # All of what goes is not printable (Unicode categories C and Z); nearly all text is.
+    # Every removed character is unprintable (Unicode categories C and Z), and nearly all text is printable.
     if not text.isprintable():
         text = _harmless(text)
     return text if width is None else truncate(text, width)
@@ -228,7 +228,7 @@ def truncate(text: str, width: int) -> str:
     if cell_len(text) <= width:
         return text
     cut = set_cell_size(text, width - 1)
-    # A joiner without anything to join is cut a cell too late, and widths of pieces do not add up beside one.
+    # A joiner at the cut counts one cell too few, and widths of pieces do not add up beside one.
     while cell_len(cut + "…") > width:
         cut = cut[:-1]
     return cut + "…"

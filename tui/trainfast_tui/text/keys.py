@@ -9,7 +9,7 @@ from textual.binding import Binding
 
 @dataclass(frozen=True, slots=True)
 class Action:
-    """One thing a person can do. `id` names the method `action_ID` of its screen; the first key is the one shown."""
+    """One action of a screen; `id` names its method `action_ID`, and the first key is the one shown."""
 
     id: str
     keys: tuple[str, ...]
@@ -22,7 +22,7 @@ class Action:
 
     @property
     def key(self) -> str:
-        """The key as a person reads it."""
+        """The key's name on the screen."""
         return KEY_WORDS.get(self.keys[0], self.keys[0])
 
 

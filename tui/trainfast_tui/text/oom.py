@@ -1,4 +1,4 @@
-"""Why memory ran out, in sentences, and the changes that would help, as both the screen and the command line say it."""
+"""An out-of-memory error in sentences, and the changes that would help, for the screen and the command line."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from trainfast_runner.running.follower import RunSnapshot
 
 WORTH_A_WORD = 1 << 20
-"""Bytes beyond what was held: a little less is rounding."""
+"""Fewer bytes than this beyond the live ones are rounding."""
 PROVED = "cheapest first, the prediction says that each fits:"
 MIXED = "cheapest first; those that name what they need fit by the prediction:"
 CLOSEST = "no change is enough by the prediction; the closest:"
@@ -22,7 +22,7 @@ ESTIMATED = "the cheapest knobs that free memory, by estimate:"
 
 
 def facts(found: OomExplanation) -> Iterator[str]:
-    """What had grown, what was missing, who else held memory: a sentence each, none for what nothing tells."""
+    """Yield a sentence each about what had grown, what was missing and who else used memory, as far as known."""
     if found.batch_size is not None:
         yield f"A search was trying batch_size {found.batch_size:,} to see whether it fits: nothing is to be turned."
     if found.grown is not None:
@@ -43,7 +43,7 @@ def facts(found: OomExplanation) -> Iterator[str]:
 
 
 def _measured(found: OomExplanation) -> Iterator[str]:
-    """What the rank itself said when memory ended."""
+    """Yield the sentence of the rank's own figures."""
     asked, more = found.asked_bytes, ""
     if asked is not None:
         more = f" and asked for {size(asked)} more"
@@ -60,22 +60,22 @@ def _measured(found: OomExplanation) -> Iterator[str]:
 
 
 def settings(change: OomChange) -> str:
-    """The change as it is typed on the command line."""
+    """Return the change as command-line options."""
     return " ".join(f"--set {name}={value}" for name, value in change.settings.items())
 
 
 def knobs(change: OomChange) -> str:
-    """The change as the screen writes knobs."""
+    """Return the change as the screen writes knobs."""
     return ", ".join(f"{name} = {value}" for name, value in change.settings.items())
 
 
 def may_do(change: OomChange) -> bool:
-    """Whether nothing speaks against it: enough by the prediction, or not predicted."""
+    """True if the change is predicted to be enough, or not predicted."""
     return change.missing_bytes is None
 
 
 def title(changes: tuple[OomChange, ...] | list[OomChange]) -> str:
-    """What stands over the changes: how much is known about them."""
+    """Return the heading over the changes: how much is known about them."""
     if changes and not any(may_do(change) for change in changes):
         return CLOSEST
     known = [change.predicted_bytes is not None for change in changes]
@@ -83,7 +83,7 @@ def title(changes: tuple[OomChange, ...] | list[OomChange]) -> str:
 
 
 def out_of_memory(run: RunSnapshot) -> OutOfMemory | None:
-    """The error, limits and events of a followed run that ran out of memory; None without its `run.json`."""
+    """Gather the error, limits and events of a followed run that ran out of memory; None without its `run.json`."""
     from trainfast_runner.results.explained_run import OutOfMemory
 
     if run.run is None:
@@ -93,7 +93,7 @@ def out_of_memory(run: RunSnapshot) -> OutOfMemory | None:
 
 
 def _error_of(run: RunSnapshot) -> RunError | None:
-    """The exception in the result, or else the one that a rank recorded."""
+    """Return the exception in the result, or else the one that a rank recorded."""
     if run.result is not None and run.result.error is not None:
         return run.result.error
     line = run.error

@@ -1,4 +1,4 @@
-"""What a person changed of a preset, as it is typed after `--set`."""
+"""Overrides of a preset, as they are typed after `--set`."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ from typing import Any
 
 
 def settings(changed: Mapping[str, Any]) -> list[str]:
-    """One `knob=value`, `model.FIELD=value` or `data.FIELD=value` each."""
+    """Return each override as `knob=value`, `model.FIELD=value` or `data.FIELD=value`."""
     return [f"{key}={_shown(key, value)}" for key, value in changed.items()]
 
 
 def fields(changed: Mapping[str, Any]) -> dict[str, Any]:
-    """What of it is no knob: fields of the preset's model and data."""
+    """Return only the model and data overrides."""
     return {key: value for key, value in changed.items() if "." in key}
 
 
 def brief(changed: Mapping[str, Any], cells: int) -> str:
-    """As many whole settings as fit, and how many more there are: a value is never cut."""
+    """Return as many whole overrides as fit in `cells`, and how many more there are."""
     words = settings(changed)
     for kept in range(len(words), 0, -1):
         more = f" +{len(words) - kept}" if kept < len(words) else ""

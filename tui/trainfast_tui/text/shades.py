@@ -1,4 +1,4 @@
-"""How throttled time is drawn: each cause has a letter, a texture of its own, a colour and words."""
+"""The drawing of throttled time: each cause has a letter, a texture, a colour and words."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Shade:
     letter: str
     glyph: str
     words: str
-    """What a person reads in the legend."""
+    """The words of the legend."""
 
 
 SHADES: tuple[Shade, ...] = (
@@ -28,7 +28,7 @@ SHADES: tuple[Shade, ...] = (
     Shade("power", "P", "·", "at the power limit"),
     Shade("sync_boost", "S", "┊", "sync boost"),
 )
-"""The worst first: where two causes hold at once, the one before is drawn."""
+"""The worst first: of two causes at once the worse is drawn."""
 
 NAMES = tuple(shade.kind for shade in SHADES)
 _BY_KIND = {shade.kind: shade for shade in SHADES}
@@ -37,7 +37,7 @@ OTHER = "other"
 
 @lru_cache(maxsize=64)
 def shade_of(kind: str) -> Shade:
-    """The shade of a cause, the same object each time; one that is not listed is drawn with its first letter."""
+    """Return the shade of a cause, always the same object; an unlisted cause gets its first letter."""
     if (known := _BY_KIND.get(kind)) is not None:
         return known
     letter = to_ascii(plain(kind))[:1].strip().upper() or "#"
@@ -45,7 +45,7 @@ def shade_of(kind: str) -> Shade:
 
 
 def rank(shade: Shade) -> int:
-    """0 is the worst; unlisted causes come last."""
+    """Return the shade's place, 0 for the worst; unlisted causes come last."""
     return NAMES.index(shade.kind) if shade.kind in NAMES else len(NAMES)
 
 
@@ -55,14 +55,14 @@ UMBRELLA = "hardware"
 
 @cache
 def causes() -> dict[str, str]:
-    """The cause of each throttle reason. Clocks that somebody set are no cause: the GPU obeys them."""
+    """Return the cause of each throttle reason. Clocks that somebody set are no cause: the GPU obeys them."""
     from trainfast_runner.machine.telemetry.throttle_causes import CAUSES
 
     return {"hw_slowdown": UMBRELLA, **{reason: cause.name for cause in CAUSES for reason in cause.reasons}}
 
 
 def causes_of(reasons: Sequence[str] | None) -> frozenset[str]:
-    """The causes behind a device's throttle reasons, `UMBRELLA` only where no other explains it."""
+    """Return the causes behind a device's throttle reasons, `UMBRELLA` only if nothing more specific is set."""
     return _causes_of(tuple(reasons or ()))
 
 

@@ -15,7 +15,7 @@ GAP = 2
 def table(
     header: Sequence[str], rows: Iterable[Sequence[str]], right: Iterable[int] = (), widest: int = 120
 ) -> list[str]:
-    """Aligned lines, the header first; columns in `right` are set to the right, none is over `widest` cells."""
+    """Return aligned lines, the header first; columns in `right` are right-aligned, none is over `widest` cells."""
     lines = [list(header), *([*row] for row in rows)]
     widths = [min(widest, max(cell_len(line[place]) for line in lines)) for place in range(len(header))]
     to_the_right = set(right)
@@ -28,7 +28,7 @@ def table(
 
 
 def pairs(rows: Iterable[tuple[str, str]]) -> list[str]:
-    """`label  value` lines with the values aligned."""
+    """Return `label  value` lines with the values aligned."""
     listed = list(rows)
     width = max((cell_len(label) for label, _ in listed), default=0)
     return [f"{fit(label, width)}  {value}".rstrip() for label, value in listed]

@@ -1,4 +1,4 @@
-"""The machine's topology as lines of text, the same on the command line and on the screen."""
+"""The machine's topology in lines of text, the same on the command line and on the screen."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from trainfast_tui.text.format import ABSENT, plain, size
 from trainfast_tui.text.tables import pairs, table
 
 SILENT = "does not answer:"
-"""In a line that is a sentence with its cure, not a row of a table."""
+"""Marks a line that is a sentence with its cure and not a row of a table."""
 
 
 def matrix_lines(topology: Topology) -> list[str]:
-    """The matrix as `nvidia-smi topo -m` lays it out, with CPU and NUMA affinity at the right."""
+    """Return the matrix as `nvidia-smi topo -m` lays it out, CPU and NUMA affinity at the right."""
     names = [f"GPU{device.index}" for device in topology.devices]
     rows = [
         [name, *row, device.cpu_affinity or ABSENT, ABSENT if device.numa_node is None else str(device.numa_node)]
@@ -22,7 +22,7 @@ def matrix_lines(topology: Topology) -> list[str]:
 
 
 def device_lines(topology: Topology) -> list[str]:
-    """A line a GPU: what it is, its bus id, its PCIe link beside its maximum, its NVLinks."""
+    """Return a line for each GPU: name, memory, bus id, PCIe link beside its maximum, NVLinks."""
     rows = [
         [
             f"GPU{device.index}",
@@ -40,7 +40,7 @@ def device_lines(topology: Topology) -> list[str]:
 
 
 def pcie_words(device: TopologyDevice) -> str:
-    """`gen 4 x16`, with the maximum where the link runs below it."""
+    """Return `gen 4 x16`, with the maximum if the link runs below it."""
     if device.pcie_generation is None and device.pcie_width is None:
         return ABSENT
     now = f"gen {_shown(device.pcie_generation)} x{_shown(device.pcie_width)}"
@@ -51,7 +51,7 @@ def pcie_words(device: TopologyDevice) -> str:
 
 
 def peer_lines(topology: Topology) -> list[str]:
-    """Which GPUs can read each other's memory, in a line where all can or none is known."""
+    """Say which GPUs can read each other's memory, in one line if all can or none is known."""
     answers = [peer for row in topology.p2p for peer in row if peer is not None]
     if len(topology.devices) < 2:
         return []
@@ -69,12 +69,12 @@ def peer_lines(topology: Topology) -> list[str]:
 
 
 def legend_lines() -> list[str]:
-    """The signs of the matrix."""
+    """Explain the signs of the matrix."""
     return pairs(LEGEND.items())
 
 
 def sections(topology: Topology) -> list[tuple[str, list[str]]]:
-    """Titles and their lines, those of the tables unwrapped; without a GPU only what that means."""
+    """Return titles with their lines; without a GPU only the consequences for training."""
     if not topology.devices:
         return [("for training", meaning(topology))]
     return [
