@@ -186,7 +186,7 @@ def test_a_run_whose_watchers_were_killed_goes_on_and_can_be_stopped(cli: Cli) -
     assert supervisor is not None
     os.kill(supervisor, signal.SIGKILL)
     until(lambda: not state_of(directory).supervised, "the supervisor has ended")
-    assert "nobody watches over it" in cli("runs", "list").out
+    assert "unsupervised" in cli("runs", "list").out
 
     done = cli("stop", "last", "--json")
     assert done.code == 0, done.err

@@ -125,7 +125,7 @@ def test_the_tightest_of_two_ranks_decides(cli: Cli) -> None:
 def test_a_search_killed_in_each_of_its_phases_leaves_nothing_and_is_continued(cli: Cli) -> None:
     command = ("search", "max-batch", *limited("512MiB"), "--proof-steps", "2", "--json")
     before: list[int] = []
-    for said in ("starting", " fits: peak", "prove "):
+    for said in ("starting", " fits: peak", "confirm "):
         started = Started(cli, command)
         started.until_said(said)
         started.signal(signal.SIGKILL)
@@ -134,7 +134,7 @@ def test_a_search_killed_in_each_of_its_phases_leaves_nothing_and_is_continued(c
         assert not is_conducted(directory)
         with (directory / JOURNAL_FILE).open("ab") as journal:
             journal.write(b'{"kind":"probe","batch_')
-        if said != "prove ":
+        if said != "confirm ":
             # The warm process sees for itself that nobody asks any more; a proof goes on.
             until(lambda: not live_runs(cli), "the warm process to end")
         tried = [line.batch_size for line in read_journal(directory) if isinstance(line, Probe)]
@@ -217,27 +217,27 @@ def test_a_proof_says_how_long_it_has_taken_and_its_steps(tmp_path: Path, monkey
     recorded = next((Path(__file__).parents[1] / "recorded_runs").iterdir())
     home.directory("a-proof").symlink_to(recorded)
     monkeypatch.setattr(search_max_batch, "TICK_S", 0.0)
-    teller = search_max_batch._Teller(Progress(said), home)  # without an encoding … is ~
-    teller.tell(Next(action="prove", batch_size=37, why="it is the largest"))
-    teller.tell(Launched(run_id="a-proof", role="proof"))
-    teller.tick()
+    printer = search_max_batch._JournalPrinter(Progress(said), home)  # without an encoding … is ~
+    printer.print_line(Next(action="prove", batch_size=37, why="it is the largest"))
+    printer.print_line(Launched(run_id="a-proof", role="proof"))
+    printer.tick()
     steps = len((recorded / "steps.jsonl").read_text().splitlines())
-    assert said.getvalue().splitlines()[-1] == f"proving 37~ 0 s, {steps} steps"
+    assert said.getvalue().splitlines()[-1] == f"confirming 37~ 0 s, {steps} steps"
 
 
 def test_a_temperature_that_stands_still_is_said_for_how_long(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     said = io.StringIO()
     monkeypatch.setattr(search_max_batch, "TICK_S", 0.0)
     monkeypatch.setattr(progress, "PLAIN_EVERY_S", 0.0)
-    teller = search_max_batch._Teller(Progress(said), Home(tmp_path))
-    teller.tell(CoolingDown(device=1, temperature_c=71.0, below_c=55.0, waited_s=8.0, stuck_s=19.99999999))
+    printer = search_max_batch._JournalPrinter(Progress(said), Home(tmp_path))
+    printer.print_line(CoolingDown(device=1, temperature_c=71.0, below_c=55.0, waited_s=8.0, stuck_s=19.99999999))
     assert said.getvalue().splitlines() == ["cooling GPU 1: 71 C, waiting for less than 55 C, 8 s so far"]
-    teller.tick()
+    printer.tick()
     assert said.getvalue().splitlines()[-1].endswith("; it has not fallen for 20 s, and is given up after 180 s")
 
 
 def test_a_proof_that_refutes_a_probe_says_so(tmp_path: Path) -> None:
     said = io.StringIO()
-    teller = search_max_batch._Teller(Progress(said), Home(tmp_path))
-    teller.tell(Proof(batch_size=42, run_id="cold", state="oom", seconds=9.0, refutes=[42]))
+    printer = search_max_batch._JournalPrinter(Progress(said), Home(tmp_path))
+    printer.print_line(Proof(batch_size=42, run_id="cold", state="oom", seconds=9.0, refutes=[42]))
     assert said.getvalue() == "  42 oom in a fresh process, 9 s, which refutes that 42 fitted: cold\n"

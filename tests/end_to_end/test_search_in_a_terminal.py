@@ -47,7 +47,7 @@ def test_b_draws_the_ladder_escape_cancels_and_enter_applies(cli: Cli, terminal:
     terminal.until_shows("cancelled; its journal is kept, f5 goes on")
     before = [line["batch_size"] for line in journal(cli) if line["kind"] == "probe"]
     terminal.press("F5")
-    screen = terminal.until_shows("proved in a fresh process", "✓ proved", "Enter applies", seconds=300)
+    screen = terminal.until_shows("confirmed in a fresh process", "✓ confirmed", "Enter applies", seconds=300)
     tried = [line["batch_size"] for line in journal(cli) if line["kind"] == "probe" and line["outcome"] != "void"]
     assert tried[: len(before)] == before
     assert len(set(tried)) == len(tried), "what was tried before the cancel is not tried again"

@@ -89,14 +89,14 @@ async def test_the_answer_has_its_reasons_and_enter_applies_the_recommended_one(
     app = StillApp(home)
     async with app.run_test(size=FULL) as pilot:
         text = await opened(pilot, a_search(home, answered()))
-        assert "✓ batch_size 42 is the largest that fits, proved in a fresh process  took 41 s" in text
+        assert "✓ batch_size 42 is the largest that fits, confirmed in a fresh process  took 41 s" in text
         assert "✗ out of memory in backward" in text
-        assert f"✓ proved: {PROOF_ID}" in text
+        assert f"✓ confirmed: {PROOF_ID}" in text
         assert ANSWER.certainty in text
         assert "the largest leaves 3.00 MiB of the limit" in text
         assert "▸ recommended batch_size=40  leaves 46.0 MiB: 3 % for fragmentation" in text
         assert "  aligned     batch_size=40  a multiple of 8" in text
-        assert f"  largest     batch_size=42  proved by {PROOF_ID}" in text
+        assert f"  largest     batch_size=42  confirmed by {PROOF_ID}" in text
         assert "  fastest     batch_size=8  16.6 samples/s" in text
         await pilot.press("enter")
         await pilot.pause()
@@ -110,8 +110,8 @@ async def test_a_size_that_its_proof_refuted_is_marked(home: Home) -> None:
     refuting = Proof(batch_size=42, run_id="20261121-055000-cold", state="oom", seconds=1.0, refutes=[42])
     async with StillApp(home).run_test(size=FULL) as pilot:
         text = await opened(pilot, a_search(home, [*tried, refuting, proof, last, ended]))
-        assert text.count("✗ fitted, refuted by the proof") == 1
-        assert "✗ OOM in the proof" in text
+        assert text.count("✗ fitted, refuted by the confirmation run") == 1
+        assert "✗ OOM in the confirmation run" in text
         assert text.count("● fits") == 2
 
 
@@ -187,11 +187,11 @@ async def test_space_pauses_after_the_probe_and_again_goes_on(home: Home, live_s
         await pilot.press("space")
         await until_true(pilot, (live_search / PAUSE_FILE).exists, "the pause")
         await show(pilot, live_search)
-        assert "● pauses after the probe it is at" in screen_text(app)
+        assert "● pausing after this probe" in screen_text(app)
         write_lines(live_search / "journal.jsonl", [*going_on(), Paused(t_ns=START_NS + 15 * S)])
         await show(pilot, live_search)
         text = screen_text(app)
-        assert "■ paused: nothing of it runs" in text
+        assert "■ paused: no process is running" in text
         assert "space go on" in text
         assert "next: probe batch_size 42" in text
         assert "apply" not in text.splitlines()[-1], "there is nothing to apply yet"
@@ -291,7 +291,7 @@ async def test_a_search_whose_conductor_is_gone_says_so_and_f5_takes_it_up_again
         await opened(pilot, search)
         os.close(conductor)
         await show(pilot, search)
-        assert "✗ interrupted: nobody works on it any more; f5 takes it up again" in screen_text(app)
+        assert "✗ interrupted: no process works on it; f5 continues" in screen_text(app)
         await pilot.press("f5")
         await until(pilot, "The knobs are being checked")
         await pilot.press("f5")

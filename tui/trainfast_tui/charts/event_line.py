@@ -41,7 +41,7 @@ class EventLine(Painted):
         return self._chosen.t_ns if self._chosen is not None else None
 
     def move(self, by: int) -> str:
-        """Choose an earlier (-1) or later (1) moment and return its words; past the last the newest is followed again."""
+        """Choose an earlier (-1) or later (1) moment, past the last none, and return its words."""
         moments = self._moments
         if not moments:
             return "Nothing happened in this stretch of time."

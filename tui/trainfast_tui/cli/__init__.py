@@ -1,4 +1,4 @@
-"""The command line: one file a command, imported only when it is the one that was typed.
+"""The command line: one file a command, imported only when its words are typed.
 
 Exit codes: finished 0, usage or an invalid preset 2, out of memory 3, failed or killed 4, lost 5, stopped 130.
 """
@@ -17,7 +17,7 @@ INTERRUPTED = 130
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run one command and return its exit code. What a person got wrong is one line on stderr, never a traceback."""
+    """Run one command and return its exit code; a UserError becomes one line on stderr."""
     arguments = sys.argv[1:] if arguments is None else arguments
     _open_closed_streams()
     try:
@@ -25,7 +25,7 @@ def main(arguments: list[str] | None = None) -> int:
     except KeyboardInterrupt:
         return INTERRUPTED
     except BrokenPipeError:
-        # Whoever read our output has gone (`runs list | head`): the rest is of no use to anyone.
+        # The reader of our output has gone (`runs list | head`).
         _drop_stdout()
         return CUT_OFF
     except OSError as error:
@@ -45,7 +45,7 @@ def _run(arguments: list[str]) -> int:
         return _refuse(problem, arguments)
     except OSError as error:
         if error.filename is None:
-            raise  # of our own output, so there is nowhere to say more
+            raise  # our own output failed, so nothing more can be printed
         return _refuse(UserError(f"{os.fsdecode(error.filename)}: {error.strerror or error}"), arguments)
 
 
@@ -59,19 +59,19 @@ def _refuse(problem: UserError, arguments: list[str]) -> int:
 
 
 def _open_closed_streams() -> None:
-    """What was started with stdin, stdout or stderr closed (`>&-`) reads and writes nothing there."""
+    """Open /dev/null in place of stdin, stdout or stderr if they were closed (`>&-`)."""
     for name in ("stdin", "stdout", "stderr"):
         if getattr(sys, name) is None:
-            # In this order each gets its own number, which no file of ours can take any more.
+            # In this order each gets its own number, which no other file can take later.
             setattr(sys, name, os.fdopen(os.open(os.devnull, os.O_RDWR), "r" if name == "stdin" else "w"))
 
 
 def _finish(code: int) -> int:
-    """Write out what is buffered while an error can still be told."""
+    """Flush stdout while an error can still be reported."""
     sys.stdout.flush()
     return code
 
 
 def _drop_stdout() -> None:
-    """Point stdout at nothing, or the interpreter's last flush would complain a second time."""
+    """Point stdout at /dev/null, or the interpreter's last flush would complain again."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)

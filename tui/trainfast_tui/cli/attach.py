@@ -6,13 +6,13 @@ import argparse
 
 
 def add(parser: argparse.ArgumentParser) -> None:
-    """The arguments of the command."""
+    """Add the command's arguments."""
     parser.add_argument("reference", metavar="RUN", help="an id, a unique prefix of one, or last")
     parser.add_argument("--json", action="store_true", help="print the result as one JSON object, the last line")
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """The exit code is the run's; 130 when it was left running."""
+    """Follow the run and return its exit code; 130 if it was left running."""
     import sys
 
     from trainfast_runner.records.home import Home

@@ -17,7 +17,7 @@ INTERRUPTED = 130
 
 
 def add(parser: argparse.ArgumentParser) -> None:
-    """The arguments of the command."""
+    """Add the command's arguments."""
     from trainfast_tui.cli.run import add_settings
 
     parser.add_argument(
@@ -36,14 +36,14 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Run the rows one after another. Exit code 0 when the baseline finished, else what became of it."""
+    """Run the rows one after another; return 0 if the baseline finished, else the code of its end."""
     from trainfast_runner.errors import UserError
     from trainfast_runner.records.home import Home
     from trainfast_runner.records.run_file import EXIT_CODES
     from trainfast_runner.search.bench.report import markdown
     from trainfast_runner.search.bench.variants import prepare, tabulate
     from trainfast_tui.cli.follow_run import HUNG_UP, caught
-    from trainfast_tui.cli.output import print_json, say
+    from trainfast_tui.cli.output import print_json, print_line
 
     if arguments.repeat < 1:
         raise UserError(f"--repeat {arguments.repeat} runs nothing", key="--repeat", allowed=["1 or more"])
@@ -67,14 +67,14 @@ def run(arguments: argparse.Namespace) -> int:
     elif sys.stdout.isatty():
         _show(table)
     else:
-        say(text.rstrip())
+        print_line(text.rstrip())
     return _exit_code(table, went_on, EXIT_CODES)
 
 
 def _show(table: Table) -> None:
-    """The table for a terminal, however narrow: figures first, then why a row has none."""
+    """Print the table for a terminal: figures first, then the reasons of rows without any."""
     from trainfast_runner.search.bench.report import MEASURED, measured, notes, published_gain
-    from trainfast_tui.cli.output import say, say_table
+    from trainfast_tui.cli.output import print_line, print_table
     from trainfast_tui.text.format import plain
 
     header = ["variant", *MEASURED, "published/s", "published vs baseline", "ratio", "state"]
@@ -92,7 +92,7 @@ def _show(table: Table) -> None:
     filled = [place for place in range(len(header)) if any(row[place] for row in rows)]
     names = [header[place] for place in filled]
     dropped = ("notebook's TFLOP/s", "TFLOP/s", "step ms", "published vs baseline", "peak MiB", "state")
-    say_table(
+    print_table(
         names,
         [[row[place] for place in filled] for row in rows],
         right=range(1, len(names) - 1),
@@ -100,11 +100,11 @@ def _show(table: Table) -> None:
     )
     for row in table.rows:
         if row.state != "finished":
-            say(f"{plain(row.id)}: {row.state.replace('_', ' ')}: {plain(row.reason)}")
+            print_line(f"{plain(row.id)}: {row.state.replace('_', ' ')}: {plain(row.reason)}")
     for note in notes(table):
-        say(note)
+        print_line(note)
     if "published/s" in names:
-        say("published/s are the published samples/s, ratio is ours over them.")
+        print_line("published/s are the published samples/s, ratio is ours over them.")
 
 
 def _exit_code(table: Table, went_on: bool, codes: dict[str, int]) -> int:
@@ -120,7 +120,7 @@ def _run_all(
     signals: Signals,
     arguments: argparse.Namespace,
 ) -> bool:
-    """Fill `outcomes`; False when Ctrl-C or the terminal's end broke it off."""
+    """Fill `outcomes`; return False if Ctrl-C or the terminal's end stopped the bench."""
     from trainfast_runner.errors import UserError
     from trainfast_runner.records.result import Result
     from trainfast_runner.search.bench.variants import again_is_pointless, order
@@ -133,27 +133,27 @@ def _run_all(
             continue
         if signals.interrupts or signals.hung_up:
             return False
-        Progress().say(plain(f"{bench.preset} {number}/{total}: {entry.id}"))
+        Progress().print_line(plain(f"{bench.preset} {number}/{total}: {entry.id}"))
         outcome = _run_one(entry, home, signals, arguments)
         if outcome is None:
             return False
         outcomes[entry.id].append(outcome)
         if isinstance(outcome, UserError):
-            Progress().say(plain(f"refused: {outcome.line()}"))
+            Progress().print_line(plain(f"refused: {outcome.line()}"))
         elif isinstance(outcome, Result) and outcome.state != "finished":
-            Progress().say(plain(f"{outcome.state.replace('_', ' ')}: {outcome.reason}"))
+            Progress().print_line(plain(f"{outcome.state.replace('_', ' ')}: {outcome.reason}"))
             if outcome.state == "stopped" or signals.interrupts:
                 return False
     return True
 
 
 def _run_one(entry: Entry, home: Home, signals: Signals, arguments: argparse.Namespace) -> Outcome | None:
-    """One run to its end, or why it cannot start; None when the terminal has gone."""
+    """Run one entry to its end; return the UserError if it cannot start, None if the terminal has gone."""
     from trainfast_runner.errors import UserError
     from trainfast_runner.running import launch, planning
     from trainfast_tui.cli.cooling import wait_until_cool
     from trainfast_tui.cli.follow_run import follow
-    from trainfast_tui.cli.run import foresee, wait_for_device
+    from trainfast_tui.cli.run import predict_memory, wait_for_device
 
     try:
         plan = planning.plan_run(entry.spec, arguments.python)
@@ -163,12 +163,12 @@ def _run_one(entry: Entry, home: Home, signals: Signals, arguments: argparse.Nam
         wait_for_device(plan, home)
     if arguments.cool_to is not None:
         wait_until_cool(plan, arguments.cool_to)
-    foresee(plan, home)
+    predict_memory(plan, home)
     return follow(launch.start(plan, home), signals, interrupt_stops=True)
 
 
 def _command(arguments: argparse.Namespace) -> str:
-    """The command line that makes the table again."""
+    """Return the command line that prints this table again."""
     words = ["trainfast-tui", "bench", arguments.preset]
     for setting in arguments.settings:
         words += ["--set", setting]

@@ -1,4 +1,4 @@
-"""The names of all commands with one line each, in the order of the help; light, because `--help` reads it."""
+"""The names of all commands with a line of help each; a light module, because `--help` imports it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Command:
-    """`words` is what is typed, `module` the file in this folder that does it."""
+    """A command: its words as typed, and the module of this folder that runs it."""
 
     words: tuple[str, ...]
     module: str
@@ -16,7 +16,7 @@ class Command:
 
 COMMANDS = (
     Command(("run",), "run", "train a preset, show its progress, print the figures"),
-    Command(("search", "max-batch"), "search_max_batch", "the largest batch that fits, found and proved"),
+    Command(("search", "max-batch"), "search_max_batch", "the largest batch that fits, confirmed in a fresh process"),
     Command(("predict",), "predict", "the memory a run needs, by category, without running it"),
     Command(("bench",), "bench", "a preset's variants as a table against its baseline and the published figures"),
     Command(("runs", "list"), "runs_list", "all runs, newest first"),
@@ -39,5 +39,5 @@ GROUPS = {"search": "what fits", "runs": "history and live runs", "presets": "re
 
 
 def named(words: tuple[str, ...]) -> Command | None:
-    """The command of exactly these words."""
+    """Return the command of exactly these words, None if there is none."""
     return next((command for command in COMMANDS if command.words == words), None)

@@ -1,4 +1,4 @@
-"""The wait of `--cool-to`, told on stderr."""
+"""The wait of `--cool-to`, reported on stderr."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from trainfast_tui.text.cooling import cooling_words
 
 
 def wait_until_cool(plan: RunPlan, below_c: float) -> None:
-    """Return when every watched GPU is below `below_c`. Raises UserError where that cannot be waited for."""
+    """Wait until every watched GPU is below `below_c`; raises UserError if it never will be."""
     progress = Progress()
     try:
         with closing(cooling({gpu.uuid for gpu in plan.watched if gpu.uuid}, below_c)) as looks:

@@ -1,4 +1,4 @@
-"""What held a run back, as lines of text: one line a finding, or opened to its figures, thresholds and sources."""
+"""A run's bottlenecks in lines of text: one line each, or with figures, thresholds and sources."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from trainfast_tui.text.tables import pairs
 
 
 def verdicts(findings: Sequence[Diagnosis]) -> list[str]:
-    """The costliest first, each with what to try."""
+    """Return the bottlenecks, the costliest first, each with advice."""
     found = []
     for place, finding in enumerate(findings):
         found += [f"{'also' if place else 'held back by'}: {plain(finding.line)}", f"  try: {plain(finding.advice)}"]
@@ -20,7 +20,7 @@ def verdicts(findings: Sequence[Diagnosis]) -> list[str]:
 
 
 def opened(findings: Sequence[Diagnosis], nothing: str) -> list[str]:
-    """Each with the figures it rests on, when its rule holds, and where the threshold comes from; else `nothing`."""
+    """Return each bottleneck with its figures, its rule's thresholds and their sources; else `nothing`."""
     if not findings:
         return [nothing]
     found: list[str] = []

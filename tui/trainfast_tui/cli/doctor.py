@@ -1,4 +1,4 @@
-"""`doctor`: what is wrong with this machine, each finding with its cure."""
+"""`doctor`: the problems of this machine, each with its cure."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ PYTHON_CHECKS = ("training Python", "training stack")
 
 
 def add(parser: argparse.ArgumentParser) -> None:
-    """The arguments of the command."""
+    """Add the command's arguments."""
     parser.epilog = "Exit code: 0 whatever is found; 2 for a --python PATH that cannot train."
     parser.add_argument("--python", metavar="PATH", help="look at this training Python instead of our own")
     parser.add_argument(
@@ -18,17 +18,17 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print the findings; the exit code is 0 whatever they are, but 2 for a `--python` that cannot train."""
+    """Print the findings; return 0 whatever they are, but 2 for a `--python` that cannot train."""
     from trainfast_runner.errors import UserError
     from trainfast_runner.machine.doctor.examine import examine, is_healthy
     from trainfast_runner.records.home import Home
     from trainfast_runner.records.run_file import SCHEMA
-    from trainfast_tui.cli.output import print_json, say
-    from trainfast_tui.cli.progress import said_when_slow
+    from trainfast_tui.cli.output import print_json, print_line
+    from trainfast_tui.cli.progress import progress_when_slow
     from trainfast_tui.text.format import fit, plain
 
     home = Home()
-    with said_when_slow("looking at the machine; a driver that does not answer takes a while…"):
+    with progress_when_slow("looking at the machine; a driver that does not answer takes a while…"):
         checks = examine(home, arguments.python)
     given = [check for check in checks if check.name in PYTHON_CHECKS and check.state == "fail"]
     unusable = UserError(given[0].finding, key="python") if given and arguments.python is not None else None
@@ -45,20 +45,22 @@ def run(arguments: argparse.Namespace) -> int:
         return 0
     width = max(len(check.name) for check in checks)
     for check in checks:
-        say(f"{check.state:<4}  {fit(check.name, width)}  {plain(check.finding)}")
+        print_line(f"{check.state:<4}  {fit(check.name, width)}  {plain(check.finding)}")
         if check.cure:
-            say(f"      {' ' * width}  cure: {plain(check.cure)}")
+            print_line(f"      {' ' * width}  cure: {plain(check.cure)}")
     if ceiling is not None:
         rates = ", ".join(f"{name} {tflops:.3g} TFLOP/s" for name, tflops in ceiling.tflops.items())
-        say(f"\nmeasured on {plain(ceiling.name)}: {rates}; copy {ceiling.copy_gb_per_s:.3g} GB/s (read and written)")
+        print_line(
+            f"\nmeasured on {plain(ceiling.name)}: {rates}; copy {ceiling.copy_gb_per_s:.3g} GB/s (read and written)"
+        )
         if ceiling.disturbed:
-            said = f"other processes took {100 * (1 - (ceiling.cpu_share or 0)):.0f} % of the CPU meanwhile"
-            say(f"{said}: the ceiling is too low, measure it again on a quiet machine")
+            words = f"other processes took {100 * (1 - (ceiling.cpu_share or 0)):.0f} % of the CPU meanwhile"
+            print_line(f"{words}: the ceiling is too low, measure it again on a quiet machine")
     warnings = sum(check.state == "warn" for check in checks)
     if not is_healthy(checks):
-        say("\nRuns cannot be started here until what is marked fail is mended.")
+        print_line("\nRuns cannot be started here until what is marked fail is mended.")
     else:
-        say("\nRuns can be started here" + (f"; {warnings} warning(s)." if warnings else "."))
+        print_line("\nRuns can be started here" + (f"; {warnings} warning(s)." if warnings else "."))
     if unusable is not None:
         raise unusable
     return 0

@@ -1,4 +1,4 @@
-"""`export`: a run's settings for a script of one's own."""
+"""`export`: a run's settings for the user's own script."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import argparse
 
 
 def add(parser: argparse.ArgumentParser) -> None:
-    """The arguments of the command."""
+    """Add the command's arguments."""
     parser.add_argument("reference", metavar="RUN", help="an id, a unique prefix of one, or last")
     parser.add_argument(
         "--to",
@@ -18,13 +18,13 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print the text, and on stderr what it cannot say."""
+    """Print the export, and on stderr the settings that cannot be expressed in this format."""
     import sys
 
     from trainfast_runner.errors import UserError
     from trainfast_runner.export.formats import export
     from trainfast_runner.records.home import Home, read_run_file
-    from trainfast_tui.cli.output import print_json, say
+    from trainfast_tui.cli.output import print_json, print_line
 
     home = Home()
     directory = home.directory(home.find(arguments.reference))
@@ -35,7 +35,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.json:
         print_json(exported)
         return 0
-    say(exported.text)
+    print_line(exported.text)
     if exported.left_out and arguments.to == "deepspeed":
-        print(f"not said here: {', '.join(exported.left_out)}", file=sys.stderr)
+        print(f"cannot be expressed in this format: {', '.join(exported.left_out)}", file=sys.stderr)
     return 0

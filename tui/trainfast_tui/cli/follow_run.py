@@ -1,4 +1,4 @@
-"""Staying with a live run until it ends: its progress on stderr, Ctrl-C to stop it or to leave it."""
+"""Follow a live run to its end: progress on stderr, Ctrl-C to stop it or to leave it."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ STOPPING = f"stopping the run; SIGKILL follows after {GRACE_S:.0f} s, Ctrl-C aga
 
 
 class Signals:
-    """How often Ctrl-C was pressed, and whether the terminal has gone, since they were caught."""
+    """The presses of Ctrl-C, and if the terminal has gone, since signals were caught."""
 
     def __init__(self) -> None:
         self.interrupts = 0
@@ -39,7 +39,7 @@ class Signals:
 
 @contextmanager
 def caught() -> Iterator[Signals]:
-    """Count SIGINT and note SIGHUP and SIGTERM instead of dying of them, so that no half-started run is left behind."""
+    """Count SIGINT and note SIGHUP and SIGTERM instead of ending, so that no half-started run is left."""
     signals = Signals()
     numbers = (signal.SIGINT, signal.SIGHUP, signal.SIGTERM)
     # A SIGHUP that is ignored (nohup) stays ignored.
@@ -55,9 +55,9 @@ def caught() -> Iterator[Signals]:
 
 
 def follow(directory: Path, signals: Signals, *, interrupt_stops: bool) -> Result | None:
-    """The result once the run has ended; None when the run was left alone and goes on.
+    """Follow the run and return its result; None if it was left running.
 
-    Raises UserError when the run's records are gone, as after `runs rm`.
+    Raises UserError if the run's records are gone, as after `runs rm`.
 
     With `interrupt_stops` the first Ctrl-C asks the run to stop (SIGKILL follows after 30 s) and the second kills it.
     """
@@ -69,13 +69,13 @@ def follow(directory: Path, signals: Signals, *, interrupt_stops: bool) -> Resul
             if snapshot.is_live:
                 progress.show(snapshot)
             elif (result := result_of(directory)) is not None:
-                # Until it is written, a moment after its supervisor said how the run ended, there is none.
+                # The result is written a moment after the supervisor recorded the end.
                 return result
             if signals.hung_up or (signals.interrupts and not interrupt_stops):
                 return None
             if signals.interrupts > handled:
                 handled = signals.interrupts
-                progress.say("killing the run" if handled > 1 else STOPPING)
+                progress.print_line("killing the run" if handled > 1 else STOPPING)
                 _ask(directory, progress, now=handled > 1)
             time.sleep(LOOK_EVERY_S)
     finally:
@@ -83,19 +83,19 @@ def follow(directory: Path, signals: Signals, *, interrupt_stops: bool) -> Resul
 
 
 def stop(directory: Path, signals: Signals, *, now: bool = False) -> Result | None:
-    """Ask a live run to stop, or kill it `now`, and wait for its end with the countdown. None when left by Ctrl-C."""
+    """Stop a live run, or kill it `now`, and wait with the countdown; None if Ctrl-C ended the wait."""
     while (state := state_of(directory)).state == "starting" and not state.supervised and not signals.interrupts:
-        time.sleep(LOOK_EVERY_S)  # it is just being launched, and the supervisor is not there to be told
+        time.sleep(LOOK_EVERY_S)  # the run is just being launched, and its supervisor is not there yet
     _ask(directory, Progress(), now=now)
     return follow(directory, signals, interrupt_stops=False)
 
 
 def _ask(directory: Path, progress: Progress, *, now: bool) -> None:
-    """Start the ladder, or go to its end; where nobody watches over the run, do it from here."""
+    """Ask the supervisor to stop or kill the run; without a supervisor do it from here."""
     try:
         if (kill_now if now else request_stop)(directory):
             return
-        progress.say("nobody watches over this run: stopping its processes from here")
+        progress.print_line("unsupervised run: stopping its processes directly")
         stop_unsupervised(
             directory,
             0.0 if now else GRACE_S,
@@ -103,4 +103,4 @@ def _ask(directory: Path, progress: Progress, *, now: bool) -> None:
         )
         progress.close()
     except UserError:
-        return  # it ended by itself in between, which is what was asked for
+        return  # the run ended by itself meanwhile

@@ -1,4 +1,4 @@
-"""`logs`: what a run's training printed, with everything that could move the terminal's cursor taken out."""
+"""`logs`: the output of a run's training, without sequences that could move the terminal's cursor."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 
 def add(parser: argparse.ArgumentParser) -> None:
-    """The arguments of the command."""
+    """Add the command's arguments."""
     parser.add_argument("reference", metavar="RUN", help="an id, a unique prefix of one, or last")
     parser.add_argument("-f", "--follow", action="store_true", help="go on until the run ends")
     parser.add_argument("-n", type=int, metavar="N", help="only the last N lines")
@@ -20,7 +20,7 @@ def run(arguments: argparse.Namespace) -> int:
     from trainfast_runner.errors import UserError
     from trainfast_runner.records.home import Home
     from trainfast_runner.records.output_log import OUTPUT_FILE, read_log
-    from trainfast_tui.cli.output import print_json, say
+    from trainfast_tui.cli.output import print_json, print_line
     from trainfast_tui.text.format import plain
 
     if arguments.n is not None and arguments.n < 0:
@@ -37,23 +37,23 @@ def run(arguments: argparse.Namespace) -> int:
         print_json({"run_id": run_id, "lines": lines})
     else:
         for line in lines:
-            say(line)
+            print_line(line)
     return 0
 
 
 def _follow(directory: Path, last_lines: int | None) -> int:
-    """Print lines as they come; ends when the run has and all of it is printed."""
+    """Print lines as they come, until the run has ended and all are printed."""
     import sys
 
     from trainfast_runner.records.home import is_unfinished
     from trainfast_runner.records.output_log import OUTPUT_FILE, read_log
-    from trainfast_tui.cli.output import say
+    from trainfast_tui.cli.output import print_line
     from trainfast_tui.text.format import plain
 
     path = directory / OUTPUT_FILE
     offset = path.stat().st_size if path.exists() else 0
     for shown in read_log(path, last_lines):
-        say(plain(shown))
+        print_line(plain(shown))
     rest = b""
     try:
         while True:
@@ -61,13 +61,13 @@ def _follow(directory: Path, last_lines: int | None) -> int:
             if path.exists():
                 with path.open("rb") as file:
                     if file.seek(0, 2) < offset:
-                        offset = file.tell()  # cut down at the end of the run: what is left was printed
+                        offset = file.tell()  # the log was compacted at the run's end; its lines were printed before
                     file.seek(offset)
                     new = file.read(1 << 20)
                 offset += len(new)
                 *complete, rest = (rest + new).split(b"\n")
                 for line in complete:
-                    say(plain(line.replace(b"\0", b"").decode(errors="replace")))
+                    print_line(plain(line.replace(b"\0", b"").decode(errors="replace")))
                 sys.stdout.flush()
                 if new:
                     continue
@@ -77,5 +77,5 @@ def _follow(directory: Path, last_lines: int | None) -> int:
     except KeyboardInterrupt:
         return 130
     if rest:
-        say(plain(rest.decode(errors="replace")))
+        print_line(plain(rest.decode(errors="replace")))
     return 0

@@ -15,14 +15,14 @@ SHORTEST_S, LONGEST_S = 0.1, 3600.0
 
 
 def add(parser: argparse.ArgumentParser) -> None:
-    """The arguments of the command."""
+    """Add the command's arguments."""
     parser.add_argument("--once", action="store_true", help="one reading, then exit")
     parser.add_argument("--interval", type=float, default=1.0, metavar="S", help="seconds between readings (1)")
     parser.add_argument("--json", action="store_true", help="print one JSON object a reading")
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print readings until Ctrl-C, whose exit code is 130 here as everywhere."""
+    """Print readings until Ctrl-C; return 130 then, as everywhere."""
     from trainfast_runner.errors import UserError
     from trainfast_runner.machine.telemetry.sampler import take_tick
 
@@ -40,12 +40,12 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _stream(interval_s: float, as_json: bool) -> None:
-    """One tick every `interval_s` seconds. Readers stay open, so rates cover the whole interval."""
+    """Yield a tick every `interval_s` seconds; readers stay open, so that rates cover the whole interval."""
     from trainfast_runner.machine.telemetry.host import HostReader
     from trainfast_runner.machine.telemetry.nvml import Nvml
     from trainfast_runner.machine.telemetry.sampler import Cadence, read_tick
 
-    # A driver that takes its time does not hold up the host's readings; the objects after the first have its GPUs.
+    # A slow driver does not delay the host's readings; later ticks have its GPUs.
     nvml, host, cadence = Nvml(opening_s=1.0), HostReader(), Cadence(interval_s)
     redraw = sys.stdout.isatty() and not as_json
     try:
@@ -65,18 +65,18 @@ def _stream(interval_s: float, as_json: bool) -> None:
 
 
 def _print(tick: Tick, as_json: bool) -> None:
-    from trainfast_tui.cli.output import print_json, say
+    from trainfast_tui.cli.output import print_json, print_line
 
     if as_json:
         tick.missing["host.run"] = "the monitor looks at the machine: what a run uses is in its own records"
         print_json(_as_json(tick))
         return
     for line in _lines(tick):
-        say(line)
+        print_line(line)
 
 
 def _as_json(tick: Tick) -> dict[str, Any]:
-    """The tick, each GPU with the temperature that `degrees_to_slowdown_c` counts to: the first of its limits."""
+    """Return the tick as JSON, each GPU with its first temperature limit, which `degrees_to_slowdown_c` counts to."""
     import msgspec
 
     from trainfast_runner.machine.telemetry.slowdown import slows_down_at_c
@@ -107,7 +107,7 @@ def _lines(tick: Tick) -> list[str]:
         return [*found, f"no GPU: {tick.missing.get('nvml', 'none is listed')}"]
     header = ("GPU", "NAME", "MEMORY", "BUSY", "TEMP", "POWER", "SM CLOCK", "PCIE", "ECC ERRORS", "THROTTLED")
     rows = [_row(gpu, tick.missing) for gpu in tick.devices]
-    # A sentence with its cure is too long for a cell.
+    # A sentence with its cure does not fit in a cell.
     silent = [f"GPU {gpu.index}: {gpu.error}" for gpu in tick.devices if gpu.error]
     return [*found, *table(header, rows, right=(2, 3, 4, 5, 6, 7, 8), widest=48), *silent, *below(tick.devices)]
 

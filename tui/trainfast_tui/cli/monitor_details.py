@@ -1,4 +1,4 @@
-"""What `monitor` says of a GPU's link and memory errors, and below its table of processes and of what is wrong."""
+"""Details of `monitor`: links, memory errors, processes and problems."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def link(gpu: DeviceReading) -> str:
-    """The PCIe generation and width, with the most they could be where that is more: `1 x8 of 4 x16`."""
+    """Return the PCIe generation and width, with the maximum if it is higher: `1 x8 of 4 x16`."""
     generation, width = gpu.pcie_generation, gpu.pcie_width
     if generation is None or width is None:
         return ABSENT
@@ -21,7 +21,7 @@ def link(gpu: DeviceReading) -> str:
 
 
 def ecc_errors(gpu: DeviceReading) -> str:
-    """Uncorrected ones since the driver was loaded; corrected ones where there are any."""
+    """Return the uncorrected ECC errors since the driver was loaded, and the corrected ones if there are any."""
     if gpu.ecc_uncorrected_errors is None:
         return ABSENT
     corrected = f" (+{count(gpu.ecc_corrected_errors)})" if gpu.ecc_corrected_errors else ""
@@ -29,7 +29,7 @@ def ecc_errors(gpu: DeviceReading) -> str:
 
 
 def below(gpus: Sequence[DeviceReading]) -> list[str]:
-    """The processes on the GPUs that answer, then what is wrong with these, each with its cure."""
+    """Return the lines below the table: the processes on the GPUs, then each problem with its cure."""
     from trainfast_runner.machine.gpu_health import ailments
     from trainfast_tui.text.tables import table
 
@@ -43,9 +43,9 @@ def below(gpus: Sequence[DeviceReading]) -> list[str]:
 
 
 def _processes(gpu: DeviceReading) -> list[tuple[str, ...]]:
-    """Inside a container the driver tells the host's process ids, of which nothing more is known here."""
+    """Return a GPU's processes; inside a container the driver gives host process ids, about which nothing is known."""
     from trainfast_runner.machine.gpus.events import sees_host_pids
-    from trainfast_runner.machine.processes.listing import command_line, owner_uid, user_name
+    from trainfast_runner.machine.processes.identity.listing import command_line, owner_uid, user_name
     from trainfast_tui.text.format import plain, size
 
     rows: list[tuple[str, ...]] = []

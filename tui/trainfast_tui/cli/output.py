@@ -1,4 +1,4 @@
-"""How commands print: aligned tables for people, one JSON object as the last line for programs."""
+"""Printing of commands: aligned tables for people, one JSON object as the last line for programs."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from trainfast_tui.text.tables import GAP, table
 
 
 def print_json(value: Any) -> None:
-    """One line of JSON; takes dicts, lists, Structs and dataclasses."""
-    say(msgspec.json.encode(value).decode())
+    """Print one line of JSON; takes dicts, lists, Structs and dataclasses."""
+    print_line(msgspec.json.encode(value).decode())
 
 
-def say(text: str = "") -> None:
-    """A line on stdout, in ASCII where the terminal or the pipe cannot take more."""
+def print_line(text: str = "") -> None:
+    """Print a line on stdout, in ASCII if its encoding cannot hold the text."""
     print(shown(text, sys.stdout.encoding))
 
 
 def shown(text: str, encoding: str | None) -> str:
-    """The text itself, or its ASCII likeness when `encoding` cannot hold it."""
+    """Return the text, or its ASCII likeness if `encoding` cannot hold it."""
     try:
         text.encode(encoding or "ascii")
     except (UnicodeEncodeError, LookupError):
@@ -34,20 +34,20 @@ def shown(text: str, encoding: str | None) -> str:
     return text
 
 
-def say_table(
+def print_table(
     header: Sequence[str],
     rows: Iterable[Sequence[str]],
     right: Iterable[int] = (),
     widest: int = 120,
     drop: Sequence[int] = (),
 ) -> None:
-    """Print a table; a terminal gets lines no longer than it is wide, a pipe all of them.
+    """Print a table; a terminal gets lines no longer than it is wide, a pipe whole ones.
 
-    Where it is too narrow the columns in `drop` are left out, the first ones first, so that no figure is cut.
+    If the terminal is too narrow, the columns in `drop` are left out, the first ones first, so that no figure is cut.
     """
     width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
     for line in narrowed(header, [list(row) for row in rows], right, widest, drop, width):
-        say(line if width is None else truncate(line, width))
+        print_line(line if width is None else truncate(line, width))
 
 
 def narrowed(
@@ -58,7 +58,7 @@ def narrowed(
     drop: Sequence[int],
     width: int | None,
 ) -> list[str]:
-    """The lines of a table without as many columns of `drop` as it takes to fit in `width` cells; None: all."""
+    """Return the lines of a table, columns of `drop` left out until it fits in `width` cells; None is any width."""
     aligned, left_out = set(right), 0
     while True:
         kept = [place for place in range(len(header)) if place not in drop[:left_out]]
@@ -74,7 +74,7 @@ def narrowed(
 
 
 class GrowingTable:
-    """A table whose rows are printed as they come, in columns of `widths` cells or more; `drop` as in `say_table`."""
+    """A table that prints its rows as they come, in columns of at least `widths` cells; `drop` as in `print_table`."""
 
     def __init__(
         self, header: Sequence[str], widths: Sequence[int], right: Iterable[int] = (), drop: Sequence[int] = ()
@@ -90,15 +90,15 @@ class GrowingTable:
         self.add(header)
 
     def add(self, row: Sequence[str]) -> None:
-        """Print a row. A cell that is wider than its column moves the rest of its row."""
+        """Print a row; a cell wider than its column moves the rest of its row."""
         cells = []
         for place in self._places:
             width = max(self._widths[place], cell_len(row[place]))
             cells.append(fit(row[place], width, "right" if place in self._right else "left"))
         line = (" " * GAP).join(cells).rstrip()
-        say(line if self._width is None else truncate(line, self._width))
+        print_line(line if self._width is None else truncate(line, self._width))
 
     def add_note(self, name: str, text: str) -> None:
-        """Print words in place of a row's figures."""
+        """Print a row with words instead of figures."""
         line = f"{fit(name, max(self._widths[0], cell_len(name)))}{' ' * GAP}{text}"
-        say(line if self._width is None else truncate(line, self._width))
+        print_line(line if self._width is None else truncate(line, self._width))

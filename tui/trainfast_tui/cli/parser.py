@@ -1,4 +1,4 @@
-"""From the words typed to the command that runs: misspelt words and options are answered with the nearest one."""
+"""From the words typed to the command that runs; for a misspelt word the nearest one is named."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from trainfast_tui.cli.commands import COMMANDS, GROUPS, Command, named
 
 Run = Callable[[argparse.Namespace], int]
 Subparsers = Any
-"""What `ArgumentParser.add_subparsers` returns; argparse names its type privately."""
+"""The return type of `ArgumentParser.add_subparsers`, which argparse does not export."""
 
 APP_OPTIONS = ("--preset", "--python", "--ascii", "--plain-output", "--version", "--help")
 
 
 class Parser(argparse.ArgumentParser):
-    """An argparse parser that raises UserError instead of printing its usage, and takes no abbreviated options."""
+    """An argparse parser that raises UserError instead of printing its usage and takes no abbreviated options."""
 
     def __init__(self, *arguments: Any, **keywords: Any) -> None:
         super().__init__(*arguments, **{"allow_abbrev": False, **keywords})
@@ -29,13 +29,13 @@ class Parser(argparse.ArgumentParser):
         raise UserError(f"{message}; see {self.prog} --help", key=argument)
 
     def option_names(self) -> list[str]:
-        """Every option it takes, long ones first."""
+        """Return all options, long ones first."""
         names = [name for action in self._actions for name in action.option_strings]
         return sorted(names, key=lambda name: not name.startswith("--"))
 
 
 def parse(arguments: list[str]) -> tuple[Run, argparse.Namespace]:
-    """The function to run and its arguments. Raises UserError; exits after `--help` and `--version`."""
+    """Return the function to run and its arguments; raises UserError, exits after `--help` and `--version`."""
     command = _typed(arguments)
     parser = _build(command)
     parsed, extra = parser.parse_known_args(arguments)
@@ -45,10 +45,10 @@ def parse(arguments: list[str]) -> tuple[Run, argparse.Namespace]:
 
 
 def _typed(arguments: list[str]) -> Command | None:
-    """The command whose words stand first; None for the app or a group alone. Raises UserError for another word."""
+    """Return the command whose words come first, None for the app or a group; raises UserError for another word."""
     rest = list(arguments)
     while rest and rest[0].startswith("-"):
-        # Options of the app may stand before a command; after an unknown one nothing can be told.
+        # Options of the app may come before a command; after an unknown one nothing is certain.
         option = rest.pop(0)
         if option in ("--preset", "--python"):
             rest = rest[1:]
@@ -89,7 +89,7 @@ def _prefixed(group: str, word: str | None) -> str | None:
 
 
 def _build(chosen: Command | None) -> Parser:
-    """All commands by name for the help; only the chosen one with its own arguments."""
+    """Return the parser with all commands by name, and only the chosen one with its arguments."""
     parser = Parser(
         prog="trainfast-tui",
         description="Find the fastest way to train your model that fits. Without a command: the app.",
@@ -126,7 +126,7 @@ def _build(chosen: Command | None) -> Parser:
 
 
 def _sentence(words: str) -> str:
-    """The words with a capital and a full stop; `GPUs` stays as it is."""
+    """Return the words with a capital and a full stop; `GPUs` stays as it is."""
     return f"{words[0].upper()}{words[1:]}."
 
 
@@ -144,7 +144,7 @@ def _open_app(parsed: argparse.Namespace) -> int:
 
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
         raise UserError("the app needs a terminal; without one: trainfast-tui run PRESET, see trainfast-tui --help")
-    # What is imported stays: looking through it for garbage would hold up the first frame.
+    # Collecting garbage among the imported modules would delay the first frame.
     gc.disable()
     from trainfast_runner.records.home import Home
     from trainfast_tui.app import run_app

@@ -1,4 +1,4 @@
-"""`predict`: how much memory a run needs, by category, without running it."""
+"""`predict`: the memory of a run by category, without running it."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ T = TypeVar("T")
 TRACING = "tracing a step without memory"
 SIZE, DIFFERENCE = len("1023 MiB"), len("+1023 MiB (+100.0 %)")
 PUBLISHED = {2, 3}
-"""Places of the columns with published figures."""
+"""The columns with published figures."""
 FITS = len("no, +1023 MiB")
-"""Cells of the widest figure of their kind."""
+"""The widest figures of their kind, in cells."""
 
 
 def add(parser: argparse.ArgumentParser) -> None:
-    """The arguments of the command."""
+    """Add the command's arguments."""
     from trainfast_tui.cli.run import add_settings
 
     parser.add_argument("preset", metavar="PRESET", help="a preset, each of its variants a row, or NAME/VARIANT")
@@ -39,15 +39,15 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print it. Exit code 0 where anything could be predicted, 2 where the only run asked for could not.
+    """Print the prediction; return 0 if anything could be predicted, 2 if the only run could not.
 
-    3 where `memory_limit` is below what its parameters alone need.
+    Return 3 if `memory_limit` is below the parameters' own memory.
     """
     from trainfast_runner.memory import corrections
     from trainfast_runner.memory.predict_rows import answers, asked_for
     from trainfast_runner.records.run_file import SCHEMA
     from trainfast_tui.cli.output import print_json
-    from trainfast_tui.cli.progress import said_when_slow
+    from trainfast_tui.cli.progress import progress_when_slow
     from trainfast_tui.control.memory_view import importing
 
     began = time.monotonic()
@@ -59,20 +59,20 @@ def run(arguments: argparse.Namespace) -> int:
 
     def heard(tracing: Tracing) -> None:
         if tracing.importing:
-            slow.say(plain(importing(tracing.importing)))
+            slow.update(plain(importing(tracing.importing)))
         elif tracing.words:
             what = (
                 TRACING
                 if len(asked) == 1
                 else f"tracing {plain(asked[tracing.place].id)}, {tracing.place + 1} of {len(asked)}"
             )
-            slow.say(f"{what}: {tracing.words}", tracing.done / tracing.total)
+            slow.update(f"{what}: {tracing.words}", tracing.done / tracing.total)
 
-    with said_when_slow(f"{TRACING}…", everywhere=len(asked) > 1) as slow:
+    with progress_when_slow(f"{TRACING}…", everywhere=len(asked) > 1) as slow:
         for place, answer in answers(asked, arguments.python, heard):
             found[place] = answer
             if table is not None and table.is_next(place):
-                slow.print(lambda: table.say(found))
+                slow.print(lambda: table.print_ready(found))
     if len(found) == 1 and found[0].problem is not None:
         raise found[0].problem
     answered = [found[place] for place in range(len(asked))]
@@ -83,9 +83,9 @@ def run(arguments: argparse.Namespace) -> int:
         )
         print_json({"schema": SCHEMA, **whole, "seconds": round(time.monotonic() - began, 3)})
     elif table is not None:
-        _say_notes(answered)
+        _print_notes(answered)
     else:
-        _say_one(answered[0])
+        _print_one(answered[0])
     hopeless = answered[0].hopeless if len(answered) == 1 else None
     if hopeless is None:
         return 0
@@ -119,9 +119,9 @@ def _fields(answer: Answer) -> dict[str, Any]:
     }
 
 
-def _say_one(answer: Answer) -> None:
+def _print_one(answer: Answer) -> None:
     from trainfast_runner.memory.predict_rows import published_bytes
-    from trainfast_tui.cli.output import say
+    from trainfast_tui.cli.output import print_line
     from trainfast_tui.text.format import percent, size
     from trainfast_tui.text.tables import pairs
 
@@ -150,13 +150,13 @@ def _say_one(answer: Answer) -> None:
         rows.append(("attention", predicted.attention))
     rows.append(("basis", predicted.basis))
     for line in pairs(rows):
-        say(line)
+        print_line(line)
     if answer.asked.unpublished:
-        say(answer.asked.unpublished)
+        print_line(answer.asked.unpublished)
 
 
 def _fit_words(fit: Fit) -> str:
-    """Whether the batch asked for fits and by how much, and which batch does."""
+    """Say if the batch fits and by how much, and the largest batch that does."""
     from trainfast_tui.text.format import count, size
 
     assert fit.room is not None
@@ -170,7 +170,7 @@ def _fit_words(fit: Fit) -> str:
 
 
 class _Table:
-    """One row a variant, in their order, each printed as soon as it and those before it are there."""
+    """A row for each variant, in order, printed as soon as the rows before it are there."""
 
     def __init__(self, asked: list[Asked]) -> None:
         self._names = [plain(one.id) for one in asked]
@@ -179,11 +179,11 @@ class _Table:
         self._table: GrowingTable | None = None
 
     def is_next(self, place: int) -> bool:
-        """Whether with the answer at `place` there is something to print."""
+        """True if the answer at `place` is the next to print."""
         return place == self._printed
 
-    def say(self, found: Mapping[int, Answer]) -> None:
-        """Print what can be printed."""
+    def print_ready(self, found: Mapping[int, Answer]) -> None:
+        """Print all rows that are ready."""
         table = self._table = self._table or self._begun()
         while self._printed in found:
             answer = found[self._printed]
@@ -194,7 +194,7 @@ class _Table:
             self._printed += 1
 
     def _kept(self, columns: list[T]) -> list[T]:
-        """All columns, or those beside the published figures where no row has any."""
+        """Return all columns, or without those of published figures if no row has any."""
         return [column for place, column in enumerate(columns) if place not in self._left_out]
 
     def _begun(self) -> GrowingTable:
@@ -236,14 +236,14 @@ def _cells(answer: Answer) -> list[str]:
     ]
 
 
-def _say_notes(answers: list[Answer]) -> None:
-    from trainfast_tui.cli.output import say
+def _print_notes(answers: list[Answer]) -> None:
+    from trainfast_tui.cli.output import print_line
 
     for answer in answers:
         if answer.fit is not None and answer.fit.cannot_run is not None:
-            say(plain(f"{answer.asked.id} cannot run here: {answer.fit.cannot_run.line()}"))
+            print_line(plain(f"{answer.asked.id} cannot run here: {answer.fit.cannot_run.line()}"))
     if unpublished := next((one.asked.unpublished for one in answers if one.asked.unpublished), ""):
-        say(unpublished)
+        print_line(unpublished)
     if any("memory_mb" in answer.asked.published for answer in answers):
-        say("published memory_mb is what NVML reports for the device: the CUDA context, kernels, what the allocator")
-        say("holds beyond its peak and other processes are in it; predicted is the peak of the tensors alone")
+        print_line("published memory_mb is NVML's figure for the device: it includes the CUDA context, kernels, memory")
+        print_line("that the allocator keeps, and other processes; predicted is the peak of the tensors alone")

@@ -1,4 +1,4 @@
-"""`presets list`: every preset that can be named; a broken one is a row that says what is wrong."""
+"""`presets list`: every preset by name; a broken one is a row with its error."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 
 def add(parser: argparse.ArgumentParser) -> None:
-    """The arguments of the command."""
+    """Add the command's arguments."""
     parser.add_argument("--json", action="store_true", help="print {presets[...]}")
 
 
@@ -16,7 +16,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Print the presets by name."""
     from trainfast_runner.records.run_file import SCHEMA
     from trainfast_runner.settings import presets
-    from trainfast_tui.cli.output import print_json, say_table
+    from trainfast_tui.cli.output import print_json, print_table
     from trainfast_tui.text.format import plain
 
     rows = [_row(name, path) for name, path in sorted(presets.names().items())]
@@ -32,7 +32,7 @@ def run(arguments: argparse.Namespace) -> int:
         )
         for row in rows
     ]
-    say_table(("PRESET", "FROM", "VARIANTS", "TITLE"), cells, right=(2,), widest=120)
+    print_table(("PRESET", "FROM", "VARIANTS", "TITLE"), cells, right=(2,), widest=120)
     return 0
 
 

@@ -1,4 +1,4 @@
-"""`presets new`: a preset of one's own, from another one and some settings; comments are kept."""
+"""`presets new`: the user's own preset, from another one and some settings; comments are kept."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from trainfast_tui.cli.run import add_settings
 
 
 def add(parser: argparse.ArgumentParser) -> None:
-    """The arguments of the command."""
+    """Add the command's arguments."""
     parser.add_argument("name", metavar="NAME", help="its name, and that of its file")
     parser.add_argument(
         "--from", default="tiny-llama", metavar="PRESET", dest="source", help="what it starts from (tiny-llama)"
@@ -21,15 +21,15 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Write the file and say where it is."""
+    """Write the file and print its path."""
     from trainfast_runner.settings.saving import save_preset
     from trainfast_runner.settings.spec import resolve
-    from trainfast_tui.cli.output import print_json, say
+    from trainfast_tui.cli.output import print_json, print_line
 
     spec = resolve(arguments.source, arguments.settings)
     path = save_preset(arguments.name, spec, overwrite=arguments.overwrite, source=arguments.source)
     if arguments.json:
         print_json({"name": arguments.name, "path": str(path)})
     else:
-        say(f"{path}\nrun it with: trainfast-tui run {arguments.name}")
+        print_line(f"{path}\nrun it with: trainfast-tui run {arguments.name}")
     return 0

@@ -1,4 +1,4 @@
-"""`presets show`: what a preset means once all it extends is merged in, and what was published for its variants."""
+"""`presets show`: a preset with all it extends merged in, and the published figures of its variants."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def add(parser: argparse.ArgumentParser) -> None:
-    """The arguments of the command."""
+    """Add the command's arguments."""
     parser.add_argument("preset", metavar="PRESET", help="a name, NAME/VARIANT, or a path ending in .toml")
     parser.add_argument("--json", action="store_true", help="print it as one JSON object")
 
@@ -27,7 +27,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Print model, data, knobs and variants."""
     from trainfast_runner.settings import presets
     from trainfast_runner.settings.spec import from_preset
-    from trainfast_tui.cli.output import print_json, say
+    from trainfast_tui.cli.output import print_json, print_line
     from trainfast_tui.text.format import plain
     from trainfast_tui.text.tables import pairs
 
@@ -50,28 +50,28 @@ def run(arguments: argparse.Namespace) -> int:
             }
         )
         return 0
-    say(f"{spec.name}: {plain(preset.title)}")
+    print_line(f"{spec.name}: {plain(preset.title)}")
     for path in preset.files:
-        say(f"from {path}")
+        print_line(f"from {path}")
     for heading, fields in (("model", spec.model), ("data", spec.data)):
-        say(f"\n{heading}")
+        print_line(f"\n{heading}")
         for line in pairs((f"  {key}", plain(_text(value))) for key, value in fields.items()):
-            say(line)
-    say("\nknobs")
+            print_line(line)
+    print_line("\nknobs")
     for line in pairs(_knob_lines(spec.knobs, {**preset.knobs, **(variant.knobs if variant else {})})):
-        say(line)
+        print_line(line)
     if preset.variants and variant is None:
-        say("\nvariants (run one with: trainfast-tui run " + f"{preset.name}/ID)")
+        print_line("\nvariants (run one with: trainfast-tui run " + f"{preset.name}/ID)")
         for line in _variant_lines(preset, shutil.get_terminal_size().columns if sys.stdout.isatty() else None):
-            say(line)
-    say("\nadvice for this machine")
+            print_line(line)
+    print_line("\nadvice for this machine")
     for line in pairs((f"  {one.knob}", plain(one.text)) for one in advice):
-        say(line)
+        print_line(line)
     return 0
 
 
 def _advice(spec: RunSpec) -> list[Advice]:
-    """What the advisor says of the preset as it is, and of the model's own shapes."""
+    """Return the advisor's lines on the preset and on the model's shapes."""
     from trainfast_runner.machine.devices import look
     from trainfast_runner.machine.training_python import find, torch_build
     from trainfast_runner.records.home import Home
@@ -81,7 +81,7 @@ def _advice(spec: RunSpec) -> list[Advice]:
     machine = look(torch_build(find(None)))
     situation = gather(spec, machine, Home())
     found = advise(spec, spec.knobs, machine, situation)
-    # On a CPU shapes cost nothing, but the preset is read for other machines as well.
+    # Shapes cost nothing on a CPU, but the preset is read for other machines as well.
     shapes = model_advice(situation)
     return [one for one in found if one.knob != "model"] + ([shapes] if shapes else [])
 
@@ -94,7 +94,7 @@ def _knob_lines(knobs: Knobs, given: Knobs) -> Iterator[tuple[str, str]]:
 
 
 def _variant_lines(preset: Preset, width: int | None) -> list[str]:
-    """A table of the variants: figures, then knobs; where it is wider than `width`, knobs go on lines of their own."""
+    """Return a table of the variants, figures and knobs; if it is wider than `width`, knobs go on their own lines."""
     from trainfast_tui.text.tables import table
 
     published = list(dict.fromkeys(key for row in preset.variants for key in row.published))
@@ -108,18 +108,18 @@ def _variant_lines(preset: Preset, width: int | None) -> list[str]:
     ]
     figures = range(1, len(header))
     settings = [_settings(row) for row in preset.variants]
-    whole = table([*header, "KNOBS"], [[*row, said] for row, said in zip(rows, settings, strict=True)], figures)
+    whole = table([*header, "KNOBS"], [[*row, knobs] for row, knobs in zip(rows, settings, strict=True)], figures)
     if width is None or max(map(len, whole)) <= width:
         return whole
     narrow = table([header[0], *published], rows, figures)
     lines = [f"  published: {', '.join(published)}"] if published else []
-    for line, said in zip(narrow, ["", *settings], strict=True):
-        lines += [line, *textwrap.wrap(said, width, initial_indent=" " * 6, subsequent_indent=" " * 6)]
+    for line, knobs in zip(narrow, ["", *settings], strict=True):
+        lines += [line, *textwrap.wrap(knobs, width, initial_indent=" " * 6, subsequent_indent=" " * 6)]
     return lines
 
 
 def _settings(row: Variant) -> str:
-    """What a variant sets, as it is typed."""
+    """Return a variant's settings as they are typed."""
     from trainfast_runner.settings.knobs import BY_NAME
     from trainfast_tui.text.format import plain
 

@@ -1,4 +1,4 @@
-"""A live run in one line: a bar that redraws itself on a terminal, sparse plain lines anywhere else."""
+"""Progress on stderr: a bar that redraws itself on a terminal, sparse plain lines elsewhere."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ SLOW_S = 1.0
 
 
 @contextmanager
-def said_when_slow(text: str, everywhere: bool = False) -> Iterator[Slow]:
-    """Show `text` on a terminal while what stands inside takes over a second; elsewhere a refusal stays one line.
+def progress_when_slow(text: str, everywhere: bool = False) -> Iterator[Slow]:
+    """Show `text` on a terminal once the block has taken over a second.
 
     With `everywhere` other streams get a line as well, every 5 s at most.
     """
@@ -37,7 +37,7 @@ def said_when_slow(text: str, everywhere: bool = False) -> Iterator[Slow]:
 
 
 class Slow:
-    """What is said once something has taken over a second."""
+    """The progress of something that has taken over a second."""
 
     def __init__(self, text: str, everywhere: bool) -> None:
         self._progress = Progress()
@@ -49,8 +49,8 @@ class Slow:
             self._timer.daemon = True
             self._timer.start()
 
-    def say(self, text: str, fraction: float | None = None) -> None:
-        """Say this instead; on a terminal behind a bar, where the `fraction` that is done is known."""
+    def update(self, text: str, fraction: float | None = None) -> None:
+        """Show this text instead; on a terminal behind a bar if the `fraction` done is known."""
         bar = f"{_bar(fraction)} " if fraction is not None and self._progress.is_live else ""
         self._text = bar + text
         if self._timer is not None and time.monotonic() >= self._due:
@@ -58,7 +58,7 @@ class Slow:
             self._paint()
 
     def print(self, line: Callable[[], None]) -> None:
-        """Have `line` print on stdout, the bar out of its way meanwhile."""
+        """Call `line`, which prints on stdout, with the bar out of its way."""
         self.pause()
         line()
         sys.stdout.flush()
@@ -66,13 +66,13 @@ class Slow:
             self._paint()
 
     def pause(self) -> None:
-        """Take the line away until something is said again."""
+        """Take the line away until the next update."""
         if self._timer is not None and time.monotonic() >= self._due:
             self._timer.join()
         self._progress.close()
 
     def close(self) -> None:
-        """Say nothing more."""
+        """Take the line away for good."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer.join()
@@ -83,7 +83,7 @@ class Slow:
 
 
 class Progress:
-    """Shows snapshots on stderr. Wait for `close` before printing anything else there."""
+    """Shows progress on stderr; call `close` before printing anything else there."""
 
     def __init__(self, stream: TextIO | None = None) -> None:
         self._stream = stream or sys.stderr
@@ -94,11 +94,11 @@ class Progress:
 
     @property
     def is_live(self) -> bool:
-        """Whether there is a terminal that takes a line back."""
+        """True if stderr is a terminal that can redraw a line."""
         return self._live
 
     def show(self, snapshot: RunSnapshot) -> None:
-        """Paint a bar, or, without a terminal, a line when the phase changed or 5 s have passed."""
+        """Paint a bar, or without a terminal print a line when the phase changed or 5 s have passed."""
         if snapshot.result is not None:
             return
         if self._live:
@@ -113,13 +113,13 @@ class Progress:
                 self._last = text
                 self._write(text + "\n")
 
-    def say(self, text: str) -> None:
-        """A line of its own, below or instead of the bar."""
+    def print_line(self, text: str) -> None:
+        """Print a line in place of the bar."""
         self.close()
         self._write(text + "\n")
 
     def waiting(self, text: str) -> None:
-        """Show that something is waited for; on a terminal in place of the bar."""
+        """Show what is being waited for; on a terminal in place of the bar."""
         if self._live:
             self._paint(text)
         elif time.monotonic() - self._printed_at >= PLAIN_EVERY_S:
@@ -134,7 +134,7 @@ class Progress:
 
     def _paint(self, text: str) -> None:
         try:
-            # A terminal that does not know its size says 0.
+            # A terminal of unknown size reports 0.
             width = os.get_terminal_size(self._stream.fileno()).columns or 80
         except OSError:
             width = 80
@@ -148,11 +148,11 @@ class Progress:
             self._stream.write(shown(text, self._stream.encoding))
             self._stream.flush()
         except OSError:
-            pass  # the terminal has gone; the run goes on and so does whoever waits for its exit code
+            pass  # the terminal has gone; the run goes on, and its exit code still counts
 
 
 def status_line(snapshot: RunSnapshot, bar: Any = None) -> str:
-    """State, step n of N, throughput, step time, loss, peak memory, time left."""
+    """Return state, step n of N, throughput, step time, loss, peak memory and time left."""
     parts = [_state_words(snapshot)]
     if snapshot.tried:
         parts.append(probe_words(snapshot.tried))
@@ -169,7 +169,7 @@ def status_line(snapshot: RunSnapshot, bar: Any = None) -> str:
 
 
 def so_far(snapshot: RunSnapshot) -> dict[str, Any]:
-    """What is known of a live run, for `--json`; absent readings are null."""
+    """Return a live run's figures so far for `--json`; absent readings are null."""
     run, last = snapshot.run, snapshot.steps[-1] if snapshot.steps else None
     figures = recent_figures(snapshot)
     return {
@@ -197,7 +197,7 @@ def so_far(snapshot: RunSnapshot) -> dict[str, Any]:
 
 def _state_words(snapshot: RunSnapshot) -> str:
     alone = not snapshot.supervised and snapshot.state != "starting"
-    words = snapshot.state if not alone else f"{snapshot.state} (nobody watches over it)"
+    words = snapshot.state if not alone else f"{snapshot.state} (unsupervised)"
     if snapshot.stop_deadline_ns is not None:
         left_s = max(0.0, (snapshot.stop_deadline_ns - time.monotonic_ns()) / 1e9)
         words += f", SIGKILL in {left_s:.0f} s"
@@ -223,6 +223,6 @@ def _figures(snapshot: RunSnapshot) -> list[str]:
 
 
 def _bar(fraction: float) -> str:
-    """The cells filled for a fraction from 0 to 1."""
+    """Return a bar filled to a fraction from 0 to 1."""
     full = round(max(0.0, min(1.0, fraction)) * BAR_CELLS)
     return "█" * full + "░" * (BAR_CELLS - full)

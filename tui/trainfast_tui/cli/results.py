@@ -12,7 +12,7 @@ from trainfast_runner.running.recovery import settle, state_of
 
 
 def result_of(directory: Path) -> Result | None:
-    """The result; None while anything of the run is alive. Raises UserError for a directory without any record."""
+    """Return the result, or None while the run is alive; raises UserError for a directory without records."""
     result = settle(directory)
     if result is None and not is_alive(directory):
         now = state_of(directory)

@@ -14,11 +14,11 @@ if TYPE_CHECKING:
 
 
 TRACES_WITHIN_S = 20.0
-"""For which whoever waits for the result of a run out of memory is kept waiting for what would make it fit."""
+"""After an out-of-memory error, trace possible fixes for at most this long before printing the result."""
 
 
 def add(parser: argparse.ArgumentParser) -> None:
-    """The arguments of the command."""
+    """Add the command's arguments."""
     from trainfast_runner.settings.knobs import BY_NAME
 
     parser.add_argument("preset", metavar="PRESET", help="a name, NAME/VARIANT, or a path ending in .toml")
@@ -32,7 +32,7 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 
 def add_settings(parser: argparse.ArgumentParser) -> None:
-    """`--set`, as every command with a preset takes it."""
+    """Add `--set`, the same for every command with a preset."""
     parser.add_argument(
         "--set",
         action="append",
@@ -44,16 +44,16 @@ def add_settings(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Start the run and follow it. The exit code is the run's."""
+    """Start the run, follow it and return its exit code."""
     from trainfast_runner.records.home import Home
     from trainfast_runner.running import launch, planning
     from trainfast_runner.settings.spec import resolve
     from trainfast_tui.cli.follow_run import HUNG_UP, caught, follow
-    from trainfast_tui.cli.progress import Progress, said_when_slow
+    from trainfast_tui.cli.progress import Progress, progress_when_slow
 
     home = Home().ready()
     spec = resolve(arguments.preset, arguments.settings)
-    with said_when_slow("checking…"):
+    with progress_when_slow("checking…"):
         plan = planning.plan_run(spec, arguments.python)
     while True:
         if arguments.wait:
@@ -62,31 +62,31 @@ def run(arguments: argparse.Namespace) -> int:
             from trainfast_tui.cli.cooling import wait_until_cool
 
             wait_until_cool(plan, arguments.cool_to)
-        foresee(plan, home)
+        predict_memory(plan, home)
         with caught() as signals:
             try:
                 directory = launch.start(plan, home)
             except launch.DevicesBusy:
                 if not arguments.wait:
                     raise
-                continue  # another one that waited was faster
+                continue  # another waiting run was faster
             if arguments.detach:
                 return _detached(directory, arguments.json)
             why = f", {plan.devices_reason}" if plan.devices_reason else ""
-            Progress().say(f"{directory.name} is starting{why}")
+            Progress().print_line(f"{directory.name} is starting{why}")
             result = follow(directory, signals, interrupt_stops=True)
         if result is None:
             return HUNG_UP
         return report(explained(directory, result, arguments.python), arguments.json)
 
 
-def foresee(plan: RunPlan, home: Home) -> None:
-    """Have the run's memory predicted before it starts, unless it is known or a run is there to be disturbed."""
+def predict_memory(plan: RunPlan, home: Home) -> None:
+    """Predict the run's memory before it starts, unless it is known or a trace would disturb another run."""
     from trainfast_runner.errors import UserError
     from trainfast_runner.memory.sharding import PREDICTED
     from trainfast_runner.memory.tracing import cached_model, trace_model
     from trainfast_runner.running.launch import busy_with
-    from trainfast_tui.cli.progress import Progress, said_when_slow
+    from trainfast_tui.cli.progress import Progress, progress_when_slow
     from trainfast_tui.text.format import plain
 
     if plan.spec.knobs["strategy"] not in PREDICTED:
@@ -94,15 +94,14 @@ def foresee(plan: RunPlan, home: Home) -> None:
     if cached_model(plan.spec, plan.device, plan.python) is not None or busy_with(plan, home) is not None:
         return
     try:
-        with said_when_slow("predicting its memory…"):
+        with progress_when_slow("predicting its memory…"):
             trace_model(plan.spec, plan.device, plan.python, gpus=plan.device_uuids)
     except UserError as problem:
-        Progress().say(plain(f"memory is not predicted: {problem.line()}"))
+        Progress().print_line(plain(f"memory is not predicted: {problem.line()}"))
 
 
 def explained(directory: Path, result: Result, python: str | None) -> Result:
-    """The result of a run out of memory with the changes that would make it fit, which are traced now; Ctrl-C or some
-    seconds end that."""
+    """Return the result of an out-of-memory run with traced changes; Ctrl-C or some seconds end the tracing."""
     from trainfast_runner.records.home import read_run_file
 
     run = read_run_file(directory)
@@ -113,7 +112,7 @@ def explained(directory: Path, result: Result, python: str | None) -> Result:
     from trainfast_runner.errors import UserError
     from trainfast_runner.records.run_records import read_records
     from trainfast_runner.results.explained_run import explained_now, held_by, trace_changes
-    from trainfast_tui.cli.progress import said_when_slow
+    from trainfast_tui.cli.progress import progress_when_slow
 
     held = held_by(read_records(directory), result.error)
     given_up = threading.Event()
@@ -121,43 +120,43 @@ def explained(directory: Path, result: Result, python: str | None) -> Result:
     timer.daemon = True
     timer.start()
     try:
-        with said_when_slow("tracing which changes would make it fit…") as slow:
+        with progress_when_slow("tracing which changes would make it fit…") as slow:
             for left in trace_changes(run, result.error, python, given_up, held):
-                slow.say(f"tracing which changes would make it fit, {left} to go…")
+                slow.update(f"tracing which changes would make it fit, {left} to go…")
     except (UserError, KeyboardInterrupt):
-        pass  # what was not traced stays an estimate
+        pass  # changes without a trace stay estimates
     finally:
         timer.cancel()
     return explained_now(directory, result)
 
 
 def report(result: Result, as_json: bool) -> int:
-    """Print a result for a person or a program; the exit code that belongs to it."""
+    """Print a result for a person or a program and return its exit code."""
     from trainfast_runner.records.run_file import EXIT_CODES
     from trainfast_tui.cli import summary
-    from trainfast_tui.cli.output import print_json, say
+    from trainfast_tui.cli.output import print_json, print_line
 
     if as_json:
         print_json(result)
     else:
         for line in summary.lines(result):
-            say(line)
+            print_line(line)
     return EXIT_CODES.get(result.state, 4)
 
 
 def _detached(directory: Path, as_json: bool) -> int:
     from trainfast_runner.running.recovery import state_of
-    from trainfast_tui.cli.output import print_json, say
+    from trainfast_tui.cli.output import print_json, print_line
 
     if as_json:
         print_json({"run_id": directory.name, "state": state_of(directory).state, "run_dir": str(directory)})
     else:
-        say(directory.name)
+        print_line(directory.name)
     return 0
 
 
 def wait_for_device(plan: RunPlan, home: Home) -> None:
-    """Return when no other run uses the plan's devices; the wait is told on stderr."""
+    """Wait, with progress on stderr, until no other run uses the plan's devices."""
     from trainfast_runner.running.launch import wait_for_devices
     from trainfast_tui.cli.progress import Progress
     from trainfast_tui.text.format import duration

@@ -12,17 +12,17 @@ if TYPE_CHECKING:
 
 
 def add(parser: argparse.ArgumentParser) -> None:
-    """The arguments of the command."""
+    """Add the command's arguments."""
     parser.add_argument("a", metavar="A", help="the run to compare with: an id, a unique prefix, or last")
     parser.add_argument("b", metavar="B", help="the other run")
     parser.add_argument("--json", action="store_true", help="print {a, b, knobs[], rows[], conditions[], notes[]}")
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print what differs and what it did."""
+    """Print the differing settings and figures."""
     from trainfast_runner.records.home import Home
     from trainfast_runner.results.comparison.difference import compare
-    from trainfast_tui.cli.output import print_json, say, say_table
+    from trainfast_tui.cli.output import print_json, print_line, print_table
     from trainfast_tui.text.comparison import sentence, setting
     from trainfast_tui.text.format import ABSENT, plain
 
@@ -31,28 +31,28 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.json:
         print_json(found)
         return 0
-    say(f"A  {found.a}\nB  {found.b}\n")
+    print_line(f"A  {found.a}\nB  {found.b}\n")
     if found.a == found.b:
-        say("A and B are one and the same run.\n")
+        print_line("A and B are one and the same run.\n")
     if found.knobs:
         settings = [(plain(name), plain(setting(name, a)), plain(setting(name, b))) for name, a, b in found.knobs]
-        say_table(("KNOB", "A", "B"), settings)
+        print_table(("KNOB", "A", "B"), settings)
     else:
-        say("the same settings")
-    say()
+        print_line("the same settings")
+    print_line()
     rows = [_cells(row) for row in found.rows if row.a is not None or row.b is not None]
-    say_table(("FIGURE", "A", "B", "CHANGE", "", "95 % SURE", ""), rows, right=(1, 2, 3, 4, 5), drop=(5, 3))
+    print_table(("FIGURE", "A", "B", "CHANGE", "", "95 % SURE", ""), rows, right=(1, 2, 3, 4, 5), drop=(5, 3))
     if (verdict := sentence(found)) is not None:
-        say()
-        say(verdict)
+        print_line()
+        print_line(verdict)
     if found.conditions:
-        say()
+        print_line()
         cells = [
             (row.label, row.a or ABSENT, row.b or ABSENT, "differs" if row.differs else "") for row in found.conditions
         ]
-        say_table(("CONDITION", "A", "B", ""), [tuple(map(plain, row)) for row in cells])
+        print_table(("CONDITION", "A", "B", ""), [tuple(map(plain, row)) for row in cells])
     for note in found.notes:
-        say(f"note: {plain(note)}")
+        print_line(f"note: {plain(note)}")
     return 0
 
 

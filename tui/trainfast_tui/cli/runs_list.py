@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def add(parser: argparse.ArgumentParser) -> None:
-    """The arguments of the command."""
+    """Add the command's arguments."""
     parser.add_argument("--state", help="only runs in this state: running, finished, oom, failed, ...")
     parser.add_argument("--preset", help="only runs of this preset, NAME or NAME/VARIANT")
     parser.add_argument("--probes", action="store_true", help="also the processes in which searches tried batch sizes")
@@ -31,7 +31,7 @@ def run(arguments: argparse.Namespace) -> int:
     from trainfast_runner.records.home import Home
     from trainfast_runner.records.run_file import SCHEMA, STATES
     from trainfast_runner.running.history import iter_rows
-    from trainfast_tui.cli.output import print_json, say, say_table
+    from trainfast_tui.cli.output import print_json, print_line, print_table
 
     if arguments.state is not None and arguments.state not in STATES:
         raise UserError(
@@ -49,21 +49,21 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.json:
         print_json({"schema": SCHEMA, "runs": rows})
     elif not rows:
-        say("no run fits" if arguments.state or arguments.preset else "no run yet: trainfast-tui run tiny-llama")
+        print_line("no run fits" if arguments.state or arguments.preset else "no run yet: trainfast-tui run tiny-llama")
     else:
-        say_table(HEADER, map(_cells, rows), right=(3, 4, 5, 6), drop=DROPPED)
+        print_table(HEADER, map(_cells, rows), right=(3, 4, 5, 6), drop=DROPPED)
     return 0
 
 
 HEADER = ("RUN", "STATE", "CHANGED", "SAMPLES", "STEP", "PEAK MEMORY", "TOOK", "STARTED", "NOTE")
 DROPPED = (8, 7, 6, 4, 5, 3, 2)
-"""The columns that a narrow terminal goes without, the first ones first; the id tells when a run started."""
+"""The columns that a narrow terminal leaves out, the first ones first; the id has the start time."""
 CHANGED_CELLS = 48
 NOTE_CELLS = 40
 
 
 def _refuse_unknown(preset: str, home: Home) -> None:
-    """Raise UserError for a preset that neither is there nor was ever run."""
+    """Raise UserError for a preset that does not exist and never ran."""
     from trainfast_runner.running.history import iter_rows
     from trainfast_runner.settings import presets
 
@@ -78,13 +78,13 @@ def _fits(row: RunRow, arguments: argparse.Namespace) -> bool:
 
 
 def _cells_for_changes() -> int:
-    """What leaves room for the id, the state and the rate on a terminal of 80 columns."""
+    """Return the cells beside id, state and rate on a terminal of 80 columns."""
     width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
     return CHANGED_CELLS if width is None else min(CHANGED_CELLS, width * 2 // 7)
 
 
 def _in_words(note: str) -> str:
-    """The note; on a terminal as many of its words as leave room for the figures."""
+    """Return the note, on a terminal cut to words that leave room for the figures."""
     return textwrap.shorten(note, NOTE_CELLS, placeholder=" …") if sys.stdout.isatty() else note
 
 
@@ -98,7 +98,7 @@ def _cells(row: RunRow) -> list[str]:
         started = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(row.started_wall_ns / 1e9))
     notes = [
         "a search's probe" if row.role == PROBE else "",
-        "nobody watches over it" if row.supervised is False else "",
+        "unsupervised" if row.supervised is False else "",
         "synthetic data" if row.synthetic_data else "",
         "speed under strict malloc thresholds" if row.measured_under else "",
         "" if row.clean else "conditions not clean",

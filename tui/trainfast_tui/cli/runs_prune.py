@@ -1,4 +1,4 @@
-"""`runs prune`: delete old runs and searches, and what the caches hold that nobody uses; says first what it frees."""
+"""`runs prune`: delete old runs and searches and unused cache files, after printing what that frees."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ if TYPE_CHECKING:
     from trainfast_runner.running.pruning import PrunePlan
 
 SHOWN = 12
-"""Runs and searches that are named; of more the rest is counted."""
+"""Name at most this many runs and searches; count the rest."""
 
 
 def add(parser: argparse.ArgumentParser) -> None:
-    """The arguments of the command."""
+    """Add the command's arguments."""
     parser.description = (
         "Without --keep and --older-than no run and no search is deleted: only cache entries whose files were not read"
         " or changed for 30 days, as far as the file times tell, and stale locks. With both, a run goes that neither of"
@@ -23,17 +23,17 @@ def add(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--keep", type=int, metavar="N", help="delete runs and searches before the newest N runs")
     parser.add_argument("--older-than", metavar="AGE", help="delete runs, searches and cache entries older than 30d")
-    parser.add_argument("--dry-run", action="store_true", help="only say what it would free")
+    parser.add_argument("--dry-run", action="store_true", help="only print what it would free")
     parser.add_argument("--yes", action="store_true", help="delete without asking")
     parser.add_argument("--json", action="store_true", help="print what was deleted, or would be, as one JSON object")
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Say what it frees, ask, and delete."""
+    """Print what it frees, ask, and delete."""
     from trainfast_runner.errors import UserError
     from trainfast_runner.records.home import Home, cache_directory
     from trainfast_runner.running import pruning
-    from trainfast_tui.cli.output import print_json, say
+    from trainfast_tui.cli.output import print_json, print_line
     from trainfast_tui.text.format import size
 
     if arguments.keep is not None and arguments.keep < 0:
@@ -43,7 +43,7 @@ def run(arguments: argparse.Namespace) -> int:
     found = pruning.plan(home, cache_directory(), arguments.keep, older_than_s)
     if not arguments.json:
         for line in _lines(found):
-            say(line)
+            print_line(line)
     left: dict[str, int] = {}
     deletes = not (arguments.dry_run or found.is_empty) and (arguments.yes or _agreed(found))
     if deletes:
@@ -51,9 +51,9 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.json:
         print_json(_as_json(found, deleted=deletes, left=left))
     elif deletes:
-        say(f"freed {size(_freed_bytes(found, left))}")
+        print_line(f"freed {size(_freed_bytes(found, left))}")
         if left:
-            say(f"not deleted, in use again or no permission: {', '.join(left)}")
+            print_line(f"not deleted, in use again or no permission: {', '.join(left)}")
     return 4 if left else 0
 
 
@@ -62,7 +62,7 @@ def _freed_bytes(found: PrunePlan, left: dict[str, int]) -> int:
 
 
 def _agreed(found: PrunePlan) -> bool:
-    """What the person at the terminal says. Raises UserError where there is none."""
+    """Return the person's answer at the terminal; raises UserError without a terminal."""
     import sys
 
     from trainfast_runner.errors import UserError

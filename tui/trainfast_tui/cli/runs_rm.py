@@ -1,4 +1,4 @@
-"""`runs rm`: delete runs; a live one is refused, and then nothing is deleted at all."""
+"""`runs rm`: delete runs; if one is live, nothing is deleted."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ import argparse
 
 
 def add(parser: argparse.ArgumentParser) -> None:
-    """The arguments of the command."""
+    """Add the command's arguments."""
     parser.add_argument("references", metavar="RUN", nargs="+", help="ids, unique prefixes, or last")
     parser.add_argument("--json", action="store_true", help="print {removed[...]}")
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Delete and say which."""
+    """Delete the runs and print their ids."""
     from trainfast_runner.errors import UserError
     from trainfast_runner.records.home import Home, stays_alive
-    from trainfast_tui.cli.output import print_json, say
+    from trainfast_tui.cli.output import print_json, print_line
 
     home = Home()
     ids = list(dict.fromkeys(home.find(reference) for reference in arguments.references))
@@ -32,5 +32,5 @@ def run(arguments: argparse.Namespace) -> int:
         print_json({"removed": ids})
     else:
         for run_id in ids:
-            say(f"deleted {run_id}")
+            print_line(f"deleted {run_id}")
     return 0

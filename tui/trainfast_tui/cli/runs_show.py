@@ -1,4 +1,4 @@
-"""`runs show`: one run's result; of a live run what there is so far."""
+"""`runs show`: one run's result, of a live run the figures so far."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def add(parser: argparse.ArgumentParser) -> None:
-    """The arguments of the command."""
+    """Add the command's arguments."""
     parser.add_argument("reference", metavar="RUN", help="an id, a unique prefix of one, or last")
     what = parser.add_mutually_exclusive_group()
     what.add_argument("--steps", action="store_true", help="each step, and what the watched GPUs did in it")
@@ -21,12 +21,12 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print it; exit code 0 however the run ended."""
+    """Print the run; return 0 however it ended."""
     from trainfast_runner.records.home import Home, read_run_file
     from trainfast_runner.results.explained_run import explained_now
     from trainfast_tui.cli import summary
     from trainfast_tui.cli.diagnosis import opened
-    from trainfast_tui.cli.output import print_json, say
+    from trainfast_tui.cli.output import print_json, print_line
     from trainfast_tui.cli.results import result_of
     from trainfast_tui.text.diagnosis_figures import nothing_found
 
@@ -56,16 +56,16 @@ def run(arguments: argparse.Namespace) -> int:
         measured = sum(not step.warmup for step in snapshot.steps)
         _say_all(opened(snapshot.diagnosis, nothing_found(live=True, measured=measured, diagnosed=True)))
     else:
-        say(f"{snapshot.run_id}  {status_line(snapshot)}")
-        say(f"follow it with: trainfast-tui attach {snapshot.run_id}")
+        print_line(f"{snapshot.run_id}  {status_line(snapshot)}")
+        print_line(f"follow it with: trainfast-tui attach {snapshot.run_id}")
     return 0
 
 
 def _print_steps(directory: Path, as_json: bool) -> None:
     from trainfast_runner.records.home import read_result
     from trainfast_runner.results.bottleneck.joined_steps import as_record, joined_steps
-    from trainfast_tui.cli.output import print_json, say
-    from trainfast_tui.cli.step_table import say_steps
+    from trainfast_tui.cli.output import print_json, print_line
+    from trainfast_tui.cli.step_table import print_steps
     from trainfast_tui.text.format import count
 
     steps = joined_steps(directory)
@@ -75,21 +75,21 @@ def _print_steps(directory: Path, as_json: bool) -> None:
         rows = [as_record(*one) for one in steps]
         print_json({"schema": 1, "run_id": directory.name, "thinning": thinning, "steps": rows})
         return
-    say_steps(steps)
+    print_steps(steps)
     if result is not None and thinning is not None:
         taken = result.steps.measured + result.steps.warmup
-        say(f"note: a long run: these are {count(len(steps))} of its {count(taken)} steps")
+        print_line(f"note: a long run: these are {count(len(steps))} of its {count(taken)} steps")
 
 
 def _say_all(lines: list[str]) -> None:
-    from trainfast_tui.cli.output import say
+    from trainfast_tui.cli.output import print_line
 
     for line in lines:
-        say(line)
+        print_line(line)
 
 
 def _settings(result: Result, run: RunFile | None) -> str:
-    """What was changed of the preset; results of older versions leave it to `run.json`."""
+    """Return the overrides; results of older versions have them only in `run.json`."""
     from trainfast_runner.records.run_file import PROBE
     from trainfast_tui.text.format import plain
     from trainfast_tui.text.overrides import settings

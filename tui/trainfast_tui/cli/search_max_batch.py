@@ -1,4 +1,4 @@
-"""`search max-batch`: the largest batch that fits, found by probing and proved in a fresh process."""
+"""`search max-batch`: the largest batch that fits, found by probes and confirmed in a fresh process."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ EXIT_CODES = {"answered": 0, "nothing_fits": 3, "failed": 4, "cancelled": 130}
 
 
 def add(parser: argparse.ArgumentParser) -> None:
-    """The arguments of the command."""
+    """Add the command's arguments."""
     from trainfast_tui.cli.run import add_settings
 
     parser.add_argument("preset", metavar="PRESET", help="a name, NAME/VARIANT, or a path ending in .toml")
@@ -34,9 +34,7 @@ def add(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="never run out of memory on purpose: stop where the fit says that no more fits",
     )
-    parser.add_argument(
-        "--proof-steps", type=int, default=10, metavar="N", help="steps of the run that proves the answer (10)"
-    )
+    parser.add_argument("--proof-steps", type=int, default=10, metavar="N", help="steps of the confirmation run (10)")
     parser.add_argument("--fresh", action="store_true", help="begin anew instead of continuing an unfinished search")
     parser.add_argument("--wait", action="store_true", help="wait while another run uses the device")
     parser.add_argument("--cool-to", type=float, metavar="C", help="start each process when the GPUs are below C °C")
@@ -46,13 +44,13 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Search, and print what was found."""
+    """Search and print the answer."""
     from trainfast_runner.records.home import Home
     from trainfast_runner.running import planning
     from trainfast_runner.search.opening import Options, check_plan, open_search
     from trainfast_runner.settings.spec import resolve
     from trainfast_tui.cli.follow_run import caught
-    from trainfast_tui.cli.progress import said_when_slow
+    from trainfast_tui.cli.progress import progress_when_slow
     from trainfast_tui.cli.run import wait_for_device
 
     began_ns = time.monotonic_ns()
@@ -65,10 +63,10 @@ def run(arguments: argparse.Namespace) -> int:
         cool_to_c=arguments.cool_to,
     )
     spec = resolve(arguments.preset, arguments.settings)
-    with said_when_slow("checking…"):
+    with progress_when_slow("checking…"):
         plan = planning.plan_run(spec, arguments.python)
     check_plan(plan, options)
-    _say_variants(arguments.preset, spec)
+    _note_variants(arguments.preset, spec)
     if arguments.wait:
         asked_ns = time.monotonic_ns()
         wait_for_device(plan, home)
@@ -80,8 +78,8 @@ def run(arguments: argparse.Namespace) -> int:
     return EXIT_CODES[ended.state]
 
 
-def _say_variants(preset: str, spec: RunSpec) -> None:
-    """That none of the variants is searched, where there are some and none was named."""
+def _note_variants(preset: str, spec: RunSpec) -> None:
+    """Print that the variants are not searched, if the preset has any and none was named."""
     from trainfast_runner.settings import presets
     from trainfast_tui.cli.progress import Progress
     from trainfast_tui.text.format import plain
@@ -89,7 +87,9 @@ def _say_variants(preset: str, spec: RunSpec) -> None:
     variants = presets.load(preset)[0].variants if spec.variant is None else ()
     if variants:
         one = plain(f"{preset}/{variants[0].id}")
-        Progress().say(f"{plain(spec.preset)} itself is searched, none of its {len(variants)} variants; {one} is one")
+        Progress().print_line(
+            f"{plain(spec.preset)} itself is searched, none of its {len(variants)} variants; {one} is one"
+        )
 
 
 def _conducted(
@@ -101,7 +101,7 @@ def _conducted(
     settings: list[str],
     began_ns: int,
 ) -> Ended:
-    """Conduct the search, every line of its journal told on stderr as it is written."""
+    """Conduct the search and print each line of its journal on stderr."""
     from trainfast_runner.search.conduct import conduct
     from trainfast_runner.search.control import resume
     from trainfast_runner.search.journal import Probe, read_journal
@@ -113,16 +113,16 @@ def _conducted(
     progress = Progress()
     for setting in settings:
         if setting.partition("=")[0] in FREE_KNOBS:
-            progress.say(f"{plain(setting)} is not used: a search sets it itself")
+            progress.print_line(f"{plain(setting)} is not used: a search sets it itself")
     tried = [line for line in read_journal(directory) if isinstance(line, Probe)]
     if tried:
         sizes = ", ".join(str(line.batch_size) for line in tried)
-        progress.say(f"continuing {directory.name}, which has tried {sizes}; --fresh begins anew")
-    teller = _Teller(progress, home)
+        progress.print_line(f"continuing {directory.name}, which has tried {sizes}; --fresh begins anew")
+    printer = _JournalPrinter(progress, home)
 
     def is_cancelled() -> bool:
-        # Asked again and again while anything is waited for.
-        teller.tick()
+        # Called repeatedly during every wait.
+        printer.tick()
         return bool(signals.interrupts or signals.hung_up)
 
     try:
@@ -131,7 +131,7 @@ def _conducted(
             plan,
             home,
             options,
-            on_line=teller.tell,
+            on_line=printer.print_line,
             is_cancelled=is_cancelled,
             began_ns=began_ns,
         )
@@ -139,40 +139,40 @@ def _conducted(
         progress.close()
 
 
-class _Teller:
-    """Says what a search does, one sentence a line."""
+class _JournalPrinter:
+    """Prints the journal of a search, one sentence a line."""
 
     def __init__(self, progress: Progress, home: Home) -> None:
         self._progress, self._home = progress, home
         self._cooling = ""
         self._wait: tuple[CoolingDown, float] | None = None
-        """The newest look at GPUs that are too warm, and when it was told; None while nothing waits for them."""
+        """The newest reading of GPUs that are too warm, and when it was printed; None if nothing waits for them."""
         self._begin("starting")
 
     def _begin(self, doing: str) -> None:
-        """Say this from here on, with the time since; an empty one leaves the line to what was said last."""
-        self._doing, self._since, self._said = doing, time.monotonic(), time.monotonic()
+        """Show this with the time since; with an empty text the last line stays."""
+        self._doing, self._since, self._printed = doing, time.monotonic(), time.monotonic()
         self._steps: Tail[Step] | None = None
         self._step = 0
 
     def tick(self) -> None:
-        """How long what is done now has taken, and of a proof how many steps; once in two seconds."""
+        """Show the time of the work under way, and of a confirmation run its steps; once in two seconds."""
         from trainfast_tui.text.format import duration
 
         now = time.monotonic()
-        if (not self._doing and self._wait is None) or now - self._said < TICK_S:
+        if (not self._doing and self._wait is None) or now - self._printed < TICK_S:
             return
-        self._said = now
+        self._printed = now
         if self._wait is not None:
-            self._tell_wait(*self._wait, now)
+            self._show_wait(*self._wait, now)
             return
         if self._steps is not None:
             self._step = max((step.step for step in self._steps.new()), default=self._step)
         steps = f", {self._step} step{'s' if self._step > 1 else ''}" if self._step else ""
         self._progress.waiting(f"{self._doing}… {duration(int(now - self._since))}{steps}")
 
-    def tell(self, line: AnyLine) -> None:
-        """A line of the journal in words; those that say nothing new to a person are left out."""
+    def print_line(self, line: AnyLine) -> None:
+        """Print a line of the journal, unless it says nothing new to a person."""
         from trainfast_runner.records.json_lines import Tail
         from trainfast_runner.records.run_file import Step
         from trainfast_runner.records.run_records import rank_file
@@ -181,16 +181,16 @@ class _Teller:
 
         words = self._words(line)
         if words:
-            self._progress.say(plain(words))
+            self._progress.print_line(plain(words))
         self._wait = None
         if isinstance(line, CoolingDown):
-            self._said = time.monotonic()
-            self._wait = line, self._said
-            self._tell_wait(line, self._said, self._said)
+            self._printed = time.monotonic()
+            self._wait = line, self._printed
+            self._show_wait(line, self._printed, self._printed)
             self._doing, self._cooling = "", self._doing or self._cooling
         elif isinstance(line, Next):
             self._begin(
-                {"prove": f"proving {line.batch_size}", "end": ""}.get(line.action, f"trying {line.batch_size}")
+                {"prove": f"confirming {line.batch_size}", "end": ""}.get(line.action, f"trying {line.batch_size}")
             )
         elif isinstance(line, Paused):
             self._begin("")
@@ -199,8 +199,8 @@ class _Teller:
             if line.role == "proof":
                 self._steps = Tail(rank_file(self._home.directory(line.run_id), "steps", 0), Step)
 
-    def _tell_wait(self, look: CoolingDown, told: float, now: float) -> None:
-        """The journal has a look where the temperature changes, and none while it stands still."""
+    def _show_wait(self, look: CoolingDown, told: float, now: float) -> None:
+        """Show the wait; the journal has a line only when the temperature changes."""
         from trainfast_tui.text.cooling import cooling_words
 
         waited_s, stuck_s = look.waited_s + now - told, look.stuck_s + now - told
@@ -220,7 +220,7 @@ class _Teller:
             case journal.Next(action="end"):
                 return ""
             case journal.Next():
-                return f"{line.action} {line.batch_size}: {line.why}"
+                return f"{'confirm' if line.action == 'prove' else line.action} {line.batch_size}: {line.why}"
             case journal.Probe(outcome="fits"):
                 rate = per_second(line.samples_per_s, "samples")
                 peak = size(line.peak_allocated_bytes)
@@ -243,7 +243,7 @@ class _Teller:
 
 def _report(directory: Path, ended: Ended, as_json: bool) -> None:
     from trainfast_runner.search.report import report
-    from trainfast_tui.cli.output import print_json, say
+    from trainfast_tui.cli.output import print_json, print_line
     from trainfast_tui.text.tables import pairs
 
     found = report(directory)
@@ -252,10 +252,10 @@ def _report(directory: Path, ended: Ended, as_json: bool) -> None:
         return
     if ended.answer is None:
         for line in _without_answer(directory, ended):
-            say(line)
+            print_line(line)
         return
     for line in pairs(_rows(found)):
-        say(line)
+        print_line(line)
 
 
 def _rows(found: dict[str, Any]) -> list[tuple[str, str]]:
@@ -270,7 +270,7 @@ def _rows(found: dict[str, Any]) -> list[tuple[str, str]]:
     if rate and found["measured_under"]:
         rate += f" (under {found['measured_under']})"
     rows = [
-        ("largest batch", f"{found['max_batch']}, proved by {found['proof_run_id']}{rate}; {found['certainty']}"),
+        ("largest batch", f"{found['max_batch']}, confirmed by {found['proof_run_id']}{rate}; {found['certainty']}"),
         ("leaves free", f"{size(found['headroom_bytes'])} of {size(found['limit_bytes'])} ({found['limit']}){on}"),
         ("aligned", str(found["aligned_batch"]) if found["aligned_batch"] else "none below 8"),
         ("recommended", f"{found['recommended_batch']}: {found['recommended_reason']}"),
@@ -282,9 +282,9 @@ def _rows(found: dict[str, Any]) -> list[tuple[str, str]]:
     out = sum(probe["outcome"] == "oom" for probe in tried)
     refuted = [probe["batch_size"] for probe in tried if probe["refuted_by"]]
     if refuted:
-        rows.append(("refuted", f"{_sizes(refuted)}: fitted in a probe, ran out of memory in a proof"))
+        rows.append(("refuted", f"{_sizes(refuted)}: fitted in a probe, ran out of memory in a confirmation run"))
     proofs = sum(proof["state"] == "oom" for proof in found["proofs"])
-    more = f", and {_times(proofs)} in a proof" if proofs else ""
+    more = f", and {_times(proofs)} in a confirmation run" if proofs else ""
     rows.append(("took", f"{duration(found['seconds'])}, {len(tried)} sizes tried, memory ran out {_times(out)}{more}"))
     return rows
 

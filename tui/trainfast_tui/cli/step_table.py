@@ -1,4 +1,4 @@
-"""The steps of a run as a table: phases, and what the watched GPUs did meanwhile."""
+"""The steps of a run as a table: phases, and the watched GPUs' readings."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from trainfast_runner.machine.telemetry.throttle_causes import CAUSES
 from trainfast_runner.records.run_file import Step
 from trainfast_runner.results.bottleneck.step_conditions import StepConditions
-from trainfast_tui.cli.output import say, say_table
+from trainfast_tui.cli.output import print_line, print_table
 from trainfast_tui.text.format import ABSENT, celsius, count, joules, milliseconds, percent
 
 Joined = tuple[Step, StepConditions | None]
@@ -16,17 +16,19 @@ Column = tuple[str, Callable[[Joined], str]]
 CAUSE_HEADS = {"thermal": "HEAT", "power": "POWER CAP", "brake": "BRAKE", "sync_boost": "SYNC BOOST"}
 
 
-def say_steps(steps: Sequence[Joined]) -> None:
-    """One line a step; columns that no step has are left out. Throttled time is in milliseconds of that step."""
+def print_steps(steps: Sequence[Joined]) -> None:
+    """Print a line for each step, without empty columns; throttled time is in milliseconds of the step."""
     if not steps:
-        say("no step is on record")
+        print_line("no step is on record")
         return
     rows = [[cell(one) for _, cell in COLUMNS] for one in steps]
     kept = [place for place in range(len(COLUMNS)) if any(row[place] != ABSENT for row in rows)]
-    say_table([COLUMNS[place][0] for place in kept], [[row[place] for place in kept] for row in rows], range(len(kept)))
+    print_table(
+        [COLUMNS[place][0] for place in kept], [[row[place] for place in kept] for row in rows], range(len(kept))
+    )
     sources = sorted({source for _, joined in steps if joined for source in joined.sources.values()})
     if sources:
-        say(f"throttled time from: {', '.join(sources)}")
+        print_line(f"throttled time from: {', '.join(sources)}")
 
 
 def _phase(name: str) -> Callable[[Joined], str]:

@@ -6,21 +6,21 @@ import argparse
 
 
 def add(parser: argparse.ArgumentParser) -> None:
-    """The arguments of the command."""
+    """Add the command's arguments."""
     parser.add_argument("reference", metavar="RUN", help="an id, a unique prefix of one, or last")
     parser.add_argument("--now", action="store_true", help="send SIGKILL at once")
     parser.add_argument("--json", action="store_true", help="print the result as one JSON object")
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Stop it and wait; 0 once nothing of it is left, however it ended."""
+    """Stop the run and wait; return 0 once nothing of it is left."""
     import sys
 
     from trainfast_runner.errors import UserError
     from trainfast_runner.records.home import Home
     from trainfast_tui.cli import summary
     from trainfast_tui.cli.follow_run import caught, stop
-    from trainfast_tui.cli.output import print_json, say
+    from trainfast_tui.cli.output import print_json, print_line
     from trainfast_tui.cli.results import result_of
 
     home = Home()
@@ -41,5 +41,5 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.json:
         print_json(result)
     else:
-        say(summary.headline(result))
+        print_line(summary.headline(result))
     return 0

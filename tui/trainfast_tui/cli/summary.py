@@ -1,4 +1,4 @@
-"""A run's result as a person reads it: aligned figures with units, warnings beside them."""
+"""A run's result in lines: aligned figures with units, warnings beside them."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ from trainfast_tui.text.phases import STEP
 from trainfast_tui.text.tables import pairs
 
 FEW_STEPS = 5
-"""Below this many measured steps a percentile or a deviation says nothing."""
+"""With fewer measured steps a percentile or a deviation means nothing."""
 
 
 def lines(result: Result) -> list[str]:
-    """The whole summary."""
+    """Return the whole summary."""
     found = [headline(result), *pairs(_figures(result))]
     found += [f"note: {note}" for note in notes(result)]
     found += verdicts(result.diagnosis)
@@ -46,14 +46,14 @@ def lines(result: Result) -> list[str]:
 
 
 def headline(result: Result) -> str:
-    """Which run, how it ended, and why."""
+    """Return the run's id, its end and the reason."""
     reason = f": {plain(result.reason)}" if result.reason and result.state != "finished" else ""
     role = f"{probe_words(result.tried)}: " if result.role == PROBE else ""
     return f"{result.run_id}  {result.name}  {role}{result.state.replace('_', ' ')}{reason}"
 
 
 def notes(result: Result) -> Iterator[str]:
-    """What a reader of the figures has to know: data that are not real, a machine that was not alone."""
+    """Yield the notes to the figures: synthetic data, other processes on the machine."""
     if result.schema > SCHEMA:
         yield f"written by a newer trainfast-tui (schema {result.schema}, not {SCHEMA}): some of it may be missing"
     if result.synthetic_data:
@@ -72,7 +72,7 @@ def notes(result: Result) -> Iterator[str]:
 
 
 def _thinned(thinning: Thinning, steps: int) -> Iterator[str]:
-    """The share of a long run's records that the figures rest on."""
+    """Yield the notes on a long run, whose figures rest on a share of its records."""
     if thinning.steps_dropped:
         yield f"the records of {count(thinning.steps_dropped)} steps were dropped: steps.jsonl had reached its cap"
     if thinning.steps_looked_at < steps:
@@ -139,7 +139,7 @@ def _figures(result: Result) -> Iterator[tuple[str, str]]:
 
 
 def _cpu(cpu: Cpu) -> str:
-    """Allocator, threads and how these wait, with the reason."""
+    """Return allocator, threads and their wait policy, with the reason."""
     threads = "1 thread a rank" if cpu.threads == 1 else f"{cpu.threads} threads a rank"
     reason = f" ({cpu.wait_policy_reason})" if cpu.wait_policy_reason else ""
     return plain(
@@ -165,7 +165,7 @@ def _actual(result: Result) -> str:
 
 
 def _explained(result: Result) -> list[str]:
-    """Why memory ran out, and what would make it fit."""
+    """Return the explanation of the out-of-memory error and the changes that would fit."""
     found = result.oom
     if found is None:
         return _advice(result) if result.role != PROBE else []
@@ -179,9 +179,9 @@ def _explained(result: Result) -> list[str]:
 
 def _advice(result: Result) -> list[str]:
     phase = result.error.phase if result.error else None
-    said = result.reason or (result.error.message if result.error else None) or ""
+    message = result.reason or (result.error.message if result.error else None) or ""
     model = msgspec.structs.asdict(result.actual)
-    fixes = cheapest(result.knobs, result.actual.device or "cpu", phase, said, model=model)
+    fixes = cheapest(result.knobs, result.actual.device or "cpu", phase, message, model=model)
     if not fixes:
         return []
     return ["to make it fit, cheapest first:"] + [
@@ -199,12 +199,12 @@ def _columns(rows: list[tuple[str, str]]) -> tuple[list[str], list[str]]:
 
 
 def _flops(flops: Flops) -> str:
-    """What the device did of the model's work, and what share of its peak that is; recomputing is no such work."""
+    """Return model TFLOP/s, MFU, and HFU, including recomputation."""
     text = f"{number(flops.model_tflops_per_device)} TFLOP/s a device"
     if flops.mfu is not None:
         text += f", {percent(100 * flops.mfu, 1)} of {number(flops.peak_tflops)} ({flops.peak_source})"
     if flops.hfu is not None and flops.hfu != flops.mfu:
-        text += f"; {percent(100 * flops.hfu, 1)} with what is computed twice"
+        text += f"; {percent(100 * flops.hfu, 1)} HFU, including recomputation"
     if flops.of_measured_peak is not None and flops.measured_peak_tflops != flops.peak_tflops:
         text += f"; {percent(100 * flops.of_measured_peak, 1)} of the measured {number(flops.measured_peak_tflops)}"
     return text

@@ -1,4 +1,4 @@
-"""`topo`: how the GPUs are connected, as `nvidia-smi topo -m` draws it, and what it means for the strategies."""
+"""`topo`: the GPUs' connections, as `nvidia-smi topo -m` draws them, and what they mean for the strategies."""
 
 from __future__ import annotations
 
@@ -6,17 +6,17 @@ import argparse
 
 
 def add(parser: argparse.ArgumentParser) -> None:
-    """The arguments of the command."""
+    """Add the command's arguments."""
     parser.add_argument("--json", action="store_true", help="print {devices, matrix, p2p, legend, advice}")
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print matrix, links, legend and advice; the exit code is 0 with and without a GPU."""
+    """Print matrix, links, legend and advice; return 0 with and without a GPU."""
     import msgspec
 
     from trainfast_runner.machine.interconnect import meaning
     from trainfast_runner.machine.telemetry.topology import LEGEND, read_topology
-    from trainfast_tui.cli.output import print_json, say
+    from trainfast_tui.cli.output import print_json, print_line
     from trainfast_tui.text.topology import sections
 
     topology = read_topology()
@@ -24,10 +24,10 @@ def run(arguments: argparse.Namespace) -> int:
         print_json({**msgspec.to_builtins(topology), "legend": LEGEND, "advice": meaning(topology)})
         return 0
     if not topology.devices:
-        say(*meaning(topology))
+        print_line(*meaning(topology))
         return 0
     for place, (title, lines) in enumerate(sections(topology)):
-        say(f"{'' if place == 0 else chr(10)}{title}")
+        print_line(f"{'' if place == 0 else chr(10)}{title}")
         for line in lines:
-            say(f"  {line}")
+            print_line(f"  {line}")
     return 0

@@ -84,17 +84,17 @@ def state_words(search: SearchSnapshot, now_ns: int | None = None) -> str:
     if search.cooling and search.state in ("running", "starting"):
         return _cooling_words(search, now_ns)
     if search.state == "running" and step is not None and step.action in ("probe", "prove"):
-        verb = "probing" if step.action == "probe" else "proving in a fresh process"
+        verb = "probing" if step.action == "probe" else "confirming in a fresh process"
         return f"{verb}: batch_size {step.batch_size:,}"
     if search.state == "running" and step is not None and not any(one.outcome == "fits" for one in search.probes):
         return "batch_size 1 does not fit: tracing which knobs would make it fit"
     words = {
         "starting": "starting: the model is built, and its memory predicted",
         "running": "working",
-        "pausing": f"pauses after the {_under_way(search)}",
-        "paused": "paused: nothing of it runs",
-        "interrupted": "interrupted: nobody works on it any more; f5 takes it up again",
-        "cancelled": "cancelled; its journal is kept, f5 goes on",
+        "pausing": f"pausing after {_under_way(search)}",
+        "paused": "paused: no process is running",
+        "interrupted": "interrupted: no process works on it; f5 continues",
+        "cancelled": "cancelled; its journal is kept, f5 continues",
     }
     from trainfast_runner.search.journal import CANCELLED
 
@@ -102,15 +102,15 @@ def state_words(search: SearchSnapshot, now_ns: int | None = None) -> str:
     if ended is not None and ended.answer is not None:
         most, too_large = ended.answer.max_batch, ended.answer.too_large
         if too_large is not None and too_large > most + 1:
-            return f"batch_size {most:,} fits, proved in a fresh process; {too_large:,} does not"
-        return f"batch_size {most:,} is the largest that fits, proved in a fresh process"
+            return f"batch_size {most:,} fits, confirmed in a fresh process; {too_large:,} does not"
+        return f"batch_size {most:,} is the largest that fits, confirmed in a fresh process"
     if search.state == "nothing_fits" and ended is not None:
         missing = f": {fmt.size(ended.missing_bytes)} too much" if ended.missing_bytes else ""
         return f"batch_size 1 does not fit{missing}"
     if search.state == "failed" and ended is not None:
         return f"failed: {fmt.plain(ended.reason)}"
     if search.state == "cancelled" and ended is not None and ended.reason not in ("", CANCELLED):
-        return f"broken off: {fmt.plain(ended.reason)}; its journal is kept, f5 tries again"
+        return f"stopped early: {fmt.plain(ended.reason)}; its journal is kept, f5 tries again"
     return words.get(search.state, search.state)
 
 
@@ -124,8 +124,8 @@ def _cooling_words(search: SearchSnapshot, now_ns: int | None) -> str:
 def _under_way(search: SearchSnapshot) -> str:
     """Name the process that a pause waits for."""
     if search.next is None:
-        return "model is built and its memory predicted"
-    return "proof it is at" if search.next.action == "prove" else "probe it is at"
+        return "the model is built and its memory predicted"
+    return "this confirmation run" if search.next.action == "prove" else "this probe"
 
 
 def _by_64(answer: Answer) -> bool:
@@ -133,7 +133,7 @@ def _by_64(answer: Answer) -> bool:
 
 
 def _largest_words(answer: Answer) -> str:
-    return f"proved by {answer.proof_run_id}" if answer.proof_run_id else "the largest that fits"
+    return f"confirmed by {answer.proof_run_id}" if answer.proof_run_id else "the largest that fits"
 
 
 def _change_words(words: str, costs: str) -> str:

@@ -60,7 +60,7 @@ ACTIONS: tuple[Action, ...] = (
         footer=False,
     ),
     Action("preset", ("p",), "preset", "Choose what to train: a preset or one of its variants.", "main"),
-    Action("batch", ("b",), "max batch", "Search the largest batch that fits, and prove it.", "main"),
+    Action("batch", ("b",), "max batch", "Search the largest batch that fits, and confirm it.", "main"),
     Action("save", ("w",), "save", "Save the knobs as a preset of your own.", "main", footer=False),
     Action("compare", ("c",), "compare", "Compare this run with the one before it.", "main"),
     Action(

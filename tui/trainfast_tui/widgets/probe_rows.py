@@ -28,7 +28,7 @@ SIGNS = {
     "cancelled": ("■", "warning"),
 }
 OUTCOMES = {"fits": ("●", "success", "fits"), "oom": ("✗", "error", "out of memory"), "void": ("~", "warning", "void")}
-REFUTED = ("✗", "warning", "fitted, refuted by the proof")
+REFUTED = ("✗", "warning", "fitted, refuted by the confirmation run")
 """Of a size that fitted in the warm process and ran out of memory in a fresh one."""
 PHASE_COLUMNS = (("forward_backward", "fwd+bwd"), ("optimizer", "optimizer"))
 WIDE, NARROW = 100, 76
@@ -182,7 +182,7 @@ def _table(search: SearchSnapshot, width: int) -> list[Line]:
             rows += [[(f"{'':10}{line}", "error")] for line in wrap(fmt.plain(proof.reason), width - 10)]
     step = search.next
     if search.state in ("running", "pausing") and step is not None and step.batch_size is not None:
-        verb = "probing…" if step.action == "probe" else "proving…"
+        verb = "probing…" if step.action == "probe" else "confirming…"
         if search.cooling:
             verb = "cooling…"
         rows.append(_row([f"▸{step.batch_size:,}"], [(verb, "secondary")], width))
@@ -221,7 +221,13 @@ def _probe_row(probe: Probe, many_ranks: bool, width: int, refuted: bool) -> Lin
 
 def _proof_row(proof: Proof, width: int) -> Line:
     holds = proof.state == "finished"
-    words = "proved" if holds else "OOM in the proof" if proof.state == "oom" else f"proof {proof.state}"
+    words = (
+        "confirmed"
+        if holds
+        else "OOM in the confirmation run"
+        if proof.state == "oom"
+        else f"confirmation run {proof.state}"
+    )
     if holds and width >= WIDE:
         words += f": {proof.run_id}"
     cells = [
@@ -249,9 +255,9 @@ def _next_lines(search: SearchSnapshot, width: int) -> list[Line]:
         return [[(line, "muted")] for line in wrap(text, width)]
     stands = search.state in ("paused", "interrupted")
     if stands and not search.is_decided:
-        return [[("next: what follows from these is decided when it goes on", "text")]]
+        return [[("next: decided from these when the search continues", "text")]]
     when = "next" if stands else "now"
-    what = {"probe": "probe ", "prove": "prove "}.get(step.action, "")
+    what = {"probe": "probe ", "prove": "confirm "}.get(step.action, "")
     batch = f"{what}batch_size {step.batch_size:,}, " if step.batch_size is not None else ""
     return [[(line, "text")] for line in wrap(f"{when}: {batch}{step.why}", width)[:3]]
 
