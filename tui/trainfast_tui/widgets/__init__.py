@@ -1,1 +1,1 @@
-"""Widgets that paint snapshots; none of them reads a device or a file."""
+"""Widgets that draw snapshots; none reads a device or a file."""

@@ -7,7 +7,7 @@ _EIGHTHS = " ▏▎▍▌▋▊▉"
 
 
 def bar_runs(fraction: float | None, width: int, marker: float | None = None) -> list[tuple[str, str]]:
-    """The bar alone, `width` cells, as (text, part) runs; parts are `fill`, `track` and `marker`.
+    """Return the bar alone, `width` cells, as (text, part) runs; parts are `fill`, `track` and `marker`.
 
     `fraction` and `marker` are shares of the whole width, held to 0..1; None or NaN draws none.
     """
@@ -33,8 +33,10 @@ def bar_runs(fraction: float | None, width: int, marker: float | None = None) ->
 
 
 def shares(values: Sequence[float], width: int) -> list[int]:
-    """Cells of each part of a stacked bar: their sum is `width`, and what is not zero gets at least one while there
-    is room. Values that are all zero get none."""
+    """Return the cells of each part of a stacked bar, `width` in sum.
+
+    Every value above zero gets at least a cell while there is room; values that are all zero get none.
+    """
     total = sum(values)
     if not total:
         return [0] * len(values)

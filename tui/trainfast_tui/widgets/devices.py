@@ -1,4 +1,4 @@
-"""The devices on top of the screen, a row each: the GPUs, and the machine they are in; or the CPU as the device."""
+"""The devices at the top of the screen, a row each: the GPUs and the host, or the CPU as the device."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 WIDE, WIDEST = 120, 150
 NEARLY_FULL = 0.93
 NO_DRIVER = "no NVIDIA driver"
-"""How the sentence of `telemetry.failures` begins; importing it would bring the sampler along."""
+"""The beginning of the sentence in `telemetry.failures`, whose import would bring the sampler along."""
 NEAR_SLOWDOWN_C = 5
 SHORT_WORDS = {
     "sw_power_cap": "power limit",
@@ -38,7 +38,7 @@ BADGES = {"warning": "alarm", "info": "badge", "none": "muted"}
 
 
 class DevicesPanel(Painted):
-    """Shows the newest tick. Its height is the number of rows."""
+    """Shows the newest tick in as many rows as it needs."""
 
     DEFAULT_CSS = "DevicesPanel { height: 2; }"
 
@@ -54,11 +54,13 @@ class DevicesPanel(Painted):
     def show(
         self, tick: Tick | None, used: frozenset[str], run_live: bool, lost_s: Mapping[int, float] | None = None
     ) -> None:
-        """`used` are the UUIDs of the run's GPUs; `run_live` says whether a run's process tree is meant; `lost_s` for
-        how long the GPUs that do not answer have not."""
+        """Show a tick; `used` are the UUIDs of the run's GPUs, `run_live` is True while its processes run.
+
+        `lost_s` gives the seconds since each silent GPU last answered, by index.
+        """
         before = (self._used, self._run_live, self._lost_s)
         if tick is not None and tick is self._tick and before == (used, run_live, lost_s or {}):
-            # The screen looks twice a second, the sampler once.
+            # The screen shows two snapshots a second, the sampler takes one.
             return
         self._tick, self._used, self._run_live = tick, used, run_live
         self._lost_s = lost_s or {}
@@ -69,7 +71,7 @@ class DevicesPanel(Painted):
         self.repaint()
 
     def _keep_cpu(self, tick: Tick | None) -> None:
-        """A sampler's first tick cannot tell how busy the CPU was: the figure before it stands until the next."""
+        """Keep the last CPU figures: a sampler's first tick has none."""
         if tick is None:
             return
         if tick.host.cpu_percent is not None:
@@ -102,7 +104,7 @@ class DevicesPanel(Painted):
                 (f"{fmt.percent(self._run_cpu_percent)} of a core", "text"),
                 ("  process memory ", "muted"),
                 (fmt.size(run.memory_rss_bytes), "text"),
-                # On a CPU it stands beside a `memory_limit` that is of the training alone.
+                # On a CPU a `memory_limit` beside it counts the training alone.
                 (" with libraries  " if wide and not has_gpu else "  ", "muted"),
                 (fmt.count(run.processes, "process" if run.processes == 1 else "processes"), "text"),
                 (f", {fmt.count(run.threads, 'threads')}" if wide and not has_gpu else "", "text"),
@@ -117,13 +119,13 @@ class DevicesPanel(Painted):
 
 
 def _what_is_broken(tick: Tick) -> Line:
-    """Why a driver that is there shows no GPU; that there is none at all is no trouble."""
+    """Say why a driver shows no GPU; a missing driver is no problem."""
     failure = tick.missing.get("nvml", NO_DRIVER)
     return [] if failure.startswith(NO_DRIVER) else [(f"; {failure}", "warning")]
 
 
 def host_line(host: HostReading, cpu_percent: float | None, width: int, has_gpu: bool) -> Line:
-    """The processor and the memory of the machine."""
+    """Return the line of the machine's processor and memory."""
     bar = 18 if width >= WIDE else 8
     used, total = host.memory_used_bytes, host.memory_total_bytes
     cores = f" {host.cpu_count} cores" if host.cpu_count else ""
@@ -142,7 +144,7 @@ def gpu_line(
     lost_s: float | None = None,
     missing: Mapping[str, str] | None = None,
 ) -> Line:
-    """One GPU in a row; `used` marks it, `lost_s` is for how long it has not answered, `missing` its tick's."""
+    """Return the row of a GPU; `used` marks it, `lost_s` is the time since it answered, `missing` is its tick's."""
     wide = width >= WIDE
     line: Line = [("▸" if used else " ", "primary"), (f"GPU {device.index} ", "title")]
     if width >= WIDEST:
@@ -169,7 +171,7 @@ def gpu_line(
 
 
 def in_short(error: str, room: int) -> str:
-    """Why a GPU does not answer, in `room` cells: without its cure where both do not fit."""
+    """Return the error in `room` cells, without its cure if both do not fit."""
     return error if cell_len(error) <= room else fmt.truncate(error.partition(". ")[0], room)
 
 
@@ -193,8 +195,8 @@ def _temperature(device: DeviceReading, wide: bool) -> Line:
 
 
 def _badges(device: DeviceReading, room: int) -> Line:
-    """Throttle reasons in words, the worst first; an idle GPU says idle, one that is not held back says nothing."""
-    # Importing it brings the sampler along, for which the first frame should not wait.
+    """Return the throttle reasons in words, the worst first; none for a GPU that is not throttled."""
+    # Importing it would bring the sampler along and delay the first frame.
     from trainfast_runner.machine.telemetry import throttle
 
     reasons = sorted(device.throttle_reasons or (), key=lambda name: SEVERITIES.index(throttle.severity(name)))
@@ -219,7 +221,7 @@ def _share(used: float | None, total: float | None) -> float | None:
 
 
 def _bar(share: float | None, width: int, nearly_full: float = 2.0) -> Line:
-    """From the share `nearly_full` on the bar warns; a busy CPU is no reason to."""
+    """A bar that warns from the share `nearly_full` on; a busy CPU is no reason to warn."""
     tone = "warning" if share is not None and share >= nearly_full else "primary"
     tones = {"fill": tone, "track": "muted", "marker": "error"}
     return [(text, tones[part]) for text, part in bar_runs(share, width)]

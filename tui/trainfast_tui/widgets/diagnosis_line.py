@@ -1,4 +1,4 @@
-"""The one line that says what holds the run back."""
+"""The run's worst bottleneck in one line."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class DiagnosisLine(Painted):
-    """Away until a run has made a step: before that nothing can be told."""
+    """Hidden until the run has made a step."""
 
     DEFAULT_CSS = """
     DiagnosisLine { height: 1; display: none; }
@@ -25,7 +25,7 @@ class DiagnosisLine(Painted):
         self._run: RunSnapshot | None = None
 
     def show(self, run: RunSnapshot | None) -> None:
-        """Say what holds this run back."""
+        """Show this run's worst bottleneck."""
         self._run = run
         self.set_class(run is not None and bool(run.steps), "-shown")
         self.repaint()

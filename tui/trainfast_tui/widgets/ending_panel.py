@@ -1,4 +1,4 @@
-"""How a run ended, in the middle of the screen: why, and what to turn."""
+"""The panel of a run's end: the reason, and changes to the knobs."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from trainfast_tui.text.lines import Line, wrap
 
 MOST_REASON_LINES = 4
 KEYS = ("", "1 sets it", "1 or 2 sets it", "1, 2 or 3 sets it")
-"""By how many changes there are."""
+"""By the number of changes."""
 
 
 class EndingPanel(Painted):
-    """As high as what it says; nothing to say, nothing to see."""
+    """A panel as high as its text, hidden without any."""
 
     DEFAULT_CSS = """
     EndingPanel { height: auto; display: none; }
@@ -28,7 +28,7 @@ class EndingPanel(Painted):
         self._ending: Ending | None = None
 
     def show(self, ending: Ending | None) -> None:
-        """Say this, or nothing."""
+        """Show this ending; None hides the panel."""
         if ending != self._ending:
             self._ending = ending
             self.set_class(ending is not None, "-says")
@@ -56,7 +56,7 @@ class EndingPanel(Painted):
 
 
 def _fix_lines(fixes: tuple[OomChange, ...], width: int) -> list[Line]:
-    """Each change with its key, what it needs or frees, and what it costs, beside it or below."""
+    """Return each change with its key, the memory it needs or frees, and its cost, beside it or below."""
     if not fixes:
         return []
     lines: list[Line] = _paragraph(f"{KEYS[len(fixes)]}; {oom.title(fixes)}", width, "muted", 2)

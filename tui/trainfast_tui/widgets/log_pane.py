@@ -1,4 +1,4 @@
-"""The last lines that the training printed."""
+"""The log of the training."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from trainfast_tui.text.lines import Line, rule
 
 
 class LogPane(Painted):
-    """The last lines of what the training prints; scrolls back by pages."""
+    """The last lines of the training's output; it scrolls by pages."""
 
     DEFAULT_CSS = """
     LogPane { height: 40%; display: none; }
@@ -22,7 +22,7 @@ class LogPane(Painted):
         self._back = 0
 
     def show(self, log: tuple[str, ...], ended: bool) -> None:
-        """Show these lines, newest last; of an `ended` run no more will come."""
+        """Show these lines, the newest last; an `ended` run prints no more."""
         if log is not self._log or ended != self._ended:
             self._log, self._ended = log, ended
             self.set_class(not log, "-empty")
@@ -30,7 +30,7 @@ class LogPane(Painted):
                 self.repaint()
 
     def scroll_pages(self, by: int) -> None:
-        """Older lines (-1) or newer ones (1)."""
+        """Scroll to older (-1) or newer (1) lines."""
         page = max(1, self.size.height - 2)
         self._back = max(0, min(self._back - by * page, len(self._log) - page))
         self.repaint()

@@ -1,4 +1,4 @@
-"""The memory of the next run: its predicted peak by category against the limit, and under it what was measured."""
+"""The memory of the next run: its predicted peak by category against the limit, and the last measured peak."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ SIGNS = {
 MEASURED = "━"
 LIMIT = "┃"
 ROOMY = 40
-"""From this many columns on, on a screen of `TALL` lines, the legend has room."""
+"""The legend needs this many columns, and a screen of `TALL` lines."""
 TALL = 34
 
 
 class MemoryBar(Painted):
-    """As high as what it says; hidden until there is something to say."""
+    """A panel as high as its text, hidden without any."""
 
     DEFAULT_CSS = """
     MemoryBar { height: auto; display: none; }
@@ -44,7 +44,7 @@ class MemoryBar(Painted):
         self._view: MemoryView | None = None
 
     def show(self, view: MemoryView | None) -> None:
-        """Show this, or nothing."""
+        """Show this view; None hides the panel."""
         if view == self._view and (view is None or view.since_ns is None):
             return
         before = self._height()
@@ -71,7 +71,7 @@ class MemoryBar(Painted):
 
 
 def memory_lines(view: MemoryView, width: int, screen_height: int) -> list[Line]:
-    """The bar in lines of `width` cells, with its legend where that and the height of the screen allow."""
+    """Return the bar in lines of `width` cells, with its legend if width and height allow."""
     lines = _predicted(view, width, width >= ROOMY and screen_height >= TALL)
     return lines if view.measured is None else [*lines, *_measured(view, view.measured, width)]
 
@@ -88,7 +88,7 @@ def _predicted(view: MemoryView, width: int, roomy: bool) -> list[Line]:
 
 
 def _verdict(forecast: Forecast, width: int, most: int) -> list[Line]:
-    """What there is room for, or that it cannot run here at all."""
+    """Return the memory left, or why the run is impossible here."""
     if forecast.cannot_run:
         return _wrapped(f"cannot run here: {forecast.cannot_run}", "error", width, most)
     return [_room_left(forecast, width)]
@@ -115,7 +115,7 @@ def _total(forecast: Forecast, width: int) -> Line:
     of = f" of {fmt.size(room.limit_bytes)}"
     with_context = room.with_context and forecast.context_bytes
     if (with_context or forecast.margin_bytes) and width < ROOMY:
-        # The allocator's peak and what comes besides do not both have room.
+        # The allocator's peak and the context do not both fit.
         return [("needs ", "muted"), (fmt.size(forecast.needed_bytes), "title"), (of, "text")]
     line: Line = [("predicted ", "muted"), (fmt.size(forecast.total_bytes), "title")]
     line.append((" + context" if with_context else " + margin" if forecast.margin_bytes else "", "text"))
@@ -139,14 +139,14 @@ def _room_left(forecast: Forecast, width: int) -> Line:
         tails = ("; batch_size 1 does not fit", "; nor batch 1", "")
     else:
         tails = (f"  batch_size up to {most:,}", f"  batch <= {most:,}", "")
-    # What is missing and the way out are worth more than long words for either; the last pair always has room.
+    # The missing bytes and the way out matter more than long words; the last pair always fits.
     pairs = [(head, tail) for tail in tails for head in heads]
     head, tail = next((pair for pair in pairs if len(pair[0]) + len(pair[1]) <= width), (heads[-1], ""))
     return [(head, tone), (tail, "error" if most == 0 else "text")]
 
 
 def _bar(forecast: Forecast, measured: Measured | None, width: int) -> Line:
-    """The categories side by side, then what is free, with the limit as a line across."""
+    """Return the categories side by side, then the free rest, with the limit as a line across."""
     scale = _scale(forecast, measured)
     parts = _shown_parts(forecast)
     # On a large device a small model would be one cell: each category keeps its own.
@@ -163,7 +163,7 @@ def _bar(forecast: Forecast, measured: Measured | None, width: int) -> Line:
 
 
 def _scale(forecast: Forecast | None, measured: Measured | None) -> float:
-    """Bytes of the whole width: the limit, or more where the prediction or the measurement is beyond it."""
+    """Return the bytes of the whole width: the limit, or a prediction or measurement above it."""
     room = forecast.room.limit_bytes if forecast is not None and forecast.room is not None else 0
     needed = forecast.needed_bytes if forecast is not None else 0
     return float(max(room, needed, measured.peak_bytes if measured is not None else 0, 1))
@@ -179,7 +179,7 @@ def _shown_parts(forecast: Forecast) -> list[tuple[str, int]]:
 
 
 def _legend(forecast: Forecast, width: int) -> list[Line]:
-    """Two to a line: sign, word and figure."""
+    """Return the legend, two entries a line: sign, word and figure."""
     sizes = dict(_shown_parts(forecast))
     column = width // 2
     cells: list[Line] = []
@@ -193,7 +193,7 @@ def _legend(forecast: Forecast, width: int) -> list[Line]:
 
 
 def _measured(view: MemoryView, measured: Measured, width: int) -> list[Line]:
-    """The measured peak on the scale of the bar above it, and its difference to what was predicted for that run."""
+    """Return the measured peak on the same scale, and its difference to its run's prediction."""
     filled = max(1, min(width, round(measured.peak_bytes / _scale(view.forecast, measured) * width)))
     bar: Line = [(MEASURED * filled, "title")]
     words: Line = [("measured ", "muted"), (fmt.size(measured.peak_bytes), "title")]
@@ -205,7 +205,7 @@ def _measured(view: MemoryView, measured: Measured, width: int) -> list[Line]:
         difference = fmt.signed_percent(100 * (measured.peak_bytes - predicted) / predicted)
         words.append((f", {difference}", "text"))
         above = view.forecast.total_bytes if view.forecast is not None else None
-        # A run corrects the next prediction, which is then another than its own.
+        # The run has corrected the prediction for the next one.
         is_above = measured.same_knobs and (above is None or fmt.size(above) == fmt.size(predicted))
         of = "of the prediction" if is_above else f"of its {fmt.size(predicted)}"
     if sum(len(text) for text, _ in words) + len(of) + 1 <= width:
@@ -214,7 +214,7 @@ def _measured(view: MemoryView, measured: Measured, width: int) -> list[Line]:
 
 
 def _runs(painted: list[tuple[str, str]]) -> Line:
-    """Neighbouring cells of one tone as one piece."""
+    """Join neighbouring cells of one tone into one piece."""
     line: Line = []
     for sign, tone in painted:
         if line and line[-1][1] == tone:

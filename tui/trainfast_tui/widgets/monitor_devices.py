@@ -1,4 +1,4 @@
-"""The machine in the monitor: each GPU with all it reports, and the host; or the CPU as the device, and why no GPU."""
+"""The monitor's devices: each GPU with all its readings, and the host; or the CPU, and the reason for no GPU."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ RATE_TICKS = 5
 
 
 class MonitorHead(Painted):
-    """Which GPUs are held back, and what looking at them costs."""
+    """The throttled GPUs, and the cost of a sample."""
 
     def __init__(self, *, ascii: bool) -> None:
         super().__init__(ascii=ascii)
         self._snapshot: Snapshot | None = None
 
     def show(self, snapshot: Snapshot) -> None:
-        """Sum this up."""
+        """Show this snapshot."""
         self._snapshot = snapshot
         self.repaint()
 
@@ -70,7 +70,7 @@ _NOT_LAID_OUT: tuple[int, int, list[Line]] = (0, 0, [])
 
 
 class MonitorDevices(Painted):
-    """A row for each GPU, below it what there is room for; the chosen one always says all."""
+    """A row for each GPU with as many readings as fit; the chosen GPU shows all."""
 
     DEFAULT_CSS = "MonitorDevices { height: 4; }"
 
@@ -81,21 +81,23 @@ class MonitorDevices(Painted):
         self._lately: Mapping[str, DeviceConditions] = {}
         self._chosen = 0
         self._laid_out = _NOT_LAID_OUT
-        """The width and height that `lines` was last asked for, and what it said: it is asked twice for a picture."""
+        """The width and height of the last `lines` and their result: a frame asks twice."""
         self._cpu_percent: float | None = None
 
     def take(self, snapshot: Snapshot, used: frozenset[str], lately: Mapping[str, DeviceConditions]) -> None:
-        """What `rows_wanted` and the next `repaint` are about. `used` are the UUIDs of a live run's GPUs; `lately` what
-        each GPU did in the last minute, by UUID."""
+        """Take a snapshot without drawing it: `rows_wanted` comes first.
+
+        `used` are the UUIDs of a live run's GPUs; `lately` is each GPU's last minute, by UUID.
+        """
         self._snapshot, self._used, self._lately = snapshot, used, lately
         self._laid_out = _NOT_LAID_OUT
         tick = snapshot.tick
         if tick is not None and tick.host.cpu_percent is not None:
-            # A sampler's first tick cannot tell: the figure before it stands until the next.
+            # A sampler's first tick has no CPU figure: the one before stays.
             self._cpu_percent = tick.host.cpu_percent
 
     def choose(self, by: int) -> None:
-        """Another GPU says all."""
+        """Choose another GPU to show in full."""
         tick = self._snapshot.tick if self._snapshot is not None else None
         count = len(tick.devices) if tick is not None else 0
         self._chosen = max(0, min(self._chosen + by, count - 1))
@@ -103,7 +105,7 @@ class MonitorDevices(Painted):
         self.repaint()
 
     def rows_wanted(self, width: int, most: int) -> int:
-        """How many rows there is something for, at most `most`."""
+        """Return the rows there is content for, at most `most`."""
         self._laid_out = width, most, self.lines(width, most)
         return min(most, len(self._laid_out[2]))
 
@@ -148,7 +150,7 @@ class MonitorDevices(Painted):
         if device.error is not None:
             return []
         earlier = next((one for one in before.devices if one.uuid == device.uuid), None) if before is not None else None
-        # The row of a GPU has no room for its highest clock on a narrow screen.
+        # On a narrow screen a GPU's row has no room for its highest clock.
         items = device_items(device, earlier, seconds, self._lately.get(device.uuid or ""), with_sm_clock=width < WIDE)
         missing = missing_item(tick, device.index, width - INDENT)
         return items if missing is None else [*items, missing]
@@ -161,8 +163,10 @@ class MonitorDevices(Painted):
 
 
 def _most_telling(items: list[list[Item]], chosen: int, whole: list[Line], room: int, width: int) -> list[list[Line]]:
-    """Where not everything fits: of each GPU a line of what needs a person, and of the chosen one the `whole`, or as
-    much of it as there is room for, what needs a person first. `items` are the alarms, of the chosen one all."""
+    """Return a line of alarms for each GPU, and for the chosen one the `whole` or its alarms first.
+
+    `items` are the alarms of each GPU, of the chosen one all items.
+    """
     found: list[list[Line]] = []
     for at, own in enumerate(items):
         found.append(flow(own, width, INDENT)[:1] if at != chosen and room > 0 else [])
@@ -174,14 +178,14 @@ def _most_telling(items: list[list[Item]], chosen: int, whole: list[Line], room:
 
 
 def _why_silent(error: str, head: Line, width: int) -> list[Line]:
-    """The whole sentence with its cure below a row that had no room for it."""
+    """Return the whole error with its cure if the GPU's row had no room for it."""
     if any(text == error for text, _ in head):
         return []
     return [[(" " * INDENT, "text"), (line, "error")] for line in wrap(error, width - INDENT)]
 
 
 def _before(snapshot: Snapshot, tick: Tick) -> tuple[Tick | None, float]:
-    """A sample some time before this one, and the seconds between the two."""
+    """Return an earlier sample and the seconds since it."""
     ticks = snapshot.machine_ticks
     if len(ticks) < 2:
         return None, 0.0
@@ -190,7 +194,7 @@ def _before(snapshot: Snapshot, tick: Tick) -> tuple[Tick | None, float]:
 
 
 def _held_back(tick: Tick, wide: bool) -> Line:
-    """The GPUs that are held back, by cause, the worst first."""
+    """Return the throttled GPUs by cause, the worst first."""
     by_cause: dict[str, list[int]] = {}
     for device in tick.devices:
         for cause in causes_of(device.throttle_reasons):
@@ -220,7 +224,7 @@ def _period(snapshot: Snapshot) -> str:
 
 
 WITHOUT_A_DRIVER = ("no NVIDIA driver", "none is listed")
-"""How `missing` begins on a machine where runs take the CPU by themselves."""
+"""The beginnings of `missing` on a machine where runs use the CPU by default."""
 
 
 def _why_no_gpu(tick: Tick) -> list[str]:

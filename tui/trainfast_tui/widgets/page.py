@@ -1,4 +1,4 @@
-"""Text that may be longer than the screen, shown from a line on."""
+"""Text that may be longer than the screen, with scrolling."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from trainfast_tui.text.lines import Line
 
 
 class Page(Painted):
-    """Shows what `body` gives, as far as it goes onto the screen."""
+    """Shows the part of `body` that fits."""
 
     DEFAULT_CSS = "Page { height: 1fr; }"
 
@@ -16,11 +16,11 @@ class Page(Painted):
         self._top = 0
 
     def body(self, width: int) -> list[Line]:
-        """All of it, in lines of `width` cells."""
+        """Return the whole text in lines of `width` cells."""
         raise NotImplementedError
 
     def scroll_lines(self, by: int) -> None:
-        """Show `by` lines further down."""
+        """Scroll down by `by` lines."""
         self._top += by
         self.repaint()
 

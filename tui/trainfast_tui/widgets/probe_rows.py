@@ -1,4 +1,4 @@
-"""A search for the largest batch, drawn: each probe a row, the fit against the limit, what comes next and why."""
+"""A batch search: a row for each probe, the fit against the limit, the next step and its reason."""
 
 from __future__ import annotations
 
@@ -29,16 +29,16 @@ SIGNS = {
 }
 OUTCOMES = {"fits": ("●", "success", "fits"), "oom": ("✗", "error", "out of memory"), "void": ("~", "warning", "void")}
 REFUTED = ("✗", "warning", "fitted, refuted by the confirmation run")
-"""Of a size that fitted in the warm process and ran out of memory in a fresh one."""
+"""For a size that fitted in the warm process and ran out of memory in a fresh one."""
 PHASE_COLUMNS = (("forward_backward", "fwd+bwd"), ("optimizer", "optimizer"))
 WIDE, NARROW = 100, 76
-"""Columns of the screen from which on cells are wide, and below which some are left out."""
+"""Cells are wide from the first number of columns on, and some are left out below the second."""
 LEAST_CHART, MOST_CHART = 6, 16
-"""Lines of the chart: below the first it says nothing, above the second it says no more."""
+"""The least lines of a useful chart, and the most."""
 
 
 class Ladder(Painted):
-    """Fills the screen; `show` gives it the newest of the search."""
+    """The view of a batch search, as large as the screen."""
 
     DEFAULT_CSS = "Ladder { height: 1fr; }"
 
@@ -53,28 +53,28 @@ class Ladder(Painted):
         self._at = 0
 
     def show(self, search: SearchSnapshot | None, now_ns: int, asked_ns: int | None = None) -> None:
-        """Show this; `now_ns` is CLOCK_MONOTONIC, `asked_ns` when a search was asked for that is not there yet."""
+        """Show this search; `now_ns` is CLOCK_MONOTONIC, `asked_ns` the time of a request that has not started yet."""
         self._search, self._now_ns, self._asked_ns = search, now_ns, asked_ns
         self.repaint()
 
     def note(self, notice: str) -> None:
-        """What a person should know while the search is not there yet."""
+        """Show a notice while the search has not started."""
         self._notice = notice
         self.repaint()
 
     def say(self, text: str, tone: str = "text") -> None:
-        """Show this below everything until something else is said."""
+        """Show this line at the bottom until the next one."""
         self._said = (text, tone)
         self.repaint()
 
     @property
     def chosen(self) -> Choice | None:
-        """What Enter would apply; None before the end."""
+        """The choice that Enter applies; None before the end."""
         found = choices(self._search)
         return found[min(self._at, len(found) - 1)] if found else None
 
     def move(self, by: int) -> None:
-        """The cursor among what Enter can apply."""
+        """Move the cursor among the choices."""
         self._at = max(0, min(len(choices(self._search)) - 1, self._at + by))
         self.repaint()
 
@@ -92,10 +92,10 @@ class Ladder(Painted):
         foot = [*_next_lines(search, width), *_choice_lines(search, self._at, width)]
         if self._said[0]:
             foot += [[], *([(line, self._said[1])] for line in wrap(self._said[0], width))]
-        # Blank lines stand before the table, the chart and the foot.
+        # Blank lines come before the table, the chart and the foot.
         room = height - len(head) - 1 - len(foot) - (1 if foot else 0)
         if len(table) > room:
-            # The title, and the newest rows.
+            # Keep the title and the newest rows.
             table = [table[0], *table[len(table) - max(1, room - 1) :]]
         room -= len(table) + 1
         chart = _chart(search, width, min(MOST_CHART, room)) if room >= LEAST_CHART else []
@@ -123,7 +123,7 @@ def _head(search: SearchSnapshot, name: str, now_ns: int, width: int) -> list[Li
 
 
 def _time_words(search: SearchSnapshot, now_ns: int) -> str:
-    """How long the step under way has taken, and about how long it should; of an ended search all of its time."""
+    """Return the time of the step under way beside the predicted one; of an ended search the whole time."""
     if search.ended is not None:
         return f"took {fmt.duration(search.ended.seconds)}"
     if not search.is_live or search.state == "paused":
@@ -133,7 +133,7 @@ def _time_words(search: SearchSnapshot, now_ns: int) -> str:
         return elapsed
     about = f"about {fmt.duration(expected)}"
     if search.next is not None and search.next.action == "prove":
-        # Its process starts first, which takes as long as it takes.
+        # Its process starts first, which takes an unknown time.
         return f"{elapsed}, its steps take {about}"
     is_late = search.since_ns is not None and (now_ns - search.since_ns) / 1e9 > 1.5 * expected
     return f"{elapsed}, expected {about}" if is_late else f"{elapsed} of {about}"
@@ -160,7 +160,7 @@ def _limit_line(search: SearchSnapshot) -> Line:
 
 
 def _tightest(search: SearchSnapshot) -> Fit | None:
-    """The fit of the rank that decides."""
+    """Return the fit of the rank with the least memory left."""
     rank = search.next.tightest_rank if search.next is not None else None
     fits = search.fits
     return next((fit for fit in fits if fit.rank == rank), fits[0] if fits else None)
@@ -174,7 +174,7 @@ def _table(search: SearchSnapshot, width: int) -> list[Line]:
         refuted = refuted_by(probe, search.proofs) is not None
         rows.append(_probe_row(probe, len(search.fits) > 1, width, refuted))
         if probe.outcome == "void" and probe.reason:
-            # What made it worthless is a person's to mend, so it is said in full.
+            # The person has to fix the reason, so it is shown in full.
             rows += [[(f"{'':10}{line}", "warning")] for line in wrap(probe.reason, width - 10)]
     for proof in search.proofs:
         rows.append(_proof_row(proof, width))
@@ -194,7 +194,7 @@ def _row(cells: Sequence[str], end: Line, width: int, tone: str = "text") -> Lin
     widths: tuple[int, ...] = (8, 12, 12, 12, 12, 12) if width >= WIDE else (7, 10, 10, 10, 10, 11)
     padded = [*cells, *([""] * (len(widths) - len(cells)))]
     if width < NARROW:
-        # How it came out is worth more than how long it took.
+        # The outcome matters more than the time.
         widths, padded = (*widths[:3], widths[4]), [*padded[:3], padded[4]]
     texts = [" " + fmt.fit(cell, cells_wide - 1, "right") for cell, cells_wide in zip(padded, widths, strict=True)]
     return [("".join(texts), tone), ("  ", "text"), *end]
@@ -242,11 +242,11 @@ def _proof_row(proof: Proof, width: int) -> Line:
 
 
 def _next_lines(search: SearchSnapshot, width: int) -> list[Line]:
-    """What is tried next and why; after the end, why that was the end."""
+    """Return the next step and its reason; after the end the certainty of the answer."""
     ended, step = search.ended, search.next
     if ended is not None:
         certainty = ended.answer.certainty if ended.answer is not None else ""
-        # Of a search that failed or was broken off the reason stands at the top already.
+        # The reason of a failure is at the top already.
         text = certainty or (ended.reason if search.state == "nothing_fits" else "")
         return [[(line, "muted")] for line in wrap(text, width)]
     if step is None:
@@ -284,7 +284,7 @@ def _choice_lines(search: SearchSnapshot, at: int, width: int) -> list[Line]:
 
 
 def _chart(search: SearchSnapshot, width: int, height: int) -> list[Line]:
-    """The peaks of the tightest rank as its limit counts them, the fit through them, and the limit."""
+    """Return the chart of the tightest rank: its peaks as its limit counts them, the fit and the limit."""
     fit = _tightest(search)
     asked = search.asked
     limit = fit.limit_bytes if fit is not None else (min(asked.limits_bytes, default=None) if asked else None)
@@ -303,7 +303,7 @@ def _chart(search: SearchSnapshot, width: int, height: int) -> list[Line]:
 def _point(probe: Probe, fit: Fit | None, limit: int | None) -> Point | None:
     sign, tone, _ = OUTCOMES.get(probe.outcome, ("○", "text", ""))
     if probe.outcome == "oom":
-        # What it would have needed is known only from the fit; that it is more than the limit is certain.
+        # Only the fit knows its need; it is certainly above the limit.
         needed = max(int(fit.need_bytes(probe.batch_size)) if fit is not None else 0, int((limit or 0) * 1.03))
         return Point(probe.batch_size, needed, sign, tone) if needed else None
     rank = fit.rank if fit is not None else probe.rank

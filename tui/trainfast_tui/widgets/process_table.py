@@ -104,13 +104,13 @@ class ProcessTable(SortedTable["ProcessRow"]):
 
 
 def _without_folder(command: str) -> str:
-    """The command with the bare name of its program."""
+    """Return the command with the bare name of its program."""
     program, space, rest = command.partition(" ")
     return (program.rpartition("/")[2] or program) + space + rest
 
 
 def _held(row: ProcessRow) -> str:
-    """The GPUs it is on, and what it holds there: `GPU 0 61.0 GiB`, on several the sum."""
+    """Return its GPUs and their memory in sum: `GPU 0 61.0 GiB`."""
     if not row.devices:
         return ""
     indexes = [index for index, _ in row.devices]

@@ -1,4 +1,4 @@
-"""All that the row under the cursor has no room for: the whole id, why it ended, every knob that was turned."""
+"""The details of the run under the cursor: the whole id, the reason of its end, every changed knob."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class RunDetail(Painted):
         self._about: RunRow | None = None
 
     def show(self, row: RunRow | None) -> None:
-        """About this run; None for none."""
+        """Show this run; None for none."""
         self._about = row
         self.repaint()
 

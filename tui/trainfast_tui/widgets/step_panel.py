@@ -1,4 +1,4 @@
-"""The numbers of the run: how far it is, how fast, where a step's time goes, loss and memory."""
+"""The figures of the run: progress, throughput, phases of a step, loss and memory."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ PHASES = (
 
 
 class StepPanel(Painted):
-    """Five lines about the run on the screen, six where it is narrow; one more where the devices were watched."""
+    """Five lines about the run, six on a narrow screen; one more if its devices were watched."""
 
     DEFAULT_CSS = """
     StepPanel { height: 5; }
@@ -95,7 +95,7 @@ def _speed(figures: Figures, width: int) -> Line:
 
 
 def _steady(run: RunSnapshot, width: int) -> Line:
-    """Without a line about the devices: whether the step time has settled."""
+    """Return the steadiness of the step time, for runs without a line about the devices."""
     mark = steadiness(run) if width >= 78 else None
     return [("   ", "text"), mark] if mark is not None else []
 
@@ -129,7 +129,7 @@ def _quality(run: RunSnapshot, result: Result | None, width: int) -> Line:
 
 
 def _phases(phases: dict[str, float | None], width: int, height: int) -> list[Line]:
-    """A stacked bar of one line, and what its parts are in one line or, where it is narrow, in two."""
+    """Return a stacked bar and its legend, in two lines on a narrow screen."""
     known = [(name, glyph, tone, phases[name]) for name, glyph, tone in PHASES]
     total = sum(value for *_, value in known if value)
     if not total:
@@ -145,7 +145,7 @@ def _phases(phases: dict[str, float | None], width: int, height: int) -> list[Li
 
 
 def _legend(known: Sequence[tuple[str, str, str, float | None]], *, short: bool) -> Line:
-    """What the parts of the bar are, and how long each takes; in short the unit stands once, at the end."""
+    """Return the sign, name and time of each part; `short` puts the unit once at the end."""
     legend: Line = []
     for name, glyph, tone, value in known:
         label = {"optimizer": "optim", "backward": "back", "forward": "fwd"}.get(name, name) if short else name

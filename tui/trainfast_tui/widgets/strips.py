@@ -29,7 +29,7 @@ STATE_SIGNS = {
 
 
 class Header(Painted):
-    """Which run is on the screen and what state it is in."""
+    """The run on the screen and its state."""
 
     def __init__(self, *, ascii: bool = False, id: str | None = None) -> None:
         super().__init__(ascii=ascii, id=id)
@@ -37,7 +37,7 @@ class Header(Painted):
         self._looked = False
 
     def show(self, run: RunSnapshot | None, looked: bool) -> None:
-        """`looked`: whether runs have been looked for, so that their absence is known."""
+        """Show a run; `looked` is True once runs have been listed, so that their absence is known."""
         self._run, self._looked = run, looked
         self.repaint()
 
@@ -56,7 +56,7 @@ class Header(Painted):
 
 
 class StatusLine(Painted):
-    """One quiet line: what just happened, or how long a stop still takes."""
+    """One line: the last notice, or the countdown of a stop."""
 
     def __init__(self, *, ascii: bool = False, id: str | None = None) -> None:
         super().__init__(ascii=ascii, id=id)
@@ -64,12 +64,12 @@ class StatusLine(Painted):
         self._countdown = ""
 
     def say(self, text: str, tone: str = "text") -> None:
-        """Show this until something else is said."""
+        """Show this notice until the next one."""
         self._said = (text, tone)
         self.repaint()
 
     def count_down(self, seconds: float | None) -> None:
-        """Seconds until SIGKILL; None when no stop is under way."""
+        """Show the seconds until SIGKILL; None ends the countdown."""
         if seconds is None:
             self._countdown = ""
         else:
@@ -83,7 +83,7 @@ class StatusLine(Painted):
 
 
 class Footer(Painted):
-    """The keys of the screen, and at the right how far the screen is behind."""
+    """The keys of the screen, and at the right the notice of late frames."""
 
     def __init__(self, actions: Sequence[Action], *, ascii: bool = False, id: str | None = None) -> None:
         super().__init__(ascii=ascii, id=id)
@@ -92,20 +92,20 @@ class Footer(Painted):
         self._pace = ""
 
     def leave_out(self, action_ids: frozenset[str]) -> None:
-        """Do not offer these commands, which have nothing to do now."""
+        """Leave out these actions, which have nothing to do now."""
         if action_ids != self._useless:
             self._useless = action_ids
             self.repaint()
 
     def relabel(self, action_id: str, label: str) -> None:
-        """Name one of the commands by what it does now."""
+        """Give an action the label of what it does now."""
         changed = [replace(one, label=label) if one.id == action_id else one for one in self._actions]
         if changed != self._actions:
             self._actions = changed
             self.repaint()
 
     def show_pace(self, words: str) -> None:
-        """What is said about late frames; empty for nothing."""
+        """Show the notice of late frames; empty for none."""
         if words != self._pace:
             self._pace = words
             self.repaint()
@@ -113,7 +113,7 @@ class Footer(Painted):
     def lines(self, width: int, height: int) -> list[Line]:
         room = width - (len(self._pace) + 1 if self._pace else 0)
         shown = [action for action in self._actions if action.id not in self._useless]
-        # Help and quit are worth more than the rarer keys of the screen.
+        # Help and quit matter more than the rarer keys of the screen.
         while len(shown) > 2 and sum(map(_length, shown)) - 2 > room:
             droppable = [action for action in shown if action.scope != "everywhere"] or shown
             shown.remove(droppable[-1])

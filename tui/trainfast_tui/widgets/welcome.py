@@ -1,4 +1,4 @@
-"""What stands in place of the main screen: the first keys before any run, the essentials in a small terminal."""
+"""The screens in place of the main one: first keys before any run, the essentials in a small terminal."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class Welcome(Painted):
-    """What to press when there is no run yet."""
+    """The keys to press before the first run."""
 
     DEFAULT_CSS = """
     Welcome { height: auto; min-height: 11; display: none; }
@@ -57,7 +57,7 @@ class Welcome(Painted):
 
 
 class TooSmall(Painted):
-    """The essentials, for a terminal in which the screen does not fit."""
+    """The essentials of a run for a terminal that is too small."""
 
     DEFAULT_CSS = """
     TooSmall { height: 1fr; display: none; }
