@@ -234,9 +234,9 @@ async def test_ten_thousand_runs_do_not_hold_up_the_screen(home: Home, monkeypat
         await until(pilot, "runs   10,000")
         drawn: list[int] = []
         sorted_rows: list[int] = []
-        line, order = RunsTable._line, runs.ordered
+        line, order = RunsTable.row_line, runs.ordered
         monkeypatch.setattr(
-            RunsTable, "_line", lambda table, place, *more: drawn.append(place) or line(table, place, *more)
+            RunsTable, "row_line", lambda table, place, *more: drawn.append(place) or line(table, place, *more)
         )
         monkeypatch.setattr(runs, "ordered", lambda rows, *more: sorted_rows.append(len(rows)) or order(rows, *more))
         for key, sorts in (("down", 0), ("pagedown", 0), ("end", 0), ("home", 0), ("o", 1), ("O", 1), ("pagedown", 0)):

@@ -321,7 +321,7 @@ async def test_a_search_waits_for_its_gpus_to_cool_and_shows_the_degrees(
         assert "has not fallen" not in screen_text(app)
         # The last look was at second 10: a temperature that stands still writes no further line.
         app.post_message(SnapshotTaken(replace(a_snapshot(None, second=40), search=seen(starts.directory))))
-        text = " ".join((await until(pilot, "it has not fallen")).split())
+        text = " ".join((await until(pilot, "given up after 180 s")).split())
         assert (
             "waiting for less than 55 °C, 32 s so far; it has not fallen for 30 s, and is given up after 180 s" in text
         )

@@ -71,7 +71,7 @@ async def test_on_the_smallest_screen_in_ascii_what_is_tried_still_stands(home: 
     async with app.run_test(size=SMALL) as pilot:
         text = await opened(pilot, live_search)
     assert text.isascii()
-    assert "* fits" in text
+    assert "@ fits" in text
     assert "|----" in text
     assert "now: probe batch_size 42" in text
     assert "Esc cancel" in text
