@@ -83,8 +83,7 @@ def test_a_verdict_opens_to_its_numbers(cli: Cli) -> None:
     assert (finding["cost_ms_per_step"], finding["cost_fraction"]) == (None, None), "the run does not use that GPU"
     shown = cli("runs", "show", "last").out
     assert (
-        "held back by: watched GPU 2 is throttled by heat for 625 of each 1,000 ms step, at 92 °C, 1 °C over the"
-        in shown
+        "bottleneck: watched GPU 2 is throttled by heat for 625 of each 1,000 ms step, at 92 °C, 1 °C over the" in shown
     )
     assert "  try: cooling" in shown
     assert "the run was throttled by heat on GPU 2 for 62.5 % of the measured time (policy counter)" in shown

@@ -297,7 +297,7 @@ def test_an_end_that_was_not_predicted_says_so() -> None:
     found = explain(a_run(1000 * MIB), error("backward"), ON_CPU, known, held_bytes=990 * MIB)
     assert found.missing_bytes == 54 * MIB
     assert list(oom.facts(found))[-1] == (
-        "By the prediction it needs 950 MiB of 1,000 MiB: what it took beyond was not foreseen."
+        "By the prediction it needs 950 MiB of 1,000 MiB: it used more than predicted."
     )
 
 

@@ -66,17 +66,17 @@ async def test_nothing_found_is_said_and_before_the_first_step_nothing(home: Hom
         assert "No step was measured yet" in screen_text(app)
         app.post_message(SnapshotTaken(a_snapshot(a_run(home))))
         await pilot.pause()
-        assert "nothing that was measured held this run back" in screen_text(app)
+        assert "no bottleneck measured" in screen_text(app)
 
 
 @pytest.mark.parametrize(
     ("live", "measured", "diagnosed", "words"),
     [
-        (True, 2, True, "too few measured steps yet to tell what holds"),
-        (True, 3, True, "nothing that was measured holds this run back now"),
-        (False, 2, False, "too few measured steps to tell what held"),
-        (False, 3, False, "an earlier version recorded this run"),
-        (False, 3, True, "nothing that was measured held"),
+        (True, 2, True, "too few measured steps yet"),
+        (True, 3, True, "no bottleneck measured now"),
+        (False, 2, False, "too few measured steps to find"),
+        (False, 3, False, "recorded by an earlier version"),
+        (False, 3, True, "no bottleneck measured"),
     ],
 )
 def test_nothing_found_is_told_from_not_looked_for(live: bool, measured: int, diagnosed: bool, words: str) -> None:

@@ -78,7 +78,7 @@ async def test_a_gpu_that_shares_the_hosts_memory_says_so_where_its_own_would_st
         text, _ = await shown(home, a_snapshot(None, ticks=(tick,)), size=size)
         rows = [line for line in text.splitlines() if "GPU 0 " in line or "GPU 1 " in line]
         assert " shares" in rows[0]
-        assert " not told" in rows[1]
+        assert " unknown" in rows[1]
         assert not any("– of –" in row or "–/–" in row for row in rows)
 
 

@@ -15,7 +15,7 @@ def verdicts(findings: Sequence[Diagnosis]) -> list[str]:
     """Return the bottlenecks, the costliest first, each with advice."""
     found = []
     for place, finding in enumerate(findings):
-        found += [f"{'also' if place else 'held back by'}: {plain(finding.line)}", f"  try: {plain(finding.advice)}"]
+        found += [f"{'also' if place else 'bottleneck'}: {plain(finding.line)}", f"  try: {plain(finding.advice)}"]
     return found
 
 

@@ -174,7 +174,7 @@ def _memory_temperature(device: DeviceReading) -> Item | None:
 
 
 def _mig(device: DeviceReading) -> Item | None:
-    return Item("MIG", "on: some readings are not to be had", "warning") if device.mig_mode else None
+    return Item("MIG", "on: some readings are unavailable", "warning") if device.mig_mode else None
 
 
 def _pcie(device: DeviceReading) -> Item | None:

@@ -81,12 +81,10 @@ def nothing_found(*, live: bool, measured: int, diagnosed: bool) -> str:
     from trainfast_runner.results.bottleneck.diagnose import LEAST_STEPS
 
     if measured < LEAST_STEPS:
-        return (
-            f"too few measured steps {'yet ' if live else ''}to tell what {'holds' if live else 'held'} this run back"
-        )
+        return f"too few measured steps {'yet ' if live else ''}to find a bottleneck"
     if not diagnosed:
-        return "an earlier version recorded this run, and did not look for what held it back"
-    return f"nothing that was measured {'holds this run back now' if live else 'held this run back'}"
+        return "recorded by an earlier version, which did not look for bottlenecks"
+    return "no bottleneck measured now" if live else "no bottleneck measured"
 
 
 @cache

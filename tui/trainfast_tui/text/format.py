@@ -114,7 +114,7 @@ def of_most(now: str, most: str) -> str:
 def no_memory_words(index: int, missing: Mapping[str, str]) -> str:
     """Words for the memory of a GPU that does not report it; `missing` is its tick's."""
     reason = missing.get(f"gpu{index}.memory_total_bytes", "")
-    return "shares the host's" if "shares the host's memory" in reason else "not told"
+    return "shares the host's" if "shares the host's memory" in reason else "unknown"
 
 
 def percent(value_percent: float | None, digits: int = 0) -> str:

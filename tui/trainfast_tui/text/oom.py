@@ -35,7 +35,7 @@ def facts(found: OomExplanation) -> Iterator[str]:
         if needed > limit:
             yield f"By the prediction it needs {size(needed)} of {size(limit)}: {size(needed - limit)} too much."
         else:
-            yield f"By the prediction it needs {size(needed)} of {size(limit)}: what it took beyond was not foreseen."
+            yield f"By the prediction it needs {size(needed)} of {size(limit)}: it used more than predicted."
     if needed is not None and found.batch_size is None and not any(may_do(change) for change in found.changes):
         yield "No change of knobs makes it fit by the prediction."
     if found.others:
