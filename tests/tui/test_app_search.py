@@ -1,4 +1,4 @@
-"""The ladder: how a search for the largest batch is drawn, started, paused, cancelled, and its answer applied."""
+"""A batch search on the screen: how it is drawn, started, paused, cancelled, and its answer applied."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ from trainfast_tui.control.next_run import is_about
 from trainfast_tui.screens.shared import OfTheApp
 from trainfast_tui.text.batch_search import Choice, limit_notice
 from trainfast_tui.text.keys import bindings, of
-from trainfast_tui.widgets.probe_rows import Ladder
+from trainfast_tui.widgets.batch_search_view import BatchSearchView
 from trainfast_tui.widgets.strips import Footer
 
 if TYPE_CHECKING:
@@ -38,12 +38,12 @@ class SearchScreen(OfTheApp, Screen[Choice]):
         self._cancel_wanted = False
 
     def compose(self) -> ComposeResult:
-        yield Ladder(self.spec.name, ascii=self._ascii)
+        yield BatchSearchView(self.spec.name, ascii=self._ascii)
         yield Footer([*of("search"), *of("everywhere")], ascii=self._ascii)
 
     @property
-    def ladder(self) -> Ladder:
-        return self.query_one(Ladder)
+    def ladder(self) -> BatchSearchView:
+        return self.query_one(BatchSearchView)
 
     def on_mount(self) -> None:
         snapshot = self.trainfast.snapshot

@@ -37,10 +37,10 @@ LEAST_CHART, MOST_CHART = 6, 16
 """The least lines of a useful chart, and the most."""
 
 
-class Ladder(Painted):
+class BatchSearchView(Painted):
     """The view of a batch search, as large as the screen."""
 
-    DEFAULT_CSS = "Ladder { height: 1fr; }"
+    DEFAULT_CSS = "BatchSearchView { height: 1fr; }"
 
     def __init__(self, name: str, *, ascii: bool = False, id: str | None = None) -> None:
         super().__init__(ascii=ascii, id=id)

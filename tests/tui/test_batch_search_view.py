@@ -1,4 +1,4 @@
-"""The ladder, by the text a person would see: probes, the fit, what is tried and why, and the answer."""
+"""The view of a batch search, by the text a person would see: probes, the fit, the next step, and the answer."""
 
 from __future__ import annotations
 
