@@ -9,7 +9,7 @@ from trainfast_tui.charts.painted import Painted
 from trainfast_tui.charts.time_cells import time_cells
 from trainfast_tui.live.timeline import Moment
 from trainfast_tui.text import format as fmt
-from trainfast_tui.text.lines import Line
+from trainfast_tui.text.lines import Line, joined
 
 WORTH = ("error", "warning", "success", "accent", "primary", "muted")
 """Tones, the most important first: of several events in one cell its sign is shown."""
@@ -72,7 +72,7 @@ class EventLine(Painted):
         if self._chosen is not None and 0 <= (at := cells.at(self._chosen.t_ns)) < cells.count:
             signs[at] = self._chosen.sign, "cursor"
         label = fmt.fit("events", cells.gutter - 2, "right") + " ├" if cells.gutter else ""
-        return [(label, "muted"), *_joined(signs), ("", "text")]
+        return [(label, "muted"), *joined(signs), ("", "text")]
 
     def _words(self, axis: TimeAxis) -> Line:
         indent = " " * (self._gutter - 6)
@@ -88,14 +88,3 @@ class EventLine(Painted):
             (moment.words, "text"),
             (f"  {at} of {len(self._moments)}, e earlier" if len(self._moments) > 1 else "", "muted"),
         ]
-
-
-def _joined(signs: list[tuple[str, str]]) -> Line:
-    """Join neighbours of one tone into one piece."""
-    line: Line = []
-    for text, tone in signs:
-        if line and line[-1][1] == tone:
-            line[-1] = line[-1][0] + text, tone
-        else:
-            line.append((text, tone))
-    return line

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from trainfast_tui.charts.braille import GLYPHS, X_BITS, draw, nice_ceiling
 from trainfast_tui.text import format as fmt
-from trainfast_tui.text.lines import Line
+from trainfast_tui.text.lines import Line, joined
 
 GUTTER = 10
 """Cells left of the axis, for a size with its unit."""
@@ -59,7 +59,7 @@ def fit_chart(
     for row in range(plot_height):
         tone = "error" if row == limit_row else "muted"
         label = fmt.fit(labels.get(row, ""), GUTTER, "right")
-        lines.append([(label, tone), (" │", "muted"), *_runs(signs[row], tones[row])])
+        lines.append([(label, tone), (" │", "muted"), *joined(zip(signs[row], tones[row], strict=True))])
     lines.append([(" " * GUTTER + " └", "muted"), ("─" * plot_width, "muted")])
     right = f"batch_size {across:,}"
     lines.append([(" " * (GUTTER + 2) + "0" + fmt.fit(right, plot_width - 1, "right"), "muted")])
@@ -87,14 +87,3 @@ def _drawn_line(
     signs = [[GLYPHS[cells[row * width + column]] for column in range(width)] for row in range(height)]
     tones = [["primary" if sign != " " else "text" for sign in row] for row in signs]
     return signs, tones
-
-
-def _runs(signs: list[str], tones: list[str]) -> Line:
-    """Join neighbouring cells of one tone into one piece."""
-    line: Line = []
-    for sign, tone in zip(signs, tones, strict=True):
-        if line and line[-1][1] == tone:
-            line[-1] = (line[-1][0] + sign, tone)
-        else:
-            line.append((sign, tone))
-    return line

@@ -6,10 +6,8 @@ from collections.abc import Iterable, Sequence
 from statistics import fmean
 from typing import TYPE_CHECKING
 
-from rich.cells import cell_len
-
 from trainfast_tui.text import format as fmt
-from trainfast_tui.text.lines import Line
+from trainfast_tui.text.lines import Line, line_length
 from trainfast_tui.text.shades import SHADES, Shade
 
 if TYPE_CHECKING:
@@ -58,7 +56,7 @@ def conditions_line(run: RunSnapshot, width: int) -> Line:
         line = []
         for part in filter(None, parts):
             line += [("   " if wide else "  ", "text"), *part] if line else part
-        if sum(cell_len(text) for text, _ in line) <= width:
+        if line_length(line) <= width:
             break
     return line
 

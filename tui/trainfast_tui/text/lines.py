@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from rich.cells import cell_len
 
 from trainfast_tui.text.format import plain, truncate
@@ -26,3 +28,19 @@ def wrap(text: str, width: int) -> list[str]:
             line = ""
         line = f"{line} {word}" if line else truncate(word, width)
     return [*lines, line] if line else lines
+
+
+def joined(cells: Iterable[Piece]) -> Line:
+    """Join neighbours of one tone into one piece."""
+    line: Line = []
+    for text, tone in cells:
+        if line and line[-1][1] == tone:
+            line[-1] = line[-1][0] + text, tone
+        else:
+            line.append((text, tone))
+    return line
+
+
+def line_length(line: Line) -> int:
+    """Return the cells that a line takes."""
+    return sum(cell_len(text) for text, _ in line)

@@ -9,7 +9,7 @@ from trainfast_tui.charts.fit_chart import Point, fit_chart
 from trainfast_tui.charts.painted import Painted
 from trainfast_tui.text import format as fmt
 from trainfast_tui.text.batch_search import Choice, choices, expected_s, state_words
-from trainfast_tui.text.lines import Line, rule, wrap
+from trainfast_tui.text.lines import Line, line_length, rule, wrap
 
 if TYPE_CHECKING:
     from trainfast_runner.search.fit import Fit
@@ -110,7 +110,7 @@ def _head(search: SearchSnapshot, name: str, now_ns: int, width: int) -> list[Li
     first, *rest = wrap(f"{sign} {state_words(search, now_ns)}", width)
     lines: list[Line] = [[(first[:2], tone), (first[2:], "title")], *([(f"  {line}", "title")] for line in rest[:2])]
     time = _time_words(search, now_ns)
-    used = sum(len(text) for text, _ in lines[-1])
+    used = line_length(lines[-1])
     lines[-1:] = (
         [[*lines[-1], (f"  {time}", "muted")]]
         if used + 2 + len(time) <= width

@@ -11,7 +11,7 @@ from trainfast_runner.machine.telemetry.failures import takes_long
 from trainfast_runner.machine.telemetry.slowdown import degrees_left
 from trainfast_tui.charts.painted import Painted
 from trainfast_tui.text import format as fmt
-from trainfast_tui.text.lines import Line
+from trainfast_tui.text.lines import Line, line_length
 from trainfast_tui.widgets.bar import bar_runs
 
 if TYPE_CHECKING:
@@ -153,7 +153,7 @@ def gpu_line(
     if device.error is not None:
         word = "silent" if takes_long(device.error) else "lost"
         since = f"{word} for {fmt.duration(lost_s)}: " if lost_s is not None else "not answering: "
-        room = width - sum(cell_len(text) for text, _ in line) - cell_len(since)
+        room = width - line_length(line) - cell_len(since)
         return [*line, (since, "error"), (in_short(device.error, room), "error")]
     share = _share(device.memory_used_bytes, device.memory_total_bytes)
     line += _bar(share, 16 if width >= WIDEST else 10 if wide else 6, NEARLY_FULL)
@@ -167,7 +167,7 @@ def gpu_line(
         line.append((fmt.fit(f"SM {fmt.of_most(clock, fmt.megahertz(device.sm_clock_max_mhz))}", 18, "right"), "text"))
     else:
         line.append((fmt.fit(clock, 9, "right"), "text"))
-    return line + _badges(device, width - sum(cell_len(text) for text, _ in line))
+    return line + _badges(device, width - line_length(line))
 
 
 def in_short(error: str, room: int) -> str:

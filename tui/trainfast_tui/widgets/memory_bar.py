@@ -9,7 +9,7 @@ from textual.geometry import Size
 from trainfast_tui.charts.painted import Painted
 from trainfast_tui.control.memory_view import Forecast, Measured, MemoryView
 from trainfast_tui.text import format as fmt
-from trainfast_tui.text.lines import Line, rule, wrap
+from trainfast_tui.text.lines import Line, joined, line_length, rule, wrap
 from trainfast_tui.text.memory import PHASES, short
 from trainfast_tui.widgets.bar import shares
 
@@ -121,7 +121,7 @@ def _total(forecast: Forecast, width: int) -> Line:
     line.append((" + context" if with_context else " + margin" if forecast.margin_bytes else "", "text"))
     line.append((of, "text"))
     whose = f" ({room.words})"
-    return [*line, (whose, "muted")] if sum(len(text) for text, _ in line) + len(whose) <= width else line
+    return [*line, (whose, "muted")] if line_length(line) + len(whose) <= width else line
 
 
 def _room_left(forecast: Forecast, width: int) -> Line:
@@ -159,7 +159,7 @@ def _bar(forecast: Forecast, measured: Measured | None, width: int) -> Line:
     if forecast.room is not None:
         at = min(width - 1, int(forecast.room.limit_bytes / scale * width))
         painted[at] = (LIMIT, "error")
-    return _runs(painted)
+    return joined(painted)
 
 
 def _scale(forecast: Forecast | None, measured: Measured | None) -> float:
@@ -208,17 +208,6 @@ def _measured(view: MemoryView, measured: Measured, width: int) -> list[Line]:
         # The run has corrected the prediction for the next one.
         is_above = measured.same_knobs and (above is None or fmt.size(above) == fmt.size(predicted))
         of = "of the prediction" if is_above else f"of its {fmt.size(predicted)}"
-    if sum(len(text) for text, _ in words) + len(of) + 1 <= width:
+    if line_length(words) + len(of) + 1 <= width:
         words.append((f" {of}", "muted"))
     return [bar, words]
-
-
-def _runs(painted: list[tuple[str, str]]) -> Line:
-    """Join neighbouring cells of one tone into one piece."""
-    line: Line = []
-    for sign, tone in painted:
-        if line and line[-1][1] == tone:
-            line[-1] = (line[-1][0] + sign, tone)
-        else:
-            line.append((sign, tone))
-    return line

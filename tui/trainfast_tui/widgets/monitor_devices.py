@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from rich.cells import cell_len
-
 from trainfast_tui.charts.painted import Painted
 from trainfast_tui.live.snapshot import Snapshot
 from trainfast_tui.text import format as fmt
@@ -19,7 +17,7 @@ from trainfast_tui.text.device_details import (
     is_alarm,
     missing_item,
 )
-from trainfast_tui.text.lines import Line, wrap
+from trainfast_tui.text.lines import Line, line_length, wrap
 from trainfast_tui.text.shades import causes_of, rank, shade_of
 from trainfast_tui.widgets.devices import gpu_line, host_line
 
@@ -53,11 +51,11 @@ class MonitorHead(Painted):
         if tick.devices:
             line += [(f"  {fmt.count(len(tick.devices), 'GPU' if len(tick.devices) == 1 else 'GPUs')}", "text")]
             worded = [*line, *_held_back(tick, True)]
-            line = worded if _length(worded) <= width else [*line, *_held_back(tick, False)]
+            line = worded if line_length(worded) <= width else [*line, *_held_back(tick, False)]
         cost: Line = [(f"  {_microseconds(tick.sample_us)} a sample{_period(self._snapshot)}", "muted")]
         if (slowed := tick.missing.get("sampler.period")) is not None:
             cost.append((f"   {slowed}", "warning"))
-        if _length([*line, *cost]) <= width or slowed is not None:
+        if line_length([*line, *cost]) <= width or slowed is not None:
             line += cost
         if tick.devices and "nvml.binding" in tick.missing:
             from trainfast_runner.machine.telemetry.binding import IN_SHORT
@@ -206,10 +204,6 @@ def _held_back(tick: Tick, wide: bool) -> Line:
         line.append((f"  {shade.letter} GPU {which}{f' {shade.words}' if wide else ''}", tone))
     lost = ", ".join(str(device.index) for device in tick.devices if device.error is not None)
     return [*line, (f"  GPU {lost} {'does not answer' if wide else 'lost'}", "error")] if lost else line
-
-
-def _length(line: Line) -> int:
-    return sum(cell_len(text) for text, _ in line)
 
 
 def _microseconds(value: int) -> str:

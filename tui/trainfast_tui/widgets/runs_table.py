@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import time
 
-from rich.cells import cell_len
-
 from trainfast_runner.records.state_words import state_words
 from trainfast_runner.running.history import RunRow
 from trainfast_runner.settings.knobs import BY_NAME, defaults
 from trainfast_tui.text import format as fmt
-from trainfast_tui.text.lines import Line
+from trainfast_tui.text.lines import Line, line_length
 from trainfast_tui.text.overrides import brief, fields, settings
 from trainfast_tui.widgets.sorted_table import Columns, Order, SortedTable
 from trainfast_tui.widgets.strips import STATE_SIGNS
@@ -122,7 +120,7 @@ class RunsTable(SortedTable[RunRow]):
         }
         line: Line = [(f" {'●' if row.run_id in self.marked else ' '} ", "accent")]
         line += [(self.cell(name, cells[name][0], room), cells[name][1]) for name, room in self.columns(width)]
-        changed = fmt.plain(brief(row.changed, width - sum(cell_len(text) for text, _ in line)))
+        changed = fmt.plain(brief(row.changed, width - line_length(line)))
         line.append((changed, "text"))
         gap = "  " if changed else ""
         doubts = [SYNTHETIC] * bool(row.synthetic_data) + [STRICT] * bool(_starred(row))

@@ -12,7 +12,7 @@ from trainfast_tui.control.next_run import predicted_of
 from trainfast_tui.live.figures import Figures, planned_steps, recent_figures, seconds_left
 from trainfast_tui.text import format as fmt
 from trainfast_tui.text.conditions import conditions_line, has_conditions, steadiness
-from trainfast_tui.text.lines import Line
+from trainfast_tui.text.lines import Line, line_length
 from trainfast_tui.widgets.bar import bar_runs, shares
 
 if TYPE_CHECKING:
@@ -137,7 +137,7 @@ def _phases(phases: dict[str, float | None], width: int, height: int) -> list[Li
     cells = shares([value or 0.0 for *_, value in known], width)
     bar: Line = [(glyph * count, tone) for (name, glyph, tone, _), count in zip(known, cells, strict=True)]
     legend = _legend(known, short=False)
-    if sum(len(text) for text, _ in legend) - 3 <= width:
+    if line_length(legend) - 3 <= width:
         return [bar, legend]
     if height > 5:
         return [bar, _legend(known[:3], short=True), _legend(known[3:], short=True)]
