@@ -44,7 +44,7 @@ class Charts(Vertical):
         self._first = 0
         self._machine = MachineMoments()
         self._of_run = RunMoments()
-        self._told_of_run, self._told = data.ToldTicks(), data.ToldTicks()
+        self._run_ticks, self._device_ticks = data.TickMemory(), data.TickMemory()
 
     def compose(self) -> ComposeResult:
         yield StripChart(gutter=GUTTER, time_labels=False, id="throughput")
@@ -93,12 +93,12 @@ class Charts(Vertical):
         if fitting == 0 and height >= 8:
             fitting = 1
         cursor_ns = self.query_one(EventLine).chosen_ns
-        devices = data.device_charts(snapshot, axis, self._first, fitting, self._told)
+        devices = data.device_charts(snapshot, axis, self._first, fitting, self._device_ticks)
         top = self.query_one("#throughput", StripChart)
         top.set_class(self._of_machine, "-away")
         if not self._of_machine:
             chosen = sorted(data.used_uuids(snapshot.run))
-            steps = data.throughput(snapshot, axis, self._noun, chosen, self._told_of_run)
+            steps = data.throughput(snapshot, axis, self._noun, chosen, self._run_ticks)
             top.show(replace(steps, cursor_ns=cursor_ns))
         for place in range(MOST_DEVICE_CHARTS):
             chart = self.query_one(f"#device{place}", StripChart)

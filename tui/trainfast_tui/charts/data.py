@@ -98,7 +98,7 @@ def time_axis(snapshot: Snapshot, window: int) -> TimeAxis:
 
 
 @dataclass(frozen=True, slots=True)
-class _Told:
+class TickValues:
     """The values of one tick for the chosen devices."""
 
     tick: Tick
@@ -108,44 +108,44 @@ class _Told:
     """The causes that throttle a chosen device, or any device if none is chosen."""
 
 
-class ToldTicks:
+class TickMemory:
     """Remembers the values of each tick for the chosen devices: a chart is drawn from hundreds of ticks."""
 
     def __init__(self) -> None:
         self._chosen: Sequence[str] = ()
-        self._told: dict[int, _Told] = {}
+        self._known: dict[int, TickValues] = {}
 
-    def of(self, ticks: Sequence[Tick], chosen: Sequence[str]) -> list[_Told]:
+    def of(self, ticks: Sequence[Tick], chosen: Sequence[str]) -> list[TickValues]:
         """Return the values of these ticks and forget those of others."""
         if chosen != self._chosen:
-            self._chosen, self._told = chosen, {}
+            self._chosen, self._known = chosen, {}
         found = []
         for tick in ticks:
-            known = self._told.get(tick.t_ns)
-            found.append(known if known is not None and known.tick is tick else _tell(tick, chosen))
-        self._told = {told.tick.t_ns: told for told in found}
+            known = self._known.get(tick.t_ns)
+            found.append(known if known is not None and known.tick is tick else _values_of(tick, chosen))
+        self._known = {values.tick.t_ns: values for values in found}
         return found
 
 
-def _tell(tick: Tick, chosen: Sequence[str]) -> _Told:
+def _values_of(tick: Tick, chosen: Sequence[str]) -> TickValues:
     by_uuid = {device.uuid: device for device in tick.devices if device.uuid}
     devices = [by_uuid.get(uuid) for uuid in chosen]
     values: list[tuple[float | None, ...]] = []
     for reading in GPU_READINGS:
-        told = tuple(None if device is None else reading.of(device) for device in devices)
+        drawn = tuple(None if device is None else reading.of(device) for device in devices)
         if len(devices) > MOST_LINES:
-            known = [value for value in told if value is not None]
-            told = max(known, default=None), min(known, default=None)
-        values.append(told)
+            known = [value for value in drawn if value is not None]
+            drawn = max(known, default=None), min(known, default=None)
+        values.append(drawn)
     causes: frozenset[str] = frozenset()
     for one in tick.devices:
         if one.throttle_reasons and (not chosen or one.uuid in chosen):
             causes |= causes_of(one.throttle_reasons)
-    return _Told(tick, tuple(values), causes)
+    return TickValues(tick, tuple(values), causes)
 
 
 def throughput(
-    snapshot: Snapshot, axis: TimeAxis, noun: str, chosen: Sequence[str] = (), told: ToldTicks | None = None
+    snapshot: Snapshot, axis: TimeAxis, noun: str, chosen: Sequence[str] = (), memory: TickMemory | None = None
 ) -> ChartData:
     """Return the chart of throughput by step; `noun` is samples or tokens."""
     run = snapshot.run
@@ -161,7 +161,7 @@ def throughput(
         t_max_ns=axis.end_ns,
         gap_ns=_step_gap(run),
         unit=fmt.number,
-        spans=_spans((told or ToldTicks()).of(_recent(run.ticks, axis), chosen)) if run is not None else (),
+        spans=_spans((memory or TickMemory()).of(_recent(run.ticks, axis), chosen)) if run is not None else (),
         empty=_waiting_words(run),
         now_label=axis.now_label,
     )
@@ -174,7 +174,7 @@ def reading_names(snapshot: Snapshot) -> tuple[str, ...]:
 
 
 def device_charts(
-    snapshot: Snapshot, axis: TimeAxis, first: int, count: int, told: ToldTicks | None = None
+    snapshot: Snapshot, axis: TimeAxis, first: int, count: int, memory: TickMemory | None = None
 ) -> list[ChartData]:
     """Return charts of `count` readings from number `first` on, starting over after the last."""
     run = snapshot.run
@@ -186,12 +186,12 @@ def device_charts(
         charts = _cpu_charts(recent, axis, run is not None)
         return [charts[at] for at in wanted]
     chosen = _chosen(run, ticks[-1])
-    moments = (told or ToldTicks()).of(recent, chosen)
+    values = (memory or TickMemory()).of(recent, chosen)
     by_uuid = {device.uuid: device for device in recent[-1].devices} if recent else {}
     newest = [by_uuid.get(uuid) for uuid in chosen] if recent else []
     times = [tick.t_ns for tick in recent]
-    spans = _spans(moments)
-    return [_gpu_chart(at, times, moments, newest, spans, axis) for at in wanted]
+    spans = _spans(values)
+    return [_gpu_chart(at, times, values, newest, spans, axis) for at in wanted]
 
 
 def used_uuids(run: RunSnapshot | None) -> frozenset[str]:
@@ -220,7 +220,7 @@ def _chosen(run: RunSnapshot | None, tick: Tick) -> list[str]:
 def _gpu_chart(
     number: int,
     times: list[int],
-    moments: list[_Told],
+    ticks: list[TickValues],
     newest: list[DeviceReading | None],
     spans: tuple[Span, ...],
     axis: TimeAxis,
@@ -235,7 +235,7 @@ def _gpu_chart(
             for place, device in enumerate(newest)
         ]
     series = tuple(
-        Series(name, times, [told.values[number][place] for told in moments], tone)
+        Series(name, times, [tick.values[number][place] for tick in ticks], tone)
         for place, (name, tone) in enumerate(lines)
     )
     limits = _limits(reading, [device for device in newest if device is not None])
@@ -252,7 +252,7 @@ def _gpu_chart(
         y_min=y_min,
         y_max=y_max,
         binary=reading.binary,
-        empty="This GPU does not report it." if moments else "No samples yet.",
+        empty="This GPU does not report it." if ticks else "No samples yet.",
         now_label=axis.now_label,
     )
 
@@ -307,19 +307,19 @@ def _run_memory_bytes(tick: Tick) -> float | None:
     return None if run is None or not run.processes else run.memory_rss_bytes or None
 
 
-def _spans(moments: Sequence[_Told]) -> tuple[Span, ...]:
+def _spans(ticks: Sequence[TickValues]) -> tuple[Span, ...]:
     """Return the spans in which a chosen device was throttled, by cause."""
     spans: list[Span] = []
     start: dict[str, int] = {}
     held: frozenset[str] = frozenset()
-    for told in moments:
-        if told.causes == held:
+    for values in ticks:
+        if values.causes == held:
             continue
-        t_ns = told.tick.t_ns
-        spans += [Span(start.pop(ended), t_ns, ended) for ended in held - told.causes]
-        start.update(dict.fromkeys(told.causes - held, t_ns))
-        held = told.causes
-    spans += [Span(since, moments[-1].tick.t_ns, kind) for kind, since in start.items()]
+        t_ns = values.tick.t_ns
+        spans += [Span(start.pop(ended), t_ns, ended) for ended in held - values.causes]
+        start.update(dict.fromkeys(values.causes - held, t_ns))
+        held = values.causes
+    spans += [Span(since, ticks[-1].tick.t_ns, kind) for kind, since in start.items()]
     return tuple(sorted(spans, key=lambda span: (span.start_ns, span.kind)))
 
 
