@@ -129,9 +129,9 @@ class Charts(Vertical):
 
     def next_event(self, by: int) -> str:
         """Mark an earlier or later event on the charts and return its words."""
-        said = self.query_one(EventLine).move(by)
+        words = self.query_one(EventLine).move(by)
         self.repaint()
-        return said
+        return words
 
     def on_resize(self) -> None:
         self.repaint()

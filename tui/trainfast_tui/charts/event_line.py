@@ -49,12 +49,12 @@ class EventLine(Painted):
         wanted = at + by if self._chosen is not None or by > 0 else at
         if wanted >= len(moments):
             self._chosen = None
-            said = "The newest event is shown as it comes."
+            words = "The newest event is shown as it comes."
         else:
             self._chosen = moments[max(0, wanted)]
-            said = self._chosen.words
+            words = self._chosen.words
         self.repaint()
-        return said
+        return words
 
     def lines(self, width: int, height: int) -> list[Line]:
         axis = self._axis

@@ -1,7 +1,7 @@
 """From chart data to rows of segments: about 2 ms a frame at 120x16 with two series.
 
 Charts of one width that are given one window share their time axis cell by cell. The columns are fixed to
-absolute time, so a spike keeps its shape while it travels left. Nothing is told by colour alone: series
+absolute time, so a spike keeps its shape while it travels left. Nothing depends on colour alone: series
 differ in texture, throttled time in glyphs and letters by its cause, a limit has its own line and label.
 """
 

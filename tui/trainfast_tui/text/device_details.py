@@ -196,10 +196,12 @@ def _pcie(device: DeviceReading) -> Item | None:
 
 def _power(device: DeviceReading) -> Item | None:
     average, instant = device.power_average_w, device.power_instant_w
-    told = [(value, words) for value, words in ((average, "over a second"), (instant, "at once")) if value is not None]
+    readings = [
+        (value, words) for value, words in ((average, "over a second"), (instant, "at once")) if value is not None
+    ]
     text, widest = (
         ", ".join(f"{fmt.watts(value)} {words}" for value, words in parts)
-        for parts in (told, [(1000, words) for _, words in told])
+        for parts in (readings, [(1000, words) for _, words in readings])
     )
     return Item("power", text, "text", widest) if text else None
 

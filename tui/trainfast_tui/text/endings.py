@@ -173,8 +173,8 @@ def _where(run: RunSnapshot) -> str:
     words = [f"in {phase}" if phase else "", f"at step {step}" if step is not None else ""]
     if rank is not None and run.run is not None and run.run.world_size > 1:
         words.append(f"on rank {rank}")
-    said = " ".join(word for word in words if word)
-    return f" {said}" if said else ""
+    place = " ".join(word for word in words if word)
+    return f" {place}" if place else ""
 
 
 def _kept(run: RunSnapshot) -> str:

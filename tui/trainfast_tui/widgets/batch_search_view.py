@@ -48,8 +48,8 @@ class BatchSearchView(Painted):
         self._search: SearchSnapshot | None = None
         self._now_ns = 0
         self._asked_ns: int | None = None
-        self._said: tuple[str, str] = ("", "muted")
-        self._notice = ""
+        self._notice: tuple[str, str] = ("", "muted")
+        self._before_start = ""
         self._at = 0
 
     def show(self, search: SearchSnapshot | None, now_ns: int, asked_ns: int | None = None) -> None:
@@ -59,12 +59,12 @@ class BatchSearchView(Painted):
 
     def note(self, notice: str) -> None:
         """Show a notice while the search has not started."""
-        self._notice = notice
+        self._before_start = notice
         self.repaint()
 
     def say(self, text: str, tone: str = "text") -> None:
         """Show this line at the bottom until the next one."""
-        self._said = (text, tone)
+        self._notice = (text, tone)
         self.repaint()
 
     @property
@@ -82,16 +82,16 @@ class BatchSearchView(Painted):
         search = self._search
         if search is None:
             waited = _elapsed(self._asked_ns, self._now_ns)
-            words = self._said[0] or f"The knobs are being checked… {waited}"
-            waiting: list[Line] = [[(line, self._said[1])] for line in wrap(words, width)]
-            if not self._said[0]:
-                waiting += [[(line, "warning")] for line in wrap(self._notice, width)]
+            words = self._notice[0] or f"The knobs are being checked… {waited}"
+            waiting: list[Line] = [[(line, self._notice[1])] for line in wrap(words, width)]
+            if not self._notice[0]:
+                waiting += [[(line, "warning")] for line in wrap(self._before_start, width)]
             return [rule(f"largest batch: {self._preset}", width), *waiting]
         head = _head(search, self._preset, self._now_ns, width)
         table = _table(search, width)
         foot = [*_next_lines(search, width), *_choice_lines(search, self._at, width)]
-        if self._said[0]:
-            foot += [[], *([(line, self._said[1])] for line in wrap(self._said[0], width))]
+        if self._notice[0]:
+            foot += [[], *([(line, self._notice[1])] for line in wrap(self._notice[0], width))]
         # Blank lines come before the table, the chart and the foot.
         room = height - len(head) - 1 - len(foot) - (1 if foot else 0)
         if len(table) > room:
@@ -250,8 +250,7 @@ def _next_lines(search: SearchSnapshot, width: int) -> list[Line]:
         text = certainty or (ended.reason if search.state == "nothing_fits" else "")
         return [[(line, "muted")] for line in wrap(text, width)]
     if step is None:
-        said = search.prediction
-        text = "" if said is None else said.basis
+        text = "" if search.prediction is None else search.prediction.basis
         return [[(line, "muted")] for line in wrap(text, width)]
     stands = search.state in ("paused", "interrupted")
     if stands and not search.is_decided:

@@ -126,20 +126,20 @@ class MonitorDevices(Painted):
         def items_of(at: int) -> list[Item]:
             return self._items(tick.devices[at], before, seconds, tick, width)
 
-        def told(at: int) -> list[Line]:
+        def details_of(at: int) -> list[Line]:
             error = tick.devices[at].error
             return flow(items_of(at), width, INDENT) if error is None else _why_silent(error, heads[at], width)
 
         details: list[list[Line]] = []
         room = height - len(heads) - len(host)
         for at in range(len(heads)):
-            details.append(told(at))
+            details.append(details_of(at))
             room -= len(details[-1])
             if room < 0:
                 host, chosen = host[:1], min(self._chosen, len(heads) - 1)
                 alarms = [alarm_items(one) if one.error is None else [] for one in tick.devices]
                 alarms[chosen] = items_of(chosen)
-                details = _most_telling(alarms, chosen, told(chosen), height - len(heads) - len(host), width)
+                details = _most_telling(alarms, chosen, details_of(chosen), height - len(heads) - len(host), width)
                 heads[chosen][1] = heads[chosen][1][0], "cursor"
                 break
         return [line for head, found in zip(heads, details, strict=True) for line in (head, *found)] + host

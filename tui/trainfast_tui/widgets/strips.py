@@ -60,12 +60,12 @@ class StatusLine(Painted):
 
     def __init__(self, *, ascii: bool = False, id: str | None = None) -> None:
         super().__init__(ascii=ascii, id=id)
-        self._said: tuple[str, str] = ("", "muted")
+        self._notice: tuple[str, str] = ("", "muted")
         self._countdown = ""
 
     def say(self, text: str, tone: str = "text") -> None:
         """Show this notice until the next one."""
-        self._said = (text, tone)
+        self._notice = (text, tone)
         self.repaint()
 
     def count_down(self, seconds: float | None) -> None:
@@ -79,7 +79,7 @@ class StatusLine(Painted):
     def lines(self, width: int, height: int) -> list[Line]:
         if self._countdown:
             return [[(self._countdown, "alarm"), ("  s again kills it at once", "muted")]]
-        return [[self._said]]
+        return [[self._notice]]
 
 
 class Footer(Painted):
