@@ -6,7 +6,7 @@ import time
 from contextlib import closing
 
 from trainfast_runner.machine.cooling import LOOK_EVERY_S, cooling
-from trainfast_runner.running.launch import RunPlan
+from trainfast_runner.running.planning import RunPlan
 from trainfast_tui.cli.progress import Progress
 from trainfast_tui.text.cooling import cooling_words
 

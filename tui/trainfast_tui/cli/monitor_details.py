@@ -30,7 +30,7 @@ def ecc_errors(gpu: DeviceReading) -> str:
 
 def below(gpus: Sequence[DeviceReading]) -> list[str]:
     """Return the lines below the table: the processes on the GPUs, then each problem with its cure."""
-    from trainfast_runner.machine.gpu_health import ailments
+    from trainfast_runner.machine.gpus.health import ailments
     from trainfast_tui.text.tables import table
 
     answering = [gpu for gpu in gpus if not gpu.error]
@@ -45,7 +45,7 @@ def below(gpus: Sequence[DeviceReading]) -> list[str]:
 def _processes(gpu: DeviceReading) -> list[tuple[str, ...]]:
     """Return a GPU's processes; inside a container the driver gives host process ids, about which nothing is known."""
     from trainfast_runner.machine.gpus.events import sees_host_pids
-    from trainfast_runner.machine.processes.identity.listing import command_line, owner_uid, user_name
+    from trainfast_runner.machine.processes.listing import command_line, owner_uid, user_name
     from trainfast_tui.text.format import plain, size
 
     rows: list[tuple[str, ...]] = []

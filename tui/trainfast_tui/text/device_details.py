@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rich.cells import cell_len
 
-from trainfast_runner.machine.gpu_health import BUSY_PERCENT
+from trainfast_runner.machine.gpus.health import BUSY_PERCENT
 from trainfast_tui.text import format as fmt
 from trainfast_tui.text.lines import Line
 from trainfast_tui.text.shades import SHADES
