@@ -18,7 +18,7 @@ from typing import Any
 
 from trainfast_runner.records.home import Home, home_directory
 from trainfast_runner.records.run_records import read_records
-from trainfast_runner.settings.world import TENSOR_PARALLEL
+from trainfast_runner.worker.catalog import STRATEGIES
 
 STEPS = 20
 GLOBAL_BATCH = 8
@@ -26,7 +26,7 @@ MOST_APART = 1e-3
 """fp32 losses differ by the order of sums: on two gloo processes by 2e-7 at most. Untied weights differ by 4e-4 where
 the loss is near log(vocabulary), so it must fall by this factor of it first."""
 LEAST_FALL = 0.03
-ONE_BATCH = ("pp", "naive-mp", *TENSOR_PARALLEL[:1])
+ONE_BATCH = tuple(name for name, entry in STRATEGIES.items() if "dp" not in entry.axes and not entry.one_device)
 """Strategies whose devices share one batch."""
 SMALL_MODEL = ("model.vocab_size=512", "seq_len=64", "lr=3e-3", "precision=fp32", f"steps={STEPS}")
 SELF = "X"

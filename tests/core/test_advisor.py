@@ -62,8 +62,8 @@ def test_the_decision_tree(
     advice = told(machine, Situation(size=size, links=links), "precision=bf16")["strategy"]
     assert advice.value == value
     assert said in advice.text
-    assert advice.text.startswith(value) or devices.device == "cpu"
-    if devices.device == "cuda" and value != "tp":
+    assert advice.text.startswith(value) or machine.device == "cpu"
+    if machine.device == "cuda" and value != "tp":
         assert "estimate: 18 bytes" in advice.text
 
 

@@ -101,7 +101,7 @@ def test_a_script_is_started_with_the_flags_of_the_run(tmp_path: Path) -> None:
     assert (flags.per_device_train_batch_size, flags.learning_rate, flags.max_steps) == (3, 1e-3, 9)
     assert (flags.bf16, flags.fp16, flags.gradient_checkpointing, flags.max_grad_norm) == (True, False, True, 0.0)
     assert found.left_out == ("seq_len",)
-    assert "# Not said here: seq_len." in comments
+    assert "# Cannot be expressed in this format: seq_len." in comments
     assert any("train.py is a placeholder" in line for line in comments)
 
 
@@ -117,12 +117,12 @@ def test_one_process_is_no_torchrun_and_sees_its_own_gpus(tmp_path: Path) -> Non
     [({"strategy": "pp"}, "strategy=pp"), ({"strategy": "ddp", "precision": "bf16-pure"}, "precision=bf16-pure")],
 )
 def test_a_script_that_would_be_another_run_is_refused(tmp_path: Path, knobs: dict[str, str], named: str) -> None:
-    with pytest.raises(UserError, match=f"no flag of the Trainer says {named}"):
+    with pytest.raises(UserError, match=f"the Trainer has no flag for {named}"):
         exported("torchrun", tmp_path, **knobs)
     own, *comments = exported("command", tmp_path, **knobs).text.splitlines()
     assert own.startswith("trainfast-tui run tiny-llama")
     [why] = comments
-    assert why.startswith(f"# For a script of your own: no flag of the Trainer says {named}")
+    assert why.startswith(f"# For a script of your own: the Trainer has no flag for {named}")
 
 
 def test_the_command_has_what_starts_a_script_beside_our_own(tmp_path: Path) -> None:

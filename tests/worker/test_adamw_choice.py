@@ -40,4 +40,4 @@ def test_adamw_on_slices_is_foreach_where_torch_has_foreach_kernels(
 
 def test_the_help_of_the_optimizer_says_so() -> None:
     (knob,) = [one for one in KNOBS if one.name == "optimizer"]
-    assert "adamw is foreach on a GPU, also on the slices of fsdp and tp" in knob.speed
+    assert "adamw: foreach on a GPU, also on the slices of fsdp and tp" in knob.speed

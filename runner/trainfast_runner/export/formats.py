@@ -1,6 +1,6 @@
 """The settings of a run for a script of one's own: for the Trainer, accelerate, DeepSpeed, as a command or a preset.
 
-What has no equivalent there is named in a comment and never silently dropped.
+A setting without an equivalent there is named in a comment, never silently dropped.
 """
 
 from __future__ import annotations
@@ -15,22 +15,22 @@ from typing import Any
 import tomlkit
 
 from trainfast_runner.errors import UserError, nearest
-from trainfast_runner.export.script_command import EXPORT_DEEPSPEED, PLACEHOLDER, at_hand, script_command
+from trainfast_runner.export.script_command import EXPORT_DEEPSPEED, PLACEHOLDER, script_command, script_comments
 from trainfast_runner.export.trainer_arguments import trainer_arguments, turned
 from trainfast_runner.records.run_file import RunFile
 from trainfast_runner.settings import presets
 from trainfast_runner.settings.knob_type import Knobs
 from trainfast_runner.settings.knobs import BY_NAME
 from trainfast_runner.settings.spec import RunSpec, from_preset, of_record
+from trainfast_runner.worker.catalog import STRATEGIES, StrategyEntry
 
 PLAIN_PRESET = "tiny-llama"
 RECORDED_DEEPSPEED = "deepspeed.json"
-DISTRIBUTED = {"single": "NO", "dp": "NO", "ddp": "MULTI_GPU", "fsdp": "FSDP"}
 
 
 @dataclass(frozen=True)
 class Exported:
-    """The text in the form asked for, and the turned knobs that it cannot say."""
+    """The text in the form asked for, and the turned knobs that this form cannot express."""
 
     run_id: str
     to: str
@@ -48,41 +48,40 @@ def export(run: RunFile, directory: Path, to: str) -> Exported:
 
 def _training_args(run: RunFile, knobs: Knobs, _directory: Path) -> tuple[str, list[str]]:
     """A `TrainingArguments(...)` call; the Trainer's other defaults for clipping and rate are overruled."""
-    said, left_out = trainer_arguments(run, knobs)
-    strategy = str(knobs["strategy"])
+    arguments, left_out = trainer_arguments(run, knobs)
     elsewhere = [
         f"# {name}={BY_NAME[name].show(knobs[name])}: {BY_NAME[name].same_as.training_args}"
         for name in turned(knobs)
         if name not in (*left_out, "strategy")
-        and not set(BY_NAME[name].same_as.training_args.split(" / ")) & set(said)
+        and not set(BY_NAME[name].same_as.training_args.split(" / ")) & set(arguments)
         and (name != "devices" or (name in run.changed and run.device == "cuda"))
     ]
     if "strategy" not in left_out:
-        elsewhere += _started(run, strategy)
+        elsewhere += _process_comments(run, STRATEGIES[str(knobs["strategy"])])
     head = [*_heading(run, left_out), *elsewhere]
     lines = ["from transformers import TrainingArguments", "", *head, "args = TrainingArguments("]
-    lines += [f"    {name}={value!r}," for name, value in {"output_dir": "out", **said}.items()]
+    lines += [f"    {name}={value!r}," for name, value in {"output_dir": "out", **arguments}.items()]
     return "\n".join([*lines, ")"]), left_out
 
 
-def _started(run: RunFile, strategy: str) -> list[str]:
-    """How a script of the Trainer comes to as many processes."""
-    if strategy == "dp":
-        return [f"# strategy=dp: one process that sees {max(2, len(run.device_uuids))} GPUs"]
+def _process_comments(run: RunFile, strategy: StrategyEntry) -> list[str]:
+    """Comment lines: how a script of the Trainer gets as many processes."""
+    if strategy.one_process and not strategy.one_device:
+        return [f"# strategy={strategy.name}: one process that sees {max(2, len(run.device_uuids))} GPUs"]
     if run.world_size < 2:
         return []
-    lines = [f"# strategy={strategy}: torchrun --standalone --nproc-per-node {run.world_size} SCRIPT"]
-    return lines + ([f"# deepspeed.json: {EXPORT_DEEPSPEED.format(run.run_id)}"] if strategy.startswith("zero") else [])
+    lines = [f"# strategy={strategy.name}: torchrun --standalone --nproc-per-node {run.world_size} SCRIPT"]
+    return lines + ([f"# deepspeed.json: {EXPORT_DEEPSPEED.format(run.run_id)}"] if strategy.zero else [])
 
 
 def _accelerate(run: RunFile, knobs: Knobs, _directory: Path) -> tuple[str, list[str]]:
     """A file for `accelerate launch --config_file`."""
-    strategy, precision = str(knobs["strategy"]), str(knobs["precision"])
-    kind = "DEEPSPEED" if strategy.startswith("zero") else DISTRIBUTED.get(strategy, "MULTI_GPU")
+    strategy, precision = STRATEGIES[str(knobs["strategy"])], str(knobs["precision"])
+    kind = strategy.accelerate or ("NO" if strategy.one_process else "MULTI_GPU")
     on_cpu = run.device == "cpu" and kind in ("NO", "MULTI_GPU")
     if on_cpu and kind == "MULTI_GPU":
         kind = "MULTI_CPU"
-    said: dict[str, object] = {
+    config: dict[str, object] = {
         "compute_environment": "LOCAL_MACHINE",
         "distributed_type": kind,
         "mixed_precision": precision if precision in ("fp16", "bf16") else "no",
@@ -91,28 +90,27 @@ def _accelerate(run: RunFile, knobs: Knobs, _directory: Path) -> tuple[str, list
         "use_cpu": on_cpu,
     }
     if kind == "DEEPSPEED":
-        # accelerate refuses to hear of the precision from two files.
-        del said["mixed_precision"]
-        said["deepspeed_config"] = {"deepspeed_config_file": "deepspeed.json"}
+        # accelerate refuses a precision that deepspeed.json gives too.
+        del config["mixed_precision"]
+        config["deepspeed_config"] = {"deepspeed_config_file": "deepspeed.json"}
     if kind == "FSDP":
-        said["fsdp_config"] = {
+        config["fsdp_config"] = {
             "fsdp_version": 2,
             "fsdp_reshard_after_forward": knobs["reshard"] == "on",
             "fsdp_auto_wrap_policy": "TRANSFORMER_BASED_WRAP",
             "fsdp_activation_checkpointing": knobs["checkpointing"] == "full",
         }
     if knobs["compile"] != "off":
-        said["dynamo_config"] = {"dynamo_backend": "INDUCTOR", "dynamo_mode": knobs["compile"]}
+        config["dynamo_config"] = {"dynamo_backend": "INDUCTOR", "dynamo_mode": knobs["compile"]}
     covered = ("precision", "strategy", "devices", "compile", *(("reshard", "checkpointing") if kind == "FSDP" else ()))
     left_out = [name for name in turned(knobs) if name not in covered]
-    if strategy == "dp" or (strategy not in DISTRIBUTED and kind != "DEEPSPEED"):
-        left_out.append("strategy")
+    left_out += [] if strategy.accelerate else ["strategy"]
     left_out += ["precision"] if precision in ("tf32", "bf16-pure") else []
-    return "\n".join([*_heading(run, left_out), *_launched(run, kind), *_yaml(said)]), left_out
+    return "\n".join([*_heading(run, left_out), *_launch_comments(run, kind), *_yaml(config)]), left_out
 
 
-def _launched(run: RunFile, kind: str) -> list[str]:
-    """What accelerate's launcher does not say of itself."""
+def _launch_comments(run: RunFile, kind: str) -> list[str]:
+    """Comment lines: how accelerate's launcher is to be started."""
     if kind == "MULTI_CPU":
         # Its own launcher starts one process there, whatever num_processes says.
         return [
@@ -124,9 +122,9 @@ def _launched(run: RunFile, kind: str) -> list[str]:
     return lines
 
 
-def _yaml(said: dict[str, Any], indent: str = "") -> list[str]:
+def _yaml(config: dict[str, Any], indent: str = "") -> list[str]:
     lines = []
-    for name, value in said.items():
+    for name, value in config.items():
         if isinstance(value, dict):
             lines += [f"{indent}{name}:", *_yaml(value, indent + "  ")]
         else:
@@ -140,10 +138,10 @@ def _deepspeed(run: RunFile, knobs: Knobs, directory: Path) -> tuple[str, list[s
 
     Any other JSON would be another run: DeepSpeed shards what single, ddp and fsdp keep whole or shard otherwise.
     """
-    strategy = str(knobs["strategy"])
-    if not strategy.startswith("zero"):
+    strategy = STRATEGIES[str(knobs["strategy"])]
+    if not strategy.zero:
         raise UserError(
-            f"{run.run_id} ran strategy={strategy}, and under DeepSpeed it would be another run",
+            f"{run.run_id} ran strategy={strategy.name}, and under DeepSpeed it would be another run",
             key="strategy",
             allowed=[form for form in FORMS if form != "deepspeed"],
             advice="--to training-args, or a run with strategy=zero2",
@@ -158,7 +156,7 @@ def _deepspeed(run: RunFile, knobs: Knobs, directory: Path) -> tuple[str, list[s
     left_out = [
         name
         for name in turned(knobs)
-        if not any(_has(config, path) for path in BY_NAME[name].same_as.deepspeed.split(" / "))
+        if not any(_has_value(config, path) for path in BY_NAME[name].same_as.deepspeed.split(" / "))
         and (name != "devices" or run.world_size > 1)
     ]
     return json.dumps(config, indent=2), left_out
@@ -172,8 +170,8 @@ def _recorded(path: Path) -> dict[str, Any] | None:
     return config if isinstance(config, dict) else None
 
 
-def _has(config: object, path: str) -> bool:
-    """Whether there is a value under the keys that `path` joins by dots."""
+def _has_value(config: object, path: str) -> bool:
+    """True if there is a value under the keys that `path` joins by dots."""
     for key in path.split("."):
         if not isinstance(config, dict) or key not in config:
             return False
@@ -182,12 +180,12 @@ def _has(config: object, path: str) -> bool:
 
 
 def _command(run: RunFile, knobs: Knobs, _directory: Path) -> tuple[str, list[str]]:
-    """The command line that starts the same run again, and as comments those that start a script like it."""
-    return "\n".join([_own_command(run, knobs), *at_hand(run, knobs)]), []
+    """The command that starts the same run again, and as comments those that start a script like it."""
+    return "\n".join([_own_command(run, knobs), *script_comments(run, knobs)]), []
 
 
 def _own_command(run: RunFile, knobs: Knobs) -> str:
-    """Starts the same run again. A preset known by no name is spelled out field by field."""
+    """The command that starts the same run again; a preset without a name is spelled out field by field."""
     reference, spec = _named_preset(run)
     # Naming the model's source anew drops every field of the preset's model.
     source = next(key for key in presets.MODEL_SOURCES if key in run.model)
@@ -212,7 +210,7 @@ def _torchrun(run: RunFile, knobs: Knobs, _directory: Path) -> tuple[str, list[s
 
 
 def _named_preset(run: RunFile) -> tuple[str, RunSpec]:
-    """The run's own preset where it is known by that name, else a shipped one; what a command can start from."""
+    """The preset a command can start from: the run's own where it is known by that name, else a shipped one."""
     try:
         spec = from_preset(*presets.load(run.name))
     except UserError:
@@ -235,7 +233,7 @@ def _preset(run: RunFile, knobs: Knobs, _directory: Path) -> tuple[str, list[str
     document["title"] = run.title or run.preset
     document["model"] = run.model
     document["data"] = run.data
-    alone = knobs["strategy"] == "single" and "devices" not in run.changed
+    alone = STRATEGIES[str(knobs["strategy"])].one_device and "devices" not in run.changed
     kept = {name: knobs[name] for name in turned(knobs) if name != "devices" or not alone}
     document["knobs"] = {name: value for name, value in kept.items() if value is not None}
     return tomlkit.dumps(document).strip(), []
@@ -243,7 +241,7 @@ def _preset(run: RunFile, knobs: Knobs, _directory: Path) -> tuple[str, list[str
 
 def _heading(run: RunFile, left_out: list[str]) -> list[str]:
     lines = [f"# The settings of {run.run_id} ({run.preset})."]
-    return [*lines, f"# Not said here: {', '.join(left_out)}."] if left_out else lines
+    return [*lines, f"# Cannot be expressed in this format: {', '.join(left_out)}."] if left_out else lines
 
 
 FORMS: dict[str, Callable[[RunFile, Knobs, Path], tuple[str, list[str]]]] = {
@@ -254,4 +252,4 @@ FORMS: dict[str, Callable[[RunFile, Knobs, Path], tuple[str, list[str]]]] = {
     "command": _command,
     "preset": _preset,
 }
-"""What `--to` takes."""
+"""Values of `--to`."""

@@ -10,38 +10,40 @@ from trainfast_runner.export.trainer_arguments import trainer_arguments, turned
 from trainfast_runner.records.run_file import RunFile
 from trainfast_runner.settings.knob_type import Knobs
 from trainfast_runner.settings.knobs import BY_NAME
+from trainfast_runner.worker.catalog import STRATEGIES
 
 SCRIPT = "train.py"
 LAUNCHED = ("strategy", "devices", "p2p")
-"""Knobs that the launcher and the environment say."""
+"""Knobs that the launcher and the environment express."""
 PLACEHOLDER = f"{SCRIPT} is a placeholder: a script that takes transformers' TrainingArguments as flags."
 EXPORT_DEEPSPEED = "trainfast-tui export {} --to deepspeed > deepspeed.json"
 EXPORT_ACCELERATE = "trainfast-tui export {} --to accelerate > accelerate.yaml"
 
 
 def script_command(run: RunFile, knobs: Knobs) -> tuple[str, list[str]]:
-    """The command for a script of the Trainer, and the turned knobs that no flag says.
+    """The command for a script of the Trainer, and the turned knobs without a flag.
 
     Raises UserError where the flags would start another run: another strategy, or another precision.
     """
-    said, left_out = trainer_arguments(run, knobs)
+    arguments, left_out = trainer_arguments(run, knobs)
     changing = [name for name in ("strategy", "precision") if name in left_out]
     if changing:
         names = " and ".join(f"{name}={knobs[name]}" for name in changing)
-        fsdp = "--to accelerate, or " if knobs["strategy"] == "fsdp" else ""
+        strategy = STRATEGIES[str(knobs["strategy"])]
+        accelerate = "--to accelerate, or " if changing == ["strategy"] and strategy.accelerate else ""
         raise UserError(
-            f"no flag of the Trainer says {names}: a script started like this would be another run",
+            f"the Trainer has no flag for {names}: a script started like this would be another run",
             key=changing[0],
-            advice=f"{fsdp}--to command, which starts the same run here",
+            advice=f"{accelerate}--to command, which starts the same run here",
         )
-    flags = [word for name, value in said.items() for word in (f"--{name}", str(value))]
+    flags = [word for name, value in arguments.items() for word in (f"--{name}", str(value))]
     words = [*_environment(run, knobs), *_launcher(run), SCRIPT, "--output_dir", "out", *flags]
-    unsaid = [name for name in turned(knobs) if name not in LAUNCHED and not _is_said(name, said)]
-    return shlex.join(words), list(dict.fromkeys([*left_out, *unsaid]))
+    without = [name for name in turned(knobs) if name not in LAUNCHED and not _has_flag(name, arguments)]
+    return shlex.join(words), list(dict.fromkeys([*left_out, *without]))
 
 
-def at_hand(run: RunFile, knobs: Knobs) -> list[str]:
-    """Comment lines: how a script is started like this run, or why no command does that."""
+def script_comments(run: RunFile, knobs: Knobs) -> list[str]:
+    """Comment lines: the command that starts a script like this run, or the reason why there is none."""
     try:
         command, left_out = script_command(run, knobs)
     except UserError as problem:
@@ -49,7 +51,7 @@ def at_hand(run: RunFile, knobs: Knobs) -> list[str]:
     lines = [f"# For a script of your own. {PLACEHOLDER}", f"# {command}"]
     if left_out:
         lines.append(f"# Cannot be expressed by these flags: {', '.join(left_out)}.")
-    if str(knobs["strategy"]).startswith("zero"):
+    if STRATEGIES[str(knobs["strategy"])].zero:
         lines.append(f"# deepspeed.json: {EXPORT_DEEPSPEED.format(run.run_id)}")
     if run.device == "cuda" or run.world_size == 1:
         lines += [
@@ -73,5 +75,5 @@ def _environment(run: RunFile, knobs: Knobs) -> list[str]:
     return ["env", *words] if words else []
 
 
-def _is_said(name: str, said: Mapping[str, object]) -> bool:
-    return bool(set(BY_NAME[name].same_as.training_args.split(" / ")) & set(said))
+def _has_flag(name: str, arguments: Mapping[str, object]) -> bool:
+    return bool(set(BY_NAME[name].same_as.training_args.split(" / ")) & set(arguments))

@@ -6,47 +6,35 @@ from trainfast_runner.records.run_file import RunFile
 from trainfast_runner.settings.knob_type import Knobs
 from trainfast_runner.settings.knob_values import KnobValue
 from trainfast_runner.settings.knobs import BY_NAME, KNOBS, defaults
-
-OPTIM = {
-    "adamw": "adamw_torch",
-    "adamw-loop": "adamw_torch",
-    "adamw-foreach": "adamw_torch",
-    "adamw-fused": "adamw_torch_fused",
-    "adamw-8bit": "adamw_bnb_8bit",
-    "paged-adamw-8bit": "paged_adamw_8bit",
-    "adafactor": "adafactor",
-    "sgd": "sgd",
-}
-"""`optimizer` in the names of transformers' `OptimizerNames`."""
+from trainfast_runner.worker.catalog import OPTIMIZERS, STRATEGIES, OptimizerEntry
 
 
 def trainer_arguments(run: RunFile, knobs: Knobs) -> tuple[dict[str, object], list[str]]:
-    """Every field that a knob decides, by name, and the turned knobs that no field says."""
-    said: dict[str, object] = {}
+    """Every field that a knob decides, by name, and the turned knobs without a field."""
+    strategy, optimizer = STRATEGIES[str(knobs["strategy"])], OPTIMIZERS[str(knobs["optimizer"])]
+    fields: dict[str, object] = {}
     for entry in KNOBS:
         name, value = entry.same_as.training_args, knobs[entry.name]
         if entry.name == "precision":
-            said |= _trainer_precision(str(value))
+            fields |= _trainer_precision(str(value))
         elif entry.name == "optimizer":
-            said[name] = OPTIM[str(value)]
+            fields |= _trainer_optimizer(name, optimizer)
         elif entry.name == "compile":
-            said |= {} if value == "off" else {"torch_compile": True, "torch_compile_mode": _compile_mode(knobs)}
+            fields |= {} if value == "off" else {"torch_compile": True, "torch_compile_mode": _compile_mode(knobs)}
         elif entry.name == "prefetch":
-            said |= {name: value} if knobs["workers"] else {}
+            fields |= {name: value} if knobs["workers"] else {}
         elif name.isidentifier() and name.islower():
-            said[name] = _plain(value)
-    if str(knobs["strategy"]).startswith("zero"):
-        said["deepspeed"] = "deepspeed.json"
+            fields[name] = _plain(value)
+    if strategy.zero:
+        fields["deepspeed"] = "deepspeed.json"
     if run.device == "cpu":
-        said["use_cpu"] = True
-    strategy = str(knobs["strategy"])
+        fields["use_cpu"] = True
     left_out = _without(knobs, "training_args")
-    if strategy not in ("single", "dp", "ddp") and not strategy.startswith("zero"):
-        left_out.append("strategy")
-    # The Trainer has no name for these two loops, and no precision without fp32 weights.
-    left_out += ["optimizer"] if knobs["optimizer"] in ("adamw-loop", "adamw-foreach") else []
+    left_out += [] if strategy.trainer else ["strategy"]
+    left_out += [] if optimizer.trainer else ["optimizer"]
+    # The Trainer has no precision without fp32 weights.
     left_out += ["precision"] if knobs["precision"] == "bf16-pure" else []
-    return said, left_out
+    return fields, left_out
 
 
 def turned(knobs: Knobs) -> list[str]:
@@ -63,6 +51,13 @@ def _compile_mode(knobs: Knobs) -> str:
     """torch.compile's mode: no gradient can be accumulated in the memory of a CUDA graph, which is replayed."""
     replayed = knobs["compile"] == "max-autotune" and knobs["grad_accum"] != 1
     return "max-autotune-no-cudagraphs" if replayed else str(knobs["compile"])
+
+
+def _trainer_optimizer(field: str, optimizer: OptimizerEntry) -> dict[str, object]:
+    """The Trainer's name of an optimizer, else of another loop of the same class, else nothing."""
+    same = (entry.trainer for entry in OPTIMIZERS.values() if entry.path == optimizer.path and entry.trainer)
+    name = optimizer.trainer or next(same, None)
+    return {} if name is None else {field: name}
 
 
 def _trainer_precision(precision: str) -> dict[str, object]:

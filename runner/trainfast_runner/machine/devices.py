@@ -31,6 +31,7 @@ from trainfast_runner.machine.telemetry.mig import Instance, read_instances
 from trainfast_runner.machine.telemetry.nvml import Nvml
 from trainfast_runner.machine.telemetry.topology import Topology, read_topology
 from trainfast_runner.records.tick import DeviceReading, is_instance
+from trainfast_runner.worker.catalog import STRATEGIES
 
 CPU_INFO = Path("/proc/cpuinfo")
 CUDA_BUILD, HIP_BUILD = "torch.version.cuda", "torch.version.hip"
@@ -78,7 +79,7 @@ class Machine:
         if not usable:
             raise UserError("no GPU answers", key="devices", advice=ON_THE_CPU)
         if devices is None:
-            if strategy != "single":
+            if not STRATEGIES[strategy].one_device:
                 return GpuChoice(tuple(usable))
             return choose_count(usable, 1, None)
         if isinstance(devices, int):

@@ -10,6 +10,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from trainfast_runner.settings.world import model_degree
+from trainfast_runner.worker.catalog import OPTIMIZERS, STRATEGIES
+
 MIXED = ("fp16", "bf16")
 HALF_BYTES, FULL_BYTES = 2, 4
 CONTEXT_BYTES = 3 << 29
@@ -57,7 +60,8 @@ def bytes_per_parameter(precision: str, optimizer: str) -> int:
     fp32 AdamW 16, mixed 18 (the cast weights exist beside the fp32 ones), 8-bit AdamW 10, bf16-pure AdamW 8.
     """
     width = HALF_BYTES if precision == "bf16-pure" else FULL_BYTES
-    states = 0 if optimizer in ("sgd", "adafactor") else 2 if "8bit" in optimizer else 2 * width
+    entry = OPTIMIZERS[optimizer]
+    states = entry.moments * (1 if entry.eight_bit else width)
     return 2 * width + states + (HALF_BYTES if precision in MIXED else 0)
 
 
@@ -66,16 +70,12 @@ def least_weight_bytes(parameters: int, knobs: Mapping[str, object], devices: in
 
     By an even cut: the one with the embeddings keeps more, and a block is gathered whole while it computes.
     """
-    strategy, precision = str(knobs["strategy"]), knobs["precision"]
-    if strategy == "zero3-offload":
+    strategy, precision = STRATEGIES[str(knobs["strategy"])], knobs["precision"]
+    if strategy.offloads and "weights" in strategy.shards:
         return 0
     # DeepSpeed keeps the weights in half precision, and the masters with the states.
-    half = precision == "bf16-pure" or (strategy.startswith("zero") and precision in MIXED)
-    slices = 1
-    if strategy in ("fsdp", "fsdp+tp", "zero3", "naive-mp"):
-        slices = devices
-    elif (axis := strategy.removeprefix("ddp+")) in ("tp", "pp"):
-        slices = int(str(knobs[f"{axis}_degree"]))
+    half = precision == "bf16-pure" or (strategy.zero and precision in MIXED)
+    slices = devices if "weights" in strategy.shards or "mp" in strategy.axes else model_degree(knobs)
     return parameters * (HALF_BYTES if half else FULL_BYTES) // slices
 
 
@@ -85,22 +85,18 @@ def state_bytes(size: ModelSize, strategy: str, devices: int, precision: str, op
     ZeRO-1 shards the states, ZeRO-2 the gradients as well (2P + 18P/N under mixed precision), ZeRO-3 and FSDP all of
     it but the largest layer, which is gathered whole; offloaded parts are in host memory.
     """
-    count, each = size.parameters, bytes_per_parameter(precision, optimizer)
+    entry, count, each = STRATEGIES[strategy], size.parameters, bytes_per_parameter(precision, optimizer)
     weights = HALF_BYTES if precision not in ("fp32", "tf32") else FULL_BYTES
     gathered = FULL_BYTES * size.largest_layer
-    if strategy == "ddp":
+    if entry.offloads:
+        return gathered if "weights" in entry.shards else count * 2 * weights
+    if "weights" in entry.shards:
+        return gathered + count * each // devices
+    if "gradients" in entry.shards:
+        return count * weights + count * each // devices
+    if "states" in entry.shards:
+        return count * (weights + FULL_BYTES) + count * max(0, each - weights - FULL_BYTES) // devices
+    if entry.memory_rule == "Replicated":
         # Its reduction buckets hold every gradient a second time.
         return count * (each + (HALF_BYTES if precision == "bf16-pure" else FULL_BYTES))
-    if strategy == "zero1":
-        return count * (weights + FULL_BYTES) + count * max(0, each - weights - FULL_BYTES) // devices
-    if strategy == "zero2":
-        return count * weights + count * each // devices
-    if strategy == "zero2-offload":
-        return count * 2 * weights
-    if strategy == "zero3-offload":
-        return gathered
-    if strategy.startswith(("zero3", "fsdp")):
-        return gathered + count * each // devices
-    if strategy in ("tp", "pp", "naive-mp"):
-        return count * each // devices
-    return count * each
+    return count * each // (1 if entry.one_device or "dp" in entry.axes else devices)

@@ -14,14 +14,12 @@ from typing import Any, TypeVar
 import msgspec
 
 from trainfast_runner.machine import training_python
-from trainfast_runner.memory.one_process import SPREAD
 from trainfast_runner.memory.pipeline import Pipeline, stage_count
-from trainfast_runner.memory.sharding import PIPELINES
 from trainfast_runner.memory.timeline import Stack, Stretch
 from trainfast_runner.records.home import cache_directory
 from trainfast_runner.records.json_lines import write_atomically
 from trainfast_runner.settings.spec import RunSpec
-from trainfast_runner.settings.world import TENSOR_PARALLEL
+from trainfast_runner.worker.catalog import STRATEGIES
 
 COURSE_KNOBS = ("precision", "seq_len", "checkpointing", "attention")
 """The knobs that decide what is alive in forward and backward; all but the optimizer's, which decides what is alive in
@@ -89,25 +87,25 @@ def parts_of(spec: RunSpec, device: str, executable: str, whole: bool = False, t
 
 def requests_of(spec: RunSpec, device: str, whole: bool = False) -> tuple[dict[str, Any], dict[str, Any]]:
     """What the tracer is asked for the course and for the update: all that they depend on."""
-    precision = str(spec.knobs["precision"])
+    strategy, precision = STRATEGIES[str(spec.knobs["strategy"])], str(spec.knobs["precision"])
     if precision == "tf32":
         # Other kernels, the same tensors.
         precision = "fp32"
-    if str(spec.knobs["strategy"]).startswith("zero") and precision in ("fp16", "bf16"):
+    if strategy.zero and precision in ("fp16", "bf16"):
         # DeepSpeed trains a model whose weights are half; it does not cast them as autocast does.
         precision = "bf16-pure"
     about: dict[str, Any] = {"model": spec.model, "objective": spec.data["objective"], "device": device}
     if whole:
         about["whole"] = True
     # A slice of a model has other shapes.
-    if spec.knobs["strategy"] in TENSOR_PARALLEL:
+    if strategy.tensor:
         about["tp_degree"] = spec.knobs["tp_degree"]
     course = {**about, "part": "course", "knobs": {name: spec.knobs[name] for name in COURSE_KNOBS}}
     course["knobs"]["precision"] = precision
     # The step is the whole model's; where the worker cuts it depends on how often.
-    if spec.knobs["strategy"] in PIPELINES:
+    if strategy.pipeline:
         course["stages"] = stage_count(spec.knobs)
-    elif spec.knobs["strategy"] == SPREAD and spec.knobs["devices"] is not None:
+    elif "mp" in strategy.axes and spec.knobs["devices"] is not None:
         course |= {"stages": stage_count(spec.knobs), "spread": True}
     knobs = {
         "optimizer": spec.knobs["optimizer"],

@@ -18,7 +18,7 @@ from trainfast_runner.settings import presets, world
 from trainfast_runner.settings.compatibility.check import cannot_run_anywhere
 from trainfast_runner.settings.published import published_for
 from trainfast_runner.settings.spec import RunSpec, from_preset, resolve
-from trainfast_runner.settings.world import TENSOR_PARALLEL
+from trainfast_runner.worker.catalog import STRATEGIES
 
 
 @dataclass(frozen=True)
@@ -100,7 +100,7 @@ def _answer(asked: Asked, model: MemoryModel | UserError, machine: Machine, rank
         return Answer(asked, problem=model)
     try:
         fit = fit_of(model, asked.spec, machine, ranks, host_free_bytes())
-        parameters = None if asked.spec.knobs["strategy"] in TENSOR_PARALLEL else model.parameters
+        parameters = None if STRATEGIES[str(asked.spec.knobs["strategy"])].tensor else model.parameters
         hopeless = hopeless_limit(asked.spec, parameters, world.device_count(asked.spec, machine))
     except UserError as problem:
         return Answer(asked, problem=problem)

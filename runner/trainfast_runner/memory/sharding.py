@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from trainfast_runner.errors import UserError
-from trainfast_runner.memory.one_process import COPIED, SPREAD, with_copied_gradients
+from trainfast_runner.memory.one_process import with_copied_gradients
 from trainfast_runner.memory.timeline import (
     ACTIVATIONS,
     GRADS,
@@ -23,14 +23,16 @@ from trainfast_runner.memory.timeline import (
     Stack,
     Vector,
 )
+from trainfast_runner.worker.catalog import STRATEGIES
 
 FULL_BYTES = 4
 HALF_BYTES = 2
 MIXED = ("fp16", "bf16")
-PIPELINES = ("pp", "ddp+pp")
+PIPELINES = tuple(name for name, entry in STRATEGIES.items() if entry.pipeline)
 """Strategies whose ranks hold stages, see `pipeline.py`. Pipelines side by side sum gradients in place."""
-STAGED = (*PIPELINES, SPREAD)
+STAGED = tuple(name for name, entry in STRATEGIES.items() if entry.memory_rule == "Staged")
 """Strategies that cut a model into stages, one rank's or one GPU's each."""
+PREDICTED = tuple(name for name, entry in STRATEGIES.items() if entry.memory_rule is not None)
 LOOP_SCRATCH = 2
 """Copies of a parameter that AdamW's loop holds at once: the root of the second moment, and that divided."""
 
@@ -300,28 +302,27 @@ class ZeroParametersOffloaded(_Offloaded, ZeroParameters):
         return (params, grads, optimizer, activations, scratch, sent)
 
 
-STRATEGIES: dict[str, type[Sharing]] = {
-    "single": Sharing,
-    COPIED: Copied,
-    "ddp": Replicated,
-    "fsdp": FullySharded,
-    # Traced as one slice, which the ranks of the other axis share as if it were the model.
-    "tp": Sharing,
-    "ddp+tp": Replicated,
-    "fsdp+tp": FullySharded,
-    "zero1": ZeroPartitioned,
-    "zero2": ZeroPartitioned,
-    "zero3": ZeroParameters,
-    "zero2-offload": ZeroOffloaded,
-    "zero3-offload": ZeroParametersOffloaded,
+RULES = {
+    rule.__name__: rule
+    for rule in (
+        Sharing,
+        Replicated,
+        Copied,
+        FullySharded,
+        ZeroPartitioned,
+        ZeroParameters,
+        ZeroOffloaded,
+        ZeroParametersOffloaded,
+    )
 }
-PREDICTED = (*STRATEGIES, *STAGED)
+"""The catalog's `memory_rule`s. Under tensor parallelism one slice is traced, which the dp axis shares like a model."""
 
 
 def sharing_of(knobs: Mapping[str, Any], ranks: int, whole: Whole) -> Sharing:
     """The sharing of the knobs' strategy. Raises UserError for one whose memory is not predicted."""
-    strategy = str(knobs["strategy"])
-    if strategy not in STRATEGIES:
-        raise UserError(f"the memory of strategy={strategy} is not predicted", key="strategy", allowed=list(PREDICTED))
-    sharing = ranks // int(knobs["tp_degree"]) if strategy.endswith("+tp") else ranks
-    return STRATEGIES[strategy](whole, sharing, knobs)
+    strategy = STRATEGIES[str(knobs["strategy"])]
+    if strategy.memory_rule not in RULES:
+        raise UserError(
+            f"the memory of strategy={strategy.name} is not predicted", key="strategy", allowed=list(PREDICTED)
+        )
+    return RULES[strategy.memory_rule](whole, ranks // int(knobs["tp_degree"]) if strategy.tensor else ranks, knobs)

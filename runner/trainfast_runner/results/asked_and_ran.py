@@ -7,37 +7,14 @@ from typing import Any
 import msgspec
 
 from trainfast_runner.records.run_file import RunFile, WorkerLine
-from trainfast_runner.settings.compatibility.pipeline_rules import PIPELINES, STAGES_PER_RANK
-from trainfast_runner.settings.compatibility.sharded_rules import mesh_asked
-from trainfast_runner.settings.compatibility.zero_rules import STAGE
+from trainfast_runner.settings.compatibility.pipeline_rules import STAGES_PER_RANK
+from trainfast_runner.settings.world import mesh_asked, model_degree
+from trainfast_runner.worker.catalog import OPTIMIZERS, STRATEGIES, OptimizerEntry, StrategyEntry
 
 PARAM_DTYPE = {"fp32": "float32", "tf32": "float32", "fp16": "float32", "bf16": "float32", "bf16-pure": "bfloat16"}
 COMPUTE_DTYPE = {"fp32": "float32", "tf32": "float32", "fp16": "float16", "bf16": "bfloat16", "bf16-pure": "bfloat16"}
-OPTIMIZER = {
-    "adamw": ("AdamW", None),
-    "adamw-loop": ("AdamW", "loop"),
-    "adamw-foreach": ("AdamW", "foreach"),
-    "adamw-fused": ("AdamW", "fused"),
-    "adamw-8bit": ("AdamW8bit", None),
-    "paged-adamw-8bit": ("PagedAdamW8bit", None),
-    "adafactor": ("Adafactor", None),
-    "sgd": ("SGD", None),
-}
 ATTENTION = {"eager": "eager", "sdpa": "sdpa", "flash": "flash_attention_2"}
 """Absent: `auto`, under which every kernel is what was asked for."""
-WRAPPER = {
-    "single": "none",
-    "dp": "DataParallel",
-    "ddp": "DistributedDataParallel",
-    "fsdp": "FSDPModule",
-    "zero1": "DeepSpeedEngine",
-    "zero2": "DeepSpeedEngine",
-    "zero3": "DeepSpeedEngine",
-    "zero2-offload": "DeepSpeedEngine",
-    "zero3-offload": "DeepSpeedEngine",
-    "tp": "DTensor",
-    "naive-mp": "none",
-}
 SCHEDULE = {"gpipe": "ScheduleGPipe", "1f1b": "Schedule1F1B", "interleaved": "ScheduleInterleaved1F1B"}
 
 
@@ -68,45 +45,53 @@ def first_difference(run: RunFile | None, worker: dict[int, list[WorkerLine]]) -
 
 
 def _pairs(run: RunFile, ran: WorkerLine) -> list[tuple[str, Any, Any]]:
+    """Name, what was asked and what ran of every field; a strategy or optimizer of a newer version has none."""
     knobs = run.knobs
-    precision, strategy = str(knobs.get("precision")), str(knobs.get("strategy"))
-    wrapper = _wrapper(strategy)
-    pipelines = strategy in PIPELINES
-    degree, schedule = int(knobs.get("pp_degree") or 1), str(knobs.get("pp_schedule"))
-    if pipelines:
-        wrapper = SCHEDULE.get(schedule)
-    devices = max(run.world_size, len(run.device_uuids))
-    mesh = {"dp": run.world_size // degree, "pp": degree} if pipelines else mesh_asked(knobs, devices)
-    name, implementation = OPTIMIZER.get(str(knobs.get("optimizer")), (None, None))
-    zero = strategy in STAGE
-    # DeepSpeed keeps its fp32 copy of the weights in the optimizer, and has an AdamW of its own for offloaded states.
-    param_dtype = (COMPUTE_DTYPE if zero else PARAM_DTYPE).get(precision)
-    if zero and ran.optimizer == "DeepSpeedCPUAdam" and strategy.endswith("-offload"):
-        name = name if name != "AdamW" else "DeepSpeedCPUAdam"
-    found_wrapper = None if ran.wrapper is None else "+".join(sorted(ran.wrapper.split("+")))
+    strategy, optimizer = STRATEGIES.get(str(knobs.get("strategy"))), OPTIMIZERS.get(str(knobs.get("optimizer")))
+    precision = str(knobs.get("precision"))
+    # DeepSpeed keeps its fp32 copy of the weights in the optimizer.
+    param_dtype = (COMPUTE_DTYPE if strategy is not None and strategy.zero else PARAM_DTYPE).get(precision)
     return [
         ("world_size", run.world_size, ran.world_size),
         ("device", run.device, None if ran.device is None else ran.device.partition(":")[0]),
-        (f"strategy={strategy} (wrapper)", wrapper, found_wrapper),
+        *(_strategy_pairs(strategy, run, ran) if strategy is not None else ()),
         (f"precision={precision} (param_dtype)", param_dtype, ran.param_dtype),
         (f"precision={precision} (compute_dtype)", COMPUTE_DTYPE.get(precision), ran.compute_dtype),
-        ("optimizer", name, ran.optimizer),
-        (f"optimizer={knobs.get('optimizer')} (implementation)", implementation, ran.optimizer_implementation),
+        *(_optimizer_pairs(optimizer, strategy, ran) if optimizer is not None else ()),
         ("checkpointing", knobs.get("checkpointing"), ran.checkpointing),
         ("engine", knobs.get("engine"), ran.engine),
         (f"attention={knobs.get('attention')}", ATTENTION.get(str(knobs.get("attention"))), ran.attention),
         (f"compile={knobs.get('compile')} (compiled)", knobs.get("compile", "off") != "off", ran.compiled),
-        ("pipeline_stages", degree * STAGES_PER_RANK.get(schedule, 1) if pipelines else None, ran.pipeline_stages),
-        ("mesh", mesh, ran.mesh),
-        (f"strategy={strategy} (zero_stage)", STAGE.get(strategy), ran.zero_stage),
-        ("reshard", knobs.get("reshard") if strategy in ("fsdp", "fsdp+tp") else None, ran.reshard),
     ]
 
 
-def _wrapper(strategy: str) -> str | None:
-    """The wrapper's name, parts in alphabetical order; None when it depends on more than the strategy."""
-    parts = [WRAPPER.get(part) for part in strategy.split("+")]
-    return None if None in parts else "+".join(sorted(part for part in parts if part))
+def _strategy_pairs(strategy: StrategyEntry, run: RunFile, ran: WorkerLine) -> list[tuple[str, Any, Any]]:
+    knobs, name = run.knobs, f"strategy={strategy.name}"
+    wrapper, stages = strategy.wrapper, None
+    if strategy.pipeline:
+        schedule = str(knobs.get("pp_schedule"))
+        wrapper, stages = SCHEDULE.get(schedule), model_degree(knobs) * STAGES_PER_RANK.get(schedule, 1)
+    found = None if ran.wrapper is None else "+".join(sorted(ran.wrapper.split("+")))
+    return [
+        (f"{name} (wrapper)", wrapper, found),
+        ("pipeline_stages", stages, ran.pipeline_stages),
+        ("mesh", mesh_asked(knobs, max(run.world_size, len(run.device_uuids))), ran.mesh),
+        (f"{name} (zero_stage)", strategy.zero_stage, ran.zero_stage),
+        ("reshard", knobs.get("reshard") if "reshard" in strategy.knobs else None, ran.reshard),
+    ]
+
+
+def _optimizer_pairs(
+    optimizer: OptimizerEntry, strategy: StrategyEntry | None, ran: WorkerLine
+) -> list[tuple[str, Any, Any]]:
+    live = optimizer.live
+    # DeepSpeed has an AdamW of its own for offloaded states.
+    if live == "AdamW" and strategy is not None and strategy.offloads and ran.optimizer == "DeepSpeedCPUAdam":
+        live = ran.optimizer
+    return [
+        ("optimizer", live, ran.optimizer),
+        (f"optimizer={optimizer.name} (implementation)", optimizer.implementation, ran.optimizer_implementation),
+    ]
 
 
 def as_fields(line: WorkerLine, type: type[msgspec.Struct]) -> dict[str, Any]:

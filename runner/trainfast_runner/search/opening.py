@@ -16,9 +16,7 @@ from trainfast_runner.search.journal import Asked, Journal
 from trainfast_runner.search.limits import limits_of
 from trainfast_runner.search.searches import key_of, new_search, unfinished
 from trainfast_runner.worker.allocator import malloc_settings
-
-STRATEGIES = ("single", "ddp", "fsdp", "zero1", "zero2", "zero3", "zero2-offload", "zero3-offload")
-"""Strategies whose ranks can be given another batch size while they run."""
+from trainfast_runner.worker.catalog import STRATEGIES
 
 
 @dataclass(frozen=True)
@@ -36,11 +34,11 @@ class Options:
 def check_plan(plan: RunPlan, options: Options) -> None:
     """Raise UserError for what cannot be searched."""
     knobs = plan.spec.knobs
-    if knobs["strategy"] not in STRATEGIES:
+    if not STRATEGIES[str(knobs["strategy"])].searched:
         raise UserError(
             f"search max-batch does not change the batch of strategy={knobs['strategy']} while it runs",
             key="strategy",
-            allowed=STRATEGIES,
+            allowed=[name for name, entry in STRATEGIES.items() if entry.searched],
             nearest="fsdp",
         )
     if knobs["engine"] != "native":

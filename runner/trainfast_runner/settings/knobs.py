@@ -1,7 +1,8 @@
 """The knob table: every setting of a run, declared once.
 
 The command line's `--set`, the panel on the screen, the checks of presets, the help and the exporters are all
-derived from `KNOBS`. A new knob is one entry here and the worker's handling of it.
+derived from `KNOBS`. A new knob is one entry here and the worker's handling of it. A new strategy, optimizer or engine
+is an entry in the worker's `catalog.py`.
 """
 
 from __future__ import annotations
@@ -11,9 +12,16 @@ from collections.abc import Mapping
 from trainfast_runner.errors import UserError, nearest
 from trainfast_runner.settings.knob_type import Equivalent, Knob, Knobs
 from trainfast_runner.settings.knob_values import BytesPerRank, Choice, DeviceList, FreeText, Real, Whole
+from trainfast_runner.worker.catalog import ENGINES, OPTIMIZERS, STRATEGIES, strategies_of
 
 POWERS_OF_TWO = tuple(2**power for power in range(14))
 ON_OFF = ("on", "off")
+
+
+def _joined(begin: str, entries: Mapping[str, object], field: str) -> str:
+    """The help of a knob from those of the catalog's entries, each after its name."""
+    texts = [f"{name}: {text}." for name, entry in entries.items() if (text := getattr(entry, field))]
+    return " ".join([begin, *texts]).strip()
 
 
 KNOBS: tuple[Knob, ...] = (
@@ -74,26 +82,12 @@ KNOBS: tuple[Knob, ...] = (
     ),
     Knob(
         "optimizer",
-        Choice(
-            (
-                "adamw",
-                "adamw-loop",
-                "adamw-foreach",
-                "adamw-fused",
-                "adamw-8bit",
-                "paged-adamw-8bit",
-                "adafactor",
-                "sgd",
-            ),
-        ),
+        Choice(tuple(OPTIMIZERS)),
         "adamw",
         "compute",
-        "What updates the weights. adamw is torch's own choice among loop, foreach and fused. Adafactor keeps"
-        " factored states and converges slower; 8-bit AdamW keeps quantized states and is as fast.",
-        "fused < foreach < loop in time a step; adafactor slowest. adamw is foreach on a GPU, also on the slices of"
-        " fsdp and tp, and loop on a CPU",
-        "states: adamw 8 bytes a parameter, 8-bit 2, adafactor about 0, sgd (without momentum) none;"
-        " foreach adds 4 bytes a parameter at its peak, fused none",
+        _joined("What updates the weights.", OPTIMIZERS, "what"),
+        _joined("", OPTIMIZERS, "speed"),
+        _joined("", OPTIMIZERS, "memory"),
         same_as=Equivalent("optim", "torch.optim / bitsandbytes", "optimizer.type"),
     ),
     Knob(
@@ -151,42 +145,12 @@ KNOBS: tuple[Knob, ...] = (
     ),
     Knob(
         "strategy",
-        Choice(
-            (
-                "single",
-                "dp",
-                "ddp",
-                "fsdp",
-                "zero1",
-                "zero2",
-                "zero3",
-                "zero2-offload",
-                "zero3-offload",
-                "tp",
-                "pp",
-                "naive-mp",
-                "ddp+tp",
-                "fsdp+tp",
-                "ddp+pp",
-            ),
-        ),
+        Choice(tuple(STRATEGIES)),
         "single",
         "parallel",
-        "How the model spreads over devices. ddp: a process a device, each with the whole model, one gradient"
-        " all-reduce that overlaps with the backward. dp: one process, a thread a GPU, the model copied every step."
-        " fsdp: weights, gradients and states cut over devices, gathered block by block. tp: each matrix cut over"
-        " devices, all on the same samples. pp: runs of layers on each device, fed micro-batch after micro-batch."
-        " naive-mp: whole layers on each GPU, one at a time. a+b: groups of b inside a."
-        " zero1, zero2, zero3 (DeepSpeed): each rank keeps its share of the optimizer states, then of the gradients,"
-        " then of the parameters; -offload keeps it in host memory, or under offload_path on a disk, and steps on the"
-        " CPU. There bf16 and fp16 keep half-precision weights and a sharded fp32 copy.",
-        "ddp is nearly N times one device when the link keeps up; dp is slower, its first GPU does more; fsdp moves"
-        " 1.5x ddp's data; tp waits for four all-reduces a layer; naive-mp uses one GPU at a time;"
-        " pp sends only activations, to its neighbours, and idles in its bubble;"
-        " zero1 and zero2 send what ddp sends, zero3 half as much again, and only slow a model that already fits",
-        "ddp keeps the whole model on each device plus reduction buckets the size of the gradients; fsdp 1/N of it plus"
-        " one gathered block; tp 1/N of the matrices; naive-mp and pp 1/N of the layers;"
-        " zero1 1/N of the optimizer states, zero2 of the gradients too, zero3 of the parameters too",
+        _joined("How the model spreads over devices.", STRATEGIES, "what"),
+        _joined("", STRATEGIES, "speed"),
+        _joined("On each of N devices.", STRATEGIES, "memory"),
         same_as=Equivalent("(launcher)", "distributed_type", "zero_optimization.stage", "--nproc-per-node"),
     ),
     Knob(
@@ -198,7 +162,7 @@ KNOBS: tuple[Knob, ...] = (
         " heads and the MLP's width. With ddp+tp and fsdp+tp devices / tp_degree groups share the global batch.",
         "two all-reduces of the activations a layer forward and two backward: only inside one machine with fast links",
         "weights, gradients and states divided by the degree, the vocabulary where it divides; norms whole on each",
-        only_with=("tp", "ddp+tp", "fsdp+tp"),
+        only_with=strategies_of("tp_degree"),
     ),
     Knob(
         "pp_degree",
@@ -210,7 +174,7 @@ KNOBS: tuple[Knob, ...] = (
         "a device idles while the pipeline fills and drains: a share of (p - 1) / (m + p - 1) of the step with p"
         " devices and m micro_batches",
         "weights, gradients and states divided by the degree; the first stage has the embedding, the last the head",
-        only_with=("pp", "ddp+pp"),
+        only_with=strategies_of("pp_degree"),
     ),
     Knob(
         "pp_schedule",
@@ -221,7 +185,7 @@ KNOBS: tuple[Knob, ...] = (
         " forward, one backward in turn. interleaved: 1f1b with two stages a device.",
         "gpipe and 1f1b have the same bubble, interleaved half of it for twice the messages",
         "gpipe keeps the activations of all micro_batches, 1f1b at most those of pp_degree",
-        only_with=("pp", "ddp+pp"),
+        only_with=strategies_of("pp_schedule"),
     ),
     Knob(
         "micro_batches",
@@ -232,7 +196,7 @@ KNOBS: tuple[Knob, ...] = (
         " 1f1b needs at least pp_degree.",
         "more chunks shrink the bubble until each is too small to fill the device",
         "gpipe keeps the activations of all of them",
-        only_with=("pp", "ddp+pp"),
+        only_with=strategies_of("micro_batches"),
     ),
     Knob(
         "reshard",
@@ -242,7 +206,7 @@ KNOBS: tuple[Knob, ...] = (
         "Whether FSDP frees a block's gathered weights after its forward, and gathers them again for its backward.",
         "off saves one all-gather a block: two thirds of on's traffic",
         "off keeps the whole model's weights from the forward to the backward",
-        only_with=("fsdp", "fsdp+tp"),
+        only_with=strategies_of("reshard"),
     ),
     Knob(
         "offload_path",
@@ -254,7 +218,7 @@ KNOBS: tuple[Knob, ...] = (
         "bound by the disk",
         "states leave host memory too",
         same_as=Equivalent(deepspeed="zero_optimization.offload_optimizer.nvme_path"),
-        only_with=("zero3-offload",),
+        only_with=strategies_of("offload_path"),
     ),
     Knob(
         "devices",
@@ -292,12 +256,11 @@ KNOBS: tuple[Knob, ...] = (
     ),
     Knob(
         "engine",
-        Choice(("native", "accelerate", "trainer")),
+        Choice(tuple(ENGINES)),
         "native",
         "compute",
-        "Who runs the loop: the one here, the short Accelerate loop, or the Hugging Face Trainer, on the same samples"
-        " and loss. The last two run single and ddp.",
-        "the Trainer does a little more around each step",
+        _joined("What runs the loop.", ENGINES, "what"),
+        _joined("", ENGINES, "speed"),
         "none",
     ),
     Knob(

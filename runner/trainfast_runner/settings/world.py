@@ -2,49 +2,45 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
 from trainfast_runner.machine.cpu.device_names import CPU, asks_for_cpu, cpu_processes
 from trainfast_runner.machine.devices import Machine
 from trainfast_runner.settings.knob_type import Knobs
 from trainfast_runner.settings.knob_values import MOST_CPU_PROCESSES, KnobValue
 from trainfast_runner.settings.spec import RunSpec
-
-ONE_PROCESS = ("single", "dp", "naive-mp")
-"""Strategies whose devices, one or several, belong to one process."""
-TENSOR_PARALLEL = ("tp", "ddp+tp", "fsdp+tp")
-DATA_PARALLEL = ("dp", "ddp", "fsdp", "zero1", "zero2", "zero3", "zero2-offload", "zero3-offload")
+from trainfast_runner.worker.catalog import STRATEGIES, StrategyEntry
 
 
 def world_size(spec: RunSpec, machine: Machine) -> int:
     """Number of ranks (processes) a run starts. Raises UserError when there are not as many devices."""
-    return 1 if spec.knobs["strategy"] in ONE_PROCESS else device_count(spec, machine)
+    return 1 if _entry(spec.knobs).one_process else device_count(spec, machine)
 
 
 def device_count(spec: RunSpec, machine: Machine) -> int:
     """Number of devices a run uses; on a CPU each rank is one. Raises UserError when there are not as many."""
-    devices, strategy = devices_asked(spec.knobs), str(spec.knobs["strategy"])
+    devices, entry = devices_asked(spec.knobs), _entry(spec.knobs)
     machine = machine.used_by(devices)
-    if strategy == "single":
+    if entry.one_device:
         return 1
     if machine.device == "cuda":
-        return len(machine.choose(device_choice(devices), strategy))
+        return len(machine.choose(device_choice(devices), entry.name))
     if isinstance(devices, int):
         return devices
     if (processes := cpu_processes(devices)) is not None:
         return processes
-    if strategy == "ddp+pp":
-        return 2 * int(str(spec.knobs["pp_degree"]))
-    if strategy in TENSOR_PARALLEL:
-        return 2 * int(str(spec.knobs["tp_degree"]))
+    if entry.model_axis is not None:
+        return 2 * model_degree(spec.knobs)
     return min(MOST_CPU_PROCESSES, max(2, machine.cores))
 
 
 def devices_asked(knobs: Knobs) -> KnobValue:
-    """The `devices` knob, or what the strategy itself says about it: one pipeline has pp_degree devices."""
-    devices = knobs["devices"]
-    if devices in (None, CPU) and knobs["strategy"] in ("pp", "tp"):
-        degree = knobs[f"{knobs['strategy']}_degree"]
+    """The `devices` knob, or as many as the strategy itself asks for: one pipeline has pp_degree devices."""
+    devices, entry = knobs["devices"], _entry(knobs)
+    if devices in (None, CPU) and entry.model_axis is not None and "dp" not in entry.axes:
+        degree = model_degree(knobs)
         return degree if devices is None else f"{CPU}:{degree}"
     return devices
 
@@ -59,19 +55,31 @@ def recorded_devices(spec: RunSpec, machine: Machine) -> KnobValue:
 
 def with_devices(spec: RunSpec, machine: Machine) -> RunSpec:
     """The run with its number of devices where one process uses all of several. Raises UserError as `device_count`."""
-    if spec.knobs["strategy"] not in ("dp", "naive-mp") or spec.knobs["devices"] is not None:
+    entry = _entry(spec.knobs)
+    if not entry.one_process or entry.one_device or spec.knobs["devices"] is not None:
         return spec
     return replace(spec, knobs={**spec.knobs, "devices": device_count(spec, machine)})
 
 
 def data_parallel_degree(knobs: Knobs, devices: int) -> int:
     """Into how many slices that many devices cut the global batch."""
-    strategy = knobs.get("strategy")
-    if strategy in DATA_PARALLEL:
-        return devices
-    if strategy in ("ddp+pp", "ddp+tp", "fsdp+tp"):
-        return max(1, devices // int(str(knobs[f"{str(strategy)[-2:]}_degree"])))
-    return 1
+    return max(1, devices // model_degree(knobs)) if "dp" in _entry(knobs).axes else 1
+
+
+def model_degree(knobs: Mapping[str, Any]) -> int:
+    """Number of devices that share one copy of the model by tensor or pipeline parallelism."""
+    axis = _entry(knobs).model_axis
+    return 1 if axis is None else int(str(knobs.get(f"{axis}_degree") or 1))
+
+
+def mesh_asked(knobs: Mapping[str, Any], devices: int) -> dict[str, int] | None:
+    """The device mesh of a strategy on that many devices; None for a strategy without."""
+    entry = _entry(knobs)
+    # A pipeline's mesh has both axes, however many pipelines there are.
+    axes = ("dp", "pp") if entry.pipeline else entry.axes
+    degree = model_degree(knobs)
+    sizes = {"dp": devices // degree, "tp": degree, "pp": degree, "mp": devices}
+    return {axis: sizes[axis] for axis in axes} or None
 
 
 def global_batch(knobs: Knobs, devices: int) -> int:
@@ -82,3 +90,8 @@ def global_batch(knobs: Knobs, devices: int) -> int:
 def device_choice(value: object) -> int | str | None:
     """The value of `devices` as a machine takes it: a count, a list, or its own choice."""
     return value if isinstance(value, int | str) else None
+
+
+def _entry(knobs: Mapping[str, Any]) -> StrategyEntry:
+    """The catalog's entry; a strategy of a newer version counts as one device."""
+    return STRATEGIES.get(str(knobs.get("strategy")), STRATEGIES["single"])

@@ -6,6 +6,7 @@ worker as `trainfast_worker.catalog`. So entries are known by their names, and c
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 WHOLE, SLICES, FLAT, SWAPPED, HOST = "whole", "slices", "flat", "swapped", "host"
@@ -48,7 +49,7 @@ class StrategyEntry:
     instead: str
     """The nearest strategy that asks for less."""
     one_process: bool = False
-    """True if all its devices belong to one process; without axes it is one device."""
+    """True if all its devices belong to one process."""
     gpus_only: str | None = None
     """What it does with its GPUs, for a strategy that cannot run on the CPU."""
     without_nccl: str | None = None
@@ -64,6 +65,11 @@ class StrategyEntry:
     """True if transformers' Trainer can be told to do the same."""
     accelerate: str | None = None
     """Accelerate's distributed_type; None where it has none."""
+
+    @property
+    def one_device(self) -> bool:
+        """True if it uses one device only."""
+        return self.one_process and not self.axes
 
     @property
     def model_axis(self) -> str | None:
@@ -124,12 +130,13 @@ class OptimizerEntry:
 
 @dataclass(frozen=True, kw_only=True)
 class EngineEntry:
-    """What runs the loop."""
+    """What runs the loop. `what` and `speed` are the help a person reads."""
 
     name: str
     path: str
     """`module:Class` below worker/engines."""
     what: str
+    speed: str = ""
     strategies: tuple[str, ...] = ()
     """Strategies it can run; empty for all."""
     compiles: bool = True
@@ -174,7 +181,7 @@ _STRATEGIES = (
         instead="ddp",
         memory_rule="Copied",
         one_process=True,
-        gpus_only="copies the model to each",
+        gpus_only="copies the model to each of two or more GPUs from one process",
         trainer=True,
     ),
     StrategyEntry(
@@ -183,7 +190,7 @@ _STRATEGIES = (
         wrapper="DistributedDataParallel",
         what="a process a device, each with the whole model, one gradient all-reduce that overlaps with the backward",
         speed="nearly N times one device when the link keeps up",
-        memory="the whole model on each device plus reduction buckets the size of the gradients",
+        memory="the whole model plus reduction buckets the size of the gradients",
         axes=("dp",),
         instead="single",
         memory_rule="Replicated",
@@ -334,7 +341,7 @@ _STRATEGIES = (
         instead="pp",
         memory_rule="Staged",
         one_process=True,
-        gpus_only="puts layers on each",
+        gpus_only="puts layers on each of two or more GPUs from one process",
         without_nccl="one process copies its activations between GPUs itself",
     ),
     StrategyEntry(
@@ -386,9 +393,9 @@ _OPTIMIZERS = (
         name="adamw",
         path=ADAMW,
         live="AdamW",
-        what="torch's own choice among AdamW's loop, foreach and fused: foreach on a GPU, also on slices, loop on a"
-        " CPU",
-        memory="8 bytes a parameter",
+        what="torch's own choice among the next three",
+        speed="foreach on a GPU, also on the slices of fsdp and tp, and loop on a CPU",
+        memory="8 bytes of states a parameter",
         trainer="adamw_torch",
     ),
     OptimizerEntry(
@@ -397,7 +404,7 @@ _OPTIMIZERS = (
         arguments=(("foreach", False), ("fused", False)),
         live="AdamW",
         implementation="loop",
-        what="one parameter after the other",
+        what="AdamW, one parameter after the other",
         speed="slower than foreach",
     ),
     OptimizerEntry(
@@ -406,7 +413,7 @@ _OPTIMIZERS = (
         arguments=(("foreach", True),),
         live="AdamW",
         implementation="foreach",
-        what="all parameters at a time",
+        what="AdamW, all parameters at a time",
         speed="slower than fused",
         memory="4 bytes a parameter more at its peak",
     ),
@@ -416,7 +423,7 @@ _OPTIMIZERS = (
         arguments=(("fused", True),),
         live="AdamW",
         implementation="fused",
-        what="one kernel",
+        what="AdamW in one kernel",
         speed="the fastest AdamW",
         memory="nothing beyond the states",
         trainer="adamw_torch_fused",
@@ -427,7 +434,7 @@ _OPTIMIZERS = (
         live="AdamW8bit",
         what="AdamW with quantized states",
         speed="as fast as AdamW",
-        memory="2 bytes a parameter",
+        memory="2 bytes of states a parameter",
         eight_bit=True,
         refuses=EIGHT_BIT_REFUSES,
         package="bitsandbytes",
@@ -437,8 +444,8 @@ _OPTIMIZERS = (
         name="paged-adamw-8bit",
         path="bitsandbytes.optim:PagedAdamW8bit",
         live="PagedAdamW8bit",
-        what="the same with states that are paged out to the host when a GPU is full",
-        memory="2 bytes a parameter",
+        what="adamw-8bit with states that are paged out to the host when a GPU is full",
+        memory="2 bytes of states a parameter",
         eight_bit=True,
         refuses=EIGHT_BIT_REFUSES,
         package="bitsandbytes",
@@ -454,7 +461,7 @@ _OPTIMIZERS = (
         live="Adafactor",
         what="factored states; converges slower",
         speed="the slowest",
-        memory="about nothing",
+        memory="about no states",
         moments=0,
         refuses=((SLICES, "reads whole matrices"), (FLAT, FACTORS), (SWAPPED, FACTORS), (HOST, FACTORS)),
         trainer="adafactor",
@@ -485,7 +492,8 @@ _ENGINES = (
     EngineEntry(
         name="trainer",
         path="hf_trainer:HfTrainer",
-        what="the Hugging Face Trainer, on the same samples and loss, which does a little more around each step",
+        what="the Hugging Face Trainer, on the same samples and loss",
+        speed="does a little more around each step",
         strategies=("single", "ddp"),
         compiles=False,
         fp16_on_cpu=False,
@@ -496,3 +504,30 @@ _ENGINES = (
 STRATEGIES = {entry.name: entry for entry in _STRATEGIES}
 OPTIMIZERS = {entry.name: entry for entry in _OPTIMIZERS}
 ENGINES = {entry.name: entry for entry in _ENGINES}
+
+
+def packages() -> tuple[str, ...]:
+    """Packages that some entry needs."""
+    entries = (*_STRATEGIES, *_OPTIMIZERS, *_ENGINES)
+    return tuple(dict.fromkeys(entry.package for entry in entries if entry.package is not None))
+
+
+def nearest_strategy(entry: StrategyEntry, works: Callable[[StrategyEntry], bool]) -> str:
+    """Name of the nearest strategy that asks for less and `works`; single if there is none."""
+    for _ in STRATEGIES:
+        entry = STRATEGIES[entry.instead]
+        if works(entry):
+            return entry.name
+    return "single"
+
+
+def nearest_optimizer(entry: OptimizerEntry, strategy: StrategyEntry) -> str:
+    """Name of the nearest optimizer that works with a strategy."""
+    while entry.refusal(strategy):
+        entry = OPTIMIZERS[entry.instead]
+    return entry.name
+
+
+def strategies_of(knob: str) -> tuple[str, ...]:
+    """Names of the strategies that a knob means something with."""
+    return tuple(name for name, entry in STRATEGIES.items() if knob in entry.knobs)

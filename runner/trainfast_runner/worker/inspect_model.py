@@ -16,16 +16,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-PACKAGES = (
-    "torch",
-    "transformers",
-    "accelerate",
-    "bitsandbytes",
-    "deepspeed",
-    "tokenizers",
-    "datasets",
-    "flash-attn",
-)
+PACKAGES = ("torch", "transformers", "tokenizers", "datasets", "flash-attn")
+"""Packages whose versions are asked for, beside those of the catalog."""
 
 
 def main(arguments: list[str]) -> dict[str, Any]:
@@ -69,8 +61,10 @@ def main(arguments: list[str]) -> dict[str, Any]:
 
 
 def _versions() -> dict[str, str | None]:
+    from .catalog import packages
+
     found: dict[str, str | None] = {}
-    for name in PACKAGES:
+    for name in (*PACKAGES, *packages()):
         try:
             found[name] = importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:

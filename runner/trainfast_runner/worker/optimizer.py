@@ -52,7 +52,7 @@ def build_optimizer(model: nn.Module, knobs: Knobs) -> Optimizer:
         ) from error
     if entry.gpus_only and groups[0]["params"][0].device.type == "cpu":
         raise InvalidInput(
-            f"optimizer={entry.name} {entry.gpus_only}; on a CPU they stay where they are",
+            f"optimizer={entry.name} {entry.gpus_only}, and this run is on the CPU",
             "optimizer",
             [entry.instead],
             entry.instead,

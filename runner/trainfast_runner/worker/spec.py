@@ -14,7 +14,7 @@ from .invalid import InvalidInput, unknown_name
 
 @dataclass(frozen=True)
 class Knobs:
-    """The knobs that this worker obeys, by the names of the knob table. Unknown knobs are ignored."""
+    """The knobs that this worker obeys, by the names of the knob table."""
 
     precision: str = "fp32"
     batch_size: int = 8
@@ -42,6 +42,8 @@ class Knobs:
     seed: int = 0
     steps: int = 20
     timing_warmup: int = 3
+    others: dict[str, Any] = field(default_factory=dict, hash=False)
+    """Knobs without a field here, by name: the file that handles one reads it from here."""
 
 
 CHOICES: dict[str, tuple[str, ...]] = {
@@ -108,6 +110,9 @@ def read_spec(run_dir: Path, rank: int) -> RankSpec:
     """Read `run.json`. Raises InvalidInput, naming the key, for a value this worker does not know."""
     raw = json.loads((run_dir / "run.json").read_text())
     knobs = _known(Knobs, raw.get("knobs", {}))
+    knobs = dataclasses.replace(
+        knobs, others={name: value for name, value in raw.get("knobs", {}).items() if not hasattr(knobs, name)}
+    )
     for name, allowed in CHOICES.items():
         value = getattr(knobs, name)
         if value not in allowed:

@@ -12,14 +12,13 @@ from collections.abc import Mapping
 import msgspec
 
 from trainfast_runner.machine.cpu.others import others_cores
+from trainfast_runner.worker.catalog import STRATEGIES
 from trainfast_runner.worker.threads import DEFAULT, PASSIVE, WAIT_SETTINGS, wait_policy
 
 LOOK_S = 1.0
 """The length of the look at the cores before a launch."""
 IDLE_CORES = 0.05
 """Ours: others that take less than this of one core leave the machine idle."""
-HOST_OPTIMIZER = ("zero2-offload", "zero3-offload")
-"""Strategies whose optimizer runs on the host's cores, on a machine with GPUs too."""
 UNUSED = "unused"
 PASSIVE_SETTINGS = {"OMP_WAIT_POLICY": "PASSIVE", "KMP_BLOCKTIME": "0"}
 """For libgomp, and for libiomp and libomp, whose threads spin 200 ms under any policy unless KMP_BLOCKTIME is 0."""
@@ -44,7 +43,7 @@ def shared_cores(device: str, strategy: str, cores: int, ranks: int, environment
     torchrun otherwise gives each rank one thread. Empty for one process, which has what the user's own script would
     have, and where the user has set it.
     """
-    on_host = device == "cpu" or strategy in HOST_OPTIMIZER
+    on_host = device == "cpu" or STRATEGIES[strategy].offloads
     if not on_host or (ranks == 1 and device == "cpu") or "OMP_NUM_THREADS" in environment:
         return {}
     return {"OMP_NUM_THREADS": str(max(1, cores // ranks))}

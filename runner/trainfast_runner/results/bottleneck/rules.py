@@ -11,13 +11,21 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
+from trainfast_runner.worker.catalog import STRATEGIES
+
 Figure = float | int | str | None
 Scope = Literal["run", "device", "rank"]
 
 TENSOR_CORE_PRECISIONS = ("fp16", "bf16", "bf16-pure", "tf32")
-EXCHANGING_STRATEGIES = ("ddp", "fsdp", "zero1", "zero2", "zero3", "fsdp+tp", "ddp+tp", "tp")
+EXCHANGING_STRATEGIES = tuple(
+    name for name, entry in STRATEGIES.items() if not (entry.one_process or entry.pipeline or entry.offloads)
+)
 """Strategies whose backward exchanges gradients or activations, so that waiting for a link shows in it."""
-WHOLE_FORWARD_STRATEGIES = ("ddp", "zero1", "zero2", "zero2-offload")
+WHOLE_FORWARD_STRATEGIES = tuple(
+    name
+    for name, entry in STRATEGIES.items()
+    if entry.axes == ("dp",) and not entry.one_process and "weights" not in entry.shards
+)
 """Strategies whose forward waits for no other rank: the slowest forward is the slowest rank."""
 BUSY_STRATEGIES = ("single", *EXCHANGING_STRATEGIES)
 """Strategies whose GPUs all have work all the time; with the others a GPU waits for its turn, or for the CPU that

@@ -6,6 +6,14 @@ from typing import TYPE_CHECKING
 
 from trainfast_runner.errors import UserError
 from trainfast_runner.machine.cpu.device_names import asks_for_cpu
+from trainfast_runner.settings.compatibility.catalog_rules import (
+    CATALOG_RULES,
+    compile_fits,
+    devices_fill_the_mesh,
+    engine_runs_the_strategy,
+    optimizer_takes_the_parameters,
+    strategy_has_gpus,
+)
 from trainfast_runner.settings.compatibility.data_rules import DATA_RULES
 from trainfast_runner.settings.compatibility.facts import Facts, Rule
 from trainfast_runner.settings.compatibility.general_rules import (
@@ -14,19 +22,10 @@ from trainfast_runner.settings.compatibility.general_rules import (
     limit_for_every_rank,
     set_knobs_matter,
 )
-from trainfast_runner.settings.compatibility.pipeline_rules import pipeline_fits, pipeline_knobs_fit
-from trainfast_runner.settings.compatibility.sharded_rules import (
-    SHARDED_RULES,
-    devices_fill_the_mesh,
-    optimizer_takes_slices,
-    several_gpus,
-)
-from trainfast_runner.settings.compatibility.technique_rules import (
-    TECHNIQUE_RULES,
-    compile_fits,
-    engine_runs_the_strategy,
-)
-from trainfast_runner.settings.compatibility.zero_rules import optimizer_takes_flat_slices, zero_fits
+from trainfast_runner.settings.compatibility.pipeline_rules import micro_batches_divide, pipeline_fits
+from trainfast_runner.settings.compatibility.technique_rules import TECHNIQUE_RULES
+from trainfast_runner.settings.compatibility.tensor_rules import TENSOR_RULES
+from trainfast_runner.settings.compatibility.zero_rules import zero_fits
 
 if TYPE_CHECKING:
     from trainfast_runner.machine.devices import Machine
@@ -34,23 +33,23 @@ if TYPE_CHECKING:
 
 RULES: tuple[Rule, ...] = (
     *GENERAL_RULES,
+    *CATALOG_RULES,
     pipeline_fits,
-    *SHARDED_RULES,
+    *TENSOR_RULES,
     zero_fits,
     *DATA_RULES,
     *TECHNIQUE_RULES,
 )
 
-DEVICE_RULES: tuple[Rule, ...] = (devices_exist, several_gpus)
+DEVICE_RULES: tuple[Rule, ...] = (devices_exist, strategy_has_gpus)
 """Those of RULES that ask for nothing but devices."""
 
 KNOB_RULES: tuple[Rule, ...] = (
     set_knobs_matter,
     limit_for_every_rank,
-    pipeline_knobs_fit,
-    optimizer_takes_slices,
+    micro_batches_divide,
+    optimizer_takes_the_parameters,
     devices_fill_the_mesh,
-    optimizer_takes_flat_slices,
     engine_runs_the_strategy,
     compile_fits,
 )

@@ -1,17 +1,10 @@
-"""Which models, objectives and kinds of data do not go together, and links that are not there."""
+"""Models, objectives and kinds of data that do not go together."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from trainfast_runner.errors import UserError
-from trainfast_runner.settings.compatibility.facts import Facts
+from trainfast_runner.settings.compatibility.facts import Facts, Rule
 
-WITHOUT_NCCL = {
-    "single": "one GPU has nobody to talk to",
-    "naive-mp": "one process copies its activations between GPUs itself",
-}
-"""Strategies whose runs never call NCCL, and why."""
 READS_IMAGES = frozenset({"image_size", "num_channels", "vision_config"})
 """A model that reads images has one of these fields, even if its configuration has a vocab_size."""
 
@@ -58,7 +51,7 @@ def _model_takes_the_data(facts: Facts) -> UserError | None:
 
 
 def _texts_vary_in_length(facts: Facts) -> UserError | None:
-    data, strategy = facts.spec.data, facts.knobs["strategy"]
+    data, strategy = facts.spec.data, facts.strategy
     samples = data.get("samples", "packed")
     if samples == "packed":
         return None
@@ -67,37 +60,11 @@ def _texts_vary_in_length(facts: Facts) -> UserError | None:
         why = f"samples of data.kind={data['kind']} are all of one length"
     elif data["objective"] == "seq2seq":
         why = "data.objective=seq2seq cuts packed samples in two halves"
-    elif strategy in ("pp", "ddp+pp") and data["objective"] != "causal-lm":
-        why = f"data.objective={data['objective']} needs a padding mask, and strategy={strategy} passes none on"
+    elif strategy.pipeline and data["objective"] != "causal-lm":
+        why = f"data.objective={data['objective']} needs a padding mask, and strategy={strategy.name} passes none on"
     if why is None:
         return None
     return UserError(f"data.samples={samples} does not go: {why}", key="data.samples", advice="data.samples=packed")
 
 
-def _link_is_between_gpus(facts: Facts) -> UserError | None:
-    """`p2p=off` is NCCL's: of the strategies of one process only dp sums its gradients by NCCL (torch's
-    nn/parallel/comm.py, reduce_add)."""
-    strategy = str(facts.knobs["strategy"])
-    if facts.knobs["p2p"] != "off":
-        return None
-    if facts.machine.device == "cpu":
-        return UserError(
-            "p2p=off closes the direct link between GPUs: it needs two GPUs, and this run is on the CPU",
-            key="p2p",
-            advice="p2p=on",
-        )
-    if strategy in WITHOUT_NCCL:
-        return UserError(
-            f"p2p=off does nothing with strategy={strategy}: it closes links to NCCL, and {WITHOUT_NCCL[strategy]}",
-            key="p2p",
-            advice=f"p2p=on, or strategy={'ddp' if strategy == 'single' else 'pp'} with p2p=off",
-        )
-    return None
-
-
-DATA_RULES: tuple[Callable[[Facts], UserError | None], ...] = (
-    _images_are_classified,
-    _model_takes_the_data,
-    _texts_vary_in_length,
-    _link_is_between_gpus,
-)
+DATA_RULES: tuple[Rule, ...] = (_images_are_classified, _model_takes_the_data, _texts_vary_in_length)

@@ -11,6 +11,14 @@ from trainfast_runner.machine.devices import Machine
 from trainfast_runner.settings.knob_type import Knobs
 from trainfast_runner.settings.spec import RunSpec
 from trainfast_runner.settings.world import device_count, world_size
+from trainfast_runner.worker.catalog import (
+    ENGINES,
+    OPTIMIZERS,
+    STRATEGIES,
+    EngineEntry,
+    OptimizerEntry,
+    StrategyEntry,
+)
 
 
 @dataclass(frozen=True)
@@ -35,6 +43,21 @@ class Facts:
     def knobs(self) -> Knobs:
         """The knobs asked for."""
         return self.spec.knobs
+
+    @property
+    def strategy(self) -> StrategyEntry:
+        """The catalog's entry of the strategy."""
+        return STRATEGIES[str(self.knobs["strategy"])]
+
+    @property
+    def optimizer(self) -> OptimizerEntry:
+        """The catalog's entry of the optimizer."""
+        return OPTIMIZERS[str(self.knobs["optimizer"])]
+
+    @property
+    def engine(self) -> EngineEntry:
+        """The catalog's entry of the engine."""
+        return ENGINES[str(self.knobs["engine"])]
 
     @property
     def ranks(self) -> int:

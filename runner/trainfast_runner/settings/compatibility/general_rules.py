@@ -8,6 +8,7 @@ from trainfast_runner.settings.compatibility.facts import Facts, Rule
 from trainfast_runner.settings.knob_values import MOST_CPU_PROCESSES, parse_bytes_per_rank
 from trainfast_runner.settings.knobs import BY_NAME
 from trainfast_runner.settings.world import device_choice, devices_asked, world_size
+from trainfast_runner.worker.catalog import nearest_strategy
 
 AMPERE = (8, 0)
 SMALLEST_VOCAB = 300  # of the worker's corpus.py, which is not imported here
@@ -54,11 +55,12 @@ def devices_exist(facts: Facts) -> UserError | None:
                 allowed=[f"1 to {MOST_CPU_PROCESSES}"],
                 advice=f"devices={MOST_CPU_PROCESSES}",
             )
-    if strategy == "single" and count > 1:
+    if facts.strategy.one_device and count > 1:
+        several = nearest_strategy(facts.strategy, lambda other: not other.one_device)
         return UserError(
-            f"strategy=single trains on one device and devices={devices} asks for {count}",
+            f"strategy={strategy} trains on one device and devices={devices} asks for {count}",
             key="strategy",
-            advice=f"strategy=ddp with devices={devices}, or devices=1",
+            advice=f"strategy={several} with devices={devices}, or devices=1",
         )
     return None
 
@@ -96,17 +98,6 @@ def compute_capability(text: str | None) -> tuple[int, int] | None:
         return None
     major, _, minor = text.partition(".")
     return int(major), int(minor or 0)
-
-
-def _optimizer_is_installed(facts: Facts) -> UserError | None:
-    if "8bit" in str(facts.knobs["optimizer"]) and not facts.versions.get("bitsandbytes"):
-        return UserError(
-            f"optimizer={facts.knobs['optimizer']} needs bitsandbytes; install with:"
-            f" {facts.python} -m pip install bitsandbytes",
-            key="optimizer",
-            advice="optimizer=adamw-fused",
-        )
-    return None
 
 
 def limit_for_every_rank(facts: Facts) -> UserError | None:
@@ -186,7 +177,6 @@ GENERAL_RULES: tuple[Rule, ...] = (
     set_knobs_matter,
     devices_exist,
     _precision_has_hardware,
-    _optimizer_is_installed,
     limit_for_every_rank,
     _positions_suffice,
     _vocabulary_holds_bytes,

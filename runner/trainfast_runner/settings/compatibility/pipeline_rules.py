@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-
 from trainfast_runner.errors import UserError
-from trainfast_runner.settings.compatibility.facts import Facts
+from trainfast_runner.settings.compatibility.facts import Facts, Rule
 
-PIPELINES = ("pp", "ddp+pp")
 STAGES_PER_RANK = {"gpipe": 1, "1f1b": 1, "interleaved": 2}
 OBJECTIVES = {
     "llama": ("causal-lm",),
@@ -41,24 +38,6 @@ def _family_can_be_cut(facts: Facts) -> UserError | None:
     return None
 
 
-def _devices_fill_the_mesh(facts: Facts) -> UserError | None:
-    strategy, degree, ranks = facts.knobs["strategy"], int(str(facts.knobs["pp_degree"])), facts.ranks
-    if strategy == "pp" and ranks != degree:
-        return UserError(
-            f"strategy=pp with pp_degree={degree} runs on {degree} devices, not on devices={ranks}",
-            key="devices",
-            advice=f"devices={degree}" + (f", or pp_degree={ranks}" if ranks > 1 else ""),
-        )
-    if strategy == "ddp+pp" and (ranks % degree or ranks == degree):
-        return UserError(
-            f"strategy=ddp+pp with pp_degree={degree} needs two or more pipelines of {degree} devices,"
-            f" and devices={ranks} are not",
-            key="devices",
-            advice=f"devices={2 * degree}, or strategy=pp with devices={degree}",
-        )
-    return None
-
-
 def _layers_for_every_stage(facts: Facts) -> UserError | None:
     degree, schedule = int(str(facts.knobs["pp_degree"])), str(facts.knobs["pp_schedule"])
     stages = degree * STAGES_PER_RANK[schedule]
@@ -79,7 +58,10 @@ def _layers_for_every_stage(facts: Facts) -> UserError | None:
     )
 
 
-def _micro_batches_divide(facts: Facts) -> UserError | None:
+def micro_batches_divide(facts: Facts) -> UserError | None:
+    """A pipeline's batch is cut into equal parts, as many as its schedule takes."""
+    if not facts.strategy.pipeline:
+        return None
     batch, chunks = int(str(facts.knobs["batch_size"])), int(str(facts.knobs["micro_batches"]))
     degree, schedule = int(str(facts.knobs["pp_degree"])), str(facts.knobs["pp_schedule"])
     working = [count for count in range(1, batch + 1) if batch % count == 0 and _runs(schedule, count, degree)]
@@ -108,25 +90,11 @@ def _runs(schedule: str, chunks: int, degree: int) -> bool:
     return schedule == "gpipe" or chunks % max(1, chunks // degree) == 0
 
 
-_RULES: tuple[Callable[[Facts], UserError | None], ...] = (
-    _family_can_be_cut,
-    _devices_fill_the_mesh,
-    _layers_for_every_stage,
-    _micro_batches_divide,
-)
+_RULES: tuple[Rule, ...] = (_family_can_be_cut, _layers_for_every_stage, micro_batches_divide)
 
 
 def pipeline_fits(facts: Facts) -> UserError | None:
-    """The first UserError of a pipeline that cannot run; None for other strategies."""
-    return _first(_RULES, facts)
-
-
-def pipeline_knobs_fit(facts: Facts) -> UserError | None:
-    """The same, by what can be told without the model's configuration."""
-    return _first((_devices_fill_the_mesh, _micro_batches_divide), facts)
-
-
-def _first(rules: Iterable[Callable[[Facts], UserError | None]], facts: Facts) -> UserError | None:
-    if facts.knobs["strategy"] not in PIPELINES:
+    """The first of these rules that a pipeline breaks."""
+    if not facts.strategy.pipeline:
         return None
-    return next((problem for rule in rules if (problem := rule(facts)) is not None), None)
+    return next((problem for rule in _RULES if (problem := rule(facts)) is not None), None)

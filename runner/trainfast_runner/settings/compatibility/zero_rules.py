@@ -5,56 +5,16 @@ from __future__ import annotations
 import os
 import pwd
 import stat
-from collections.abc import Callable
 from pathlib import Path
 
 from trainfast_runner.errors import UserError
 from trainfast_runner.machine.devices import cpu_has_fp16
 from trainfast_runner.machine.extensions import has_libaio, missing_tool
-from trainfast_runner.settings.compatibility.facts import Facts
+from trainfast_runner.settings.compatibility.facts import Facts, Rule
 from trainfast_runner.settings.knob_type import Knobs
 from trainfast_runner.units import mebibytes
+from trainfast_runner.worker.catalog import OPTIMIZERS, strategies_of
 from trainfast_runner.worker.strategies.offload_scratch import FULL_BYTES, free_bytes
-
-STAGE = {"zero1": 1, "zero2": 2, "zero3": 3, "zero2-offload": 2, "zero3-offload": 3}
-"""ZeRO's stage by strategy: 1 shards optimizer states, 2 gradients too, 3 parameters too."""
-EIGHT_BIT = ("adamw-8bit", "paged-adamw-8bit")
-
-
-def _deepspeed_is_installed(facts: Facts) -> UserError | None:
-    if facts.versions.get("deepspeed"):
-        return None
-    return UserError(
-        f"strategy={facts.knobs['strategy']} needs deepspeed; install with: {facts.python} -m pip install deepspeed",
-        key="strategy",
-        advice="strategy=fsdp",
-    )
-
-
-def optimizer_takes_flat_slices(facts: Facts) -> UserError | None:
-    """ZeRO hands an optimizer flat slices, of parameters that it swaps; None for other strategies."""
-    strategy, optimizer = str(facts.knobs["strategy"]), facts.knobs["optimizer"]
-    if strategy not in STAGE:
-        return None
-    if optimizer == "adafactor":
-        return UserError(
-            f"optimizer=adafactor factors whole matrices, and with strategy={strategy} it is given flat slices:"
-            " it would keep full states and learn something else",
-            key="optimizer",
-            advice="optimizer=adamw-fused, or strategy=ddp with optimizer=adafactor",
-        )
-    if optimizer in EIGHT_BIT and (STAGE[strategy] == 3 or "offload" in strategy):
-        why = (
-            "quantizes states on the GPU, and the offloaded step runs on the CPU"
-            if "offload" in strategy
-            else "keeps its states per parameter, and ZeRO-3 swaps the parameters it is given at every step"
-        )
-        return UserError(
-            f"optimizer={optimizer} {why} (strategy={strategy})",
-            key="optimizer",
-            advice=f"strategy=zero2 with optimizer={optimizer}, or optimizer=adamw",
-        )
-    return None
 
 
 def _half_precision_on_a_cpu(facts: Facts) -> UserError | None:
@@ -73,11 +33,11 @@ def _offload_path_takes_files(facts: Facts) -> UserError | None:
     path, strategy = facts.knobs["offload_path"], facts.knobs["strategy"]
     if path is None:
         return None
-    if strategy != "zero3-offload":
+    if "offload_path" not in facts.strategy.knobs:
         return UserError(
             f"offload_path={path} does nothing with strategy={strategy}: DeepSpeed offloads to a disk in ZeRO-3 only",
             key="offload_path",
-            advice="strategy=zero3-offload, or leaving offload_path out",
+            advice=f"strategy={' or '.join(strategies_of('offload_path'))}, or leaving offload_path out",
         )
     folder = Path(str(path)).expanduser()
     if not folder.is_dir():
@@ -124,7 +84,7 @@ def disk_too_small(knobs: Knobs, parameters: int | None) -> UserError | None:
     if path is None or parameters is None:
         return None
     width = 2 if knobs["precision"] == "bf16-pure" else 4
-    needed = parameters * width * (1 if knobs["optimizer"] == "sgd" else 3)
+    needed = parameters * width * (1 + OPTIMIZERS[str(knobs["optimizer"])].moments)
     free = free_bytes(Path(str(path)).expanduser())
     if free >= needed:
         return None
@@ -154,16 +114,11 @@ def _user_name(uid: int) -> str:
         return f"user {uid}"
 
 
-_RULES: tuple[Callable[[Facts], UserError | None], ...] = (
-    _deepspeed_is_installed,
-    optimizer_takes_flat_slices,
-    _half_precision_on_a_cpu,
-    _offload_path_takes_files,
-)
+_RULES: tuple[Rule, ...] = (_half_precision_on_a_cpu, _offload_path_takes_files)
 
 
 def zero_fits(facts: Facts) -> UserError | None:
-    """The first of these rules that a zero* run breaks."""
-    if facts.knobs["strategy"] not in STAGE:
+    """The first of these rules that a run of DeepSpeed breaks."""
+    if not facts.strategy.zero:
         return None
     return next((problem for rule in _RULES if (problem := rule(facts)) is not None), None)

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from torch.utils.data import DataLoader
 
+from ..catalog import STRATEGIES
 from ..invalid import InvalidInput
 from ..model_config import split_tokens, text_part, tokens_per_sample, vocab_size
 from ..spec import Knobs, RankSpec
@@ -117,7 +118,7 @@ def _whole_texts(corpus: Corpus, spec: RankSpec, config: Any) -> WholeTexts:
     data, knobs = spec.data, spec.knobs
     if data.objective == "seq2seq":
         raise InvalidInput("data.objective=seq2seq reads packed samples", "data.samples", ["packed"], "packed")
-    staged = knobs.strategy in ("pp", "ddp+pp")
+    staged = STRATEGIES[knobs.strategy].pipeline
     if staged and data.objective != "causal-lm":
         raise InvalidInput("pipeline stages pass no padding mask on", "data.samples", ["packed"], "packed")
     pieces = pieces_of(np.fromfile(corpus.folder / "lengths.bin", dtype="<u4").astype(np.int64), knobs.seq_len)

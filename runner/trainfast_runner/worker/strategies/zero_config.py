@@ -7,6 +7,7 @@ from typing import Any
 
 from torch import nn
 
+from ..catalog import STRATEGIES
 from ..spec import Knobs
 from ..weights import parts
 
@@ -27,11 +28,7 @@ class Zero:
 
 
 ZERO = {
-    "zero1": Zero(1, False),
-    "zero2": Zero(2, False),
-    "zero3": Zero(3, False),
-    "zero2-offload": Zero(2, True),
-    "zero3-offload": Zero(3, True),
+    name: Zero(entry.zero_stage, entry.offloads) for name, entry in STRATEGIES.items() if entry.zero_stage is not None
 }
 
 

@@ -1,0 +1,184 @@
+"""What strategies, optimizers and engines need of each other, of the devices and of the installed packages."""
+
+from __future__ import annotations
+
+from trainfast_runner.errors import UserError
+from trainfast_runner.machine.cpu_devices import CPU, asks_for_cpu, cpu_processes
+from trainfast_runner.settings.compatibility.facts import Facts, Rule
+from trainfast_runner.worker.catalog import OPTIMIZERS, nearest_optimizer, nearest_strategy
+
+SIDE_BY_SIDE = {"tp": "groups", "pp": "pipelines"}
+"""Name of the devices that share one copy of the model, by its axis."""
+
+
+def strategy_has_gpus(facts: Facts) -> UserError | None:
+    """One process over several devices needs two GPUs."""
+    entry, devices = facts.strategy, facts.knobs["devices"]
+    if entry.gpus_only is None:
+        return None
+    asked = f"strategy={entry.name} {entry.gpus_only}"
+    if asks_for_cpu(devices):
+        on_cpu = devices if (cpu_processes(devices) or 0) > 1 else f"{CPU}:2"
+        return UserError(
+            f"{asked}, and devices={devices} asks for the CPU",
+            key="strategy",
+            advice=f"strategy={entry.instead} with devices={on_cpu}",
+        )
+    if facts.machine.device != "cuda":
+        return UserError(
+            f"{asked}, and a run here has none ({facts.machine.why_no_gpu})",
+            key="strategy",
+            advice=f"strategy={entry.instead}",
+        )
+    if facts.devices < 2:
+        return UserError(
+            f"{asked}, and devices={devices or 'auto'} is one",
+            key="devices",
+            advice="devices=2 where there are two, or strategy=single",
+        )
+    return None
+
+
+def devices_fill_the_mesh(facts: Facts) -> UserError | None:
+    """As many devices as one copy of the model takes, or several times as many for a data-parallel strategy."""
+    entry = facts.strategy
+    axis = entry.model_axis
+    if axis is None:
+        return None
+    degree, devices = int(str(facts.knobs[f"{axis}_degree"])), facts.devices
+    asked = f"strategy={entry.name} with {axis}_degree={degree}"
+    if "dp" not in entry.axes and devices != degree:
+        return UserError(
+            f"{asked} runs on {degree} devices, not on devices={devices}",
+            key="devices",
+            advice=f"devices={degree}" + (f", or {axis}_degree={devices}" if devices > 1 else ""),
+        )
+    if "dp" in entry.axes and (devices % degree or devices == degree):
+        return UserError(
+            f"{asked} needs two or more {SIDE_BY_SIDE[axis]} of {degree} devices, and devices={devices} are not",
+            key="devices",
+            advice=f"devices={2 * degree}, or strategy={axis} with devices={degree}",
+        )
+    return None
+
+
+def optimizer_takes_the_parameters(facts: Facts) -> UserError | None:
+    """The optimizer works on the parameters as the strategy gives them, and on this device."""
+    entry = facts.optimizer
+    refusal = entry.refusal(facts.strategy)
+    if refusal is not None:
+        takes = nearest_strategy(facts.strategy, lambda other: entry.refusal(other) is None)
+        return UserError(
+            f"optimizer={entry.name} {refusal}",
+            key="optimizer",
+            allowed=[name for name, other in OPTIMIZERS.items() if other.refusal(facts.strategy) is None],
+            advice=f"optimizer={nearest_optimizer(entry, facts.strategy)},"
+            f" or strategy={takes} with optimizer={entry.name}",
+        )
+    if entry.gpus_only and facts.machine.device == "cpu":
+        return UserError(
+            f"optimizer={entry.name} {entry.gpus_only}, and this run is on the CPU",
+            key="optimizer",
+            advice=f"optimizer={entry.instead}",
+        )
+    return None
+
+
+def engine_runs_the_strategy(facts: Facts) -> UserError | None:
+    """An engine other than ours drives only some strategies."""
+    entry, strategy = facts.engine, facts.strategy
+    if entry.runs(strategy.name):
+        return None
+    runs = " and ".join(f"strategy={name}" for name in entry.strategies)
+    return UserError(
+        f"engine={entry.name} runs {runs} here, not strategy={strategy.name}",
+        key="engine",
+        advice=f"engine={entry.instead} with strategy={strategy.name}, or strategy={entry.strategies[-1]}",
+    )
+
+
+def compile_fits(facts: Facts) -> UserError | None:
+    """The other engines compile each in a way of their own; here they are to be compared with the loop, uncompiled."""
+    asked, engine, strategy = facts.knobs["compile"], facts.engine, facts.strategy
+    if asked == "off":
+        return None
+    if not strategy.compiles:
+        works = nearest_strategy(strategy, lambda other: other.compiles)
+        return UserError(
+            f"compile={asked} does not work with strategy={strategy.name}, which moves weights or activations between"
+            " the layers of a forward",
+            key="compile",
+            advice=f"compile=off, or compile={asked} with strategy={works}",
+        )
+    if not engine.compiles:
+        return UserError(
+            f"compile={asked} is not handed to engine={engine.name}",
+            key="compile",
+            advice=f"compile=off, or compile={asked} with engine={engine.instead}",
+        )
+    return None
+
+
+def _engine_casts(facts: Facts) -> UserError | None:
+    engine = facts.engine
+    if engine.fp16_on_cpu or facts.knobs["precision"] != "fp16" or facts.machine.device != "cpu":
+        return None
+    return UserError(
+        f"engine={engine.name} with precision=fp16 on a CPU trains in fp32 without a word",
+        key="precision",
+        advice=f"precision=bf16, or engine={engine.instead}",
+    )
+
+
+def _packages_are_installed(facts: Facts) -> UserError | None:
+    strategy, optimizer, engine = facts.strategy, facts.optimizer, facts.engine
+    for knob, name, package, instead in (
+        ("optimizer", optimizer.name, optimizer.package, optimizer.instead),
+        (
+            "strategy",
+            strategy.name,
+            strategy.package,
+            nearest_strategy(strategy, lambda other: other.package != strategy.package),
+        ),
+        ("engine", engine.name, engine.package, engine.instead),
+    ):
+        if package is not None and not facts.versions.get(package):
+            return UserError(
+                f"{knob}={name} needs {package}; install with: {facts.python} -m pip install {package}",
+                key=knob,
+                advice=f"{knob}={instead}",
+            )
+    return None
+
+
+def _link_is_between_gpus(facts: Facts) -> UserError | None:
+    """`p2p=off` is NCCL's: of the strategies of one process only dp sums its gradients by NCCL (torch's
+    nn/parallel/comm.py, reduce_add)."""
+    entry = facts.strategy
+    if facts.knobs["p2p"] != "off":
+        return None
+    if facts.machine.device == "cpu":
+        return UserError(
+            "p2p=off closes the direct link between GPUs: it needs two GPUs, and this run is on the CPU",
+            key="p2p",
+            advice="p2p=on",
+        )
+    if entry.without_nccl:
+        return UserError(
+            f"p2p=off does nothing with strategy={entry.name}: it closes links to NCCL, and {entry.without_nccl}",
+            key="p2p",
+            advice=f"p2p=on, or strategy={entry.instead} with p2p=off",
+        )
+    return None
+
+
+CATALOG_RULES: tuple[Rule, ...] = (
+    strategy_has_gpus,
+    optimizer_takes_the_parameters,
+    engine_runs_the_strategy,
+    compile_fits,
+    _engine_casts,
+    _packages_are_installed,
+    _link_is_between_gpus,
+    devices_fill_the_mesh,
+)
