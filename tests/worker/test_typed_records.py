@@ -1,0 +1,79 @@
+"""What the worker writes as plain dicts, the parent reads as typed records: each kind, and each field of it."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from trainfast_runner.records.run_file import Step, WorkerLine
+from trainfast_runner.search.processes import ProbeLine
+from trainfast_runner.worker.invalid import InvalidInput
+from trainfast_runner.worker.records import Journal
+
+WORKER = Path(__file__).parents[2] / "runner" / "trainfast_runner" / "worker"
+UNREAD = {
+    "started": {"local_rank"},
+    "data": {"data_kind", "samples", "tokens"},
+    "actual": {"model_type"},
+    "signal": {"signal"},
+    "finished": {"steps", "seconds", "scaler"},
+}
+"""Fields that stand in the file for a person."""
+IN_PROBES = ("probe", "probing")
+TYPES: dict[str, type[msgspec.Struct]] = dict.fromkeys(IN_PROBES, ProbeLine)
+
+
+def kinds_written() -> dict[str, set[str]]:
+    """The kinds of record in the worker's source, and the fields that each is given by name."""
+    found: dict[str, set[str]] = {}
+    for path in WORKER.rglob("*.py"):
+        for call in ast.walk(ast.parse(path.read_text())):
+            if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Attribute) or call.func.attr != "write":
+                continue
+            if call.args and isinstance(call.args[0], ast.Constant) and isinstance(call.args[0].value, str):
+                fields = found.setdefault(call.args[0].value, set())
+                fields.update(keyword.arg for keyword in call.keywords if keyword.arg is not None)
+    return found
+
+
+def test_every_field_that_the_worker_names_is_typed_or_known_to_be_unread() -> None:
+    kinds = kinds_written()
+    assert {"started", "phase", "data", "cpu", "actual", "exception", "invalid", "finished", *IN_PROBES} <= set(kinds)
+    for kind, fields in kinds.items():
+        typed = set(TYPES.get(kind, WorkerLine).__struct_fields__)
+        assert fields - typed <= UNREAD.get(kind, set()), f"{kind}: {fields - typed}"
+
+
+def test_what_workers_wrote_is_decoded_field_by_field(train: Callable[..., Any], tmp_path: Path) -> None:
+    run = train(steps=20)
+    assert run.code == 0, run.stderr
+    lines = (run.folder / "worker.jsonl").read_bytes().splitlines()
+    journal = Journal(tmp_path, rank=0)
+    journal.write("invalid", **InvalidInput("m", "key", ["a"], "a").as_fields())
+    journal.exception(MemoryError("out of memory"))
+    journal.trouble("a full disk")
+    journal.write("signal", signal="SIGTERM", phase="train", step=3)
+    journal.write("overflow", step=3, scale=1024.0)
+    lines += (tmp_path / "worker.jsonl").read_bytes().splitlines()
+    for line in lines:
+        assert_same(line, WorkerLine)
+    wrote = {msgspec.json.decode(line)["kind"] for line in lines}
+    assert wrote == set(kinds_written()) - {*IN_PROBES}, "the probes of a search are read in test_probing"
+    steps = (run.folder / "steps.jsonl").read_bytes().splitlines()
+    assert len(steps) == len(run.losses()) > 0
+    for line in steps:
+        assert_same(line, Step)
+
+
+def assert_same(line: bytes, type: type[msgspec.Struct]) -> None:
+    """Every field of the line is in the typed record, with its value."""
+    plain: dict[str, Any] = msgspec.json.decode(line)
+    typed = msgspec.to_builtins(msgspec.json.decode(line, type=type))
+    unread = UNREAD.get(plain.get("kind", ""), set())
+    assert {name: value for name, value in plain.items() if name not in unread} == {
+        name: typed.get(name) for name in plain if name not in unread
+    }
