@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+from trainfast_runner.worker.records import Journal
 
 from trainfast_runner.records.run_file import Step, WorkerLine
 from trainfast_runner.search.processes import ProbeLine
 from trainfast_runner.worker.invalid import InvalidInput
-from trainfast_runner.worker.records import Journal
 
 WORKER = Path(__file__).parents[2] / "runner" / "trainfast_runner" / "worker"
 UNREAD = {

@@ -40,13 +40,8 @@ from trainfast_runner.records.home import (
 from trainfast_runner.records.json_lines import write_atomically
 from trainfast_runner.records.run_file import ClockAnchor, RunFile
 from trainfast_runner.records.tick import DeviceReading, is_instance
-from trainfast_runner.settings import world
-from trainfast_runner.settings.compatibility import zero_rules
-from trainfast_runner.settings.compatibility.check import check
-from trainfast_runner.settings.compatibility.facts import Facts
-from trainfast_runner.settings.knob_values import parse_bytes_per_rank
-from trainfast_runner.settings.spec import RunSpec, expand_paths
-from trainfast_runner.worker.catalog import STRATEGIES
+from trainfast_runner.running.planning import RunPlan
+from trainfast_runner.running.recovery import live_runs
 
 HANDOVER_S = 30.0
 MEMORY_SETTLED_BYTES = 64 << 20
