@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trainfast_runner.errors import UserError
-from trainfast_runner.settings.knob_values import BYTE_UNITS, Choice, parse_bytes, parse_bytes_per_rank
+from trainfast_runner.settings.knob_values import BYTE_UNITS, parse_bytes, parse_bytes_per_rank
 from trainfast_runner.settings.knobs import BY_NAME, KNOBS, defaults, knob
 
 
@@ -75,11 +75,6 @@ def test_bad_values_are_refused_by_name(name: str, raw: object, said: str) -> No
     assert refused.value.key == name
     assert refused.value.line().startswith(f"{name}: ")
     assert refused.value.allowed
-
-
-def test_a_value_of_a_later_version_is_refused_as_such() -> None:
-    with pytest.raises(UserError, match="b is not available in this version"):
-        Choice(("a", "b"), pending=("b",)).read("b")
 
 
 def test_a_misspelt_knob_gets_the_nearest() -> None:

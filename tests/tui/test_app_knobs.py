@@ -74,7 +74,7 @@ async def test_strategy_ddp_counts_every_rank(home: Home) -> None:
         assert "global batch 16 = 8 x 1 x 2 ranks" in screen_text(app)
         values = BY_NAME["strategy"].values
         assert isinstance(values, Choice)
-        app.main.change(app.next_run.type("strategy", values.working[-1]))
+        app.main.change(app.next_run.type("strategy", values.options[-1]))
         await pilot.press("space")
         assert app.next_run.spec.knobs["strategy"] == "single", "space goes on at the first value"
 

@@ -29,9 +29,8 @@ from trainfast_runner.memory.timeline import (
     Vector,
     moments,
 )
+from trainfast_runner.worker.catalog import SCHEDULES
 
-STAGES_PER_RANK = {"gpipe": 1, "1f1b": 1, "interleaved": 2}
-"""By `pp_schedule`, as in the worker's strategies/pipeline.py."""
 AHEAD = 2
 """Forwards that an interleaved rank runs ahead for each rank behind it (`_get_warmup_ops` of torch's schedules)."""
 
@@ -84,7 +83,7 @@ def stage_count(knobs: Mapping[str, Any]) -> int:
     """Into how many stages the model is cut."""
     if knobs["strategy"] == SPREAD:
         return devices_of(knobs)
-    return int(knobs["pp_degree"]) * STAGES_PER_RANK[str(knobs["pp_schedule"])]
+    return int(knobs["pp_degree"]) * SCHEDULES[str(knobs["pp_schedule"])].stages_per_rank
 
 
 def _as_one_pipeline(knobs: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -98,7 +97,7 @@ def order(schedule: str, rank: int, degree: int, micro_batches: int) -> list[Act
     """What a rank does in one step of the schedule; its waiting takes no memory."""
     if schedule == "gpipe":
         return [Action(0, False)] * micro_batches + [Action(0, True)] * micro_batches
-    held = STAGES_PER_RANK[schedule]
+    held = SCHEDULES[schedule].stages_per_rank
     if schedule == "1f1b":
         turns = micro_batches
         # The last forward before the first backward belongs to the pairs here.

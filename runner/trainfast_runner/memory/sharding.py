@@ -1,4 +1,4 @@
-"""What a strategy makes of one process's live bytes: which of them each rank keeps, and what it exchanges.
+"""Memory rules of the strategies: from one process's live bytes to those that each rank keeps and exchanges.
 
 The rules are read from torch 2.13's DistributedDataParallel and fully_shard and from DeepSpeed 0.19's stages as this
 product configures them (`zero_config.py`), and held against real ranks by `benchmarks/memory.py`.
@@ -39,7 +39,7 @@ LOOP_SCRATCH = 2
 
 @dataclass(frozen=True)
 class Whole:
-    """What is shared: the model in one process, in bytes before the optimizer's step and in elements."""
+    """The model in one process, in bytes before the optimizer's step and in elements."""
 
     stacks: list[Stack]
     parameters: int
@@ -65,7 +65,7 @@ class Whole:
 
 
 class Sharing:
-    """One process that shares nothing."""
+    """A rank that keeps everything."""
 
     def __init__(self, whole: Whole, ranks: int, knobs: Mapping[str, Any]) -> None:
         self.whole = whole
@@ -192,7 +192,7 @@ class ZeroPartitioned(Sharing):
         return min(self.weights, moment.live[GRADS] * self.weights / max(1.0, self.whole.standing[GRADS]))
 
     def _scratch(self, live: Vector, flat: float) -> float:
-        """What the update of a flat tensor of that many bytes needs besides."""
+        """Temporary bytes of the update of a flat tensor of `flat` bytes."""
         if live[TEMPORARY] > self.whole.standing[PARAMS] / 2:
             return live[TEMPORARY] * flat / self.whole.standing[PARAMS]  # all parameters at a time, foreach
         return LOOP_SCRATCH * flat if live[TEMPORARY] else 0.0
@@ -229,8 +229,10 @@ class ZeroParameters(ZeroPartitioned):
 
 
 class _Offloaded:
-    """What `offload_optimizer` changes in DeepSpeed: masters, states and the gradients they are updated from leave the
-    device. On a CPU both are the same memory."""
+    """DeepSpeed's `offload_optimizer`: masters, states and the gradients they are updated from leave the device.
+
+    On a CPU both are the same memory.
+    """
 
     whole: Whole
     knobs: Mapping[str, Any]
@@ -275,7 +277,7 @@ class ZeroOffloaded(_Offloaded, ZeroPartitioned):
 
     @property
     def masters_are_apart(self) -> bool:
-        """Whether gradients are added up in a copy of their own; with half masters it is where they are anyway."""
+        """True if gradients are added up in a copy of their own; with half masters they are added up in place."""
         return str(self.knobs["precision"]) != "bf16-pure"
 
     def _host(self, grads: float) -> tuple[float, float, float]:

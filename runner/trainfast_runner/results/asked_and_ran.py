@@ -1,4 +1,4 @@
-"""What was asked beside what the worker's live objects said ran: a difference is an error, not a footnote."""
+"""The settings a run was asked for beside those its live objects had: a difference is an error, not a footnote."""
 
 from __future__ import annotations
 
@@ -7,19 +7,17 @@ from typing import Any
 import msgspec
 
 from trainfast_runner.records.run_file import RunFile, WorkerLine
-from trainfast_runner.settings.compatibility.pipeline_rules import STAGES_PER_RANK
 from trainfast_runner.settings.world import mesh_asked, model_degree
-from trainfast_runner.worker.catalog import OPTIMIZERS, STRATEGIES, OptimizerEntry, StrategyEntry
+from trainfast_runner.worker.catalog import OPTIMIZERS, SCHEDULES, STRATEGIES, OptimizerEntry, StrategyEntry
 
 PARAM_DTYPE = {"fp32": "float32", "tf32": "float32", "fp16": "float32", "bf16": "float32", "bf16-pure": "bfloat16"}
 COMPUTE_DTYPE = {"fp32": "float32", "tf32": "float32", "fp16": "float16", "bf16": "bfloat16", "bf16-pure": "bfloat16"}
 ATTENTION = {"eager": "eager", "sdpa": "sdpa", "flash": "flash_attention_2"}
 """Absent: `auto`, under which every kernel is what was asked for."""
-SCHEDULE = {"gpipe": "ScheduleGPipe", "1f1b": "Schedule1F1B", "interleaved": "ScheduleInterleaved1F1B"}
 
 
 def what_ran(worker: dict[int, list[WorkerLine]]) -> WorkerLine | None:
-    """The `actual` record of the lowest rank that wrote one, the last where it wrote several, or None."""
+    """The last `actual` record of the lowest rank that wrote one; None when no rank did."""
     for rank in sorted(worker):
         lines = [line for line in worker[rank] if line.kind == "actual"]
         if lines:
@@ -28,7 +26,7 @@ def what_ran(worker: dict[int, list[WorkerLine]]) -> WorkerLine | None:
 
 
 def first_difference(run: RunFile | None, worker: dict[int, list[WorkerLine]]) -> str | None:
-    """The first field in which any rank ran something else than was asked, as a sentence; None when there is none.
+    """The first field in which a rank ran something else than was asked, as a sentence; None when there is none.
 
     A field that the worker could not read is not compared.
     """
@@ -45,7 +43,7 @@ def first_difference(run: RunFile | None, worker: dict[int, list[WorkerLine]]) -
 
 
 def _pairs(run: RunFile, ran: WorkerLine) -> list[tuple[str, Any, Any]]:
-    """Name, what was asked and what ran of every field; a strategy or optimizer of a newer version has none."""
+    """Every field's name, its value as asked and as it ran; a strategy or optimizer of a newer version has none."""
     knobs = run.knobs
     strategy, optimizer = STRATEGIES.get(str(knobs.get("strategy"))), OPTIMIZERS.get(str(knobs.get("optimizer")))
     precision = str(knobs.get("precision"))
@@ -68,9 +66,9 @@ def _pairs(run: RunFile, ran: WorkerLine) -> list[tuple[str, Any, Any]]:
 def _strategy_pairs(strategy: StrategyEntry, run: RunFile, ran: WorkerLine) -> list[tuple[str, Any, Any]]:
     knobs, name = run.knobs, f"strategy={strategy.name}"
     wrapper, stages = strategy.wrapper, None
-    if strategy.pipeline:
-        schedule = str(knobs.get("pp_schedule"))
-        wrapper, stages = SCHEDULE.get(schedule), model_degree(knobs) * STAGES_PER_RANK.get(schedule, 1)
+    schedule = SCHEDULES.get(str(knobs.get("pp_schedule")))
+    if strategy.pipeline and schedule is not None:
+        wrapper, stages = schedule.wrapper, model_degree(knobs) * schedule.stages_per_rank
     found = None if ran.wrapper is None else "+".join(sorted(ran.wrapper.split("+")))
     return [
         (f"{name} (wrapper)", wrapper, found),

@@ -1,4 +1,4 @@
-"""What a knob is: one setting of a run, the values it takes and the words that stand beside it."""
+"""A knob: one setting of a run, the values it takes and its help."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from trainfast_runner.errors import UserError
-from trainfast_runner.settings.knob_values import Choice, DeviceList, KnobValue, Values
+from trainfast_runner.settings.knob_values import DeviceList, KnobValue, Values
 
 Knobs = dict[str, KnobValue]
 """A value for each knob, by its name."""
@@ -39,9 +39,7 @@ class Knob:
     """The strategies it matters to; empty means all."""
 
     def applies(self, knobs: Mapping[str, KnobValue]) -> bool:
-        """Whether turning it can change anything in a run with these knobs."""
-        if isinstance(self.values, Choice) and len(self.values.working) < 2:
-            return False
+        """True if another value can change anything in a run with these knobs."""
         return not self.only_with or knobs["strategy"] in self.only_with
 
     def read(self, raw: object) -> KnobValue:

@@ -1,4 +1,4 @@
-"""What a knob may hold: how its text is read, how its values are stepped through, how they are written."""
+"""The kinds of values a knob takes: how their text is read, stepped through and described."""
 
 from __future__ import annotations
 
@@ -41,44 +41,36 @@ class Values(Protocol):
         """The values the arrows step through, in order; contains `current`."""
 
     def describe(self) -> str:
-        """What is allowed, in a few words."""
+        """The allowed values, in a few words."""
 
 
 @dataclass(frozen=True)
 class Choice:
-    """One of a fixed list of words. `pending` ones are declared and refused by name until they work."""
+    """One of a fixed list of words."""
 
     options: tuple[str, ...]
-    pending: tuple[str, ...] = ()
-
-    @property
-    def working(self) -> tuple[str, ...]:
-        """The options that can be chosen today."""
-        return tuple(option for option in self.options if option not in self.pending)
 
     def read(self, raw: object) -> str:
         if isinstance(raw, bool) and {"on", "off"} <= set(self.options):
             raw = "on" if raw else "off"
         if not isinstance(raw, str):
-            raise UserError(f"must be one of its names, not {raw!r}", allowed=self.working)
+            raise UserError(f"must be one of its names, not {raw!r}", allowed=self.options)
         word = raw.strip()
-        if word in self.pending:
-            raise UserError(f"{word} is not available in this version", allowed=self.working)
         if word not in self.options:
             parts = word.split("+")
             apart = len(parts) > 1 and all(part in self.options for part in parts)
             raise UserError(
                 f"{' and '.join(parts)} do not work together" if apart else f"{word!r} is not one of its values",
-                allowed=self.working,
-                nearest=nearest(word, self.working),
+                allowed=self.options,
+                nearest=nearest(word, self.options),
             )
         return word
 
     def ladder(self, current: KnobValue) -> Sequence[KnobValue]:
-        return self.working
+        return self.options
 
     def describe(self) -> str:
-        return " ".join(self.working)
+        return " ".join(self.options)
 
 
 @dataclass(frozen=True)

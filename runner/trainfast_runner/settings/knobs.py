@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from trainfast_runner.errors import UserError, nearest
 from trainfast_runner.settings.knob_type import Equivalent, Knob, Knobs
 from trainfast_runner.settings.knob_values import BytesPerRank, Choice, DeviceList, FreeText, Real, Whole
-from trainfast_runner.worker.catalog import ENGINES, OPTIMIZERS, STRATEGIES, strategies_of
+from trainfast_runner.worker.catalog import ENGINES, OPTIMIZERS, SCHEDULES, STRATEGIES, strategies_of
 
 POWERS_OF_TWO = tuple(2**power for power in range(14))
 ON_OFF = ("on", "off")
@@ -178,7 +178,7 @@ KNOBS: tuple[Knob, ...] = (
     ),
     Knob(
         "pp_schedule",
-        Choice(("gpipe", "1f1b", "interleaved")),
+        Choice(tuple(SCHEDULES)),
         "gpipe",
         "parallel",
         "Order in which pipeline stages do forwards and backwards. gpipe: all forwards, then all backwards. 1f1b: one"
@@ -203,7 +203,7 @@ KNOBS: tuple[Knob, ...] = (
         Choice(ON_OFF),
         "on",
         "parallel",
-        "Whether FSDP frees a block's gathered weights after its forward, and gathers them again for its backward.",
+        "on: FSDP frees a block's gathered weights after its forward, and gathers them again for its backward.",
         "off saves one all-gather a block: two thirds of on's traffic",
         "off keeps the whole model's weights from the forward to the backward",
         only_with=strategies_of("reshard"),

@@ -1,4 +1,4 @@
-"""Presets: TOML recipes of an experiment, shipped ones and the user's own, and what a misspelt one is told."""
+"""Presets: TOML recipes of an experiment, shipped ones and the user's own."""
 
 from __future__ import annotations
 
@@ -14,13 +14,11 @@ from trainfast_runner.errors import UserError, nearest
 from trainfast_runner.settings.knob_type import Knobs
 from trainfast_runner.settings.knobs import knob
 from trainfast_runner.settings.toml_places import line_of
+from trainfast_runner.worker.catalog import DATA_KINDS, DATA_SAMPLES, OBJECTIVES
 
 SCHEMA = 1
 TOP_KEYS = ("schema", "title", "extends", "model", "data", "knobs", "baseline", "variants")
 MODEL_SOURCES = ("hub", "path", "family")
-DATA_KINDS = ("text", "files", "hub", "random", "jpeg")
-OBJECTIVES = ("causal-lm", "masked-lm", "sequence-classification", "seq2seq", "image-classification")
-DATA_SAMPLES = ("packed", "documents", "lines")
 DATA_KEYS = ("kind", "objective", "samples", "paths", "tokenizer", "name", "split")
 VARIANT_KEYS = ("id", "model", "data", "knobs", "published")
 

@@ -1,4 +1,4 @@
-"""What one run is asked to do: a preset (and variant) with every `--set` applied, checked word by word."""
+"""The settings one run is asked for: a preset (and variant) with every `--set` applied, each checked."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from trainfast_runner.settings.knobs import BY_NAME, defaults, knob
 from trainfast_runner.settings.presets import Preset
 
 DATA_DEFAULTS = {"kind": "text", "objective": "causal-lm"}
-"""What `[data]` means where it says nothing."""
+"""Fields that `[data]` may leave out."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class RunSpec:
         return replace(self, knobs={**self.knobs, **knobs}, changed=changed)
 
     def fields(self) -> dict[str, Any]:
-        """What a `RecordedSpec` of it holds, by name."""
+        """The fields of its `RecordedSpec`, by name."""
         return {
             "preset": self.preset,
             "variant": self.variant,
@@ -79,7 +79,7 @@ def from_preset(preset: Preset, variant: presets.Variant | None, settings: Itera
 
 
 def of_record(record: RecordedSpec) -> RunSpec:
-    """What was asked, with what an older version did not write at its default and what only it knew left out."""
+    """The settings of a record; knobs that an older version did not have take their defaults."""
     knobs = {**defaults(), **{name: value for name, value in record.knobs.items() if name in BY_NAME}}
     data = {**DATA_DEFAULTS, **record.data}
     return RunSpec(record.preset, record.variant, record.title, record.model, data, knobs, tuple(record.changed))
@@ -119,9 +119,9 @@ def with_setting(spec: RunSpec, setting: str) -> RunSpec:
 
 
 def expand_paths(data: dict[str, Any]) -> dict[str, Any]:
-    """`data` with `paths` as existing absolute files, globs expanded, of a folder its JPEG files.
+    """`data` with `paths` as existing absolute files, globs expanded, a folder replaced by its JPEG files.
 
-    Raises UserError when one matches nothing. Of kind jpeg without paths is the data that is drawn for it.
+    Kind jpeg without paths stays as it is: its images are generated. Raises UserError when a path matches nothing.
     """
     kind = data["kind"]
     if kind not in ("files", "jpeg") or (kind == "jpeg" and not data.get("paths")):
@@ -144,7 +144,7 @@ def expand_paths(data: dict[str, Any]) -> dict[str, Any]:
 
 
 def _images_below(match: str) -> list[str]:
-    """A file itself; of a folder every JPEG file in it and its folders."""
+    """The file itself, or every JPEG file in a folder and its folders."""
     if not os.path.isdir(match):
         return [match]
     found = (os.path.join(folder, name) for folder, _, names in os.walk(match) for name in names)
@@ -152,7 +152,7 @@ def _images_below(match: str) -> list[str]:
 
 
 def _toml_value(text: str) -> Any:
-    """A number, boolean, list or quoted text as TOML reads it; anything else is text as it stands."""
+    """A number, boolean, list or quoted text as TOML reads it; anything else as text."""
     try:
         return tomllib.loads(f"value = {text}")["value"]
     except ValueError:  # not TOML, or a whole number of more digits than Python reads

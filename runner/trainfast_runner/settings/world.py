@@ -1,4 +1,4 @@
-"""How many devices and processes a run has, and into how many slices they cut its global batch."""
+"""Numbers of a run: its devices, its processes and the slices of its global batch."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def devices_asked(knobs: Knobs) -> KnobValue:
 
 
 def recorded_devices(spec: RunSpec, machine: Machine) -> KnobValue:
-    """The `devices` knob as a run records it: with the open number filled in. Raises UserError as `device_count`."""
+    """The `devices` knob as a run records it: with an open number filled in. Raises UserError as `device_count`."""
     devices = spec.knobs["devices"]
     if devices is None:
         return device_count(spec, machine)
@@ -54,7 +54,10 @@ def recorded_devices(spec: RunSpec, machine: Machine) -> KnobValue:
 
 
 def with_devices(spec: RunSpec, machine: Machine) -> RunSpec:
-    """The run with its number of devices where one process uses all of several. Raises UserError as `device_count`."""
+    """The run with an open number of devices filled in where one process uses several.
+
+    Raises UserError as `device_count`.
+    """
     entry = _entry(spec.knobs)
     if not entry.one_process or entry.one_device or spec.knobs["devices"] is not None:
         return spec
@@ -62,7 +65,7 @@ def with_devices(spec: RunSpec, machine: Machine) -> RunSpec:
 
 
 def data_parallel_degree(knobs: Knobs, devices: int) -> int:
-    """Into how many slices that many devices cut the global batch."""
+    """Number of slices that `devices` devices cut the global batch into."""
     return max(1, devices // model_degree(knobs)) if "dp" in _entry(knobs).axes else 1
 
 
@@ -88,7 +91,7 @@ def global_batch(knobs: Knobs, devices: int) -> int:
 
 
 def device_choice(value: object) -> int | str | None:
-    """The value of `devices` as a machine takes it: a count, a list, or its own choice."""
+    """The value of `devices` as a machine takes it: a count, a list, or None for its own choice."""
     return value if isinstance(value, int | str) else None
 
 

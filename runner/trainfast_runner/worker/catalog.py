@@ -1,4 +1,4 @@
-"""Every strategy, optimizer and engine, one entry each, read by both halves; a new one is an entry here and its file.
+"""Every strategy, optimizer and engine, one entry each, for both halves; a new one is an entry here and its file.
 
 Standard library only and no import of a sibling: the parent reads this file as `trainfast_runner.worker.catalog`, the
 worker as `trainfast_worker.catalog`. So entries are known by their names, and classes by their paths.
@@ -150,6 +150,16 @@ class EngineEntry:
     def runs(self, strategy: str) -> bool:
         """True if it can run a strategy of this name."""
         return not self.strategies or strategy in self.strategies
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScheduleEntry:
+    """The order in which a pipeline's stages do their forwards and backwards."""
+
+    name: str
+    wrapper: str
+    """Name of torch's class."""
+    stages_per_rank: int = 1
 
 
 EVERYTHING = ("weights", "gradients", "states")
@@ -501,9 +511,20 @@ _ENGINES = (
     ),
 )
 
+_SCHEDULES = (
+    ScheduleEntry(name="gpipe", wrapper="ScheduleGPipe"),
+    ScheduleEntry(name="1f1b", wrapper="Schedule1F1B"),
+    ScheduleEntry(name="interleaved", wrapper="ScheduleInterleaved1F1B", stages_per_rank=2),
+)
+
+DATA_KINDS = ("text", "files", "hub", "random", "jpeg")
+OBJECTIVES = ("causal-lm", "masked-lm", "sequence-classification", "seq2seq", "image-classification")
+DATA_SAMPLES = ("packed", "documents", "lines")
+
 STRATEGIES = {entry.name: entry for entry in _STRATEGIES}
 OPTIMIZERS = {entry.name: entry for entry in _OPTIMIZERS}
 ENGINES = {entry.name: entry for entry in _ENGINES}
+SCHEDULES = {entry.name: entry for entry in _SCHEDULES}
 
 
 def packages() -> tuple[str, ...]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from .catalog import ENGINES, OPTIMIZERS, STRATEGIES
+from .catalog import DATA_KINDS, DATA_SAMPLES, ENGINES, OBJECTIVES, OPTIMIZERS, SCHEDULES, STRATEGIES
 from .invalid import InvalidInput, unknown_name
 
 
@@ -54,15 +54,12 @@ CHOICES: dict[str, tuple[str, ...]] = {
     "compile": ("off", "default", "max-autotune"),
     "pin_memory": ("on", "off"),
     "strategy": tuple(STRATEGIES),
-    "pp_schedule": ("gpipe", "1f1b", "interleaved"),
+    "pp_schedule": tuple(SCHEDULES),
     "reshard": ("on", "off"),
     "engine": tuple(ENGINES),
     "lr_schedule": ("constant", "linear"),
 }
 AT_LEAST_ONE = ("batch_size", "grad_accum", "seq_len", "steps")
-OBJECTIVES = ("causal-lm", "masked-lm", "sequence-classification", "seq2seq", "image-classification")
-DATA_KINDS = ("text", "files", "hub", "random", "jpeg")
-DATA_SAMPLES = ("packed", "documents", "lines")
 
 
 @dataclass(frozen=True)

@@ -1,1 +1,1 @@
-"""What the guides would tell a person to turn next on this machine, with the reason."""
+"""The guides' advice for this machine: the knob to turn next, with the reason."""

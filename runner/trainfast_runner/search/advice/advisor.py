@@ -1,7 +1,7 @@
-"""The guides' decisions as code: which strategy, which learning rate, which shapes, each with its reason.
+"""The guides' decisions as code: strategy, learning rate and shapes, each with its reason.
 
-Nothing here reads a file or asks a device: what is known comes in as a `Situation`, so advice may be asked for on every
-turn of a knob. What is estimated is called an estimate, and a measurement of this home goes before it.
+Nothing here reads a file or asks a device: facts come in as a `Situation`, so advice may be asked for on every turn of
+a knob. An estimate is called an estimate, and a measurement of this home goes before it.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ from trainfast_runner.units import gibibytes
 
 ZERO_ONLY_SLOWS = "DeepSpeed only slows a model that already fits with a reasonable batch."
 USEFUL_BATCH = 1024
-ROOM = 0.9
-"""Share of a device's memory that states and context may take for a model to be said to fit."""
+FITTING_SHARE = 0.9
+"""Share of a device's memory that states and context of a model that fits may take."""
 GIB = 2**30
 SAME_MEMORY = ("precision", "seq_len", "checkpointing", "optimizer", "attention")
-"""Knobs that must be equal for what fitted one run to say anything of another."""
+"""Knobs that must be equal for two runs to need the same memory a sample."""
 SAME_SPEED = (*SAME_MEMORY, "compile", "engine", "workers")
 """Knobs that must be equal for two strategies to be compared by their samples/s."""
 
@@ -52,7 +52,7 @@ class Measured:
 
 @dataclass(frozen=True)
 class Situation:
-    """What is known of model and machine beside the knobs; None is what is not known."""
+    """Facts about model and machine beside the knobs; None when unknown."""
 
     size: ModelSize | None = None
     shapes: Mapping[str, int] | None = None
@@ -63,7 +63,7 @@ class Situation:
 
 @dataclass(frozen=True)
 class Advice:
-    """One paragraph about a knob, and the value it comes to, as it is typed; None for advice without a value."""
+    """One paragraph about a knob, and the advised value as it is typed; None for advice without a value."""
 
     knob: str
     text: str
@@ -71,7 +71,7 @@ class Advice:
 
 
 def advise(spec: RunSpec, preset_knobs: Knobs, machine: Machine, situation: Situation) -> tuple[Advice, ...]:
-    """What there is to say about this run on this machine, a knob at most once, the model's shapes among them."""
+    """All advice for this run on this machine, at most one for each knob and one for the model's shapes."""
     machine = machine.used_by(spec.knobs["devices"])
     found = (
         strategy_advice(spec, machine, situation),
@@ -86,7 +86,7 @@ def advise(spec: RunSpec, preset_knobs: Knobs, machine: Machine, situation: Situ
 
 
 def strategy_advice(spec: RunSpec, machine: Machine, situation: Situation) -> Advice:
-    """Which strategy and why: what was measured first, else the guides' decision tree on estimated memory."""
+    """The fastest strategy measured here, else the one of the guides' decision tree on estimated memory."""
     value, why = _from_the_tree(spec, machine, situation)
     measured = [run for run in situation.measured if _same_work(run, spec, machine)]
     best = _fastest(measured)
@@ -133,10 +133,10 @@ def _from_the_tree(spec: RunSpec, machine: Machine, situation: Situation) -> tup
         " activations not counted"
     )
     if len(usable) < 2:
-        if needs("single") <= ROOM * memory:
+        if needs("single") <= FITTING_SHARE * memory:
             return "single", f"the model fits this GPU ({estimate}). {ZERO_ONLY_SLOWS}"
         return _one_gpu_too_small(needs, memory, estimate)
-    if needs("ddp") <= ROOM * memory:
+    if needs("ddp") <= FITTING_SHARE * memory:
         return "ddp", (
             f"the model fits each of {len(usable)} GPUs ({estimate}); ddp exchanges gradients only."
             f" Take zero2 only where it measures faster. {ZERO_ONLY_SLOWS}"
@@ -147,7 +147,7 @@ def _from_the_tree(spec: RunSpec, machine: Machine, situation: Situation) -> tup
 def _one_gpu_too_small(needs: Callable[[str], int], memory: int, estimate: str) -> tuple[str, str]:
     lighter = "checkpointing=full, optimizer=adamw-8bit or precision=bf16-pure cost less speed, so try them first"
     for strategy in ("zero2-offload", "zero3-offload"):
-        if needs(strategy) <= ROOM * memory:
+        if needs(strategy) <= FITTING_SHARE * memory:
             return strategy, f"the model does not fit this GPU ({estimate}): {lighter}; offloading moves states to RAM."
     return "zero3-offload", f"the model does not fit this GPU ({estimate}): {lighter}; it may need more than one GPU."
 
@@ -156,12 +156,12 @@ def _several_gpus_needed(
     size: ModelSize, needs: Callable[[str], int], memory: int, estimate: str, links: Interconnect | None, count: int
 ) -> tuple[str, str]:
     largest = 4 * size.largest_layer + CONTEXT_BYTES
-    if largest > ROOM * memory:
+    if largest > FITTING_SHARE * memory:
         return "tp", (
             f"not even the largest layer fits one GPU ({_gib(largest)} with the context): tp cuts the layers"
             " themselves; else zero3-offload with checkpointing and an 8-bit optimizer."
         )
-    if needs("zero3") > ROOM * memory:
+    if needs("zero3") > FITTING_SHARE * memory:
         return "zero3-offload", f"the model does not fit {count} GPUs together ({estimate}): states have to go to RAM."
     if links is not None and links.all_nvlink:
         return "fsdp", (
@@ -199,7 +199,7 @@ def lr_advice(spec: RunSpec, preset_knobs: Knobs, machine: Machine) -> Advice | 
 
 
 def precision_advice(spec: RunSpec, machine: Machine) -> Advice | None:
-    """fp16 where nothing multiplies it: torch then computes it element by element, tens of times slower than fp32."""
+    """fp16 on a CPU without fp16 instructions: torch emulates it tens of times slower than fp32."""
     if spec.knobs["precision"] != "fp16" or machine.device != "cpu" or cpu_has_fp16():
         return None
     return Advice(
@@ -211,17 +211,17 @@ def precision_advice(spec: RunSpec, machine: Machine) -> Advice | None:
 
 
 def batch_advice(spec: RunSpec, machine: Machine) -> Advice | None:
-    """Alignment of the batch, and batches too large to be of use."""
-    batch, said, value = _whole(spec.knobs["batch_size"]), [], None
+    """Alignment of the batch, and a warning of batches too large to be of use."""
+    batch, texts, value = _whole(spec.knobs["batch_size"]), [], None
     total = _global_batch(spec, spec.knobs, machine)
     if _tensor_cores(spec, machine) and batch > 4 and batch % 8:
-        # Downward where that can be: what is larger than what was chosen may not fit.
+        # Downward where possible: a larger batch may not fit.
         value = str(max(8, batch - batch % 8))
         where = "" if machine.device == "cuda" else " where it is to train on a GPU"
-        said.append(f"{value} instead of {batch}{where}: tensor cores work on multiples of 8, an A100 best on 64.")
+        texts.append(f"{value} instead of {batch}{where}: tensor cores work on multiples of 8, an A100 best on 64.")
     if total is not None and total > USEFUL_BATCH:
-        said.append(f"A global batch of {total:,}: over {USEFUL_BATCH:,} it is seldom of use to the model.")
-    return Advice("batch_size", " ".join(said), value) if said else None
+        texts.append(f"A global batch of {total:,}: over {USEFUL_BATCH:,} it is seldom of use to the model.")
+    return Advice("batch_size", " ".join(texts), value) if texts else None
 
 
 def model_advice(situation: Situation) -> Advice | None:
@@ -239,7 +239,7 @@ def model_advice(situation: Situation) -> Advice | None:
 
 
 def accumulation_advice(spec: RunSpec, situation: Situation) -> Advice | None:
-    """Accumulating is of no use where the batch fits in one piece."""
+    """Accumulation is of no use where the batch fits in one piece."""
     batch, pieces = _whole(spec.knobs["batch_size"]), _whole(spec.knobs["grad_accum"])
     if pieces == 1:
         return None
@@ -262,23 +262,23 @@ def accumulation_advice(spec: RunSpec, situation: Situation) -> Advice | None:
 
 
 def sequence_advice(spec: RunSpec, machine: Machine) -> Advice | None:
-    """Alignment of the sequence, and the kernel that long ones want."""
-    length, said, value = _whole(spec.knobs["seq_len"]), [], None
+    """Alignment of the sequence, and the attention kernel for long ones."""
+    length, texts, value = _whole(spec.knobs["seq_len"]), [], None
     if length % 8 and _tensor_cores(spec, machine):
         value = str(_aligned(length, 8))
-        said.append(f"{value} instead of {length}: tensor cores work on multiples of 8, better 64.")
+        texts.append(f"{value} instead of {length}: tensor cores work on multiples of 8, better 64.")
     if length >= 1024 and spec.knobs["attention"] == "eager":
-        said.append(f"attention=auto: eager keeps scores of {length} x {length} for every head, layer and sample.")
-    return Advice("seq_len", " ".join(said), value) if said else None
+        texts.append(f"attention=auto: eager keeps scores of {length} x {length} for every head, layer and sample.")
+    return Advice("seq_len", " ".join(texts), value) if texts else None
 
 
 def _tensor_cores(spec: RunSpec, machine: Machine) -> bool:
-    """Whether the run's shapes meet tensor cores, so that alignment is worth a word."""
+    """True if the run's shapes may meet tensor cores, so that alignment matters."""
     return machine.device == "cuda" or spec.knobs["precision"] in MIXED
 
 
 def _global_batch(spec: RunSpec, knobs: Knobs, machine: Machine) -> int | None:
-    """Samples a step with these knobs; None where there are not as many devices."""
+    """Samples a step with these knobs; None when there are not as many devices."""
     try:
         return global_batch(knobs, device_count(replace(spec, knobs=knobs), machine))
     except UserError:
@@ -286,14 +286,14 @@ def _global_batch(spec: RunSpec, knobs: Knobs, machine: Machine) -> int | None:
 
 
 def _same(run: Measured, spec: RunSpec, names: tuple[str, ...]) -> bool:
-    """Whether a measured run had this run's values of some knobs; one that its record does not name was the same."""
+    """True if a measured run had this run's values of some knobs; a knob that its record lacks counts as equal."""
     return all(run.knobs.get(name, spec.knobs[name]) == spec.knobs[name] for name in names)
 
 
 def _same_work(run: Measured, spec: RunSpec, machine: Machine) -> bool:
-    """Whether a run's samples/s are those of this run's work but for how it is spread over devices.
+    """True if a measured run did this run's work, spread over devices in another way.
 
-    Its batches were as large on every rank, or in all.
+    Its batches were as large on every rank, or in total.
     """
     knobs = {**spec.knobs, **cast("Knobs", {name: run.knobs[name] for name in run.knobs if name in spec.knobs})}
     same_rank = all(knobs[name] == spec.knobs[name] for name in ("batch_size", "grad_accum"))
@@ -328,5 +328,5 @@ def _short(count: int) -> str:
 
 
 def _gib(size_bytes: int) -> str:
-    # Three digits of a thousand are said with an exponent.
+    # The short form writes a thousand and more with an exponent.
     return gibibytes(size_bytes) if size_bytes >= 1000 * GIB else f"{size_bytes / GIB:.3g} GiB"

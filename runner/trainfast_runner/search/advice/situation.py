@@ -1,4 +1,4 @@
-"""What the advisor needs to know, gathered: the model's shapes, the links between the GPUs, what was measured."""
+"""Gathers the advisor's facts: the model's shapes, the links between the GPUs, the measured runs."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from trainfast_runner.search.advice.advisor import Measured, Situation
 from trainfast_runner.settings.spec import RunSpec
 
 LOOKED_AT = 300
-"""Newest runs that are looked through for those of the same preset."""
+"""Newest runs among which those of the same preset are looked for."""
 SHAPES = ("hidden_size", "n_embd", "d_model", "intermediate_size", "n_inner", "d_ff", "vocab_size")
 
 
 def gather(spec: RunSpec, machine: Machine, home: Home, python: str | None = None) -> Situation:
-    """About a second the first time for a model; what cannot be had (no transformers, no such model) stays unknown."""
+    """The situation of a run, in about a second the first time for a model; unavailable facts stay unknown."""
     try:
         config = training_python.inspect(python, spec.model, spec.data["objective"]).config
     except UserError:

@@ -1,1 +1,1 @@
-"""Which settings cannot work together: `check.py` asks every rule, each a function of `facts.py`."""
+"""Settings that exclude each other: `check.py` asks every rule, each a function of `facts.py`."""

@@ -1,4 +1,4 @@
-"""What strategies, optimizers and engines need of each other, of the devices and of the installed packages."""
+"""Needs of strategies, optimizers and engines: each other, devices and installed packages."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def optimizer_takes_the_parameters(facts: Facts) -> UserError | None:
 
 
 def engine_runs_the_strategy(facts: Facts) -> UserError | None:
-    """An engine other than ours drives only some strategies."""
+    """The engine can run the strategy."""
     entry, strategy = facts.engine, facts.strategy
     if entry.runs(strategy.name):
         return None
@@ -98,7 +98,7 @@ def engine_runs_the_strategy(facts: Facts) -> UserError | None:
 
 
 def compile_fits(facts: Facts) -> UserError | None:
-    """The other engines compile each in a way of their own; here they are to be compared with the loop, uncompiled."""
+    """The strategy and the engine obey `compile`; the other engines are compared with the loop uncompiled."""
     asked, engine, strategy = facts.knobs["compile"], facts.engine, facts.strategy
     if asked == "off":
         return None

@@ -1,4 +1,4 @@
-"""Settings that cannot work together, refused before launch with both named and the nearest that do."""
+"""Settings that cannot work together are refused before launch, with both named and the nearest that do."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ RULES: tuple[Rule, ...] = (
 )
 
 DEVICE_RULES: tuple[Rule, ...] = (devices_exist, strategy_has_gpus)
-"""Those of RULES that ask for nothing but devices."""
+"""Those of RULES that look at devices only."""
 
 KNOB_RULES: tuple[Rule, ...] = (
     set_knobs_matter,
@@ -53,7 +53,7 @@ KNOB_RULES: tuple[Rule, ...] = (
     engine_runs_the_strategy,
     compile_fits,
 )
-"""Those of RULES that ask for knobs and a number of devices: no other model, GPU or package would change them."""
+"""Those of RULES that look at knobs and the number of devices: no other model, GPU or package would help."""
 
 
 def check(facts: Facts) -> None:
@@ -65,12 +65,12 @@ def check(facts: Facts) -> None:
 
 
 def cannot_run_here(spec: RunSpec, machine: Machine) -> UserError | None:
-    """The refusal of a run for which this machine has not the devices; None where it has them."""
+    """The refusal of a run for which this machine lacks the devices; None when it has them."""
     return _first(DEVICE_RULES, spec, machine)
 
 
 def cannot_run_anywhere(spec: RunSpec, machine: Machine) -> UserError | None:
-    """The refusal of knobs that contradict each other; None where they do not, or this machine has not the devices.
+    """The refusal of knobs that contradict each other; None when they do not, or this machine lacks the devices.
 
     A CPU is on every machine: what cannot run on it contradicts a `devices` that asks for it.
     """

@@ -1,4 +1,4 @@
-"""What a rule may look at, and what a rule is."""
+"""The facts that a rule may look at."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ from trainfast_runner.worker.catalog import (
 
 @dataclass(frozen=True)
 class Facts:
-    """All that a rule may look at: what is asked, the machine, the model's configuration, what is installed.
+    """The settings asked for, the machine, the model's configuration and the installed packages.
 
-    The machine is made the one that the run's `devices` leave: without its GPUs for a run that asks for the CPU.
+    The machine is the one that the run's `devices` leave: without its GPUs for a run that asks for the CPU.
     """
 
     spec: RunSpec
@@ -34,7 +34,7 @@ class Facts:
     versions: Mapping[str, str | None]
     python: str
     attentions: tuple[str, ...] | None = None
-    """Values of `attention` that the model has; None where nobody asked."""
+    """Values of `attention` that the model has; None when unknown."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "machine", self.machine.used_by(self.knobs["devices"]))

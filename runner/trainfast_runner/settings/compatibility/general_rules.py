@@ -1,4 +1,4 @@
-"""What holds for every run: its steps, devices, precision, limits and the shapes of its model."""
+"""Rules for every run: its steps, devices, precision, limits and the shapes of its model."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def _warmup_leaves_steps(facts: Facts) -> UserError | None:
 
 
 def devices_exist(facts: Facts) -> UserError | None:
-    """The devices asked for, and those to watch, are there, and as many as the strategy takes."""
+    """The devices asked for and those to watch exist, and the strategy takes as many."""
     devices, strategy = devices_asked(facts.knobs), str(facts.knobs["strategy"])
     machine = facts.machine
     if machine.refusal is not None:
@@ -93,7 +93,7 @@ def _precision_has_hardware(facts: Facts) -> UserError | None:
 
 
 def compute_capability(text: str | None) -> tuple[int, int] | None:
-    """`8.6` as numbers that compare; None when it is not known."""
+    """`8.6` as numbers that compare; None when unknown."""
     if text is None:
         return None
     major, _, minor = text.partition(".")
@@ -101,7 +101,7 @@ def compute_capability(text: str | None) -> tuple[int, int] | None:
 
 
 def limit_for_every_rank(facts: Facts) -> UserError | None:
-    """A list of limits has one of each rank."""
+    """A list of limits has one for each rank."""
     limit = facts.knobs["memory_limit"]
     if not isinstance(limit, str):
         return None
@@ -116,7 +116,7 @@ def limit_for_every_rank(facts: Facts) -> UserError | None:
 
 
 def set_knobs_matter(facts: Facts) -> UserError | None:
-    """A knob that was turned by hand and would do nothing is a misunderstanding."""
+    """A knob that was set and would do nothing is a misunderstanding."""
     strategy = facts.knobs["strategy"]
     for name in facts.spec.changed:
         entry = BY_NAME.get(name)
@@ -148,7 +148,7 @@ def _positions_suffice(facts: Facts) -> UserError | None:
 
 
 def _vocabulary_holds_bytes(facts: Facts) -> UserError | None:
-    """A family has no tokenizer of its own: one is trained on the text, and it starts from every byte."""
+    """A family has no tokenizer: one is trained on the text, and it starts from every byte."""
     vocab, data = facts.config.get("vocab_size"), facts.spec.data
     trained = data.get("kind") not in ("random", "jpeg") and not data.get("tokenizer") and "family" in facts.spec.model
     if trained and isinstance(vocab, int) and vocab < SMALLEST_VOCAB:

@@ -1,11 +1,11 @@
-"""What a pipeline needs of the other knobs, the devices and the model."""
+"""Needs of a pipeline: a model that can be cut, a layer for every stage, equal micro-batches."""
 
 from __future__ import annotations
 
 from trainfast_runner.errors import UserError
 from trainfast_runner.settings.compatibility.facts import Facts, Rule
+from trainfast_runner.worker.catalog import SCHEDULES
 
-STAGES_PER_RANK = {"gpipe": 1, "1f1b": 1, "interleaved": 2}
 OBJECTIVES = {
     "llama": ("causal-lm",),
     "mistral": ("causal-lm",),
@@ -14,7 +14,7 @@ OBJECTIVES = {
     "gpt2": ("causal-lm",),
     "bert": ("masked-lm", "sequence-classification"),
 }
-"""The model families that can be cut into stages, and what for; the worker's `pipeline_stages.py` knows where."""
+"""Objectives for which a model family can be cut into stages; the worker's `pipeline_stages.py` has the cuts."""
 
 
 def _family_can_be_cut(facts: Facts) -> UserError | None:
@@ -40,7 +40,7 @@ def _family_can_be_cut(facts: Facts) -> UserError | None:
 
 def _layers_for_every_stage(facts: Facts) -> UserError | None:
     degree, schedule = int(str(facts.knobs["pp_degree"])), str(facts.knobs["pp_schedule"])
-    stages = degree * STAGES_PER_RANK[schedule]
+    stages = degree * SCHEDULES[schedule].stages_per_rank
     name = next((key for key in ("num_hidden_layers", "n_layer") if isinstance(facts.config.get(key), int)), None)
     if name is None or stages <= facts.config[name]:
         return None
@@ -84,7 +84,7 @@ def micro_batches_divide(facts: Facts) -> UserError | None:
 
 
 def _runs(schedule: str, chunks: int, degree: int) -> bool:
-    """Whether torch's schedule takes that many micro-batches; GPipe takes any number."""
+    """True if torch's schedule takes that many micro-batches; GPipe takes any number."""
     if schedule == "1f1b":
         return chunks >= degree
     return schedule == "gpipe" or chunks % max(1, chunks // degree) == 0

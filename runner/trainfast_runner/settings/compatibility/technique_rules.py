@@ -1,4 +1,4 @@
-"""What a compiled module and an attention kernel need of the other knobs, the machine and the model."""
+"""Needs of a compiled module and of an attention kernel."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from trainfast_runner.errors import UserError
 from trainfast_runner.settings.compatibility.facts import Facts, Rule
 
 COMPILERS = {"cpu": ("CXX", ("g++",), "g++"), "cuda": ("CC", ("gcc", "cc", "clang"), "gcc")}
-"""By device: the variable that names the compiler, the names it is looked for under, and the Debian package."""
+"""By device: the variable that names the compiler, its usual names, and its Debian package."""
 
 
 def _compile_has_a_compiler(facts: Facts) -> UserError | None:

@@ -1,4 +1,4 @@
-"""What tensor parallelism needs of the model."""
+"""Needs of tensor parallelism: a plan for the model's family, and a degree that divides its shapes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ STYLES = {
     "colwise_gather_output",
     "colwise_rep",
 }
-"""What the worker knows how to cut."""
+"""Ways of cutting a layer that the worker has."""
 HEADS = ("num_attention_heads", "n_head", "num_key_value_heads")
 WIDTHS = ("intermediate_size", "n_inner")
 

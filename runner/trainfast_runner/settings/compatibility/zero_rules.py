@@ -1,4 +1,4 @@
-"""What ZeRO through DeepSpeed needs of the other knobs and of the machine."""
+"""Needs of DeepSpeed: fp16 instructions on a CPU, and a directory that takes offloaded states."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def _half_precision_on_a_cpu(facts: Facts) -> UserError | None:
 
 
 def _offload_path_takes_files(facts: Facts) -> UserError | None:
-    """Only ZeRO-3 offloads to a disk, through an extension that is built on the spot."""
+    """Only ZeRO-3 offloads to a disk, through an extension that is built at launch."""
     path, strategy = facts.knobs["offload_path"], facts.knobs["strategy"]
     if path is None:
         return None
@@ -75,10 +75,10 @@ def _offload_path_takes_files(facts: Facts) -> UserError | None:
 
 
 def disk_too_small(knobs: Knobs, parameters: int | None) -> UserError | None:
-    """The refusal of an `offload_path` without space for the optimizer's states; None without either figure.
+    """The refusal of an `offload_path` without space for weights and states; None when the size is unknown.
 
-    At least the weights in the states' precision, and AdamW's two moments: 12 bytes a parameter in fp32. A real run
-    of 3,344,064 parameters wrote 14.
+    The weights in the states' precision and the optimizer's moments: with AdamW in fp32 12 bytes a parameter. A real
+    run of 3,344,064 parameters wrote 14.
     """
     path = knobs["offload_path"]
     if path is None or parameters is None:
@@ -97,7 +97,7 @@ def disk_too_small(knobs: Knobs, parameters: int | None) -> UserError | None:
 
 
 def _closed_to_us(folder: Path) -> str | None:
-    """Reason to refuse `folder`, in words; None for a directory that is this user's, or shared with them."""
+    """Reason to refuse `folder`; None for a directory that is this user's, or shared with them."""
     if not os.access(folder, os.R_OK | os.W_OK | os.X_OK):
         return "cannot be written"
     found = folder.stat()
