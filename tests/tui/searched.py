@@ -194,7 +194,7 @@ async def show(pilot: Pilot[Any], search: Path | None, run: Path | None = None) 
     """The reader's next snapshot."""
     snapshot = a_snapshot(run, second=NOW_S)
     found = None if search is None else seen(search)
-    pilot.app.post_message(SnapshotTaken(replace(snapshot, search=found)))
+    pilot.app.post(SnapshotTaken(replace(snapshot, search=found)))
     await pilot.pause()
 
 
@@ -204,9 +204,9 @@ async def opened(pilot: Pilot[Any], search: Path) -> str:
     assert isinstance(app, StillApp)
     await show(pilot, search)
     journal = seen(search)
-    assert app.next_run is not None
+    assert app.session.next_run is not None
     assert journal.asked is not None
-    app.main.change(app.next_run.type("memory_limit", journal.asked.knobs["memory_limit"]))
+    app.session.change(app.session.next_run.type("memory_limit", journal.asked.knobs["memory_limit"]))
     await pilot.press("b")
     await pilot.pause()
     assert isinstance(app.screen, SearchScreen)

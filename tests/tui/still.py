@@ -21,35 +21,48 @@ from trainfast_runner.records.tick import Tick
 from trainfast_runner.running.follower import Follower, RunSnapshot
 from trainfast_runner.settings.spec import RunSpec
 from trainfast_tui.app import TrainfastApp
-from trainfast_tui.control.memory_view import Forecast, MemoryView
-from trainfast_tui.control.messages import MachineSeen, MemoryForeseen, SnapshotTaken
-from trainfast_tui.control.predictor import Question
+from trainfast_tui.control.memory_view import MemoryView, PredictedPeak
+from trainfast_tui.control.messages import MachineSeen, MemoryPredicted, SnapshotTaken
+from trainfast_tui.control.predictor import PredictionRequest
 from trainfast_tui.live.snapshot import Snapshot
+from trainfast_tui.session import Session
 
 FULL, SMALL = (160, 48), (80, 24)
 
 CPU = Machine(device="cpu", gpus=(), nvml_gpus=(), cores=2)
 
 
-class StillApp(TrainfastApp):
+class StillSession(Session):
     """Sees a machine of two cores; no thread is started."""
 
-    def __init__(self, *arguments: Any, **options: Any) -> None:
-        super().__init__(*arguments, **options)
-        self.questions: list[Question] = []
+    def __init__(self, home: Home, **options: Any) -> None:
+        super().__init__(home, **options)
+        self.requests: list[PredictionRequest] = []
 
-    def begin(self) -> None:
-        self.post_message(MachineSeen(CPU))
+    def start(self) -> None:
+        self.post(MachineSeen(CPU))
 
-    def predict(self, question: Question) -> None:
-        """Kept for the test to look at."""
-        self.questions.append(question)
+    def request(self, request: PredictionRequest) -> None:
+        """Keep the request for the test to look at."""
+        self.requests.append(request)
 
     def explain(self, run: RunSnapshot | None, *, may_trace: bool) -> None:
         """Nothing is traced."""
 
     def gather(self, spec: RunSpec, machine: Machine) -> None:
         """Nothing is known of the model."""
+
+
+class StillApp(TrainfastApp):
+    """The app over a session without threads."""
+
+    session: StillSession
+
+    def __init__(self, home: Home, *, ascii: bool = False, plain_output: bool = False, **options: Any) -> None:
+        super().__init__(StillSession(home, **options), ascii=ascii, plain_output=plain_output)
+
+    def begin(self) -> None:
+        self.session.start()
 
 
 def a_snapshot(directory: Path | None, *, second: int = 30, ticks: tuple[Tick, ...] = ()) -> Snapshot:
@@ -74,8 +87,8 @@ def own_supervisor() -> Event:
     return Event(t_ns=START_NS, kind="supervisor", pid=own.pid, start_ticks=own.start_ticks)
 
 
-FORESEEN = MemoryView(
-    Forecast(
+PREDICTED = MemoryView(
+    PredictedPeak(
         total_bytes=418 * MIB,
         parts=(
             ("params", 12 * MIB),
@@ -92,13 +105,13 @@ FORESEEN = MemoryView(
 )
 
 
-def given(snapshot: Snapshot, *keys: str, foreseen: MemoryView | None = FORESEEN) -> Callable[[Pilot[Any]], Any]:
+def given(snapshot: Snapshot, *keys: str, memory: MemoryView | None = PREDICTED) -> Callable[[Pilot[Any]], Any]:
     """For `run_before`: the app gets this snapshot and this prediction, then these keys."""
 
     async def run(pilot: Pilot[Any]) -> None:
-        pilot.app.post_message(SnapshotTaken(snapshot))
-        if foreseen is not None:
-            pilot.app.post_message(MemoryForeseen(foreseen))
+        pilot.app.post(SnapshotTaken(snapshot))
+        if memory is not None:
+            pilot.app.post(MemoryPredicted(memory))
         await pilot.pause()
         for key in keys:
             await pilot.press(key)
@@ -119,7 +132,7 @@ async def shown(
     """The screen's text with this snapshot and after these keys."""
     app = StillApp(home, **options)
     async with app.run_test(size=size) as pilot:
-        app.post_message(SnapshotTaken(snapshot))
+        app.post(SnapshotTaken(snapshot))
         await pilot.pause()
         for key in keys:
             await pilot.press(key)

@@ -20,11 +20,11 @@ async def seen(home: Home, run: Path, missing: dict[str, str], *keys: str, gpus:
     app = StillApp(home)
     async with app.run_test(size=(160, 48)) as pilot:
         snapshot = a_snapshot(run, ticks=(tick,))
-        app.post_message(SnapshotTaken(snapshot))
+        app.post(SnapshotTaken(snapshot))
         await pilot.pause()
         for key in keys:
             await pilot.press(key)
-            app.post_message(SnapshotTaken(snapshot))
+            app.post(SnapshotTaken(snapshot))
             await pilot.pause()
         return " ".join(screen_text(app).split())
 

@@ -24,7 +24,7 @@ from trainfast_tui.text.diagnosis_figures import cost_words, named, nothing_foun
 async def test_a_line_says_it_and_a_key_opens_it_to_its_figures(home: Home) -> None:
     app = StillApp(home)
     async with app.run_test(size=(160, 48)) as pilot:
-        app.post_message(SnapshotTaken(a_snapshot(a_thermal_ramp(home), second=38)))
+        app.post(SnapshotTaken(a_snapshot(a_thermal_ramp(home), second=38)))
         await pilot.pause()
         (line,) = [row for row in screen_text(app).splitlines() if "d GPU 0 is held back" in row]
         assert HEAT.line in line
@@ -64,7 +64,7 @@ async def test_nothing_found_is_said_and_before_the_first_step_nothing(home: Hom
     async with app.run_test(size=(80, 24)) as pilot:
         await pilot.press("d")
         assert "No step was measured yet" in screen_text(app)
-        app.post_message(SnapshotTaken(a_snapshot(a_run(home))))
+        app.post(SnapshotTaken(a_snapshot(a_run(home))))
         await pilot.pause()
         assert "no bottleneck measured" in screen_text(app)
 

@@ -18,9 +18,10 @@ from trainfast_runner.records.home import Home
 from trainfast_runner.records.log_tail import LOG_LINES_KEPT
 from trainfast_runner.records.run_file import Event, Step
 from trainfast_runner.running.follower import RECENT_BYTES, STEPS_KEPT, Follower, newest
-from trainfast_tui.control.messages import SnapshotTaken
+from trainfast_tui.control.messages import SnapshotTaken, TerminalLost
 from trainfast_tui.live.reader import Reader
 from trainfast_tui.live.snapshot import Snapshot
+from trainfast_tui.screens.base import SessionMessage
 from trainfast_tui.terminal.pacing import BESIDE_A_TRAINING_S, FASTEST_S, SLOWEST_S, Pacer
 
 
@@ -200,7 +201,9 @@ def test_a_deleted_run_makes_room_for_the_newest(home: Home) -> None:
 
 def test_only_the_newest_snapshot_counts() -> None:
     snapshot = Snapshot(taken_ns=START_NS + S, run=None, ticks=(), looked=True)
-    assert SnapshotTaken(snapshot).can_replace(SnapshotTaken(snapshot))
+    taken = SessionMessage(SnapshotTaken(snapshot))
+    assert taken.can_replace(SessionMessage(SnapshotTaken(snapshot)))
+    assert not taken.can_replace(SessionMessage(TerminalLost()))
 
 
 def test_a_slow_terminal_halves_the_pace_until_it_keeps_up() -> None:

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import importlib
+import pkgutil
+
 from recorded import a_run, a_tick
 from still import FULL, SMALL, StillApp, a_snapshot, screen_text, shown
+from textual.widget import Widget
 
 from trainfast_runner.records.home import Home
 from trainfast_tui.control.messages import SnapshotTaken
@@ -12,7 +16,7 @@ from trainfast_tui.control.messages import SnapshotTaken
 async def test_every_theme_can_be_turned_to_and_back(home: Home) -> None:
     app = StillApp(home)
     async with app.run_test(size=FULL) as pilot:
-        app.post_message(SnapshotTaken(a_snapshot(a_run(home))))
+        app.post(SnapshotTaken(a_snapshot(a_run(home))))
         await pilot.pause()
         for name in ("terminal-light", "textual-dark", "textual-light", "terminal-dark"):
             await pilot.press("f2")
@@ -38,8 +42,8 @@ async def test_every_key_stands_in_the_help(home: Home) -> None:
     from trainfast_tui.text.keys import ACTIONS
 
     text = "\n".join("".join(piece for piece, _ in line) for line in help_lines(100))
-    for command in ACTIONS:
-        assert command.scope == "help" or command.help[:40] in text
+    for action in ACTIONS:
+        assert action.scope == "help" or action.help[:40] in text
     for name in ("batch_size", "watch", "grad_clip"):
         assert name in text
     seen, _ = await shown(home, a_snapshot(None), "question_mark", size=SMALL)
@@ -49,30 +53,51 @@ async def test_every_key_stands_in_the_help(home: Home) -> None:
 
 
 def test_each_command_has_its_own_key_and_a_method() -> None:
+    from trainfast_tui import charts, widgets
     from trainfast_tui.app import TrainfastApp
     from trainfast_tui.screens.compare import CompareScreen
+    from trainfast_tui.screens.diagnosis import DiagnosisScreen
     from trainfast_tui.screens.help import HelpScreen
     from trainfast_tui.screens.main import MainScreen
+    from trainfast_tui.screens.monitor import MonitorScreen
     from trainfast_tui.screens.runs import RunsScreen
     from trainfast_tui.screens.search import SearchScreen
     from trainfast_tui.screens.topo import TopoScreen
     from trainfast_tui.text.keys import ACTIONS
 
-    owners = {
+    for package in (charts, widgets):
+        for module in pkgutil.iter_modules(package.__path__, f"{package.__name__}."):
+            importlib.import_module(module.name)
+    screens = {
         "main": MainScreen,
         "search": SearchScreen,
         "runs": RunsScreen,
         "compare": CompareScreen,
         "topo": TopoScreen,
         "help": HelpScreen,
+        "diagnosis": DiagnosisScreen,
+        "monitor": MonitorScreen,
         "everywhere": TrainfastApp,
     }
-    for scope, owner in owners.items():
-        keys = [key for command in ACTIONS if command.scope in (scope, "everywhere") for key in command.keys]
+    assert {action.scope for action in ACTIONS} == set(screens)
+    for scope, screen in screens.items():
+        keys = [key for action in ACTIONS if action.scope in (scope, "everywhere") for key in action.keys]
         assert len(keys) == len(set(keys)), f"a key means two things: {scope}"
-        for command in ACTIONS:
-            if command.scope == scope:
-                assert hasattr(owner, f"action_{command.id.partition('(')[0]}"), command.id
+        for action in ACTIONS:
+            if action.scope == scope:
+                widget, dot, name = action.id.rpartition(".")
+                owner = widget_classes()[widget] if dot else screen
+                assert hasattr(owner, f"action_{name.partition('(')[0]}"), action.id
+
+
+def widget_classes() -> dict[str, type[Widget]]:
+    """Every loaded widget class by its name, which the keys of a widget name."""
+    classes, found = [Widget], {}
+    while classes:
+        cls = classes.pop()
+        found[cls.__name__] = cls
+        classes += cls.__subclasses__()
+    return found
 
 
 async def test_the_palette_knows_the_commands_of_the_screen(home: Home) -> None:

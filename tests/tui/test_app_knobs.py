@@ -10,7 +10,7 @@ import msgspec
 import pytest
 from recorded import GIB, a_run
 from searched import SEARCH_ID, a_search, asked
-from still import FORESEEN, FULL, SMALL, StillApp, a_snapshot, given, screen_text, shown
+from still import FULL, PREDICTED, SMALL, StillApp, a_snapshot, given, screen_text, shown
 from textual.events import Key
 from textual.pilot import Pilot
 
@@ -23,9 +23,8 @@ from trainfast_runner.search.advice.situation import gather
 from trainfast_runner.settings.knob_values import Choice
 from trainfast_runner.settings.knobs import BY_NAME
 from trainfast_tui.control.memory_view import MemoryView
-from trainfast_tui.control.messages import Refused, SituationSeen, SnapshotTaken
-from trainfast_tui.control.next_run import of_preset, of_run
-from trainfast_tui.control.preset_list import choices
+from trainfast_tui.control.messages import KnobRefused, SituationGathered, SnapshotTaken
+from trainfast_tui.control.next_run import of_preset, of_run, preset_choices
 from trainfast_tui.widgets.knob_panel import KnobPanel
 
 
@@ -58,50 +57,51 @@ async def test_a_turned_knob_is_marked_and_counts_in_the_global_batch(home: Home
     assert "▸•grad_accum     4  was 1" in text
     assert "global batch 64 = 16 x 4 x 1 rank" in text
     assert "20-30 % faster than stepping" in text, "the trade-off of the knob under the cursor"
-    assert app.next_run is not None
-    assert app.next_run.spec.changed == ("batch_size", "grad_accum")
+    assert app.session.next_run is not None
+    assert app.session.next_run.spec.changed == ("batch_size", "grad_accum")
 
 
 async def test_strategy_ddp_counts_every_rank(home: Home) -> None:
     app = StillApp(home)
     async with app.run_test(size=FULL) as pilot:
-        app.post_message(SnapshotTaken(a_snapshot(None)))
+        app.post(SnapshotTaken(a_snapshot(None)))
         await pilot.pause()
         app.main.query_one(KnobPanel).move_to("strategy")
-        assert app.next_run is not None
-        app.main.change(app.next_run.type("strategy", "ddp"))
+        assert app.session.next_run is not None
+        app.session.change(app.session.next_run.type("strategy", "ddp"))
         await pilot.pause()
         assert "global batch 16 = 8 x 1 x 2 ranks" in screen_text(app)
         values = BY_NAME["strategy"].values
         assert isinstance(values, Choice)
-        app.main.change(app.next_run.type("strategy", values.options[-1]))
+        app.session.change(app.session.next_run.type("strategy", values.options[-1]))
         await pilot.press("space")
-        assert app.next_run.spec.knobs["strategy"] == "single", "space goes on at the first value"
+        assert app.session.next_run.spec.knobs["strategy"] == "single", "space goes on at the first value"
 
 
 async def test_only_knobs_that_matter_to_the_strategy_are_listed(home: Home) -> None:
     app = StillApp(home)
     async with app.run_test(size=FULL) as pilot:
-        app.post_message(SnapshotTaken(a_snapshot(None)))
+        app.post(SnapshotTaken(a_snapshot(None)))
         await pilot.pause()
         assert "pp_schedule" not in screen_text(app)
-        assert app.next_run is not None
-        app.main.change(app.next_run.type("strategy", "pp").type("pp_schedule", "1f1b"))
-        app.main.query_one(KnobPanel).move_to("pp_schedule")
+        assert app.session.next_run is not None
+        app.session.change(app.session.next_run.type("strategy", "pp").type("pp_schedule", "1f1b"), "pp_schedule")
         await pilot.pause()
         assert "▸•pp_schedule" in screen_text(app)
-        app.main.change(app.next_run.type("strategy", "single"))
+        app.session.change(app.session.next_run.type("strategy", "single"))
         await pilot.pause()
         text = screen_text(app)
         assert "pp_schedule" not in text
         assert "▸•strategy" in text or "▸ strategy" in text, "the cursor goes to the nearest knob above"
-        assert "pp_schedule" not in app.next_run.spec.changed, "what cannot be seen is not refused at the next start"
+        assert "pp_schedule" not in app.session.next_run.spec.changed, (
+            "what cannot be seen is not refused at the next start"
+        )
 
 
 async def test_images_have_no_length_in_tokens_to_turn(home: Home) -> None:
     app = StillApp(home, preset="vit-large")
     async with app.run_test(size=FULL) as pilot:
-        app.post_message(SnapshotTaken(a_snapshot(None)))
+        app.post(SnapshotTaken(a_snapshot(None)))
         await pilot.pause()
         text = screen_text(app)
         assert "seq_len" not in text
@@ -111,11 +111,11 @@ async def test_images_have_no_length_in_tokens_to_turn(home: Home) -> None:
 async def test_a_refusal_about_an_unlisted_knob_still_reaches_the_screen(home: Home) -> None:
     app = StillApp(home)
     async with app.run_test(size=FULL) as pilot:
-        app.post_message(SnapshotTaken(a_snapshot(None)))
+        app.post(SnapshotTaken(a_snapshot(None)))
         await pilot.pause()
-        app.post_message(Refused(UserError("pp_degree=9: there are 4 layers", key="pp_degree", advice="pp_degree=4")))
+        app.post(KnobRefused(UserError("pp_degree=9: there are 4 layers", key="pp_degree", advice="pp_degree=4")))
         await pilot.pause()
-        app.post_message(SituationSeen(Situation()))
+        app.post(SituationGathered(Situation()))
         await pilot.pause()
         text = screen_text(app)
         assert "Refused: pp_degree=9: there are 4 layers; try" in text
@@ -125,7 +125,7 @@ async def test_a_refusal_about_an_unlisted_knob_still_reaches_the_screen(home: H
 async def test_advice_stands_beside_its_knob(home: Home) -> None:
     app = StillApp(home)
     async with app.run_test(size=FULL) as pilot:
-        app.post_message(SnapshotTaken(a_snapshot(a_run(home))))
+        app.post(SnapshotTaken(a_snapshot(a_run(home))))
         await pilot.pause()
         assert "advice" not in screen_text(app), "nothing to say about a batch of 8 on a CPU"
         await pilot.press("right")
@@ -134,7 +134,7 @@ async def test_advice_stands_beside_its_knob(home: Home) -> None:
         await pilot.pause()
         assert "advice lr=0.002: the global batch is 16, 2 x" in screen_text(app)
         fitted = Measured("run-7", {"strategy": "single", "batch_size": 64}, "finished", 40.0)
-        app.post_message(SituationSeen(Situation(measured=(fitted,))))
+        app.post(SituationGathered(Situation(measured=(fitted,))))
         panel.move_to("grad_accum")
         await pilot.press("right", "right")
         await pilot.pause()
@@ -144,7 +144,7 @@ async def test_advice_stands_beside_its_knob(home: Home) -> None:
 async def test_a_typed_value_is_checked_before_it_is_taken(home: Home) -> None:
     app = StillApp(home)
     async with app.run_test(size=SMALL) as pilot:
-        app.post_message(SnapshotTaken(a_snapshot(a_run(home))))
+        app.post(SnapshotTaken(a_snapshot(a_run(home))))
         await pilot.pause()
         app.main.query_one(KnobPanel).move_to("attention")
         await pilot.press("enter", *"dense", "enter")
@@ -154,19 +154,19 @@ async def test_a_typed_value_is_checked_before_it_is_taken(home: Home) -> None:
         )
         await pilot.press("ctrl+u", *"eager", "enter")
         await pilot.pause()
-        assert app.next_run is not None
-        assert app.next_run.spec.knobs["attention"] == "eager"
+        assert app.session.next_run is not None
+        assert app.session.next_run.spec.knobs["attention"] == "eager"
         await pilot.press("backspace")
-        assert app.next_run.spec.knobs["attention"] == "auto"
+        assert app.session.next_run.spec.knobs["attention"] == "auto"
 
 
 async def test_what_auto_comes_to_stands_beside_the_knob(home: Home) -> None:
     app = StillApp(home)
     async with app.run_test(size=FULL) as pilot:
-        assert FORESEEN.forecast is not None
+        assert PREDICTED.predicted is not None
         choice = "eager, because gemma2 has no sdpa"
-        view = MemoryView(replace(FORESEEN.forecast, attention=choice))
-        await given(a_snapshot(a_run(home)), foreseen=view)(pilot)
+        view = MemoryView(replace(PREDICTED.predicted, attention=choice))
+        await given(a_snapshot(a_run(home)), memory=view)(pilot)
         app.main.query_one(KnobPanel).move_to("attention")
         await pilot.pause()
         assert "auto (eager)" in screen_text(app)
@@ -184,44 +184,46 @@ async def burst(pilot: Pilot[Any], knob: str, value: object, *keys: str) -> None
         app.post_message(Key(key, key if len(key) == 1 else {"enter": "\r"}.get(key)))
     for _ in range(200):
         await pilot.pause()
-        assert app.next_run is not None
-        if app.next_run.spec.knobs[knob] == value and app.screen is app.main:
+        assert app.session.next_run is not None
+        if app.session.next_run.spec.knobs[knob] == value and app.screen is app.main:
             return
-    pytest.fail(f"{keys} left {knob} at {app.next_run.shown(knob)} and this screen:\n{screen_text(app)}")
+    pytest.fail(f"{keys} left {knob} at {app.session.next_run.shown(knob)} and this screen:\n{screen_text(app)}")
 
 
 async def test_what_is_typed_ahead_of_a_dialog_lands_in_it(home: Home) -> None:
     app = StillApp(home)
     async with app.run_test(size=SMALL) as pilot:
-        app.post_message(SnapshotTaken(a_snapshot(a_run(home))))
+        app.post(SnapshotTaken(a_snapshot(a_run(home))))
         await pilot.pause()
         # What comes after Enter is for the screen below; a refused text is mended by what follows it.
         await burst(pilot, "grad_accum", 4, "enter", "3", "2", "enter", "down", "enter", "4", "enter")
-        assert app.next_run is not None
-        assert app.next_run.spec.knobs["batch_size"] == 32
+        assert app.session.next_run is not None
+        assert app.session.next_run.spec.knobs["batch_size"] == 32
         await burst(pilot, "grad_accum", 6, "enter", "x", "enter", "backspace", "6", "enter")
-        await burst(pilot, "batch_size", of_preset(choices()[0][0]).spec.knobs["batch_size"], "p", "home", "enter")
-        assert app.next_run.spec.preset == choices()[0][0]
+        await burst(
+            pilot, "batch_size", of_preset(preset_choices()[0][0]).spec.knobs["batch_size"], "p", "home", "enter"
+        )
+        assert app.session.next_run.spec.preset == preset_choices()[0][0]
 
 
 async def test_the_preset_picker_takes_a_variant(home: Home) -> None:
     app = StillApp(home)
     async with app.run_test(size=SMALL) as pilot:
-        app.post_message(SnapshotTaken(a_snapshot(None)))
+        app.post(SnapshotTaken(a_snapshot(None)))
         await pilot.pause()
         await pilot.press("p")
         await pilot.pause()
         await pilot.press("home", *["down"] * 5, "enter")
         await pilot.pause()
-        assert app.next_run is not None
-        assert app.next_run.spec.variant is not None
-        assert f"preset {app.next_run.spec.name}"[:28] in screen_text(app)
+        assert app.session.next_run is not None
+        assert app.session.next_run.spec.variant is not None
+        assert f"preset {app.session.next_run.spec.name}"[:28] in screen_text(app)
 
 
 async def test_saving_writes_a_preset_and_refuses_a_bad_name(home: Home, tmp_path: Path) -> None:
     app = StillApp(home)
     async with app.run_test(size=FULL) as pilot:
-        app.post_message(SnapshotTaken(a_snapshot(None)))
+        app.post(SnapshotTaken(a_snapshot(None)))
         await pilot.pause()
         await pilot.press("right", "w")
         await pilot.pause()
@@ -244,22 +246,22 @@ async def test_the_default_preset_follows_the_machine(home: Home) -> None:
     gpu = a_gpu(0)
     app = StillApp(home)
     async with app.run_test(size=FULL) as pilot:
-        app.post_message(SnapshotTaken(a_snapshot(None)))
+        app.post(SnapshotTaken(a_snapshot(None)))
         await pilot.pause()
-        app.post_message(MachineSeen(Machine(device="cuda", gpus=(gpu,), nvml_gpus=(gpu,), cores=8)))
+        app.post(MachineSeen(Machine(device="cuda", gpus=(gpu,), nvml_gpus=(gpu,), cores=8)))
         await pilot.pause()
-        assert app.next_run is not None
-        assert app.next_run.spec.preset == "gpt2-medium"
+        assert app.session.next_run is not None
+        assert app.session.next_run.spec.preset == "gpt2-medium"
     text, _ = await shown(home, a_snapshot(None), preset="no-such-preset")
     assert "there is no preset 'no-such-preset'" in text
 
 
 async def test_the_next_run_starts_from_the_run_on_the_screen(home: Home) -> None:
     _, app = await shown(home, a_snapshot(a_run(home, knobs={"batch_size": 32, "memory_limit": "2GiB"})))
-    assert app.next_run is not None
-    assert app.next_run.spec.knobs["batch_size"] == 32
-    assert app.next_run.spec.knobs["devices"] is None, "the launcher's own choice is no setting"
-    assert not any(app.next_run.is_changed(name) for name in app.next_run.spec.knobs)
+    assert app.session.next_run is not None
+    assert app.session.next_run.spec.knobs["batch_size"] == 32
+    assert app.session.next_run.spec.knobs["devices"] is None, "the launcher's own choice is no setting"
+    assert not any(app.session.next_run.is_changed(name) for name in app.session.next_run.spec.knobs)
     assert GIB == 2**30
 
 
@@ -267,16 +269,16 @@ async def test_a_model_that_was_changed_is_said_above_the_knobs_of_the_next_run(
     run = a_run(home, changed=("model.num_hidden_layers", "batch_size"), model={"num_hidden_layers": 1})
     text, app = await shown(home, a_snapshot(run))
     assert "with model.num_hidden_layers=1" in text
-    assert app.next_run is not None
-    assert app.next_run.fields() == ["model.num_hidden_layers=1"]
+    assert app.session.next_run is not None
+    assert app.session.next_run.fields() == ["model.num_hidden_layers=1"]
 
 
 async def test_the_smallest_screen_cuts_a_refusal_but_not_its_cure(home: Home) -> None:
     app = StillApp(home)
     async with app.run_test(size=(80, 24)) as pilot:
-        app.post_message(SnapshotTaken(a_snapshot(None)))
+        app.post(SnapshotTaken(a_snapshot(None)))
         await pilot.pause()
-        app.post_message(Refused(UserError("because " * 40, key="strategy", advice="strategy=ddp")))
+        app.post(KnobRefused(UserError("because " * 40, key="strategy", advice="strategy=ddp")))
         await pilot.pause()
         text = screen_text(app)
         assert "strategy=ddp" in text

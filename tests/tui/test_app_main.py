@@ -99,8 +99,8 @@ async def test_out_of_memory_stands_in_the_middle_with_three_cures(home: Home) -
     assert "The limit was 1.00" in text
     for cure in (" 1 batch_size = ", " 2 optimizer = ", " 3 optimizer = adafactor"):
         assert cure in text
-    assert app.next_run is not None
-    assert app.next_run.spec.knobs["optimizer"] == "adafactor", "the key of a cure sets the knob"
+    assert app.session.next_run is not None
+    assert app.session.next_run.spec.knobs["optimizer"] == "adafactor", "the key of a cure sets the knob"
     assert "optimizer = adafactor; r runs it" in text
     assert OOM_WORDS.startswith("Default")
 
@@ -227,7 +227,7 @@ async def test_the_cpu_keeps_its_last_figure_until_the_next(home: Home) -> None:
     app = StillApp(home)
     async with app.run_test(size=FULL) as pilot:
         for one in (tick, blank):
-            app.post_message(SnapshotTaken(a_snapshot(None, ticks=(one,))))
+            app.post(SnapshotTaken(a_snapshot(None, ticks=(one,))))
             await pilot.pause()
         row = next(line for line in screen_text(app).splitlines() if line.startswith("CPU"))
         assert "–" not in row

@@ -108,11 +108,11 @@ def the_machine(gpus: int = 8, *, rows: tuple[ProcessRow, ...] | None = None) ->
 async def opened(pilot: Pilot[Any], snapshot: Snapshot) -> str:
     app = pilot.app
     assert isinstance(app, StillApp)
-    app.post_message(SnapshotTaken(snapshot))
+    app.post(SnapshotTaken(snapshot))
     await pilot.pause()
     await pilot.press("m")
     await pilot.pause()
-    app.post_message(SnapshotTaken(snapshot))
+    app.post(SnapshotTaken(snapshot))
     await pilot.pause()
     await pilot.pause()
     return screen_text(app)
@@ -231,7 +231,7 @@ async def test_charts_are_drawn_anew_when_they_move_by_a_cell(home: Home) -> Non
         await opened(pilot, seen)
         for later_s, in_chart in ((0.2, False), (2.3, True)):
             now = replace(seen, taken_ns=seen.taken_ns + int(later_s * S), ticks=(*seen.ticks, hotter))
-            app.post_message(SnapshotTaken(now))
+            app.post(SnapshotTaken(now))
             await pilot.pause()
             row, chart = (
                 next(line for line in screen_text(app).splitlines() if of in line) for of in ("GPU 0", "GPU u")
@@ -298,7 +298,7 @@ async def test_ending_a_process_asks_first_then_offers_sigkill(home: Home, sleep
         await pilot.press("y")
         await pilot.pause()
         assert sleeper.wait(60) == -signal.SIGKILL
-        app.post_message(SnapshotTaken(snapshot))
+        app.post(SnapshotTaken(snapshot))
         await pilot.pause()
         assert f"Process {sleeper.pid} has ended." in screen_text(app)
 

@@ -17,6 +17,7 @@ from trainfast_runner.records.home import Home, is_alive
 from trainfast_runner.running.follower import Follower
 from trainfast_runner.running.stopping import kill_now
 from trainfast_tui.app import TrainfastApp
+from trainfast_tui.session import Session
 
 PATIENCE_S = 180.0
 
@@ -50,11 +51,13 @@ async def until(pilot: Pilot[Any], words: str) -> str:
 
 async def test_r_trains_q_leaves_it_running_and_s_stops_it(home: Home) -> None:
     pytest.importorskip("torch")
-    first = TrainfastApp(home, preset="tiny-llama")
+    first = TrainfastApp(Session(home, preset="tiny-llama"))
     async with first.run_test(size=(160, 48)) as pilot:
         await until(pilot, "No run yet.")
-        assert first.next_run is not None
-        first.main.change(first.next_run.type("steps", "100000").type("seq_len", "32").type("batch_size", "2"))
+        assert first.session.next_run is not None
+        first.session.change(
+            first.session.next_run.type("steps", "100000").type("seq_len", "32").type("batch_size", "2")
+        )
         await pilot.press("r")
         await until(pilot, "● running")
         text = await until(pilot, "medians of the last")
@@ -65,11 +68,11 @@ async def test_r_trains_q_leaves_it_running_and_s_stops_it(home: Home) -> None:
     run_id = home.run_ids()[0]
     directory = home.directory(run_id)
     assert is_alive(directory), "leaving the app does not end the run"
-    second = TrainfastApp(home)
+    second = TrainfastApp(Session(home))
     async with second.run_test(size=(160, 48)) as pilot:
         await until(pilot, "● running")
-        assert second.next_run is not None
-        assert second.next_run.spec.knobs["batch_size"] == 2, "the next run starts from the one on the screen"
+        assert second.session.next_run is not None
+        assert second.session.next_run.spec.knobs["batch_size"] == 2, "the next run starts from the one on the screen"
         await pilot.press("s")
         await until(pilot, "■ stopped")
         text = await until(pilot, "Its steps are kept")
@@ -81,11 +84,11 @@ async def test_r_trains_q_leaves_it_running_and_s_stops_it(home: Home) -> None:
 
 async def test_what_cannot_run_is_refused_at_its_knob(home: Home) -> None:
     pytest.importorskip("torch")
-    app = TrainfastApp(home, preset="tiny-llama")
+    app = TrainfastApp(Session(home, preset="tiny-llama"))
     async with app.run_test(size=(160, 48)) as pilot:
         await until(pilot, "No run yet.")
-        assert app.next_run is not None
-        app.main.change(app.next_run.type("steps", "3"))
+        assert app.session.next_run is not None
+        app.session.change(app.session.next_run.type("steps", "3"))
         await pilot.press("r")
         text = await until(pilot, "Refused:")
         assert "timing_warmup=3 leaves no step of steps=3" in text

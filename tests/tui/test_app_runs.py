@@ -11,9 +11,9 @@ from still import StillApp, a_snapshot, screen_text, until
 
 from trainfast_runner.records.home import Home
 from trainfast_runner.running.history import RunRow
+from trainfast_tui.control.compared_runs import compared_with_previous
 from trainfast_tui.control.messages import SnapshotTaken
 from trainfast_tui.screens import runs
-from trainfast_tui.screens.compare import previous_of
 from trainfast_tui.screens.runs import RunsListed, RunsScreen
 from trainfast_tui.widgets.runs_table import ORDERS, RunsTable, fits, turned_of
 from trainfast_tui.widgets.sorted_table import ordered
@@ -84,13 +84,13 @@ async def test_c_on_the_main_screen_compares_with_the_run_before(home: Home) -> 
     directories = two_runs(home)
     app = StillApp(home)
     async with app.run_test(size=(80, 24)) as pilot:
-        app.post_message(SnapshotTaken(a_snapshot(directories[1])))
+        app.post(SnapshotTaken(a_snapshot(directories[1])))
         await pilot.pause()
         await pilot.press("c")
         text = await until(pilot, "compare ─")
         assert f"A  {FIRST}" in text
         await pilot.press("escape")
-        app.post_message(SnapshotTaken(a_snapshot(directories[0])))
+        app.post(SnapshotTaken(a_snapshot(directories[0])))
         await pilot.pause()
         await pilot.press("c")
         text = await until(pilot, "compare ─")
@@ -106,7 +106,7 @@ async def test_synthetic_data_is_said_in_a_comparison(home: Home) -> None:
     second = a_run(home, SECOND, synthetic=True)
     app = StillApp(home)
     async with app.run_test(size=(120, 40)) as pilot:
-        app.post_message(SnapshotTaken(a_snapshot(second)))
+        app.post(SnapshotTaken(a_snapshot(second)))
         await pilot.pause()
         await pilot.press("c")
         text = await until(pilot, "compare ─")
@@ -143,7 +143,7 @@ async def test_enter_opens_a_run_on_the_main_screen(home: Home) -> None:
         await pilot.press("down", "enter")
         await pilot.pause()
         assert app.screen is app.main
-        assert app.reader.followed == home.directory(FIRST)
+        assert app.session.reader.followed == home.directory(FIRST)
 
 
 async def test_the_list_follows_the_home_by_itself(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -183,7 +183,7 @@ async def test_the_probes_of_a_search_are_not_listed_however_often_it_is_looked_
 def test_a_run_is_compared_with_the_run_before_it_not_with_a_probe(home: Home) -> None:
     two_runs(home)
     a_run(home, "20261121-054800-tiny-llama-0001", role="probe", steps=0)
-    assert previous_of(home, SECOND).a.run_id == FIRST
+    assert compared_with_previous(home, SECOND).a.run_id == FIRST
 
 
 async def test_on_a_narrow_list_the_order_is_one_that_can_be_seen(home: Home) -> None:
@@ -211,7 +211,7 @@ async def test_runs_without_a_step_are_told_in_a_line(home: Home) -> None:
     second = an_oom_run(home)
     app = StillApp(home)
     async with app.run_test(size=(120, 40)) as pilot:
-        app.post_message(SnapshotTaken(a_snapshot(second)))
+        app.post(SnapshotTaken(a_snapshot(second)))
         await pilot.pause()
         await pilot.press("c")
         text = await until(pilot, "B has not measured a step: there is no speed to compare.")
@@ -230,7 +230,7 @@ async def test_ten_thousand_runs_do_not_hold_up_the_screen(home: Home, monkeypat
         screen = app.screen
         assert isinstance(screen, RunsScreen)
         await until(pilot, "No matching runs")
-        screen.post_message(RunsListed(rows))
+        screen.post(RunsListed(rows))
         await until(pilot, "runs   10,000")
         drawn: list[int] = []
         sorted_rows: list[int] = []
@@ -287,7 +287,7 @@ def test_a_row_says_what_was_changed_of_the_preset_not_what_the_preset_sets() ->
 async def test_the_presets_can_be_narrowed_by_typing(home: Home) -> None:
     app = StillApp(home)
     async with app.run_test(size=(100, 40)) as pilot:
-        app.post_message(SnapshotTaken(a_snapshot(None)))
+        app.post(SnapshotTaken(a_snapshot(None)))
         await pilot.pause()
         await pilot.press("p", *"zz")
         text = await until(pilot, "with “zz”: 0 of")

@@ -81,8 +81,8 @@ def starts(monkeypatch: pytest.MonkeyPatch) -> Starts:
 
 
 def knob(app: StillApp, name: str) -> object:
-    assert app.next_run is not None
-    return app.next_run.spec.knobs[name]
+    assert app.session.next_run is not None
+    return app.session.next_run.spec.knobs[name]
 
 
 async def test_the_answer_has_its_reasons_and_enter_applies_the_recommended_one(home: Home) -> None:
@@ -211,7 +211,7 @@ async def test_leaving_lets_it_go_on_and_its_end_is_said_on_the_main_screen(home
         await pilot.pause()
         assert app.screen is app.main
         assert "The search goes on; b shows it." in screen_text(app)
-        assert not app.questions[-1].may_trace, "a search measures too"
+        assert not app.session.requests[-1].may_trace, "a search measures too"
         await pilot.press("r")
         assert "The search for the largest batch has the device" in screen_text(app)
         write_lines(live_search / "journal.jsonl", answered())
@@ -232,7 +232,7 @@ async def test_b_starts_a_search_of_the_knobs_and_escape_while_it_starts_cancels
         await show(pilot, None)
         await pilot.press("right", "b")
         await until(pilot, "The knobs are being checked")
-        assert not app.questions[-1].may_trace
+        assert not app.session.requests[-1].may_trace
         await pilot.press("escape")
         await until(pilot, "Cancelling as soon as it is there")
         starts.go.set()
@@ -249,7 +249,7 @@ async def test_a_search_that_is_refused_says_why(home: Home, starts: Starts) -> 
         await show(pilot, None)
         await pilot.press("b")
         await until(pilot, "Refused: memory_limit is below what the parameters need")
-        assert not app.searching.is_going_on
+        assert not app.session.search.is_going_on
         await pilot.press("escape")
         await pilot.pause()
         assert app.screen is app.main
@@ -312,15 +312,15 @@ async def test_a_search_waits_for_its_gpus_to_cool_and_shows_the_degrees(
     app = StillApp(home)
     async with app.run_test(size=SMALL) as pilot:
         await show(pilot, None)
-        app.control.cool_to_c = 55
+        app.session.runs.cool_to_c = 55
         await pilot.press("b")
-        while starts.cool_to_c is None or app.searching.current is None:
+        while starts.cool_to_c is None or app.session.search.current is None:
             await show(pilot, starts.directory)
         await until(pilot, "cooling GPU 1: 61 °C, waiting for less than 55 °C")
         assert re.search(r"▸42 +cooling…", screen_text(app))
         assert "has not fallen" not in screen_text(app)
         # The last look was at second 10: a temperature that stands still writes no further line.
-        app.post_message(SnapshotTaken(replace(a_snapshot(None, second=40), search=seen(starts.directory))))
+        app.post(SnapshotTaken(replace(a_snapshot(None, second=40), search=seen(starts.directory))))
         text = " ".join((await until(pilot, "given up after 180 s")).split())
         assert (
             "waiting for less than 55 °C, 32 s so far; it has not fallen for 30 s, and is given up after 180 s" in text
@@ -361,8 +361,8 @@ async def test_what_was_searched_with_other_knobs_is_applied_with_a_warning(home
     app = StillApp(home)
     async with app.run_test(size=FULL) as pilot:
         await opened(pilot, a_search(home, answered()))
-        assert app.next_run is not None
-        app.next_run = app.next_run.type("seq_len", "256")
+        assert app.session.next_run is not None
+        app.session.next_run = app.session.next_run.type("seq_len", "256")
         await pilot.press("enter")
         await pilot.pause()
         assert knob(app, "batch_size") == 40

@@ -79,7 +79,7 @@ def test_ascii(home: Home, live: Callable[..., Path], snap_compare: SnapCompare)
 
 def test_a_comparison(home: Home, snap_compare: SnapCompare) -> None:
     from trainfast_runner.records.home import read_result
-    from trainfast_tui.control.messages import Compared
+    from trainfast_tui.control.messages import RunsCompared
 
     results = [
         read_result(a_run(home, "20261121-054455-tiny-llama-7f3a")),
@@ -87,10 +87,10 @@ def test_a_comparison(home: Home, snap_compare: SnapCompare) -> None:
     ]
     assert results[0] is not None
     assert results[1] is not None
-    compared = Compared(results[0], results[1])
+    compared = RunsCompared(results[0], results[1])
 
     async def before(pilot: Any) -> None:
-        pilot.app.post_message(compared)
+        pilot.app.post(compared)
         await pilot.pause()
 
     assert_looks(snap_compare, StillApp(home), terminal_size=(120, 32), run_before=before)
@@ -107,10 +107,10 @@ def test_the_list_of_runs(home: Home, snap_compare: SnapCompare) -> None:
 
     class Listed(RunsScreen):
         def action_reload(self) -> None:
-            self.post_message(RunsListed(rows))
+            self.post(RunsListed(rows))
 
     async def before(pilot: Any) -> None:
-        await pilot.app.push_screen(Listed(home, ascii=False))
+        await pilot.app.push_screen(Listed(pilot.app.session))
         await pilot.pause()
         await pilot.press("space", "down")
 
@@ -128,9 +128,9 @@ def test_a_search_for_the_largest_batch(home: Home, size: tuple[int, int], snap_
     found = seen(a_search(home, answered()))
 
     async def before(pilot: Any) -> None:
-        pilot.app.post_message(SnapshotTaken(replace(a_snapshot(None), search=found)))
+        pilot.app.post(SnapshotTaken(replace(a_snapshot(None), search=found)))
         await pilot.pause()
-        pilot.app.main.change(pilot.app.next_run.type("memory_limit", "1GiB"))
+        pilot.app.session.change(pilot.app.session.next_run.type("memory_limit", "1GiB"))
         await pilot.press("b")
 
     assert_looks(snap_compare, StillApp(home), terminal_size=size, run_before=before)

@@ -52,7 +52,7 @@ def launches(home: Home, monkeypatch: pytest.MonkeyPatch) -> Launches:
 
 
 async def show(pilot: Pilot[Any], directory: Path, second: int = 23) -> None:
-    pilot.app.post_message(SnapshotTaken(a_snapshot(directory, second=second)))
+    pilot.app.post(SnapshotTaken(a_snapshot(directory, second=second)))
     await pilot.pause()
 
 
@@ -80,7 +80,7 @@ async def test_r_pressed_twice_starts_one_run(home: Home, launches: Launches, ho
         await pilot.press("r", "r")
         await until(pilot, "A run is being started already")
         launches.go.set()
-        await until_true(pilot, lambda: not app.control.is_starting or (home.runs / NEW).exists(), "the run")
+        await until_true(pilot, lambda: not app.session.runs.is_starting or (home.runs / NEW).exists(), "the run")
         # Its supervisor runs, and what is on the screen is still the run before.
         await show(pilot, old)
         await pilot.press("r")
@@ -88,7 +88,7 @@ async def test_r_pressed_twice_starts_one_run(home: Home, launches: Launches, ho
         assert launches.count == 1
         hold(home.directory(NEW))
         await show(pilot, home.directory(NEW))
-        assert not app.control.is_starting
+        assert not app.session.runs.is_starting
         await pilot.press("r")
         await until(pilot, "y  stop it, then run")
 
@@ -145,7 +145,7 @@ async def test_below_a_question_the_run_goes_on_being_painted(home: Home, hold: 
         assert "y  stop it, then run" in text
 
 
-async def test_a_question_about_a_run_that_ends_meanwhile_closes_and_says_so(
+async def test_a_request_for_a_run_that_ends_meanwhile_closes_and_says_so(
     home: Home, hold: Callable[[Path], None]
 ) -> None:
     directory = live(home, hold)

@@ -30,7 +30,7 @@ async def opened(home: Home, machine: Machine, size: tuple[int, int], **options:
     app = StillApp(home, **options)
     with stand_in.installed(machine):
         async with app.run_test(size=size) as pilot:
-            app.post_message(SnapshotTaken(a_snapshot(a_run(home))))
+            app.post(SnapshotTaken(a_snapshot(a_run(home))))
             await pilot.pause()
             await pilot.press("o")
 
@@ -79,7 +79,7 @@ async def test_a_key_typed_right_after_escape_is_not_taken_for_alt(home: Home) -
     app = StillApp(home)
     with stand_in.installed(Machine([])):
         async with app.run_test(size=(100, 30)) as pilot:
-            app.post_message(SnapshotTaken(a_snapshot(a_run(home))))
+            app.post(SnapshotTaken(a_snapshot(a_run(home))))
             await pilot.pause()
             await pilot.press("o")
             await pilot.pause()

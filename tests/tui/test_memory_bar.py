@@ -15,7 +15,7 @@ from still import StillApp, a_snapshot, own_supervisor, screen_text
 from trainfast_runner.memory.available import Room
 from trainfast_runner.records.home import Home
 from trainfast_runner.records.run_file import Event
-from trainfast_tui.control.memory_view import Forecast, Measured, MemoryView
+from trainfast_tui.control.memory_view import Measured, MemoryView, PredictedPeak
 from trainfast_tui.control.messages import SnapshotTaken
 from trainfast_tui.text.ascii import to_ascii
 from trainfast_tui.widgets.memory_bar import LIMIT, MEASURED, SIGNS, MemoryBar, memory_lines
@@ -23,7 +23,7 @@ from trainfast_tui.widgets.memory_bar import LIMIT, MEASURED, SIGNS, MemoryBar, 
 FULL, SMALL = (160, 48), (80, 24)
 PANEL = {FULL: 46, SMALL: 30}
 PARTS = (("params", 200 * MIB), ("grads", 200 * MIB), ("optimizer", 400 * MIB), ("activations", 600 * MIB))
-FITS = Forecast(1400 * MIB, PARTS, "forward_backward", 8, Room(2 * GIB, "memory_limit"), max_batch=16)
+FITS = PredictedPeak(1400 * MIB, PARTS, "forward_backward", 8, Room(2 * GIB, "memory_limit"), max_batch=16)
 
 
 def shown(view: MemoryView, size: tuple[int, int] = FULL) -> list[str]:
@@ -167,7 +167,7 @@ async def test_the_panel_gives_it_the_room_it_needs_and_takes_it_back(home: Home
             assert bar.region.height == len(lines)
             text = screen_text(app)
             assert text.isascii()
-            assert ("# parameters 200 MiB" in text) == (view is not None and view.forecast is not None)
+            assert ("# parameters 200 MiB" in text) == (view is not None and view.predicted is not None)
 
 
 @pytest.mark.parametrize("is_live", [True, False])
@@ -181,7 +181,7 @@ async def test_a_run_s_prediction_stands_beside_its_measurement_live_and_ended(
         write_lines(directory / "events.jsonl", [own_supervisor(), running])
     app = StillApp(home)
     async with app.run_test(size=FULL) as pilot:
-        app.post_message(SnapshotTaken(a_snapshot(directory, second=23)))
+        app.post(SnapshotTaken(a_snapshot(directory, second=23)))
         await pilot.pause()
         text = screen_text(app)
         assert "peak allocated 412 MiB (predicted 400 MiB, +3.0 %)" in text
@@ -192,6 +192,6 @@ async def test_a_run_s_prediction_stands_beside_its_measurement_live_and_ended(
 
 
 def test_of_a_category_too_long_for_its_column_the_word_is_cut_and_not_the_figure() -> None:
-    forecast = replace(FITS, parts=(("params", 12 * MIB), ("communication", int(12.8 * MIB))))
-    (line,) = [line for line in shown(MemoryView(forecast)) if "≈" in line and "commun" in line]
+    predicted = replace(FITS, parts=(("params", 12 * MIB), ("communication", int(12.8 * MIB))))
+    (line,) = [line for line in shown(MemoryView(predicted)) if "≈" in line and "commun" in line]
     assert line.rstrip().endswith("… 12.8 MiB")

@@ -25,6 +25,7 @@ from textual.pilot import Pilot
 from trainfast_runner.records.home import Home
 from trainfast_tui.app import TrainfastApp
 from trainfast_tui.control.messages import SnapshotTaken
+from trainfast_tui.session import Session
 
 SCREENS = Path(__file__).resolve().parents[2] / "docs" / "screens"
 NAMES = ("first-start", "live", "turned-knob", "second-run", "compare", "out-of-memory", "ladder", "runs", "throttled")
@@ -52,7 +53,7 @@ def picture(app: TrainfastApp, name: str, folder: Path, title: str = "trainfast-
 async def test_pictures_of_a_real_training(tmp_path: Path) -> None:
     pytest.importorskip("torch")
     SCREENS.mkdir(parents=True, exist_ok=True)
-    app = TrainfastApp(Home(tmp_path / "home").ready(), preset="tiny-llama")
+    app = TrainfastApp(Session(Home(tmp_path / "home").ready(), preset="tiny-llama"))
     async with app.run_test(size=(140, 42)) as pilot:
         app.theme = "textual-dark"
         await until(pilot, "No run yet")
@@ -74,14 +75,14 @@ async def test_pictures_of_a_real_training(tmp_path: Path) -> None:
         await until(pilot, "compare ─")
         picture(app, "compare", SCREENS)
         await pilot.press("escape")
-        assert app.next_run is not None
-        app.next_run = app.next_run.type("batch_size", "4096").type("memory_limit", "1GiB")
+        assert app.session.next_run is not None
+        app.session.next_run = app.session.next_run.type("batch_size", "4096").type("memory_limit", "1GiB")
         app.main.show_knobs()
         await pilot.press("r")
         await until(pilot, "OUT OF MEMORY")
         await until(pilot, "the prediction says that each fits")
         picture(app, "out-of-memory", SCREENS)
-        app.main.change(app.next_run.type("batch_size", "8").type("memory_limit", "768MiB"))
+        app.session.change(app.session.next_run.type("batch_size", "8").type("memory_limit", "768MiB"))
         await pilot.press("b")
         await until(pilot, "✓ batch_size [0-9]+ is the largest that fits")
         picture(app, "ladder", SCREENS)
@@ -99,12 +100,12 @@ async def test_picture_of_eight_gpus_held_back_by_heat(tmp_path: Path) -> None:
         command = [sys.executable, "-m", "pytest", "-q", __file__, "-k", "eight_gpus"]
         assert subprocess.run(command, env=environment, check=False).returncode == 0
         return
-    app = TrainfastApp(Home(tmp_path / "home").ready(), preset="tiny-llama")
+    app = TrainfastApp(Session(Home(tmp_path / "home").ready(), preset="tiny-llama"))
     async with app.run_test(size=(160, 48)) as pilot:
         app.theme = "textual-dark"
         await until(pilot, "global batch")
-        assert app.next_run is not None
-        app.main.change(app.next_run.type("watch", "+".join(map(str, range(8)))).type("steps", "120"))
+        assert app.session.next_run is not None
+        app.session.change(app.session.next_run.type("watch", "+".join(map(str, range(8)))).type("steps", "120"))
         await pilot.press("r")
         await until(pilot, "step (8[0-9]|9[0-9]) of 120")
         picture(app, "throttled", SCREENS, "trainfast-tui beside eight stand-in GPUs, in a thermal throttle")
@@ -119,7 +120,7 @@ async def test_pictures_can_be_made_of_recorded_runs(home: Home, tmp_path: Path)
             ("live", a_snapshot(a_run(home))),
             ("out-of-memory", a_snapshot(an_oom_run(home))),
         ):
-            app.post_message(SnapshotTaken(snapshot))
+            app.post(SnapshotTaken(snapshot))
             await pilot.pause()
             svg = picture(app, name, tmp_path).read_text()
             assert "next" in svg

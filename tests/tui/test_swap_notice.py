@@ -6,17 +6,17 @@ from dataclasses import replace
 
 import pytest
 from recorded import GIB
-from still import CPU, FORESEEN, FULL, StillApp, a_snapshot, screen_text
+from still import CPU, FULL, PREDICTED, StillApp, a_snapshot, screen_text
 
 from trainfast_runner.machine.devices import Machine
 from trainfast_runner.memory.available import Room
 from trainfast_runner.records.home import Home
 from trainfast_runner.settings.spec import RunSpec
-from trainfast_tui.control.memory_view import Forecast, swap_notice
-from trainfast_tui.control.messages import MemoryForeseen, SnapshotTaken
+from trainfast_tui.control.memory_view import PredictedPeak, swap_notice
+from trainfast_tui.control.messages import MemoryPredicted, SnapshotTaken
 
-assert FORESEEN.forecast is not None
-TOO_MUCH = replace(FORESEEN.forecast, total_bytes=48 * GIB, room=Room(20 * GIB, "free"), max_batch=None)
+assert PREDICTED.predicted is not None
+TOO_MUCH = replace(PREDICTED.predicted, total_bytes=48 * GIB, room=Room(20 * GIB, "free"), max_batch=None)
 
 
 async def test_r_asks_before_a_run_that_would_make_the_machine_swap(
@@ -24,10 +24,10 @@ async def test_r_asks_before_a_run_that_would_make_the_machine_swap(
 ) -> None:
     app = StillApp(home)
     started: list[RunSpec] = []
-    monkeypatch.setattr(app.control, "start", started.append)
+    monkeypatch.setattr(app.session.runs, "start", started.append)
     async with app.run_test(size=FULL) as pilot:
-        app.post_message(SnapshotTaken(a_snapshot(None)))
-        app.post_message(MemoryForeseen(replace(FORESEEN, forecast=TOO_MUCH)))
+        app.post(SnapshotTaken(a_snapshot(None)))
+        app.post(MemoryPredicted(replace(PREDICTED, predicted=TOO_MUCH)))
         await pilot.pause()
         await pilot.press("r")
         await pilot.pause()
@@ -37,14 +37,14 @@ async def test_r_asks_before_a_run_that_would_make_the_machine_swap(
         assert not started
         await pilot.press("r", "y")
         assert [spec.name for spec in started] == ["tiny-llama"]
-        app.post_message(MemoryForeseen(FORESEEN))
+        app.post(MemoryPredicted(PREDICTED))
         await pilot.pause()
         await pilot.press("r")
         assert len(started) == 2, "what fits is not asked about"
 
 
 @pytest.mark.parametrize(
-    ("forecast", "machine"),
+    ("predicted", "machine"),
     [
         (replace(TOO_MUCH, room=Room(20 * GIB, "memory_limit")), CPU),
         (TOO_MUCH, Machine(device="cuda", gpus=(), nvml_gpus=(), cores=2)),
@@ -53,8 +53,10 @@ async def test_r_asks_before_a_run_that_would_make_the_machine_swap(
         (None, CPU),
     ],
 )
-def test_where_nothing_but_the_run_would_end_there_is_no_question(forecast: Forecast | None, machine: Machine) -> None:
-    assert swap_notice(forecast, machine) == ""
+def test_where_nothing_but_the_run_would_end_there_is_no_question(
+    predicted: PredictedPeak | None, machine: Machine
+) -> None:
+    assert swap_notice(predicted, machine) == ""
     assert swap_notice(TOO_MUCH, CPU)
     assert "less than memory_limit" in swap_notice(
         replace(TOO_MUCH, room=Room(GIB, "free, less than memory_limit")), CPU

@@ -13,7 +13,6 @@ from textual import _ansi_sequences, _compositor, _xterm_parser, keys
 from textual.app import App, ComposeResult
 from textual.dom import DOMNode
 from textual.drivers import _writer_thread, linux_driver
-from textual.message_pump import MessagePump
 from textual.widget import Widget
 from textual.widgets import Static
 
@@ -42,7 +41,6 @@ def test_every_private_part_is_there() -> None:
     assert "XTermParser(" in inspect.getsource(linux_driver), "the driver looks its parser up when it makes one"
     assert hasattr(_xterm_parser.XTermParser(), "_timeout_time")
     assert keys._character_to_key("?") == "question_mark"
-    assert inspect.iscoroutinefunction(MessagePump._dispatch_message)
     assert callable(Widget._forward_event)
     assert callable(DOMNode._attach)
     assert "self._driver" in inspect.getsource(App)

@@ -16,7 +16,7 @@ from trainfast_tui.charts.data import TimeAxis
 from trainfast_tui.charts.event_line import EventLine
 from trainfast_tui.charts.strip_chart import StripChart
 from trainfast_tui.control.messages import SnapshotTaken
-from trainfast_tui.live.timeline import TELLERS, MachineMoments, RunMoments
+from trainfast_tui.live.timeline import DESCRIPTIONS, MachineMoments, RunMoments
 
 
 def words_of(home: Home, *events: Event) -> list[str]:
@@ -94,7 +94,7 @@ def texts_of(chart: StripChart) -> list[str]:
 async def test_the_newest_is_told_and_an_earlier_one_can_be_chosen(home: Home) -> None:
     app = StillApp(home)
     async with app.run_test(size=(140, 48)) as pilot:
-        app.post_message(SnapshotTaken(a_snapshot(a_thermal_ramp(home), second=38)))
+        app.post(SnapshotTaken(a_snapshot(a_thermal_ramp(home), second=38)))
         await pilot.pause()
         assert "P  1 s before the end  GPU 0: at the power limit  4 of 4, e earlier" in screen_text(app)
         charts = [chart for chart in app.main.query(StripChart) if chart.display]
@@ -149,7 +149,9 @@ async def test_nothing_happened_is_said() -> None:
 
 
 def test_a_gpu_whose_call_takes_long_is_not_called_lost() -> None:
-    said = TELLERS["gpu_lost"](Event(t_ns=START_NS, kind="gpu_lost", device=4, detail=failures.slow(2, "this GPU")))[2]
+    said = DESCRIPTIONS["gpu_lost"](
+        Event(t_ns=START_NS, kind="gpu_lost", device=4, detail=failures.slow(2, "this GPU"))
+    )[2]
     assert said.startswith(
         "GPU 4 does not answer: this GPU has not answered for 2 s: the NVIDIA driver is slow with it"
     )

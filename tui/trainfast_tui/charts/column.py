@@ -12,7 +12,7 @@ from trainfast_tui.charts.event_line import EventLine
 from trainfast_tui.charts.strip_chart import StripChart
 from trainfast_tui.charts.time_cells import time_cells
 from trainfast_tui.live.snapshot import Snapshot
-from trainfast_tui.live.timeline import MachineMoments, Moment, RunMoments, Telling
+from trainfast_tui.live.timeline import EventMoments, MachineMoments, Moment, RunMoments
 from trainfast_tui.text import format as fmt
 
 MOST_DEVICE_CHARTS = 4
@@ -124,20 +124,20 @@ class Charts(Vertical):
             return self._of_run.of(snapshot.run)
         moments = self._machine.of(snapshot.ticks)
         if snapshot.xids:
-            moments = sorted([*moments, *Telling().of(snapshot.xids)], key=lambda moment: moment.t_ns)
+            moments = sorted([*moments, *EventMoments().of(snapshot.xids)], key=lambda moment: moment.t_ns)
         return moments
 
-    def next_event(self, by: int) -> str:
-        """Mark an earlier or later event on the charts and return its words."""
+    def action_event(self, by: int) -> None:
+        """Mark an earlier or later event on the charts and describe it on the status line."""
         words = self.query_one(EventLine).move(by)
         self.repaint()
-        return words
+        self.screen.notify(words)
 
     def on_resize(self) -> None:
         self.repaint()
 
-    def zoom(self, by: int) -> str:
-        """Show a longer (1) or shorter (-1) time and return the new length in words."""
+    def action_zoom(self, by: int) -> None:
+        """Show a longer (1) or shorter (-1) time."""
         before, window = self._shown_s(self._window), self._window
         # Several lengths show the same picture of a short run: go on to the first that differs.
         while 0 <= window + by < len(data.WINDOWS_S):
@@ -145,8 +145,11 @@ class Charts(Vertical):
             if self._shown_s(window) != before:
                 self._window = window
                 self.repaint()
-                return f"The charts show {fmt.duration(self._shown_s(window))}."
-        return f"The charts show {fmt.duration(before)}: there is nothing {'longer' if by > 0 else 'shorter'} to show."
+                self.screen.notify(f"The charts show {fmt.duration(self._shown_s(window))}.")
+                return
+        self.screen.notify(
+            f"The charts show {fmt.duration(before)}: there is nothing {'longer' if by > 0 else 'shorter'} to show."
+        )
 
     def _shown_s(self, window: int) -> float:
         """Return the seconds on the time axis at this window."""
@@ -155,17 +158,18 @@ class Charts(Vertical):
         axis = data.time_axis(self._snapshot, window)
         return (axis.end_ns - axis.start_ns) / 1e9
 
-    def turn_rate(self) -> None:
+    def action_rate(self) -> None:
         """Switch between samples and tokens per second."""
         self._noun = "tokens" if self._noun == "samples" else "samples"
         self.repaint()
 
-    def next_reading(self) -> str:
-        """Put the next device reading first and return its name in words."""
+    def action_reading(self) -> None:
+        """Put the next device reading first."""
         snapshot = self._snapshot
         if snapshot is None:
-            return "Nothing has been read yet."
+            self.screen.notify("Nothing has been read yet.")
+            return
         readings = data.reading_names(snapshot)
         self._first = (self._first + 1) % len(readings)
         self.repaint()
-        return f"first reading: {readings[self._first]}"
+        self.screen.notify(f"first reading: {readings[self._first]}")

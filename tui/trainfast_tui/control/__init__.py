@@ -1,1 +1,1 @@
-"""What the app does: start, stop, search, predict. Nothing here is painted."""
+"""Start, stop, search and predict for the session; nothing here is painted."""

@@ -1,33 +1,31 @@
-"""Work that would hold up the event loop: in a daemon thread, so that leaving never waits for it."""
+"""Work that would block the event loop: in a daemon thread, so that leaving never waits for it."""
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable
 
-from textual.message import Message
-
 from trainfast_runner.errors import UserError
-from trainfast_tui.control.messages import Broke, Refused
+from trainfast_tui.control.messages import Post, ThreadFailed, warning
 
 
 def in_background(
     name: str,
-    work: Callable[[], Message | None],
-    post: Callable[[Message], object],
-    refused: Callable[[UserError], Message] = Refused,
+    work: Callable[[], object],
+    post: Post,
+    refused: Callable[[UserError], object] = warning,
 ) -> threading.Thread:
-    """Run `work` and post the message it returns, or what `refused` makes of why it could not be done."""
+    """Run `work` and post the message that it returns, or the message that `refused` makes of its error."""
 
     def call() -> None:
         try:
             message = work()
-        except UserError as problem:
-            message = refused(problem)
+        except UserError as error:
+            message = refused(error)
         except OSError as error:
             message = refused(UserError(f"{name}: {error}", key=name))
         except Exception as error:
-            message = Broke(error)
+            message = ThreadFailed(error)
         if message is not None:
             post(message)
 

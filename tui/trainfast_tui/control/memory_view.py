@@ -1,4 +1,4 @@
-"""What the memory bar shows: the predicted peak beside its limit, or why there is none, and what was measured."""
+"""Contents of the memory bar: the predicted peak beside its limit, or why there is none, and the measured peak."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Forecast:
-    """The predicted peak of one rank. `parts` are (category, bytes) as they stand at the peak of `phase`.
+class PredictedPeak:
+    """The predicted peak of one rank. `parts` are (category, bytes) at the peak of `phase`.
 
-    `context_bytes` comes on top of `total_bytes`, which is the allocator's peak; None where it is unknown or a CPU's.
+    `context_bytes` comes on top of `total_bytes`, the allocator's peak; None where it is unknown or on a CPU.
     """
 
     total_bytes: int
@@ -28,37 +28,37 @@ class Forecast:
     context_bytes: int | None = None
     basis: str = ""
     attention: str = ""
-    """The model's attention kernel, and why `attention=auto` takes it; empty where no trace says so."""
+    """The model's attention kernel, and why `attention=auto` takes it; empty if no trace names it."""
     margin_bytes: int = 0
-    """What has to stay free beside the peak for the run to survive in the room."""
+    """Memory that has to stay free beside the peak for the run to survive."""
     cannot_run: str = ""
-    """Why this machine cannot run it, whatever the memory; empty where it can."""
+    """Why this machine cannot run it, whatever the memory; empty if it can."""
 
     @property
     def needed_bytes(self) -> int:
-        """What has to fit in the room."""
+        """Bytes that have to fit into the available memory."""
         context = self.context_bytes if self.room is not None and self.room.with_context else None
         return self.total_bytes + self.margin_bytes + (context or 0)
 
     @property
     def headroom_bytes(self) -> int | None:
-        """What is left of the room; negative where it does not fit."""
+        """Available memory that would be left; negative if the run does not fit, None while the limit is unknown."""
         return None if self.room is None else self.room.limit_bytes - self.needed_bytes
 
 
-def swap_notice(forecast: Forecast | None, machine: Machine | None) -> str:
-    """What a run risks that is predicted to need more than a CPU's memory has free; empty where it risks nothing.
+def swap_notice(predicted: PredictedPeak | None, machine: Machine | None) -> str:
+    """Warn of a run on a CPU that is predicted to need more memory than is free; empty if there is no risk.
 
-    A GPU only refuses what does not fit, and so does a `memory_limit` below what is free. A machine swaps.
+    A GPU only refuses what does not fit, and so does a `memory_limit` below the free memory. A machine swaps.
     """
-    if forecast is None or forecast.room is None or machine is None or machine.device != "cpu":
+    if predicted is None or predicted.room is None or machine is None or machine.device != "cpu":
         return ""
-    left = forecast.headroom_bytes
-    if left is None or left >= 0 or forecast.room.is_memory_limit:
+    left = predicted.headroom_bytes
+    if left is None or left >= 0 or predicted.room.is_memory_limit:
         return ""
     return (
-        f"It is predicted to need {size(forecast.needed_bytes)} of {size(forecast.room.limit_bytes)}"
-        f" ({forecast.room.words}): {size(-left)} too much. The machine would swap, or the kernel end a process;"
+        f"It is predicted to need {size(predicted.needed_bytes)} of {size(predicted.room.limit_bytes)}"
+        f" ({predicted.room.words}): {size(-left)} too much. The machine would swap, or the kernel end a process;"
         " with memory_limit the run alone would end."
     )
 
@@ -70,24 +70,22 @@ def importing(executable: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """The worst rank's peak in the run on the screen, and what was predicted for it.
-
-    `same_knobs`: whether the next run is that run again, so that the forecast is about the same thing.
-    """
+    """The worst rank's peak in the run on the screen, and the peak that was predicted for that run."""
 
     peak_bytes: int
     predicted_bytes: int | None
     same_knobs: bool
+    """True if the next run repeats that run, so that both predictions are about the same settings."""
 
 
 @dataclass(frozen=True, slots=True)
 class MemoryView:
-    """A forecast, or else `words` that say why there is none (yet); and a measurement where there is one."""
+    """A prediction, or else `words` that say why there is none (yet); and a measurement where there is one."""
 
-    forecast: Forecast | None = None
+    predicted: PredictedPeak | None = None
     words: str = ""
     failed: bool = False
-    """Whether `words` say that there will be none."""
+    """True if `words` say that there will be no prediction."""
     since_ns: int | None = None
-    """CLOCK_MONOTONIC at which the trace that is under way began."""
+    """CLOCK_MONOTONIC at which the trace under way began."""
     measured: Measured | None = None

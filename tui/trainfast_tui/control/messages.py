@@ -1,131 +1,142 @@
-"""What happened outside the event loop, told to the app. Past tense, frozen content."""
+"""Messages that the session's threads post to the app: frozen, named in the past tense."""
 
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
-
-from textual.message import Message
-
-from trainfast_runner.errors import UserError
-from trainfast_runner.records.result import OomExplanation, Result
-from trainfast_tui.control.memory_view import MemoryView
-from trainfast_tui.live.snapshot import Snapshot
+from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
+    from trainfast_runner.errors import UserError
     from trainfast_runner.machine.devices import Machine
+    from trainfast_runner.records.result import OomExplanation, Result
     from trainfast_runner.search.advice.advisor import Situation
+    from trainfast_tui.control.memory_view import MemoryView
+    from trainfast_tui.live.snapshot import Snapshot
+
+Post = Callable[[object], object]
+"""Takes any of these from any thread."""
+Severity = Literal["information", "warning", "error"]
 
 
-class Told(Message):
-    """Any of these. From a thread it may come while the app is being left: the screens it is about are gone then."""
+@dataclass(frozen=True, slots=True)
+class SnapshotTaken:
+    """The reader has looked again; a newer snapshot replaces one that still waits."""
+
+    snapshot: Snapshot
+    posted_ns: int = field(default_factory=time.monotonic_ns)
+    """CLOCK_MONOTONIC."""
 
 
-class SnapshotTaken(Told):
-    """The reader has looked again. Only the newest counts: one that still waits is dropped."""
+@dataclass(frozen=True, slots=True)
+class MachineSeen:
+    """The devices that a run could use are known."""
 
-    def __init__(self, snapshot: Snapshot) -> None:
-        super().__init__()
-        self.snapshot = snapshot
-        self.posted_ns = time.monotonic_ns()
-
-    def can_replace(self, message: Message) -> bool:
-        return isinstance(message, SnapshotTaken)
+    machine: Machine
 
 
-class MachineSeen(Told):
-    """The devices a run could use are known."""
+@dataclass(frozen=True, slots=True)
+class SituationGathered:
+    """The advisor's facts about the next run's model and its runs so far are known."""
 
-    def __init__(self, machine: Machine) -> None:
-        super().__init__()
-        self.machine = machine
-
-
-class SituationSeen(Told):
-    """What the advisor has to know about the next run's model and its runs so far."""
-
-    def __init__(self, situation: Situation) -> None:
-        super().__init__()
-        self.situation = situation
+    situation: Situation
 
 
-class MemoryForeseen(Told):
-    """The next run's memory has been predicted, or why it has not."""
+@dataclass(frozen=True, slots=True)
+class MemoryPredicted:
+    """The next run's memory was predicted, or the reason why not is known."""
 
-    def __init__(self, view: MemoryView) -> None:
-        super().__init__()
-        self.view = view
+    view: MemoryView
 
 
-class RunStarted(Told):
+@dataclass(frozen=True, slots=True)
+class NextRunChanged:
+    """The next run has other knobs; the cursor goes to `knob`, where one is named."""
+
+    knob: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class KnobRefused:
+    """A knob cannot have the value that it was given."""
+
+    error: UserError
+
+
+@dataclass(frozen=True, slots=True)
+class RunStarted:
     """A run's supervisor holds its lock."""
 
-    def __init__(self, directory: Path) -> None:
-        super().__init__()
-        self.directory = directory
+    directory: Path
 
 
-class OomExplained(Told):
-    """More is known of why a run ran out of memory; `left` models are still to be traced."""
+@dataclass(frozen=True, slots=True)
+class RunRefused:
+    """The next run cannot be started as it is."""
 
-    def __init__(self, run_id: str, explanation: OomExplanation, left: int) -> None:
-        super().__init__()
-        self.run_id, self.explanation, self.left = run_id, explanation, left
+    error: UserError
 
 
-class SearchStarted(Told):
+@dataclass(frozen=True, slots=True)
+class OomExplained:
+    """More is known about why a run ran out of memory; `left` models are still to be traced."""
+
+    run_id: str
+    explanation: OomExplanation
+    left: int
+
+
+@dataclass(frozen=True, slots=True)
+class SearchStarted:
     """A search's conductor holds its lock."""
 
-    def __init__(self, directory: Path) -> None:
-        super().__init__()
-        self.directory = directory
+    directory: Path
 
 
-class SearchRefused(Told):
-    """The search cannot be started as the knobs are; `problem` says why in one line."""
+@dataclass(frozen=True, slots=True)
+class SearchRefused:
+    """The search cannot be started with these knobs."""
 
-    def __init__(self, problem: UserError) -> None:
-        super().__init__()
-        self.problem = problem
-
-
-class Refused(Told):
-    """The next run cannot be started as it is; `problem` says why in one line."""
-
-    def __init__(self, problem: UserError) -> None:
-        super().__init__()
-        self.problem = problem
+    error: UserError
 
 
-class Said(Told):
+@dataclass(frozen=True, slots=True)
+class SearchEnded:
+    """The followed search has ended; `words` say how."""
+
+    words: str
+
+
+@dataclass(frozen=True, slots=True)
+class RunsCompared:
+    """Two ended runs are to be shown side by side."""
+
+    a: Result
+    b: Result
+
+
+@dataclass(frozen=True, slots=True)
+class Notified:
     """A line for the status line."""
 
-    def __init__(self, text: str, tone: str = "text") -> None:
-        super().__init__()
-        self.text, self.tone = text, tone
+    text: str
+    severity: Severity = "information"
 
 
-def said_no(problem: UserError) -> Said:
-    """A refusal that is about no knob."""
-    return Said(problem.line(), "warning")
+@dataclass(frozen=True, slots=True)
+class TerminalLost:
+    """The terminal was closed, or its connection is gone."""
 
 
-class TerminalLost(Told):
-    """Nobody is at the other end of the terminal any more."""
+@dataclass(frozen=True, slots=True)
+class ThreadFailed:
+    """Our own code failed in a thread; the app raises the error where it is seen."""
+
+    error: BaseException
 
 
-class Broke(Told):
-    """Our own code failed in a background thread; the app raises it where it is seen."""
-
-    def __init__(self, error: BaseException) -> None:
-        super().__init__()
-        self.error = error
-
-
-class Compared(Told):
-    """Two ended runs, to be put side by side."""
-
-    def __init__(self, a: Result, b: Result) -> None:
-        super().__init__()
-        self.a, self.b = a, b
+def warning(error: UserError) -> Notified:
+    """The notice of an error that concerns no knob."""
+    return Notified(error.line(), "warning")

@@ -1,4 +1,4 @@
-"""What `r` would start: a preset with turned knobs, and how it differs from the run on the screen."""
+"""The run that `r` would start: a preset with turned knobs, and how it differs from the run on the screen."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from trainfast_runner.errors import UserError
 from trainfast_runner.machine.cpu.device_names import CPU, asks_for_cpu
 from trainfast_runner.records.home import Home
 from trainfast_runner.records.run_file import PROOF, RecordedSpec, RunFile
+from trainfast_runner.settings import presets
 from trainfast_runner.settings.knob_type import Knobs
 from trainfast_runner.settings.knobs import BY_NAME, defaults, knob
 from trainfast_runner.settings.spec import RunSpec, of_record, resolve, with_setting
@@ -22,48 +23,47 @@ if TYPE_CHECKING:
     from trainfast_runner.search.advice.advisor import Situation
     from trainfast_runner.search.search_follower import SearchSnapshot
 
-
 SET_BY_A_SEARCH = ("steps", "timing_warmup")
-"""Knobs of a proof that nobody turned."""
+"""Knobs of a confirmation run that the search chose."""
 
 
 @dataclass(frozen=True)
 class NextRun:
-    """`spec` is what would run; `before` the knobs of the run on the screen; `preset_knobs` the preset's own."""
+    """`spec` would run; `before` are the knobs of the run on the screen, `preset_knobs` the preset's own."""
 
     spec: RunSpec
     preset_knobs: Knobs
     before: Knobs | None = None
 
     def shown(self, name: str) -> str:
-        """A knob's value as it is typed."""
+        """Value of a knob as it is typed."""
         return BY_NAME[name].show(self.spec.knobs[name])
 
     def is_changed(self, name: str) -> bool:
-        """Whether the knob differs from the run on the screen, or without one from the preset."""
+        """True if the knob differs from the run on the screen, or without a run from the preset."""
         reference = self.preset_knobs if self.before is None else self.before
         return not is_same(name, reference.get(name), self.spec.knobs[name])
 
     def fields(self) -> list[str]:
-        """Fields of the preset's model and data that were changed, as they are typed: what trains is another model."""
+        """Overrides of the preset's model and data fields, as they are typed."""
         sections = {"model": self.spec.model, "data": self.spec.data}
         places = [key.partition(".") for key in self.spec.changed if "." in key]
         return settings({"".join(place): sections.get(place[0], {}).get(place[2]) for place in places})
 
     def matters(self, name: str) -> bool:
-        """Whether turning the knob changes anything with this strategy and this kind of data."""
+        """True if turning the knob changes anything with this strategy and this kind of data."""
         classifies_images = self.spec.data.get("objective") == "image-classification"
         return BY_NAME[name].applies(self.spec.knobs) and not (name == "seq_len" and classifies_images)
 
     def repeats(self, run: RunFile) -> bool:
-        """Whether it would be that run again."""
+        """True if it would be that run again."""
         spec = self.spec
         return (spec.preset, spec.variant, spec.model) == (run.preset, run.variant, run.model) and all(
             is_same(name, run.knobs.get(name), value) for name, value in spec.knobs.items()
         )
 
     def turn(self, name: str, by: int, *, around: bool = False) -> NextRun:
-        """The knob `by` stops along its ladder; `around` goes on at the other end."""
+        """Turn the knob `by` stops along its values; `around` goes on at the other end. Raises UserError."""
         entry, current = BY_NAME[name], self.spec.knobs[name]
         value = entry.turn(current, by)
         if around and value == current:
@@ -72,7 +72,7 @@ class NextRun:
         return self.type(name, entry.show(value))
 
     def type(self, name: str, text: str) -> NextRun:
-        """The knob at a typed value. Raises UserError. Knobs that the new strategy has no use for are given up."""
+        """Give the knob a typed value; knobs that a new strategy has no use for are reset. Raises UserError."""
         turned = replace(self, spec=with_setting(self.spec, f"{knob(name).name}={text}"))
         if name == "strategy":
             for other in turned.spec.changed:
@@ -82,37 +82,38 @@ class NextRun:
         return turned
 
     def reset(self, name: str) -> NextRun:
-        """The knob at its preset's value."""
+        """Give the knob its preset's value."""
         spec = self.spec
         knobs = {**spec.knobs, name: self.preset_knobs[name]}
         changed = tuple(one for one in spec.changed if one != name)
         return replace(self, spec=replace(spec, knobs=knobs, changed=changed))
 
     def back(self, name: str, earlier: NextRun) -> NextRun:
-        """The knob as it was earlier."""
+        """Give the knob the value that it had earlier."""
         if name in earlier.spec.changed:
             return self.type(name, earlier.shown(name))
         return self.reset(name)
 
     def compared_with(self, before: Knobs | None) -> NextRun:
-        """The same run, seen beside another one."""
+        """The same run, compared with the knobs of another run on the screen."""
         return replace(self, before=before)
 
     def advice(self, machine: Machine | None, situation: Situation | None) -> dict[str, str]:
-        """What the advisor says, by the name of the knob that it stands beside; empty while the machine is unknown."""
+        """The advisor's texts by the name of the knob that each stands beside; empty while the machine is unknown."""
         if machine is None:
             return {}
         from trainfast_runner.search.advice.advisor import Situation, advise
 
         found = {one.knob: one for one in advise(self.spec, self.preset_knobs, machine, situation or Situation())}
         shapes = found.pop("model", None)
-        said = {name: one.text for name, one in found.items()}
+        texts = {name: one.text for name, one in found.items()}
         if shapes is not None:
-            said["batch_size"] = " ".join(filter(None, (said.get("batch_size"), shapes.text)))
-        return said
+            texts["batch_size"] = " ".join(filter(None, (texts.get("batch_size"), shapes.text)))
+        return texts
 
     def global_batch(self, machine: Machine | None) -> tuple[int, int] | None:
-        """Samples of one optimizer step and the data-parallel ranks that share them; None while unknown."""
+        """Samples of one optimizer step and the data-parallel ranks that share them; None while the machine is unknown
+        or if the devices are refused."""
         if machine is None:
             return None
         from trainfast_runner.settings.world import device_count, global_batch
@@ -126,6 +127,22 @@ class NextRun:
         return total, total // per_rank if per_rank else 1
 
 
+def preset_choices() -> list[tuple[str, str]]:
+    """(name, title) of each preset, its variants below it; the title of a broken preset is its error."""
+    found: list[tuple[str, str]] = []
+    for name in presets.names():
+        try:
+            preset, _ = presets.load(name)
+        except UserError as error:
+            found.append((name, f"cannot be used: {error.line()}"))
+            continue
+        found.append((name, preset.title))
+        for variant in preset.variants:
+            knobs = ", ".join(f"{knob}={value}" for knob, value in variant.knobs.items())
+            found.append((f"{name}/{variant.id}", knobs or "as the preset"))
+    return found
+
+
 def of_preset(reference: str) -> NextRun:
     """A preset or variant as written. Raises UserError."""
     spec = resolve(reference)
@@ -135,7 +152,7 @@ def of_preset(reference: str) -> NextRun:
 def of_run(run: RunFile, home: Home) -> NextRun:
     """The run again: its model, data and knobs, whatever has become of the preset.
 
-    Of the proof of a search it is what was searched: the proof has the steps and the batch that the search chose.
+    For a search's confirmation run, whose steps and batch the search chose, it is the settings that were searched.
     """
     preset_knobs = _preset_knobs(run)
     asked = _asked(run, home) if run.role == PROOF else None
@@ -149,7 +166,7 @@ def of_run(run: RunFile, home: Home) -> NextRun:
 
 
 def _asked(run: RunFile, home: Home) -> RecordedSpec | None:
-    """What the run's search was asked to search; None where its journal does not tell."""
+    """The settings that the run's search was started with; None if its journal cannot be read."""
     if run.search_id is None:
         return None
     from trainfast_runner.search.journal import Asked, read_journal
@@ -162,14 +179,14 @@ def _asked(run: RunFile, home: Home) -> RecordedSpec | None:
 
 
 def measured_memory(run: RunSnapshot | None, next_run: NextRun | None) -> Measured | None:
-    """What the run on the screen took, once its optimizer's states are there."""
+    """Peak memory of the run on the screen; None before the second step, when the optimizer's states are allocated."""
     if run is None or run.run is None or run.peak_allocated_bytes is None or len(run.steps) < 2:
         return None
     return Measured(run.peak_allocated_bytes, predicted_of(run), next_run is not None and next_run.repeats(run.run))
 
 
 def predicted_of(run: RunSnapshot) -> int | None:
-    """The peak in bytes that was predicted for the run before it started; None where nothing was."""
+    """Peak in bytes that was predicted for the run before it started; None without a prediction."""
     if run.result is not None:
         return run.result.memory.predicted_bytes
     return run.run.predicted_bytes if run.run is not None else None
@@ -183,8 +200,8 @@ def _preset_knobs(run: RunFile) -> Knobs:
 
 
 def is_same(name: str, reference: object, value: object) -> bool:
-    """Whether a knob's value asks for what a run of `reference` got: "as many as the strategy takes" is the number it
-    took, and a path where it led to."""
+    """True if a knob's value asks for what a run with `reference` got: "as many as the strategy takes" equals the
+    number it took, and a path the place it leads to."""
     if name == "offload_path" and isinstance(reference, str) and isinstance(value, str):
         return os.path.abspath(os.path.expanduser(value)) == os.path.abspath(os.path.expanduser(reference))
     if name == "devices" and value == CPU:

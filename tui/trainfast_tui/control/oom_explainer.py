@@ -1,4 +1,4 @@
-"""After a run out of memory: traces which changes would fit, beside the event loop and while nothing is measured."""
+"""After a run out of memory: trace in a thread which changes would fit, while nothing is measured."""
 
 from __future__ import annotations
 
@@ -7,12 +7,10 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING
 
-from textual.message import Message
-
 from trainfast_runner.errors import UserError
 from trainfast_runner.records.run_file import PROBE
 from trainfast_tui.control.background import in_background
-from trainfast_tui.control.messages import OomExplained
+from trainfast_tui.control.messages import OomExplained, Post
 from trainfast_tui.text.oom import out_of_memory
 
 if TYPE_CHECKING:
@@ -22,12 +20,12 @@ if TYPE_CHECKING:
     from trainfast_runner.running.follower import RunSnapshot
 
 
-class Explainer:
-    """Posts `OomExplained` each time more is known. `python` trains, None for the one of the run; `tracer` traces."""
+class OomExplainer:
+    """Posts `OomExplained` each time more is known. `python` trains, None for the run's own; `tracer` traces."""
 
     def __init__(
         self,
-        post: Callable[[Message], object],
+        post: Post,
         python: str | None = None,
         tracer: Callable[[], WarmTracer | None] = lambda: None,
     ) -> None:
@@ -40,13 +38,13 @@ class Explainer:
         self._thread: threading.Thread | None = None
 
     def about(self, run: RunSnapshot) -> OomExplained | None:
-        """What is known by now of this run beyond its own records."""
+        """The newest explanation of this run; None before it is posted."""
         return self._newest if self._newest is not None and self._newest.run_id == run.run_id else None
 
     def look(self, run: RunSnapshot | None, *, may_trace: bool) -> None:
-        """Explain this run if it ran out of memory; give up what is under way when it may not go on.
+        """Explain this run if it ran out of memory; give up the trace under way if it may not go on.
 
-        A search's probe needs no change, and nothing is traced for it.
+        Nothing is traced for a search's probe, which needs no change.
         """
         is_oom = run is not None and run.state == "oom" and run.run is not None and run.run.role != PROBE
         if not may_trace or not is_oom:
@@ -57,9 +55,9 @@ class Explainer:
             self._thread = in_background("explain", partial(self._explain, run, self._given_up), self._post)
 
     def stop(self, wait_s: float = 0.0) -> None:
-        """End the trace that is under way, after which the same run may be looked at again.
+        """End the trace under way and wait at most `wait_s` until its process is gone.
 
-        Waits at most `wait_s` for its process to be gone.
+        The same run may be looked at again afterwards.
         """
         self._given_up.set()
         self._of = None
@@ -67,10 +65,10 @@ class Explainer:
             self._thread.join(wait_s)
 
     def note(self, message: OomExplained) -> None:
-        """The app has it."""
+        """Keep the newest explanation."""
         self._newest = message
 
-    def _explain(self, run: RunSnapshot, given_up: threading.Event) -> Message | None:
+    def _explain(self, run: RunSnapshot, given_up: threading.Event) -> OomExplained:
         from trainfast_runner.results.explained_run import trace_changes
 
         died = out_of_memory(run)
@@ -80,7 +78,7 @@ class Explainer:
             for left in trace_changes(died.run, died.error, python, given_up, died.held_bytes, self._tracer()):
                 self._post(OomExplained(run.run_id, _explained(died, python), left))
         except (UserError, OSError):
-            pass  # what cannot be traced stays an estimate
+            pass  # a change that cannot be traced stays an estimate
         return OomExplained(run.run_id, _explained(died, python), 0)
 
 

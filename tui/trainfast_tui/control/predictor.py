@@ -1,4 +1,4 @@
-"""Predicts the next run's memory beside the event loop: at once from an earlier trace, or after tracing the model."""
+"""Predict the next run's memory in threads: at once from an earlier trace, or after tracing the model."""
 
 from __future__ import annotations
 
@@ -9,11 +9,10 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import msgspec
-from textual.message import Message
 
 from trainfast_runner.errors import UserError
-from trainfast_tui.control.memory_view import Forecast, MemoryView, importing
-from trainfast_tui.control.messages import Broke, MemoryForeseen
+from trainfast_tui.control.memory_view import MemoryView, PredictedPeak, importing
+from trainfast_tui.control.messages import MemoryPredicted, Post, ThreadFailed
 
 if TYPE_CHECKING:
     from trainfast_runner.machine.devices import Machine
@@ -30,36 +29,38 @@ NOT_NOW = "no prediction: a trace would slow the run"
 
 
 @dataclass(frozen=True, slots=True)
-class Question:
-    """The knobs as they stand. `may_trace` is False while a run is measured: a trace would take its CPU."""
+class PredictionRequest:
+    """The settings to predict for. `may_trace` is False while a run is measured: a trace would take its CPU."""
 
     spec: RunSpec
     machine: Machine
     free_bytes: int | None
-    """What the host has free now."""
+    """Free memory of the host now."""
     may_trace: bool
 
 
-def knows_free(snapshot: Snapshot | None) -> bool:
-    """Whether a snapshot says what the host has free."""
+def knows_free_memory(snapshot: Snapshot | None) -> bool:
+    """True if a snapshot has the host's free memory."""
     tick = snapshot.tick if snapshot is not None else None
     return tick is not None and _host_free(tick, None) is not None
 
 
-def question_about(next_run: NextRun, machine: Machine, snapshot: Snapshot | None, *, may_trace: bool) -> Question:
-    """What there is to ask about the next run."""
+def request_for(
+    next_run: NextRun, machine: Machine, snapshot: Snapshot | None, *, may_trace: bool
+) -> PredictionRequest:
+    """The request for the next run, with the memory that is free by the newest sample."""
     tick = snapshot.tick if snapshot is not None else None
     machine = machine.used_by(next_run.spec.knobs["devices"])
+    spec = _with_devices(next_run.spec, machine)
     if tick is None:
-        return Question(_with_devices(next_run.spec, machine), machine, None, may_trace)
+        return PredictionRequest(spec, machine, None, may_trace)
     run = snapshot.run if snapshot is not None else None
     live = run if run is not None and run.is_live else None
-    spec = _with_devices(next_run.spec, machine)
-    return Question(spec, _with_free(machine, tick, live), _host_free(tick, live), may_trace)
+    return PredictionRequest(spec, _with_free(machine, tick, live), _host_free(tick, live), may_trace)
 
 
 def _with_devices(spec: RunSpec, machine: Machine) -> RunSpec:
-    """With the number of devices where a prediction depends on it; what is wrong with them is said elsewhere."""
+    """The spec with the number of devices it takes; unchanged if they are refused, which starting the run reports."""
     from trainfast_runner.settings.world import with_devices
 
     try:
@@ -69,7 +70,7 @@ def _with_devices(spec: RunSpec, machine: Machine) -> RunSpec:
 
 
 def _host_free(tick: Tick, live: RunSnapshot | None) -> int | None:
-    """What the host has free; what a live run holds is free again when the next one starts."""
+    """Free memory of the host in bytes; the memory of a live run is free again when the next one starts."""
     host = tick.host
     if host is None or host.memory_available_bytes is None:
         return None
@@ -78,7 +79,7 @@ def _host_free(tick: Tick, live: RunSnapshot | None) -> int | None:
 
 
 def _with_free(machine: Machine, tick: Tick, live: RunSnapshot | None) -> Machine:
-    """The machine with what its GPUs have free now, or had before the live run."""
+    """The machine with the memory that its GPUs have free now, or had before the live run."""
     now = {device.uuid: device for device in tick.devices if device.uuid}
     before = live.run.used_before_bytes if live is not None and live.run is not None else {}
     gpus = []
@@ -94,20 +95,20 @@ def _with_free(machine: Machine, tick: Tick, live: RunSnapshot | None) -> Machin
 
 @dataclass(frozen=True, slots=True)
 class _Trace:
-    """One that is wanted or under way; setting `given_up` ends it."""
+    """A trace that is wanted or under way; setting `given_up` ends it."""
 
-    question: Question
+    request: PredictionRequest
     key: str
     since_ns: int
     given_up: threading.Event
 
 
-class Forecaster:
-    """Posts `MemoryForeseen`. Of several questions only the newest is answered, and only its trace goes on."""
+class Predictor:
+    """Posts `MemoryPredicted`. Only the newest request is answered, and only its trace goes on."""
 
     def __init__(
         self,
-        post: Callable[[Message], object],
+        post: Post,
         python: str | None = None,
         tracer: Callable[[], WarmTracer | None] = lambda: None,
     ) -> None:
@@ -117,30 +118,30 @@ class Forecaster:
         """The Python that is importing the training stack for the trace under way."""
         self._python = python
         self._wake = threading.Condition()
-        self._question: Question | None = None
+        self._request: PredictionRequest | None = None
         self._answered = True
         self._trace: _Trace | None = None
         self._failed: dict[str, str] = {}
-        """Why a model cannot be traced, by what it was."""
+        """The reason why a model cannot be traced, by its key."""
         self._started = False
         self._idle = threading.Event()
         """Set while no trace is under way."""
         self._idle.set()
 
-    def ask(self, question: Question) -> None:
-        """Answer this one from now on. Returns at once."""
+    def request(self, request: PredictionRequest) -> None:
+        """Answer this request from now on. Returns at once."""
         with self._wake:
-            self._question, self._answered = question, False
-            if not question.may_trace:
+            self._request, self._answered = request, False
+            if not request.may_trace:
                 self._drop_trace()
             if not self._started:
                 self._started = True
-                for name, work in (("forecast", self._answer_on), ("trace", self._trace_on)):
+                for name, work in (("predict", self._answer_on), ("trace", self._trace_on)):
                     threading.Thread(target=self._guarded, args=(work,), name=f"trainfast-{name}", daemon=True).start()
             self._wake.notify_all()
 
     def stop(self, wait_s: float = 0.0) -> None:
-        """End the trace that is under way and wait at most this long for its process to be gone."""
+        """End the trace under way and wait at most this long until its process is gone."""
         with self._wake:
             self._drop_trace()
         self._idle.wait(wait_s)
@@ -154,53 +155,53 @@ class Forecaster:
         try:
             work()
         except Exception as error:
-            # A thread that died in silence would leave the last bar standing as if it were about these knobs.
-            self._post(Broke(error))
+            # Else the last bar would stay on the screen as if it were about these knobs.
+            self._post(ThreadFailed(error))
 
     def _answer_on(self) -> None:
         while True:
             with self._wake:
                 self._wake.wait_for(lambda: not self._answered)
-                question = self._question
+                request = self._request
                 self._answered = True
-            if question is None:
+            if request is None:
                 continue
-            view = self._answer(question)
+            view = self._answer(request)
             with self._wake:
                 outdated = not self._answered
             if not outdated:
-                self._post(MemoryForeseen(view))
+                self._post(MemoryPredicted(view))
 
-    def _answer(self, question: Question) -> MemoryView:
+    def _answer(self, request: PredictionRequest) -> MemoryView:
         from trainfast_runner.memory.tracing import cached_model
 
         try:
-            model = cached_model(question.spec, question.machine.device, self._python)
+            model = cached_model(request.spec, request.machine.device, self._python)
             if model is not None:
-                return MemoryView(forecast(model, question))
-        except UserError as problem:
-            return MemoryView(words=f"no prediction: {problem.message}", failed=True)
-        why = self._failed.get(_key(question))
-        if why is not None:
-            return MemoryView(words=f"no prediction: {why}", failed=True)
-        if not question.may_trace:
+                return MemoryView(predicted_peak(model, request))
+        except UserError as error:
+            return MemoryView(words=f"no prediction: {error.message}", failed=True)
+        reason = self._failed.get(_key(request))
+        if reason is not None:
+            return MemoryView(words=f"no prediction: {reason}", failed=True)
+        if not request.may_trace:
             return MemoryView(words=NOT_NOW)
-        since_ns = self._want_trace(question)
+        since_ns = self._want_trace(request)
         return MemoryView(words=f"{importing(self._importing) or 'tracing the model'}…", since_ns=since_ns)
 
-    def _want_trace(self, question: Question) -> int | None:
-        """Have the model traced; when that began. Another trace under way is given up."""
+    def _want_trace(self, request: PredictionRequest) -> int | None:
+        """Have the model traced, giving up another trace, and return when it began; None if the request is outdated."""
         with self._wake:
-            if question is not self._question:
+            if request is not self._request:
                 return None
-            key = _key(question)
+            key = _key(request)
             if self._trace is None or self._trace.key != key:
                 self._drop_trace()
-                self._trace = _Trace(question, key, time.monotonic_ns(), threading.Event())
+                self._trace = _Trace(request, key, time.monotonic_ns(), threading.Event())
                 self._wake.notify_all()
             return self._trace.since_ns
 
-    def _hear(self, tracing: Tracing) -> None:
+    def _note_tracing(self, tracing: Tracing) -> None:
         with self._wake:
             if tracing.importing != self._importing:
                 self._importing, self._answered = tracing.importing, False
@@ -215,7 +216,7 @@ class Forecaster:
                 self._wake.wait_for(lambda: self._trace is not None)
                 trace = self._trace
             assert trace is not None
-            spec, machine = trace.question.spec, trace.question.machine
+            spec, machine = trace.request.spec, trace.request.machine
             gpus = [gpu.uuid for gpu in machine.gpus if gpu.uuid]
             self._idle.clear()
             try:
@@ -225,13 +226,13 @@ class Forecaster:
                     self._python,
                     given_up=trace.given_up,
                     gpus=gpus,
-                    on_traced=self._hear,
+                    on_traced=self._note_tracing,
                     tracer=self._tracer(),
                 )
             except GivenUp:
                 continue
-            except UserError as problem:
-                self._failed[trace.key] = problem.message
+            except UserError as error:
+                self._failed[trace.key] = error.message
             except OSError as error:
                 self._failed[trace.key] = str(error)
             finally:
@@ -240,23 +241,23 @@ class Forecaster:
             with self._wake:
                 if self._trace is trace:
                     self._trace = None
-                # Whatever is asked by now: the trace may answer it.
+                # The newest request may be another than this trace's, and yet be answered by it.
                 self._answered = False
                 self._wake.notify_all()
 
 
-def forecast(model: MemoryModel, question: Question) -> Forecast:
-    """What the model says of these knobs, on this machine. Raises UserError for a combination it does not know."""
+def predicted_peak(model: MemoryModel, request: PredictionRequest) -> PredictedPeak:
+    """Predict the peak of these settings on this machine. Raises UserError for settings unknown to the model."""
     from trainfast_runner.memory.available import within_container
     from trainfast_runner.memory.fitting import fit_of
     from trainfast_runner.memory.prediction import CATEGORIES
     from trainfast_runner.settings.world import world_size
 
-    spec = question.spec
-    free = None if question.free_bytes is None else within_container(question.free_bytes)
-    fit = fit_of(model, spec, question.machine, world_size(spec, question.machine), free)
+    spec = request.spec
+    free = None if request.free_bytes is None else within_container(request.free_bytes)
+    fit = fit_of(model, spec, request.machine, world_size(spec, request.machine), free)
     found = fit.predicted
-    return Forecast(
+    return PredictedPeak(
         total_bytes=found.total_bytes,
         parts=tuple((name, found.category(name)) for name in CATEGORIES),
         phase=found.phase,
@@ -271,8 +272,8 @@ def forecast(model: MemoryModel, question: Question) -> Forecast:
     )
 
 
-def _key(question: Question) -> str:
-    """What a trace depends on."""
+def _key(request: PredictionRequest) -> str:
+    """Everything that a trace depends on."""
     from trainfast_runner.memory.parts import requests_of
 
-    return repr(requests_of(question.spec, question.machine.device))
+    return repr(requests_of(request.spec, request.machine.device))

@@ -1,48 +1,45 @@
-"""Starting and ending runs from the screen. Every call returns at once; what came of it is posted."""
+"""Start and end runs for the session. Every call returns at once; its result is posted."""
 
 from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING
-
-from textual.message import Message
 
 from trainfast_runner.errors import UserError
 from trainfast_runner.records.home import Home, is_alive
 from trainfast_runner.settings.spec import RunSpec
 from trainfast_tui.control.background import in_background
-from trainfast_tui.control.messages import RunStarted, Said, said_no
+from trainfast_tui.control.messages import Notified, Post, RunRefused, RunStarted
 
 if TYPE_CHECKING:
     from trainfast_runner.running.planning import RunPlan
 
 LOOK_EVERY_S = 0.1
 GRACE_S = 30.0
-"""What a run without a supervisor gets between SIGTERM and SIGKILL, as the supervisor would give it."""
+"""Time between SIGTERM and SIGKILL for a run without a supervisor, the same as the supervisor's."""
 GIVE_UP_S = 60.0
 
 
 class RunControl:
     """Talks to supervisors. `post` takes messages from any thread; `python` trains, None for this one."""
 
-    def __init__(self, home: Home, post: Callable[[Message], object], python: str | None = None) -> None:
+    def __init__(self, home: Home, post: Post, python: str | None = None) -> None:
         self._home = home
         self._python = python
         self._post = post
         self._is_starting = False
         self._unseen: Path | None = None
         self.cool_to_c: float | None = None
-        """Each run waits until its GPUs are below so many degrees Celsius; None for no wait."""
+        """Each run waits until its GPUs are below this temperature in degrees Celsius; None for no wait."""
         self._giving_up: threading.Event | None = None
-        """There while a run waits for its GPUs to cool; set, it gives up."""
+        """Exists while a run waits for its GPUs to cool; setting it gives up."""
 
     @property
     def is_cooling(self) -> bool:
-        """Whether a run waits for its GPUs to cool."""
+        """True while a run waits for its GPUs to cool."""
         return self._giving_up is not None
 
     def give_up(self) -> None:
@@ -52,15 +49,15 @@ class RunControl:
 
     @property
     def is_starting(self) -> bool:
-        """Whether a run was asked for that neither came onto the screen nor was refused."""
+        """True if a started run has neither appeared on the screen nor been refused."""
         return self._is_starting or self._unseen is not None
 
     def note_started(self, directory: Path) -> None:
-        """The run asked for is there; what the reader shows may still be the one before."""
+        """The started run exists; the reader may still show the run before."""
         self._is_starting, self._unseen = False, directory
 
     def note_refused(self) -> None:
-        """The run asked for will not come."""
+        """The started run was refused."""
         self._is_starting = False
 
     def note_shown(self, directory: Path | None) -> None:
@@ -69,33 +66,33 @@ class RunControl:
             self._unseen = None
 
     def note_left(self) -> None:
-        """Another run was chosen to be shown: do not wait for the one that was started."""
+        """Another run was chosen to be shown: do not wait for the started one."""
         self._unseen = None
 
     def start(self, spec: RunSpec) -> None:
-        """Check and start a run: RunStarted, or Refused."""
+        """Check and start a run: posts RunStarted or RunRefused."""
         self._is_starting = True
-        in_background("start", lambda: self._start(spec), self._post)
+        in_background("start", lambda: self._start(spec), self._post, RunRefused)
 
     def stop(self, directory: Path) -> None:
         """Ask the run to end; its supervisor kills it after the countdown."""
-        in_background("stop", lambda: self._stop(directory), self._post, said_no)
+        in_background("stop", lambda: self._stop(directory), self._post)
 
     def kill(self, directory: Path) -> None:
-        """SIGKILL to all of the run at once."""
-        in_background("kill", lambda: self._kill(directory), self._post, said_no)
+        """Send SIGKILL to all of the run's processes."""
+        in_background("kill", lambda: self._kill(directory), self._post)
 
     def stop_then_start(self, directory: Path, spec: RunSpec) -> None:
-        """End one run and start the next as soon as nothing of the first is left."""
+        """End one run and start the next as soon as all processes of the first are gone."""
         self._is_starting = True
-        in_background("stop then start", lambda: self._stop_then_start(directory, spec), self._post)
+        in_background("stop then start", lambda: self._stop_then_start(directory, spec), self._post, RunRefused)
 
-    def _start(self, spec: RunSpec) -> Message:
+    def _start(self, spec: RunSpec) -> RunStarted | Notified:
         from trainfast_runner.running import planning
 
         return self._launch(planning.plan_run(spec, self._python))
 
-    def _launch(self, plan: RunPlan) -> Message:
+    def _launch(self, plan: RunPlan) -> RunStarted | Notified:
         from trainfast_runner.running import launch
 
         given_up = self._cool(plan)
@@ -103,11 +100,11 @@ class RunControl:
             self.note_refused()
             return given_up
         if plan.devices_reason is not None:
-            self._post(Said(plan.devices_reason))
+            self._post(Notified(plan.devices_reason))
         return RunStarted(launch.start(plan, self._home))
 
-    def _cool(self, plan: RunPlan) -> Said | None:
-        """Wait until the GPUs of this run are cool, counting the degrees down; what to say where that is given up."""
+    def _cool(self, plan: RunPlan) -> Notified | None:
+        """Wait until the GPUs of this run are cool, counting the degrees down; a notice if the wait is given up."""
         below_c = self.cool_to_c
         if below_c is None:
             return None
@@ -120,38 +117,38 @@ class RunControl:
             with closing(cooling.cooling({gpu.uuid for gpu in plan.watched if gpu.uuid}, below_c)) as looks:
                 for look in looks:
                     words = cooling_words(look.index, look.temperature_c, below_c, look.waited_s, look.stuck_s)
-                    self._post(Said(f"{words}; s gives up"))
+                    self._post(Notified(f"{words}; s gives up"))
                     if giving_up.wait(cooling.LOOK_EVERY_S):
-                        return Said(f"The wait for {celsius(below_c)} was given up; nothing was started.")
+                        return Notified(f"The wait for {celsius(below_c)} was given up; nothing was started.")
         finally:
             self._giving_up = None
         return None
 
-    def _stop(self, directory: Path) -> Message:
+    def _stop(self, directory: Path) -> Notified:
         from trainfast_runner.running.stopping import request_stop, stop_unsupervised
 
         if request_stop(directory):
-            return Said("Asked to stop.")
+            return Notified("Asked to stop.")
         stop_unsupervised(directory, GRACE_S, lambda left: None)
-        return Said("Stopped and cleaned up.")
+        return Notified("Stopped and cleaned up.")
 
-    def _kill(self, directory: Path) -> Message:
+    def _kill(self, directory: Path) -> Notified:
         from trainfast_runner.running.stopping import kill_now, stop_unsupervised
 
         if not kill_now(directory):
             stop_unsupervised(directory, 0.0, lambda left: None)
-        return Said("Killed.")
+        return Notified("Killed.")
 
-    def _stop_then_start(self, directory: Path, spec: RunSpec) -> Message:
+    def _stop_then_start(self, directory: Path, spec: RunSpec) -> RunStarted | Notified:
         from trainfast_runner.running import planning
 
-        # What cannot start is said before anything is stopped for it.
+        # A refusal comes before anything is stopped for the next run.
         plan = planning.plan_run(spec, self._python)
         self.end(directory)
         return self._launch(plan)
 
     def end(self, directory: Path) -> None:
-        """Stop a run and wait until nothing of it is left; not on the event loop. Raises UserError."""
+        """Stop a run and wait until all its processes are gone; not on the event loop. Raises UserError."""
         if is_alive(directory):
             self._stop(directory)
         deadline = time.monotonic() + GIVE_UP_S

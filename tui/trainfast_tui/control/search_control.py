@@ -1,4 +1,4 @@
-"""Starting, pausing and ending a search from the screen. Every call returns at once; what came of it is posted."""
+"""Start, pause and end batch searches for the session. Every call returns at once; its result is posted."""
 
 from __future__ import annotations
 
@@ -7,12 +7,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from textual.message import Message
-
 from trainfast_runner.records.home import Home
 from trainfast_runner.settings.spec import RunSpec
 from trainfast_tui.control.background import in_background
-from trainfast_tui.control.messages import Said, SearchRefused, SearchStarted, said_no
+from trainfast_tui.control.messages import Notified, Post, SearchRefused, SearchStarted
 
 if TYPE_CHECKING:
     from trainfast_runner.search.search_follower import SearchSnapshot
@@ -21,7 +19,7 @@ if TYPE_CHECKING:
 class SearchControl:
     """Talks to the conductor of a search, which outlives the app. `python` trains, None for this one."""
 
-    def __init__(self, home: Home, post: Callable[[Message], object], python: str | None = None) -> None:
+    def __init__(self, home: Home, post: Post, python: str | None = None) -> None:
         self._home = home
         self._post = post
         self._python = python
@@ -29,32 +27,32 @@ class SearchControl:
         self._is_starting = False
         self._awaited: Path | None = None
         self._left: Path | None = None
-        """The search that was followed when another was asked for, which was refused."""
+        """The search that was followed when the next one was refused."""
         self.asked_ns: int | None = None
-        """When the newest search was asked for; CLOCK_MONOTONIC."""
+        """CLOCK_MONOTONIC at which the newest search was started."""
 
     @property
     def current(self) -> SearchSnapshot | None:
-        """The search that is followed, as it was seen last; None while another one is started, or was refused."""
+        """The newest snapshot of the followed search; None while another one is starting or after it was refused."""
         seen = self._seen
         return None if self._is_starting or seen is None or seen.directory == self._left else seen
 
     @property
     def is_going_on(self) -> bool:
-        """Whether a search works, or has been asked for and was neither seen nor refused yet."""
+        """True while a search works, and from its start until it is seen or refused."""
         return self._is_starting or (self._seen is not None and self._seen.is_live)
 
     def note_started(self, directory: Path) -> None:
-        """The search asked for holds its lock; what the reader shows may still be the one before."""
+        """The started search holds its lock; the reader may still show the search before."""
         self._awaited = directory
 
     def note_refused(self) -> None:
-        """The search asked for will not come."""
+        """The started search was refused."""
         self._is_starting = False
         self._left = self._seen.directory if self._seen is not None else None
 
     def note_seen(self, search: SearchSnapshot | None) -> str:
-        """The reader shows this one; how it ended, in words, where it has since it was last seen."""
+        """The reader shows this search; return how it ended, if it has ended since the last snapshot, else nothing."""
         before = self._seen
         self._seen = search
         if search is None:
@@ -76,26 +74,28 @@ class SearchControl:
         cool_to_c: float | None = None,
         first: Callable[[], None] | None = None,
     ) -> None:
-        """Start or continue a search, after `first` is done: SearchStarted, or SearchRefused.
+        """Start or continue a search, after `first` is done: posts SearchStarted or SearchRefused.
 
-        With `cool_to_c` each of its processes waits until its GPUs are below so many degrees Celsius.
+        With `cool_to_c` each of its processes waits until its GPUs are below that temperature in degrees Celsius.
         """
         self._is_starting, self._left, self.asked_ns = True, None, time.monotonic_ns()
         in_background("search", lambda: self._start(spec, fresh, cool_to_c, first), self._post, SearchRefused)
 
     def pause(self, directory: Path) -> None:
-        """Have it wait after the probe it is at."""
-        in_background("pause", lambda: self._pause(directory), self._post, said_no)
+        """Pause the search after the current probe."""
+        in_background("pause", lambda: self._pause(directory), self._post)
 
     def resume(self, directory: Path) -> None:
-        """Let it go on."""
-        in_background("resume", lambda: self._resume(directory), self._post, said_no)
+        """Resume the search."""
+        in_background("resume", lambda: self._resume(directory), self._post)
 
     def cancel(self, directory: Path) -> None:
-        """Have what runs stopped and the search ended; its journal stays."""
-        in_background("cancel", lambda: self._cancel(directory), self._post, said_no)
+        """Stop the running probe and end the search; its journal stays."""
+        in_background("cancel", lambda: self._cancel(directory), self._post)
 
-    def _start(self, spec: RunSpec, fresh: bool, cool_to_c: float | None, first: Callable[[], None] | None) -> Message:
+    def _start(
+        self, spec: RunSpec, fresh: bool, cool_to_c: float | None, first: Callable[[], None] | None
+    ) -> SearchStarted:
         from trainfast_runner.search.control import start_search
 
         if first is not None:
@@ -112,7 +112,7 @@ class SearchControl:
 
         resume(directory)
 
-    def _cancel(self, directory: Path) -> Message | None:
+    def _cancel(self, directory: Path) -> Notified | None:
         from trainfast_runner.search.control import cancel
 
-        return None if cancel(directory) else Said("It has ended already.", "warning")
+        return None if cancel(directory) else Notified("It has ended already.", "warning")

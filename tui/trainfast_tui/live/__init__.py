@@ -1,1 +1,1 @@
-"""What is read while the app runs: the reader thread and its frozen snapshots."""
+"""The reader thread and its frozen snapshots."""

@@ -1,8 +1,9 @@
-"""The figures of a run as they are now, the same for the screen and the command line: medians of its latest steps."""
+"""Figures of a run for the screen and the command line: of its result, or medians of its latest steps."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from statistics import median
 from typing import TYPE_CHECKING
 
@@ -16,29 +17,22 @@ if TYPE_CHECKING:
 RECENT = 20
 """Figures of a live run are medians of this many steps."""
 LEAST_STEPS = 5
-"""As in a comparison: fewer measured steps tell no difference from noise."""
+"""With fewer measured steps a difference cannot be told from noise."""
 
 
+@dataclass(frozen=True, slots=True)
 class Figures:
-    """Medians over the steps that count: a second's throughput and a step's milliseconds."""
+    """Medians over the measured steps: throughput per second and times per step."""
 
-    def __init__(
-        self,
-        samples_per_s: float | None,
-        tokens_per_s: float | None,
-        step_ms: float | None,
-        phases: dict[str, float | None],
-        of: str,
-        *,
-        warming_up: bool = False,
-    ) -> None:
-        self.samples_per_s = samples_per_s
-        self.tokens_per_s = tokens_per_s
-        self.step_ms = step_ms
-        self.phases = phases
-        self.of = of
-        self.warming_up = warming_up
-        """True if these are figures of the timing warm-up, for want of measured steps."""
+    samples_per_s: float | None
+    tokens_per_s: float | None
+    step_ms: float | None
+    phases: dict[str, float | None]
+    """Milliseconds of a step by phase."""
+    of: str
+    """The steps behind the medians, in words."""
+    warming_up: bool = False
+    """True if these are figures of the timing warm-up, for want of measured steps."""
 
 
 def _of_result(result: Result) -> Figures:
@@ -53,7 +47,7 @@ def _of_result(result: Result) -> Figures:
 
 
 def recent_figures(run: RunSnapshot) -> Figures:
-    """The figures to show of a run now: its result's, or the medians of its latest steps."""
+    """The figures of the run's result, or the medians of its latest steps."""
     result = run.result
     return _of_result(result) if result is not None and result.steps.measured else _of_steps(run)
 
@@ -62,16 +56,16 @@ def _of_steps(run: RunSnapshot) -> Figures:
     last = counted(run.steps)
     warming_up = bool(last) and last[-1].warmup
     numbers = {step.step for step in last}
-    # Other ranks may not have written the newest steps yet: these have no rate.
+    # A step has no rate before all ranks have written it.
     rates = [place for place in range(len(run.rates.steps))[-2 * RECENT :] if run.rates.steps[place] in numbers]
-    said = "warming up" if warming_up else _of_words(len(last), "the last ")
+    words = "warming up" if warming_up else _of_words(len(last), "the last ")
     return Figures(
         _median([run.rates.samples_per_s[place] for place in rates]),
         # An image that is not cut into patches has no tokens.
         _median([run.rates.tokens_per_s[place] for place in rates]) or None,
         _median([step.step_ms for step in last]),
         {name: _median([getattr(step, f"{name}_ms") for step in last]) for name in STEP},
-        said if last else "",
+        words if last else "",
         warming_up=warming_up,
     )
 
@@ -84,7 +78,7 @@ def _of_words(steps: int, which: str) -> str:
 
 
 def counted(steps: Sequence[Step]) -> Sequence[Step]:
-    """The latest steps without timing warm-up, or while there is nothing else the warm-up itself."""
+    """The latest measured steps; those of the timing warm-up while there are no others."""
     last = steps[-RECENT:]
     return [step for step in last if not step.warmup] or last
 
@@ -95,13 +89,13 @@ def _median(values: Sequence[float | None]) -> float | None:
 
 
 def planned_steps(run: RunSnapshot) -> int | None:
-    """How many steps the run was asked for."""
+    """Number of steps that the run was started with; None while unknown."""
     steps = run.run.knobs.get("steps") if run.run is not None else None
     return steps if isinstance(steps, int) else None
 
 
 def seconds_left(run: RunSnapshot) -> float | None:
-    """Until the last step, at the pace of the latest steps."""
+    """Seconds until the last step at the pace of the latest steps; None if the run has ended or made no step."""
     planned, steps = planned_steps(run), counted(run.steps)
     if not run.is_live or planned is None or not steps:
         return None

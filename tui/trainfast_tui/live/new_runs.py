@@ -1,4 +1,4 @@
-"""Runs that somebody starts while the app is open: at another terminal, or by a script."""
+"""Runs that were started elsewhere while the app is open: at another terminal, or by a script."""
 
 from __future__ import annotations
 
@@ -8,24 +8,24 @@ from trainfast_runner.records.home import RESULT_FILE, Home, is_unfinished, read
 
 
 class NewRuns:
-    """Looks for runs that came after the first look; while none comes a look is one `stat`."""
+    """Finds runs that came after the first look; while none comes a look is one `stat`."""
 
     def __init__(self, home: Home) -> None:
         self._home = home
         self._changed_ns: int | None = None
         self._known: frozenset[str] | None = None
         self._new: list[str] = []
-        """Not yet shown, newest last."""
+        """Ids of runs that were not shown yet, newest last."""
 
     def newest(self, shown: Path | None) -> str | None:
-        """The id of the newest one that goes on and is not the run `shown`; a search's own runs are not meant."""
+        """Id of the newest live run other than `shown` and the runs of a search; None if there is none."""
         self._list()
         for run_id in reversed(self._new):
             directory = self._home.directory(run_id)
             run = read_run_file(directory)
             if directory == shown or (directory / RESULT_FILE).exists() or (run is not None and run.role is not None):
                 self._new.remove(run_id)
-            elif run is not None and is_unfinished(directory):  # else it is just being made
+            elif run is not None and is_unfinished(directory):  # else it is still being written
                 return run_id
         return None
 

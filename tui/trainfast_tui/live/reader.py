@@ -1,4 +1,4 @@
-"""The one thread that reads: it follows a run's files, samples the machine, and posts a snapshot twice a second."""
+"""The reader thread: follows a run's files, samples the machine, and posts a snapshot twice a second."""
 
 from __future__ import annotations
 
@@ -26,35 +26,35 @@ if TYPE_CHECKING:
 PERIOD_S = 0.5
 SAMPLE_PERIOD_S = 1.0
 WATCHED_PERIOD_S = 0.5
-"""While a person looks at the machine itself."""
+"""While a screen shows the processes."""
 TICKS_KEPT = 3600
 XIDS_KEPT = 100
 FRESH_NS = 4_000_000_000
-"""A live run's own samples count as the machine's while they are at most this old."""
+"""The machine is not sampled here while a live run's own samples are at most this old."""
 
 
 class _Choice:
-    """The directory to be followed: somebody's choice, or what `find` gives once. Safe from any thread."""
+    """The directory to follow: the chosen one, or the one that `find` returns once. Safe from any thread."""
 
     def __init__(self, find: Callable[[], Path | None]) -> None:
         self._find = find
         self._lock = threading.Lock()
-        """Held while both of the below change, so that a search never undoes a choice made meanwhile."""
+        """Held while both fields below change, so that `find` never undoes a choice made meanwhile."""
         self._directory: Path | None = None
         self.is_made = False
 
     def make(self, directory: Path | None) -> None:
-        """This one from now on, or none."""
+        """Follow this directory from now on, or none."""
         with self._lock:
             self._directory, self.is_made = directory, True
 
     @property
     def chosen(self) -> Path | None:
-        """Without looking for one."""
+        """The directory so far, without looking for one."""
         return self._directory
 
     def get(self) -> Path | None:
-        """What was chosen; looked for where nobody has chosen. Raises what `find` raises."""
+        """The chosen directory, or else the one that `find` returns. Raises the errors of `find`."""
         if not self.is_made:
             found = self._find()
             with self._lock:
@@ -63,29 +63,29 @@ class _Choice:
         return self._directory
 
     def drop(self, directory: Path) -> None:
-        """It is gone: look for another one next time, unless another was chosen meanwhile."""
+        """Look for another directory next time, unless another was chosen meanwhile."""
         with self._lock:
             self.is_made = self._directory != directory
 
 
 class Reader(threading.Thread):
-    """Calls `post` with a `Snapshot` every `period_s` seconds, first with the newest run of the home."""
+    """Calls `post` with a `Snapshot` every `period_s` seconds; follows the newest run of the home at first."""
 
     def __init__(
         self,
         home: Home,
         post: Callable[[Snapshot], object],
-        broke: Callable[[BaseException], object] | None = None,
+        failed: Callable[[BaseException], object] | None = None,
         *,
         directory: Path | None = None,
     ) -> None:
-        """`broke` is told what ended the thread against its will; `directory` is the run to begin with."""
+        """`failed` gets the error that ends the thread; `directory` is the run to begin with."""
         super().__init__(name="trainfast-reader", daemon=True)
         self.period_s = PERIOD_S
         """Seconds between two snapshots; may be changed at any time."""
         self._home = home
         self._post = post
-        self._broke = broke
+        self._failed = failed
         self._run_choice = _Choice(self._newest_run)
         self._search_choice = _Choice(self._newest_search)
         if directory is not None:
@@ -102,13 +102,13 @@ class Reader(threading.Thread):
         self._wake = threading.Event()
 
     def follow(self, directory: Path | None) -> None:
-        """Show this run from now on, or none. Safe from any thread."""
+        """Follow this run from now on, or none. Safe from any thread."""
         self._run_choice.make(directory)
         self._wake.set()
 
     @property
     def followed(self) -> Path | None:
-        """The run that is to be shown."""
+        """The run to be shown."""
         return self._run_choice.chosen
 
     def follow_search(self, directory: Path | None) -> None:
@@ -117,12 +117,12 @@ class Reader(threading.Thread):
         self._wake.set()
 
     def look_at_processes(self, on: bool) -> None:
-        """Whether the snapshots say who uses the machine. Safe from any thread."""
+        """Put the processes that use the machine into the snapshots, or leave them out. Safe from any thread."""
         self._with_processes = on
         self._wake.set()
 
     def stop(self, timeout_s: float = 1.0) -> None:
-        """End the thread; does not wait longer than `timeout_s`."""
+        """End the thread, waiting at most `timeout_s`."""
         self._stopping = True
         self._wake.set()
         if self.ident is not None:
@@ -132,10 +132,10 @@ class Reader(threading.Thread):
         try:
             self._read_on()
         except Exception as error:
-            if self._broke is None:
+            if self._failed is None:
                 raise
-            # A reader that died in silence would leave the last picture standing as if it were true.
-            self._broke(error)
+            # Else the last snapshot would stay on the screen as if it were the newest.
+            self._failed(error)
         finally:
             if self._sampler is not None:
                 self._sampler.stop(timeout_s=0.2)
@@ -158,8 +158,8 @@ class Reader(threading.Thread):
             elsewhere = self._new_runs.newest(self.followed)
             if elsewhere is not None and run is None and self.followed is None:
                 self._run_choice.make(self._home.directory(elsewhere))
-        except UserError as problem:
-            trouble = problem.line()
+        except UserError as error:
+            trouble = error.line()
         except OSError as error:
             trouble = f"cannot read the run: {error}"
         self._sample(run)
@@ -179,8 +179,7 @@ class Reader(threading.Thread):
         is_first = not self._ticks
         self._ticks.append(tick)
         if is_first:
-            # A person who waits for the devices to appear does not wait for the next repaint as well, which is seconds
-            # away where the start has made frames late.
+            # Show the devices at once: after late frames the next repaint may be seconds away.
             self._wake.set()
 
     def _note_xid(self, t_ns: int, index: int, code: int) -> None:
@@ -232,7 +231,7 @@ class Reader(threading.Thread):
         return self._follower.poll()
 
     def _sample(self, run: RunSnapshot | None) -> None:
-        """Sample the machine here, unless the run's supervisor does."""
+        """Sample the machine here unless the run's supervisor does."""
         newest = run.ticks[-1].t_ns if run is not None and run.is_live and run.ticks else 0
         supplied = 0 <= time.monotonic_ns() - newest < FRESH_NS
         if supplied and self._sampler is not None:

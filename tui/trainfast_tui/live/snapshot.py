@@ -1,4 +1,4 @@
-"""What the reader thread hands to the screen: one frozen value, read without locks."""
+"""The reader's view of the run, the search and the machine at one moment: frozen, read without locks."""
 
 from __future__ import annotations
 
@@ -17,30 +17,30 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """The run being followed and the machine, at one moment."""
+    """The followed run and the machine at one moment."""
 
     taken_ns: int
     """CLOCK_MONOTONIC."""
     run: RunSnapshot | None
-    """None until one is found, or where there is none."""
+    """None until a run is found."""
     ticks: tuple[Tick, ...]
-    """The machine's last minutes, sampled by the app itself while no run samples it. Newest last."""
+    """The machine's last minutes, sampled by the app itself while no run samples it; newest last."""
     looked: bool
-    """Whether the home has been searched: without a run this is then a first start."""
+    """True once the home has been searched: without a run this is then a first start."""
     search: SearchSnapshot | None = None
-    """The search for the largest batch that is being followed; it may have ended."""
+    """The followed batch search, which may have ended."""
     trouble: str | None = None
-    """What keeps the reader from reading, in one line."""
+    """The reason why the run cannot be read, in one line."""
     xids: tuple[Event, ...] = ()
-    """Xid errors that the app itself was told of, while no run samples the machine."""
+    """Xid errors that the app's own sampler received, while no run samples the machine."""
     processes: tuple[ProcessRow, ...] | None = None
-    """Who uses the machine; None while nobody asks for it."""
+    """The processes that use the machine; None while no screen shows them."""
     elsewhere: str | None = None
-    """The id of a run that was started since the app was opened, goes on, and is not shown."""
+    """Id of a live run that was started elsewhere since the app was opened, and is not shown."""
 
     @property
     def tick(self) -> Tick | None:
-        """The newest sample of the machine, whoever took it."""
+        """The newest sample of the machine, by the run's sampler or our own."""
         own = self.ticks[-1] if self.ticks else None
         theirs = self.run.ticks[-1] if self.run is not None and self.run.is_live and self.run.ticks else None
         if own is None or theirs is None:
@@ -49,7 +49,7 @@ class Snapshot:
 
     @property
     def machine_ticks(self) -> Sequence[Tick]:
-        """All samples of the machine, whoever took them: while a run samples it, its own go on where ours end."""
+        """All samples of the machine: while a run samples it, the run's follow our own."""
         run = self.run
         if run is None or not run.is_live or not run.ticks:
             return self.ticks
@@ -57,13 +57,13 @@ class Snapshot:
         return (*self.ticks[:before], *run.ticks)
 
     def of_machine(self) -> Snapshot:
-        """The same moment without its run: the machine's samples and Xid errors, whoever took them."""
+        """The same moment without its run: the machine's samples and Xid errors, the run's included."""
         run = self.run
         theirs = [event for event in run.events if event.kind == "xid"] if run is not None and run.is_live else []
         return replace(self, run=None, ticks=tuple(self.machine_ticks), xids=(*self.xids, *theirs))
 
     def lost_s(self) -> dict[int, float]:
-        """For how long each GPU that answered before has not any more, in seconds, by index."""
+        """Seconds since each lost GPU answered last, by its index."""
         newest = self.tick
         lost: dict[int, float] = {}
         for device in newest.devices if newest is not None else ():

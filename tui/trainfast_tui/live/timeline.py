@@ -1,4 +1,4 @@
-"""What happened and when, in words: the events of a run, its compilations, and what the machine's own samples show."""
+"""The timeline in words: events of a run, its compilations, and the changes in the machine's samples."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ if TYPE_CHECKING:
 
 MOMENTS_KEPT = 500
 T = TypeVar("T")
-Teller = Callable[["Event"], tuple[str, str, str]]
+Describe = Callable[["Event"], tuple[str, str, str]]
 
 
 @dataclass(frozen=True, slots=True)
 class Moment:
-    """One thing that happened: where it stands on the axis, its sign of one cell, its tone and its words."""
+    """An event as it is shown: its time, its sign of one cell, its tone and its words."""
 
     t_ns: int
     """CLOCK_MONOTONIC."""
@@ -34,22 +34,22 @@ class Moment:
     words: str
 
 
-class Telling:
-    """Events in words; what ends says how long it lasted. Each is told once, in the order given."""
+class EventMoments:
+    """Describes events in the order given; the end of a throttle or a loss names its duration."""
 
     def __init__(self) -> None:
         self._began: dict[tuple[str, int | None, str], int] = {}
 
     def of(self, events: Iterable[Event]) -> list[Moment]:
-        """The moments of these events, which follow those told before."""
+        """The moments of these events, which follow the events described before."""
         moments: list[Moment] = []
         for event in events:
-            tell = TELLERS.get(event.kind)
-            if tell is None:
+            describe = DESCRIPTIONS.get(event.kind)
+            if describe is None:
                 continue
-            sign, tone, words = tell(event)
+            sign, tone, words = describe(event)
             thing, _, turn = event.kind.rpartition("_")
-            # A GPU that is back no longer says why it was lost; a throttle ends with the reason it began with.
+            # The end of a throttle has the reason it began with; the return of a GPU has none.
             key = (thing, event.device, (event.detail or "") if thing == "throttle" else "")
             if turn in ("on", "lost"):
                 self._began[key] = event.t_ns
@@ -60,20 +60,20 @@ class Telling:
 
 
 class RunMoments:
-    """What happened to the run on the screen. Each event and each step is looked at once."""
+    """The moments of the run on the screen; each event and each step is described once."""
 
     def __init__(self) -> None:
         self._directory: Path | None = None
 
     def of(self, run: RunSnapshot) -> list[Moment]:
-        """All moments so far, in order; of another run than before only that one's."""
+        """All moments of this run so far, in order."""
         if run.directory != self._directory:
             self._directory = run.directory
-            self._telling = Telling()
+            self._events = EventMoments()
             self._moments: list[Moment] = []
             self._last_event: Event | None = None
             self._last_step: Step | None = None
-        new = self._telling.of(_after(self._last_event, run.events))
+        new = self._events.of(_after(self._last_event, run.events))
         new += _compilations(_after(self._last_step, run.steps))
         if new:
             self._moments = sorted([*self._moments, *new], key=lambda moment: moment.t_ns)[-MOMENTS_KEPT:]
@@ -83,7 +83,7 @@ class RunMoments:
 
 
 def _after(last: T | None, items: Sequence[T]) -> list[T]:
-    """The items behind `last`; all of them where it has been dropped from the front."""
+    """The items behind `last`; all of them if it has been dropped from the front."""
     new: list[T] = []
     for item in reversed(items):
         if item is last:
@@ -93,30 +93,30 @@ def _after(last: T | None, items: Sequence[T]) -> list[T]:
 
 
 class MachineMoments:
-    """What a machine's samples show without a run: throttling, lost GPUs, processes. Each tick is looked at once."""
+    """The moments of a machine without a run: throttling, lost GPUs, processes; each tick is looked at once."""
 
     def __init__(self) -> None:
         self._seen_ns = 0
         self._reasons: dict[int, frozenset[str]] = {}
         self._lost: set[int] = set()
         self._processes: dict[int, dict[int, DeviceProcess]] = {}
-        self._telling = Telling()
+        self._described = EventMoments()
         self._moments: deque[Moment] = deque(maxlen=MOMENTS_KEPT)
 
     def of(self, ticks: Sequence[Tick]) -> list[Moment]:
-        """All moments up to the last of these ticks, of which only the new ones are looked at."""
+        """All moments up to the last of these ticks."""
         new: list[Tick] = []
         for tick in reversed(ticks):
             if tick.t_ns <= self._seen_ns:
                 break
             new.append(tick)
         for tick in reversed(new):
-            self._moments += self._telling.of(self._events(tick))
+            self._moments += self._described.of(self._changes(tick))
         if ticks:
             self._seen_ns = max(self._seen_ns, ticks[-1].t_ns)
         return list(self._moments)
 
-    def _events(self, tick: Tick) -> Iterator[Event]:
+    def _changes(self, tick: Tick) -> Iterator[Event]:
         from trainfast_runner.machine.telemetry.throttle import severity
         from trainfast_runner.records.run_file import Event
 
@@ -145,7 +145,7 @@ class MachineMoments:
         before = self._processes.get(device.index)
         self._processes[device.index] = now
         if before is None:
-            # Those that were there at the first look did not just appear.
+            # Processes of the first look did not just appear.
             return
         for what, here, there in (("left", before, now), ("appeared", now, before)):
             for pid in sorted(here.keys() - there.keys()):
@@ -166,7 +166,7 @@ def _compilations(steps: Sequence[Step]) -> list[Moment]:
 
 
 def _silent(event: Event) -> tuple[str, str, str]:
-    """A GPU that is gone, or one whose call takes too long, which is no loss."""
+    """Describe a lost GPU, or one that answers too slowly, which is no loss."""
     why = event.detail or "it does not answer"
     return "✗", "error", f"{_device(event)} {'does not answer' if takes_long(why) else 'was lost'}: {why}"
 
@@ -196,15 +196,15 @@ def _process(event: Event) -> tuple[str, str, str]:
 
 def _state(event: Event) -> tuple[str, str, str]:
     words = state_words(event.state or "")
-    said = event.reason or words
-    return "│", "primary", said if said.startswith(words) else f"{words}: {said}"
+    reason = event.reason or words
+    return "│", "primary", reason if reason.startswith(words) else f"{words}: {reason}"
 
 
-def _detail(sign: str, tone: str, what: str) -> Teller:
+def _detail(sign: str, tone: str, what: str) -> Describe:
     return lambda event: (sign, tone, f"{what}: {event.detail}" if event.detail else what)
 
 
-TELLERS: dict[str, Teller] = {
+DESCRIPTIONS: dict[str, Describe] = {
     "throttle_on": lambda event: _throttle(event, began=True),
     "throttle_off": lambda event: _throttle(event, began=False),
     "xid": lambda event: ("X", "error", f"{_device(event)}: Xid error {event.detail or ''}".rstrip()),
@@ -219,4 +219,4 @@ TELLERS: dict[str, Teller] = {
     "output_trimmed": _detail("…", "muted", "the middle of output.log was dropped"),
     "trouble": _detail("!", "warning", "trouble"),
 }
-"""Of each kind of event that a person is told: its sign, its tone, its words."""
+"""Sign, tone and words of each kind of event that is shown."""

@@ -1,79 +1,41 @@
-"""Two runs side by side: the knobs that differ, and what that did to throughput, memory and the step."""
+"""Two runs side by side: the knobs that differ, and the change in throughput, memory and step time."""
 
 from __future__ import annotations
 
-from textual.app import ComposeResult
-from textual.screen import Screen
+from typing import TYPE_CHECKING
 
-from trainfast_runner.errors import UserError
-from trainfast_runner.records.home import Home
+from textual.app import ComposeResult
+
 from trainfast_runner.records.result import Result
-from trainfast_runner.records.run_file import PROBE
 from trainfast_runner.records.state_words import state_words
 from trainfast_runner.results.comparison.difference import Comparison, compare
-from trainfast_runner.running.recovery import settle
-from trainfast_tui.control.messages import Compared
-from trainfast_tui.screens.shared import PageActions
+from trainfast_tui.screens.base import AppScreen
 from trainfast_tui.text import format as fmt
 from trainfast_tui.text.comparison import change, figure, interval, sentence, setting
-from trainfast_tui.text.keys import bindings, of
+from trainfast_tui.text.keys import bindings
 from trainfast_tui.text.lines import Line, rule, wrap
 from trainfast_tui.widgets.page import Page
-from trainfast_tui.widgets.strips import Footer
+
+if TYPE_CHECKING:
+    from trainfast_tui.session import Session
 
 TONES = {"better": "success", "worse": "error"}
 SIGNS = {"better": "✓ ", "worse": "✗ "}
 
 
-def comparison_of(home: Home, a: str, b: str) -> Compared:
-    """The results of two runs. Raises UserError for one that has not ended."""
-    return Compared(_result(home, a), _result(home, b))
-
-
-def previous_of(home: Home, run_id: str) -> Compared:
-    """A run beside the newest finished one before it, else the newest after it; A is the older.
-
-    Where no other run finished, one that ended otherwise will do. Raises UserError where there is none.
-    """
-    ids = home.run_ids()
-    before, after = [id for id in ids if id < run_id], [id for id in ids if id > run_id]
-    ended: Result | None = None
-    for other in (*reversed(before), *reversed(after)):
-        result = settle(home.directory(other))
-        if result is not None and result.role == PROBE:
-            continue  # it tried sizes, and trained at none of them
-        ended = ended or result
-        if result is not None and result.state == "finished":
-            ended = result
-            break
-    if ended is None:
-        raise UserError("There is no other ended run to compare with; turn a knob and press r.", key=run_id)
-    this = _result(home, run_id)
-    return Compared(ended, this) if ended.run_id < run_id else Compared(this, ended)
-
-
-def _result(home: Home, run_id: str) -> Result:
-    result = settle(home.directory(run_id))
-    if result is None:
-        raise UserError(f"{run_id} has not ended yet: its figures are not final", key=run_id)
-    return result
-
-
-class CompareScreen(PageActions, Screen[None]):
-    """`a` is what `b` is compared with."""
+class CompareScreen(AppScreen):
+    """Compares `b` with `a`."""
 
     SCOPE = "compare"
-    BINDINGS = [*bindings("compare")]
-    DEFAULT_CSS = "CompareScreen { layout: vertical; overflow: hidden; }"
+    BINDINGS = [*bindings(SCOPE)]
 
-    def __init__(self, a: Result, b: Result, *, ascii: bool) -> None:
-        super().__init__()
+    def __init__(self, session: Session, a: Result, b: Result) -> None:
+        super().__init__(session)
         self._a, self._b = a, b
-        self._ascii = ascii
 
     def compose(self) -> ComposeResult:
-        yield ComparisonTable(self._a, self._b, ascii=self._ascii)
-        yield Footer([*of("compare"), *of("everywhere")], ascii=self._ascii)
+        yield ComparisonTable(self._a, self._b)
+        yield self.footer()
 
     def action_swap(self) -> None:
         self._a, self._b = self._b, self._a
@@ -81,14 +43,14 @@ class CompareScreen(PageActions, Screen[None]):
 
 
 class ComparisonTable(Page):
-    """What differs, and what that did."""
+    """The settings that differ, and the figures of both runs."""
 
-    def __init__(self, a: Result, b: Result, *, ascii: bool) -> None:
-        super().__init__(ascii=ascii)
+    def __init__(self, a: Result, b: Result) -> None:
+        super().__init__()
         self.compare(a, b)
 
     def compare(self, a: Result, b: Result) -> None:
-        """Compare these from now on."""
+        """Show these two from now on."""
         self._a, self._b = a, b
         self._found = compare(a, b)
         if self.is_mounted:
@@ -159,18 +121,18 @@ def _figure_lines(found: Comparison, width: int) -> list[Line]:
     rows = [row for row in found.rows if row.a is not None or row.b is not None]
     step = next(row for row in found.rows if row.label == "step")
     without = [letter for letter, value in (("A", step.a), ("B", step.b)) if value is None]
-    said: list[Line] = []
+    note: list[Line] = []
     if without:
         who = "Neither run has" if len(without) == 2 else f"{without[0]} has not"
-        said = [[(f"{who} measured a step: there is no speed to compare.", "text")]]
+        note = [[(f"{who} measured a step: there is no speed to compare.", "text")]]
         rows = [row for row in rows if row.delta is not None]
         if not rows:
-            return said
+            return note
     wide, widest = width >= 100, width >= 132
     column = 18 if wide else 15
     head = f"{'figure':<18}{'A':>{column}}{'B':>{column}}" + (f"{'change':>18}" if wide else "") + f"{'':>10}"
     head += f"{'95 % sure':>20}" if widest else ""
-    lines: list[Line] = [*said, [(head, "muted")]]
+    lines: list[Line] = [*note, [(head, "muted")]]
     for row in rows:
         figures = [(fmt.fit(figure(value, row.unit), column, "right"), "text") for value in (row.a, row.b)]
         if wide:

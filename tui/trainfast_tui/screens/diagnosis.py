@@ -1,42 +1,39 @@
-"""What holds a run back, with the figures it rests on, their thresholds and sources, and what to try."""
+"""A run's bottlenecks with their figures, thresholds and sources, and the changes to try."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
 from textual.app import ComposeResult
-from textual.screen import Screen
 
-from trainfast_tui.screens.shared import PageActions
+from trainfast_tui.screens.base import AppScreen
 from trainfast_tui.text.diagnosis import explained
-from trainfast_tui.text.keys import bindings, of
+from trainfast_tui.text.keys import bindings
 from trainfast_tui.text.lines import Line, rule
 from trainfast_tui.widgets.page import Page
-from trainfast_tui.widgets.strips import Footer
 
 if TYPE_CHECKING:
     from trainfast_runner.running.follower import RunSnapshot
     from trainfast_tui.live.snapshot import Snapshot
+    from trainfast_tui.session import Session
 
 
-class DiagnosisScreen(PageActions, Screen[None]):
-    """Follows the run on the main screen."""
+class DiagnosisScreen(AppScreen):
+    """Follows the run that is on the main screen when it is opened."""
 
     SCOPE = "diagnosis"
-    BINDINGS = [*bindings("diagnosis")]
-    DEFAULT_CSS = "DiagnosisScreen { layout: vertical; overflow: hidden; }"
+    BINDINGS = [*bindings(SCOPE)]
 
-    def __init__(self, run: RunSnapshot, *, ascii: bool) -> None:
-        super().__init__()
+    def __init__(self, session: Session, run: RunSnapshot) -> None:
+        super().__init__(session)
         self._run = run
-        self._ascii = ascii
 
     def compose(self) -> ComposeResult:
-        yield DiagnosisText(self._run, ascii=self._ascii)
-        yield Footer([*of("diagnosis"), *of("everywhere")], ascii=self._ascii)
+        yield DiagnosisText(self._run)
+        yield self.footer()
 
     def show_snapshot(self, snapshot: Snapshot) -> None:
-        """The newest of the run; of another run nothing is taken over."""
+        """Paint the newest snapshot of this run, and none of another run."""
         run = snapshot.run
         if run is not None and run.run_id == self._run.run_id:
             self._run = run
@@ -44,14 +41,14 @@ class DiagnosisScreen(PageActions, Screen[None]):
 
 
 class DiagnosisText(Page):
-    """All of it."""
+    """The whole diagnosis."""
 
-    def __init__(self, run: RunSnapshot, *, ascii: bool) -> None:
-        super().__init__(ascii=ascii)
+    def __init__(self, run: RunSnapshot) -> None:
+        super().__init__()
         self._run = run
 
     def show(self, run: RunSnapshot) -> None:
-        """Show this."""
+        """Show the diagnosis of this run."""
         self._run = run
         self.repaint()
 

@@ -1,18 +1,21 @@
-"""Every key, and every knob with what it does to speed and memory."""
+"""Every key, and every knob with its effect on speed and memory."""
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from textual.app import ComposeResult
-from textual.screen import Screen
 
 from trainfast_runner.settings.knobs import BY_NAME
-from trainfast_tui.screens.shared import PageActions
+from trainfast_tui.screens.base import AppScreen
 from trainfast_tui.text.keys import KEY_WORDS, bindings, of
 from trainfast_tui.text.lines import Line, rule, wrap
 from trainfast_tui.text.shades import SHADES
 from trainfast_tui.widgets.knob_panel import group_of_knobs
 from trainfast_tui.widgets.page import Page
-from trainfast_tui.widgets.strips import Footer
+
+if TYPE_CHECKING:
+    from trainfast_tui.session import Session
 
 SCOPES = {
     "main": "on the main screen",
@@ -38,28 +41,26 @@ SIGNS = (
 LABEL = 14
 
 
-class HelpScreen(PageActions, Screen[None]):
-    """Made from the list of commands and the knob table; the keys of the screen it was asked on (`scope`) first."""
+class HelpScreen(AppScreen):
+    """Made from the list of commands and the knob table; the keys of the screen it was opened on (`scope`) first."""
 
     SCOPE = "help"
-    BINDINGS = [*bindings("help")]
-    DEFAULT_CSS = "HelpScreen { layout: vertical; overflow: hidden; }"
+    BINDINGS = [*bindings(SCOPE)]
 
-    def __init__(self, *, scope: str = "main", ascii: bool) -> None:
-        super().__init__()
+    def __init__(self, session: Session, scope: str = "main") -> None:
+        super().__init__(session)
         self._scope = scope
-        self._ascii = ascii
 
     def compose(self) -> ComposeResult:
-        yield HelpText(self._scope, ascii=self._ascii)
-        yield Footer([*of("help"), *of("everywhere")], ascii=self._ascii)
+        yield HelpText(self._scope)
+        yield self.footer()
 
 
 class HelpText(Page):
     """The whole help."""
 
-    def __init__(self, scope: str, *, ascii: bool) -> None:
-        super().__init__(ascii=ascii)
+    def __init__(self, scope: str) -> None:
+        super().__init__()
         self._scope = scope
 
     def body(self, width: int) -> list[Line]:

@@ -1,8 +1,11 @@
-"""The main screen: devices, charts, the run's numbers, and the knobs of the next run."""
+"""The main screen: devices, charts, the run's figures, and the knobs of the next run."""
 
 from __future__ import annotations
 
-from dataclasses import replace
+import math
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from textual import events
@@ -15,12 +18,11 @@ from trainfast_runner.errors import UserError
 from trainfast_runner.records.state_words import state_words
 from trainfast_tui.charts import data
 from trainfast_tui.charts.column import Charts
-from trainfast_tui.control.memory_view import Forecast, MemoryView
-from trainfast_tui.control.next_run import NextRun, measured_memory
+from trainfast_tui.control.memory_view import swap_notice
+from trainfast_tui.control.next_run import NextRun
 from trainfast_tui.live.snapshot import Snapshot
-from trainfast_tui.screens.main_actions import MainActions
-from trainfast_tui.text.endings import Ending, ending
-from trainfast_tui.text.keys import bindings, of
+from trainfast_tui.screens.base import AppScreen
+from trainfast_tui.text.keys import bindings
 from trainfast_tui.widgets.devices import DevicesPanel
 from trainfast_tui.widgets.diagnosis_line import DiagnosisLine
 from trainfast_tui.widgets.ending_panel import EndingPanel
@@ -28,11 +30,12 @@ from trainfast_tui.widgets.knob_panel import KnobPanel
 from trainfast_tui.widgets.log_pane import LogPane
 from trainfast_tui.widgets.memory_bar import MemoryBar
 from trainfast_tui.widgets.step_panel import StepPanel
-from trainfast_tui.widgets.strips import Footer, Header, StatusLine
+from trainfast_tui.widgets.strips import Header, StatusLine
 from trainfast_tui.widgets.welcome import TooSmall, Welcome
 
 if TYPE_CHECKING:
     from trainfast_runner.running.follower import RunSnapshot
+    from trainfast_tui.session import Session
 
 LEAST_WIDTH, LEAST_HEIGHT = 80, 24
 WIDE = 120
@@ -40,18 +43,17 @@ NARROW = 100
 """Below this width the step's figures take a line more."""
 
 
-class MainScreen(MainActions, Screen[None]):
-    """Shows the newest snapshot and the next run's knobs; its actions are in `MainActions`."""
+class MainScreen(AppScreen):
+    """Shows the newest snapshot and the next run's knobs; starts and stops runs, and opens the other screens."""
 
-    BINDINGS = [*bindings("main")]
+    SCOPE = "main"
+    BINDINGS = [*bindings(SCOPE)]
     AUTO_FOCUS = "KnobPanel"
     DEFAULT_CSS = """
-    MainScreen { layout: vertical; overflow: hidden; }
     #body { height: 1fr; }
     #middle { width: 1fr; height: 1fr; padding: 0 1 0 0; }
     #side { width: 32; height: 1fr; border-left: solid $panel; padding: 0 0 0 1; }
     #side:ansi { border-left: solid ansi_bright_black; }
-    #side.-ascii { border-left: ascii $panel; }
     MainScreen.-wide #side { width: 48; }
     MainScreen.-small #body, MainScreen.-small DevicesPanel, MainScreen.-small LogPane { display: none; }
     MainScreen.-small TooSmall { display: block; }
@@ -61,43 +63,45 @@ class MainScreen(MainActions, Screen[None]):
     MainScreen.-first Charts, MainScreen.-first StepPanel { display: none; }
     """
 
-    def __init__(self, *, ascii: bool = False) -> None:
-        super().__init__()
-        self.ascii = ascii
-        self.snapshot: Snapshot | None = None
+    def __init__(self, session: Session) -> None:
+        super().__init__(session)
         self._is_composed = False
         self._followed: str | None = None
-        self._memory: MemoryView | None = None
+        self._question: tuple[Screen[object] | None, str] = None, ""
+        """The dialog that asks about a live run, and that run's id."""
+        self._batch_wanted = False
+        """True if a search was asked for before it was known whether one goes on."""
 
     @property
     def is_ready(self) -> bool:
-        """Whether the widgets are there; what threads have found may come before them, and on leaving after them."""
+        """True while the widgets exist; messages of threads may come before them, and after them on leaving."""
         return self._is_composed and self.app.is_running
 
     def compose(self) -> ComposeResult:
         # Before there are widgets: each of these would have all of them styled again.
         self._fit(self.app.size)
-        plain = self.ascii
-        yield Header(ascii=plain)
-        yield DevicesPanel(ascii=plain)
-        yield TooSmall(ascii=plain)
+        yield Header()
+        yield DevicesPanel()
+        yield TooSmall()
         with Horizontal(id="body"):
             with Vertical(id="middle"):
-                yield Welcome(ascii=plain)
-                yield EndingPanel(ascii=plain)
-                yield Charts(ascii=plain)
-                yield DiagnosisLine(ascii=plain)
-                yield StepPanel(ascii=plain)
-            with Vertical(id="side", classes="-ascii" if plain else ""):
-                yield KnobPanel(ascii=plain)
-                yield MemoryBar(ascii=plain)
-        yield LogPane(ascii=plain)
-        yield StatusLine(ascii=plain)
-        yield Footer([*of("main"), *of("everywhere")], ascii=plain)
+                yield Welcome()
+                yield EndingPanel(self.session)
+                yield Charts()
+                yield DiagnosisLine()
+                yield StepPanel()
+            with Vertical(id="side"):
+                yield KnobPanel(self.session)
+                yield MemoryBar()
+        yield LogPane()
+        yield StatusLine(id="status")
+        yield self.footer()
 
     def on_mount(self) -> None:
         self._is_composed = True
         self.show_knobs()
+        if self.session.refusal is not None:
+            self.refuse(self.session.refusal)
         self.on_screen_resume()
 
     def on_resize(self, event: events.Resize) -> None:
@@ -109,15 +113,14 @@ class MainScreen(MainActions, Screen[None]):
         self.set_class(size.width < NARROW, "-narrow")
 
     def on_screen_resume(self) -> None:
-        # Another screen was on top: what happened meanwhile is painted now.
-        if self.trainfast.snapshot is not None:
-            self.show_snapshot(self.trainfast.snapshot)
+        # Another screen was on top: paint the newest snapshot now.
+        if self.session.snapshot is not None:
+            self.show_snapshot(self.session.snapshot)
 
     def show_snapshot(self, snapshot: Snapshot) -> None:
-        """Paint what is new."""
+        """Paint the changes since the snapshot before."""
         if not self.is_ready:
             return
-        self.snapshot = snapshot
         run = snapshot.run
         self.set_class(run is None and snapshot.looked, "-first")
         self.query_one(Welcome).set_class(run is None and snapshot.looked, "-shown")
@@ -126,84 +129,233 @@ class MainScreen(MainActions, Screen[None]):
         used = data.used_uuids(run)
         live = run is not None and run.is_live
         self.query_one(DevicesPanel).show(snapshot.tick, used, live, snapshot.lost_s())
-        self.query_one(EndingPanel).show(self._ending(run))
+        self.query_one(EndingPanel).show(run)
         self.query_one(Charts).show(snapshot)
         self.query_one(DiagnosisLine).show(run)
         self.query_one(StepPanel).show(run)
         self.set_class(run is not None and not run.is_live and not run.steps, "-no-steps")
-        self.show_memory(self._memory)
+        self.show_memory()
         self.query_one(LogPane).show(run.log if run is not None else (), run is not None and not run.is_live)
-        self._tell(snapshot)
-        self.batch_if_wanted()
-        self.drop_answered_question(run)
+        self._show_status(snapshot)
+        if self._batch_wanted:
+            self.action_batch()
+        self._close_outdated_question(run)
 
-    def show_knobs(self) -> None:
-        """Paint the next run's knobs."""
-        next_run = self.next_run
+    def show_knobs(self, knob: str = "") -> None:
+        """Paint the next run's knobs, with the cursor on `knob` where one is named."""
+        next_run = self.session.next_run
         if next_run is None or not self.is_ready:
             return
-        advice = next_run.advice(self.machine, self.trainfast.situation)
-        self.query_one(KnobPanel).show(next_run, next_run.global_batch(self.machine), advice)
+        self.query_one(KnobPanel).show(knob)
         self.query_one(Welcome).show(next_run.spec.name)
-        self.show_memory(self._memory)
+        self.show_memory()
 
-    def show_memory(self, foreseen: MemoryView | None) -> None:
-        """Paint the next run's memory, and below it what the run on the screen took."""
-        self._memory = foreseen
+    def show_memory(self) -> None:
+        """Paint the next run's memory, and below it the measured memory of the run on the screen."""
         if not self.is_ready:
             return
-        measured = measured_memory(self.shown_run, self.next_run)
-        if measured is not None:
-            foreseen = replace(foreseen or MemoryView(), measured=measured)
-        self.query_one(MemoryBar).show(foreseen)
-        forecast = foreseen.forecast if foreseen is not None else None
-        self.query_one(KnobPanel).show_chosen({} if forecast is None else {"attention": forecast.attention})
+        view = self.session.memory_view()
+        self.query_one(MemoryBar).show(view)
+        predicted = view.predicted if view is not None else None
+        self.query_one(KnobPanel).show_chosen({} if predicted is None else {"attention": predicted.attention})
 
-    def foreseen(self, next_run: NextRun) -> Forecast | None:
-        """The forecast on the screen, where it is of this batch: one of other knobs may stand there for a moment."""
-        found = self._memory.forecast if self._memory is not None else None
-        return found if found is not None and found.batch_size == next_run.spec.knobs["batch_size"] else None
-
-    def refuse(self, problem: UserError) -> None:
-        """Say what cannot be done, at the knob it is about."""
-        if not self.is_ready:
-            return
-        self.query_one(KnobPanel).refuse(problem)
-        self.say(problem.line(), "error")
-
-    def say(self, text: str, tone: str = "text") -> None:
-        """A line for the status line."""
+    def refuse(self, error: UserError) -> None:
         if self.is_ready:
-            self.query_one(StatusLine).say(text, tone)
+            self.query_one(KnobPanel).refuse(error)
 
-    def show_pace(self, words: str) -> None:
-        """How slow the terminal is."""
-        self.query_one(Footer).show_pace(words)
-
-    def current_ending(self) -> Ending | None:
-        """What the middle of the screen says about the run's end."""
-        return self._ending(self.shown_run)
-
-    def _ending(self, run: RunSnapshot | None) -> Ending | None:
-        if run is None:
-            return None
-        known = self.trainfast.explainer.about(run)
-        return ending(run) if known is None else ending(run, known.explanation, known.left)
-
-    @property
-    def next_run(self) -> NextRun | None:
-        return self.trainfast.next_run
-
-    def _tell(self, snapshot: Snapshot) -> None:
-        status = self.query_one(StatusLine)
-        run = snapshot.run
+    def _show_status(self, snapshot: Snapshot) -> None:
+        status, run = self.query_one(StatusLine), snapshot.run
         deadline = run.stop_deadline_ns if run is not None and run.is_live else None
         status.count_down(None if deadline is None else (deadline - snapshot.taken_ns) / 1e9)
         if snapshot.trouble is not None:
-            status.say(snapshot.trouble, "error")
-        # What was said of the run before, such as that it is being started, is over with the next one.
+            status.show(snapshot.trouble, "error")
+        # A notice about the run before, such as that it is being started, is outdated with the next run.
         key = f"{run.run_id} {run.state}" if run is not None else None
         if key != self._followed:
             self._followed = key
             if run is not None and snapshot.trouble is None:
-                status.say(f"{run.run_id}: {run.reason or state_words(run.state)}", "muted")
+                status.show(f"{run.run_id}: {run.reason or state_words(run.state)}", "muted")
+
+    def action_run(self) -> None:
+        session, next_run, run = self.session, self.session.next_run, self.session.shown_run
+        if next_run is None:
+            self.notify("There is no preset to run; p chooses one.", severity="warning")
+        elif session.runs.is_starting:
+            self.notify("A run is being started already; r again when it is on the screen.", severity="warning")
+        elif session.search.is_going_on:
+            words = "The search for the largest batch has the device; b shows it, Esc there cancels it."
+            self.notify(words, severity="warning")
+        else:
+            machine = session.machine
+            used = None if machine is None else machine.used_by(next_run.spec.knobs["devices"])
+            risk, name = swap_notice(session.predicted_peak(), used), next_run.spec.name
+            if run is not None and run.is_live:
+                done = run.steps[-1].step if run.steps else 0
+                question = f"{run.run_id} is {state_words(run.state)}, at step {done}. Stop it and start {name}?"
+                question = " ".join(filter(None, (question, risk)))
+                start = partial(self._start, next_run, stop=run.directory)
+                self._ask_about(run, question, "stop it, then run", start)
+            elif risk:
+                self._confirm(f"{risk} Start {name} all the same?", "start it", partial(self._start, next_run))
+            else:
+                self._start(next_run)
+
+    def _start(self, next_run: NextRun, stop: Path | None = None) -> None:
+        name = next_run.spec.name
+        self.notify(f"Starting {name}…" if stop is None else f"Stopping {stop.name}, then starting {name}…")
+        self.session.start_run(next_run, stop)
+
+    def action_batch(self) -> None:
+        session, next_run, run = self.session, self.session.next_run, self.session.shown_run
+        self._batch_wanted = session.snapshot is None
+        if self._batch_wanted:
+            self.notify("Looking whether a search goes on…")
+        elif session.search.is_going_on or session.searched():
+            self._open_search()
+        elif next_run is None:
+            self.notify("There is no preset to search a batch for; p chooses one.", severity="warning")
+        elif session.runs.is_starting:
+            self.notify("A run is being started; b again when it is on the screen.", severity="warning")
+        elif run is None or not run.is_live:
+            self._search(None)
+        else:
+            from trainfast_tui.text.batch_search import limit_notice
+
+            question = f"{run.run_id} is {state_words(run.state)} and has the device. Stop it and search the batch?"
+            question = " ".join(filter(None, (question, limit_notice(next_run.spec, session.machine))))
+            self._ask_about(run, question, "stop it, then search", partial(self._search, run.directory))
+
+    def _search(self, live: Path | None) -> None:
+        self.session.start_search(live)
+        self._open_search()
+
+    def _open_search(self) -> None:
+        from trainfast_tui.screens.search import SearchScreen
+
+        if self.session.next_run is not None:
+            self.app.push_screen(SearchScreen(self.session, self.session.next_run.spec))
+
+    def action_stop(self) -> None:
+        run, runs = self.session.shown_run, self.session.runs
+        if runs.is_cooling:
+            runs.give_up()
+        elif run is None or not run.is_live:
+            self.notify("Nothing is running.")
+        elif run.state == "stopping" or run.stop_deadline_ns is not None:
+            question = f"Kill {run.run_id} now? What it has not written yet is lost; its records so far are kept."
+            self._ask_about(run, question, "kill it", partial(runs.kill, run.directory))
+        elif run.supervised:
+            self.notify("Asking it to stop…")
+            runs.stop(run.directory)
+        else:
+            question = f"{run.run_id} has no supervisor any more. Stop its processes and clean up?"
+            self._ask_about(run, question, "stop them", partial(self._clean_up, run.directory))
+
+    def _clean_up(self, directory: Path) -> None:
+        self.notify("Stopping its processes; SIGKILL after 30 s…")
+        self.session.runs.stop(directory)
+
+    def _confirm(self, question: str, yes: str, then: Callable[[], object]) -> Screen[object]:
+        """Ask a question, and do `then` if the answer is yes."""
+        from trainfast_tui.widgets.dialogs import Confirm
+
+        def take(answer: object) -> None:
+            if answer:
+                then()
+
+        dialog = Confirm(question, yes)
+        self.app.push_screen(dialog, take)
+        return dialog
+
+    def _ask_about(self, run: RunSnapshot, question: str, yes: str, then: Callable[[], object]) -> None:
+        """Ask a question that makes sense only while this run is live."""
+        self._question = self._confirm(question, yes, then), run.run_id
+
+    def _close_outdated_question(self, run: RunSnapshot | None) -> None:
+        """Close the question about a run that has ended by itself, with a notice."""
+        dialog, run_id = self._question
+        if run is None or run.is_live or run.run_id != run_id or self.app.screen is not dialog:
+            return
+        self._question = None, ""
+        dialog.dismiss(None)
+        words = f"{run_id} has ended by itself: {state_words(run.state)}. r starts the next run."
+        self.notify(words, severity="warning")
+
+    def action_cool_to(self) -> None:
+        from trainfast_runner.machine.cooling import HIGHEST_C, LOWEST_C
+        from trainfast_tui.widgets.dialogs import Ask
+
+        runs = self.session.runs
+        allowed = f"{LOWEST_C:g} to {HIGHEST_C:g} degrees Celsius"
+        hint = (
+            f"{allowed}: each run, and each process of a search, waits until its GPUs are below it, so that all begin"
+            " alike. Empty: no wait."
+        )
+
+        def take(text: str) -> None:
+            wait = runs.cool_to_c = _degrees(text, LOWEST_C, HIGHEST_C)
+            self.notify(
+                "Runs start at once." if wait is None else f"Each run waits until its GPUs are below {wait:g} °C."
+            )
+
+        now = "" if runs.cool_to_c is None else f"{runs.cool_to_c:g}"
+        self.app.push_screen(Ask("Start runs below", hint, now, take))
+
+    def action_compare(self) -> None:
+        run = self.session.shown_run
+        if run is None:
+            self.notify("Nothing to compare yet; r starts a run.")
+        elif run.result is None:
+            self.notify("This run has not ended yet; compare when it has.")
+        else:
+            self.session.compare_with_previous(run.run_id)
+
+    def action_history(self) -> None:
+        from trainfast_tui.screens.runs import RunsScreen
+
+        self.app.push_screen(RunsScreen(self.session))
+
+    def action_monitor(self) -> None:
+        from trainfast_tui.screens.monitor import MonitorScreen
+
+        self.app.push_screen(MonitorScreen(self.session))
+
+    def action_topo(self) -> None:
+        from trainfast_tui.screens.topo import TopoScreen
+
+        self.app.push_screen(TopoScreen(self.session))
+
+    def action_diagnosis(self) -> None:
+        run = self.session.shown_run
+        if run is None or not run.steps:
+            self.notify("No step was measured yet, so nothing can be told.")
+            return
+        from trainfast_tui.screens.diagnosis import DiagnosisScreen
+
+        self.app.push_screen(DiagnosisScreen(self.session, run))
+
+    def action_log_scroll(self, by: int) -> None:
+        """Scroll the log by pages while it is open, else the knobs."""
+        log = self.query_one(LogPane)
+        if log.display:
+            log.scroll_pages(by)
+        else:
+            self.query_one(KnobPanel).action_move(by * 8)
+
+
+def _degrees(text: str, lowest: float, highest: float) -> float | None:
+    """Parse a temperature in degrees Celsius; None if the text is empty. Raises UserError."""
+    text = text.strip().removesuffix("C").removesuffix("°").strip()
+    if not text:
+        return None
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not lowest <= value <= highest:
+        raise UserError(
+            f"{text} is no temperature to wait for",
+            key="cool to",
+            allowed=[f"{lowest:g} to {highest:g} degrees Celsius"],
+        )
+    return value

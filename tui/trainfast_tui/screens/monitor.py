@@ -1,4 +1,4 @@
-"""The machine, for a person about to train: devices, what holds them back, who uses them, and their last minutes."""
+"""The machine, for a person about to train: devices, their throttling, their users, and their last minutes."""
 
 from __future__ import annotations
 
@@ -7,18 +7,17 @@ from typing import TYPE_CHECKING
 
 from textual.app import ComposeResult
 from textual.geometry import Size
-from textual.screen import Screen
 
 from trainfast_runner.errors import UserError
 from trainfast_tui.charts import data
 from trainfast_tui.charts.column import Charts
 from trainfast_tui.live.snapshot import Snapshot
-from trainfast_tui.screens.shared import ChartActions, OfTheApp
+from trainfast_tui.screens.base import AppScreen
 from trainfast_tui.text import format as fmt
-from trainfast_tui.text.keys import bindings, of
+from trainfast_tui.text.keys import bindings
 from trainfast_tui.widgets.monitor_devices import MonitorDevices, MonitorHead
 from trainfast_tui.widgets.process_table import ProcessTable
-from trainfast_tui.widgets.strips import Footer, StatusLine
+from trainfast_tui.widgets.strips import StatusLine
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -28,33 +27,30 @@ if TYPE_CHECKING:
     from trainfast_runner.results.bottleneck.device_track import DeviceConditions
     from trainfast_runner.results.bottleneck.step_conditions import StepJoin
     from trainfast_runner.running.stopping import Membership
+    from trainfast_tui.session import Session
 
 AROUND = 3
 """Rows of head, status and footer."""
 LEAST_CHART_ROWS = 7
 CHART_ROWS = ((38, 15), (26, 8))
-"""From so many rows on for all, so many are kept for charts before a GPU says all it knows."""
+"""(rows of the screen, rows kept for charts before a GPU shows all its readings)."""
 LEAST_PROCESS_ROWS = 6
 LEAST_ROWS_WITH_EVENTS = 3
-"""Processes on a screen with fewer rows for them have these, and events none."""
+"""With fewer rows for processes and events, the processes take them all."""
 MINUTE_NS = 60_000_000_000
 LATELY_EVERY_NS = 900_000_000
 """Shares of a minute in whole percent need no more than a sample a second."""
 
 
-class MonitorScreen(OfTheApp, ChartActions, Screen[None]):
+class MonitorScreen(AppScreen):
     """Follows the newest snapshot; the reader looks at processes for as long as this is open."""
 
     SCOPE = "monitor"
-    BINDINGS = [*bindings("monitor")]
-    DEFAULT_CSS = """
-    MonitorScreen { layout: vertical; overflow: hidden; }
-    MonitorScreen .-away { display: none; }
-    """
+    BINDINGS = [*bindings(SCOPE)]
+    DEFAULT_CSS = "MonitorScreen .-away { display: none; }"
 
-    def __init__(self, *, ascii: bool) -> None:
-        super().__init__()
-        self._ascii = ascii
+    def __init__(self, session: Session) -> None:
+        super().__init__(session)
         self._snapshot: Snapshot | None = None
         self._join: StepJoin | None = None
         self._joined_uuids: tuple[str, ...] = ()
@@ -67,26 +63,26 @@ class MonitorScreen(OfTheApp, ChartActions, Screen[None]):
         """The process that SIGTERM was sent to last."""
 
     def compose(self) -> ComposeResult:
-        yield MonitorHead(ascii=self._ascii)
-        yield MonitorDevices(ascii=self._ascii)
-        yield Charts(ascii=self._ascii, of_machine=True)
-        yield ProcessTable(ascii=self._ascii)
-        yield StatusLine(ascii=self._ascii)
-        yield Footer([*of("monitor"), *of("everywhere")], ascii=self._ascii)
+        yield MonitorHead()
+        yield MonitorDevices()
+        yield Charts(of_machine=True)
+        yield ProcessTable()
+        yield StatusLine(id="status")
+        yield self.footer()
 
     def on_mount(self) -> None:
-        self.trainfast.reader.look_at_processes(True)
-        if self.trainfast.snapshot is not None:
-            self.show_snapshot(self.trainfast.snapshot)
+        self.session.reader.look_at_processes(True)
+        if self.session.snapshot is not None:
+            self.show_snapshot(self.session.snapshot)
 
     def on_unmount(self) -> None:
-        self.trainfast.reader.look_at_processes(False)
+        self.session.reader.look_at_processes(False)
 
     def on_resize(self) -> None:
         self._share_out()
 
     def show_snapshot(self, snapshot: Snapshot) -> None:
-        """Paint what is new."""
+        """Paint the machine of this snapshot."""
         self._snapshot = snapshot
         tick = snapshot.tick
         run = snapshot.run
@@ -102,16 +98,8 @@ class MonitorScreen(OfTheApp, ChartActions, Screen[None]):
             charts.show(snapshot.of_machine())
         self._follow_asked(snapshot.processes)
 
-    def say(self, text: str, tone: str = "text") -> None:
-        """A line at the bottom."""
-        self.query_one(StatusLine).say(text, tone)
-
-    def show_pace(self, words: str) -> None:
-        """How slow the terminal is."""
-        self.query_one(Footer).show_pace(words)
-
     def _share_out(self) -> None:
-        """Devices first, then a few processes, then charts, of which the line of events always stays."""
+        """Divide the rows: devices first, then a few processes, then charts, whose line of events always stays."""
         room, width = self.size.height - AROUND, self.size.width
         tick = self._snapshot.tick if self._snapshot is not None else None
         gpus = len(tick.devices) if tick is not None else 0
@@ -120,7 +108,7 @@ class MonitorScreen(OfTheApp, ChartActions, Screen[None]):
         devices, table = self.query_one(MonitorDevices), self.query_one(ProcessTable)
         for_charts = next((rows for least, rows in CHART_ROWS if room >= least), 0)
         rows = devices.rows_wanted(width, max(1, room - LEAST_PROCESS_ROWS - for_charts))
-        # What a GPU has to say, and processes, come and go: moving all the rest would send the whole screen again.
+        # Readings and processes come and go: moving all the rest would send the whole screen again.
         kept = self._kept_rows if self._rows_for == (self.size, gpus) else (0, 0)
         rows, wanted = self._kept_rows = max(rows, kept[0]), max(table.rows_wanted, kept[1])
         self._rows_for = self.size, gpus
@@ -135,7 +123,7 @@ class MonitorScreen(OfTheApp, ChartActions, Screen[None]):
             table.styles.height = height
 
     def _last_minute(self, snapshot: Snapshot) -> dict[str, DeviceConditions]:
-        """What each GPU did in the last minute, from its counters; of the samples one a second is taken."""
+        """Conditions of each GPU in the last minute by UUID, from its counters, with one sample a second."""
         from trainfast_runner.results.bottleneck.step_conditions import StepJoin
 
         ticks = snapshot.machine_ticks
@@ -160,32 +148,33 @@ class MonitorScreen(OfTheApp, ChartActions, Screen[None]):
         return self._lately
 
     def _follow_asked(self, rows: tuple[ProcessRow, ...] | None) -> None:
-        """Say when the process that was asked to end has ended."""
+        """Show when the process that was asked to end has ended."""
         asked = self._asked
         if asked is not None and rows is not None:
             from trainfast_runner.machine.processes.signalling import still_runs
 
             if not still_runs(asked):
                 self._asked = None
-                self.say(f"Process {asked.pid} has ended.", "success")
+                self.show_notice(f"Process {asked.pid} has ended.", "success")
 
     def action_end(self) -> None:
         row = self.query_one(ProcessTable).current
         if row is None:
             return
         if row.identity is None:
-            self.say(f"Process {row.pid} is not visible from here, so it cannot be told from another.", "warning")
+            words = f"Process {row.pid} is not visible from here, so it cannot be told from another."
+            self.notify(words, severity="warning")
             return
         from trainfast_runner.machine.processes.signalling import refuse
         from trainfast_runner.running.stopping import run_with
-        from trainfast_tui.screens.dialogs import Confirm
+        from trainfast_tui.widgets.dialogs import Confirm
 
         try:
             refuse(row.identity)
-        except UserError as problem:
-            self.say(problem.line(), "warning")
+        except UserError as error:
+            self.notify(error.line(), severity="warning")
             return
-        if (member := run_with(self.trainfast.home, row.identity)) is not None:
+        if (member := run_with(self.session.home, row.identity)) is not None:
             self._offer_stop(row, member)
             return
         kill = row.identity == self._asked
@@ -193,23 +182,23 @@ class MonitorScreen(OfTheApp, ChartActions, Screen[None]):
         if kill:
             question += "\nSIGTERM was sent to it and it still runs. SIGKILL gives it no chance to save anything."
         yes = "send SIGKILL" if kill else "send SIGTERM: it may save what it has, and end"
-        self.app.push_screen(Confirm(question, yes, ascii=self._ascii), partial(self._end, row.identity, kill))
+        self.app.push_screen(Confirm(question, yes), partial(self._end, row.identity, kill))
 
     def _offer_stop(self, row: ProcessRow, member: Membership) -> None:
-        """A process of a run is ended with its run: alone, it would make the run a failed one."""
-        from trainfast_tui.screens.dialogs import Confirm
+        """Offer to stop the run of a process: ending the process alone would make the run a failed one."""
+        from trainfast_tui.widgets.dialogs import Confirm
 
         run_id = member.directory.name
         if member.role is not None:
-            self.say(f"Process {row.pid} works for a search ({run_id}): b on the main screen, then Esc, ends that.")
+            self.notify(f"Process {row.pid} works for a search ({run_id}): b on the main screen, then Esc, ends that.")
             return
         question = f"Stop the run {run_id}?\nProcess {row.pid} is {member.place}.\n{_described(row)}"
         yes = "stop the run: it is asked to end, and killed after a countdown"
-        self.app.push_screen(Confirm(question, yes, ascii=self._ascii), partial(self._stop, member.directory))
+        self.app.push_screen(Confirm(question, yes), partial(self._stop, member.directory))
 
     def _stop(self, directory: Path, yes: object) -> None:
         if yes:
-            self.trainfast.control.stop(directory)
+            self.session.runs.stop(directory)
 
     def _end(self, identity: Identity, kill: bool, yes: object) -> None:
         if not yes:
@@ -217,31 +206,12 @@ class MonitorScreen(OfTheApp, ChartActions, Screen[None]):
         from trainfast_runner.machine.processes.signalling import end
 
         try:
-            said = end(identity, kill=kill)
-        except UserError as problem:
-            self.say(problem.line(), "warning")
+            words = end(identity, kill=kill)
+        except UserError as error:
+            self.notify(error.line(), severity="warning")
             return
         self._asked = identity
-        self.say(said if kill else f"{said} If it stays, x again offers SIGKILL.")
-
-    def action_move(self, by: int) -> None:
-        self.query_one(ProcessTable).move(by)
-
-    def action_page(self, by: int) -> None:
-        table = self.query_one(ProcessTable)
-        table.move(by * max(1, table.size.height - 2))
-
-    def action_choose(self, by: int) -> None:
-        self.query_one(MonitorDevices).choose(by)
-
-    def action_sort(self) -> None:
-        self.say(self.query_one(ProcessTable).sort())
-
-    def action_reverse(self) -> None:
-        self.query_one(ProcessTable).turn_around()
-
-    def action_back(self) -> None:
-        self.dismiss()
+        self.notify(words if kill else f"{words} If it stays, x again offers SIGKILL.")
 
 
 def _described(row: ProcessRow) -> str:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from functools import partial
+from typing import TYPE_CHECKING
 
 from textual.app import ComposeResult
-from textual.message import Message
-from textual.screen import Screen
 
 from trainfast_runner.errors import UserError
 from trainfast_runner.records.home import Home, is_alive
@@ -14,13 +14,16 @@ from trainfast_runner.records.run_file import PROBE
 from trainfast_runner.records.state_words import state_words
 from trainfast_runner.running.history import RunRow, iter_rows, row_of
 from trainfast_tui.control.background import in_background
-from trainfast_tui.control.messages import Said, said_no
-from trainfast_tui.screens.shared import OfTheApp
+from trainfast_tui.control.messages import Notified, warning
+from trainfast_tui.screens.base import AppScreen, SessionMessage
 from trainfast_tui.text.keys import bindings, of
 from trainfast_tui.widgets.run_detail import RunDetail
 from trainfast_tui.widgets.runs_table import ORDERS, RunsTable, fits, orders_of
 from trainfast_tui.widgets.sorted_table import ordered
 from trainfast_tui.widgets.strips import Footer, StatusLine
+
+if TYPE_CHECKING:
+    from trainfast_tui.session import Session
 
 REFRESH_S = 2.0
 
@@ -32,28 +35,25 @@ def listed_again(home: Home, known: list[RunRow]) -> list[RunRow]:
     return [settled.get(run_id) or row_of(home, run_id) for run_id in ids]
 
 
-class RunsListed(Message):
-    """The home's runs, newest first. Probes of searches are among them, to be known when it is looked at again."""
+@dataclass(frozen=True, slots=True)
+class RunsListed:
+    """The home's runs, newest first, with the probes of searches."""
 
-    def __init__(self, rows: list[RunRow]) -> None:
-        super().__init__()
-        self.rows = rows
+    rows: list[RunRow]
 
 
-class RunsScreen(OfTheApp, Screen[None]):
-    """Lists in a thread of its own: ten thousand runs take a while."""
+class RunsScreen(AppScreen):
+    """Lists the runs in a thread: ten thousand take a while."""
 
     SCOPE = "runs"
-    BINDINGS = [*bindings("runs")]
-    DEFAULT_CSS = "RunsScreen { layout: vertical; overflow: hidden; }"
+    BINDINGS = [*bindings(SCOPE)]
 
-    def __init__(self, home: Home, *, ascii: bool) -> None:
-        super().__init__()
-        self._home = home
-        self._ascii = ascii
+    def __init__(self, session: Session) -> None:
+        super().__init__(session)
+        self._home = session.home
         self._known: list[RunRow] = []
         self._rows: list[RunRow] = []
-        """Those that are listed: a search shows its probes itself."""
+        """The listed runs, without probes, which their search shows."""
         self._filter = ""
         self._order = ORDERS[0].name
         self._reverse = False
@@ -61,40 +61,46 @@ class RunsScreen(OfTheApp, Screen[None]):
         self._is_listed = False
 
     def compose(self) -> ComposeResult:
-        yield StatusLine(ascii=self._ascii, id="head")
-        yield RunsTable(ascii=self._ascii)
-        yield RunDetail(ascii=self._ascii)
-        yield StatusLine(ascii=self._ascii, id="status")
-        # Where the keys do not fit the last go first: the order is said above, deleting is nowhere else.
-        keys = sorted(of("runs"), key=lambda command: command.id == "sort")
-        yield Footer([*keys, *of("everywhere")], ascii=self._ascii)
+        yield StatusLine(id="head")
+        yield RunsTable()
+        yield RunDetail()
+        yield StatusLine(id="status")
+        yield self.footer()
+
+    def footer(self) -> Footer:
+        """The footer: where the keys do not fit the order goes first, which the head names as well."""
+        keys = sorted(of("runs"), key=lambda action: action.id == "sort")
+        return Footer([*keys, *of("everywhere")])
 
     def on_mount(self) -> None:
-        self.query_one("#head", StatusLine).say("runs", "title")
+        self.query_one("#head", StatusLine).show("runs", "title")
         self.action_reload()
         self.set_interval(REFRESH_S, self._look_again)
 
     def on_resize(self) -> None:
         self._show()
 
-    def on_runs_listed(self, message: RunsListed) -> None:
+    def on_session_message(self, message: SessionMessage) -> None:
+        if not isinstance(message.content, RunsListed):
+            return
+        rows = message.content.rows
         self._is_listing, self._is_listed = False, True
-        if message.rows != self._known or not self._known:
-            self._known = message.rows
-            self._rows = [row for row in message.rows if row.role != PROBE]
+        if rows != self._known or not self._known:
+            self._known = rows
+            self._rows = [row for row in rows if row.role != PROBE]
             self._show()
 
     def _look_again(self) -> None:
-        """What has started, ended or gone meanwhile; nothing while an earlier look is still under way."""
+        """List runs that have started, ended or gone meanwhile, unless an earlier look is still under way."""
         if self._is_listing or not self._is_listed:
             return
         self._is_listing = True
         known = self._known
-        in_background("runs", lambda: RunsListed(listed_again(self._home, known)), self.post_message, self._could_not)
+        in_background("runs", lambda: RunsListed(listed_again(self._home, known)), self.post, self._not_listed)
 
-    def _could_not(self, problem: UserError) -> Said:
+    def _not_listed(self, error: UserError) -> Notified:
         self._is_listing = False
-        return said_no(problem)
+        return warning(error)
 
     def _show(self) -> None:
         if not self._is_listed:
@@ -103,34 +109,21 @@ class RunsScreen(OfTheApp, Screen[None]):
         orders = orders_of(self.size.width)
         order = next((one for one in orders if one.name == self._order), orders[0])
         self.table.show(ordered(rows, order, self._reverse), order, self._reverse)
-        self.query_one(RunDetail).show(self.table.current)
-        said = f"runs   {len(rows):,} of {len(self._rows):,}" if self._filter else f"runs   {len(rows):,}"
-        said += f"   by {order.name}, {order.words[self._reverse]}"
-        self.query_one("#head", StatusLine).say(said + (f"   with “{self._filter}”" if self._filter else ""), "title")
+        self.on_sorted_table_moved()
+        head = f"runs   {len(rows):,} of {len(self._rows):,}" if self._filter else f"runs   {len(rows):,}"
+        head += f"   by {order.name}, {order.words[self._reverse]}"
+        head += f"   with “{self._filter}”" if self._filter else ""
+        self.query_one("#head", StatusLine).show(head, "title")
 
     @property
     def table(self) -> RunsTable:
         return self.query_one(RunsTable)
 
-    def say(self, text: str, tone: str = "text") -> None:
-        """A line at the bottom."""
-        self.query_one("#status", StatusLine).say(text, tone)
-
-    def action_reload(self) -> None:
-        in_background("runs", lambda: RunsListed(list(iter_rows(self._home, probes=True))), self.post_message, said_no)
-
-    def action_move(self, by: int) -> None:
-        self.table.move(by)
+    def on_sorted_table_moved(self) -> None:
         self.query_one(RunDetail).show(self.table.current)
 
-    def action_page(self, by: int) -> None:
-        self.action_move(by * self.table.page_rows)
-
-    def action_end(self, by: int) -> None:
-        self.action_move(by * len(self._rows))
-
-    def action_mark(self) -> None:
-        self.table.mark()
+    def action_reload(self) -> None:
+        in_background("runs", lambda: RunsListed(list(iter_rows(self._home, probes=True))), self.post)
 
     def action_sort(self) -> None:
         names = [order.name for order in orders_of(self.size.width)]
@@ -143,10 +136,10 @@ class RunsScreen(OfTheApp, Screen[None]):
         self._show()
 
     def action_filter(self) -> None:
-        from trainfast_tui.screens.dialogs import Ask
+        from trainfast_tui.widgets.dialogs import Ask
 
         hint = "Words that must all occur: oom, tiny-llama, batch_size=64. Empty shows every run."
-        self.app.push_screen(Ask("Show runs with", hint, self._filter, None, ascii=self._ascii), self._filtered)
+        self.app.push_screen(Ask("Show runs with", hint, self._filter, None), self._filtered)
 
     def _filtered(self, words: object) -> None:
         if isinstance(words, str):
@@ -160,16 +153,14 @@ class RunsScreen(OfTheApp, Screen[None]):
         elif table.current is not None and table.below is not None:
             a, b = sorted((table.below.run_id, table.current.run_id))
         else:
-            self.say("Mark two runs with space.")
+            self.notify("Mark two runs with space.")
             return
-        from trainfast_tui.screens.compare import comparison_of
-
-        in_background("compare", partial(comparison_of, self._home, a, b), self.app.post_message, said_no)
+        self.session.compare(a, b)
 
     def action_open(self) -> None:
         row = self.table.current
         if row is not None:
-            self.trainfast.show_run(self._home.directory(row.run_id))
+            self.session.show_run(self._home.directory(row.run_id))
             self.dismiss()
 
     def action_delete(self) -> None:
@@ -177,29 +168,27 @@ class RunsScreen(OfTheApp, Screen[None]):
         if row is None:
             return
         if is_alive(self._home.directory(row.run_id)):
-            self.say(f"{row.run_id} is still running: Enter opens it, s stops it; then it can be deleted.", "warning")
+            words = f"{row.run_id} is still running: Enter opens it, s stops it; then it can be deleted."
+            self.notify(words, severity="warning")
             return
-        from trainfast_tui.screens.dialogs import Confirm
+        from trainfast_tui.widgets.dialogs import Confirm
 
         question = f"Delete {row.run_id} ({row.name}, {state_words(row.state)}) and all its records?"
-        self.app.push_screen(Confirm(question, "delete it", ascii=self._ascii), partial(self._delete, row.run_id))
+        self.app.push_screen(Confirm(question, "delete it"), partial(self._delete, row.run_id))
 
     def _delete(self, run_id: str, yes: object) -> None:
         if not yes:
             return
         try:
             self._home.remove(run_id)
-        except UserError as problem:
-            self.say(problem.line(), "error")
+        except UserError as error:
+            self.refuse(error)
             return
         except OSError as error:
-            self.say(f"not deleted: {error}", "error")
+            self.notify(f"not deleted: {error}", severity="error")
             return
         self._rows = [row for row in self._rows if row.run_id != run_id]
         self._known = [row for row in self._known if row.run_id != run_id]
         self.table.marked = [marked for marked in self.table.marked if marked != run_id]
-        self.say(f"deleted {run_id}")
+        self.notify(f"deleted {run_id}")
         self._show()
-
-    def action_back(self) -> None:
-        self.dismiss()

@@ -2,66 +2,59 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from textual.app import ComposeResult
-from textual.message import Message
-from textual.screen import Screen
 
 from trainfast_runner.machine.telemetry.topology import Topology, read_topology
 from trainfast_tui.control.background import in_background
-from trainfast_tui.control.messages import said_no
-from trainfast_tui.screens.shared import PageActions
-from trainfast_tui.text.keys import bindings, of
+from trainfast_tui.screens.base import AppScreen, SessionMessage
+from trainfast_tui.text.keys import bindings
 from trainfast_tui.text.lines import Line, rule, wrap
 from trainfast_tui.text.topology import SILENT, sections
 from trainfast_tui.widgets.page import Page
-from trainfast_tui.widgets.strips import Footer
 
 PROSE = ("for training",)
 TABLES = ("links between GPUs", "GPUs")
 
 
-class TopologyRead(Message):
+@dataclass(frozen=True, slots=True)
+class TopologyRead:
     """NVML has answered."""
 
-    def __init__(self, topology: Topology) -> None:
-        super().__init__()
-        self.topology = topology
+    topology: Topology
 
 
-class TopoScreen(PageActions, Screen[None]):
-    """Asks NVML in a thread of its own: the driver may take its time."""
+class TopoScreen(AppScreen):
+    """Reads NVML in a thread: the driver may take its time."""
 
     SCOPE = "topo"
-    BINDINGS = [*bindings("topo")]
-    DEFAULT_CSS = "TopoScreen { layout: vertical; overflow: hidden; }"
-
-    def __init__(self, *, ascii: bool) -> None:
-        super().__init__()
-        self._ascii = ascii
+    BINDINGS = [*bindings(SCOPE)]
 
     def compose(self) -> ComposeResult:
-        yield TopologyText(ascii=self._ascii)
-        yield Footer([*of("topo"), *of("everywhere")], ascii=self._ascii)
+        yield TopologyText()
+        yield self.footer()
 
     def on_mount(self) -> None:
         self.action_reload()
 
-    def on_topology_read(self, message: TopologyRead) -> None:
-        self.query_one(TopologyText).show(message.topology)
+    def on_session_message(self, message: SessionMessage) -> None:
+        if isinstance(message.content, TopologyRead):
+            self.query_one(TopologyText).show(message.content.topology)
 
     def action_reload(self) -> None:
-        in_background("topology", lambda: TopologyRead(read_topology()), self.post_message, said_no)
+        in_background("topology", lambda: TopologyRead(read_topology()), self.post)
 
 
 class TopologyText(Page):
-    """The matrix and all below it; empty until the driver has answered."""
+    """The matrix and the sections below it; empty until the driver has answered."""
 
-    def __init__(self, *, ascii: bool) -> None:
-        super().__init__(ascii=ascii)
+    def __init__(self) -> None:
+        super().__init__()
         self._topology: Topology | None = None
 
     def show(self, topology: Topology) -> None:
-        """Show this one."""
+        """Show this topology."""
         self._topology = topology
         self.repaint()
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from functools import partial
-from typing import ClassVar
 
 from rich.style import Style
 from textual import events
@@ -13,7 +12,6 @@ from textual.app import App
 from textual.dom import DOMNode
 from textual.driver import Driver
 from textual.filter import LineFilter
-from textual.message import Message
 from textual.widget import Widget
 
 from trainfast_tui.terminal import escape_key, frame_output, themes
@@ -38,9 +36,6 @@ PLAIN_STYLES = {
 
 class TerminalApp(App[int]):
     """A Textual app that sends little to the terminal and keeps every key; with `plain_output` Textual as it is."""
-
-    DROPPED_ON_LEAVING: ClassVar[tuple[type[Message], ...]] = ()
-    """Messages that threads post; they are dropped once the app is closing, when their screens are gone."""
 
     def __init__(self, *, ascii: bool = False, plain_output: bool = False) -> None:
         # Textual's constructor asks for the driver class.
@@ -74,10 +69,6 @@ class TerminalApp(App[int]):
     async def take_event(self, event: events.Event) -> None:
         """Handle an event as Textual does; an app overrides this instead of `on_event`."""
         await super().on_event(event)
-
-    async def _dispatch_message(self, message: Message) -> None:
-        if self.plain_output or self.is_running or not isinstance(message, self.DROPPED_ON_LEAVING):
-            await super()._dispatch_message(message)
 
     def unwritten_frames(self) -> int:
         """Return the number of frames the terminal has not taken yet, 0 when unknown."""

@@ -62,7 +62,7 @@ class BatchSearchView(Painted):
         self._before_start = notice
         self.repaint()
 
-    def say(self, text: str, tone: str = "text") -> None:
+    def show_notice(self, text: str, tone: str = "text") -> None:
         """Show this line at the bottom until the next one."""
         self._notice = (text, tone)
         self.repaint()
@@ -73,8 +73,8 @@ class BatchSearchView(Painted):
         found = choices(self._search)
         return found[min(self._at, len(found) - 1)] if found else None
 
-    def move(self, by: int) -> None:
-        """Move the cursor among the choices."""
+    def action_move(self, by: int) -> None:
+        """Move the cursor among the answers that Enter can apply."""
         self._at = max(0, min(len(choices(self._search)) - 1, self._at + by))
         self.repaint()
 

@@ -1,14 +1,21 @@
-"""The panel of a run's end: the reason, and changes to the knobs."""
+"""How a run ended, in the middle of the screen: the reason, and the changes to try, with their keys."""
 
 from __future__ import annotations
+
+from typing import TYPE_CHECKING
 
 from textual.geometry import Size
 
 from trainfast_runner.records.result import OomChange
 from trainfast_tui.charts.painted import Painted
 from trainfast_tui.text import oom
-from trainfast_tui.text.endings import Ending
+from trainfast_tui.text.endings import Ending, ending
 from trainfast_tui.text.lines import Line, wrap
+
+if TYPE_CHECKING:
+    from trainfast_runner.running.follower import RunSnapshot
+    from trainfast_tui.control.next_run import NextRun
+    from trainfast_tui.session import Session
 
 MOST_REASON_LINES = 4
 KEYS = ("", "1 sets it", "1 or 2 sets it", "1, 2 or 3 sets it")
@@ -16,24 +23,53 @@ KEYS = ("", "1 sets it", "1 or 2 sets it", "1, 2 or 3 sets it")
 
 
 class EndingPanel(Painted):
-    """A panel as high as its text, hidden without any."""
+    """As high as its text; hidden while there is none."""
 
     DEFAULT_CSS = """
     EndingPanel { height: auto; display: none; }
     EndingPanel.-says { display: block; }
     """
 
-    def __init__(self, *, ascii: bool = False, id: str | None = None) -> None:
-        super().__init__(ascii=ascii, id=id)
+    def __init__(self, session: Session) -> None:
+        super().__init__()
+        self._session = session
         self._ending: Ending | None = None
+        self._run_id = ""
+        self._fix: tuple[str, NextRun, NextRun] | None = None
+        """The run whose proposed change was taken last, and the next run before and after."""
 
-    def show(self, ending: Ending | None) -> None:
-        """Show this ending; None hides the panel."""
-        if ending != self._ending:
-            self._ending = ending
-            self.set_class(ending is not None, "-says")
+    def show(self, run: RunSnapshot | None) -> None:
+        """Show how this run ended; nothing while it is live."""
+        explained = None if run is None else self._session.oom.about(run)
+        if run is None:
+            found = None
+        else:
+            found = ending(run) if explained is None else ending(run, explained.explanation, explained.left)
+            self._run_id = run.run_id
+        if found != self._ending:
+            self._ending = found
+            self.set_class(found is not None, "-says")
             self.refresh(layout=True)
             self._rows = None
+
+    def action_fix(self, place: int) -> None:
+        """Give the next run's knobs a change that would make the run fit, in place of the change taken before."""
+        next_run = self._session.next_run
+        if self._ending is None or place >= len(self._ending.fixes) or next_run is None:
+            return
+        before = self._without_the_last_fix(next_run)
+        self._session.apply(self._ending.fixes[place].settings.items(), before)
+        self._fix = self._run_id, before, self._session.next_run or before
+
+    def _without_the_last_fix(self, next_run: NextRun) -> NextRun:
+        """Undo the last change, since one is enough; knobs turned since then stay as they are."""
+        if self._fix is None or self._fix[0] != self._run_id:
+            return next_run
+        _, before, after = self._fix
+        for name, value in after.spec.knobs.items():
+            if value != before.spec.knobs[name] and next_run.spec.knobs[name] == value:
+                next_run = next_run.back(name, before)
+        return next_run
 
     def get_content_height(self, container: Size, viewport: Size, width: int) -> int:
         return len(self.lines(width, 100))

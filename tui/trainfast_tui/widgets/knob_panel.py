@@ -1,17 +1,21 @@
-"""The knobs of the next run, in groups, with what the one under the cursor does to speed and memory."""
+"""The knobs of the next run, in groups, their keys, and the text about the knob under the cursor."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING
 
 from rich.cells import cell_len
 
 from trainfast_runner.errors import UserError
 from trainfast_runner.settings.knobs import BY_NAME, KNOBS
 from trainfast_tui.charts.painted import Painted
-from trainfast_tui.control.next_run import NextRun
+from trainfast_tui.control.next_run import NextRun, preset_choices
 from trainfast_tui.text.format import fit, plain
 from trainfast_tui.text.lines import Line, rule, wrap
+
+if TYPE_CHECKING:
+    from trainfast_tui.session import Session
 
 AUTO = "auto"
 GROUPS = ("batch", "compute", "memory", "data", "parallel", "optimization", "run")
@@ -30,12 +34,13 @@ def in_order() -> tuple[str, ...]:
 
 
 class KnobPanel(Painted, can_focus=True):
-    """A list with a cursor over the text about the knob under it. It shows; the screen turns."""
+    """A list with a cursor over the text about the knob under it. Its keys change the session's next run."""
 
     DEFAULT_CSS = "KnobPanel { height: 1fr; width: 1fr; }"
 
-    def __init__(self, *, ascii: bool = False, id: str | None = None) -> None:
-        super().__init__(ascii=ascii, id=id)
+    def __init__(self, session: Session) -> None:
+        super().__init__()
+        self._session = session
         self._next: NextRun | None = None
         self._global_batch: tuple[int, int] | None = None
         self._advice: Mapping[str, str] = {}
@@ -50,18 +55,17 @@ class KnobPanel(Painted, can_focus=True):
         """The name of the knob under the cursor."""
         return self._names[self._at]
 
-    def show(
-        self, next_run: NextRun | None, global_batch: tuple[int, int] | None, advice: Mapping[str, str] | None = None
-    ) -> None:
-        """Show these knobs, those that matter to this run; a refusal of other ones is forgotten.
-
-        `advice` is a paragraph by the name of its knob.
-        """
-        if next_run is not self._next:
+    def show(self, knob: str = "") -> None:
+        """Paint the knobs that matter to the next run, with the cursor on `knob` where one is named."""
+        next_run, machine = self._session.next_run, self._session.machine
+        if next_run is not self._next or knob:
             self._refusal = None
-        self._next, self._global_batch, self._advice = next_run, global_batch, advice or {}
+        self._next, self._advice = next_run, self._session.advice()
+        self._global_batch = None if next_run is None else next_run.global_batch(machine)
         if next_run is not None:
             self._list_only(tuple(name for name in in_order() if next_run.matters(name)))
+        if knob in self._names:
+            self._at = self._names.index(knob)
         self.repaint()
 
     def show_chosen(self, chosen: Mapping[str, str]) -> None:
@@ -75,28 +79,97 @@ class KnobPanel(Painted, can_focus=True):
         return self._chosen.get(name, "") if next_run.spec.knobs[name] == AUTO else ""
 
     def _list_only(self, names: tuple[str, ...]) -> None:
-        """The cursor stays on its knob, or goes to the nearest one above that is left."""
+        """List only these knobs; the cursor stays on its knob, or goes to the nearest one above that is listed."""
         above = self._names[: self._at + 1]
         self._names = names
         self._at = next((names.index(name) for name in reversed(above) if name in names), 0)
 
-    def refuse(self, problem: UserError) -> None:
-        """Say why a value was not taken, at the knob it is about."""
-        self._refusal = problem
-        if problem.key in self._names:
-            self._at = self._names.index(problem.key)
+    def refuse(self, error: UserError) -> None:
+        """Show why a value was refused, at the knob that it is about, and on the status line."""
+        self._refusal = error
+        if error.key in self._names:
+            self._at = self._names.index(error.key)
         self.repaint()
-
-    def move(self, by: int) -> None:
-        """The cursor `by` knobs further down, held at the ends."""
-        self.move_to(self._names[max(0, min(len(self._names) - 1, self._at + by))])
+        self.screen.notify(error.line(), severity="error")
 
     def move_to(self, name: str) -> None:
-        """The cursor on this knob, where it is listed."""
+        """Move the cursor to this knob, where it is listed."""
         if name in self._names:
             self._at = self._names.index(name)
         self._refusal = None
         self.repaint()
+
+    def action_move(self, by: int) -> None:
+        """Move the cursor `by` knobs down, held at the ends."""
+        self.move_to(self._names[max(0, min(len(self._names) - 1, self._at + by))])
+
+    def action_turn(self, by: int, around: bool = False) -> None:
+        next_run = self._session.next_run
+        if next_run is None:
+            return
+        try:
+            self._change(next_run.turn(self.current, by, around=around))
+        except UserError as error:
+            self.refuse(error)
+
+    def _change(self, next_run: NextRun) -> None:
+        """Change the next run and show it at once: the next key may already be waiting."""
+        self._session.change(next_run)
+        self.show()
+
+    def action_cycle(self) -> None:
+        self.action_turn(1, True)
+
+    def action_reset_knob(self) -> None:
+        if self._session.next_run is not None:
+            self._change(self._session.next_run.reset(self.current))
+
+    def action_type_value(self) -> None:
+        if self._session.next_run is None:
+            return
+        from trainfast_tui.widgets.dialogs import Ask
+
+        entry = BY_NAME[self.current]
+
+        def take(text: object) -> None:
+            if isinstance(text, str) and self._session.next_run is not None:
+                self._change(self._session.next_run.type(entry.name, text))
+
+        value = self._session.next_run.shown(entry.name)
+        self.app.push_screen(Ask(entry.name, entry.values.describe(), value, entry.read), take)
+
+    def action_preset(self) -> None:
+        from trainfast_tui.widgets.dialogs import Pick
+
+        def take(name: object) -> None:
+            if not isinstance(name, str):
+                return
+            try:
+                spec = self._session.choose_preset(name).spec
+            except UserError as error:
+                self.refuse(error)
+                return
+            self.screen.notify(f"{spec.name}: {spec.title}")
+
+        current = self._session.next_run.spec.name if self._session.next_run is not None else None
+        self.app.push_screen(Pick("What to train", preset_choices(), current), take)
+
+    def action_save(self) -> None:
+        next_run = self._session.next_run
+        if next_run is None:
+            return
+        from trainfast_runner.settings.saving import save_preset
+        from trainfast_tui.widgets.dialogs import Ask
+
+        def save(name: str) -> None:
+            # The dialog shows the error and stays open.
+            try:
+                self.screen.notify(f"saved: {save_preset(name, next_run.spec)}")
+            except OSError as error:
+                raise UserError(f"not saved: {error}", key="name") from None
+
+        hint = "A name; it becomes a file of your own presets, with the comments of the preset it comes from."
+        self.app.push_screen(Ask("Save these knobs as", hint, "", save))
 
     def lines(self, width: int, height: int) -> list[Line]:
         next_run = self._next
@@ -105,7 +178,7 @@ class KnobPanel(Painted, can_focus=True):
         head = self._head(next_run, width)
         most = ADVISED_ROWS if self.current in self._advice else ABOUT_ROWS
         half = max(3, min(most, (height - len(head)) // 2))
-        # Why it is refused and what to do about it matters more than knobs that were not turned.
+        # A refusal and its cure matter more than knobs that were not turned.
         about = self._about(
             width, half if self._refusal is None else max(half, height - len(head) - KNOBS_BESIDE_REFUSAL)
         )
@@ -153,11 +226,11 @@ class KnobPanel(Painted, can_focus=True):
 
     def _about(self, width: int, room: int) -> list[Line]:
         if self._refusal is not None:
-            said = wrap(f"Refused: {self._refusal.line()}", width)
-            if len(said) > room - 1:
-                # What does work stands at the end.
-                said = [*said[: room - 3], _with_more(said[room - 3], width), said[-1]]
-            return [rule("", width)[1:], *([(line, "error")] for line in said)]
+            refusal = wrap(f"Refused: {self._refusal.line()}", width)
+            if len(refusal) > room - 1:
+                # The last line names the values that work.
+                refusal = [*refusal[: room - 3], _with_more(refusal[room - 3], width), refusal[-1]]
+            return [rule("", width)[1:], *([(line, "error")] for line in refusal)]
         entry = BY_NAME[self.current]
         choice = self._choice(self._next, self.current) if self._next is not None else ""
         lines = [[(line, "text")] for line in wrap(entry.what, width)]
@@ -173,7 +246,7 @@ class KnobPanel(Painted, can_focus=True):
         if cut > 0:
             what = len(wrap(entry.what, width))
             keep = max(1, what - cut)
-            # Help has the whole text; what is left of it here says that there is more.
+            # Help has the whole text; a cut text ends with a sign that there is more.
             last = _with_more(wrap(entry.what, width)[keep - 1], width)
             lines = [*lines[: keep - 1], [(last, "text")], *lines[what:]]
             if len(lines) > room - 1:

@@ -22,12 +22,16 @@ class LogPane(Painted):
         self._back = 0
 
     def show(self, log: tuple[str, ...], ended: bool) -> None:
-        """Show these lines, the newest last; an `ended` run prints no more."""
+        """Show these lines, newest last; an `ended` run prints no more."""
         if log is not self._log or ended != self._ended:
             self._log, self._ended = log, ended
             self.set_class(not log, "-empty")
             if self.display:
                 self.repaint()
+
+    def action_log(self) -> None:
+        """Show or hide the log."""
+        self.toggle_class("-open")
 
     def scroll_pages(self, by: int) -> None:
         """Scroll to older (-1) or newer (1) lines."""

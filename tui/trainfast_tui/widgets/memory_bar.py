@@ -7,7 +7,7 @@ import time
 from textual.geometry import Size
 
 from trainfast_tui.charts.painted import Painted
-from trainfast_tui.control.memory_view import Forecast, Measured, MemoryView
+from trainfast_tui.control.memory_view import Measured, MemoryView, PredictedPeak
 from trainfast_tui.text import format as fmt
 from trainfast_tui.text.lines import Line, joined, line_length, rule, wrap
 from trainfast_tui.text.memory import PHASES, short
@@ -77,21 +77,21 @@ def memory_lines(view: MemoryView, width: int, screen_height: int) -> list[Line]
 
 
 def _predicted(view: MemoryView, width: int, roomy: bool) -> list[Line]:
-    forecast = view.forecast
-    if forecast is None:
+    predicted = view.predicted
+    if predicted is None:
         return [rule("memory", width), *_words(view, width, 4 if roomy else 2)]
-    bar = _bar(forecast, view.measured, width)
+    bar = _bar(predicted, view.measured, width)
     if not roomy:
-        return [_total(forecast, width), bar, *_verdict(forecast, width, 2)]
-    title = rule(f"memory at its peak: {PHASES.get(forecast.phase, forecast.phase)}", width)
-    return [title, bar, *_legend(forecast, width), _total(forecast, width), *_verdict(forecast, width, 4)]
+        return [_total(predicted, width), bar, *_verdict(predicted, width, 2)]
+    title = rule(f"memory at its peak: {PHASES.get(predicted.phase, predicted.phase)}", width)
+    return [title, bar, *_legend(predicted, width), _total(predicted, width), *_verdict(predicted, width, 4)]
 
 
-def _verdict(forecast: Forecast, width: int, most: int) -> list[Line]:
+def _verdict(predicted: PredictedPeak, width: int, most: int) -> list[Line]:
     """Return the memory left, or why the run is impossible here."""
-    if forecast.cannot_run:
-        return _wrapped(f"cannot run here: {forecast.cannot_run}", "error", width, most)
-    return [_room_left(forecast, width)]
+    if predicted.cannot_run:
+        return _wrapped(f"cannot run here: {predicted.cannot_run}", "error", width, most)
+    return [_room_left(predicted, width)]
 
 
 def _words(view: MemoryView, width: int, most: int) -> list[Line]:
@@ -108,27 +108,27 @@ def _wrapped(words: str, tone: str, width: int, most: int) -> list[Line]:
     return [[(line, tone)] for line in lines]
 
 
-def _total(forecast: Forecast, width: int) -> Line:
-    room = forecast.room
+def _total(predicted: PredictedPeak, width: int) -> Line:
+    room = predicted.room
     if room is None:
-        return [("predicted ", "muted"), (fmt.size(forecast.total_bytes), "title")]
+        return [("predicted ", "muted"), (fmt.size(predicted.total_bytes), "title")]
     of = f" of {fmt.size(room.limit_bytes)}"
-    with_context = room.with_context and forecast.context_bytes
-    if (with_context or forecast.margin_bytes) and width < ROOMY:
+    with_context = room.with_context and predicted.context_bytes
+    if (with_context or predicted.margin_bytes) and width < ROOMY:
         # The allocator's peak and the context do not both fit.
-        return [("needs ", "muted"), (fmt.size(forecast.needed_bytes), "title"), (of, "text")]
-    line: Line = [("predicted ", "muted"), (fmt.size(forecast.total_bytes), "title")]
-    line.append((" + context" if with_context else " + margin" if forecast.margin_bytes else "", "text"))
+        return [("needs ", "muted"), (fmt.size(predicted.needed_bytes), "title"), (of, "text")]
+    line: Line = [("predicted ", "muted"), (fmt.size(predicted.total_bytes), "title")]
+    line.append((" + context" if with_context else " + margin" if predicted.margin_bytes else "", "text"))
     line.append((of, "text"))
     whose = f" ({room.words})"
     return [*line, (whose, "muted")] if line_length(line) + len(whose) <= width else line
 
 
-def _room_left(forecast: Forecast, width: int) -> Line:
-    left = forecast.headroom_bytes
+def _room_left(predicted: PredictedPeak, width: int) -> Line:
+    left = predicted.headroom_bytes
     if left is None:
         return [("no limit is known", "muted")]
-    most, tone = forecast.max_batch, "error" if left < 0 else "success"
+    most, tone = predicted.max_batch, "error" if left < 0 else "success"
     if left >= 0:
         heads: tuple[str, ...] = (f"{fmt.size(left)} left",)
     else:
@@ -145,42 +145,42 @@ def _room_left(forecast: Forecast, width: int) -> Line:
     return [(head, tone), (tail, "error" if most == 0 else "text")]
 
 
-def _bar(forecast: Forecast, measured: Measured | None, width: int) -> Line:
+def _bar(predicted: PredictedPeak, measured: Measured | None, width: int) -> Line:
     """Return the categories side by side, then the free rest, with the limit as a line across."""
-    scale = _scale(forecast, measured)
-    parts = _shown_parts(forecast)
+    scale = _scale(predicted, measured)
+    parts = _shown_parts(predicted)
     # On a large device a small model would be one cell: each category keeps its own.
-    used = min(width, max(len(parts), round(forecast.needed_bytes / scale * width)))
+    used = min(width, max(len(parts), round(predicted.needed_bytes / scale * width)))
     cells = shares([float(size) for _, size in parts], used)
     painted: list[tuple[str, str]] = []
     for (key, _), count in zip(parts, cells, strict=True):
         painted += [SIGNS[key]] * count
     painted += [("·", "muted")] * (width - len(painted))
-    if forecast.room is not None:
-        at = min(width - 1, int(forecast.room.limit_bytes / scale * width))
+    if predicted.room is not None:
+        at = min(width - 1, int(predicted.room.limit_bytes / scale * width))
         painted[at] = (LIMIT, "error")
     return joined(painted)
 
 
-def _scale(forecast: Forecast | None, measured: Measured | None) -> float:
+def _scale(predicted: PredictedPeak | None, measured: Measured | None) -> float:
     """Return the bytes of the whole width: the limit, or a prediction or measurement above it."""
-    room = forecast.room.limit_bytes if forecast is not None and forecast.room is not None else 0
-    needed = forecast.needed_bytes if forecast is not None else 0
+    room = predicted.room.limit_bytes if predicted is not None and predicted.room is not None else 0
+    needed = predicted.needed_bytes if predicted is not None else 0
     return float(max(room, needed, measured.peak_bytes if measured is not None else 0, 1))
 
 
-def _shown_parts(forecast: Forecast) -> list[tuple[str, int]]:
-    parts = [(key, size) for key, size in forecast.parts if size > 0]
-    if forecast.room is not None and forecast.room.with_context and forecast.context_bytes:
-        parts.append(("context", forecast.context_bytes))
-    if forecast.margin_bytes:
-        parts.append(("margin", forecast.margin_bytes))
+def _shown_parts(predicted: PredictedPeak) -> list[tuple[str, int]]:
+    parts = [(key, size) for key, size in predicted.parts if size > 0]
+    if predicted.room is not None and predicted.room.with_context and predicted.context_bytes:
+        parts.append(("context", predicted.context_bytes))
+    if predicted.margin_bytes:
+        parts.append(("margin", predicted.margin_bytes))
     return parts
 
 
-def _legend(forecast: Forecast, width: int) -> list[Line]:
+def _legend(predicted: PredictedPeak, width: int) -> list[Line]:
     """Return the legend, two entries a line: sign, word and figure."""
-    sizes = dict(_shown_parts(forecast))
+    sizes = dict(_shown_parts(predicted))
     column = width // 2
     cells: list[Line] = []
     for key, (sign, tone) in SIGNS.items():
@@ -194,17 +194,17 @@ def _legend(forecast: Forecast, width: int) -> list[Line]:
 
 def _measured(view: MemoryView, measured: Measured, width: int) -> list[Line]:
     """Return the measured peak on the same scale, and its difference to its run's prediction."""
-    filled = max(1, min(width, round(measured.peak_bytes / _scale(view.forecast, measured) * width)))
+    filled = max(1, min(width, round(measured.peak_bytes / _scale(view.predicted, measured) * width)))
     bar: Line = [(MEASURED * filled, "title")]
     words: Line = [("measured ", "muted"), (fmt.size(measured.peak_bytes), "title")]
     predicted = measured.predicted_bytes
-    if predicted is None and measured.same_knobs and view.forecast is not None:
-        predicted = view.forecast.total_bytes
+    if predicted is None and measured.same_knobs and view.predicted is not None:
+        predicted = view.predicted.total_bytes
     of = "" if measured.same_knobs else "with other knobs"
     if predicted:
         difference = fmt.signed_percent(100 * (measured.peak_bytes - predicted) / predicted)
         words.append((f", {difference}", "text"))
-        above = view.forecast.total_bytes if view.forecast is not None else None
+        above = view.predicted.total_bytes if view.predicted is not None else None
         # The run has corrected the prediction for the next one.
         is_above = measured.same_knobs and (above is None or fmt.size(above) == fmt.size(predicted))
         of = "of the prediction" if is_above else f"of its {fmt.size(predicted)}"

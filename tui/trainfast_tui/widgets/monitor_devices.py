@@ -34,8 +34,8 @@ RATE_TICKS = 5
 class MonitorHead(Painted):
     """The throttled GPUs, and the cost of a sample."""
 
-    def __init__(self, *, ascii: bool) -> None:
-        super().__init__(ascii=ascii)
+    def __init__(self) -> None:
+        super().__init__()
         self._snapshot: Snapshot | None = None
 
     def show(self, snapshot: Snapshot) -> None:
@@ -72,8 +72,8 @@ class MonitorDevices(Painted):
 
     DEFAULT_CSS = "MonitorDevices { height: 4; }"
 
-    def __init__(self, *, ascii: bool) -> None:
-        super().__init__(ascii=ascii)
+    def __init__(self) -> None:
+        super().__init__()
         self._snapshot: Snapshot | None = None
         self._used: frozenset[str] = frozenset()
         self._lately: Mapping[str, DeviceConditions] = {}
@@ -94,8 +94,8 @@ class MonitorDevices(Painted):
             # A sampler's first tick has no CPU figure: the one before stays.
             self._cpu_percent = tick.host.cpu_percent
 
-    def choose(self, by: int) -> None:
-        """Choose another GPU to show in full."""
+    def action_choose(self, by: int) -> None:
+        """Show all readings of the next GPU, or of the one before."""
         tick = self._snapshot.tick if self._snapshot is not None else None
         count = len(tick.devices) if tick is not None else 0
         self._chosen = max(0, min(self._chosen + by, count - 1))

@@ -7,19 +7,19 @@ from trainfast_tui.text.lines import Line
 
 
 class Page(Painted):
-    """Shows the part of `body` that fits."""
+    """Shows the lines of `body` that fit on the screen; its keys scroll."""
 
     DEFAULT_CSS = "Page { height: 1fr; }"
 
-    def __init__(self, *, ascii: bool) -> None:
-        super().__init__(ascii=ascii)
+    def __init__(self) -> None:
+        super().__init__()
         self._top = 0
 
     def body(self, width: int) -> list[Line]:
-        """Return the whole text in lines of `width` cells."""
+        """The whole text, in lines of `width` cells."""
         raise NotImplementedError
 
-    def scroll_lines(self, by: int) -> None:
+    def action_scroll(self, by: int) -> None:
         """Scroll down by `by` lines."""
         self._top += by
         self.repaint()

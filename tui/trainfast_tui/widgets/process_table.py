@@ -55,14 +55,14 @@ class ProcessTable(SortedTable["ProcessRow"]):
         self._shown = ordered(by_cpu, self.shown_order, self.reverse)
         self.repaint()
 
-    def sort(self) -> str:
-        """Order by the next column; return the order in words."""
+    def action_sort(self) -> None:
+        """Order by the next column."""
         orders = ORDERS if self._has_gpu else ORDERS[1:]
         self.order = orders[(orders.index(self.shown_order) + 1) % len(orders)]
         self.show(self._processes, self._has_gpu)
-        return f"processes by {self.order.name}"
+        self.screen.notify(f"processes by {self.order.name}")
 
-    def turn_around(self) -> None:
+    def action_reverse(self) -> None:
         """Reverse the order."""
         self.order, self.reverse = self.shown_order, not self.reverse
         self.show(self._processes, self._has_gpu)

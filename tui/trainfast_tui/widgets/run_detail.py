@@ -1,4 +1,4 @@
-"""The details of the run under the cursor: the whole id, the reason of its end, every changed knob."""
+"""The details of the run under the cursor: the whole id, the reason of its end, every override."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ class RunDetail(Painted):
 
     DEFAULT_CSS = "RunDetail { height: 3; }"
 
-    def __init__(self, *, ascii: bool) -> None:
-        super().__init__(ascii=ascii)
+    def __init__(self) -> None:
+        super().__init__()
         self._about: RunRow | None = None
 
     def show(self, row: RunRow | None) -> None:

@@ -86,7 +86,7 @@ class RunsTable(SortedTable[RunRow]):
         self._shown, self._order, self._reverse = rows, order, reverse
         self.repaint()
 
-    def mark(self) -> None:
+    def action_mark(self) -> None:
         """Mark or unmark the run under the cursor; a third mark replaces the oldest."""
         row = self.current
         if row is None:

@@ -6,6 +6,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import ClassVar, Generic, TypeVar
 
+from textual.message import Message
+
 from trainfast_tui.charts.painted import Painted
 from trainfast_tui.text import format as fmt
 from trainfast_tui.text.lines import Line
@@ -69,19 +71,26 @@ class SortedTable(Painted, Generic[Row]):
         return self._shown[self._at] if self._shown else None
 
     @property
-    def page_rows(self) -> int:
-        """Rows of a page."""
-        return max(1, self.size.height - 2)
-
-    @property
     def _at(self) -> int:
         return next((at for at, row in enumerate(self._shown) if self.identity(row) == self._here), 0)
 
-    def move(self, by: int) -> None:
+    class Moved(Message):
+        """The cursor is on another row."""
+
+    def action_move(self, by: int) -> None:
         """Move the cursor `by` rows down, held at the ends."""
         if self._shown:
             self._here = self.identity(self._shown[max(0, min(len(self._shown) - 1, self._at + by))])
         self.repaint()
+        self.post_message(self.Moved())
+
+    def action_page(self, by: int) -> None:
+        """Move the cursor `by` pages down."""
+        self.action_move(by * max(1, self.size.height - 2))
+
+    def action_end(self, by: int) -> None:
+        """Move the cursor to the first row (-1) or to the last (1)."""
+        self.action_move(by * len(self._shown))
 
     def heading(self, width: int, order: Order[Row], reverse: bool) -> Line:
         """Paint the names of the columns, with an arrow at the one that orders."""

@@ -63,7 +63,7 @@ class StatusLine(Painted):
         self._notice: tuple[str, str] = ("", "muted")
         self._countdown = ""
 
-    def say(self, text: str, tone: str = "text") -> None:
+    def show(self, text: str, tone: str = "text") -> None:
         """Show this notice until the next one."""
         self._notice = (text, tone)
         self.repaint()

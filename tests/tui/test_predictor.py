@@ -13,7 +13,6 @@ import msgspec
 import pytest
 from recorded import GIB, MIB, START_NS, S, a_gpu, a_run, a_tick, write_lines
 from still import CPU, StillApp, a_snapshot, own_supervisor
-from textual.message import Message
 from traced import Tracer
 
 from trainfast_runner.machine.devices import Machine
@@ -25,9 +24,9 @@ from trainfast_runner.records.run_file import Event
 from trainfast_runner.records.tick import DeviceReading
 from trainfast_runner.settings.spec import resolve
 from trainfast_tui.control.memory_view import MemoryView
-from trainfast_tui.control.messages import MemoryForeseen, SnapshotTaken
+from trainfast_tui.control.messages import MemoryPredicted, SnapshotTaken
 from trainfast_tui.control.next_run import of_preset
-from trainfast_tui.control.predictor import NOT_NOW, Forecaster, Question, question_about
+from trainfast_tui.control.predictor import NOT_NOW, PredictionRequest, Predictor, request_for
 
 
 @pytest.fixture
@@ -45,25 +44,25 @@ def wait_for(condition: Callable[[], bool]) -> None:
 
 
 class Answers:
-    """What a forecaster posts, in order."""
+    """Messages that a predictor posts, in order."""
 
     def __init__(self) -> None:
-        self._posted: queue.Queue[Message] = queue.Queue()
-        self.forecaster = Forecaster(self._posted.put)
+        self._posted: queue.Queue[object] = queue.Queue()
+        self.predictor = Predictor(self._posted.put)
 
     def ask(self, *settings: str, free_bytes: int | None = 4 * GIB, may_trace: bool = True) -> None:
-        self.forecaster.ask(Question(resolve("tiny-llama", settings), CPU, free_bytes, may_trace))
+        self.predictor.request(PredictionRequest(resolve("tiny-llama", settings), CPU, free_bytes, may_trace))
 
     def next(self) -> MemoryView:
         message = self._posted.get(timeout=60)
-        assert isinstance(message, MemoryForeseen), message
+        assert isinstance(message, MemoryPredicted), message
         return message.view
 
 
 def test_a_model_that_was_traced_before_is_answered_without_a_trace(tracer: Tracer) -> None:
     answers = Answers()
     answers.ask("seq_len=128", "batch_size=12", "memory_limit=1GiB")
-    found = answers.next().forecast
+    found = answers.next().predicted
     assert found is not None
     assert found.total_bytes == 220 * MIB
     assert dict(found.parts)["activations"] == 120 * MIB
@@ -81,7 +80,7 @@ def test_an_unknown_model_is_traced_and_then_answered(tracer: Tracer) -> None:
     assert view.words == "tracing the model…"
     assert view.since_ns is not None
     tracer.go.set()
-    assert answers.next().forecast is not None
+    assert answers.next().predicted is not None
     assert tracer.traced == [64]
 
 
@@ -92,11 +91,11 @@ def test_the_newest_question_is_answered_while_an_older_one_s_trace_goes_on(trac
     answers.ask("seq_len=64", "batch_size=2")
     assert answers.next().since_ns == since, "it is the same trace"
     answers.ask("seq_len=128", "batch_size=2")
-    found = answers.next().forecast
+    found = answers.next().predicted
     assert found is not None
     assert found.batch_size == 2
     tracer.go.set()
-    found = answers.next().forecast
+    found = answers.next().predicted
     assert found is not None
     assert found.batch_size == 2, "the trace of other knobs does not come onto the screen"
     assert tracer.traced == [64]
@@ -112,7 +111,7 @@ def test_a_trace_nobody_waits_for_is_given_up_for_the_one_that_is_wanted(tracer:
     wait_for(lambda: tracer.traced == [64, 32])
     assert tracer.given_up == [64]
     tracer.go.set()
-    assert answers.next().forecast is not None
+    assert answers.next().predicted is not None
 
 
 def test_a_run_that_starts_ends_the_trace(tracer: Tracer) -> None:
@@ -146,18 +145,18 @@ def test_nothing_is_traced_while_a_run_is_measured(tracer: Tracer) -> None:
     answers.ask("seq_len=64", may_trace=False)
     assert answers.next() == MemoryView(words=NOT_NOW)
     answers.ask("seq_len=128", may_trace=False)
-    assert answers.next().forecast is not None, "what is known costs nothing"
+    assert answers.next().predicted is not None, "what is known costs nothing"
     assert tracer.traced == []
 
 
 def test_batch_1_that_does_not_fit_is_batch_zero_and_no_limit_is_none(tracer: Tracer) -> None:
     answers = Answers()
     answers.ask("seq_len=128", "memory_limit=64MiB")
-    found = answers.next().forecast
+    found = answers.next().predicted
     assert found is not None
     assert found.max_batch == 0
     answers.ask("seq_len=128", free_bytes=None)
-    found = answers.next().forecast
+    found = answers.next().predicted
     assert found is not None
     assert (found.room, found.max_batch) == (None, None)
 
@@ -166,7 +165,7 @@ def test_what_a_live_run_holds_is_free_again_for_the_next_one(home: Home, hold: 
     gpus = (a_gpu(0), a_gpu(1))
     machine = Machine(device="cuda", gpus=gpus, nvml_gpus=gpus, cores=2)
     ended = a_snapshot(a_run(home, gpus=2), ticks=(a_tick(30, gpus=2, live=False),))
-    idle = question_about(of_preset("tiny-llama"), machine, ended, may_trace=True)
+    idle = request_for(of_preset("tiny-llama"), machine, ended, may_trace=True)
     assert idle is not None
     assert [gpu.memory_free_bytes for gpu in idle.machine.gpus] == [78 * GIB, 77 * GIB]
     directory = a_run(home, "20261121-060000-tiny-llama-0001", gpus=2, with_result=False)
@@ -177,7 +176,7 @@ def test_what_a_live_run_holds_is_free_again_for_the_next_one(home: Home, hold: 
     (directory / "run.json").write_bytes(
         msgspec.json.encode(msgspec.structs.replace(run, used_before_bytes=used_before))
     )
-    live = question_about(of_preset("tiny-llama"), machine, a_snapshot(directory, second=23), may_trace=False)
+    live = request_for(of_preset("tiny-llama"), machine, a_snapshot(directory, second=23), may_trace=False)
     assert live is not None
     assert [gpu.memory_free_bytes for gpu in live.machine.gpus] == [(78 + 60) * GIB, 77 * GIB]
     tick = a_tick(30, live=True)
@@ -194,24 +193,24 @@ async def test_every_turn_of_a_knob_asks_once_and_a_live_run_forbids_the_trace(
     async with app.run_test(size=(120, 40)) as pilot:
 
         async def show(snapshot: Any) -> None:
-            app.post_message(SnapshotTaken(snapshot))
+            app.post(SnapshotTaken(snapshot))
             await pilot.pause()
 
         await show(ended)
-        asked = len(app.questions)
-        assert app.questions[-1].free_bytes is not None, "a limit becomes known"
+        asked = len(app.session.requests)
+        assert app.session.requests[-1].free_bytes is not None, "a limit becomes known"
         await show(ended)
-        assert len(app.questions) == asked, "a snapshot without news asks nothing"
+        assert len(app.session.requests) == asked, "a snapshot without news asks nothing"
         await pilot.press("right")
-        assert len(app.questions) == asked + 1
-        assert app.questions[-1].spec.knobs["batch_size"] == 16
-        assert app.questions[-1].may_trace
-        assert app.questions[-1].free_bytes is not None
+        assert len(app.session.requests) == asked + 1
+        assert app.session.requests[-1].spec.knobs["batch_size"] == 16
+        assert app.session.requests[-1].may_trace
+        assert app.session.requests[-1].free_bytes is not None
         live = a_run(home, "20261121-060000-tiny-llama-0001", with_result=False)
         hold(live)
         write_lines(live / "events.jsonl", [own_supervisor(), Event(t_ns=START_NS + S, kind="state", state="running")])
         await show(a_snapshot(live, second=23))
-        assert not app.questions[-1].may_trace
+        assert not app.session.requests[-1].may_trace
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
@@ -228,9 +227,9 @@ async def test_a_run_that_starts_keeps_its_own_trace_until_it_trains(
         for state, may_trace in (("starting", device == "cpu"), ("running", False)):
             events = [own_supervisor(), Event(t_ns=START_NS + S, kind="state", state=state)]
             write_lines(live / "events.jsonl", events)
-            app.post_message(SnapshotTaken(a_snapshot(live, second=23)))
+            app.post(SnapshotTaken(a_snapshot(live, second=23)))
             await pilot.pause()
-            assert app.questions[-1].may_trace == may_trace, state
+            assert app.session.requests[-1].may_trace == may_trace, state
 
 
 def test_the_wait_for_the_imports_is_said(tracer: Tracer) -> None:
@@ -242,4 +241,4 @@ def test_the_wait_for_the_imports_is_said(tracer: Tracer) -> None:
     tracer.imported.set()
     wait_for(lambda: answers.next().words == "tracing the model…")
     tracer.go.set()
-    wait_for(lambda: answers.next().forecast is not None)
+    wait_for(lambda: answers.next().predicted is not None)

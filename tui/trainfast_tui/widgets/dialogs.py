@@ -1,4 +1,4 @@
-"""Small questions over the screen: yes or no, one line of text, one of a list."""
+"""Questions over a screen: yes or no, one line of text, one of a list."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from trainfast_tui.text.format import plain
 
 
 class Dialog(ModalScreen[object]):
-    """What the three have in common: a box in the middle, left with Esc.
+    """A box in the middle of the screen, left with Esc.
 
-    Over a slow link the key that opens a dialog and those meant for it arrive in one read, before its widgets are
-    there: `take` keeps them for as long as it is not ready.
+    Over a slow link the key that opens a dialog and the keys meant for it arrive in one read, before its widgets
+    exist: `take` keeps them until the dialog is ready.
     """
 
     BINDINGS = [
@@ -36,7 +36,6 @@ class Dialog(ModalScreen[object]):
         width: 76; max-width: 95%; height: auto; max-height: 90%; padding: 0 1;
         border: round $primary; background: $surface;
     }
-    Dialog .dialog.-ascii { border: ascii $primary; }
     Dialog .wrong { color: $text-error; }
     Dialog .hint { color: $text-muted; }
     Dialog Static { height: auto; }
@@ -46,25 +45,23 @@ class Dialog(ModalScreen[object]):
         border: none; height: auto; max-height: 16; padding: 0; background: $surface;
         text-wrap: nowrap; text-overflow: ellipsis; scrollbar-size-vertical: 1;
     }
-    Dialog .-ascii OptionList { text-overflow: clip; scrollbar-size-vertical: 0; }
     """
 
-    def __init__(self, title: str, *, ascii: bool) -> None:
+    def __init__(self, title: str) -> None:
         super().__init__()
         self._title = title
-        self._ascii = ascii
         self._kept: list[tuple[str, str | None]] = []
         self.is_ready = True
-        """Whether keys can be given to its widgets."""
+        """True once its widgets can be given keys."""
 
     def take(self, event: events.Key) -> None:
-        """A key that was typed ahead, and came to the screen below."""
+        """Keep a key that was typed ahead of the dialog and came to the screen below."""
         self._kept.append((event.key, event.character))
         if self.is_ready and self.focused is not None:
             self.replay(self.focused)
 
     def replay(self, widget: Widget) -> None:
-        """Give `widget` the keys kept so far; from now on it gets them by itself."""
+        """Give `widget` the kept keys; later keys come to it by themselves."""
         self.is_ready = True
         kept, self._kept = self._kept, []
         for key, character in kept:
@@ -75,22 +72,18 @@ class Dialog(ModalScreen[object]):
             self.replay(event.widget)
 
     def compose(self) -> ComposeResult:
-        with Vertical(classes="dialog -ascii" if self._ascii else "dialog"):
+        with Vertical(classes="dialog"):
             yield self.text(self._title)
             yield from self.body()
 
     def body(self) -> ComposeResult:
-        """What stands below the title."""
+        """The widgets below the title."""
         raise NotImplementedError
 
     def text(self, content: str, classes: str = "") -> Static:
-        """Text that is shown as it stands."""
-        shown = "\n".join(self.shown(line) for line in content.split("\n"))
+        """A widget with this text, whose markup is not interpreted."""
+        shown = "\n".join(plain(line) for line in content.split("\n"))
         return Static(Text(shown), classes=classes, markup=False)
-
-    def shown(self, line: str) -> str:
-        """One line without anything a terminal would act on."""
-        return plain(line)
 
     def action_leave(self) -> None:
         """Close without an answer."""
@@ -102,8 +95,8 @@ class Confirm(Dialog):
 
     BINDINGS = [Binding("y,enter", "yes", "yes", show=False), Binding("n", "leave", "no", show=False)]
 
-    def __init__(self, question: str, yes: str, *, ascii: bool) -> None:
-        super().__init__(question, ascii=ascii)
+    def __init__(self, question: str, yes: str) -> None:
+        super().__init__(question)
         self._yes = yes
 
     def body(self) -> ComposeResult:
@@ -115,7 +108,7 @@ class Confirm(Dialog):
 
 
 class Field(Input):
-    """An input that takes nothing more after Enter until the dialog has said whether the text will do.
+    """An input that takes no key after Enter until the dialog has accepted or refused the text.
 
     Its own keys are acted on at once, in the order typed; through the app's bindings an Enter would overtake them.
     """
@@ -140,10 +133,8 @@ class Field(Input):
 class Ask(Dialog):
     """One line of text; stays open until `check` accepts it. Dismissed with the text."""
 
-    def __init__(
-        self, title: str, hint: str, value: str, check: Callable[[str], object] | None, *, ascii: bool
-    ) -> None:
-        super().__init__(title, ascii=ascii)
+    def __init__(self, title: str, hint: str, value: str, check: Callable[[str], object] | None) -> None:
+        super().__init__(title)
         self._hint = hint
         self._value = value
         self._check = check
@@ -159,18 +150,18 @@ class Ask(Dialog):
         try:
             if self._check is not None:
                 self._check(event.value)
-        except UserError as problem:
-            self.query_one(".wrong", Static).update(Text(self.shown(problem.line())))
+        except UserError as error:
+            self.query_one(".wrong", Static).update(Text(plain(error.line())))
             self.replay(event.input)
             return
         self.dismiss(event.value)
-        # What was typed after Enter is meant for the screen below.
+        # Keys typed after Enter are meant for the screen below.
         for key, character in self._kept:
             self.app.post_message(events.Key(key, character))
 
 
 class Choices(OptionList):
-    """A list that gives what is typed to its dialog, which shows only what fits."""
+    """A list that gives typed words to its dialog, which shows only the matching choices."""
 
     def __init__(self, dialog: Pick) -> None:
         super().__init__(markup=False)
@@ -188,17 +179,17 @@ class Choices(OptionList):
 
 
 class Pick(Dialog):
-    """One of a list of (value, label) pairs; what is typed narrows it down. Dismissed with the value."""
+    """One of a list of (value, label) pairs, narrowed down by typed words. Dismissed with the value."""
 
     DEFAULT_CSS = "Pick .dialog { width: 120; }"
 
-    def __init__(self, title: str, choices: Sequence[tuple[str, str]], current: str | None, *, ascii: bool) -> None:
-        super().__init__(title, ascii=ascii)
+    def __init__(self, title: str, choices: Sequence[tuple[str, str]], current: str | None) -> None:
+        super().__init__(title)
         self._choices = choices
         self._fitting = list(choices)
         self._current = current
         self.words = ""
-        """What was typed: every word must stand in a value or its label."""
+        """The typed words; a choice matches if all of them are in its value or label."""
         self.is_ready = False
 
     def body(self) -> ComposeResult:
@@ -209,7 +200,7 @@ class Pick(Dialog):
         self.narrow("")
 
     def narrow(self, words: str) -> None:
-        """Show only the choices in which each of these words stands."""
+        """Show only the choices that contain all of these words."""
         picker = self.query_one(Choices)
         at = picker.highlighted
         kept = self._current if at is None else self._fitting[at][0]
@@ -218,11 +209,11 @@ class Pick(Dialog):
         self._fitting = [one for one in self._choices if all(word in " ".join(one).lower() for word in wanted)]
         wide = max((len(value) for value, _ in self._choices), default=0)
         picker.clear_options()
-        picker.add_options(Option(Text(self.shown(f"{value:<{wide}}  {label}"))) for value, label in self._fitting)
+        picker.add_options(Option(Text(plain(f"{value:<{wide}}  {label}"))) for value, label in self._fitting)
         values = [value for value, _ in self._fitting]
         picker.highlighted = (values.index(kept) if kept in values else 0) if values else None
-        said = f"with “{words}”: {len(values)} of {len(self._choices)}   " if words else "type to narrow it down   "
-        self.query_one(".hint", Static).update(Text(self.shown(f"{said}Enter chooses, Esc leaves")))
+        hint = f"with “{words}”: {len(values)} of {len(self._choices)}   " if words else "type to narrow it down   "
+        self.query_one(".hint", Static).update(Text(plain(f"{hint}Enter chooses, Esc leaves")))
 
     def on_option_list_option_selected(self, event: OptionList.OptionSelected) -> None:
         event.stop()

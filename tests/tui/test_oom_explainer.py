@@ -10,13 +10,12 @@ import msgspec
 import pytest
 from recorded import GIB, MIB, a_run, an_oom_run
 from still import StillApp, a_snapshot, screen_text
-from textual.message import Message
 from traced import Tracer
 
 from trainfast_runner.records.home import Home, read_result
 from trainfast_runner.records.result import OomChange, OomExplanation
 from trainfast_tui.control.messages import OomExplained, SnapshotTaken
-from trainfast_tui.control.oom_explainer import Explainer
+from trainfast_tui.control.oom_explainer import OomExplainer
 
 WHY = OomExplanation(
     phase="backward",
@@ -54,7 +53,7 @@ async def test_the_ending_says_what_had_grown_what_was_missing_and_who_else_was_
 ) -> None:
     app = StillApp(home)
     async with app.run_test(size=size) as pilot:
-        app.post_message(SnapshotTaken(a_snapshot(explained_run(home))))
+        app.post(SnapshotTaken(a_snapshot(explained_run(home))))
         await pilot.pause()
         text = screen_text(app)
         said = " ".join(" ".join(line.split("│")[0] for line in text.splitlines()).split())
@@ -65,40 +64,40 @@ async def test_the_ending_says_what_had_grown_what_was_missing_and_who_else_was_
         assert "2 checkpointing = full" in said
         await pilot.press("1")
         await pilot.pause()
-        assert app.next_run is not None
-        knobs = app.next_run.spec.knobs
+        assert app.session.next_run is not None
+        knobs = app.session.next_run.spec.knobs
         assert (knobs["batch_size"], knobs["grad_accum"]) == (64, 64), "the key sets every knob of the change"
 
 
 async def test_another_change_is_instead_of_the_one_before_it(home: Home) -> None:
     app = StillApp(home)
     async with app.run_test(size=(160, 48)) as pilot:
-        app.post_message(SnapshotTaken(a_snapshot(explained_run(home))))
+        app.post(SnapshotTaken(a_snapshot(explained_run(home))))
         await pilot.pause()
-        assert app.next_run is not None
-        before = app.next_run.spec
+        assert app.session.next_run is not None
+        before = app.session.next_run.spec
         await pilot.press("1", "2")
-        assert app.next_run.spec.knobs == {**before.knobs, "checkpointing": "full"}
-        app.main.change(app.next_run.type("seq_len", "64"))
+        assert app.session.next_run.spec.knobs == {**before.knobs, "checkpointing": "full"}
+        app.session.change(app.session.next_run.type("seq_len", "64"))
         await pilot.press("1")
         fixed = {"batch_size": 64, "grad_accum": 64, "seq_len": 64}
-        assert app.next_run.spec.knobs == {**before.knobs, **fixed}, "what was turned since then stays"
-        assert "checkpointing" not in app.next_run.spec.changed
+        assert app.session.next_run.spec.knobs == {**before.knobs, **fixed}, "what was turned since then stays"
+        assert "checkpointing" not in app.session.next_run.spec.changed
 
 
 async def test_what_is_traced_meanwhile_goes_before_the_result_and_says_how_much_is_left(home: Home) -> None:
     directory = an_oom_run(home)
     app = StillApp(home)
     async with app.run_test(size=(160, 48)) as pilot:
-        app.post_message(SnapshotTaken(a_snapshot(directory)))
+        app.post(SnapshotTaken(a_snapshot(directory)))
         await pilot.pause()
         assert "by estimate" in screen_text(app)
-        app.post_message(OomExplained(directory.name, WHY, 2))
+        app.post(OomExplained(directory.name, WHY, 2))
         await pilot.pause()
         text = screen_text(app)
         assert "Tracing which changes would fit, 2 to go…" in text
         assert "needs 840 MiB of 1,024 MiB" in text
-        app.post_message(SnapshotTaken(a_snapshot(a_run(home))))
+        app.post(SnapshotTaken(a_snapshot(a_run(home))))
         await pilot.pause()
         assert "Tracing" not in screen_text(app), "it is about the other run"
 
@@ -111,8 +110,8 @@ def tracer(monkeypatch: pytest.MonkeyPatch) -> Tracer:
 
 
 def test_each_trace_makes_the_explanation_better(home: Home, tracer: Tracer) -> None:
-    posted: queue.Queue[Message] = queue.Queue()
-    explainer = Explainer(posted.put)
+    posted: queue.Queue[object] = queue.Queue()
+    explainer = OomExplainer(posted.put)
     run = a_snapshot(an_oom_run(home)).run
     explainer.look(run, may_trace=True)
     first = posted.get(timeout=60)
@@ -135,11 +134,11 @@ def test_each_trace_makes_the_explanation_better(home: Home, tracer: Tracer) -> 
 
 
 def test_the_phase_is_known_before_the_result_is_written(home: Home, tracer: Tracer) -> None:
-    posted: queue.Queue[Message] = queue.Queue()
+    posted: queue.Queue[object] = queue.Queue()
     run = a_snapshot(an_oom_run(home)).run
     assert run is not None
     assert run.error is not None
-    explainer = Explainer(posted.put)
+    explainer = OomExplainer(posted.put)
     explainer.look(replace(run, result=None), may_trace=True)
     first = posted.get(timeout=60)
     assert isinstance(first, OomExplained)
@@ -148,8 +147,8 @@ def test_the_phase_is_known_before_the_result_is_written(home: Home, tracer: Tra
 
 
 def test_a_run_that_starts_ends_the_tracing(home: Home, tracer: Tracer) -> None:
-    posted: queue.Queue[Message] = queue.Queue()
-    explainer = Explainer(posted.put)
+    posted: queue.Queue[object] = queue.Queue()
+    explainer = OomExplainer(posted.put)
     run = a_snapshot(an_oom_run(home)).run
     explainer.look(run, may_trace=True)
     posted.get(timeout=60)

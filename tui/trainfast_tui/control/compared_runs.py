@@ -1,0 +1,51 @@
+"""Results of two ended runs, to be shown side by side."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from trainfast_runner.errors import UserError
+from trainfast_runner.records.home import Home
+from trainfast_runner.records.run_file import PROBE
+from trainfast_tui.control.messages import RunsCompared
+
+if TYPE_CHECKING:
+    from trainfast_runner.records.result import Result
+
+
+def compared_runs(home: Home, a: str, b: str) -> RunsCompared:
+    """The results of two runs. Raises UserError for a run that has not ended."""
+    return RunsCompared(_result(home, a), _result(home, b))
+
+
+def compared_with_previous(home: Home, run_id: str) -> RunsCompared:
+    """A run beside the newest finished run before it, else the newest one after it; A is the older.
+
+    Without another finished run, one that ended otherwise is taken. Raises UserError if there is none.
+    """
+    from trainfast_runner.running.recovery import settle
+
+    ids = home.run_ids()
+    before, after = [id for id in ids if id < run_id], [id for id in ids if id > run_id]
+    ended: Result | None = None
+    for other in (*reversed(before), *reversed(after)):
+        result = settle(home.directory(other))
+        if result is not None and result.role == PROBE:
+            continue  # it tried sizes, and trained at none of them
+        ended = ended or result
+        if result is not None and result.state == "finished":
+            ended = result
+            break
+    if ended is None:
+        raise UserError("There is no other ended run to compare with; turn a knob and press r.", key=run_id)
+    this = _result(home, run_id)
+    return RunsCompared(ended, this) if ended.run_id < run_id else RunsCompared(this, ended)
+
+
+def _result(home: Home, run_id: str) -> Result:
+    from trainfast_runner.running.recovery import settle
+
+    result = settle(home.directory(run_id))
+    if result is None:
+        raise UserError(f"{run_id} has not ended yet: its figures are not final", key=run_id)
+    return result

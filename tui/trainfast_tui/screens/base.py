@@ -1,0 +1,86 @@
+"""The base of every screen: the session, a footer, a status line, and the way to the widgets that own keys."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+from textual.message import Message
+from textual.screen import Screen
+
+from trainfast_tui.control.messages import SnapshotTaken
+from trainfast_tui.text.keys import of
+from trainfast_tui.widgets.strips import Footer, StatusLine
+
+if TYPE_CHECKING:
+    from textual.notifications import SeverityLevel
+
+    from trainfast_runner.errors import UserError
+    from trainfast_tui.live.snapshot import Snapshot
+    from trainfast_tui.session import Session
+
+
+@dataclass(eq=False)
+class SessionMessage(Message):
+    """Brings what a thread has posted into the event loop; of waiting snapshots only the newest is delivered."""
+
+    content: object
+
+    def can_replace(self, message: Message) -> bool:
+        return all(
+            isinstance(one, SessionMessage) and isinstance(one.content, SnapshotTaken) for one in (self, message)
+        )
+
+
+class AppScreen(Screen[None]):
+    """A screen of the app. `SCOPE` names its commands in `text.keys`."""
+
+    SCOPE: ClassVar[str]
+    DEFAULT_CSS = "AppScreen { layout: vertical; overflow: hidden; }"
+
+    def __init__(self, session: Session) -> None:
+        super().__init__()
+        self.session = session
+
+    def post(self, content: object) -> None:
+        """Bring `content` to this screen's, else the app's, `on_session_message`; from any thread."""
+        self.post_message(SessionMessage(content))
+
+    def footer(self) -> Footer:
+        """The footer with the keys of this screen."""
+        return Footer([*of(self.SCOPE), *of("everywhere")])
+
+    def show_snapshot(self, snapshot: Snapshot) -> None:
+        """Paint this snapshot."""
+
+    def show_pace(self, words: str) -> None:
+        """Show how far the screen is behind."""
+        self.query_one(Footer).show_pace(words)
+
+    def show_notice(self, text: str, tone: str = "text") -> None:
+        """Put a line on the status line, where there is one."""
+        for status in self.query("#status").results(StatusLine):
+            status.show(text, tone)
+
+    def notify(
+        self,
+        message: str,
+        *,
+        title: str = "",
+        severity: SeverityLevel = "information",
+        timeout: float | None = None,
+        markup: bool = True,
+    ) -> None:
+        """Put a line on the status line, in place of Textual's toast."""
+        self.show_notice(message, "text" if severity == "information" else severity)
+
+    def refuse(self, error: UserError) -> None:
+        """Show why something cannot be done."""
+        self.notify(error.line(), severity="error")
+
+    async def action_widget(self, name: str, action: str) -> None:
+        """Run the action of a widget that owns a key, wherever the focus is."""
+        await self.app.run_action(action, self.query_one(name))
+
+    def action_back(self) -> None:
+        self.dismiss()

@@ -1,0 +1,333 @@
+"""State that lives longer than a screen, without Textual: the next run, the machine, the newest snapshot, and the
+threads that read, predict, start and stop."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterable
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from trainfast_runner.errors import UserError
+from trainfast_runner.records.home import Home
+from trainfast_tui.control.background import in_background
+from trainfast_tui.control.compared_runs import compared_runs, compared_with_previous
+from trainfast_tui.control.memory_view import MemoryView, PredictedPeak
+from trainfast_tui.control.messages import (
+    KnobRefused,
+    MachineSeen,
+    MemoryPredicted,
+    NextRunChanged,
+    Notified,
+    OomExplained,
+    Post,
+    RunRefused,
+    RunStarted,
+    SearchEnded,
+    SearchRefused,
+    SearchStarted,
+    SituationGathered,
+    SnapshotTaken,
+    ThreadFailed,
+)
+from trainfast_tui.control.next_run import NextRun, is_about, measured_memory, of_preset, of_run
+from trainfast_tui.control.oom_explainer import OomExplainer
+from trainfast_tui.control.predictor import PredictionRequest, Predictor, knows_free_memory, request_for
+from trainfast_tui.control.run_control import RunControl
+from trainfast_tui.control.search_control import SearchControl
+from trainfast_tui.live.reader import Reader
+
+if TYPE_CHECKING:
+    from trainfast_runner.machine.devices import Machine
+    from trainfast_runner.memory.warm_tracer import WarmTracer
+    from trainfast_runner.running.follower import RunSnapshot
+    from trainfast_runner.search.advice.advisor import Situation
+    from trainfast_runner.settings.spec import RunSpec
+    from trainfast_tui.live.snapshot import Snapshot
+
+CPU_PRESET, GPU_PRESET = "tiny-llama", "gpt2-medium"
+END_TRACES_S = 0.5
+"""Time for a trace's process to end when the app is left; it takes a tenth of a second."""
+ENDED_WITH_ANSWER = ("answered", "nothing_fits")
+"""States of a search that has told all it can about its knobs."""
+
+
+class Session:
+    """State that screens read and change in the event loop; `listener` gets what threads post, from any thread."""
+
+    def __init__(
+        self, home: Home, *, preset: str | None = None, python: str | None = None, directory: Path | None = None
+    ) -> None:
+        """`preset` is what to train first, `python` trains, and `directory` is the run to show first."""
+        self.home = home
+        self.listener: Post | None = None
+        self.machine: Machine | None = None
+        self.next_run: NextRun | None = None
+        self.snapshot: Snapshot | None = None
+        self.memory: MemoryView | None = None
+        """The newest prediction for the next run."""
+        self.runs = RunControl(home, self.post, python)
+        self.search = SearchControl(home, self.post, python)
+        self.reader = Reader(
+            home,
+            lambda snapshot: self.post(SnapshotTaken(snapshot)),
+            lambda error: self.post(ThreadFailed(error)),
+            directory=directory,
+        )
+        self.predictor = Predictor(self.post, python, self.warm_tracer)
+        self.oom = OomExplainer(self.post, python, self.warm_tracer)
+        self._python = python
+        self._tracer: WarmTracer | None = None
+        self._tracer_lock = threading.Lock()
+        self._situation: Situation | None = None
+        self._is_chosen = preset is not None
+        """True if the knobs were chosen: a run on the screen and the machine do not replace them then."""
+        self._predicted_for: tuple[RunSpec, Machine, bool, str, bool] | None = None
+        self._gathered_for: tuple[str, str, str] | None = None
+        self._adopted: str | None = None
+        self._notified_elsewhere: str | None = None
+        self.refusal: UserError | None = None
+        """The reason why the first preset could not be loaded."""
+        try:
+            self.next_run = of_preset(preset or (GPU_PRESET if os.path.exists("/dev/nvidia0") else CPU_PRESET))
+        except UserError as error:
+            self.refusal = error
+
+    def post(self, message: object) -> None:
+        """Hand a message to the listener; from any thread."""
+        if self.listener is not None:
+            self.listener(message)
+
+    def start(self) -> None:
+        """Start the threads that look at runs and machine."""
+        self.reader.start()
+        in_background("machine", self._look_at_machine, self.post)
+
+    def stop(self) -> None:
+        """End the threads, and traces, which are processes that would outlive the app."""
+        self.predictor.stop(END_TRACES_S)
+        self.oom.stop(END_TRACES_S)
+        if self._tracer is not None:
+            self._tracer.close()
+        self.reader.stop()
+
+    def warm_tracer(self) -> WarmTracer:
+        """The one tracer of all threads; made by the thread that traces first, so the first frame imports nothing."""
+        from trainfast_runner.memory.warm_tracer import WarmTracer
+
+        with self._tracer_lock:
+            if self._tracer is None:
+                self._tracer = WarmTracer()
+            return self._tracer
+
+    @property
+    def shown_run(self) -> RunSnapshot | None:
+        """The run on the screen."""
+        return self.snapshot.run if self.snapshot is not None else None
+
+    def receive(self, message: object) -> None:
+        """Take in a message of a thread, in the event loop, before the screens show it."""
+        match message:
+            case SnapshotTaken(snapshot):
+                self._take(snapshot)
+            case MachineSeen(machine):
+                self._take_machine(machine)
+            case SituationGathered(situation):
+                self._situation = situation
+                self.post(NextRunChanged())
+            case MemoryPredicted(view):
+                self.memory = view
+            case OomExplained():
+                self.oom.note(message)
+            case RunStarted(directory):
+                self.runs.note_started(directory)
+                self.reader.follow(directory)
+            case RunRefused():
+                self.runs.note_refused()
+            case SearchStarted(directory):
+                self.search.note_started(directory)
+                self.reader.follow_search(directory)
+            case SearchRefused():
+                self.search.note_refused()
+
+    def _take(self, snapshot: Snapshot) -> None:
+        self.snapshot = snapshot
+        self._adopt(snapshot)
+        if ended := self.search.note_seen(snapshot.search):
+            self.post(SearchEnded(ended))
+        self.gather_advice()
+        self.predict()
+        self.runs.note_shown(snapshot.run.directory if snapshot.run is not None else None)
+        elsewhere = snapshot.elsewhere
+        # A run that this app just started comes onto the screen by itself.
+        if elsewhere is not None and elsewhere != self._notified_elsewhere and not self.runs.is_starting:
+            self._notified_elsewhere = elsewhere
+            self.post(Notified(f"{elsewhere} was started elsewhere: h lists it, Enter there shows it."))
+
+    def _adopt(self, snapshot: Snapshot) -> None:
+        """Compare the next run with a run that has come onto the screen; unless knobs were chosen, repeat that run."""
+        run = snapshot.run.run if snapshot.run is not None else None
+        if run is None or run.run_id == self._adopted:
+            return
+        self._adopted = run.run_id
+        if self._is_chosen and self.next_run is not None:
+            self.next_run = self.next_run.compared_with(run.knobs)
+        else:
+            self.next_run = of_run(run, self.home)
+        self.post(NextRunChanged())
+
+    def _take_machine(self, machine: Machine) -> None:
+        self.machine = machine
+        if not self._is_chosen and self._adopted is None:
+            try:
+                self.next_run = of_preset(GPU_PRESET if machine.device == "cuda" else CPU_PRESET)
+            except UserError as error:
+                self.post(KnobRefused(error))
+        self.gather_advice()
+        self.predict()
+        self.post(NextRunChanged())
+
+    def show_run(self, directory: Path) -> None:
+        """Follow this run on the main screen; its knobs become the next run's."""
+        self._is_chosen, self._adopted = False, None
+        self.runs.note_left()
+        self.reader.follow(directory)
+
+    def change(self, next_run: NextRun, knob: str = "") -> None:
+        """Replace the next run; the cursor goes to `knob`, where one is named."""
+        self.next_run = next_run
+        self._is_chosen = True
+        self.gather_advice()
+        self.predict()
+        self.post(NextRunChanged(knob))
+
+    def apply(self, settings: Iterable[tuple[str, str]], next_run: NextRun | None = None) -> None:
+        """Give the knobs of `next_run`, else of the next run, values as they are typed, with a notice."""
+        next_run = next_run or self.next_run
+        settings = tuple(settings)
+        if next_run is None:
+            return
+        try:
+            for name, value in settings:
+                next_run = next_run.type(name, value)
+        except UserError as error:
+            self.post(KnobRefused(error))
+            return
+        self.change(next_run, settings[0][0])
+        self.post(Notified(f"{', '.join(f'{name} = {value}' for name, value in settings)}; r runs it"))
+
+    def choose_preset(self, name: str) -> NextRun:
+        """Train this preset or variant next. Raises UserError."""
+        chosen = of_preset(name).compared_with(self.next_run.before if self.next_run is not None else None)
+        self.change(chosen)
+        return chosen
+
+    def start_run(self, next_run: NextRun, stop: Path | None = None) -> None:
+        """Start this run, after the run in `stop` has ended."""
+        if stop is None:
+            self.runs.start(next_run.spec)
+        else:
+            self.runs.stop_then_start(stop, next_run.spec)
+        self.predict()
+
+    def start_search(self, stop: Path | None = None) -> None:
+        """Search the largest batch of the next run, after the run in `stop` has ended."""
+        if self.next_run is not None:
+            first = None if stop is None else partial(self.runs.end, stop)
+            self.search.start(self.next_run.spec, cool_to_c=self.runs.cool_to_c, first=first)
+            self.predict()
+
+    def searched(self) -> bool:
+        """True if the newest search has an answer about the knobs as they are."""
+        search, next_run = self.search.current, self.next_run
+        if search is None or next_run is None or search.state not in ENDED_WITH_ANSWER:
+            return False
+        return is_about(search, next_run.spec)
+
+    def advice(self) -> dict[str, str]:
+        """The advisor's texts by the name of the knob that each stands beside."""
+        return {} if self.next_run is None else self.next_run.advice(self.machine, self._situation)
+
+    def memory_view(self) -> MemoryView | None:
+        """The next run's predicted memory, and the measured memory of the run on the screen."""
+        measured = measured_memory(self.shown_run, self.next_run)
+        return self.memory if measured is None else replace(self.memory or MemoryView(), measured=measured)
+
+    def predicted_peak(self) -> PredictedPeak | None:
+        """The next run's predicted peak; None while the newest prediction is about another batch."""
+        found = self.memory.predicted if self.memory is not None else None
+        if found is None or self.next_run is None or found.batch_size != self.next_run.spec.knobs["batch_size"]:
+            return None
+        return found
+
+    def compare(self, a: str, b: str) -> None:
+        """Have two runs compared: posts RunsCompared."""
+        in_background("compare", partial(compared_runs, self.home, a, b), self.post)
+
+    def compare_with_previous(self, run_id: str) -> None:
+        """Have a run compared with the finished one before it, or else the newest other one: posts RunsCompared."""
+        in_background("compare", partial(compared_with_previous, self.home, run_id), self.post)
+
+    def gather_advice(self) -> None:
+        """Gather the advisor's facts when model or history have changed; never while a run is measured."""
+        machine, next_run, run = self.machine, self.next_run, self.shown_run
+        if machine is None or next_run is None or (run is not None and run.is_live):
+            return
+        spec = next_run.spec
+        key = (spec.name, repr(spec.model), run.run_id if run is not None else "")
+        if key == self._gathered_for:
+            return
+        if self._gathered_for is None or key[:2] != self._gathered_for[:2]:
+            self._situation = None
+        self._gathered_for = key
+        self.gather(spec, machine)
+
+    def predict(self) -> None:
+        """Predict the next run's memory when its knobs have changed, or when a run has begun or ended."""
+        run = self.shown_run
+        searches, live = self.search.is_going_on, run is not None and run.is_live
+        self.explain(run, may_trace=not (searches or live or self.runs.is_starting))
+        if self.next_run is None or self.machine is None:
+            return
+        # While a run only starts a trace goes on: it is that run's prediction, and nothing is measured yet. Not on a
+        # GPU, where the trace has memory of its own, which the run would take for another process's.
+        measured = run is not None and run.is_live and run.state != "starting"
+        on_gpu = self.machine.used_by(self.next_run.spec.knobs["devices"]).device == "cuda"
+        is_busy = searches or measured or (on_gpu and (live or self.runs.is_starting))
+        # Free memory changes with every tick: only the first reading of it starts another prediction.
+        run_id = run.run_id if run is not None else ""
+        key = (self.next_run.spec, self.machine, is_busy, run_id, knows_free_memory(self.snapshot))
+        if key != self._predicted_for:
+            self._predicted_for = key
+            self.request(request_for(self.next_run, self.machine, self.snapshot, may_trace=not is_busy))
+
+    def request(self, request: PredictionRequest) -> None:
+        """Have the memory predicted in a thread."""
+        self.predictor.request(request)
+
+    def explain(self, run: RunSnapshot | None, *, may_trace: bool) -> None:
+        """After an OOM, trace in a thread which changes would make the run fit."""
+        self.oom.look(run, may_trace=may_trace)
+
+    def gather(self, spec: RunSpec, machine: Machine) -> None:
+        """Gather the advisor's facts in a thread."""
+        in_background("advice", partial(self._gather, spec, machine), self.post)
+
+    def _gather(self, spec: RunSpec, machine: Machine) -> SituationGathered:
+        from trainfast_runner.search.advice.situation import gather
+
+        return SituationGathered(gather(spec, machine, self.home, self._python))
+
+    def _look_at_machine(self) -> MachineSeen:
+        """The machine as the training Python's torch can use it; without a torch there is no GPU to train on."""
+        from trainfast_runner.machine.devices import look
+        from trainfast_runner.machine.training_python import inspect
+
+        try:
+            versions = inspect(self._python, {}, "causal-lm").versions
+        except UserError:
+            versions = {}
+        return MachineSeen(look(versions, self._python))
