@@ -165,7 +165,7 @@ def test_the_change_is_what_a_person_gets_by_subtracting() -> None:
 def test_the_sentence_says_which_way_and_how_sure() -> None:
     text = sentence(compare(result(100), result(80)))
     assert text is not None
-    assert text.startswith("B has 20.0 % less throughput than A (95 % sure: -2")
+    assert text.startswith("B has 20.0 % less throughput than A (95 % CI: -2")
     assert (sentence(compare(result(100), result(101))) or "").startswith("No significant difference in throughput (95")
     assert "too few steps" in (sentence(compare(result(100), result(101, steps=2))) or "")
 

@@ -221,7 +221,7 @@ def test_a_probe_is_explained_by_the_batch_it_was_trying_and_nothing_is_to_be_tu
     found = died.explained(known)
     assert (found.batch_size, found.needed_bytes, found.changes) == (90, 1210 * MIB, [])
     said = list(oom.facts(found))
-    assert said[0] == "A search was trying batch_size 90 to see whether it fits: nothing is to be turned."
+    assert said[0] == "A search was trying batch_size 90 to see whether it fits: no knob needs a change."
     assert said[-1] == "By the prediction it needs 1.18 GiB of 1,000 MiB: 210 MiB too much."
     early = OutOfMemory(run, ON_CPU, error("model"), None, None, []).explained(known)
     assert (early.needed_bytes, early.changes) == (None, [])

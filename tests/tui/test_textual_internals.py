@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import ast
 import inspect
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from rich.console import Console
-from textual import _ansi_sequences, _compositor, _xterm_parser, keys
+from textual import _ansi_sequences, _compositor, _xterm_parser, app, dom, keys, message_pump, screen, widget
 from textual.app import App, ComposeResult
 from textual.dom import DOMNode
 from textual.drivers import _writer_thread, linux_driver
@@ -59,13 +60,13 @@ async def test_the_compositor_makes_our_updates_unless_output_is_plain(
     plain: bool, partial: type, whole: type, parser: type
 ) -> None:
     try:
-        app = Words(plain_output=plain)
+        shown = Words(plain_output=plain)
         escape_key.install(linux_driver.LinuxDriver, plain=plain)
         assert linux_driver.XTermParser is parser
-        async with app.run_test(size=(40, 5)) as pilot:
-            compositor = app.screen._compositor
+        async with shown.run_test(size=(40, 5)) as pilot:
+            compositor = shown.screen._compositor
             assert type(compositor.render_full_update()) is whole
-            words = app.query_one("#words", Static)
+            words = shown.query_one("#words", Static)
             words.update("after")
             await pilot.pause()
             compositor._dirty_regions.add(words.region)
@@ -77,8 +78,16 @@ async def test_the_compositor_makes_our_updates_unless_output_is_plain(
         escape_key.install(linux_driver.LinuxDriver)
 
 
+OWN_OF_TEXTUAL = {
+    name
+    for module in (widget, dom, message_pump, screen, app)
+    for name in re.findall(r"(?:self\.|def )(_[a-z]\w+)", inspect.getsource(module))
+}
+"""Private attributes and methods that Textual's own classes have on every widget, screen or app."""
+
+
 def private_names(tree: ast.Module) -> Iterator[str]:
-    """Private modules imported, and private attributes of anything but the object's own."""
+    """Private modules imported, private attributes of other objects, and those that a class has from Textual."""
     own = {node.name for node in ast.walk(tree) if isinstance(node, ast.ClassDef | ast.FunctionDef)}
     for node in ast.walk(tree):
         if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("textual"):
@@ -86,7 +95,8 @@ def private_names(tree: ast.Module) -> Iterator[str]:
             yield from (part for part in parts if part.startswith("_"))
         elif isinstance(node, ast.Attribute) and node.attr.startswith("_") and not node.attr.startswith("__"):
             whose = node.value
-            if not (isinstance(whose, ast.Name) and (whose.id in ("self", "cls") or node.attr in own)):
+            is_own = isinstance(whose, ast.Name) and (whose.id in ("self", "cls") or node.attr in own)
+            if not is_own or node.attr in OWN_OF_TEXTUAL:
                 yield node.attr
 
 

@@ -104,7 +104,7 @@ def _show(table: Table) -> None:
     for note in notes(table):
         print_line(note)
     if "published/s" in names:
-        print_line("published/s are the published samples/s, ratio is ours over them.")
+        print_line("published/s is the published samples/s; ratio is the measured value over it.")
 
 
 def _exit_code(table: Table, went_on: bool, codes: dict[str, int]) -> int:

@@ -23,7 +23,7 @@ COMMANDS = (
     Command(("runs", "show"), "runs_show", "one run's result"),
     Command(("runs", "compare"), "runs_compare", "which settings differ and what changed"),
     Command(("runs", "rm"), "runs_rm", "delete runs"),
-    Command(("runs", "prune"), "runs_prune", "delete old runs and searches, and what the caches hold in vain"),
+    Command(("runs", "prune"), "runs_prune", "delete old runs and searches, and unused cache files"),
     Command(("logs",), "logs", "what a run's training printed"),
     Command(("stop",), "stop", "stop a live run"),
     Command(("attach",), "attach", "follow a live run; Ctrl-C leaves it running"),
@@ -33,7 +33,7 @@ COMMANDS = (
     Command(("presets", "new"), "presets_new", "make a preset of your own from another"),
     Command(("monitor",), "monitor", "this machine's GPUs and host, live"),
     Command(("topo",), "topo", "how the GPUs are connected, and what it means for the strategies"),
-    Command(("doctor",), "doctor", "what is wrong with this machine, with the cure"),
+    Command(("doctor",), "doctor", "problems of this machine, each with its cure"),
 )
 GROUPS = {"search": "what fits", "runs": "history and live runs", "presets": "recipes: shipped ones and your own"}
 

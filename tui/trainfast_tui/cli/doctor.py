@@ -58,7 +58,7 @@ def run(arguments: argparse.Namespace) -> int:
             print_line(f"{words}: the ceiling is too low, measure it again on a quiet machine")
     warnings = sum(check.state == "warn" for check in checks)
     if not is_healthy(checks):
-        print_line("\nRuns cannot be started here until what is marked fail is mended.")
+        print_line('\nRuns cannot start here. Fix the checks marked "fail" first.')
     else:
         print_line("\nRuns can be started here" + (f"; {warnings} warning(s)." if warnings else "."))
     if unusable is not None:

@@ -9,9 +9,9 @@ from trainfast_tui.cli.run import add_settings
 
 def add(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
-    parser.add_argument("name", metavar="NAME", help="its name, and that of its file")
+    parser.add_argument("name", metavar="NAME", help="the name of the preset and of its file")
     parser.add_argument(
-        "--from", default="tiny-llama", metavar="PRESET", dest="source", help="what it starts from (tiny-llama)"
+        "--from", default="tiny-llama", metavar="PRESET", dest="source", help="the preset to start from (tiny-llama)"
     )
     add_settings(parser)
     parser.add_argument(

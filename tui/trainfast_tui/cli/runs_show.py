@@ -15,8 +15,8 @@ def add(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
     parser.add_argument("reference", metavar="RUN", help="an id, a unique prefix of one, or last")
     what = parser.add_mutually_exclusive_group()
-    what.add_argument("--steps", action="store_true", help="each step, and what the watched GPUs did in it")
-    what.add_argument("--why", action="store_true", help="what held it back, with the figures and thresholds")
+    what.add_argument("--steps", action="store_true", help="each step, with the readings of the watched GPUs")
+    what.add_argument("--why", action="store_true", help="the bottlenecks, with figures and thresholds")
     parser.add_argument("--json", action="store_true", help="print the result as one JSON object")
 
 

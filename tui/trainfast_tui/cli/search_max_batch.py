@@ -88,7 +88,7 @@ def _note_variants(preset: str, spec: RunSpec) -> None:
     if variants:
         one = plain(f"{preset}/{variants[0].id}")
         Progress().print_line(
-            f"{plain(spec.preset)} itself is searched, none of its {len(variants)} variants; {one} is one"
+            f"{plain(spec.preset)} itself is searched, not its {len(variants)} variants; name one, such as {one}"
         )
 
 

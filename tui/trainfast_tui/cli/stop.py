@@ -31,7 +31,7 @@ def run(arguments: argparse.Namespace) -> int:
     with caught() as signals:
         result = stop(directory, signals, now=arguments.now)
     if result is None:
-        print(f"{directory.name} has been asked to stop and has not ended yet", file=sys.stderr)
+        print(f"{directory.name} was asked to stop and has not ended yet", file=sys.stderr)
         if arguments.json:
             from trainfast_runner.running.follower import Follower
             from trainfast_tui.cli.progress import so_far

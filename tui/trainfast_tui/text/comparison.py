@@ -48,8 +48,8 @@ def sentence(found: Comparison) -> str | None:
         return None
     if row.verdict == STRICT_THRESHOLDS:
         return "Speed is not comparable: one of the runs was measured under strict malloc thresholds."
-    sure = f"95 % sure: {interval(row)}" if row.interval_percent else "too few steps to say how sure that is"
+    certainty = f"95 % CI: {interval(row)}" if row.interval_percent else "too few steps for a 95 % CI"
     if row.verdict == NOISE:
-        return f"No significant difference in throughput ({sure})."
+        return f"No significant difference in throughput ({certainty})."
     more = "more" if row.percent > 0 else "less"
-    return f"B has {fmt.percent(abs(row.percent), 1)} {more} throughput than A ({sure})."
+    return f"B has {fmt.percent(abs(row.percent), 1)} {more} throughput than A ({certainty})."

@@ -24,7 +24,7 @@ ESTIMATED = "the cheapest knobs that free memory, by estimate:"
 def facts(found: OomExplanation) -> Iterator[str]:
     """Yield a sentence each about what had grown, what was missing and who else used memory, as far as known."""
     if found.batch_size is not None:
-        yield f"A search was trying batch_size {found.batch_size:,} to see whether it fits: nothing is to be turned."
+        yield f"A search was trying batch_size {found.batch_size:,} to see whether it fits: no knob needs a change."
     if found.grown is not None:
         words = CATEGORIES.get(found.grown, found.grown)
         grown = f", to {size(found.grown_bytes)} at the predicted peak" if found.grown_bytes else ""
