@@ -236,7 +236,7 @@ BENT_PREDICTED = Predicted(fixed_bytes=445 * MIB, bytes_per_sample=int(110.4 * M
 
 def test_sizes_below_a_bend_are_left_out_where_it_is_predicted() -> None:
     known = search(BENT, replace_struct(BENT_PREDICTED, linear_from=5))
-    assert [probe.batch_size for probe in known.probes] == [5, 10, 15]
+    assert [probe.batch_size for probe in known.probes] == [5, 9, 15]
     assert [proof.state for proof in known.proofs] == ["finished"]
     assert BENT.is_exact(known.proofs[-1].batch_size)
 
@@ -291,7 +291,7 @@ T5 = Measured(fixed=149.6 * MIB, per_sample=66.83 * MIB, optimizer=100 * MIB, li
 
 def test_a_size_that_fits_by_the_fit_and_by_the_prediction_is_proved_without_trying_one_near_it() -> None:
     known = search(T5, Predicted(fixed_bytes=136 * MIB, bytes_per_sample=int(66.8 * MIB), max_batch=28, linear_from=2))
-    assert [(probe.batch_size, probe.outcome) for probe in known.probes] == [(3, "fits"), (14, "fits"), (29, "oom")]
+    assert [(probe.batch_size, probe.outcome) for probe in known.probes] == [(3, "fits"), (15, "fits"), (29, "oom")]
     assert [(proof.batch_size, proof.state) for proof in known.proofs] == [(28, "finished")]
 
 

@@ -19,16 +19,14 @@ from trainfast_runner.running.planning import RunPlan
 from trainfast_runner.search import conduct
 from trainfast_runner.search.conduct import worked_seconds
 from trainfast_runner.search.control import cancel, conductor_of, pause, resume
-from trainfast_runner.search.decide import Known, Step, known
+from trainfast_runner.search.decide import Decision, Known, known
 from trainfast_runner.search.fit import Fit, PhaseLine
-from trainfast_runner.search.foreign import grown
 from trainfast_runner.search.journal import (
     Answer,
     Asked,
     Conducted,
     CoolingDown,
     Ended,
-    Journal,
     Launched,
     Next,
     Paused,
@@ -36,10 +34,13 @@ from trainfast_runner.search.journal import (
     Probe,
     Proof,
     Resumed,
+    SearchJournal,
+    exclusive,
+    is_conducted,
     read_journal,
 )
 from trainfast_runner.search.opening import Options
-from trainfast_runner.search.probe_record import proof_of
+from trainfast_runner.search.probe_record import grown, proof_of
 from trainfast_runner.search.report import report
 from trainfast_runner.search.search_follower import SearchFollower
 from trainfast_runner.search.searches import new_search, newest_search, unfinished
@@ -57,9 +58,9 @@ def conducted(t_ns: int = 1) -> Conducted:
     return Conducted(t_ns=t_ns, pid=os.getpid(), start_ticks=1, boot_id=boot_id())
 
 
-def search(home: Home, key: str = "k") -> tuple[Path, Journal]:
+def search(home: Home, key: str = "k") -> tuple[Path, SearchJournal]:
     directory = new_search(home, "tiny-llama")
-    journal = Journal(directory)
+    journal = SearchJournal(directory)
     journal.write(asked(directory, key))
     return directory, journal
 
@@ -95,7 +96,7 @@ def test_what_follows_a_half_written_line_is_read(tmp_path: Path) -> None:
     journal.close()
     with (directory / JOURNAL_FILE).open("ab") as file:
         file.write(b'{"kind":"probe","batch_')
-    again = Journal(directory)
+    again = SearchJournal(directory)
     again.write(conducted())
     again.close()
     assert [type(line) for line in read_journal(directory)] == [Asked, Conducted]
@@ -104,7 +105,7 @@ def test_what_follows_a_half_written_line_is_read(tmp_path: Path) -> None:
 def test_a_search_of_a_newer_version_is_not_continued_and_its_unknown_lines_are_skipped(tmp_path: Path) -> None:
     home = Home(tmp_path)
     directory = new_search(home, "tiny-llama")
-    journal = Journal(directory)
+    journal = SearchJournal(directory)
     journal.write(replace(asked(directory), schema=SCHEMA + 1))
     with (directory / JOURNAL_FILE).open("ab") as file:
         file.write(b'{"kind":"dreamt","t_ns":1}\n')
@@ -223,7 +224,7 @@ def test_an_error_of_our_own_ends_the_search_in_its_journal(tmp_path: Path, monk
     directory, journal = search(home)
     journal.write(Predicted(reason="nothing is predicted"))
 
-    def broken(known: Known) -> Step:
+    def broken(known: Known) -> Decision:
         raise ZeroDivisionError("division by zero")
 
     monkeypatch.setattr(conduct, "decide", broken)

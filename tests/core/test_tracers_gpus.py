@@ -15,7 +15,7 @@ from trainfast_runner.records.home import Home
 from trainfast_runner.running.planning import RunPlan
 from trainfast_runner.search import conduct
 from trainfast_runner.search.opening import Options, open_search
-from trainfast_runner.search.predicted_size import Foresight
+from trainfast_runner.search.predicted_size import SizePrediction
 from trainfast_runner.settings.spec import resolve
 
 SAYS_WHAT_IT_SEES = """#!{python}
@@ -95,17 +95,17 @@ def test_the_tracer_has_ended_before_a_warm_process_measures_what_is_free_on_a_g
     order: list[str] = []
     launched = threading.Event()
 
-    def trace(plan: RunPlan, given_up: threading.Event) -> Foresight:
+    def trace(plan: RunPlan, given_up: threading.Event) -> SizePrediction:
         launched.wait(0.5)  # whoever starts a process beside the trace does so at once
         order.append("traced")
-        return Foresight(None, "not needed here")
+        return SizePrediction(None, "not needed here")
 
     def start(plan: RunPlan, home: Home) -> Path:
         order.append("started")
         launched.set()
         raise UserError("enough")
 
-    monkeypatch.setattr(conduct, "predict", trace)
+    monkeypatch.setattr(conduct, "predict_size", trace)
     monkeypatch.setattr(conduct.launch, "start", start)
     home = Home(tmp_path)
     plan = RunPlan(

@@ -1,5 +1,5 @@
-"""The largest batch that fits: searched by probing one warm process, proved in a fresh one, on record in a journal.
+"""The batch search: probes in one warm process, a confirmation run in a fresh one, all recorded in a journal.
 
-`decide` says what to do next from what the journal holds, `conduct` does it, `follow` shows it, `control` starts and
-stops it from outside.
+`decide` chooses the next step from the journal, `conduct` takes it, `search_follower` shows it, `control` starts and
+stops the search from outside.
 """

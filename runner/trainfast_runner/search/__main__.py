@@ -1,6 +1,6 @@
 """`python -m trainfast_runner.search`: conduct one search in a process of its own, as the app starts it.
 
-Reads what is asked from stdin and prints one line: `{"search_dir": ...}` once it holds the search, or `{"error": ...}`.
+Reads an `Order` from stdin and prints one line: `{"search_dir": ...}` once it holds the search, or `{"error": ...}`.
 SIGTERM cancels.
 """
 
@@ -25,7 +25,7 @@ from trainfast_runner.settings.spec import of_record
 
 
 def main() -> None:
-    """One search to its end; exit code 0 whatever it found, 1 when it could not be begun."""
+    """Conduct one search to its end; exit code 0 whatever it found, 1 when it could not start."""
     cancelled: list[int] = []
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda signum, frame: cancelled.append(signum))
@@ -38,7 +38,7 @@ def main() -> None:
             answered.append(True)
             sys.stdout.buffer.write(msgspec.json.encode(value) + b"\n")
             sys.stdout.flush()
-            # Nothing more is said here: whoever started this may go.
+            # No more output: the starter may close its end.
             os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
 
     try:

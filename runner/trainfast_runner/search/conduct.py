@@ -1,4 +1,4 @@
-"""Conducts a search: does what `decide` says, writes down what came of it, and leaves nothing running behind."""
+"""Conduct a search: do what `decide` says, record the outcome, and leave nothing running behind."""
 
 from __future__ import annotations
 
@@ -21,8 +21,7 @@ from trainfast_runner.records.search_directories import exclusive
 from trainfast_runner.running import launch
 from trainfast_runner.running.planning import RunPlan
 from trainfast_runner.search.cool_down import cool_down
-from trainfast_runner.search.decide import Known, Step, decide, known
-from trainfast_runner.search.foreign import taken_by_others
+from trainfast_runner.search.decide import Decision, Known, decide, known
 from trainfast_runner.search.found import answer
 from trainfast_runner.search.journal import (
     CANCELLED,
@@ -31,7 +30,6 @@ from trainfast_runner.search.journal import (
     Asked,
     Conducted,
     Ended,
-    Journal,
     Launched,
     Next,
     Paused,
@@ -39,21 +37,23 @@ from trainfast_runner.search.journal import (
     Probe,
     Proof,
     Resumed,
+    SearchJournal,
+    exclusive,
     read_journal,
 )
 from trainfast_runner.search.limits import limited
 from trainfast_runner.search.nothing_fits import nothing_fits
 from trainfast_runner.search.opening import Options
-from trainfast_runner.search.predicted_size import Foresight, predict
-from trainfast_runner.search.probe_record import probe_of, proof_of
+from trainfast_runner.search.predicted_size import SizePrediction, predict_size
+from trainfast_runner.search.probe_record import probe_of, probe_of_ended_run, proof_of, taken_by_others
 from trainfast_runner.search.processes import LOOK_EVERY_S, Interrupted, WarmProcess, end_run, wait_for_result
 
 STEPS = {"cpu": 2, "cuda": 4}
-"""Optimizer steps of a probe: its states are there from the second on. A GPU's first step is no measure of speed."""
+"""Optimizer steps of a probe: the optimizer's states exist from the second on, and a GPU's first steps are slow."""
 PAUSE_LOOK_S = 0.1
 PATIENCE_S = 5.0
 TRACE_WITHIN_S = 30.0
-"""Ours: how long a search on a GPU waits for its prediction, before the first process takes the GPU."""
+"""A search on a GPU waits at most this long for its prediction before its first process takes the GPU."""
 TIMED_WARMUP = 3
 
 
@@ -67,11 +67,11 @@ def conduct(
     is_cancelled: Callable[[], bool] = lambda: False,
     began_ns: int | None = None,
 ) -> Ended:
-    """Conduct the search in `directory` to its end, which is returned and on record. `on_line` gets every new line.
+    """Conduct the search in `directory` to its end, record that and return it. `on_line` gets every new line.
 
-    The time since `began_ns` (CLOCK_MONOTONIC), in which the plan was made, is counted as the search's.
+    The search's time counts from `began_ns` (CLOCK_MONOTONIC), when making the plan began.
 
-    Raises UserError when another process conducts it, and when its device is in use.
+    Raises UserError when another process conducts the search, and when its device is in use.
     """
     with ExitStack() as stack:
         if not stack.enter_context(exclusive(directory)):
@@ -88,7 +88,7 @@ def conduct(
 
 
 class _Conductor:
-    """One process's part in a search, from taking it up to its end or its interruption."""
+    """One process's work on a search, until the search ends or is interrupted."""
 
     def __init__(
         self,
@@ -104,14 +104,14 @@ class _Conductor:
         self._on_line, self._is_cancelled = on_line, is_cancelled
         self._began_ns = began_ns
         self._lines = read_journal(directory)
-        self._journal = Journal(directory)
+        self._journal = SearchJournal(directory)
         asked = next(line for line in self._lines if isinstance(line, Asked))
         self._plan = replace(limited(plan, tuple(asked.limits_bytes)), search_id=directory.name)
         self._process: WarmProcess | None = None
         self._live: Path | None = None
 
     def run(self) -> Ended:
-        """Take the search up where the journal leaves it."""
+        """Continue the search from where its journal ends."""
         own = identify(os.getpid())
         self._write(
             Conducted(
@@ -124,8 +124,8 @@ class _Conductor:
             )
         )
         try:
-            self._settle_what_was_left()
-            self._foresee()
+            self._end_left_process()
+            self._predict()
             while True:
                 self._wait_while_paused()
                 step = decide(self._known())
@@ -139,7 +139,7 @@ class _Conductor:
                 self._end(Ended(state="cancelled", reason=problem.line()))
             raise
         except Exception as error:
-            # A screen has nothing but the journal to learn of it from.
+            # A screen learns of the error from the journal alone.
             with suppress(UserError):
                 self._end(Ended(state="failed", reason=f"{type(error).__name__}: {error}"))
             raise
@@ -150,8 +150,8 @@ class _Conductor:
             end_run(self._live)
         self._journal.close()
 
-    def _do(self, step: Step) -> Ended | None:
-        """One step; the end if it is the last."""
+    def _do(self, step: Decision) -> Ended | None:
+        """Take one step; return the end if it is the last."""
         action = step.action if step.action in ("probe", "prove") else "end"
         self._write(
             Next(
@@ -167,7 +167,7 @@ class _Conductor:
             return self._probe(step.batch_size)
         self._end_process()
         if step.action == "prove" and step.batch_size is not None:
-            self._prove(step.batch_size)
+            self._confirm(step.batch_size)
             return None
         if step.action == "answer":
             return Ended(state="answered", reason=step.why, answer=answer(self._known()))
@@ -175,60 +175,53 @@ class _Conductor:
             return nothing_fits(self._plan, self._home, self._known(), step.why, self._check)
         return Ended(state="failed", reason=step.why)
 
-    def _foresee(self) -> None:
-        """Have a warm process and a prediction before the first size is chosen: both at once on a CPU."""
+    def _predict(self) -> None:
+        """Get a warm process and a prediction before the first size is chosen: both at once on a CPU."""
         if any(isinstance(line, (Predicted, Probe)) for line in self._lines):
             return
         given_up = threading.Event()
         with ThreadPoolExecutor(1) as pool:
-            prediction = pool.submit(predict, self._plan, given_up)
+            prediction = pool.submit(predict_size, self._plan, given_up)
             try:
                 if self._plan.device == "cuda":
-                    # The tracer's CUDA context would be missing from the room that the warm process measures.
+                    # The tracer's CUDA context would be missing from the memory that the warm process finds free.
                     self._wait_for(prediction, time.monotonic() + TRACE_WITHIN_S)
                     given_up.set()
                     prediction.result()
                 began = time.monotonic()
-                room = self._ready(self._warm_process())
-                # Without a prediction it is a few sizes more: worth no longer a wait than the process was.
+                available = self._ready(self._warm_process())
+                # A prediction saves a few sizes: worth about as long a wait as the process was.
                 latest = 2 * time.monotonic() - began + PATIENCE_S
-                if room is not None:
+                if available is not None:
                     self._wait_for(prediction, latest)
             finally:
                 given_up.set()
-        if room is not None:
-            limits = self._plan.memory_limit_bytes or tuple(room)
+        if available is not None:
+            limits = self._plan.memory_limit_bytes or tuple(available)
             self._write(prediction.result().against(self._plan, min(limits)))
 
-    def _wait_for(self, prediction: Future[Foresight], latest: float) -> None:
+    def _wait_for(self, prediction: Future[SizePrediction], latest: float) -> None:
         while not prediction.done() and time.monotonic() < latest:
             self._check()
             time.sleep(LOOK_EVERY_S)
 
     def _ready(self, process: WarmProcess) -> list[int] | None:
-        """What each rank may use, once all stand; None when the process ended before, which is then on record."""
-        said = process.ready()
-        if said is not None:
-            return [line.room_bytes or 0 for _, line in sorted(said.items())]
-        self._live = self._process = None
-        result = process.result
-        assert result is not None
+        """Available memory of each rank, once all are ready; None when the process ended before, which is recorded."""
+        answers = process.ready()
+        if answers is not None:
+            return [line.room_bytes or 0 for _, line in sorted(answers.items())]
+        result = self._ended_process(process)
         if result.state != "oom":
             raise UserError(_words(result), key=result.run_id, exit_code=4)
         # Without a batch there is nothing smaller to try: the model itself does not fit.
-        error = result.error
-        self._write(
-            Probe(
-                batch_size=1,
-                outcome="oom",
-                run_id=result.run_id,
-                seconds=result.seconds or 0.0,
-                reason=result.reason,
-                rank=error.rank if error else None,
-                phase=(error.phase if error else None) or "model",
-            )
-        )
+        self._write(probe_of_ended_run(1, result, result.seconds or 0.0, phase="model"))
         return None
+
+    def _ended_process(self, process: WarmProcess) -> Result:
+        """Forget the warm process, which has ended; return its result."""
+        self._live = self._process = None
+        assert process.result is not None
+        return process.result
 
     def _probe(self, batch_size: int) -> Ended | None:
         """Try one size in the warm process."""
@@ -238,35 +231,23 @@ class _Conductor:
             if self._ready(process) is None:
                 return None
         began_ns = time.monotonic_ns()
-        said = process.probe(batch_size, STEPS[self._plan.device])
+        answers = process.probe(batch_size, STEPS[self._plan.device])
         seconds = (time.monotonic_ns() - began_ns) / 1e9
-        if said is None:
-            # The run ended without a rank's word: the kernel killed it, or somebody did.
-            self._live = self._process = None
-            result = process.result
-            assert result is not None
+        if answers is None:
+            # No rank answered: the kernel or somebody killed the run.
+            result = self._ended_process(process)
             if result.state in ("stopped", "killed"):
                 raise Interrupted
             if result.state != "oom":
                 return Ended(state="failed", reason=_words(result))
-            self._write(
-                Probe(
-                    batch_size=batch_size,
-                    outcome="oom",
-                    run_id=result.run_id,
-                    seconds=seconds,
-                    reason=result.reason,
-                    rank=result.error.rank if result.error else None,
-                    phase=result.error.phase if result.error else None,
-                )
-            )
+            self._write(probe_of_ended_run(batch_size, result, seconds))
             return None
         void = None
         if self._plan.device == "cuda":
             uuids = self._plan.device_uuids
-            void = taken_by_others(process.directory, said, process.pids, uuids, began_ns)
-        self._write(probe_of(self._known(), batch_size, process.directory.name, seconds, said, void))
-        if any(line.outcome == "oom" for line in said.values()):
+            void = taken_by_others(process.directory, answers, process.pids, uuids, began_ns)
+        self._write(probe_of(self._known(), batch_size, process.directory.name, seconds, answers, void))
+        if any(line.outcome == "oom" for line in answers.values()):
             process.wait_for_end()
             self._live = self._process = None
         elif self._plan.spec.knobs["compile"] != "off":
@@ -274,8 +255,8 @@ class _Conductor:
             self._end_process()
         return None
 
-    def _prove(self, batch_size: int) -> None:
-        """A normal run of a fresh process, with data; one that an earlier conductor started is followed."""
+    def _confirm(self, batch_size: int) -> None:
+        """Make the confirmation run, a normal run with data, or follow one that an earlier conductor started."""
         left = self._unfinished_proof()
         began = time.monotonic()
         if left is None:
@@ -319,8 +300,8 @@ class _Conductor:
             self._process.end()
             self._live = self._process = None
 
-    def _settle_what_was_left(self) -> None:
-        """End the warm process of a conductor that died; a proof that it left behind goes on and is followed."""
+    def _end_left_process(self) -> None:
+        """End the warm process of a conductor that died; its confirmation run goes on and is followed."""
         for line in self._lines:
             if isinstance(line, Launched):
                 directory = self._home.directory(line.run_id)
@@ -328,7 +309,7 @@ class _Conductor:
                     end_run(directory)
 
     def _unfinished_proof(self) -> Path | None:
-        """The proof that was started and whose end is not on record yet."""
+        """The confirmation run that was started and has no recorded end; None when there is none."""
         ended = {line.run_id for line in self._lines if isinstance(line, Proof)}
         started = [line.run_id for line in self._lines if isinstance(line, Launched) and line.role == "proof"]
         for run_id in started[-1:]:
@@ -341,7 +322,7 @@ class _Conductor:
         return None
 
     def _unrecorded_proof(self, plan: RunPlan) -> Path | None:
-        """The same proof, going on: a conductor that was killed had started it, and had not written that down."""
+        """The same confirmation run, alive: a killed conductor started it without recording that; None otherwise."""
         run = launch.busy_with(plan, self._home)
         if run is None or run.role != "proof":
             return None
@@ -349,7 +330,7 @@ class _Conductor:
         return self._home.directory(run.run_id) if same else None
 
     def _wait_while_paused(self) -> None:
-        """Nothing runs and holds memory during a pause."""
+        """Return when the search is not paused; during a pause nothing of it runs or holds memory."""
         mark = self._directory / PAUSE_FILE
         if not mark.exists():
             self._check()
@@ -386,7 +367,7 @@ class _Conductor:
 
 
 def worked_seconds(lines: list[AnyLine]) -> float:
-    """How long conductors worked on a search, pauses and the time between two of them left out."""
+    """Seconds conductors worked on a search, without pauses and the time between two conductors."""
     total_ns, since_ns, last_ns = 0, None, 0
     for line in lines:
         if isinstance(line, (Conducted, Paused)) and since_ns is not None:

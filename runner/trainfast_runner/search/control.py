@@ -1,4 +1,4 @@
-"""A search from outside: start one as a process of its own, pause it, let it go on, cancel it."""
+"""Control a search from outside: start it as a process of its own, pause, resume and cancel it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ MODULE = "trainfast_runner.search"
 
 
 class Order(RecordedSpec, frozen=True, kw_only=True):
-    """What `python -m trainfast_runner.search` reads from its stdin."""
+    """The order that `python -m trainfast_runner.search` reads from stdin."""
 
     home: str
     python: str | None = None
@@ -43,10 +43,10 @@ def start_search(
     fresh: bool = False,
     cool_to_c: float | None = None,
 ) -> Path:
-    """Start, or continue, the search for the largest batch of `spec`; the directory of its journal.
+    """Start, or continue, the batch search of `spec`; return its directory.
 
     The conductor is a session of its own and outlives the caller. Returns once it holds the search, which takes as
-    long as checking the spec against the training Python: seconds. Raises UserError with what the conductor refused.
+    long as checking the spec against the training Python: seconds. Raises the conductor's UserError.
     """
     order = Order(
         home=str(home.path),
@@ -65,7 +65,7 @@ def start_search(
 
 
 def _conduct(order: Order) -> dict[str, Any]:
-    """Start a conductor; what it says before it closes its output: its directory, or what is wrong."""
+    """Start a conductor; return its one line of output: its directory or its error."""
     process = subprocess.Popen(
         [sys.executable, "-P", "-m", MODULE],
         stdin=subprocess.PIPE,
@@ -78,39 +78,39 @@ def _conduct(order: Order) -> dict[str, Any]:
     assert process.stdout is not None
     process.stdin.write(msgspec.json.encode(order))
     process.stdin.close()
-    said = process.stdout.readline()
+    answer = process.stdout.readline()
     process.stdout.close()
     try:
-        return msgspec.json.decode(said, type=dict[str, Any])
+        return msgspec.json.decode(answer, type=dict[str, Any])
     except msgspec.DecodeError:
         raise UserError("the search did not start", key="search", exit_code=4) from None
 
 
 def pause(directory: Path) -> None:
-    """Ask the search to wait after the probe it is at."""
+    """Pause the search after its current probe."""
     (directory / PAUSE_FILE).touch(mode=0o600)
 
 
 def resume(directory: Path) -> None:
-    """Let a paused search go on."""
+    """Resume a paused search."""
     (directory / PAUSE_FILE).unlink(missing_ok=True)
 
 
 def cancel(directory: Path, patience_s: float = 0.0) -> bool:
-    """Ask the conductor to stop what runs and end; the journal stays, and the same command continues it.
+    """Ask the conductor to stop its run and end; the journal stays, and the same command continues it.
 
-    Whether somebody could be told. With `patience_s` it waits that long for the conductor to be gone.
+    Returns False when there is no conductor to ask. Waits at most `patience_s` for the conductor to be gone.
     """
     conductor = conductor_of(directory)
-    told = conductor is not None and send(conductor, signal.SIGTERM)
+    was_asked = conductor is not None and send(conductor, signal.SIGTERM)
     deadline = time.monotonic() + patience_s
     while is_conducted(directory) and time.monotonic() < deadline:
         time.sleep(0.02)
-    return told
+    return was_asked
 
 
 def conductor_of(directory: Path) -> Identity | None:
-    """The process that conducts the search now, if one does, in this boot of the machine."""
+    """The process that conducts the search now; None when none does, or since another boot."""
     if not is_conducted(directory):
         return None
     for line in reversed(read_journal(directory)):

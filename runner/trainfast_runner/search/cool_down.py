@@ -1,4 +1,4 @@
-"""`--cool-to` in a search: each of its processes starts only when the GPUs are below a temperature."""
+"""`--cool-to` in a search: each process starts only when the GPUs are below a temperature."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ CHECK_EVERY_S = 0.1
 
 
 def check_coolable(plan: RunPlan, below_c: float | None) -> None:
-    """Raise UserError now where the watched GPUs give no temperature to wait for, or that is no temperature."""
+    """Raise UserError if the watched GPUs read no temperature, or `below_c` is none to wait for."""
     if below_c is not None:
         with closing(cooling.cooling(_watched(plan), below_c)) as looks:
             next(looks, None)
@@ -23,20 +23,19 @@ def check_coolable(plan: RunPlan, below_c: float | None) -> None:
 def cool_down(
     plan: RunPlan, below_c: float | None, write: Callable[[CoolingDown], None], check: Callable[[], None]
 ) -> None:
-    """Return when every watched GPU is below `below_c`; at once where that is None.
+    """Return when every watched GPU is below `below_c`; at once when that is None.
 
-    `write` gets a line at the first look, whenever the hottest GPU has another whole degree, and once where it does
-    not fall any more. `check` is called
-    all the while, and gives up by raising. Raises UserError where the GPUs cool no further.
+    `write` gets a line at the first look, at each new whole degree of the hottest GPU, and once when it stops falling.
+    `check` is called all the while and may raise. Raises UserError when the GPUs cool no further.
     """
     if below_c is None:
         return
-    told: tuple[int, int, bool] | None = None
+    written: tuple[int, int, bool] | None = None
     with closing(cooling.cooling(_watched(plan), below_c)) as looks:
         for look in looks:
             now = look.index, round(look.temperature_c), look.stuck_s >= cooling.TOLD_S
-            if now != told:
-                told = now
+            if now != written:
+                written = now
                 write(
                     CoolingDown(
                         device=look.index,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from trainfast_runner.search.decide import ALIGNED, MOST, TOLERANCE_SHARE, Known, beyond_of, fits_of, tightest
+from trainfast_runner.search.decide import ALIGNED, MOST, TOLERANCE_SHARE, Known, fits_of, tightest, uncounted_bytes
 from trainfast_runner.search.fit import Fit, largest
 from trainfast_runner.search.journal import Answer, Margin, Proof, refuted_by
 from trainfast_runner.units import mebibytes
@@ -10,13 +10,13 @@ from trainfast_runner.units import mebibytes
 ALIGNED_MORE, ALIGNED_MORE_FROM = 64, 512
 """From this size on an aligned batch is a multiple of 64: it then costs an eighth of the batch at most."""
 SPREAD_SHARE = TOLERANCE_SHARE
-"""How far the peak of a long run may lie above that of the proof: steps of other samples, another order of blocks.
+"""How far the peak of a long run may lie above that of the confirmation run: other samples, another order of blocks.
 
 As much as a maximum may be off and still be called exact."""
 
 
 def answer(known: Known) -> Answer:
-    """The answer of a journal whose last proof finished."""
+    """Return the answer of a journal whose last confirmation run finished."""
     proof = known.proofs[-1]
     most, fits = proof.batch_size, fits_of(known)
     tight = tightest(fits, most)
@@ -47,21 +47,21 @@ def answer(known: Known) -> Answer:
 
 
 def _too_large(known: Known, most: int) -> int | None:
-    """The smallest size above the answer that ran out of memory, in a probe or in a proof."""
+    """The smallest size above the answer that ran out of memory, in a probe or a confirmation run; None if none did."""
     tried = [probe.batch_size for probe in known.probes if probe.outcome == "oom"]
     proved = [proof.batch_size for proof in known.proofs if proof.state == "oom"]
     return min((size for size in (*tried, *proved) if size > most), default=None)
 
 
 def _certainty(known: Known, tight: Fit, most: int, too_large: int | None) -> str:
-    """What says that no larger batch fits, and which sizes nobody tried."""
+    """Say in words why no larger batch fits, and which sizes were not tried."""
     if too_large is None:
         needs = f"{mebibytes(tight.need_bytes(most + 1))} of {mebibytes(tight.limit_bytes)}"
         return f"by the fit {most + 1} needs {needs}, give or take {mebibytes(tight.error_at(most + 1))}"
     words = f"{too_large} ran out of memory"
     warm = [probe.batch_size for probe in known.fitting if most < probe.batch_size < too_large]
     if warm:
-        words += f"; {_listed(warm)} fitted in a probe and {'was' if len(warm) == 1 else 'were'} not proved"
+        words += f"; {_listed(warm)} fitted in a probe and {'was' if len(warm) == 1 else 'were'} not confirmed"
     untried = [size for size in range(most + 1, too_large) if size not in warm]
     if untried:
         why = "below the next multiple of 8" if known.device == "cuda" else "within the tolerance of 3 % or 48 MiB"
@@ -76,14 +76,16 @@ def _listed(sizes: list[int]) -> str:
 
 
 def aligned(batch_size: int) -> int | None:
-    """The largest aligned batch within a batch size: tensor cores work on multiples of 8, and of 64 where there is
-    room for it (NVIDIA's matrix multiplication guide). None below 8."""
+    """The largest aligned batch within a batch size; None below 8.
+
+    Tensor cores work on multiples of 8, best of 64 for large sizes (NVIDIA's matrix multiplication guide).
+    """
     unit = ALIGNED_MORE if batch_size >= ALIGNED_MORE_FROM else ALIGNED
     return batch_size // unit * unit or None
 
 
 def _margins(known: Known, tight: Fit, most: int) -> list[Margin]:
-    """What the recommended batch leaves free, part by part; a part of nothing is said as well."""
+    """Parts of the memory that the recommended batch leaves free; a part of nothing is listed as well."""
     found = [
         Margin(
             margin_bytes=round(SPREAD_SHARE * tight.need_bytes(most)),
@@ -94,8 +96,8 @@ def _margins(known: Known, tight: Fit, most: int) -> list[Margin]:
         peaks = [one for probe in known.fitting[-1:] for one in probe.ranks if one.rank == tight.rank]
         fragments = max(((one.peak_reserved_bytes or 0) - (one.peak_allocated_bytes or 0) for one in peaks), default=0)
         found.append(Margin(margin_bytes=fragments, why="fragmentation, what the allocator reserved beyond its peak"))
-        rooms = [one.room_bytes for probe in known.probes for one in probe.ranks if one.rank == tight.rank]
-        seen = [room for room in rooms if room is not None]
+        available = [one.room_bytes for probe in known.probes for one in probe.ranks if one.rank == tight.rank]
+        seen = [one for one in available if one is not None]
         others = max(seen) - min(seen) if seen else 0
         found.append(Margin(margin_bytes=others, why="other users of the GPU, whose share changed while searching"))
     found.append(Margin(margin_bytes=0, why="evaluation, which needs less: it keeps nothing for a backward"))
@@ -124,7 +126,7 @@ def _why(known: Known, most: int, recommended: int, tight: Fit, margins: list[Ma
         return "there is no smaller one; it may run out of memory in a long run"
     left, source = tight.limit_bytes - tight.need_bytes(recommended), " by the fit"
     if recommended == most:
-        # It was run: what it really left stands beside this.
+        # It was run: this is what it left.
         left, source = float(_headroom(known, tight, most)), ""
     reasons = ", and for ".join(one.why for one in margins if one.margin_bytes)
     words = f"leaves {mebibytes(left)}{source} for {reasons}"
@@ -137,9 +139,9 @@ def _why(known: Known, most: int, recommended: int, tight: Fit, margins: list[Ma
 
 
 def _fastest(known: Known) -> tuple[int | None, float | None]:
-    """The size of the highest rate, and the rate, among the sizes tried and the one proved.
+    """The size of the highest rate and the rate, over probes and confirmation runs; None for both on a CPU.
 
-    Neither on a CPU: a search measures memory there in every step, and such speeds do not rank.
+    A search measures memory in every step on a CPU, and such speeds do not rank.
     """
     if known.device != "cuda":
         return None, None
@@ -153,7 +155,7 @@ def _fastest(known: Known) -> tuple[int | None, float | None]:
 
 
 def _headroom(known: Known, tight: Fit, most: int) -> int:
-    """What the tightest rank's limit had left at this batch: as a probe or the proof measured it, else by the fit."""
+    """Bytes the tightest rank's limit had left: measured by a probe or the confirmation run, else by the fit."""
     for probe in known.fitting:
         if probe.batch_size == most:
             for peaks in probe.ranks:
@@ -162,11 +164,11 @@ def _headroom(known: Known, tight: Fit, most: int) -> int:
     measured = _peak_in_proof(known.proofs[-1], tight.rank)
     if measured is None:
         return round(tight.limit_bytes - tight.need_bytes(most))
-    return tight.limit_bytes - measured - beyond_of(known, tight.rank)
+    return tight.limit_bytes - measured - uncounted_bytes(known, tight.rank)
 
 
 def _peak_in_proof(proof: Proof, rank: int) -> int | None:
-    """The rank's own peak; that of the fullest in a journal from before the ranks' were kept."""
+    """The rank's own peak; the fullest rank's in a journal older than peaks by rank."""
     if not proof.ranks:
         return proof.peak_allocated_bytes
     return next((one.peak_allocated_bytes for one in proof.ranks if one.rank == rank), None)

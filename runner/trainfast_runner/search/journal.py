@@ -1,7 +1,7 @@
-"""`searches/SEARCH_ID/journal.jsonl`: all that a search was asked, did and found, one line at a time.
+"""`searches/SEARCH_ID/journal.jsonl`: a search's question, steps, probes and answer, one line each.
 
-The journal is what a search continues from, and what a screen shows of it. Sizes are bytes, times CLOCK_MONOTONIC
-nanoseconds, as in a run's records.
+A search continues from its journal, and a screen shows it. Sizes are bytes, times CLOCK_MONOTONIC nanoseconds, as in a
+run's records.
 """
 
 from __future__ import annotations
@@ -20,23 +20,23 @@ from trainfast_runner.records.search_directories import JOURNAL_FILE
 from trainfast_runner.search.fit import Fit
 
 PAUSE_FILE = "paused"
-"""While this file is there the conductor takes no further step."""
+"""While this file exists the conductor takes no further step."""
 OUTCOMES = ("fits", "oom", "void")
 END_STATES = ("answered", "nothing_fits", "failed", "cancelled")
 CANCELLED = "the same command continues it"
-"""The reason of an end that somebody asked for; any other reason of `cancelled` is what broke the search off."""
+"""The reason of an end that the user asked for; any other reason of `cancelled` is the error that ended the search."""
 
 
 class Line(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind"):
-    """What every line has."""
+    """The field every line has."""
 
     t_ns: int = msgspec.field(default_factory=time.monotonic_ns)
 
 
 class Asked(RecordedSpec, frozen=True, kw_only=True, tag_field="kind", tag="asked"):
-    """The first line. `key` tells searches apart: the same command has the same. `limit_words` say whose limit it is.
+    """The first line: the question. The same command has the same `key`; `limit_words` say whose limit it is.
 
-    `limits_bytes` is one figure a rank; empty on a GPU without `memory_limit`, where each rank says what it may use.
+    `limits_bytes` has one figure per rank; empty on a GPU without `memory_limit`, where each rank tells its own.
     """
 
     t_ns: int = msgspec.field(default_factory=time.monotonic_ns)
@@ -51,7 +51,7 @@ class Asked(RecordedSpec, frozen=True, kw_only=True, tag_field="kind", tag="aske
 
 
 class Conducted(Line, frozen=True, kw_only=True, tag="conducted"):
-    """A process takes the search up, from its start or from where another left it."""
+    """A process starts to conduct the search, from its start or from where another stopped."""
 
     pid: int
     start_ticks: int
@@ -61,10 +61,10 @@ class Conducted(Line, frozen=True, kw_only=True, tag="conducted"):
 
 
 class Predicted(Line, frozen=True, kw_only=True, tag="predicted"):
-    """What the memory model says of the fullest rank: `fixed_bytes + batch_size * bytes_per_sample`.
+    """The memory model's line for the fullest rank: `fixed_bytes + batch_size * bytes_per_sample`.
 
     `linear_from` is the batch size from which that line holds: below it the peak is at another point of the step, where
-    less or nothing grows with the batch. None of all, with the reason, where there is no prediction: the search then
+    less or nothing grows with the batch. Without a prediction all figures are None, `reason` says why, and the search
     starts from a batch of 1.
     """
 
@@ -77,26 +77,26 @@ class Predicted(Line, frozen=True, kw_only=True, tag="predicted"):
 
 
 class Next(Line, frozen=True, kw_only=True, tag="next"):
-    """What is done next and why. `action` is probe, prove or end; `fits` what is known so far, one of each rank."""
+    """The next step and its reason. `action` is probe, prove or end; `fits` has the current fit of each rank."""
 
     action: str
     batch_size: int | None = None
     why: str
     needs_bytes: int | None = None
-    """What the fit says this batch needs on the tightest rank."""
+    """Bytes this batch needs on the tightest rank, by the fit."""
     fits: list[Fit] = []
     tightest_rank: int | None = None
 
 
 class Launched(Line, frozen=True, kw_only=True, tag="launched"):
-    """A run that belongs to the search was started. `role` is probe or proof."""
+    """A run of the search was started. `role` is probe or proof."""
 
     run_id: str
     role: str
 
 
 class CoolingDown(Line, frozen=True, kw_only=True, tag="cooling"):
-    """The next process waits: the hottest watched GPU, `device` by NVML index, is not below `below_c` yet."""
+    """The next process waits until the hottest watched GPU, `device` by NVML index, is below `below_c`."""
 
     device: int
     temperature_c: float
@@ -106,10 +106,10 @@ class CoolingDown(Line, frozen=True, kw_only=True, tag="cooling"):
 
 
 class RankPeaks(msgspec.Struct, frozen=True, kw_only=True):
-    """One rank in one probe: its peaks by phase, and what it may use at most.
+    """One rank's peaks by phase in one probe; `room_bytes` is its available memory.
 
-    `limit_peak_bytes` is the peak as the limit counts it (on a CPU reserved address space, which is a little more
-    than what is resident); None where this probe was not the highest so far, or on a GPU.
+    `limit_peak_bytes` is the peak as the limit counts it (on a CPU reserved address space, a little more than resident
+    memory); None on a GPU, and when an earlier probe was higher.
     """
 
     rank: int
@@ -123,10 +123,10 @@ class RankPeaks(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Probe(Line, frozen=True, kw_only=True, tag="probe"):
-    """A batch size that was tried. `outcome` is fits, oom, or void (something else took memory meanwhile: repeated).
+    """A batch size that was tried. `outcome` is fits, oom, or void (another process took memory: to be repeated).
 
-    Peaks are those of the rank that came closest to its limit, `rank`; where memory ran out, `rank` is where, `phase`
-    in which phase, and the peaks are what had been reached by then. `samples_per_s` is summed over ranks.
+    `rank` is the rank that came closest to its limit, and the peaks are its own. After an oom, `rank` and `phase` are
+    where memory ran out, and the peaks those reached by then. `samples_per_s` is summed over ranks.
     """
 
     batch_size: int
@@ -146,10 +146,10 @@ class Probe(Line, frozen=True, kw_only=True, tag="probe"):
 
 
 class Proof(Line, frozen=True, kw_only=True, tag="proof"):
-    """A normal run of a fresh process at a batch size. `state` is that run's end state.
+    """A confirmation run: a normal run of a fresh process. `state` is that run's end state.
 
-    `ranks` has the peaks of each rank over all of its steps, warm-up included; none of a rank that ended no step.
-    `refutes` are the sizes that had fitted in a probe and do not count any more, because memory ran out in this run.
+    `ranks` has each rank's peaks over all its steps, warm-up included; a rank without a finished step is left out.
+    `refutes` lists the sizes that had fitted in a probe but no longer count, because this run ran out of memory.
     """
 
     batch_size: int
@@ -164,23 +164,23 @@ class Proof(Line, frozen=True, kw_only=True, tag="proof"):
 
 
 class Paused(Line, frozen=True, kw_only=True, tag="paused"):
-    """Asked to wait: nothing of the search runs or holds memory until it is resumed."""
+    """The search was paused: nothing of it runs or holds memory until it is resumed."""
 
 
 class Resumed(Line, frozen=True, kw_only=True, tag="resumed"):
-    """Going on after a pause."""
+    """The search was resumed."""
 
 
 class Margin(msgspec.Struct, frozen=True, kw_only=True):
-    """A part of what the recommended batch leaves free, and why."""
+    """A part of the memory that the recommended batch leaves free, and its reason."""
 
     margin_bytes: int
     why: str
 
 
 class Answer(msgspec.Struct, frozen=True, kw_only=True):
-    """What was found. `headroom_bytes` is what `max_batch` leaves of the tightest rank's limit, measured, and
-    `samples_per_s` what its proof ran at, summed over ranks.
+    """The answer. `headroom_bytes` is the measured rest of the tightest rank's limit at `max_batch`; `samples_per_s` is
+    the confirmation run's rate, summed over ranks.
 
     `aligned_batch` is the largest multiple of 8 (of 64 from 512 on) within `max_batch`, None below 8.
     `fixed_bytes`, `bytes_per_sample` and `phase` are the line that limits the batch on the tightest rank.
@@ -202,16 +202,15 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
     tightest_rank: int = 0
     proof_run_id: str | None = None
     certainty: str = ""
-    """What says that a larger batch does not fit: the size that ran out of memory, or the fit; and what was not tried.
-    """
+    """Why a larger batch does not fit: the size that ran out of memory, or the fit; and the sizes not tried."""
     too_large: int | None = None
-    """The smallest larger size that ran out of memory; None where none did."""
+    """The smallest larger size that ran out of memory; None if none did."""
 
 
 class Change(msgspec.Struct, frozen=True, kw_only=True):
-    """A change of knobs that would make a batch of 1 fit. `predicted_bytes` is what it then needs.
+    """A change of knobs that would make a batch of 1 fit in `predicted_bytes`.
 
-    Where none is enough these are the closest, with `missing_bytes`: what each is still too much by.
+    If none is enough these are the closest ones, each with the `missing_bytes` that remain.
     """
 
     settings: dict[str, str]
@@ -222,7 +221,7 @@ class Change(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Ended(Line, frozen=True, kw_only=True, tag="ended"):
-    """How it ended: answered, nothing_fits (with what is missing), failed, or cancelled: the same command continues."""
+    """The end: answered, nothing_fits (with the missing bytes), failed, or cancelled (the same command continues)."""
 
     state: str
     reason: str = ""
@@ -230,19 +229,19 @@ class Ended(Line, frozen=True, kw_only=True, tag="ended"):
     missing_bytes: int | None = None
     changes: list[Change] = []
     seconds: float = 0.0
-    """Of the conductors that worked on it, together, pauses left out."""
+    """Time all conductors worked on the search, without pauses."""
 
 
 AnyLine = Asked | Conducted | Predicted | Next | Launched | CoolingDown | Probe | Proof | Paused | Resumed | Ended
 
 
 def refuted_by(probe: Probe, proofs: Iterable[Proof]) -> Proof | None:
-    """The proof that ran out of memory at this size or a smaller one, although the size had fitted in this probe."""
+    """The confirmation run that ran out of memory at this size or a smaller one; None if this probe still counts."""
     return next((proof for proof in proofs if probe.outcome == "fits" and probe.batch_size in proof.refutes), None)
 
 
-class Journal:
-    """The journal of one search, open for appending by the one who holds its lock."""
+class SearchJournal:
+    """The journal of one search, open for appending by the holder of its lock."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
@@ -250,23 +249,23 @@ class Journal:
         self._file = Appender(directory / JOURNAL_FILE)
 
     def write(self, line: AnyLine) -> None:
-        """Append one line; it is on disk before anything follows from it."""
+        """Append one line; it is on disk on return."""
         self._file.write(line)
 
     def close(self) -> None:
-        """No more lines."""
+        """Close the file."""
         self._file.close()
 
 
 def _end_cut_line(path: Path) -> None:
-    """A line that a killed conductor left half-written does not swallow the next one."""
+    """End a line that a killed conductor left half-written, so that the next one starts its own."""
     with suppress(FileNotFoundError), path.open("rb+") as file:
         if file.seek(0, os.SEEK_END) and (file.seek(-1, os.SEEK_END), file.read(1))[1] != b"\n":
             file.write(b"\n")
 
 
 def read_journal(directory: Path) -> list[AnyLine]:
-    """Every readable line, oldest first; a half-written last one is left out."""
+    """Read every readable line, oldest first, without a half-written last one."""
     lines: list[AnyLine]
     lines, _ = read_all(directory / JOURNAL_FILE, AnyLine)  # type: ignore[arg-type]
     return lines

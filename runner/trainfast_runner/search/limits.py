@@ -1,4 +1,4 @@
-"""What each rank of a search may use: `memory_limit`, or on a CPU the memory that is free, made a real limit."""
+"""The memory each rank of a search may use: `memory_limit`, or on a CPU the free memory, set as a real limit."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from trainfast_runner.running.planning import RunPlan
 from trainfast_runner.units import gibibytes
 
 FREE_SHARE = 0.9
-"""Of the host memory that is free when a search begins; the rest is for everything else on this machine."""
+"""Share of the host memory that is free when a search begins; the rest is for everything else on this machine."""
 
 
 @dataclass(frozen=True)
 class Limits:
-    """Bytes by rank, none on an open GPU, and in words whose limit that is."""
+    """Bytes by rank, empty on an open GPU, and in words whose limit that is."""
 
     by_rank: tuple[int, ...]
     words: str
 
 
 def limits_of(plan: RunPlan) -> Limits:
-    """The limits that a search of this plan goes up to: never beyond what is free, or the machine would swap."""
+    """Return the limits of a search of this plan: never beyond what is free, or the machine would swap."""
     asked, ranks = plan.memory_limit_bytes, plan.world_size
     words = f"memory_limit={plan.spec.knobs['memory_limit']}"
     if plan.device == "cuda":
@@ -37,12 +37,12 @@ def limits_of(plan: RunPlan) -> Limits:
 
 
 def share_of_free(free_bytes: int, ranks: int) -> int:
-    """What a search without `memory_limit` gives each rank of the host's free bytes, in whole MiB."""
+    """Each rank's limit in a search without `memory_limit`, in bytes, a whole number of MiB."""
     return int(FREE_SHARE * free_bytes / max(1, ranks)) >> 20 << 20
 
 
 def limited(plan: RunPlan, by_rank: tuple[int, ...]) -> RunPlan:
-    """The plan under these limits: on a CPU every run of the search gets them as its `memory_limit`."""
+    """Return the plan under these limits: on a CPU every run of the search gets them as its `memory_limit`."""
     if not by_rank or plan.memory_limit_bytes == by_rank:
         return plan
     asked = "+".join(f"{limit >> 20}MiB" for limit in by_rank)

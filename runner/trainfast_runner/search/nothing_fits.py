@@ -1,4 +1,4 @@
-"""A batch of 1 does not fit: by how much, and which changes of knobs would make it fit."""
+"""The end of a search in which a batch of 1 does not fit: the missing bytes, and knob changes that would help."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from trainfast_runner.search.decide import Known
 from trainfast_runner.search.journal import Change, Ended, Probe, Proof
 
 TRACES_WITHIN_S = 30.0
-"""No further change is traced after this time: whoever waits for the answer has waited for the search already."""
+"""After a search without an answer, trace possible changes for at most this long."""
 
 
 def nothing_fits(plan: RunPlan, home: Home, known: Known, why: str, check: Callable[[], None]) -> Ended:
-    """The end of a search without an answer. `check` is called between traces, and may raise to stop."""
+    """Return the end of a search without an answer. `check` is called between traces and may raise to stop."""
     failed = _last_failure(known)
     run = read_run_file(home.directory(failed.run_id)) if failed is not None else None
     if failed is None or run is None:
@@ -38,8 +38,8 @@ def nothing_fits(plan: RunPlan, home: Home, known: Known, why: str, check: Calla
     if held is None and failed.batch_size == 1:
         held = held_by(read_records(home.directory(failed.run_id)), error)
     _trace_changes(one, error, plan.python, held, check)
-    said = explain(one, error, failed.reason, models_of(one, plan.python), held_bytes=held)
-    missing = missing_bytes(said, failed)
+    explained = explain(one, error, failed.reason, models_of(one, plan.python), held_bytes=held)
+    missing = missing_bytes(explained, failed)
     changes = [
         Change(
             settings=change.settings,
@@ -48,7 +48,7 @@ def nothing_fits(plan: RunPlan, home: Home, known: Known, why: str, check: Calla
             predicted_bytes=change.predicted_bytes,
             missing_bytes=change.missing_bytes,
         )
-        for change in said.changes
+        for change in explained.changes
         if "batch_size" not in change.settings
     ]
     return Ended(state="nothing_fits", reason=why, missing_bytes=missing, changes=changes)
@@ -57,23 +57,23 @@ def nothing_fits(plan: RunPlan, home: Home, known: Known, why: str, check: Calla
 def _trace_changes(
     run: RunFile, error: RunError, python: str, held_bytes: int | None, check: Callable[[], None]
 ) -> None:
-    """Have the memory models of the changes that might do."""
+    """Trace the memory models of changes that may be enough."""
     deadline = time.monotonic() + TRACES_WITHIN_S
     with suppress(UserError), closing(trace_changes(run, error, python, held_bytes=held_bytes)) as traces:
         for _ in traces:
             check()
             if time.monotonic() > deadline:
-                return  # the rest stays among the changes that nothing is known of
+                return  # the rest is listed without a prediction
 
 
-def missing_bytes(said: OomExplanation, failed: Probe | Proof) -> int | None:
-    """By the prediction; else what was reached beyond the limit, or what was asked for last and was not there."""
-    if said.missing_bytes is not None:
-        return said.missing_bytes
+def missing_bytes(explained: OomExplanation, failed: Probe | Proof) -> int | None:
+    """Missing bytes by the prediction; else the peak beyond the limit, or the last request; None when nothing tells."""
+    if explained.missing_bytes is not None:
+        return explained.missing_bytes
     beyond = 0
-    if said.limit_bytes is not None and failed.peak_allocated_bytes is not None:
-        beyond = failed.peak_allocated_bytes - said.limit_bytes
-    return beyond if beyond > 0 else said.asked_bytes
+    if explained.limit_bytes is not None and failed.peak_allocated_bytes is not None:
+        beyond = failed.peak_allocated_bytes - explained.limit_bytes
+    return beyond if beyond > 0 else explained.asked_bytes
 
 
 def _last_failure(known: Known) -> Probe | Proof | None:

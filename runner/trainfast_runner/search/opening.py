@@ -1,4 +1,4 @@
-"""From a checked plan to the search that it asks for: what cannot be searched, and which journal goes on."""
+"""Check that a plan can be searched, and open its search: an unfinished one, or a new one."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from trainfast_runner.records.home import Home
 from trainfast_runner.records.run_file import ClockAnchor
 from trainfast_runner.running.planning import RunPlan
 from trainfast_runner.search.cool_down import check_coolable
-from trainfast_runner.search.journal import Asked, Journal
+from trainfast_runner.search.journal import Asked, SearchJournal
 from trainfast_runner.search.limits import limits_of
 from trainfast_runner.search.searches import key_of, new_search, unfinished
 from trainfast_runner.worker.allocator import malloc_settings
@@ -21,8 +21,12 @@ from trainfast_runner.worker.catalog import STRATEGIES
 
 @dataclass(frozen=True)
 class Options:
-    """How to search: without running out of memory on purpose, how long the proof is, whether to begin anew, whether
-    to wait where another run uses the device, and below how many degrees Celsius each process starts."""
+    """Options of a search.
+
+    `no_oom` never runs out of memory on purpose, `proof_steps` is the length of the confirmation run, `fresh` ignores
+    an unfinished search, `wait` queues behind a run on the same device, `cool_to_c` is the temperature below which
+    each process starts.
+    """
 
     no_oom: bool = False
     proof_steps: int = 10
@@ -32,7 +36,7 @@ class Options:
 
 
 def check_plan(plan: RunPlan, options: Options) -> None:
-    """Raise UserError for what cannot be searched."""
+    """Raise UserError for a plan that cannot be searched."""
     knobs = plan.spec.knobs
     if not STRATEGIES[str(knobs["strategy"])].searched:
         raise UserError(
@@ -61,14 +65,14 @@ def check_plan(plan: RunPlan, options: Options) -> None:
 
 
 def open_search(plan: RunPlan, home: Home, options: Options) -> Path:
-    """The directory of the search that this plan continues, or of a new one, with its first line written."""
+    """Return the directory of the search this plan continues, or of a new one with its first line written."""
     home.ready()
     key = key_of(plan)
     found = None if options.fresh else unfinished(home, key)
     if found is not None:
         return found
     directory, spec, limits = new_search(home, plan.spec.name), plan.spec, limits_of(plan)
-    journal = Journal(directory)
+    journal = SearchJournal(directory)
     journal.write(
         Asked(
             search_id=directory.name,

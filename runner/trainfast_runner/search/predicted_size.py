@@ -1,4 +1,4 @@
-"""What the memory model says before the first size is tried, or why it says nothing."""
+"""The largest batch by the memory model, before the first size is tried, or the reason why there is none."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ from trainfast_runner.search.journal import Predicted
 BATCH_PHASE = "forward_backward"
 """The phase that grows with the batch."""
 BEND_BYTES = 4 << 20
-"""So much off the line is within what a measured peak scatters."""
+"""A peak this far off the line is within the scatter of measured peaks."""
 
 
 @dataclass(frozen=True)
-class Foresight:
-    """The memory model of a search's training; None, with the reason, where there is none."""
+class SizePrediction:
+    """The memory model of a search's training; None, with the reason, when there is none."""
 
     model: MemoryModel | None
     reason: str = ""
 
     def against(self, plan: RunPlan, limit_bytes: int) -> Predicted:
-        """What it says of the largest batch under a limit of bytes a rank."""
+        """Predict the largest batch under a limit of bytes per rank."""
         if self.model is None:
             return Predicted(reason=f"no prediction, the sizes are found by trying: {self.reason}")
         most = self.model.max_batch(plan.spec, plan.world_size, limit_bytes)
-        # The growth up to there: what a run taught bends at that run's size.
+        # The growth below the maximum: a correction by an earlier run bends at that run's size.
         there = self._at(plan, max(1, (most or 1) - 1))
         return Predicted(
             fixed_bytes=there.fixed_bytes,
@@ -45,7 +45,7 @@ class Foresight:
     def _linear_from(self, plan: RunPlan, most: int) -> int:
         """The smallest batch whose peak of forward and backward is on the line through those of `most`.
 
-        A traced peak over the points of a step is convex in the batch, so what is off the line is below one size.
+        A traced peak is convex in the batch, so every size off the line is below one size.
         """
 
         def traced(size: int) -> int:
@@ -64,14 +64,14 @@ class Foresight:
         return self.model.predict(replace(plan.spec, knobs=knobs), plan.world_size)
 
 
-def predict(plan: RunPlan, given_up: threading.Event) -> Foresight:
-    """The memory model of this plan: remembered, or traced now, which takes seconds; setting `given_up` ends that."""
+def predict_size(plan: RunPlan, given_up: threading.Event) -> SizePrediction:
+    """Read the plan's memory model from the cache, or trace it now, which takes seconds; `given_up` ends the trace."""
     try:
         found = cached_model(plan.spec, plan.device, plan.python)
         if found is None:
             found = trace_model(plan.spec, plan.device, plan.python, given_up, plan.device_uuids)
-        return Foresight(found.on(next(iter(plan.device_names), None)))
+        return SizePrediction(found.on(next(iter(plan.device_names), None)))
     except GivenUp:
-        return Foresight(None, "the trace took too long")
+        return SizePrediction(None, "the trace took too long")
     except UserError as problem:
-        return Foresight(None, problem.message)
+        return SizePrediction(None, problem.message)

@@ -1,7 +1,8 @@
-"""The record of a probe out of what its ranks said, and of a proof out of the run that it was."""
+"""Make the record of a probe from its ranks' answers, and of a confirmation run from its result."""
 
 from __future__ import annotations
 
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,35 +10,41 @@ import msgspec
 
 from trainfast_runner.records.result import Result
 from trainfast_runner.records.run_file import Step
-from trainfast_runner.records.run_records import read_records
+from trainfast_runner.records.run_records import TELEMETRY_FILE, read_records
+from trainfast_runner.records.telemetry_lines import read_ticks
+from trainfast_runner.records.tick import Tick
 from trainfast_runner.search.decide import Known, fits_of, tightest
 from trainfast_runner.search.journal import Probe, Proof, RankPeaks
 from trainfast_runner.search.processes import ProbeLine
+from trainfast_runner.units import mebibytes
+
+TOO_MUCH_BYTES = 64 << 20
+"""Memory that another process must take for a probe to be void."""
 
 
 def probe_of(
-    known: Known, batch_size: int, run_id: str, seconds: float, said: dict[int, ProbeLine], void: str | None
+    known: Known, batch_size: int, run_id: str, seconds: float, answers: dict[int, ProbeLine], void: str | None
 ) -> Probe:
-    """What the ranks said of one size, after all that was known before; `void` says why it counts for nothing."""
-    out = next((line for line in said.values() if line.outcome == "oom"), None)
-    ranks = [_rank_peaks(rank, one) for rank, one in sorted(said.items())]
+    """The record of one size from its ranks' answers; `void` is the reason why the probe does not count, or None."""
+    out = next((line for line in answers.values() if line.outcome == "oom"), None)
+    ranks = [_rank_peaks(rank, one) for rank, one in sorted(answers.items())]
     if out is not None or void is not None:
-        line = out or next(iter(said.values()))
+        line = out or next(iter(answers.values()))
         return Probe(
             batch_size=batch_size,
             outcome="oom" if void is None else "void",
             run_id=run_id,
             seconds=seconds,
             reason=void or line.message or "",
-            rank=next(rank for rank, one in said.items() if one is line),
+            rank=next(rank for rank, one in answers.items() if one is line),
             phase=line.phase,
             phase_peaks=line.phase_peaks,
             peak_allocated_bytes=line.peak_allocated_bytes,
             peak_reserved_bytes=line.peak_reserved_bytes,
             ranks=ranks,
         )
-    slowest_ms = max(one.step_ms[-1] for one in said.values())
-    samples = sum(one.samples or 0 for one in said.values())
+    slowest_ms = max(one.step_ms[-1] for one in answers.values())
+    samples = sum(one.samples or 0 for one in answers.values())
     probe = Probe(
         batch_size=batch_size,
         outcome="fits",
@@ -45,14 +52,28 @@ def probe_of(
         seconds=seconds,
         step_ms=slowest_ms,
         samples_per_s=1000 * samples / slowest_ms if slowest_ms > 0 else None,
-        alloc_retries=sum(one.alloc_retries or 0 for one in said.values()),
+        alloc_retries=sum(one.alloc_retries or 0 for one in answers.values()),
         ranks=ranks,
     )
     return _at_the_tightest(known, probe)
 
 
+def probe_of_ended_run(batch_size: int, result: Result, seconds: float, phase: str | None = None) -> Probe:
+    """The record of a size whose run ended out of memory before its ranks answered; `phase` if the run tells none."""
+    error = result.error
+    return Probe(
+        batch_size=batch_size,
+        outcome="oom",
+        run_id=result.run_id,
+        seconds=seconds,
+        reason=result.reason,
+        rank=error.rank if error else None,
+        phase=(error.phase if error else None) or phase,
+    )
+
+
 def _at_the_tightest(known: Known, probe: Probe) -> Probe:
-    """With the phase and the peaks of the rank that was nearest to its limit."""
+    """Add the phase and the peaks of the rank that was nearest to its limit."""
     fits = fits_of(replace(known, probes=(*known.probes, probe)))
     rank = tightest(fits, probe.batch_size).rank if fits else 0
     peaks = next(one for one in probe.ranks if one.rank == rank)
@@ -80,9 +101,9 @@ def _rank_peaks(rank: int, line: ProbeLine) -> RankPeaks:
 
 
 def proof_of(known: Known, directory: Path, result: Result, batch_size: int, seconds: float) -> Proof:
-    """What the proof's run came to; `batch_size` and `seconds` are for where its result does not tell."""
-    said = result.knobs.get("batch_size")
-    proved = said if isinstance(said, int) else batch_size
+    """The record of a confirmation run; `batch_size` and `seconds` stand in where its result has none."""
+    recorded = result.knobs.get("batch_size")
+    proved = recorded if isinstance(recorded, int) else batch_size
     warm = [probe.batch_size for probe in known.fitting if probe.batch_size >= proved]
     return Proof(
         batch_size=proved,
@@ -98,7 +119,7 @@ def proof_of(known: Known, directory: Path, result: Result, batch_size: int, sec
 
 
 def _highest(rank: int, steps: list[Step]) -> RankPeaks:
-    """The highest peaks of a rank's steps."""
+    """Highest peaks over a rank's steps."""
     phases = {phase for step in steps for phase in step.phase_peaks or ()}
     return RankPeaks(
         rank=rank,
@@ -110,3 +131,55 @@ def _highest(rank: int, steps: list[Step]) -> RankPeaks:
         alloc_retries=steps[-1].alloc_retries,
         step_ms=steps[-1].step_ms,
     )
+
+
+def taken_by_others(
+    directory: Path,
+    answers: Mapping[int, ProbeLine],
+    own_pids: Collection[int],
+    devices: Collection[str],
+    begin_ns: int,
+) -> str | None:
+    """Say in words that another process took GPU memory during a probe, which voids it; None when none is known to.
+
+    Available memory shrinks when another process takes some, but also when a size loads its kernels. At the first size
+    of a process only the driver's list of processes tells the two apart; a later size has its kernels when repeated.
+    """
+    for rank, line in sorted(answers.items()):
+        if line.number == 1 or line.room_bytes is None or line.room_after_bytes is None:
+            continue
+        lost = line.room_bytes - line.room_after_bytes
+        if lost > TOO_MUCH_BYTES:
+            return (
+                f"rank {rank}'s GPU has {mebibytes(lost)} less for it than before: another process took it, or kernels"
+                " that this size is the first to need"
+            )
+    try:
+        ticks, _ = read_ticks(directory / TELEMETRY_FILE)
+    except OSError:
+        return None
+    return grown(ticks, own_pids, devices, begin_ns)
+
+
+def grown(ticks: Iterable[Tick], own_pids: Collection[int], devices: Collection[str], begin_ns: int) -> str | None:
+    """Say in words how much another process grew on the run's devices since `begin_ns`; None when none did.
+
+    None too when none of `own_pids` is listed: the driver's process ids are then not those of this container.
+    """
+    before: dict[str, dict[int, int]] = {}
+    for tick in ticks:
+        for device in tick.devices:
+            if device.uuid not in devices or device.uuid is None or device.processes is None:
+                continue
+            listed = {process.pid: process.memory_used_bytes or 0 for process in device.processes}
+            others = {pid: used for pid, used in listed.items() if pid not in own_pids}
+            if tick.t_ns < begin_ns or device.uuid not in before:
+                before[device.uuid] = others
+                continue
+            if len(others) == len(listed):
+                continue
+            for pid, used in others.items():
+                more = used - before[device.uuid].get(pid, 0)
+                if more > TOO_MUCH_BYTES:
+                    return f"process {pid} took {mebibytes(more)} of GPU {device.index} meanwhile"
+    return None

@@ -1,4 +1,4 @@
-"""The runs of a search: the warm process that tries sizes, and how any of them is ended."""
+"""The processes of a search: the warm one that tries sizes, waiting for results, ending runs."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ RESULT_WITHIN_S = 5.0
 
 
 class Interrupted(Exception):
-    """The search is to stop now: its run is to be ended and nothing more begun."""
+    """Raised when the search must stop now: its run is ended and nothing more started."""
 
 
 class ProbeLine(msgspec.Struct, frozen=True, kw_only=True):
-    """A line of `worker.jsonl` as far as a search reads it: of kind probing (ready), probe, or started."""
+    """A line of `worker.jsonl` with the fields a search reads: of kind probing (ready), probe or started."""
 
     t_ns: Count
     kind: str
@@ -51,12 +51,12 @@ class ProbeLine(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class WarmProcess:
-    """The run that tries sizes. `check` is called while waiting and may raise Interrupted."""
+    """The run that tries sizes in one process per rank. `check` is called while waiting and may raise Interrupted."""
 
     def __init__(self, directory: Path, world_size: int, check: Callable[[], None]) -> None:
         self.directory = directory
         self.result: Result | None = None
-        """Set once the run has ended."""
+        """The run's result; None while it lives."""
         self._check = check
         self._tails = [Tail(rank_file(directory, "worker", rank), ProbeLine) for rank in range(world_size)]
         self._control = Appender(directory / CONTROL_FILE)
@@ -66,44 +66,44 @@ class WarmProcess:
         self.pids: set[int] = set()
 
     def ready(self) -> dict[int, ProbeLine] | None:
-        """Wait until every rank stands and give what each said; None when the run ended before."""
+        """Wait until every rank is ready; return their lines by rank, or None when the run ended before."""
         return self._wait(lambda: len(self._ready) == len(self._tails), lambda: self._ready)
 
     def probe(self, batch_size: int, steps: int) -> dict[int, ProbeLine] | None:
-        """Try a size: what each rank said, or only one where memory ran out; None when the run ended without a word."""
+        """Try a size; return the ranks' lines (one suffices if memory ran out), or None when the run ended silently."""
         self._asked += 1
         number = self._asked
         self._control.write(ProbeOrder(do="probe", batch_size=batch_size, steps=steps))
 
         def over() -> bool:
-            said = self._answers.get(number, {})
-            return len(said) == len(self._tails) or any(line.outcome == "oom" for line in said.values())
+            answers = self._answers.get(number, {})
+            return len(answers) == len(self._tails) or any(line.outcome == "oom" for line in answers.values())
 
         return self._wait(over, lambda: self._answers[number])
 
     def end(self) -> None:
-        """No more sizes: wait until the run is over."""
+        """Order the end and wait until the run is over."""
         if self.result is None:
             self._control.write(ProbeOrder(do="end"))
             self.wait_for_end()
         self._control.close()
 
     def wait_for_end(self) -> Result:
-        """The result, once it is there."""
+        """Wait for the run's result and return it."""
         self._wait(lambda: False, lambda: {})
         assert self.result is not None
         return self.result
 
-    def _wait(self, over: Callable[[], bool], said: Callable[[], dict[int, ProbeLine]]) -> dict[int, ProbeLine] | None:
+    def _wait(self, over: Callable[[], bool], lines: Callable[[], dict[int, ProbeLine]]) -> dict[int, ProbeLine] | None:
         looked, end = 0.0, _End(self.directory)
         while True:
-            # First whether it has ended, then what it wrote: all of it is then there.
+            # The result is looked at before the lines: all lines of an ended run are then there.
             if (self.directory / RESULT_FILE).exists() or time.monotonic() - looked > STATE_EVERY_S:
                 looked = time.monotonic()
                 self.result = end.result()
             self._read()
             if over():
-                return said()
+                return lines()
             if self.result is not None:
                 return None
             self._check()
@@ -121,7 +121,7 @@ class WarmProcess:
 
 
 def wait_for_result(directory: Path, check: Callable[[], None]) -> Result:
-    """The result of a run, once it has ended. Raises UserError where it ends without one."""
+    """Wait for the result of a run and return it. Raises UserError if the run ends without one."""
     end = _End(directory)
     while (result := end.result()) is None:
         check()
@@ -130,18 +130,18 @@ def wait_for_result(directory: Path, check: Callable[[], None]) -> Result:
 
 
 class _End:
-    """Looks for the end of a run."""
+    """Watches for the end of a run."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
         self._gone_since: float | None = None
 
     def result(self) -> Result | None:
-        """The result; None while there is none yet. Raises UserError where the run is gone and leaves none to read."""
+        """The result; None while there is none. Raises UserError when the run is gone and left none to read."""
         result = read_result(self._directory)
         if result is not None and result.provisional:
             result = settle(self._directory)  # its supervisor was killed in the analysis
-        # Its supervisor says how it ended a moment before it writes the result; a lost run gets one on being asked.
+        # The supervisor records the end a moment before it writes the result; `state_of` settles a lost run.
         if result is not None or not state_of(self._directory).ended or is_alive(self._directory):
             self._gone_since = None
         elif self._gone_since is None:

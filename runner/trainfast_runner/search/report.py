@@ -1,4 +1,4 @@
-"""What `search max-batch --json` prints: the answer with every size that was tried."""
+"""The object that `search max-batch --json` prints: the answer with every size that was tried."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ PREDICTED_FIELDS = ("fixed_bytes", "bytes_per_sample", "max_batch", "basis", "re
 
 
 def report(directory: Path) -> dict[str, Any]:
-    """The whole search as one object; figures that there are none of are None."""
+    """Return the whole search as one object; absent figures are None."""
     lines = read_journal(directory)
     asked = next(line for line in lines if isinstance(line, Asked))
     ended = next((line for line in reversed(lines) if isinstance(line, Ended)), None)
@@ -74,13 +74,13 @@ def report(directory: Path) -> dict[str, Any]:
 
 
 def _probe(probe: Probe, proofs: list[Proof]) -> dict[str, Any]:
-    """A size that was tried; `refuted_by` is the run that ran out of memory although this had fitted."""
+    """One probe; `refuted_by` is the confirmation run that ran out of memory although this size had fitted."""
     by = refuted_by(probe, proofs)
     return {**_fields(probe, *PROBE_FIELDS), "refuted_by": None if by is None else by.run_id}
 
 
 def _fields(struct: msgspec.Struct | None, *names: str) -> dict[str, Any]:
-    """These fields of it, by name; all None where there is no such thing yet."""
+    """These fields of `struct` by name; all None when there is no struct."""
     return {name: None if struct is None else getattr(struct, name) for name in names}
 
 

@@ -1,4 +1,4 @@
-"""A search as it looks right now, read from its journal bit by bit: what a screen draws."""
+"""Follow a search through its journal: a snapshot at each poll, for a screen."""
 
 from __future__ import annotations
 
@@ -39,10 +39,10 @@ SEARCH_STATES = (
 
 @dataclass(frozen=True, slots=True)
 class SearchSnapshot:
-    """All that is known of a search at one moment.
+    """The state of a search at one moment.
 
-    `state` is one of SEARCH_STATES: `pausing` finishes the probe it is at first; `interrupted` has no conductor any
-    more and no end on record: the same command continues it.
+    `state` is one of SEARCH_STATES: a `pausing` search finishes its probe first; an `interrupted` one has no conductor
+    and no recorded end: the same command continues it.
     """
 
     directory: Path
@@ -50,20 +50,20 @@ class SearchSnapshot:
     asked: Asked | None
     prediction: Predicted | None
     probes: tuple[Probe, ...]
-    """In the order they were made; those that are void among them."""
+    """In the order they were made, void ones included."""
     proofs: tuple[Proof, ...]
     next: Next | None
-    """What is being done now and why; the last step once the search has ended."""
+    """The current step and its reason; the last step once the search has ended."""
     run_id: str | None
-    """The run that works on it: its directory shows it live."""
+    """The search's current run; None between runs."""
     since_ns: int | None
-    """When that step began, before the first one when the search was taken up; CLOCK_MONOTONIC."""
+    """CLOCK_MONOTONIC when the current step began; before the first step, when the conductor did."""
     proof_steps: int | None
-    """Optimizer steps of a proof."""
+    """Optimizer steps of a confirmation run."""
     ended: Ended | None
     unreadable_lines: int
     is_decided: bool = True
-    """False where `next` has been done: what comes after it is decided when the search goes on."""
+    """False when `next` is done and the step after it is not decided yet."""
     cooling: tuple[CoolingDown, ...] = ()
     """While the next process waits for the GPUs to cool: the first look and the newest; empty otherwise."""
 
@@ -74,12 +74,12 @@ class SearchSnapshot:
 
     @property
     def is_live(self) -> bool:
-        """Whether a conductor works on it."""
+        """True if a conductor works on the search."""
         return self.state in ("starting", "running", "pausing", "paused")
 
 
 class SearchFollower:
-    """Reads one search, a bit at each `poll`. Not safe to share between threads."""
+    """Reads new journal lines at each `poll`. Not safe to share between threads."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
@@ -99,8 +99,8 @@ class SearchFollower:
         self._proof_steps: int | None = None
 
     def poll(self) -> SearchSnapshot:
-        """Read what is new and return everything known."""
-        # First whether somebody conducts it: a journal read afterwards is at least as new.
+        """Read the new lines and return a snapshot."""
+        # The lock is looked at first: a journal read afterwards is at least as new.
         conducted = is_conducted(self.directory)
         try:
             for line in self._tail.new():
@@ -141,7 +141,7 @@ class SearchFollower:
             case Asked():
                 self._asked = line
             case Conducted():
-                # Taken up again: an earlier end (cancelled) is none any more.
+                # Continued: an earlier end (cancelled) no longer counts.
                 self._ended, self._paused, self._run_id = None, False, None
                 self._since_ns, self._proof_steps = line.t_ns, line.proof_steps
             case Predicted():

@@ -1,4 +1,4 @@
-"""The searches of a home: which one a command continues, which one a screen shows, and where a new one goes."""
+"""The searches of a home: the one a command continues, the one a screen shows, and a new one's directory."""
 
 from __future__ import annotations
 
@@ -19,23 +19,23 @@ if TYPE_CHECKING:
     from trainfast_runner.running.planning import RunPlan
 
 FREE_KNOBS = ("batch_size", "steps", "timing_warmup")
-"""What a search sets itself; two commands that differ in these only ask the same."""
+"""Knobs a search sets itself; commands that differ only in these continue the same search."""
 LOOKED_AT = 20
-"""Newest searches that are looked through for one that goes on."""
+"""How many of the newest searches are checked for a live one."""
 
 
 def key_of(plan: RunPlan) -> str:
-    """What tells one search from another: model, data, knobs, the devices and the versions it runs with."""
+    """Return the hash that tells searches apart: of model, data, knobs, devices and versions."""
     knobs = {name: value for name, value in plan.spec.knobs.items() if name not in FREE_KNOBS}
     asked = (plan.spec.model, plan.spec.data, knobs, plan.device, plan.device_uuids, plan.python, plan.versions)
     return hashlib.sha256(msgspec.json.encode(asked, order="deterministic")).hexdigest()[:16]
 
 
 def unfinished(home: Home, key: str) -> Path | None:
-    """The newest search of this key that has no answer yet, to be continued. Raises as `search_directories`."""
+    """The newest search of this key if it has no answer yet, else None. Raises as `search_directories`."""
     for directory in reversed(search_directories(home)):
         lines = read_journal(directory)
-        # What a newer version wrote may mean something else there.
+        # A newer version's lines may mean something else.
         if lines and isinstance(lines[0], Asked) and lines[0].key == key and lines[0].schema <= SCHEMA:
             ended = next((line for line in reversed(lines) if isinstance(line, Ended)), None)
             return directory if ended is None or ended.state == "cancelled" else None
@@ -43,9 +43,9 @@ def unfinished(home: Home, key: str) -> Path | None:
 
 
 def newest_search(home: Home) -> Path | None:
-    """The newest search that somebody works on, else the newest of this boot; None where there is neither.
+    """The newest live search, else the newest of this boot; None when there is neither.
 
-    Raises UserError where they cannot be listed.
+    Raises UserError when they cannot be listed.
     """
     found = search_directories(home)[: -LOOKED_AT - 1 : -1]
     live = next((directory for directory in found if is_conducted(directory)), None)
@@ -56,7 +56,7 @@ def newest_search(home: Home) -> Path | None:
 
 
 def new_search(home: Home, name: str) -> Path:
-    """A new, empty search directory, its id made as a run's. Raises UserError when the home cannot be written."""
+    """Make an empty search directory, its id made as a run's. Raises UserError when the home cannot be written."""
     directory = home.path / "searches" / new_id(time.strftime(STAMP, time.gmtime()), name, "search")
     try:
         directory.parent.mkdir(mode=0o700, parents=True, exist_ok=True)

@@ -10,13 +10,13 @@ from trainfast_runner.results.comparison.difference import NOISE
 from trainfast_runner.search.bench.variants import Bench, Row, Table
 from trainfast_runner.settings.knobs import BY_NAME
 
-MEASURED = ("samples/s", "vs baseline", "95 % sure", "step ms", "peak MiB", "TFLOP/s", "notebook's TFLOP/s")
+MEASURED = ("samples/s", "vs baseline", "95 % CI", "step ms", "peak MiB", "TFLOP/s", "notebook's TFLOP/s")
 ALWAYS = ("batch_size", "seq_len", "precision", "strategy")
-"""Settings shown for the baseline; other rows show what is different in them."""
+"""Settings shown for the baseline; other rows show the settings that differ."""
 
 
 def markdown(bench: Bench, table: Table, command: str) -> str:
-    """A heading, the command that makes it again, the table, and what to know when reading it."""
+    """Return a heading, the command that makes the table again, the table, and notes for the reader."""
     published = list(dict.fromkeys(key for row in table.rows for key in row.published))
     shown = [place for place in range(len(MEASURED)) if any(measured(row)[place] for row in table.rows)]
     header = ["variant", "settings", *(MEASURED[place] for place in shown)]
@@ -47,18 +47,18 @@ def markdown(bench: Bench, table: Table, command: str) -> str:
 
 
 def published_gain(row: Row) -> str:
-    """What the source gained over its baseline: unlike its figures, to be compared across machines."""
+    """The source's gain over its own baseline, which unlike its figures compares across machines."""
     gain = row.published_vs_baseline_percent
     return "" if gain is None else f"{gain:+.1f} %"
 
 
 def _other_fields(section: str, mine: Mapping[str, Any], common: Mapping[str, Any]) -> list[str]:
-    """The fields of a row's model that are not those of the baseline's."""
+    """The fields of a row's model that differ from the baseline's."""
     return [f"{section}.{name}={value}" for name, value in mine.items() if common.get(name) != value]
 
 
 def measured(row: Row) -> list[str]:
-    """The cells of `MEASURED`, empty where there is no reading."""
+    """The cells of `MEASURED`, empty when there is no reading."""
     result = row.result
     if result is None or not row.samples_per_s:
         return [""] * len(MEASURED)
@@ -90,7 +90,7 @@ def _state(row: Row) -> str:
 
 
 def notes(table: Table) -> Iterator[str]:
-    """What to know when reading the table, a sentence each."""
+    """Yield the notes for the reader of the table, a sentence each."""
     results = [row.result for row in table.rows if row.result is not None]
     if any(row.published for row in table.rows):
         yield "Published figures were measured on other hardware and software; they are facts to compare with."

@@ -1,4 +1,4 @@
-"""A preset's variants as one table: each trained for real, beside the baseline and the figures published for it.
+"""A preset's variants as one table: each trained for real, beside the baseline and its published figures.
 
 Runs interleave (A B A B), so that a machine that warms up or slows down does so for every row alike. A row that cannot
 run here is a row with its reason.
@@ -29,7 +29,7 @@ from trainfast_runner.settings.spec import RunSpec, from_preset
 REFUSED = "refused"
 """State of a row that this machine or training Python cannot run at all."""
 NOT_RUN = "not_run"
-"""State of a row that the bench was stopped before."""
+"""State of a row that the bench did not reach before it was stopped."""
 Outcome = Result | UserError
 
 
@@ -44,19 +44,19 @@ class Entry:
 
 @dataclass(frozen=True)
 class Bench:
-    """What is to be run: `baseline` is the id of one of the entries."""
+    """The rows to be run; `baseline` is the id of one of the entries."""
 
     preset: str
     title: str
     baseline: str
     entries: tuple[Entry, ...]
     unpublished: str = ""
-    """Why the published figures are left out; empty where they are not."""
+    """Why the published figures are left out; empty if they are not."""
 
 
 @dataclass(frozen=True)
 class Row:
-    """One row of the table. `result` is that of its middle run, by throughput.
+    """One row of the table. `result` is its middle run's, by throughput.
 
     `vs_baseline_percent` is how much more samples a second than the baseline, for a row that trains the same model on
     samples of the same length; `published_vs_baseline_percent` is that of the published figures. `ratio` is the
@@ -73,31 +73,31 @@ class Row:
     verdict: str | None = None
     samples_per_s: list[float] = field(default_factory=list)
     interval_percent: tuple[float, float] | None = None
-    """Where the true difference from the baseline lies with 95 % confidence: from the pairs of runs where there are
-    enough repetitions, else from the steps of the middle runs."""
+    """95 % CI of the difference from the baseline: from pairs of runs if there are enough repetitions, else from the
+    steps of the middle runs."""
     published_vs_baseline_percent: float | None = None
 
 
 @dataclass(frozen=True)
 class Table:
-    """What `bench --json` prints."""
+    """The object that `bench --json` prints."""
 
     preset: str
     baseline: str
     rows: list[Row]
     unpublished: str = ""
-    """Why the published figures are left out; empty where they are not."""
+    """Why the published figures are left out; empty if they are not."""
 
     @property
     def baseline_state(self) -> str:
-        """How the baseline ended."""
+        """The end state of the baseline."""
         return next(row.state for row in self.rows if row.id == self.baseline)
 
 
 def prepare(reference: str, settings: Sequence[str] = (), scale_batch: float = 1.0) -> Bench:
-    """The rows of PRESET, or of NAME/VARIANT that one and the baseline, with every setting applied. Raises UserError.
+    """Return the rows of PRESET, or for NAME/VARIANT that one and the baseline, with every setting applied.
 
-    `scale_batch` multiplies each row's batch_size, which stays at least 1.
+    `scale_batch` multiplies each row's batch_size, which stays at least 1. Raises UserError.
     """
     preset, chosen = presets.load(reference)
     if not preset.variants:
@@ -122,7 +122,7 @@ def prepare(reference: str, settings: Sequence[str] = (), scale_batch: float = 1
 
 
 def order(bench: Bench, repeat: int) -> Iterator[tuple[int, Entry]]:
-    """Every run as (repetition from 1, row): the baseline first in each repetition."""
+    """Yield every run as (repetition from 1, row): the baseline first in each repetition."""
     ordered = sorted(bench.entries, key=lambda entry: entry.id != bench.baseline)
     for repetition in range(1, repeat + 1):
         for entry in ordered:
@@ -130,12 +130,12 @@ def order(bench: Bench, repeat: int) -> Iterator[tuple[int, Entry]]:
 
 
 def again_is_pointless(outcomes: Iterable[Outcome]) -> bool:
-    """Whether a row need not be repeated: it cannot run here, or does not fit."""
+    """True if a row need not be repeated: it cannot run here, or does not fit."""
     return any(isinstance(outcome, UserError) or outcome.state == "oom" for outcome in outcomes)
 
 
 def tabulate(bench: Bench, outcomes: Mapping[str, Sequence[Outcome]]) -> Table:
-    """The table of what has been run so far; `outcomes` by row id."""
+    """Return the table of the runs made so far; `outcomes` by row id."""
     first = next(entry for entry in bench.entries if entry.id == bench.baseline)
     base = outcomes.get(bench.baseline, ())
     rows = [_row(entry, outcomes.get(entry.id, ()), first, base) for entry in bench.entries]
@@ -185,7 +185,7 @@ def _row(entry: Entry, outcomes: Sequence[Outcome], first: Entry, base_outcomes:
 
 
 def _same_work(spec: RunSpec, baseline: RunSpec) -> bool:
-    """Whether a sample of one is as much work as a sample of the other."""
+    """True if a sample of one is as much work as a sample of the other."""
     same_data = (spec.data, spec.knobs["seq_len"]) == (baseline.data, baseline.knobs["seq_len"])
     return spec.model == baseline.model and same_data
 
@@ -193,7 +193,7 @@ def _same_work(spec: RunSpec, baseline: RunSpec) -> bool:
 def _compared(
     base: Result | None, result: Result | None, base_outcomes: Sequence[Outcome], outcomes: Sequence[Outcome]
 ) -> tuple[str | None, tuple[float, float] | None]:
-    """The verdict on a row's throughput, and its interval."""
+    """The verdict on a row's throughput and its interval; None for both without two results."""
     if base is None or result is None:
         return None, None
     if not speeds_rank(base, result):
@@ -214,7 +214,7 @@ def _compared(
 
 
 def _ending(outcomes: Sequence[Outcome]) -> tuple[str, str]:
-    """State and reason of a row: what went wrong in any of its runs, else how the last one ended."""
+    """State and reason of a row: of its first run that did not finish, else of the last one."""
     if not outcomes:
         return NOT_RUN, "the bench was stopped before it"
     for outcome in outcomes:
@@ -227,7 +227,7 @@ def _ending(outcomes: Sequence[Outcome]) -> tuple[str, str]:
 
 
 def _middle(outcomes: Sequence[Outcome]) -> Result | None:
-    """The finished run of middle throughput, the slower of two; without one the last that ended some other way."""
+    """The finished run of middle throughput, the slower of two; if none finished, the last other result; else None."""
     results = [outcome for outcome in outcomes if isinstance(outcome, Result)]
     finished = sorted((result for result in results if _rate(result)), key=lambda result: _rate(result) or 0.0)
     if finished:
@@ -244,6 +244,6 @@ def _percent(rate: float | None, base: float | None) -> float | None:
 
 
 def _published_rate(published: Mapping[str, Any]) -> float | None:
-    """The samples/s among a row's published figures; None where there are none."""
+    """The samples/s among a row's published figures; None when there are none."""
     rate = published.get("samples_per_s")
     return float(rate) if isinstance(rate, int | float) else None

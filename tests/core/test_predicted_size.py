@@ -8,7 +8,7 @@ from layered_model import model_of, spec_with
 from trainfast_runner.memory import corrections
 from trainfast_runner.memory.model import MemoryModel
 from trainfast_runner.running.planning import RunPlan
-from trainfast_runner.search.predicted_size import Foresight
+from trainfast_runner.search.predicted_size import SizePrediction
 
 MIB = 1 << 20
 PLAN = RunPlan(
@@ -33,26 +33,26 @@ def after_a_run_that_took_less(batch_size: int) -> MemoryModel:
         run_id="r1", beyond_bytes={"forward_backward": -traced // 10, "optimizer": 0}, step_bytes=traced
     )
     case = corrections.case("t", spec.knobs, 1)
-    return msgspec.structs.replace(MODEL, machine=corrections.Machine(corrections={case: known}))
+    return msgspec.structs.replace(MODEL, corrections=corrections.DeviceCorrections(corrections={case: known}))
 
 
 def test_what_a_run_taught_does_not_look_like_a_bend_of_the_model() -> None:
-    most = Foresight(MODEL).against(PLAN, 200 * MIB).max_batch
+    most = SizePrediction(MODEL).against(PLAN, 200 * MIB).max_batch
     assert most is not None
     assert most > 1000
-    corrected = Foresight(after_a_run_that_took_less(most)).against(PLAN, 200 * MIB)
-    untaught = Foresight(MODEL).against(PLAN, 200 * MIB)
+    corrected = SizePrediction(after_a_run_that_took_less(most)).against(PLAN, 200 * MIB)
+    untaught = SizePrediction(MODEL).against(PLAN, 200 * MIB)
     assert corrected.linear_from == untaught.linear_from < most // 8, "small sizes tell the slope as they did"
     assert corrected.max_batch is not None
     assert corrected.max_batch > most
 
 
 def test_the_growth_is_that_of_the_sizes_below_the_maximum() -> None:
-    most = Foresight(MODEL).against(PLAN, 200 * MIB).max_batch
+    most = SizePrediction(MODEL).against(PLAN, 200 * MIB).max_batch
     assert most is not None
     taught = after_a_run_that_took_less(most)
     limit = taught.predict(spec_with(batch_size=most)).total_bytes
-    found = Foresight(taught).against(PLAN, limit)
+    found = SizePrediction(taught).against(PLAN, limit)
     below = [taught.predict(spec_with(batch_size=size)).total_bytes for size in (most // 2, most)]
     assert found.max_batch == most
     assert found.bytes_per_sample is not None
