@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from trainfast_runner.memory.model import MemoryModel
-from trainfast_runner.memory.timeline import Stack, Stretch
+from trainfast_runner.memory.timeline import BlockStack, Segment
 from trainfast_runner.settings.knobs import defaults
 from trainfast_runner.settings.spec import RunSpec
 
@@ -31,30 +31,30 @@ def model_of(layers: int) -> MemoryModel:
     """A model of that many alike blocks as three of them would have been traced, in fp32 with AdamW."""
     kept = min(3, layers)
 
-    def forward(micro: int, place: str) -> Stretch:
+    def forward(micro: int, place: str) -> Segment:
         line = (vector(), vector(activations=KEPT_BY_BLOCK + PASSING))
-        return Stretch("forward", micro, place, [line], (vector(), vector(activations=KEPT_BY_BLOCK)))
+        return Segment("forward", micro, place, [line], (vector(), vector(activations=KEPT_BY_BLOCK)))
 
-    def backward(micro: int, place: str) -> Stretch:
+    def backward(micro: int, place: str) -> Segment:
         grads = 4 * BLOCK if micro == 1 else 0
         delta = (vector(grads=grads), vector(activations=-KEPT_BY_BLOCK))
-        return Stretch("backward", micro, place, [(vector(temporary=4 * BLOCK), vector(temporary=PASSING))], delta)
+        return Segment("backward", micro, place, [(vector(temporary=4 * BLOCK), vector(temporary=PASSING))], delta)
 
-    stretches = [Stretch("data", 0, "", [(vector(), vector(activations=16))], (vector(), vector(activations=16)))]
+    segments = [Segment("data", 0, "", [(vector(), vector(activations=16))], (vector(), vector(activations=16)))]
     for micro in (1, 2):
-        stretches += [forward(micro, f"0:{index}") for index in range(kept)]
+        segments += [forward(micro, f"0:{index}") for index in range(kept)]
         head = (vector(), vector(activations=HEAD))
-        stretches.append(Stretch("forward", micro, "", [head], head))
+        segments.append(Segment("forward", micro, "", [head], head))
         root_grads = 4 * ROOT if micro == 1 else 0
         delta = (vector(grads=root_grads), vector(activations=-HEAD))
-        stretches.append(Stretch("backward", micro, "", [(vector(), vector(temporary=HEAD))], delta))
-        stretches += [backward(micro, f"0:{index}") for index in reversed(range(kept))]
+        segments.append(Segment("backward", micro, "", [(vector(), vector(temporary=HEAD))], delta))
+        segments += [backward(micro, f"0:{index}") for index in reversed(range(kept))]
     parameters = layers * BLOCK + ROOT
     return MemoryModel(
         device="cpu",
         parameter_sizes=[BLOCK] * layers + [ROOT],
-        stacks=[Stack(kept, [BLOCK] * layers)],
-        stretches=stretches,
+        stacks=[BlockStack(kept, [BLOCK] * layers)],
+        segments=segments,
         before_optimizer=[4.0 * parameters, 4.0 * parameters, 8.0 * parameters, 0.0, 0.0],
         optimizer_peak=[4.0 * parameters, 4.0 * parameters, 8.0 * parameters, 0.0, 4.0 * parameters],
         basis="three blocks",
@@ -76,6 +76,7 @@ class Tracer:
         self, executable: str, script: str, arguments: list[str], given_up: object, environment: object
     ) -> Generator[dict[str, Any]]:
         model = msgspec.to_builtins(model_of(12))
+        model["stretches"] = model["segments"]  # the tracer's word
         for number, argument in enumerate(arguments):
             request = msgspec.json.decode(argument)
             self.asked.append(request)

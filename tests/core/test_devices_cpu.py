@@ -9,7 +9,7 @@ import pytest
 
 from trainfast_runner.errors import UserError
 from trainfast_runner.machine.devices import Machine
-from trainfast_runner.memory.available import gpu_of, room_of
+from trainfast_runner.memory.available import available_memory, gpu_of
 from trainfast_runner.records.result import Result
 from trainfast_runner.records.tick import DeviceReading
 from trainfast_runner.results.comparison.difference import compare
@@ -98,7 +98,7 @@ def test_predict_refuses_what_no_cpu_can_run() -> None:
 
 def test_the_room_is_the_hosts_and_the_watched_gpus_stay() -> None:
     spec = resolve("tiny-llama", ["strategy=ddp", "devices=cpu:2", "watch=1"])
-    room = room_of(spec, TWO, 2, 8 * GIB)
+    room = available_memory(spec, TWO, 2, 8 * GIB)
     assert room is not None
     assert (room.limit_bytes, room.words) == (4 * GIB, "free, shared by 2 processes")
     assert gpu_of(spec, TWO) is None

@@ -11,7 +11,7 @@ from layered_model import model_of, spec_with
 from trainfast_runner.machine.devices import Machine
 from trainfast_runner.memory import corrections
 from trainfast_runner.memory.corrections import Correction
-from trainfast_runner.memory.fitting import COLD_COMPILER_BYTES, COUNTED_BYTES, UNMEASURED_BYTES, Fit, fit_of
+from trainfast_runner.memory.fitting import COLD_COMPILER_BYTES, COUNTED_BYTES, UNMEASURED_BYTES, PredictedFit, fit_of
 from trainfast_runner.memory.model import MemoryModel
 from trainfast_runner.records.tick import DeviceReading
 
@@ -20,7 +20,7 @@ CPU = Machine(device="cpu", gpus=(), nvml_gpus=(), cores=2)
 MODEL = msgspec.structs.replace(model_of(12), trace="t")
 
 
-def fit(model: MemoryModel = MODEL, machine: Machine = CPU, ranks: int = 1, **knobs: Any) -> Fit:
+def fit(model: MemoryModel = MODEL, machine: Machine = CPU, ranks: int = 1, **knobs: Any) -> PredictedFit:
     return fit_of(model, spec_with(**knobs), machine, ranks, 4 * GIB)
 
 
@@ -30,7 +30,7 @@ def corrected(model: MemoryModel = MODEL, **knobs: Any) -> MemoryModel:
     beyond = {"forward_backward": 5 * MIB, "optimizer": 5 * MIB}
     known = Correction(run_id="r1", beyond_bytes=beyond, step_bytes=traced["forward_backward"])
     case = corrections.case("t", spec_with(**knobs).knobs, 1)
-    return msgspec.structs.replace(model, machine=corrections.Machine(corrections={case: known}))
+    return msgspec.structs.replace(model, corrections=corrections.DeviceCorrections(corrections={case: known}))
 
 
 @pytest.mark.parametrize(
@@ -57,7 +57,9 @@ def test_a_limit_of_a_cpu_has_to_have_a_margin_which_a_measured_run_makes_smalle
     compiled = {**asked, "compile": "default"}
     assert fit(corrected(**compiled), **compiled).margin_bytes == COUNTED_BYTES + COLD_COMPILER_BYTES
     free = fit(batch_size=5000)
-    assert (free.margin_bytes, free.room and free.room.words) == (0, "free"), "what is free counts no address space"
+    assert (free.margin_bytes, free.available and free.available.words) == (0, "free"), (
+        "what is free counts no address space"
+    )
 
 
 @pytest.mark.parametrize(
@@ -74,9 +76,9 @@ def test_what_has_no_devices_here_says_so_and_is_not_held_against_what_is_free_h
     assert found.cannot_run is not None
     assert found.cannot_run.message.startswith(said)
     assert found.predicted.total_bytes > 0, "for somebody who plans for another machine"
-    assert (found.room, found.fits, found.max_batch) == (None, None, None)
+    assert (found.available, found.fits, found.max_batch) == (None, None, None)
     limited = fit(**knobs, memory_limit="8GiB")
-    assert limited.room is not None
+    assert limited.available is not None
     assert limited.fits is True
 
 

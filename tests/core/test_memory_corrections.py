@@ -177,7 +177,7 @@ def test_a_batch_that_ran_out_of_memory_under_a_limit_is_not_offered_under_it_ag
     assert most_in(tmp_path, grad_accum=2) < failed, "the same program"
     corrections.learn(tmp_path, a_failed_run(spec_with(batch_size=failed + 5)), out)
     [machine] = corrections.read(tmp_path).values()
-    assert [len(those) for those in machine.ran_out.values()] == [1], "that a larger one runs out is no news"
+    assert len(machine.failed) == 1, "that a larger one runs out is no news"
     assert most_in(tmp_path) == failed - 1
     plain = known_of(tmp_path).predict(spec_with(batch_size=failed))
     assert plain.phases == MODEL.predict(spec_with(batch_size=failed)).phases, "what is predicted is what is measured"
@@ -187,34 +187,6 @@ def test_a_batch_that_ran_out_of_memory_under_a_limit_is_not_offered_under_it_ag
     assert most_in(tmp_path) == failed - 1, "that was not the training's"
     corrections.learn(tmp_path, a_run(spec_with(batch_size=failed), memory_limit_bytes=[LIMIT]), ended())
     assert most_in(tmp_path) >= failed, "it finished after all"
-
-
-def test_a_search_teaches_by_the_sizes_it_tried(tmp_path: Path) -> None:
-    spec, run_dir = spec_with(batch_size=8), tmp_path / "runs" / "r1"
-    run_dir.mkdir(parents=True)
-    peaks = {"forward_backward": 300 << 20, "optimizer": 100 << 20}
-    probed = {"kind": "probe", "outcome": "fits", "limit_peak_bytes": 321 << 20, "phase_peaks": peaks}
-    (run_dir / "worker.jsonl").write_bytes(msgspec.json.encode(probed) + b"\n" + b'{"kind": "probing"}\n')
-    records = a_run(spec, memory_limit_bytes=[LIMIT], role="probe")
-    corrections.learn(tmp_path, records, ended("stopped"))
-    [machine] = corrections.read(tmp_path).values()
-    assert list(machine.counted_bytes.values()) == [21 << 20]
-    assert (machine.corrections, machine.ran_out) == ({}, {})
-    measured = a_run(
-        spec_with(batch_size=100_000), {"forward_backward": 0, "optimizer": 0}, memory_limit_bytes=[1 << 30]
-    )
-    corrections.learn(tmp_path, measured, ended())
-    found = fit_of(known_of(tmp_path), spec_with(batch_size=8, memory_limit="400MiB"), CPU, 1, None)
-    assert found.margin_bytes == 21 << 20, "in place of the usual"
-
-
-def test_a_probe_that_ran_out_teaches_by_the_size_it_was_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tracing, "cached_model", lambda *_arguments: MODEL)
-    tried = most_in(tmp_path) - 10
-    records = a_failed_run(spec_with(batch_size=8), role="probe")
-    records.tried[:] = [8, tried]
-    corrections.learn(tmp_path, records, msgspec.structs.replace(ended("oom"), error=OUT))
-    assert most_in(tmp_path) == tried - 1
 
 
 @pytest.mark.parametrize("content", [b"{", b"[]", b'{"cpu": 3}', b"\x00\xff"])
@@ -243,5 +215,5 @@ def test_an_explanation_goes_by_what_is_known_of_the_gpu_that_the_run_was_on(tra
     assert run is not None
     model = models_of(run)(spec)
     assert model is not None
-    assert model.machine.corrections
-    assert model.machine == corrections.of_device("cuda", "NVIDIA A100", home)
+    assert model.corrections.corrections
+    assert model.corrections == corrections.of_device("cuda", "NVIDIA A100", home)

@@ -14,7 +14,7 @@ from layered_model import BLOCK, HEAD, KEPT_BY_BLOCK, PASSING, ROOT, Tracer, mod
 
 from trainfast_runner.errors import UserError
 from trainfast_runner.memory import tracing
-from trainfast_runner.memory.pipeline import Pipeline, Stage, stage_count
+from trainfast_runner.memory.pipeline import PipelineCut, StageCut, stage_count
 from trainfast_runner.memory.prediction import CATEGORIES
 from trainfast_runner.memory.sharding import PIPELINES, PREDICTED, STAGED
 from trainfast_runner.memory.tracing import cached_model, cached_models
@@ -212,8 +212,8 @@ def test_parts_add_up_and_the_largest_batch_fits_with_every_knob(
     knobs |= {"devices": ranks, "pp_degree": 2, "micro_batches": 4, "tp_degree": 2}
     spec = spec_with(**knobs)
     stages = stage_count(spec.knobs) if knobs["strategy"] in STAGED else 1
-    cut = [Stage(at * 2, at * 2 + 2, 2 * BLOCK + ROOT * (at == stages - 1), BLOCK) for at in range(stages)]
-    pipeline = Pipeline(cut, 0, 5, 11)
+    cut = [StageCut(at * 2, at * 2 + 2, 2 * BLOCK + ROOT * (at == stages - 1), BLOCK) for at in range(stages)]
+    pipeline = PipelineCut(cut, 0, 5, 11)
     model = msgspec.structs.replace(model_of(2 * stages if stages > 1 else 12), device=device, pipeline=pipeline)
     found = model.predict(spec, ranks)
     parts = [found.category(name) for name in CATEGORIES]

@@ -10,7 +10,7 @@ from tests.core.test_memory_model import BLOCK, HEAD, KEPT_BY_BLOCK, PASSING, RO
 
 from trainfast_runner.errors import UserError
 from trainfast_runner.memory.model import MemoryModel
-from trainfast_runner.memory.pipeline import Action, Pipeline, Stage, order
+from trainfast_runner.memory.pipeline import Action, PipelineCut, StageCut, order
 
 HIDDEN, OUTPUT = 5, 11
 """Elements a sample of what passes between stages, and of the logits."""
@@ -19,8 +19,10 @@ HIDDEN, OUTPUT = 5, 11
 def staged(layers: int, stages: int) -> MemoryModel:
     """`model_of` in equal stages, what is outside of its blocks being its head."""
     each = layers // stages
-    cut = [Stage(at * each, (at + 1) * each, each * BLOCK + ROOT * (at == stages - 1), BLOCK) for at in range(stages)]
-    return msgspec.structs.replace(model_of(layers), pipeline=Pipeline(cut, 0, HIDDEN, OUTPUT))
+    cut = [
+        StageCut(at * each, (at + 1) * each, each * BLOCK + ROOT * (at == stages - 1), BLOCK) for at in range(stages)
+    ]
+    return msgspec.structs.replace(model_of(layers), pipeline=PipelineCut(cut, 0, HIDDEN, OUTPUT))
 
 
 @given(
@@ -82,8 +84,8 @@ def test_a_schedule_that_keeps_fewer_takes_less() -> None:
 def test_a_tied_weight_is_on_both_ends() -> None:
     model = staged(6, 2)
     assert model.pipeline is not None
-    cut = [Stage(0, 3, 3 * BLOCK + ROOT, ROOT), Stage(3, 6, 3 * BLOCK + ROOT, ROOT)]
-    tied = msgspec.structs.replace(model, pipeline=Pipeline(cut, ROOT, HIDDEN, OUTPUT))
+    cut = [StageCut(0, 3, 3 * BLOCK + ROOT, ROOT), StageCut(3, 6, 3 * BLOCK + ROOT, ROOT)]
+    tied = msgspec.structs.replace(model, pipeline=PipelineCut(cut, ROOT, HIDDEN, OUTPUT))
     spec = spec_with(strategy="pp", pp_degree=2, pp_schedule="gpipe", micro_batches=2, batch_size=2)
     assert tied.predict(spec, 2).params_bytes == 4 * (3 * BLOCK + ROOT)
 

@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 
 from trainfast_runner.errors import UserError
-from trainfast_runner.memory.corrections import Machine
+from trainfast_runner.memory.corrections import DeviceCorrections
 from trainfast_runner.memory.model import MemoryModel
 from trainfast_runner.memory.oom_changes import candidates, combined
 from trainfast_runner.memory.oom_explained import explain
@@ -34,7 +34,7 @@ ON_GPU = (
 class Arithmetic:
     """10 MiB a sample, halved by bf16, a tenth with checkpointing; 100 MiB of parameters and twice that of states."""
 
-    machine = Machine()
+    corrections = DeviceCorrections()
 
     def known(self, spec: RunSpec, ranks: int) -> None:
         """Nothing has been measured."""

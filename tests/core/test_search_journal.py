@@ -35,8 +35,6 @@ from trainfast_runner.search.journal import (
     Proof,
     Resumed,
     SearchJournal,
-    exclusive,
-    is_conducted,
     read_journal,
 )
 from trainfast_runner.search.opening import Options

@@ -14,7 +14,7 @@ from textual.pilot import Pilot
 
 from trainfast_runner.machine.devices import Machine
 from trainfast_runner.machine.processes.identity import identify
-from trainfast_runner.memory.available import Room
+from trainfast_runner.memory.available import AvailableMemory
 from trainfast_runner.records.home import Home
 from trainfast_runner.records.run_file import Event
 from trainfast_runner.records.tick import Tick
@@ -99,7 +99,7 @@ PREDICTED = MemoryView(
         ),
         phase="forward_backward",
         batch_size=8,
-        room=Room(1 << 30, "memory_limit"),
+        room=AvailableMemory(1 << 30, "memory_limit"),
         max_batch=21,
     )
 )

@@ -11,7 +11,7 @@ from recorded import MIB
 
 from trainfast_runner.machine.worker_scripts import GivenUp
 from trainfast_runner.memory import tracing
-from trainfast_runner.memory.corrections import Machine
+from trainfast_runner.memory.corrections import DeviceCorrections
 from trainfast_runner.memory.prediction import Prediction
 from trainfast_runner.memory.tracing import Tracing, Untraceable
 from trainfast_runner.settings.spec import RunSpec
@@ -21,7 +21,7 @@ class TenMiBASample:
     """A memory model whose arithmetic fits in a head."""
 
     device = "cpu"
-    machine = Machine()
+    corrections = DeviceCorrections()
 
     def on(self, gpu: str | None) -> TenMiBASample:
         """Nothing is known of any GPU."""

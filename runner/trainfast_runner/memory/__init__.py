@@ -1,5 +1,5 @@
-"""How much memory a training needs, known before it runs: by category, phase and batch size.
+"""Predict a training's memory by category, phase and batch size, before it runs, and explain running out of it.
 
-`tracing` has the training Python take a step without memory (seconds, once) or finds an earlier trace at once;
-`model.MemoryModel` answers from it for any batch, number of ranks and sharding, by arithmetic.
+`tracing` has the training Python take a step without memory (seconds, once) or reads an earlier trace;
+`model.MemoryModel` predicts from it for any batch, number of ranks and sharding, by arithmetic.
 """

@@ -1,4 +1,4 @@
-"""What a rank may use: the one rule behind the memory bar, `predict`, and a search without `memory_limit`."""
+"""The available memory of a rank: one rule for the memory bar, `predict`, and a search without `memory_limit`."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ CGROUP = Path("/sys/fs/cgroup")
 
 
 @dataclass(frozen=True, slots=True)
-class Room:
-    """What the tightest rank may use, in bytes; `words` say whose figure that is.
+class AvailableMemory:
+    """Available memory of the tightest rank, in bytes; `words` say whose figure that is.
 
-    `with_context`: a CUDA context comes out of it too. It does out of what a GPU has free; `memory_limit` caps the
+    `with_context`: a CUDA context comes out of it too, as it does out of a GPU's free memory; `memory_limit` caps the
     allocator alone.
     """
 
@@ -36,15 +36,15 @@ class Room:
 
     @property
     def is_memory_limit(self) -> bool:
-        """Whether it is the limit that is set for the run, and not what is free."""
+        """True if this is the limit set for the run, and not the free memory."""
         return self.words == MEMORY_LIMIT
 
     def for_allocator(self, context_bytes: int | None) -> int:
-        """What is left for tensors, in bytes, when a context takes so much; None for a context of unknown size."""
+        """Bytes left for tensors beside a context of this size; nothing is taken off for an unknown size, None."""
         return max(0, self.limit_bytes - (context_bytes or 0)) if self.with_context else self.limit_bytes
 
 
-def room_of(
+def available_memory(
     spec: RunSpec,
     machine: Machine,
     ranks: int,
@@ -52,25 +52,25 @@ def room_of(
     context_bytes: int | None = None,
     *,
     is_here: bool = True,
-) -> Room | None:
-    """The smaller of `memory_limit` and what is free: on the fullest GPU, or a share of the host's.
+) -> AvailableMemory | None:
+    """Return the smaller of `memory_limit` and the free memory: of the fullest GPU, or a share of the host's.
 
-    `host_free_bytes` is what the host has free, `context_bytes` a CUDA context; None where unknown. `is_here` False
-    leaves out what is free: the run is for another machine. None where nobody limits anything. Raises UserError for
-    GPUs that are not there.
+    `host_free_bytes` and `context_bytes` (a CUDA context) are None if unknown. With `is_here` False the run is for
+    another machine, and free memory does not count. None when nothing is known. Raises UserError for GPUs that do not
+    exist.
     """
     free = _free(spec, machine, ranks, host_free_bytes) if is_here else None
     asked = spec.knobs["memory_limit"]
     if not isinstance(asked, str):
         return free
-    limit = Room(min(parse_bytes_per_rank(asked)), MEMORY_LIMIT)
+    limit = AvailableMemory(min(parse_bytes_per_rank(asked)), MEMORY_LIMIT)
     if free is None or limit.limit_bytes <= free.for_allocator(context_bytes):
         return limit
-    return Room(free.limit_bytes, f"{free.words}, less than memory_limit", free.with_context)
+    return AvailableMemory(free.limit_bytes, f"{free.words}, less than memory_limit", free.with_context)
 
 
 def hopeless_limit(spec: RunSpec, parameters: int | None, devices: int) -> UserError | None:
-    """The refusal of a `memory_limit` that the weights alone do not fit in; None where they may, or are unknown."""
+    """The refusal of a `memory_limit` that the weights alone exceed; None if they fit or are unknown."""
     limit = spec.knobs["memory_limit"]
     if parameters is None or not isinstance(limit, str):
         return None
@@ -86,7 +86,7 @@ def hopeless_limit(spec: RunSpec, parameters: int | None, devices: int) -> UserE
 
 
 def gpu_of(spec: RunSpec, machine: Machine) -> str | None:
-    """The name of the first GPU that a run takes; None on a CPU. Raises UserError for GPUs that are not there."""
+    """The name of the first GPU that a run takes; None on a CPU. Raises UserError for GPUs that do not exist."""
     if machine.used_by(spec.knobs["devices"]).device != "cuda":
         return None
     return _chosen(spec, machine)[0].name
@@ -97,32 +97,32 @@ def _chosen(spec: RunSpec, machine: Machine) -> tuple[DeviceReading, ...]:
     return machine.choose(devices if isinstance(devices, int | str) else None, str(spec.knobs["strategy"]))
 
 
-def _free(spec: RunSpec, machine: Machine, ranks: int, host_free_bytes: int | None) -> Room | None:
+def _free(spec: RunSpec, machine: Machine, ranks: int, host_free_bytes: int | None) -> AvailableMemory | None:
     if machine.used_by(spec.knobs["devices"]).device == "cuda":
         chosen = _chosen(spec, machine)
         free = [(gpu.memory_free_bytes, gpu.index) for gpu in chosen if gpu.memory_free_bytes is not None]
         if free:
-            return Room(min(free)[0], f"free on GPU {min(free)[1]}", with_context=True)
-        # A GPU that tells of no memory has none of its own: its limit is the host's.
+            return AvailableMemory(min(free)[0], f"free on GPU {min(free)[1]}", with_context=True)
+        # A GPU without a memory reading has none of its own: it shares the host's.
         if host_free_bytes is None or not chosen:
             return None
         words = f"free on the host, whose memory GPU {chosen[0].index} shares"
-        return Room(host_free_bytes // max(1, ranks), words, with_context=True)
+        return AvailableMemory(host_free_bytes // max(1, ranks), words, with_context=True)
     if host_free_bytes is None:
         return None
     words = "free" if ranks == 1 else f"free, shared by {ranks} processes"
-    return Room(host_free_bytes // max(1, ranks), words)
+    return AvailableMemory(host_free_bytes // max(1, ranks), words)
 
 
 def host_free_bytes() -> int:
-    """What can be used now without swapping, in bytes."""
-    import psutil  # the screen needs a `Room` before its first frame, and no readings yet
+    """Bytes of host memory that can be used now without swapping."""
+    import psutil  # the screen needs AvailableMemory before its first frame, and no readings yet
 
     return within_container(int(psutil.virtual_memory().available))
 
 
 def within_container(free_bytes: int) -> int:
-    """What the host has free, or less where the container this runs in may use less."""
+    """Limit the host's free bytes by what this container may still use."""
     try:
         most = (CGROUP / "memory.max").read_text().strip()
         used = int((CGROUP / "memory.current").read_text())

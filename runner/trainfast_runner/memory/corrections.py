@@ -1,8 +1,8 @@
-"""What this machine's own runs took beyond their prediction: kernel workspaces, fragmentation, the CUDA context.
+"""Corrections of predictions by this machine's own runs: kernel workspaces, fragmentation, the CUDA context.
 
-A finished run leaves, for its trace, strategy and number of ranks, the difference at each phase's peak; later
-predictions of the same on the same device add it. One that ran out of memory leaves under which limit, and a search
-what that counted. It is kept in the home, by the device's name.
+A finished run leaves, for its trace, strategy and number of ranks, the difference at each phase's peak, which later
+predictions of the same case add. A run that ran out of memory under a limit leaves the least that it must have taken
+beyond its trace. Kept in the home, by the device's name.
 """
 
 from __future__ import annotations
@@ -13,32 +13,34 @@ import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import msgspec
 
 from trainfast_runner.errors import UserError
-from trainfast_runner.memory.ran_out import RanOut, counted_bytes, kept, limit_of, ran_out
 from trainfast_runner.records.home import home_directory
 from trainfast_runner.records.json_lines import write_atomically
 from trainfast_runner.records.result import Result
+from trainfast_runner.records.run_file import PROBE, RunFile
 from trainfast_runner.records.run_records import RunRecords
 
 CORRECTIONS_FILE = "memory_corrections.json"
 MOST_KEPT = 500
-Kept = TypeVar("Kept")
+WHOLE = "step"
+"""In place of a phase: the whole step."""
 FEWEST_STEPS = 2
 """The first step has no optimizer states before its update."""
+TRAINING_PHASES = ("forward", "backward", "optimizer", "train")
+"""Phases in which the training itself runs out of memory; an engine that cannot split a step says train."""
 MOST_BEYOND = 0.5
 MOST_BEYOND_BYTES = 512 << 20
-"""Share of the traced peak, and bytes, of which no workspace and no fragmentation takes more than both: something else
-ran than was traced."""
+"""A run more than both off its traced peak (a share of it, and bytes) ran something else than was traced."""
 
 
 class Correction(msgspec.Struct, frozen=True, kw_only=True):
-    """Bytes that `run_id` took beyond the traced peak, by phase; negative where it took less.
+    """Bytes that `run_id` took beyond the traced peak, by phase; negative if it took less.
 
-    `step_bytes` is the traced peak of its forward and backward: what it took beyond grows with that.
+    `step_bytes` is the traced peak of its forward and backward, with which the correction grows.
     """
 
     run_id: str
@@ -46,42 +48,40 @@ class Correction(msgspec.Struct, frozen=True, kw_only=True):
     step_bytes: int | None = None
 
     def share(self, step_bytes: float) -> float:
-        """How much of it a step of this size takes: a smaller one less, a larger one no more than was seen."""
+        """The share that applies to a step of this size: less for a smaller one, 1 at most."""
         return 1.0 if not self.step_bytes else min(1.0, step_bytes / self.step_bytes)
 
 
-class Machine(msgspec.Struct, frozen=True, kw_only=True):
-    """One device's: `context_bytes` outside of the allocator, and by `case` what its runs said of the next ones."""
+class DeviceCorrections(msgspec.Struct, frozen=True, kw_only=True):
+    """One device's: `context_bytes` outside of the allocator, and corrections by `case`."""
 
     device: str = "cpu"
-    """Its kind: cpu or cuda."""
+    """The device's kind: cpu or cuda."""
     context_bytes: int | None = None
     corrections: dict[str, Correction] = {}
-    ran_out: dict[str, list[RanOut]] = {}
-    """Runs that ran out of memory under a limit, by the same cases."""
-    counted_bytes: dict[str, int] = {}
-    """What a limit of a CPU counted beyond the peak, as a search saw it."""
+    failed: dict[str, Correction] = {}
+    """For a run that ran out of memory under a limit of a CPU: the least that it took beyond its trace, under WHOLE."""
 
 
 def case(trace: str, knobs: Mapping[str, Any], ranks: int) -> str:
-    """What a correction holds for: compiled, or by another engine, the same step takes other temporary bytes."""
+    """The key of a correction: compiled, or by another engine, the same step takes other temporary bytes."""
     return "/".join([trace, *(str(knobs.get(name)) for name in ("strategy", "engine", "compile")), str(ranks)])
 
 
-def read(home: Path | None = None) -> dict[str, Machine]:
-    """By the name of the device; a damaged file or one of nobody is none."""
+def read(home: Path | None = None) -> dict[str, DeviceCorrections]:
+    """Read the corrections by device name; empty if there is no file or it is damaged."""
     return _read(home)[0]
 
 
 def trouble(home: Path | None = None) -> str | None:
-    """In a line, why what is kept in the home cannot be read; None where it can be, or there is nothing."""
+    """Why the home's corrections cannot be read, in one line; None if they can be, or there are none."""
     return _read(home)[1]
 
 
-def _read(home: Path | None) -> tuple[dict[str, Machine], str | None]:
+def _read(home: Path | None) -> tuple[dict[str, DeviceCorrections], str | None]:
     try:
         file = (home or home_directory()) / CORRECTIONS_FILE
-        return msgspec.json.decode(file.read_bytes(), type=dict[str, Machine]), None
+        return msgspec.json.decode(file.read_bytes(), type=dict[str, DeviceCorrections]), None
     except (FileNotFoundError, UserError):
         return {}, None
     except (OSError, msgspec.DecodeError) as error:
@@ -89,15 +89,15 @@ def _read(home: Path | None) -> tuple[dict[str, Machine], str | None]:
         return {}, f"{file} cannot be read ({words}): nothing is corrected by earlier runs until another one ends"
 
 
-def of_device(device: str, gpu: str | None = None, home: Path | None = None) -> Machine:
-    """What is known of a device, cpu or cuda; of the only GPU there is anything of, where none is named."""
+def of_device(device: str, gpu: str | None = None, home: Path | None = None) -> DeviceCorrections:
+    """The corrections of a device, cpu or cuda; when no GPU is named, of the only one that has any."""
     known = read(home)
     if device != "cuda":
-        return known.get(_cpu(), Machine())
+        return known.get(_cpu(), DeviceCorrections())
     if gpu is not None:
-        return known.get(gpu, Machine())
+        return known.get(gpu, DeviceCorrections())
     gpus = [machine for name, machine in known.items() if machine.device == "cuda"]
-    return gpus[0] if len(gpus) == 1 else Machine()
+    return gpus[0] if len(gpus) == 1 else DeviceCorrections()
 
 
 @functools.cache
@@ -108,61 +108,82 @@ def _cpu() -> str:
 
 
 def learn(home: Path, records: RunRecords, result: Result) -> None:
-    """Keep what a finished run took beyond its trace, and under which limit one ran out of memory.
+    """Keep the bytes a finished run took beyond its trace, or the least that one which ran out of memory took.
 
-    Nothing where it was not predicted or not measured. Raises OSError where the home cannot be written.
+    Does nothing for a run without prediction or measurement. Raises OSError when the home cannot be written.
     """
     run = records.run
     trace = None if run is None else (run.predicted or {}).get("trace")
-    if run is None or trace is None:
+    if run is None or trace is None or run.role == PROBE:
         return
-    beyond, failed = _beyond(records, result), ran_out(records, result)
-    counted = counted_bytes(home / "runs" / run.run_id, run)
-    if not beyond and failed is None and counted is None:
+    beyond, failed = _beyond(records, result), _failed(run, result)
+    if not beyond and failed is None:
         return
     name = run.device_names[0] if run.device_names else "GPU" if run.device == "cuda" else _cpu()
     where = case(str(trace), run.knobs, run.world_size)
     with _alone(home):
         known = read(home)
-        machine = known.get(name, Machine())
+        machine = msgspec.structs.replace(known.get(name, DeviceCorrections()), device=run.device)
         if beyond:
-            machine = _measured(machine, where, records, result, beyond)
-        if failed is not None:
-            those = kept(machine.ran_out.get(where, []), failed)
-            machine = msgspec.structs.replace(machine, ran_out=_with(machine.ran_out, where, those))
-        if counted is not None:
-            machine = msgspec.structs.replace(machine, counted_bytes=_with(machine.counted_bytes, where, counted))
-        known[name] = msgspec.structs.replace(machine, device=run.device)
+            step_bytes = (run.predicted or {})["traced_bytes"].get("forward_backward")
+            learnt = Correction(run_id=run.run_id, beyond_bytes=beyond, step_bytes=step_bytes)
+            machine = msgspec.structs.replace(
+                machine,
+                context_bytes=_context(records, result) or machine.context_bytes,
+                corrections=_with(machine.corrections, where, learnt),
+            )
+        before = machine.failed.get(where)
+        if failed is not None and (before is None or before.beyond_bytes[WHOLE] < failed.beyond_bytes[WHOLE]):
+            machine = msgspec.structs.replace(machine, failed=_with(machine.failed, where, failed))
+        elif beyond and before is not None and _refutes(run, before):
+            machine = msgspec.structs.replace(
+                machine, failed={key: one for key, one in machine.failed.items() if key != where}
+            )
+        known[name] = machine
         write_atomically(home / CORRECTIONS_FILE, msgspec.json.encode(known))
 
 
-def _measured(machine: Machine, where: str, records: RunRecords, result: Result, beyond: dict[str, int]) -> Machine:
-    """With what a finished run took beyond its trace, and without what it refutes."""
-    run = records.run
-    assert run is not None
-    traced = (run.predicted or {})["traced_bytes"]
-    learnt = Correction(run_id=run.run_id, beyond_bytes=beyond, step_bytes=traced.get("forward_backward"))
-    limit, those = limit_of(run), machine.ran_out.get(where, [])
-    if limit is not None:
-        those = [one for one in those if not one.is_refuted_by(limit, max(traced.values()))]
-    return msgspec.structs.replace(
-        machine,
-        context_bytes=_context(records, result) or machine.context_bytes,
-        corrections=_with(machine.corrections, where, learnt),
-        ran_out=_with(machine.ran_out, where, those) if where in machine.ran_out else machine.ran_out,
+def _limit_of(run: RunFile, rank: int = 0) -> int | None:
+    """The limit of address space that a rank of the run had; None on a GPU, and without a limit."""
+    if run.device != "cpu" or not run.memory_limit_bytes:
+        return None
+    return run.memory_limit_bytes[min(rank, len(run.memory_limit_bytes) - 1)]
+
+
+def _failed(run: RunFile, result: Result) -> Correction | None:
+    """The least that a run which ran out of memory under a limit took beyond its trace; None if no run tells."""
+    error = result.error
+    if result.state != "oom" or error is None or error.phase not in TRAINING_PHASES:
+        return None
+    limit, traced = _limit_of(run, error.rank or 0), _traced_peak(run)
+    if limit is None or traced is None or limit < traced:
+        return None
+    return Correction(run_id=run.run_id, beyond_bytes={WHOLE: limit - traced + 1}, step_bytes=traced)
+
+
+def _refutes(run: RunFile, failed: Correction) -> bool:
+    """True if a run finished that should have run out of memory by `failed`."""
+    limit, traced = _limit_of(run), _traced_peak(run)
+    return (
+        limit is not None and traced is not None and limit - traced < failed.share(traced) * failed.beyond_bytes[WHOLE]
     )
 
 
-def _with(found: dict[str, Kept], where: str, new: Kept) -> dict[str, Kept]:
-    """With one more as the newest, and as many of the others as are kept."""
+def _traced_peak(run: RunFile) -> int | None:
+    traced = (run.predicted or {}).get("traced_bytes")
+    return max(traced.values(), default=None) if isinstance(traced, dict) else None
+
+
+def _with(found: dict[str, Correction], where: str, new: Correction) -> dict[str, Correction]:
+    """Add one as the newest; the oldest beyond MOST_KEPT go."""
     others = {case: one for case, one in found.items() if case != where}
     return dict([*others.items(), (where, new)][-MOST_KEPT:])
 
 
 def _beyond(records: RunRecords, result: Result) -> dict[str, int]:
-    """By phase; nothing of a run that says nothing of the next: which took something else than was traced, or less."""
+    """Bytes beyond the trace by phase; empty for a run that tells nothing of the next one."""
     run = records.run
-    if run is None or result.state != "finished" or run.role == "probe":
+    if run is None or result.state != "finished":
         return {}
     if run.data.get("samples", "packed") != "packed" or min(map(len, records.steps.values()), default=0) < FEWEST_STEPS:
         return {}
@@ -179,7 +200,7 @@ def _beyond(records: RunRecords, result: Result) -> dict[str, int]:
 
 @contextmanager
 def _alone(home: Path) -> Iterator[None]:
-    """Of two runs that end together neither forgets the other's."""
+    """Hold the file's lock: two runs may end together."""
     fd = os.open(home / f"{CORRECTIONS_FILE}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX)
@@ -198,9 +219,9 @@ def _peaks(records: RunRecords) -> dict[str, int]:
 
 
 def _context(records: RunRecords, result: Result) -> int | None:
-    """What the device held beyond what was used before and what torch reserved: context, kernels, NCCL.
+    """Bytes of the device outside torch's allocator: context, kernels, NCCL; None when not measured.
 
-    Told by the samples since torch reserved the most: those of a short run may all be from before.
+    Only samples since torch reserved the most count: those of a short run may all be older.
     """
     run, reserved = records.run, result.memory.peak_reserved_bytes
     if run is None or run.device != "cuda" or reserved is None or not result.conditions.clean:

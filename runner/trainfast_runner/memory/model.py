@@ -1,4 +1,4 @@
-"""The coefficients of one model's memory, and the arithmetic from them to a prediction."""
+"""The memory model of one model: its traced live bytes, and the arithmetic from them to a prediction."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from collections.abc import Iterable
 
 import msgspec
 
-from trainfast_runner.memory.corrections import Correction, Machine, case, of_device
+from trainfast_runner.memory.corrections import Correction, DeviceCorrections, case, of_device
 from trainfast_runner.memory.one_process import COPIED, SPREAD, UNCONFIRMED, devices_of, gathered
-from trainfast_runner.memory.pipeline import Peaks, Pipeline, peaks
+from trainfast_runner.memory.pipeline import Peaks, PipelineCut, peaks
 from trainfast_runner.memory.prediction import CATEGORIES, PHASES, Prediction
 from trainfast_runner.memory.sharding import PIPELINES, STAGED, Sharing, Whole, sharing_of
 from trainfast_runner.memory.timeline import (
@@ -18,9 +18,9 @@ from trainfast_runner.memory.timeline import (
     TEMPORARY,
     TRACED,
     TRACED_MICROS,
+    BlockStack,
     Moment,
-    Stack,
-    Stretch,
+    Segment,
     moments,
 )
 from trainfast_runner.settings.spec import RunSpec
@@ -30,7 +30,7 @@ BESIDES = (
     ("compile", ("default", "max-autotune"), "what the compiled program and its compiler keep"),
     ("engine", ("trainer",), "what the Trainer keeps"),
 )
-"""Knobs, values of them, and what of these no trace shows."""
+"""Knobs, their values, and the memory of these that no trace shows."""
 
 
 class MemoryModel(msgspec.Struct, frozen=True, kw_only=True):
@@ -42,27 +42,27 @@ class MemoryModel(msgspec.Struct, frozen=True, kw_only=True):
 
     device: str
     parameter_sizes: list[int]
-    stacks: list[Stack]
-    stretches: list[Stretch]
+    stacks: list[BlockStack]
+    segments: list[Segment]
     before_optimizer: list[float]
     optimizer_peak: list[float]
     library_bytes: int = 0
-    """What libraries keep in a GPU's allocator from the first step on, whatever the batch: workspaces."""
-    pipeline: Pipeline | None = None
-    """How it is cut into stages, where it was traced for them."""
+    """Workspaces that libraries keep in a GPU's allocator from the first step on, whatever the batch."""
+    pipeline: PipelineCut | None = None
+    """How the model is cut into stages; None if it was not traced for them."""
     basis: str = ""
     attention: str = ""
     """The attention kernel that the trace ran, and why `attention=auto` took it."""
     trace: str = ""
-    """The name under which it is remembered; what this machine's runs took beyond it is kept by that name."""
-    machine: Machine = Machine()
-    """What is known of this machine, put in when the model is read."""
+    """The name of the trace, by which corrections are kept."""
+    corrections: DeviceCorrections = DeviceCorrections()
+    """This machine's corrections, added when the model is read."""
 
     def on(self, gpu: str | None) -> MemoryModel:
-        """The model with what is known of a GPU of this name."""
+        """The model with the corrections of a GPU of this name."""
         if self.device != "cuda":
             return self
-        return msgspec.structs.replace(self, machine=of_device(self.device, gpu))
+        return msgspec.structs.replace(self, corrections=of_device(self.device, gpu))
 
     @property
     def parameters(self) -> int:
@@ -70,7 +70,7 @@ class MemoryModel(msgspec.Struct, frozen=True, kw_only=True):
         return sum(self.parameter_sizes)
 
     def predict(self, spec: RunSpec, ranks: int = 1) -> Prediction:
-        """The peak of the fullest of `ranks` processes with the knobs of `spec`; well under 50 ms."""
+        """Predict the peak of the fullest of `ranks` processes with the knobs of `spec`; well under 50 ms."""
         batch = int(str(spec.knobs["batch_size"]))
         traced = self._peaks(spec, ranks, batch)
         here, above = self._corrected(spec, ranks, traced), self._corrected_peaks(spec, ranks, batch + 1)
@@ -87,7 +87,7 @@ class MemoryModel(msgspec.Struct, frozen=True, kw_only=True):
             },
             fixed_bytes=sum(rounded[phase]) - batch * each,
             bytes_per_sample=each,
-            context_bytes=self.machine.context_bytes if self.device == "cuda" else None,
+            context_bytes=self.corrections.context_bytes if self.device == "cuda" else None,
             basis=self._basis(spec, ranks),
             attention=self.attention,
             trace=self.trace,
@@ -96,7 +96,7 @@ class MemoryModel(msgspec.Struct, frozen=True, kw_only=True):
         )
 
     def max_batch(self, spec: RunSpec, ranks: int, limit_bytes: int) -> int | None:
-        """The largest `batch_size` whose predicted peak is within `limit_bytes` a rank; None where 1 is not."""
+        """The largest `batch_size` whose predicted peak is within `limit_bytes` per rank; None if 1 does not fit."""
 
         def fits(batch: int) -> bool:
             return max(_total(peak) for peak in self._corrected_peaks(spec, ranks, batch).values()) <= limit_bytes
@@ -136,8 +136,8 @@ class MemoryModel(msgspec.Struct, frozen=True, kw_only=True):
         return f"rank {rank} of a pipeline of {spec.knobs['pp_degree']}"
 
     def known(self, spec: RunSpec, ranks: int) -> Correction | None:
-        """What a run of the same took beyond its trace on this machine; None before any."""
-        return self.machine.corrections.get(case(self.trace, spec.knobs, ranks))
+        """This machine's correction from a run of the same case; None before any."""
+        return self.corrections.corrections.get(case(self.trace, spec.knobs, ranks))
 
     def _corrected_peaks(self, spec: RunSpec, ranks: int, batch: int) -> dict[str, tuple[float, ...]]:
         return self._corrected(spec, ranks, self._peaks(spec, ranks, batch))
@@ -145,7 +145,7 @@ class MemoryModel(msgspec.Struct, frozen=True, kw_only=True):
     def _corrected(
         self, spec: RunSpec, ranks: int, peaks: dict[str, tuple[float, ...]]
     ) -> dict[str, tuple[float, ...]]:
-        """With what a run of the same took beyond the trace: temporary bytes, as far as there are any to be less."""
+        """The corrected peaks: a difference goes to temporary bytes, and what they cannot take to activations."""
         known = self.known(spec, ranks)
         if known is None:
             return peaks
@@ -176,15 +176,15 @@ class MemoryModel(msgspec.Struct, frozen=True, kw_only=True):
     def _tensor_peaks(self, spec: RunSpec, ranks: int, batch: int) -> dict[str, tuple[float, ...]]:
         if spec.knobs["strategy"] in STAGED:
             return self._stages(spec, batch).phases
-        stretches = self.stretches
+        segments = self.segments
         if spec.knobs["strategy"] == COPIED:
-            stretches = gathered(stretches, devices_of(spec.knobs))
+            segments = gathered(segments, devices_of(spec.knobs))
         sharing = sharing_of(spec.knobs, ranks, self._whole())
         micro_batches = int(str(spec.knobs["grad_accum"]))
         start = tuple(0.0 if place in (GRADS, TEMPORARY) else value for place, value in enumerate(self._standing()))
         best: tuple[float, ...] = ()
         last: Moment | None = None
-        for last in moments(stretches, self.stacks, start, batch, micro_batches, TRACED_MICROS):
+        for last in moments(segments, self.stacks, start, batch, micro_batches, TRACED_MICROS):
             shared = sharing.at(last)
             if not best or sum(shared) > sum(best):
                 best = shared
@@ -197,10 +197,10 @@ class MemoryModel(msgspec.Struct, frozen=True, kw_only=True):
 
     def _stages(self, spec: RunSpec, batch: int) -> Peaks:
         knobs = {**spec.knobs, "batch_size": batch}
-        return peaks(self._whole(), self.stretches, self.optimizer_peak, self.pipeline, knobs)
+        return peaks(self._whole(), self.segments, self.optimizer_peak, self.pipeline, knobs)
 
     def _standing(self) -> list[float]:
-        """What is alive before the step: parameters, buffers, optimizer states."""
+        """Live bytes before the step: parameters, buffers, optimizer states."""
         return [value if place < len(TRACED) - 2 else 0.0 for place, value in enumerate(self.before_optimizer)]
 
     def _optimizer_peak(self, sharing: Sharing, end: Moment) -> tuple[float, ...]:
@@ -211,10 +211,10 @@ class MemoryModel(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def keeps_more(spec: RunSpec) -> bool:
-    """Whether the process keeps what no trace shows, a compiler or the Trainer, which does not grow with the batch."""
+    """True if the process holds memory that no trace shows (a compiler, the Trainer), whatever the batch."""
     return any(spec.knobs[name] in values for name, values, _ in BESIDES)
 
 
 def _total(peak: Iterable[float]) -> int:
-    """As a prediction adds its categories up: each in whole bytes."""
+    """The sum of the categories as a prediction adds them: each in whole bytes."""
     return sum(round(value) for value in peak)

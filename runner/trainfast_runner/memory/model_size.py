@@ -1,7 +1,7 @@
 """Estimates from a model's configuration alone: its parameters, and the bytes a training step keeps for each.
 
-The rules are the guides' ("Anatomy of a model's memory" and the ZeRO paper, Rajbhandari et al. 2020): they leave out
-activations, temporary buffers and the CUDA context, and are said to be estimates wherever they are shown.
+The rules are the guides' ("Anatomy of a model's memory" and the ZeRO paper, Rajbhandari et al. 2020). They leave out
+activations, temporary buffers and the CUDA context, and are called estimates wherever they are shown.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ CONTEXT_BYTES = 3 << 29
 
 @dataclass(frozen=True)
 class ModelSize:
-    """Estimated numbers of parameters: in all, and of the largest layer (a block or the vocabulary's table)."""
+    """Estimated number of parameters: in all, and of the largest layer (a block or the vocabulary's table)."""
 
     parameters: int
     largest_layer: int
 
 
 def model_size(config: Mapping[str, Any]) -> ModelSize | None:
-    """Parameters by the shapes of a transformers configuration; None for a kind of model it does not know."""
+    """Estimate the parameters from a transformers configuration; None for an unknown kind of model."""
     hidden = _first(config, "hidden_size", "n_embd", "d_model")
     layers = _first(config, "num_hidden_layers", "n_layer", "num_layers")
     heads = _first(config, "num_attention_heads", "n_head", "num_heads")
@@ -66,9 +66,9 @@ def bytes_per_parameter(precision: str, optimizer: str) -> int:
 
 
 def least_weight_bytes(parameters: int, knobs: Mapping[str, object], devices: int) -> int:
-    """Bytes of weights below which no device of a strategy can start; 0 where they may all be in host memory.
+    """Least bytes of weights on each device of a strategy; 0 if they may all be in host memory.
 
-    By an even cut: the one with the embeddings keeps more, and a block is gathered whole while it computes.
+    By an even cut: the device with the embeddings keeps more, and a block is gathered whole while it computes.
     """
     strategy, precision = STRATEGIES[str(knobs["strategy"])], knobs["precision"]
     if strategy.offloads and "weights" in strategy.shards:

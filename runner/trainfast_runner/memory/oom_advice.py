@@ -1,4 +1,4 @@
-"""What to turn when a run did not fit: the cheapest knobs first, each with what it saves and what it costs."""
+"""Knob changes for a run that did not fit, the cheapest first, each with its savings and costs."""
 
 from __future__ import annotations
 
@@ -39,13 +39,13 @@ COST_ORDER = (
     ("checkpointing", "full"),
     ("seq_len", None),
 )
-"""Changes by what they cost in speed or in kind, the cheapest first: from the knobs' own texts."""
+"""Changes by their cost in speed or in kind, the cheapest first: from the knobs' own texts."""
 UNITS = {"bytes": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
 
 
 @dataclass(frozen=True)
 class Fix:
-    """One change: `knob=value`, in words what it frees and what it does to speed."""
+    """One change: `knob=value`, and in words the memory it saves and its cost in speed."""
 
     knob: str
     value: str
@@ -55,7 +55,7 @@ class Fix:
 
 @dataclass(frozen=True)
 class _Shortage:
-    """What is known of an end: bytes of the limit, of activations and of weights with their states; None: unknown."""
+    """A run's memory at its end, in bytes: limit, activations, and weights with states (`fixed`); None if unknown."""
 
     phase: str | None
     limit: float | None
@@ -64,13 +64,13 @@ class _Shortage:
     parameters: int | None
 
     def fits(self, share: float, part: float = 1.0) -> bool | None:
-        """Whether it fits in `part` of the limit with this share of the activations."""
+        """True if this share of the activations fits in `part` of the limit; None if unknown."""
         if self.limit is None or self.activations is None:
             return None
         return self.fixed + share * self.activations <= part * self.limit
 
     def doubt(self, share: float) -> str:
-        """The words beside a change that leaves this share of the activations."""
+        """The note beside a change that leaves this share of the activations; empty if it is enough or unknown."""
         return NOT_ENOUGH if self.phase == OPTIMIZER_PHASE or self.fits(share) is False else ""
 
 
@@ -83,12 +83,11 @@ def cheapest(
     model: Mapping[str, Any] | None = None,
     most: int | None = MOST_FIXES,
 ) -> list[Fix]:
-    """Up to `most` fixes (None: every one), those that should do alone first, then the least slowing.
+    """Return up to `most` fixes (None: all), those that should suffice alone first, then the least slowing.
 
-    `phase` is where memory ended: in the optimizer step a smaller batch frees nothing, before it the optimizer's
-    states are not yet there. `reason` is the allocator's sentence, from which the size of its request is read, and
-    on a GPU the limit. `model` may hold `parameters`, `layers`, `hidden_size` and `vocab_size`, as the worker's
-    `actual` record does.
+    `phase` is where memory ran out: in the optimizer step a smaller batch frees nothing, before it the optimizer's
+    states do not exist yet. `reason` is the allocator's message, from which the request's size is read, and on a GPU
+    the limit. `model` may hold `parameters`, `layers`, `hidden_size` and `vocab_size`, as the worker's `actual` record.
     """
     shortage = _shortage(knobs, phase, reason, limit_bytes, model or {})
     states = _state_fixes(knobs, device, shortage)
@@ -100,7 +99,7 @@ def cheapest(
 
 
 def cost_of(fix: Fix) -> int:
-    """The place of a change among all by what it costs, 0 the cheapest."""
+    """The rank of a change by its cost, 0 the cheapest."""
     places = [
         place for place, (knob, value) in enumerate(COST_ORDER) if knob == fix.knob and value in (None, fix.value)
     ]
@@ -143,15 +142,15 @@ def _activation_bytes(knobs: Mapping[str, Any], model: Mapping[str, Any]) -> flo
 
 
 def bytes_after(words: str, reason: str) -> float | None:
-    """The size that follows these words in an allocator's sentence; None where they do not stand there."""
+    """The size in bytes after these words in an allocator's message; None without the words."""
     found = re.search(rf"{words} (\d[\d.]*) ?(bytes|KiB|MiB|GiB)", reason)
     return float(found[1].rstrip(".")) * UNITS[found[2]] if found else None
 
 
 def _program_fixes(knobs: Mapping[str, Any], device: str) -> list[Fix]:
-    """Turning back what makes the process itself larger. On a GPU that is memory of the host, which is not the limit.
+    """Fixes that make the process itself smaller. On a GPU that is memory of the host, which is not the limit.
 
-    Measured with tiny-llama on a CPU, whatever the batch: the Trainer 25 to 28 MiB, the compiler 60 to 114 MiB.
+    Measured with tiny-llama on a CPU: the Trainer 25 to 28 MiB, the compiler 60 to 114 MiB, whatever the batch.
     """
     if device != "cpu":
         return []
@@ -200,7 +199,7 @@ def _bf16_speed(device: str) -> str:
 
 
 def _state_fixes(knobs: Mapping[str, Any], device: str, shortage: _Shortage) -> list[Fix]:
-    """Changes that shrink optimizer states, gradients and weights, cheapest first, as far as they would be felt."""
+    """Changes that shrink optimizer states, gradients and weights, cheapest first, without negligible ones."""
     found: list[tuple[Fix, float]] = []
     optimizer = str(knobs.get("optimizer"))
     if shortage.phase != MODEL_PHASE:
@@ -218,14 +217,14 @@ def _state_fixes(knobs: Mapping[str, Any], device: str, shortage: _Shortage) -> 
 
 
 def _negligible(bytes_a_parameter: float, shortage: _Shortage) -> bool:
-    """Whether it frees so little that before the optimizer step nobody would notice."""
+    """True if the change frees too little to matter before the optimizer step."""
     if shortage.phase not in BATCH_PHASES or shortage.limit is None or shortage.parameters is None:
         return False
     return shortage.parameters * bytes_a_parameter < NEGLIGIBLE * shortage.limit
 
 
 def _sized(fix: Fix, bytes_a_parameter: float, shortage: _Shortage) -> Fix:
-    """The fix with what it frees in all, where the parameters were counted."""
+    """The fix with the bytes it frees in all, if the parameters are known."""
     if shortage.parameters is None:
         return fix
     freed = shortage.parameters * bytes_a_parameter
@@ -237,7 +236,7 @@ def _sized(fix: Fix, bytes_a_parameter: float, shortage: _Shortage) -> Fix:
 
 
 def _smaller_batch(batch: int, shortage: _Shortage) -> int:
-    """The largest power of two below with which the estimate fits in half the limit; half, where nothing is known."""
+    """The largest smaller power of two whose estimate fits in half the limit; the next one if nothing is known."""
     smaller = 1 << ((batch - 1).bit_length() - 1)
     while smaller > 1 and shortage.fits(smaller / batch, part=0.5) is False:
         smaller //= 2

@@ -1,6 +1,6 @@
-"""Which changes of knobs would make a run fit that died of memory; where none does, which come closest.
+"""Find changes of knobs that would make a run fit that ran out of memory, or the closest ones.
 
-`oom_advice` knows which knobs free memory and what each costs; here the memory model says which of them are enough.
+`oom_advice` knows the knobs that free memory and their costs; here the memory model tells which of them are enough.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from itertools import combinations, islice
 import msgspec
 
 from trainfast_runner.errors import UserError
+from trainfast_runner.memory.fitting import margin_bytes
 from trainfast_runner.memory.model import MemoryModel
-from trainfast_runner.memory.oom_advice import Fix, cheapest, cost_of
-from trainfast_runner.memory.oom_margin import OomMargin
+from trainfast_runner.memory.oom_advice import BATCH_PHASES, OPTIMIZER_PHASE, Fix, cheapest, cost_of
 from trainfast_runner.memory.prediction import Prediction
 from trainfast_runner.records.result import OomChange
 from trainfast_runner.settings.spec import RunSpec, with_setting
@@ -23,17 +23,73 @@ from trainfast_runner.units import gibibytes, mebibytes
 MOST_CHANGES = 3
 KEEPS = "the global batch stays"
 MUCH = 1.5
-"""So many times as large as the batch that keeps the global one, the largest that fits is worth naming."""
+"""The largest batch that fits is named if it is this many times the batch that keeps the global one."""
 LEAST_SEQ_LEN = 64
 """No shorter sequence is proposed."""
+SPARE_SHARE = 0.03
+"""Share of the limit kept free: a change that only just fits by the prediction may not fit in fact."""
+PROGRAM = ("compile", "engine")
+"""Knobs that change the memory of the process beside the traced step."""
 ModelOf = Callable[[RunSpec], MemoryModel | None]
 
 
 @dataclass(frozen=True)
-class Wanted:
-    """What a change is asked to do: bring `spec` on `ranks` under the limit that memory ended at, with its margin.
+class OomMargin:
+    """Bytes a change must leave free beside its prediction, learnt from the end of `spec`.
 
-    `model_of` gives the memory model of a spec, None where there is none.
+    `beyond_bytes` is the least that the run took beyond its trace; `untouched_bytes` is what its limit counted beyond
+    the memory held.
+    """
+
+    spec: RunSpec
+    device: str
+    limit_bytes: int
+    untouched_bytes: int = 0
+    beyond_bytes: int = 0
+
+    def of(self, model: MemoryModel, spec: RunSpec, ranks: int, predicted: Prediction) -> int:
+        """Bytes that must stay free beside the prediction of another spec.
+
+        Another spec of the same program takes as much beyond its trace as this run, and a little more.
+        """
+        besides = margin_bytes(model, spec, ranks, predicted) if self.device == "cpu" else 0
+        besides = max(besides, self.untouched_bytes)
+        if any(spec.knobs[name] != self.spec.knobs[name] for name in PROGRAM):
+            return besides
+        corrected = predicted.total_bytes - max(predicted.traced_bytes.values(), default=predicted.total_bytes)
+        return max(besides, self.beyond_bytes - corrected) + int(SPARE_SHARE * self.limit_bytes)
+
+
+def margin_of(
+    spec: RunSpec,
+    device: str,
+    limit_bytes: int,
+    predicted: Prediction | None,
+    phase: str | None,
+    untouched_bytes: int | None,
+    in_first_step: bool,
+) -> OomMargin:
+    """Learn the margin from a run that ran out of memory in `phase`: it needed more than the limit."""
+    beyond = 0
+    if predicted is not None and phase in (*BATCH_PHASES, OPTIMIZER_PHASE):
+        beyond = max(0, limit_bytes - _expected(predicted, phase, in_first_step))
+    return OomMargin(spec, device, limit_bytes, untouched_bytes or 0, beyond)
+
+
+def _expected(predicted: Prediction, phase: str | None, in_first_step: bool) -> int:
+    """The traced peak by then: before the first optimizer step there are no optimizer states."""
+    if phase == OPTIMIZER_PHASE:
+        return predicted.traced_bytes.get("optimizer", predicted.total_bytes)
+    expected = predicted.traced_bytes.get("forward_backward", predicted.total_bytes)
+    states = predicted.phases.get("forward_backward", {}).get("optimizer", 0) if in_first_step else 0
+    return expected - states
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """The goal of a change: bring `spec` on `ranks` under the limit, with its margin.
+
+    `model_of` returns the memory model of a spec, None if there is none.
     """
 
     spec: RunSpec
@@ -42,12 +98,12 @@ class Wanted:
     model_of: ModelOf
 
     def turned(self, settings: dict[str, str]) -> Wanted | None:
-        """The same of the spec with these settings; None where they cannot stand together."""
+        """The same goal for the spec with these settings; None if they exclude each other."""
         changed = _with(self.spec, settings)
         return None if changed is None else replace(self, spec=changed)
 
     def needs(self, batch_size: int | None = None) -> tuple[Prediction, int] | None:
-        """What is predicted (with another batch), and what has to stay free beside it; None where nothing is."""
+        """The prediction (with another batch) and the bytes that must stay free beside it; None if there is none."""
         spec = self.spec
         if batch_size is not None:
             spec = replace(spec, knobs={**spec.knobs, "batch_size": batch_size})
@@ -61,12 +117,12 @@ class Wanted:
             return None
 
     def fits(self, batch_size: int) -> bool:
-        """Whether a batch of this size is predicted to fit."""
+        """True if a batch of this size is predicted to fit."""
         needs = self.needs(batch_size)
         return needs is not None and needs[0].total_bytes + needs[1] <= self.margin.limit_bytes
 
     def change(self, settings: dict[str, str], costs: str) -> OomChange | None:
-        """The change as the model sees it, with what it still misses; None without a model of it."""
+        """The change with its predicted and missing bytes; None without a model of it."""
         changed = self.turned(settings)
         needs = None if changed is None else changed.needs()
         if needs is None:
@@ -127,17 +183,17 @@ def changes(wanted: Wanted, fixes: list[Fix]) -> list[OomChange]:
 
 
 def is_enough(change: OomChange) -> bool:
-    """Whether the memory model says that the run fits with it."""
+    """True if by the memory model the run fits with the change."""
     return change.predicted_bytes is not None and change.missing_bytes is None
 
 
 def unpredicted(fix: Fix) -> OomChange:
-    """The change where there is nothing but an estimate."""
+    """The change with an estimate instead of a prediction."""
     return OomChange(settings={fix.knob: fix.value}, saves=fix.saves, costs=fix.costs)
 
 
 def predict(model_of: ModelOf, spec: RunSpec, ranks: int) -> Prediction | None:
-    """What the spec needs on its fullest rank; None without a model, or where its memory is not predicted."""
+    """Predict the spec's fullest rank; None without a model, or if its memory is not predicted."""
     try:
         model = model_of(spec)
         return None if model is None else model.predict(spec, ranks)
@@ -146,14 +202,13 @@ def predict(model_of: ModelOf, spec: RunSpec, ranks: int) -> Prediction | None:
 
 
 def candidates(spec: RunSpec, device: str, phase: str | None = None) -> list[RunSpec]:
-    """The specs whose memory models tell which changes are enough; a trace of each is worth having."""
+    """Return the specs of all single changes, each worth a trace."""
     singles = [{fix.knob: fix.value} for fix in _turned(spec, device, phase)]
     return _specs(spec, singles)
 
 
 def combined(spec: RunSpec, device: str, phase: str | None = None) -> list[RunSpec]:
-    """The specs of several changes at once, and of a knob turned further, worth a trace where no single change is
-    enough: the strongest first."""
+    """Return the specs of several changes at once, the strongest first, worth a trace if no single change is enough."""
     fixes = _turned(spec, device, phase)
     shorter = [{fix.knob: value} for fix in fixes if fix.knob == "seq_len" for value in _halves(fix)[1:]]
     pairs = [{one.knob: one.value, other.knob: other.value} for one, other in _different(fixes)]
@@ -181,7 +236,7 @@ def _different(fixes: Iterable[Fix]) -> Iterator[tuple[Fix, Fix]]:
 
 
 def _halves(fix: Fix) -> list[str]:
-    """The value of a shorter sequence, and its halves down to the shortest proposed."""
+    """The shorter sequence and its halves down to the shortest proposed."""
     values = [int(fix.value)]
     while values[-1] // 2 >= LEAST_SEQ_LEN:
         values.append(values[-1] // 2)
@@ -189,8 +244,10 @@ def _halves(fix: Fix) -> list[str]:
 
 
 def _strongest(fixes: Iterable[Fix]) -> list[dict[str, str]]:
-    """Every knob but the batch turned as far as it goes, with each optimizer that takes less: which one of them leads
-    to the lowest peak depends on the model. A shorter sequence would be another task."""
+    """Every knob but batch and sequence turned as far as it goes, once with each smaller optimizer.
+
+    The optimizer of the lowest peak depends on the model. A shorter sequence would be another task.
+    """
     ordered = sorted((fix for fix in fixes if fix.knob not in ("batch_size", "seq_len")), key=cost_of)
     others = {fix.knob: fix.value for fix in ordered if fix.knob != "optimizer"}
     optimizers = [{fix.knob: fix.value} for fix in reversed(ordered) if fix.knob == "optimizer"] or [{}]
@@ -198,7 +255,7 @@ def _strongest(fixes: Iterable[Fix]) -> list[dict[str, str]]:
 
 
 def _by_one(wanted: Wanted, fix: Fix) -> tuple[list[OomChange], bool]:
-    """The change as far as it is known, and whether there is a model to say so. A sequence is halved until it fits."""
+    """The predicted change, and True if there is a model of it. A sequence is halved until it fits."""
     if fix.knob == "batch_size":
         keeping, is_known = _smaller_batch(wanted)
         return [*keeping, *_largest_batch(wanted, keeping)], is_known
@@ -214,7 +271,7 @@ def _by_one(wanted: Wanted, fix: Fix) -> tuple[list[OomChange], bool]:
 
 
 def _smaller_batch(wanted: Wanted) -> tuple[list[OomChange], bool]:
-    """The largest batch that fits and divides the global batch, which accumulation then keeps."""
+    """The largest batch that fits and divides the global batch, which accumulation keeps; True if there is a model."""
     batch, accumulation = _batch_of(wanted.spec)
     most = _most(wanted)
     if most is None:
@@ -230,7 +287,7 @@ def _smaller_batch(wanted: Wanted) -> tuple[list[OomChange], bool]:
 
 
 def _most(wanted: Wanted) -> int | None:
-    """The largest smaller batch that fits; None without a model, and for a strategy whose memory is not predicted."""
+    """The largest smaller batch that fits; None without a prediction."""
     if wanted.needs(1) is None:
         return None
     low, high = 0, _batch_of(wanted.spec)[0]
@@ -241,7 +298,7 @@ def _most(wanted: Wanted) -> int | None:
 
 
 def _largest_batch(wanted: Wanted, keeping: list[OomChange]) -> list[OomChange]:
-    """The largest batch that fits, where the one that keeps the global batch (in `keeping`) is much smaller."""
+    """The largest batch that fits, if the one that keeps the global batch (in `keeping`) is much smaller."""
     batch, accumulation = _batch_of(wanted.spec)
     most = min(_most(wanted) or 0, batch - 1)
     kept = max((int(change.settings["batch_size"]) for change in keeping), default=0)
@@ -258,7 +315,7 @@ def _batch_of(spec: RunSpec) -> tuple[int, int]:
 
 
 def _pairs(wanted: Wanted, fixes: list[Fix]) -> Iterator[OomChange]:
-    """Two changes together, of those of which none but a smaller batch is enough alone."""
+    """Yield two changes together, each not enough alone, or with a smaller batch."""
     for one, other in _different(fixes):
         if "batch_size" in (one.knob, other.knob):
             with_it = other if one.knob == "batch_size" else one
@@ -271,7 +328,7 @@ def _pairs(wanted: Wanted, fixes: list[Fix]) -> Iterator[OomChange]:
 
 
 def _with_smaller_batch(wanted: Wanted, settings: dict[str, str], costs: str) -> list[OomChange]:
-    """These settings and as small a batch as they still need."""
+    """These settings with the largest batch that fits."""
     turned = wanted.turned(settings)
     found, _ = ([], False) if turned is None else _smaller_batch(turned)
     return [
@@ -280,7 +337,7 @@ def _with_smaller_batch(wanted: Wanted, settings: dict[str, str], costs: str) ->
 
 
 def _all_together(wanted: Wanted, fixes: list[Fix]) -> list[OomChange]:
-    """Every knob but the sequence turned as far as it goes, and the batch as far down as that still needs."""
+    """Every knob but the sequence turned as far as it goes, with the largest batch that fits."""
     found: list[OomChange] = []
     for settings in _strongest(fixes):
         costs = "; ".join(fix.costs for fix in fixes if settings.get(fix.knob) == fix.value)
@@ -293,7 +350,7 @@ def _all_together(wanted: Wanted, fixes: list[Fix]) -> list[OomChange]:
 
 
 def _shorter_together(wanted: Wanted, fixes: list[Fix]) -> list[OomChange]:
-    """Every knob turned as far as it goes, with the longest sequence that then fits, or else the shortest known of."""
+    """Every knob turned as far as it goes, with the longest sequence that fits, else the shortest."""
     found: list[OomChange] = []
     settings = next(iter(_strongest(fixes)), {})
     shorter = [(fix, value) for fix in fixes if fix.knob == "seq_len" for value in _halves(fix)[1:]]

@@ -1,4 +1,4 @@
-"""Why memory ran out, as far as records and the memory model tell; `oom_changes` says what would make the run fit."""
+"""Explain why memory ran out, from the records and the memory model; `oom_changes` finds changes that make it fit."""
 
 from __future__ import annotations
 
@@ -6,8 +6,15 @@ import re
 from collections.abc import Iterable, Iterator
 
 from trainfast_runner.memory.oom_advice import MODEL_PHASE, OPTIMIZER_PHASE, UNITS, bytes_after, cheapest
-from trainfast_runner.memory.oom_changes import MOST_CHANGES, ModelOf, Wanted, changes, predict, unpredicted
-from trainfast_runner.memory.oom_margin import margin_of
+from trainfast_runner.memory.oom_changes import (
+    MOST_CHANGES,
+    ModelOf,
+    Wanted,
+    changes,
+    margin_of,
+    predict,
+    unpredicted,
+)
 from trainfast_runner.memory.prediction import Prediction
 from trainfast_runner.records.result import OomExplanation, RunError
 from trainfast_runner.records.run_file import Event, RunFile
@@ -21,7 +28,7 @@ GROWS = {
     "backward": ("activations", "grads", "temporary", "communication"),
     OPTIMIZER_PHASE: ("optimizer", "temporary", "communication"),
 }
-"""What grows in each phase; the rest stands there from before. The first is what grows most as a rule."""
+"""Categories that grow in each phase, the usually largest first; the others exist before it."""
 
 
 def explain(
@@ -35,22 +42,22 @@ def explain(
     held_bytes: int | None = None,
     in_first_step: bool = False,
 ) -> OomExplanation:
-    """What is to be said of a run that died of memory. `held_bytes` is what the rank says it held by then.
+    """Explain a run that ran out of memory. `held_bytes` is the memory the rank recorded at the end.
 
-    `model_of` gives the memory model of a spec, or None where it has not been traced; it may raise UserError where
-    there can be none. `parameters` are the worker's sizes of the model (`parameters`, `layers`, ...), for the
-    estimates that stand in where there is no model. `in_first_step`: no step had ended.
+    `model_of` returns the memory model of a spec, None if it is not traced, or raises UserError if there can be none.
+    `parameters` are the worker's sizes of the model (`parameters`, `layers`, ...), for estimates without a model.
+    `in_first_step`: no step had ended.
     """
     spec = of_record(run)
     phase = error.phase if error is not None else None
-    said = reason or (error.message if error is not None else None) or ""
-    limit = _limit(run, error, said)
+    message = reason or (error.message if error is not None else None) or ""
+    limit = _limit(run, error, message)
     prediction = predict(model_of, spec, run.world_size)
     grown, grown_bytes = _grown(prediction, phase)
     needed = _needed(run, prediction)
-    asked = bytes_after("allocate", said)
+    asked = bytes_after("allocate", message)
     untouched = _untouched(run, limit, held_bytes, asked)
-    fixes = cheapest(spec.knobs, run.device, phase, said, limit, parameters or {}, most=None)
+    fixes = cheapest(spec.knobs, run.device, phase, message, limit, parameters or {}, most=None)
     return OomExplanation(
         phase=phase,
         rank=error.rank if error is not None else None,
@@ -61,8 +68,8 @@ def explain(
         asked_bytes=None if asked is None else int(asked),
         needed_bytes=needed,
         limit_bytes=limit,
-        missing_bytes=_missing(needed, limit, said, held_bytes, is_set=bool(run.memory_limit_bytes)),
-        others=list(_others(run, events, said)),
+        missing_bytes=_missing(needed, limit, message, held_bytes, is_set=bool(run.memory_limit_bytes)),
+        others=list(_others(run, events, message)),
         changes=(
             [unpredicted(fix) for fix in fixes[:MOST_CHANGES]]
             if limit is None
@@ -80,46 +87,46 @@ def explain(
     )
 
 
-def _limit(run: RunFile, error: RunError | None, said: str) -> int | None:
-    """What the allocator of the rank that died could have had: its limit, or on a GPU what the error says."""
+def _limit(run: RunFile, error: RunError | None, message: str) -> int | None:
+    """The most the failed rank's allocator could have: its limit, or on a GPU the figures of the error; else None."""
     if run.memory_limit_bytes:
         rank = (error.rank if error is not None else None) or 0
         return run.memory_limit_bytes[min(rank, len(run.memory_limit_bytes) - 1)]
     if isinstance(run.knobs.get("memory_limit"), str):
         return min(parse_bytes_per_rank(run.knobs["memory_limit"]))
     # torch's own sentence: "... of which X is free. ... Y is allocated by PyTorch, and Z is reserved by PyTorch but".
-    free, allocated = bytes_after("of which", said), _bytes_before("is allocated by PyTorch", said)
+    free, allocated = bytes_after("of which", message), _bytes_before("is allocated by PyTorch", message)
     if free is None or allocated is None:
         return None
-    return int(free + allocated + (_bytes_before("is reserved by PyTorch but unallocated", said) or 0))
+    return int(free + allocated + (_bytes_before("is reserved by PyTorch but unallocated", message) or 0))
 
 
 def _needed(run: RunFile, prediction: Prediction | None) -> int | None:
-    """What was predicted of the run when it began, as everything else on record of it says; else what is by now."""
+    """The prediction recorded when the run began; without one, the present prediction."""
     if run.predicted_bytes is not None:
         return run.predicted_bytes
     return prediction.total_bytes if prediction is not None else None
 
 
 def _untouched(run: RunFile, limit: int | None, held: int | None, asked: float | None) -> int | None:
-    """What the limit of a CPU counted beyond the memory held, at the least: stacks and blocks reserved, not touched.
+    """The least that a CPU's limit counted beyond the memory held: address space reserved and not touched.
 
-    RLIMIT_DATA refuses what would take the address space beyond it, so all but the request was in use.
+    RLIMIT_DATA refuses a request that would exceed it, so everything but the request was in use.
     """
     if run.device != "cpu" or limit is None or held is None or asked is None:
         return None
     return max(0, int(limit - held - asked))
 
 
-def _missing(needed: int | None, limit: int | None, said: str, held: int | None, *, is_set: bool) -> int | None:
-    """Of what the run needs by the prediction; else, at the least, of what was asked for when memory ended.
+def _missing(needed: int | None, limit: int | None, message: str, held: int | None, *, is_set: bool) -> int | None:
+    """Bytes missing by the prediction; else the least missing of the last request; None if nothing tells.
 
-    Under a limit that `is_set` for the run it does not matter how much the GPU has free.
+    Under a limit that `is_set` for the run the GPU's free memory does not matter.
     """
     if needed is not None and limit is not None and needed > limit:
         return needed - limit
-    asked = bytes_after("allocate", said)
-    free = None if is_set else bytes_after("of which", said)
+    asked = bytes_after("allocate", message)
+    free = None if is_set else bytes_after("of which", message)
     if free is None and limit is not None and held is not None:
         free = float(limit - held)
     return int(asked - free) if asked is not None and free is not None and asked > free else None
@@ -138,10 +145,10 @@ def _grown(prediction: Prediction | None, phase: str | None) -> tuple[str | None
     return grown, sizes[grown]
 
 
-def _others(run: RunFile, events: Iterable[Event], said: str) -> Iterator[str]:
-    """Who else held memory of the device, from the error's own words, the start of the run, and its events."""
+def _others(run: RunFile, events: Iterable[Event], message: str) -> Iterator[str]:
+    """Other processes that held memory of the device: by the error's message, the start of the run, and its events."""
     named: set[int] = set()
-    for pid, size, unit in re.findall(r"Process (\d+) has (\d[\d.]*) (KiB|MiB|GiB) memory in use", said):
+    for pid, size, unit in re.findall(r"Process (\d+) has (\d[\d.]*) (KiB|MiB|GiB) memory in use", message):
         named.add(int(pid))
         yield f"process {pid} held {size} {unit}"
     for process in run.foreign_processes:
@@ -155,6 +162,6 @@ def _others(run: RunFile, events: Iterable[Event], said: str) -> Iterator[str]:
             yield event.detail or f"process {event.pid} appeared"
 
 
-def _bytes_before(words: str, said: str) -> float | None:
-    found = re.search(rf"(\d[\d.]*) (KiB|MiB|GiB) {words}", said)
+def _bytes_before(words: str, message: str) -> float | None:
+    found = re.search(rf"(\d[\d.]*) (KiB|MiB|GiB) {words}", message)
     return None if found is None else float(found[1]) * UNITS[found[2]]

@@ -1,9 +1,8 @@
-"""What the stages of a pipeline hold: the course of one process's step, cut at the blocks and put in the schedule's
-order.
+"""Memory of pipeline stages: one process's timeline, cut at the blocks and put in the schedule's order.
 
 A stage keeps its part of the weights, gradients and states, and the activations of the micro-batches it has run forward
-and not yet backward. torch's `PipelineStage` besides keeps a buffer for each micro-batch's input and for the gradient
-of its output, and the last one the logits until their backward.
+and not yet backward. torch's `PipelineStage` also keeps a buffer for each micro-batch's input and for the gradient of
+its output, and the last stage the logits until their backward.
 """
 
 from __future__ import annotations
@@ -24,8 +23,8 @@ from trainfast_runner.memory.timeline import (
     PARAMS,
     TEMPORARY,
     TRACED_MICROS,
-    Stack,
-    Stretch,
+    BlockStack,
+    Segment,
     Vector,
     moments,
 )
@@ -35,8 +34,8 @@ AHEAD = 2
 """Forwards that an interleaved rank runs ahead for each rank behind it (`_get_warmup_ops` of torch's schedules)."""
 
 
-class Stage(msgspec.Struct, frozen=True):
-    """Blocks `begin` up to `end`, and elements of all its parameters and of the largest."""
+class StageCut(msgspec.Struct, frozen=True):
+    """Blocks from `begin` to before `end`, and elements of all its parameters and of the largest."""
 
     begin: int
     end: int
@@ -44,14 +43,14 @@ class Stage(msgspec.Struct, frozen=True):
     largest: int
 
 
-class Pipeline(msgspec.Struct, frozen=True):
+class PipelineCut(msgspec.Struct, frozen=True):
     """How the worker cuts the model. `tied` elements are on the first and on the last stage.
 
-    `hidden` and `output` are elements a sample of what passes between stages and of the logits, which the last stage
-    computes, or `head`.
+    `hidden` and `output` are elements per sample of the tensors between stages and of the logits, which stage `head`
+    computes (None: the last).
     """
 
-    stages: list[Stage]
+    stages: list[StageCut]
     tied: int
     hidden: int
     output: int
@@ -66,35 +65,35 @@ class Action(NamedTuple):
 
 
 class _Pass(NamedTuple):
-    """Live bytes above those before it: at its peak, and once it is done."""
+    """Live bytes of a pass above those before it: at its peak, and at its end."""
 
     peak: Vector
     delta: Vector
 
 
 class Peaks(NamedTuple):
-    """The fullest stage in each phase: bytes by CATEGORIES, and which rank of the pipeline it is."""
+    """Bytes by CATEGORIES of the fullest stage in each phase, and that stage's rank in the pipeline."""
 
     phases: dict[str, tuple[float, ...]]
     ranks: dict[str, int]
 
 
 def stage_count(knobs: Mapping[str, Any]) -> int:
-    """Into how many stages the model is cut."""
+    """Number of stages the model is cut into."""
     if knobs["strategy"] == SPREAD:
         return devices_of(knobs)
     return int(knobs["pp_degree"]) * SCHEDULES[str(knobs["pp_schedule"])].stages_per_rank
 
 
 def _as_one_pipeline(knobs: Mapping[str, Any]) -> Mapping[str, Any]:
-    """`naive-mp` is a pipeline without a schedule: the whole batch goes through all stages, and back."""
+    """Describe `naive-mp` as a pipeline without a schedule: the whole batch goes through all stages, and back."""
     if knobs["strategy"] != SPREAD:
         return knobs
     return {**knobs, "pp_degree": devices_of(knobs), "pp_schedule": "gpipe", "micro_batches": 1}
 
 
 def order(schedule: str, rank: int, degree: int, micro_batches: int) -> list[Action]:
-    """What a rank does in one step of the schedule; its waiting takes no memory."""
+    """Return a rank's actions in one step of the schedule."""
     if schedule == "gpipe":
         return [Action(0, False)] * micro_batches + [Action(0, True)] * micro_batches
     held = SCHEDULES[schedule].stages_per_rank
@@ -118,9 +117,13 @@ def order(schedule: str, rank: int, degree: int, micro_batches: int) -> list[Act
 
 
 def peaks(
-    whole: Whole, stretches: list[Stretch], optimizer_peak: list[float], cut: Pipeline | None, knobs: Mapping[str, Any]
+    whole: Whole,
+    segments: list[Segment],
+    optimizer_peak: list[float],
+    cut: PipelineCut | None,
+    knobs: Mapping[str, Any],
 ) -> Peaks:
-    """Each phase's peak with the fullest stage. Raises UserError for a model that was not traced for its stages."""
+    """Return each phase's peak of the fullest stage. Raises UserError for a model not traced for its stages."""
     count = stage_count(knobs)
     if cut is None or len(whole.stacks) != 1 or len(cut.stages) != count:
         raise UserError(
@@ -131,7 +134,7 @@ def peaks(
     phases: dict[str, tuple[float, ...]] = {}
     ranks: dict[str, int] = {}
     for rank in range(degree):
-        held = _Rank(whole, stretches, cut, knobs, rank)
+        held = _Rank(whole, segments, cut, knobs, rank)
         for phase, found in (
             ("forward_backward", held.forward_backward()),
             ("optimizer", held.optimizer(optimizer_peak)),
@@ -145,10 +148,10 @@ class _Rank:
     """One rank of the pipeline."""
 
     def __init__(
-        self, whole: Whole, stretches: list[Stretch], cut: Pipeline, knobs: Mapping[str, Any], rank: int
+        self, whole: Whole, segments: list[Segment], cut: PipelineCut, knobs: Mapping[str, Any], rank: int
     ) -> None:
         self.whole, self.cut, self.rank = whole, cut, rank
-        self.stretches = stretches
+        self.segments = segments
         self.schedule, self.degree = str(knobs["pp_schedule"]), int(knobs["pp_degree"])
         self.micro_batches, self.accumulation = int(knobs["micro_batches"]), int(knobs["grad_accum"])
         self.size = int(knobs["batch_size"]) / self.micro_batches
@@ -197,7 +200,7 @@ class _Rank:
         return self._passes[key]
 
     def _forward(self, slot: int) -> _Pass:
-        """What a forward keeps is what its backward lets go of: casts of weights go with the stage's own autocast."""
+        """A forward keeps what its backward frees; casts of weights go with the stage's own autocast."""
         number = self.numbers[slot]
         before, blocks, after = self._parts(number, "forward", 1)
         peak, _ = self._run(number, [*(before if number == 0 else []), *blocks, *(after if self._head(number) else [])])
@@ -207,40 +210,40 @@ class _Rank:
     def _backward(self, slot: int, micro: int) -> _Pass:
         number = self.numbers[slot]
         after, blocks, before = self._parts(number, "backward", micro)
-        width, start, course = self.whole.width, NOTHING, [*blocks, *(before if number == 0 else [])]
+        width, start, segments = self.whole.width, NOTHING, [*blocks, *(before if number == 0 else [])]
         logits = 0.0
         if self._head(number):
             # The head's gradient does not wait for that of the embedding it is tied to, which is elsewhere.
             tied = width * self.cut.tied
             own = _vector({TEMPORARY: -tied, GRADS: tied if micro == 1 else 0.0})
-            course = [*after, Stretch("backward", micro, "", [], (own, NOTHING)), *course]
+            segments = [*after, Segment("backward", micro, "", [], (own, NOTHING)), *segments]
             if not self.spread:
                 # torch's `PipelineStage` keeps them.
                 logits = self.size * self.cut.output * self.logit_bytes
         else:
             start = _vector({TEMPORARY: self.size * width * self.cut.hidden})
-        peak, end = self._run(number, course, start)
+        peak, end = self._run(number, segments, start)
         return _Pass(peak, _vector({ACTIVATIONS: end[ACTIVATIONS] - logits, GRADS: end[GRADS]}))
 
-    def _parts(self, number: int, phase: str, micro: int) -> tuple[list[Stretch], list[Stretch], list[Stretch]]:
-        """A traced micro-batch's stretches before the blocks, in those of a stage, and after them, as they run."""
-        traced = [stretch for stretch in self.stretches if stretch.phase == phase and stretch.micro == micro]
-        inside = [index for index, stretch in enumerate(traced) if stretch.place]
+    def _parts(self, number: int, phase: str, micro: int) -> tuple[list[Segment], list[Segment], list[Segment]]:
+        """A traced micro-batch's segments before the blocks, in a stage's blocks, and after them, as they run."""
+        traced = [segment for segment in self.segments if segment.phase == phase and segment.micro == micro]
+        inside = [index for index, segment in enumerate(traced) if segment.place]
         if not inside:
             raise UserError("this trace has no blocks to be cut between", key="strategy")
         kept = self._kept(number)
         blocks = [
-            msgspec.structs.replace(stretch, place=f"0:{index}")
+            msgspec.structs.replace(segment, place=f"0:{index}")
             for index, block in enumerate(kept)
-            for stretch in traced
-            if stretch.place == f"0:{block}"
+            for segment in traced
+            if segment.place == f"0:{block}"
         ]
         if phase == "backward":
             blocks.reverse()
         return traced[: inside[0]], blocks, traced[inside[-1] + 1 :]
 
     def _kept(self, number: int) -> list[int]:
-        """The traced blocks that stand for a stage's."""
+        """Indices of the traced blocks that stand for a stage's."""
         [stack], stage = self.whole.stacks, self.cut.stages[number]
         blocks = list(range(stage.begin, stage.end))
         if stack.kept == stack.count:
@@ -248,11 +251,11 @@ class _Rank:
         stands = [0 if block == 0 else stack.kept - 1 if block == stack.count - 1 else MIDDLE for block in blocks]
         return stands if len(stands) <= stack.kept else [stands[0], MIDDLE, stands[-1]]
 
-    def _run(self, number: int, course: list[Stretch], start: Vector = NOTHING) -> tuple[Vector, Vector]:
-        """The peak of some stretches, and what is alive after them."""
+    def _run(self, number: int, segments: list[Segment], start: Vector = NOTHING) -> tuple[Vector, Vector]:
+        """Live bytes of some segments: at their peak and at their end."""
         [stack], stage = self.whole.stacks, self.cut.stages[number]
-        cut = Stack(len(self._kept(number)), stack.sizes[stage.begin : stage.end])
-        found = [moment.live for moment in moments(course, [cut], start, self.size, TRACED_MICROS, TRACED_MICROS)]
+        cut = BlockStack(len(self._kept(number)), stack.sizes[stage.begin : stage.end])
+        found = [moment.live for moment in moments(segments, [cut], start, self.size, TRACED_MICROS, TRACED_MICROS)]
         return max(found, key=sum), found[-1]
 
     def _last(self, number: int) -> bool:
@@ -262,14 +265,14 @@ class _Rank:
         return number == self.cut.head if self.cut.head is not None else self._last(number)
 
     def _batches(self) -> float:
-        """Bytes of the batches themselves: every rank has all of a step's."""
-        data = [stretch.delta for stretch in self.stretches if stretch.phase == "data"]
+        """Bytes of the batches themselves; every rank has all of a step."""
+        data = [segment.delta for segment in self.segments if segment.phase == "data"]
         of_traced = sum(sum(fixed) + self.size * sum(each) for fixed, each in data)
         return of_traced * self.micro_batches * self.accumulation / TRACED_MICROS
 
     def _buffers(self) -> float:
-        """Bytes in which a stage is sent its inputs and the gradients of its outputs, one each for a micro-batch."""
-        # Of what `naive-mp` passes on only the copy of an input is besides: gradients come when they are used.
+        """Bytes of the buffers that receive a stage's inputs and the gradients of its outputs, one per micro-batch."""
+        # `naive-mp` only copies inputs: gradients come when they are used.
         ends = sum((number > 0) + (not self._last(number) and not self.spread) for number in self.numbers)
         return ends * self.micro_batches * self.size * self.cut.hidden * self.whole.width
 

@@ -1,4 +1,4 @@
-"""What was predicted of a run: before it began, or by a trace that landed while it started."""
+"""Look up a run's prediction: made before it began, or by a trace that finished while it started."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ if TYPE_CHECKING:
 
 
 def with_prediction(records: RunRecords) -> RunRecords:
-    """The records with a prediction, where `run.json` was written before there was one and there is one now.
+    """Add a prediction to the records if `run.json` was written before there was one.
 
-    Nothing is traced for it, and what the run itself took does not enter it: that is learnt only afterwards.
+    Nothing is traced for it, and the run itself has not corrected it yet.
     """
     run = records.run
     if run is None or run.predicted is not None:
@@ -29,7 +29,7 @@ def with_prediction(records: RunRecords) -> RunRecords:
 def predicted(
     spec: RunSpec, device: str, python: str | None, world_size: int, gpus: list[str]
 ) -> dict[str, Any] | None:
-    """What an earlier trace says of a run's memory on `gpus`, by name, as a `memory_model.Prediction`.
+    """Predict a run's memory on `gpus`, by name, from an earlier trace: a `Prediction` as a dict.
 
     None without a trace. Raises UserError.
     """
@@ -45,5 +45,5 @@ def _predicted(run: RunFile) -> dict[str, Any] | None:
     try:
         return predicted(of_record(run), run.device, run.python or None, run.world_size, run.device_names)
     except Exception:
-        # The end of a run does not depend on arithmetic about it, least of all on that of another version's knobs.
+        # The end of a run must not depend on arithmetic about it, least of all with another version's knobs.
         return None

@@ -1,4 +1,4 @@
-"""What is predicted of one run: the peak of the worst rank, by category and phase. All figures in bytes."""
+"""The prediction of one run: the peak of the fullest rank by category and phase, in bytes."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ PHASES = ("forward_backward", "optimizer")
 """The phases of a step whose peaks are measured apart, as in a step record's `phase_peaks`."""
 
 CATEGORIES = ("params", "grads", "optimizer", "activations", "temporary", "communication")
-"""What a peak is made of; a prediction has `NAME_bytes` of each."""
+"""Categories of a peak; a prediction has `NAME_bytes` of each."""
 
 
 class Prediction(msgspec.Struct, frozen=True, kw_only=True):
     """The peak of the fullest rank. `total_bytes` is the allocator's peak, the sum of all but `context_bytes`.
 
-    `phase` is the one the peak is in; `phases` has each one's categories (and `total`) at its own peak. Around the
+    `phase` is the phase of the peak; `phases` has each phase's categories (and `total`) at its own peak. Around the
     given batch size the peak is `fixed_bytes + batch_size * bytes_per_sample`. `context_bytes` (CUDA context and
-    kernels, outside the allocator) is None without a GPU. `basis` says in words what the figures rest on.
+    kernels, outside the allocator) is None without a GPU. `basis` describes the source of the figures.
     """
 
     total_bytes: int
@@ -35,9 +35,9 @@ class Prediction(msgspec.Struct, frozen=True, kw_only=True):
     attention: str = ""
     """The model's attention kernel, and why `attention=auto` takes it."""
     trace: str = ""
-    """The name of the trace it rests on."""
+    """The name of the underlying trace."""
     fullest: str = ""
-    """Which rank it is that has this peak, in words; empty where all ranks are alike."""
+    """The fullest rank in words; empty if all ranks are alike."""
     traced_bytes: dict[str, int] = {}
     """Each phase's peak before any correction by measured runs."""
 

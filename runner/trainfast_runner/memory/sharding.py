@@ -18,9 +18,9 @@ from trainfast_runner.memory.timeline import (
     OPTIMIZER,
     PARAMS,
     TEMPORARY,
+    BlockStack,
     Moment,
     Place,
-    Stack,
     Vector,
 )
 from trainfast_runner.worker.catalog import STRATEGIES
@@ -41,7 +41,7 @@ LOOP_SCRATCH = 2
 class Whole:
     """The model in one process, in bytes before the optimizer's step and in elements."""
 
-    stacks: list[Stack]
+    stacks: list[BlockStack]
     parameters: int
     standing: list[float]
     on_gpu: bool

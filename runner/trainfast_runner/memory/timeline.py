@@ -1,4 +1,4 @@
-"""The course of a step's live bytes as the tracer answers it, put together for any depth, batch and accumulation."""
+"""The timeline of a step's live bytes, put together from its traced segments for any depth, batch and accumulation."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ Vector = tuple[float, ...]
 """Bytes by category, in the order of TRACED."""
 
 TRACED = ("params", "grads", "optimizer", "activations", "temporary")
-"""The categories of a trace: what one process that shares nothing holds."""
+"""The categories of a trace, which is of one process that shares nothing."""
 PARAMS, GRADS, OPTIMIZER, ACTIVATIONS, TEMPORARY = range(len(TRACED))
 NOTHING: Vector = (0.0,) * len(TRACED)
 TRACED_MICROS = 2
-"""Micro-batches of a trace (`MICRO_BATCHES` of the worker's step_course.py)."""
+"""Micro-batches of a trace (`MICRO_BATCHES` of the worker's tracer)."""
 MIDDLE = 1
 """Index of the traced block that stands for all between the first and the last."""
 
 
-class Stack(msgspec.Struct, frozen=True):
+class BlockStack(msgspec.Struct, frozen=True):
     """A stack of blocks: parameters of each, and how many were traced (all of them, or first, middle and last)."""
 
     kept: int
@@ -32,11 +32,11 @@ class Stack(msgspec.Struct, frozen=True):
         return len(self.sizes)
 
 
-class Stretch(msgspec.Struct, frozen=True):
-    """A part of the step between two marks, as the worker's `memory_envelope.py` makes it.
+class Segment(msgspec.Struct, frozen=True):
+    """A part of the step between two marks.
 
-    `place` is the traced block as "STACK:INDEX", or empty outside of all. Each of `lines` is live bytes above the
-    stretch's start, fixed and for each sample; `delta` the same at its end.
+    `place` is the traced block as "STACK:INDEX", empty outside of all. Each of `lines` is live bytes above the
+    segment's start, fixed and per sample; `delta` is the same at its end.
     """
 
     phase: str
@@ -62,45 +62,50 @@ class Moment(NamedTuple):
     micro: int
     backward: bool
     unscaled: float
-    """Those of the activations that no sample adds to: weights cast by autocast."""
+    """Bytes of the activations that do not grow with the batch: weights cast by autocast."""
     is_last: bool = False
-    """Whether it is the end of the last backward."""
+    """True at the end of the last backward."""
 
 
 def moments(
-    stretches: list[Stretch], stacks: list[Stack], start: Vector, batch: float, micro_batches: int, traced_micros: int
+    segments: list[Segment],
+    stacks: list[BlockStack],
+    start: Vector,
+    batch: float,
+    micro_batches: int,
+    traced_micros: int,
 ) -> Iterator[Moment]:
-    """Every moment of forward and backward that may be the peak with `batch` samples a micro-batch, at last the end.
+    """Yield each moment of forward and backward that may be the peak with `batch` samples a micro-batch, then the end.
 
-    `start` is what is alive before the step. A trace has `traced_micros` micro-batches, of which the last stands for
-    all that follow it.
+    `start` is the live bytes before the step. A trace has `traced_micros` micro-batches; the last one stands for all
+    that follow it.
     """
     level, unscaled = start, 0.0
-    for stretch in stretches:
-        if stretch.micro > micro_batches:
+    for segment in segments:
+        if segment.micro > micro_batches:
             break
-        share = micro_batches / traced_micros if stretch.phase == "data" else 1.0
-        stack, copies, first = _where(stretch, stacks)
-        backward = stretch.phase == "backward"
-        delta = _at(stretch.delta, batch, share)
-        cast = stretch.delta[0][ACTIVATIONS] * share
-        peaks = [_at(line, batch, share) for line in stretch.lines]
+        share = micro_batches / traced_micros if segment.phase == "data" else 1.0
+        stack, copies, first = _where(segment, stacks)
+        backward = segment.phase == "backward"
+        delta = _at(segment.delta, batch, share)
+        cast = segment.delta[0][ACTIVATIONS] * share
+        peaks = [_at(line, batch, share) for line in segment.lines]
         for copy in dict.fromkeys((0, copies - 1)):
             place = None if stack is None else Place(stack, _index(first, copy, copies, backward), backward)
             base = _add(level, delta, copy)
             before = unscaled + copy * cast
-            yield Moment(base, place, stretch.micro, backward, before)
-            for (fixed, _), peak in zip(stretch.lines, peaks, strict=True):
-                yield Moment(_add(base, peak), place, stretch.micro, backward, before + fixed[ACTIVATIONS] * share)
+            yield Moment(base, place, segment.micro, backward, before)
+            for (fixed, _), peak in zip(segment.lines, peaks, strict=True):
+                yield Moment(_add(base, peak), place, segment.micro, backward, before + fixed[ACTIVATIONS] * share)
         level, unscaled = _add(level, delta, copies), unscaled + copies * cast
     yield Moment(level, None, micro_batches, True, unscaled, is_last=True)
 
 
-def _where(stretch: Stretch, stacks: list[Stack]) -> tuple[int | None, int, int]:
-    """The stack a stretch is in, how many blocks of the model it stands for, and the first of them."""
-    if not stretch.place:
+def _where(segment: Segment, stacks: list[BlockStack]) -> tuple[int | None, int, int]:
+    """The segment's stack (None outside of all), the number of model blocks it stands for, and the first of them."""
+    if not segment.place:
         return None, 1, 0
-    number, index = (int(part) for part in stretch.place.split(":"))
+    number, index = (int(part) for part in segment.place.split(":"))
     stack = stacks[number]
     if stack.kept == stack.count:
         return number, 1, index

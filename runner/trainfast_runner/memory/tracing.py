@@ -1,4 +1,4 @@
-"""From a run's spec to the memory model of it: remembered, or traced in the training Python."""
+"""Get a run's memory model: from the cache, or by a trace in the training Python."""
 
 from __future__ import annotations
 
@@ -16,26 +16,35 @@ import msgspec
 
 from trainfast_runner.errors import UserError
 from trainfast_runner.machine import training_python, worker_scripts
-from trainfast_runner.memory import corrections
+from trainfast_runner.memory.corrections import of_device
 from trainfast_runner.memory.model import MemoryModel
-from trainfast_runner.memory.parts import Asked, Course, Parts, Update, parts_of, remember, remembered
+from trainfast_runner.memory.parts import (
+    OptimizerTrace,
+    StepTrace,
+    Trace,
+    TraceRequest,
+    TraceRequests,
+    cache,
+    cached,
+    traces_of,
+)
 from trainfast_runner.memory.warm_tracer import WarmTracer
 from trainfast_runner.records.home import cache_directory
 from trainfast_runner.settings.spec import RunSpec
 
-Found = Course | Update | UserError
-"""Of a part that was asked for."""
+Found = Trace | UserError
+"""The answer to a request."""
 
 
 class Untraceable(UserError):
-    """The tracer cannot follow this model; the message says why. Memory is then known only by running."""
+    """Raised when the tracer cannot follow a model; the message says why. Its memory is then known only by running."""
 
 
 @dataclass(frozen=True)
 class Tracing:
-    """How far several traces are: parts `done` of `total`; the first that is missing, of which spec's, in words.
+    """Progress of several traces: `done` of `total`, and in words the first missing one, of the spec at `place`.
 
-    `importing` is the Python that is still importing the training stack, empty when the stack is there.
+    `importing` is the Python that is still importing the training stack, empty when that is done.
     """
 
     done: int
@@ -46,16 +55,16 @@ class Tracing:
 
 
 def cached_model(spec: RunSpec, device: str = "cpu", python: str | None = None) -> MemoryModel | None:
-    """The model of an earlier trace, at once; None where there is none. `device` is cpu or cuda."""
+    """The model of an earlier trace, at once; None if there is none. `device` is cpu or cuda."""
     return cached_models(device, python)(spec)
 
 
 def cached_models(
     device: str = "cpu", python: str | None = None, gpu: str | None = None
 ) -> Callable[[RunSpec], MemoryModel | None]:
-    """As `cached_model` for many specs of one moment: what is installed is looked at once, and a trace read once.
+    """As `cached_model` for many specs at once: installed packages and each trace are read once.
 
-    With what is known of a GPU of the name `gpu`, where one is named.
+    With the corrections of the GPU named `gpu`, if one is named.
     """
     try:
         executable = training_python.find(python)
@@ -63,16 +72,16 @@ def cached_models(
         return lambda spec: None
     there = training_python.installed(executable)
     found: dict[Path, Found] = {}
-    models: dict[Parts, MemoryModel] = {}
+    models: dict[TraceRequests, MemoryModel] = {}
 
     def model_of(spec: RunSpec) -> MemoryModel | None:
-        parts = parts_of(spec, device, executable, there=there)
-        if parts not in models:
-            _read([parts], found)
-            model = _model(parts, found, device)
+        traces = traces_of(spec, device, executable, there=there)
+        if traces not in models:
+            _read([traces], found)
+            model = _model(traces, found, device)
             if isinstance(model, MemoryModel):
-                models[parts] = model if gpu is None else model.on(gpu)
-        return models.get(parts)
+                models[traces] = model if gpu is None else model.on(gpu)
+        return models.get(traces)
 
     return model_of
 
@@ -86,14 +95,13 @@ def trace_model(
     on_traced: Callable[[Tracing], None] = lambda tracing: None,
     tracer: WarmTracer | None = None,
 ) -> MemoryModel:
-    """The cached model, or a new trace in the training Python: a few seconds. `gpus` as for `trace_models`.
+    """Return the cached model, or trace it in the training Python: a few seconds. `gpus` as for `trace_models`.
 
     Setting `given_up` ends the trace with worker_scripts.GivenUp: a trace must not take the CPU of a measured run.
-    Raises Untraceable where the tracer cannot follow the model, UserError where the model cannot be built at all.
+    Raises Untraceable if the tracer cannot follow the model, UserError if the model cannot be built at all.
     """
     executable = training_python.find(python)
-    parts = parts_of(spec, device, executable)
-    with _alone(parts):
+    with _alone(traces_of(spec, device, executable)):
         [(_, model)] = trace_models([spec], device, python, on_traced, given_up, gpus, tracer)
     if isinstance(model, UserError):
         raise model
@@ -109,24 +117,32 @@ def trace_models(
     gpus: Sequence[str] = (),
     tracer: WarmTracer | None = None,
 ) -> Iterator[tuple[int, MemoryModel | UserError]]:
-    """Each spec's place and its model, or the UserError that there is instead of it, as soon as it is there.
+    """Yield each spec's place and its model or UserError, as soon as it is ready.
 
-    What several have in common is traced once, all of it in one process of the training Python: that of `tracer`, or
-    one that is ended with the iterator. Raises worker_scripts.GivenUp once `given_up` is set.
+    <<<<<<< ours
+        What several have in common is traced once, all of it in one process of the training Python: that of `tracer`, or
+        one that is ended with the iterator. Raises worker_scripts.GivenUp once `given_up` is set.
+    ||||||| base
+        What several have in common is traced once, all of it in one process of the training Python: that of `tracer`, or
+        one that is ended with the iterator. Raises training_python.GivenUp once `given_up` is set.
+    =======
+        Specs share traces. All are made in one process of the training Python: that of `tracer`, or one that ends with the
+        iterator. Raises training_python.GivenUp once `given_up` is set.
+    >>>>>>> theirs
 
-    `gpus` are the UUIDs of the run's GPUs: the tracer sees them as the run does, and nothing of a GPU for a CPU. On a
-    GPU it holds a CUDA context as long as it traces, so nobody may measure that GPU's free memory meanwhile.
+        `gpus` are the UUIDs of the run's GPUs: the tracer sees them as the run does, and no GPU for a CPU. On a GPU it
+        holds a CUDA context while it traces, so nobody may measure that GPU's free memory meanwhile.
     """
     executable = training_python.find(python)
     there = training_python.installed(executable)
-    wanted = [parts_of(spec, device, executable, there=there) for spec in specs]
+    wanted = [traces_of(spec, device, executable, there=there) for spec in specs]
     found: dict[Path, Found] = {}
     _read(wanted, found)
     owed = dict(enumerate(wanted))
 
     def complete() -> Iterator[tuple[int, MemoryModel | UserError]]:
-        for place, parts in list(owed.items()):
-            if (model := _model(parts, found, device)) is not None:
+        for place, traces in list(owed.items()):
+            if (model := _model(traces, found, device)) is not None:
                 del owed[place]
                 yield place, model
 
@@ -140,68 +156,70 @@ def trace_models(
 
     environment = _environment(device, gpus)
     with closing(_traced(executable, requests, environment, given_up, imported, tracer)) as answers:
-        for asked, part in answers:
-            found[asked.file] = part
-            if not isinstance(part, UserError):
+        for asked, trace in answers:
+            found[asked.file] = trace
+            if not isinstance(trace, UserError):
                 with suppress(OSError):
-                    remember(asked, part)
+                    cache(asked, trace)
             on_traced(_progress(requests, found, wanted))
             yield from complete()
 
 
 def trace_anew(spec: RunSpec, device: str = "cpu", python: str | None = None, whole: bool = False) -> MemoryModel:
-    """A trace that neither reads nor writes the cache; `whole` traces every block. Raises as `trace_model`."""
+    """Trace without reading or writing the cache; `whole` traces every block. Raises as `trace_model`."""
     executable = training_python.find(python)
-    parts = parts_of(spec, device, executable, whole)
-    requests = _requests([parts], {})
-    found = {asked.file: part for asked, part in _traced(executable, requests, _environment(device, ()))}
-    model = _model(parts, found, device)
+    traces = traces_of(spec, device, executable, whole)
+    requests = _requests([traces], {})
+    found = {asked.file: trace for asked, trace in _traced(executable, requests, _environment(device, ()))}
+    model = _model(traces, found, device)
     if isinstance(model, UserError):
         raise model
     assert model is not None
     return model
 
 
-def _model(parts: Parts, found: Mapping[Path, Found], device: str) -> MemoryModel | UserError | None:
-    """Made of both parts, or the UserError with one of them; None where one is missing."""
-    course, update = found.get(parts.course.file), found.get(parts.update.file)
-    for part in (course, update):
-        if isinstance(part, UserError):
-            return part
-    if not isinstance(course, Course) or not isinstance(update, Update):
+def _model(traces: TraceRequests, found: Mapping[Path, Found], device: str) -> MemoryModel | UserError | None:
+    """Make the model of both traces, or return the UserError of one; None if one is missing."""
+    step, optimizer = found.get(traces.step.file), found.get(traces.optimizer.file)
+    for trace in (step, optimizer):
+        if isinstance(trace, UserError):
+            return trace
+    if not isinstance(step, StepTrace) or not isinstance(optimizer, OptimizerTrace):
         return None
     return MemoryModel(
         device=device,
-        parameter_sizes=course.parameter_sizes,
-        stacks=course.stacks,
-        stretches=course.stretches,
-        pipeline=course.pipeline,
-        before_optimizer=update.before_optimizer,
-        optimizer_peak=update.optimizer_peak,
-        library_bytes=course.library_bytes,
-        basis=_basis(course),
-        attention=course.attention,
-        trace=parts.name,
-        machine=corrections.of_device(device),
+        parameter_sizes=step.parameter_sizes,
+        stacks=step.stacks,
+        segments=step.segments,
+        pipeline=step.pipeline,
+        before_optimizer=optimizer.before_optimizer,
+        optimizer_peak=optimizer.optimizer_peak,
+        library_bytes=step.library_bytes,
+        basis=_basis(step),
+        attention=step.attention,
+        trace=traces.name,
+        corrections=of_device(device),
     )
 
 
-def _requests(wanted: list[Parts], found: Mapping[Path, Found]) -> list[tuple[Asked, dict[str, Any]]]:
-    """What is to be traced, each once, in the order of what it is for. An update waits for its model's course."""
-    requests: dict[Path, tuple[Asked, dict[str, Any]]] = {}
-    for parts in wanted:
-        course, update = parts.course, parts.update
-        if course.file not in found and course.file not in requests:
-            requests[course.file] = course, json.loads(course.request)
-        if update.file not in found and update.file not in requests:
-            known = found.get(course.file)
-            first = {"unused": known.unused} if isinstance(known, Course) else {"after": [*requests].index(course.file)}
-            requests[update.file] = update, {**json.loads(update.request), **first}
+def _requests(wanted: list[TraceRequests], found: Mapping[Path, Found]) -> list[tuple[TraceRequest, dict[str, Any]]]:
+    """The missing traces, each once, in the order of `wanted`. An optimizer's waits for its model's step."""
+    requests: dict[Path, tuple[TraceRequest, dict[str, Any]]] = {}
+    for traces in wanted:
+        step, optimizer = traces.step, traces.optimizer
+        if step.file not in found and step.file not in requests:
+            requests[step.file] = step, json.loads(step.request)
+        if optimizer.file not in found and optimizer.file not in requests:
+            known = found.get(step.file)
+            first = (
+                {"unused": known.unused} if isinstance(known, StepTrace) else {"after": [*requests].index(step.file)}
+            )
+            requests[optimizer.file] = optimizer, {**json.loads(optimizer.request), **first}
     return [*requests.values()]
 
 
 def _progress(
-    requests: list[tuple[Asked, dict[str, Any]]], found: Mapping[Path, Found], wanted: list[Parts]
+    requests: list[tuple[TraceRequest, dict[str, Any]]], found: Mapping[Path, Found], wanted: list[TraceRequests]
 ) -> Tracing:
     missing = [(asked, request) for asked, request in requests if asked.file not in found]
     done = len(requests) - len(missing)
@@ -212,7 +230,7 @@ def _progress(
     words = f"forward and backward, {knobs['precision']}, checkpointing {knobs.get('checkpointing')}"
     if request["part"] == "update":
         words = f"the optimizer's step, {knobs['optimizer']}"
-    place = next(place for place, parts in enumerate(wanted) if asked in (parts.course, parts.update))
+    place = next(place for place, traces in enumerate(wanted) if asked in (traces.step, traces.optimizer))
     return Tracing(done, len(requests), place, words)
 
 
@@ -226,13 +244,13 @@ def _environment(device: str, gpus: Sequence[str]) -> dict[str, str]:
 
 def _traced(
     executable: str,
-    requests: list[tuple[Asked, dict[str, Any]]],
+    requests: list[tuple[TraceRequest, dict[str, Any]]],
     environment: dict[str, str],
     given_up: threading.Event | None = None,
     on_imported: Callable[[], None] = lambda: None,
     tracer: WarmTracer | None = None,
-) -> Generator[tuple[Asked, Found]]:
-    """Each part as soon as it is traced; where the process fails, what it still owed has its problem."""
+) -> Generator[tuple[TraceRequest, Found]]:
+    """Yield each trace as soon as it is made; if the process fails, the missing ones get its UserError."""
     if not requests:
         return
     owed = dict(enumerate(asked for asked, _ in requests))
@@ -247,7 +265,7 @@ def _traced(
                     continue
                 asked = owed.pop(answer.pop("request"))
                 try:
-                    yield asked, _understood(answer, Update if "optimizer_peak" in answer else Course)
+                    yield asked, _decoded(answer, OptimizerTrace if "optimizer_peak" in answer else StepTrace)
                 except UserError as problem:
                     yield asked, problem
     except worker_scripts.GivenUp:
@@ -256,7 +274,7 @@ def _traced(
         yield from ((asked, problem) for asked in owed.values())
 
 
-def _understood(answer: dict[str, Any], kind: type[Course] | type[Update]) -> Course | Update:
+def _decoded(answer: dict[str, Any], kind: type[StepTrace] | type[OptimizerTrace]) -> Trace:
     if answer.get("error"):
         raise training_python.model_problem(answer["error"])
     if answer.get("untraceable"):
@@ -268,19 +286,21 @@ def _understood(answer: dict[str, Any], kind: type[Course] | type[Update]) -> Co
         raise Untraceable(f"the tracer's answer is not understood: {error}", key="model") from None
 
 
-def _read(wanted: list[Parts], found: dict[Path, Found]) -> None:
-    """Add what earlier traces left of these parts, and is not there yet."""
-    for parts in wanted:
-        if parts.course.file not in found and (course := remembered(parts.course, Course)) is not None:
-            found[parts.course.file] = course
-        if parts.update.file not in found and (update := remembered(parts.update, Update)) is not None:
-            found[parts.update.file] = update
+def _read(wanted: list[TraceRequests], found: dict[Path, Found]) -> None:
+    """Add the cached traces to `found`."""
+    for traces in wanted:
+        if traces.step.file not in found and (step := cached(traces.step, StepTrace)) is not None:
+            found[traces.step.file] = step
+        if traces.optimizer.file not in found:
+            optimizer = cached(traces.optimizer, OptimizerTrace)
+            if optimizer is not None:
+                found[traces.optimizer.file] = optimizer
 
 
 @contextmanager
-def _alone(parts: Parts) -> Iterator[None]:
-    """Of two that want the same trace one makes it and the other waits; the lock goes with its holder."""
-    file = cache_directory() / "traced" / f"{parts.name}.lock"
+def _alone(traces: TraceRequests) -> Iterator[None]:
+    """Hold the trace's lock: of two processes that want the same trace one makes it and the other waits."""
+    file = cache_directory() / "traced" / f"{traces.name}.lock"
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
         fd = os.open(file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -294,9 +314,9 @@ def _alone(parts: Parts) -> Iterator[None]:
         os.close(fd)
 
 
-def _basis(course: Course) -> str:
-    """In words: what was traced, and what was put together from it."""
-    shortened = [stack for stack in course.stacks if stack.kept < stack.count]
+def _basis(step: StepTrace) -> str:
+    """Say in words what was traced and what was put together from it."""
+    shortened = [stack for stack in step.stacks if stack.kept < stack.count]
     if not shortened:
         return "a step of the whole model traced without memory"
     layers = " + ".join(f"{stack.count}" for stack in shortened)

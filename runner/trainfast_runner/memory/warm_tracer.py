@@ -1,7 +1,7 @@
-"""A process of the training Python that has imported the training stack, and traces one batch after another.
+"""A process of the training Python that has imported the training stack and makes one batch of traces after another.
 
-It is started by the first trace and ends with us: it reads our end of a pipe, which the kernel closes however we end.
-Each batch brings its own GPUs, so one process serves runs on any of them.
+The first trace starts it, and it ends with us: it reads a pipe whose other end the kernel closes when we end. One
+process serves runs on any GPUs: each batch of traces brings its own.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ from trainfast_runner.machine.worker_scripts import (
 )
 
 CANCELLED_WITHIN_S = 2.0
-"""A trace that does not end within this time after it was cancelled is ended with its process."""
+"""A cancelled trace that does not end within this time is ended with its process."""
 CHUNK = 1 << 20
 DEVICE_VARIABLES = tuple(visible_to(()))
 
 
 class WarmTracer:
-    """Answers as `worker_scripts.ask_each` does, from one process that stays. For use by several threads."""
+    """Answers as `worker_scripts.ask_each` does, from one process that stays. Safe for several threads."""
 
     def __init__(self) -> None:
         self._turn = threading.Lock()
@@ -57,10 +57,10 @@ class WarmTracer:
         given_up: threading.Event,
         environment: Mapping[str, str] | None = None,
     ) -> Generator[dict[str, Any]]:
-        """The answer to each of `arguments`, JSON for trace_memory.py, as soon as it is there.
+        """Yield the answer to each of `arguments`, JSON for trace_memory.py, as soon as it arrives.
 
-        Before the first answer of a new process comes `{"imported": true}`. Closing the iterator or setting `given_up`
-        ends the trace, not the process. Raises UserError where an answer fails to come, GivenUp.
+        A new process first yields `{"imported": true}`. Closing the iterator or setting `given_up` ends the trace, not
+        the process. Raises UserError when an answer fails to come, GivenUp.
         """
         while not self._turn.acquire(timeout=LOOK_EVERY_S):
             if given_up.is_set():
@@ -77,7 +77,7 @@ class WarmTracer:
     def close(self) -> None:
         """End the process. The next trace starts a new one."""
         if not self._turn.acquire(timeout=CANCELLED_WITHIN_S):
-            return  # whoever traces was told to give up; at the latest the process ends with us
+            return  # the tracing thread was told to give up; the process ends with us at the latest
         try:
             self._end_server()
         finally:
@@ -89,7 +89,7 @@ class WarmTracer:
             server.end()
 
     def _server_for(self, executable: str, variables: Mapping[str, str]) -> _Server:
-        """The process that is there, or a new one where it died or what it has imported has been changed."""
+        """The live process, or a new one if it died or the packages it imported have changed."""
         key = (executable, variables, training_python.installed(executable))
         if self._server is not None and self._server.key == key and self._server.is_alive():
             return self._server
@@ -108,7 +108,7 @@ class _Server:
         self._batch = 0
         self._begun, self._unsent = b"", b""
         self._done = 0
-        """The newest batch of which nothing runs any more."""
+        """The newest batch that is over."""
         self._lines: list[dict[str, Any]] = []
         self._complaints = TemporaryFile()  # noqa: SIM115 - open as long as the process
         try:
@@ -129,7 +129,7 @@ class _Server:
     def answers(
         self, requests: list[dict[str, Any]], devices: Mapping[str, str | None], given_up: threading.Event
     ) -> Generator[dict[str, Any]]:
-        """As `WarmTracer.ask_each`, with `devices` as DEVICE_VARIABLES. Cancels what is owed when this ends."""
+        """As `WarmTracer.ask_each`, with `devices` as DEVICE_VARIABLES. Cancels missing answers when closed."""
         self._batch += 1
         batch, owed = self._batch, len(requests)
 
@@ -162,7 +162,7 @@ class _Server:
         self._complaints.close()
 
     def _cancel(self, batch: int) -> None:
-        """Return when nothing is traced any more. An import that is under way can only be ended with the process."""
+        """End the batch's traces. A running import can only be ended with the process."""
         if not self.imported or not self.is_alive():
             return self.end()
         deadline = time.monotonic() + CANCELLED_WITHIN_S
@@ -173,7 +173,7 @@ class _Server:
         return None
 
     def _new_lines(self) -> list[dict[str, Any]] | None:
-        """The lines that come within LOOK_EVERY_S, after sending what the pipe takes; None once the process ended."""
+        """Send what the pipe takes and return the lines that come within LOOK_EVERY_S; None once the process ended."""
         readable, writable, _ = select.select([self._stdout], [self._stdin] if self._unsent else [], [], LOOK_EVERY_S)
         if writable:
             with suppress(BlockingIOError, BrokenPipeError):

@@ -38,7 +38,6 @@ from trainfast_runner.search.journal import (
     Proof,
     Resumed,
     SearchJournal,
-    exclusive,
     read_journal,
 )
 from trainfast_runner.search.limits import limited

@@ -12,8 +12,8 @@ from trainfast_tui.text.format import plain
 from trainfast_tui.text.memory import CATEGORIES, PHASES, short
 
 if TYPE_CHECKING:
-    from trainfast_runner.memory.fitting import Fit
-    from trainfast_runner.memory.predict_rows import Answer, Asked
+    from trainfast_runner.memory.fitting import PredictedFit
+    from trainfast_runner.memory.predict_rows import PredictedRow, RunToPredict
     from trainfast_runner.memory.tracing import Tracing
     from trainfast_tui.cli.output import GrowingTable
 
@@ -44,7 +44,7 @@ def run(arguments: argparse.Namespace) -> int:
     Return 3 if `memory_limit` is below the parameters' own memory.
     """
     from trainfast_runner.memory import corrections
-    from trainfast_runner.memory.predict_rows import answers, asked_for
+    from trainfast_runner.memory.predict_rows import predict_rows, runs_to_predict
     from trainfast_runner.records.run_file import SCHEMA
     from trainfast_tui.cli.output import print_json
     from trainfast_tui.cli.progress import progress_when_slow
@@ -53,9 +53,9 @@ def run(arguments: argparse.Namespace) -> int:
     began = time.monotonic()
     if (damage := corrections.trouble()) is not None:
         print(f"trainfast-tui: {plain(damage)}", file=sys.stderr)
-    asked = asked_for(arguments.preset, arguments.settings)
+    asked = runs_to_predict(arguments.preset, arguments.settings)
     table = _Table(asked) if len(asked) > 1 and not arguments.json else None
-    found: dict[int, Answer] = {}
+    found: dict[int, PredictedRow] = {}
 
     def heard(tracing: Tracing) -> None:
         if tracing.importing:
@@ -69,7 +69,7 @@ def run(arguments: argparse.Namespace) -> int:
             slow.update(f"{what}: {tracing.words}", tracing.done / tracing.total)
 
     with progress_when_slow(f"{TRACING}…", everywhere=len(asked) > 1) as slow:
-        for place, answer in answers(asked, arguments.python, heard):
+        for place, answer in predict_rows(asked, arguments.python, heard):
             found[place] = answer
             if table is not None and table.is_next(place):
                 slow.print(lambda: table.print_ready(found))
@@ -93,12 +93,12 @@ def run(arguments: argparse.Namespace) -> int:
     return hopeless.exit_code
 
 
-def _fields(answer: Answer) -> dict[str, Any]:
+def _fields(answer: PredictedRow) -> dict[str, Any]:
     fit = answer.fit
     if fit is None:
         assert answer.problem is not None
         return {"id": answer.asked.id, "predicted": None, "reason": answer.problem.line()}
-    predicted, room = fit.predicted, fit.room
+    predicted, available = fit.predicted, fit.available
     parts = {f"{name}_bytes": predicted.category(name) for name in CATEGORIES}
     return {
         "id": answer.asked.id,
@@ -108,7 +108,7 @@ def _fields(answer: Answer) -> dict[str, Any]:
         "fits": fit.fits,
         "needed_bytes": fit.needed_bytes,
         "margin_bytes": fit.margin_bytes,
-        "limit_bytes": None if room is None else room.limit_bytes,
+        "limit_bytes": None if available is None else available.limit_bytes,
         "max_batch": fit.max_batch,
         "cannot_run": None if fit.cannot_run is None else fit.cannot_run.line(),
         "fullest": predicted.fullest or None,
@@ -119,7 +119,7 @@ def _fields(answer: Answer) -> dict[str, Any]:
     }
 
 
-def _print_one(answer: Answer) -> None:
+def _print_one(answer: PredictedRow) -> None:
     from trainfast_runner.memory.predict_rows import published_bytes
     from trainfast_tui.cli.output import print_line
     from trainfast_tui.text.format import percent, size
@@ -142,7 +142,7 @@ def _print_one(answer: Answer) -> None:
         rows.append(("each sample", f"{size(predicted.bytes_per_sample)} on {size(predicted.fixed_bytes)}"))
     if fit.cannot_run is not None:
         rows.append(("cannot run here", plain(fit.cannot_run.line())))
-    if fit.room is not None:
+    if fit.available is not None:
         if fit.margin_bytes:
             rows.append(("margin", f"{size(fit.margin_bytes)} beside the peak, which the limit counts as well"))
         rows.append(("fits", _fit_words(fit)))
@@ -155,13 +155,13 @@ def _print_one(answer: Answer) -> None:
         print_line(answer.asked.unpublished)
 
 
-def _fit_words(fit: Fit) -> str:
+def _fit_words(fit: PredictedFit) -> str:
     """Say if the batch fits and by how much, and the largest batch that does."""
     from trainfast_tui.text.format import count, size
 
-    assert fit.room is not None
+    assert fit.available is not None
     assert fit.left_bytes is not None
-    limit = f"the {size(fit.room.limit_bytes)} {fit.room.words}"
+    limit = f"the {size(fit.available.limit_bytes)} {fit.available.words}"
     if fit.left_bytes >= 0:
         left = f"yes, {size(fit.left_bytes)} left of {limit}"
         return left if fit.max_batch is None else f"{left}; up to batch_size {count(fit.max_batch)}"
@@ -172,7 +172,7 @@ def _fit_words(fit: Fit) -> str:
 class _Table:
     """A row for each variant, in order, printed as soon as the rows before it are there."""
 
-    def __init__(self, asked: list[Asked]) -> None:
+    def __init__(self, asked: list[RunToPredict]) -> None:
         self._names = [plain(one.id) for one in asked]
         self._left_out = set() if any(one.published for one in asked) else PUBLISHED
         self._printed = 0
@@ -182,7 +182,7 @@ class _Table:
         """True if the answer at `place` is the next to print."""
         return place == self._printed
 
-    def print_ready(self, found: Mapping[int, Answer]) -> None:
+    def print_ready(self, found: Mapping[int, PredictedRow]) -> None:
         """Print all rows that are ready."""
         table = self._table = self._table or self._begun()
         while self._printed in found:
@@ -215,7 +215,7 @@ class _Table:
         )
 
 
-def _cells(answer: Answer) -> list[str]:
+def _cells(answer: PredictedRow) -> list[str]:
     from trainfast_runner.memory.predict_rows import published_bytes
     from trainfast_tui.text.format import ABSENT, count, delta, size
 
@@ -236,7 +236,7 @@ def _cells(answer: Answer) -> list[str]:
     ]
 
 
-def _print_notes(answers: list[Answer]) -> None:
+def _print_notes(answers: list[PredictedRow]) -> None:
     from trainfast_tui.cli.output import print_line
 
     for answer in answers:

@@ -262,7 +262,7 @@ def predicted_peak(model: MemoryModel, request: PredictionRequest) -> PredictedP
         parts=tuple((name, found.category(name)) for name in CATEGORIES),
         phase=found.phase,
         batch_size=int(str(spec.knobs["batch_size"])),
-        room=fit.room,
+        room=fit.available,
         max_batch=fit.max_batch,
         context_bytes=found.context_bytes,
         basis=found.basis,
