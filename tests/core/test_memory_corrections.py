@@ -51,7 +51,7 @@ def ended(state: str = "finished") -> Result:
 
 def known_of(home: Path, device: str = "cpu", gpu: str | None = None) -> MemoryModel:
     machine = corrections.of_device(device, gpu, home)
-    return msgspec.structs.replace(MODEL, device=device, machine=machine)
+    return msgspec.structs.replace(MODEL, device=device, corrections=machine)
 
 
 def test_a_context_is_told_by_samples_from_when_torch_held_the_most(tmp_path: Path) -> None:

@@ -119,16 +119,8 @@ def trace_models(
 ) -> Iterator[tuple[int, MemoryModel | UserError]]:
     """Yield each spec's place and its model or UserError, as soon as it is ready.
 
-    <<<<<<< ours
-        What several have in common is traced once, all of it in one process of the training Python: that of `tracer`, or
-        one that is ended with the iterator. Raises worker_scripts.GivenUp once `given_up` is set.
-    ||||||| base
-        What several have in common is traced once, all of it in one process of the training Python: that of `tracer`, or
-        one that is ended with the iterator. Raises training_python.GivenUp once `given_up` is set.
-    =======
-        Specs share traces. All are made in one process of the training Python: that of `tracer`, or one that ends with the
-        iterator. Raises training_python.GivenUp once `given_up` is set.
-    >>>>>>> theirs
+    Specs share traces. All are made in one process of the training Python: that of `tracer`, or one that ends with the
+    iterator. Raises worker_scripts.GivenUp once `given_up` is set.
 
         `gpus` are the UUIDs of the run's GPUs: the tracer sees them as the run does, and no GPU for a CPU. On a GPU it
         holds a CUDA context while it traces, so nobody may measure that GPU's free memory meanwhile.

@@ -103,15 +103,15 @@ def fit(
 def _secant_error(device: str, apart: int, slope: float, predicted: float | None, *, is_first: bool) -> float:
     """Error of a slope between sizes `apart`, in bytes per sample.
 
-    A prediction that agrees leaves only the scatter of the peaks. One that is clearly steeper is the error of the first
-    secant: a peak is convex in the batch, and at a small size it may be at a point of the step that grows less.
+    On a CPU a prediction that agrees leaves a part of the scatter of the peaks. A clearly steeper one is the error
+    of the first secant: a peak is convex in the batch, and at a small size it may be at a point that grows less.
     """
     scatter = NOISE_BYTES[device] / apart
     measured = 2 * scatter + SLOPE_SHARE[device] * slope
     if predicted is None:
         return measured
     if abs(predicted - slope) <= PREDICTED_SHARE * predicted:
-        return scatter if device == "cpu" else measured
+        return scatter / 2 if device == "cpu" else measured
     return max(measured, predicted - slope) if is_first else measured
 
 
