@@ -122,8 +122,8 @@ def trace_models(
     Specs share traces. All are made in one process of the training Python: that of `tracer`, or one that ends with the
     iterator. Raises worker_scripts.GivenUp once `given_up` is set.
 
-        `gpus` are the UUIDs of the run's GPUs: the tracer sees them as the run does, and no GPU for a CPU. On a GPU it
-        holds a CUDA context while it traces, so nobody may measure that GPU's free memory meanwhile.
+    `gpus` are the UUIDs of the run's GPUs: the tracer sees them as the run does, and no GPU for a CPU. On a GPU it
+    holds a CUDA context while it traces, so nobody may measure that GPU's free memory meanwhile.
     """
     executable = training_python.find(python)
     there = training_python.installed(executable)
