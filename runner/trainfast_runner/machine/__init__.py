@@ -1,1 +1,1 @@
-"""The machine: its devices, what they can do at most, what links them, and who uses them."""
+"""The machine: its devices, their peak rates, links and readings, and the processes on them."""

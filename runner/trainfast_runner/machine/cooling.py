@@ -20,7 +20,7 @@ TOLD_S = 20.0
 LOWEST_C, HIGHEST_C = 1.0, 120.0
 
 Look = Callable[[], tuple[list[DeviceReading], dict[str, str]]]
-"""All readings now, and why what is missing is missing."""
+"""All readings now, and the reasons of the missing ones."""
 
 
 @dataclass(frozen=True)

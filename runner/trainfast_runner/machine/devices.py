@@ -70,11 +70,11 @@ class Machine:
         return self.missing.partition(": ")[0].partition(". ")[0] if self.missing else "torch is a CPU build"
 
     def choose(self, devices: int | str | None, strategy: str) -> tuple[DeviceReading, ...]:
-        """The GPUs of a run for the `devices` knob. Raises UserError naming what there is."""
+        """The GPUs of a run for the `devices` knob. Raises UserError naming the GPUs."""
         return self.choice(devices, strategy).gpus
 
     def choice(self, devices: int | str | None, strategy: str) -> GpuChoice:
-        """The GPUs of a run for the `devices` knob, and why these. Raises UserError naming what there is."""
+        """The GPUs of a run for the `devices` knob, with the reason. Raises UserError naming the GPUs."""
         usable = [gpu for gpu in self.gpus if gpu.error is None and not self._is_cut(gpu)]
         if not usable:
             raise UserError("no GPU answers", key="devices", advice=ON_THE_CPU)

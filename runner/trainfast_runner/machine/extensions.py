@@ -1,4 +1,4 @@
-"""The C++ extensions DeepSpeed compiles when a run first needs them: where they are kept, and with what they build."""
+"""The C++ extensions that DeepSpeed compiles when a run first needs them: their directory and build tools."""
 
 from __future__ import annotations
 

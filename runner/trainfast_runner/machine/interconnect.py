@@ -67,7 +67,7 @@ def links_among(uuids: Collection[str]) -> Interconnect | None:
 
 
 def _islands(topology: Topology, places: Sequence[int]) -> tuple[tuple[int, ...], ...]:
-    """Groups whose members all reach each other over NVLink, each GPU in the first that takes it."""
+    """Groups whose members all reach each other over NVLink; each GPU is in its first group."""
     groups: list[list[int]] = []
     for place in places:
         home = next((g for g in groups if all(topology.matrix[place][other].startswith("NV") for other in g)), None)

@@ -154,7 +154,7 @@ def installed(executable: str) -> list[str]:
 
 
 def stamp(executable: str, request: str, more: str = "", there: list[str] | None = None) -> str:
-    """Changes when what is installed does, or a local model; `request` is JSON with the `model` it is about.
+    """A hash that changes with the installed packages or a local model; `request` is JSON with its `model`.
 
     `there` is `installed(executable)`, where the caller has looked already.
     """

@@ -76,7 +76,7 @@ class Tail(Generic[T]):
         return list(self._decode(chunk[:end]))
 
     def _over_hole(self, fd: int, chunk: bytes) -> bytes:
-        """The whole lines before a hole; where there are none, what follows the hole. Zeros on the disk are no hole."""
+        """The whole lines before a hole, else the lines after it. Zeros on the disk are no hole."""
         zeros = chunk.index(b"\0")
         before = chunk[: chunk.rfind(b"\n", 0, zeros) + 1]
         try:
@@ -140,7 +140,7 @@ class Appender:
 
 
 def write_atomically(path: Path, content: bytes) -> None:
-    """The whole file or nothing of it: temporary file, fsync, rename, fsync of the directory."""
+    """Write the whole file or nothing: temporary file, fsync, rename, fsync of the directory."""
     # Two threads may write one path at a time.
     temporary = path.with_name(f".{path.name}.{os.getpid()}-{threading.get_native_id()}")
     fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)

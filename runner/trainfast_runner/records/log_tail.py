@@ -1,4 +1,4 @@
-"""The end of `output.log` as it grows: untrusted text, as much of it as a screen keeps."""
+"""The end of `output.log` as it grows: untrusted text, as long as a screen keeps it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ LOG_WINDOW_BYTES = 256 << 10
 
 
 class LogTail:
-    """The last lines of `output.log`; a progress bar's carriage returns leave only what a terminal would show."""
+    """The last lines of `output.log`, with carriage returns applied as by a terminal."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -21,7 +21,7 @@ class LogTail:
         self._rest = b""
 
     def read(self) -> bool:
-        """Read what is new; whether there was anything."""
+        """Read new text; True if there was any."""
         try:
             fd = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC)
         except OSError:
@@ -29,7 +29,7 @@ class LogTail:
         try:
             size = os.fstat(fd).st_size
             if self._offset is None or size < self._offset or size - self._offset > LOG_WINDOW_BYTES:
-                # The start, a log cut down meanwhile, or more than is kept: go on near the end.
+                # The first read, a log cut meanwhile, or more than is kept: continue near the end.
                 self._offset, self._rest = max(0, size - LOG_WINDOW_BYTES), b""
                 self._lines.clear()
             chunk = os.pread(fd, LOG_WINDOW_BYTES, self._offset)

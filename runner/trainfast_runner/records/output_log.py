@@ -37,7 +37,7 @@ class OutputLog:
         self.dropped_bytes = 0
         self.truncated = False
         self.cap_bytes = cap_bytes
-        # Whole pages: what is left of a page at the edge of a hole would stay on disk.
+        # Whole pages: a part of a page at the edge of a hole would stay on disk.
         self._keep_bytes = max(_PAGE, cap_bytes // 4 // _PAGE * _PAGE)
         self._hole_end = self._keep_bytes
 
@@ -56,7 +56,7 @@ class OutputLog:
             if _punch(fd, self._hole_end, hole_end - self._hole_end):
                 dropped, self._hole_end = hole_end - self._hole_end, hole_end
             else:
-                # Writers append, so they go on at the new end.
+                # Writers append, so they continue at the new end.
                 os.ftruncate(fd, self._keep_bytes)
                 dropped, self._hole_end, self.truncated = size - self._keep_bytes, self._keep_bytes, True
         finally:
@@ -122,7 +122,7 @@ def _segments(fd: int) -> Iterator[tuple[int, int]]:
             start = os.lseek(fd, place, os.SEEK_DATA)
             place = os.lseek(fd, start, os.SEEK_HOLE)
         except OSError:
-            # ENXIO: only a hole is left. Anything else: no such question here, so all of it is data.
+            # ENXIO: only a hole is left. Other errors: not supported here, so all is data.
             if place == 0:
                 yield 0, size
             return

@@ -1,4 +1,4 @@
-"""The typed shape of `result.json`, what a run came to. Unknown fields are ignored, absent ones are None."""
+"""The typed shape of `result.json`. Unknown fields are ignored, absent ones are None."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class StepTime(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Flops(msgspec.Struct, frozen=True, kw_only=True):
-    """TFLOP/s of one device, and what share of its peak (0 to 1) that is.
+    """TFLOP/s of one device, and their share of its peak (0 to 1).
 
     `mfu` counts the model's FLOPs only, `hfu` also what checkpointing computes twice. `notebook_tflops_per_device` is
     counted by the "Transformers Benchmarks" notebook's formula. `measured_peak_tflops` is what `doctor --calibrate`
@@ -189,7 +189,7 @@ class RunError(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class OomChange(msgspec.Struct, frozen=True, kw_only=True):
-    """Knobs as they are typed, what that frees in words, and what it costs. `predicted_bytes` is what it then needs.
+    """A change of knobs, its saving and its cost in words. `predicted_bytes` is the prediction after the change.
 
     `missing_bytes` is still lacking after the change: None when it is enough, or without a prediction.
     """
@@ -281,7 +281,7 @@ class Diagnosis(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Result(msgspec.Struct, frozen=True, kw_only=True):
-    """`result.json`, and what `run --json` prints.
+    """The content of `result.json` and of `run --json`.
 
     `changed` is what `--set` or the screen changed of the preset: knobs, `model.FIELD` and `data.FIELD` with values.
     """

@@ -56,7 +56,7 @@ def name_of(preset: str, variant: str | None) -> str:
 
 
 class RecordedSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """A `RunSpec` as files keep it: `RunSpec.fields` gives what is written, `spec.of_record` reads it back."""
+    """A `RunSpec` in files: written from `RunSpec.fields`, read by `spec.of_record`."""
 
     preset: str
     variant: str | None = None
@@ -234,7 +234,7 @@ class WorkerLine(Actual, frozen=True, kw_only=True):
     openmp: str | None = None
     threads: int | None = None
     wait_policy: str | None = None
-    # Of kind actual, beside what a result keeps of it.
+    # Fields of kind actual that a result does not keep.
     checkpointing: str | None = None
     reshard: str | None = None
     device_name: str | None = None

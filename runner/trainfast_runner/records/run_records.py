@@ -131,7 +131,7 @@ class RunRecords:
 
 
 def read_records(directory: Path) -> RunRecords:
-    """Every readable record of a run, of a long one a share; what could not be read is counted, never raised."""
+    """Every readable record of a run, of a long one a share; unreadable lines are counted, never raised."""
     records = RunRecords(run=read_run_file(directory))
     records.worker = worker_lines(directory, records)
     records.events = list(_each(Tail(directory / EVENTS_FILE, Event), records))

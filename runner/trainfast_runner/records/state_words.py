@@ -1,4 +1,4 @@
-"""The states of a run in words: one for each, wherever a person reads it."""
+"""The states of a run in words, for screens and messages."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ class Dropped(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StepDecoder:
-    """Turns lines into steps; `dropped_bytes` counts what the marks among them stand for."""
+    """Turns lines into steps; `dropped_bytes` sums the marks among them."""
 
     def __init__(self) -> None:
         self.dropped_bytes = 0

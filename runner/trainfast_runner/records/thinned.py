@@ -10,7 +10,7 @@ T = TypeVar("T")
 ENDS = 100
 """So many records at the start and at the end of a stream are always kept."""
 _GOLDEN = 0x9E3779B97F4A7C15
-"""2**64 over the golden ratio: the multiples of it are spread evenly and share no period with what they number."""
+"""2**64 over the golden ratio: its multiples are spread evenly and share no period with the records."""
 
 
 class Thinned(Generic[T]):

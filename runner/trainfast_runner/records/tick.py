@@ -172,4 +172,4 @@ class Tick(msgspec.Struct, frozen=True, kw_only=True):
     sample_us: int
     """The cost of this sample in microseconds of wall time."""
     nvml_us: int | None = None
-    """The part of it that went into the GPUs."""
+    """The GPUs' part of it."""

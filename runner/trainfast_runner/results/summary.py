@@ -1,4 +1,4 @@
-"""The summary of a run: figures over its measured steps, from whatever its records hold."""
+"""The summary of a run: figures over its measured steps, from records of any completeness."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def summarise(directory: Path, records: RunRecords, verdict: Verdict, ended_ns: 
 
 
 def without_figures(directory: Path, records: RunRecords, verdict: Verdict, ended_ns: int | None) -> Result:
-    """The result as far as nothing has to be computed for it: what was asked, how it ended, what could not be read."""
+    """The result without computed figures: the settings, the end, and unreadable records."""
     run = records.run
     return Result(
         run_id=run.run_id if run else directory.name,
@@ -109,7 +109,7 @@ def without_figures(directory: Path, records: RunRecords, verdict: Verdict, ende
 
 
 def spread(values: Iterable[float]) -> Spread:
-    """Median and median absolute deviation; None of nothing."""
+    """Median and median absolute deviation; None without values."""
     found = list(values)
     if not found:
         return Spread()

@@ -279,7 +279,7 @@ def _blames_a_peer(line: WorkerLine) -> bool:
 
 
 def _lost_rank(evidence: Evidence) -> tuple[int | None, int | None]:
-    """The rank whose silent end came first, and its exit code where torchrun printed one; (None, None) without one."""
+    """The first rank that exited unasked, and its exit code if torchrun printed one; (None, None) without one."""
     codes = {int(rank): int(code) for rank, code in _REPORTED.findall(evidence.output_tail)}
     if not codes:
         return (evidence.gone[0], None) if evidence.gone else (None, None)
@@ -311,7 +311,7 @@ def _in_training(evidence: Evidence) -> bool:
 
 
 def _where(evidence: Evidence, rank: int | None, line: WorkerLine | None, of: int | None = None) -> str:
-    """`rank 1, step 3, backward` as far as it is known; the rank is left out where there is only one."""
+    """The place of a failure as far as known, `rank 1, step 3, backward`; without the rank if there is only one."""
     subject = rank if rank is not None else of
     phase = (line.phase if line else None) or (_phase(evidence, subject) if subject is not None else None)
     step = line.step if line else evidence.last_step.get(subject if subject is not None else 0)

@@ -140,7 +140,7 @@ class Follower:
         self._final: RunSnapshot | None = None
 
     def poll(self) -> RunSnapshot:
-        """Read what is new and return everything known. Once a run has ended its last snapshot is kept."""
+        """Read new records and return everything known. Once a run has ended its last snapshot is kept."""
         if self._final is not None:
             return self._final
         if self._run is None:

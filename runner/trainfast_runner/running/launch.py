@@ -72,7 +72,7 @@ def start(plan: RunPlan, home: Home) -> Path:
 
 
 def _with_thread_policy(plan: RunPlan) -> RunPlan:
-    """The plan of a CPU run with the policy of its threads, by what others take of the cores now."""
+    """The plan of a CPU run with the wait policy of its threads, by the present load of others."""
     if plan.device != "cpu":
         return plan
     environment = {**os.environ, **plan.env}
@@ -118,7 +118,7 @@ def wait_for_devices(plan: RunPlan, home: Home, on_wait: Callable[[RunFile, floa
     """Return when no live run uses the plan's devices; `on_wait(run, seconds so far)` about twice a second."""
     began = time.monotonic()
     while (run := busy_with(plan, home)) is not None:
-        # Of what may be thousands of runs only this one is worth a look until it has ended.
+        # Poll only this run until it has ended: there may be thousands.
         while is_unfinished(home.directory(run.run_id)):
             on_wait(run, time.monotonic() - began)
             time.sleep(0.5)
@@ -194,7 +194,7 @@ def _spawn_supervisor(directory: Path) -> None:
 
 
 def _settled(plan: RunPlan, home: Home) -> tuple[RunPlan, bool]:
-    """The plan with what its devices read now, once they have let go of the last run's memory.
+    """The plan with new readings of its devices, once they have freed the last run's memory.
 
     The measure is the used memory from before the last run on the same devices plus 64 MiB; False when they are
     still over it after 10 s. The plan's own readings may be from before a long wait.

@@ -20,7 +20,7 @@ from trainfast_runner.records.search_directories import exclusive, is_conducted,
 from trainfast_runner.running.recovery import BEING_MADE_S
 
 CACHE_UNUSED_S = 30 * 86400.0
-"""Without an age of the user's own a cache entry goes that was not read or changed for so long."""
+"""Unused time after which a cache entry is deleted, without an age from the user."""
 UNITS_S = {"h": 3600.0, "d": 86400.0, "w": 7 * 86400.0}
 NEWER_THAN_ALL = "~"
 """Sorts after every id."""
@@ -96,7 +96,7 @@ def plan(home: Home, cache: Path, keep: int | None, older_than_s: float | None) 
 
 
 def carry_out(home: Home, found: PrunePlan) -> dict[str, int]:
-    """Delete what the plan names; what stayed, by name, with the bytes it still takes.
+    """Delete the plan's entries; returns the remaining ones by name, with their bytes.
 
     A run or a search stays that came alive meanwhile, and whatever cannot be deleted.
     """
@@ -115,7 +115,7 @@ def carry_out(home: Home, found: PrunePlan) -> dict[str, int]:
 
 
 def _cutoff(home: Home, keep: int | None, older_than_s: float | None, now_s: float) -> str:
-    """Ids sort by time: what sorts before this one may go."""
+    """The id before which all ids may be deleted; ids sort by time."""
     cutoffs = [] if keep is None else [_oldest_kept(home, keep)]
     if older_than_s is not None:
         cutoffs.append(time.strftime(STAMP, time.gmtime(max(0.0, now_s - older_than_s))))
@@ -123,7 +123,7 @@ def _cutoff(home: Home, keep: int | None, older_than_s: float | None, now_s: flo
 
 
 def _oldest_kept(home: Home, keep: int) -> str:
-    """The id of the last of the newest runs that `runs list` shows; empty when there are no more than those."""
+    """The oldest id among the newest `keep` runs of `runs list`; empty when there are no more."""
     if keep == 0:
         return NEWER_THAN_ALL
     for run_id in reversed(_own_runs(home)):

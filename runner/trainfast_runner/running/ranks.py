@@ -45,7 +45,10 @@ class Ranks:
         self._first_steps = Tail(rank_file(directory, "steps", 0), Step, window_bytes=1 << 16)
 
     def follow(self) -> list[Gone]:
-        """Read what is new; the ranks that have gone since the last call. An unreadable file raises OSError."""
+        """Read new records; returns the ranks that have gone since the last call.
+
+        Raises OSError for an unreadable file.
+        """
         # Before the records are read, so that a dead process's last lines are there.
         dead = [rank for rank in self._ranks if rank.has_ended(self._direct_pid)]
         for rank in self._ranks:

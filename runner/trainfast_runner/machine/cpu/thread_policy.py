@@ -25,7 +25,8 @@ PASSIVE_SETTINGS = {"OMP_WAIT_POLICY": "PASSIVE", "KMP_BLOCKTIME": "0"}
 
 
 class ThreadPolicy(msgspec.Struct, frozen=True, kw_only=True):
-    """`wait` is passive, default, unused, or the user's settings; `others_cores` what others took at launch."""
+    """`wait` is passive, default, unused, or the user's settings; `others_cores` is the load of others at launch, in
+    cores."""
 
     wait: str
     reason: str
@@ -66,12 +67,12 @@ def kept_policy(environment: Mapping[str, str], threads: int | None) -> ThreadPo
 
 
 def choose_policy() -> ThreadPolicy:
-    """Look at the cores for a second, and choose by what others took of them."""
+    """Choose by the load of others, measured for a second."""
     return policy_beside(others_cores(LOOK_S))
 
 
 def policy_beside(others: float | None) -> ThreadPolicy:
-    """The policy beside others that take so many cores; None when that is unknown."""
+    """The policy beside others' load of so many cores (None: unknown)."""
     if others is None:
         return ThreadPolicy(wait=PASSIVE, reason="what others take of the cores is unknown, so they may be busy")
     took = f"others took {100 * others:.0f} % of a core before the launch"

@@ -64,7 +64,7 @@ def is_healthy(checks: list[Check]) -> bool:
 
 
 def _python(python: str | None) -> Iterator[Check]:
-    """The Python that trains, and what it can import."""
+    """The Python that trains, and its packages."""
     try:
         executable = find(python)
         versions = _versions(executable)

@@ -14,7 +14,7 @@ from trainfast_runner.records.tick import DeviceProcess, DeviceReading, Tick
 from trainfast_runner.units import held
 
 INITIAL_PID_NAMESPACE = "pid:[4026531836]"
-"""PROC_PID_INIT_INO of the kernel's proc_ns.h: what /proc/self/ns/pid shows outside of every container."""
+"""PROC_PID_INIT_INO of the kernel's proc_ns.h: the content of /proc/self/ns/pid outside of every container."""
 
 
 def sees_host_pids(namespace: Path = Path("/proc/self/ns/pid")) -> bool:

@@ -20,7 +20,7 @@ RESET = "end its processes and run `sudo nvidia-smi --gpu-reset`, or reboot; if 
 
 @dataclass(frozen=True)
 class Ailment:
-    """One thing that is wrong, in words, and what to do about it."""
+    """One defect in words, with its cure."""
 
     finding: str
     cure: str

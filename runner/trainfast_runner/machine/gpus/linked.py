@@ -10,7 +10,7 @@ from trainfast_runner.machine.telemetry.topology import Topology
 from trainfast_runner.records.tick import DeviceReading
 
 NEARLY_AS_FREE = 0.9
-"""Ours: a set joined by NVLink is taken if its fullest GPU has this share of what the freest set's fullest has free."""
+"""Ours: a set joined by NVLink is taken if its fullest GPU has this share of the free memory in the freest set's."""
 
 
 @dataclass(frozen=True)

@@ -115,7 +115,7 @@ class ProcessList:
                 continue
             if one.owner is None:
                 one.owner, one.is_own = _owner(name)
-            # Read anew: a launcher becomes what it launches.
+            # Read anew: a launcher may exec another program.
             command = command_line(name) or f"[{stat.name}]"
             age_s = max(0.0, now_s - stat.start_ticks * _TICK_S)
             rows[pid] = ProcessRow(pid, identity, one.owner, one.is_own, command, cpu_percent, rss_bytes, age_s)

@@ -90,7 +90,7 @@ class Device:
         return self._uncounted or any(counter.suspect for counter in self._counters.values())
 
     def look(self, nv: ModuleType, t_ns: int) -> None:
-        """Asks for the throttle reasons alone, between two readings. Raises NVMLError."""
+        """Read the throttle reasons alone, between two readings. Raises NVMLError."""
         (bits,) = self.capabilities[_THROTTLE_REASONS](nv, self._handle)
         self._sampled.see(throttle.decode(bits), t_ns)
 
@@ -108,7 +108,7 @@ class Device:
         self.error, self.lost = None, False
 
     def fail(self, sentence: str, *, lost: bool) -> None:
-        """Marks the GPU as not answering; `lost` when it may come back."""
+        """Mark the GPU as not answering; `lost` when it may come back."""
         self.error, self.lost = sentence, lost
 
     def failed_reading(self, sentence: str) -> DeviceReading:
@@ -177,7 +177,7 @@ class Device:
         )
 
     def _read_fields(self, nv: ModuleType, values: dict[str, Any], absent: dict[str, str], *, sparse: bool) -> None:
-        """The batch: one call, whose failure takes its readings and no others."""
+        """Read the batch in one call, whose failure affects only its own readings."""
         try:
             found, codes = self.batch.read(nv, self._handle, sparse=sparse)
         except nv.NVMLError as error:
@@ -193,7 +193,7 @@ class Device:
             self._kept.update({name: values[name] for name in _SPARSE_FIELDS & values.keys()})
 
     def _judge(self, values: dict[str, Any], t_ns: int) -> None:
-        """Turns raw throttle bits into names, and drops duration counters that misbehave."""
+        """Turn raw throttle bits into names, and drop counters that misbehave."""
         bits = values.get("throttle_reasons")
         shown: set[str] | None = None
         if bits is not None:
@@ -218,7 +218,7 @@ class Device:
             values["throttled_sampled_ns"] = self._sampled.held_ns()
 
     def _give_up(self, name: str, why: str, values: dict[str, Any]) -> None:
-        """One counter is nonsense: of the three that moved together, none is believed then."""
+        """Drop a nonsensical counter; of the three that moved together, drop all."""
         self._never = self._uncounted = None
         if name not in CAUSES:
             self.batch.give_up(name, why)
@@ -229,13 +229,13 @@ class Device:
             self._counters.pop(cause, None)
 
     def _give_up_energy(self, why: str) -> None:
-        """Never asks for the energy counter again, whichever call gives it."""
+        """Drop the energy counter, whichever call gives it."""
         self.batch.give_up("energy_mj", why)
         self.capabilities.pop(ENERGY_BY_FUNCTION, None)
         self._due, self._never = {}, None
 
     def _probe(self, nv: ModuleType) -> None:
-        """Asks every question once, and keeps the calls that answered."""
+        """Ask for every reading once, and keep the calls that answered."""
         self.capabilities, self._absent, self._kept, self._counters = {}, {}, {}, {}
         self._due, self._never, self._uncounted, self._failing = {}, None, None, {}
         self.batch = FieldBatch()
@@ -263,7 +263,7 @@ class Device:
         self._explain()
 
     def _probe_instance(self, nv: ModuleType) -> None:
-        """Asks what is a MIG instance's own; the rest is absent."""
+        """Probe a MIG instance's own readings; the rest is absent."""
         names = [name for query in (*QUERIES, ENERGY_BY_FUNCTION) for name in query.fields]
         names += [*CAUSES, *(one.name for one in FIELDS)]
         self._absent = dict.fromkeys(names, failures.OF_THE_WHOLE_GPU)
@@ -297,7 +297,7 @@ class Device:
         self._absent.update(dict.fromkeys(query.fields, [*telling, *reasons][0]))
 
     def _explain(self) -> None:
-        """Says more than "not supported" where the cause is known."""
+        """Replace "not supported" by the cause where it is known."""
         unsupported = failures.reading(failures.NOT_SUPPORTED, "")
         if self._absent.get("memory_total_bytes") == unsupported:
             memory = ("memory_used_bytes", "memory_total_bytes", "memory_free_bytes")

@@ -111,7 +111,7 @@ class FieldBatch:
     """The numbers to ask for in a tick without (False) and with (True) the sparse fields, computed once."""
 
     def probe(self, nv: ModuleType, handle: Handle) -> dict[str, Any]:
-        """Asks for everything once; returns what came. Raises NVMLError when the call itself fails."""
+        """Ask for all fields once; returns their values. Raises NVMLError when the call itself fails."""
         candidates = [
             (label, [Field(name, first + place, ullong=True) for place, name in enumerate(CAUSES)])
             for label, first in CAUSE_NUMBERS
@@ -174,7 +174,7 @@ class FieldBatch:
 
 
 class Unwrapped:
-    """A counter that goes on where the driver's starts again from 0.
+    """A counter that continues when the driver's wraps around to 0.
 
     It counts at most one wrap-around between two readings: 32 bits of bytes wrap in 0.13 s at 32 GB/s, so a rate from
     such a counter once a second is a lower bound.

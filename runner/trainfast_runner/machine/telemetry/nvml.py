@@ -31,7 +31,7 @@ _PROBES = 3
 """Divisor of `OPENING_S` for the first reading of one GPU, which asks for everything."""
 
 Answer = tuple[DeviceReading, dict[str, str]]
-"""A GPU's reading, and why what is missing is missing."""
+"""A GPU's reading, and the reasons of missing parts."""
 Found = tuple[Device, Handle]
 
 
@@ -55,7 +55,7 @@ class Hang:
 
 
 class Nvml:
-    """Reads every GPU the driver lists, in PCI order, whatever CUDA_VISIBLE_DEVICES says.
+    """Reads every GPU the driver lists, in PCI order, hidden by CUDA_VISIBLE_DEVICES or not.
 
     NVML is opened by the first `sample`, because it does not survive a fork: create and use this in the one
     thread that samples. After a failure it is initialized again with a growing delay (1 s up to 60 s); GPUs that still
@@ -116,7 +116,7 @@ class Nvml:
         return self._patience.hurried
 
     def sample(self, t_ns: int) -> tuple[list[DeviceReading], dict[str, str]]:
-        """One reading a GPU, and why what is missing is missing. `t_ns` is CLOCK_MONOTONIC and paces retries."""
+        """One reading for each GPU, and the reasons of missing ones. `t_ns` is CLOCK_MONOTONIC and paces retries."""
         missing: dict[str, str] = {}
         if self._opening is not None and self._opening.over:
             opened, self._opening = self._opening, None
@@ -342,7 +342,7 @@ class Nvml:
             return []
 
     def _find_devices(self, nv: ModuleType) -> list[Found]:
-        """Matches what the driver lists with the GPUs known before; a known one never vanishes silently."""
+        """Match the driver's list with the GPUs known before; a known one never vanishes silently."""
         found: list[Found] = []
         seen: set[int] = set()
         asks = [partial(nv.nvmlDeviceGetHandleByIndex, position) for position in range(nv.nvmlDeviceGetCount())]
@@ -383,6 +383,6 @@ class Nvml:
 
 
 def _shut_down(nv: ModuleType) -> None:
-    # A foreign binding may lack even this; what it opened is closed with the process.
+    # A foreign binding may lack even this; the process's end closes the driver too.
     with contextlib.suppress(nv.NVMLError, AttributeError):
         nv.nvmlShutdown()

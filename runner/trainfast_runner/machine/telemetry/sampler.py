@@ -204,7 +204,7 @@ class Sampler:
         return self._stopping.wait(max(0.0, left_s))
 
     def _follow(self, host: HostReader) -> None:
-        """Brings the watched process tree to what `set_root_pid` asked for last."""
+        """Watch the process tree of the last `set_root_pid`."""
         pid = self._root_pid
         if pid != (host.tree.root_pid if host.tree else None):
             host.tree = None if pid is None else ProcessTree(pid)

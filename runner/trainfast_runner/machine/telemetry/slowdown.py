@@ -6,7 +6,7 @@ from typing import Protocol
 
 
 class Heat(Protocol):
-    """A reading of a GPU, in degrees Celsius; what could not be read is None."""
+    """A reading of a GPU, in degrees Celsius; None when unavailable."""
 
     @property
     def temperature_c(self) -> float | None:

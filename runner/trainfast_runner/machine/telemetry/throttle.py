@@ -13,7 +13,7 @@ Severity = Literal["none", "info", "warning"]
 
 @dataclass(frozen=True)
 class Reason:
-    """One throttle reason: its bit, its name in records, its words on the screen, and what it means."""
+    """One throttle reason: its bit, its name in records, its words on the screen, its severity and kind."""
 
     bit: int
     name: str

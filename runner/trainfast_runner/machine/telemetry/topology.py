@@ -50,7 +50,7 @@ SYSFS = Path("/sys/bus/pci/devices")
 
 
 class TopologyDevice(msgspec.Struct, frozen=True, kw_only=True):
-    """One GPU's place in the machine; None is what could not be had."""
+    """One GPU's place in the machine; unavailable readings are None."""
 
     index: int
     uuid: str | None = None
@@ -71,7 +71,7 @@ class TopologyDevice(msgspec.Struct, frozen=True, kw_only=True):
     """The CPUs nearest to it, as ranges: 0-31,64-95."""
     numa_node: int | None = None
     nvlinks: int | None = None
-    """NVLinks that are up, to whatever they lead; None when the GPU has none."""
+    """NVLinks that are up, to any end; None when the GPU has none."""
     error: str | None = None
 
 
@@ -222,7 +222,7 @@ class _Links:
             try:
                 is_up = nv.nvmlDeviceGetNvLinkState(handle, link)
             except (nv.NVMLError, AttributeError):
-                # Not supported, or past the last link: there are no more.
+                # Not supported, or past the last link.
                 return
             self.up = (self.up or 0) + bool(is_up)
             if is_up:

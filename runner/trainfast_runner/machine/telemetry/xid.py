@@ -45,7 +45,7 @@ MEANINGS: Final = {
 
 
 def words(code: int) -> str:
-    """The number, and what it means where that is known."""
+    """The number, with its meaning if known."""
     return f"{code}: {MEANINGS[code]}" if code in MEANINGS else str(code)
 
 

@@ -16,7 +16,7 @@ from trainfast_runner.machine.telemetry.throttle_causes import CAUSES, COUNTERS,
 from trainfast_runner.results.bottleneck.device_track import ENERGY_FIELD, Seen, read
 
 SAMPLES_SHOWN = 2
-"""One sample may have caught a reason whose counter the driver brings up to date after the record's end."""
+"""One sample may show a reason whose counter the driver updates after the record's end."""
 SIGHTINGS_MISSED = 7.0
 """A counter that claims so many samples' worth of time was seen in none with a chance of e^-7, one in a thousand."""
 BEYOND_POLICY = 2.0

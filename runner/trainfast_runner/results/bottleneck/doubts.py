@@ -106,7 +106,7 @@ def _gpu(result: Result) -> str:
 
 
 def _worst_gpu(result: Result, cause: str, fraction: float) -> tuple[str, str]:
-    """The GPU that a share is of, and what the share comes from."""
+    """The GPU of a share, and the share's source, in words."""
     for row in result.throttle.devices:
         if row.get(f"{cause}_fraction") == fraction:
             where = "" if row.get("index") is None else f" on {_gpu(result)} {row['index']}"

@@ -1,4 +1,4 @@
-"""The step records of a run with what the watched devices did in each: what `runs show --steps` prints."""
+"""The step records of a run joined to the watched devices' conditions, for `runs show --steps`."""
 
 from __future__ import annotations
 

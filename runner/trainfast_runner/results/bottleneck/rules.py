@@ -87,7 +87,7 @@ def _is(figure: str, value: str | float) -> Condition:
 
 
 def _data_bound(advice: str, *more: Condition) -> Rule:
-    """Waiting for data, with the advice that suits what else holds."""
+    """The rule about waiting for data, with the advice for further conditions."""
     return Rule(
         "data-bound",
         "data-bound",
@@ -343,8 +343,8 @@ RULES: tuple[Rule, ...] = (
         evidence=("memory_available_bytes", "swap_used_bytes"),
     ),
 )
-"""Every rule. Of those that hold, warnings come first, then what costs most milliseconds of a step; where the cost is
-not known after all of which it is, in this order."""
+"""Every rule. Of the rules that hold, warnings come first, then the highest cost of a step; those of unknown cost last,
+in this order."""
 NAMES = tuple(dict.fromkeys(rule.name for rule in RULES))
 
 

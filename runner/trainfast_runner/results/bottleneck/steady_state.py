@@ -20,7 +20,7 @@ BLOCKS = 12
 LEAST_BLOCKS = 4
 STEPS_IN_A_BLOCK = 2
 DRIFT_OF_STEP = 0.02
-"""Share of a step; ours: what two runs of the same settings differ by anyway."""
+"""Share of a step; ours: two runs of the same settings differ by as much."""
 DRIFT_C = 2.0
 """Ours: NVML gives whole degrees, so one is rounding and two are not."""
 SIGMAS = 3.0
@@ -66,13 +66,13 @@ def steady_state(
     blocks = _blocks(steps, temperatures)
     if len(blocks) < LEAST_BLOCKS:
         return NOT_KNOWN
-    # What is called steady has to be at least half of what was measured.
+    # A steady window has at least half of the measured steps.
     half = len(blocks) // 2
     for start in range(half + 1):
         tail = blocks[start:]
         drift, slope = _step_drift(tail), _slope([(b.at_s, b.temperature_c) for b in tail])
         if _at_its_level(blocks[start], blocks[half:]) and not _drifts(tail, drift, slope):
-            # More than a drift may have, and yet no trend, is what the blocks scatter by.
+            # A larger drift without a trend is scatter of the blocks.
             shown_drift = None if drift is not None and abs(drift) > DRIFT_OF_STEP else drift
             return _found(steps[0][0] if start == 0 else tail[0].first_step, False, shown_drift, slope)
     tail = blocks[half:]

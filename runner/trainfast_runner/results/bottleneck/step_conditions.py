@@ -69,7 +69,7 @@ class StepJoin:
             self._waiting.append(step)
 
     def joined(self, *, final: bool = False) -> list[StepConditions]:
-        """The steps that have become known since the last call; `final`: no more samples will come."""
+        """The steps joined since the last call; `final`: no more samples will come."""
         found = []
         while self._waiting and (final or (self._seen_ns is not None and self._waiting[0].t_ns <= self._seen_ns)):
             found.append(self._of(self._waiting.popleft()))

@@ -1,1 +1,1 @@
-"""Two runs held against each other: what was asked, under what conditions, and how sure the difference is."""
+"""The comparison of two runs: settings, conditions, and the confidence of their difference."""

@@ -14,7 +14,7 @@ THROTTLED_APART = 0.02
 """Ours: the share of the time by which a step would grow as much as runs differ anyway, were all of it lost."""
 
 CPU_LEFT_APART = 0.05
-"""Ours: by what share of itself the CPU that others left may differ; on a CPU that is what trained."""
+"""Ours: the share by which the CPU left by others may differ in a run on the CPU."""
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Two runs side by side: which settings differ, what changed, and whether the change is more than noise.
+"""Two runs side by side: differing settings, figures, and the significance of each difference.
 
 The rule of significance, per figure: a median of n values has the variance 1 / (4 n f(m)^2), f the density at the
 median m, which for normal values makes its standard error sqrt(pi / 2) sigma / sqrt(n); sigma is estimated as
@@ -73,9 +73,11 @@ class ComparisonRow:
 
 @dataclass(frozen=True)
 class Comparison:
-    """Two runs side by side. `knobs` are the differing knobs as (name, a, b), then the differing overrides of model and
-    data (None: the preset's value); `conditions` are the known ones of either run; `notes` make the figures less
-    comparable."""
+    """Two runs side by side.
+
+    `knobs` are the differing knobs as (name, a, b), then the differing overrides of model and data (None: the preset's
+    value); `conditions` are the known ones of either run; `notes` make the figures less comparable.
+    """
 
     a: str
     b: str
