@@ -92,9 +92,9 @@ class TickDecoder(Generic[T]):
         return tick
 
 
-def telemetry_tail(path: Path, type: type[T]) -> Tail[T]:
+def telemetry_tail(path: Path, type: type[T], window_bytes: int = 8 << 20) -> Tail[T]:
     """Follow a telemetry file, each line a whole tick as `type`; a thinned file gives no tick twice."""
-    return Tail(path, type, decoder=TickDecoder(type))
+    return Tail(path, type, window_bytes, TickDecoder(type))
 
 
 def read_ticks(path: Path) -> tuple[list[Tick], int]:

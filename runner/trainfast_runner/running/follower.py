@@ -38,6 +38,8 @@ CONDITIONS_KEPT = 600
 EVENTS_KEPT = 1000
 RECENT_BYTES, RECENT_TELEMETRY_BYTES = 4 << 20, 24 << 20
 """The end of a longer file that is read: more than is kept, with 12 kB a tick of eight GPUs."""
+WINDOW_BYTES = 4 << 20
+"""Telemetry read in one poll, which bounds the memory for it."""
 HEAD_BYTES = 32 << 10
 LOSSES_AT_START = 5
 
@@ -123,7 +125,9 @@ class Follower:
         self._step_tails: dict[int, Tail[Step]] = {}
         self._last_step_ns: dict[int, int] = {}
         self._worker_tails: dict[int, Tail[WorkerLine]] = {}
-        self._telemetry = _recent(telemetry_tail(directory / TELEMETRY_FILE, Tick), RECENT_TELEMETRY_BYTES)
+        self._telemetry = _recent(
+            telemetry_tail(directory / TELEMETRY_FILE, Tick, WINDOW_BYTES), RECENT_TELEMETRY_BYTES
+        )
         self._events: deque[Event] = deque(maxlen=EVENTS_KEPT)
         self._event_tail = _recent(Tail(directory / EVENTS_FILE, Event))
         self._state_events = StateEvents(directory)
