@@ -27,7 +27,7 @@ CHUNK = 1 << 16
 STDIN, STDOUT = 0, 1
 
 
-class TraceRequests:
+class RequestLines:
     """The lines of stdin, read only when there is input."""
 
     def __init__(self) -> None:
@@ -65,7 +65,7 @@ def main() -> None:
     with _ended_with_stdin():
         import_for([])
     _print({"imported": True})
-    requests = TraceRequests()
+    requests = RequestLines()
     while (batch := requests.next()) is not None:
         _trace(batch, requests)
 
@@ -91,7 +91,7 @@ def _ended_with_stdin() -> Iterator[None]:
         thread.join()
 
 
-def _trace(request: dict[str, Any], requests: TraceRequests) -> None:
+def _trace(request: dict[str, Any], requests: RequestLines) -> None:
     """Trace a batch in a fork, and return when nothing of it runs any more."""
     batch = int(request["batch"])
     running, held = os.pipe()
