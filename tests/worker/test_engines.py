@@ -1,4 +1,4 @@
-"""The Accelerate loop and the Trainer train what the native loop trains, and say what they are."""
+"""The Accelerate loop and the Trainer learn what the native loop learns, and are on record as what they are."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_two_ranks_that_count_different_targets_learn_the_same(train: Train, eng
         ({"compile": "default"}, "compile"),
     ],
 )
-def test_what_an_engine_would_quietly_do_otherwise_is_refused(knobs: dict[str, Any], key: str, train: Train) -> None:
+def test_a_knob_that_an_engine_would_ignore_is_refused(knobs: dict[str, Any], key: str, train: Train) -> None:
     run = train(engine="trainer", **knobs)
     assert run.code != 0
     # The first rank to refuse has torchrun end the others, which may not come to say so.

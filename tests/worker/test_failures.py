@@ -1,4 +1,4 @@
-"""How a training that cannot go on says so."""
+"""Errors that end a training, and their records."""
 
 from __future__ import annotations
 

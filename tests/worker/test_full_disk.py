@@ -1,4 +1,4 @@
-"""A disk that takes no records: the training goes on, and says what is missing as soon as it can."""
+"""A full disk: the training goes on, and reports the missing lines as soon as it can."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def lines(path: Path) -> list[dict[str, int]]:
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
-def test_steps_on_a_full_disk_leave_a_gap_and_it_is_said(
+def test_steps_on_a_full_disk_leave_a_gap_that_is_reported(
     tmp_path: Path, disk: dict[str, int | None], capfd: pytest.CaptureFixture[str]
 ) -> None:
     said: list[str] = []
@@ -61,7 +61,7 @@ def test_a_line_cut_short_spoils_no_other(tmp_path: Path, disk: dict[str, int | 
     assert (tmp_path / "steps.jsonl").read_text() == '{"ste\n{"step":2}\n'
 
 
-def test_what_a_rank_has_to_say_waits_for_the_disk(tmp_path: Path, disk: dict[str, int | None]) -> None:
+def test_records_of_a_rank_wait_for_the_disk(tmp_path: Path, disk: dict[str, int | None]) -> None:
     log = WorkerLog(tmp_path, 0)
     disk["room"] = 0
     log.enter("train")

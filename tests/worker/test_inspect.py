@@ -1,4 +1,4 @@
-"""What a training Python answers about itself and a model, before a launch."""
+"""Facts about a training Python and a model, before a launch."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_an_unknown_field_names_the_nearest() -> None:
     assert "hidden_size" in error["allowed"]
 
 
-def test_the_count_is_the_models_own_and_there_is_no_gpu_to_invent() -> None:
+def test_the_count_is_the_models_own_and_a_cpu_machine_has_no_gpu() -> None:
     # Asked here, where torch is there already: with a flag nothing is hidden from the imports.
     request = {"model": {"family": "gpt2"}, "objective": "causal-lm"}
     answer = inspect_model.main([json.dumps(request), "--count", "--devices"])

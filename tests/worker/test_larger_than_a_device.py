@@ -32,7 +32,7 @@ def test_one_device_cannot_train_it(train: Train) -> None:
 
 
 @pytest.mark.parametrize("strategy", ["fsdp", "tp", "pp", pytest.param("zero3", marks=deepspeed)])
-def test_two_can(train: Train, strategy: str) -> None:
+def test_two_devices_can_train_it(train: Train, strategy: str) -> None:
     knobs = {"micro_batches": 2} if strategy == "pp" else {}
     run = train(**{**SHORT, **knobs}, ranks=2, strategy=strategy, memory_limit_bytes=[DEVICE_BYTES] * 2)
     assert run.code == 0, run.stderr[-3000:]

@@ -32,7 +32,7 @@ CASES = [
 
 @pytest.mark.longest
 @pytest.mark.parametrize(("preset", "settings"), CASES)
-def test_three_blocks_say_what_the_whole_depth_says(preset: str, settings: list[str]) -> None:
+def test_three_blocks_predict_the_whole_depth(preset: str, settings: list[str]) -> None:
     spec = resolve(preset, settings)
     model, whole = trace_anew(spec), trace_anew(spec, whole=True)
     assert "3 layers" in model.basis
@@ -76,7 +76,7 @@ def test_only_lines_that_can_be_the_peak_are_kept() -> None:
         assert max(one[0][0] + batch * one[1][0] for one in kept) == highest
 
 
-def test_what_may_not_be_forked_is_traced_in_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_forks_requests_are_traced_in_turn(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(trace_memory, "_pool_for", lambda _requests: InProcess())
     sizes = {"hidden_size": 16, "intermediate_size": 16, "num_attention_heads": 2, "num_key_value_heads": 2}
     model = {"family": "llama", "vocab_size": 64, "num_hidden_layers": 9, **sizes}
@@ -94,7 +94,7 @@ def test_what_may_not_be_forked_is_traced_in_turn(monkeypatch: pytest.MonkeyPatc
 
 
 @pytest.mark.parametrize("at_once", [True, False])
-def test_an_update_of_a_few_blocks_says_what_one_of_all_takes(at_once: bool) -> None:
+def test_the_optimizer_step_of_a_few_blocks_predicts_that_of_all(at_once: bool) -> None:
     """Of blocks of 10 bytes of weights and 5 of a table; a foreach takes room for all, a loop for one after another."""
 
     def step(blocks: int) -> TracedSegment:
@@ -150,7 +150,7 @@ def test_the_workspaces_of_a_gpus_library_are_those_that_torch_makes(monkeypatch
     assert library_bytes("cuda") == 2 * 4096 * 8 * 1024
 
 
-def test_activations_computed_again_are_activations(train: Train) -> None:
+def test_recomputed_activations_are_activations(train: Train) -> None:
     """With checkpointing, the peak is in the backward of one block, which has computed its activations again."""
     width = ["model.vocab_size=512", "seq_len=256", "batch_size=16"]
 

@@ -1,4 +1,4 @@
-"""What a run wrote under `offload_path` goes with it, and at the latest when the next one starts."""
+"""A run's files under `offload_path` are removed with it, or at the latest when the next run starts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every spelling of running out of memory, and what only looks like one."""
+"""Every spelling of out of memory, and errors that only look like one."""
 
 from __future__ import annotations
 
@@ -53,13 +53,13 @@ OTHERS = [
 
 
 @pytest.mark.parametrize("text", SPELLINGS)
-def test_is_one(text: str) -> None:
+def test_an_oom_is_recognized(text: str) -> None:
     assert is_out_of_memory([text])
     assert is_out_of_memory(["RuntimeError: a wrapper", text])
 
 
 @pytest.mark.parametrize("text", OTHERS)
-def test_is_none(text: str) -> None:
+def test_another_error_is_no_oom(text: str) -> None:
     assert not is_out_of_memory([text])
 
 
@@ -71,7 +71,7 @@ def test_a_hint_counts_only_where_little_memory_is_free(text: str) -> None:
 
 
 @pytest.mark.parametrize("text", OTHERS)
-def test_little_memory_makes_no_other_error_one(text: str) -> None:
+def test_little_memory_makes_no_other_error_an_oom(text: str) -> None:
     assert not is_out_of_memory([text], memory_is_low=True)
 
 

@@ -1,4 +1,4 @@
-"""A model cut into stages learns what it learns in one piece, whatever the schedule; every family is cut right."""
+"""A model cut into stages learns what the whole model learns, with every schedule and in every family."""
 
 from __future__ import annotations
 

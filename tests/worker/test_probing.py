@@ -1,4 +1,4 @@
-"""How a warm process hears what to try next, and when it stops waiting."""
+"""The orders to a warm process, its probes, and the end of its wait."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_without_a_parent_every_rank_takes_what_was_ordered_and_then_ends(
         assert orders.next() is None
 
 
-def test_the_gauge_counts_what_the_limit_counts_and_only_new_heights(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_gauge_counts_what_the_limit_counts_and_only_new_peaks(monkeypatch: pytest.MonkeyPatch) -> None:
     figures = {"VmPeak": 1000, "VmSize": 900, "VmData": 500}
     monkeypatch.setattr(limit_gauge, "_status", lambda: dict(figures))
     gauge = HostLimitGauge(1 << 30)
@@ -85,7 +85,7 @@ def test_the_gauge_counts_what_the_limit_counts_and_only_new_heights(monkeypatch
     assert gauge.available_bytes() == 1 << 30
 
 
-def test_the_limit_stands_above_what_the_imports_took(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_limit_is_added_to_the_memory_of_the_imports(monkeypatch: pytest.MonkeyPatch) -> None:
     limits: list[tuple[int, int]] = []
     monkeypatch.setattr(memory_meter.resource, "setrlimit", lambda which, both: limits.append(both))
     monkeypatch.setattr(memory_meter.resource, "getrlimit", lambda which: (-1, -1))
@@ -108,7 +108,7 @@ def test_the_limit_stands_above_what_the_imports_took(monkeypatch: pytest.Monkey
         ("backward", PHASES, {"forward_backward", "optimizer"}),
     ],
 )
-def test_a_size_that_ran_out_tells_peaks_only_of_phases_it_reached(
+def test_an_oom_is_recorded_with_peaks_of_the_phases_it_reached(
     phase: str, reached: tuple[str, ...], told: set[str]
 ) -> None:
     written: dict[str, Any] = {}
@@ -132,7 +132,7 @@ def prober(**parts: Any) -> Prober:
     return Prober(**{**rest, **parts})
 
 
-def test_what_an_earlier_size_reserved_is_not_this_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memory_reserved_by_an_earlier_size_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
     """The allocator of a GPU, whose counters alone are played: blocks it keeps count until its cache is emptied."""
     reserved = {"current": 900, "peak": 900}
 

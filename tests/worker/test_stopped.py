@@ -1,4 +1,4 @@
-"""What the thread that answers SIGTERM does to the GPUs of the machine."""
+"""The SIGTERM thread uses no GPU but its own rank's."""
 
 from __future__ import annotations
 

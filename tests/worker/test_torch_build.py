@@ -1,4 +1,4 @@
-"""What a Python's torch was built for, by torch's own version file and not by the name of its version."""
+"""The accelerator that a Python's torch was built for, by torch's own version file."""
 
 from __future__ import annotations
 
