@@ -46,7 +46,6 @@ class DeepSpeedZero(DataParallel):
 
     def __init__(self, knobs: Knobs, device: torch.device) -> None:
         super().__init__(knobs, device)
-        _refuse(knobs)
         self.zero = ZERO[knobs.strategy]
         self.cpu_adam = False
         self.optimizer_reason: str | None = None
@@ -204,22 +203,6 @@ def live_stage(optimizer: Any) -> int | None:
     if isinstance(optimizer, DeepSpeedZeroOptimizer):
         return 2 if optimizer.partition_gradients else 1
     return 1 if isinstance(optimizer, BF16_Optimizer) else None
-
-
-def _refuse(knobs: Knobs) -> None:
-    """Raise InvalidInput for knobs that the engine would not obey."""
-    with_strategy = f"does not work with strategy={knobs.strategy}"
-    if knobs.compile != "off":
-        raise InvalidInput(f"compile={knobs.compile} {with_strategy}", "compile", ["off"], "off")
-    if knobs.optimizer == "adafactor":
-        raise InvalidInput(
-            f"optimizer=adafactor {with_strategy}: it factors matrices and is given flat slices",
-            "optimizer",
-            ["adamw", "adamw-fused", "sgd"],
-            "adamw",
-        )
-    if "8bit" in knobs.optimizer and knobs.strategy not in ("zero1", "zero2"):
-        raise InvalidInput(f"optimizer={knobs.optimizer} {with_strategy}", "optimizer", ["adamw", "sgd"], "adamw")
 
 
 def _import_deepspeed() -> Any:

@@ -17,7 +17,6 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe, ScheduleInterleaved1F1B
 
 from ..data.samples import Batch
-from ..invalid import InvalidInput
 from ..objective import Objective
 from ..optimizer import build_optimizer
 from ..spec import Knobs
@@ -36,7 +35,6 @@ class PipelineParallel(Single):
         super().__init__(knobs, device)
         self.global_rank, world = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
         self.degree = knobs.pp_degree
-        check(knobs, world)
         self.rank, self.place = divmod(self.global_rank, self.degree)
         self.ranks = world // self.degree
         self.stages = self.degree * STAGES_PER_RANK[knobs.pp_schedule]
@@ -183,25 +181,3 @@ class PipelineParallel(Single):
             sums = [dist.all_reduce(gradient, group=self._column, async_op=True) for gradient in gradients]
             for one in sums:
                 one.wait()
-
-
-def check(knobs: Knobs, world: int) -> None:
-    """Raise InvalidInput if the schedule cannot run: the launcher's rules, for a run file written by hand."""
-    degree, chunks = knobs.pp_degree, knobs.micro_batches
-    if world % degree or (knobs.strategy == "pp" and world != degree):
-        raise InvalidInput(
-            f"strategy={knobs.strategy} with pp_degree={degree} cannot use {world} processes", "devices", [str(degree)]
-        )
-    if knobs.batch_size % chunks:
-        raise InvalidInput(
-            f"batch_size={knobs.batch_size} cannot be cut into micro_batches={chunks} equal parts", "micro_batches"
-        )
-    if knobs.pp_schedule == "1f1b" and chunks < degree:
-        raise InvalidInput(f"pp_schedule=1f1b needs at least pp_degree={degree} micro_batches", "micro_batches")
-    if knobs.pp_schedule == "interleaved" and chunks % max(1, chunks // degree):
-        raise InvalidInput(
-            f"pp_schedule=interleaved runs micro_batches in rounds of pp_degree={degree}, and {chunks} are not whole",
-            "micro_batches",
-        )
-    if knobs.compile != "off":
-        raise InvalidInput("pipeline stages are not compiled here", "compile", ["off"], "off")

@@ -17,7 +17,6 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
-from ..invalid import InvalidInput
 from ..optimizer import build_optimizer
 from ..spec import Knobs
 from ..weights import Part, init_in_turn
@@ -39,11 +38,6 @@ class TensorParallel(Single):
         self.ranks = world // self.degree
         self.rank = int(os.environ.get("RANK", "0")) // self.degree
         self.gradient_factor = float(self.ranks)
-        if world % self.degree or (self.ranks > 1) != (knobs.strategy != "tp"):
-            raise InvalidInput(
-                f"{world} processes are not a mesh for strategy={knobs.strategy} with tp_degree={self.degree}",
-                "tp_degree",
-            )
 
     def start(self) -> None:
         """Join the group, and make the mesh; ranks that share a model are neighbours."""
