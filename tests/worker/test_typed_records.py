@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-from trainfast_runner.worker.records import Journal
 
 from trainfast_runner.records.run_file import Step, WorkerLine
 from trainfast_runner.search.processes import ProbeLine
 from trainfast_runner.worker.invalid import InvalidInput
+from trainfast_runner.worker.worker_log import WorkerLog
 
 WORKER = Path(__file__).parents[2] / "runner" / "trainfast_runner" / "worker"
 UNREAD = {
@@ -52,12 +52,12 @@ def test_what_workers_wrote_is_decoded_field_by_field(train: Callable[..., Any],
     run = train(steps=20)
     assert run.code == 0, run.stderr
     lines = (run.folder / "worker.jsonl").read_bytes().splitlines()
-    journal = Journal(tmp_path, rank=0)
-    journal.write("invalid", **InvalidInput("m", "key", ["a"], "a").as_fields())
-    journal.exception(MemoryError("out of memory"))
-    journal.trouble("a full disk")
-    journal.write("signal", signal="SIGTERM", phase="train", step=3)
-    journal.write("overflow", step=3, scale=1024.0)
+    log = WorkerLog(tmp_path, rank=0)
+    log.write("invalid", **InvalidInput("m", "key", ["a"], "a").as_fields())
+    log.exception(MemoryError("out of memory"))
+    log.trouble("a full disk")
+    log.write("signal", signal="SIGTERM", phase="train", step=3)
+    log.write("overflow", step=3, scale=1024.0)
     lines += (tmp_path / "worker.jsonl").read_bytes().splitlines()
     for line in lines:
         assert_same(line, WorkerLine)
