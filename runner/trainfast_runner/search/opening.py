@@ -16,7 +16,7 @@ from trainfast_runner.search.journal import Asked, SearchJournal
 from trainfast_runner.search.limits import limits_of
 from trainfast_runner.search.searches import key_of, new_search, unfinished
 from trainfast_runner.worker.allocator import malloc_settings
-from trainfast_runner.worker.catalog import STRATEGIES
+from trainfast_runner.worker.catalog import STRATEGIES, nearest_strategy
 
 
 @dataclass(frozen=True)
@@ -38,12 +38,13 @@ class Options:
 def check_plan(plan: RunPlan, options: Options) -> None:
     """Raise UserError for a plan that cannot be searched."""
     knobs = plan.spec.knobs
-    if not STRATEGIES[str(knobs["strategy"])].searched:
+    strategy = STRATEGIES[str(knobs["strategy"])]
+    if not strategy.searched:
         raise UserError(
-            f"search max-batch does not change the batch of strategy={knobs['strategy']} while it runs",
+            f"search max-batch does not change the batch of strategy={strategy.name} while it runs",
             key="strategy",
             allowed=[name for name, entry in STRATEGIES.items() if entry.searched],
-            nearest="fsdp",
+            nearest=nearest_strategy(strategy, lambda entry: entry.searched),
         )
     if knobs["engine"] != "native":
         raise UserError(

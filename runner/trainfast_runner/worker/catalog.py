@@ -337,7 +337,7 @@ _STRATEGIES = (
         memory="1/N of the layers",
         axes=("pp",),
         knobs=PIPELINE_KNOBS,
-        instead="ddp",
+        instead="fsdp",
         memory_rule="Staged",
     ),
     StrategyEntry(

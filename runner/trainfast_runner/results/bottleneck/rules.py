@@ -27,7 +27,7 @@ WHOLE_FORWARD_STRATEGIES = tuple(
     if entry.axes == ("dp",) and not entry.one_process and "weights" not in entry.shards
 )
 """Strategies whose forward waits for no other rank: the slowest forward is the slowest rank."""
-BUSY_STRATEGIES = ("single", *EXCHANGING_STRATEGIES)
+BUSY_STRATEGIES = (*(name for name, entry in STRATEGIES.items() if entry.one_device), *EXCHANGING_STRATEGIES)
 """Strategies whose GPUs all have work all the time; with the others a GPU waits for its turn, or for the CPU that
 updates the weights."""
 
