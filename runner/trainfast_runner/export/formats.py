@@ -16,7 +16,7 @@ import tomlkit
 
 from trainfast_runner.errors import UserError, nearest
 from trainfast_runner.export.script_command import EXPORT_DEEPSPEED, PLACEHOLDER, script_command, script_comments
-from trainfast_runner.export.trainer_arguments import trainer_arguments, turned
+from trainfast_runner.export.trainer_arguments import overrides, trainer_arguments
 from trainfast_runner.records.run_file import RunFile
 from trainfast_runner.settings import presets
 from trainfast_runner.settings.knob_type import Knobs
@@ -30,7 +30,7 @@ RECORDED_DEEPSPEED = "deepspeed.json"
 
 @dataclass(frozen=True)
 class Exported:
-    """The text in the form asked for, and the turned knobs that this form cannot express."""
+    """The text in the form asked for, and the overridden knobs that this form cannot express."""
 
     run_id: str
     to: str
@@ -51,7 +51,7 @@ def _training_args(run: RunFile, knobs: Knobs, _directory: Path) -> tuple[str, l
     arguments, left_out = trainer_arguments(run, knobs)
     elsewhere = [
         f"# {name}={BY_NAME[name].show(knobs[name])}: {BY_NAME[name].same_as.training_args}"
-        for name in turned(knobs)
+        for name in overrides(knobs)
         if name not in (*left_out, "strategy")
         and not set(BY_NAME[name].same_as.training_args.split(" / ")) & set(arguments)
         and (name != "devices" or (name in run.changed and run.device == "cuda"))
@@ -103,7 +103,7 @@ def _accelerate(run: RunFile, knobs: Knobs, _directory: Path) -> tuple[str, list
     if knobs["compile"] != "off":
         config["dynamo_config"] = {"dynamo_backend": "INDUCTOR", "dynamo_mode": knobs["compile"]}
     covered = ("precision", "strategy", "devices", "compile", *(("reshard", "checkpointing") if kind == "FSDP" else ()))
-    left_out = [name for name in turned(knobs) if name not in covered]
+    left_out = [name for name in overrides(knobs) if name not in covered]
     left_out += [] if strategy.accelerate else ["strategy"]
     left_out += ["precision"] if precision in ("tf32", "bf16-pure") else []
     return "\n".join([*_heading(run, left_out), *_launch_comments(run, kind), *_yaml(config)]), left_out
@@ -155,7 +155,7 @@ def _deepspeed(run: RunFile, knobs: Knobs, directory: Path) -> tuple[str, list[s
         )
     left_out = [
         name
-        for name in turned(knobs)
+        for name in overrides(knobs)
         if not any(_has_value(config, path) for path in BY_NAME[name].same_as.deepspeed.split(" / "))
         and (name != "devices" or run.world_size > 1)
     ]
@@ -234,7 +234,7 @@ def _preset(run: RunFile, knobs: Knobs, _directory: Path) -> tuple[str, list[str
     document["model"] = run.model
     document["data"] = run.data
     alone = STRATEGIES[str(knobs["strategy"])].one_device and "devices" not in run.changed
-    kept = {name: knobs[name] for name in turned(knobs) if name != "devices" or not alone}
+    kept = {name: knobs[name] for name in overrides(knobs) if name != "devices" or not alone}
     document["knobs"] = {name: value for name, value in kept.items() if value is not None}
     return tomlkit.dumps(document).strip(), []
 

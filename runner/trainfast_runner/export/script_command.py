@@ -6,7 +6,7 @@ import shlex
 from collections.abc import Mapping
 
 from trainfast_runner.errors import UserError
-from trainfast_runner.export.trainer_arguments import trainer_arguments, turned
+from trainfast_runner.export.trainer_arguments import overrides, trainer_arguments
 from trainfast_runner.records.run_file import RunFile
 from trainfast_runner.settings.knob_type import Knobs
 from trainfast_runner.settings.knobs import BY_NAME
@@ -21,7 +21,7 @@ EXPORT_ACCELERATE = "trainfast-tui export {} --to accelerate > accelerate.yaml"
 
 
 def script_command(run: RunFile, knobs: Knobs) -> tuple[str, list[str]]:
-    """The command for a script of the Trainer, and the turned knobs without a flag.
+    """The command for a script of the Trainer, and the overridden knobs without a flag.
 
     Raises UserError where the flags would start another run: another strategy, or another precision.
     """
@@ -38,7 +38,7 @@ def script_command(run: RunFile, knobs: Knobs) -> tuple[str, list[str]]:
         )
     flags = [word for name, value in arguments.items() for word in (f"--{name}", str(value))]
     words = [*_environment(run, knobs), *_launcher(run), SCRIPT, "--output_dir", "out", *flags]
-    without = [name for name in turned(knobs) if name not in LAUNCHED and not _has_flag(name, arguments)]
+    without = [name for name in overrides(knobs) if name not in LAUNCHED and not _has_flag(name, arguments)]
     return shlex.join(words), list(dict.fromkeys([*left_out, *without]))
 
 

@@ -10,7 +10,7 @@ from trainfast_runner.worker.catalog import OPTIMIZERS, STRATEGIES, OptimizerEnt
 
 
 def trainer_arguments(run: RunFile, knobs: Knobs) -> tuple[dict[str, object], list[str]]:
-    """Every field that a knob decides, by name, and the turned knobs without a field."""
+    """Every field that a knob decides, by name, and the overridden knobs without a field."""
     strategy, optimizer = STRATEGIES[str(knobs["strategy"])], OPTIMIZERS[str(knobs["optimizer"])]
     fields: dict[str, object] = {}
     for entry in KNOBS:
@@ -37,7 +37,7 @@ def trainer_arguments(run: RunFile, knobs: Knobs) -> tuple[dict[str, object], li
     return fields, left_out
 
 
-def turned(knobs: Knobs) -> list[str]:
+def overrides(knobs: Knobs) -> list[str]:
     """The knobs that are not at their defaults, those about our own run and its timing left out."""
     usual = defaults()
     return [
@@ -69,7 +69,7 @@ def _trainer_precision(precision: str) -> dict[str, object]:
 
 
 def _without(knobs: Knobs, where: str) -> list[str]:
-    return [name for name in turned(knobs) if not getattr(BY_NAME[name].same_as, where)]
+    return [name for name in overrides(knobs) if not getattr(BY_NAME[name].same_as, where)]
 
 
 def _plain(value: KnobValue) -> object:

@@ -14,7 +14,7 @@ Knobs = dict[str, KnobValue]
 
 @dataclass(frozen=True)
 class Equivalent:
-    """How the same setting is spelt elsewhere; empty where the other has no such setting."""
+    """Names of the same setting in other tools; empty where a tool has none."""
 
     training_args: str = ""
     accelerate: str = ""
@@ -24,7 +24,7 @@ class Equivalent:
 
 @dataclass(frozen=True)
 class Knob:
-    """One setting. `speed` and `memory` are the text a person reads beside it."""
+    """One setting. `what`, `speed` and `memory` are its help."""
 
     name: str
     values: Values
@@ -33,10 +33,9 @@ class Knob:
     what: str
     speed: str
     memory: str
-    new_process: bool = True
     same_as: Equivalent = field(default_factory=Equivalent)
     only_with: tuple[str, ...] = ()
-    """The strategies it matters to; empty means all."""
+    """The strategies that obey it; empty for all."""
 
     def applies(self, knobs: Mapping[str, KnobValue]) -> bool:
         """True if another value can change anything in a run with these knobs."""
@@ -61,7 +60,7 @@ class Knob:
         return ladder[max(0, min(len(ladder) - 1, place + by))]
 
     def show(self, value: KnobValue) -> str:
-        """A value as a person types it after `--set name=`."""
+        """A value as it is typed after `--set name=`."""
         if value is None:
             return "auto" if isinstance(self.values, DeviceList) else "none"
         return f"{value:g}" if isinstance(value, float) else str(value)

@@ -80,7 +80,7 @@ def user_directory() -> Path:
 
 
 def names() -> dict[str, Path]:
-    """Every preset that can be named, and its file; a user's preset hides a shipped one of the same name."""
+    """Every preset by its name, with its file; a user's preset hides a shipped one of the same name."""
     found: dict[str, Path] = {}
     for directory in (shipped_directory(), user_directory()):
         if directory.is_dir():
@@ -110,7 +110,7 @@ def _file_of(name: str) -> Path:
 
 
 def _read(path: Path) -> tuple[_Source, dict[str, Any]]:
-    """One file, as far as it is TOML of this schema."""
+    """Read one file. Raises UserError unless it is TOML of this schema."""
     try:
         text = path.read_text(encoding="utf-8")
     except FileNotFoundError:
@@ -183,7 +183,7 @@ def _parent(reference: str, source: _Source, above: tuple[Path, ...]) -> Preset:
 
 
 def merged_model(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
-    """`over` on top of `base`; where it names another model nothing of the old one stays."""
+    """`over` on top of `base`; nothing of the old model stays where `over` names another."""
     another = any(key in over for key in MODEL_SOURCES)
     # Fields given for the old model need not exist in the new.
     return dict(over) if another else {**base, **over}
@@ -287,7 +287,7 @@ def _variants(raw: Mapping[str, Any], source: _Source) -> tuple[Variant, ...]:
 
 @dataclass(frozen=True)
 class _Source:
-    """A preset's text, for complaints that name file and line."""
+    """A preset's text, for errors that name file and line."""
 
     path: Path
     text_: str

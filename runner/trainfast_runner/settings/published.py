@@ -10,7 +10,7 @@ from trainfast_runner.settings.spec import RunSpec, from_preset
 
 
 def published_for(preset: Preset, variant: Variant, spec: RunSpec) -> tuple[Mapping[str, Any], str]:
-    """A variant's published figures, and empty words; no figures and why, where `spec` has another model or seq_len."""
+    """A variant's published figures; none and the reason when `spec` has another model or seq_len."""
     if not variant.published:
         return {}, ""
     own = from_preset(preset, variant)

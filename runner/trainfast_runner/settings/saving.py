@@ -1,4 +1,4 @@
-"""Keeping settings as a preset of one's own: the text it started from, with only what changed written anew."""
+"""Saves settings as a preset of the user's own: the text it started from, with only the changes written anew."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,63}")
 
 
 def save_preset(name: str, spec: RunSpec, overwrite: bool = False, source: str | None = None) -> Path:
-    """Write `spec` as the user's preset `name` and return its file; comments of what it started from stay.
+    """Write `spec` as the user's preset `name` and return its file; comments of the original stay.
 
-    `source` is what the spec was resolved from, when that was a path and not a preset's name. A spec of a variant
+    `source` is the path that the spec was resolved from, unless it was a preset's name. A spec of a variant
     becomes a preset without variants. Raises UserError for a bad name, an existing preset of the user's or a
     shipped one of that name without `overwrite`, and a directory that cannot be written.
     """
@@ -67,7 +67,7 @@ def _refuse_circle(document: TOMLDocument, name: str) -> None:
 
 
 def _write(document: TOMLDocument, spec: RunSpec, preset: presets.Preset) -> None:
-    """Bring the document to what the spec says, touching nothing that already says it."""
+    """Write the spec's values into the document, leaving alone those that it has already."""
     before = from_preset(preset, None)
     parent = document.get("extends")
     if isinstance(parent, str) and parent.endswith(".toml"):
@@ -93,7 +93,7 @@ def _write(document: TOMLDocument, spec: RunSpec, preset: presets.Preset) -> Non
 
 
 def _flatten(document: TOMLDocument, preset: presets.Preset) -> None:
-    """Without its parent, whose variants would come along: what it gave is written here."""
+    """Cut the document from its parent, whose variants would come along, and write the parent's values into it."""
     document.pop("extends", None)
     document.setdefault("title", preset.title)
     for section, values in (("model", preset.model), ("data", preset.data), ("knobs", preset.knobs)):
@@ -105,7 +105,7 @@ def _flatten(document: TOMLDocument, preset: presets.Preset) -> None:
 def _set(
     document: TOMLDocument, section: str, values: dict[str, Any], before: Any, relative: tuple[str, ...] = ()
 ) -> None:
-    """Write the values that changed, and those in `relative` that stand here: the file moves to another folder."""
+    """Write the changed values, and those in `relative` that stand here: the file moves to another folder."""
     here = document.get(section, {})
     changed = {
         key: value

@@ -1,4 +1,4 @@
-"""In which line of a TOML text a key stands, so that a complaint can point at it."""
+"""The line of a key in a TOML text, for an error message."""
 
 from __future__ import annotations
 
