@@ -16,6 +16,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from ..catalog import STRATEGIES
 from ..invalid import InvalidInput
 from ..optimizer import build_optimizer, parameter_groups
 from ..precision import Precision
@@ -24,7 +25,7 @@ from ..weights import init_in_turn, init_weights
 from .ddp import DataParallel
 from .extension_builds import only_builder
 from .offload_scratch import Scratch
-from .zero_config import ZERO, deepspeed_config, sizes_of
+from .zero_config import deepspeed_config, sizes_of
 
 IMPORTED_LATER = (
     "deepspeed.runtime.zero.muon.muon_optimizer",
@@ -46,7 +47,7 @@ class DeepSpeedZero(DataParallel):
 
     def __init__(self, knobs: Knobs, device: torch.device) -> None:
         super().__init__(knobs, device)
-        self.zero = ZERO[knobs.strategy]
+        self.entry = STRATEGIES[knobs.strategy]
         self.cpu_adam = False
         self.optimizer_reason: str | None = None
         """The reason why torch's AdamW updates offloaded states; None if it does not."""
@@ -61,7 +62,7 @@ class DeepSpeedZero(DataParallel):
         # Keep DeepSpeed from compiling its shared-memory all-reduce for the CPU, which only inference calls.
         deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
         deepspeed.init_distributed(auto_mpi_discovery=False, verbose=False)
-        if self.zero.offload and self.knobs.optimizer == "adamw":
+        if self.entry.offloads and self.knobs.optimizer == "adamw":
             missing = why_not_built("CPUAdamBuilder")
             self.cpu_adam = missing is None
             if missing is not None:
@@ -78,7 +79,7 @@ class DeepSpeedZero(DataParallel):
         import deepspeed
 
         self.config = deepspeed_config(self.knobs, self.ranks, sizes_of(model), self.device.type, self._disk())
-        if self.zero.stage == 3:
+        if self.entry.zero_stage == 3:
             self._init_slices(model)
         else:
             init_weights(model, self.knobs.seed, self.device)

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe, ScheduleInterleaved1F1B
 
+from ..catalog import SCHEDULES
 from ..data.samples import Batch
 from ..objective import Objective
 from ..optimizer import build_optimizer
@@ -24,8 +25,6 @@ from ..weights import init_weights
 from .ddp import join_group
 from .pipeline_stages import cut
 from .single import Single
-
-STAGES_PER_RANK = {"gpipe": 1, "1f1b": 1, "interleaved": 2}
 
 
 class PipelineParallel(Single):
@@ -37,7 +36,7 @@ class PipelineParallel(Single):
         self.degree = knobs.pp_degree
         self.rank, self.place = divmod(self.global_rank, self.degree)
         self.ranks = world // self.degree
-        self.stages = self.degree * STAGES_PER_RANK[knobs.pp_schedule]
+        self.stages = self.degree * SCHEDULES[knobs.pp_schedule].stages_per_rank
         self._schedule: Any = None
         self._tied: list[nn.Parameter] = []
         self._objective: Objective | None = None

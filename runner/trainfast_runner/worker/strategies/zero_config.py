@@ -20,19 +20,6 @@ NEVER = 1_000_000_000
 
 
 @dataclass(frozen=True)
-class Zero:
-    """The ZeRO stage of a strategy; `offload` is True if states leave the device."""
-
-    stage: int
-    offload: bool
-
-
-ZERO = {
-    name: Zero(entry.zero_stage, entry.offloads) for name, entry in STRATEGIES.items() if entry.zero_stage is not None
-}
-
-
-@dataclass(frozen=True)
 class Sizes:
     """Elements of a model's parameters: of all, of the largest one, and of the largest part (`weights.Part`)."""
 
@@ -53,23 +40,23 @@ def deepspeed_config(knobs: Knobs, ranks: int, sizes: Sizes, device: str, disk: 
 
     `device` is cpu or cuda, `disk` the directory for offloaded states; None for host memory.
     """
-    zero = ZERO[knobs.strategy]
-    bucket = min(LARGEST_BUCKET_ELEMENTS, sizes.part if zero.stage == 3 else sizes.total)
-    stage: dict[str, Any] = {"stage": zero.stage, "reduce_bucket_size": bucket, "allgather_bucket_size": bucket}
-    if zero.stage == 3:
+    entry = STRATEGIES[knobs.strategy]
+    bucket = min(LARGEST_BUCKET_ELEMENTS, sizes.part if entry.zero_stage == 3 else sizes.total)
+    stage: dict[str, Any] = {"stage": entry.zero_stage, "reduce_bucket_size": bucket, "allgather_bucket_size": bucket}
+    if entry.zero_stage == 3:
         # With DeepSpeed's own bounds a model of less than 1e9 parameters stays gathered.
         stage["stage3_max_live_parameters"] = min(MOST_LIVE_ELEMENTS, 2 * sizes.part)
         stage["stage3_max_reuse_distance"] = min(MOST_LIVE_ELEMENTS, sizes.part)
         stage["sub_group_size"] = min(MOST_LIVE_ELEMENTS, sizes.part)
-    if zero.offload:
+    if entry.offloads:
         # Only a GPU uses page-locked memory.
         place = {"device": "cpu" if disk is None else "nvme", "pin_memory": device == "cuda"}
         if disk is not None:
             place["nvme_path"] = disk
         stage["offload_optimizer"] = place
-        if zero.stage == 3 and disk is not None and device == "cuda":
+        if entry.zero_stage == 3 and disk is not None and device == "cuda":
             stage["offload_param"] = {**place, "buffer_size": _buffer(sizes.parameter, ranks)}
-        elif zero.stage == 3:
+        elif entry.zero_stage == 3:
             # DeepSpeed 0.19 writes fp32 parameters to a disk as bf16 on a CPU that has no fp16.
             stage["offload_param"] = {"device": "cpu", "pin_memory": device == "cuda"}
     return {
