@@ -7,7 +7,8 @@ worker as `trainfast_worker.catalog`. So entries are known by their names, and c
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 WHOLE, SLICES, FLAT, SWAPPED, HOST = "whole", "slices", "flat", "swapped", "host"
 """Ways in which an optimizer is given parameters; see `GIVEN`."""
@@ -164,8 +165,60 @@ class ScheduleEntry:
 
 EVERYTHING = ("weights", "gradients", "states")
 TENSOR_KNOBS = ("tp_degree",)
-PIPELINE_KNOBS = ("pp_degree", "pp_schedule", "micro_batches")
 
+_ZERO1 = StrategyEntry(
+    name="zero1",
+    path="deepspeed_zero:DeepSpeedZero",
+    wrapper="DeepSpeedEngine",
+    what="DeepSpeed; each rank keeps its share of the optimizer states; bf16 and fp16 keep half-precision weights"
+    " and a sharded fp32 copy",
+    speed="sends what ddp sends, and only slows a model that already fits",
+    memory="1/N of the optimizer states",
+    axes=("dp",),
+    shards=("states",),
+    parameters=FLAT,
+    package="deepspeed",
+    instead="fsdp",
+    memory_rule="ZeroPartitioned",
+    zero_stage=1,
+    searched=True,
+    trainer=True,
+    accelerate="DEEPSPEED",
+)
+_ZERO2 = replace(
+    _ZERO1,
+    name="zero2",
+    what="zero1 with its share of the gradients too",
+    speed="as zero1",
+    memory="1/N of the gradients and states",
+    shards=("gradients", "states"),
+    zero_stage=2,
+)
+_ZERO3 = replace(
+    _ZERO1,
+    name="zero3",
+    what="zero2 with its share of the parameters too",
+    speed="sends half as much again as ddp",
+    memory="1/N of the model plus two gathered blocks",
+    shards=EVERYTHING,
+    parameters=SWAPPED,
+    instead="zero2",
+    memory_rule="ZeroParameters",
+    zero_stage=3,
+)
+_PIPELINE = StrategyEntry(
+    name="pp",
+    path="pipeline:PipelineParallel",
+    wrapper=None,
+    what="runs of layers on each device, fed micro-batch after micro-batch",
+    speed="sends only activations, to its neighbours, and idles in its bubble",
+    memory="1/N of the layers",
+    axes=("pp",),
+    knobs=("pp_degree", "pp_schedule", "micro_batches"),
+    instead="fsdp",
+    memory_rule="Staged",
+)
+_OFFLOADED: dict[str, Any] = {"speed": "", "memory": "", "parameters": HOST, "instead": "zero2", "offloads": True}
 _STRATEGIES = (
     StrategyEntry(
         name="single",
@@ -225,95 +278,23 @@ _STRATEGIES = (
         searched=True,
         accelerate="FSDP",
     ),
-    StrategyEntry(
-        name="zero1",
-        path="deepspeed_zero:DeepSpeedZero",
-        wrapper="DeepSpeedEngine",
-        what="DeepSpeed; each rank keeps its share of the optimizer states; bf16 and fp16 keep half-precision weights"
-        " and a sharded fp32 copy",
-        speed="sends what ddp sends, and only slows a model that already fits",
-        memory="1/N of the optimizer states",
-        axes=("dp",),
-        shards=("states",),
-        parameters=FLAT,
-        package="deepspeed",
-        instead="fsdp",
-        memory_rule="ZeroPartitioned",
-        zero_stage=1,
-        searched=True,
-        trainer=True,
-        accelerate="DEEPSPEED",
-    ),
-    StrategyEntry(
-        name="zero2",
-        path="deepspeed_zero:DeepSpeedZero",
-        wrapper="DeepSpeedEngine",
-        what="zero1 with its share of the gradients too",
-        speed="as zero1",
-        memory="1/N of the gradients and states",
-        axes=("dp",),
-        shards=("gradients", "states"),
-        parameters=FLAT,
-        package="deepspeed",
-        instead="fsdp",
-        memory_rule="ZeroPartitioned",
-        zero_stage=2,
-        searched=True,
-        trainer=True,
-        accelerate="DEEPSPEED",
-    ),
-    StrategyEntry(
-        name="zero3",
-        path="deepspeed_zero:DeepSpeedZero",
-        wrapper="DeepSpeedEngine",
-        what="zero2 with its share of the parameters too",
-        speed="sends half as much again as ddp",
-        memory="1/N of the model plus two gathered blocks",
-        axes=("dp",),
-        shards=EVERYTHING,
-        parameters=SWAPPED,
-        package="deepspeed",
-        instead="zero2",
-        memory_rule="ZeroParameters",
-        zero_stage=3,
-        searched=True,
-        trainer=True,
-        accelerate="DEEPSPEED",
-    ),
-    StrategyEntry(
+    _ZERO1,
+    _ZERO2,
+    _ZERO3,
+    replace(
+        _ZERO2,
         name="zero2-offload",
-        path="deepspeed_zero:DeepSpeedZero",
-        wrapper="DeepSpeedEngine",
         what="zero2 with the states in host memory, stepping on the CPU",
-        axes=("dp",),
-        shards=("gradients", "states"),
-        parameters=HOST,
-        package="deepspeed",
-        instead="zero2",
         memory_rule="ZeroOffloaded",
-        zero_stage=2,
-        offloads=True,
-        searched=True,
-        trainer=True,
-        accelerate="DEEPSPEED",
+        **_OFFLOADED,
     ),
-    StrategyEntry(
+    replace(
+        _ZERO3,
         name="zero3-offload",
-        path="deepspeed_zero:DeepSpeedZero",
-        wrapper="DeepSpeedEngine",
         what="zero3 with parameters and states in host memory, or under offload_path on a disk, stepping on the CPU",
-        axes=("dp",),
-        shards=EVERYTHING,
-        parameters=HOST,
         knobs=("offload_path",),
-        package="deepspeed",
-        instead="zero2",
         memory_rule="ZeroParametersOffloaded",
-        zero_stage=3,
-        offloads=True,
-        searched=True,
-        trainer=True,
-        accelerate="DEEPSPEED",
+        **_OFFLOADED,
     ),
     StrategyEntry(
         name="tp",
@@ -328,18 +309,7 @@ _STRATEGIES = (
         instead="fsdp",
         memory_rule="Sharing",
     ),
-    StrategyEntry(
-        name="pp",
-        path="pipeline:PipelineParallel",
-        wrapper=None,
-        what="runs of layers on each device, fed micro-batch after micro-batch",
-        speed="sends only activations, to its neighbours, and idles in its bubble",
-        memory="1/N of the layers",
-        axes=("pp",),
-        knobs=PIPELINE_KNOBS,
-        instead="fsdp",
-        memory_rule="Staged",
-    ),
+    _PIPELINE,
     StrategyEntry(
         name="naive-mp",
         path="one_process:SpreadLayers",
@@ -377,88 +347,77 @@ _STRATEGIES = (
         instead="fsdp",
         memory_rule="FullySharded",
     ),
-    StrategyEntry(
-        name="ddp+pp",
-        path="pipeline:PipelineParallel",
-        wrapper=None,
-        what="pipelines side by side",
-        axes=("dp", "pp"),
-        knobs=PIPELINE_KNOBS,
-        instead="ddp",
-        memory_rule="Staged",
+    replace(
+        _PIPELINE, name="ddp+pp", what="pipelines side by side", speed="", memory="", axes=("dp", "pp"), instead="ddp"
     ),
 )
 
-ADAMW = "torch.optim:AdamW"
-KEEPS_STATES = "keeps its quantized states per parameter"
-EIGHT_BIT_REFUSES = (
-    (SLICES, "quantizes plain tensors"),
-    (SWAPPED, KEEPS_STATES),
-    (HOST, "quantizes states on the GPU"),
+_ADAMW = OptimizerEntry(
+    name="adamw",
+    path="torch.optim:AdamW",
+    live="AdamW",
+    what="torch's own choice among the next three",
+    speed="foreach on a GPU, also on the slices of fsdp and tp, and loop on a CPU",
+    memory="8 bytes of states a parameter",
+    trainer="adamw_torch",
 )
-FACTORS = "factors whole matrices"
-
+_EIGHT_BIT = OptimizerEntry(
+    name="adamw-8bit",
+    path="bitsandbytes.optim:AdamW8bit",
+    live="AdamW8bit",
+    what="AdamW with quantized states",
+    speed="as fast as AdamW",
+    memory="2 bytes of states a parameter",
+    eight_bit=True,
+    refuses=(
+        (SLICES, "quantizes plain tensors"),
+        (SWAPPED, "keeps its quantized states per parameter"),
+        (HOST, "quantizes states on the GPU"),
+    ),
+    package="bitsandbytes",
+    trainer="adamw_bnb_8bit",
+)
+_FACTORS = "factors whole matrices"
 _OPTIMIZERS = (
-    OptimizerEntry(
-        name="adamw",
-        path=ADAMW,
-        live="AdamW",
-        what="torch's own choice among the next three",
-        speed="foreach on a GPU, also on the slices of fsdp and tp, and loop on a CPU",
-        memory="8 bytes of states a parameter",
-        trainer="adamw_torch",
-    ),
-    OptimizerEntry(
+    _ADAMW,
+    replace(
+        _ADAMW,
         name="adamw-loop",
-        path=ADAMW,
         arguments=(("foreach", False), ("fused", False)),
-        live="AdamW",
         implementation="loop",
         what="AdamW, one parameter after the other",
         speed="slower than foreach",
+        memory="",
+        trainer=None,
     ),
-    OptimizerEntry(
+    replace(
+        _ADAMW,
         name="adamw-foreach",
-        path=ADAMW,
         arguments=(("foreach", True),),
-        live="AdamW",
         implementation="foreach",
         what="AdamW, all parameters at a time",
         speed="slower than fused",
         memory="4 bytes a parameter more at its peak",
+        trainer=None,
     ),
-    OptimizerEntry(
+    replace(
+        _ADAMW,
         name="adamw-fused",
-        path=ADAMW,
         arguments=(("fused", True),),
-        live="AdamW",
         implementation="fused",
         what="AdamW in one kernel",
         speed="the fastest AdamW",
         memory="nothing beyond the states",
         trainer="adamw_torch_fused",
     ),
-    OptimizerEntry(
-        name="adamw-8bit",
-        path="bitsandbytes.optim:AdamW8bit",
-        live="AdamW8bit",
-        what="AdamW with quantized states",
-        speed="as fast as AdamW",
-        memory="2 bytes of states a parameter",
-        eight_bit=True,
-        refuses=EIGHT_BIT_REFUSES,
-        package="bitsandbytes",
-        trainer="adamw_bnb_8bit",
-    ),
-    OptimizerEntry(
+    _EIGHT_BIT,
+    replace(
+        _EIGHT_BIT,
         name="paged-adamw-8bit",
         path="bitsandbytes.optim:PagedAdamW8bit",
         live="PagedAdamW8bit",
         what="adamw-8bit with states that are paged out to the host when a GPU is full",
-        memory="2 bytes of states a parameter",
-        eight_bit=True,
-        refuses=EIGHT_BIT_REFUSES,
-        package="bitsandbytes",
+        speed="",
         gpus_only="pages its states between a GPU and the host",
         instead="adamw-8bit",
         trainer="paged_adamw_8bit",
@@ -473,7 +432,7 @@ _OPTIMIZERS = (
         speed="the slowest",
         memory="about no states",
         moments=0,
-        refuses=((SLICES, "reads whole matrices"), (FLAT, FACTORS), (SWAPPED, FACTORS), (HOST, FACTORS)),
+        refuses=((SLICES, "reads whole matrices"), (FLAT, _FACTORS), (SWAPPED, _FACTORS), (HOST, _FACTORS)),
         trainer="adafactor",
     ),
     OptimizerEntry(
@@ -487,27 +446,25 @@ _OPTIMIZERS = (
     ),
 )
 
+_ACCELERATE = EngineEntry(
+    name="accelerate",
+    path="accelerate_loop:AccelerateLoop",
+    what="the short Accelerate loop, on the same samples and loss",
+    # Asked for FSDP on a CPU, both other engines silently train DDP.
+    strategies=("single", "ddp"),
+    compiles=False,
+    fp16_on_cpu=False,
+    package="accelerate",
+)
 _ENGINES = (
     EngineEntry(name="native", path="native:Native", what="the loop here"),
-    EngineEntry(
-        name="accelerate",
-        path="accelerate_loop:AccelerateLoop",
-        what="the short Accelerate loop, on the same samples and loss",
-        # Asked for FSDP on a CPU, both other engines silently train DDP.
-        strategies=("single", "ddp"),
-        compiles=False,
-        fp16_on_cpu=False,
-        package="accelerate",
-    ),
-    EngineEntry(
+    _ACCELERATE,
+    replace(
+        _ACCELERATE,
         name="trainer",
         path="hf_trainer:HfTrainer",
         what="the Hugging Face Trainer, on the same samples and loss",
         speed="does a little more around each step",
-        strategies=("single", "ddp"),
-        compiles=False,
-        fp16_on_cpu=False,
-        package="accelerate",
     ),
 )
 
