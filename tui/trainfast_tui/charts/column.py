@@ -33,9 +33,9 @@ class Charts(Vertical):
     Charts .-away { display: none; }
     """
 
-    def __init__(self, *, ascii: bool = False, of_machine: bool = False, id: str | None = None) -> None:
+    def __init__(self, *, of_machine: bool = False) -> None:
         """With `of_machine` the charts have no throughput, for a machine without a run."""
-        super().__init__(id=id)
+        super().__init__()
         self._of_machine = of_machine
         self._snapshot: Snapshot | None = None
         self._window = data.DEFAULT_WINDOW

@@ -39,7 +39,7 @@ class Painted(RowWidget):
     }
     """
 
-    def __init__(self, *, ascii: bool = False, id: str | None = None, classes: str | None = None) -> None:
+    def __init__(self, *, id: str | None = None, classes: str | None = None) -> None:
         super().__init__(id=id, classes=classes)
         self._rows: Rows | None = None
         self._lines: list[Line] = []

@@ -42,8 +42,8 @@ class BatchSearchView(Painted):
 
     DEFAULT_CSS = "BatchSearchView { height: 1fr; }"
 
-    def __init__(self, name: str, *, ascii: bool = False, id: str | None = None) -> None:
-        super().__init__(ascii=ascii, id=id)
+    def __init__(self, name: str) -> None:
+        super().__init__()
         self._preset = name
         self._search: SearchSnapshot | None = None
         self._now_ns = 0

@@ -42,8 +42,8 @@ class DevicesPanel(Painted):
 
     DEFAULT_CSS = "DevicesPanel { height: 2; }"
 
-    def __init__(self, *, ascii: bool = False, id: str | None = None) -> None:
-        super().__init__(ascii=ascii, id=id)
+    def __init__(self) -> None:
+        super().__init__()
         self._tick: Tick | None = None
         self._used: frozenset[str] = frozenset()
         self._run_live = False

@@ -20,8 +20,8 @@ class DiagnosisLine(Painted):
     DiagnosisLine.-shown { display: block; }
     """
 
-    def __init__(self, *, ascii: bool = False, id: str | None = None) -> None:
-        super().__init__(ascii=ascii, id=id)
+    def __init__(self) -> None:
+        super().__init__()
         self._run: RunSnapshot | None = None
 
     def show(self, run: RunSnapshot | None) -> None:

@@ -15,8 +15,8 @@ class LogPane(Painted):
     LogPane.-empty { height: 2; }
     """
 
-    def __init__(self, *, ascii: bool = False, id: str | None = None) -> None:
-        super().__init__(ascii=ascii, id=id, classes="-empty")
+    def __init__(self) -> None:
+        super().__init__(classes="-empty")
         self._log: tuple[str, ...] = ()
         self._ended = False
         self._back = 0

@@ -39,8 +39,8 @@ class MemoryBar(Painted):
     MemoryBar.-says { display: block; }
     """
 
-    def __init__(self, *, ascii: bool = False, id: str | None = None) -> None:
-        super().__init__(ascii=ascii, id=id)
+    def __init__(self) -> None:
+        super().__init__()
         self._view: MemoryView | None = None
 
     def show(self, view: MemoryView | None) -> None:

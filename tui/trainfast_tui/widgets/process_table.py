@@ -33,8 +33,8 @@ class ProcessTable(SortedTable["ProcessRow"]):
     FIGURES = ("GPU memory", "CPU", "memory")
     LAST = "command"
 
-    def __init__(self, *, ascii: bool = False, id: str | None = None) -> None:
-        super().__init__(id=id)
+    def __init__(self) -> None:
+        super().__init__()
         self.order: Order[ProcessRow] | None = None
         """None until a person has chosen: by GPU memory on a machine with a GPU, else by CPU."""
         self.reverse = False

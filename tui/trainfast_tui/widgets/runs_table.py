@@ -65,8 +65,8 @@ class RunsTable(SortedTable[RunRow]):
     LAST = "changed"
     MARGIN = 3
 
-    def __init__(self, *, ascii: bool = False, id: str | None = None) -> None:
-        super().__init__(id=id)
+    def __init__(self) -> None:
+        super().__init__()
         self.marked: list[str] = []
         """Ids of marked runs, first marked first; at most two."""
         self._is_listed = False

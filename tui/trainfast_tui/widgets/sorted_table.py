@@ -46,8 +46,8 @@ class SortedTable(Painted, Generic[Row]):
     MARGIN: ClassVar[int] = 2
     """Cells of the cursor and the marks."""
 
-    def __init__(self, *, ascii: bool = False, id: str | None = None) -> None:
-        super().__init__(id=id)
+    def __init__(self) -> None:
+        super().__init__()
         self._shown: list[Row] = []
         self._here: object = None
         """The identity of the row under the cursor; None for the first row."""

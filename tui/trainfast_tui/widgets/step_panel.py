@@ -37,8 +37,8 @@ class StepPanel(Painted):
     NARROW = 66
     """Below this many columns the phases of a step need two lines."""
 
-    def __init__(self, *, ascii: bool = False, id: str | None = None) -> None:
-        super().__init__(ascii=ascii, id=id)
+    def __init__(self) -> None:
+        super().__init__()
         self._run: RunSnapshot | None = None
 
     def show(self, run: RunSnapshot | None) -> None:

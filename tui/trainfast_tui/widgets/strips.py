@@ -31,8 +31,8 @@ STATE_SIGNS = {
 class Header(Painted):
     """The run on the screen and its state."""
 
-    def __init__(self, *, ascii: bool = False, id: str | None = None) -> None:
-        super().__init__(ascii=ascii, id=id)
+    def __init__(self) -> None:
+        super().__init__()
         self._run: RunSnapshot | None = None
         self._looked = False
 
@@ -58,8 +58,8 @@ class Header(Painted):
 class StatusLine(Painted):
     """One line: the last notice, or the countdown of a stop."""
 
-    def __init__(self, *, ascii: bool = False, id: str | None = None) -> None:
-        super().__init__(ascii=ascii, id=id)
+    def __init__(self, *, id: str | None = None) -> None:
+        super().__init__(id=id)
         self._notice: tuple[str, str] = ("", "muted")
         self._countdown = ""
 
@@ -85,8 +85,8 @@ class StatusLine(Painted):
 class Footer(Painted):
     """The keys of the screen, and at the right the notice of late frames."""
 
-    def __init__(self, actions: Sequence[Action], *, ascii: bool = False, id: str | None = None) -> None:
-        super().__init__(ascii=ascii, id=id)
+    def __init__(self, actions: Sequence[Action]) -> None:
+        super().__init__()
         self._actions = [action for action in actions if action.footer]
         self._useless: frozenset[str] = frozenset()
         self._pace = ""

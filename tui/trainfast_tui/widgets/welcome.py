@@ -23,8 +23,8 @@ class Welcome(Painted):
     Welcome.-shown { display: block; height: 1fr; }
     """
 
-    def __init__(self, *, ascii: bool = False, id: str | None = None) -> None:
-        super().__init__(ascii=ascii, id=id)
+    def __init__(self) -> None:
+        super().__init__()
         self._preset = ""
 
     def show(self, preset: str) -> None:
@@ -63,8 +63,8 @@ class TooSmall(Painted):
     TooSmall { height: 1fr; display: none; }
     """
 
-    def __init__(self, *, ascii: bool = False, id: str | None = None) -> None:
-        super().__init__(ascii=ascii, id=id)
+    def __init__(self) -> None:
+        super().__init__()
         self._run: RunSnapshot | None = None
 
     def show(self, run: RunSnapshot | None) -> None:
