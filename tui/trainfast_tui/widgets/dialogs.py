@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from rich.text import Text
 from textual import events
 from textual.app import ComposeResult
-from textual.binding import Binding
+from textual.binding import Binding, BindingsMap
 from textual.containers import Vertical
 from textual.screen import ModalScreen
 from textual.widget import Widget
@@ -17,6 +17,8 @@ from textual.widgets.option_list import Option
 from trainfast_runner.errors import UserError
 from trainfast_tui.terminal.textual_app import forward_key
 from trainfast_tui.text.format import plain
+
+INPUT_KEYS = BindingsMap(Input.BINDINGS).key_to_bindings
 
 
 class Dialog(ModalScreen[object]):
@@ -118,7 +120,7 @@ class Field(Input):
         self._dialog = dialog
 
     async def on_key(self, event: events.Key) -> None:
-        bindings = self._bindings.key_to_bindings.get(event.key, [])
+        bindings = INPUT_KEYS.get(event.key, [])
         if not self._dialog.is_ready:
             self._dialog.take(event)
         elif bindings:
