@@ -17,14 +17,14 @@ class LogPane(Painted):
 
     def __init__(self) -> None:
         super().__init__(classes="-empty")
-        self._log: tuple[str, ...] = ()
+        self._output: tuple[str, ...] = ()
         self._ended = False
         self._back = 0
 
     def show(self, log: tuple[str, ...], ended: bool) -> None:
         """Show these lines, newest last; an `ended` run prints no more."""
-        if log is not self._log or ended != self._ended:
-            self._log, self._ended = log, ended
+        if log is not self._output or ended != self._ended:
+            self._output, self._ended = log, ended
             self.set_class(not log, "-empty")
             if self.display:
                 self.repaint()
@@ -36,14 +36,14 @@ class LogPane(Painted):
     def scroll_pages(self, by: int) -> None:
         """Scroll to older (-1) or newer (1) lines."""
         page = max(1, self.size.height - 2)
-        self._back = max(0, min(self._back - by * page, len(self._log) - page))
+        self._back = max(0, min(self._back - by * page, len(self._output) - page))
         self.repaint()
 
     def lines(self, width: int, height: int) -> list[Line]:
         room = height - 1
-        self._back = max(0, min(self._back, len(self._log) - room))
-        end = len(self._log) - self._back
-        shown = self._log[max(0, end - room) : end]
+        self._back = max(0, min(self._back, len(self._output) - room))
+        end = len(self._output) - self._back
+        shown = self._output[max(0, end - room) : end]
         title = "log" if not self._back else f"log, {self._back} lines back"
         body: list[Line] = [[(line, "text")] for line in shown]
         nothing = "It printed nothing." if self._ended else "Nothing printed yet."
