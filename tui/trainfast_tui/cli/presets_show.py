@@ -120,16 +120,12 @@ def _variant_lines(preset: Preset, width: int | None) -> list[str]:
 
 def _settings(row: Variant) -> str:
     """Return a variant's settings as they are typed."""
-    from trainfast_runner.settings.knobs import BY_NAME
+    fields = {f"model.{name}": value for name, value in row.model.items()}
+    fields |= {f"data.{name}": value for name, value in row.data.items()}
     from trainfast_tui.text.format import plain
+    from trainfast_tui.text.overrides import settings
 
-    return " ".join(
-        [
-            *(f"model.{name}={plain(_text(value))}" for name, value in row.model.items()),
-            *(f"data.{name}={plain(_text(value))}" for name, value in row.data.items()),
-            *(f"{name}={BY_NAME[name].show(value)}" for name, value in row.knobs.items()),
-        ]
-    )
+    return plain(" ".join(settings({**fields, **row.knobs})))
 
 
 def _text(value: Any) -> str:
