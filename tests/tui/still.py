@@ -18,7 +18,7 @@ from trainfast_runner.memory.available import AvailableMemory
 from trainfast_runner.records.home import Home
 from trainfast_runner.records.run_file import Event
 from trainfast_runner.records.tick import Tick
-from trainfast_runner.running.follower import Follower, RunSnapshot
+from trainfast_runner.running.follower import Follower
 from trainfast_runner.settings.spec import RunSpec
 from trainfast_tui.app import TrainfastApp
 from trainfast_tui.control.memory_view import MemoryView, PredictedPeak
@@ -38,18 +38,13 @@ class StillSession(Session):
     def __init__(self, home: Home, **options: Any) -> None:
         super().__init__(home, **options)
         self.requests: list[PredictionRequest] = []
+        self.predictor.request = self.requests.append  # type: ignore[method-assign]
+        self.oom.look = lambda run, may_trace: None  # type: ignore[method-assign]
 
     def start(self) -> None:
         self.post(MachineSeen(CPU))
 
-    def request(self, request: PredictionRequest) -> None:
-        """Keep the request for the test to look at."""
-        self.requests.append(request)
-
-    def explain(self, run: RunSnapshot | None, *, may_trace: bool) -> None:
-        """Nothing is traced."""
-
-    def gather(self, spec: RunSpec, machine: Machine) -> None:
+    def _gather(self, spec: RunSpec, machine: Machine) -> None:
         """Nothing is known of the model."""
 
 

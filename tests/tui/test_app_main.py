@@ -204,7 +204,7 @@ async def test_a_run_without_a_step_promises_none_and_shows_its_last_memory(home
     assert "Its steps are kept" not in text
     assert "No step was completed." in text
     assert "process memory 492 MiB" in text
-    assert text.splitlines()[-3].startswith("It printed nothing."), "an empty log takes two lines"
+    assert text.splitlines()[-3].startswith("The training printed nothing."), "an empty log takes two lines"
 
 
 async def test_on_the_smallest_screen_phases_have_their_unit_and_keys_one_row(

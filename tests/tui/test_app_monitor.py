@@ -329,7 +329,7 @@ async def test_a_process_of_a_run_is_ended_by_stopping_the_run(
             if thread.name == "trainfast-stop":
                 thread.join(60)
         await pilot.pause()
-        assert "Asked to stop." in screen_text(app)
+        assert "The run was asked to stop." in screen_text(app)
 
 
 async def test_what_is_not_ones_own_or_not_visible_is_refused_without_a_question(home: Home) -> None:

@@ -164,7 +164,7 @@ async def test_escape_cancels_what_goes_on_and_leaves_what_has_ended(
     async with app.run_test(size=FULL) as pilot:
         await opened(pilot, live_search)
         await pilot.press("escape")
-        await until(pilot, "Cancelling: what runs is stopped, the journal is kept")
+        await until(pilot, "Cancelling: the probe is stopped, the journal is kept")
         await until_true(pilot, lambda: cancelled, "the cancel")
         assert cancelled == [live_search]
         write_lines(
@@ -173,7 +173,7 @@ async def test_escape_cancels_what_goes_on_and_leaves_what_has_ended(
         )
         await show(pilot, live_search)
         text = screen_text(app)
-        assert "■ cancelled; its journal is kept, f5 goes on  took 16 s" in text
+        assert "■ cancelled; its journal is kept, f5 continues  took 16 s" in text
         assert text.splitlines()[-1].startswith("Esc back  b leave  f5 go on"), "nothing to apply, nothing to pause"
         await pilot.press("escape")
         await pilot.pause()
@@ -198,7 +198,7 @@ async def test_space_pauses_after_the_probe_and_again_goes_on(home: Home, live_s
         done = [*going_on(), a_probe(42), Paused(t_ns=START_NS + 15 * S)]
         write_lines(live_search / "journal.jsonl", done)
         await show(pilot, live_search)
-        assert "next: what follows from these is decided when it goes on" in screen_text(app)
+        assert "next: decided from these when the search continues" in screen_text(app)
         await pilot.press("p")
         await until_true(pilot, lambda: not (live_search / PAUSE_FILE).exists(), "the end of the pause")
 
@@ -213,7 +213,7 @@ async def test_leaving_lets_it_go_on_and_its_end_is_said_on_the_main_screen(home
         assert "The search goes on; b shows it." in screen_text(app)
         assert not app.session.requests[-1].may_trace, "a search measures too"
         await pilot.press("r")
-        assert "The search for the largest batch has the device" in screen_text(app)
+        assert "Batch search is using the device" in screen_text(app)
         write_lines(live_search / "journal.jsonl", answered())
         await show(pilot, live_search)
         assert "The search has ended: batch_size 42 is the largest that fits" in screen_text(app)
@@ -234,7 +234,7 @@ async def test_b_starts_a_search_of_the_knobs_and_escape_while_it_starts_cancels
         await until(pilot, "The knobs are being checked")
         assert not app.session.requests[-1].may_trace
         await pilot.press("escape")
-        await until(pilot, "Cancelling as soon as it is there")
+        await until(pilot, "Cancelling as soon as the search has started")
         starts.go.set()
         while not cancelled:
             await show(pilot, search)
@@ -276,7 +276,7 @@ async def test_a_live_run_is_named_first_and_stopped_only_when_that_is_wanted(
         await show(pilot, None, run)
         await pilot.press("b")
         text = await until(pilot, "y  stop it, then search")
-        assert "20261121-054455-tiny-llama-7f3a is running and has the device." in " ".join(text.split())
+        assert "20261121-054455-tiny-llama-7f3a is running and uses the device." in " ".join(text.split())
         await pilot.press("n")
         await pilot.pause()
         assert starts.asked == []
@@ -295,7 +295,7 @@ async def test_a_search_whose_conductor_is_gone_says_so_and_f5_takes_it_up_again
         await pilot.press("f5")
         await until(pilot, "The knobs are being checked")
         await pilot.press("f5")
-        await until(pilot, "It is being started.")
+        await until(pilot, "The search is starting.")
         await until_true(pilot, lambda: starts.asked, "the start")
     assert [fresh for _, fresh in starts.asked] == [False]
 
@@ -366,7 +366,7 @@ async def test_what_was_searched_with_other_knobs_is_applied_with_a_warning(home
         await pilot.press("enter")
         await pilot.pause()
         assert knob(app, "batch_size") == 40
-        assert "searched with other knobs" in screen_text(app)
+        assert "the search had other knobs" in screen_text(app)
 
 
 async def test_without_a_limit_on_a_cpu_it_says_up_to_what_it_searches(home: Home, starts: Starts) -> None:
@@ -391,5 +391,5 @@ async def test_what_broke_a_search_off_is_said(home: Home, live_search: Path) ->
         write_lines(live_search / "journal.jsonl", [*going_on(), broken])
         await show(pilot, live_search)
         text = " ".join(screen_text(app).split())
-        assert f"broken off: {reason}; its journal is kept, f5 tries again" in text
+        assert f"stopped early: {reason}; its journal is kept, f5 tries again" in text
         assert text.count(reason) == 1

@@ -78,13 +78,13 @@ async def test_r_pressed_twice_starts_one_run(home: Home, launches: Launches, ho
     async with app.run_test(size=(120, 40)) as pilot:
         await show(pilot, old)
         await pilot.press("r", "r")
-        await until(pilot, "A run is being started already")
+        await until(pilot, "A run is starting; press r again")
         launches.go.set()
         await until_true(pilot, lambda: not app.session.runs.is_starting or (home.runs / NEW).exists(), "the run")
         # Its supervisor runs, and what is on the screen is still the run before.
         await show(pilot, old)
         await pilot.press("r")
-        await until(pilot, "A run is being started already")
+        await until(pilot, "A run is starting; press r again")
         assert launches.count == 1
         hold(home.directory(NEW))
         await show(pilot, home.directory(NEW))

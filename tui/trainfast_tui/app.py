@@ -197,7 +197,7 @@ def run_app(
     # Without the mouse the terminal's own selection works, and no movement is sent over the link.
     status = app.run(mouse=False)
     if session.search.is_going_on:
-        print("The search for the largest batch goes on without this screen. Come back with: trainfast-tui    then b")
+        print("The batch search goes on without this screen. Come back with: trainfast-tui    then b")
     run = session.shown_run
     if run is not None and run.is_live:
         print(f"{run.run_id} goes on without this screen.")

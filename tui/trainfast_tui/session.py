@@ -35,7 +35,7 @@ from trainfast_tui.control.messages import (
 )
 from trainfast_tui.control.next_run import NextRun, is_about, measured_memory, of_preset, of_run
 from trainfast_tui.control.oom_explainer import OomExplainer
-from trainfast_tui.control.predictor import PredictionRequest, Predictor, knows_free_memory, request_for
+from trainfast_tui.control.predictor import Predictor, knows_free_memory, request_for
 from trainfast_tui.control.run_control import RunControl
 from trainfast_tui.control.search_control import SearchControl
 from trainfast_tui.live.reader import Reader
@@ -283,13 +283,13 @@ class Session:
         if self._gathered_for is None or key[:2] != self._gathered_for[:2]:
             self._situation = None
         self._gathered_for = key
-        self.gather(spec, machine)
+        in_background("advice", partial(self._gather, spec, machine), self.post)
 
     def predict(self) -> None:
         """Predict the next run's memory when its knobs have changed, or when a run has begun or ended."""
         run = self.shown_run
         searches, live = self.search.is_going_on, run is not None and run.is_live
-        self.explain(run, may_trace=not (searches or live or self.runs.is_starting))
+        self.oom.look(run, may_trace=not (searches or live or self.runs.is_starting))
         if self.next_run is None or self.machine is None:
             return
         # While a run only starts a trace goes on: it is that run's prediction, and nothing is measured yet. Not on a
@@ -302,19 +302,7 @@ class Session:
         key = (self.next_run.spec, self.machine, is_busy, run_id, knows_free_memory(self.snapshot))
         if key != self._predicted_for:
             self._predicted_for = key
-            self.request(request_for(self.next_run, self.machine, self.snapshot, may_trace=not is_busy))
-
-    def request(self, request: PredictionRequest) -> None:
-        """Have the memory predicted in a thread."""
-        self.predictor.request(request)
-
-    def explain(self, run: RunSnapshot | None, *, may_trace: bool) -> None:
-        """After an OOM, trace in a thread which changes would make the run fit."""
-        self.oom.look(run, may_trace=may_trace)
-
-    def gather(self, spec: RunSpec, machine: Machine) -> None:
-        """Gather the advisor's facts in a thread."""
-        in_background("advice", partial(self._gather, spec, machine), self.post)
+            self.predictor.request(request_for(self.next_run, self.machine, self.snapshot, may_trace=not is_busy))
 
     def _gather(self, spec: RunSpec, machine: Machine) -> SituationGathered:
         from trainfast_runner.search.advice.situation import gather

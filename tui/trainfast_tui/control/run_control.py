@@ -128,16 +128,16 @@ class RunControl:
         from trainfast_runner.running.stopping import request_stop, stop_unsupervised
 
         if request_stop(directory):
-            return Notified("Asked to stop.")
+            return Notified("The run was asked to stop.")
         stop_unsupervised(directory, GRACE_S, lambda left: None)
-        return Notified("Stopped and cleaned up.")
+        return Notified("The run was stopped and cleaned up.")
 
     def _kill(self, directory: Path) -> Notified:
         from trainfast_runner.running.stopping import kill_now, stop_unsupervised
 
         if not kill_now(directory):
             stop_unsupervised(directory, 0.0, lambda left: None)
-        return Notified("Killed.")
+        return Notified("The run was killed.")
 
     def _stop_then_start(self, directory: Path, spec: RunSpec) -> RunStarted | Notified:
         from trainfast_runner.running import planning

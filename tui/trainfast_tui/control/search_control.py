@@ -115,4 +115,4 @@ class SearchControl:
     def _cancel(self, directory: Path) -> Notified | None:
         from trainfast_runner.search.control import cancel
 
-        return None if cancel(directory) else Notified("It has ended already.", "warning")
+        return None if cancel(directory) else Notified("The search has already ended.", "warning")

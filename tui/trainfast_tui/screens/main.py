@@ -181,9 +181,9 @@ class MainScreen(AppScreen):
         if next_run is None:
             self.notify("There is no preset to run; p chooses one.", severity="warning")
         elif session.runs.is_starting:
-            self.notify("A run is being started already; r again when it is on the screen.", severity="warning")
+            self.notify("A run is starting; press r again once it is on the screen.", severity="warning")
         elif session.search.is_going_on:
-            words = "The search for the largest batch has the device; b shows it, Esc there cancels it."
+            words = "Batch search is using the device; b shows it, Esc there cancels it."
             self.notify(words, severity="warning")
         else:
             machine = session.machine
@@ -209,19 +209,19 @@ class MainScreen(AppScreen):
         session, next_run, run = self.session, self.session.next_run, self.session.shown_run
         self._batch_wanted = session.snapshot is None
         if self._batch_wanted:
-            self.notify("Looking whether a search goes on…")
+            self.notify("Looking for a live search…")
         elif session.search.is_going_on or session.searched():
             self._open_search()
         elif next_run is None:
-            self.notify("There is no preset to search a batch for; p chooses one.", severity="warning")
+            self.notify("There is no preset to search; p chooses one.", severity="warning")
         elif session.runs.is_starting:
-            self.notify("A run is being started; b again when it is on the screen.", severity="warning")
+            self.notify("A run is starting; press b again once it is on the screen.", severity="warning")
         elif run is None or not run.is_live:
             self._search(None)
         else:
             from trainfast_tui.text.batch_search import limit_notice
 
-            question = f"{run.run_id} is {state_words(run.state)} and has the device. Stop it and search the batch?"
+            question = f"{run.run_id} is {state_words(run.state)} and uses the device. Stop it and search the batch?"
             question = " ".join(filter(None, (question, limit_notice(next_run.spec, session.machine))))
             self._ask_about(run, question, "stop it, then search", partial(self._search, run.directory))
 
@@ -242,17 +242,17 @@ class MainScreen(AppScreen):
         elif run is None or not run.is_live:
             self.notify("Nothing is running.")
         elif run.state == "stopping" or run.stop_deadline_ns is not None:
-            question = f"Kill {run.run_id} now? What it has not written yet is lost; its records so far are kept."
+            question = f"Kill {run.run_id} now? Unwritten output is lost; its records so far are kept."
             self._ask_about(run, question, "kill it", partial(runs.kill, run.directory))
         elif run.supervised:
-            self.notify("Asking it to stop…")
+            self.notify("Asking the run to stop…")
             runs.stop(run.directory)
         else:
             question = f"{run.run_id} has no supervisor any more. Stop its processes and clean up?"
             self._ask_about(run, question, "stop them", partial(self._clean_up, run.directory))
 
     def _clean_up(self, directory: Path) -> None:
-        self.notify("Stopping its processes; SIGKILL after 30 s…")
+        self.notify("Stopping the run's processes; SIGKILL after 30 s…")
         self.session.runs.stop(directory)
 
     def _confirm(self, question: str, yes: str, then: Callable[[], object]) -> Screen[object]:
@@ -328,7 +328,7 @@ class MainScreen(AppScreen):
     def action_diagnosis(self) -> None:
         run = self.session.shown_run
         if run is None or not run.steps:
-            self.notify("No step was measured yet, so nothing can be told.")
+            self.notify("No step was measured yet: the bottleneck is unknown.")
             return
         from trainfast_tui.screens.diagnosis import DiagnosisScreen
 

@@ -162,7 +162,7 @@ class MonitorScreen(AppScreen):
         if row is None:
             return
         if row.identity is None:
-            words = f"Process {row.pid} is not visible from here, so it cannot be told from another."
+            words = f"Process {row.pid} is not visible from here, so it cannot be identified."
             self.notify(words, severity="warning")
             return
         from trainfast_runner.machine.processes.signalling import refuse

@@ -92,19 +92,19 @@ class SearchScreen(AppScreen):
     def action_cancel(self) -> None:
         search = self._search
         if search is not None and search.is_live:
-            self.notify("Cancelling: what runs is stopped, the journal is kept…", severity="warning")
+            self.notify("Cancelling: the probe is stopped, the journal is kept…", severity="warning")
             self.session.search.cancel(search.directory)
         elif search is None and not self._refused:
             # A search takes seconds to start, and cannot be ended before it holds its lock.
             self._cancel_wanted = True
-            self.notify("Cancelling as soon as it is there…", severity="warning")
+            self.notify("Cancelling as soon as the search has started…", severity="warning")
         else:
             self.dismiss()
 
     def action_pause(self) -> None:
         search = self._search
         if search is None or not search.is_live:
-            self.notify("Nothing is going on that could be paused.", severity="warning")
+            self.notify("There is no live search to pause.", severity="warning")
             return
         self.notify("")
         if search.state in ("pausing", "paused"):
@@ -115,10 +115,10 @@ class SearchScreen(AppScreen):
     def action_again(self) -> None:
         search = self._search
         if search is not None and search.is_live:
-            self.notify("It is going on; Esc cancels it.", severity="warning")
+            self.notify("The search is live; Esc cancels it.", severity="warning")
             return
         if self.session.search.is_going_on:
-            self.notify("It is being started.", severity="warning")
+            self.notify("The search is starting.", severity="warning")
             return
         # The journal of an interrupted or cancelled search is continued; an answered one leaves nothing to do.
         is_over = search is not None and search.state in ("answered", "nothing_fits")
@@ -134,10 +134,10 @@ class SearchScreen(AppScreen):
             same = search is not None and next_run is not None and is_about(search, next_run.spec)
             session.apply(chosen.settings)
             if not same:
-                words = "Applied, but it was searched with other knobs: it may not fit with these."
+                words = "Applied, but the search had other knobs: this may not fit with these."
                 session.post(Notified(words, "warning"))
             self.dismiss()
         elif search is not None and search.is_live:
             self.notify("There is no answer yet.", severity="warning")
         else:
-            self.notify("There is no answer to apply; f5 goes on searching.", severity="warning")
+            self.notify("There is no answer to apply; f5 continues the search.", severity="warning")

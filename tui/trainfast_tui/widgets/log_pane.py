@@ -46,5 +46,5 @@ class LogPane(Painted):
         shown = self._output[max(0, end - room) : end]
         title = "log" if not self._back else f"log, {self._back} lines back"
         body: list[Line] = [[(line, "text")] for line in shown]
-        nothing = "It printed nothing." if self._ended else "Nothing printed yet."
+        nothing = "The training printed nothing." if self._ended else "Nothing printed yet."
         return [rule(title, width), *(body or [[(nothing, "muted")]])]

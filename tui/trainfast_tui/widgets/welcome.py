@@ -37,7 +37,7 @@ class Welcome(Painted):
         keys = (
             ("r", f"train {self._preset} for a few seconds, and watch it here"),
             ("p", "choose another preset"),
-            ("↑ ↓", "pick a knob; its cost in speed and memory is shown below it"),
+            ("↑ ↓", "pick a knob; its cost in speed and memory is below it"),
             ("← →", "turn it; Enter types a value"),
             ("?", "every key and every knob"),
             ("q", "leave; a run goes on without this screen"),
