@@ -49,6 +49,36 @@ KEY_WORDS = {
     "ctrl+l": "Ctrl-L",
 }
 
+
+def _events_and_zoom(scope: str) -> tuple[Action, ...]:
+    """The actions on the time axis of the charts."""
+    earlier, later = (
+        "An earlier event, in words, marked on the charts.",
+        "A later event; after the last the newest again.",
+    )
+    return (
+        Action("Charts.event(-1)", ("e",), "earlier event", earlier, scope, footer=False),
+        Action("Charts.event(1)", ("E", "upper_e"), "later event", later, scope, footer=False),
+        Action("Charts.zoom(-1)", ("plus", "equals_sign"), "shorter time", "Show a shorter time.", scope, footer=False),
+        Action("Charts.zoom(1)", ("minus",), "longer time", "Show a longer time.", scope, footer=False),
+    )
+
+
+def _scroll(scope: str, *, pages: bool = True, shown: bool = False) -> tuple[Action, ...]:
+    """The actions of a page of text; `shown` in the footer and the palette."""
+    lines = (
+        Action("Page.scroll(-1)", ("up", "k"), "up", "Scroll up.", scope, shown, shown),
+        Action("Page.scroll(1)", ("down", "j"), "down", "Scroll down.", scope, shown, shown),
+    )
+    if not pages:
+        return lines
+    return (
+        *lines,
+        Action("Page.scroll(-20)", ("pageup",), "page up", "A page up.", scope, shown, shown),
+        Action("Page.scroll(20)", ("pagedown", "space"), "page down", "A page down.", scope, shown, shown),
+    )
+
+
 ACTIONS: tuple[Action, ...] = (
     Action("run", ("r",), "run", "Start a run with the knobs shown; while one is live, stop it first.", "main"),
     Action("stop", ("s",), "stop", "Stop the run: asked to end, then killed after the countdown; again: now.", "main"),
@@ -126,24 +156,7 @@ ACTIONS: tuple[Action, ...] = (
         "Charts.rate", ("t",), "samples or tokens", "Throughput in samples a second or in tokens.", "main", footer=False
     ),
     Action("Charts.reading", ("g",), "next reading", "Another device reading in the chart.", "main", footer=False),
-    Action(
-        "Charts.event(-1)",
-        ("e",),
-        "earlier event",
-        "An earlier event, in words, marked on the charts.",
-        "main",
-        footer=False,
-    ),
-    Action(
-        "Charts.event(1)",
-        ("E", "upper_e"),
-        "later event",
-        "A later event; after the last the newest again.",
-        "main",
-        footer=False,
-    ),
-    Action("Charts.zoom(-1)", ("plus", "equals_sign"), "shorter time", "Show a shorter time.", "main", footer=False),
-    Action("Charts.zoom(1)", ("minus",), "longer time", "Show a longer time.", "main", footer=False),
+    *_events_and_zoom("main"),
     Action("apply", ("enter",), "apply", "Give the knobs the answer under the cursor, and go back.", "search"),
     Action("pause", ("space", "p"), "pause", "Pause after this probe; press again to resume.", "search"),
     Action(
@@ -174,14 +187,10 @@ ACTIONS: tuple[Action, ...] = (
     Action("RunsTable.end(1)", ("end",), "last", "To the last run.", "runs", footer=False, palette=False),
     Action("back", ("escape", "c"), "back", "Back to where you came from.", "compare"),
     Action("swap", ("x",), "swap", "Exchange the two sides.", "compare"),
-    Action("Page.scroll(-1)", ("up", "k"), "up", "Scroll up.", "compare", footer=False, palette=False),
-    Action("Page.scroll(1)", ("down", "j"), "down", "Scroll down.", "compare", footer=False, palette=False),
+    *_scroll("compare", pages=False),
     Action("back", ("escape", "o"), "back", "Back to the main screen.", "topo"),
     Action("reload", ("f5",), "ask again", "Ask the driver again.", "topo"),
-    Action("Page.scroll(-1)", ("up", "k"), "up", "Scroll up.", "topo", footer=False, palette=False),
-    Action("Page.scroll(1)", ("down", "j"), "down", "Scroll down.", "topo", footer=False, palette=False),
-    Action("Page.scroll(-20)", ("pageup",), "page up", "A page up.", "topo", footer=False, palette=False),
-    Action("Page.scroll(20)", ("pagedown", "space"), "page down", "A page down.", "topo", footer=False, palette=False),
+    *_scroll("topo"),
     Action("back", ("escape", "m"), "back", "Back to the main screen.", "monitor"),
     Action("end", ("x",), "end", "End the process under the cursor, then kill it; of a run: stop the run.", "monitor"),
     Action("ProcessTable.sort", ("o",), "order", "Order the processes by another column.", "monitor"),
@@ -191,24 +200,7 @@ ACTIONS: tuple[Action, ...] = (
     Action(
         "MonitorDevices.choose(-1)", ("left",), "GPU before", "All readings of the GPU before.", "monitor", footer=False
     ),
-    Action(
-        "Charts.event(-1)",
-        ("e",),
-        "earlier event",
-        "An earlier event, in words, marked on the charts.",
-        "monitor",
-        footer=False,
-    ),
-    Action(
-        "Charts.event(1)",
-        ("E", "upper_e"),
-        "later event",
-        "A later event; after the last the newest again.",
-        "monitor",
-        footer=False,
-    ),
-    Action("Charts.zoom(-1)", ("plus", "equals_sign"), "shorter time", "Show a shorter time.", "monitor", footer=False),
-    Action("Charts.zoom(1)", ("minus",), "longer time", "Show a longer time.", "monitor", footer=False),
+    *_events_and_zoom("monitor"),
     Action("ProcessTable.move(-1)", ("up", "k"), "up", "To the process above.", "monitor", footer=False, palette=False),
     Action(
         "ProcessTable.move(1)", ("down", "j"), "down", "To the process below.", "monitor", footer=False, palette=False
@@ -216,17 +208,9 @@ ACTIONS: tuple[Action, ...] = (
     Action("ProcessTable.page(-1)", ("pageup",), "page up", "A page up.", "monitor", footer=False, palette=False),
     Action("ProcessTable.page(1)", ("pagedown",), "page down", "A page down.", "monitor", footer=False, palette=False),
     Action("back", ("escape", "d"), "back", "Back to the main screen.", "diagnosis"),
-    Action("Page.scroll(-1)", ("up", "k"), "up", "Scroll up.", "diagnosis", footer=False, palette=False),
-    Action("Page.scroll(1)", ("down", "j"), "down", "Scroll down.", "diagnosis", footer=False, palette=False),
-    Action("Page.scroll(-20)", ("pageup",), "page up", "A page up.", "diagnosis", footer=False, palette=False),
-    Action(
-        "Page.scroll(20)", ("pagedown", "space"), "page down", "A page down.", "diagnosis", footer=False, palette=False
-    ),
+    *_scroll("diagnosis"),
     Action("back", ("escape",), "back", "Close the help.", "help"),
-    Action("Page.scroll(-1)", ("up", "k"), "up", "Scroll up.", "help"),
-    Action("Page.scroll(1)", ("down", "j"), "down", "Scroll down.", "help"),
-    Action("Page.scroll(-20)", ("pageup",), "page up", "A page up.", "help"),
-    Action("Page.scroll(20)", ("pagedown", "space"), "page down", "A page down.", "help"),
+    *_scroll("help", shown=True),
     Action("help", ("question_mark", "f1"), "help", "Every key, and every knob with what it costs.", "everywhere"),
     Action(
         "theme", ("f2",), "theme", "The terminal's own colours, or a dark or light theme.", "everywhere", footer=False
