@@ -14,7 +14,7 @@ from textual.pilot import Pilot
 
 from trainfast_runner.machine.devices import Machine
 from trainfast_runner.machine.processes.identity import identify
-from trainfast_runner.memory.available import AvailableMemory
+from trainfast_runner.memory.available import RankLimit
 from trainfast_runner.records.home import Home
 from trainfast_runner.records.run_file import Event
 from trainfast_runner.records.tick import Tick
@@ -94,7 +94,7 @@ PREDICTED = MemoryView(
         ),
         phase="forward_backward",
         batch_size=8,
-        room=AvailableMemory(1 << 30, "memory_limit"),
+        room=RankLimit(1 << 30, "memory_limit"),
         max_batch=21,
     )
 )

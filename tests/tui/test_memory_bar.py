@@ -12,7 +12,7 @@ import pytest
 from recorded import GIB, MIB, START_NS, S, a_run, write_lines
 from still import StillApp, a_snapshot, own_supervisor, screen_text
 
-from trainfast_runner.memory.available import AvailableMemory
+from trainfast_runner.memory.available import RankLimit
 from trainfast_runner.records.home import Home
 from trainfast_runner.records.run_file import Event
 from trainfast_tui.control.memory_view import Measured, MemoryView, PredictedPeak
@@ -23,7 +23,7 @@ from trainfast_tui.widgets.memory_bar import LIMIT, MEASURED, SIGNS, MemoryBar, 
 FULL, SMALL = (160, 48), (80, 24)
 PANEL = {FULL: 46, SMALL: 30}
 PARTS = (("params", 200 * MIB), ("grads", 200 * MIB), ("optimizer", 400 * MIB), ("activations", 600 * MIB))
-FITS = PredictedPeak(1400 * MIB, PARTS, "forward_backward", 8, AvailableMemory(2 * GIB, "memory_limit"), max_batch=16)
+FITS = PredictedPeak(1400 * MIB, PARTS, "forward_backward", 8, RankLimit(2 * GIB, "memory_limit"), max_batch=16)
 
 
 def shown(view: MemoryView, size: tuple[int, int] = FULL) -> list[str]:
@@ -80,7 +80,7 @@ def test_on_the_smallest_screen_nothing_of_what_does_not_fit_is_cut(most: int | 
 
 
 def test_the_margin_of_a_limit_is_a_part_of_what_has_to_fit() -> None:
-    tight = replace(FITS, margin_bytes=100 * MIB, room=AvailableMemory(1450 * MIB, "memory_limit"), max_batch=7)
+    tight = replace(FITS, margin_bytes=100 * MIB, room=RankLimit(1450 * MIB, "memory_limit"), max_batch=7)
     *_, legend, total, left = shown(MemoryView(tight))
     assert "┈ margin 100 MiB" in legend
     assert total == "predicted 1.37 GiB + margin of 1.42 GiB"
@@ -98,7 +98,7 @@ def test_what_cannot_run_here_says_so_instead_of_what_fits(size: tuple[int, int]
 
 
 def test_a_small_model_on_a_large_device_still_shows_every_category() -> None:
-    lines = shown(MemoryView(replace(FITS, room=AvailableMemory(1 << 40, "free on GPU 0"))))
+    lines = shown(MemoryView(replace(FITS, room=RankLimit(1 << 40, "free on GPU 0"))))
     assert lines[1].startswith("█▓▒░···")
 
 
@@ -146,7 +146,7 @@ def test_in_ascii_every_category_has_its_own_sign() -> None:
 
 
 def test_a_context_counts_where_the_room_is_the_device_s() -> None:
-    on_gpu = replace(FITS, room=AvailableMemory(2 * GIB, "free on GPU 0", with_context=True), context_bytes=512 * MIB)
+    on_gpu = replace(FITS, room=RankLimit(2 * GIB, "free on GPU 0", with_context=True), context_bytes=512 * MIB)
     lines = shown(MemoryView(on_gpu))
     assert "┄" in lines[1]
     assert any("┄ context 512 MiB" in line for line in lines)

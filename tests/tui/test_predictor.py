@@ -16,7 +16,7 @@ from still import CPU, StillApp, a_snapshot, own_supervisor
 from traced import Tracer
 
 from trainfast_runner.machine.devices import Machine
-from trainfast_runner.memory.available import AvailableMemory
+from trainfast_runner.memory.available import RankLimit
 from trainfast_runner.memory.fitting import UNMEASURED_BYTES
 from trainfast_runner.memory.tracing import Untraceable
 from trainfast_runner.records.home import Home, read_run_file
@@ -66,7 +66,7 @@ def test_a_model_that_was_traced_before_is_answered_without_a_trace(tracer: Trac
     assert found is not None
     assert found.total_bytes == 220 * MIB
     assert dict(found.parts)["activations"] == 120 * MIB
-    assert found.room == AvailableMemory(GIB, "memory_limit")
+    assert found.room == RankLimit(GIB, "memory_limit")
     assert found.margin_bytes == UNMEASURED_BYTES
     assert found.headroom_bytes == (1024 - 220) * MIB - UNMEASURED_BYTES
     assert found.max_batch == 89, "100 MiB, 10 a sample, and the margin of 32"

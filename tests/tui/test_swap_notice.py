@@ -9,14 +9,14 @@ from recorded import GIB
 from still import CPU, FULL, PREDICTED, StillApp, a_snapshot, screen_text
 
 from trainfast_runner.machine.devices import Machine
-from trainfast_runner.memory.available import AvailableMemory
+from trainfast_runner.memory.available import RankLimit
 from trainfast_runner.records.home import Home
 from trainfast_runner.settings.spec import RunSpec
 from trainfast_tui.control.memory_view import PredictedPeak, swap_notice
 from trainfast_tui.control.messages import MemoryPredicted, SnapshotTaken
 
 assert PREDICTED.predicted is not None
-TOO_MUCH = replace(PREDICTED.predicted, total_bytes=48 * GIB, room=AvailableMemory(20 * GIB, "free"), max_batch=None)
+TOO_MUCH = replace(PREDICTED.predicted, total_bytes=48 * GIB, room=RankLimit(20 * GIB, "free"), max_batch=None)
 
 
 async def test_r_asks_before_a_run_that_would_make_the_machine_swap(
@@ -46,7 +46,7 @@ async def test_r_asks_before_a_run_that_would_make_the_machine_swap(
 @pytest.mark.parametrize(
     ("predicted", "machine"),
     [
-        (replace(TOO_MUCH, room=AvailableMemory(20 * GIB, "memory_limit")), CPU),
+        (replace(TOO_MUCH, room=RankLimit(20 * GIB, "memory_limit")), CPU),
         (TOO_MUCH, Machine(device="cuda", gpus=(), nvml_gpus=(), cores=2)),
         (replace(TOO_MUCH, total_bytes=19 * GIB), CPU),
         (replace(TOO_MUCH, room=None), CPU),
@@ -59,5 +59,5 @@ def test_where_nothing_but_the_run_would_end_there_is_no_question(
     assert swap_notice(predicted, machine) == ""
     assert swap_notice(TOO_MUCH, CPU)
     assert "less than memory_limit" in swap_notice(
-        replace(TOO_MUCH, room=AvailableMemory(GIB, "free, less than memory_limit")), CPU
+        replace(TOO_MUCH, room=RankLimit(GIB, "free, less than memory_limit")), CPU
     )

@@ -23,7 +23,7 @@ CGROUP = Path("/sys/fs/cgroup")
 
 
 @dataclass(frozen=True, slots=True)
-class AvailableMemory:
+class RankLimit:
     """Available memory of the tightest rank, in bytes; `words` say whose figure that is.
 
     `with_context`: a CUDA context comes out of it too, as it does out of a GPU's free memory; `memory_limit` caps the
@@ -52,7 +52,7 @@ def available_memory(
     context_bytes: int | None = None,
     *,
     is_here: bool = True,
-) -> AvailableMemory | None:
+) -> RankLimit | None:
     """Return the smaller of `memory_limit` and the free memory: of the fullest GPU, or a share of the host's.
 
     `host_free_bytes` and `context_bytes` (a CUDA context) are None if unknown. With `is_here` False the run is for
@@ -63,10 +63,10 @@ def available_memory(
     asked = spec.knobs["memory_limit"]
     if not isinstance(asked, str):
         return free
-    limit = AvailableMemory(min(parse_bytes_per_rank(asked)), MEMORY_LIMIT)
+    limit = RankLimit(min(parse_bytes_per_rank(asked)), MEMORY_LIMIT)
     if free is None or limit.limit_bytes <= free.for_allocator(context_bytes):
         return limit
-    return AvailableMemory(free.limit_bytes, f"{free.words}, less than memory_limit", free.with_context)
+    return RankLimit(free.limit_bytes, f"{free.words}, less than memory_limit", free.with_context)
 
 
 def hopeless_limit(spec: RunSpec, parameters: int | None, devices: int) -> UserError | None:
@@ -97,26 +97,26 @@ def _chosen(spec: RunSpec, machine: Machine) -> tuple[DeviceReading, ...]:
     return machine.choose(devices if isinstance(devices, int | str) else None, str(spec.knobs["strategy"]))
 
 
-def _free(spec: RunSpec, machine: Machine, ranks: int, host_free_bytes: int | None) -> AvailableMemory | None:
+def _free(spec: RunSpec, machine: Machine, ranks: int, host_free_bytes: int | None) -> RankLimit | None:
     if machine.used_by(spec.knobs["devices"]).device == "cuda":
         chosen = _chosen(spec, machine)
         free = [(gpu.memory_free_bytes, gpu.index) for gpu in chosen if gpu.memory_free_bytes is not None]
         if free:
-            return AvailableMemory(min(free)[0], f"free on GPU {min(free)[1]}", with_context=True)
+            return RankLimit(min(free)[0], f"free on GPU {min(free)[1]}", with_context=True)
         # A GPU without a memory reading has none of its own: it shares the host's.
         if host_free_bytes is None or not chosen:
             return None
         words = f"free on the host, whose memory GPU {chosen[0].index} shares"
-        return AvailableMemory(host_free_bytes // max(1, ranks), words, with_context=True)
+        return RankLimit(host_free_bytes // max(1, ranks), words, with_context=True)
     if host_free_bytes is None:
         return None
     words = "free" if ranks == 1 else f"free, shared by {ranks} processes"
-    return AvailableMemory(host_free_bytes // max(1, ranks), words)
+    return RankLimit(host_free_bytes // max(1, ranks), words)
 
 
 def host_free_bytes() -> int:
     """Bytes of host memory that can be used now without swapping."""
-    import psutil  # the screen needs AvailableMemory before its first frame, and no readings yet
+    import psutil  # the screen needs RankLimit before its first frame, and no readings yet
 
     return within_container(int(psutil.virtual_memory().available))
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from math import ceil
 from typing import TYPE_CHECKING
 
-from trainfast_runner.memory.available import AvailableMemory, available_memory, gpu_of
+from trainfast_runner.memory.available import RankLimit, available_memory, gpu_of
 from trainfast_runner.memory.corrections import WHOLE, case
 from trainfast_runner.memory.model import keeps_more
 from trainfast_runner.memory.prediction import Prediction
@@ -45,7 +45,7 @@ class PredictedFit:
     """
 
     predicted: Prediction
-    available: AvailableMemory | None = None
+    available: RankLimit | None = None
     margin_bytes: int = 0
     max_batch: int | None = None
     cannot_run: UserError | None = None
@@ -93,7 +93,7 @@ def fit_of(
     return PredictedFit(predicted, available, margin, most, cannot_run)
 
 
-def _with_margin(model: MemoryModel, spec: RunSpec, ranks: int, available: AvailableMemory, most: int) -> int:
+def _with_margin(model: MemoryModel, spec: RunSpec, ranks: int, available: RankLimit, most: int) -> int:
     """The largest batch size up to `most` that fits with its margin; 0 if there is none."""
 
     def fits(batch: int) -> bool:

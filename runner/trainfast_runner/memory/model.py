@@ -10,7 +10,7 @@ from trainfast_runner.memory.corrections import Correction, DeviceCorrections, c
 from trainfast_runner.memory.one_process import COPIED, SPREAD, UNCONFIRMED, devices_of, gathered
 from trainfast_runner.memory.pipeline import Peaks, PipelineCut, peaks
 from trainfast_runner.memory.prediction import CATEGORIES, PHASES, Prediction
-from trainfast_runner.memory.sharding import PIPELINES, STAGED, Sharing, Whole, sharing_of
+from trainfast_runner.memory.sharding import PIPELINES, STAGED, Sharing, WholeModel, sharing_of
 from trainfast_runner.memory.timeline import (
     ACTIVATIONS,
     GRADS,
@@ -191,9 +191,9 @@ class MemoryModel(msgspec.Struct, frozen=True, kw_only=True):
         assert last is not None
         return {"forward_backward": best, "optimizer": self._optimizer_peak(sharing, last)}
 
-    def _whole(self) -> Whole:
+    def _whole(self) -> WholeModel:
         largest = max(self.parameter_sizes, default=0)
-        return Whole(self.stacks, self.parameters, self.before_optimizer, self.device == "cuda", largest)
+        return WholeModel(self.stacks, self.parameters, self.before_optimizer, self.device == "cuda", largest)
 
     def _stages(self, spec: RunSpec, batch: int) -> Peaks:
         knobs = {**spec.knobs, "batch_size": batch}

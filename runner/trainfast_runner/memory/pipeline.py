@@ -14,7 +14,7 @@ import msgspec
 
 from trainfast_runner.errors import UserError
 from trainfast_runner.memory.one_process import SPREAD, devices_of
-from trainfast_runner.memory.sharding import FULL_BYTES, HALF_BYTES, MIXED, Whole
+from trainfast_runner.memory.sharding import FULL_BYTES, HALF_BYTES, MIXED, WholeModel
 from trainfast_runner.memory.timeline import (
     ACTIVATIONS,
     GRADS,
@@ -117,7 +117,7 @@ def order(schedule: str, rank: int, degree: int, micro_batches: int) -> list[Act
 
 
 def peaks(
-    whole: Whole,
+    whole: WholeModel,
     segments: list[Segment],
     optimizer_peak: list[float],
     cut: PipelineCut | None,
@@ -148,7 +148,7 @@ class _Rank:
     """One rank of the pipeline."""
 
     def __init__(
-        self, whole: Whole, segments: list[Segment], cut: PipelineCut, knobs: Mapping[str, Any], rank: int
+        self, whole: WholeModel, segments: list[Segment], cut: PipelineCut, knobs: Mapping[str, Any], rank: int
     ) -> None:
         self.whole, self.cut, self.rank = whole, cut, rank
         self.segments = segments

@@ -38,7 +38,7 @@ LOOP_SCRATCH = 2
 
 
 @dataclass(frozen=True)
-class Whole:
+class WholeModel:
     """The model in one process, in bytes before the optimizer's step and in elements."""
 
     stacks: list[BlockStack]
@@ -67,7 +67,7 @@ class Whole:
 class Sharing:
     """A rank that keeps everything."""
 
-    def __init__(self, whole: Whole, ranks: int, knobs: Mapping[str, Any]) -> None:
+    def __init__(self, whole: WholeModel, ranks: int, knobs: Mapping[str, Any]) -> None:
         self.whole = whole
         self.ranks = max(1, ranks)
         self.knobs = knobs
@@ -162,7 +162,7 @@ class ZeroPartitioned(Sharing):
     what stage 1 keeps of the other ranks' gradients lies in the bucket.
     """
 
-    def __init__(self, whole: Whole, ranks: int, knobs: Mapping[str, Any]) -> None:
+    def __init__(self, whole: WholeModel, ranks: int, knobs: Mapping[str, Any]) -> None:
         super().__init__(whole, ranks, knobs)
         # Weights are half for the half precisions, whatever the trace had.
         self.width = FULL_BYTES if knobs["precision"] in ("fp32", "tf32") else HALF_BYTES
@@ -234,7 +234,7 @@ class _Offloaded:
     On a CPU both are the same memory.
     """
 
-    whole: Whole
+    whole: WholeModel
     knobs: Mapping[str, Any]
     ranks: int
     on_gpu: bool
@@ -320,7 +320,7 @@ RULES = {
 """The catalog's `memory_rule`s. Under tensor parallelism one slice is traced, which the dp axis shares like a model."""
 
 
-def sharing_of(knobs: Mapping[str, Any], ranks: int, whole: Whole) -> Sharing:
+def sharing_of(knobs: Mapping[str, Any], ranks: int, whole: WholeModel) -> Sharing:
     """The sharing of the knobs' strategy. Raises UserError for one whose memory is not predicted."""
     strategy = STRATEGIES[str(knobs["strategy"])]
     if strategy.memory_rule not in RULES:

@@ -9,7 +9,7 @@ from trainfast_tui.text.format import size
 
 if TYPE_CHECKING:
     from trainfast_runner.machine.devices import Machine
-    from trainfast_runner.memory.available import AvailableMemory
+    from trainfast_runner.memory.available import RankLimit
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +23,7 @@ class PredictedPeak:
     parts: tuple[tuple[str, int], ...]
     phase: str
     batch_size: int
-    room: AvailableMemory | None = None
+    room: RankLimit | None = None
     max_batch: int | None = None
     context_bytes: int | None = None
     basis: str = ""
