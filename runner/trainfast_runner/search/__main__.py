@@ -44,9 +44,7 @@ def main() -> None:
     try:
         order = msgspec.json.decode(sys.stdin.buffer.read(), type=Order)
         home = Home(Path(order.home))
-        options = Options(
-            no_oom=order.no_oom, proof_steps=order.proof_steps, fresh=order.fresh, cool_to_c=order.cool_to_c
-        )
+        options = Options(fresh=order.fresh, cool_to_c=order.cool_to_c)
         plan = planning.plan_run(of_record(order), order.python)
         check_plan(plan, options)
         directory = open_search(plan, home, options)

@@ -27,37 +27,19 @@ class Order(RecordedSpec, frozen=True, kw_only=True):
 
     home: str
     python: str | None = None
-    no_oom: bool = False
-    proof_steps: int = 10
     fresh: bool = False
     cool_to_c: float | None = None
 
 
 def start_search(
-    spec: RunSpec,
-    home: Home,
-    python: str | None = None,
-    *,
-    no_oom: bool = False,
-    proof_steps: int = 10,
-    fresh: bool = False,
-    cool_to_c: float | None = None,
+    spec: RunSpec, home: Home, python: str | None = None, *, fresh: bool = False, cool_to_c: float | None = None
 ) -> Path:
     """Start, or continue, the batch search of `spec`; return its directory.
 
     The conductor is a session of its own and outlives the caller. Returns once it holds the search, which takes as
     long as checking the spec against the training Python: seconds. Raises the conductor's UserError.
     """
-    order = Order(
-        home=str(home.path),
-        **spec.fields(),
-        python=python,
-        no_oom=no_oom,
-        proof_steps=proof_steps,
-        fresh=fresh,
-        cool_to_c=cool_to_c,
-    )
-    answer = _conduct(order)
+    answer = _conduct(Order(home=str(home.path), **spec.fields(), python=python, fresh=fresh, cool_to_c=cool_to_c))
     if "error" in answer:
         error = answer["error"]
         raise UserError(error["message"], key=error["key"], exit_code=error["exit_code"])
