@@ -21,8 +21,6 @@ from trainfast_runner.search.fit import Fit
 
 PAUSE_FILE = "paused"
 """While this file exists the conductor takes no further step."""
-OUTCOMES = ("fits", "oom", "void")
-END_STATES = ("answered", "nothing_fits", "failed", "cancelled")
 CANCELLED = "the same command continues it"
 """The reason of an end that the user asked for; any other reason of `cancelled` is the error that ended the search."""
 

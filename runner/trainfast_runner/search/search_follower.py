@@ -24,25 +24,13 @@ from trainfast_runner.search.journal import (
     Resumed,
 )
 
-SEARCH_STATES = (
-    "starting",
-    "running",
-    "pausing",
-    "paused",
-    "interrupted",
-    "answered",
-    "nothing_fits",
-    "failed",
-    "cancelled",
-)
-
 
 @dataclass(frozen=True, slots=True)
 class SearchSnapshot:
     """The state of a search at one moment.
 
-    `state` is one of SEARCH_STATES: a `pausing` search finishes its probe first; an `interrupted` one has no conductor
-    and no recorded end: the same command continues it.
+    `state` is starting, running, pausing (it finishes its probe first), paused, interrupted (no conductor and no
+    recorded end: the same command continues it), answered, nothing_fits, failed or cancelled.
     """
 
     directory: Path
