@@ -145,10 +145,10 @@ class Wanted:
 
 
 def changes(wanted: Wanted, fixes: list[Fix]) -> list[OomChange]:
-    """Up to MOST_CHANGES out of these fixes and several of them at once, the cheapest first.
+    """Return up to MOST_CHANGES of these fixes and combinations of them, the cheapest first.
 
-    Those that are enough by the model stand before those that nothing is known of. Where none of either is left, the
-    closest are given, each with what it still misses.
+    Changes that are enough by the model come before untraced ones. If there are neither, the closest are returned, each
+    with its missing bytes.
     """
     enough: list[OomChange] = []
     close: list[OomChange] = []
@@ -177,7 +177,7 @@ def changes(wanted: Wanted, fixes: list[Fix]) -> list[OomChange]:
             everything += _shorter_together(wanted, fixes)
         enough += (change for change in everything if is_enough(change))
         close += (change for change in everything if not is_enough(change))
-    # What has not been traced may do as well, but nothing says so: it stands after what is known to.
+    # Untraced changes may be enough as well: they follow the ones known to be.
     found = [*enough, *(unpredicted(fix) for fix in fixes if fix in unknown)][:MOST_CHANGES]
     return found or sorted(close, key=lambda change: change.predicted_bytes or 0)[:MOST_CHANGES]
 

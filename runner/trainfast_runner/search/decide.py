@@ -27,7 +27,7 @@ SMALL_SHARE = 8
 
 @dataclass(frozen=True)
 class Known:
-    """What the search knows: the question, and every size tried. Limits are bytes by rank, empty on an open GPU."""
+    """The knowledge of a search: the question, and every size tried. Limits are bytes by rank, empty on an open GPU."""
 
     device: str
     world_size: int
@@ -240,8 +240,10 @@ def _after_confirmation(known: Known, fits: tuple[Fit, ...]) -> Decision:
 
 
 def _is_refuted(known: Known, fits: tuple[Fit, ...], batch_size: int) -> bool:
-    """True if the fit is wrong altogether, and not by what a fresh process needs more: the size that ran out should
-    have left more than the tolerance, or is the second to run out, with sizes between it and those that fit."""
+    """True if the fit is wrong altogether, not just by the little more that a fresh process needs.
+
+    The size that ran out should have left more than the tolerance, or is the second one to run out.
+    """
     if known.best + 1 >= batch_size or known.tried >= MOST_PROBES or not fits:
         return False
     if not all(one.surely_fits(batch_size) for one in fits):
@@ -287,10 +289,10 @@ def _points(known: Known, rank: int) -> tuple[dict[int, dict[str, int]], int]:
 
 
 def _limit(known: Known, rank: int) -> int | None:
-    """Bytes the rank may use: its limit, or less where it said so when last asked (a GPU that is not empty)."""
-    told = [one.room_bytes for probe in known.probes for one in probe.ranks if one.rank == rank and one.room_bytes]
+    """The rank's limit in bytes, or its last reported available memory if that is less; None if neither is known."""
+    available = [one.room_bytes for probe in known.probes for one in probe.ranks if one.rank == rank and one.room_bytes]
     limits = [known.limits_bytes[min(rank, len(known.limits_bytes) - 1)]] if known.limits_bytes else []
-    return min([*limits, *told[-1:]], default=None)
+    return min([*limits, *available[-1:]], default=None)
 
 
 def _why_confirm(fits: tuple[Fit, ...], best: int, size: int, above: str) -> str:

@@ -1,4 +1,4 @@
-"""What a search found, from its journal: the largest batch, the aligned one, the one to use, and why."""
+"""Make a search's answer from its journal: the largest batch, the aligned one, the recommended one, and why."""
 
 from __future__ import annotations
 
