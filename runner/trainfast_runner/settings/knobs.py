@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from trainfast_runner.errors import UserError, nearest
 from trainfast_runner.settings.knob_type import Equivalent, Knob, Knobs
 from trainfast_runner.settings.knob_values import BytesPerRank, Choice, DeviceList, FreeText, Real, Whole
-from trainfast_runner.worker.catalog import ENGINES, OPTIMIZERS, SCHEDULES, STRATEGIES, strategies_of
+from trainfast_runner.worker.catalog import ENGINES, OPTIMIZERS, SCHEDULES, STRATEGIES, strategies_obeying
 
 POWERS_OF_TWO = tuple(2**power for power in range(14))
 ON_OFF = ("on", "off")
@@ -162,7 +162,7 @@ KNOBS: tuple[Knob, ...] = (
         " heads and the MLP's width. With ddp+tp and fsdp+tp devices / tp_degree groups share the global batch.",
         "two all-reduces of the activations a layer forward and two backward: only inside one machine with fast links",
         "weights, gradients and states divided by the degree, the vocabulary where it divides; norms whole on each",
-        only_with=strategies_of("tp_degree"),
+        only_with=strategies_obeying("tp_degree"),
     ),
     Knob(
         "pp_degree",
@@ -174,7 +174,7 @@ KNOBS: tuple[Knob, ...] = (
         "a device idles while the pipeline fills and drains: a share of (p - 1) / (m + p - 1) of the step with p"
         " devices and m micro_batches",
         "weights, gradients and states divided by the degree; the first stage has the embedding, the last the head",
-        only_with=strategies_of("pp_degree"),
+        only_with=strategies_obeying("pp_degree"),
     ),
     Knob(
         "pp_schedule",
@@ -185,7 +185,7 @@ KNOBS: tuple[Knob, ...] = (
         " forward, one backward in turn. interleaved: 1f1b with two stages a device.",
         "gpipe and 1f1b have the same bubble, interleaved half of it for twice the messages",
         "gpipe keeps the activations of all micro_batches, 1f1b at most those of pp_degree",
-        only_with=strategies_of("pp_schedule"),
+        only_with=strategies_obeying("pp_schedule"),
     ),
     Knob(
         "micro_batches",
@@ -196,7 +196,7 @@ KNOBS: tuple[Knob, ...] = (
         " 1f1b needs at least pp_degree.",
         "more chunks shrink the bubble until each is too small to fill the device",
         "gpipe keeps the activations of all of them",
-        only_with=strategies_of("micro_batches"),
+        only_with=strategies_obeying("micro_batches"),
     ),
     Knob(
         "reshard",
@@ -206,7 +206,7 @@ KNOBS: tuple[Knob, ...] = (
         "on: FSDP frees a block's gathered weights after its forward, and gathers them again for its backward.",
         "off saves one all-gather a block: two thirds of on's traffic",
         "off keeps the whole model's weights from the forward to the backward",
-        only_with=strategies_of("reshard"),
+        only_with=strategies_obeying("reshard"),
     ),
     Knob(
         "offload_path",
@@ -218,7 +218,7 @@ KNOBS: tuple[Knob, ...] = (
         "bound by the disk",
         "states leave host memory too",
         same_as=Equivalent(deepspeed="zero_optimization.offload_optimizer.nvme_path"),
-        only_with=strategies_of("offload_path"),
+        only_with=strategies_obeying("offload_path"),
     ),
     Knob(
         "devices",

@@ -16,12 +16,12 @@ from trainfast_runner.worker.catalog import STRATEGIES, StrategyEntry
 
 def world_size(spec: RunSpec, machine: Machine) -> int:
     """Number of ranks (processes) a run starts. Raises UserError when there are not as many devices."""
-    return 1 if _entry(spec.knobs).one_process else device_count(spec, machine)
+    return 1 if strategy_of(spec.knobs).one_process else device_count(spec, machine)
 
 
 def device_count(spec: RunSpec, machine: Machine) -> int:
     """Number of devices a run uses; on a CPU each rank is one. Raises UserError when there are not as many."""
-    devices, entry = devices_asked(spec.knobs), _entry(spec.knobs)
+    devices, entry = devices_asked(spec.knobs), strategy_of(spec.knobs)
     machine = machine.used_by(devices)
     if entry.one_device:
         return 1
@@ -38,7 +38,7 @@ def device_count(spec: RunSpec, machine: Machine) -> int:
 
 def devices_asked(knobs: Knobs) -> KnobValue:
     """The `devices` knob, or as many as the strategy itself asks for: one pipeline has pp_degree devices."""
-    devices, entry = knobs["devices"], _entry(knobs)
+    devices, entry = knobs["devices"], strategy_of(knobs)
     if devices in (None, CPU) and entry.model_axis is not None and "dp" not in entry.axes:
         degree = model_degree(knobs)
         return degree if devices is None else f"{CPU}:{degree}"
@@ -58,7 +58,7 @@ def with_devices(spec: RunSpec, machine: Machine) -> RunSpec:
 
     Raises UserError as `device_count`.
     """
-    entry = _entry(spec.knobs)
+    entry = strategy_of(spec.knobs)
     if not entry.one_process or entry.one_device or spec.knobs["devices"] is not None:
         return spec
     return replace(spec, knobs={**spec.knobs, "devices": device_count(spec, machine)})
@@ -66,18 +66,18 @@ def with_devices(spec: RunSpec, machine: Machine) -> RunSpec:
 
 def data_parallel_degree(knobs: Knobs, devices: int) -> int:
     """Number of slices that `devices` devices cut the global batch into."""
-    return max(1, devices // model_degree(knobs)) if "dp" in _entry(knobs).axes else 1
+    return max(1, devices // model_degree(knobs)) if "dp" in strategy_of(knobs).axes else 1
 
 
 def model_degree(knobs: Mapping[str, Any]) -> int:
     """Number of devices that share one copy of the model by tensor or pipeline parallelism."""
-    axis = _entry(knobs).model_axis
+    axis = strategy_of(knobs).model_axis
     return 1 if axis is None else int(str(knobs.get(f"{axis}_degree") or 1))
 
 
 def mesh_asked(knobs: Mapping[str, Any], devices: int) -> dict[str, int] | None:
     """The device mesh of a strategy on that many devices; None for a strategy without."""
-    entry = _entry(knobs)
+    entry = strategy_of(knobs)
     # A pipeline's mesh has both axes, however many pipelines there are.
     axes = ("dp", "pp") if entry.pipeline else entry.axes
     degree = model_degree(knobs)
@@ -95,6 +95,6 @@ def device_choice(value: object) -> int | str | None:
     return value if isinstance(value, int | str) else None
 
 
-def _entry(knobs: Mapping[str, Any]) -> StrategyEntry:
+def strategy_of(knobs: Mapping[str, Any]) -> StrategyEntry:
     """The catalog's entry; a strategy of a newer version counts as one device."""
     return STRATEGIES.get(str(knobs.get("strategy")), STRATEGIES["single"])

@@ -506,6 +506,6 @@ def nearest_optimizer(entry: OptimizerEntry, strategy: StrategyEntry) -> str:
     return entry.name
 
 
-def strategies_of(knob: str) -> tuple[str, ...]:
-    """Names of the strategies that a knob means something with."""
+def strategies_obeying(knob: str) -> tuple[str, ...]:
+    """Names of the strategies that obey a knob of `StrategyEntry.knobs`."""
     return tuple(name for name, entry in STRATEGIES.items() if knob in entry.knobs)

@@ -13,7 +13,7 @@ from trainfast_runner.machine.extensions import has_libaio, missing_tool
 from trainfast_runner.settings.compatibility.facts import Facts, Rule
 from trainfast_runner.settings.knob_type import Knobs
 from trainfast_runner.units import mebibytes
-from trainfast_runner.worker.catalog import OPTIMIZERS, strategies_of
+from trainfast_runner.worker.catalog import OPTIMIZERS, strategies_obeying
 from trainfast_runner.worker.strategies.offload_scratch import FULL_BYTES, free_bytes
 
 
@@ -37,7 +37,7 @@ def _offload_path_takes_files(facts: Facts) -> UserError | None:
         return UserError(
             f"offload_path={path} does nothing with strategy={strategy}: DeepSpeed offloads to a disk in ZeRO-3 only",
             key="offload_path",
-            advice=f"strategy={' or '.join(strategies_of('offload_path'))}, or leaving offload_path out",
+            advice=f"strategy={' or '.join(strategies_obeying('offload_path'))}, or leaving offload_path out",
         )
     folder = Path(str(path)).expanduser()
     if not folder.is_dir():
