@@ -13,8 +13,9 @@ from typing import Any, NamedTuple
 import msgspec
 
 from trainfast_runner.errors import UserError
+from trainfast_runner.memory.model_size import FULL_BYTES, HALF_BYTES, MIXED
 from trainfast_runner.memory.one_process import SPREAD, devices_of
-from trainfast_runner.memory.sharding import FULL_BYTES, HALF_BYTES, MIXED, WholeModel
+from trainfast_runner.memory.sharding import WholeModel
 from trainfast_runner.memory.timeline import (
     ACTIVATIONS,
     GRADS,

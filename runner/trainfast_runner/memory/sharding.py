@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from trainfast_runner.errors import UserError
+from trainfast_runner.memory.model_size import FULL_BYTES, HALF_BYTES, MIXED
 from trainfast_runner.memory.one_process import with_copied_gradients
 from trainfast_runner.memory.timeline import (
     ACTIVATIONS,
@@ -25,9 +26,6 @@ from trainfast_runner.memory.timeline import (
 )
 from trainfast_runner.worker.catalog import STRATEGIES
 
-FULL_BYTES = 4
-HALF_BYTES = 2
-MIXED = ("fp16", "bf16")
 PIPELINES = tuple(name for name, entry in STRATEGIES.items() if entry.pipeline)
 """Strategies whose ranks hold stages, see `pipeline.py`. Pipelines side by side sum gradients in place."""
 STAGED = tuple(name for name, entry in STRATEGIES.items() if entry.memory_rule == "Staged")
