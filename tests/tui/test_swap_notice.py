@@ -32,7 +32,7 @@ async def test_r_asks_before_a_run_that_would_make_the_machine_swap(
         await pilot.press("r")
         await pilot.pause()
         said = " ".join(screen_text(app).split())
-        assert "predicted to need 48.0 GiB of 20.0 GiB (free): 28.0 GiB too much" in said
+        assert "Predicted to need 48.0 GiB of 20.0 GiB (free): 28.0 GiB too much" in said
         await pilot.press("n")
         assert not started
         await pilot.press("r", "y")

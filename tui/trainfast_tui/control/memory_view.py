@@ -57,7 +57,7 @@ def swap_notice(predicted: PredictedPeak | None, machine: Machine | None) -> str
     if left is None or left >= 0 or predicted.room.is_memory_limit:
         return ""
     return (
-        f"The run is predicted to need {size(predicted.needed_bytes)} of {size(predicted.room.limit_bytes)}"
+        f"Predicted to need {size(predicted.needed_bytes)} of {size(predicted.room.limit_bytes)}"
         f" ({predicted.room.words}): {size(-left)} too much. The machine would swap, or the kernel end a process;"
         " with memory_limit the run alone would end."
     )
