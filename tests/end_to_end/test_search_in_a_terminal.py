@@ -1,4 +1,4 @@
-"""The search for the largest batch as a person meets it: `b`, Esc, again, Enter, with real probes and a real proof."""
+"""The batch search as a person meets it: `b`, Esc, again, Enter, with real probes and a real confirmation run."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_b_draws_the_ladder_escape_cancels_and_enter_applies(cli: Cli, terminal:
     terminal.press("b")
     terminal.until_shows("largest batch: limited", "limit 256 MiB", "● fits", seconds=120)
     terminal.press("Escape")
-    terminal.until_shows("cancelled; its journal is kept, f5 goes on")
+    terminal.until_shows("cancelled; its journal is kept, f5 continues")
     before = [line["batch_size"] for line in journal(cli) if line["kind"] == "probe"]
     terminal.press("F5")
     screen = terminal.until_shows("confirmed in a fresh process", "✓ confirmed", "Enter applies", seconds=300)
