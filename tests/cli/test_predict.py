@@ -62,8 +62,8 @@ class Tracer:
 def _part(model: Mapping[str, Any], request: Mapping[str, Any]) -> dict[str, Any]:
     if request.get("stages"):
         return {"untraceable": "it has no blocks"}
-    update, course = ("before_optimizer", "optimizer_peak"), ("parameter_sizes", "stacks", "stretches", "pipeline")
-    return {name: model[name] for name in (update if request["part"] == "update" else course)}
+    optimizer, step = ("before_optimizer", "optimizer_peak"), ("parameter_sizes", "stacks", "segments", "pipeline")
+    return {name: model[name] for name in (optimizer if request["part"] == "optimizer" else step)}
 
 
 @pytest.fixture

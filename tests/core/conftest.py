@@ -14,5 +14,5 @@ def tracer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Tracer:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setenv("TRAINFAST_HOME", str(tmp_path / "home"))
     found = Tracer()
-    monkeypatch.setattr(tracing.training_python, "ask_each", found)
+    monkeypatch.setattr(tracing.worker_scripts, "ask_each", found)
     return found

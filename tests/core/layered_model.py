@@ -76,11 +76,10 @@ class Tracer:
         self, executable: str, script: str, arguments: list[str], given_up: object, environment: object
     ) -> Generator[dict[str, Any]]:
         model = msgspec.to_builtins(model_of(12))
-        model["stretches"] = model["segments"]  # the tracer's word
         for number, argument in enumerate(arguments):
             request = msgspec.json.decode(argument)
             self.asked.append(request)
             names = ("before_optimizer", "optimizer_peak")
-            if request["part"] == "course":
-                names = ("parameter_sizes", "stacks", "stretches", "pipeline")
+            if request["part"] == "step":
+                names = ("parameter_sizes", "stacks", "segments", "pipeline")
             yield {"request": number, "unused": ["pooler"], **(self.refusal or {name: model[name] for name in names})}

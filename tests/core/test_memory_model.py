@@ -136,13 +136,13 @@ def test_a_knob_traces_only_the_part_that_depends_on_it(tracer: Tracer) -> None:
     tracing.trace_model(spec_with())
     tracer.asked.clear()
     tracing.trace_model(spec_with(checkpointing="full", seq_len=64, attention="eager"))
-    assert [request["part"] for request in tracer.asked] == ["course"]
+    assert [request["part"] for request in tracer.asked] == ["step"]
     tracer.asked.clear()
     tracing.trace_model(spec_with(optimizer="sgd"))
-    assert [(request["part"], request["unused"]) for request in tracer.asked] == [("update", ["pooler"])]
+    assert [(request["part"], request["unused"]) for request in tracer.asked] == [("optimizer", ["pooler"])]
     tracer.asked.clear()
     tracing.trace_model(spec_with(precision="bf16"))
-    assert [request["part"] for request in tracer.asked] == ["course"], "the weights are fp32 under autocast"
+    assert [request["part"] for request in tracer.asked] == ["step"], "the weights are fp32 under autocast"
 
 
 def test_what_several_have_in_common_is_traced_once(tracer: Tracer) -> None:

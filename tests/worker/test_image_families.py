@@ -11,7 +11,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_IMAGE_CLASSIFICATIO
 
 from trainfast_runner.worker.data.images import image_samples
 from trainfast_runner.worker.invalid import InvalidInput
-from trainfast_runner.worker.memory_trace.step_timeline import timeline_at
+from trainfast_runner.worker.memory_trace.step_timeline import trace_step
 from trainfast_runner.worker.model_config import FREE_IMAGE_SIZE, image_shape, resolve_config, tokens_per_sample
 
 REFUSED = {
@@ -47,10 +47,10 @@ def small(family: str) -> dict[str, Any]:
     return {"family": family, **fields, **SMALL.get(family, {})}
 
 
-def course(model: dict[str, Any]) -> dict[str, Any]:
+def traced(model: dict[str, Any]) -> dict[str, Any]:
     knobs = {"precision": "fp32", "seq_len": 256, "checkpointing": "off", "attention": "auto"}
-    return timeline_at(
-        {"model": model, "objective": "image-classification", "device": "cpu", "part": "course", "knobs": knobs}, 0
+    return trace_step(
+        {"model": model, "objective": "image-classification", "device": "cpu", "part": "step", "knobs": knobs}, 0
     )
 
 
@@ -63,7 +63,7 @@ OF_EACH_KIND = ("resnet", "clip", "deit", "pp_lcnet")
     "family", [name if name in OF_EACH_KIND else pytest.param(name, marks=pytest.mark.long) for name in PREDICTED]
 )
 def test_an_image_family_is_predicted(family: str) -> None:
-    assert course(small(family))["stretches"]
+    assert traced(small(family))["segments"]
 
 
 def test_a_family_without_a_size_is_predicted_at_the_size_of_its_data(tmp_path: Path) -> None:
@@ -79,4 +79,4 @@ def test_a_family_without_a_size_is_predicted_at_the_size_of_its_data(tmp_path: 
 @pytest.mark.parametrize("family", sorted(REFUSED))
 def test_an_image_family_that_needs_more_says_so(family: str) -> None:
     with pytest.raises(InvalidInput, match=REFUSED[family]):
-        course({"family": family})
+        traced({"family": family})

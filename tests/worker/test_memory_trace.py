@@ -82,9 +82,9 @@ def test_without_forks_requests_are_traced_in_turn(monkeypatch: pytest.MonkeyPat
     model = {"family": "llama", "vocab_size": 64, "num_hidden_layers": 9, **sizes}
     asked = {"model": model, "objective": "causal-lm", "device": "cpu"}
     requests = [
-        {**asked, "part": "update", "after": 1, "knobs": {"attention": "eager"}},
-        {**asked, "part": "course", "knobs": {"seq_len": 8}},
-        {**asked, "part": "course", "knobs": {"seq_len": 8}, "model": {**model, "vocab_size": 0}},
+        {**asked, "part": "optimizer", "after": 1, "knobs": {"attention": "eager"}},
+        {**asked, "part": "step", "knobs": {"seq_len": 8}},
+        {**asked, "part": "step", "knobs": {"seq_len": 8}, "model": {**model, "vocab_size": 0}},
     ]
     found = dict(trace_memory._traced(requests))
     assert found[1]["stacks"][0]["kept"] == 3

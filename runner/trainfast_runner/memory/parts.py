@@ -24,7 +24,7 @@ from trainfast_runner.worker.catalog import STRATEGIES
 STEP_KNOBS = ("precision", "seq_len", "checkpointing", "attention")
 """The knobs that decide the live bytes of forward and backward. The optimizer decides those of its own step; all other
 knobs only say how often, how many and on which rank."""
-FORMAT = "4"
+FORMAT = "5"
 """Format of the cached traces; a trace of another format is made again."""
 
 
@@ -37,7 +37,7 @@ class StepTrace(msgspec.Struct, frozen=True, kw_only=True):
 
     parameter_sizes: list[int]
     stacks: list[BlockStack]
-    segments: list[Segment] = msgspec.field(name="stretches")
+    segments: list[Segment]
     pipeline: PipelineCut | None
     unused: list[str]
     library_bytes: int = 0
@@ -103,7 +103,7 @@ def requests_of(spec: RunSpec, device: str, whole: bool = False) -> tuple[dict[s
     # A slice of a model has other shapes.
     if strategy.tensor:
         about["tp_degree"] = spec.knobs["tp_degree"]
-    step = {**about, "part": "course", "knobs": {name: spec.knobs[name] for name in STEP_KNOBS}}
+    step = {**about, "part": "step", "knobs": {name: spec.knobs[name] for name in STEP_KNOBS}}
     step["knobs"]["precision"] = precision
     # The trace is the whole model's; the number of stages says where the worker cuts it.
     if strategy.pipeline:
@@ -117,7 +117,7 @@ def requests_of(spec: RunSpec, device: str, whole: bool = False) -> tuple[dict[s
         # Every model has it, and it has no parameters.
         "attention": "eager",
     }
-    return step, {**about, "part": "update", "knobs": knobs}
+    return step, {**about, "part": "optimizer", "knobs": knobs}
 
 
 def _request(request: dict[str, Any], executable: str, there: list[str] | None) -> TraceRequest:

@@ -220,7 +220,7 @@ def _progress(
     asked, request = missing[0]
     knobs = request["knobs"]
     words = f"forward and backward, {knobs['precision']}, checkpointing {knobs.get('checkpointing')}"
-    if request["part"] == "update":
+    if request["part"] == "optimizer":
         words = f"the optimizer's step, {knobs['optimizer']}"
     place = next(place for place, traces in enumerate(wanted) if asked in (traces.step, traces.optimizer))
     return Tracing(done, len(requests), place, words)

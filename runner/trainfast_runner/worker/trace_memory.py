@@ -1,10 +1,10 @@
 """Trace training steps without memory, and print the timelines of their live bytes, one JSON line for each request.
 
 `PY trace_memory.py REQUEST...`, where a request is JSON with `part`, `model`, `objective`, `knobs`, `device`, `whole`
-to trace every block, `tp_degree` for a slice and `stages` for a pipeline. The part `course` is a step's forward and
-backward at two batch sizes. The part `update` is the optimizer's step; either `unused` names the parameters without a
-gradient, or `after` is the index of the `course` request whose answer names them. An answer has `request`, the index
-of its request: answers may come in another order.
+to trace every block, `tp_degree` for a slice and `stages` for a pipeline. The part `step` is its forward and
+backward at two batch sizes. The part `optimizer` is the optimizer's step; either `unused` names the parameters without
+a gradient, or `after` is the index of the `step` request whose answer names them. An answer has `request`, the index of
+its request: answers may come in another order.
 
 The real worker builds the model and the optimizer and takes the step; only its tensors are fake. Three blocks of a
 stack of identical ones are traced: the first, one that stands for all between, and the last. The libraries are
@@ -114,7 +114,7 @@ def _traced(requests: list[dict[str, Any]]) -> Iterator[tuple[int, dict[str, Any
                     continue
                 for number, request in enumerate(requests):
                     if request.get("after") == task.request:
-                        # A model that cannot be built has no `unused`, and its update fails alike.
+                        # A model that cannot be built has no `unused`, and its `optimizer` request fails alike.
                         requests[number] = {**request, "unused": found[task].get("unused", [])}
                         ready += [Task(number, 0), Task(number, 1)]
                 ready.sort()
@@ -153,9 +153,9 @@ def _take(request: dict[str, Any], size: int) -> dict[str, Any]:
     from .invalid import InvalidInput
 
     try:
-        from .memory_trace.step_timeline import optimizer_step_at, timeline_at
+        from .memory_trace.step_timeline import trace_optimizer, trace_step
 
-        return timeline_at(request, size) if request["part"] == "course" else optimizer_step_at(request, size)
+        return trace_step(request, size) if request["part"] == "step" else trace_optimizer(request, size)
     except InvalidInput as error:
         return {"error": error.as_fields()}
     except Exception as error:
@@ -171,9 +171,9 @@ def _joined(few: dict[str, Any], many: dict[str, Any]) -> dict[str, Any]:
         if "error" in one or "untraceable" in one:
             return one
     try:
-        if "stretches" in few:
-            return {**few, "stretches": affine(few["stretches"], many["stretches"], *BATCHES)}
-        start, peak = deeper(few["stretch"], many.get("stretch", few["stretch"]), few["more"])
+        if "segments" in few:
+            return {**few, "segments": affine(few["segments"], many["segments"], *BATCHES)}
+        start, peak = deeper(few["segment"], many.get("segment", few["segment"]), few["more"])
         return {"before_optimizer": start, "optimizer_peak": peak}
     except Exception as error:
         return _untraceable(error)

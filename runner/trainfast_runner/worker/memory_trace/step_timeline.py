@@ -55,8 +55,8 @@ class Traced:
     strategy: Strategy
 
 
-def timeline_at(request: dict[str, Any], size: int) -> dict[str, Any]:
-    """Trace forward and backward at `BATCHES[size]`: `stretches`, and the facts about the model that they need.
+def trace_step(request: dict[str, Any], size: int) -> dict[str, Any]:
+    """Trace forward and backward at `BATCHES[size]`: `segments`, and the facts about the model that they need.
 
     `library_bytes` are memory of torch's allocator that libraries never free, `unused` the names of the parameters
     without a gradient. Raises InvalidInput for a model that cannot be built, any error for one that cannot be traced.
@@ -82,7 +82,7 @@ def timeline_at(request: dict[str, Any], size: int) -> dict[str, Any]:
         return {
             "parameter_sizes": sizes,
             "stacks": [{"kept": len(stack.blocks), "sizes": list(stack.sizes)} for stack in stacks],
-            "stretches": segments,
+            "segments": segments,
             "pipeline": stages,
             "library_bytes": library_bytes(request["device"]),
             "attention": _attention(model, knobs),
@@ -116,11 +116,11 @@ def _names(stacks: list[TracedStack], names: list[str]) -> list[str]:
     return names
 
 
-def optimizer_step_at(request: dict[str, Any], size: int) -> dict[str, Any]:
+def trace_optimizer(request: dict[str, Any], size: int) -> dict[str, Any]:
     """Trace the optimizer's step with KEPT + `size` blocks of each stack; all but `unused` parameters have gradients.
 
-    `stretch` is the step, `more` how many blocks the model has beyond KEPT: 0 if the whole model is traced, and then
-    `size` 1 has no `stretch`. Raises as `timeline_at`.
+    `segment` is the step, `more` how many blocks the model has beyond KEPT: 0 if the whole model is traced, and then
+    `size` 1 has no `segment`. Raises as `trace_step`.
     """
     knobs = Knobs(**request["knobs"])
     config = resolve_config(request["model"])
@@ -140,7 +140,7 @@ def optimizer_step_at(request: dict[str, Any], size: int) -> dict[str, Any]:
             for name, held in model.named_parameters()
             if held.requires_grad and _names(stacks, [name])[0] not in unused
         ]
-        return {"stretch": _optimizer_step(traced, updated), "more": more}
+        return {"segment": _optimizer_step(traced, updated), "more": more}
 
 
 def _model(request: dict[str, Any], config: Any, knobs: Knobs) -> nn.Module:
