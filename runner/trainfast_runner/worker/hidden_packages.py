@@ -1,4 +1,4 @@
-"""Packages that a library looks for and imports where it finds them, kept from it where they are of no use."""
+"""Hide installed packages from transformers, which imports those it finds. For the inspector and the tracer only."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 
 def hide(names: Collection[str]) -> None:
-    """From now on these packages are not there for whoever asks before importing."""
+    """Have `importlib.util.find_spec` report these packages as not installed."""
     real = importlib.util.find_spec
 
     def find_spec(name: str, package: str | None = None) -> Any:

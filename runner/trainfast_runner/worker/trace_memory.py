@@ -37,7 +37,7 @@ FIRST_TRACE_IMPORTS = ("torch._dynamo", "transformers.modeling_utils", "transfor
 PROCESSES = 2
 """Processes that trace at a time; each uses one core."""
 UNUSED = ("accelerate", "deepspeed", "peft", "kernels", "sklearn", "scipy", "tensorflow", "jax", "flax", "torchvision")
-"""Packages that transformers imports where they are, and a trace has no use for."""
+"""Packages that transformers imports if they are installed, and a trace does not use."""
 
 
 @dataclass(frozen=True, order=True)
