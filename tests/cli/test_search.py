@@ -89,7 +89,7 @@ def test_the_maximum_is_exact_on_both_sides(cli: Cli) -> None:
     assert read_result(Home(cli.home).directory(found["proof_run_id"])).state == "finished"  # type: ignore[union-attr]
     assert 0 <= found["headroom_bytes"] < 48 << 20
     assert found["recommended_batch"] <= found["max_batch"]
-    assert found["fastest"]["samples_per_s"] > 0
+    assert found["fastest"] is None, "speeds measured with memory in every step do not rank"
     for size, state in ((found["max_batch"], "finished"), (next_size_that_decides(found), "oom")):
         run = cli("run", *limited("512MiB", "--set", f"batch_size={size}", "--set", "steps=4"), "--json")
         assert run.json["state"] == state, f"batch {size}"
