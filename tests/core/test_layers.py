@@ -34,5 +34,9 @@ def test_the_screen_needs_no_training_stack() -> None:
     assert not loaded("import trainfast_tui.app") & STACK
 
 
+def test_the_session_needs_no_textual() -> None:
+    assert "textual" not in loaded("import trainfast_tui.session")
+
+
 def test_help_needs_nothing_heavy() -> None:
     assert not loaded("import trainfast_tui.cli") & {"textual", "rich", "msgspec", "psutil", *STACK}
