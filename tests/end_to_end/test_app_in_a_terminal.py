@@ -104,7 +104,8 @@ def test_plain_output_starts_shows_and_quits(terminal: Terminal) -> None:
     terminal.press("p")
     terminal.until_shows("type to narrow it down")
     terminal.press("Escape")
-    terminal.until_shows("q quit")
+    # Esc and a key in one read would be one key without our parser.
+    until(lambda: "type to narrow it down" not in terminal.screen(), "the end of the dialog", 60)
     terminal.press("C-c")
     terminal.until_shows("ended with 0")
 
