@@ -11,9 +11,10 @@ import shutil
 import subprocess
 import sysconfig
 import venv
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -26,6 +27,44 @@ SMALL = (
     *("batch_size=2", "seq_len=16", "steps=3", "timing_warmup=1"),
 )
 PATIENCE_S = 200.0
+ASK = """
+import contextlib, io, json, sys
+from trainfast_tui.cli import main
+from trainfast_runner.settings.knobs import BY_NAME
+
+answers = []
+for words in json.loads(sys.argv[1]):
+    out, err, code = io.StringIO(), io.StringIO(), 0
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        if words[0] == "help":
+            knob = BY_NAME[words[1]]
+            print(knob.what, knob.speed, knob.memory, knob.values.describe())
+        else:
+            try:
+                code = main(words) or 0
+            except SystemExit as end:
+                code = end.code
+    answers.append((code, out.getvalue(), err.getvalue()))
+print(json.dumps(answers))
+"""
+
+
+class Answer(NamedTuple):
+    """How a command line ended."""
+
+    code: int
+    out: str
+    err: str
+
+    @property
+    def json(self) -> Any:
+        """The object in the last line of the output."""
+        return json.loads(self.out.splitlines()[-1])
+
+
+def run(*settings: str) -> list[str]:
+    """The command line of a run of a small model."""
+    return ["run", "tiny-llama", *(word for one in (*SMALL, *settings) for word in ("--set", one)), "--json"]
 
 
 @dataclass
@@ -47,19 +86,18 @@ class House:
         assert begin, f"{file} has no line {table!r}"
         path.write_text(before + begin + entry + after)
 
-    def command(self, *arguments: str) -> subprocess.CompletedProcess[str]:
-        """Run the copy's command line to its end."""
+    def answers(self, *commands: Sequence[str]) -> list[Answer]:
+        """Exit code, output and error of several command lines, run one after the other in one process of the copy."""
         environment = {
             **os.environ,
             "TRAINFAST_HOME": str(self.folder / "home"),
             "XDG_CONFIG_HOME": str(self.folder / "config"),
             "XDG_CACHE_HOME": str(self.cache),
-            "PYTHONDONTWRITEBYTECODE": "1",
             "OMP_NUM_THREADS": "1",
         }
         environment.pop("PYTHONPATH", None)
-        return subprocess.run(
-            [str(self.folder / "env" / "bin" / "python"), "-P", *arguments],
+        done = subprocess.run(
+            [str(self.folder / "env" / "bin" / "python"), "-P", "-c", ASK, json.dumps(commands)],
             env=environment,
             cwd=self.folder,
             stdin=subprocess.DEVNULL,
@@ -68,46 +106,33 @@ class House:
             timeout=PATIENCE_S,
             check=False,
         )
-
-    def run(self, *settings: str) -> tuple[int, dict[str, Any]]:
-        """Exit code and result of a run of tiny-llama with these settings."""
-        words = [word for setting in (*SMALL, *settings) for word in ("--set", setting)]
-        done = self.command("-m", "trainfast_tui.cli", "run", "tiny-llama", *words, "--json")
-        assert done.stdout, done.stderr
-        return done.returncode, json.loads(done.stdout.splitlines()[-1])
+        assert done.returncode == 0, done.stderr
+        return [Answer(*answer) for answer in json.loads(done.stdout.splitlines()[-1])]
 
     def trained(self, *settings: str) -> dict[str, Any]:
         """The result of a run that finished."""
-        code, result = self.run(*settings)
-        assert (code, result.get("state")) == (0, "finished"), result
-        assert result["steps"] == {"measured": 2, "warmup": 1}
+        [answer] = self.answers(run(*settings))
+        assert answer.code == 0, answer
+        result = answer.json
+        assert (result["state"], result["steps"]) == ("finished", {"measured": 2, "warmup": 1})
         return result
 
-    def refused(self, *settings: str) -> dict[str, Any]:
-        """The error of a run that was refused before launch."""
-        code, answer = self.run(*settings)
-        assert code == 2, answer
-        error = answer["error"]
-        assert isinstance(error, dict)
-        return error
+    def refused(self, *runs: Sequence[str]) -> list[dict[str, Any]]:
+        """The errors of runs that are refused before launch, each given by its settings."""
+        answers = self.answers(*(run(*settings) for settings in runs))
+        assert [answer.code for answer in answers] == [2] * len(runs), answers
+        return [answer.json["error"] for answer in answers]
 
-    def exported(self, to: str) -> str:
-        """The last run in one of the forms of export."""
-        done = self.command("-m", "trainfast_tui.cli", "export", "last", "--to", to)
-        assert done.returncode == 0, done.stderr
-        return done.stdout
-
-    def help_of(self, knob: str) -> str:
-        """All that the help screen says of a knob."""
-        words = "one.what, one.speed, one.memory, one.values.describe()"
-        program = f"from trainfast_runner.settings.knobs import BY_NAME; one = BY_NAME[{knob!r}]; print({words})"
-        done = self.command("-c", program)
-        assert done.returncode == 0, done.stderr
-        return done.stdout
+    def told(self, knob: str, *forms: str) -> list[str]:
+        """The help of a knob, and the last run in some of the forms of export."""
+        answers = self.answers(["help", knob], *(["export", "last", "--to", form] for form in forms))
+        assert [answer.code for answer in answers] == [0] * len(answers), answers
+        return [answer.out for answer in answers]
 
     def changed(self) -> set[str]:
         """Files of the copy that the original has not, or has otherwise."""
-        copies = {path.relative_to(self.source) for path in self.source.rglob("*") if path.is_file()}
+        files = (path for path in self.source.rglob("*") if path.is_file() and path.suffix != ".pyc")
+        copies = {path.relative_to(self.source) for path in files}
         assert len(copies) > 300
         same = {path for path in copies if (ROOT / path).exists()}
         different = {path for path in same if (ROOT / path).read_bytes() != (self.source / path).read_bytes()}
@@ -118,7 +143,7 @@ class House:
 def house(tmp_path: Path, cache: Path) -> House:
     """A fresh copy."""
     for part in ("runner", "tui", "presets"):
-        shutil.copytree(ROOT / part, tmp_path / "source" / part, ignore=shutil.ignore_patterns("__pycache__"))
+        shutil.copytree(ROOT / part, tmp_path / "source" / part)
     builder = venv.EnvBuilder(symlinks=True)
     builder.create(tmp_path / "env")
     packages = Path(sysconfig.get_path("purelib", vars={"base": str(tmp_path / "env")}))
@@ -171,15 +196,16 @@ class Mirrored(Single):
     )
     result = house.trained("strategy=mirror")
     assert (result["actual"]["wrapper"], result["knobs"]["strategy"]) == ("Mirror", "mirror")
-    said = house.help_of("strategy")
-    assert "mirror: one device, the model behind a mirror." in said
-    assert house.refused("strategy=miror")["nearest"] == "mirror"
-    for wrong in ("engine=trainer", "compile=default", "devices=2"):
-        message = house.refused("strategy=mirror", wrong)["message"]
-        assert "strategy=mirror" in message
-        assert wrong in message
-    assert "--set strategy=mirror" in house.exported("command")
-    assert 'distributed_type: "NO"' in house.exported("accelerate")
+    help, command, accelerate = house.told("strategy", "command", "accelerate")
+    assert "mirror: one device, the model behind a mirror." in help
+    assert "--set strategy=mirror" in command
+    assert 'distributed_type: "NO"' in accelerate
+    wrong = ("engine=trainer", "compile=default", "devices=2")
+    misspelt, *refused = house.refused(["strategy=miror"], *(["strategy=mirror", setting] for setting in wrong))
+    assert misspelt["nearest"] == "mirror"
+    for setting, error in zip(wrong, refused, strict=True):
+        assert "strategy=mirror" in error["message"]
+        assert setting in error["message"]
     assert house.changed() == {CATALOG, file}
 
 
@@ -219,12 +245,13 @@ class Signs(torch.optim.Optimizer):
         )
     result = house.trained(f"optimizer={name}")
     assert result["actual"]["optimizer"] == live
-    assert f"{name}: one more way of descending." in house.help_of("optimizer")
-    error = house.refused(f"optimizer={name}", "strategy=fsdp", "devices=2")
+    help, command, arguments = house.told("optimizer", "command", "training-args")
+    assert f"{name}: one more way of descending." in help
+    assert f"--set optimizer={name}" in command
+    assert "optim=" not in arguments, "the Trainer has no name for it"
+    [error] = house.refused([f"optimizer={name}", "strategy=fsdp", "devices=2"])
     assert f"optimizer={name} counts signs, and with strategy=fsdp" in error["message"]
     assert "strategy=ddp" in error["nearest"]
-    assert f"--set optimizer={name}" in house.exported("command")
-    assert "optim=" not in house.exported("training-args"), "the Trainer has no name for it"
     assert house.changed() == ({CATALOG, file} if own else {CATALOG})
 
 
@@ -261,10 +288,11 @@ def rate_at(step: int, knobs: Knobs) -> float:
     result = house.trained("lr_warmup=4", "lr=1e-3")
     lines = (house.folder / "home" / "runs" / result["run_id"] / "steps.jsonl").read_text().splitlines()
     assert [json.loads(line)["lr"] for line in lines] == pytest.approx([0.25e-3, 0.5e-3, 0.75e-3])
-    assert "Steps in which the learning rate rises to lr." in house.help_of("lr_warmup")
-    assert house.refused("lr_warmup=-1")["key"] == "lr_warmup"
-    message = house.refused("lr_warmup=4", "strategy=fsdp", "devices=2")["message"]
-    assert "lr_warmup does nothing with strategy=fsdp" in message
-    assert "--set lr_warmup=4" in house.exported("command")
-    assert "warmup_steps=4," in house.exported("training-args")
+    help, command, arguments = house.told("lr_warmup", "command", "training-args")
+    assert "Steps in which the learning rate rises to lr." in help
+    assert "--set lr_warmup=4" in command
+    assert "warmup_steps=4," in arguments
+    negative, useless = house.refused(["lr_warmup=-1"], ["lr_warmup=4", "strategy=fsdp", "devices=2"])
+    assert negative["key"] == "lr_warmup"
+    assert "lr_warmup does nothing with strategy=fsdp" in useless["message"]
     assert house.changed() == {KNOBS, file}
