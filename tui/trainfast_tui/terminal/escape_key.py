@@ -1,7 +1,8 @@
 """Keep Esc when the next key arrives with it: one read, or two within Textual's delay, look like Alt and that key.
 
-Textual names such a letter `alt+LETTER`, but drops the Esc before Enter, a space, a digit or a sign. `KeyReader` names
-those keys `alt+KEY` too, and `after_escape` takes all of them apart. docs/decisions.md has the figures.
+Textual names such a letter `alt+LETTER`; before Enter, a space, a digit or a sign it drops the Esc, and makes other
+characters of the digits. `KeyReader` names those keys `alt+KEY` too, and `after_escape` takes all of them apart.
+Figures: docs/decisions.md.
 """
 
 from __future__ import annotations
