@@ -105,7 +105,7 @@ def test_doctor_says_why_runs_cannot_start(cli: Cli, tmp_path: Path) -> None:
     assert check["state"] == "fail"
     assert "TRAINFAST_HOME" in check["cure"]
     given = cli("doctor", "--python", "/nowhere")
-    assert "mended" in given.out
+    assert "Fix the checks marked" in given.out
     assert "there is no Python at /nowhere" in given.refused()
     assert "there is no Python" in cli("doctor", "--python", "/nowhere", "--json").json["error"]["message"]
     assert "2 for a --python PATH that cannot train" in " ".join(cli("doctor", "--help").out.split())

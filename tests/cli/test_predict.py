@@ -51,6 +51,7 @@ class Tracer:
         self, executable: str, script: str, arguments: list[str], given_up: object, environment: object
     ) -> Generator[dict[str, Any]]:
         model = msgspec.to_builtins(model_of(12))
+        model["stretches"] = model["segments"]  # the tracer's word
         requests = [(number, json.loads(argument)) for number, argument in enumerate(arguments)]
         requests.sort(key=lambda one: one[1]["knobs"]["precision"] != self.first)
         for number, request in requests:
