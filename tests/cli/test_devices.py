@@ -75,6 +75,7 @@ def test_a_device_name_that_no_run_can_use_starts_nothing(
     assert cli("runs", "list", "--json").json["runs"] == []
 
 
+@pytest.mark.long
 def test_devices_cpu_trains_on_the_cpu_beside_gpus_and_is_exported(
     cli: Cli, gpus: dict[str, str], tmp_path: Path
 ) -> None:

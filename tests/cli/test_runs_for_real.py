@@ -190,7 +190,7 @@ def test_a_run_whose_watchers_were_killed_goes_on_and_can_be_stopped(cli: Cli) -
 
     done = cli("stop", "last", "--json")
     assert done.code == 0, done.err
-    assert "stopping its processes from here" in done.err
+    assert "stopping its processes directly" in done.err
     assert done.json["state"] == "lost"
     assert done.json["throughput"]["samples_per_s"]["median"] > 0
     assert not is_alive(directory)

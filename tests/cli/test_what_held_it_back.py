@@ -109,4 +109,4 @@ def test_an_older_result_has_no_verdict(cli: Cli) -> None:
     directory = cli.home / "runs" / RUN
     directory.mkdir(parents=True)
     (directory / "result.json").write_text(json.dumps(old))
-    assert "an earlier version recorded this run" in cli("runs", "show", "last", "--why").out
+    assert "recorded by an earlier version" in cli("runs", "show", "last", "--why").out

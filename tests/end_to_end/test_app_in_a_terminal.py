@@ -139,6 +139,7 @@ def test_a_killed_app_loses_no_run(cli: Cli, terminal: Terminal) -> None:
     assert live_steps(cli) == 150
 
 
+@pytest.mark.long
 def test_out_of_memory_is_said_with_its_cures(cli: Cli, terminal: Terminal) -> None:
     terminal.open([*COMMAND, "--preset", "tiny-llama"])
     terminal.until_shows("No run yet")

@@ -209,6 +209,7 @@ class Mirrored(Single):
     assert house.changed() == {CATALOG, file}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("own", [True, False], ids=["in a file", "of torch.optim"])
 def test_an_optimizer_is_one_entry_and_one_file_or_none(house: House, own: bool) -> None:
     name, live, path = ("signs", "Signs", ".signs:Signs") if own else ("radam", "RAdam", "torch.optim:RAdam")
@@ -255,6 +256,7 @@ class Signs(torch.optim.Optimizer):
     assert house.changed() == ({CATALOG, file} if own else {CATALOG})
 
 
+@pytest.mark.long
 def test_a_knob_is_one_entry_and_its_handling(house: House) -> None:
     house.add_entry(
         KNOBS,

@@ -150,6 +150,7 @@ def test_the_workspaces_of_a_gpus_library_are_those_that_torch_makes(monkeypatch
     assert library_bytes("cuda") == 2 * 4096 * 8 * 1024
 
 
+@pytest.mark.long
 def test_recomputed_activations_are_activations(train: Train) -> None:
     """With checkpointing, the peak is in the backward of one block, which has computed its activations again."""
     width = ["model.vocab_size=512", "seq_len=256", "batch_size=16"]
