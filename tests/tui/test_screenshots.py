@@ -42,6 +42,14 @@ async def until(pilot: Pilot[Any], words: str) -> None:
         await pilot.pause(0.1)
 
 
+async def result_shown(app: TrainfastApp, pilot: Pilot[Any]) -> None:
+    """Wait for the result of the run on the screen, which is written after the run has finished."""
+    deadline = time.monotonic() + PATIENCE_S
+    while app.session.shown_run is None or app.session.shown_run.result is None:
+        assert time.monotonic() < deadline, "no result"
+        await pilot.pause(0.1)
+
+
 def picture(app: TrainfastApp, name: str, folder: Path, title: str = "trainfast-tui") -> Path:
     """The screen as an SVG that no web font is needed for."""
     path = folder / f"{name}.svg"
@@ -71,6 +79,7 @@ async def test_pictures_of_a_real_training(tmp_path: Path) -> None:
         await until(pilot, "step (3[5-9]|4[0-9]) of 50")
         picture(app, "second-run", SCREENS)
         await until(pilot, "✓ finished")
+        await result_shown(app, pilot)
         await pilot.press("c")
         await until(pilot, "compare ─")
         picture(app, "compare", SCREENS)

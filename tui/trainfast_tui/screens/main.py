@@ -306,7 +306,8 @@ class MainScreen(AppScreen):
         if run is None:
             self.notify("Nothing to compare yet; r starts a run.")
         elif run.result is None:
-            self.notify("This run has not ended yet; compare when it has.")
+            ended = "The result of this run is being written; press c again."
+            self.notify("This run has not ended yet; compare when it has." if run.is_live else ended)
         else:
             self.session.compare_with_previous(run.run_id)
 
