@@ -150,4 +150,9 @@ def test_nothing_outlives_an_app_that_is_killed(traces: bool) -> None:
     finally:
         app.send_signal(signal.SIGKILL)
         app.wait()
-    wait_for(lambda: not any(one.is_running() and one.status() != psutil.STATUS_ZOMBIE for one in family))
+
+    def alive() -> list[psutil.Process]:
+        return [one for one in family if one.is_running() and one.status() != psutil.STATUS_ZOMBIE]
+
+    wait_for(lambda: not alive())
+    assert alive() == [], "the tracer ended with its app"

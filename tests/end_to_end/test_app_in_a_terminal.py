@@ -96,6 +96,7 @@ def test_ctrl_l_repaints_what_another_program_wrote_over(terminal: Terminal) -> 
     ruined()
     terminal.press("C-l")
     whole("type to narrow it down")
+    assert "FOREIGN" not in terminal.screen()
 
 
 def test_plain_output_starts_shows_and_quits(terminal: Terminal) -> None:
@@ -106,8 +107,9 @@ def test_plain_output_starts_shows_and_quits(terminal: Terminal) -> None:
     terminal.press("Escape")
     # Esc and a key in one read would be one key without our parser.
     until(lambda: "type to narrow it down" not in terminal.screen(), "the end of the dialog", 60)
+    assert "batch_size" in terminal.screen()
     terminal.press("C-c")
-    terminal.until_shows("ended with 0")
+    assert "ended with 0" in terminal.until_shows("ended with 0")
 
 
 def test_ascii_has_no_other_sign_on_any_screen(terminal: Terminal) -> None:

@@ -237,8 +237,15 @@ def test_the_wait_for_the_imports_is_said(tracer: Tracer) -> None:
     answers = Answers()
     answers.ask("seq_len=64")
     words = "importing torch and transformers in /env/bin/python (first time: some seconds)…"
-    wait_for(lambda: answers.next().words == words)
+    seen = []
+
+    def shows(expected: str) -> bool:
+        seen.append(answers.next().words)
+        return seen[-1] == expected
+
+    wait_for(lambda: shows(words))
     tracer.imported.set()
-    wait_for(lambda: answers.next().words == "tracing the model…")
+    wait_for(lambda: shows("tracing the model…"))
+    assert seen.index(words) < seen.index("tracing the model…")
     tracer.go.set()
     wait_for(lambda: answers.next().predicted is not None)

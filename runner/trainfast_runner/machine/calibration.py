@@ -29,7 +29,7 @@ UNDISTURBED = 0.9
 class Ceiling(msgspec.Struct, frozen=True, kw_only=True):
     """Measured ceilings of one device: TFLOP/s by precision, GB/s read and written by a copy.
 
-    `cpu_share` is the share of their time for which its threads got the CPU; None on a GPU.
+    `cpu_share` is the share of the time in which the threads held the CPU; None on a GPU.
     """
 
     device: str

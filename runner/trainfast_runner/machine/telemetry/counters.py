@@ -58,7 +58,7 @@ class DurationCounter:
         return None if self.distrust else value_ns
 
     def _compare(self, grown: int, passed: int, throttled: bool | None) -> None:
-        """Sum the time for which the counter contradicts the bits at both ends of an interval."""
+        """Sum the intervals whose bits at both ends contradict the counter."""
         both_on = throttled is True and self._was_throttled is True
         both_off = throttled is False and self._was_throttled is False
         self.suspect = grown == 0 and (self.suspect or throttled is True or self._was_throttled is True)

@@ -75,7 +75,7 @@ def _absent(result: Result) -> Iterator[str]:
 
 
 def marks(result: Result) -> Iterator[str]:
-    """The doubts in a word or two, to be shown beside a figure."""
+    """Short names of the doubts, shown beside a figure."""
     if any((getattr(result.throttle, f"{cause.name}_fraction") or 0) >= THROTTLED_SHARE for cause in CAUSES):
         yield "throttled"
     if result.conditions.foreign_processes:
