@@ -205,7 +205,7 @@ def test_processes_devices_and_the_global_batch_are_told_apart(
     [
         (["engine=trainer", "strategy=fsdp"], "engine", "not strategy=fsdp"),
         (["engine=accelerate", "strategy=fsdp"], "engine", "not strategy=fsdp"),
-        (["engine=accelerate", "precision=fp16"], "precision", "in fp32 without a word"),
+        (["engine=accelerate", "precision=fp16"], "precision", "in fp32 without saying so"),
         (["engine=trainer", "compile=default"], "compile", "compile=default with engine=native"),
         (["compile=default", "strategy=fsdp", "devices=2"], "compile", "compile=default with strategy=ddp"),
         (["optimizer=paged-adamw-8bit"], "optimizer", "optimizer=adamw-8bit"),

@@ -124,7 +124,7 @@ def _engine_casts(facts: Facts) -> UserError | None:
     if engine.fp16_on_cpu or facts.knobs["precision"] != "fp16" or facts.machine.device != "cpu":
         return None
     return UserError(
-        f"engine={engine.name} with precision=fp16 on a CPU trains in fp32 without a word",
+        f"engine={engine.name} with precision=fp16 on a CPU trains in fp32 without saying so",
         key="precision",
         advice=f"precision=bf16, or engine={engine.instead}",
     )
