@@ -1,0 +1,247 @@
+"""The lines of a best-fit search in `searches/SEARCH_ID/journal.jsonl`: its question, trials, runs and answer.
+
+A search continues from its journal, and a screen shows it. Sizes are bytes, times CLOCK_MONOTONIC nanoseconds, as in a
+run's records. Candidates are numbered from 0 in the order of the `Space` line.
+"""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from trainfast_runner.records.json_lines import read_all
+from trainfast_runner.records.run_file import SCHEMA, ClockAnchor, RecordedSpec
+from trainfast_runner.records.search_directories import JOURNAL_FILE
+from trainfast_runner.search.journal import CoolingDown, Line, Paused, Resumed
+
+KnobValues = dict[str, Any]
+
+
+class Question(RecordedSpec, frozen=True, kw_only=True, tag_field="kind", tag="question"):
+    """The first line. The baseline is the recorded spec; the same command has the same `key`.
+
+    `vary` are the values of each varied knob, `global_batch` the samples of one optimizer step (None if free),
+    `objective` is samples_per_s, tokens_per_s, samples_per_joule or time (a cold start and `for_steps` steps).
+    """
+
+    t_ns: int = msgspec.field(default_factory=time.monotonic_ns)
+    schema: int = SCHEMA
+    search_id: str
+    key: str
+    vary: dict[str, list[Any]]
+    left_alone: dict[str, str] = {}
+    """Knobs that were not varied because another value trains differently, each with the reason."""
+    global_batch: int | None = None
+    objective: str = "samples_per_s"
+    for_steps: int | None = None
+    budget_s: float = 600.0
+    device: str = "cpu"
+    limits_bytes: list[int] = []
+    clock: ClockAnchor
+
+
+class BestConducted(Line, frozen=True, kw_only=True, tag="best-conducted"):
+    """A process starts to conduct the search, from its start or from where another stopped."""
+
+    pid: int
+    start_ticks: int
+    boot_id: str
+
+
+class Candidate(msgspec.Struct, frozen=True, kw_only=True):
+    """One setting. `knobs` are every varied and derived knob; `process` those of them that need a new process.
+
+    `ruled_out` is the verdict of a candidate that is never tried: incompatible, too_large or bound; None for the rest.
+    `least_s_per_sample` is the bound by FLOPs and the calibrated peak.
+    """
+
+    knobs: KnobValues
+    process: KnobValues = {}
+    predicted_bytes: int | None = None
+    excess_bytes: int | None = None
+    least_s_per_sample: float | None = None
+    world_size: int = 1
+    ruled_out: str | None = None
+    reason: str = ""
+
+
+class Space(Line, frozen=True, kw_only=True, tag="space"):
+    """Every candidate, the baseline's number, and how many combinations have another global batch (`dropped`)."""
+
+    candidates: list[Candidate]
+    baseline: int
+    dropped: int = 0
+
+
+class Visited(Line, frozen=True, kw_only=True, tag="visited"):
+    """A warm process was started for candidates of one `process`; `start_s` until it was ready for its first trial."""
+
+    run_id: str
+    process: KnobValues
+    start_s: float
+
+
+class Trial(Line, frozen=True, kw_only=True, tag="trial"):
+    """Some steps of one candidate in a warm process. `outcome` is measured, slow, oom, failed or void.
+
+    `slow` was ended early: its best step was far below the leader's pace. `void` does not count: other processes took
+    the machine, or a GPU was throttled. `step_ms` are its timed steps, `warm` is False for the first of a process.
+    `repeats` marks the last trial of a process that repeats its first, to show drift.
+    """
+
+    candidate: int
+    run_id: str
+    outcome: str
+    warm: bool
+    samples_per_step: int
+    step_ms: list[float] = []
+    joules: float | None = None
+    peak_allocated_bytes: int | None = None
+    last_loss: float | None = None
+    seconds: float
+    reason: str = ""
+    repeats: bool = False
+
+
+class Race(Line, frozen=True, kw_only=True, tag="race"):
+    """A run in a fresh process. `role` is race, confirm, limit (under the real memory_limit) or turn_back (of `knob`).
+
+    `outcome` is measured, oom, failed or void.
+    """
+
+    candidate: int
+    role: str
+    run_id: str
+    outcome: str
+    knob: str | None = None
+    samples_per_s: float | None = None
+    mad: float | None = None
+    samples_per_joule: float | None = None
+    start_s: float = 0.0
+    peak_allocated_bytes: int | None = None
+    first_loss: float | None = None
+    last_loss: float | None = None
+    seconds: float
+    reason: str = ""
+
+
+class Chosen(Line, frozen=True, kw_only=True, tag="chosen"):
+    """The next step and its reason. `action` is trial, race, confirm, limit, turn_back or end.
+
+    `leader` is the best candidate now, with its rate and the 95 % interval of that; `chance` the probability that going
+    on finds 2 % more, which is expected to take `price_s` seconds.
+    """
+
+    action: str
+    candidate: int | None = None
+    knob: str | None = None
+    why: str
+    leader: int | None = None
+    rate: float | None = None
+    low: float | None = None
+    high: float | None = None
+    chance: float | None = None
+    price_s: float | None = None
+
+
+class LaunchedBest(Line, frozen=True, kw_only=True, tag="launched-best"):
+    """A run of the search was started for a candidate, or a warm process whose first trial it is."""
+
+    run_id: str
+    role: str
+    candidate: int
+    knob: str | None = None
+
+
+class Ordered(Line, frozen=True, kw_only=True, tag="ordered"):
+    """The person's order: `skip` a value of a knob, `pin` a knob to one, or `unpin` it."""
+
+    do: str
+    knob: str
+    value: Any = None
+
+
+class Interval(msgspec.Struct, frozen=True, kw_only=True):
+    """A figure and its 95 % interval."""
+
+    median: float
+    low: float
+    high: float
+
+
+class Effect(msgspec.Struct, frozen=True, kw_only=True):
+    """What one value of a knob gives against the baseline's, in percent of the rate; `measured` by a run turned back."""
+
+    knob: str
+    value: Any
+    before: Any
+    gain_percent: Interval
+    measured: bool = False
+
+
+class Verdict(msgspec.Struct, frozen=True, kw_only=True):
+    """How one candidate ended: measured, beaten, bound, too_large, incompatible, failed or not_tried."""
+
+    candidate: int
+    verdict: str
+    reason: str
+    rate: Interval | None = None
+
+
+class Found(msgspec.Struct, frozen=True, kw_only=True):
+    """The answer. `within_percent` is the noise of the machine where it cannot carry the claim, else None.
+
+    `ties` are candidates that the runs could not tell from the winner.
+    """
+
+    best: int
+    best_rate: Interval
+    baseline_rate: Interval
+    gain_percent: Interval
+    best_run_ids: list[str]
+    baseline_run_ids: list[str]
+    within_percent: float | None = None
+    ties: list[int] = []
+    effects: list[Effect] = []
+    verdicts: list[Verdict] = []
+    pareto: list[int] = []
+    changes_training: list[str] = []
+    """Knobs of the winner that change the training itself."""
+
+
+class BestEnded(Line, frozen=True, kw_only=True, tag="best-ended"):
+    """The end: answered, nothing_fits, failed, or cancelled (the same command continues, `found` is the best so far)."""
+
+    state: str
+    reason: str = ""
+    stopped_because: str = ""
+    found: Found | None = None
+    missing_bytes: int | None = None
+    seconds: float = 0.0
+
+
+BestLine = (
+    Question
+    | BestConducted
+    | Space
+    | Visited
+    | Trial
+    | Race
+    | Chosen
+    | LaunchedBest
+    | Ordered
+    | CoolingDown
+    | Paused
+    | Resumed
+    | BestEnded
+)
+
+
+def read_best_journal(directory: Path) -> list[BestLine]:
+    """Read every readable line, oldest first, without a half-written last one."""
+    lines: list[BestLine]
+    lines, _ = read_all(directory / JOURNAL_FILE, BestLine)  # type: ignore[arg-type]
+    return lines
