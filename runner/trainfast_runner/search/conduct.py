@@ -48,7 +48,10 @@ from trainfast_runner.search.probe_record import probe_of, probe_of_ended_run, p
 from trainfast_runner.search.processes import LOOK_EVERY_S, Interrupted, WarmProcess, end_run, wait_for_result
 
 STEPS = {"cpu": 2, "cuda": 4}
-"""Optimizer steps of a probe: the optimizer's states exist from the second on, and a GPU's first steps are slow."""
+"""Optimizer steps of a process's first probe: the optimizer's states exist from the second on, and a GPU's first steps
+are slow."""
+LATER_STEPS = {"cpu": 1, "cuda": 4}
+"""Optimizer steps of its later probes. A step under strict malloc thresholds is no faster the second time."""
 PAUSE_LOOK_S = 0.1
 PATIENCE_S = 5.0
 TRACE_WITHIN_S = 30.0
@@ -229,8 +232,10 @@ class _Conductor:
             process = self._warm_process()
             if self._ready(process) is None:
                 return None
+        is_first = not any(one.run_id == process.directory.name for one in self._known().probes)
+        steps = (STEPS if is_first else LATER_STEPS)[self._plan.device]
         began_ns = time.monotonic_ns()
-        answers = process.probe(batch_size, STEPS[self._plan.device])
+        answers = process.probe(batch_size, steps)
         seconds = (time.monotonic_ns() - began_ns) / 1e9
         if answers is None:
             # No rank answered: the kernel or somebody killed the run.
