@@ -121,3 +121,29 @@ def test_figures_of_several_ranks_are_joined_by_a_plus() -> None:
         parse_bytes_per_rank("600MiB, 700MiB")
     assert caught.value.nearest == "600MiB+700MiB"
     assert "joined by +" in caught.value.line()
+
+
+def test_a_knob_tells_which_values_train_the_same() -> None:
+    precision, optimizer = BY_NAME["precision"], BY_NAME["optimizer"]
+    assert precision.keeps_training("fp32", "bf16")
+    assert not precision.keeps_training("fp32", "bf16-pure")
+    assert precision.keeps_training("bf16-pure", "bf16-pure")
+    assert optimizer.keeps_training("adamw", "adamw-fused")
+    assert not optimizer.keeps_training("adamw", "sgd")
+    assert BY_NAME["batch_size"].keeps_training(1, 64)
+    assert not BY_NAME["seq_len"].keeps_training(64, 128)
+    assert "fp32, tf32, fp16, bf16 train alike" in precision.training
+
+
+def test_values_that_a_search_tries_are_values_of_their_knob_and_train_the_same() -> None:
+    for entry in KNOBS:
+        for value in entry.tried:
+            assert entry.read(value) == value
+            assert entry.keeps_training(entry.tried[0], value), entry.name
+
+
+def test_a_warm_process_turns_a_batch_size_and_no_strategy() -> None:
+    assert not BY_NAME["batch_size"].needs_process(4)
+    assert not BY_NAME["precision"].needs_process("bf16")
+    assert BY_NAME["precision"].needs_process("fp16")
+    assert BY_NAME["strategy"].needs_process("ddp")

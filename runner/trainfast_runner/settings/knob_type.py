@@ -24,7 +24,7 @@ class Equivalent:
 
 @dataclass(frozen=True)
 class Knob:
-    """One setting. `what`, `speed` and `memory` are its help."""
+    """One setting. `what`, `speed`, `memory` and `training` are its help."""
 
     name: str
     values: Values
@@ -36,6 +36,32 @@ class Knob:
     same_as: Equivalent = field(default_factory=Equivalent)
     only_with: tuple[str, ...] = ()
     """The strategies that obey it; empty for all."""
+    trains_same: bool | tuple[KnobValue, ...] = False
+    """True if every value trains the same at one global batch; a tuple lists the values that train alike."""
+    is_warm: bool = False
+    """True if a warm process can turn it, except to or from one of `cold_values`."""
+    cold_values: tuple[KnobValue, ...] = ()
+    tried: tuple[KnobValue, ...] = ()
+    """Values that a best-fit search varies unless told otherwise; empty if it does not vary the knob."""
+
+    @property
+    def training(self) -> str:
+        """Its help on whether another value keeps the training the same."""
+        if isinstance(self.trains_same, tuple):
+            return f"{', '.join(map(str, self.trains_same))} train alike; another value trains differently"
+        if self.trains_same:
+            return "every value trains the same at one global batch"
+        return "another value trains differently"
+
+    def keeps_training(self, before: KnobValue, after: KnobValue) -> bool:
+        """True if `after` trains the same as `before` at one global batch."""
+        if isinstance(self.trains_same, tuple):
+            return before == after or {before, after} <= set(self.trains_same)
+        return self.trains_same or before == after
+
+    def needs_process(self, value: KnobValue) -> bool:
+        """True if only a new process can take this value."""
+        return not self.is_warm or value in self.cold_values
 
     def applies(self, knobs: Mapping[str, KnobValue]) -> bool:
         """True if another value can change anything in a run with these knobs."""

@@ -16,6 +16,8 @@ from trainfast_runner.worker.catalog import ENGINES, OPTIMIZERS, SCHEDULES, STRA
 
 POWERS_OF_TWO = tuple(2**power for power in range(14))
 ON_OFF = ("on", "off")
+ADAMW_KERNELS = tuple(name for name, entry in OPTIMIZERS.items() if entry.path == OPTIMIZERS["adamw"].path)
+"""The optimizers that are torch's AdamW and differ only in how it is computed."""
 
 
 def _joined(begin: str, entries: Mapping[str, object], field: str) -> str:
@@ -37,6 +39,10 @@ KNOBS: tuple[Knob, ...] = (
         "activations about half in fp16 and bf16; weights exist twice, so small batches may use more;"
         " bf16-pure halves weights, gradients and optimizer states too",
         same_as=Equivalent("fp16 / bf16 / tf32", "mixed_precision", "fp16.enabled / bf16.enabled", ""),
+        trains_same=("fp32", "tf32", "fp16", "bf16"),
+        is_warm=True,
+        cold_values=("fp16", "bf16-pure"),
+        tried=("fp32", "tf32", "bf16", "fp16"),
     ),
     Knob(
         "batch_size",
@@ -48,6 +54,9 @@ KNOBS: tuple[Knob, ...] = (
         "larger batches fill the device until it is full, then throughput stays flat",
         "activations grow in proportion",
         same_as=Equivalent("per_device_train_batch_size", "DataLoader(batch_size)", "train_micro_batch_size_per_gpu"),
+        trains_same=True,
+        is_warm=True,
+        tried=POWERS_OF_TWO,
     ),
     Knob(
         "grad_accum",
@@ -59,6 +68,9 @@ KNOBS: tuple[Knob, ...] = (
         "20-30 % faster than stepping at each micro-batch; slower than the same batch in one piece",
         "a large global batch at the memory of one micro-batch; gradients stay between micro-steps",
         same_as=Equivalent("gradient_accumulation_steps", "gradient_accumulation_steps", "gradient_accumulation_steps"),
+        trains_same=True,
+        is_warm=True,
+        tried=POWERS_OF_TWO,
     ),
     Knob(
         "seq_len",
@@ -79,6 +91,9 @@ KNOBS: tuple[Knob, ...] = (
         "full recomputes each layer: about 20-30 % slower",
         "activations shrink to one layer plus the boundaries between layers",
         same_as=Equivalent("gradient_checkpointing", "", "activation_checkpointing"),
+        trains_same=True,
+        is_warm=True,
+        tried=("off", "full"),
     ),
     Knob(
         "optimizer",
@@ -89,6 +104,9 @@ KNOBS: tuple[Knob, ...] = (
         _joined("", OPTIMIZERS, "speed"),
         _joined("", OPTIMIZERS, "memory"),
         same_as=Equivalent("optim", "torch.optim / bitsandbytes", "optimizer.type"),
+        trains_same=ADAMW_KERNELS,
+        is_warm=True,
+        tried=("adamw", "adamw-foreach", "adamw-fused"),
     ),
     Knob(
         "attention",
@@ -100,6 +118,9 @@ KNOBS: tuple[Knob, ...] = (
         "sdpa is faster than eager, more so on long sequences",
         "eager keeps scores of heads x seq_len^2 a sample and layer; sdpa does not",
         same_as=Equivalent("attn_implementation (of the model)", "attn_implementation", ""),
+        trains_same=True,
+        is_warm=True,
+        tried=("auto", "eager", "flash"),
     ),
     Knob(
         "compile",
@@ -112,6 +133,8 @@ KNOBS: tuple[Knob, ...] = (
         "up to about 2x once compiled; the first step takes tens of seconds",
         "fused kernels keep fewer temporaries; on a CPU the compiler itself takes some 100 MiB",
         same_as=Equivalent("torch_compile", "dynamo_backend", ""),
+        trains_same=True,
+        tried=("off", "default"),
     ),
     Knob(
         "workers",
@@ -122,6 +145,9 @@ KNOBS: tuple[Knob, ...] = (
         "hides loading behind compute; more than the data needs does not help",
         "each keeps prefetch batches in host memory",
         same_as=Equivalent("dataloader_num_workers", "DataLoader(num_workers)", ""),
+        trains_same=True,
+        is_warm=True,
+        tried=(0, 2, 8),
     ),
     Knob(
         "pin_memory",
@@ -132,6 +158,8 @@ KNOBS: tuple[Knob, ...] = (
         "faster copies to the GPU; nothing on a CPU",
         "the batches in flight, in host memory",
         same_as=Equivalent("dataloader_pin_memory", "DataLoader(pin_memory)", ""),
+        trains_same=True,
+        tried=ON_OFF,
     ),
     Knob(
         "prefetch",
@@ -142,6 +170,8 @@ KNOBS: tuple[Knob, ...] = (
         "smooths uneven loading times",
         "workers x prefetch batches in host memory",
         same_as=Equivalent("dataloader_prefetch_factor", "DataLoader(prefetch_factor)", ""),
+        trains_same=True,
+        is_warm=True,
     ),
     Knob(
         "strategy",
@@ -152,6 +182,8 @@ KNOBS: tuple[Knob, ...] = (
         _joined("", STRATEGIES, "speed"),
         _joined("On each of N devices.", STRATEGIES, "memory"),
         same_as=Equivalent("(launcher)", "distributed_type", "zero_optimization.stage", "--nproc-per-node"),
+        trains_same=True,
+        tried=("single", "ddp", "fsdp", "zero2"),
     ),
     Knob(
         "tp_degree",
@@ -163,6 +195,7 @@ KNOBS: tuple[Knob, ...] = (
         "two all-reduces of the activations a layer forward and two backward: only inside one machine with fast links",
         "weights, gradients and states divided by the degree, the vocabulary where it divides; norms whole on each",
         only_with=strategies_obeying("tp_degree"),
+        trains_same=True,
     ),
     Knob(
         "pp_degree",
@@ -175,6 +208,7 @@ KNOBS: tuple[Knob, ...] = (
         " devices and m micro_batches",
         "weights, gradients and states divided by the degree; the first stage has the embedding, the last the head",
         only_with=strategies_obeying("pp_degree"),
+        trains_same=True,
     ),
     Knob(
         "pp_schedule",
@@ -186,6 +220,7 @@ KNOBS: tuple[Knob, ...] = (
         "gpipe and 1f1b have the same bubble, interleaved half of it for twice the messages",
         "gpipe keeps the activations of all micro_batches, 1f1b at most those of pp_degree",
         only_with=strategies_obeying("pp_schedule"),
+        trains_same=True,
     ),
     Knob(
         "micro_batches",
@@ -197,6 +232,7 @@ KNOBS: tuple[Knob, ...] = (
         "more chunks shrink the bubble until each is too small to fill the device",
         "gpipe keeps the activations of all of them",
         only_with=strategies_obeying("micro_batches"),
+        trains_same=True,
     ),
     Knob(
         "reshard",
@@ -207,6 +243,7 @@ KNOBS: tuple[Knob, ...] = (
         "off saves one all-gather a block: two thirds of on's traffic",
         "off keeps the whole model's weights from the forward to the backward",
         only_with=strategies_obeying("reshard"),
+        trains_same=True,
     ),
     Knob(
         "offload_path",
@@ -219,6 +256,7 @@ KNOBS: tuple[Knob, ...] = (
         "states leave host memory too",
         same_as=Equivalent(deepspeed="zero_optimization.offload_optimizer.nvme_path"),
         only_with=strategies_obeying("offload_path"),
+        trains_same=True,
     ),
     Knob(
         "devices",
@@ -232,6 +270,7 @@ KNOBS: tuple[Knob, ...] = (
         "",
         "",
         same_as=Equivalent("CUDA_VISIBLE_DEVICES", "--gpu_ids", "--include", "--nproc-per-node"),
+        trains_same=True,
     ),
     Knob(
         "p2p",
@@ -242,6 +281,7 @@ KNOBS: tuple[Knob, ...] = (
         "off shows what the link is worth",
         "none",
         same_as=Equivalent("NCCL_P2P_DISABLE", "NCCL_P2P_DISABLE", "NCCL_P2P_DISABLE", "NCCL_P2P_DISABLE"),
+        trains_same=True,
     ),
     Knob(
         "memory_limit",
@@ -253,6 +293,7 @@ KNOBS: tuple[Knob, ...] = (
         " counted).",
         "none until it is near; then the allocator retries",
         "what does not fit ends as out of memory",
+        trains_same=True,
     ),
     Knob(
         "engine",
@@ -262,6 +303,7 @@ KNOBS: tuple[Knob, ...] = (
         _joined("What runs the loop.", ENGINES, "what"),
         _joined("", ENGINES, "speed"),
         "none",
+        trains_same=True,
     ),
     Knob(
         "lr",
@@ -331,6 +373,7 @@ KNOBS: tuple[Knob, ...] = (
         "First steps that are recorded but enter no figure: kernels are chosen and caches filled in them.",
         "none",
         "none",
+        trains_same=True,
     ),
     Knob(
         "watch",
@@ -340,6 +383,7 @@ KNOBS: tuple[Knob, ...] = (
         "NVML devices whose readings are joined to the run; auto: those its ranks use, none for a CPU run.",
         "none",
         "none",
+        trains_same=True,
     ),
 )
 

@@ -88,7 +88,7 @@ def help_lines(width: int, scope: str = "main") -> list[Line]:
         for name in names:
             entry = BY_NAME[name]
             lines += _entry(name, entry.what, "title", width)
-            for label, text in (("speed", entry.speed), ("memory", entry.memory)):
+            for label, text in (("speed", entry.speed), ("memory", entry.memory), ("training", entry.training)):
                 lines += _entry("", f"{label}: {text}", "text", width) if text else []
             takes = f"takes {entry.values.describe()}; default {entry.show(entry.default)}"
             lines += [[(" " * LABEL, "text"), (line, "muted")] for line in wrap(takes, width - LABEL)]
