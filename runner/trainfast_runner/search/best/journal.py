@@ -20,11 +20,30 @@ from trainfast_runner.search.journal import CoolingDown, Line, Paused, Resumed
 KnobValues = dict[str, Any]
 
 
+class Interval(msgspec.Struct, frozen=True, kw_only=True):
+    """A figure and its 95 % interval."""
+
+    median: float
+    low: float
+    high: float
+
+
+class EarlierEffect(msgspec.Struct, frozen=True, kw_only=True):
+    """An effect that an earlier search of the same model found on this device, in percent of the rate."""
+
+    knob: str
+    value: Any
+    before: Any
+    gain_percent: Interval
+    search_id: str
+
+
 class Question(RecordedSpec, frozen=True, kw_only=True, tag_field="kind", tag="question"):
     """The first line. The baseline is the recorded spec; the same command has the same `key`.
 
     `vary` are the values of each varied knob, `global_batch` the samples of one optimizer step (None if free),
     `objective` is samples_per_s, tokens_per_s, samples_per_joule or time (a cold start and `for_steps` steps).
+    `limits_bytes` has one figure a rank, empty without `memory_limit`. `earlier` is empty with --fresh.
     """
 
     t_ns: int = msgspec.field(default_factory=time.monotonic_ns)
@@ -40,6 +59,7 @@ class Question(RecordedSpec, frozen=True, kw_only=True, tag_field="kind", tag="q
     budget_s: float = 600.0
     device: str = "cpu"
     limits_bytes: list[int] = []
+    earlier: list[EarlierEffect] = []
     clock: ClockAnchor
 
 
@@ -55,7 +75,7 @@ class Candidate(msgspec.Struct, frozen=True, kw_only=True):
     """One setting. `knobs` are every varied and derived knob; `process` those of them that need a new process.
 
     `ruled_out` is the verdict of a candidate that is never tried: incompatible, too_large or bound; None for the rest.
-    `least_s_per_sample` is the bound by FLOPs and the calibrated peak.
+    `least_s_per_sample` is the bound by FLOPs and the calibrated peak. `samples_per_step` is the global batch.
     """
 
     knobs: KnobValues
@@ -64,12 +84,16 @@ class Candidate(msgspec.Struct, frozen=True, kw_only=True):
     excess_bytes: int | None = None
     least_s_per_sample: float | None = None
     world_size: int = 1
+    samples_per_step: int = 1
     ruled_out: str | None = None
     reason: str = ""
 
 
 class Space(Line, frozen=True, kw_only=True, tag="space"):
-    """Every candidate, the baseline's number, and how many combinations have another global batch (`dropped`)."""
+    """Every candidate, the baseline's number, and how many combinations have another global batch (`dropped`).
+
+    A later line has the same candidates with more of them predicted; the last one counts.
+    """
 
     candidates: list[Candidate]
     baseline: int
@@ -131,8 +155,9 @@ class Race(Line, frozen=True, kw_only=True, tag="race"):
 class Chosen(Line, frozen=True, kw_only=True, tag="chosen"):
     """The next step and its reason. `action` is trial, race, confirm, limit, turn_back or end.
 
-    `leader` is the best candidate now, with its rate and the 95 % interval of that; `chance` the probability that going
-    on finds 2 % more, which is expected to take `price_s` seconds.
+    `leader` is the best candidate now, with its rate and the 95 % interval of that in samples/s; `chance` the
+    probability that going on finds 2 % more, which is expected to take `price_s` seconds. `repeats` marks a trial that
+    repeats the first of its process.
     """
 
     action: str
@@ -145,6 +170,7 @@ class Chosen(Line, frozen=True, kw_only=True, tag="chosen"):
     high: float | None = None
     chance: float | None = None
     price_s: float | None = None
+    repeats: bool = False
 
 
 class LaunchedBest(Line, frozen=True, kw_only=True, tag="launched-best"):
@@ -164,26 +190,25 @@ class Ordered(Line, frozen=True, kw_only=True, tag="ordered"):
     value: Any = None
 
 
-class Interval(msgspec.Struct, frozen=True, kw_only=True):
-    """A figure and its 95 % interval."""
-
-    median: float
-    low: float
-    high: float
-
-
 class Effect(msgspec.Struct, frozen=True, kw_only=True):
-    """What one value of a knob gives against the baseline's, in percent of the rate; `measured` by a run turned back."""
+    """Gain of one value of a knob over the baseline's, in percent of the rate; `measured` by a run turned back.
+
+    `earlier` is True if the value was not tried and its gain is that of earlier searches.
+    """
 
     knob: str
     value: Any
     before: Any
     gain_percent: Interval
     measured: bool = False
+    earlier: bool = False
 
 
 class Verdict(msgspec.Struct, frozen=True, kw_only=True):
-    """How one candidate ended: measured, beaten, bound, too_large, incompatible, failed or not_tried."""
+    """The end of one candidate: measured, beaten, bound, too_large, incompatible, failed or not_tried.
+
+    `rate` is in samples/s, None for a candidate that was not measured.
+    """
 
     candidate: int
     verdict: str
@@ -194,12 +219,15 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
 class Found(msgspec.Struct, frozen=True, kw_only=True):
     """The answer. `within_percent` is the noise of the machine where it cannot carry the claim, else None.
 
-    `ties` are candidates that the runs could not tell from the winner.
+    Rates are in samples/s, values in the unit of the objective (seconds for time), the gain is by the objective.
+    `ties` are candidates that the runs could not tell from the winner. `notes` are sentences on what limits the claim.
     """
 
     best: int
     best_rate: Interval
     baseline_rate: Interval
+    best_value: Interval | None = None
+    baseline_value: Interval | None = None
     gain_percent: Interval
     best_run_ids: list[str]
     baseline_run_ids: list[str]
@@ -210,10 +238,14 @@ class Found(msgspec.Struct, frozen=True, kw_only=True):
     pareto: list[int] = []
     changes_training: list[str] = []
     """Knobs of the winner that change the training itself."""
+    notes: list[str] = []
 
 
 class BestEnded(Line, frozen=True, kw_only=True, tag="best-ended"):
-    """The end: answered, nothing_fits, failed, or cancelled (the same command continues, `found` is the best so far)."""
+    """The end: answered, nothing_fits, failed or cancelled.
+
+    After `cancelled` the same command continues, and `found` is the best so far.
+    """
 
     state: str
     reason: str = ""
