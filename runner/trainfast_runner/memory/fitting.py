@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING
 
 from trainfast_runner.memory.available import RankLimit, available_memory, gpu_of
 from trainfast_runner.memory.corrections import WHOLE, case
-from trainfast_runner.memory.model import keeps_more
+from trainfast_runner.memory.model import batch_multiple, keeps_more, largest
 from trainfast_runner.memory.prediction import Prediction
-from trainfast_runner.memory.sharding import PIPELINES
 from trainfast_runner.settings.compatibility.check import cannot_run_here
 
 if TYPE_CHECKING:
@@ -89,27 +88,14 @@ def fit_of(
     margin = margin_bytes(model, spec, ranks, predicted) if counts else 0
     most = model.max_batch(spec, ranks, available.for_allocator(predicted.context_bytes)) or 0
     if counts:
-        most = _with_margin(model, spec, ranks, available, most)
+
+        def fits(batch: int) -> bool:
+            sized = replace(spec, knobs={**spec.knobs, "batch_size": batch})
+            predicted = model.predict(sized, ranks)
+            return PredictedFit(predicted, available, margin_bytes(model, sized, ranks, predicted)).fits is True
+
+        most = largest(fits, most, batch_multiple(spec))
     return PredictedFit(predicted, available, margin, most, cannot_run)
-
-
-def _with_margin(model: MemoryModel, spec: RunSpec, ranks: int, available: RankLimit, most: int) -> int:
-    """The largest batch size up to `most` that fits with its margin; 0 if there is none."""
-
-    def fits(batch: int) -> bool:
-        sized = replace(spec, knobs={**spec.knobs, "batch_size": batch})
-        predicted = model.predict(sized, ranks)
-        return PredictedFit(predicted, available, margin_bytes(model, sized, ranks, predicted)).fits is True
-
-    if most == 0 or fits(most):
-        return most
-    # A pipeline cuts the batch into equal parts.
-    parts = int(str(spec.knobs["micro_batches"])) if spec.knobs["strategy"] in PIPELINES else 1
-    low, high = 0, most // parts
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (middle, high) if fits(middle * parts) else (low, middle)
-    return low * parts
 
 
 def margin_bytes(model: MemoryModel, spec: RunSpec, ranks: int, predicted: Prediction) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import msgspec
 
@@ -49,7 +49,7 @@ class MemoryModel(msgspec.Struct, frozen=True, kw_only=True):
     library_bytes: int = 0
     """Workspaces that libraries keep in a GPU's allocator from the first step on, whatever the batch."""
     pipeline: PipelineCut | None = None
-    """How the model is cut into stages; None if it was not traced for them."""
+    """The model's cut into stages; None if it was not traced for them."""
     basis: str = ""
     attention: str = ""
     """The attention kernel that the trace ran, and why `attention=auto` took it."""
@@ -101,18 +101,7 @@ class MemoryModel(msgspec.Struct, frozen=True, kw_only=True):
         def fits(batch: int) -> bool:
             return max(_total(peak) for peak in self._corrected_peaks(spec, ranks, batch).values()) <= limit_bytes
 
-        if not fits(1):
-            return None
-        low = 1
-        while low < MOST_BATCH and fits(2 * low):
-            low *= 2
-        high = 2 * low
-        while high - low > 1:
-            middle = (low + high) // 2
-            low, high = (middle, high) if fits(middle) else (low, middle)
-        # A pipeline cuts the batch into equal parts.
-        parts = int(str(spec.knobs["micro_batches"])) if spec.knobs["strategy"] in PIPELINES else 1
-        return low // parts * parts or None
+        return largest(fits, MOST_BATCH, batch_multiple(spec)) or None
 
     def _basis(self, spec: RunSpec, ranks: int) -> str:
         if (known := self.known(spec, ranks)) is not None:
@@ -208,6 +197,23 @@ class MemoryModel(msgspec.Struct, frozen=True, kw_only=True):
         live = list(self.optimizer_peak)
         live[OPTIMIZER + 1] += end.live[OPTIMIZER + 1]
         return sharing.in_optimizer(tuple(live))
+
+
+def largest(fits: Callable[[int], bool], most: int, step: int = 1) -> int:
+    """The largest multiple of `step` up to `most` that fits; 0 if there is none."""
+    low, high = 0, 1
+    while high * step <= most and fits(high * step):
+        low, high = high, 2 * high
+    high = min(high, most // step + 1)
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if fits(middle * step) else (low, middle)
+    return low * step
+
+
+def batch_multiple(spec: RunSpec) -> int:
+    """The number that every batch size is a multiple of: a pipeline cuts the batch into equal parts."""
+    return int(str(spec.knobs["micro_batches"])) if spec.knobs["strategy"] in PIPELINES else 1
 
 
 def keeps_more(spec: RunSpec) -> bool:

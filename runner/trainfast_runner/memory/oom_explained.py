@@ -5,14 +5,14 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator
 
-from trainfast_runner.memory.oom_advice import MODEL_PHASE, OPTIMIZER_PHASE, UNITS, bytes_after, cheapest
+from trainfast_runner.memory.oom_advice import MODEL_PHASE, OPTIMIZER_PHASE, fixes, useful_first
 from trainfast_runner.memory.oom_changes import (
     MOST_CHANGES,
+    Goal,
     ModelOf,
-    Wanted,
+    beyond_bytes,
     changes,
-    margin_of,
-    predict,
+    prediction,
     unpredicted,
 )
 from trainfast_runner.memory.prediction import Prediction
@@ -29,6 +29,7 @@ GROWS = {
     OPTIMIZER_PHASE: ("optimizer", "temporary", "communication"),
 }
 """Categories that grow in each phase, the usually largest first; the others exist before it."""
+UNITS = {"bytes": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
 
 
 def explain(
@@ -38,26 +39,30 @@ def explain(
     model_of: ModelOf,
     *,
     events: Iterable[Event] = (),
-    parameters: dict[str, object] | None = None,
     held_bytes: int | None = None,
     in_first_step: bool = False,
 ) -> OomExplanation:
     """Explain a run that ran out of memory. `held_bytes` is the memory the rank recorded at the end.
 
     `model_of` returns the memory model of a spec, None if it is not traced, or raises UserError if there can be none.
-    `parameters` are the worker's sizes of the model (`parameters`, `layers`, ...), for estimates without a model.
     `in_first_step`: no step had ended.
     """
     spec = of_record(run)
     phase = error.phase if error is not None else None
     message = reason or (error.message if error is not None else None) or ""
     limit = _limit(run, error, message)
-    prediction = predict(model_of, spec, run.world_size)
-    grown, grown_bytes = _grown(prediction, phase)
-    needed = _needed(run, prediction)
-    asked = bytes_after("allocate", message)
+    _, predicted = prediction(model_of, spec, run.world_size) or (None, None)
+    grown, grown_bytes = _grown(predicted, phase)
+    needed = run.predicted_bytes
+    if needed is None and predicted is not None:
+        needed = predicted.total_bytes
+    asked = _bytes_after("allocate", message)
     untouched = _untouched(run, limit, held_bytes, asked)
-    fixes = cheapest(spec.knobs, run.device, phase, message, limit, parameters or {}, most=None)
+    if limit is None:
+        found = [unpredicted(fix) for fix in useful_first(fixes(spec.knobs, run.device, phase), phase)[:MOST_CHANGES]]
+    else:
+        beyond = beyond_bytes(limit, predicted, phase, in_first_step)
+        found = changes(Goal(spec, run.device, run.world_size, limit, phase, model_of, untouched or 0, beyond))
     return OomExplanation(
         phase=phase,
         rank=error.rank if error is not None else None,
@@ -70,20 +75,8 @@ def explain(
         limit_bytes=limit,
         missing_bytes=_missing(needed, limit, message, held_bytes, is_set=bool(run.memory_limit_bytes)),
         others=list(_others(run, events, message)),
-        changes=(
-            [unpredicted(fix) for fix in fixes[:MOST_CHANGES]]
-            if limit is None
-            else changes(
-                Wanted(
-                    spec,
-                    run.world_size,
-                    margin_of(spec, run.device, limit, prediction, phase, untouched, in_first_step),
-                    model_of,
-                ),
-                fixes,
-            )
-        ),
-        basis=prediction.basis if prediction is not None else "",
+        changes=found,
+        basis=predicted.basis if predicted is not None else "",
     )
 
 
@@ -95,17 +88,10 @@ def _limit(run: RunFile, error: RunError | None, message: str) -> int | None:
     if isinstance(run.knobs.get("memory_limit"), str):
         return min(parse_bytes_per_rank(run.knobs["memory_limit"]))
     # torch's own sentence: "... of which X is free. ... Y is allocated by PyTorch, and Z is reserved by PyTorch but".
-    free, allocated = bytes_after("of which", message), _bytes_before("is allocated by PyTorch", message)
+    free, allocated = _bytes_after("of which", message), _bytes_before("is allocated by PyTorch", message)
     if free is None or allocated is None:
         return None
     return int(free + allocated + (_bytes_before("is reserved by PyTorch but unallocated", message) or 0))
-
-
-def _needed(run: RunFile, prediction: Prediction | None) -> int | None:
-    """The prediction recorded when the run began; without one, the present prediction."""
-    if run.predicted_bytes is not None:
-        return run.predicted_bytes
-    return prediction.total_bytes if prediction is not None else None
 
 
 def _untouched(run: RunFile, limit: int | None, held: int | None, asked: float | None) -> int | None:
@@ -125,8 +111,8 @@ def _missing(needed: int | None, limit: int | None, message: str, held: int | No
     """
     if needed is not None and limit is not None and needed > limit:
         return needed - limit
-    asked = bytes_after("allocate", message)
-    free = None if is_set else bytes_after("of which", message)
+    asked = _bytes_after("allocate", message)
+    free = None if is_set else _bytes_after("of which", message)
     if free is None and limit is not None and held is not None:
         free = float(limit - held)
     return int(asked - free) if asked is not None and free is not None and asked > free else None
@@ -160,6 +146,12 @@ def _others(run: RunFile, events: Iterable[Event], message: str) -> Iterator[str
     for event in events:
         if event.kind == "foreign_process" and event.state == "appeared" and event.pid not in named:
             yield event.detail or f"process {event.pid} appeared"
+
+
+def _bytes_after(words: str, message: str) -> float | None:
+    """The size in bytes after these words in an allocator's message; None without the words."""
+    found = re.search(rf"{words} (\d[\d.]*) ?(bytes|KiB|MiB|GiB)", message)
+    return None if found is None else float(found[1].rstrip(".")) * UNITS[found[2]]
 
 
 def _bytes_before(words: str, message: str) -> float | None:

@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from trainfast_runner.records.result import OomExplanation, Result, RunError
-from trainfast_runner.records.run_file import PROBE, Actual, Event, RunFile, WorkerLine
+from trainfast_runner.records.run_file import PROBE, Event, RunFile
 from trainfast_runner.records.run_records import RunRecords, read_records
-from trainfast_runner.results.asked_and_ran import as_fields, what_ran
 
 if TYPE_CHECKING:
     from trainfast_runner.memory.model import MemoryModel
@@ -30,7 +29,6 @@ class OutOfMemory:
     error: RunError | None
     held_bytes: int | None
     """Bytes that the failed rank held, as it recorded them."""
-    ran: WorkerLine | None
     events: Sequence[Event]
     tried: Sequence[int] = ()
     """The batch sizes of a search's probe; it failed at the last one."""
@@ -42,30 +40,26 @@ class OutOfMemory:
 
         For a search's probe the batch is the tried one, and no changes are given: the search goes on.
         """
-        if self.run.role != PROBE:
-            return self._explained(self.run, model_of)
-        if not self.tried:
-            phase = self.error.phase if self.error is not None else None
-            return OomExplanation(phase=phase, held_bytes=self.held_bytes, basis="no batch was tried yet")
-        knobs = {**self.run.knobs, "batch_size": self.tried[-1]}
-        # The prediction in `run.json` is for the preset's batch.
-        found = self._explained(msgspec.structs.replace(self.run, knobs=knobs, predicted=None), model_of)
-        return msgspec.structs.replace(found, batch_size=self.tried[-1], changes=[])
-
-    def _explained(self, run: RunFile, model_of: Callable[[RunSpec], MemoryModel | None]) -> OomExplanation:
         from trainfast_runner.memory.oom_explained import explain
 
-        sizes = {} if self.ran is None else as_fields(self.ran, Actual)
-        return explain(
+        run, is_probe = self.run, self.run.role == PROBE
+        if is_probe and not self.tried:
+            phase = self.error.phase if self.error is not None else None
+            return OomExplanation(phase=phase, held_bytes=self.held_bytes, basis="no batch was tried yet")
+        if is_probe:
+            # The prediction in `run.json` is for the preset's batch.
+            knobs = {**run.knobs, "batch_size": self.tried[-1]}
+            run = msgspec.structs.replace(run, knobs=knobs, predicted=None)
+        found = explain(
             run,
             self.error,
             self.reason,
             model_of,
             events=self.events,
-            parameters=sizes,
             held_bytes=self.held_bytes,
             in_first_step=self.in_first_step,
         )
+        return msgspec.structs.replace(found, batch_size=self.tried[-1], changes=[]) if is_probe else found
 
 
 def explanation_of(records: RunRecords, reason: str, error: RunError | None) -> OomExplanation | None:
@@ -78,7 +72,6 @@ def explanation_of(records: RunRecords, reason: str, error: RunError | None) -> 
         reason,
         error,
         held_by(records, error),
-        what_ran(records.worker),
         records.events,
         records.tried,
         in_first_step=run.role != PROBE and not any(records.steps.values()),

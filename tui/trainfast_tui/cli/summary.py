@@ -4,10 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-import msgspec
-
 from trainfast_runner.machine.devices import cpu_has_fp16
-from trainfast_runner.memory.oom_advice import cheapest
 from trainfast_runner.records.result import Cpu, Flops, Result, Thinning
 from trainfast_runner.records.run_file import PROBE, SCHEMA
 from trainfast_runner.results.bottleneck.doubts import doubts, marks, watched_words
@@ -168,29 +165,13 @@ def _explained(result: Result) -> list[str]:
     """Return the explanation of the out-of-memory error and the changes that would fit."""
     found = result.oom
     if found is None:
-        return _advice(result) if result.role != PROBE else []
+        return []
     lines = list(oom.facts(found))
     if found.changes:
         lines.append(f"to make it fit, {oom.title(found.changes)}")
         rows = [(oom.settings(change), f"{change.saves}; speed: {change.costs}") for change in found.changes]
         lines += [f"  {left}  {right}" for left, right in zip(*_columns(rows), strict=True)]
     return lines
-
-
-def _advice(result: Result) -> list[str]:
-    phase = result.error.phase if result.error else None
-    message = result.reason or (result.error.message if result.error else None) or ""
-    model = msgspec.structs.asdict(result.actual)
-    fixes = cheapest(result.knobs, result.actual.device or "cpu", phase, message, model=model)
-    if not fixes:
-        return []
-    return ["to make it fit, cheapest first:"] + [
-        f"  {setting}  {rest}"
-        for setting, rest in zip(
-            *_columns([(f"--set {fix.knob}={fix.value}", f"{fix.saves}; speed: {fix.costs}") for fix in fixes]),
-            strict=True,
-        )
-    ]
 
 
 def _columns(rows: list[tuple[str, str]]) -> tuple[list[str], list[str]]:

@@ -89,7 +89,7 @@ def out_of_memory(run: RunSnapshot) -> OutOfMemory | None:
     if run.run is None:
         return None
     held = run.error.held_bytes if run.error is not None else None
-    return OutOfMemory(run.run, run.reason, _error_of(run), held, run.actual, run.events, run.tried)
+    return OutOfMemory(run.run, run.reason, _error_of(run), held, run.events, run.tried)
 
 
 def _error_of(run: RunSnapshot) -> RunError | None:
