@@ -13,7 +13,7 @@ import msgspec
 import pytest
 from tests.core.test_memory_model import model_of
 
-from trainfast_runner.machine import worker_scripts
+from trainfast_runner.memory.warm_tracer import WarmTracer
 from trainfast_tui.cli import main, progress
 
 PRESET = """
@@ -48,11 +48,11 @@ class Tracer:
         self.look: Any = None
 
     def __call__(
-        self, executable: str, script: str, arguments: list[str], given_up: object, environment: object
+        self, executable: str, asked: list[dict[str, Any]], given_up: object, environment: object
     ) -> Generator[dict[str, Any]]:
         model = msgspec.to_builtins(model_of(12))
         model["stretches"] = model["segments"]  # the tracer's word
-        requests = [(number, json.loads(argument)) for number, argument in enumerate(arguments)]
+        requests = list(enumerate(asked))
         requests.sort(key=lambda one: one[1]["knobs"]["precision"] != self.first)
         for number, request in requests:
             if self.look is not None:
@@ -81,7 +81,7 @@ def test_rows_come_in_their_order_as_soon_as_they_are_there(
 ) -> None:
     tracer = Tracer()
     tracer.look = lambda: capsys.readouterr().out
-    monkeypatch.setattr(worker_scripts, "ask_each", tracer)
+    monkeypatch.setattr(WarmTracer, "ask_each", tracer)
     assert main(["predict", preset]) == 0
     before = "".join(tracer.printed_before)
     assert "plain" in before, "the first row does not wait for the last trace"
@@ -94,7 +94,7 @@ def test_rows_come_in_their_order_as_soon_as_they_are_there(
 def test_a_row_waits_for_those_before_it(
     preset: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(worker_scripts, "ask_each", Tracer(first="bf16"))
+    monkeypatch.setattr(WarmTracer, "ask_each", Tracer(first="bf16"))
     assert main(["predict", preset]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert [line.split()[0] for line in lines] == ["variant", "plain", "half", "many"]
@@ -120,7 +120,7 @@ def test_a_row_waits_for_those_before_it(
 def test_knobs_that_contradict_each_other_are_refused_as_a_run_refuses_them(
     settings: str, key: str, preset: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(worker_scripts, "ask_each", Tracer())
+    monkeypatch.setattr(WarmTracer, "ask_each", Tracer())
     chosen = [word for one in settings.split() for word in ("--set", one)]
     assert main(["predict", preset, *chosen, "--json"]) == 0
     rows = json.loads(capsys.readouterr().out)["rows"]
@@ -133,7 +133,7 @@ def test_knobs_that_contradict_each_other_are_refused_as_a_run_refuses_them(
 def test_a_limit_below_the_weights_ends_with_3_and_says_what_they_need(
     preset: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(worker_scripts, "ask_each", Tracer())
+    monkeypatch.setattr(WarmTracer, "ask_each", Tracer())
     assert main(["predict", f"{preset}", "--set", "memory_limit=48KiB"]) == 0, "rows speak for themselves"
     capsys.readouterr()
     single = Path(preset).with_name("single.toml")
@@ -151,7 +151,7 @@ def test_a_limit_below_the_weights_ends_with_3_and_says_what_they_need(
 def test_what_does_not_fit_says_so_and_by_how_much(
     preset: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(worker_scripts, "ask_each", Tracer())
+    monkeypatch.setattr(WarmTracer, "ask_each", Tracer())
     single = Path(preset).with_name("single.toml")
     single.write_text(PRESET.partition("[[variants]]")[0])
     limited = ["predict", str(single), "--set", "memory_limit=100MiB"]
@@ -178,7 +178,7 @@ def test_what_does_not_fit_says_so_and_by_how_much(
 def test_what_cannot_run_here_is_predicted_in_the_words_of_its_refusal(
     preset: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(worker_scripts, "ask_each", Tracer())
+    monkeypatch.setattr(WarmTracer, "ask_each", Tracer())
     single = Path(preset).with_name("single.toml")
     single.write_text(PRESET.partition("[[variants]]")[0])
     assert main(["predict", str(single), "--set", "strategy=ddp", "--set", "devices=99"]) == 0
@@ -195,7 +195,7 @@ def test_what_cannot_run_here_is_predicted_in_the_words_of_its_refusal(
 def test_another_length_has_no_published_figures(
     preset: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(worker_scripts, "ask_each", Tracer())
+    monkeypatch.setattr(WarmTracer, "ask_each", Tracer())
     why = "Published figures are left out: seq_len is not what they were measured with."
     assert main(["predict", preset, "--set", "seq_len=64"]) == 0
     header, *rows = capsys.readouterr().out.splitlines()
@@ -218,11 +218,11 @@ def test_the_wait_for_the_imports_is_said(
     monkeypatch.setattr(progress, "SLOW_S", 0.0)
     monkeypatch.setattr(progress, "PLAIN_EVERY_S", 0.0)
 
-    def ask_each(*asked: Any) -> Generator[dict[str, Any]]:
+    def ask_each(_tracer: WarmTracer, *asked: Any) -> Generator[dict[str, Any]]:
         yield {"imported": True}
         yield from Tracer()(*asked)
 
-    monkeypatch.setattr(worker_scripts, "ask_each", ask_each)
+    monkeypatch.setattr(WarmTracer, "ask_each", ask_each)
     assert main(["predict", preset]) == 0
     lines = capsys.readouterr().err.splitlines()
     importing = f"importing torch and transformers in {sys.executable} (first time: some seconds)"

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from layered_model import Tracer
 
-from trainfast_runner.memory import tracing
+from trainfast_runner.memory.warm_tracer import WarmTracer
 
 
 @pytest.fixture
@@ -14,5 +14,5 @@ def tracer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Tracer:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setenv("TRAINFAST_HOME", str(tmp_path / "home"))
     found = Tracer()
-    monkeypatch.setattr(tracing.worker_scripts, "ask_each", found)
+    monkeypatch.setattr(WarmTracer, "ask_each", found)
     return found

@@ -73,11 +73,10 @@ class Tracer:
         self.refusal: dict[str, Any] = {}
 
     def __call__(
-        self, executable: str, script: str, arguments: list[str], given_up: object, environment: object
+        self, executable: str, requests: list[dict[str, Any]], given_up: object, environment: object
     ) -> Generator[dict[str, Any]]:
         model = msgspec.to_builtins(model_of(12))
-        for number, argument in enumerate(arguments):
-            request = msgspec.json.decode(argument)
+        for number, request in enumerate(requests):
             self.asked.append(request)
             names = ("before_optimizer", "optimizer_peak")
             if request["part"] == "step":

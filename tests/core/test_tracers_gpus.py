@@ -18,14 +18,6 @@ from trainfast_runner.search.opening import Options, open_search
 from trainfast_runner.search.predicted_size import SizePrediction
 from trainfast_runner.settings.spec import resolve
 
-SAYS_WHAT_IT_SEES = """#!{python}
-import json, os
-seen = [os.environ.get("CUDA_DEVICE_ORDER"), os.environ.get("CUDA_VISIBLE_DEVICES")]
-for number in range(2):
-    print(json.dumps({{"request": number, "untraceable": str(seen)}}))
-"""
-
-
 SERVES_WHAT_IT_SEES = """#!{python}
 import importlib, os, pathlib, runpy, sys
 runpy.run_path(str(pathlib.Path(sys.argv[1]).with_name("bootstrap.py")))
@@ -45,7 +37,7 @@ def python(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     file = tmp_path / "bin" / "python"
     file.parent.mkdir()
-    file.write_text(SAYS_WHAT_IT_SEES.format(python=sys.executable))
+    file.write_text(SERVES_WHAT_IT_SEES.format(python=sys.executable))
     file.chmod(0o755)
     return str(file)
 
@@ -69,7 +61,6 @@ def test_the_tracer_sees_the_devices_in_the_order_of_the_run(
 
 
 def test_one_warm_tracer_serves_runs_on_different_gpus(python: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    Path(python).write_text(SERVES_WHAT_IT_SEES.format(python=sys.executable))
     monkeypatch.delenv("CUDA_DEVICE_ORDER", raising=False)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
     tracer, servers = WarmTracer(), set()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import queue
 import signal
@@ -114,11 +113,11 @@ def test_a_process_that_died_is_replaced(tracer: WarmTracer) -> None:
 
 def test_a_request_larger_than_the_pipe_can_be_given_up_while_the_process_reads_nothing() -> None:
     tracer, given_up, caught = WarmTracer(), threading.Event(), queue.SimpleQueue[GivenUp]()
-    request = json.dumps({"padding": "x" * (1 << 20)})
+    request = {"padding": "x" * (1 << 20)}
 
     def ask() -> None:
         with pytest.raises(GivenUp) as raised:
-            next(tracer.ask_each(sys.executable, "trace_memory.py", [request], given_up))
+            next(tracer.ask_each(sys.executable, [request], given_up))
         caught.put(raised.value)
 
     before = servers_of(os.getpid())

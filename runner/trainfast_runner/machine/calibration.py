@@ -16,7 +16,7 @@ from trainfast_runner.machine.devices import look
 from trainfast_runner.machine.training_python import find, torch_build, visible_to
 from trainfast_runner.machine.worker_scripts import WORKER, last_line
 from trainfast_runner.records.home import Home
-from trainfast_runner.records.json_lines import write_atomically
+from trainfast_runner.records.json_lines import read_cached, write_atomically
 
 CALIBRATION_FILE = "calibration.json"
 PATIENCE_S = 120
@@ -59,10 +59,7 @@ def calibrate(home: Home, python: str | None = None) -> Ceiling:
 
 def read(home: Home) -> dict[str, Ceiling]:
     """Every ceiling that was measured in this home, by the device's name; a damaged file is none."""
-    try:
-        return msgspec.json.decode((home.path / CALIBRATION_FILE).read_bytes(), type=dict[str, Ceiling])
-    except (OSError, msgspec.DecodeError):
-        return {}
+    return read_cached(home.path / CALIBRATION_FILE, dict[str, Ceiling]) or {}
 
 
 def ceiling_of(home: Home, device: str, gpu_name: str | None) -> dict[str, Any] | None:

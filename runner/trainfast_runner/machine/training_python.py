@@ -11,12 +11,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
 from trainfast_runner.errors import UserError, nearest
 from trainfast_runner.machine.worker_scripts import WORKER, ask
 from trainfast_runner.records.home import cache_directory
-from trainfast_runner.records.json_lines import write_atomically
+from trainfast_runner.records.json_lines import read_cached, write_cached
 
 NEEDED = ("torch", "transformers", "tokenizers")
 FAMILIAR = (
@@ -61,11 +59,11 @@ def inspect(
     request = json.dumps({"model": model, "objective": objective}, sort_keys=True)
     flags = [*(["--count"] if count else []), *(["--attention"] if attention else [])]
     remembered = cache_directory() / "inspected" / f"{stamp(executable, request, ' '.join(flags))}.json"
-    answer = _remembered(remembered)
+    answer = read_cached(remembered, dict[str, Any])
     if answer is None:
         answer = ask(executable, "inspect_model.py", [request, *flags])
         if "error" not in answer:
-            _remember(remembered, answer)
+            write_cached(remembered, answer)
     versions = answer.get("versions") or {}
     missing = [name for name in NEEDED if name in versions and versions[name] is None]
     if missing:
@@ -163,21 +161,6 @@ def stamp(executable: str, request: str, more: str = "", there: list[str] | None
     if path and Path(path).is_dir():
         stamps += [f"{file}:{file.stat().st_mtime_ns}" for file in sorted(Path(path).glob("*.json"))]
     return hashlib.sha256("\n".join([executable, request, more, *stamps]).encode()).hexdigest()[:32]
-
-
-def _remembered(path: Path) -> dict[str, Any] | None:
-    try:
-        return msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
-    except (OSError, msgspec.DecodeError):
-        return None
-
-
-def _remember(path: Path, answer: dict[str, Any]) -> None:
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(path, msgspec.json.encode(answer))
-    except OSError:
-        return  # without a cache every launch asks again, which costs a second and nothing else
 
 
 def _sibling(path: Path) -> str | None:

@@ -1,4 +1,4 @@
-"""Scripts of the worker, run by a training Python: each prints its answers as JSON objects, one a line."""
+"""Scripts of the worker, run by a training Python: each prints its answer as a JSON object on a line."""
 
 from __future__ import annotations
 
@@ -6,9 +6,8 @@ import json
 import os
 import signal
 import subprocess
-import threading
 import time
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from tempfile import TemporaryFile
 from typing import IO, Any
@@ -17,8 +16,6 @@ from trainfast_runner.errors import UserError
 
 WORKER = Path(__file__).parents[1] / "worker"
 PATIENCE_S = 120
-LOOK_EVERY_S = 0.1
-"""Seconds between two looks whether an answer is still wanted."""
 ENDED_EVERY_S = 0.01
 """Seconds between two looks whether a script has ended."""
 PLACE_IN_A_JOB = frozenset(
@@ -33,8 +30,6 @@ PLACE_PREFIXES = (
     *("ACCELERATE_", "FSDP_"),
 )
 """torchrun reads PET_* as its own options; `accelerate launch` hands its settings down as ACCELERATE_* and FSDP_*."""
-MOST_PRINTED = 1 << 26
-"""Bytes of a script's output that are read at once; the answer to one request has some hundred kB."""
 
 
 def own_environment() -> dict[str, str]:
@@ -69,87 +64,18 @@ def ask(
     executable: str,
     script: str,
     arguments: list[str],
-    given_up: threading.Event | None = None,
     environment: Mapping[str, str] | None = None,
 ) -> dict[str, Any]:
-    """The JSON object on the last line that a script prints. Raises UserError.
-
-    When `given_up` is set meanwhile the script is killed, and GivenUp raised. `environment` replaces ours.
-    """
-    stdout, stderr = _printed(executable, [executable, str(WORKER / script), *arguments], given_up, environment)
-    for line in reversed(stdout.splitlines()):
-        try:
-            answer = json.loads(line)
-        except ValueError:
-            continue
-        if isinstance(answer, dict):
-            return answer
+    """The last JSON object that a script prints on a line; `environment` replaces ours. Raises UserError."""
+    stdout, stderr = _printed(executable, [executable, str(WORKER / script), *arguments], environment)
+    if answers := list(json_objects(stdout.splitlines())):
+        return answers[-1]
     if arguments and arguments[0] in stderr:
         raise UserError(f"{executable} is not a Python interpreter", key="python")
     raise UserError(f"{executable} cannot describe the model: {last_line(stderr)}", key="python")
 
 
-def ask_each(
-    executable: str,
-    script: str,
-    arguments: list[str],
-    given_up: threading.Event,
-    environment: Mapping[str, str] | None = None,
-) -> Generator[dict[str, Any]]:
-    """Yield the JSON object that a script answers to each of its arguments, in their order, as soon as it comes.
-
-    `{"imported": true}` may come before the first answer. The script is killed when `given_up` is set, and when the
-    iterator is closed. `environment` replaces ours. Raises UserError when an answer fails to come, GivenUp.
-    """
-    command = [executable, str(WORKER / script), *arguments]
-    # Files, not pipes: neither side ever waits for the other.
-    with TemporaryFile() as printed, TemporaryFile() as errors:
-        process = start_script(executable, command, errors, environment, stdout=printed)
-        offset = 0
-
-        def new_answers() -> list[dict[str, Any]] | None:
-            nonlocal offset
-            has_ended = _has_ended(process)
-            lines, end, _ = os.pread(printed.fileno(), MOST_PRINTED, offset).rpartition(b"\n")
-            offset += len(lines) + len(end)
-            if not lines and not has_ended:
-                given_up.wait(LOOK_EVERY_S)
-            return list(json_objects(lines.splitlines())) if lines or not has_ended else None
-
-        try:
-            yield from wait_for_answers(executable, len(arguments), new_answers, given_up, errors)
-        finally:
-            _end(process)
-
-
-def wait_for_answers(
-    executable: str,
-    owed: int,
-    new_answers: Callable[[], list[dict[str, Any]] | None],
-    given_up: threading.Event,
-    errors: IO[bytes],
-) -> Generator[dict[str, Any]]:
-    """Yield the lines of `new_answers` until `owed` answers have come; `{"imported": true}` is not counted.
-
-    `new_answers` waits at most LOOK_EVERY_S, and returns None once no line can come. Raises UserError with the last
-    line of `errors` in that case, UserError after PATIENCE_S without a line, and GivenUp once `given_up` is set.
-    """
-    deadline = time.monotonic() + PATIENCE_S
-    while owed:
-        found = new_answers()
-        if found is None:
-            raise UserError(f"{executable} cannot describe the model: {last_line(_text(errors))}", key="python")
-        for answer in found:
-            yield answer
-            owed -= "imported" not in answer
-            deadline = time.monotonic() + PATIENCE_S
-        if owed and given_up.is_set():
-            raise no_longer_wanted()
-        if owed and time.monotonic() > deadline:
-            raise _late(executable)
-
-
-def json_objects(lines: Iterable[bytes]) -> Iterator[dict[str, Any]]:
+def json_objects(lines: Iterable[str | bytes]) -> Iterator[dict[str, Any]]:
     """The JSON objects among the lines, which libraries print to as well."""
     for line in lines:
         try:
@@ -196,9 +122,7 @@ def _end(process: subprocess.Popen[bytes]) -> None:
     process.wait()
 
 
-def _printed(
-    executable: str, command: list[str], given_up: threading.Event | None, environment: Mapping[str, str] | None
-) -> tuple[str, str]:
+def _printed(executable: str, command: list[str], environment: Mapping[str, str] | None) -> tuple[str, str]:
     """The command's stdout and stderr, once it has ended."""
     deadline = time.monotonic() + PATIENCE_S
     # Files, not pipes: a fork that outlives the script keeps a pipe open.
@@ -206,18 +130,17 @@ def _printed(
         process = start_script(executable, command, errors, environment, stdout=printed)
         try:
             while not _has_ended(process):
-                if given_up is not None and given_up.is_set():
-                    raise no_longer_wanted()
                 if time.monotonic() >= deadline:
-                    raise _late(executable)
+                    raise late(executable)
                 time.sleep(ENDED_EVERY_S)
         finally:
             # After a Ctrl-C, too, which does not reach its session.
             _end(process)
-        return _text(printed), _text(errors)
+        return text_of(printed), text_of(errors)
 
 
-def _text(file: IO[bytes]) -> str:
+def text_of(file: IO[bytes]) -> str:
+    """The whole content of an open file, wherever it is read."""
     size = os.fstat(file.fileno()).st_size
     return os.pread(file.fileno(), size, 0).decode(errors="replace")
 
@@ -228,9 +151,6 @@ def last_line(text: str) -> str:
     return lines[-1] if lines else "it exited without reporting an error"
 
 
-def no_longer_wanted() -> GivenUp:
-    return GivenUp("the answer is no longer wanted", key="python")
-
-
-def _late(executable: str) -> UserError:
+def late(executable: str) -> UserError:
+    """The error of a script that did not answer in time."""
     return UserError(f"{executable} did not answer within {PATIENCE_S} s", key="python")

@@ -7,18 +7,15 @@ beyond its trace. Kept in the home, by the device's name.
 
 from __future__ import annotations
 
-import fcntl
 import functools
-import os
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from trainfast_runner.errors import UserError
-from trainfast_runner.records.home import home_directory
+from trainfast_runner.records.home import home_directory, locked
 from trainfast_runner.records.json_lines import write_atomically
 from trainfast_runner.records.result import Result
 from trainfast_runner.records.run_file import PROBE, RunFile
@@ -121,7 +118,8 @@ def learn(home: Path, records: RunRecords, result: Result) -> None:
         return
     name = run.device_names[0] if run.device_names else "GPU" if run.device == "cuda" else _cpu()
     where = case(str(trace), run.knobs, run.world_size)
-    with _alone(home):
+    # Two runs may end together.
+    with locked(home / f"{CORRECTIONS_FILE}.lock"):
         known = read(home)
         machine = msgspec.structs.replace(known.get(name, DeviceCorrections()), device=run.device)
         if beyond:
@@ -196,17 +194,6 @@ def _beyond(records: RunRecords, result: Result) -> dict[str, int]:
     if any(abs(more) > max(MOST_BEYOND * traced[phase], MOST_BEYOND_BYTES) for phase, more in beyond.items()):
         return {}
     return beyond
-
-
-@contextmanager
-def _alone(home: Path) -> Iterator[None]:
-    """Hold the file's lock: two runs may end together."""
-    fd = os.open(home / f"{CORRECTIONS_FILE}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(fd)
 
 
 def _peaks(records: RunRecords) -> dict[str, int]:

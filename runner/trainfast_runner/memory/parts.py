@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import msgspec
 
@@ -17,7 +17,6 @@ from trainfast_runner.machine import training_python
 from trainfast_runner.memory.pipeline import PipelineCut, stage_count
 from trainfast_runner.memory.timeline import BlockStack, Segment
 from trainfast_runner.records.home import cache_directory
-from trainfast_runner.records.json_lines import write_atomically
 from trainfast_runner.settings.spec import RunSpec
 from trainfast_runner.worker.catalog import STRATEGIES
 
@@ -53,7 +52,6 @@ class OptimizerTrace(msgspec.Struct, frozen=True, kw_only=True):
 
 
 Trace = StepTrace | OptimizerTrace
-Part = TypeVar("Part", StepTrace, OptimizerTrace)
 
 
 @dataclass(frozen=True)
@@ -124,17 +122,3 @@ def _request(request: dict[str, Any], executable: str, there: list[str] | None) 
     text = json.dumps(request, sort_keys=True)
     name = training_python.stamp(executable, text, FORMAT, there)
     return TraceRequest(text, cache_directory() / "traced" / f"{name}.json")
-
-
-def cached(asked: TraceRequest, kind: type[Part]) -> Part | None:
-    """Read an earlier trace; None if there is none or it is damaged."""
-    try:
-        return msgspec.json.decode(asked.file.read_bytes(), type=kind)
-    except (OSError, msgspec.DecodeError):
-        return None
-
-
-def cache(asked: TraceRequest, trace: Trace) -> None:
-    """Keep a trace. Raises OSError; without the cache every launch traces again, which costs seconds."""
-    asked.file.parent.mkdir(parents=True, exist_ok=True)
-    write_atomically(asked.file, msgspec.json.encode(trace))

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
-import os
 import threading
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -24,16 +22,16 @@ from trainfast_runner.memory.parts import (
     Trace,
     TraceRequest,
     TraceRequests,
-    cache,
-    cached,
     traces_of,
 )
 from trainfast_runner.memory.warm_tracer import WarmTracer
-from trainfast_runner.records.home import cache_directory
+from trainfast_runner.records.home import cache_directory, locked
+from trainfast_runner.records.json_lines import read_cached, write_cached
 from trainfast_runner.settings.spec import RunSpec
 
 Found = Trace | UserError
 """The answer to a request."""
+KINDS: tuple[type[Trace], ...] = (StepTrace, OptimizerTrace)
 
 
 class Untraceable(UserError):
@@ -151,8 +149,7 @@ def trace_models(
         for asked, trace in answers:
             found[asked.file] = trace
             if not isinstance(trace, UserError):
-                with suppress(OSError):
-                    cache(asked, trace)
+                write_cached(asked.file, trace)
             on_traced(_progress(requests, found, wanted))
             yield from complete()
 
@@ -246,11 +243,10 @@ def _traced(
     if not requests:
         return
     owed = dict(enumerate(asked for asked, _ in requests))
-    arguments = [json.dumps(request, sort_keys=True) for _, request in requests]
-    ask = worker_scripts.ask_each if tracer is None else tracer.ask_each
+    server = WarmTracer() if tracer is None else tracer
     try:
-        given_up = given_up or threading.Event()
-        with closing(ask(executable, "trace_memory.py", arguments, given_up, environment)) as answers:
+        wanted, given_up = [request for _, request in requests], given_up or threading.Event()
+        with closing(server.ask_each(executable, wanted, given_up, environment)) as answers:
             for answer in answers:
                 if "imported" in answer:
                     on_imported()
@@ -264,6 +260,9 @@ def _traced(
         raise
     except UserError as problem:
         yield from ((asked, problem) for asked in owed.values())
+    finally:
+        if tracer is None:
+            server.close()
 
 
 def _decoded(answer: dict[str, Any], kind: type[StepTrace] | type[OptimizerTrace]) -> Trace:
@@ -281,29 +280,24 @@ def _decoded(answer: dict[str, Any], kind: type[StepTrace] | type[OptimizerTrace
 def _read(wanted: list[TraceRequests], found: dict[Path, Found]) -> None:
     """Add the cached traces to `found`."""
     for traces in wanted:
-        if traces.step.file not in found and (step := cached(traces.step, StepTrace)) is not None:
-            found[traces.step.file] = step
-        if traces.optimizer.file not in found:
-            optimizer = cached(traces.optimizer, OptimizerTrace)
-            if optimizer is not None:
-                found[traces.optimizer.file] = optimizer
+        parts: tuple[tuple[TraceRequest, type[Trace]], ...] = (
+            (traces.step, StepTrace),
+            (traces.optimizer, OptimizerTrace),
+        )
+        for asked, kind in parts:
+            if asked.file not in found and (trace := read_cached(asked.file, kind)) is not None:
+                found[asked.file] = trace
 
 
 @contextmanager
 def _alone(traces: TraceRequests) -> Iterator[None]:
     """Hold the trace's lock: of two processes that want the same trace one makes it and the other waits."""
     file = cache_directory() / "traced" / f"{traces.name}.lock"
-    try:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        fd = os.open(file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    except OSError:
+    with ExitStack() as held:
+        with suppress(OSError):
+            file.parent.mkdir(parents=True, exist_ok=True)
+            held.enter_context(locked(file))
         yield
-        return
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(fd)
 
 
 def _basis(step: StepTrace) -> str:

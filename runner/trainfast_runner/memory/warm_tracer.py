@@ -22,23 +22,28 @@ from trainfast_runner.errors import UserError
 from trainfast_runner.machine import training_python
 from trainfast_runner.machine.training_python import visible_to
 from trainfast_runner.machine.worker_scripts import (
-    LOOK_EVERY_S,
+    PATIENCE_S,
     WORKER,
+    GivenUp,
     json_objects,
-    no_longer_wanted,
+    last_line,
+    late,
     own_environment,
     start_script,
-    wait_for_answers,
+    text_of,
 )
 
+LOOK_EVERY_S = 0.1
+"""Seconds between two looks whether an answer is still wanted."""
 CANCELLED_WITHIN_S = 2.0
 """A cancelled trace that does not end within this time is ended with its process."""
+UNWANTED = "the answer is no longer wanted"
 CHUNK = 1 << 20
 DEVICE_VARIABLES = tuple(visible_to(()))
 
 
 class WarmTracer:
-    """Answers as `worker_scripts.ask_each` does, from one process that stays. Safe for several threads."""
+    """Answers from one process that stays until `close`. Safe for several threads."""
 
     def __init__(self) -> None:
         self._turn = threading.Lock()
@@ -52,24 +57,23 @@ class WarmTracer:
     def ask_each(
         self,
         executable: str,
-        script: str,
-        arguments: list[str],
+        requests: list[dict[str, Any]],
         given_up: threading.Event,
         environment: Mapping[str, str] | None = None,
     ) -> Generator[dict[str, Any]]:
-        """Yield the answer to each of `arguments`, JSON for trace_memory.py, as soon as it arrives.
+        """Yield the answer to each request of the worker's trace_memory.py, as soon as it arrives.
 
         A new process first yields `{"imported": true}`. Closing the iterator or setting `given_up` ends the trace, not
         the process. Raises UserError when an answer fails to come, GivenUp.
         """
         while not self._turn.acquire(timeout=LOOK_EVERY_S):
             if given_up.is_set():
-                raise no_longer_wanted()
+                raise GivenUp(UNWANTED)
         variables = own_environment() if environment is None else dict(environment)
         devices = {name: variables.pop(name, None) for name in DEVICE_VARIABLES}
         try:
             server = self._server_for(executable, variables)
-            with closing(server.answers([json.loads(one) for one in arguments], devices, given_up)) as answers:
+            with closing(server.answers(requests, devices, given_up)) as answers:
                 yield from answers
         finally:
             self._turn.release()
@@ -133,17 +137,23 @@ class _Server:
         self._batch += 1
         batch, owed = self._batch, len(requests)
 
-        def new_answers() -> list[dict[str, Any]] | None:
-            lines = self._new_lines()
-            found = [one for one in lines or [] if "imported" in one or one.pop("batch", None) == batch]
-            is_over = lines is None or self._done == batch
-            return found if found or not is_over else None
-
         self._unsent += _line({"batch": batch, "requests": requests, "devices": devices})
+        deadline = time.monotonic() + PATIENCE_S
         try:
-            for answer in wait_for_answers(self._executable, owed, new_answers, given_up, self._complaints):
-                owed -= "imported" not in answer
-                yield answer
+            while owed:
+                lines = self._new_lines()
+                found = [one for one in lines or () if "imported" in one or one.pop("batch", None) == batch]
+                if not found and (lines is None or self._done == batch):
+                    why = last_line(text_of(self._complaints))
+                    raise UserError(f"{self._executable} cannot describe the model: {why}", key="python")
+                for answer in found:
+                    owed -= "imported" not in answer
+                    yield answer
+                    deadline = time.monotonic() + PATIENCE_S
+                if owed and given_up.is_set():
+                    raise GivenUp(UNWANTED)
+                if owed and time.monotonic() > deadline:
+                    raise late(self._executable)
         finally:
             if owed:
                 self._cancel(batch)

@@ -10,7 +10,7 @@ import secrets
 import shutil
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import TypeVar
 
@@ -161,15 +161,9 @@ class Home:
                 return stamp
         return time.strftime(STAMP, time.gmtime(now))
 
-    @contextmanager
-    def launching(self) -> Iterator[None]:
+    def launching(self) -> AbstractContextManager[int]:
         """Hold the launch lock: a device that is free within stays free for this launch."""
-        fd = os.open(self.path / LAUNCH_LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX)
-            yield
-        finally:
-            os.close(fd)
+        return locked(self.path / LAUNCH_LOCK_FILE)
 
     def remove(self, run_id: str) -> None:
         """Delete a run's directory. Raises UserError while anything of it is alive."""
@@ -192,12 +186,17 @@ def home_problem(path: Path, error: OSError) -> UserError:
     return UserError(f"cannot use {path}: {cure}; or set TRAINFAST_HOME to another directory", key="TRAINFAST_HOME")
 
 
-@contextmanager
-def shared_lock(directory: Path) -> Iterator[int]:
+def shared_lock(directory: Path) -> AbstractContextManager[int]:
     """Hold the run's lock as one of the processes that keep it alive; gives the descriptor."""
-    fd = os.open(directory / LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    return locked(directory / LOCK_FILE, fcntl.LOCK_SH)
+
+
+@contextmanager
+def locked(path: Path, kind: int = fcntl.LOCK_EX) -> Iterator[int]:
+    """Hold the lock of this file, which is made if need be; waits for its holders, gives the descriptor."""
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
-        fcntl.flock(fd, fcntl.LOCK_SH)
+        fcntl.flock(fd, kind)
         yield fd
     finally:
         os.close(fd)

@@ -6,6 +6,7 @@ import errno
 import os
 import threading
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Generic, Protocol, TypeVar
 
@@ -137,6 +138,21 @@ class Appender:
     def close(self) -> None:
         """Close the file; further writes are errors."""
         os.close(self._fd)
+
+
+def read_cached(path: Path, type: type[T]) -> T | None:
+    """The content of a file in the cache; None if there is none, or it is damaged."""
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=type)
+    except (OSError, *DAMAGE):
+        return None
+
+
+def write_cached(path: Path, content: object) -> None:
+    """Keep this in the cache if it can be written; without it the same is only computed again."""
+    with suppress(OSError):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(path, msgspec.json.encode(content))
 
 
 def write_atomically(path: Path, content: bytes) -> None:

@@ -1,7 +1,7 @@
-"""Trace training steps without memory, and print the timelines of their live bytes, one JSON line for each request.
+"""Trace training steps without memory: the timelines of their live bytes, one answer for each request.
 
-`PY trace_memory.py REQUEST...`, where a request is JSON with `part`, `model`, `objective`, `knobs`, `device`, `whole`
-to trace every block, `tp_degree` for a slice and `stages` for a pipeline. The part `step` is its forward and
+A request has `part`, `model`, `objective`, `knobs`, `device`, `whole` to trace every block, `tp_degree` for a slice and
+`stages` for a pipeline. The part `step` is its forward and
 backward at two batch sizes. The part `optimizer` is the optimizer's step; either `unused` names the parameters without
 a gradient, or `after` is the index of the `step` request whose answer names them. An answer has `request`, the index of
 its request: answers may come in another order.
@@ -17,18 +17,14 @@ import ctypes
 import gc
 import importlib
 import json
-import logging
 import multiprocessing
 import os
-import runpy
 import signal
-import sys
 from collections.abc import Iterator
 from concurrent.futures import FIRST_COMPLETED, Executor, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 PR_SET_PDEATHSIG = 1  # sys/prctl.h
@@ -181,18 +177,3 @@ def _joined(few: dict[str, Any], many: dict[str, Any]) -> dict[str, Any]:
 
 def _untraceable(error: Exception) -> dict[str, Any]:
     return {"untraceable": f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"}
-
-
-def main(arguments: list[str]) -> None:
-    """Print the answer to every argument."""
-    logging.disable(logging.WARNING)
-    for answer in answers([json.loads(argument) for argument in arguments]):
-        print(json.dumps(answer), flush=True)
-
-
-if __name__ == "__main__":
-    runpy.run_path(str(Path(__file__).with_name("bootstrap.py")))
-    importlib.import_module("trainfast_worker.trace_memory").main(sys.argv[1:])
-    sys.stdout.flush()
-    # Tearing the interpreter down would delay the reader of the last answer.
-    os._exit(0)
