@@ -6,7 +6,7 @@ import signal
 from pathlib import Path
 
 from cli.command import Cli
-from trainfast_runner.machine.doctor.examine import cgroup_memory_limit, ends_at_logout
+from trainfast_runner.machine.doctor.examine import ends_at_logout, memory_limit
 
 
 def test_monitor_gives_the_hosts_real_readings(cli: Cli) -> None:
@@ -165,9 +165,9 @@ def test_the_tightest_memory_limit_above_us_counts(tmp_path: Path) -> None:
     group.mkdir(parents=True)
     (group / "memory.max").write_text("max\n")
     (group.parent / "memory.max").write_text(f"{3 << 30}\n")
-    cgroup = tmp_path / "cgroup"
-    cgroup.write_text("0::/job/step\n")
-    limit, where = cgroup_memory_limit(cgroup, tmp_path / "fs")
+    (tmp_path / "cgroup").write_text("0::/job/step\n")
+    (tmp_path / "mountinfo").write_text(f"41 31 0:38 / {tmp_path / 'fs'} rw,relatime - cgroup2 cgroup2 rw\n")
+    limit, where = memory_limit(tmp_path)
     assert limit == 3 << 30
     assert where == str(group.parent / "memory.max")
 

@@ -16,7 +16,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-PACKAGES = ("torch", "transformers", "tokenizers", "datasets", "flash-attn")
+PACKAGES = ("torch", "transformers", "tokenizers", "datasets", "flash-attn", "numpy")
 """Packages whose versions are asked for, beside those of the catalog."""
 
 

@@ -5,22 +5,24 @@ It only reads: no driver is changed, nothing is installed, no run is started.
 
 from __future__ import annotations
 
-import json
 import locale
 import os
 import pwd
 import shutil
-import subprocess
 import sys
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 
 from trainfast_runner.errors import UserError
+from trainfast_runner.machine.cgroup import PROC, memory_files
 from trainfast_runner.machine.devices import look
 from trainfast_runner.machine.doctor.finding import Check
 from trainfast_runner.machine.doctor.gpus import energy_checks, gpu_checks
+from trainfast_runner.machine.extensions import compiler, search_path
 from trainfast_runner.machine.telemetry.sampler import take_tick
-from trainfast_runner.machine.training_python import NEEDED, find, torch_build
+from trainfast_runner.machine.training_python import NEEDED, find
+from trainfast_runner.machine.worker_scripts import ask
 from trainfast_runner.records.home import Home, cache_directory
 from trainfast_runner.units import gibibytes
 
@@ -31,26 +33,23 @@ ENOUGH_HOME_BYTES = 1 << 30
 ENOUGH_SHM_BYTES = 1 << 30
 ENOUGH_MEMORY_BYTES = 4 << 30
 SMALLEST_TERMINAL = (80, 24)
-ASK_VERSIONS = """
-import json, platform, sys
-from importlib import metadata
-found = {"python": platform.python_version()}
-for name in sys.argv[1:]:
-    try:
-        found[name] = metadata.version(name)
-    except metadata.PackageNotFoundError:
-        found[name] = None
-print(json.dumps(found))
-"""
 
 
 def examine(home: Home, python: str | None = None) -> list[Check]:
     """All checks, the essential ones first. Takes about a second."""
+    try:
+        executable = find(python)
+        found = ask(executable, "inspect_model.py", ["{}"])
+    except UserError as problem:
+        found = {"versions": {}}
+        training = [Check("training Python", "fail", problem.line(), "give another one with --python PATH")]
+    else:
+        training = list(_packages(executable, found["python"], found["versions"], python))
     return [
-        *_python(python),
+        *training,
         *_home(home),
         *_memory(),
-        *_gpus(python),
+        *_gpus(python, found["versions"]),
         *_compiler(python),
         *_shared_memory(),
         *_logout(),
@@ -63,15 +62,10 @@ def is_healthy(checks: list[Check]) -> bool:
     return all(check.state != "fail" for check in checks)
 
 
-def _python(python: str | None) -> Iterator[Check]:
-    """The Python that trains, and its packages."""
-    try:
-        executable = find(python)
-        versions = _versions(executable)
-    except UserError as problem:
-        yield Check("training Python", "fail", problem.line(), "give another one with --python PATH")
-        return
-    yield Check("training Python", "ok", f"{executable}, Python {versions.pop('python')}")
+def _packages(executable: str, version: str, found: dict[str, str | None], python: str | None) -> Iterator[Check]:
+    """The Python that trains, and its packages; `python` is the one asked for."""
+    versions = {name: found.get(name) for name in (*NEEDED, *USEFUL)}
+    yield Check("training Python", "ok", f"{executable}, Python {version}")
     missing = [name for name in NEEDED if not versions.get(name)]
     installed = ", ".join(f"{name} {version}" for name, version in versions.items() if version)
     if missing:
@@ -96,29 +90,7 @@ def _python(python: str | None) -> Iterator[Check]:
         )
 
 
-def _versions(executable: str) -> dict[str, str | None]:
-    """Versions by distribution, None when it is not installed; `python` is the interpreter's. Raises UserError."""
-    try:
-        done = subprocess.run(
-            [executable, "-c", ASK_VERSIONS, *NEEDED, *USEFUL],
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=30,
-            env={**os.environ, "PYTHONSAFEPATH": "1"},  # no json.py of the working directory
-        )
-        found: dict[str, str | None] = json.loads(done.stdout)
-    except (OSError, ValueError, subprocess.TimeoutExpired):
-        raise UserError(f"{executable} is not a Python interpreter", key="python") from None
-    return found
-
-
-def _gpus(python: str | None) -> Iterator[Check]:
-    try:
-        versions = torch_build(find(python))
-    except UserError:
-        versions = {}  # the check of the Python itself reports it
+def _gpus(python: str | None, versions: dict[str, str | None]) -> Iterator[Check]:
     tick = take_tick(settle_s=0.05)
     yield from gpu_checks(tick, versions, look(versions, python).refusal)
     if any(gpu.energy_mj is not None for gpu in tick.devices):
@@ -156,7 +128,7 @@ def _home(home: Home) -> Iterator[Check]:
 
 def _memory() -> Iterator[Check]:
     """The least memory limit of the control groups this process is in."""
-    limit, where = cgroup_memory_limit()
+    limit, where = memory_limit()
     if limit is None:
         yield Check("memory limit", "ok", "no control group limits this session's memory")
     else:
@@ -169,43 +141,23 @@ def _memory() -> Iterator[Check]:
         )
 
 
-def cgroup_memory_limit(
-    proc: Path = Path("/proc/self/cgroup"), root: Path = Path("/sys/fs/cgroup")
-) -> tuple[int | None, str]:
-    """Bytes of the tightest limit (v2 `memory.max`, v1 `memory.limit_in_bytes`) and its file; None without one."""
+def memory_limit(proc: Path = PROC) -> tuple[int | None, str]:
+    """Bytes of the tightest limit above this process (v2 `memory.max`) and its file; None without one."""
     found: list[tuple[int, str]] = []
-    try:
-        lines = proc.read_text().splitlines()
-    except OSError:
-        return None, ""
-    for line in lines:
-        _, _, rest = line.partition(":")
-        controllers, _, group = rest.partition(":")
-        if controllers == "":
-            base, name = root, "memory.max"
-        elif "memory" in controllers.split(","):
-            base, name = root / "memory", "memory.limit_in_bytes"
-        else:
-            continue
-        # Inside a container the group's path is often the host's, and the limit stands at the mount's root.
-        below = Path(group.lstrip("/"))
-        for part in (below, *below.parents):
-            try:
-                value = (base / part / name).read_text().strip()
-            except OSError:
-                continue
+    for path in memory_files("memory.max", "memory.limit_in_bytes", proc):
+        with suppress(OSError):
+            value = path.read_text().strip()
             # cgroup v1 writes "no limit" as the largest multiple of the page size that fits 63 bits.
             if value.isdecimal() and int(value) < 1 << 60:
-                found.append((int(value), str(base / part / name)))
+                found.append((int(value), str(path)))
     return min(found, default=(None, ""))
 
 
 def _compiler(python: str | None) -> Iterator[Check]:
     """The build tools of DeepSpeed's extensions and torch.compile; a launch puts the Python's own bin first in PATH."""
-    folders = os.pathsep.join([os.path.dirname(python or sys.executable), os.environ.get("PATH", os.defpath)])
-    compiler = os.environ.get("CXX") or next((name for name in ("g++", "c++", "clang++") if shutil.which(name)), None)
-    if compiler and shutil.which(compiler.split()[0]):
-        yield Check("C++ compiler", "ok", str(shutil.which(compiler.split()[0])))
+    executable = python or sys.executable
+    if found := compiler(executable):
+        yield Check("C++ compiler", "ok", found)
     else:
         yield Check(
             "C++ compiler",
@@ -213,8 +165,7 @@ def _compiler(python: str | None) -> Iterator[Check]:
             "none found: compile on the CPU and offload_path are refused; zero*-offload steps with torch's AdamW",
             "install g++: apt-get install g++, dnf install gcc-c++, or pacman -S gcc",
         )
-    ninja = shutil.which("ninja", path=folders)
-    if ninja:
+    if ninja := shutil.which("ninja", path=search_path(executable)):
         yield Check("ninja", "ok", ninja)
     else:
         yield Check(
@@ -222,7 +173,7 @@ def _compiler(python: str | None) -> Iterator[Check]:
             "warn",
             "none found: DeepSpeed cannot build its extensions: offload_path is refused; zero*-offload steps with"
             " torch's AdamW",
-            f"{python or sys.executable} -m pip install ninja",
+            f"{executable} -m pip install ninja",
         )
 
 

@@ -1,0 +1,39 @@
+"""Files of the control groups that this process is in, of version 2 and of version 1's memory controller."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+PROC = Path("/proc/self")
+
+
+def memory_files(v2: str, v1: str, proc: Path = PROC) -> Iterator[Path]:
+    """Yield the paths of the file `v2` (`v1` under version 1) in this process's groups, its own first.
+
+    Not every one of them exists. Inside a container the mount's root may stand for a group of the host's.
+    """
+    for line in _lines(proc / "cgroup"):
+        _, _, rest = line.partition(":")
+        controllers, _, group = rest.partition(":")
+        if controllers == "" or "memory" in controllers.split(","):
+            for mount, root in _mounts(proc, is_v2=controllers == ""):
+                below = Path(os.path.normpath(os.path.relpath(group, root)))
+                yield from (mount / part / (v1 if controllers else v2) for part in (below, *below.parents))
+
+
+def _mounts(proc: Path, *, is_v2: bool) -> Iterator[tuple[Path, str]]:
+    """Mount points of version 2 or of the memory controller, each with the group that is mounted there (proc(5))."""
+    for line in _lines(proc / "mountinfo"):
+        place, _, kind = line.partition(" - ")
+        fields, kinds = place.split(), kind.split()
+        if kinds[:1] == ["cgroup2"] if is_v2 else kinds[:1] == ["cgroup"] and "memory" in kinds[-1].split(","):
+            yield Path(fields[4]), fields[3]
+
+
+def _lines(path: Path) -> list[str]:
+    try:
+        return path.read_text().splitlines()
+    except OSError:
+        return []
