@@ -30,13 +30,6 @@ def test_idle_is_no_throttling_the_power_cap_is_information_and_heat_is_a_warnin
     assert severities == ["none", "info", "warning", "warning", "warning"]
 
 
-def test_reasons_are_sorted_into_heat_and_power() -> None:
-    kinds = {reason.name: throttle.kind(reason.name) for reason in throttle.REASONS}
-    assert {name for name, kind in kinds.items() if kind == "thermal"} == {"sw_thermal", "hw_thermal"}
-    assert {name for name, kind in kinds.items() if kind == "power"} == {"sw_power_cap", "hw_power_brake"}
-    assert throttle.kind("0x200") is None
-
-
 def test_words_are_for_people_and_keep_an_unknown_bit() -> None:
     assert throttle.words("sw_thermal") == "thermal slowdown (software)"
     assert "0x200" in throttle.words("0x200")

@@ -7,7 +7,7 @@ import os
 import pwd
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from trainfast_runner.machine.gpus.events import sees_host_pids
 from trainfast_runner.machine.processes.identity import Identity
@@ -83,7 +83,7 @@ class ProcessList:
             self._looked_for = frozenset(held) if self._pids_are_ours else frozenset()
             self._scan(self._looked_for)
             self._next_scan_s = began + max(SCAN_EVERY_S, (time.monotonic() - began) / SCAN_SHARE)
-        rows = [_on_devices(row, tuple(held.get(pid, ()))) for pid, row in self._rows.items()]
+        rows = [replace(row, devices=tuple(held[pid])) if pid in held else row for pid, row in self._rows.items()]
         if not self._pids_are_ours:
             rows = [ProcessRow(pid=pid, devices=tuple(where)) for pid, where in held.items()] + [
                 row for row in self._rows.values() if row.pid not in held
@@ -135,22 +135,6 @@ def _largest(rows: dict[int, ProcessRow], wanted: frozenset[int]) -> dict[int, P
 def _weight(row: ProcessRow) -> tuple[bool, int, float, int]:
     held = row.device_memory_bytes or 0
     return (bool(row.devices), held, row.cpu_percent or 0.0, row.memory_rss_bytes or 0)
-
-
-def _on_devices(row: ProcessRow, devices: tuple[tuple[int, int | None], ...]) -> ProcessRow:
-    if not devices:
-        return row
-    return ProcessRow(
-        row.pid,
-        row.identity,
-        row.owner,
-        row.is_own,
-        row.command,
-        row.cpu_percent,
-        row.memory_rss_bytes,
-        row.age_s,
-        devices,
-    )
 
 
 def _running(pid: int) -> Stat | None:

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import importlib.metadata
 import importlib.util
 import site
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
-from typing import Final
+from typing import Any, Final, TypeVar
+
+from trainfast_runner.machine.telemetry import failures
+
+T = TypeVar("T")
 
 NO_BINDING: Final = "the pynvml module cannot be imported: pip install nvidia-ml-py"
 REINSTALL: Final = "pip uninstall pynvml nvidia-ml-py3, then pip install --force-reinstall nvidia-ml-py"
@@ -44,6 +50,31 @@ def load() -> Binding:
         what = f"the pynvml module cannot be imported ({type(error).__name__})"
         return Binding(failure=f"{what}. Cure: {cure(where)}")
     return judged(module)
+
+
+def ask_once(read: Callable[[ModuleType], T]) -> T | str:
+    """Open NVML, return what `read` makes of it, and close it; when it does not answer, the reason in words."""
+    loaded = load()
+    nv = loaded.module
+    if nv is None:
+        return str(loaded.failure)
+    try:
+        nv.nvmlInit()
+        try:
+            return read(nv)
+        finally:
+            with contextlib.suppress(nv.NVMLError):
+                nv.nvmlShutdown()
+    except nv.NVMLError as error:
+        return failures.initialization(getattr(error, "value", failures.UNKNOWN), str(error))
+
+
+def asked(nv: ModuleType, ask: Callable[[], Any]) -> Any:
+    """The answer, or None when this GPU, driver or binding gives none."""
+    try:
+        return ask()
+    except (nv.NVMLError, AttributeError, TypeError):
+        return None
 
 
 def cure(where: str) -> str:

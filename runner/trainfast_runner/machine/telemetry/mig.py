@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from types import ModuleType
-from typing import Any
 
-from trainfast_runner.machine.telemetry import binding
+from trainfast_runner.machine.telemetry.binding import ask_once, asked
 from trainfast_runner.machine.telemetry.capabilities import Handle
 from trainfast_runner.machine.telemetry.device import as_text
 from trainfast_runner.records.tick import MIG_PREFIX
@@ -34,20 +31,8 @@ class Instance:
 
 def read_instances() -> list[Instance]:
     """Every instance of every GPU in MIG mode. Opens NVML for as long as that takes; empty when it does not answer."""
-    nv = binding.load().module
-    if nv is None:
-        return []
-    try:
-        nv.nvmlInit()
-    except nv.NVMLError:
-        return []
-    try:
-        return [one for index in range(nv.nvmlDeviceGetCount()) for one in _of_gpu(nv, index)]
-    except nv.NVMLError:
-        return []
-    finally:
-        with contextlib.suppress(nv.NVMLError):
-            nv.nvmlShutdown()
+    found = ask_once(lambda nv: [one for index in range(nv.nvmlDeviceGetCount()) for one in _of_gpu(nv, index)])
+    return [] if isinstance(found, str) else found
 
 
 def _of_gpu(nv: ModuleType, index: int) -> list[Instance]:
@@ -60,28 +45,21 @@ def _of_gpu(nv: ModuleType, index: int) -> list[Instance]:
     found = []
     for place in range(most):
         # Places without an instance answer NotFound.
-        handle = _asked(nv, partial(nv.nvmlDeviceGetMigDeviceHandleByIndex, gpu, place))
+        handle = asked(nv, partial(nv.nvmlDeviceGetMigDeviceHandleByIndex, gpu, place))
         if handle is not None and (instance := _instance(nv, handle, index, gpu_uuid)) is not None:
             found.append(instance)
     return found
 
 
 def _instance(nv: ModuleType, handle: Handle, gpu_index: int, gpu_uuid: str) -> Instance | None:
-    uuid = _asked(nv, lambda: as_text(nv.nvmlDeviceGetUUID(handle)))
+    uuid = asked(nv, lambda: as_text(nv.nvmlDeviceGetUUID(handle)))
     if uuid is None:
         return None
     return Instance(
         uuid=uuid,
-        name=_asked(nv, lambda: as_text(nv.nvmlDeviceGetName(handle))),
+        name=asked(nv, lambda: as_text(nv.nvmlDeviceGetName(handle))),
         gpu_index=gpu_index,
         gpu_uuid=gpu_uuid,
-        gpu_instance=_asked(nv, lambda: nv.nvmlDeviceGetGpuInstanceId(handle)),
-        compute_instance=_asked(nv, lambda: nv.nvmlDeviceGetComputeInstanceId(handle)),
+        gpu_instance=asked(nv, lambda: nv.nvmlDeviceGetGpuInstanceId(handle)),
+        compute_instance=asked(nv, lambda: nv.nvmlDeviceGetComputeInstanceId(handle)),
     )
-
-
-def _asked(nv: ModuleType, ask: Callable[[], Any]) -> Any:
-    try:
-        return ask()
-    except (nv.NVMLError, AttributeError):
-        return None

@@ -2,27 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from trainfast_runner.records.run_records import DeviceSample
+from trainfast_runner.records.tick import DeviceReading
 
-
-class Heat(Protocol):
-    """A reading of a GPU, in degrees Celsius; None when unavailable."""
-
-    @property
-    def temperature_c(self) -> float | None:
-        """Now."""
-
-    @property
-    def gpu_max_temperature_c(self) -> float | None:
-        """The driver's limit."""
-
-    @property
-    def slowdown_temperature_c(self) -> float | None:
-        """The hardware's."""
-
-    @property
-    def degrees_to_slowdown_c(self) -> float | None:
-        """Degrees to the first limit, by the driver; negative above it."""
+Heat = DeviceReading | DeviceSample
+"""A reading of a GPU with its temperature and limits, in degrees Celsius; None when unavailable."""
 
 
 def first_limit_c(driver_c: float | None, hardware_c: float | None) -> float | None:

@@ -7,31 +7,29 @@ import functools
 from dataclasses import dataclass
 from typing import Literal
 
-Kind = Literal["thermal", "power"]
 Severity = Literal["none", "info", "warning"]
 
 
 @dataclass(frozen=True)
 class Reason:
-    """One throttle reason: its bit, its name in records, its words on the screen, its severity and kind."""
+    """One throttle reason: its bit, its name in records, its words on the screen and its severity."""
 
     bit: int
     name: str
     words: str
     severity: Severity
-    kind: Kind | None
 
 
 REASONS: tuple[Reason, ...] = (
-    Reason(0x1, "idle", "idle", "none", None),
-    Reason(0x2, "application_clocks", "held at the application clocks someone set", "info", None),
-    Reason(0x4, "sw_power_cap", "at the power limit", "info", "power"),
-    Reason(0x8, "hw_slowdown", "hardware slowdown", "warning", None),
-    Reason(0x10, "sync_boost", "held to the clocks of its sync-boost group", "info", None),
-    Reason(0x20, "sw_thermal", "thermal slowdown (software)", "warning", "thermal"),
-    Reason(0x40, "hw_thermal", "thermal slowdown (hardware)", "warning", "thermal"),
-    Reason(0x80, "hw_power_brake", "power brake from the power supply", "warning", "power"),
-    Reason(0x100, "display_clock", "held at the display clock", "info", None),
+    Reason(0x1, "idle", "idle", "none"),
+    Reason(0x2, "application_clocks", "held at the application clocks someone set", "info"),
+    Reason(0x4, "sw_power_cap", "at the power limit", "info"),
+    Reason(0x8, "hw_slowdown", "hardware slowdown", "warning"),
+    Reason(0x10, "sync_boost", "held to the clocks of its sync-boost group", "info"),
+    Reason(0x20, "sw_thermal", "thermal slowdown (software)", "warning"),
+    Reason(0x40, "hw_thermal", "thermal slowdown (hardware)", "warning"),
+    Reason(0x80, "hw_power_brake", "power brake from the power supply", "warning"),
+    Reason(0x100, "display_clock", "held at the display clock", "info"),
 )
 """Every named bit. sw_power_cap is normal at full load; sw_thermal may also come from hot memory."""
 
@@ -67,12 +65,6 @@ def words(name: str) -> str:
     """A reason in words for the screen; an unknown reason is named by its bit."""
     reason = _BY_NAME.get(name)
     return reason.words if reason else f"reason {name}, unknown to this version"
-
-
-def kind(name: str) -> Kind | None:
-    """The kind of a reason: heat or power; None for neither."""
-    reason = _BY_NAME.get(name)
-    return reason.kind if reason else None
 
 
 def severity(name: str) -> Severity:

@@ -3,16 +3,16 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from pathlib import Path
 from types import ModuleType
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 
-from trainfast_runner.machine.telemetry import binding, failures
+from trainfast_runner.machine.telemetry import failures
+from trainfast_runner.machine.telemetry.binding import ask_once, asked
 from trainfast_runner.machine.telemetry.capabilities import Handle
 from trainfast_runner.machine.telemetry.device import as_text
 
@@ -91,21 +91,8 @@ class Topology(msgspec.Struct, frozen=True, kw_only=True):
 
 def read_topology() -> Topology:
     """Ask NVML once; a few milliseconds a pair of GPUs. Raises nothing: without a GPU `missing` is the reason."""
-    loaded = binding.load()
-    nv = loaded.module
-    if nv is None:
-        return Topology(missing=loaded.failure)
-    try:
-        nv.nvmlInit()
-    except nv.NVMLError as error:
-        return Topology(missing=failures.initialization(error.value, str(error)))
-    try:
-        return _read(nv)
-    except nv.NVMLError as error:
-        return Topology(missing=failures.initialization(error.value, str(error)))
-    finally:
-        with contextlib.suppress(nv.NVMLError):
-            nv.nvmlShutdown()
+    found = ask_once(_read)
+    return Topology(missing=found) if isinstance(found, str) else found
 
 
 def _read(nv: ModuleType) -> Topology:
@@ -132,14 +119,14 @@ def _read(nv: ModuleType) -> Topology:
 
 
 def _device(nv: ModuleType, handle: Handle, index: int) -> TopologyDevice:
-    bus = _asked(nv, lambda: as_text(nv.nvmlDeviceGetPciInfo(handle).busId))
+    bus = asked(nv, lambda: as_text(nv.nvmlDeviceGetPciInfo(handle).busId))
     bus = None if bus is None else _bus_id(bus)
-    memory = _asked(nv, lambda: nv.nvmlDeviceGetMemoryInfo(handle).total)
+    memory = asked(nv, lambda: nv.nvmlDeviceGetMemoryInfo(handle).total)
     pcie = {
-        "pcie_generation": _asked(nv, lambda: nv.nvmlDeviceGetCurrPcieLinkGeneration(handle)),
-        "pcie_generation_max": _asked(nv, lambda: nv.nvmlDeviceGetMaxPcieLinkGeneration(handle)),
-        "pcie_width": _asked(nv, lambda: nv.nvmlDeviceGetCurrPcieLinkWidth(handle)),
-        "pcie_width_max": _asked(nv, lambda: nv.nvmlDeviceGetMaxPcieLinkWidth(handle)),
+        "pcie_generation": asked(nv, lambda: nv.nvmlDeviceGetCurrPcieLinkGeneration(handle)),
+        "pcie_generation_max": asked(nv, lambda: nv.nvmlDeviceGetMaxPcieLinkGeneration(handle)),
+        "pcie_width": asked(nv, lambda: nv.nvmlDeviceGetCurrPcieLinkWidth(handle)),
+        "pcie_width_max": asked(nv, lambda: nv.nvmlDeviceGetMaxPcieLinkWidth(handle)),
     }
     below = [
         what
@@ -153,19 +140,11 @@ def _device(nv: ModuleType, handle: Handle, index: int) -> TopologyDevice:
         bus_id=bus,
         memory_total_bytes=memory,
         pcie_below_max="+".join(below) or None,
-        busy_percent=_asked(nv, lambda: nv.nvmlDeviceGetUtilizationRates(handle).gpu),
-        cpu_affinity=_asked(nv, lambda: _cpus(nv, handle)),
+        busy_percent=asked(nv, lambda: nv.nvmlDeviceGetUtilizationRates(handle).gpu),
+        cpu_affinity=asked(nv, lambda: _cpus(nv, handle)),
         numa_node=_numa_node(nv, handle, bus),
         **pcie,
     )
-
-
-def _asked(nv: ModuleType, ask: Callable[[], Any]) -> Any:
-    """The answer, or None when this GPU, driver or binding gives none."""
-    try:
-        return ask()
-    except (nv.NVMLError, AttributeError, TypeError):
-        return None
 
 
 def _bus_id(text: str) -> str:
@@ -182,7 +161,7 @@ def _cpus(nv: ModuleType, handle: Handle) -> str | None:
 
 def _numa_node(nv: ModuleType, handle: Handle, bus_id: str | None) -> int | None:
     """The one memory node nearest to the GPU, from NVML, else from sysfs; None on a machine that has only one."""
-    nodes = _asked(nv, lambda: list(_bits(nv.nvmlDeviceGetMemoryAffinity(handle, 1, _NODE_SCOPE))))
+    nodes = asked(nv, lambda: list(_bits(nv.nvmlDeviceGetMemoryAffinity(handle, 1, _NODE_SCOPE))))
     if nodes:
         return int(nodes[0])
     try:
@@ -229,10 +208,10 @@ class _Links:
                 self._follow(nv, handle, link)
 
     def _follow(self, nv: ModuleType, handle: Handle, link: int) -> None:
-        if _asked(nv, lambda: nv.nvmlDeviceGetNvLinkRemoteDeviceType(handle, link)) == _SWITCH:
+        if asked(nv, lambda: nv.nvmlDeviceGetNvLinkRemoteDeviceType(handle, link)) == _SWITCH:
             self.switched += 1
             return
-        end = _asked(nv, lambda: as_text(nv.nvmlDeviceGetNvLinkRemotePciInfo(handle, link).busId))
+        end = asked(nv, lambda: as_text(nv.nvmlDeviceGetNvLinkRemotePciInfo(handle, link).busId))
         if end:
             self.ends.append(_bus_id(end))
 
@@ -244,7 +223,7 @@ def _link(nv: ModuleType, handles: list[Handle], links: list[_Links], buses: lis
         return f"NV{bonded}"
     if handles[a] is None or handles[b] is None:
         return UNKNOWN
-    level = _asked(nv, lambda: nv.nvmlDeviceGetTopologyCommonAncestor(handles[a], handles[b]))
+    level = asked(nv, lambda: nv.nvmlDeviceGetTopologyCommonAncestor(handles[a], handles[b]))
     return ANCESTORS.get(level, UNKNOWN)
 
 
@@ -254,12 +233,12 @@ def _through_switch(nv: ModuleType, handles: list[Handle], links: list[_Links], 
     if not bonded:
         return 0
     # GPUs of two partitions hang on switches too, and cannot reach each other over them.
-    status = _asked(nv, lambda: nv.nvmlDeviceGetP2PStatus(handles[a], handles[b], _NVLINK))
+    status = asked(nv, lambda: nv.nvmlDeviceGetP2PStatus(handles[a], handles[b], _NVLINK))
     return bonded if status in (None, 0) else 0
 
 
 def _peer_access(nv: ModuleType, a: Handle, b: Handle) -> str | None:
     if a is None or b is None:
         return None
-    status = _asked(nv, lambda: nv.nvmlDeviceGetP2PStatus(a, b, _READ))
+    status = asked(nv, lambda: nv.nvmlDeviceGetP2PStatus(a, b, _READ))
     return None if status is None else PEER_ACCESS.get(status, "not known")
