@@ -7,7 +7,8 @@ import random
 
 import pytest
 
-from trainfast_runner.results.bottleneck.steady_state import SteadyState, drift_words, steady_state
+from trainfast_runner.records.result import SteadyState
+from trainfast_runner.results.bottleneck.steady_state import drift_words, steady_state
 
 S = 1_000_000_000
 
@@ -23,43 +24,43 @@ def run(times_ms: list[float], temperature: list[float] | None = None) -> Steady
 
 def test_equal_steps_are_steady_from_the_first_on() -> None:
     found = run([100.0] * 40, [70.0] * 5)
-    assert (found.from_step, found.warming) == (4, False)
+    assert (found.steady_from_step, found.still_warming) == (4, False)
     assert (found.step_drift_percent, found.temperature_slope_c_per_min) == (0, 0)
 
 
 def test_a_scatter_without_a_trend_is_no_drift() -> None:
     draw = random.Random(3)
     found = run([draw.gauss(100, 8) for _ in range(300)])
-    assert (found.from_step, found.warming) == (4, False)
+    assert (found.steady_from_step, found.still_warming) == (4, False)
 
 
 def test_one_slow_step_is_no_drift() -> None:
-    assert run([100.0] * 30 + [5000.0] + [100.0] * 30).warming is False
+    assert run([100.0] * 30 + [5000.0] + [100.0] * 30).still_warming is False
 
 
 def test_a_run_that_warms_up_and_settles_says_from_which_step_on() -> None:
     found = run([100 + 60 * math.exp(-n / 10) for n in range(200)])
-    assert found.warming is False
-    assert found.from_step is not None
-    assert 30 < found.from_step <= 4 + 100
+    assert found.still_warming is False
+    assert found.steady_from_step is not None
+    assert 30 < found.steady_from_step <= 4 + 100
 
 
 def test_a_gpu_that_still_heats_is_still_warming_though_its_steps_do_not_change() -> None:
     found = run([100.0] * 300, [50 + t for t in range(31)])
-    assert (found.from_step, found.warming) == (None, True)
+    assert (found.steady_from_step, found.still_warming) == (None, True)
     assert found.temperature_slope_c_per_min == pytest.approx(60, rel=0.1)
 
 
 def test_a_gpu_that_heats_and_then_stays_is_steady_from_there() -> None:
     found = run([100.0] * 600, [min(80, 50 + 3 * t) for t in range(61)])
-    assert found.warming is False
-    assert found.from_step is not None
-    assert 54 <= found.from_step <= 204
+    assert found.still_warming is False
+    assert found.steady_from_step is not None
+    assert 54 <= found.steady_from_step <= 204
 
 
 def test_steps_that_grow_slower_all_the_time_are_never_steady() -> None:
     found = run([100 + n for n in range(100)])
-    assert (found.from_step, found.warming) == (None, True)
+    assert (found.steady_from_step, found.still_warming) == (None, True)
     assert found.step_drift_percent is not None
     assert found.step_drift_percent > 10
 
@@ -67,7 +68,7 @@ def test_steps_that_grow_slower_all_the_time_are_never_steady() -> None:
 @pytest.mark.parametrize("period", [4, 10, 37, 100])
 def test_steps_that_swing_to_and_fro_do_not_drift(period: int) -> None:
     found = run([100 + 20 * math.sin(2 * math.pi * n / period + 1) for n in range(200)])
-    assert (found.from_step, found.warming) == (4, False)
+    assert (found.steady_from_step, found.still_warming) == (4, False)
 
 
 @pytest.mark.parametrize("steps", [0, 1, 3, 7])
@@ -77,7 +78,7 @@ def test_a_handful_of_steps_tells_nothing(steps: int) -> None:
 
 def test_a_gpu_that_came_from_harder_work_cools_down() -> None:
     found = run([100.0] * 300, [80 - t for t in range(31)])
-    assert found.warming is True
+    assert found.still_warming is True
     assert drift_words(found.temperature_slope_c_per_min) == "still cooling down"
     assert drift_words(None) == drift_words(5.0) == "still warming up"
 
@@ -88,7 +89,7 @@ def test_a_steady_run_tells_no_drift_that_is_only_scatter() -> None:
     for seed in range(40):
         draw = random.Random(seed)
         found = run([draw.choice([80.0, 100.0, 125.0]) for _ in range(24)])
-        if found.warming is False:
+        if found.still_warming is False:
             drifts.append(found.step_drift_percent)
     assert len(drifts) > 10
     assert all(drift is None or abs(drift) <= 2 for drift in drifts)

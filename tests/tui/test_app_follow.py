@@ -66,7 +66,7 @@ def test_a_step_is_joined_to_its_devices_when_a_sample_after_its_end_has_come(
     assert len(first.conditions) < len(first.steps) == 60
     assert first.conditions[-1].t_ns <= first.ticks[-1].t_ns
     assert first.diagnosis[0].rule == "thermal"
-    assert first.steady.warming is True
+    assert first.steady.still_warming is True
     append(directory / "telemetry.jsonl", *(a_ramp_tick(second) for second in range(24, 38)))
     second = follower.poll()
     assert [one.step for one in second.conditions] == list(range(1, second.conditions[-1].step + 1))

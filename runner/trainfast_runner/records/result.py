@@ -231,13 +231,23 @@ class OomExplanation(msgspec.Struct, frozen=True, kw_only=True):
     basis: str = ""
 
 
-class Conditions(msgspec.Struct, frozen=True, kw_only=True):
-    """Conditions of the machine; `clean` is False when the comparison with another run is in doubt.
+class SteadyState(msgspec.Struct, frozen=True, kw_only=True):
+    """The warm-up of a run.
 
-    From `steady_from_step` on neither temperature nor step time drifted any more; `still_warming` says that they
-    still did at the end, None that the steps are too few. The slopes are of the last steady or drifting window. No
-    measured step is left out.
+    From `steady_from_step` on neither temperature nor step time drifted any more; `still_warming` says that they still
+    did at the end, None that the steps are too few. The slopes are of the steady window, else of the second half:
+    degrees Celsius a minute, and the percent by which the window's last step is longer than its first, None when the
+    steps scatter too much. No measured step is left out.
     """
+
+    steady_from_step: int | None = None
+    still_warming: bool | None = None
+    temperature_slope_c_per_min: float | None = None
+    step_drift_percent: float | None = None
+
+
+class Conditions(SteadyState, frozen=True, kw_only=True):
+    """Conditions of the machine; `clean` is False when the comparison with another run is in doubt."""
 
     start_temperature_c: float | None = None
     """The hottest watched GPU at the launch."""
@@ -254,10 +264,6 @@ class Conditions(msgspec.Struct, frozen=True, kw_only=True):
     xid_errors: list[dict[str, Any]] = []
     """Xid errors while the run went on, each with `device` (NVML index, None when it is not known) and `detail`."""
     driver: str | None = None
-    steady_from_step: int | None = None
-    still_warming: bool | None = None
-    temperature_slope_c_per_min: float | None = None
-    step_drift_percent: float | None = None
 
 
 class Diagnosis(msgspec.Struct, frozen=True, kw_only=True):

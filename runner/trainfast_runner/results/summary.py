@@ -296,10 +296,7 @@ def _conditions(
         ],
     )
     return Conditions(
-        steady_from_step=steady.from_step,
-        still_warming=steady.warming,
-        temperature_slope_c_per_min=steady.temperature_slope_c_per_min,
-        step_drift_percent=steady.step_drift_percent,
+        **msgspec.structs.asdict(steady),
         start_temperature_c=run.start_temperature_c if run.start_temperature_c is not None else seen,
         measured_from_temperature_c=measured_from_c,
         foreign_processes=foreign,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
 from typing import Any, TypeVar
@@ -16,16 +16,15 @@ from typing import Any, TypeVar
 import msgspec
 
 from trainfast_runner.records.home import Home, is_alive, read_result, read_run_file
-from trainfast_runner.records.json_lines import DAMAGE, Tail
+from trainfast_runner.records.json_lines import Tail
 from trainfast_runner.records.log_tail import LogTail
-from trainfast_runner.records.result import Diagnosis, Result
+from trainfast_runner.records.result import Diagnosis, Result, SteadyState
 from trainfast_runner.records.run_file import END_STATES, PROBE, Event, RunFile, Step, WorkerLine
-from trainfast_runner.records.run_records import EVENTS_FILE, TELEMETRY_FILE, tried_batches
+from trainfast_runner.records.run_records import EVENTS_FILE, TELEMETRY_FILE, rank_files, tried_batches
 from trainfast_runner.records.step_lines import StepTail
 from trainfast_runner.records.telemetry_lines import telemetry_tail
 from trainfast_runner.records.tick import Tick
 from trainfast_runner.results.bottleneck.live import LiveDiagnosis
-from trainfast_runner.results.bottleneck.steady_state import NOT_KNOWN, SteadyState, steady_of
 from trainfast_runner.results.bottleneck.step_conditions import StepConditions, StepJoin
 from trainfast_runner.running.recovery import StateEvents, is_whole, state_of
 from trainfast_runner.settings.world import data_parallel_degree
@@ -92,7 +91,7 @@ class RunSnapshot:
     once a sample after its end has come, so the last second of steps is missing."""
     diagnosis: tuple[Diagnosis, ...] = ()
     """The bottlenecks, the costliest first: of a live run now, of an ended run as a whole."""
-    steady: SteadyState = NOT_KNOWN
+    steady: SteadyState = field(default_factory=SteadyState)
     """The warm-up: of a live run's newest steps, of all steps of an ended run."""
     tried: tuple[int, ...] = ()
     """The batch sizes that a search's probe tried, the one it is or was at last."""
@@ -181,7 +180,7 @@ class Follower:
             unreadable_lines=self._unreadable_lines(),
             conditions=tuple(self._conditions),
             diagnosis=tuple(result.diagnosis) if result else self._live.diagnosis,
-            steady=steady_of(result.conditions) if result else self._live.steady,
+            steady=result.conditions if result else self._live.steady,
             tried=tuple(tried_batches(self.directory, self._run)),
         )
         if over:
@@ -238,22 +237,12 @@ class Follower:
 
     def _find_ranks(self) -> None:
         """Open the files of ranks that have come up since."""
-        try:
-            names = os.listdir(self.directory)
-        except OSError:
-            return
-        for name in names:
-            stem, _, rest = name.partition(".")
-            if stem not in ("steps", "worker") or not rest.endswith("jsonl"):
-                continue
-            number = rest.removesuffix("jsonl").removesuffix(".").removeprefix("rank")
-            if number and not number.isdecimal():
-                continue
-            rank = int(number or 0)
-            if stem == "steps" and rank not in self._step_tails:
-                self._step_tails[rank] = _recent(StepTail(self.directory / name))
-            elif stem == "worker" and rank not in self._worker_tails:
-                self._worker_tails[rank] = Tail(self.directory / name, WorkerLine)
+        for rank, path in rank_files(self.directory, "steps").items():
+            if rank not in self._step_tails:
+                self._step_tails[rank] = _recent(StepTail(path))
+        for rank, path in rank_files(self.directory, "worker").items():
+            if rank not in self._worker_tails:
+                self._worker_tails[rank] = Tail(path, WorkerLine)
 
     def _take_steps(self, rank: int, steps: list[Step]) -> None:
         if rank == 0:
@@ -360,19 +349,5 @@ def _recent(tail: Tail[T], recent_bytes: int = RECENT_BYTES) -> Tail[T]:
 
 def _first_loss(path: Path) -> float | None:
     """Mean of the first losses in the file's head; later ones need not be read for it."""
-    try:
-        with path.open("rb") as file:
-            head = file.read(HEAD_BYTES)
-    except OSError:
-        return None
-    losses: list[float] = []
-    for line in head.split(b"\n")[:-1]:
-        try:
-            loss = msgspec.json.decode(line, type=Step).loss
-        except DAMAGE:
-            continue
-        if loss is not None:
-            losses.append(loss)
-        if len(losses) == LOSSES_AT_START:
-            break
+    losses = [step.loss for step in _new(StepTail(path, HEAD_BYTES)) if step.loss is not None][:LOSSES_AT_START]
     return sum(losses) / len(losses) if losses else None

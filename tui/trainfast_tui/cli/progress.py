@@ -189,7 +189,7 @@ def so_far(snapshot: RunSnapshot) -> dict[str, Any]:
         "step_ms": last.step_ms if last else None,
         "samples_per_s": None if figures.warming_up else figures.samples_per_s,
         "peak_allocated_bytes": snapshot.peak_allocated_bytes,
-        "still_warming": snapshot.steady.warming,
+        "still_warming": snapshot.steady.still_warming,
         "diagnosis": snapshot.diagnosis,
         "run_dir": str(snapshot.directory),
     }

@@ -24,7 +24,7 @@ LEAST_CLOCK_LOSS = 0.005
 
 def has_conditions(run: RunSnapshot) -> bool:
     """True if there is more to say about the devices than that the run is steady."""
-    return bool(run.conditions) or run.steady.warming is True
+    return bool(run.conditions) or run.steady.still_warming is True
 
 
 def conditions_line(run: RunSnapshot, width: int) -> Line:
@@ -64,16 +64,16 @@ def conditions_line(run: RunSnapshot, width: int) -> Line:
 def steadiness(run: RunSnapshot) -> tuple[str, str] | None:
     """Say if temperature and step time still drift, or did at the end; None if the steps are too few."""
     steady = run.steady
-    if steady.warming is None:
+    if steady.still_warming is None:
         return None
-    if steady.warming:
+    if steady.still_warming:
         # Importing the runner's diagnosis would delay the first frame, which has no steps.
         from trainfast_runner.results.bottleneck.steady_state import drift_words
 
         words = drift_words(steady.temperature_slope_c_per_min)
         return (words if run.is_live else f"{words} at the end"), "warning"
     # A live run may drift again.
-    return f"steady {'so far, ' if run.is_live else ''}from step {steady.from_step}", "success"
+    return f"steady {'so far, ' if run.is_live else ''}from step {steady.steady_from_step}", "success"
 
 
 def _counted(run: RunSnapshot) -> Sequence[StepConditions]:

@@ -52,26 +52,25 @@ class DeviceConditions(msgspec.Struct, frozen=True, kw_only=True):
     """At the start."""
 
 
-class _Total:
-    """A quantity summed over time, as straight lines between breakpoints, and for how much of the time it is known."""
+class _Rate:
+    """A rate over time, constant from one breakpoint to the next; None while it is unknown."""
 
     def __init__(self) -> None:
-        self._times: list[int] = []
-        self._amounts = [0.0]
-        self._known_ns = [0.0]
+        self._ends: list[int] = []
+        self._rates: list[float | None] = []
+        """The rate up to each of the breakpoints."""
         self._before: float | None = None
         self._after: float | None = None
 
     def begin(self, t_ns: int) -> None:
-        self._times.append(t_ns)
+        self._ends.append(t_ns)
+        self._rates.append(None)
 
     def grow(self, until_ns: int, rate: float | None) -> None:
-        """Add `rate` a nanosecond up to this time; None: unknown meanwhile."""
-        ns = until_ns - self._times[-1]
-        if ns > 0:
-            self._times.append(until_ns)
-            self._amounts.append(self._amounts[-1] + (rate or 0.0) * ns)
-            self._known_ns.append(self._known_ns[-1] + (0 if rate is None else ns))
+        """Go on at `rate` up to this time."""
+        if until_ns > self._ends[-1]:
+            self._ends.append(until_ns)
+            self._rates.append(rate)
 
     def go_beyond(self, rate: float | None, *, is_first: bool) -> None:
         """Set the rate after the newest sample, and before the first; None: as in the nearest interval."""
@@ -79,33 +78,29 @@ class _Total:
         self._after = rate
 
     def mean(self, begin_ns: int, end_ns: int, ns: int) -> float | None:
-        """Mean rate over the known time between two moments; None when less than `LEAST_COVERED` of `ns` is known."""
-        (first, known_first), (last, known_last) = self._at(begin_ns), self._at(end_ns)
-        known = known_last - known_first
-        return None if known <= 0 or known < LEAST_COVERED * ns else (last - first) / known
+        """Mean over the known time between two moments; None when less than `LEAST_COVERED` of `ns` is known."""
+        if len(self._ends) < 2:
+            return None
+        known, amount, at_ns = 0, 0.0, begin_ns
+        for place in range(bisect_right(self._ends, begin_ns), bisect_left(self._ends, end_ns) + 1):
+            until_ns = min(end_ns, self._ends[place]) if place < len(self._ends) else end_ns
+            if (rate := self._rate(place)) is not None:
+                known += until_ns - at_ns
+                amount += rate * (until_ns - at_ns)
+            at_ns = until_ns
+        return None if known <= 0 or known < LEAST_COVERED * ns else amount / known
 
     def forget(self, before_ns: int) -> None:
         """Drop all breakpoints before this one."""
-        count = bisect_left(self._times, before_ns)
-        del self._times[:count], self._amounts[:count], self._known_ns[:count]
+        count = bisect_left(self._ends, before_ns)
+        del self._ends[:count], self._rates[:count]
         self._before = None
 
-    def _at(self, t_ns: int) -> tuple[float, float]:
-        """The amount and the known time up to a moment."""
-        if len(self._times) < 2:
-            return 0.0, 0.0
-        place = min(max(bisect_right(self._times, t_ns) - 1, 0), len(self._times) - 2)
-        share = (t_ns - self._times[place]) / (self._times[place + 1] - self._times[place])
-        amount, known = _on_line(self._amounts, place, share), _on_line(self._known_ns, place, share)
-        if share < 0 and self._before is not None:
-            amount = self._amounts[0] + (known - self._known_ns[0]) * self._before
-        elif share > 1 and self._after is not None:
-            amount = self._amounts[-1] + (known - self._known_ns[-1]) * self._after
-        return amount, known
-
-
-def _on_line(totals: list[float], place: int, share: float) -> float:
-    return totals[place] + (totals[place + 1] - totals[place]) * share
+    def _rate(self, place: int) -> float | None:
+        if 0 < place < len(self._ends):
+            return self._rates[place]
+        nearest, beyond = (self._rates[1], self._before) if place == 0 else (self._rates[-1], self._after)
+        return nearest if nearest is None or beyond is None else beyond
 
 
 class _Outage(NamedTuple):
@@ -126,11 +121,11 @@ class DeviceTrack:
         self._temperatures: list[float | None] = []
         self._keep, self._given_up = keep, given_up
         self._last: Seen | None = None
-        self._throttled = {cause.name: _Total() for cause in CAUSES}
-        self._lost = {cause.name: _Total() for cause in CAUSES}
+        self._throttled = {cause.name: _Rate() for cause in CAUSES}
+        self._lost = {cause.name: _Rate() for cause in CAUSES}
         self._sources: dict[str, list[int]] = {cause.name: [0] for cause in CAUSES}
-        self._clock, self._clock_loss, self._energy = _Total(), _Total(), _Total()
-        self._totals = (*self._throttled.values(), *self._lost.values(), self._clock, self._clock_loss, self._energy)
+        self._clock, self._clock_loss, self._energy = _Rate(), _Rate(), _Rate()
+        self._rates = (*self._throttled.values(), *self._lost.values(), self._clock, self._clock_loss, self._energy)
         self._outages: list[_Outage] = []
         self._answered: tuple[int, Seen] | None = None
         """The last sample in which the device answered, and when."""
@@ -145,7 +140,7 @@ class DeviceTrack:
             return
         self.index = sample.index if self.index is None else self.index
         if before is None:
-            for total in self._totals:
+            for total in self._rates:
                 total.begin(t_ns)
         else:
             self._grow(before, sample, self.times[-1], t_ns)
@@ -252,7 +247,7 @@ class DeviceTrack:
         columns: tuple[list[Any], ...] = (self.times, self._temperatures, self._integrated, *self._sources.values())
         for column in columns:
             del column[:count]
-        for total in self._totals:
+        for total in self._rates:
             total.forget(self.times[0])
         self._outages = [outage for outage in self._outages if outage.end_ns >= self.times[0]]
 
@@ -269,7 +264,7 @@ class DeviceTrack:
             and ((part := covered / (one.end_ns - one.begin_ns)) == 1 or not whole_outages)
         ]
 
-        def amount(total: _Total, counter: str, most: float = math.inf) -> float | None:
+        def amount(total: _Rate, counter: str, most: float = math.inf) -> float | None:
             """The mean rate over all of the time, but for outages in which `counter` gives the amount."""
             rate = total.mean(begin, end, ns)
             if rate is None:

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Sequence
 
-from trainfast_runner.records.result import Diagnosis
+from trainfast_runner.records.result import Diagnosis, SteadyState
 from trainfast_runner.records.run_file import Event, RunFile, Step
 from trainfast_runner.records.tick import DeviceReading, Tick
 from trainfast_runner.results.bottleneck.device_window import window_of
 from trainfast_runner.results.bottleneck.diagnose import diagnose
 from trainfast_runner.results.bottleneck.measured_window import AVERAGED_NS, MeasuredWindow, foreign_processes
-from trainfast_runner.results.bottleneck.steady_state import NOT_KNOWN, steady_state
+from trainfast_runner.results.bottleneck.steady_state import steady_state
 from trainfast_runner.results.bottleneck.step_conditions import StepJoin
 
 WINDOW_NS = 30_000_000_000
@@ -27,7 +27,7 @@ class LiveDiagnosis:
 
     def __init__(self) -> None:
         self.diagnosis: tuple[Diagnosis, ...] = ()
-        self.steady = NOT_KNOWN
+        self.steady = SteadyState()
         self._renewed = 0
         self._steps: dict[int, deque[Step]] = {}
 

@@ -15,8 +15,8 @@ from trainfast_runner.results.bottleneck.device_window import Window
 T = TypeVar("T")
 
 AVERAGED_NS = 1_000_000_000
-"""How far back a reading may reach: the driver averages utilization over 1/6 to 1 s (nvmlUtilization_t in nvml.h) and
-power over a second."""
+"""The time that a reading may reach back: the driver averages utilization over 1/6 to 1 s (nvmlUtilization_t in
+nvml.h) and power over a second."""
 
 
 @dataclass(frozen=True)

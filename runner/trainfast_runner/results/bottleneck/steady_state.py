@@ -14,7 +14,7 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from trainfast_runner.records.result import Conditions
+from trainfast_runner.records.result import SteadyState
 
 BLOCKS = 12
 LEAST_BLOCKS = 4
@@ -33,24 +33,6 @@ TREND = 1.96
 
 
 @dataclass(frozen=True)
-class SteadyState:
-    """The warm-up of a run.
-
-    `from_step` is the first steady step; `warming` is True if the run still drifted at its end, None when unknown. The
-    slopes are of the steady window, else of the second half: degrees Celsius a minute, and the percent by which the
-    window's last step is longer than its first, None when the steps scatter too much.
-    """
-
-    from_step: int | None = None
-    warming: bool | None = None
-    temperature_slope_c_per_min: float | None = None
-    step_drift_percent: float | None = None
-
-
-NOT_KNOWN = SteadyState()
-
-
-@dataclass(frozen=True)
 class _Block:
     first_step: int
     at_s: float
@@ -65,7 +47,7 @@ def steady_state(
     degrees)."""
     blocks = _blocks(steps, temperatures)
     if len(blocks) < LEAST_BLOCKS:
-        return NOT_KNOWN
+        return SteadyState()
     # A steady window has at least half of the measured steps.
     half = len(blocks) // 2
     for start in range(half + 1):
@@ -85,20 +67,10 @@ def drift_words(temperature_slope_c_per_min: float | None) -> str:
     return "still cooling down" if slope is not None and slope <= -COOLING_C_PER_MIN else "still warming up"
 
 
-def steady_of(conditions: Conditions) -> SteadyState:
-    """The warm-up recorded in a result's conditions."""
-    return SteadyState(
-        conditions.steady_from_step,
-        conditions.still_warming,
-        conditions.temperature_slope_c_per_min,
-        conditions.step_drift_percent,
-    )
-
-
 def _found(from_step: int | None, warming: bool, drift: float | None, slope: float | None) -> SteadyState:
     return SteadyState(
-        from_step=from_step,
-        warming=warming,
+        steady_from_step=from_step,
+        still_warming=warming,
         temperature_slope_c_per_min=None if slope is None else 60 * slope,
         step_drift_percent=None if drift is None else 100 * drift,
     )
