@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import difflib
 from collections.abc import Iterable
 
@@ -50,15 +51,10 @@ class UserError(Exception):
 
     def at(self, where: str) -> UserError:
         """The same problem, with the place it was found in (kept when it already has one)."""
-        return UserError(
-            self.message,
-            key=self.key,
-            allowed=self.allowed,
-            nearest=self.nearest,
-            advice=self.advice,
-            where=self.where or where,
-            exit_code=self.exit_code,
-        )
+        found = copy.copy(self)
+        found.where = self.where or where
+        found.args = (found.line(),)
+        return found
 
     def as_json(self) -> dict[str, object]:
         """The object behind `error` in what `--json` prints for exit code 2."""

@@ -27,6 +27,7 @@ from trainfast_runner.memory.timeline import (
     BlockStack,
     Segment,
     Vector,
+    add,
     moments,
 )
 from trainfast_runner.worker.catalog import SCHEDULES
@@ -45,7 +46,7 @@ class StageCut(msgspec.Struct, frozen=True):
 
 
 class PipelineCut(msgspec.Struct, frozen=True):
-    """How the worker cuts the model. `tied` elements are on the first and on the last stage.
+    """The worker's cut of the model into stages. `tied` elements are on the first and on the last stage.
 
     `hidden` and `output` are elements per sample of the tensors between stages and of the logits, which stage `head`
     computes (None: the last).
@@ -174,8 +175,8 @@ class _Rank:
         best, seen = tuple(level), set[int]()
         for action in order(self.schedule, self.rank, self.degree, self.micro_batches):
             passed = self._pass(action, 2 if accumulates or action.stage in seen else 1)
-            best = max(best, _add(tuple(level), passed.peak), key=sum)
-            level = list(_add(tuple(level), passed.delta))
+            best = max(best, add(tuple(level), passed.peak), key=sum)
+            level = list(add(tuple(level), passed.delta))
             if action.backward:
                 seen.add(action.stage)
         return (*best, self._buffers())
@@ -280,7 +281,3 @@ class _Rank:
 
 def _vector(values: Mapping[int, float]) -> Vector:
     return tuple(values.get(place, 0.0) for place in range(len(NOTHING)))
-
-
-def _add(one: Vector, other: Vector) -> Vector:
-    return tuple(a + b for a, b in zip(one, other, strict=True))

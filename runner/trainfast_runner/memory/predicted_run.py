@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from trainfast_runner.records.run_file import RunFile
+from trainfast_runner.errors import UserError
 from trainfast_runner.records.run_records import RunRecords
 
 if TYPE_CHECKING:
@@ -22,7 +22,13 @@ def with_prediction(records: RunRecords) -> RunRecords:
     run = records.run
     if run is None or run.predicted is not None:
         return records
-    found = _predicted(run)
+    from trainfast_runner.settings.spec import of_record
+
+    try:
+        found = predicted(of_record(run), run.device, run.python or None, run.world_size, run.device_names)
+    except Exception:
+        # The end of a run must not depend on arithmetic about it, least of all with another version's knobs.
+        return records
     return records if found is None else replace(records, run=msgspec.structs.replace(run, predicted=found))
 
 
@@ -31,19 +37,14 @@ def predicted(
 ) -> dict[str, Any] | None:
     """Predict a run's memory on `gpus`, by name, from an earlier trace: a `Prediction` as a dict.
 
-    None without a trace. Raises UserError.
+    None without a trace, and for a strategy whose memory is not predicted.
     """
     from trainfast_runner.memory.tracing import cached_model
 
-    model = cached_model(spec, device, python)
-    return None if model is None else msgspec.to_builtins(model.on(next(iter(gpus), None)).predict(spec, world_size))
-
-
-def _predicted(run: RunFile) -> dict[str, Any] | None:
-    from trainfast_runner.settings.spec import of_record
-
     try:
-        return predicted(of_record(run), run.device, run.python or None, run.world_size, run.device_names)
-    except Exception:
-        # The end of a run must not depend on arithmetic about it, least of all with another version's knobs.
+        model = cached_model(spec, device, python)
+        if model is None:
+            return None
+        return msgspec.to_builtins(model.on(next(iter(gpus), None)).predict(spec, world_size))
+    except UserError:
         return None

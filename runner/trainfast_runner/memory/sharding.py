@@ -195,6 +195,10 @@ class ZeroPartitioned(Sharing):
             return live[TEMPORARY] * flat / self.whole.standing[PARAMS]  # all parameters at a time, foreach
         return LOOP_SCRATCH * flat if live[TEMPORARY] else 0.0
 
+    def _host_scratch(self, live: Vector, flat: float) -> float:
+        """The same on the host: DeepSpeed's own AdamW needs none there; other optimizers are torch's loop."""
+        return 0.0 if self.knobs["optimizer"] == "adamw" or not live[TEMPORARY] else LOOP_SCRATCH * flat
+
 
 class ZeroParameters(ZeroPartitioned):
     """ZeRO-3: the weights are parts as well; up to two parts of the model are gathered, and one bucket is reduced."""
@@ -226,34 +230,11 @@ class ZeroParameters(ZeroPartitioned):
         )
 
 
-class _Offloaded:
-    """DeepSpeed's `offload_optimizer`: masters, states and the gradients they are updated from leave the device.
+class ZeroOffloaded(ZeroPartitioned):
+    """ZeRO-2 with offload: whole weights and the bucket on the device, of the rest two staging buffers.
 
-    On a CPU both are the same memory.
+    Masters, states and the gradients they are updated from leave the device; on a CPU both are the same memory.
     """
-
-    whole: WholeModel
-    knobs: Mapping[str, Any]
-    ranks: int
-    on_gpu: bool
-    width: int
-    weights: float
-    masters: float
-    states: float
-    accumulates: bool
-
-    @property
-    def staging(self) -> float:
-        """Bytes through which a gradient passes on the device: room for the largest parameter."""
-        return float(self.width * self.whole.largest)
-
-    def _update_scratch(self, live: Vector, flat: float) -> float:
-        """DeepSpeed's own AdamW for the host needs none; other optimizers are torch's loop."""
-        return 0.0 if self.knobs["optimizer"] == "adamw" or not live[TEMPORARY] else LOOP_SCRATCH * flat
-
-
-class ZeroOffloaded(_Offloaded, ZeroPartitioned):
-    """ZeRO-2 with offload: whole weights and the bucket on the device, of the rest two staging buffers."""
 
     def at(self, moment: Moment) -> Vector:
         """The host has the rank's gradients all the time, and what has come of them in earlier micro-batches."""
@@ -261,29 +242,30 @@ class ZeroOffloaded(_Offloaded, ZeroPartitioned):
         bucket = (self.weights if self.on_gpu else come) if moment.backward else 0.0
         if self.on_gpu:
             return (self.weights, 0.0, 0.0, live[ACTIVATIONS], live[TEMPORARY], bucket + self.staging)
-        earlier = self.weights / self.ranks if self.accumulates and self.masters_are_apart else 0.0
-        return (*self._host(self.masters + earlier), live[ACTIVATIONS], live[TEMPORARY], bucket + 2 * self.staging)
+        return (*self._on_host(), live[ACTIVATIONS], live[TEMPORARY], bucket + 2 * self.staging)
 
     def in_optimizer(self, live: Vector) -> Vector:
         """Updated on the host, copied to the device, gathered; gloo gathers into memory of its own."""
         if self.on_gpu:
             return (self.weights, 0.0, 0.0, live[ACTIVATIONS], 0.0, self.staging)
-        earlier = self.weights / self.ranks if self.accumulates and self.masters_are_apart else 0.0
-        scratch = self._update_scratch(live, self.masters)
+        scratch = self._host_scratch(live, self.masters)
         sent = 2 * self.staging + max(0.0, self.weights - scratch)
-        return (*self._host(self.masters + earlier), live[ACTIVATIONS], scratch, sent)
+        return (*self._on_host(), live[ACTIVATIONS], scratch, sent)
 
     @property
-    def masters_are_apart(self) -> bool:
-        """True if gradients are added up in a copy of their own; with half masters they are added up in place."""
-        return str(self.knobs["precision"]) != "bf16-pure"
+    def staging(self) -> float:
+        """Bytes through which a gradient passes on the device: room for the largest parameter."""
+        return float(self.width * self.whole.largest)
 
-    def _host(self, grads: float) -> tuple[float, float, float]:
+    def _on_host(self) -> tuple[float, float, float]:
         """Weights and the part of them that is on its way back to the device, gradients, masters and states."""
+        # Gradients of earlier micro-batches are added up in a copy of their own; with half masters in place.
+        apart = self.accumulates and str(self.knobs["precision"]) != "bf16-pure"
+        grads = self.masters + (self.weights / self.ranks if apart else 0.0)
         return (self.weights + self.weights / self.ranks, grads, self.masters + self.states)
 
 
-class ZeroParametersOffloaded(_Offloaded, ZeroParameters):
+class ZeroParametersOffloaded(ZeroParameters):
     """ZeRO-3 with offload: on the device is what is gathered and what is being reduced."""
 
     def at(self, moment: Moment) -> Vector:
@@ -298,7 +280,7 @@ class ZeroParametersOffloaded(_Offloaded, ZeroParameters):
         if self.on_gpu:
             return (0.0, 0.0, 0.0, live[ACTIVATIONS], 0.0, 0.0)
         params, grads, optimizer, activations, _, sent = super().in_optimizer(live)
-        scratch = self._update_scratch(live, min(self.masters, FULL_BYTES * self.part / self.width))
+        scratch = self._host_scratch(live, min(self.masters, FULL_BYTES * self.part / self.width))
         return (params, grads, optimizer, activations, scratch, sent)
 
 

@@ -92,12 +92,12 @@ def moments(
         peaks = [_at(line, batch, share) for line in segment.lines]
         for copy in dict.fromkeys((0, copies - 1)):
             place = None if stack is None else Place(stack, _index(first, copy, copies, backward), backward)
-            base = _add(level, delta, copy)
+            base = add(level, delta, copy)
             before = unscaled + copy * cast
             yield Moment(base, place, segment.micro, backward, before)
             for (fixed, _), peak in zip(segment.lines, peaks, strict=True):
-                yield Moment(_add(base, peak), place, segment.micro, backward, before + fixed[ACTIVATIONS] * share)
-        level, unscaled = _add(level, delta, copies), unscaled + copies * cast
+                yield Moment(add(base, peak), place, segment.micro, backward, before + fixed[ACTIVATIONS] * share)
+        level, unscaled = add(level, delta, copies), unscaled + copies * cast
     yield Moment(level, None, micro_batches, True, unscaled, is_last=True)
 
 
@@ -123,5 +123,6 @@ def _at(line: tuple[Vector, Vector], batch: float, share: float) -> Vector:
     return tuple((fixed + batch * each) * share for fixed, each in zip(*line, strict=True))
 
 
-def _add(one: Vector, other: Vector, times: int = 1) -> Vector:
+def add(one: Vector, other: Vector, times: int = 1) -> Vector:
+    """Bytes of `one` and so many `times` of the other."""
     return tuple(a + times * b for a, b in zip(one, other, strict=True))

@@ -153,17 +153,10 @@ def _run_file(plan: RunPlan, home: Home, run_id: str, directory: Path, clean: bo
         role=plan.role,
         search_id=plan.search_id,
         calibration=ceiling_of(home, plan.device, plan.gpus[0].name if plan.gpus else None),
-        predicted=_predicted(plan),
+        # By an earlier trace: a launch itself traces nothing.
+        predicted=predicted(plan.spec, plan.device, plan.python, plan.world_size, plan.device_names),
         threads=None if plan.threads is None else msgspec.to_builtins(plan.threads),
     )
-
-
-def _predicted(plan: RunPlan) -> dict[str, Any] | None:
-    """The memory prediction from an earlier trace; None without one. A launch itself traces nothing."""
-    try:
-        return predicted(plan.spec, plan.device, plan.python, plan.world_size, plan.device_names)
-    except UserError:
-        return None
 
 
 def _spawn_supervisor(directory: Path) -> None:
