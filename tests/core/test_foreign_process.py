@@ -13,9 +13,9 @@ import msgspec
 import pytest
 
 from trainfast_runner.errors import UserError
-from trainfast_runner.machine.processes.identity import Identity, identify
+from trainfast_runner.machine.processes.identity import Identity, identify, is_running
 from trainfast_runner.machine.processes.listing import ProcessList, ProcessRow
-from trainfast_runner.machine.processes.signalling import end, refuse, still_runs
+from trainfast_runner.machine.processes.signalling import end, refuse
 from trainfast_runner.records.home import Home, shared_lock
 from trainfast_runner.records.tick import DeviceProcess, DeviceReading
 from trainfast_runner.running.stopping import run_with
@@ -80,7 +80,7 @@ def test_one_of_ones_own_is_ended(other: subprocess.Popen[bytes]) -> None:
     assert identity is not None
     assert end(identity) == f"SIGTERM sent to process {other.pid}."
     assert other.wait(60) == -signal.SIGTERM
-    assert not still_runs(identity)
+    assert not is_running(identity)
     with pytest.raises(UserError, match="has ended already"):
         end(identity)
 
@@ -93,7 +93,7 @@ def test_what_ignores_sigterm_gets_sigkill() -> None:
         identity = identify(process.pid)
         assert identity is not None
         end(identity)
-        assert still_runs(identity)
+        assert is_running(identity)
         end(identity, kill=True)
         assert process.wait(60) == -signal.SIGKILL
 

@@ -11,7 +11,7 @@ import pytest
 from trainfast_runner.records.home import Home, is_alive, is_unfinished, read_result, read_written_result
 from trainfast_runner.results import summary
 from trainfast_runner.running.follower import Follower
-from trainfast_runner.running.history import list_rows
+from trainfast_runner.running.history import iter_rows
 from trainfast_runner.running.recovery import settle, state_of
 
 from .conftest import Run, until
@@ -95,7 +95,7 @@ def test_the_list_completes_a_run_whose_supervisor_was_killed_in_its_analysis(ru
     home.ready()
     killed_in_its_analysis(run, tmp_path)
     run.directory.rename(home.directory(run.directory.name))
-    (row,) = list_rows(home)
+    (row,) = iter_rows(home)
     assert (row.state, row.reason, row.samples_per_s) == ("finished", "took all 5 steps", 400)
 
 
@@ -120,7 +120,7 @@ def test_a_bug_in_the_analysis_of_a_lost_run_does_not_stop_the_list(
         raise ZeroDivisionError("of a test")
 
     monkeypatch.setattr(summary, "_throughput", wrong)
-    assert [row.state for row in list_rows(home)] == ["lost", "lost"]
+    assert [row.state for row in iter_rows(home)] == ["lost", "lost"]
     result = read_result(home.directory("20260101-000000-stand-in-0001"))
     assert result is not None
     assert "0 steps recorded" in result.reason

@@ -97,13 +97,13 @@ def test_a_comparison(home: Home, snap_compare: SnapCompare) -> None:
 
 
 def test_the_list_of_runs(home: Home, snap_compare: SnapCompare) -> None:
-    from trainfast_runner.running.history import list_rows
+    from trainfast_runner.running.history import iter_rows
     from trainfast_tui.screens.runs import RunsListed, RunsScreen
 
     a_run(home, "20261121-054455-tiny-llama-7f3a")
     a_run(home, "20261121-055012-bert-large-91bc", preset="bert-large", synthetic=True, knobs={"precision": "bf16"})
     an_oom_run(home)
-    rows = list_rows(home)
+    rows = list(iter_rows(home))
 
     class Listed(RunsScreen):
         def action_reload(self) -> None:

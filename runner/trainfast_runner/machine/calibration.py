@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import os
-import subprocess
 import time
 from pathlib import Path
 from typing import Any
@@ -14,14 +12,11 @@ import msgspec
 from trainfast_runner.errors import UserError
 from trainfast_runner.machine.devices import look
 from trainfast_runner.machine.training_python import find, torch_build, visible_to
-from trainfast_runner.machine.worker_scripts import WORKER, last_line
+from trainfast_runner.machine.worker_scripts import ask, own_environment
 from trainfast_runner.records.home import Home
 from trainfast_runner.records.json_lines import read_cached, write_atomically
 
 CALIBRATION_FILE = "calibration.json"
-PATIENCE_S = 120
-
-
 UNDISTURBED = 0.9
 """Share of the time its threads could have run below which a measurement on a CPU was disturbed."""
 
@@ -94,21 +89,9 @@ def _device(executable: str) -> tuple[str, dict[str, str]]:
 
 
 def _measure(executable: str, device: str, visible: dict[str, str]) -> Ceiling:
-    command = [executable, str(Path(WORKER) / "calibrate.py"), device]
     try:
-        done = subprocess.run(
-            command,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=PATIENCE_S,
-            env={**os.environ, **visible},
-        )
-    except subprocess.TimeoutExpired:
-        raise UserError(f"the calibration did not end within {PATIENCE_S} s", key="--calibrate") from None
-    try:
-        answer = json.loads(done.stdout.splitlines()[-1])
-    except (IndexError, ValueError):
-        raise UserError(f"the calibration failed: {last_line(done.stderr)}", key="--calibrate", exit_code=4) from None
+        answer = ask(executable, "calibrate.py", [device], own_environment() | visible, task="calibrate")
+    except UserError as problem:
+        raise UserError(problem.message, key="--calibrate", exit_code=4) from None
     name = answer["name"] or cpu_name()
     return msgspec.convert({**answer, "name": name, "wall_ns": time.time_ns()}, Ceiling)

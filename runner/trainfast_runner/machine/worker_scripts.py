@@ -65,14 +65,19 @@ def ask(
     script: str,
     arguments: list[str],
     environment: Mapping[str, str] | None = None,
+    *,
+    task: str = "describe the model",
 ) -> dict[str, Any]:
-    """The last JSON object that a script prints on a line; `environment` replaces ours. Raises UserError."""
+    """The last JSON object that a script prints on a line; `environment` replaces ours.
+
+    Raises UserError, which says that the Python cannot do the `task`.
+    """
     stdout, stderr = _printed(executable, [executable, str(WORKER / script), *arguments], environment)
     if answers := list(json_objects(stdout.splitlines())):
         return answers[-1]
-    if arguments and arguments[0] in stderr:
+    if arguments and arguments[0] in stderr and "Traceback" not in stderr:
         raise UserError(f"{executable} is not a Python interpreter", key="python")
-    raise UserError(f"{executable} cannot describe the model: {last_line(stderr)}", key="python")
+    raise UserError(f"{executable} cannot {task}: {last_line(stderr)}", key="python")
 
 
 def json_objects(lines: Iterable[str | bytes]) -> Iterator[dict[str, Any]]:

@@ -280,11 +280,7 @@ def _decoded(answer: dict[str, Any], kind: type[StepTrace] | type[OptimizerTrace
 def _read(wanted: list[TraceRequests], found: dict[Path, Found]) -> None:
     """Add the cached traces to `found`."""
     for traces in wanted:
-        parts: tuple[tuple[TraceRequest, type[Trace]], ...] = (
-            (traces.step, StepTrace),
-            (traces.optimizer, OptimizerTrace),
-        )
-        for asked, kind in parts:
+        for asked, kind in zip((traces.step, traces.optimizer), KINDS, strict=True):
             if asked.file not in found and (trace := read_cached(asked.file, kind)) is not None:
                 found[asked.file] = trace
 

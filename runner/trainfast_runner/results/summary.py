@@ -81,7 +81,9 @@ def summarise(directory: Path, records: RunRecords, verdict: Verdict, ended_ns: 
         diagnosis=diagnose(measured_window) if measured_window else [],
         diagnosed=measured_window is not None and can_tell(measured_window),
         oom=explanation_of(records, verdict.reason, verdict.error) if verdict.state == "oom" else None,
-        conditions=_conditions(records, measured, measured_window, hottest_c(devices)),
+        conditions=_conditions(
+            records, measured, measured_window, hottest_c(devices), absences(join.tracks.values(), window)
+        ),
     )
 
 
@@ -275,7 +277,11 @@ def _loss_scaling(records: RunRecords) -> LossScaling | None:
 
 
 def _conditions(
-    records: RunRecords, measured: list[Step], measured_window: MeasuredWindow | None, measured_from_c: float | None
+    records: RunRecords,
+    measured: list[Step],
+    measured_window: MeasuredWindow | None,
+    measured_from_c: float | None,
+    absent: list[dict[str, Any]],
 ) -> Conditions:
     run = records.run
     if run is None:
@@ -304,7 +310,7 @@ def _conditions(
         driver=run.versions.get("driver"),
         clean=run.clean and not foreign and not lost,
         started_clean=run.clean,
-        absences=absences(records.devices, run.watch_uuids, window_of(measured)),
+        absences=absent,
         xid_errors=[
             {"device": event.device, "detail": event.detail} for event in records.events if event.kind == "xid"
         ],

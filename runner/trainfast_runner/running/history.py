@@ -106,11 +106,6 @@ class _Brief(msgspec.Struct, frozen=True):
 _decoder = msgspec.json.Decoder(_Brief)
 
 
-def list_rows(home: Home) -> list[RunRow]:
-    """Every run, newest first. A run that was lost gets its result written on the way."""
-    return list(iter_rows(home))
-
-
 def iter_rows(home: Home, probes: bool = False) -> Iterator[RunRow]:
     """The rows one by one, newest first, so that a reader who wants ten reads ten.
 

@@ -151,9 +151,9 @@ class MonitorScreen(AppScreen):
         """Show when the process that was asked to end has ended."""
         asked = self._asked
         if asked is not None and rows is not None:
-            from trainfast_runner.machine.processes.signalling import still_runs
+            from trainfast_runner.machine.processes.identity import is_running
 
-            if not still_runs(asked):
+            if not is_running(asked):
                 self._asked = None
                 self.show_notice(f"Process {asked.pid} has ended.", "success")
 

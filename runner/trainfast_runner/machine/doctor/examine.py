@@ -39,7 +39,7 @@ def examine(home: Home, python: str | None = None) -> list[Check]:
     """All checks, the essential ones first. Takes about a second."""
     try:
         executable = find(python)
-        found = ask(executable, "inspect_model.py", ["{}"])
+        found = ask(executable, "inspect_model.py", ["{}"], task="list its packages")
     except UserError as problem:
         found = {"versions": {}}
         training = [Check("training Python", "fail", problem.line(), "give another one with --python PATH")]

@@ -6,7 +6,7 @@ import os
 import signal
 
 from trainfast_runner.errors import UserError
-from trainfast_runner.machine.processes.identity import Identity, identify, is_running, send
+from trainfast_runner.machine.processes.identity import Identity, identify, send
 from trainfast_runner.machine.processes.listing import owner_uid, user_name
 
 
@@ -37,8 +37,3 @@ def end(identity: Identity, *, kill: bool = False) -> str:
     if not send(identity, signum):
         raise UserError(f"process {identity.pid} could not be signalled: it has ended meanwhile", key="pid")
     return f"{signum.name} sent to process {identity.pid}."
-
-
-def still_runs(identity: Identity) -> bool:
-    """True if that very process runs."""
-    return is_running(identity)

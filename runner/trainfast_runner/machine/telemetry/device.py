@@ -70,12 +70,6 @@ class Device:
         return self.batch.absent | self._absent
 
     @property
-    def readings(self) -> frozenset[str]:
-        """The fields of `DeviceReading` that it answers."""
-        called = {field for query in self.capabilities for field in query.fields}
-        return frozenset(called | {one.name for one in self.batch.answered})
-
-    @property
     def only_reasons(self) -> bool:
         """True if a cause of throttling has no trusted counter here, but shows in the reasons."""
         if _THROTTLE_REASONS not in self.capabilities:

@@ -106,11 +106,6 @@ class Nvml:
         self._xids: XidWatch | None = None
 
     @property
-    def capabilities(self) -> dict[int, frozenset[str]]:
-        """The fields of `DeviceReading` that each GPU answers, by index; the rest is in `missing`."""
-        return {device.index: device.readings for device in self._devices}
-
-    @property
     def hurried(self) -> bool:
         """True if the last readings lack a GPU only because of `hurry`."""
         return self._patience.hurried

@@ -25,6 +25,8 @@ LEAST_COVERED = 0.5
 """Share of a window that samples must cover for a figure of the whole window."""
 ENERGY_FIELD = "energy_mj"
 ENERGY_COUNTER, INTEGRATED_POWER = "energy counter", "integrated power"
+TELLING = ("temperature_c", "throttle_reasons", "energy_mj", "power_w", "sm_clock_mhz", "memory_used_bytes")
+"""Changing readings that some GPU lacks, but none lacks all of."""
 SAMPLES_DROPPED_AT_ONCE = 256
 LATE_NS = 1_000_000_000
 """Nanoseconds that a counter may be ahead of the clock: the driver updates it in steps."""
@@ -103,12 +105,17 @@ class _Rate:
         return nearest if nearest is None or beyond is None else beyond
 
 
-class _Outage(NamedTuple):
-    """Time in which the device did not answer, and the growth of its counters meanwhile, by name."""
+class Outage(NamedTuple):
+    """The time between two answers of a device, and the growth of its counters meanwhile, in nanoseconds by cause.
+
+    `silent_ns` is the first sample without an answer; `back` is False if none came until the last sample.
+    """
 
     begin_ns: int
+    silent_ns: int
     end_ns: int
     grown: dict[str, float]
+    back: bool = True
 
 
 class DeviceTrack:
@@ -126,9 +133,11 @@ class DeviceTrack:
         self._sources: dict[str, list[int]] = {cause.name: [0] for cause in CAUSES}
         self._clock, self._clock_loss, self._energy = _Rate(), _Rate(), _Rate()
         self._rates = (*self._throttled.values(), *self._lost.values(), self._clock, self._clock_loss, self._energy)
-        self._outages: list[_Outage] = []
+        self._outages: list[Outage] = []
         self._answered: tuple[int, Seen] | None = None
         """The last sample in which the device answered, and when."""
+        self._silent_ns: int | None = None
+        """The first sample after it without an answer."""
         self._counts_energy = False
         """True if a counter was seen. Power times time never replaces a silent or distrusted counter."""
         self._integrated = [0]
@@ -199,9 +208,11 @@ class DeviceTrack:
     def _see_outage(self, t_ns: int, sample: Seen) -> None:
         """Keep the growth of the counters over a time without answers; when they grew is unknown."""
         if not _answers(sample):
+            self._silent_ns = t_ns if self._silent_ns is None else self._silent_ns
             return
         before, self._answered = self._answered, (t_ns, sample)
-        if before is None or before[0] == self.times[-1]:
+        silent_ns, self._silent_ns = self._silent_ns, None
+        if before is None or silent_ns is None:
             return
         ns = t_ns - before[0]
         grown: dict[str, float] = {}
@@ -212,7 +223,13 @@ class DeviceTrack:
         joules, integrated = self._joules(before[1], sample, ns)
         if joules is not None and not integrated:
             grown[_ENERGY] = joules
-        self._outages.append(_Outage(before[0], t_ns, grown))
+        self._outages.append(Outage(before[0], silent_ns, t_ns, grown))
+
+    def outages(self) -> list[Outage]:
+        """The times without an answer after a first one, also one that has not ended."""
+        if self._answered is None or self._silent_ns is None:
+            return self._outages
+        return [*self._outages, Outage(self._answered[0], self._silent_ns, self.times[-1], {}, back=False)]
 
     def _go_beyond(self, sample: Seen) -> None:
         """Take the newest sample for the time after it, and the first one for the time before it."""
@@ -347,8 +364,7 @@ def _product(a: float | None, b: float | None) -> float | None:
 
 def _answers(sample: Seen) -> bool:
     """True if the sample holds any changing reading."""
-    names = ("temperature_c", "throttle_reasons", "energy_mj", "power_w", "sm_clock_mhz", *COUNTERS)
-    return any(getattr(sample, name, None) is not None for name in names)
+    return any(getattr(sample, name, None) is not None for name in (*TELLING, *COUNTERS))
 
 
 def read(sample: Seen, field: str) -> float | None:

@@ -50,7 +50,7 @@ class StepJoin:
         keep_steps: int | None = None,
         given_up: dict[str, frozenset[str]] | None = None,
     ) -> None:
-        self._tracks = {uuid: DeviceTrack(uuid, keep, (given_up or {}).get(uuid, frozenset())) for uuid in uuids}
+        self.tracks = {uuid: DeviceTrack(uuid, keep, (given_up or {}).get(uuid, frozenset())) for uuid in uuids}
         self._samples_factor = samples_factor
         self._waiting: deque[Step] = deque(maxlen=keep_steps)
         self._seen_ns: int | None = None
@@ -59,13 +59,13 @@ class StepJoin:
         """Take one tick."""
         self._seen_ns = t_ns
         for sample in devices:
-            track = self._tracks.get(sample.uuid or "")
+            track = self.tracks.get(sample.uuid or "")
             if track is not None:
                 track.add(t_ns if sample.t_ns is None else sample.t_ns, sample)
 
     def add(self, step: Step) -> None:
         """Take a step of rank 0; it is joined when a tick after its end has come."""
-        if self._tracks:
+        if self.tracks:
             self._waiting.append(step)
 
     def joined(self, *, final: bool = False) -> list[StepConditions]:
@@ -77,11 +77,11 @@ class StepJoin:
 
     def window(self, begin_ns: int, end_ns: int) -> list[DeviceConditions]:
         """The conditions of each device with samples between two moments, in the order of the UUIDs."""
-        return [track.between(begin_ns, end_ns) for track in self._tracks.values() if track.times]
+        return [track.between(begin_ns, end_ns) for track in self.tracks.values() if track.times]
 
     def _of(self, step: Step) -> StepConditions:
         begin_ns = step.t_ns - round(step.step_ms * 1e6)
-        tracks = [track for track in self._tracks.values() if track.times]
+        tracks = [track for track in self.tracks.values() if track.times]
         devices = [track.between(begin_ns, step.t_ns, whole_outages=True) for track in tracks]
         energies = [device.energy_joules for device in devices]
         joules = sum(energy for energy in energies if energy is not None) if energies and None not in energies else None
