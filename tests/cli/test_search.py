@@ -16,8 +16,9 @@ from cli.command import Cli, Started, until
 from trainfast_runner.records.home import Home, is_alive, read_result, read_run_file
 from trainfast_runner.records.search_directories import JOURNAL_FILE, is_conducted
 from trainfast_runner.search.journal import CoolingDown, Launched, Next, Probe, Proof, read_journal
-from trainfast_tui.cli import progress, search_max_batch
+from trainfast_tui.cli import journal_printer, progress
 from trainfast_tui.cli.progress import Progress
+from trainfast_tui.cli.search_max_batch import BatchPrinter
 
 SMALL = [
     *("--set", "data.kind=random", "--set", "model.hidden_size=64", "--set", "model.num_hidden_layers=1"),
@@ -216,8 +217,8 @@ def test_a_proof_says_how_long_it_has_taken_and_its_steps(tmp_path: Path, monkey
     home, said = Home(tmp_path).ready(), io.StringIO()
     recorded = next((Path(__file__).parents[1] / "recorded_runs").iterdir())
     home.directory("a-proof").symlink_to(recorded)
-    monkeypatch.setattr(search_max_batch, "TICK_S", 0.0)
-    printer = search_max_batch._JournalPrinter(Progress(said), home)  # without an encoding … is ~
+    monkeypatch.setattr(journal_printer, "TICK_S", 0.0)
+    printer = BatchPrinter(Progress(said), home)  # without an encoding … is ~
     printer.print_line(Next(action="prove", batch_size=37, why="it is the largest"))
     printer.print_line(Launched(run_id="a-proof", role="proof"))
     printer.tick()
@@ -227,9 +228,9 @@ def test_a_proof_says_how_long_it_has_taken_and_its_steps(tmp_path: Path, monkey
 
 def test_a_temperature_that_stands_still_is_said_for_how_long(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     said = io.StringIO()
-    monkeypatch.setattr(search_max_batch, "TICK_S", 0.0)
+    monkeypatch.setattr(journal_printer, "TICK_S", 0.0)
     monkeypatch.setattr(progress, "PLAIN_EVERY_S", 0.0)
-    printer = search_max_batch._JournalPrinter(Progress(said), Home(tmp_path))
+    printer = BatchPrinter(Progress(said), Home(tmp_path))
     printer.print_line(CoolingDown(device=1, temperature_c=71.0, below_c=55.0, waited_s=8.0, stuck_s=19.99999999))
     assert said.getvalue().splitlines() == ["cooling GPU 1: 71 C, waiting for less than 55 C, 8 s so far"]
     printer.tick()
@@ -238,6 +239,6 @@ def test_a_temperature_that_stands_still_is_said_for_how_long(tmp_path: Path, mo
 
 def test_a_proof_that_refutes_a_probe_says_so(tmp_path: Path) -> None:
     said = io.StringIO()
-    printer = search_max_batch._JournalPrinter(Progress(said), Home(tmp_path))
+    printer = BatchPrinter(Progress(said), Home(tmp_path))
     printer.print_line(Proof(batch_size=42, run_id="cold", state="oom", seconds=9.0, refutes=[42]))
     assert said.getvalue() == "  42 oom in a fresh process, 9 s, which refutes that 42 fitted: cold\n"

@@ -2,42 +2,33 @@
 
 from __future__ import annotations
 
-import os
 import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import ExitStack, suppress
 from dataclasses import replace
 from pathlib import Path
 
 import msgspec
 
 from trainfast_runner.errors import UserError
-from trainfast_runner.machine.processes.identity import boot_id, identify
-from trainfast_runner.records.home import Home, home_problem, is_alive, read_result
+from trainfast_runner.records.home import Home, is_alive, read_result
 from trainfast_runner.records.result import Result
-from trainfast_runner.records.search_directories import exclusive
 from trainfast_runner.running import launch
 from trainfast_runner.running.planning import RunPlan
-from trainfast_runner.search.cool_down import cool_down
+from trainfast_runner.search.conducting import ConductOptions, Conductor, end_if_live, sole_conductor
 from trainfast_runner.search.decide import Decision, Known, decide, known
 from trainfast_runner.search.found import answer
 from trainfast_runner.search.journal import (
-    CANCELLED,
-    PAUSE_FILE,
     AnyLine,
     Asked,
     Conducted,
     Ended,
     Launched,
     Next,
-    Paused,
     Predicted,
     Probe,
     Proof,
-    Resumed,
-    SearchJournal,
     read_journal,
 )
 from trainfast_runner.search.limits import limited
@@ -45,14 +36,13 @@ from trainfast_runner.search.nothing_fits import nothing_fits
 from trainfast_runner.search.opening import Options
 from trainfast_runner.search.predicted_size import SizePrediction, predict_size
 from trainfast_runner.search.probe_record import probe_of, probe_of_ended_run, proof_of, taken_by_others
-from trainfast_runner.search.processes import LOOK_EVERY_S, Interrupted, WarmProcess, end_run, wait_for_result
+from trainfast_runner.search.processes import LOOK_EVERY_S, Interrupted, WarmProcess, wait_for_result
 
 STEPS = {"cpu": 2, "cuda": 4}
 """Optimizer steps of a process's first probe: the optimizer's states exist from the second on, and a GPU's first steps
 are slow."""
 LATER_STEPS = {"cpu": 1, "cuda": 4}
 """Optimizer steps of its later probes. A step under strict malloc thresholds is no faster the second time."""
-PAUSE_LOOK_S = 0.1
 PATIENCE_S = 5.0
 TRACE_WITHIN_S = 30.0
 """A search on a GPU waits at most this long for its prediction before its first process takes the GPU."""
@@ -75,82 +65,42 @@ def conduct(
 
     Raises UserError when another process conducts the search, and when its device is in use.
     """
-    with ExitStack() as stack:
-        if not stack.enter_context(exclusive(directory)):
-            raise UserError(
-                f"{directory.name} is being conducted by another process",
-                key=directory.name,
-                advice="--fresh for another search beside it",
-            )
-        conductor = _Conductor(directory, plan, home, options, on_line, is_cancelled, began_ns)
+    how = ConductOptions(options.wait, options.cool_to_c, on_line, is_cancelled, began_ns)
+    with sole_conductor(directory):
+        conductor = BatchConductor(directory, plan, home, options, how)
         try:
             return conductor.run()
         finally:
             conductor.close()
 
 
-class _Conductor:
-    """One process's work on a search, until the search ends or is interrupted."""
+class BatchConductor(Conductor[AnyLine, Ended]):
+    """Conducts a batch search: tries sizes in a warm process and confirms the largest in a fresh one."""
 
     def __init__(
-        self,
-        directory: Path,
-        plan: RunPlan,
-        home: Home,
-        options: Options,
-        on_line: Callable[[AnyLine], None],
-        is_cancelled: Callable[[], bool],
-        began_ns: int | None,
+        self, directory: Path, plan: RunPlan, home: Home, options: Options, how: ConductOptions[AnyLine]
     ) -> None:
-        self._directory, self._home, self._options = directory, home, options
-        self._on_line, self._is_cancelled = on_line, is_cancelled
-        self._began_ns = began_ns
-        self._lines = read_journal(directory)
-        self._journal = SearchJournal(directory)
-        asked = next(line for line in self._lines if isinstance(line, Asked))
-        self._plan = replace(limited(plan, tuple(asked.limits_bytes)), search_id=directory.name)
-        self._process: WarmProcess | None = None
-        self._live: Path | None = None
+        lines = read_journal(directory)
+        asked = next(line for line in lines if isinstance(line, Asked))
+        super().__init__(directory, limited(plan, tuple(asked.limits_bytes)), home, lines, how)
+        self._options = options
 
-    def run(self) -> Ended:
-        """Continue the search from where its journal ends."""
-        own = identify(os.getpid())
-        self._write(
-            Conducted(
-                t_ns=self._began_ns or time.monotonic_ns(),
-                pid=os.getpid(),
-                start_ticks=own.start_ticks if own else -1,
-                boot_id=boot_id(),
-                no_oom=self._options.no_oom,
-                proof_steps=self._options.proof_steps,
-            )
-        )
-        try:
-            self._end_left_process()
-            self._predict()
-            while True:
-                self._wait_while_paused()
-                step = decide(self._known())
-                ended = self._do(step)
-                if ended is not None:
-                    return self._end(ended)
-        except Interrupted:
-            return self._end(Ended(state="cancelled", reason=CANCELLED))
-        except UserError as problem:
-            with suppress(UserError):  # a full disk takes no last line either
-                self._end(Ended(state="cancelled", reason=problem.line()))
-            raise
-        except Exception as error:
-            # A screen learns of the error from the journal alone.
-            with suppress(UserError):
-                self._end(Ended(state="failed", reason=f"{type(error).__name__}: {error}"))
-            raise
+    def first_line(self, conducted: Conducted) -> Conducted:
+        """Return the line with this search's options."""
+        return msgspec.structs.replace(conducted, no_oom=self._options.no_oom, proof_steps=self._options.proof_steps)
 
-    def close(self) -> None:
-        """End what still runs, whatever happened."""
-        if self._live is not None:
-            end_run(self._live)
-        self._journal.close()
+    def open(self) -> None:
+        """End a left process and predict the largest size."""
+        self._end_left_process()
+        self._predict()
+
+    def step(self) -> Ended | None:
+        """Decide and take one step."""
+        return self._do(decide(self._known()))
+
+    def ended(self, state: str, reason: str) -> Ended:
+        """Return an end without an answer."""
+        return Ended(state=state, reason=reason)
 
     def _do(self, step: Decision) -> Ended | None:
         """Take one step; return the end if it is the last."""
@@ -219,12 +169,6 @@ class _Conductor:
         self._write(probe_of_ended_run(1, result, result.seconds or 0.0, phase="model"))
         return None
 
-    def _ended_process(self, process: WarmProcess) -> Result:
-        """Forget the warm process, which has ended; return its result."""
-        self._live = self._process = None
-        assert process.result is not None
-        return process.result
-
     def _probe(self, batch_size: int) -> Ended | None:
         """Try one size in the warm process."""
         process = self._process
@@ -277,40 +221,21 @@ class _Conductor:
         self._write(proof_of(self._known(), left, result, batch_size, time.monotonic() - began))
 
     def _warm_process(self) -> WarmProcess:
-        directory = self._start(replace(self._plan, search_id=self._directory.name), "probe")
+        directory = self._start(self._plan, "probe")
         self._process = WarmProcess(directory, self._plan.world_size, self._check)
         return self._process
 
     def _start(self, plan: RunPlan, role: str) -> Path:
-        cool_down(plan, self._options.cool_to_c, self._write, self._check)
-        while True:
-            try:
-                directory = launch.start(replace(plan, role=role), self._home)
-                break
-            except launch.DevicesBusy:
-                if role == "proof" and (left := self._unrecorded_proof(plan)) is not None:
-                    directory = left
-                    break
-                # Another run came between two of ours.
-                if not self._options.wait:
-                    raise
-                launch.wait_for_devices(plan, self._home, lambda run, seconds: self._check())
-        self._live = directory
+        left = self._unrecorded_proof if role == "proof" else lambda plan: None
+        directory = self._launch(plan, role, left)
         self._write(Launched(run_id=directory.name, role=role))
         return directory
-
-    def _end_process(self) -> None:
-        if self._process is not None:
-            self._process.end()
-            self._live = self._process = None
 
     def _end_left_process(self) -> None:
         """End the warm process of a conductor that died; its confirmation run goes on and is followed."""
         for line in self._lines:
-            if isinstance(line, Launched):
-                directory = self._home.directory(line.run_id)
-                if line.role == "probe" and read_result(directory) is None and is_alive(directory):
-                    end_run(directory)
+            if isinstance(line, Launched) and line.role == "probe":
+                end_if_live(self._home.directory(line.run_id))
 
     def _unfinished_proof(self) -> Path | None:
         """The confirmation run that was started and has no recorded end; None when there is none."""
@@ -333,56 +258,8 @@ class _Conductor:
         same = all(getattr(run, name) == value for name, value in plan.spec.fields().items())
         return self._home.directory(run.run_id) if same else None
 
-    def _wait_while_paused(self) -> None:
-        """Return when the search is not paused; during a pause nothing of it runs or holds memory."""
-        mark = self._directory / PAUSE_FILE
-        if not mark.exists():
-            self._check()
-            return
-        self._end_process()
-        self._write(Paused())
-        while mark.exists():
-            self._check()
-            time.sleep(PAUSE_LOOK_S)
-        self._write(Resumed())
-
-    def _check(self) -> None:
-        if self._is_cancelled():
-            raise Interrupted
-
     def _known(self) -> Known:
         return known(self._lines, self._options.no_oom)
-
-    def _end(self, ended: Ended) -> Ended:
-        if self._live is not None:
-            end_run(self._live)
-            self._live = self._process = None
-        whole = msgspec.structs.replace(ended, seconds=worked_seconds([*self._lines, ended]))
-        self._write(whole)
-        return whole
-
-    def _write(self, line: AnyLine) -> None:
-        try:
-            self._journal.write(line)
-        except OSError as error:
-            raise home_problem(self._directory, error) from None
-        self._lines.append(line)
-        self._on_line(line)
-
-
-def worked_seconds(lines: list[AnyLine]) -> float:
-    """Seconds conductors worked on a search, without pauses and the time between two conductors."""
-    total_ns, since_ns, last_ns = 0, None, 0
-    for line in lines:
-        if isinstance(line, (Conducted, Paused)) and since_ns is not None:
-            total_ns += (line.t_ns if isinstance(line, Paused) else last_ns) - since_ns
-            since_ns = None
-        if isinstance(line, (Conducted, Resumed)):
-            since_ns = line.t_ns
-        last_ns = line.t_ns
-    if since_ns is not None:
-        total_ns += last_ns - since_ns
-    return total_ns / 1e9
 
 
 def _words(result: Result) -> str:

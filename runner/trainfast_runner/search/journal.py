@@ -239,14 +239,14 @@ def refuted_by(probe: Probe, proofs: Iterable[Proof]) -> Proof | None:
 
 
 class SearchJournal:
-    """The journal of one search, open for appending by the holder of its lock."""
+    """The journal of one search of either kind, open for appending by the holder of its lock."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
         _end_cut_line(directory / JOURNAL_FILE)
         self._file = Appender(directory / JOURNAL_FILE)
 
-    def write(self, line: AnyLine) -> None:
+    def write(self, line: msgspec.Struct) -> None:
         """Append one line; it is on disk on return."""
         self._file.write(line)
 

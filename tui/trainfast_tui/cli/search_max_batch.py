@@ -6,20 +6,18 @@ import argparse
 import time
 from typing import TYPE_CHECKING, Any
 
+from trainfast_tui.cli.journal_printer import JournalPrinter
+
 if TYPE_CHECKING:
     from pathlib import Path
 
     from trainfast_runner.records.home import Home
-    from trainfast_runner.records.json_lines import Tail
-    from trainfast_runner.records.run_file import Step
     from trainfast_runner.running.planning import RunPlan
-    from trainfast_runner.search.journal import AnyLine, CoolingDown, Ended
+    from trainfast_runner.search.journal import AnyLine, Ended
     from trainfast_runner.search.opening import Options
     from trainfast_runner.settings.spec import RunSpec
     from trainfast_tui.cli.follow_run import Signals
-    from trainfast_tui.cli.progress import Progress
 
-TICK_S = 2.0
 EXIT_CODES = {"answered": 0, "nothing_fits": 3, "failed": 4, "cancelled": 130}
 
 
@@ -118,7 +116,7 @@ def _conducted(
     if tried:
         sizes = ", ".join(str(line.batch_size) for line in tried)
         progress.print_line(f"continuing {directory.name}, which has tried {sizes}; --fresh begins anew")
-    printer = _JournalPrinter(progress, home)
+    printer = BatchPrinter(progress, home)
 
     def is_cancelled() -> bool:
         # Called repeatedly during every wait.
@@ -139,74 +137,25 @@ def _conducted(
         progress.close()
 
 
-class _JournalPrinter:
-    """Prints the journal of a search, one sentence a line."""
+class BatchPrinter(JournalPrinter["AnyLine"]):
+    """Prints the journal of a batch search."""
 
-    def __init__(self, progress: Progress, home: Home) -> None:
-        self._progress, self._home = progress, home
-        self._cooling = ""
-        self._wait: tuple[CoolingDown, float] | None = None
-        """The newest reading of GPUs that are too warm, and when it was printed; None if nothing waits for them."""
-        self._begin("starting")
+    def doing(self, line: AnyLine) -> str | None:
+        """Return the size that is tried or confirmed from this line on."""
+        from trainfast_runner.search.journal import Next
 
-    def _begin(self, doing: str) -> None:
-        """Show this with the time since; with an empty text the last line stays."""
-        self._doing, self._since, self._printed = doing, time.monotonic(), time.monotonic()
-        self._steps: Tail[Step] | None = None
-        self._step = 0
+        if not isinstance(line, Next):
+            return None
+        return {"prove": f"confirming {line.batch_size}", "end": ""}.get(line.action, f"trying {line.batch_size}")
 
-    def tick(self) -> None:
-        """Show the time of the work under way, and of a confirmation run its steps; once in two seconds."""
-        from trainfast_tui.text.format import duration
+    def run_of(self, line: AnyLine) -> tuple[str, bool] | None:
+        """Return a started run; the steps of a confirmation run are counted."""
+        from trainfast_runner.search.journal import Launched
 
-        now = time.monotonic()
-        if (not self._doing and self._wait is None) or now - self._printed < TICK_S:
-            return
-        self._printed = now
-        if self._wait is not None:
-            self._show_wait(*self._wait, now)
-            return
-        if self._steps is not None:
-            self._step = max((step.step for step in self._steps.new()), default=self._step)
-        steps = f", {self._step} step{'s' if self._step > 1 else ''}" if self._step else ""
-        self._progress.waiting(f"{self._doing}… {duration(int(now - self._since))}{steps}")
+        return (line.run_id, line.role == "proof") if isinstance(line, Launched) else None
 
-    def print_line(self, line: AnyLine) -> None:
-        """Print a line of the journal, unless it says nothing new to a person."""
-        from trainfast_runner.records.json_lines import Tail
-        from trainfast_runner.records.run_file import Step
-        from trainfast_runner.records.run_records import rank_file
-        from trainfast_runner.search.journal import CoolingDown, Launched, Next, Paused
-        from trainfast_tui.text.format import plain
-
-        words = self._words(line)
-        if words:
-            self._progress.print_line(plain(words))
-        self._wait = None
-        if isinstance(line, CoolingDown):
-            self._printed = time.monotonic()
-            self._wait = line, self._printed
-            self._show_wait(line, self._printed, self._printed)
-            self._doing, self._cooling = "", self._doing or self._cooling
-        elif isinstance(line, Next):
-            self._begin(
-                {"prove": f"confirming {line.batch_size}", "end": ""}.get(line.action, f"trying {line.batch_size}")
-            )
-        elif isinstance(line, Paused):
-            self._begin("")
-        elif isinstance(line, Launched):
-            self._doing = self._doing or self._cooling
-            if line.role == "proof":
-                self._steps = Tail(rank_file(self._home.directory(line.run_id), "steps", 0), Step)
-
-    def _show_wait(self, look: CoolingDown, told: float, now: float) -> None:
-        """Show the wait; the journal has a line only when the temperature changes."""
-        from trainfast_tui.text.cooling import cooling_words
-
-        waited_s, stuck_s = look.waited_s + now - told, look.stuck_s + now - told
-        self._progress.waiting(cooling_words(look.device, look.temperature_c, look.below_c, waited_s, stuck_s))
-
-    def _words(self, line: AnyLine) -> str:
+    def words(self, line: AnyLine) -> str:
+        """Return a line in words."""
         from trainfast_runner.search import journal
         from trainfast_tui.text.format import duration, milliseconds, per_second, size
 

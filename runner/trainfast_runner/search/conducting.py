@@ -1,0 +1,230 @@
+"""Work common to the conductors of a batch search and of a best-fit search: one journal, one run at a time.
+
+A conductor holds its search's lock, does what the search decides, and leaves nothing running behind.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Generic, Protocol, TypeVar, cast
+
+import msgspec
+
+from trainfast_runner.errors import UserError
+from trainfast_runner.machine.processes.identity import boot_id, identify
+from trainfast_runner.records.home import Home, home_problem, is_alive, read_result
+from trainfast_runner.records.result import Result
+from trainfast_runner.records.search_directories import exclusive
+from trainfast_runner.running import launch
+from trainfast_runner.running.planning import RunPlan
+from trainfast_runner.search.cool_down import cool_down
+from trainfast_runner.search.journal import (
+    CANCELLED,
+    PAUSE_FILE,
+    Conducted,
+    CoolingDown,
+    Paused,
+    Resumed,
+    SearchJournal,
+)
+from trainfast_runner.search.processes import Interrupted, WarmProcess, end_run
+
+PAUSE_LOOK_S = 0.1
+
+
+class EndLine(Protocol):
+    """The last line of either kind of journal."""
+
+    @property
+    def state(self) -> str:
+        """Its outcome."""
+
+
+LineT = TypeVar("LineT")
+EndT = TypeVar("EndT", bound=EndLine)
+
+
+@dataclass(frozen=True)
+class ConductOptions(Generic[LineT]):
+    """How a search is conducted.
+
+    `wait` queues behind a run on the same device, `cool_to_c` is the temperature below which each process starts.
+    `on_line` gets every new line. The search's time counts from `began_ns` (CLOCK_MONOTONIC), when its plan was begun.
+    """
+
+    wait: bool = False
+    cool_to_c: float | None = None
+    on_line: Callable[[LineT], None] = lambda line: None
+    is_cancelled: Callable[[], bool] = lambda: False
+    began_ns: int | None = None
+
+
+@contextmanager
+def sole_conductor(directory: Path) -> Iterator[None]:
+    """Hold the search's lock. Raises UserError when another process conducts the search."""
+    with exclusive(directory) as is_ours:
+        if not is_ours:
+            raise UserError(
+                f"{directory.name} is being conducted by another process",
+                key=directory.name,
+                advice="--fresh for another search beside it",
+            )
+        yield
+
+
+class Conductor(ABC, Generic[LineT, EndT]):
+    """One process's work on a search, until the search ends or is interrupted."""
+
+    def __init__(
+        self, directory: Path, plan: RunPlan, home: Home, lines: list[LineT], options: ConductOptions[LineT]
+    ) -> None:
+        self._directory, self._home, self._how = directory, home, options
+        self._plan = replace(plan, search_id=directory.name)
+        self._lines = lines
+        self._journal = SearchJournal(directory)
+        self._process: WarmProcess | None = None
+        self._live: Path | None = None
+
+    @abstractmethod
+    def first_line(self, conducted: Conducted) -> Conducted:
+        """Return this conductor's first line with the options of its search."""
+
+    @abstractmethod
+    def open(self) -> None:
+        """Do what comes before the first decision, and end or take over what an earlier conductor left."""
+
+    @abstractmethod
+    def step(self) -> EndT | None:
+        """Decide and take one step; return the end after the last one."""
+
+    @abstractmethod
+    def ended(self, state: str, reason: str) -> EndT:
+        """Return an end without a new answer."""
+
+    def run(self) -> EndT:
+        """Continue the search from where its journal ends."""
+        own = identify(os.getpid())
+        conducted = Conducted(
+            t_ns=self._how.began_ns or time.monotonic_ns(),
+            pid=os.getpid(),
+            start_ticks=own.start_ticks if own else -1,
+            boot_id=boot_id(),
+        )
+        self._write(self.first_line(conducted))
+        try:
+            self.open()
+            while True:
+                self._wait_while_paused()
+                ended = self.step()
+                if ended is not None:
+                    return self._end(ended)
+        except Interrupted:
+            return self._end(self.ended("cancelled", CANCELLED))
+        except UserError as problem:
+            with suppress(UserError):  # a full disk takes no last line either
+                self._end(self.ended("cancelled", problem.line()))
+            raise
+        except Exception as error:
+            # A screen learns of the error from the journal alone.
+            with suppress(UserError):
+                self._end(self.ended("failed", f"{type(error).__name__}: {error}"))
+            raise
+
+    def close(self) -> None:
+        """End what still runs, whatever happened."""
+        if self._live is not None:
+            end_run(self._live)
+        self._journal.close()
+
+    def _launch(self, plan: RunPlan, role: str, left: Callable[[RunPlan], Path | None] = lambda plan: None) -> Path:
+        """Start a run of the search and return its directory, or the same run `left` by a killed conductor."""
+        cool_down(plan, self._how.cool_to_c, self._write, self._check)
+        while True:
+            try:
+                directory = launch.start(replace(plan, role=role), self._home)
+                break
+            except launch.DevicesBusy:
+                if (found := left(plan)) is not None:
+                    directory = found
+                    break
+                # Another run came between two of ours.
+                if not self._how.wait:
+                    raise
+                launch.wait_for_devices(plan, self._home, lambda run, seconds: self._check())
+        self._live = directory
+        return directory
+
+    def _end_process(self) -> None:
+        """End the warm process, if there is one."""
+        if self._process is not None:
+            self._process.end()
+            self._live = self._process = None
+
+    def _ended_process(self, process: WarmProcess) -> Result:
+        """Forget the warm process, which has ended; return its result."""
+        self._live = self._process = None
+        assert process.result is not None
+        return process.result
+
+    def _wait_while_paused(self) -> None:
+        """Return when the search is not paused; during a pause nothing of it runs or holds memory."""
+        mark = self._directory / PAUSE_FILE
+        if not mark.exists():
+            self._check()
+            return
+        self._end_process()
+        self._write(Paused())
+        while mark.exists():
+            self._check()
+            time.sleep(PAUSE_LOOK_S)
+        self._write(Resumed())
+
+    def _check(self) -> None:
+        if self._how.is_cancelled():
+            raise Interrupted
+
+    def _end(self, ended: EndT) -> EndT:
+        if self._live is not None:
+            end_run(self._live)
+            self._live = self._process = None
+        seconds = worked_seconds([*self._lines, ended])
+        whole: EndT = msgspec.structs.replace(cast(Any, ended), seconds=seconds)
+        self._write(whole)
+        return whole
+
+    def _write(self, line: LineT | EndT | Conducted | CoolingDown | Paused | Resumed) -> None:
+        """Append a line; the ends and the lines named here are lines of every journal."""
+        try:
+            self._journal.write(cast(msgspec.Struct, line))
+        except OSError as error:
+            raise home_problem(self._directory, error) from None
+        ours = cast(LineT, line)
+        self._lines.append(ours)
+        self._how.on_line(ours)
+
+
+def end_if_live(directory: Path) -> None:
+    """End a run that a killed conductor left; do nothing for one that has ended."""
+    if read_result(directory) is None and is_alive(directory):
+        end_run(directory)
+
+
+def worked_seconds(lines: Iterable[Any]) -> float:
+    """Seconds conductors worked on a search, without pauses and the time between two conductors."""
+    total_ns, since_ns, last_ns = 0, None, 0
+    for line in lines:
+        if isinstance(line, (Conducted, Paused)) and since_ns is not None:
+            total_ns += (line.t_ns if isinstance(line, Paused) else last_ns) - since_ns
+            since_ns = None
+        if isinstance(line, (Conducted, Resumed)):
+            since_ns = line.t_ns
+        last_ns = line.t_ns
+    if since_ns is not None:
+        total_ns += last_ns - since_ns
+    return total_ns / 1e9

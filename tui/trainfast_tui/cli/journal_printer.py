@@ -1,0 +1,101 @@
+"""Print the journal of a search as it grows: a sentence a line on stderr, and the time of the work under way."""
+
+from __future__ import annotations
+
+import time
+from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING, Generic, TypeVar
+
+if TYPE_CHECKING:
+    from trainfast_runner.records.home import Home
+    from trainfast_runner.records.json_lines import Tail
+    from trainfast_runner.records.run_file import Step
+    from trainfast_runner.search.journal import CoolingDown
+    from trainfast_tui.cli.progress import Progress
+
+TICK_S = 2.0
+LineT = TypeVar("LineT")
+
+
+class JournalPrinter(ABC, Generic[LineT]):
+    """Prints the journal of one kind of search."""
+
+    def __init__(self, progress: Progress, home: Home) -> None:
+        self._progress, self._home = progress, home
+        self._cooling = ""
+        self._wait: tuple[CoolingDown, float] | None = None
+        """The newest reading of GPUs that are too warm, and when it was printed; None if nothing waits for them."""
+        self._steps: Tail[Step] | None = None
+        self._step = 0
+        self._begin("starting")
+
+    @abstractmethod
+    def words(self, line: LineT) -> str:
+        """Return a line of the journal in words, empty if it says nothing new to a person."""
+
+    @abstractmethod
+    def doing(self, line: LineT) -> str | None:
+        """Return the work that begins with a line, empty if none does; None if the line begins and ends nothing."""
+
+    @abstractmethod
+    def run_of(self, line: LineT) -> tuple[str, bool] | None:
+        """Return the id of the run that a line starts, and True if its steps are counted; None for any other line."""
+
+    def print_line(self, line: LineT) -> None:
+        """Print a line of the journal."""
+        from trainfast_runner.records.json_lines import Tail
+        from trainfast_runner.records.run_file import Step
+        from trainfast_runner.records.run_records import rank_file
+        from trainfast_runner.search.journal import CoolingDown, Paused
+        from trainfast_tui.text.format import plain
+
+        words = self.words(line)
+        if words:
+            self._progress.print_line(plain(words))
+        self._wait = None
+        doing = self.doing(line)
+        if isinstance(line, CoolingDown):
+            self._printed = time.monotonic()
+            self._wait = line, self._printed
+            self._show_wait(line, self._printed, self._printed)
+            self._doing, self._cooling = "", self._doing or self._cooling
+        elif isinstance(line, Paused):
+            self._begin("")
+        elif doing is not None:
+            self._begin(doing)
+        if (run := self.run_of(line)) is not None:
+            self._doing = self._doing or self._cooling
+            if run[1]:
+                self._steps = Tail(rank_file(self._home.directory(run[0]), "steps", 0), Step)
+
+    def tick(self) -> None:
+        """Show the time of the work under way, and the steps of a run that is followed; once in two seconds."""
+        from trainfast_tui.text.format import duration
+
+        now = time.monotonic()
+        if (not self._doing and self._wait is None) or now - self._printed < TICK_S:
+            return
+        self._printed = now
+        if self._wait is not None:
+            self._show_wait(*self._wait, now)
+            return
+        if self._steps is not None:
+            self._step = max((step.step for step in self._steps.new()), default=self._step)
+        steps = f", {self._step} step{'s' if self._step > 1 else ''}" if self._step else ""
+        self._progress.waiting(f"{self._doing}… {duration(int(now - self._since))}{steps}{self.so_far()}")
+
+    def so_far(self) -> str:
+        """Return words on the search as a whole that follow the work under way; empty without any."""
+        return ""
+
+    def _begin(self, doing: str) -> None:
+        """Show this with the time since; with an empty text the last line stays."""
+        self._doing, self._since, self._printed = doing, time.monotonic(), time.monotonic()
+        self._steps, self._step = None, 0
+
+    def _show_wait(self, look: CoolingDown, told: float, now: float) -> None:
+        """Show the wait; the journal has a line only when the temperature changes."""
+        from trainfast_tui.text.cooling import cooling_words
+
+        waited_s, stuck_s = look.waited_s + now - told, look.stuck_s + now - told
+        self._progress.waiting(cooling_words(look.device, look.temperature_c, look.below_c, waited_s, stuck_s))
