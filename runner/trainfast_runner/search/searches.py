@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -11,17 +12,27 @@ import msgspec
 
 from trainfast_runner.machine.processes.identity import boot_id
 from trainfast_runner.records.home import STAMP, Home, home_problem, new_id
+from trainfast_runner.records.json_lines import DAMAGE
 from trainfast_runner.records.run_file import SCHEMA
-from trainfast_runner.records.search_directories import is_conducted, search_directories
-from trainfast_runner.search.journal import Asked, Conducted, Ended, read_journal
+from trainfast_runner.records.search_directories import JOURNAL_FILE, is_conducted, search_directories
+from trainfast_runner.search.best.journal import BestEnded, BestLine, Question
+from trainfast_runner.search.journal import AnyLine, Asked, Conducted, Ended, read_journal
 
 if TYPE_CHECKING:
     from trainfast_runner.running.planning import RunPlan
 
 FREE_KNOBS = ("batch_size", "steps", "timing_warmup")
 """Knobs a search sets itself; commands that differ only in these continue the same search."""
+BATCH, BEST = "asked", "question"
+"""Kinds of search, by the first line of their journals."""
 LOOKED_AT = 20
 """How many of the newest searches are checked for a live one."""
+
+
+class FirstLine(msgspec.Struct, frozen=True):
+    """The kind of a journal's first line."""
+
+    kind: str = ""
 
 
 def key_of(plan: RunPlan) -> str:
@@ -31,26 +42,42 @@ def key_of(plan: RunPlan) -> str:
     return hashlib.sha256(msgspec.json.encode(asked, order="deterministic")).hexdigest()[:16]
 
 
-def unfinished(home: Home, key: str) -> Path | None:
-    """The newest search of this key if it has no answer yet, else None. Raises as `search_directories`."""
+def unfinished(
+    home: Home, key: str, read: Callable[[Path], Sequence[AnyLine | BestLine]] = read_journal
+) -> Path | None:
+    """The newest search of this key if it has no answer yet, else None. Raises as `search_directories`.
+
+    `read` reads the journals of one kind of search; those of the other kind then have no first line.
+    """
     for directory in reversed(search_directories(home)):
-        lines = read_journal(directory)
+        lines = read(directory)
+        first = lines[0] if lines else None
         # A newer version's lines may mean something else.
-        if lines and isinstance(lines[0], Asked) and lines[0].key == key and lines[0].schema <= SCHEMA:
-            ended = next((line for line in reversed(lines) if isinstance(line, Ended)), None)
+        if isinstance(first, Asked | Question) and first.key == key and first.schema <= SCHEMA:
+            ended = next((line for line in reversed(lines) if isinstance(line, Ended | BestEnded)), None)
             return directory if ended is None or ended.state == "cancelled" else None
     return None
 
 
-def newest_search(home: Home) -> Path | None:
-    """The newest live search, else the newest of this boot; None when there is neither.
+def kind_of(directory: Path) -> str | None:
+    """The kind of the search: BATCH or BEST; None when its first line is unreadable."""
+    try:
+        with (directory / JOURNAL_FILE).open("rb") as file:
+            return msgspec.json.decode(file.readline(), type=FirstLine).kind
+    except (OSError, *DAMAGE):
+        return None
+
+
+def newest_search(home: Home, kind: str = BATCH) -> Path | None:
+    """The newest live search of a kind, else the newest of this boot; None when there is neither.
 
     Raises UserError when they cannot be listed.
     """
-    found = search_directories(home)[: -LOOKED_AT - 1 : -1]
+    found = [one for one in search_directories(home)[: -LOOKED_AT - 1 : -1] if kind_of(one) == kind]
     live = next((directory for directory in found if is_conducted(directory)), None)
     if live is not None or not found:
         return live
+    # Both kinds of journal have this line.
     conducted = [line for line in read_journal(found[0]) if isinstance(line, Conducted)]
     return found[0] if conducted and conducted[-1].boot_id == boot_id() else None
 

@@ -15,7 +15,7 @@ import msgspec
 from trainfast_runner.records.json_lines import read_all
 from trainfast_runner.records.run_file import SCHEMA, ClockAnchor, RecordedSpec
 from trainfast_runner.records.search_directories import JOURNAL_FILE
-from trainfast_runner.search.journal import CoolingDown, Line, Paused, Resumed
+from trainfast_runner.search.journal import Conducted, CoolingDown, Line, Paused, Resumed
 
 KnobValues = dict[str, Any]
 
@@ -58,17 +58,10 @@ class Question(RecordedSpec, frozen=True, kw_only=True, tag_field="kind", tag="q
     for_steps: int | None = None
     budget_s: float = 600.0
     device: str = "cpu"
+    device_names: list[str] = []
     limits_bytes: list[int] = []
     earlier: list[EarlierEffect] = []
     clock: ClockAnchor
-
-
-class BestConducted(Line, frozen=True, kw_only=True, tag="best-conducted"):
-    """A process starts to conduct the search, from its start or from where another stopped."""
-
-    pid: int
-    start_ticks: int
-    boot_id: str
 
 
 class Candidate(msgspec.Struct, frozen=True, kw_only=True):
@@ -257,7 +250,7 @@ class BestEnded(Line, frozen=True, kw_only=True, tag="best-ended"):
 
 BestLine = (
     Question
-    | BestConducted
+    | Conducted
     | Space
     | Visited
     | Trial
