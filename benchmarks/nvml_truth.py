@@ -26,7 +26,7 @@ from trainfast_runner.machine.telemetry import failures, throttle
 from trainfast_runner.machine.telemetry.capabilities import ENERGY_BY_FUNCTION
 from trainfast_runner.machine.telemetry.device import Device
 from trainfast_runner.machine.telemetry.fields import ALL_LINKS, CAUSE_NUMBERS, CAUSES, FIELDS
-from trainfast_runner.machine.telemetry.throttle_causes import REASONS_OF_COUNTER
+from trainfast_runner.machine.telemetry.throttle import REASONS_OF_COUNTER
 
 CALLS = 100
 PERIOD_S = 0.1

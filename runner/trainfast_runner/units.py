@@ -1,6 +1,11 @@
-"""Bytes in the runner's sentences: binary units, thousands separated."""
+"""Bytes in the runner's sentences, in binary units, thousands separated; extremes of readings that may be missing."""
 
 from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TypeVar
+
+N = TypeVar("N", int, float)
 
 
 def mebibytes(size_bytes: float) -> str:
@@ -16,3 +21,13 @@ def gibibytes(size_bytes: float) -> str:
 def held(size_bytes: float) -> str:
     """Memory of a process on a device, as in a table of processes: `300 MiB`, `8.0 GiB`."""
     return gibibytes(size_bytes) if size_bytes >= 2**30 else mebibytes(size_bytes)
+
+
+def highest(values: Iterable[N | None]) -> N | None:
+    """The highest known value; None without any."""
+    return max((value for value in values if value is not None), default=None)
+
+
+def lowest(values: Iterable[N | None]) -> N | None:
+    """The lowest known value; None without any."""
+    return min((value for value in values if value is not None), default=None)

@@ -18,6 +18,7 @@ from trainfast_runner.memory.model import MemoryModel
 from trainfast_runner.records.result import Conditions, MemoryFigures, Result, RunError
 from trainfast_runner.records.run_file import ClockAnchor, RunFile, Step
 from trainfast_runner.records.run_records import DeviceSample, RunRecords
+from trainfast_runner.records.step_totals import StepTotals
 from trainfast_runner.results.explained_run import models_of
 from trainfast_runner.settings.spec import RunSpec
 
@@ -42,7 +43,10 @@ def a_run(spec: RunSpec, beyond: Mapping[str, int] = BEYOND, steps: int = 2, **c
         Step(t_ns=number, step=number, samples=1, tokens=1, step_ms=1.0, phase_peaks=peaks)
         for number in range(1, steps + 1)
     ]
-    return RunRecords(run=run, steps={0: taken})
+    totals = StepTotals()
+    for one in taken:
+        totals.add(one)
+    return RunRecords(run=run, steps={0: taken}, totals_by_rank={0: totals})
 
 
 def ended(state: str = "finished") -> Result:

@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 from scenario import HW_THERMAL, POWER_BRAKE, SW_POWER_CAP, SW_THERMAL, THERMAL, Moment, Scenario
 
-from trainfast_runner.machine.telemetry.throttle import decode
-from trainfast_runner.machine.telemetry.throttle_causes import SampledReasons
+from trainfast_runner.machine.telemetry.throttle import SampledReasons, decode
 from trainfast_runner.records.run_file import Step
 from trainfast_runner.records.run_records import DeviceSample
 from trainfast_runner.results.bottleneck.device_track import DeviceConditions

@@ -57,8 +57,8 @@ def cooling(
             key="--cool-to",
             allowed=[f"{LOWEST_C:g} to {HIGHEST_C:g} degrees Celsius"],
         )
-    nvml = Nvml() if look is None else None
-    asked = look or (lambda: _sampled(nvml))
+    nvml = Nvml()
+    asked = look or (lambda: nvml.sample(time.monotonic_ns()))
     began = best_since = clock()
     best = math.inf
     try:
@@ -74,12 +74,7 @@ def cooling(
                 raise _does_not_cool(hottest.index, best, below_c, now - began)
             yield Cooling(hottest.index, hottest.temperature_c, below_c, now - began, now - best_since)
     finally:
-        if nvml is not None:
-            nvml.close()
-
-
-def _sampled(nvml: Nvml | None) -> tuple[list[DeviceReading], dict[str, str]]:
-    return nvml.sample(time.monotonic_ns()) if nvml is not None else ([], {})
+        nvml.close()
 
 
 def _hottest(

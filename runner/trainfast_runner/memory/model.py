@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 
 import msgspec
 
@@ -10,13 +10,12 @@ from trainfast_runner.memory.corrections import Correction, DeviceCorrections, c
 from trainfast_runner.memory.one_process import COPIED, SPREAD, UNCONFIRMED, devices_of, gathered
 from trainfast_runner.memory.pipeline import Peaks, PipelineCut, peaks
 from trainfast_runner.memory.prediction import CATEGORIES, PHASES, Prediction
-from trainfast_runner.memory.sharding import PIPELINES, STAGED, Sharing, WholeModel, sharing_of
+from trainfast_runner.memory.sharding import PIPELINES, STAGED, WholeModel, sharing_of
 from trainfast_runner.memory.timeline import (
     ACTIVATIONS,
-    GRADS,
     OPTIMIZER,
+    PARAMS,
     TEMPORARY,
-    TRACED,
     TRACED_MICROS,
     BlockStack,
     Moment,
@@ -99,7 +98,9 @@ class MemoryModel(msgspec.Struct, frozen=True, kw_only=True):
         """The largest `batch_size` whose predicted peak is within `limit_bytes` per rank; None if 1 does not fit."""
 
         def fits(batch: int) -> bool:
-            return max(_total(peak) for peak in self._corrected_peaks(spec, ranks, batch).values()) <= limit_bytes
+            # As a prediction adds the categories: each in whole bytes.
+            found = self._corrected_peaks(spec, ranks, batch).values()
+            return max(sum(map(round, peak)) for peak in found) <= limit_bytes
 
         return largest(fits, MOST_BATCH, batch_multiple(spec)) or None
 
@@ -170,7 +171,10 @@ class MemoryModel(msgspec.Struct, frozen=True, kw_only=True):
             segments = gathered(segments, devices_of(spec.knobs))
         sharing = sharing_of(spec.knobs, ranks, self._whole())
         micro_batches = int(str(spec.knobs["grad_accum"]))
-        start = tuple(0.0 if place in (GRADS, TEMPORARY) else value for place, value in enumerate(self._standing()))
+        # Before the step there are parameters, buffers and optimizer states.
+        start = tuple(
+            value if place in (PARAMS, OPTIMIZER) else 0.0 for place, value in enumerate(self.before_optimizer)
+        )
         best: tuple[float, ...] = ()
         last: Moment | None = None
         for last in moments(segments, self.stacks, start, batch, micro_batches, TRACED_MICROS):
@@ -178,7 +182,10 @@ class MemoryModel(msgspec.Struct, frozen=True, kw_only=True):
             if not best or sum(shared) > sum(best):
                 best = shared
         assert last is not None
-        return {"forward_backward": best, "optimizer": self._optimizer_peak(sharing, last)}
+        # The optimizer's step is on top of what forward and backward left: the batch itself.
+        live = list(self.optimizer_peak)
+        live[ACTIVATIONS] += last.live[ACTIVATIONS]
+        return {"forward_backward": best, "optimizer": sharing.in_optimizer(tuple(live))}
 
     def _whole(self) -> WholeModel:
         largest = max(self.parameter_sizes, default=0)
@@ -187,16 +194,6 @@ class MemoryModel(msgspec.Struct, frozen=True, kw_only=True):
     def _stages(self, spec: RunSpec, batch: int) -> Peaks:
         knobs = {**spec.knobs, "batch_size": batch}
         return peaks(self._whole(), self.segments, self.optimizer_peak, self.pipeline, knobs)
-
-    def _standing(self) -> list[float]:
-        """Live bytes before the step: parameters, buffers, optimizer states."""
-        return [value if place < len(TRACED) - 2 else 0.0 for place, value in enumerate(self.before_optimizer)]
-
-    def _optimizer_peak(self, sharing: Sharing, end: Moment) -> tuple[float, ...]:
-        """The optimizer's step on top of what forward and backward left (the batch itself)."""
-        live = list(self.optimizer_peak)
-        live[OPTIMIZER + 1] += end.live[OPTIMIZER + 1]
-        return sharing.in_optimizer(tuple(live))
 
 
 def largest(fits: Callable[[int], bool], most: int, step: int = 1) -> int:
@@ -219,8 +216,3 @@ def batch_multiple(spec: RunSpec) -> int:
 def keeps_more(spec: RunSpec) -> bool:
     """True if the process holds memory that no trace shows (a compiler, the Trainer), whatever the batch."""
     return any(spec.knobs[name] in values for name, values, _ in BESIDES)
-
-
-def _total(peak: Iterable[float]) -> int:
-    """The sum of the categories as a prediction adds them: each in whole bytes."""
-    return sum(round(value) for value in peak)

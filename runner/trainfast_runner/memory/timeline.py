@@ -91,7 +91,8 @@ def moments(
         cast = segment.delta[0][ACTIVATIONS] * share
         peaks = [_at(line, batch, share) for line in segment.lines]
         for copy in dict.fromkeys((0, copies - 1)):
-            place = None if stack is None else Place(stack, _index(first, copy, copies, backward), backward)
+            block = first + (copies - 1 - copy if backward else copy)
+            place = None if stack is None else Place(stack, block, backward)
             base = add(level, delta, copy)
             before = unscaled + copy * cast
             yield Moment(base, place, segment.micro, backward, before)
@@ -113,10 +114,6 @@ def _where(segment: Segment, stacks: list[BlockStack]) -> tuple[int | None, int,
     if index == MIDDLE:
         return number, copies, index
     return number, 1, index if index < MIDDLE else index + copies - 1
-
-
-def _index(first: int, copy: int, copies: int, backward: bool) -> int:
-    return first + (copies - 1 - copy if backward else copy)
 
 
 def _at(line: tuple[Vector, Vector], batch: float, share: float) -> Vector:

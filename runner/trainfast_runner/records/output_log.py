@@ -7,6 +7,7 @@ are held under a size in the same way.
 from __future__ import annotations
 
 import ctypes
+import math
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -78,10 +79,11 @@ class OutputLog:
         write_atomically(self.path, head + self._mark(self.dropped_bytes) + tail[whole_lines:])
 
 
-def read_log(path: Path, last_lines: int | None = None) -> list[str]:
+def read_log(path: Path, last_lines: int | None = None, most_bytes: float = math.inf) -> list[str]:
     """The last lines of the output, or all of it, without line ends; a hole reads as one line with its size.
 
-    Control sequences are left in, to be removed before the text is shown. Empty without a file.
+    About `most_bytes` from the end are read, however few lines that are. Control sequences are left in, to be removed
+    before the text is shown. Empty without a file.
     """
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
@@ -89,11 +91,11 @@ def read_log(path: Path, last_lines: int | None = None) -> list[str]:
         return []
     try:
         parts: list[bytes] = []
-        lines = 0
+        lines = length = 0
         for part in _backwards(fd):
             parts.append(part)
-            lines += part.count(b"\n")
-            if last_lines is not None and lines > last_lines:
+            lines, length = lines + part.count(b"\n"), length + len(part)
+            if (last_lines is not None and lines > last_lines) or length >= most_bytes:
                 break
     finally:
         os.close(fd)

@@ -145,7 +145,7 @@ class Throttle(msgspec.Struct, frozen=True, kw_only=True):
     """Share of the measured window in which the worst watched device was throttled, by cause, and the worst clock loss:
     1 - SM clock / maximum SM clock, the mean over the window's time in which the GPU was not idle.
 
-    `devices` has each device's shares with what they come from (`throttle_causes.SOURCES`), `throttled_ms` of the
+    `devices` has each device's shares with what they come from (`throttle.SOURCES`), `throttled_ms` of the
     window and `lost_ms_per_step` by cause, `clock_loss_fraction`, and `temperature_c` when the window began.
     No step is lost to a GPU that the run only watches.
     """

@@ -18,9 +18,10 @@ from trainfast_runner.records.json_lines import Tail, read_all, rest_of
 from trainfast_runner.records.result import Thinning
 from trainfast_runner.records.run_file import PROBE, Count, Event, ProbeOrder, RunFile, Step, WorkerLine
 from trainfast_runner.records.step_lines import StepTail
-from trainfast_runner.records.step_totals import StepTotals, totals_of
+from trainfast_runner.records.step_totals import StepTotals
 from trainfast_runner.records.telemetry_lines import telemetry_tail
 from trainfast_runner.records.thinned import Thinned
+from trainfast_runner.units import highest
 
 T = TypeVar("T")
 
@@ -114,13 +115,13 @@ class RunRecords:
 
     def totals(self, rank: int) -> StepTotals:
         """Totals over all steps of a rank, including those left out."""
-        return self.totals_by_rank.get(rank) or totals_of(self.steps.get(rank, ()))
+        return self.totals_by_rank.get(rank, StepTotals())
 
     def peak_used_bytes(self, uuids: Iterable[str]) -> int | None:
         """The highest used memory of any of these devices."""
         kept = (sample.memory_used_bytes for uuid in uuids for _, sample in self.devices.get(uuid, ()))
         seen = [self.highest_used_bytes.get(uuid) for uuid in uuids]
-        return max((used for used in (*kept, *seen) if used is not None), default=None)
+        return highest((*kept, *seen))
 
     def last_t_ns(self) -> int | None:
         """The time of the last record, telemetry left out."""

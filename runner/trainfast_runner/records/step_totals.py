@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from trainfast_runner.records.run_file import Step
+from trainfast_runner.units import highest
 
 
 @dataclass
@@ -36,23 +36,11 @@ class StepTotals:
         else:
             self.measured += 1
         self.not_finite += step.loss_not_finite
-        self.peak_allocated_bytes = _highest(self.peak_allocated_bytes, step.peak_allocated_bytes)
-        self.peak_reserved_bytes = _highest(self.peak_reserved_bytes, step.peak_reserved_bytes)
-        self.alloc_retries = _highest(self.alloc_retries, step.alloc_retries)
+        self.peak_allocated_bytes = highest((self.peak_allocated_bytes, step.peak_allocated_bytes))
+        self.peak_reserved_bytes = highest((self.peak_reserved_bytes, step.peak_reserved_bytes))
+        self.alloc_retries = highest((self.alloc_retries, step.alloc_retries))
         for phase, peak in (step.phase_peaks or {}).items():
             self.phase_peaks[phase] = max(self.phase_peaks.get(phase, 0), peak)
         if self._last_step is not None:
             self.missing += max(0, step.step - self._last_step - 1)
         self._last_step = step.step
-
-
-def totals_of(steps: Iterable[Step]) -> StepTotals:
-    """The totals of these steps."""
-    totals = StepTotals()
-    for step in steps:
-        totals.add(step)
-    return totals
-
-
-def _highest(a: int | None, b: int | None) -> int | None:
-    return b if a is None else a if b is None else max(a, b)

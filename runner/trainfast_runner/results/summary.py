@@ -39,6 +39,7 @@ from trainfast_runner.results.bottleneck.step_conditions import join_of
 from trainfast_runner.results.compile_cost import compile_cost
 from trainfast_runner.results.explained_run import explanation_of
 from trainfast_runner.results.verdict import Verdict
+from trainfast_runner.units import highest
 from trainfast_runner.worker.allocator import KEPT, ORDINARY, STRICT
 
 LOSSES_IN_A_MEAN = 5
@@ -253,16 +254,13 @@ def _memory(records: RunRecords) -> MemoryFigures:
     """Peaks of the worst rank, warm-up steps included; of a CPU run these alone have any."""
     totals = [records.totals(rank) for rank in records.steps]
 
-    def worst(values: Iterable[int | None]) -> int | None:
-        return max((value for value in values if value is not None), default=None)
-
     return MemoryFigures(
-        peak_allocated_bytes=worst(rank.peak_allocated_bytes for rank in totals),
-        peak_reserved_bytes=worst(rank.peak_reserved_bytes for rank in totals),
+        peak_allocated_bytes=highest(rank.peak_allocated_bytes for rank in totals),
+        peak_reserved_bytes=highest(rank.peak_reserved_bytes for rank in totals),
         device_peak_used_bytes=records.peak_used_bytes(records.run.device_uuids if records.run else ()),
         # A probe tried other batches than the one that was predicted.
         predicted_bytes=records.run.predicted_bytes if records.run and records.run.role != PROBE else None,
-        alloc_retries=worst(rank.alloc_retries for rank in totals),
+        alloc_retries=highest(rank.alloc_retries for rank in totals),
         not_measured_because=_why_no_peak(records),
     )
 
@@ -287,7 +285,7 @@ def _conditions(
     if run is None:
         return Conditions(clean=False)
     first = [samples[0][1].temperature_c for uuid in run.watch_uuids if (samples := records.devices.get(uuid))]
-    seen = max((temperature for temperature in first if temperature is not None), default=None)
+    seen = highest(first)
     lost = any(event.kind == "gpu_lost" for event in records.events)
     foreign = _foreign(run, records, measured_window)
     steady = steady_state(

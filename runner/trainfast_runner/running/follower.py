@@ -176,7 +176,7 @@ class Follower:
             synthetic=self._synthetic if result is None else result.synthetic_data,
             actual=self._actual,
             error=self._error,
-            log=self._log.lines(),
+            log=self._log.lines,
             unreadable_lines=self._unreadable_lines(),
             conditions=tuple(self._conditions),
             diagnosis=tuple(result.diagnosis) if result else self._live.diagnosis,

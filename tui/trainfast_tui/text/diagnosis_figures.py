@@ -90,7 +90,7 @@ def nothing_found(*, live: bool, measured: int, diagnosed: bool) -> str:
 @cache
 def _throttling() -> dict[str, str]:
     """The figures of one cause; their names differ only in their units."""
-    from trainfast_runner.machine.telemetry.throttle_causes import CAUSES
+    from trainfast_runner.machine.telemetry.throttle import CAUSES
 
     found: dict[str, str] = {}
     for cause in CAUSES:

@@ -56,7 +56,7 @@ UMBRELLA = "hardware"
 @cache
 def causes() -> dict[str, str]:
     """Return the cause of each throttle reason. Clocks that somebody set are no cause: the GPU obeys them."""
-    from trainfast_runner.machine.telemetry.throttle_causes import CAUSES
+    from trainfast_runner.machine.telemetry.throttle import CAUSES
 
     return {"hw_slowdown": UMBRELLA, **{reason: cause.name for cause in CAUSES for reason in cause.reasons}}
 

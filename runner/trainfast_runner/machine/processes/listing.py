@@ -9,6 +9,8 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+import psutil
+
 from trainfast_runner.machine.gpus.events import sees_host_pids
 from trainfast_runner.machine.processes.identity import Identity
 from trainfast_runner.machine.processes.stat import Stat, read_stat
@@ -113,8 +115,8 @@ class ProcessList:
             one.cpu_ticks, one.looked_s = stat.cpu_ticks, now_s
             if not is_listed:
                 continue
-            if one.owner is None:
-                one.owner, one.is_own = _owner(name)
+            if one.owner is None and (uid := owner_uid(pid)) is not None:
+                one.owner, one.is_own = user_name(uid), uid == os.getuid()
             # Read anew: a launcher may exec another program.
             command = command_line(name) or f"[{stat.name}]"
             age_s = max(0.0, now_s - stat.start_ticks * _TICK_S)
@@ -146,16 +148,12 @@ def _running(pid: int) -> Stat | None:
     return None if stat is None or stat.ended else stat
 
 
-def owner_uid(pid: str | int) -> int | None:
+def owner_uid(pid: int) -> int | None:
     """The real user id of a process; None when it has ended."""
     try:
-        with open(f"/proc/{pid}/status", errors="replace") as file:
-            for line in file:
-                if line.startswith("Uid:"):
-                    return int(line.split()[1])
-    except OSError:
-        pass  # it has ended, or /proc is mounted so that others' processes are hidden
-    return None
+        return int(psutil.Process(pid).uids().real)
+    except psutil.Error:
+        return None  # it has ended, or /proc is mounted so that others' processes are hidden
 
 
 def user_name(uid: int) -> str:
@@ -164,11 +162,6 @@ def user_name(uid: int) -> str:
         return pwd.getpwuid(uid).pw_name
     except KeyError:
         return str(uid)
-
-
-def _owner(pid: str) -> tuple[str | None, bool]:
-    uid = owner_uid(pid)
-    return (None, False) if uid is None else (user_name(uid), uid == os.getuid())
 
 
 def command_line(pid: str) -> str:

@@ -16,10 +16,10 @@ from trainfast_runner.machine.telemetry.capabilities import (
 from trainfast_runner.machine.telemetry.counters import DurationCounter
 from trainfast_runner.machine.telemetry.energy import EnergyCounter
 from trainfast_runner.machine.telemetry.fields import CAUSES, FIELDS, FieldBatch
-from trainfast_runner.machine.telemetry.slowdown import first_limit_c
-from trainfast_runner.machine.telemetry.throttle_causes import CAUSES as THROTTLE_CAUSES
-from trainfast_runner.machine.telemetry.throttle_causes import REASONS_OF_COUNTER, SampledReasons
+from trainfast_runner.machine.telemetry.throttle import CAUSES as THROTTLE_CAUSES
+from trainfast_runner.machine.telemetry.throttle import REASONS_OF_COUNTER, SampledReasons
 from trainfast_runner.records.tick import DeviceReading, is_instance
+from trainfast_runner.units import lowest
 
 _THROTTLE_REASONS = next(query for query in QUERIES if "throttle_reasons" in query.fields)
 _OF_AN_INSTANCE = tuple(query for query in QUERIES if {"memory_used_bytes", "processes"} & set(query.fields))
@@ -313,7 +313,7 @@ class Device:
 
 def _degrees_left(values: dict[str, Any]) -> int | None:
     """Degrees Celsius to the lower of the two slowdown temperatures; None without either."""
-    limit = first_limit_c(values.get("gpu_max_temperature_c"), values.get("slowdown_temperature_c"))
+    limit = lowest((values.get("gpu_max_temperature_c"), values.get("slowdown_temperature_c")))
     now: int | None = values.get("temperature_c")
     return None if now is None or limit is None else int(limit) - now
 

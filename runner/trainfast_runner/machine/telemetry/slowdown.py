@@ -4,19 +4,15 @@ from __future__ import annotations
 
 from trainfast_runner.records.run_records import DeviceSample
 from trainfast_runner.records.tick import DeviceReading
+from trainfast_runner.units import lowest
 
 Heat = DeviceReading | DeviceSample
 """A reading of a GPU with its temperature and limits, in degrees Celsius; None when unavailable."""
 
 
-def first_limit_c(driver_c: float | None, hardware_c: float | None) -> float | None:
-    """The lower of the two temperatures, °C: the one that a GPU meets first; None without either."""
-    return min((limit for limit in (driver_c, hardware_c) if limit is not None), default=None)
-
-
 def slows_down_at_c(seen: Heat) -> float | None:
     """The temperature at which the GPU is slowed down: by its limits, else by its own margin."""
-    limit = first_limit_c(seen.gpu_max_temperature_c, seen.slowdown_temperature_c)
+    limit = lowest((seen.gpu_max_temperature_c, seen.slowdown_temperature_c))
     if limit is not None or seen.temperature_c is None or seen.degrees_to_slowdown_c is None:
         return limit
     return seen.temperature_c + seen.degrees_to_slowdown_c

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from trainfast_runner.machine.telemetry.throttle_causes import CAUSES
+from trainfast_runner.machine.telemetry.throttle import CAUSES
 from trainfast_runner.results.bottleneck.device_track import DeviceTrack, Outage
 from trainfast_runner.results.bottleneck.device_window import Window
 

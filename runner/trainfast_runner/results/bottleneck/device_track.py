@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from trainfast_runner.machine.telemetry.throttle_causes import CAUSES, COUNTERS, SAMPLED_REASONS, SOURCES, Cause
+from trainfast_runner.machine.telemetry.throttle import CAUSES, REASONS_OF_COUNTER, SAMPLED_REASONS, SOURCES, Cause
 from trainfast_runner.records.run_records import DeviceSample
 from trainfast_runner.records.tick import DeviceReading
 
@@ -293,7 +293,7 @@ class DeviceTrack:
         throttled = {name: _ms(amount(total, name, most=1.0)) for name, total in self._throttled.items()}
         low = max(0, bisect_right(self.times, begin_ns) - 1)
         high = min(bisect_left(self.times, end_ns), len(self.times) - 1)
-        joules = amount(self._energy, _ENERGY)
+        joules, integrated = amount(self._energy, _ENERGY), any(self._integrated[low + 1 : high + 1])
         return DeviceConditions(
             index=self.index,
             uuid=self.uuid,
@@ -307,12 +307,9 @@ class DeviceTrack:
             clock_loss_fraction=self._clock_loss.mean(begin, end, ns),
             sm_clock_mhz=self._clock.mean(begin, end, ns),
             energy_joules=joules,
-            energy_source=None if joules is None else self._energy_source(low, high),
+            energy_source=None if joules is None else INTEGRATED_POWER if integrated else ENERGY_COUNTER,
             temperature_c=self._temperatures[low] if self.times[low] <= begin_ns else None,
         )
-
-    def _energy_source(self, low: int, high: int) -> str:
-        return INTEGRATED_POWER if any(self._integrated[low + 1 : high + 1]) else ENERGY_COUNTER
 
     def _within(self, t_ns: int) -> int:
         """The moment, at most as far outside the samples as the nearest interval is long."""
@@ -364,7 +361,7 @@ def _product(a: float | None, b: float | None) -> float | None:
 
 def _answers(sample: Seen) -> bool:
     """True if the sample holds any changing reading."""
-    return any(getattr(sample, name, None) is not None for name in (*TELLING, *COUNTERS))
+    return any(getattr(sample, name, None) is not None for name in (*TELLING, *REASONS_OF_COUNTER))
 
 
 def read(sample: Seen, field: str) -> float | None:

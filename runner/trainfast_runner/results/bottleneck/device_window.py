@@ -7,11 +7,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from trainfast_runner.machine.telemetry.energy import energy_doubt
-from trainfast_runner.machine.telemetry.throttle_causes import CAUSES
+from trainfast_runner.machine.telemetry.throttle import CAUSES
 from trainfast_runner.records.result import Energy, Throttle
 from trainfast_runner.records.run_file import Step
 from trainfast_runner.records.run_records import DeviceSample
 from trainfast_runner.results.bottleneck.device_track import ENERGY_COUNTER, INTEGRATED_POWER, DeviceConditions
+from trainfast_runner.units import highest
 
 Samples = list[tuple[int, DeviceSample]]
 LEAST_SAMPLES = 2
@@ -84,8 +85,8 @@ def throttle(devices: Sequence[DeviceConditions], window: Window | None, steps: 
         return Throttle()
     rows = [_row(device, window, steps if device.uuid in used else 0) for device in devices]
     return Throttle(
-        **{f"{cause.name}_fraction": _worst(row[f"{cause.name}_fraction"] for row in rows) for cause in CAUSES},
-        clock_loss_fraction=_worst(device.clock_loss_fraction for device in devices),
+        **{f"{cause.name}_fraction": highest(row[f"{cause.name}_fraction"] for row in rows) for cause in CAUSES},
+        clock_loss_fraction=highest(device.clock_loss_fraction for device in devices),
         devices=rows,
     )
 
@@ -108,8 +109,4 @@ def _row(device: DeviceConditions, window: Window, steps: int) -> dict[str, Any]
 
 def hottest_c(devices: Sequence[DeviceConditions]) -> float | None:
     """The highest temperature at the start of the window, in degrees Celsius."""
-    return _worst(device.temperature_c for device in devices)
-
-
-def _worst(values: Iterable[float | None]) -> float | None:
-    return max((value for value in values if value is not None), default=None)
+    return highest(device.temperature_c for device in devices)

@@ -12,7 +12,7 @@ from collections.abc import Set as AbstractSet
 
 from trainfast_runner.machine.telemetry.energy import energy_doubt
 from trainfast_runner.machine.telemetry.fields import CAUSES as FIELDS_THAT_MOVED
-from trainfast_runner.machine.telemetry.throttle_causes import CAUSES, COUNTERS, REASONS_OF_COUNTER
+from trainfast_runner.machine.telemetry.throttle import CAUSES, REASONS_OF_COUNTER
 from trainfast_runner.results.bottleneck.device_track import ENERGY_FIELD, Seen, read
 
 SAMPLES_SHOWN = 2
@@ -29,7 +29,7 @@ Answered = Sequence[tuple[int, Seen]]
 def disbelieved(samples: Answered) -> frozenset[str]:
     """The counters that one device's samples (with their times, oldest first) refute."""
     answered = [one for one in samples if one[1].temperature_c is not None or one[1].throttle_reasons is not None]
-    found = {field for field in COUNTERS if _given_up(field, answered) or _stands_still(field, answered)}
+    found = {field for field in REASONS_OF_COUNTER if _given_up(field, answered) or _stands_still(field, answered)}
     moved = {field for field in FIELDS_THAT_MOVED if _runs_unseen(field, answered, found)}
     energy = {ENERGY_FIELD} if energy_doubt(samples) is not None else set()
     return frozenset(found | moved | energy)
@@ -72,4 +72,4 @@ def _growth(field: str, before: Seen, now: Seen) -> float | None:
 def _shows(field: str, sample: Seen) -> bool | None:
     if sample.throttle_reasons is None:
         return None
-    return not REASONS_OF_COUNTER.get(field, frozenset()).isdisjoint(sample.throttle_reasons)
+    return not REASONS_OF_COUNTER[field].isdisjoint(sample.throttle_reasons)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from trainfast_runner.machine.telemetry.throttle_causes import CAUSES
+from trainfast_runner.machine.telemetry.throttle import CAUSES
 from trainfast_runner.records.result import Conditions, Result
 from trainfast_runner.results.bottleneck.device_track import LEAST_COVERED
 from trainfast_runner.results.bottleneck.steady_state import drift_words

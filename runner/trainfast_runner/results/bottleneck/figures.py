@@ -7,13 +7,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TypeVar
 
 from trainfast_runner.machine.telemetry.slowdown import slows_down_at_c
-from trainfast_runner.machine.telemetry.throttle_causes import CAUSES
+from trainfast_runner.machine.telemetry.throttle import CAUSES
 from trainfast_runner.records.run_file import RunFile
 from trainfast_runner.results.bottleneck.device_track import DeviceConditions
 from trainfast_runner.results.bottleneck.device_window import window_of
 from trainfast_runner.results.bottleneck.measured_window import MeasuredWindow
 from trainfast_runner.results.bottleneck.rules import ALL_CORES_BUSY_PERCENT, Figure, Scope
 from trainfast_runner.settings.world import strategy_of
+from trainfast_runner.units import highest, lowest
 
 T = TypeVar("T")
 
@@ -58,9 +59,7 @@ def _run(window: MeasuredWindow) -> Figures:
         "more_accum": 2 * _whole(knobs.get("grad_accum"), 1),
         "tokens_per_micro_batch": _tokens(window),
         "alloc_retries": _retries(window),
-        "peak_reserved_bytes": max(
-            (step.peak_reserved_bytes for step in steps if step.peak_reserved_bytes is not None), default=None
-        ),
+        "peak_reserved_bytes": highest(step.peak_reserved_bytes for step in steps),
         "gpu_utilization_percent": utilization,
         "gpu_idle_percent": None if utilization is None else 100 - utilization,
         **_idle(utilization, data_percent, step_ms),
@@ -125,7 +124,7 @@ def _host(window: MeasuredWindow) -> Figures:
     busy = _mean(host.cpu_percent for host in hosts)
     own = _mean(host.run.cpu_percent for host in hosts if host.run is not None)
     own_percent = own / cores if own is not None and cores else None
-    available = min((h.memory_available_bytes for h in hosts if h.memory_available_bytes is not None), default=None)
+    available = lowest(host.memory_available_bytes for host in hosts)
     total = _last(host.memory_total_bytes for host in hosts)
     swaps = [host.swap_used_bytes for host in hosts if host.swap_used_bytes is not None]
     grown = swaps[-1] - swaps[0] if swaps else None
@@ -166,7 +165,7 @@ def _devices(window: MeasuredWindow, run: Figures) -> list[Figures]:
 
 def _device(window: MeasuredWindow, device: DeviceConditions, fastest: float | None, run: Figures) -> Figures:
     samples, averaged = window.samples.get(device.uuid or "", ()), window.averaged(device.uuid or "")
-    hottest = max((sample.temperature_c for sample in samples if sample.temperature_c is not None), default=None)
+    hottest = highest(sample.temperature_c for sample in samples)
     limit = _last(slows_down_at_c(sample) for sample in samples)
     width, widest = _last(sample.pcie_width for sample in samples), _last(sample.pcie_width_max for sample in samples)
     foreign = [process for process in window.foreign if process.device == device.index]
@@ -231,7 +230,7 @@ def _throttling(device: DeviceConditions, window: MeasuredWindow, run: Figures, 
         if not trains:
             lost = None
         lost = lost if lost is None or working is None else min(lost, working)
-        cost = _least(throttled, working) if lost is None else lost
+        cost = lowest((throttled, working)) if lost is None else lost
         found[f"{cause.name}_ms_per_step"] = throttled
         found[f"{cause.name}_percent"] = _percent(throttled, step_ms if isinstance(step_ms, float) else None)
         found[f"{cause.name}_lost_ms_per_step"] = lost
@@ -301,8 +300,7 @@ def _ranks(window: MeasuredWindow) -> list[Figures]:
 
 def _lowest_utilization(window: MeasuredWindow) -> float | None:
     """The utilization of the run's least busy GPU."""
-    means = [_mean(s.gpu_utilization_percent for s in window.averaged(u)) for u in window.run.device_uuids]
-    return min((mean for mean in means if mean is not None), default=None)
+    return lowest(_mean(s.gpu_utilization_percent for s in window.averaged(u)) for u in window.run.device_uuids)
 
 
 def _retries(window: MeasuredWindow) -> int | None:
@@ -337,10 +335,6 @@ def _last(values: Iterable[T | None]) -> T | None:
 
 def _percent(part: float | None, whole: float | None) -> float | None:
     return None if part is None or not whole else 100 * part / whole
-
-
-def _least(a: float | None, b: float | None) -> float | None:
-    return min((value for value in (a, b) if value is not None), default=None)
 
 
 def _whole(value: object, otherwise: int) -> int:

@@ -11,11 +11,12 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
 
-from trainfast_runner.machine.telemetry.throttle_causes import CAUSES, SOURCES
+from trainfast_runner.machine.telemetry.throttle import CAUSES, SOURCES
 from trainfast_runner.records.run_file import Step
 from trainfast_runner.records.run_records import DeviceSample
 from trainfast_runner.results.bottleneck.device_track import DeviceConditions, DeviceTrack, Seen
 from trainfast_runner.results.bottleneck.disbelieved_counters import disbelieved
+from trainfast_runner.units import highest
 
 
 class StepConditions(msgspec.Struct, frozen=True, kw_only=True):
@@ -51,6 +52,7 @@ class StepJoin:
         given_up: dict[str, frozenset[str]] | None = None,
     ) -> None:
         self.tracks = {uuid: DeviceTrack(uuid, keep, (given_up or {}).get(uuid, frozenset())) for uuid in uuids}
+        """By UUID."""
         self._samples_factor = samples_factor
         self._waiting: deque[Step] = deque(maxlen=keep_steps)
         self._seen_ns: int | None = None
@@ -90,13 +92,13 @@ class StepJoin:
             step=step.step,
             t_ns=step.t_ns,
             throttled_ms={
-                cause.name: _most(device.throttled_ms.get(cause.name) for device in devices) for cause in CAUSES
+                cause.name: highest(device.throttled_ms.get(cause.name) for device in devices) for cause in CAUSES
             },
             sources=_least_exact(devices),
-            clock_loss_fraction=_most(device.clock_loss_fraction for device in devices),
+            clock_loss_fraction=highest(device.clock_loss_fraction for device in devices),
             energy_joules=joules,
             joules_per_sample=joules / samples if joules is not None and samples else None,
-            temperature_c=_most(device.temperature_c for device in devices),
+            temperature_c=highest(device.temperature_c for device in devices),
             devices=tuple(devices),
         )
 
@@ -112,10 +114,6 @@ def join_of(
     ):
         join.see(t_ns, (sample,))
     return join
-
-
-def _most(values: Iterable[float | None]) -> float | None:
-    return max((value for value in values if value is not None), default=None)
 
 
 def _least_exact(devices: Sequence[DeviceConditions]) -> dict[str, str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from trainfast_runner.machine.telemetry.throttle_causes import CAUSES
+from trainfast_runner.machine.telemetry.throttle import CAUSES
 from trainfast_runner.records.result import Result
 from trainfast_runner.results.bottleneck.steady_state import drift_words
 
