@@ -120,23 +120,18 @@ def _fields(result: Result, section: str = "") -> dict[str, Any]:
 
 
 def _rows(a: Result, b: Result) -> Iterator[ComparisonRow]:
-    noise = _relative_noise(a, b)
-    rates_a, rates_b = a.throughput, b.throughput
-    for label, unit, one, other in (
-        ("throughput", "samples/s", rates_a.samples_per_s.median, rates_b.samples_per_s.median),
-        ("token throughput", "tokens/s", rates_a.tokens_per_s.median, rates_b.tokens_per_s.median),
+    noise, other_work = _relative_noise(a, b), _other_work(a, b)
+    unranked = None if speeds_rank(a, b) else STRICT_THRESHOLDS
+    no_ranking = unranked or other_work
+    rates_a, rates_b, step_a, step_b = a.throughput, b.throughput, a.step_ms.p50, b.step_ms.p50
+    for label, unit, one, other, verdict in (
+        ("throughput", "samples/s", rates_a.samples_per_s.median, rates_b.samples_per_s.median, unranked),
+        ("token throughput", "tokens/s", rates_a.tokens_per_s.median, rates_b.tokens_per_s.median, unranked),
+        ("step", "ms", step_a, step_b, no_ranking),
     ):
-        row = _row(label, unit, one, other, _ratio_counts(one, other, noise), more_is_better=True)
-        if not speeds_rank(a, b):
-            yield _of_step(row, STRICT_THRESHOLDS)
-        else:
-            yield replace(row, interval_percent=_interval(one, other, noise))
-    step_a, step_b = a.step_ms.p50, b.step_ms.p50
-    other_work = _other_work(a, b)
-    no_ranking = other_work if speeds_rank(a, b) else STRICT_THRESHOLDS
-    step = _row("step", "ms", step_a, step_b, _ratio_counts(step_a, step_b, noise))
-    interval = _interval(step_a, step_b, noise) if speeds_rank(a, b) else None
-    yield _of_step(replace(step, interval_percent=interval), no_ranking)
+        row = _row(label, unit, one, other, _ratio_counts(one, other, noise), more_is_better=unit != "ms")
+        interval = None if unranked else _interval(one, other, noise)
+        yield _of_step(replace(row, interval_percent=interval), verdict)
     step_noise = None if noise is None or step_a is None or step_b is None else noise * max(step_a, step_b)
     for name in PHASES:
         one, other = getattr(a.step_ms, name), getattr(b.step_ms, name)
