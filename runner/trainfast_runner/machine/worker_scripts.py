@@ -116,17 +116,6 @@ def start_script(
         raise UserError(f"{executable} does not start: {error.strerror}", key="python") from None
 
 
-def _has_ended(process: subprocess.Popen[bytes]) -> bool:
-    """True if the script has ended. Until it is collected, no other group gets its pid."""
-    return os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
-
-
-def _end(process: subprocess.Popen[bytes]) -> None:
-    """Kill the script's whole group, with the forks of a script that ended by itself, and collect it."""
-    os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
-
-
 def _printed(executable: str, command: list[str], environment: Mapping[str, str] | None) -> tuple[str, str]:
     """The command's stdout and stderr, once it has ended."""
     deadline = time.monotonic() + PATIENCE_S
@@ -134,13 +123,15 @@ def _printed(executable: str, command: list[str], environment: Mapping[str, str]
     with TemporaryFile() as printed, TemporaryFile() as errors:
         process = start_script(executable, command, errors, environment, stdout=printed)
         try:
-            while not _has_ended(process):
+            # Not collected here: until then no other group gets its pid.
+            while os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
                 if time.monotonic() >= deadline:
                     raise late(executable)
                 time.sleep(ENDED_EVERY_S)
         finally:
-            # After a Ctrl-C, too, which does not reach its session.
-            _end(process)
+            # The whole group: forks outlive a script, and a Ctrl-C does not reach its session.
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
         return text_of(printed), text_of(errors)
 
 

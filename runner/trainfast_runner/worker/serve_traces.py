@@ -58,16 +58,19 @@ class RequestLines:
 
 
 def main() -> None:
-    """Import, then trace batch after batch."""
+    """Import what the first batch needs, then trace batch after batch."""
     logging.disable(logging.WARNING)
     from .trace_memory import import_for
 
-    with _ended_with_stdin():
-        import_for([])
-    _print({"imported": True})
     requests = RequestLines()
-    while (batch := requests.next()) is not None:
+    batch = requests.next()
+    if batch is not None:
+        with _ended_with_stdin():
+            import_for(batch["requests"])
+        _print({"imported": True})
+    while batch is not None:
         _trace(batch, requests)
+        batch = requests.next()
 
 
 @contextmanager
