@@ -1,4 +1,4 @@
-"""Answer trace requests until standard input ends. The libraries are imported once; each batch is traced in a fork.
+"""Answer trace requests until standard input ends. The first batch imports the libraries; each is traced in a fork.
 
 A line of stdin is JSON: `{"batch": N, "requests": [...], "devices": {...}}` with requests as `trace_memory.py` takes
 them and the variables that choose the GPUs, one batch at a time, or `{"cancel": N}`. The first line of stdout is

@@ -1,10 +1,9 @@
 """Trace training steps without memory: the timelines of their live bytes, one answer for each request.
 
 A request has `part`, `model`, `objective`, `knobs`, `device`, `whole` to trace every block, `tp_degree` for a slice and
-`stages` for a pipeline. The part `step` is its forward and
-backward at two batch sizes. The part `optimizer` is the optimizer's step; either `unused` names the parameters without
-a gradient, or `after` is the index of the `step` request whose answer names them. An answer has `request`, the index of
-its request: answers may come in another order.
+`stages` for a pipeline. The part `step` is its forward and backward at two batch sizes. The part `optimizer` is the
+optimizer's step; either `unused` names the parameters without a gradient, or `after` is the index of the `step` request
+whose answer names them. An answer has `request`, the index of its request: answers may come in another order.
 
 The real worker builds the model and the optimizer and takes the step; only its tensors are fake. Three blocks of a
 stack of identical ones are traced: the first, one that stands for all between, and the last. The libraries are
