@@ -77,13 +77,13 @@ def test_an_offload_path_too_small_for_the_states_is_refused(
     count = 10 << 20
     knobs = resolve("tiny-llama", ["strategy=zero3-offload", f"offload_path={tmp_path}", *settings]).knobs
     monkeypatch.setattr(zero_rules, "free_bytes", lambda folder: count * bytes_per_parameter)
-    assert zero_rules.disk_too_small(knobs, count) is None
-    assert zero_rules.disk_too_small(knobs, None) is None
+    zero_rules.refuse_small_disk(knobs, count)
+    zero_rules.refuse_small_disk(knobs, None)
     monkeypatch.setattr(zero_rules, "free_bytes", lambda folder: count * bytes_per_parameter - (1 << 20))
-    refused = zero_rules.disk_too_small(knobs, count)
-    assert refused is not None
-    assert f"has {10 * bytes_per_parameter - 1} MiB free; the states of 10,485,760 parameters take" in refused.line()
-    assert refused.exit_code == 2
+    with pytest.raises(UserError, match="the states of 10,485,760 parameters take") as refused:
+        zero_rules.refuse_small_disk(knobs, count)
+    assert f"has {10 * bytes_per_parameter - 1} MiB free" in refused.value.line()
+    assert refused.value.exit_code == 2
 
 
 def test_deepspeed_is_named_with_the_command_that_installs_it() -> None:

@@ -90,8 +90,7 @@ def plan_run(spec: RunSpec, python: str | None = None) -> RunPlan:
     if spec.knobs["offload_path"] is not None:
         # Counting imports torch, so only settings that work are counted.
         seen = training_python.inspect(python, spec.model, objective, count=True)
-        if (small := zero_rules.disk_too_small(spec.knobs, seen.parameters)) is not None:
-            raise small
+        zero_rules.refuse_small_disk(spec.knobs, seen.parameters)
     ranks = world.world_size(spec, machine)
     devices = world.devices_asked(spec.knobs)
     choice = GpuChoice(())

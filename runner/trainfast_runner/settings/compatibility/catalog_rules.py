@@ -11,64 +11,62 @@ SIDE_BY_SIDE = {"tp": "groups", "pp": "pipelines"}
 """Name of the devices that share one copy of the model, by its axis."""
 
 
-def strategy_has_gpus(facts: Facts) -> UserError | None:
+def strategy_has_gpus(facts: Facts) -> None:
     """One process over several devices needs two GPUs."""
     entry, devices = facts.strategy, facts.knobs["devices"]
     if entry.gpus_only is None:
-        return None
+        return
     asked = f"strategy={entry.name} {entry.gpus_only}"
     if asks_for_cpu(devices):
         on_cpu = devices if (cpu_processes(devices) or 0) > 1 else f"{CPU}:2"
-        return UserError(
+        raise UserError(
             f"{asked}, and devices={devices} asks for the CPU",
             key="strategy",
             advice=f"strategy={entry.instead} with devices={on_cpu}",
         )
     if facts.machine.device != "cuda":
-        return UserError(
+        raise UserError(
             f"{asked}, and a run here has none ({facts.machine.why_no_gpu})",
             key="strategy",
             advice=f"strategy={entry.instead}",
         )
     if facts.devices < 2:
-        return UserError(
+        raise UserError(
             f"{asked}, and devices={devices or 'auto'} is one",
             key="devices",
             advice="devices=2 where there are two, or strategy=single",
         )
-    return None
 
 
-def devices_fill_the_mesh(facts: Facts) -> UserError | None:
+def devices_fill_the_mesh(facts: Facts) -> None:
     """As many devices as one copy of the model takes, or several times as many for a data-parallel strategy."""
     entry = facts.strategy
     axis = entry.model_axis
     if axis is None:
-        return None
+        return
     degree, devices = int(str(facts.knobs[f"{axis}_degree"])), facts.devices
     asked = f"strategy={entry.name} with {axis}_degree={degree}"
     if "dp" not in entry.axes and devices != degree:
-        return UserError(
+        raise UserError(
             f"{asked} runs on {degree} devices, not on devices={devices}",
             key="devices",
             advice=f"devices={degree}" + (f", or {axis}_degree={devices}" if devices > 1 else ""),
         )
     if "dp" in entry.axes and (devices % degree or devices == degree):
-        return UserError(
+        raise UserError(
             f"{asked} needs two or more {SIDE_BY_SIDE[axis]} of {degree} devices, and devices={devices} are not",
             key="devices",
             advice=f"devices={2 * degree}, or strategy={axis} with devices={degree}",
         )
-    return None
 
 
-def optimizer_takes_the_parameters(facts: Facts) -> UserError | None:
+def optimizer_takes_the_parameters(facts: Facts) -> None:
     """The optimizer works on the parameters as the strategy gives them, and on this device."""
     entry = facts.optimizer
     refusal = entry.refusal(facts.strategy)
     if refusal is not None:
         takes = nearest_strategy(facts.strategy, lambda other: entry.refusal(other) is None)
-        return UserError(
+        raise UserError(
             f"optimizer={entry.name} {refusal}",
             key="optimizer",
             allowed=[name for name, other in OPTIMIZERS.items() if other.refusal(facts.strategy) is None],
@@ -76,61 +74,58 @@ def optimizer_takes_the_parameters(facts: Facts) -> UserError | None:
             f" or strategy={takes} with optimizer={entry.name}",
         )
     if entry.gpus_only and facts.machine.device == "cpu":
-        return UserError(
+        raise UserError(
             f"optimizer={entry.name} {entry.gpus_only}, and this run is on the CPU",
             key="optimizer",
             advice=f"optimizer={entry.instead}",
         )
-    return None
 
 
-def engine_runs_the_strategy(facts: Facts) -> UserError | None:
+def engine_runs_the_strategy(facts: Facts) -> None:
     """The engine can run the strategy."""
     entry, strategy = facts.engine, facts.strategy
     if entry.runs(strategy.name):
-        return None
+        return
     runs = " and ".join(f"strategy={name}" for name in entry.strategies)
-    return UserError(
+    raise UserError(
         f"engine={entry.name} runs {runs} here, not strategy={strategy.name}",
         key="engine",
         advice=f"engine={entry.instead} with strategy={strategy.name}, or strategy={entry.strategies[-1]}",
     )
 
 
-def compile_fits(facts: Facts) -> UserError | None:
+def compile_fits(facts: Facts) -> None:
     """The strategy and the engine obey `compile`; the other engines are compared with the loop uncompiled."""
     asked, engine, strategy = facts.knobs["compile"], facts.engine, facts.strategy
     if asked == "off":
-        return None
+        return
     if not strategy.compiles:
         works = nearest_strategy(strategy, lambda other: other.compiles)
-        return UserError(
+        raise UserError(
             f"compile={asked} does not work with strategy={strategy.name}, which moves weights or activations between"
             " the layers of a forward",
             key="compile",
             advice=f"compile=off, or compile={asked} with strategy={works}",
         )
     if not engine.compiles:
-        return UserError(
+        raise UserError(
             f"compile={asked} is not handed to engine={engine.name}",
             key="compile",
             advice=f"compile=off, or compile={asked} with engine={engine.instead}",
         )
-    return None
 
 
-def _engine_casts(facts: Facts) -> UserError | None:
+def _engine_casts(facts: Facts) -> None:
     engine = facts.engine
-    if engine.fp16_on_cpu or facts.knobs["precision"] != "fp16" or facts.machine.device != "cpu":
-        return None
-    return UserError(
-        f"engine={engine.name} with precision=fp16 on a CPU trains in fp32 without saying so",
-        key="precision",
-        advice=f"precision=bf16, or engine={engine.instead}",
-    )
+    if facts.knobs["precision"] == "fp16" and facts.machine.device == "cpu" and not engine.fp16_on_cpu:
+        raise UserError(
+            f"engine={engine.name} with precision=fp16 on a CPU trains in fp32 without saying so",
+            key="precision",
+            advice=f"precision=bf16, or engine={engine.instead}",
+        )
 
 
-def _packages_are_installed(facts: Facts) -> UserError | None:
+def _packages_are_installed(facts: Facts) -> None:
     strategy, optimizer, engine = facts.strategy, facts.optimizer, facts.engine
     for knob, name, package, instead in (
         ("optimizer", optimizer.name, optimizer.package, optimizer.instead),
@@ -143,33 +138,31 @@ def _packages_are_installed(facts: Facts) -> UserError | None:
         ("engine", engine.name, engine.package, engine.instead),
     ):
         if package is not None and not facts.versions.get(package):
-            return UserError(
+            raise UserError(
                 f"{knob}={name} needs {package}; install with: {facts.python} -m pip install {package}",
                 key=knob,
                 advice=f"{knob}={instead}",
             )
-    return None
 
 
-def _link_is_between_gpus(facts: Facts) -> UserError | None:
+def _link_is_between_gpus(facts: Facts) -> None:
     """`p2p=off` is NCCL's: of the strategies of one process only dp sums its gradients by NCCL (torch's
     nn/parallel/comm.py, reduce_add)."""
     entry = facts.strategy
     if facts.knobs["p2p"] != "off":
-        return None
+        return
     if facts.machine.device == "cpu":
-        return UserError(
+        raise UserError(
             "p2p=off closes the direct link between GPUs: it needs two GPUs, and this run is on the CPU",
             key="p2p",
             advice="p2p=on",
         )
     if entry.without_nccl:
-        return UserError(
+        raise UserError(
             f"p2p=off does nothing with strategy={entry.name}: it closes links to NCCL, and {entry.without_nccl}",
             key="p2p",
             advice=f"p2p=on, or strategy={entry.instead} with p2p=off",
         )
-    return None
 
 
 CATALOG_RULES: tuple[Rule, ...] = (

@@ -59,9 +59,7 @@ KNOB_RULES: tuple[Rule, ...] = (
 def check(facts: Facts) -> None:
     """Raise the first rule's UserError that applies; return when the combination can run."""
     for rule in RULES:
-        problem = rule(facts)
-        if problem is not None:
-            raise problem
+        rule(facts)
 
 
 def cannot_run_here(spec: RunSpec, machine: Machine) -> UserError | None:
@@ -82,4 +80,9 @@ def cannot_run_anywhere(spec: RunSpec, machine: Machine) -> UserError | None:
 
 def _first(rules: tuple[Rule, ...], spec: RunSpec, machine: Machine) -> UserError | None:
     facts = Facts(spec, machine, config={}, versions={}, python="")
-    return next((problem for rule in rules if (problem := rule(facts)) is not None), None)
+    try:
+        for rule in rules:
+            rule(facts)
+    except UserError as refusal:
+        return refusal
+    return None

@@ -9,52 +9,50 @@ READS_IMAGES = frozenset({"image_size", "num_channels", "vision_config"})
 """A model that reads images has one of these fields, even if its configuration has a vocab_size."""
 
 
-def _images_are_classified(facts: Facts) -> UserError | None:
+def _images_are_classified(facts: Facts) -> None:
     kind, objective = facts.spec.data["kind"], facts.spec.data["objective"]
-    if (kind == "jpeg") == (objective == "image-classification"):
-        return None
-    return UserError(
-        f"data.kind={kind} cannot serve data.objective={objective}: images are classified, text is not images",
-        key="data.kind",
-        advice="data.kind=jpeg with data.objective=image-classification"
-        if kind == "jpeg"
-        else "data.kind=jpeg, or data.objective=causal-lm",
-    )
+    if (kind == "jpeg") != (objective == "image-classification"):
+        text = "data.kind=jpeg, or data.objective=causal-lm"
+        images = "data.kind=jpeg with data.objective=image-classification"
+        raise UserError(
+            f"data.kind={kind} cannot serve data.objective={objective}: images are classified, text is not images",
+            key="data.kind",
+            advice=images if kind == "jpeg" else text,
+        )
 
 
-def _model_takes_the_data(facts: Facts) -> UserError | None:
+def _model_takes_the_data(facts: Facts) -> None:
     config, data = facts.config, facts.spec.data
     model = config.get("model_type")
     if model is None:
-        return None
+        return
     if data["kind"] == "jpeg":
         if "vocab_size" not in config or not READS_IMAGES.isdisjoint(config):
-            return None
-        return UserError(
+            return
+        raise UserError(
             f"data.kind=jpeg needs a model that reads images, and {model} reads text",
             key="data.kind",
             advice="model.family=vit, or data.kind=text",
         )
     if data["objective"] == "seq2seq" and not config.get("is_encoder_decoder"):
-        return UserError(
+        raise UserError(
             f"data.objective=seq2seq needs an encoder and a decoder, and model.family={model} has not both",
             key="data.objective",
             advice="model.family=t5, or data.objective=causal-lm",
         )
     if "vocab_size" not in config and "text_config" not in config:
-        return UserError(
+        raise UserError(
             f"data.kind={data['kind']} is text and {model} reads none: it has no vocab_size",
             key="data.kind",
             advice="data.kind=jpeg with data.objective=image-classification",
         )
-    return None
 
 
-def _texts_vary_in_length(facts: Facts) -> UserError | None:
+def _texts_vary_in_length(facts: Facts) -> None:
     data, strategy = facts.spec.data, facts.strategy
     samples = data.get("samples", "packed")
     if samples == "packed":
-        return None
+        return
     why = None
     if data["kind"] in ("random", "jpeg"):
         why = f"samples of data.kind={data['kind']} are all of one length"
@@ -62,9 +60,8 @@ def _texts_vary_in_length(facts: Facts) -> UserError | None:
         why = "data.objective=seq2seq cuts packed samples in two halves"
     elif strategy.pipeline and data["objective"] != "causal-lm":
         why = f"data.objective={data['objective']} needs a padding mask, and strategy={strategy.name} passes none on"
-    if why is None:
-        return None
-    return UserError(f"data.samples={samples} does not go: {why}", key="data.samples", advice="data.samples=packed")
+    if why is not None:
+        raise UserError(f"data.samples={samples} does not go: {why}", key="data.samples", advice="data.samples=packed")
 
 
 DATA_RULES: tuple[Rule, ...] = (_images_are_classified, _model_takes_the_data, _texts_vary_in_length)

@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from trainfast_runner.errors import UserError
 from trainfast_runner.machine.devices import Machine
 from trainfast_runner.settings.knob_type import Knobs
 from trainfast_runner.settings.spec import RunSpec
@@ -70,4 +69,5 @@ class Facts:
         return device_count(self.spec, self.machine)
 
 
-Rule = Callable[[Facts], UserError | None]
+Rule = Callable[[Facts], None]
+"""Raises UserError for a combination that cannot run."""

@@ -7,39 +7,36 @@ from trainfast_runner.machine.cpu.device_names import asks_for_cpu, cpu_processe
 from trainfast_runner.settings.compatibility.facts import Facts, Rule
 from trainfast_runner.settings.knob_values import MOST_CPU_PROCESSES, parse_bytes_per_rank
 from trainfast_runner.settings.knobs import BY_NAME
-from trainfast_runner.settings.world import device_choice, devices_asked, world_size
+from trainfast_runner.settings.world import device_choice, devices_asked
 from trainfast_runner.worker.catalog import nearest_strategy
 
 AMPERE = (8, 0)
 SMALLEST_VOCAB = 300  # of the worker's corpus.py, which is not imported here
 
 
-def _warmup_leaves_steps(facts: Facts) -> UserError | None:
+def _warmup_leaves_steps(facts: Facts) -> None:
     steps, warmup = facts.knobs["steps"], facts.knobs["timing_warmup"]
     if isinstance(steps, int) and isinstance(warmup, int) and warmup >= steps:
-        return UserError(
+        raise UserError(
             f"timing_warmup={warmup} leaves no step of steps={steps} to measure",
             key="timing_warmup",
             advice=f"timing_warmup={max(0, min(3, steps - 1))}",
         )
-    return None
 
 
-def devices_exist(facts: Facts) -> UserError | None:
+def devices_exist(facts: Facts) -> None:
     """The devices asked for and those to watch exist, and the strategy takes as many."""
     devices, strategy = devices_asked(facts.knobs), str(facts.knobs["strategy"])
     machine = facts.machine
     if machine.refusal is not None:
-        return machine.refusal
-    try:
-        chosen = machine.choose(device_choice(devices), strategy) if machine.device == "cuda" else ()
-        machine.watched(_as_text(facts.knobs["watch"]), chosen)
-    except UserError as problem:
-        return problem
+        raise machine.refusal
+    chosen = machine.choose(device_choice(devices), strategy) if machine.device == "cuda" else ()
+    watch = facts.knobs["watch"]
+    machine.watched(None if watch is None else str(watch), chosen)
     if machine.device == "cuda":
         count = len(chosen)
     elif isinstance(devices, str) and not asks_for_cpu(devices):
-        return UserError(
+        raise UserError(
             f"devices={devices} names GPUs and a run here has none ({machine.why_no_gpu});"
             " without a GPU devices is a count of processes",
             key="devices",
@@ -47,9 +44,9 @@ def devices_exist(facts: Facts) -> UserError | None:
         )
     else:
         asked = devices if isinstance(devices, int) else cpu_processes(devices)
-        count = world_size(facts.spec, machine) if asked is None else asked
+        count = facts.ranks if asked is None else asked
         if count > MOST_CPU_PROCESSES:
-            return UserError(
+            raise UserError(
                 f"devices={count}: at most {MOST_CPU_PROCESSES} processes on a CPU",
                 key="devices",
                 allowed=[f"1 to {MOST_CPU_PROCESSES}"],
@@ -57,39 +54,33 @@ def devices_exist(facts: Facts) -> UserError | None:
             )
     if facts.strategy.one_device and count > 1:
         several = nearest_strategy(facts.strategy, lambda other: not other.one_device)
-        return UserError(
+        raise UserError(
             f"strategy={strategy} trains on one device and devices={devices} asks for {count}",
             key="strategy",
             advice=f"strategy={several} with devices={devices}, or devices=1",
         )
-    return None
 
 
-def _as_text(value: object) -> str | None:
-    return None if value is None else str(value)
-
-
-def _precision_has_hardware(facts: Facts) -> UserError | None:
+def _precision_has_hardware(facts: Facts) -> None:
     precision = str(facts.knobs["precision"])
     if precision == "tf32" and facts.machine.device == "cpu":
-        return UserError(
+        raise UserError(
             "precision=tf32 is a format of NVIDIA tensor cores and this run is on the CPU",
             key="precision",
             advice="precision=fp32 or precision=bf16",
         )
     if precision not in {"tf32", "bf16", "bf16-pure"} or facts.machine.device == "cpu":
-        return None
+        return
     chosen = facts.machine.choose(device_choice(devices_asked(facts.knobs)), str(facts.knobs["strategy"]))
     for gpu in chosen:
         capability = compute_capability(gpu.compute_capability)
         if capability is not None and capability < AMPERE:
-            return UserError(
+            raise UserError(
                 f"precision={precision} needs an Ampere GPU (compute capability 8.0) or later and GPU {gpu.index},"
                 f" {gpu.name}, has {gpu.compute_capability}",
                 key="precision",
                 advice="precision=fp16",
             )
-    return None
 
 
 def compute_capability(text: str | None) -> tuple[int, int] | None:
@@ -100,76 +91,71 @@ def compute_capability(text: str | None) -> tuple[int, int] | None:
     return int(major), int(minor or 0)
 
 
-def limit_for_every_rank(facts: Facts) -> UserError | None:
+def limit_for_every_rank(facts: Facts) -> None:
     """A list of limits has one for each rank."""
     limit = facts.knobs["memory_limit"]
     if not isinstance(limit, str):
-        return None
-    given, ranks = len(parse_bytes_per_rank(limit)), world_size(facts.spec, facts.machine)
+        return
+    given, ranks = len(parse_bytes_per_rank(limit)), facts.ranks
     if given not in (1, ranks):
-        return UserError(
+        raise UserError(
             f"memory_limit={limit} names {given} ranks and the run has {ranks}",
             key="memory_limit",
             allowed=["one value", f"{ranks} values joined by +"][:ranks],
         )
-    return None
 
 
-def set_knobs_matter(facts: Facts) -> UserError | None:
+def set_knobs_matter(facts: Facts) -> None:
     """A knob that was set and would do nothing is a misunderstanding."""
     strategy = facts.knobs["strategy"]
     for name in facts.spec.changed:
         entry = BY_NAME.get(name)
         if entry is not None and entry.only_with and strategy not in entry.only_with:
-            return UserError(
+            raise UserError(
                 f"{name} does nothing with strategy={strategy}; it belongs to strategy {' or '.join(entry.only_with)}",
                 key=name,
                 advice=f"leaving {name} out",
             )
-    return None
 
 
-def _positions_suffice(facts: Facts) -> UserError | None:
+def _positions_suffice(facts: Facts) -> None:
     """A table of learned positions ends there, and rotary ones were not made for more: the worker refuses both."""
     config, seq_len = facts.config, facts.knobs["seq_len"]
     if facts.spec.data["objective"] == "image-classification":
-        return None
+        return
     nested = config.get("text_config")
     if isinstance(nested, dict):
         config = {**config, **nested}
     field = next((key for key in ("n_positions", "max_position_embeddings") if isinstance(config.get(key), int)), None)
     if field and isinstance(seq_len, int) and seq_len > config[field]:
-        return UserError(
+        raise UserError(
             f"seq_len={seq_len} is longer than the model's model.{field}={config[field]}",
             key="seq_len",
             advice=f"seq_len={config[field]}, or model.{field}={seq_len}",
         )
-    return None
 
 
-def _vocabulary_holds_bytes(facts: Facts) -> UserError | None:
+def _vocabulary_holds_bytes(facts: Facts) -> None:
     """A family has no tokenizer: one is trained on the text, and it starts from every byte."""
     vocab, data = facts.config.get("vocab_size"), facts.spec.data
     trained = data.get("kind") not in ("random", "jpeg") and not data.get("tokenizer") and "family" in facts.spec.model
     if trained and isinstance(vocab, int) and vocab < SMALLEST_VOCAB:
-        return UserError(
+        raise UserError(
             f"model.vocab_size={vocab} is too small: a byte-level BPE needs at least {SMALLEST_VOCAB}",
             key="model.vocab_size",
             allowed=[f"{SMALLEST_VOCAB} or more"],
             advice=f"model.vocab_size={SMALLEST_VOCAB}, or data.kind=random",
         )
-    return None
 
 
-def _heads_divide(facts: Facts) -> UserError | None:
+def _heads_divide(facts: Facts) -> None:
     config = facts.config
     width = next((config[key] for key in ("hidden_size", "n_embd") if isinstance(config.get(key), int)), None)
     heads = next((config[key] for key in ("num_attention_heads", "n_head") if isinstance(config.get(key), int)), None)
     if width and heads and not config.get("head_dim") and width % heads:
-        return UserError(
+        raise UserError(
             f"the hidden size {width} is not divisible by {heads} attention heads", key="model.num_attention_heads"
         )
-    return None
 
 
 GENERAL_RULES: tuple[Rule, ...] = (

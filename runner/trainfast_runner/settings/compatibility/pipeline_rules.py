@@ -17,70 +17,66 @@ OBJECTIVES = {
 """Objectives for which a model family can be cut into stages; the worker's `pipeline_stages.py` has the cuts."""
 
 
-def _family_can_be_cut(facts: Facts) -> UserError | None:
+def _family_can_be_cut(facts: Facts) -> None:
     family, objective = facts.config.get("model_type"), facts.spec.data.get("objective")
     strategy = facts.knobs["strategy"]
-    if not isinstance(family, str):
-        return None
-    if family not in OBJECTIVES:
-        return UserError(
+    if isinstance(family, str) and family not in OBJECTIVES:
+        raise UserError(
             f"strategy={strategy} can cut {', '.join(OBJECTIVES)} into stages, and the model is {family}",
             key="strategy",
             advice="strategy=ddp or strategy=fsdp",
         )
-    if objective not in OBJECTIVES[family]:
-        return UserError(
+    if isinstance(family, str) and objective not in OBJECTIVES[family]:
+        raise UserError(
             f"strategy={strategy} can cut {family} into stages for data.objective="
             f"{' or '.join(OBJECTIVES[family])}, not for data.objective={objective}",
             key="strategy",
             advice="strategy=ddp",
         )
-    return None
 
 
-def _layers_for_every_stage(facts: Facts) -> UserError | None:
+def _layers_for_every_stage(facts: Facts) -> None:
     degree, schedule = int(str(facts.knobs["pp_degree"])), str(facts.knobs["pp_schedule"])
     stages = degree * SCHEDULES[schedule].stages_per_rank
     name = next((key for key in ("num_hidden_layers", "n_layer") if isinstance(facts.config.get(key), int)), None)
     if name is None or stages <= facts.config[name]:
-        return None
+        return
     if degree <= facts.config[name]:
-        return UserError(
+        raise UserError(
             f"pp_schedule=interleaved with pp_degree={degree} makes {stages} stages,"
             f" more than the model's {facts.config[name]} layers (model.{name})",
             key="pp_schedule",
             advice="pp_schedule=1f1b",
         )
-    return UserError(
+    raise UserError(
         f"pp_degree={degree} is more than the model's {facts.config[name]} layers (model.{name})",
         key="pp_degree",
         advice=f"pp_degree={facts.config[name]}" if facts.config[name] > 1 else "strategy=ddp",
     )
 
 
-def micro_batches_divide(facts: Facts) -> UserError | None:
+def micro_batches_divide(facts: Facts) -> None:
     """A pipeline's batch is cut into equal parts, as many as its schedule takes."""
     if not facts.strategy.pipeline:
-        return None
+        return
     batch, chunks = int(str(facts.knobs["batch_size"])), int(str(facts.knobs["micro_batches"]))
     degree, schedule = int(str(facts.knobs["pp_degree"])), str(facts.knobs["pp_schedule"])
     working = [count for count in range(1, batch + 1) if batch % count == 0 and _runs(schedule, count, degree)]
     nearest = min(working, key=lambda count: abs(count - chunks), default=None)
     advice = f"micro_batches={nearest}" if nearest else f"batch_size={degree}, micro_batches={degree}"
     if batch % chunks:
-        return UserError(
+        raise UserError(
             f"batch_size={batch} cannot be cut into micro_batches={chunks} equal parts",
             key="micro_batches",
             advice=advice,
         )
     if not _runs(schedule, chunks, degree):
         needed = "at least as many as" if schedule == "1f1b" else "whole rounds of about"
-        return UserError(
+        raise UserError(
             f"pp_schedule={schedule} needs {needed} pp_degree={degree} micro-batches, and micro_batches={chunks}",
             key="micro_batches",
             advice=f"{advice}, or pp_schedule=gpipe",
         )
-    return None
 
 
 def _runs(schedule: str, chunks: int, degree: int) -> bool:
@@ -93,8 +89,8 @@ def _runs(schedule: str, chunks: int, degree: int) -> bool:
 _RULES: tuple[Rule, ...] = (_family_can_be_cut, _layers_for_every_stage, micro_batches_divide)
 
 
-def pipeline_fits(facts: Facts) -> UserError | None:
-    """The first of these rules that a pipeline breaks."""
-    if not facts.strategy.pipeline:
-        return None
-    return next((problem for rule in _RULES if (problem := rule(facts)) is not None), None)
+def pipeline_fits(facts: Facts) -> None:
+    """Ask these rules about a pipeline."""
+    if facts.strategy.pipeline:
+        for rule in _RULES:
+            rule(facts)

@@ -12,16 +12,16 @@ COMPILERS = {"cpu": ("CXX", ("g++",), "g++"), "cuda": ("CC", ("gcc", "cc", "clan
 """By device: the variable that names the compiler, its usual names, and its Debian package."""
 
 
-def _compile_has_a_compiler(facts: Facts) -> UserError | None:
+def _compile_has_a_compiler(facts: Facts) -> None:
     asked = facts.knobs["compile"]
     if asked == "off":
-        return None
+        return
     variable, names, package = COMPILERS[facts.machine.device]
     wanted = os.environ.get(variable)
     path = os.pathsep.join([os.path.dirname(facts.python), os.environ.get("PATH", os.defpath)])
     if any(shutil.which(name, path=path) for name in ((wanted,) if wanted else names)):
-        return None
-    return UserError(
+        return
+    raise UserError(
         f"compile={asked} needs a compiler, and PATH has no {wanted or ' or '.join(names)}; install with:"
         f" apt install {package}",
         key="compile",
@@ -29,41 +29,39 @@ def _compile_has_a_compiler(facts: Facts) -> UserError | None:
     )
 
 
-def _flash_can_run(facts: Facts) -> UserError | None:
+def _flash_can_run(facts: Facts) -> None:
     precision = facts.knobs["precision"]
     if facts.knobs["attention"] != "flash":
-        return None
+        return
     if facts.machine.device == "cpu":
-        return UserError(
+        raise UserError(
             "attention=flash is a GPU kernel and this run is on the CPU", key="attention", advice="attention=sdpa"
         )
     if not facts.versions.get("flash-attn"):
-        return UserError(
+        raise UserError(
             f"attention=flash needs flash-attn; install with: {facts.python} -m pip install flash-attn"
             " --no-build-isolation",
             key="attention",
             advice="attention=sdpa, whose own flash kernel needs no package",
         )
     if precision in ("fp32", "tf32"):
-        return UserError(
+        raise UserError(
             f"attention=flash has no kernel for precision={precision}",
             key="attention",
             advice=f"attention=sdpa, or attention=flash with precision={'bf16' if precision == 'tf32' else 'fp16'}",
         )
-    return None
 
 
-def _model_has_the_attention(facts: Facts) -> UserError | None:
+def _model_has_the_attention(facts: Facts) -> None:
     asked = str(facts.knobs["attention"])
-    if facts.attentions is None or asked in facts.attentions:
-        return None
-    kernel = "sdpa" if "sdpa" in facts.attentions else "eager"
-    return UserError(
-        f"{facts.config.get('model_type', 'this model')} has no attention={asked}",
-        key="attention",
-        allowed=facts.attentions,
-        advice=f"attention=auto, which takes {kernel}",
-    )
+    if facts.attentions is not None and asked not in facts.attentions:
+        kernel = "sdpa" if "sdpa" in facts.attentions else "eager"
+        raise UserError(
+            f"{facts.config.get('model_type', 'this model')} has no attention={asked}",
+            key="attention",
+            allowed=facts.attentions,
+            advice=f"attention=auto, which takes {kernel}",
+        )
 
 
 TECHNIQUE_RULES: tuple[Rule, ...] = (_compile_has_a_compiler, _flash_can_run, _model_has_the_attention)

@@ -23,13 +23,13 @@ HEADS = ("num_attention_heads", "n_head", "num_key_value_heads")
 WIDTHS = ("intermediate_size", "n_inner")
 
 
-def _family_has_a_plan(facts: Facts) -> UserError | None:
+def _family_has_a_plan(facts: Facts) -> None:
     strategy, family = facts.strategy, facts.config.get("model_type")
     if not strategy.tensor or not isinstance(family, str) or family in OUR_PLANS:
-        return None
+        return
     plan: Any = facts.config.get("base_model_tp_plan")
     if not plan:
-        return UserError(
+        raise UserError(
             f"strategy={strategy.name} has no plan for {family}: transformers ships none (it does for llama, mistral,"
             f" mixtral, qwen3, gemma3_text, gpt_neox), and ours are for {' and '.join(OUR_PLANS)}",
             key="strategy",
@@ -37,30 +37,28 @@ def _family_has_a_plan(facts: Facts) -> UserError | None:
         )
     unknown = sorted(set(plan.values()) - STYLES)
     if unknown:
-        return UserError(
+        raise UserError(
             f"strategy={strategy.name}: the plan of {family} cuts layers as {', '.join(unknown)},"
             " which is not done here",
             key="strategy",
             advice=f"strategy={strategy.instead}",
         )
-    return None
 
 
-def _degree_divides_the_model(facts: Facts) -> UserError | None:
+def _degree_divides_the_model(facts: Facts) -> None:
     if not facts.strategy.tensor:
-        return None
+        return
     degree = int(str(facts.knobs["tp_degree"]))
     for field in (*HEADS, *WIDTHS):
         size = facts.config.get(field)
         if isinstance(size, int) and size % degree:
             working = [count for count in range(2, degree) if size % count == 0]
             what = "key-value heads" if "key_value" in field else "heads" if field in HEADS else "columns of its MLP"
-            return UserError(
+            raise UserError(
                 f"tp_degree={degree} does not divide the model's {size} {what} (model.{field})",
                 key="tp_degree",
                 advice=f"tp_degree={working[-1]}" if working else f"strategy={facts.strategy.instead}",
             )
-    return None
 
 
 TENSOR_RULES: tuple[Rule, ...] = (_family_has_a_plan, _degree_divides_the_model)

@@ -17,24 +17,23 @@ from trainfast_runner.worker.catalog import OPTIMIZERS, strategies_obeying
 from trainfast_runner.worker.strategies.offload_scratch import FULL_BYTES, free_bytes
 
 
-def _half_precision_on_a_cpu(facts: Facts) -> UserError | None:
+def _half_precision_on_a_cpu(facts: Facts) -> None:
     """DeepSpeed refuses fp16 on a CPU that would emulate it."""
-    if facts.knobs["precision"] != "fp16" or facts.machine.device != "cpu" or cpu_has_fp16():
-        return None
-    return UserError(
-        f"precision=fp16 with strategy={facts.knobs['strategy']} needs a CPU with AVX512-FP16, and this one has none",
-        key="precision",
-        advice="precision=bf16",
-    )
+    if facts.knobs["precision"] == "fp16" and facts.machine.device == "cpu" and not cpu_has_fp16():
+        raise UserError(
+            f"precision=fp16 with strategy={facts.strategy.name} needs a CPU with AVX512-FP16, and this one has none",
+            key="precision",
+            advice="precision=bf16",
+        )
 
 
-def _offload_path_takes_files(facts: Facts) -> UserError | None:
+def _offload_path_takes_files(facts: Facts) -> None:
     """Only ZeRO-3 offloads to a disk, through an extension that is built at launch."""
     path, strategy = facts.knobs["offload_path"], facts.knobs["strategy"]
     if path is None:
-        return None
+        return
     if "offload_path" not in facts.strategy.knobs:
-        return UserError(
+        raise UserError(
             f"offload_path={path} does nothing with strategy={strategy}: DeepSpeed offloads to a disk in ZeRO-3 only",
             key="offload_path",
             advice=f"strategy={' or '.join(strategies_obeying('offload_path'))}, or leaving offload_path out",
@@ -42,20 +41,20 @@ def _offload_path_takes_files(facts: Facts) -> UserError | None:
     folder = Path(str(path)).expanduser()
     if not folder.is_dir():
         is_file = folder.exists()
-        return UserError(
+        raise UserError(
             f"offload_path={path} {'is a file' if is_file else 'does not exist'}; strategy={strategy} needs a directory"
             " to put states in",
             key="offload_path",
             advice=f"offload_path={folder.parent}" if is_file else f"mkdir -p {path}",
         )
     if (why := _closed_to_us(folder)) is not None:
-        return UserError(
+        raise UserError(
             f"offload_path={path} {why}, and strategy={strategy} writes there",
             key="offload_path",
             advice="a directory of your own on the NVMe disk",
         )
     if (free := free_bytes(folder)) < FULL_BYTES:
-        return UserError(
+        raise UserError(
             f"offload_path={path} is full: {mebibytes(free)} free",
             key="offload_path",
             advice="a directory on a disk with free space",
@@ -65,35 +64,33 @@ def _offload_path_takes_files(facts: Facts) -> UserError | None:
         missing = "libaio with its header", "apt-get install libaio-dev"
     if missing is not None:
         what, command = missing
-        return UserError(
+        raise UserError(
             f"offload_path={path} needs DeepSpeed's async_io extension, which builds with {what}; install with:"
             f" {command}",
             key="offload_path",
             advice="leaving offload_path out: the states stay in host memory",
         )
-    return None
 
 
-def disk_too_small(knobs: Knobs, parameters: int | None) -> UserError | None:
-    """The refusal of an `offload_path` without space for weights and states; None when the size is unknown.
+def refuse_small_disk(knobs: Knobs, parameters: int | None) -> None:
+    """Raise UserError for an `offload_path` without space for weights and states; return when the size is unknown.
 
     The weights in the states' precision and the optimizer's moments: with AdamW in fp32 12 bytes a parameter. A real
     run of 3,344,064 parameters wrote 14.
     """
     path = knobs["offload_path"]
     if path is None or parameters is None:
-        return None
+        return
     width = 2 if knobs["precision"] == "bf16-pure" else 4
     needed = parameters * width * (1 + OPTIMIZERS[str(knobs["optimizer"])].moments)
     free = free_bytes(Path(str(path)).expanduser())
-    if free >= needed:
-        return None
-    return UserError(
-        f"offload_path={path} has {mebibytes(free)} free; the states of {parameters:,} parameters take"
-        f" {mebibytes(needed)}",
-        key="offload_path",
-        advice="a directory on a disk with free space",
-    )
+    if free < needed:
+        raise UserError(
+            f"offload_path={path} has {mebibytes(free)} free; the states of {parameters:,} parameters take"
+            f" {mebibytes(needed)}",
+            key="offload_path",
+            advice="a directory on a disk with free space",
+        )
 
 
 def _closed_to_us(folder: Path) -> str | None:
@@ -104,7 +101,6 @@ def _closed_to_us(folder: Path) -> str | None:
     # Root may write anywhere. That makes nobody else's directory root's.
     if found.st_uid != os.geteuid() and not found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
         return f"belongs to {_user_name(found.st_uid)}"
-    return None
 
 
 def _user_name(uid: int) -> str:
@@ -117,8 +113,8 @@ def _user_name(uid: int) -> str:
 _RULES: tuple[Rule, ...] = (_half_precision_on_a_cpu, _offload_path_takes_files)
 
 
-def zero_fits(facts: Facts) -> UserError | None:
-    """The first of these rules that a run of DeepSpeed breaks."""
-    if not facts.strategy.zero:
-        return None
-    return next((problem for rule in _RULES if (problem := rule(facts)) is not None), None)
+def zero_fits(facts: Facts) -> None:
+    """Ask these rules about a run of DeepSpeed."""
+    if facts.strategy.zero:
+        for rule in _RULES:
+            rule(facts)
