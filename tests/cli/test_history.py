@@ -14,7 +14,7 @@ from trainfast_runner.records.home import Home
 from trainfast_runner.records.result import Conditions, MemoryFigures, OomExplanation, RunError, Thinning
 from trainfast_runner.records.run_file import Actual, Step
 from trainfast_runner.running.history import iter_rows
-from trainfast_tui.cli.output import narrowed
+from trainfast_tui.cli import output
 
 
 def test_an_empty_history_says_what_to_do(cli: Cli) -> None:
@@ -71,11 +71,15 @@ def test_the_steps_of_a_long_run_are_said_to_be_a_share(cli: Cli) -> None:
     assert "steps were dropped: steps.jsonl had reached its cap" in cli("runs", "show", "last").out
 
 
-def test_a_narrow_terminal_goes_without_columns_and_cuts_no_number() -> None:
+def test_a_narrow_terminal_goes_without_columns_and_cuts_no_number(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     rows = [["run-one", "finished", "batch_size=64", "1,234 samples/s"]]
     header = ["RUN", "STATE", "CHANGED", "SAMPLES"]
     for width in range(16, 60):
-        lines = narrowed(header, rows, (3,), 120, (1, 2, 3), width)
+        monkeypatch.setattr(output, "terminal_width", lambda width=width: width)
+        output.print_table(header, rows, (3,), drop=(1, 2, 3))
+        lines = capsys.readouterr().out.splitlines()
         assert all(len(line) <= width for line in lines)
         words = set(" ".join(rows[0]).split())
         assert set(lines[1].split()) <= words

@@ -89,7 +89,7 @@ def test_a_verdict_opens_to_its_numbers(cli: Cli) -> None:
     assert "the run was throttled by heat on GPU 2 for 62.5 % of the measured time (policy counter)" in shown
     assert "; throttled" in shown
     opened = cli("runs", "show", "last", "--why").out
-    assert "holds when: held back by heat is at least 2.0 %" in opened
+    assert "holds when: throttled by heat is at least 2.0 %" in opened
     assert "92 °C" in opened
     assert "source: ours: 2 %" in opened
 

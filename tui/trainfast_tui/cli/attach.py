@@ -3,6 +3,16 @@
 from __future__ import annotations
 
 import argparse
+import sys
+
+from trainfast_runner.records.home import Home
+from trainfast_runner.results.explained_run import explained_now
+from trainfast_runner.running.follower import Follower
+from trainfast_tui.cli.follow_run import HUNG_UP, caught, follow
+from trainfast_tui.cli.output import print_json
+from trainfast_tui.cli.progress import so_far
+from trainfast_tui.cli.results import result_of
+from trainfast_tui.cli.run import report
 
 
 def add(parser: argparse.ArgumentParser) -> None:
@@ -13,15 +23,6 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Follow the run and return its exit code; 130 if it was left running."""
-    import sys
-
-    from trainfast_runner.records.home import Home
-    from trainfast_runner.results.explained_run import explained_now
-    from trainfast_tui.cli.follow_run import HUNG_UP, caught, follow
-    from trainfast_tui.cli.output import print_json
-    from trainfast_tui.cli.results import result_of
-    from trainfast_tui.cli.run import report
-
     home = Home()
     directory = home.directory(home.find(arguments.reference))
     result = result_of(directory)
@@ -35,8 +36,5 @@ def run(arguments: argparse.Namespace) -> int:
         return HUNG_UP
     print(f"left {directory.name} running", file=sys.stderr)
     if arguments.json:
-        from trainfast_runner.running.follower import Follower
-        from trainfast_tui.cli.progress import so_far
-
         print_json(so_far(Follower(directory).poll()))
     return 130

@@ -6,20 +6,35 @@ import argparse
 import shlex
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from trainfast_runner.records.home import Home
-    from trainfast_runner.search.bench.variants import Bench, Entry, Outcome, Table
-    from trainfast_tui.cli.follow_run import Signals
+from trainfast_runner.errors import UserError
+from trainfast_runner.records.home import Home
+from trainfast_runner.records.result import Result
+from trainfast_runner.records.run_file import EXIT_CODES
+from trainfast_runner.running import launch, planning
+from trainfast_runner.search.bench.report import MEASURED, markdown, measured, notes, published_gain
+from trainfast_runner.search.bench.variants import (
+    Bench,
+    Entry,
+    Outcome,
+    Table,
+    again_is_pointless,
+    order,
+    prepare,
+    tabulate,
+)
+from trainfast_tui.cli.cooling import wait_until_cool
+from trainfast_tui.cli.follow_run import HUNG_UP, Signals, caught, follow
+from trainfast_tui.cli.output import print_json, print_line, print_lines, print_table
+from trainfast_tui.cli.progress import Progress
+from trainfast_tui.cli.run import add_settings, predict_memory, wait_for_device
+from trainfast_tui.text.format import plain
 
 INTERRUPTED = 130
 
 
 def add(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
-    from trainfast_tui.cli.run import add_settings
-
     parser.add_argument(
         "preset", metavar="PRESET", help="a preset with variants; NAME/VARIANT runs it and the baseline"
     )
@@ -37,14 +52,6 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Run the rows one after another; return 0 if the baseline finished, else the code of its end."""
-    from trainfast_runner.errors import UserError
-    from trainfast_runner.records.home import Home
-    from trainfast_runner.records.run_file import EXIT_CODES
-    from trainfast_runner.search.bench.report import markdown
-    from trainfast_runner.search.bench.variants import prepare, tabulate
-    from trainfast_tui.cli.follow_run import HUNG_UP, caught
-    from trainfast_tui.cli.output import print_json, print_line
-
     if arguments.repeat < 1:
         raise UserError(f"--repeat {arguments.repeat} runs nothing", key="--repeat", allowed=["1 or more"])
     if not 0 < arguments.scale_batch < float("inf"):
@@ -68,15 +75,11 @@ def run(arguments: argparse.Namespace) -> int:
         _show(table)
     else:
         print_line(text.rstrip())
-    return _exit_code(table, went_on, EXIT_CODES)
+    return EXIT_CODES.get(table.baseline_state, 4) if went_on else INTERRUPTED
 
 
 def _show(table: Table) -> None:
     """Print the table for a terminal: figures first, then the reasons of rows without any."""
-    from trainfast_runner.search.bench.report import MEASURED, measured, notes, published_gain
-    from trainfast_tui.cli.output import print_line, print_table
-    from trainfast_tui.text.format import plain
-
     header = ["variant", *MEASURED, "published/s", "published vs baseline", "ratio", "state"]
     rows = [
         [
@@ -101,16 +104,9 @@ def _show(table: Table) -> None:
     for row in table.rows:
         if row.state != "finished":
             print_line(f"{plain(row.id)}: {row.state.replace('_', ' ')}: {plain(row.reason)}")
-    for note in notes(table):
-        print_line(note)
+    print_lines(notes(table))
     if "published/s" in names:
         print_line("published/s is the published samples/s; ratio is the measured value over it.")
-
-
-def _exit_code(table: Table, went_on: bool, codes: dict[str, int]) -> int:
-    if not went_on:
-        return INTERRUPTED
-    return codes.get(table.baseline_state, 4)
 
 
 def _run_all(
@@ -121,12 +117,6 @@ def _run_all(
     arguments: argparse.Namespace,
 ) -> bool:
     """Fill `outcomes`; return False if Ctrl-C or the terminal's end stopped the bench."""
-    from trainfast_runner.errors import UserError
-    from trainfast_runner.records.result import Result
-    from trainfast_runner.search.bench.variants import again_is_pointless, order
-    from trainfast_tui.cli.progress import Progress
-    from trainfast_tui.text.format import plain
-
     total = len(bench.entries) * arguments.repeat
     for number, (_, entry) in enumerate(order(bench, arguments.repeat), start=1):
         if again_is_pointless(outcomes[entry.id]):
@@ -149,12 +139,6 @@ def _run_all(
 
 def _run_one(entry: Entry, home: Home, signals: Signals, arguments: argparse.Namespace) -> Outcome | None:
     """Run one entry to its end; return the UserError if it cannot start, None if the terminal has gone."""
-    from trainfast_runner.errors import UserError
-    from trainfast_runner.running import launch, planning
-    from trainfast_tui.cli.cooling import wait_until_cool
-    from trainfast_tui.cli.follow_run import follow
-    from trainfast_tui.cli.run import predict_memory, wait_for_device
-
     try:
         plan = planning.plan_run(entry.spec, arguments.python)
     except UserError as problem:

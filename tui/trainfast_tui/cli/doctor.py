@@ -4,6 +4,14 @@ from __future__ import annotations
 
 import argparse
 
+from trainfast_runner.errors import UserError
+from trainfast_runner.machine.doctor.examine import examine, is_healthy
+from trainfast_runner.records.home import Home
+from trainfast_runner.records.run_file import SCHEMA
+from trainfast_tui.cli.output import print_json, print_line
+from trainfast_tui.cli.progress import progress_when_slow
+from trainfast_tui.text.format import fit, plain
+
 PYTHON_CHECKS = ("training Python", "training stack")
 
 
@@ -19,14 +27,6 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Print the findings; return 0 whatever they are, but 2 for a `--python` that cannot train."""
-    from trainfast_runner.errors import UserError
-    from trainfast_runner.machine.doctor.examine import examine, is_healthy
-    from trainfast_runner.records.home import Home
-    from trainfast_runner.records.run_file import SCHEMA
-    from trainfast_tui.cli.output import print_json, print_line
-    from trainfast_tui.cli.progress import progress_when_slow
-    from trainfast_tui.text.format import fit, plain
-
     home = Home()
     with progress_when_slow("looking at the machine; a driver that does not answer takes a while…"):
         checks = examine(home, arguments.python)

@@ -3,6 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import sys
+
+from trainfast_runner.errors import UserError
+from trainfast_runner.export.formats import export
+from trainfast_runner.records.home import Home, read_run_file
+from trainfast_tui.cli.output import print_json, print_line
 
 
 def add(parser: argparse.ArgumentParser) -> None:
@@ -19,13 +25,6 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Print the export, and on stderr the settings that cannot be expressed in this format."""
-    import sys
-
-    from trainfast_runner.errors import UserError
-    from trainfast_runner.export.formats import export
-    from trainfast_runner.records.home import Home, read_run_file
-    from trainfast_tui.cli.output import print_json, print_line
-
     home = Home()
     directory = home.directory(home.find(arguments.reference))
     recorded = read_run_file(directory)

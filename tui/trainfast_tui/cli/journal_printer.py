@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING, Generic, TypeVar
+from typing import Generic, TypeVar
 
-if TYPE_CHECKING:
-    from trainfast_runner.records.home import Home
-    from trainfast_runner.records.json_lines import Tail
-    from trainfast_runner.records.run_file import Step
-    from trainfast_runner.search.journal import CoolingDown
-    from trainfast_tui.cli.progress import Progress
+from trainfast_runner.records.home import Home
+from trainfast_runner.records.json_lines import Tail
+from trainfast_runner.records.run_file import Step
+from trainfast_runner.records.run_records import rank_file
+from trainfast_runner.search.journal import CoolingDown, Paused
+from trainfast_tui.cli.progress import Progress
+from trainfast_tui.text.cooling import cooling_words
+from trainfast_tui.text.format import duration, plain
 
 TICK_S = 2.0
 LineT = TypeVar("LineT")
@@ -43,11 +45,6 @@ class JournalPrinter(ABC, Generic[LineT]):
 
     def print_line(self, line: LineT) -> None:
         """Print a line of the journal."""
-        from trainfast_runner.records.json_lines import Tail
-        from trainfast_runner.records.run_file import Step
-        from trainfast_runner.records.run_records import rank_file
-        from trainfast_runner.search.journal import CoolingDown, Paused
-        from trainfast_tui.text.format import plain
 
         words = self.words(line)
         if words:
@@ -70,7 +67,6 @@ class JournalPrinter(ABC, Generic[LineT]):
 
     def tick(self) -> None:
         """Show the time of the work under way, and the steps of a run that is followed; once in two seconds."""
-        from trainfast_tui.text.format import duration
 
         now = time.monotonic()
         if (not self._doing and self._wait is None) or now - self._printed < TICK_S:
@@ -95,7 +91,6 @@ class JournalPrinter(ABC, Generic[LineT]):
 
     def _show_wait(self, look: CoolingDown, told: float, now: float) -> None:
         """Show the wait; the journal has a line only when the temperature changes."""
-        from trainfast_tui.text.cooling import cooling_words
 
         waited_s, stuck_s = look.waited_s + now - told, look.stuck_s + now - told
         self._progress.waiting(cooling_words(look.device, look.temperature_c, look.below_c, waited_s, stuck_s))

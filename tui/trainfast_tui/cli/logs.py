@@ -3,8 +3,15 @@
 from __future__ import annotations
 
 import argparse
+import sys
 import time
 from pathlib import Path
+
+from trainfast_runner.errors import UserError
+from trainfast_runner.records.home import Home, is_unfinished
+from trainfast_runner.records.output_log import OUTPUT_FILE, read_log
+from trainfast_tui.cli.output import print_json, print_line, print_lines
+from trainfast_tui.text.format import plain
 
 
 def add(parser: argparse.ArgumentParser) -> None:
@@ -17,12 +24,6 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Print the log."""
-    from trainfast_runner.errors import UserError
-    from trainfast_runner.records.home import Home
-    from trainfast_runner.records.output_log import OUTPUT_FILE, read_log
-    from trainfast_tui.cli.output import print_json, print_line
-    from trainfast_tui.text.format import plain
-
     if arguments.n is not None and arguments.n < 0:
         raise UserError(f"-n {arguments.n}: at least 0", key="-n")
     if arguments.follow and arguments.json:
@@ -36,20 +37,12 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.json:
         print_json({"run_id": run_id, "lines": lines})
     else:
-        for line in lines:
-            print_line(line)
+        print_lines(lines)
     return 0
 
 
 def _follow(directory: Path, last_lines: int | None) -> int:
     """Print lines as they come, until the run has ended and all are printed."""
-    import sys
-
-    from trainfast_runner.records.home import is_unfinished
-    from trainfast_runner.records.output_log import OUTPUT_FILE, read_log
-    from trainfast_tui.cli.output import print_line
-    from trainfast_tui.text.format import plain
-
     path = directory / OUTPUT_FILE
     offset = path.stat().st_size if path.exists() else 0
     for shown in read_log(path, last_lines):

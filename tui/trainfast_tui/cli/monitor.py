@@ -6,10 +6,33 @@ import argparse
 import sys
 import time
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from trainfast_runner.records.tick import DeviceReading, Tick
+import msgspec
+
+from trainfast_runner.errors import UserError
+from trainfast_runner.machine.telemetry import throttle
+from trainfast_runner.machine.telemetry.host import HostReader
+from trainfast_runner.machine.telemetry.nvml import Nvml
+from trainfast_runner.machine.telemetry.sampler import Cadence, read_tick, take_tick
+from trainfast_runner.machine.telemetry.slowdown import slows_down_at_c
+from trainfast_runner.records.tick import DeviceReading, Tick
+from trainfast_tui.cli.monitor_details import below, ecc_errors
+from trainfast_tui.cli.output import print_json, print_lines
+from trainfast_tui.text.format import (
+    ABSENT,
+    celsius,
+    megahertz,
+    no_memory_words,
+    number,
+    of_most,
+    percent,
+    plain,
+    size,
+    watts,
+)
+from trainfast_tui.text.tables import table
+from trainfast_tui.text.topology import pcie
 
 SHORTEST_S, LONGEST_S = 0.1, 3600.0
 
@@ -23,9 +46,6 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Print readings until Ctrl-C; return 130 then, as everywhere."""
-    from trainfast_runner.errors import UserError
-    from trainfast_runner.machine.telemetry.sampler import take_tick
-
     if not SHORTEST_S <= arguments.interval <= LONGEST_S:
         raise UserError(
             f"--interval {arguments.interval:g} is out of range",
@@ -41,10 +61,6 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _stream(interval_s: float, as_json: bool) -> None:
     """Yield a tick every `interval_s` seconds; readers stay open, so that rates cover the whole interval."""
-    from trainfast_runner.machine.telemetry.host import HostReader
-    from trainfast_runner.machine.telemetry.nvml import Nvml
-    from trainfast_runner.machine.telemetry.sampler import Cadence, read_tick
-
     # A slow driver does not delay the host's readings; later ticks have its GPUs.
     nvml, host, cadence = Nvml(opening_s=1.0), HostReader(), Cadence(interval_s)
     redraw = sys.stdout.isatty() and not as_json
@@ -65,22 +81,15 @@ def _stream(interval_s: float, as_json: bool) -> None:
 
 
 def _print(tick: Tick, as_json: bool) -> None:
-    from trainfast_tui.cli.output import print_json, print_line
-
     if as_json:
         tick.missing["host.run"] = "the monitor looks at the machine: what a run uses is in its own records"
         print_json(_as_json(tick))
         return
-    for line in _lines(tick):
-        print_line(line)
+    print_lines(_lines(tick))
 
 
 def _as_json(tick: Tick) -> dict[str, Any]:
     """Return the tick as JSON, each GPU with its first temperature limit, which `degrees_to_slowdown_c` counts to."""
-    import msgspec
-
-    from trainfast_runner.machine.telemetry.slowdown import slows_down_at_c
-
     found: dict[str, Any] = msgspec.to_builtins(tick)
     for shown, gpu in zip(found["devices"], tick.devices, strict=True):
         shown["slows_down_at_c"] = slows_down_at_c(gpu)
@@ -91,10 +100,6 @@ def _as_json(tick: Tick) -> dict[str, Any]:
 
 
 def _lines(tick: Tick) -> list[str]:
-    from trainfast_tui.cli.monitor_details import below
-    from trainfast_tui.text.format import ABSENT, celsius, number, percent, size
-    from trainfast_tui.text.tables import table
-
     host = tick.host
     found = [
         f"host  CPU {percent(host.cpu_percent)} of {host.cpu_count or ABSENT} cores"
@@ -113,20 +118,6 @@ def _lines(tick: Tick) -> list[str]:
 
 
 def _row(gpu: DeviceReading, missing: Mapping[str, str]) -> tuple[str, ...]:
-    from trainfast_runner.machine.telemetry import throttle
-    from trainfast_tui.cli.monitor_details import ecc_errors, link
-    from trainfast_tui.text.format import (
-        ABSENT,
-        celsius,
-        megahertz,
-        no_memory_words,
-        of_most,
-        percent,
-        plain,
-        size,
-        watts,
-    )
-
     name = str(gpu.index), plain(gpu.name or ABSENT)
     if gpu.error:
         return (*name, *[ABSENT] * 7, "does not answer")
@@ -140,7 +131,7 @@ def _row(gpu: DeviceReading, missing: Mapping[str, str]) -> tuple[str, ...]:
         celsius(gpu.temperature_c),
         of_most(watts(gpu.power_w), watts(gpu.power_limit_w)),
         of_most(megahertz(gpu.sm_clock_mhz), megahertz(gpu.sm_clock_max_mhz)),
-        link(gpu),
+        pcie(gpu),
         ecc_errors(gpu),
         ABSENT if gpu.throttle_reasons is None else ", ".join(map(throttle.words, gpu.throttle_reasons)) or "no",
     )

@@ -3,21 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
-from trainfast_tui.text.format import ABSENT, count
-
-if TYPE_CHECKING:
-    from trainfast_runner.records.tick import DeviceReading
-
-
-def link(gpu: DeviceReading) -> str:
-    """Return the PCIe generation and width, with the maximum if it is higher: `1 x8 of 4 x16`."""
-    generation, width = gpu.pcie_generation, gpu.pcie_width
-    if generation is None or width is None:
-        return ABSENT
-    most = gpu.pcie_generation_max or generation, gpu.pcie_width_max or width
-    return f"{generation} x{width}" + ("" if most == (generation, width) else f" of {most[0]} x{most[1]}")
+from trainfast_runner.machine.gpus.events import sees_host_pids
+from trainfast_runner.machine.gpus.health import ailments
+from trainfast_runner.machine.processes.listing import command_line, owner_uid, user_name
+from trainfast_runner.records.tick import DeviceReading
+from trainfast_tui.text.format import ABSENT, count, plain, size
+from trainfast_tui.text.tables import table
 
 
 def ecc_errors(gpu: DeviceReading) -> str:
@@ -30,9 +22,6 @@ def ecc_errors(gpu: DeviceReading) -> str:
 
 def below(gpus: Sequence[DeviceReading]) -> list[str]:
     """Return the lines below the table: the processes on the GPUs, then each problem with its cure."""
-    from trainfast_runner.machine.gpus.health import ailments
-    from trainfast_tui.text.tables import table
-
     answering = [gpu for gpu in gpus if not gpu.error]
     processes = [row for gpu in answering for row in _processes(gpu)]
     found = []
@@ -44,10 +33,6 @@ def below(gpus: Sequence[DeviceReading]) -> list[str]:
 
 def _processes(gpu: DeviceReading) -> list[tuple[str, ...]]:
     """Return a GPU's processes; inside a container the driver gives host process ids, about which nothing is known."""
-    from trainfast_runner.machine.gpus.events import sees_host_pids
-    from trainfast_runner.machine.processes.listing import command_line, owner_uid, user_name
-    from trainfast_tui.text.format import plain, size
-
     rows: list[tuple[str, ...]] = []
     for process in gpu.processes or ():
         uid = owner_uid(process.pid) if sees_host_pids() else None

@@ -6,16 +6,26 @@ import argparse
 import sys
 import time
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
-from trainfast_tui.text.format import plain
+from trainfast_runner.memory import corrections
+from trainfast_runner.memory.fitting import PredictedFit
+from trainfast_runner.memory.predict_rows import (
+    PredictedRow,
+    RunToPredict,
+    predict_rows,
+    published_bytes,
+    runs_to_predict,
+)
+from trainfast_runner.memory.tracing import Tracing
+from trainfast_runner.records.run_file import SCHEMA
+from trainfast_tui.cli.output import GrowingTable, print_json, print_line, print_lines
+from trainfast_tui.cli.progress import progress_when_slow
+from trainfast_tui.cli.run import add_settings
+from trainfast_tui.control.memory_view import importing
+from trainfast_tui.text.format import ABSENT, count, delta, percent, plain, size
 from trainfast_tui.text.memory import CATEGORIES, PHASES, short
-
-if TYPE_CHECKING:
-    from trainfast_runner.memory.fitting import PredictedFit
-    from trainfast_runner.memory.predict_rows import PredictedRow, RunToPredict
-    from trainfast_runner.memory.tracing import Tracing
-    from trainfast_tui.cli.output import GrowingTable
+from trainfast_tui.text.tables import pairs
 
 T = TypeVar("T")
 TRACING = "tracing a step without memory"
@@ -28,8 +38,6 @@ FITS = len("no, +1023 MiB")
 
 def add(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
-    from trainfast_tui.cli.run import add_settings
-
     parser.add_argument("preset", metavar="PRESET", help="a preset, each of its variants a row, or NAME/VARIANT")
     add_settings(parser)
     parser.add_argument("--python", metavar="PATH", help="the Python that would train, whatever torch it has")
@@ -43,13 +51,6 @@ def run(arguments: argparse.Namespace) -> int:
 
     Return 3 if `memory_limit` is below the parameters' own memory.
     """
-    from trainfast_runner.memory import corrections
-    from trainfast_runner.memory.predict_rows import predict_rows, runs_to_predict
-    from trainfast_runner.records.run_file import SCHEMA
-    from trainfast_tui.cli.output import print_json
-    from trainfast_tui.cli.progress import progress_when_slow
-    from trainfast_tui.control.memory_view import importing
-
     began = time.monotonic()
     if (damage := corrections.trouble()) is not None:
         print(f"trainfast-tui: {plain(damage)}", file=sys.stderr)
@@ -120,11 +121,6 @@ def _fields(answer: PredictedRow) -> dict[str, Any]:
 
 
 def _print_one(answer: PredictedRow) -> None:
-    from trainfast_runner.memory.predict_rows import published_bytes
-    from trainfast_tui.cli.output import print_line
-    from trainfast_tui.text.format import percent, size
-    from trainfast_tui.text.tables import pairs
-
     fit = answer.fit
     assert fit is not None
     predicted = fit.predicted
@@ -149,16 +145,13 @@ def _print_one(answer: PredictedRow) -> None:
     if predicted.attention:
         rows.append(("attention", predicted.attention))
     rows.append(("basis", predicted.basis))
-    for line in pairs(rows):
-        print_line(line)
+    print_lines(pairs(rows))
     if answer.asked.unpublished:
         print_line(answer.asked.unpublished)
 
 
 def _fit_words(fit: PredictedFit) -> str:
-    """Say if the batch fits and by how much, and the largest batch that does."""
-    from trainfast_tui.text.format import count, size
-
+    """Return by how much the batch fits or does not, and the largest batch that does."""
     assert fit.available is not None
     assert fit.left_bytes is not None
     limit = f"the {size(fit.available.limit_bytes)} {fit.available.words}"
@@ -198,7 +191,6 @@ class _Table:
         return [column for place, column in enumerate(columns) if place not in self._left_out]
 
     def _begun(self) -> GrowingTable:
-        from trainfast_tui.cli.output import GrowingTable
 
         parts = list(map(short, CATEGORIES))
         header = ["variant", "predicted", "published", "difference", *parts, "peak in", "fits", "max batch"]
@@ -216,9 +208,6 @@ class _Table:
 
 
 def _cells(answer: PredictedRow) -> list[str]:
-    from trainfast_runner.memory.predict_rows import published_bytes
-    from trainfast_tui.text.format import ABSENT, count, delta, size
-
     fit = answer.fit
     assert fit is not None
     predicted = fit.predicted
@@ -237,8 +226,6 @@ def _cells(answer: PredictedRow) -> list[str]:
 
 
 def _print_notes(answers: list[PredictedRow]) -> None:
-    from trainfast_tui.cli.output import print_line
-
     for answer in answers:
         if answer.fit is not None and answer.fit.cannot_run is not None:
             print_line(plain(f"{answer.asked.id} cannot run here: {answer.fit.cannot_run.line()}"))

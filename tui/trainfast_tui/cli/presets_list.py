@@ -6,6 +6,12 @@ import argparse
 from pathlib import Path
 from typing import Any
 
+from trainfast_runner.errors import UserError
+from trainfast_runner.records.run_file import SCHEMA
+from trainfast_runner.settings import presets
+from trainfast_tui.cli.output import print_json, print_table
+from trainfast_tui.text.format import plain
+
 
 def add(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
@@ -14,11 +20,6 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Print the presets by name."""
-    from trainfast_runner.records.run_file import SCHEMA
-    from trainfast_runner.settings import presets
-    from trainfast_tui.cli.output import print_json, print_table
-    from trainfast_tui.text.format import plain
-
     rows = [_row(name, path) for name, path in sorted(presets.names().items())]
     if arguments.json:
         print_json({"schema": SCHEMA, "presets": rows})
@@ -32,14 +33,11 @@ def run(arguments: argparse.Namespace) -> int:
         )
         for row in rows
     ]
-    print_table(("PRESET", "FROM", "VARIANTS", "TITLE"), cells, right=(2,), widest=120)
+    print_table(("PRESET", "FROM", "VARIANTS", "TITLE"), cells, right=(2,))
     return 0
 
 
 def _row(name: str, path: Path) -> dict[str, Any]:
-    from trainfast_runner.errors import UserError
-    from trainfast_runner.settings import presets
-
     row: dict[str, Any] = {
         "name": name,
         "title": None,

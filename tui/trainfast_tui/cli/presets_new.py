@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import argparse
 
+from trainfast_runner.settings.saving import save_preset
+from trainfast_runner.settings.spec import resolve
+from trainfast_tui.cli.output import print_json, print_line
 from trainfast_tui.cli.run import add_settings
 
 
@@ -22,10 +25,6 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Write the file and print its path."""
-    from trainfast_runner.settings.saving import save_preset
-    from trainfast_runner.settings.spec import resolve
-    from trainfast_tui.cli.output import print_json, print_line
-
     spec = resolve(arguments.source, arguments.settings)
     path = save_preset(arguments.name, spec, overwrite=arguments.overwrite, source=arguments.source)
     if arguments.json:

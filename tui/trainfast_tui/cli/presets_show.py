@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import argparse
-import shutil
-import sys
 import textwrap
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from typing import Any
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from trainfast_runner.search.advice.advisor import Advice
-    from trainfast_runner.settings.knob_type import Knobs
-    from trainfast_runner.settings.presets import Preset, Variant
-    from trainfast_runner.settings.spec import RunSpec
+from trainfast_runner.machine.devices import look
+from trainfast_runner.machine.training_python import find, torch_build
+from trainfast_runner.records.home import Home
+from trainfast_runner.search.advice.advisor import Advice, advise, model_advice
+from trainfast_runner.search.advice.situation import gather
+from trainfast_runner.settings import presets
+from trainfast_runner.settings.knob_type import Knobs
+from trainfast_runner.settings.knobs import BY_NAME
+from trainfast_runner.settings.presets import Preset, Variant
+from trainfast_runner.settings.spec import RunSpec, from_preset
+from trainfast_tui.cli.output import print_json, print_line, print_lines, terminal_width
+from trainfast_tui.text.format import plain
+from trainfast_tui.text.overrides import settings
+from trainfast_tui.text.tables import pairs, table
 
 
 def add(parser: argparse.ArgumentParser) -> None:
@@ -25,12 +31,6 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Print model, data, knobs and variants."""
-    from trainfast_runner.settings import presets
-    from trainfast_runner.settings.spec import from_preset
-    from trainfast_tui.cli.output import print_json, print_line
-    from trainfast_tui.text.format import plain
-    from trainfast_tui.text.tables import pairs
-
     preset, variant = presets.load(arguments.preset)
     spec = from_preset(preset, variant)
     advice = _advice(spec)
@@ -55,29 +55,19 @@ def run(arguments: argparse.Namespace) -> int:
         print_line(f"from {path}")
     for heading, fields in (("model", spec.model), ("data", spec.data)):
         print_line(f"\n{heading}")
-        for line in pairs((f"  {key}", plain(_text(value))) for key, value in fields.items()):
-            print_line(line)
+        print_lines(pairs((f"  {key}", plain(_text(value))) for key, value in fields.items()))
     print_line("\nknobs")
-    for line in pairs(_knob_lines(spec.knobs, {**preset.knobs, **(variant.knobs if variant else {})})):
-        print_line(line)
+    print_lines(pairs(_knob_lines(spec.knobs, {**preset.knobs, **(variant.knobs if variant else {})})))
     if preset.variants and variant is None:
         print_line("\nvariants (run one with: trainfast-tui run " + f"{preset.name}/ID)")
-        for line in _variant_lines(preset, shutil.get_terminal_size().columns if sys.stdout.isatty() else None):
-            print_line(line)
+        print_lines(_variant_lines(preset, terminal_width()))
     print_line("\nadvice for this machine")
-    for line in pairs((f"  {one.knob}", plain(one.text)) for one in advice):
-        print_line(line)
+    print_lines(pairs((f"  {one.knob}", plain(one.text)) for one in advice))
     return 0
 
 
 def _advice(spec: RunSpec) -> list[Advice]:
     """Return the advisor's lines on the preset and on the model's shapes."""
-    from trainfast_runner.machine.devices import look
-    from trainfast_runner.machine.training_python import find, torch_build
-    from trainfast_runner.records.home import Home
-    from trainfast_runner.search.advice.advisor import advise, model_advice
-    from trainfast_runner.search.advice.situation import gather
-
     machine = look(torch_build(find(None)))
     situation = gather(spec, machine, Home())
     found = advise(spec, spec.knobs, machine, situation)
@@ -87,16 +77,12 @@ def _advice(spec: RunSpec) -> list[Advice]:
 
 
 def _knob_lines(knobs: Knobs, given: Knobs) -> Iterator[tuple[str, str]]:
-    from trainfast_runner.settings.knobs import BY_NAME
-
     for name, value in knobs.items():
         yield f"  {name}", BY_NAME[name].show(value) + ("" if name in given else "  (default)")
 
 
 def _variant_lines(preset: Preset, width: int | None) -> list[str]:
     """Return a table of the variants, figures and knobs; if it is wider than `width`, knobs go on their own lines."""
-    from trainfast_tui.text.tables import table
-
     published = list(dict.fromkeys(key for row in preset.variants for key in row.published))
     header = ["  ID", *(f"published {key}" for key in published)]
     rows = [
@@ -122,8 +108,6 @@ def _settings(row: Variant) -> str:
     """Return a variant's settings as they are typed."""
     fields = {f"model.{name}": value for name, value in row.model.items()}
     fields |= {f"data.{name}": value for name, value in row.data.items()}
-    from trainfast_tui.text.format import plain
-    from trainfast_tui.text.overrides import settings
 
     return plain(" ".join(settings({**fields, **row.knobs})))
 

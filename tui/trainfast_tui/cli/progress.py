@@ -6,8 +6,8 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import closing
 from typing import Any, TextIO
 
 from trainfast_runner.records.run_file import SCHEMA
@@ -23,17 +23,12 @@ PLAIN_EVERY_S = 5.0
 SLOW_S = 1.0
 
 
-@contextmanager
-def progress_when_slow(text: str, everywhere: bool = False) -> Iterator[Slow]:
+def progress_when_slow(text: str, everywhere: bool = False) -> closing[Slow]:
     """Show `text` on a terminal once the block has taken over a second.
 
     With `everywhere` other streams get a line as well, every 5 s at most.
     """
-    slow = Slow(text, everywhere)
-    try:
-        yield slow
-    finally:
-        slow.close()
+    return closing(Slow(text, everywhere))
 
 
 class Slow:
@@ -53,23 +48,17 @@ class Slow:
         """Show this text instead; on a terminal behind a bar if the `fraction` done is known."""
         bar = f"{_bar(fraction)} " if fraction is not None and self._progress.is_live else ""
         self._text = bar + text
-        if self._timer is not None and time.monotonic() >= self._due:
-            self._timer.join()
+        if self._has_begun():
             self._paint()
 
     def print(self, line: Callable[[], None]) -> None:
         """Call `line`, which prints on stdout, with the bar out of its way."""
-        self.pause()
+        self._has_begun()
+        self._progress.close()
         line()
         sys.stdout.flush()
-        if self._timer is not None and self._progress.is_live and time.monotonic() >= self._due:
+        if self._progress.is_live and self._has_begun():
             self._paint()
-
-    def pause(self) -> None:
-        """Take the line away until the next update."""
-        if self._timer is not None and time.monotonic() >= self._due:
-            self._timer.join()
-        self._progress.close()
 
     def close(self) -> None:
         """Take the line away for good."""
@@ -77,6 +66,13 @@ class Slow:
             self._timer.cancel()
             self._timer.join()
         self._progress.close()
+
+    def _has_begun(self) -> bool:
+        """True once a second is over and the timer has painted."""
+        if self._timer is None or time.monotonic() < self._due:
+            return False
+        self._timer.join()
+        return True
 
     def _paint(self) -> None:
         self._progress.waiting(self._text)

@@ -3,15 +3,29 @@
 from __future__ import annotations
 
 import argparse
+import threading
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from trainfast_runner.records.home import Home
-    from trainfast_runner.records.result import Result
-    from trainfast_runner.records.run_file import RunFile
-    from trainfast_runner.running.planning import RunPlan
-
+from trainfast_runner.errors import UserError
+from trainfast_runner.memory.sharding import PREDICTED
+from trainfast_runner.memory.tracing import cached_model, trace_model
+from trainfast_runner.records.home import Home, read_run_file
+from trainfast_runner.records.result import Result
+from trainfast_runner.records.run_file import EXIT_CODES, RunFile
+from trainfast_runner.records.run_records import read_records
+from trainfast_runner.results.explained_run import explained_now, held_by, trace_changes
+from trainfast_runner.running import launch, planning
+from trainfast_runner.running.launch import busy_with, wait_for_devices
+from trainfast_runner.running.planning import RunPlan
+from trainfast_runner.running.recovery import state_of
+from trainfast_runner.settings.knobs import BY_NAME
+from trainfast_runner.settings.spec import resolve
+from trainfast_tui.cli import summary
+from trainfast_tui.cli.cooling import wait_until_cool
+from trainfast_tui.cli.follow_run import HUNG_UP, caught, follow
+from trainfast_tui.cli.output import print_json, print_line, print_lines
+from trainfast_tui.cli.progress import Progress, progress_when_slow
+from trainfast_tui.text.format import duration, plain
 
 TRACES_WITHIN_S = 20.0
 """After an out-of-memory error, trace possible fixes for at most this long before printing the result."""
@@ -19,8 +33,6 @@ TRACES_WITHIN_S = 20.0
 
 def add(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
-    from trainfast_runner.settings.knobs import BY_NAME
-
     parser.add_argument("preset", metavar="PRESET", help="a name, NAME/VARIANT, or a path ending in .toml")
     add_settings(parser)
     parser.add_argument("--detach", action="store_true", help="print the run's id and leave it running")
@@ -45,12 +57,6 @@ def add_settings(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Start the run, follow it and return its exit code."""
-    from trainfast_runner.records.home import Home
-    from trainfast_runner.running import launch, planning
-    from trainfast_runner.settings.spec import resolve
-    from trainfast_tui.cli.follow_run import HUNG_UP, caught, follow
-    from trainfast_tui.cli.progress import Progress, progress_when_slow
-
     home = Home().ready()
     spec = resolve(arguments.preset, arguments.settings)
     with progress_when_slow("checking…"):
@@ -59,8 +65,6 @@ def run(arguments: argparse.Namespace) -> int:
         if arguments.wait:
             wait_for_device(plan, home)
         if arguments.cool_to is not None:
-            from trainfast_tui.cli.cooling import wait_until_cool
-
             wait_until_cool(plan, arguments.cool_to)
         predict_memory(plan, home)
         with caught() as signals:
@@ -82,13 +86,6 @@ def run(arguments: argparse.Namespace) -> int:
 
 def predict_memory(plan: RunPlan, home: Home) -> None:
     """Predict the run's memory before it starts, unless it is known or a trace would disturb another run."""
-    from trainfast_runner.errors import UserError
-    from trainfast_runner.memory.sharding import PREDICTED
-    from trainfast_runner.memory.tracing import cached_model, trace_model
-    from trainfast_runner.running.launch import busy_with
-    from trainfast_tui.cli.progress import Progress, progress_when_slow
-    from trainfast_tui.text.format import plain
-
     if plan.spec.knobs["strategy"] not in PREDICTED:
         return
     if cached_model(plan.spec, plan.device, plan.python) is not None or busy_with(plan, home) is not None:
@@ -102,17 +99,9 @@ def predict_memory(plan: RunPlan, home: Home) -> None:
 
 def explained(directory: Path, result: Result, python: str | None) -> Result:
     """Return the result of an out-of-memory run with traced changes; Ctrl-C or some seconds end the tracing."""
-    from trainfast_runner.records.home import read_run_file
-
     run = read_run_file(directory)
     if result.state != "oom" or run is None:
         return result
-    import threading
-
-    from trainfast_runner.errors import UserError
-    from trainfast_runner.records.run_records import read_records
-    from trainfast_runner.results.explained_run import explained_now, held_by, trace_changes
-    from trainfast_tui.cli.progress import progress_when_slow
 
     held = held_by(read_records(directory), result.error)
     given_up = threading.Event()
@@ -132,22 +121,14 @@ def explained(directory: Path, result: Result, python: str | None) -> Result:
 
 def report(result: Result, as_json: bool) -> int:
     """Print a result for a person or a program and return its exit code."""
-    from trainfast_runner.records.run_file import EXIT_CODES
-    from trainfast_tui.cli import summary
-    from trainfast_tui.cli.output import print_json, print_line
-
     if as_json:
         print_json(result)
     else:
-        for line in summary.lines(result):
-            print_line(line)
+        print_lines(summary.lines(result))
     return EXIT_CODES.get(result.state, 4)
 
 
 def _detached(directory: Path, as_json: bool) -> int:
-    from trainfast_runner.running.recovery import state_of
-    from trainfast_tui.cli.output import print_json, print_line
-
     if as_json:
         print_json({"run_id": directory.name, "state": state_of(directory).state, "run_dir": str(directory)})
     else:
@@ -157,10 +138,6 @@ def _detached(directory: Path, as_json: bool) -> int:
 
 def wait_for_device(plan: RunPlan, home: Home) -> None:
     """Wait, with progress on stderr, until no other run uses the plan's devices."""
-    from trainfast_runner.running.launch import wait_for_devices
-    from trainfast_tui.cli.progress import Progress
-    from trainfast_tui.text.format import duration
-
     progress = Progress()
 
     def show(run: RunFile, seconds: float) -> None:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import argparse
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from trainfast_runner.records.home import Home
-    from trainfast_runner.records.result import Result
-    from trainfast_runner.results.comparison.difference import ComparisonRow
+from trainfast_runner.errors import UserError
+from trainfast_runner.records.home import Home
+from trainfast_runner.records.result import Result
+from trainfast_runner.results.comparison.difference import ComparisonRow, compare
+from trainfast_tui.cli.output import print_json, print_line, print_table
+from trainfast_tui.cli.results import result_of
+from trainfast_tui.text.comparison import change, figure, interval, sentence, setting
+from trainfast_tui.text.format import ABSENT, plain, signed_percent
 
 
 def add(parser: argparse.ArgumentParser) -> None:
@@ -20,12 +23,6 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Print the differing settings and figures."""
-    from trainfast_runner.records.home import Home
-    from trainfast_runner.results.comparison.difference import compare
-    from trainfast_tui.cli.output import print_json, print_line, print_table
-    from trainfast_tui.text.comparison import sentence, setting
-    from trainfast_tui.text.format import ABSENT, plain
-
     home = Home()
     found = compare(_result(home, arguments.a), _result(home, arguments.b))
     if arguments.json:
@@ -57,9 +54,6 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _result(home: Home, reference: str) -> Result:
-    from trainfast_runner.errors import UserError
-    from trainfast_tui.cli.results import result_of
-
     run_id = home.find(reference)
     result = result_of(home.directory(run_id))
     if result is None:
@@ -72,9 +66,6 @@ def _result(home: Home, reference: str) -> Result:
 
 
 def _cells(row: ComparisonRow) -> list[str]:
-    from trainfast_tui.text.comparison import change, figure, interval
-    from trainfast_tui.text.format import signed_percent
-
     percent = "" if row.percent is None else signed_percent(row.percent)
     return [
         *(row.label, figure(row.a, row.unit), figure(row.b, row.unit)),

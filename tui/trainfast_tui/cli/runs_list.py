@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import argparse
-import shutil
+import itertools
 import sys
 import textwrap
 import time
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from trainfast_runner.records.home import Home
-    from trainfast_runner.running.history import RunRow
+from trainfast_runner.errors import UserError, nearest
+from trainfast_runner.records.home import Home
+from trainfast_runner.records.run_file import PROBE, SCHEMA, STATES
+from trainfast_runner.running.history import RunRow, iter_rows
+from trainfast_runner.settings import presets
+from trainfast_tui.cli.output import print_json, print_line, print_table, terminal_width
+from trainfast_tui.text.format import ABSENT, duration, milliseconds, per_second, plain, size
+from trainfast_tui.text.overrides import brief
 
 
 def add(parser: argparse.ArgumentParser) -> None:
@@ -25,14 +29,6 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Print the runs, newest first."""
-    import itertools
-
-    from trainfast_runner.errors import UserError, nearest
-    from trainfast_runner.records.home import Home
-    from trainfast_runner.records.run_file import SCHEMA, STATES
-    from trainfast_runner.running.history import iter_rows
-    from trainfast_tui.cli.output import print_json, print_line, print_table
-
     if arguments.state is not None and arguments.state not in STATES:
         raise UserError(
             f"there is no state {arguments.state!r}",
@@ -64,9 +60,6 @@ NOTE_CELLS = 40
 
 def _refuse_unknown(preset: str, home: Home) -> None:
     """Raise UserError for a preset that does not exist and never ran."""
-    from trainfast_runner.running.history import iter_rows
-    from trainfast_runner.settings import presets
-
     if not any(preset in (row.preset, row.name) for row in iter_rows(home)):
         presets.load(preset)
 
@@ -79,7 +72,7 @@ def _fits(row: RunRow, arguments: argparse.Namespace) -> bool:
 
 def _cells_for_changes() -> int:
     """Return the cells beside id, state and rate on a terminal of 80 columns."""
-    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+    width = terminal_width()
     return CHANGED_CELLS if width is None else min(CHANGED_CELLS, width * 2 // 7)
 
 
@@ -89,10 +82,6 @@ def _in_words(note: str) -> str:
 
 
 def _cells(row: RunRow) -> list[str]:
-    from trainfast_runner.records.run_file import PROBE
-    from trainfast_tui.text.format import ABSENT, duration, milliseconds, per_second, plain, size
-    from trainfast_tui.text.overrides import brief
-
     started = ABSENT
     if row.started_wall_ns is not None:
         started = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(row.started_wall_ns / 1e9))

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from trainfast_runner.running.pruning import PrunePlan
+from trainfast_runner.errors import UserError
+from trainfast_runner.records.home import Home, cache_directory
+from trainfast_runner.records.run_file import SCHEMA
+from trainfast_runner.running import pruning
+from trainfast_runner.running.pruning import PrunePlan
+from trainfast_tui.cli.output import print_json, print_line, print_lines
+from trainfast_tui.text.format import count, size
 
 SHOWN = 12
 """Name at most this many runs and searches; count the rest."""
@@ -30,20 +35,13 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Print what it frees, ask, and delete."""
-    from trainfast_runner.errors import UserError
-    from trainfast_runner.records.home import Home, cache_directory
-    from trainfast_runner.running import pruning
-    from trainfast_tui.cli.output import print_json, print_line
-    from trainfast_tui.text.format import size
-
     if arguments.keep is not None and arguments.keep < 0:
         raise UserError(f"--keep {arguments.keep}: at least 0", key="--keep", nearest="--keep 0")
     older_than_s = None if arguments.older_than is None else pruning.seconds_of(arguments.older_than)
     home = Home()
     found = pruning.plan(home, cache_directory(), arguments.keep, older_than_s)
     if not arguments.json:
-        for line in _lines(found):
-            print_line(line)
+        print_lines(_lines(found))
     left: dict[str, int] = {}
     deletes = not (arguments.dry_run or found.is_empty) and (arguments.yes or _agreed(found))
     if deletes:
@@ -63,11 +61,6 @@ def _freed_bytes(found: PrunePlan, left: dict[str, int]) -> int:
 
 def _agreed(found: PrunePlan) -> bool:
     """Return the person's answer at the terminal; raises UserError without a terminal."""
-    import sys
-
-    from trainfast_runner.errors import UserError
-    from trainfast_tui.text.format import size
-
     if not sys.stdin.isatty():
         raise UserError(
             "nothing was deleted: there is no terminal to ask on; add --yes, or --dry-run to only look", key="--yes"
@@ -77,8 +70,6 @@ def _agreed(found: PrunePlan) -> bool:
 
 
 def _lines(found: PrunePlan) -> Iterator[str]:
-    from trainfast_tui.text.format import count, size
-
     for noun, entries in (("run", found.runs), ("search", found.searches)):
         for name, size_bytes in list(entries.items())[:SHOWN]:
             yield f"{noun} {name}  {size(size_bytes)}"
@@ -99,8 +90,6 @@ def _lines(found: PrunePlan) -> Iterator[str]:
 
 
 def _as_json(found: PrunePlan, *, deleted: bool, left: dict[str, int]) -> dict[str, object]:
-    from trainfast_runner.records.run_file import SCHEMA
-
     return {
         "schema": SCHEMA,
         "runs": [{"run_id": name, "bytes": size_bytes} for name, size_bytes in found.runs.items()],

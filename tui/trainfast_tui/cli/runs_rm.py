@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import argparse
 
+from trainfast_runner.errors import UserError
+from trainfast_runner.records.home import Home, stays_alive
+from trainfast_tui.cli.output import print_json, print_line
+
 
 def add(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
@@ -13,10 +17,6 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Delete the runs and print their ids."""
-    from trainfast_runner.errors import UserError
-    from trainfast_runner.records.home import Home, stays_alive
-    from trainfast_tui.cli.output import print_json, print_line
-
     home = Home()
     ids = list(dict.fromkeys(home.find(reference) for reference in arguments.references))
     live = [run_id for run_id in ids if stays_alive(home.directory(run_id))]

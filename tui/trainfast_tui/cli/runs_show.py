@@ -4,11 +4,22 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from trainfast_runner.records.result import Result
-    from trainfast_runner.records.run_file import RunFile
+from trainfast_runner.records.home import Home, read_result, read_run_file
+from trainfast_runner.records.result import Result
+from trainfast_runner.records.run_file import PROBE, RunFile
+from trainfast_runner.results.bottleneck.joined_steps import as_record, joined_steps
+from trainfast_runner.results.explained_run import explained_now
+from trainfast_runner.running.follower import Follower
+from trainfast_tui.cli import summary
+from trainfast_tui.cli.diagnosis import opened
+from trainfast_tui.cli.output import print_json, print_line, print_lines
+from trainfast_tui.cli.progress import so_far, status_line
+from trainfast_tui.cli.results import result_of
+from trainfast_tui.cli.step_table import print_steps
+from trainfast_tui.text.diagnosis_figures import nothing_found
+from trainfast_tui.text.format import count, plain
+from trainfast_tui.text.overrides import settings
 
 
 def add(parser: argparse.ArgumentParser) -> None:
@@ -22,14 +33,6 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Print the run; return 0 however it ended."""
-    from trainfast_runner.records.home import Home, read_run_file
-    from trainfast_runner.results.explained_run import explained_now
-    from trainfast_tui.cli import summary
-    from trainfast_tui.cli.diagnosis import opened
-    from trainfast_tui.cli.output import print_json, print_line
-    from trainfast_tui.cli.results import result_of
-    from trainfast_tui.text.diagnosis_figures import nothing_found
-
     home = Home()
     directory = home.directory(home.find(arguments.reference))
     if arguments.steps:
@@ -42,19 +45,17 @@ def run(arguments: argparse.Namespace) -> int:
             print_json(result)
         elif arguments.why:
             nothing = nothing_found(live=False, measured=result.steps.measured, diagnosed=result.diagnosed)
-            _say_all(opened(result.diagnosis, nothing))
+            print_lines(opened(result.diagnosis, nothing))
         else:
-            _say_all([*summary.lines(result), _settings(result, read_run_file(directory))])
+            print_lines([*summary.lines(result), _settings(result, read_run_file(directory))])
         return 0
-    from trainfast_runner.running.follower import Follower
-    from trainfast_tui.cli.progress import so_far, status_line
 
     snapshot = Follower(directory).poll()
     if arguments.json:
         print_json(so_far(snapshot))
     elif arguments.why:
         measured = sum(not step.warmup for step in snapshot.steps)
-        _say_all(opened(snapshot.diagnosis, nothing_found(live=True, measured=measured, diagnosed=True)))
+        print_lines(opened(snapshot.diagnosis, nothing_found(live=True, measured=measured, diagnosed=True)))
     else:
         print_line(f"{snapshot.run_id}  {status_line(snapshot)}")
         print_line(f"follow it with: trainfast-tui attach {snapshot.run_id}")
@@ -62,12 +63,6 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _print_steps(directory: Path, as_json: bool) -> None:
-    from trainfast_runner.records.home import read_result
-    from trainfast_runner.results.bottleneck.joined_steps import as_record, joined_steps
-    from trainfast_tui.cli.output import print_json, print_line
-    from trainfast_tui.cli.step_table import print_steps
-    from trainfast_tui.text.format import count
-
     steps = joined_steps(directory)
     result = read_result(directory)
     thinning = None if result is None else result.thinning
@@ -81,19 +76,8 @@ def _print_steps(directory: Path, as_json: bool) -> None:
         print_line(f"note: a long run: these are {count(len(steps))} of its {count(taken)} steps")
 
 
-def _say_all(lines: list[str]) -> None:
-    from trainfast_tui.cli.output import print_line
-
-    for line in lines:
-        print_line(line)
-
-
 def _settings(result: Result, run: RunFile | None) -> str:
     """Return the overrides; results of older versions have them only in `run.json`."""
-    from trainfast_runner.records.run_file import PROBE
-    from trainfast_tui.text.format import plain
-    from trainfast_tui.text.overrides import settings
-
     if result.role == PROBE:
         return f"its search: {result.search_id or 'not on record'}"
     changed = result.changed or (run.changes() if run is not None else {})

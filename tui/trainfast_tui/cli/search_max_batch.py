@@ -4,27 +4,35 @@ from __future__ import annotations
 
 import argparse
 import time
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
+from trainfast_runner.records.home import Home
+from trainfast_runner.running import planning
+from trainfast_runner.running.planning import RunPlan
+from trainfast_runner.search import journal
+from trainfast_runner.search.conduct import conduct
+from trainfast_runner.search.control import resume
+from trainfast_runner.search.journal import AnyLine, Ended, Launched, Next, Probe, read_journal
+from trainfast_runner.search.opening import Options, check_plan, open_search
+from trainfast_runner.search.report import report
+from trainfast_runner.search.searches import FREE_KNOBS
+from trainfast_runner.settings import presets
+from trainfast_runner.settings.spec import RunSpec, resolve
+from trainfast_tui.cli.follow_run import Signals, caught
 from trainfast_tui.cli.journal_printer import JournalPrinter
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from trainfast_runner.records.home import Home
-    from trainfast_runner.running.planning import RunPlan
-    from trainfast_runner.search.journal import AnyLine, Ended
-    from trainfast_runner.search.opening import Options
-    from trainfast_runner.settings.spec import RunSpec
-    from trainfast_tui.cli.follow_run import Signals
+from trainfast_tui.cli.output import print_json, print_lines
+from trainfast_tui.cli.progress import Progress, progress_when_slow
+from trainfast_tui.cli.run import add_settings, wait_for_device
+from trainfast_tui.text.format import duration, milliseconds, per_second, plain, size
+from trainfast_tui.text.memory import PHASES
+from trainfast_tui.text.tables import pairs
 
 EXIT_CODES = {"answered": 0, "nothing_fits": 3, "failed": 4, "cancelled": 130}
 
 
 def add(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
-    from trainfast_tui.cli.run import add_settings
-
     parser.add_argument("preset", metavar="PRESET", help="a name, NAME/VARIANT, or a path ending in .toml")
     add_settings(parser)
     parser.add_argument(
@@ -43,14 +51,6 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Search and print the answer."""
-    from trainfast_runner.records.home import Home
-    from trainfast_runner.running import planning
-    from trainfast_runner.search.opening import Options, check_plan, open_search
-    from trainfast_runner.settings.spec import resolve
-    from trainfast_tui.cli.follow_run import caught
-    from trainfast_tui.cli.progress import progress_when_slow
-    from trainfast_tui.cli.run import wait_for_device
-
     began_ns = time.monotonic_ns()
     home = Home().ready()
     options = Options(
@@ -78,10 +78,6 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _note_variants(preset: str, spec: RunSpec) -> None:
     """Print that the variants are not searched, if the preset has any and none was named."""
-    from trainfast_runner.settings import presets
-    from trainfast_tui.cli.progress import Progress
-    from trainfast_tui.text.format import plain
-
     variants = presets.load(preset)[0].variants if spec.variant is None else ()
     if variants:
         one = plain(f"{preset}/{variants[0].id}")
@@ -100,13 +96,6 @@ def _conducted(
     began_ns: int,
 ) -> Ended:
     """Conduct the search and print each line of its journal on stderr."""
-    from trainfast_runner.search.conduct import conduct
-    from trainfast_runner.search.control import resume
-    from trainfast_runner.search.journal import Probe, read_journal
-    from trainfast_runner.search.searches import FREE_KNOBS
-    from trainfast_tui.cli.progress import Progress
-    from trainfast_tui.text.format import plain
-
     resume(directory)
     progress = Progress()
     for setting in settings:
@@ -137,12 +126,11 @@ def _conducted(
         progress.close()
 
 
-class BatchPrinter(JournalPrinter["AnyLine"]):
+class BatchPrinter(JournalPrinter[AnyLine]):
     """Prints the journal of a batch search."""
 
     def doing(self, line: AnyLine) -> str | None:
         """Return the size that is tried or confirmed from this line on."""
-        from trainfast_runner.search.journal import Next
 
         if not isinstance(line, Next):
             return None
@@ -150,14 +138,11 @@ class BatchPrinter(JournalPrinter["AnyLine"]):
 
     def run_of(self, line: AnyLine) -> tuple[str, bool] | None:
         """Return a started run; the steps of a confirmation run are counted."""
-        from trainfast_runner.search.journal import Launched
 
         return (line.run_id, line.role == "proof") if isinstance(line, Launched) else None
 
     def words(self, line: AnyLine) -> str:
         """Return a line in words."""
-        from trainfast_runner.search import journal
-        from trainfast_tui.text.format import duration, milliseconds, per_second, size
 
         match line:
             case journal.Predicted(max_batch=None):
@@ -191,26 +176,17 @@ class BatchPrinter(JournalPrinter["AnyLine"]):
 
 
 def _report(directory: Path, ended: Ended, as_json: bool) -> None:
-    from trainfast_runner.search.report import report
-    from trainfast_tui.cli.output import print_json, print_line
-    from trainfast_tui.text.tables import pairs
-
     found = report(directory)
     if as_json:
         print_json(found)
         return
     if ended.answer is None:
-        for line in _without_answer(directory, ended):
-            print_line(line)
+        print_lines(_without_answer(directory, ended))
         return
-    for line in pairs(_rows(found)):
-        print_line(line)
+    print_lines(pairs(_rows(found)))
 
 
 def _rows(found: dict[str, Any]) -> list[tuple[str, str]]:
-    from trainfast_tui.text.format import duration, per_second, size
-    from trainfast_tui.text.memory import PHASES
-
     on = f" on rank {found['tightest_rank']}, the tightest" if found["world_size"] > 1 else ""
     model = found["model"]
     phase = PHASES.get(model["phase"], "a step")
@@ -247,8 +223,6 @@ def _times(count: int) -> str:
 
 
 def _without_answer(directory: Path, ended: Ended) -> list[str]:
-    from trainfast_tui.text.format import plain, size
-
     if ended.state == "cancelled":
         return [f"cancelled; the same command continues {directory.name}"]
     lines = [ended.reason]

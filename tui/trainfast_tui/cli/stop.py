@@ -3,6 +3,16 @@
 from __future__ import annotations
 
 import argparse
+import sys
+
+from trainfast_runner.errors import UserError
+from trainfast_runner.records.home import Home
+from trainfast_runner.running.follower import Follower
+from trainfast_tui.cli import summary
+from trainfast_tui.cli.follow_run import caught, stop
+from trainfast_tui.cli.output import print_json, print_line
+from trainfast_tui.cli.progress import so_far
+from trainfast_tui.cli.results import result_of
 
 
 def add(parser: argparse.ArgumentParser) -> None:
@@ -14,15 +24,6 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Stop the run and wait; return 0 once nothing of it is left."""
-    import sys
-
-    from trainfast_runner.errors import UserError
-    from trainfast_runner.records.home import Home
-    from trainfast_tui.cli import summary
-    from trainfast_tui.cli.follow_run import caught, stop
-    from trainfast_tui.cli.output import print_json, print_line
-    from trainfast_tui.cli.results import result_of
-
     home = Home()
     directory = home.directory(home.find(arguments.reference))
     result = result_of(directory)
@@ -33,9 +34,6 @@ def run(arguments: argparse.Namespace) -> int:
     if result is None:
         print(f"{directory.name} was asked to stop and has not ended yet", file=sys.stderr)
         if arguments.json:
-            from trainfast_runner.running.follower import Follower
-            from trainfast_tui.cli.progress import so_far
-
             print_json(so_far(Follower(directory).poll()))
         return 130
     if arguments.json:

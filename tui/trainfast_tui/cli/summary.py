@@ -169,14 +169,9 @@ def _explained(result: Result) -> list[str]:
     lines = list(oom.facts(found))
     if found.changes:
         lines.append(f"to make it fit, {oom.title(found.changes)}")
-        rows = [(oom.settings(change), f"{change.saves}; speed: {change.costs}") for change in found.changes]
-        lines += [f"  {left}  {right}" for left, right in zip(*_columns(rows), strict=True)]
+        rows = [(f"  {oom.settings(change)}", f"{change.saves}; speed: {change.costs}") for change in found.changes]
+        lines += pairs(rows)
     return lines
-
-
-def _columns(rows: list[tuple[str, str]]) -> tuple[list[str], list[str]]:
-    width = max(len(left) for left, _ in rows)
-    return [left.ljust(width) for left, _ in rows], [right for _, right in rows]
 
 
 def _flops(flops: Flops) -> str:

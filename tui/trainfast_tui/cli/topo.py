@@ -4,6 +4,13 @@ from __future__ import annotations
 
 import argparse
 
+import msgspec
+
+from trainfast_runner.machine.interconnect import meaning
+from trainfast_runner.machine.telemetry.topology import LEGEND, read_topology
+from trainfast_tui.cli.output import print_json, print_line
+from trainfast_tui.text.topology import sections
+
 
 def add(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
@@ -12,13 +19,6 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Print matrix, links, legend and advice; return 0 with and without a GPU."""
-    import msgspec
-
-    from trainfast_runner.machine.interconnect import meaning
-    from trainfast_runner.machine.telemetry.topology import LEGEND, read_topology
-    from trainfast_tui.cli.output import print_json, print_line
-    from trainfast_tui.text.topology import sections
-
     topology = read_topology()
     if arguments.json:
         print_json({**msgspec.to_builtins(topology), "legend": LEGEND, "advice": meaning(topology)})

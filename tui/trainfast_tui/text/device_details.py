@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from rich.cells import cell_len
 
 from trainfast_runner.machine.gpus.health import BUSY_PERCENT
+from trainfast_runner.records.tick import DeviceReading, HostReading, Tick
+from trainfast_runner.results.bottleneck.device_track import DeviceConditions
 from trainfast_tui.text import format as fmt
 from trainfast_tui.text.lines import Line
 from trainfast_tui.text.shades import SHADES
-
-if TYPE_CHECKING:
-    from trainfast_runner.records.tick import DeviceReading, HostReading, Tick
-    from trainfast_runner.results.bottleneck.device_track import DeviceConditions
+from trainfast_tui.text.topology import pcie
 
 LEAST_THROTTLED_SHARE = 0.005
 WIDEST_SIZE, WIDEST_RATE = "1023 MiB", "1023 MiB/s"
@@ -178,20 +177,13 @@ def _mig(device: DeviceReading) -> Item | None:
 
 
 def _pcie(device: DeviceReading) -> Item | None:
-    generation, width = device.pcie_generation, device.pcie_width
-    if generation is None or width is None:
-        return None
-    text = f"{generation} x{width}"
-    most, widest = device.pcie_generation_max, device.pcie_width_max
-    narrow = widest is not None and width < widest
-    slow = most is not None and generation < most
-    if not narrow and not slow:
-        return Item("PCIe", text)
-    busy = (device.gpu_utilization_percent or 0) >= BUSY_PERCENT
-    text += f" of {most or generation} x{widest or width}"
-    if narrow or busy:
-        return Item("PCIe", f"{text}: below its most", "warning")
-    return Item("PCIe", f"{text} while idle")
+    link = pcie(device)
+    if " of " not in link:
+        return _plain("PCIe", link)
+    narrow = (device.pcie_width or 0) < (device.pcie_width_max or 0)
+    if narrow or (device.gpu_utilization_percent or 0) >= BUSY_PERCENT:
+        return Item("PCIe", f"{link}: below its most", "warning")
+    return Item("PCIe", f"{link} while idle")
 
 
 def _power(device: DeviceReading) -> Item | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from trainfast_runner.machine.interconnect import meaning
 from trainfast_runner.machine.telemetry.topology import LEGEND, Topology, TopologyDevice
+from trainfast_runner.records.tick import DeviceReading
 from trainfast_tui.text.format import ABSENT, plain, size
 from trainfast_tui.text.tables import pairs, table
 
@@ -29,7 +30,7 @@ def device_lines(topology: Topology) -> list[str]:
             plain(device.name or ("does not answer" if device.error else ABSENT)),
             size(device.memory_total_bytes),
             device.bus_id or ABSENT,
-            pcie_words(device),
+            pcie(device) + (" (idle)" if device.pcie_below_max == "generation" and not device.busy_percent else ""),
             ABSENT if device.nvlinks is None else str(device.nvlinks),
         ]
         for device in topology.devices
@@ -39,19 +40,17 @@ def device_lines(topology: Topology) -> list[str]:
     return [*table(["", "NAME", "MEMORY", "BUS", "PCIE", "NVLINKS"], rows, right=(2, 5), widest=48), *silent]
 
 
-def pcie_words(device: TopologyDevice) -> str:
-    """Return `gen 4 x16`, with the maximum if the link runs below it."""
-    if device.pcie_generation is None and device.pcie_width is None:
+def pcie(device: TopologyDevice | DeviceReading) -> str:
+    """Return the PCIe generation and width, with the maximum if it is higher: `1 x8 of 4 x16`."""
+    generation, width = device.pcie_generation, device.pcie_width
+    if generation is None or width is None:
         return ABSENT
-    now = f"gen {_shown(device.pcie_generation)} x{_shown(device.pcie_width)}"
-    if device.pcie_below_max is None:
-        return now
-    most = f" of gen {_shown(device.pcie_generation_max)} x{_shown(device.pcie_width_max)}"
-    return now + most + (" (idle)" if device.pcie_below_max == "generation" and not device.busy_percent else "")
+    most = device.pcie_generation_max or generation, device.pcie_width_max or width
+    return f"{generation} x{width}" + ("" if most == (generation, width) else f" of {most[0]} x{most[1]}")
 
 
 def peer_lines(topology: Topology) -> list[str]:
-    """Say which GPUs can read each other's memory, in one line if all can or none is known."""
+    """Name the GPUs that can read each other's memory, in one line if all can or none is known."""
     answers = [peer for row in topology.p2p for peer in row if peer is not None]
     if len(topology.devices) < 2:
         return []
@@ -68,11 +67,6 @@ def peer_lines(topology: Topology) -> list[str]:
     ]
 
 
-def legend_lines() -> list[str]:
-    """Explain the signs of the matrix."""
-    return pairs(LEGEND.items())
-
-
 def sections(topology: Topology) -> list[tuple[str, list[str]]]:
     """Return titles with their lines; without a GPU only the consequences for training."""
     if not topology.devices:
@@ -81,10 +75,6 @@ def sections(topology: Topology) -> list[tuple[str, list[str]]]:
         ("links between GPUs", matrix_lines(topology)),
         ("GPUs", device_lines(topology)),
         *([("peer access", peer_lines(topology))] if len(topology.devices) > 1 else []),
-        ("legend", legend_lines()),
+        ("legend", pairs(LEGEND.items())),
         ("for training", meaning(topology)),
     ]
-
-
-def _shown(value: int | None) -> str:
-    return "?" if value is None else str(value)
