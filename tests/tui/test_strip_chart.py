@@ -90,7 +90,7 @@ def test_sparse_samples_are_joined() -> None:
 def test_throttled_time_has_letters_under_the_plot_and_a_shade() -> None:
     chart = a_chart(
         a_series([100.0] * 121),
-        spans=(Span(30 * S, 60 * S, "thermal"), Span(100 * S, None, "power")),
+        spans=(Span(30 * S, 60 * S, "thermal"), Span(100 * S, 120 * S, "power")),
     )
     palette = {"thermal": Style(color="red"), "power": Style(color="yellow")}
     rows = paint(chart, 80, 14, YRange(), palette)
@@ -120,19 +120,19 @@ def test_each_cause_has_a_texture_and_a_word_that_need_no_colour() -> None:
         rows = lines(chart, 200, 14, ascii=ascii)
         fills = {row[10 + int((20 * at + 6) / 120 * 190)] for at in range(6) for row in rows[2:3]}
         assert len(fills - {" "}) == 6, "six causes, six textures"
-        assert rows[-1].count("held back by heat") == 1
+        assert rows[-1].count("throttled by heat") == 1
         for words in ("at the power limit", "power brake", "sync boost", "hardware slowdown", "moonlight"):
             assert words in rows[-1]
-    assert "held back by heat" not in lines(a_chart(a_series([100.0] * 121)))[-1]
+    assert "throttled by heat" not in lines(a_chart(a_series([100.0] * 121)))[-1]
 
 
 def test_of_two_causes_at_once_the_worse_is_drawn() -> None:
-    both = (Span(0, None, "thermal"), Span(0, None, "power"))
+    both = (Span(0, 120 * S, "thermal"), Span(0, 120 * S, "power"))
     for spans in (both, both[::-1]):
         *_, marks, legend = lines(a_chart(a_series([100.0] * 121), spans=spans))
         assert "T" in marks
         assert "P" not in marks
-        assert "░░ T held back by heat  + P at the power limit" in legend, "the other one is not kept back"
+        assert "░░ T throttled by heat  + P at the power limit" in legend, "the other one is not kept back"
 
 
 def test_the_shortest_throttling_is_still_marked() -> None:
@@ -141,7 +141,7 @@ def test_the_shortest_throttling_is_still_marked() -> None:
 
 
 def test_a_very_low_chart_still_marks_throttling() -> None:
-    chart = a_chart(Series("GPU 0", [60 * S], [9.0]), spans=(Span(0, None, "thermal"),))
+    chart = a_chart(Series("GPU 0", [60 * S], [9.0]), spans=(Span(0, 120 * S, "thermal"),))
     for height in (1, 2):
         assert lines(chart, 80, height)[-1].count("T") > 60
 
@@ -151,12 +151,6 @@ def test_a_limit_has_a_line_a_label_and_its_value() -> None:
     (row,) = [row for row in rows if "╌" in row]
     assert "╌limit╌" in row
     assert row.startswith("   300 W ┤")
-
-
-def test_a_limit_out_of_reach_does_not_flatten_the_data() -> None:
-    rows = lines(a_chart(a_series([100.0] * 121), limits=(Limit(3000.0, "limit", stretch=False),)))
-    assert not any("╌" in row for row in rows)
-    assert "100 W" in rows[1]
 
 
 def test_labels_have_units_and_the_title_the_newest_value() -> None:
@@ -201,7 +195,7 @@ def test_ascii_has_only_ascii() -> None:
         a_series([20.0] * 120, name="zwei…"),
         title="Temperatur °C – 温度",
         unit=fmt.celsius,
-        spans=(Span(0, None, "thermal"),),
+        spans=(Span(0, 120 * S, "thermal"),),
         limits=(Limit(90.0, "≥ 90 °C"),),
         empty="nichts – ",
     )
@@ -227,8 +221,8 @@ def charts(draw: st.DrawFn) -> ChartData:
         values = draw(_values)
         stamps = sorted(draw(st.lists(times, min_size=len(values), max_size=len(values))))
         series.append(Series(draw(_texts), stamps, values))
-    spans = draw(st.lists(st.builds(Span, times, st.none() | times, _texts), max_size=3))
-    limits = draw(st.lists(st.builds(Limit, st.floats(), _texts, st.booleans()), max_size=2))
+    spans = draw(st.lists(st.builds(Span, times, times, _texts), max_size=3))
+    limits = draw(st.lists(st.builds(Limit, st.floats(0, 1e300), _texts), max_size=2))
     return ChartData(
         title=draw(_texts),
         series=tuple(series),

@@ -16,13 +16,13 @@ from trainfast_tui.charts.data import TimeAxis
 from trainfast_tui.charts.event_line import EventLine
 from trainfast_tui.charts.strip_chart import StripChart
 from trainfast_tui.control.messages import SnapshotTaken
-from trainfast_tui.live.timeline import DESCRIPTIONS, MachineMoments, RunMoments
+from trainfast_tui.live.timeline import DESCRIPTIONS, MachineMoments, run_moments
 
 
 def words_of(home: Home, *events: Event) -> list[str]:
     directory = a_run(home)
     write_lines(directory / "events.jsonl", list(events))
-    return [moment.words for moment in RunMoments().of(Follower(directory).poll())]
+    return [moment.words for moment in run_moments(Follower(directory).poll())]
 
 
 def test_what_begins_and_ends_says_how_long_it_lasted(home: Home) -> None:
@@ -47,7 +47,7 @@ def test_a_compilation_stands_where_it_began(home: Home) -> None:
     directory = a_run(home, steps=2)
     first = a_step(1)
     write_lines(directory / "steps.jsonl", [msgspec.structs.replace(first, compiling=True, step_ms=7000.0)])
-    moment = next(one for one in RunMoments().of(Follower(directory).poll()) if one.sign == "c")
+    moment = next(one for one in run_moments(Follower(directory).poll()) if one.sign == "c")
     assert moment.t_ns == first.t_ns - 7 * S
     assert moment.words == "step 1 compiled: it took 7 s"
 

@@ -182,24 +182,20 @@ class YRange:
         `y_min` and `y_max` are the ends of the range while the data stays inside; None follows the data.
         """
         low, high = max(-_LARGEST, min(low, _LARGEST)), max(-_LARGEST, min(high, _LARGEST))
-        wanted = _round_range(low, high, y_min, y_max, binary)
-        held = self._range
+        wanted, held = _round_range(low, high, y_min, y_max, binary), self._range
         if held is None or low < held[0] or high > held[1]:
             if held is not None:
                 wanted = (min(wanted[0], held[0]), max(wanted[1], held[1]))
-            self._roomy_since_ns = None
-            self._range = wanted
+            self._roomy_since_ns, self._range = None, wanted
             return wanted
-        roomy = wanted[1] - wanted[0] < (held[1] - held[0]) and (
-            high - (low if y_min is None else min(low, y_min)) < 0.5 * (held[1] - held[0])
-        )
-        if not roomy:
+        length = held[1] - held[0]
+        used = high - (low if y_min is None else min(low, y_min))
+        if wanted[1] - wanted[0] >= length or used >= 0.5 * length:
             self._roomy_since_ns = None
         elif self._roomy_since_ns is None or now_ns < self._roomy_since_ns:
             self._roomy_since_ns = now_ns
         elif now_ns - self._roomy_since_ns >= self.patience_ns:
-            self._roomy_since_ns = None
-            self._range = wanted
+            self._roomy_since_ns, self._range = None, wanted
             return wanted
         return held
 
@@ -210,22 +206,22 @@ def _round_range(
     """Return a range with round ends that holds the data and both fixed ends."""
     bottom = low if y_min is None else min(low, y_min)
     top = high if y_max is None else max(high, y_max)
-    if y_max is not None and top == y_max and y_min is not None and bottom == y_min and bottom < top:
+    is_top_fixed = top == y_max and top > bottom
+    if bottom == y_min and is_top_fixed:
         return bottom, top
     # A flat line needs a span, and one below the resolution of a float would divide by zero.
     span = top - bottom
     if span <= max(abs(top), abs(bottom)) * 1e-9 or span < 1e-250:
         span = abs(top) * 0.1 if abs(top) > 1e-200 else 1.0
     step = nice_ceiling(span, binary=binary)
-    if y_min is not None and bottom == y_min:
-        return bottom, top if y_max is not None and top == y_max and top > bottom else bottom + step
+    if bottom == y_min:
+        return bottom, bottom + step
     grid = step / 8 if binary else step / 10
     bottom = math.floor(bottom / grid) * grid
-    if y_max is None or top != y_max or top <= bottom:
-        top = math.ceil(top / grid) * grid
-        if top <= bottom:
-            top = bottom + step
-    return bottom, top
+    if is_top_fixed:
+        return bottom, top
+    top = math.ceil(top / grid) * grid
+    return bottom, top if top > bottom else bottom + step
 
 
 def runs(text: list[str], keys: bytearray, styles: Sequence[Style | None]) -> list[Segment]:

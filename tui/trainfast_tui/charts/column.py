@@ -12,7 +12,7 @@ from trainfast_tui.charts.event_line import EventLine
 from trainfast_tui.charts.strip_chart import StripChart
 from trainfast_tui.charts.time_cells import time_cells
 from trainfast_tui.live.snapshot import Snapshot
-from trainfast_tui.live.timeline import EventMoments, MachineMoments, Moment, RunMoments
+from trainfast_tui.live.timeline import EventMoments, MachineMoments, Moment, run_moments
 from trainfast_tui.text import format as fmt
 
 MOST_DEVICE_CHARTS = 4
@@ -34,7 +34,7 @@ class Charts(Vertical):
     """
 
     def __init__(self, *, of_machine: bool = False) -> None:
-        """With `of_machine` the charts have no throughput, for a machine without a run."""
+        """Leave out throughput with `of_machine`, for a machine without a run."""
         super().__init__()
         self._of_machine = of_machine
         self._snapshot: Snapshot | None = None
@@ -43,7 +43,6 @@ class Charts(Vertical):
         self._noun = "samples"
         self._first = 0
         self._machine = MachineMoments()
-        self._of_run = RunMoments()
         self._run_ticks, self._device_ticks = data.TickMemory(), data.TickMemory()
 
     def compose(self) -> ComposeResult:
@@ -114,14 +113,13 @@ class Charts(Vertical):
         line = self.query_one(EventLine)
         line.set_class(not rows, "-away")
         if rows:
-            if line.styles.height is None or line.styles.height.value != rows:
-                line.styles.height = rows
+            line.take_rows(rows)
             line.show(self._moments(snapshot), axis)
         return rows
 
     def _moments(self, snapshot: Snapshot) -> list[Moment]:
         if snapshot.run is not None:
-            return self._of_run.of(snapshot.run)
+            return run_moments(snapshot.run)
         moments = self._machine.of(snapshot.ticks)
         if snapshot.xids:
             moments = sorted([*moments, *EventMoments().of(snapshot.xids)], key=lambda moment: moment.t_ns)

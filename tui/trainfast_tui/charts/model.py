@@ -29,20 +29,17 @@ class Span:
     """A span of throttled time, drawn shaded and marked by the first letter of its kind."""
 
     start_ns: int
-    end_ns: int | None
-    """None while it lasts."""
+    end_ns: int
     kind: str
     """For example `thermal` (T) or `power` (P)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Limit:
-    """A horizontal line at `value`, in the unit of the series."""
+    """A horizontal line at `value`, in the unit of the series; the y range reaches up to it."""
 
     value: float
     label: str
-    stretch: bool = True
-    """True if the y range reaches up to the limit; otherwise the limit shows only when the data comes near."""
 
 
 @dataclass(frozen=True, slots=True)

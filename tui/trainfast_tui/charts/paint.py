@@ -24,8 +24,8 @@ from trainfast_tui.charts.braille import (
     runs,
     time_columns,
 )
-from trainfast_tui.charts.model import ChartData, Limit, Palette, Series, Span
-from trainfast_tui.charts.time_cells import time_cells
+from trainfast_tui.charts.model import ChartData, Limit, Palette, Series
+from trainfast_tui.charts.time_cells import TimeCells, time_cells
 from trainfast_tui.text.format import duration, fit, plain, truncate
 from trainfast_tui.text.shades import Shade, rank, shade_of
 
@@ -37,47 +37,27 @@ _MARK_LABEL = "throttle"
 
 @dataclass(frozen=True, slots=True)
 class _Frame:
-    """The measures of one frame; x and y in cells of the widget, times in ns."""
+    """The measures of one frame, in cells of the widget; a low chart gives up rows."""
 
-    width: int
     height: int
-    gutter: int
-    has_title: bool
-    has_marks: bool
-    has_times: bool
-    start_ns: int
-    column_ns: int
+    axis: TimeCells
+    time_labels: bool
 
     @property
-    def plot_width(self) -> int:
-        return self.width - self.gutter
+    def has_title(self) -> bool:
+        return self.height >= 2
+
+    @property
+    def has_marks(self) -> bool:
+        return self.height >= 3
+
+    @property
+    def has_times(self) -> bool:
+        return self.time_labels and self.height >= 6
 
     @property
     def plot_height(self) -> int:
         return self.height - self.has_title - self.has_marks - self.has_times
-
-    @property
-    def cell_ns(self) -> int:
-        return self.column_ns << X_BITS
-
-    def cell_at(self, t_ns: int | None) -> int | None:
-        """Return the cell of the plot for a moment; None if it is not on the axis."""
-        cell = -1 if t_ns is None else (t_ns - self.start_ns) // self.cell_ns
-        return cell if 0 <= cell < self.plot_width else None
-
-
-def _frame(data: ChartData, width: int, height: int, *, time_labels: bool, gutter: int) -> _Frame:
-    axis = time_cells(width, gutter, data.t_min_ns, data.t_max_ns)
-    return _Frame(
-        width=width,
-        height=height,
-        gutter=axis.gutter,
-        has_title=height >= 2,
-        has_marks=height >= 3,
-        has_times=time_labels and height >= 6,
-        start_ns=axis.start_ns,
-        column_ns=axis.cell_ns >> X_BITS,
-    )
 
 
 def paint(
@@ -98,16 +78,17 @@ def paint(
     """
     if width <= 0 or height <= 0:
         return [[] for _ in range(height)]
-    frame = _frame(data, width, height, time_labels=time_labels, gutter=gutter)
+    frame = _Frame(height, time_cells(width, gutter, data.t_min_ns, data.t_max_ns), time_labels)
     strides = [_STRIDES[min(i, len(_STRIDES) - 1)] for i in range(len(data.series))]
     drawn = [
-        _series_columns(frame, series, data.gap_ns, stride) for series, stride in zip(data.series, strides, strict=True)
+        _series_columns(frame.axis, series, data.gap_ns, stride)
+        for series, stride in zip(data.series, strides, strict=True)
     ]
     held = [found for _, columns in drawn if (found := extremes(columns)) is not None]
-    marks = _throttled_cells(frame, data)
+    marks = _throttled_cells(frame.axis, data)
     rows: list[list[Segment]] = []
     if frame.has_title:
-        rows.append(_title_row(frame, data, strides, palette))
+        rows.append(_title_row(width, data, strides, palette))
     if held:
         rows += _plot_rows(frame, data, drawn, strides, _fitted(y_range, data, held), marks, palette)
     else:
@@ -120,8 +101,8 @@ def paint(
 
 
 def _fitted(y_range: YRange, data: ChartData, held: list[tuple[float, float]]) -> tuple[float, float]:
-    """Return the ends of the y axis: around the series and the limits that stretch it."""
-    reach = [limit.value for limit in data.limits if limit.stretch and abs(limit.value) < 1e300]
+    """Return the ends of the y axis: around the series and the limits."""
+    reach = [limit.value for limit in data.limits]
     return y_range.fit(
         min([low for low, _ in held] + reach),
         max([high for _, high in held] + reach),
@@ -132,31 +113,29 @@ def _fitted(y_range: YRange, data: ChartData, held: list[tuple[float, float]]) -
     )
 
 
-def _series_columns(frame: _Frame, series: Series, gap_ns: int, stride: int) -> tuple[int, Columns]:
+def _series_columns(axis: TimeCells, series: Series, gap_ns: int, stride: int) -> tuple[int, Columns]:
     """Return the dot column of the first column, and the series in columns of `stride` dots."""
-    column_ns = frame.column_ns * stride
-    start_ns = frame.start_ns // column_ns * column_ns
-    count = -(-(frame.plot_width << X_BITS) // stride) + (start_ns < frame.start_ns)
+    dot_ns = axis.cell_ns >> X_BITS
+    column_ns = dot_ns * stride
+    start_ns = axis.start_ns // column_ns * column_ns
+    count = -(-(axis.count << X_BITS) // stride) + (start_ns < axis.start_ns)
     columns = time_columns(series.times_ns, series.values, start_ns, column_ns, count, gap_ns)
-    return (start_ns - frame.start_ns) // frame.column_ns, columns
+    return (start_ns - axis.start_ns) // dot_ns, columns
 
 
-def _throttled_cells(frame: _Frame, data: ChartData) -> list[Shade | None]:
+def _throttled_cells(axis: TimeCells, data: ChartData) -> list[Shade | None]:
     """Return the shade of each cell of the plot; None if no device was throttled."""
-    marks: list[Shade | None] = [None] * frame.plot_width
+    marks: list[Shade | None] = [None] * axis.count
     for span, shade in sorted(((span, shade_of(span.kind)) for span in data.spans), key=lambda one: -rank(one[1])):
-        end_ns = data.t_max_ns if span.end_ns is None else min(span.end_ns, data.t_max_ns)
-        first = max(0, (span.start_ns - frame.start_ns) // frame.cell_ns)
-        last = min((end_ns - frame.start_ns) // frame.cell_ns, frame.plot_width - 1)
-        for cell in range(first, last + 1):
+        last = min(axis.at(min(span.end_ns, data.t_max_ns)), axis.count - 1)
+        for cell in range(max(0, axis.at(span.start_ns)), last + 1):
             marks[cell] = shade
     return marks
 
 
-def _title_row(frame: _Frame, data: ChartData, strides: list[int], palette: Palette) -> list[Segment]:
+def _title_row(width: int, data: ChartData, strides: list[int], palette: Palette) -> list[Segment]:
     """Return the title, and at the right the key and newest value of as many series as fit."""
     title = plain(data.title)
-    room = frame.width
     legend: list[Segment] = []
     used = 0
     for index, (series, stride) in enumerate(zip(data.series, strides, strict=True)):
@@ -166,16 +145,16 @@ def _title_row(frame: _Frame, data: ChartData, strides: list[int], palette: Pale
         key = f"{_KEYS[stride]} {name} " if named else ""
         spacing = "  " if legend else ""
         length = cell_len(spacing) + cell_len(key) + cell_len(value)
-        if index and used + length + 1 > room:
+        if index and used + length + 1 > width:
             break
         legend.append(Segment(spacing + key, palette.get(series.tone)))
         legend.append(Segment(value, palette.get("title")))
         used += length
-    if used > room:
-        value = fit(value, room, "right")
+    if used > width:
+        value = fit(value, width, "right")
         return [Segment(value, palette.get("title"))]
-    left = truncate(title, max(0, room - used - 1))
-    padding = " " * (room - used - cell_len(left))
+    left = truncate(title, max(0, width - used - 1))
+    padding = " " * (width - used - cell_len(left))
     return [Segment(left + padding, palette.get("title")), *(part for part in legend if part.text)]
 
 
@@ -196,7 +175,7 @@ def _plot_rows(
     marks: list[Shade | None],
     palette: Palette,
 ) -> list[list[Segment]]:
-    width, height = frame.plot_width, frame.plot_height
+    width, height = frame.axis.count, frame.plot_height
     layers: list[bytearray] = []
     for (first, columns), stride in zip(drawn, strides, strict=True):
         cells = bytearray(width * height)
@@ -210,7 +189,7 @@ def _plot_rows(
     shades = _cells_by_shade(marks)
     textures = [(cells, shade.glyph, len(styles) + at) for at, (shade, cells) in enumerate(shades)]
     styles += [palette.get(shade.kind) or palette.get("mark") for shade, _ in shades]
-    cursor = frame.cell_at(data.cursor_ns)
+    cursor = -1 if data.cursor_ns is None else frame.axis.at(data.cursor_ns)
     rows = []
     for row in range(height):
         text, keys = _merge(frame, layers, row)
@@ -221,7 +200,7 @@ def _plot_rows(
             for cell, mark in enumerate(marks):
                 if mark and not keys[cell]:
                     text[cell], keys[cell] = mark.letter, _MARK
-        if cursor is not None and not keys[cursor]:
+        if 0 <= cursor < width and not keys[cursor]:
             text[cursor], keys[cursor] = "│", _MARK
         for shaded, glyph, key in textures:
             for cell in shaded:
@@ -247,7 +226,7 @@ _BLANK, _LIMIT, _MARK, _FIRST_SERIES = range(4)
 
 def _merge(frame: _Frame, layers: list[bytearray], row: int) -> tuple[list[str], bytearray]:
     """Return the characters of one row and the key of each one's style; the first series is in front."""
-    width = frame.plot_width
+    width = frame.axis.count
     keys = bytearray(width)
     masks = 0
     for index in range(len(layers) - 1, -1, -1):
@@ -289,7 +268,7 @@ def _axis_labels(
     frame: _Frame, data: ChartData, y_range: tuple[float, float], limits: Mapping[int, Limit]
 ) -> dict[int, str]:
     """Return the y label of each labelled row; a limit's label replaces a tick's."""
-    if not frame.gutter:
+    if not frame.axis.gutter:
         return {}
     low, high = y_range
     ticks = {0: high}
@@ -308,16 +287,16 @@ def _axis_labels(
 
 
 def _gutter(frame: _Frame, label: str, palette: Palette, is_limit: bool = False) -> list[Segment]:
-    if not frame.gutter:
+    if not frame.axis.gutter:
         return []
     axis = "┤" if label else "│"
-    text = fit(label, frame.gutter - 2, "right")
+    text = fit(label, frame.axis.gutter - 2, "right")
     return [Segment(f"{text} {axis}", palette.get("limit" if is_limit and label else "axis"))]
 
 
 def _empty_rows(frame: _Frame, data: ChartData, palette: Palette) -> list[list[Segment]]:
     """Return an empty plot with the chart's own sentence in the middle."""
-    room = frame.plot_width
+    room = frame.axis.count
     sentence = truncate(plain(data.empty), room)
     left = (room - cell_len(sentence)) // 2
     right = room - left - cell_len(sentence)
@@ -331,9 +310,9 @@ def _empty_rows(frame: _Frame, data: ChartData, palette: Palette) -> list[list[S
 def _mark_row(frame: _Frame, marks: list[Shade | None], palette: Palette) -> list[Segment]:
     """Return the line under the plot, with a letter for each cell of throttled time."""
     segments = []
-    if frame.gutter:
+    if frame.axis.gutter:
         label = _MARK_LABEL if any(marks) else ""
-        text = fit(label, frame.gutter - 2, "right")
+        text = fit(label, frame.axis.gutter - 2, "right")
         segments = [Segment(text, palette.get("mark")), Segment(" └", palette.get("axis"))]
     keys = bytearray(_MARK if mark else _LIMIT for mark in marks)
     styles = [palette.get("axis"), palette.get("axis"), palette.get("mark")]
@@ -345,13 +324,14 @@ def _time_row(frame: _Frame, data: ChartData, marks: list[Shade | None], palette
 
     A cause that is covered by a worse one everywhere is named with a plus.
     """
-    room = frame.plot_width
+    room = frame.axis.count
     right = truncate(plain(data.now_label), room)
     left = truncate("-" + duration((data.t_max_ns - data.t_min_ns) / 1e9), room - cell_len(right) - 1)
     between = room - cell_len(left) - cell_len(right)
     legend: list[Segment] = []
     drawn = {mark for mark in marks if mark is not None}
-    covered = {shade_of(span.kind) for span in data.spans if _is_on_axis(span, data)} - drawn
+    spans = (span for span in data.spans if span.start_ns <= data.t_max_ns and span.end_ns >= data.t_min_ns)
+    covered = {shade_of(span.kind) for span in spans} - drawn
     for shade in [*sorted(drawn, key=rank), *sorted(covered, key=rank)]:
         sign = shade.glyph * 2 if shade in drawn else "+"
         key = f"  {sign} {shade.letter} "
@@ -359,12 +339,8 @@ def _time_row(frame: _Frame, data: ChartData, marks: list[Shade | None], palette
             break
         legend += [Segment(key, _ink_of(shade, palette)), Segment(shade.words, palette.get("axis"))]
         between -= cell_len(key) + cell_len(shade.words)
-    start = Segment(" " * frame.gutter + left, palette.get("axis"))
+    start = Segment(" " * frame.axis.gutter + left, palette.get("axis"))
     return [start, *legend, Segment(" " * between + right, palette.get("axis"))]
-
-
-def _is_on_axis(span: Span, data: ChartData) -> bool:
-    return span.start_ns <= data.t_max_ns and (span.end_ns is None or span.end_ns >= data.t_min_ns)
 
 
 def _ink_of(shade: Shade, palette: Palette) -> Style | None:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Generic, TypeVar
+
 from rich.cells import cell_len
 from rich.segment import Segment
 from rich.style import Style
+from textual.geometry import Size
 
 from trainfast_tui.charts.braille import ink
-from trainfast_tui.charts.inks import forget_inks, inks
+from trainfast_tui.charts.inks import inks
 from trainfast_tui.charts.row_widget import Rows, RowWidget
 from trainfast_tui.text.format import plain, truncate
 from trainfast_tui.text.lines import Line
@@ -15,6 +19,7 @@ from trainfast_tui.text.lines import Line
 TONES = ("text", "title", "muted", "primary", "secondary", "accent", "success", "warning", "error", "key")
 FILLED = ("cursor", "badge", "alarm")
 """Tones with a background of their own."""
+Value = TypeVar("Value")
 
 
 class Painted(RowWidget):
@@ -39,78 +44,66 @@ class Painted(RowWidget):
     }
     """
 
-    def __init__(self, *, id: str | None = None, classes: str | None = None) -> None:
-        super().__init__(id=id, classes=classes)
-        self._rows: Rows | None = None
-        self._lines: list[Line] = []
-        self._rows_of_lines: Rows = []
-        """The last rows and their lines: most lines stay the same."""
-        self._painted_for = (0, 0, False)
-        self._palette: dict[str, Style] | None = None
-
     def lines(self, width: int, height: int) -> list[Line]:
         """Return the lines to draw; longer ones are cut, missing ones blank."""
         raise NotImplementedError
 
-    def repaint(self) -> None:
-        """Draw again and send the changed cells."""
-        old, key = self._rows, self._key()
+    def rows(self, width: int, height: int, palette: Mapping[str, Style]) -> Rows:
+        lines = self.lines(width, height)[:height] if width and height else []
+        return [_row(line, width, palette) for line in [*lines, *([[]] * (height - len(lines)))]]
+
+    def find_palette(self) -> Mapping[str, Style]:
+        whole = inks(self, "painted", (*TONES, *FILLED))
+        filled = {
+            tone: Style(color=whole[tone].color, bgcolor=whole[tone].bgcolor, bold=whole[tone].bold) for tone in FILLED
+        }
+        return {tone: ink(whole[tone]) for tone in TONES} | filled
+
+    def take_rows(self, rows: int) -> None:
+        """Be as high as this from now on; Textual arranges a screen again for a height that stays the same."""
+        if self.styles.height is None or self.styles.height.value != rows:
+            self.styles.height = rows
+
+
+class GrowingPanel(Painted):
+    """A panel as high as its text, hidden without any."""
+
+    DEFAULT_CSS = """
+    GrowingPanel { height: auto; display: none; }
+    GrowingPanel.-says { display: block; }
+    """
+
+    def get_content_height(self, container: Size, viewport: Size, width: int) -> int:
+        return len(self.lines(width, 100))
+
+    def grow(self, says: bool) -> None:
+        """Draw again in the height that the text needs now; `says` is False without a text."""
+        self.set_class(says, "-says")
         self._rows = None
-        self.send_changes(old if self._painted_for == key else None)
+        self.refresh(layout=True)
 
-    def notify_style_update(self) -> None:
-        """Forget the rows of the old theme."""
-        self._palette = self._rows = None
-        forget_inks(self)
-        super().notify_style_update()
 
-    def painted(self) -> Rows:
-        width, height, native = key = self._key()
-        if self._rows is None or self._painted_for != key:
-            if native != self._painted_for[2]:
-                self._palette = None
-            is_first = self._palette is None or self._painted_for != key
-            self._painted_for = key
-            lines = self.lines(width, height)[:height] if width and height else []
-            lines += [[] for _ in range(height - len(lines))]
-            if is_first:
-                self._rows = [self._row(line, width) for line in lines]
-            else:
-                before = zip(lines, self._lines, self._rows_of_lines, strict=True)
-                self._rows = [row if line == old else self._row(line, width) for line, old, row in before]
-            self._lines, self._rows_of_lines = lines, self._rows
-        return self._rows
+class PaintedValue(Painted, Generic[Value]):
+    """A widget that draws one value, the newest it was shown."""
 
-    def _key(self) -> tuple[int, int, bool]:
-        """Return width, height and whether the theme is the terminal's own: rows are painted for these."""
-        return (*self.size, self.app.native_ansi_color)
+    shown: Value | None = None
 
-    def _row(self, line: Line, width: int) -> list[Segment]:
-        styles = self._styles()
-        row: list[Segment] = []
-        room, style = width, styles["text"]
-        for text, tone in line:
-            text = plain(text)
-            length = cell_len(text)
-            if length > room:
-                text = truncate(text, room)
-                length = cell_len(text)
-            if text:
-                style = styles[tone]
-                row.append(Segment(text, style))
-            room -= length
-            if room <= 0:
-                break
-        if room > 0:
-            # The cursor's line is filled to its end.
-            row.append(Segment(" " * room, style if line and line[-1][1] == "cursor" else styles["text"]))
-        return row
+    def show(self, value: Value | None) -> None:
+        """Draw this from now on."""
+        self.shown = value
+        self.repaint()
 
-    def _styles(self) -> dict[str, Style]:
-        if self._palette is None:
-            whole = inks(self, "painted", (*TONES, *FILLED))
-            palette = {tone: ink(whole[tone]) for tone in TONES}
-            for tone in FILLED:
-                palette[tone] = Style(color=whole[tone].color, bgcolor=whole[tone].bgcolor, bold=whole[tone].bold)
-            self._palette = palette
-        return self._palette
+
+def _row(line: Line, width: int, palette: Mapping[str, Style]) -> list[Segment]:
+    row: list[Segment] = []
+    room = width
+    for text, tone in line:
+        text = truncate(plain(text), room)
+        if text:
+            row.append(Segment(text, palette[tone]))
+        room -= cell_len(text)
+    if room > 0:
+        # The cursor's line is filled to its end.
+        filled = line and line[-1][1] == "cursor"
+        row.append(Segment(" " * room, palette["cursor" if filled else "text"]))
+    return row

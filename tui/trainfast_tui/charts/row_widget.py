@@ -1,8 +1,8 @@
-"""A widget of rows of segments; only changed rows are rendered again."""
+"""A widget of rows of segments; only changed rows are sent and rendered again."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from rich.segment import Segment
 from rich.style import Style
@@ -10,6 +10,8 @@ from textual.filter import LineFilter
 from textual.geometry import Region
 from textual.strip import Strip
 from textual.widget import Widget
+
+from trainfast_tui.charts.inks import forget_inks
 
 Rows = list[list[Segment]]
 
@@ -24,10 +26,43 @@ class RowWidget(Widget):
         self._strips: dict[int, tuple[list[Segment] | None, Strip]] = {}
         """The segments of each row and their strip on the background."""
         self._strips_for: tuple[int, Style | None, Sequence[LineFilter]] = (0, None, ())
+        self._rows: Rows | None = None
+        self._rows_for = (0, 0, False)
+        """The width and height of the rows, and whether the theme is the terminal's own."""
+        self._palette: Mapping[str, Style] | None = None
+
+    def rows(self, width: int, height: int, palette: Mapping[str, Style]) -> Rows:
+        """Return the rows to show, each `width` cells wide; missing ones are blank."""
+        raise NotImplementedError
+
+    def find_palette(self) -> Mapping[str, Style]:
+        """Return the style of each part by its name, in the present theme."""
+        raise NotImplementedError
+
+    def repaint(self) -> None:
+        """Draw again and send the changed cells."""
+        old, is_same_size = self._rows, self._rows_for == self._key()
+        self._rows = None
+        self.send_changes(old if is_same_size else None)
+
+    def notify_style_update(self) -> None:
+        """Forget the rows of the old theme."""
+        self._palette = self._rows = None
+        forget_inks(self)
+        super().notify_style_update()
 
     def painted(self) -> Rows:
-        """Return the rows to show, each as wide as the widget; missing ones are blank."""
-        raise NotImplementedError
+        """Return the rows as they are now, drawn once."""
+        key = self._key()
+        if self._rows is None or self._rows_for != key:
+            if self._palette is None or self._rows_for[2] != key[2]:
+                self._palette = self.find_palette()
+            self._rows_for = key
+            self._rows = self.rows(*key[:2], self._palette)
+        return self._rows
+
+    def _key(self) -> tuple[int, int, bool]:
+        return (*self.size, self.app.native_ansi_color)
 
     def background(self) -> Style | None:
         """Return the style behind the rows; None in the terminal's own colours."""

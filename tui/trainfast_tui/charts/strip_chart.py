@@ -1,9 +1,11 @@
 """The widget of one strip chart."""
 
+from collections.abc import Mapping
+
 from rich.style import Style
 
 from trainfast_tui.charts.braille import YRange, ink
-from trainfast_tui.charts.inks import forget_inks, inks
+from trainfast_tui.charts.inks import inks
 from trainfast_tui.charts.model import PARTS, TONES, ChartData
 from trainfast_tui.charts.paint import paint
 from trainfast_tui.charts.row_widget import Rows, RowWidget
@@ -51,51 +53,24 @@ class StripChart(RowWidget):
         self._gutter = gutter
         self._data: ChartData | None = None
         self._y_range = YRange()
-        self._palette: dict[str, Style] | None = None
-        self._rows: Rows | None = None
-        self._rows_size = (0, 0)
 
     def show(self, data: ChartData) -> None:
         """Draw this; the y range starts anew when the title or a fixed end of the y axis changes."""
         if self._data is not None and _axis_of(self._data) != _axis_of(data):
             self._y_range.reset()
         self._data = data
-        old = self._rows
-        self._rows = None
-        self.send_changes(old if self._rows_size == tuple(self.size) else None)
+        self.repaint()
 
-    def notify_style_update(self) -> None:
-        """Forget the rows of the old theme."""
-        self._palette = None
-        self._rows = None
-        forget_inks(self)
-        super().notify_style_update()
+    def rows(self, width: int, height: int, palette: Mapping[str, Style]) -> Rows:
+        data, y_range = self._data, self._y_range
+        if data is None:
+            return []
+        return paint(data, width, height, y_range, palette, time_labels=self._time_labels, gutter=self._gutter)
 
-    def painted(self) -> Rows:
-        size = self.size
-        if self._rows is None or self._rows_size != tuple(size):
-            self._rows_size = (size.width, size.height)
-            self._rows = (
-                []
-                if self._data is None
-                else paint(
-                    self._data,
-                    size.width,
-                    size.height,
-                    self._y_range,
-                    self._styles(),
-                    time_labels=self._time_labels,
-                    gutter=self._gutter,
-                )
-            )
-        return self._rows
-
-    def _styles(self) -> dict[str, Style]:
-        if self._palette is None:
-            # A partial style leaves a muted colour unblended, which is white on a light theme.
-            whole = inks(self, "strip-chart", (*TONES, *PARTS, *SHADED))
-            self._palette = {name: ink(style) for name, style in whole.items()}
-        return self._palette
+    def find_palette(self) -> Mapping[str, Style]:
+        # A partial style leaves a muted colour unblended, which is white on a light theme.
+        whole = inks(self, "strip-chart", (*TONES, *PARTS, *SHADED))
+        return {name: ink(style) for name, style in whole.items()}
 
 
 def _axis_of(data: ChartData) -> tuple[object, ...]:

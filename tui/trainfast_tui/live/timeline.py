@@ -5,21 +5,18 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 from trainfast_runner.machine.telemetry.failures import takes_long
 from trainfast_runner.records.state_words import state_words
 from trainfast_tui.text import format as fmt
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from trainfast_runner.records.run_file import Event, Step
     from trainfast_runner.records.tick import DeviceProcess, DeviceReading, Tick
     from trainfast_runner.running.follower import RunSnapshot
 
 MOMENTS_KEPT = 500
-T = TypeVar("T")
 Describe = Callable[["Event"], tuple[str, str, str]]
 
 
@@ -41,7 +38,7 @@ class EventMoments:
         self._began: dict[tuple[str, int | None, str], int] = {}
 
     def of(self, events: Iterable[Event]) -> list[Moment]:
-        """The moments of these events, which follow the events described before."""
+        """Return the moments of these events, which follow the events described before."""
         moments: list[Moment] = []
         for event in events:
             describe = DESCRIPTIONS.get(event.kind)
@@ -59,37 +56,10 @@ class EventMoments:
         return moments
 
 
-class RunMoments:
-    """The moments of the run on the screen; each event and each step is described once."""
-
-    def __init__(self) -> None:
-        self._directory: Path | None = None
-
-    def of(self, run: RunSnapshot) -> list[Moment]:
-        """All moments of this run so far, in order."""
-        if run.directory != self._directory:
-            self._directory = run.directory
-            self._events = EventMoments()
-            self._moments: list[Moment] = []
-            self._last_event: Event | None = None
-            self._last_step: Step | None = None
-        new = self._events.of(_after(self._last_event, run.events))
-        new += _compilations(_after(self._last_step, run.steps))
-        if new:
-            self._moments = sorted([*self._moments, *new], key=lambda moment: moment.t_ns)[-MOMENTS_KEPT:]
-        self._last_event = run.events[-1] if run.events else None
-        self._last_step = run.steps[-1] if run.steps else None
-        return self._moments
-
-
-def _after(last: T | None, items: Sequence[T]) -> list[T]:
-    """The items behind `last`; all of them if it has been dropped from the front."""
-    new: list[T] = []
-    for item in reversed(items):
-        if item is last:
-            break
-        new.append(item)
-    return new[::-1]
+def run_moments(run: RunSnapshot) -> list[Moment]:
+    """Return the newest moments of a run, in order."""
+    moments = [*EventMoments().of(run.events), *_compilations(run.steps)]
+    return sorted(moments, key=lambda moment: moment.t_ns)[-MOMENTS_KEPT:]
 
 
 class MachineMoments:
@@ -104,7 +74,7 @@ class MachineMoments:
         self._moments: deque[Moment] = deque(maxlen=MOMENTS_KEPT)
 
     def of(self, ticks: Sequence[Tick]) -> list[Moment]:
-        """All moments up to the last of these ticks."""
+        """Return all moments up to the last of these ticks."""
         new: list[Tick] = []
         for tick in reversed(ticks):
             if tick.t_ns <= self._seen_ns:
