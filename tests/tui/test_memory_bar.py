@@ -10,20 +10,22 @@ from pathlib import Path
 
 import pytest
 from recorded import GIB, MIB, START_NS, S, a_run, write_lines
-from still import StillApp, a_snapshot, own_supervisor, screen_text
+from still import StillApp, a_fit, a_snapshot, own_supervisor, screen_text
 
+from trainfast_runner.errors import UserError
 from trainfast_runner.memory.available import RankLimit
 from trainfast_runner.records.home import Home
 from trainfast_runner.records.run_file import Event
-from trainfast_tui.control.memory_view import Measured, MemoryView, PredictedPeak
+from trainfast_tui.control.memory_view import Measured, MemoryView
 from trainfast_tui.control.messages import SnapshotTaken
 from trainfast_tui.text.ascii import to_ascii
 from trainfast_tui.widgets.memory_bar import LIMIT, MEASURED, SIGNS, MemoryBar, memory_lines
 
 FULL, SMALL = (160, 48), (80, 24)
 PANEL = {FULL: 46, SMALL: 30}
-PARTS = (("params", 200 * MIB), ("grads", 200 * MIB), ("optimizer", 400 * MIB), ("activations", 600 * MIB))
-FITS = PredictedPeak(1400 * MIB, PARTS, "forward_backward", 8, RankLimit(2 * GIB, "memory_limit"), max_batch=16)
+PARTS = {"params": 200, "grads": 200, "optimizer": 400, "activations": 600}
+LIMITED = RankLimit(2 * GIB, "memory_limit")
+FITS = a_fit(1400, LIMITED, max_batch=16, **PARTS)
 
 
 def shown(view: MemoryView, size: tuple[int, int] = FULL) -> list[str]:
@@ -56,7 +58,7 @@ def test_the_smallest_screen_has_three_lines_with_total_limit_headroom_and_batch
 
 
 def test_what_does_not_fit_says_by_how_much_and_the_limit_stands_inside_the_bar() -> None:
-    large = replace(FITS, total_bytes=4 * GIB, parts=(("activations", 4 * GIB),), max_batch=0)
+    large = a_fit(4096, LIMITED, activations=4096, max_batch=0)
     lines = shown(MemoryView(large))
     assert lines[1][23] == "┃"
     assert lines[1].count("░") == 45
@@ -75,12 +77,12 @@ def test_what_does_not_fit_says_by_how_much_and_the_limit_stands_inside_the_bar(
     ],
 )
 def test_on_the_smallest_screen_nothing_of_what_does_not_fit_is_cut(most: int | None, said: str) -> None:
-    large = replace(FITS, total_bytes=4 * GIB, parts=(("activations", 4 * GIB),), max_batch=most)
+    large = a_fit(4096, LIMITED, activations=4096, max_batch=most)
     assert shown(MemoryView(large), SMALL)[-1] == said
 
 
 def test_the_margin_of_a_limit_is_a_part_of_what_has_to_fit() -> None:
-    tight = replace(FITS, margin_bytes=100 * MIB, room=RankLimit(1450 * MIB, "memory_limit"), max_batch=7)
+    tight = replace(FITS, margin_bytes=100 * MIB, available=RankLimit(1450 * MIB, "memory_limit"), max_batch=7)
     *_, legend, total, left = shown(MemoryView(tight))
     assert "┈ margin 100 MiB" in legend
     assert total == "predicted 1.37 GiB + margin of 1.42 GiB"
@@ -91,14 +93,14 @@ def test_the_margin_of_a_limit_is_a_part_of_what_has_to_fit() -> None:
 @pytest.mark.parametrize("size", [FULL, SMALL])
 def test_what_cannot_run_here_says_so_instead_of_what_fits(size: tuple[int, int]) -> None:
     words = "strategy=dp copies the model to each of two or more GPUs from one process, and a run here has none"
-    lines = shown(MemoryView(replace(FITS, room=None, max_batch=None, cannot_run=words)), size)
+    lines = shown(MemoryView(replace(FITS, available=None, max_batch=None, cannot_run=UserError(words))), size)
     at = next(place for place, line in enumerate(lines) if line.startswith("cannot run here: strategy=dp"))
     assert lines[at - (2 if size == SMALL else 1)].startswith("predicted 1.37 GiB")
     assert not any("no limit is known" in line for line in lines)
 
 
 def test_a_small_model_on_a_large_device_still_shows_every_category() -> None:
-    lines = shown(MemoryView(replace(FITS, room=RankLimit(1 << 40, "free on GPU 0"))))
+    lines = shown(MemoryView(replace(FITS, available=RankLimit(1 << 40, "free on GPU 0"))))
     assert lines[1].startswith("█▓▒░···")
 
 
@@ -146,7 +148,8 @@ def test_in_ascii_every_category_has_its_own_sign() -> None:
 
 
 def test_a_context_counts_where_the_room_is_the_device_s() -> None:
-    on_gpu = replace(FITS, room=RankLimit(2 * GIB, "free on GPU 0", with_context=True), context_bytes=512 * MIB)
+    free = RankLimit(2 * GIB, "free on GPU 0", with_context=True)
+    on_gpu = a_fit(1400, free, max_batch=16, context=512, **PARTS)
     lines = shown(MemoryView(on_gpu))
     assert "┄" in lines[1]
     assert any("┄ context 512 MiB" in line for line in lines)
@@ -167,7 +170,7 @@ async def test_the_panel_gives_it_the_room_it_needs_and_takes_it_back(home: Home
             assert bar.region.height == len(lines)
             text = screen_text(app)
             assert text.isascii()
-            assert ("# parameters 200 MiB" in text) == (view is not None and view.predicted is not None)
+            assert ("# parameters 200 MiB" in text) == (view is not None and view.fit is not None)
 
 
 @pytest.mark.parametrize("is_live", [True, False])
@@ -192,6 +195,6 @@ async def test_a_run_s_prediction_stands_beside_its_measurement_live_and_ended(
 
 
 def test_of_a_category_too_long_for_its_column_the_word_is_cut_and_not_the_figure() -> None:
-    predicted = replace(FITS, parts=(("params", 12 * MIB), ("communication", int(12.8 * MIB))))
+    predicted = a_fit(1400, LIMITED, params=12, communication=12.8)
     (line,) = [line for line in shown(MemoryView(predicted)) if "≈" in line and "commun" in line]
     assert line.rstrip().endswith("… 12.8 MiB")

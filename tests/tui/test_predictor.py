@@ -62,13 +62,13 @@ class Answers:
 def test_a_model_that_was_traced_before_is_answered_without_a_trace(tracer: Tracer) -> None:
     answers = Answers()
     answers.ask("seq_len=128", "batch_size=12", "memory_limit=1GiB")
-    found = answers.next().predicted
+    found = answers.next().fit
     assert found is not None
-    assert found.total_bytes == 220 * MIB
-    assert dict(found.parts)["activations"] == 120 * MIB
-    assert found.room == RankLimit(GIB, "memory_limit")
+    assert found.predicted.total_bytes == 220 * MIB
+    assert found.predicted.activations_bytes == 120 * MIB
+    assert found.available == RankLimit(GIB, "memory_limit")
     assert found.margin_bytes == UNMEASURED_BYTES
-    assert found.headroom_bytes == (1024 - 220) * MIB - UNMEASURED_BYTES
+    assert found.left_bytes == (1024 - 220) * MIB - UNMEASURED_BYTES
     assert found.max_batch == 89, "100 MiB, 10 a sample, and the margin of 32"
     assert tracer.traced == []
 
@@ -80,7 +80,7 @@ def test_an_unknown_model_is_traced_and_then_answered(tracer: Tracer) -> None:
     assert view.words == "tracing the model…"
     assert view.since_ns is not None
     tracer.go.set()
-    assert answers.next().predicted is not None
+    assert answers.next().fit is not None
     assert tracer.traced == [64]
 
 
@@ -91,13 +91,9 @@ def test_the_newest_question_is_answered_while_an_older_one_s_trace_goes_on(trac
     answers.ask("seq_len=64", "batch_size=2")
     assert answers.next().since_ns == since, "it is the same trace"
     answers.ask("seq_len=128", "batch_size=2")
-    found = answers.next().predicted
-    assert found is not None
-    assert found.batch_size == 2
+    assert answers.next().batch_size == 2
     tracer.go.set()
-    found = answers.next().predicted
-    assert found is not None
-    assert found.batch_size == 2, "the trace of other knobs does not come onto the screen"
+    assert answers.next().batch_size == 2, "the trace of other knobs does not come onto the screen"
     assert tracer.traced == [64]
 
 
@@ -111,7 +107,7 @@ def test_a_trace_nobody_waits_for_is_given_up_for_the_one_that_is_wanted(tracer:
     wait_for(lambda: tracer.traced == [64, 32])
     assert tracer.given_up == [64]
     tracer.go.set()
-    assert answers.next().predicted is not None
+    assert answers.next().fit is not None
 
 
 def test_a_run_that_starts_ends_the_trace(tracer: Tracer) -> None:
@@ -145,20 +141,20 @@ def test_nothing_is_traced_while_a_run_is_measured(tracer: Tracer) -> None:
     answers.ask("seq_len=64", may_trace=False)
     assert answers.next() == MemoryView(words=NOT_NOW)
     answers.ask("seq_len=128", may_trace=False)
-    assert answers.next().predicted is not None, "what is known costs nothing"
+    assert answers.next().fit is not None, "what is known costs nothing"
     assert tracer.traced == []
 
 
 def test_batch_1_that_does_not_fit_is_batch_zero_and_no_limit_is_none(tracer: Tracer) -> None:
     answers = Answers()
     answers.ask("seq_len=128", "memory_limit=64MiB")
-    found = answers.next().predicted
+    found = answers.next().fit
     assert found is not None
     assert found.max_batch == 0
     answers.ask("seq_len=128", free_bytes=None)
-    found = answers.next().predicted
+    found = answers.next().fit
     assert found is not None
-    assert (found.room, found.max_batch) == (None, None)
+    assert (found.available, found.max_batch) == (None, None)
 
 
 def test_what_a_live_run_holds_is_free_again_for_the_next_one(home: Home, hold: Callable[[Path], None]) -> None:
@@ -248,4 +244,4 @@ def test_the_wait_for_the_imports_is_said(tracer: Tracer) -> None:
     wait_for(lambda: shows("tracing the model…"))
     assert "tracing the model…" in seen[seen.index(words) :], "the import is named first, then the trace"
     tracer.go.set()
-    wait_for(lambda: answers.next().predicted is not None)
+    wait_for(lambda: answers.next().fit is not None)

@@ -6,17 +6,18 @@ from dataclasses import replace
 
 import pytest
 from recorded import GIB
-from still import CPU, FULL, PREDICTED, StillApp, a_snapshot, screen_text
+from still import CPU, FULL, PREDICTED, StillApp, a_fit, a_snapshot, screen_text
 
 from trainfast_runner.machine.devices import Machine
 from trainfast_runner.memory.available import RankLimit
+from trainfast_runner.memory.fitting import PredictedFit
 from trainfast_runner.records.home import Home
 from trainfast_runner.settings.spec import RunSpec
-from trainfast_tui.control.memory_view import PredictedPeak, swap_notice
+from trainfast_tui.control.memory_view import swap_notice
 from trainfast_tui.control.messages import MemoryPredicted, SnapshotTaken
 
-assert PREDICTED.predicted is not None
-TOO_MUCH = replace(PREDICTED.predicted, total_bytes=48 * GIB, room=RankLimit(20 * GIB, "free"), max_batch=None)
+FREE = RankLimit(20 * GIB, "free")
+TOO_MUCH = a_fit(48 * 1024, FREE)
 
 
 async def test_r_asks_before_a_run_that_would_make_the_machine_swap(
@@ -27,7 +28,7 @@ async def test_r_asks_before_a_run_that_would_make_the_machine_swap(
     monkeypatch.setattr(app.session.runs, "start", started.append)
     async with app.run_test(size=FULL) as pilot:
         app.post(SnapshotTaken(a_snapshot(None)))
-        app.post(MemoryPredicted(replace(PREDICTED, predicted=TOO_MUCH)))
+        app.post(MemoryPredicted(replace(PREDICTED, fit=TOO_MUCH)))
         await pilot.pause()
         await pilot.press("r")
         await pilot.pause()
@@ -44,20 +45,18 @@ async def test_r_asks_before_a_run_that_would_make_the_machine_swap(
 
 
 @pytest.mark.parametrize(
-    ("predicted", "machine"),
+    ("fit", "machine"),
     [
-        (replace(TOO_MUCH, room=RankLimit(20 * GIB, "memory_limit")), CPU),
+        (replace(TOO_MUCH, available=RankLimit(20 * GIB, "memory_limit")), CPU),
         (TOO_MUCH, Machine(device="cuda", gpus=(), nvml_gpus=(), cores=2)),
-        (replace(TOO_MUCH, total_bytes=19 * GIB), CPU),
-        (replace(TOO_MUCH, room=None), CPU),
+        (a_fit(19 * 1024, FREE), CPU),
+        (replace(TOO_MUCH, available=None), CPU),
         (None, CPU),
     ],
 )
-def test_where_nothing_but_the_run_would_end_there_is_no_question(
-    predicted: PredictedPeak | None, machine: Machine
-) -> None:
-    assert swap_notice(predicted, machine) == ""
+def test_where_nothing_but_the_run_would_end_there_is_no_question(fit: PredictedFit | None, machine: Machine) -> None:
+    assert swap_notice(fit, machine) == ""
     assert swap_notice(TOO_MUCH, CPU)
     assert "less than memory_limit" in swap_notice(
-        replace(TOO_MUCH, room=RankLimit(GIB, "free, less than memory_limit")), CPU
+        replace(TOO_MUCH, available=RankLimit(GIB, "free, less than memory_limit")), CPU
     )

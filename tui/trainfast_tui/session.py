@@ -15,7 +15,7 @@ from trainfast_runner.errors import UserError
 from trainfast_runner.records.home import Home
 from trainfast_tui.control.background import in_background
 from trainfast_tui.control.compared_runs import compared_runs, compared_with_previous
-from trainfast_tui.control.memory_view import MemoryView, PredictedPeak
+from trainfast_tui.control.memory_view import MemoryView
 from trainfast_tui.control.messages import (
     KnobRefused,
     MachineSeen,
@@ -42,6 +42,7 @@ from trainfast_tui.live.reader import Reader
 
 if TYPE_CHECKING:
     from trainfast_runner.machine.devices import Machine
+    from trainfast_runner.memory.fitting import PredictedFit
     from trainfast_runner.memory.warm_tracer import WarmTracer
     from trainfast_runner.running.follower import RunSnapshot
     from trainfast_runner.search.advice.advisor import Situation
@@ -174,7 +175,7 @@ class Session:
             return
         self._adopted = run.run_id
         if self._is_chosen and self.next_run is not None:
-            self.next_run = self.next_run.compared_with(run.knobs)
+            self.next_run = replace(self.next_run, before=run.knobs)
         else:
             self.next_run = of_run(run, self.home)
         self.post(NextRunChanged())
@@ -221,7 +222,7 @@ class Session:
 
     def choose_preset(self, name: str) -> NextRun:
         """Train this preset or variant next. Raises UserError."""
-        chosen = of_preset(name).compared_with(self.next_run.before if self.next_run is not None else None)
+        chosen = replace(of_preset(name), before=self.next_run.before if self.next_run is not None else None)
         self.change(chosen)
         return chosen
 
@@ -256,12 +257,12 @@ class Session:
         measured = measured_memory(self.shown_run, self.next_run)
         return self.memory if measured is None else replace(self.memory or MemoryView(), measured=measured)
 
-    def predicted_peak(self) -> PredictedPeak | None:
-        """The next run's predicted peak; None while the newest prediction is about another batch."""
-        found = self.memory.predicted if self.memory is not None else None
-        if found is None or self.next_run is None or found.batch_size != self.next_run.spec.knobs["batch_size"]:
+    def predicted_fit(self) -> PredictedFit | None:
+        """Return the next run's prediction; None while the newest one is about another batch."""
+        found, next_run = self.memory, self.next_run
+        if found is None or next_run is None or found.batch_size != next_run.spec.knobs["batch_size"]:
             return None
-        return found
+        return found.fit
 
     def compare(self, a: str, b: str) -> None:
         """Have two runs compared: posts RunsCompared."""

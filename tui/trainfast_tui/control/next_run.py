@@ -94,10 +94,6 @@ class NextRun:
             return self.type(name, earlier.shown(name))
         return self.reset(name)
 
-    def compared_with(self, before: Knobs | None) -> NextRun:
-        """The same run, compared with the knobs of another run on the screen."""
-        return replace(self, before=before)
-
     def advice(self, machine: Machine | None, situation: Situation | None) -> dict[str, str]:
         """The advisor's texts by the name of the knob that each stands beside; empty while the machine is unknown."""
         if machine is None:

@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from trainfast_runner.errors import UserError
-from trainfast_tui.control.memory_view import MemoryView, PredictedPeak, importing
+from trainfast_tui.control.memory_view import MemoryView, importing
 from trainfast_tui.control.messages import MemoryPredicted, Post, ThreadFailed
 
 if TYPE_CHECKING:
     from trainfast_runner.machine.devices import Machine
+    from trainfast_runner.memory.fitting import PredictedFit
     from trainfast_runner.memory.model import MemoryModel
     from trainfast_runner.memory.tracing import Tracing
     from trainfast_runner.memory.warm_tracer import WarmTracer
@@ -48,7 +49,7 @@ def knows_free_memory(snapshot: Snapshot | None) -> bool:
 def request_for(
     next_run: NextRun, machine: Machine, snapshot: Snapshot | None, *, may_trace: bool
 ) -> PredictionRequest:
-    """The request for the next run, with the memory that is free by the newest sample."""
+    """Return the request for the next run, with the memory that is free by the newest sample."""
     tick = snapshot.tick if snapshot is not None else None
     machine = machine.used_by(next_run.spec.knobs["devices"])
     spec = _with_devices(next_run.spec, machine)
@@ -60,7 +61,7 @@ def request_for(
 
 
 def _with_devices(spec: RunSpec, machine: Machine) -> RunSpec:
-    """The spec with the number of devices it takes; unchanged if they are refused, which starting the run reports."""
+    """Return the spec with the number of devices it takes, unchanged if they are refused: starting the run says so."""
     from trainfast_runner.settings.world import with_devices
 
     try:
@@ -70,7 +71,7 @@ def _with_devices(spec: RunSpec, machine: Machine) -> RunSpec:
 
 
 def _host_free(tick: Tick, live: RunSnapshot | None) -> int | None:
-    """Free memory of the host in bytes; the memory of a live run is free again when the next one starts."""
+    """Return the free memory of the host in bytes; the memory of a live run is free again when the next one starts."""
     host = tick.host
     if host is None or host.memory_available_bytes is None:
         return None
@@ -79,7 +80,7 @@ def _host_free(tick: Tick, live: RunSnapshot | None) -> int | None:
 
 
 def _with_free(machine: Machine, tick: Tick, live: RunSnapshot | None) -> Machine:
-    """The machine with the memory that its GPUs have free now, or had before the live run."""
+    """Return the machine with the memory that its GPUs have free now, or had before the live run."""
     now = {device.uuid: device for device in tick.devices if device.uuid}
     before = live.run.used_before_bytes if live is not None and live.run is not None else {}
     gpus = []
@@ -178,7 +179,7 @@ class Predictor:
         try:
             model = cached_model(request.spec, request.machine.device, self._python)
             if model is not None:
-                return MemoryView(predicted_peak(model, request))
+                return MemoryView(predicted_fit(model, request), int(str(request.spec.knobs["batch_size"])))
         except UserError as error:
             return MemoryView(words=f"no prediction: {error.message}", failed=True)
         reason = self._failed.get(_key(request))
@@ -246,34 +247,19 @@ class Predictor:
                 self._wake.notify_all()
 
 
-def predicted_peak(model: MemoryModel, request: PredictionRequest) -> PredictedPeak:
-    """Predict the peak of these settings on this machine. Raises UserError for settings unknown to the model."""
+def predicted_fit(model: MemoryModel, request: PredictionRequest) -> PredictedFit:
+    """Predict these settings on this machine. Raises UserError for settings unknown to the model."""
     from trainfast_runner.memory.available import within_container
     from trainfast_runner.memory.fitting import fit_of
-    from trainfast_runner.memory.prediction import CATEGORIES
     from trainfast_runner.settings.world import world_size
 
-    spec = request.spec
+    spec, machine = request.spec, request.machine
     free = None if request.free_bytes is None else within_container(request.free_bytes)
-    fit = fit_of(model, spec, request.machine, world_size(spec, request.machine), free)
-    found = fit.predicted
-    return PredictedPeak(
-        total_bytes=found.total_bytes,
-        parts=tuple((name, found.category(name)) for name in CATEGORIES),
-        phase=found.phase,
-        batch_size=int(str(spec.knobs["batch_size"])),
-        room=fit.available,
-        max_batch=fit.max_batch,
-        context_bytes=found.context_bytes,
-        basis=found.basis,
-        attention=found.attention,
-        margin_bytes=fit.margin_bytes,
-        cannot_run="" if fit.cannot_run is None else fit.cannot_run.line(),
-    )
+    return fit_of(model, spec, machine, world_size(spec, machine), free)
 
 
 def _key(request: PredictionRequest) -> str:
-    """Everything that a trace depends on."""
+    """Return everything that a trace depends on."""
     from trainfast_runner.memory.parts import requests_of
 
     return repr(requests_of(request.spec, request.machine.device))

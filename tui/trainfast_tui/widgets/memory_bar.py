@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import time
+from typing import TYPE_CHECKING
 
-from textual.geometry import Size
-
-from trainfast_tui.charts.painted import Painted
-from trainfast_tui.control.memory_view import Measured, MemoryView, PredictedPeak
+from trainfast_tui.charts.painted import GrowingPanel
+from trainfast_tui.control.memory_view import Measured, MemoryView
 from trainfast_tui.text import format as fmt
-from trainfast_tui.text.lines import Line, joined, line_length, rule, wrap
-from trainfast_tui.text.memory import PHASES, short
+from trainfast_tui.text.lines import Line, joined, line_length, paragraph, rule
+from trainfast_tui.text.memory import CATEGORIES, PHASES, short
 from trainfast_tui.widgets.bar import shares
+
+if TYPE_CHECKING:
+    from trainfast_runner.memory.fitting import PredictedFit
 
 SIGNS = {
     "params": ("█", "primary"),
@@ -31,13 +33,8 @@ ROOMY = 40
 TALL = 34
 
 
-class MemoryBar(Painted):
-    """A panel as high as its text, hidden without any."""
-
-    DEFAULT_CSS = """
-    MemoryBar { height: auto; display: none; }
-    MemoryBar.-says { display: block; }
-    """
+class MemoryBar(GrowingPanel):
+    """The bar and its legend; hidden while nothing is known of the next run."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -49,15 +46,10 @@ class MemoryBar(Painted):
             return
         before = self._height()
         self._view = view
-        self.set_class(view is not None, "-says")
-        if self._height() != before:
-            self._rows = None
-            self.refresh(layout=True)
+        if self._height() != before or self.has_class("-says") != (view is not None):
+            self.grow(view is not None)
         else:
             self.repaint()
-
-    def get_content_height(self, container: Size, viewport: Size, width: int) -> int:
-        return len(self.lines(width, 100))
 
     def lines(self, width: int, height: int) -> list[Line]:
         view = self._view
@@ -77,58 +69,50 @@ def memory_lines(view: MemoryView, width: int, screen_height: int) -> list[Line]
 
 
 def _predicted(view: MemoryView, width: int, roomy: bool) -> list[Line]:
-    predicted = view.predicted
-    if predicted is None:
+    fit = view.fit
+    if fit is None:
         return [rule("memory", width), *_words(view, width, 4 if roomy else 2)]
-    bar = _bar(predicted, view.measured, width)
+    bar = _bar(fit, view.measured, width)
     if not roomy:
-        return [_total(predicted, width), bar, *_verdict(predicted, width, 2)]
-    title = rule(f"memory at its peak: {PHASES.get(predicted.phase, predicted.phase)}", width)
-    return [title, bar, *_legend(predicted, width), _total(predicted, width), *_verdict(predicted, width, 4)]
+        return [_total(fit, width), bar, *_verdict(fit, width, 2)]
+    title = rule(f"memory at its peak: {PHASES.get(fit.predicted.phase, fit.predicted.phase)}", width)
+    return [title, bar, *_legend(fit, width), _total(fit, width), *_verdict(fit, width, 4)]
 
 
-def _verdict(predicted: PredictedPeak, width: int, most: int) -> list[Line]:
+def _verdict(fit: PredictedFit, width: int, most: int) -> list[Line]:
     """Return the memory left, or why the run is impossible here."""
-    if predicted.cannot_run:
-        return _wrapped(f"cannot run here: {predicted.cannot_run}", "error", width, most)
-    return [_room_left(predicted, width)]
+    if fit.cannot_run is not None:
+        return paragraph(f"cannot run here: {fit.cannot_run.line()}", width, "error", most)
+    return [_room_left(fit, width)]
 
 
 def _words(view: MemoryView, width: int, most: int) -> list[Line]:
     words = view.words
     if view.since_ns is not None:
         words += f" {fmt.duration((time.monotonic_ns() - view.since_ns) // 1_000_000_000)}"
-    return _wrapped(words, "warning" if view.failed else "muted", width, most)
+    return paragraph(words, width, "warning" if view.failed else "muted", most)
 
 
-def _wrapped(words: str, tone: str, width: int, most: int) -> list[Line]:
-    lines = wrap(words, width)
-    if len(lines) > most:
-        lines = [*lines[: most - 1], f"{lines[most - 1][: width - 2]} …"]
-    return [[(line, tone)] for line in lines]
-
-
-def _total(predicted: PredictedPeak, width: int) -> Line:
-    room = predicted.room
+def _total(fit: PredictedFit, width: int) -> Line:
+    room, line = fit.available, [("predicted ", "muted"), (fmt.size(fit.predicted.total_bytes), "title")]
     if room is None:
-        return [("predicted ", "muted"), (fmt.size(predicted.total_bytes), "title")]
+        return line
     of = f" of {fmt.size(room.limit_bytes)}"
-    with_context = room.with_context and predicted.context_bytes
-    if (with_context or predicted.margin_bytes) and width < ROOMY:
+    with_context = room.with_context and fit.predicted.context_bytes
+    if (with_context or fit.margin_bytes) and width < ROOMY:
         # The allocator's peak and the context do not both fit.
-        return [("needs ", "muted"), (fmt.size(predicted.needed_bytes), "title"), (of, "text")]
-    line: Line = [("predicted ", "muted"), (fmt.size(predicted.total_bytes), "title")]
-    line.append((" + context" if with_context else " + margin" if predicted.margin_bytes else "", "text"))
+        return [("needs ", "muted"), (fmt.size(fit.needed_bytes), "title"), (of, "text")]
+    line.append((" + context" if with_context else " + margin" if fit.margin_bytes else "", "text"))
     line.append((of, "text"))
     whose = f" ({room.words})"
     return [*line, (whose, "muted")] if line_length(line) + len(whose) <= width else line
 
 
-def _room_left(predicted: PredictedPeak, width: int) -> Line:
-    left = predicted.headroom_bytes
+def _room_left(fit: PredictedFit, width: int) -> Line:
+    left = fit.left_bytes
     if left is None:
         return [("no limit is known", "muted")]
-    most, tone = predicted.max_batch, "error" if left < 0 else "success"
+    most, tone = fit.max_batch, "error" if left < 0 else "success"
     if left >= 0:
         heads: tuple[str, ...] = (f"{fmt.size(left)} left",)
     else:
@@ -145,42 +129,40 @@ def _room_left(predicted: PredictedPeak, width: int) -> Line:
     return [(head, tone), (tail, "error" if most == 0 else "text")]
 
 
-def _bar(predicted: PredictedPeak, measured: Measured | None, width: int) -> Line:
+def _bar(fit: PredictedFit, measured: Measured | None, width: int) -> Line:
     """Return the categories side by side, then the free rest, with the limit as a line across."""
-    scale = _scale(predicted, measured)
-    parts = _shown_parts(predicted)
+    scale = _scale(fit, measured)
+    parts = _shown_parts(fit)
     # On a large device a small model would be one cell: each category keeps its own.
-    used = min(width, max(len(parts), round(predicted.needed_bytes / scale * width)))
+    used = min(width, max(len(parts), round(fit.needed_bytes / scale * width)))
     cells = shares([float(size) for _, size in parts], used)
     painted: list[tuple[str, str]] = []
     for (key, _), count in zip(parts, cells, strict=True):
         painted += [SIGNS[key]] * count
     painted += [("·", "muted")] * (width - len(painted))
-    if predicted.room is not None:
-        at = min(width - 1, int(predicted.room.limit_bytes / scale * width))
+    if fit.available is not None:
+        at = min(width - 1, int(fit.available.limit_bytes / scale * width))
         painted[at] = (LIMIT, "error")
     return joined(painted)
 
 
-def _scale(predicted: PredictedPeak | None, measured: Measured | None) -> float:
+def _scale(fit: PredictedFit | None, measured: Measured | None) -> float:
     """Return the bytes of the whole width: the limit, or a prediction or measurement above it."""
-    room = predicted.room.limit_bytes if predicted is not None and predicted.room is not None else 0
-    needed = predicted.needed_bytes if predicted is not None else 0
+    room = fit.available.limit_bytes if fit is not None and fit.available is not None else 0
+    needed = fit.needed_bytes if fit is not None else 0
     return float(max(room, needed, measured.peak_bytes if measured is not None else 0, 1))
 
 
-def _shown_parts(predicted: PredictedPeak) -> list[tuple[str, int]]:
-    parts = [(key, size) for key, size in predicted.parts if size > 0]
-    if predicted.room is not None and predicted.room.with_context and predicted.context_bytes:
-        parts.append(("context", predicted.context_bytes))
-    if predicted.margin_bytes:
-        parts.append(("margin", predicted.margin_bytes))
-    return parts
+def _shown_parts(fit: PredictedFit) -> list[tuple[str, int]]:
+    with_context = fit.available is not None and fit.available.with_context
+    parts = [(name, fit.predicted.category(name)) for name in CATEGORIES]
+    parts += [("context", fit.predicted.context_bytes or 0 if with_context else 0), ("margin", fit.margin_bytes)]
+    return [(name, size) for name, size in parts if size > 0]
 
 
-def _legend(predicted: PredictedPeak, width: int) -> list[Line]:
+def _legend(fit: PredictedFit, width: int) -> list[Line]:
     """Return the legend, two entries a line: sign, word and figure."""
-    sizes = dict(_shown_parts(predicted))
+    sizes = dict(_shown_parts(fit))
     column = width // 2
     cells: list[Line] = []
     for key, (sign, tone) in SIGNS.items():
@@ -194,17 +176,15 @@ def _legend(predicted: PredictedPeak, width: int) -> list[Line]:
 
 def _measured(view: MemoryView, measured: Measured, width: int) -> list[Line]:
     """Return the measured peak on the same scale, and its difference to its run's prediction."""
-    filled = max(1, min(width, round(measured.peak_bytes / _scale(view.predicted, measured) * width)))
+    filled = max(1, min(width, round(measured.peak_bytes / _scale(view.fit, measured) * width)))
     bar: Line = [(MEASURED * filled, "title")]
     words: Line = [("measured ", "muted"), (fmt.size(measured.peak_bytes), "title")]
-    predicted = measured.predicted_bytes
-    if predicted is None and measured.same_knobs and view.predicted is not None:
-        predicted = view.predicted.total_bytes
+    above = view.fit.predicted.total_bytes if view.fit is not None else None
+    predicted = measured.predicted_bytes or (above if measured.same_knobs else None)
     of = "" if measured.same_knobs else "with other knobs"
     if predicted:
         difference = fmt.signed_percent(100 * (measured.peak_bytes - predicted) / predicted)
         words.append((f", {difference}", "text"))
-        above = view.predicted.total_bytes if view.predicted is not None else None
         # The run has corrected the prediction for the next one.
         is_above = measured.same_knobs and (above is None or fmt.size(above) == fmt.size(predicted))
         of = "of the prediction" if is_above else f"of its {fmt.size(predicted)}"
