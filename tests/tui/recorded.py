@@ -56,7 +56,7 @@ def a_step(number: int, *, step_ms: float = 480.0, batch: int = 8, seq_len: int 
 
 
 def a_gpu(index: int, second: int = 0, **changes: Any) -> DeviceReading:
-    """An H200 under load; GPU 3 runs hot and is held back."""
+    """An H200 under load; GPU 3 runs hot and is throttled."""
     hot = index == 3
     fields: dict[str, Any] = {
         "index": index,
@@ -103,11 +103,11 @@ def a_tick(second: int, *, gpus: int = 0, live: bool = True) -> Tick:
 
 
 RAMP = range(20, 32)
-"""The seconds in which the thermal ramp holds its GPU back."""
+"""The seconds in which the thermal ramp throttles its GPU."""
 
 
 def a_ramp_tick(second: int) -> Tick:
-    """A CPU run that watches GPU 0, which heats up, is held back in the seconds of `RAMP`, and cools again."""
+    """A CPU run that watches GPU 0, which heats up, is throttled in the seconds of `RAMP`, and cools again."""
     held = second in RAMP
     heat = 55 + 1.6 * second if second < RAMP.start else 87 + (second % 2 if held else 1.5 * (RAMP.stop - second))
     gpu = a_gpu(
@@ -145,7 +145,7 @@ def a_thermal_ramp(home: Home, **options: Any) -> Path:
 
 HEAT = Diagnosis(
     rule="thermal",
-    line="GPU 0 is held back by heat: 202 ms of each 493 ms step, at 88 °C, 3 degrees below slowdown",
+    line="GPU 0 is throttled by heat for 202 ms of each 493 ms step, at 88 °C, 3 degrees below slowdown",
     advice="more cooling, or a lower power limit",
     severity="warning",
     cost_fraction=0.16,

@@ -15,13 +15,15 @@ from textual.pilot import Pilot
 from trainfast_runner.machine.devices import Machine
 from trainfast_runner.machine.processes.identity import identify
 from trainfast_runner.memory.available import RankLimit
+from trainfast_runner.memory.fitting import PredictedFit
+from trainfast_runner.memory.prediction import Prediction
 from trainfast_runner.records.home import Home
 from trainfast_runner.records.run_file import Event
 from trainfast_runner.records.tick import Tick
 from trainfast_runner.running.follower import Follower
 from trainfast_runner.settings.spec import RunSpec
 from trainfast_tui.app import TrainfastApp
-from trainfast_tui.control.memory_view import MemoryView, PredictedPeak
+from trainfast_tui.control.memory_view import MemoryView
 from trainfast_tui.control.messages import MachineSeen, MemoryPredicted, SnapshotTaken
 from trainfast_tui.control.predictor import PredictionRequest
 from trainfast_tui.live.snapshot import Snapshot
@@ -82,22 +84,25 @@ def own_supervisor() -> Event:
     return Event(t_ns=START_NS, kind="supervisor", pid=own.pid, start_ticks=own.start_ticks)
 
 
-PREDICTED = MemoryView(
-    PredictedPeak(
-        total_bytes=418 * MIB,
-        parts=(
-            ("params", 12 * MIB),
-            ("grads", 12 * MIB),
-            ("optimizer", 24 * MIB),
-            ("activations", 310 * MIB),
-            ("temporary", 60 * MIB),
-        ),
-        phase="forward_backward",
-        batch_size=8,
-        room=RankLimit(1 << 30, "memory_limit"),
-        max_batch=21,
-    )
+def a_fit(total_mib: int, available: RankLimit | None, **figures: Any) -> PredictedFit:
+    """A prediction; `params` to `communication` and `context` are in MiB, other figures are those of the fit."""
+    names = ("params", "grads", "optimizer", "activations", "temporary", "communication", "context")
+    parts = {f"{name}_bytes": int(figures.pop(name, 0) * MIB) for name in names}
+    predicted = Prediction(total_bytes=total_mib * MIB, phase="forward_backward", **parts)
+    return PredictedFit(predicted, available, **figures)
+
+
+FIT = a_fit(
+    418,
+    RankLimit(1 << 30, "memory_limit"),
+    params=12,
+    grads=12,
+    optimizer=24,
+    activations=310,
+    temporary=60,
+    max_batch=21,
 )
+PREDICTED = MemoryView(FIT, batch_size=8)
 
 
 def given(snapshot: Snapshot, *keys: str, memory: MemoryView | None = PREDICTED) -> Callable[[Pilot[Any]], Any]:

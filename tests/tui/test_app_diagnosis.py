@@ -1,4 +1,4 @@
-"""What holds a run back: one line on the main screen, and a key that opens it to its figures."""
+"""Bottlenecks of a run: one line on the main screen, and a key that opens it to its figures."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ async def test_a_line_says_it_and_a_key_opens_it_to_its_figures(home: Home) -> N
     async with app.run_test(size=(160, 48)) as pilot:
         app.post(SnapshotTaken(a_snapshot(a_thermal_ramp(home), second=38)))
         await pilot.pause()
-        (line,) = [row for row in screen_text(app).splitlines() if "d GPU 0 is held back" in row]
+        (line,) = [row for row in screen_text(app).splitlines() if "d GPU 0 is throttled" in row]
         assert HEAT.line in line
         await pilot.press("d")
         await pilot.pause()
         text = screen_text(app)
         for words in (
             "throttled by heat, 16 % of a step",
-            "held back by heat  41.0 %   the rule: at least 2.0 %",
+            "throttled by heat  41.0 %   the rule: at least 2.0 %",
             "source    ours: 2 %",
             "small_batch",
             "202 ms a step",

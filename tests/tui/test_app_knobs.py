@@ -10,7 +10,7 @@ import msgspec
 import pytest
 from recorded import GIB, a_run
 from searched import SEARCH_ID, a_search, asked
-from still import FULL, PREDICTED, SMALL, StillApp, a_snapshot, given, screen_text, shown
+from still import FIT, FULL, SMALL, StillApp, a_snapshot, given, screen_text, shown
 from textual.events import Key
 from textual.pilot import Pilot
 
@@ -163,9 +163,8 @@ async def test_a_typed_value_is_checked_before_it_is_taken(home: Home) -> None:
 async def test_what_auto_comes_to_stands_beside_the_knob(home: Home) -> None:
     app = StillApp(home)
     async with app.run_test(size=FULL) as pilot:
-        assert PREDICTED.predicted is not None
         choice = "eager, because gemma2 has no sdpa"
-        view = MemoryView(replace(PREDICTED.predicted, attention=choice))
+        view = MemoryView(replace(FIT, predicted=msgspec.structs.replace(FIT.predicted, attention=choice)))
         await given(a_snapshot(a_run(home)), memory=view)(pilot)
         app.main.query_one(KnobPanel).move_to("attention")
         await pilot.pause()

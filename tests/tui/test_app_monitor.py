@@ -137,11 +137,11 @@ async def test_every_reading_has_its_unit_and_what_needs_a_person_is_said(home: 
     app = StillApp(home)
     async with app.run_test(size=(160, 90)) as pilot:
         text = await opened(pilot, the_machine())
-        assert "T GPU 3 held back by heat" in text.splitlines()[0]
+        assert "T GPU 3 throttled by heat" in text.splitlines()[0]
         assert "P GPU 1 at the power limit" in text.splitlines()[0]
         assert "12.4 ms a sample, every 1 s" in text.splitlines()[0]
         for words in (
-            "T held back by heat 100 % of the last minute",
+            "T throttled by heat 100 % of the last minute",
             "P at the power limit 25 % of the last minute",
             "slowdown in 30 °C, 88 °C by the driver, 91 °C by the hardware",
             "memory at 78 °C of 95 °C",
@@ -256,7 +256,7 @@ async def test_while_a_run_is_live_its_samples_are_shown(home: Home, hold: Calla
     app = StillApp(home)
     async with app.run_test(size=(140, 40)) as pilot:
         text = await opened(pilot, a_snapshot(directory, second=RAMP.stop))
-        assert "T GPU 0 held back by heat" in text
+        assert "T GPU 0 throttled by heat" in text
         assert "looking at the processes" in text
 
 
@@ -348,7 +348,7 @@ async def test_a_terminal_without_colours_shows_every_screen(home: Home, monkeyp
     monkeypatch.setenv("NO_COLOR", "1")
     app = StillApp(home)
     async with app.run_test(size=(120, 40)) as pilot:
-        assert "held back by heat" in await opened(pilot, the_machine())
+        assert "throttled by heat" in await opened(pilot, the_machine())
         for screen in ("m", "h", "escape", "o", "escape", "question_mark"):
             await pilot.press(screen)
             await pilot.pause()

@@ -13,8 +13,8 @@ from trainfast_runner.records.home import Home
 from trainfast_runner.running.history import RunRow
 from trainfast_tui.control.compared_runs import compared_with_previous
 from trainfast_tui.control.messages import SnapshotTaken
-from trainfast_tui.screens import runs
 from trainfast_tui.screens.runs import RunsListed, RunsScreen
+from trainfast_tui.widgets import sorted_table
 from trainfast_tui.widgets.runs_table import ORDERS, RunsTable, fits, turned_of
 from trainfast_tui.widgets.sorted_table import ordered
 
@@ -234,11 +234,13 @@ async def test_ten_thousand_runs_do_not_hold_up_the_screen(home: Home, monkeypat
         await until(pilot, "runs   10,000")
         drawn: list[int] = []
         sorted_rows: list[int] = []
-        line, order = RunsTable.row_line, runs.ordered
+        line, order = RunsTable.row_line, ordered
         monkeypatch.setattr(
             RunsTable, "row_line", lambda table, place, *more: drawn.append(place) or line(table, place, *more)
         )
-        monkeypatch.setattr(runs, "ordered", lambda rows, *more: sorted_rows.append(len(rows)) or order(rows, *more))
+        monkeypatch.setattr(
+            sorted_table, "ordered", lambda rows, *more: sorted_rows.append(len(rows)) or order(rows, *more)
+        )
         for key, sorts in (("down", 0), ("pagedown", 0), ("end", 0), ("home", 0), ("o", 1), ("O", 1), ("pagedown", 0)):
             drawn.clear()
             sorted_rows.clear()

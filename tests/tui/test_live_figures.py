@@ -53,7 +53,7 @@ def live(home: Home, hold: Callable[[Path], None]) -> Callable[[int, int], RunSn
 def shown(snapshot: RunSnapshot) -> str:
     """The screen's lines about the run."""
     panel = StepPanel()
-    panel._run = snapshot
+    panel.shown = snapshot
     return "\n".join("".join(text for text, _ in line) for line in panel.lines(120, 5))
 
 

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
+from textual.app import ComposeResult
 from textual.message import Message
 from textual.screen import Screen
 
 from trainfast_tui.control.messages import SnapshotTaken
-from trainfast_tui.text.keys import of
+from trainfast_tui.text.keys import actions_of, bindings
+from trainfast_tui.text.lines import Line
+from trainfast_tui.widgets.page import Page
 from trainfast_tui.widgets.strips import Footer, StatusLine
 
 if TYPE_CHECKING:
@@ -33,10 +36,15 @@ class SessionMessage(Message):
 
 
 class AppScreen(Screen[None]):
-    """A screen of the app. `SCOPE` names its commands in `text.keys`."""
+    """A screen of the app. `SCOPE` names its actions in `text.keys`, which give it its bindings."""
 
     SCOPE: ClassVar[str]
     DEFAULT_CSS = "AppScreen { layout: vertical; overflow: hidden; }"
+
+    def __init_subclass__(cls, **keywords: Any) -> None:
+        if "SCOPE" in vars(cls):
+            cls.BINDINGS = [*bindings(cls.SCOPE)]
+        super().__init_subclass__(**keywords)
 
     def __init__(self, session: Session) -> None:
         super().__init__()
@@ -47,8 +55,8 @@ class AppScreen(Screen[None]):
         self.post_message(SessionMessage(content))
 
     def footer(self) -> Footer:
-        """The footer with the keys of this screen."""
-        return Footer([*of(self.SCOPE), *of("everywhere")])
+        """Return the footer with the keys of this screen."""
+        return Footer([*actions_of(self.SCOPE), *actions_of("everywhere")])
 
     def show_snapshot(self, snapshot: Snapshot) -> None:
         """Paint this snapshot."""
@@ -84,3 +92,19 @@ class AppScreen(Screen[None]):
 
     def action_back(self) -> None:
         self.dismiss()
+
+
+class PageScreen(AppScreen):
+    """A screen of one page of text."""
+
+    def compose(self) -> ComposeResult:
+        yield Page(self.body)
+        yield self.footer()
+
+    def body(self, width: int) -> list[Line]:
+        """Return the whole text, in lines of `width` cells."""
+        raise NotImplementedError
+
+    def repaint(self) -> None:
+        """Paint the text again."""
+        self.query_one(Page).repaint()

@@ -2,59 +2,33 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-from textual.app import ComposeResult
-
 from trainfast_runner.records.result import Result
 from trainfast_runner.records.state_words import state_words
 from trainfast_runner.results.comparison.difference import Comparison, compare
-from trainfast_tui.screens.base import AppScreen
+from trainfast_tui.screens.base import PageScreen
+from trainfast_tui.session import Session
 from trainfast_tui.text import format as fmt
 from trainfast_tui.text.comparison import change, figure, interval, sentence, setting
-from trainfast_tui.text.keys import bindings
-from trainfast_tui.text.lines import Line, rule, wrap
-from trainfast_tui.widgets.page import Page
-
-if TYPE_CHECKING:
-    from trainfast_tui.session import Session
+from trainfast_tui.text.lines import Line, paragraph, rule
 
 TONES = {"better": "success", "worse": "error"}
 SIGNS = {"better": "✓ ", "worse": "✗ "}
 
 
-class CompareScreen(AppScreen):
-    """Compares `b` with `a`."""
+class CompareScreen(PageScreen):
+    """Compares `b` with `a`: the settings that differ, and the figures of both runs."""
 
     SCOPE = "compare"
-    BINDINGS = [*bindings(SCOPE)]
 
     def __init__(self, session: Session, a: Result, b: Result) -> None:
         super().__init__(session)
         self._a, self._b = a, b
-
-    def compose(self) -> ComposeResult:
-        yield ComparisonTable(self._a, self._b)
-        yield self.footer()
+        self._found = compare(a, b)
 
     def action_swap(self) -> None:
         self._a, self._b = self._b, self._a
-        self.query_one(ComparisonTable).compare(self._a, self._b)
-
-
-class ComparisonTable(Page):
-    """The settings that differ, and the figures of both runs."""
-
-    def __init__(self, a: Result, b: Result) -> None:
-        super().__init__()
-        self.compare(a, b)
-
-    def compare(self, a: Result, b: Result) -> None:
-        """Show these two from now on."""
-        self._a, self._b = a, b
-        self._found = compare(a, b)
-        if self.is_mounted:
-            self.repaint()
+        self._found = compare(self._a, self._b)
+        self.repaint()
 
     def body(self, width: int) -> list[Line]:
         found = self._found
@@ -67,9 +41,9 @@ class ComparisonTable(Page):
             [],
             *_figure_lines(found, width),
             [],
-            *([(line, "text")] for line in wrap(sentence(found) or "", width)),
+            *paragraph(sentence(found) or "", width, "text"),
             *_condition_lines(found),
-            *([(line, "warning")] for note in found.notes for line in wrap(f"note: {note}", width)),
+            *(line for note in found.notes for line in paragraph(f"note: {note}", width, "warning")),
         ]
 
 
@@ -131,7 +105,7 @@ def _figure_lines(found: Comparison, width: int) -> list[Line]:
     wide, widest = width >= 100, width >= 132
     column = 18 if wide else 15
     head = f"{'figure':<18}{'A':>{column}}{'B':>{column}}" + (f"{'change':>18}" if wide else "") + f"{'':>10}"
-    head += f"{'95 % sure':>20}" if widest else ""
+    head += f"{'95 % CI':>20}" if widest else ""
     lines: list[Line] = [*note, [(head, "muted")]]
     for row in rows:
         figures = [(fmt.fit(figure(value, row.unit), column, "right"), "text") for value in (row.a, row.b)]

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from textual.app import ComposeResult
-
 from trainfast_runner.settings.knobs import BY_NAME
-from trainfast_tui.screens.base import AppScreen
-from trainfast_tui.text.keys import KEY_WORDS, bindings, of
-from trainfast_tui.text.lines import Line, rule, wrap
+from trainfast_tui.screens.base import PageScreen
+from trainfast_tui.text.keys import KEY_WORDS, actions_of
+from trainfast_tui.text.lines import Line, labelled, paragraph, rule
 from trainfast_tui.text.shades import SHADES
-from trainfast_tui.widgets.knob_panel import group_of_knobs
-from trainfast_tui.widgets.page import Page
+from trainfast_tui.widgets.knob_panel import knobs_by_group
 
 if TYPE_CHECKING:
     from trainfast_tui.session import Session
@@ -41,26 +38,13 @@ SIGNS = (
 LABEL = 14
 
 
-class HelpScreen(AppScreen):
+class HelpScreen(PageScreen):
     """Made from the list of commands and the knob table; the keys of the screen it was opened on (`scope`) first."""
 
     SCOPE = "help"
-    BINDINGS = [*bindings(SCOPE)]
 
     def __init__(self, session: Session, scope: str = "main") -> None:
         super().__init__(session)
-        self._scope = scope
-
-    def compose(self) -> ComposeResult:
-        yield HelpText(self._scope)
-        yield self.footer()
-
-
-class HelpText(Page):
-    """The whole help."""
-
-    def __init__(self, scope: str) -> None:
-        super().__init__()
         self._scope = scope
 
     def body(self, width: int) -> list[Line]:
@@ -68,12 +52,12 @@ class HelpText(Page):
 
 
 def help_lines(width: int, scope: str = "main") -> list[Line]:
-    """The help in lines of `width` cells, the keys of `scope` first."""
-    lines: list[Line] = [rule("help", width), *([(line, "text")] for line in wrap(ABOUT, width))]
+    """Return the help in lines of `width` cells, the keys of `scope` first."""
+    lines = [rule("help", width), *paragraph(ABOUT, width, "text")]
     first = scope if scope in SCOPES else "main"
     for scope in dict.fromkeys((first, *SCOPES)):
         lines += [[], rule(f"keys {SCOPES[scope]}", width)]
-        for command in of(scope):
+        for command in actions_of(scope):
             keys = ", ".join(
                 KEY_WORDS.get(key, key) for key in command.keys if not key.startswith(("upper_", "equals"))
             )
@@ -83,7 +67,7 @@ def help_lines(width: int, scope: str = "main") -> list[Line]:
     lines += [[], rule("signs", width)]
     for sign, meaning in SIGNS:
         lines += _entry(sign, meaning, "key", width)
-    for group, names in group_of_knobs():
+    for group, names in knobs_by_group().items():
         lines += [[], rule(f"knobs: {group}", width)]
         for name in names:
             entry = BY_NAME[name]
@@ -91,11 +75,9 @@ def help_lines(width: int, scope: str = "main") -> list[Line]:
             for label, text in (("speed", entry.speed), ("memory", entry.memory), ("training", entry.training)):
                 lines += _entry("", f"{label}: {text}", "text", width) if text else []
             takes = f"takes {entry.values.describe()}; default {entry.show(entry.default)}"
-            lines += [[(" " * LABEL, "text"), (line, "muted")] for line in wrap(takes, width - LABEL)]
+            lines += labelled((" " * LABEL, "text"), takes, width, "muted")
     return lines
 
 
 def _entry(label: str, text: str, tone: str, width: int) -> list[Line]:
-    first, *rest = wrap(text, max(10, width - LABEL)) or [""]
-    head: Line = [(f"{label:<{LABEL - 1}} ", tone), (first, "text")]
-    return [head, *([(" " * LABEL + line, "text")] for line in rest)]
+    return labelled((f"{label:<{LABEL - 1}} ", tone), text, width)

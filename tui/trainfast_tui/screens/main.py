@@ -22,7 +22,6 @@ from trainfast_tui.control.memory_view import swap_notice
 from trainfast_tui.control.next_run import NextRun
 from trainfast_tui.live.snapshot import Snapshot
 from trainfast_tui.screens.base import AppScreen
-from trainfast_tui.text.keys import bindings
 from trainfast_tui.widgets.devices import DevicesPanel
 from trainfast_tui.widgets.diagnosis_line import DiagnosisLine
 from trainfast_tui.widgets.ending_panel import EndingPanel
@@ -47,7 +46,6 @@ class MainScreen(AppScreen):
     """Shows the newest snapshot and the next run's knobs; starts and stops runs, and opens the other screens."""
 
     SCOPE = "main"
-    BINDINGS = [*bindings(SCOPE)]
     AUTO_FOCUS = "KnobPanel"
     DEFAULT_CSS = """
     #body { height: 1fr; }
@@ -156,8 +154,8 @@ class MainScreen(AppScreen):
             return
         view = self.session.memory_view()
         self.query_one(MemoryBar).show(view)
-        predicted = view.predicted if view is not None else None
-        self.query_one(KnobPanel).show_chosen({} if predicted is None else {"attention": predicted.attention})
+        fit = view.fit if view is not None else None
+        self.query_one(KnobPanel).show_chosen({} if fit is None else {"attention": fit.predicted.attention})
 
     def refuse(self, error: UserError) -> None:
         if self.is_ready:
@@ -188,7 +186,7 @@ class MainScreen(AppScreen):
         else:
             machine = session.machine
             used = None if machine is None else machine.used_by(next_run.spec.knobs["devices"])
-            risk, name = swap_notice(session.predicted_peak(), used), next_run.spec.name
+            risk, name = swap_notice(session.predicted_fit(), used), next_run.spec.name
             if run is not None and run.is_live:
                 done = run.steps[-1].step if run.steps else 0
                 question = f"{run.run_id} is {state_words(run.state)}, at step {done}. Stop it and start {name}?"

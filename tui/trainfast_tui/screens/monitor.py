@@ -3,31 +3,28 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 from textual.app import ComposeResult
 from textual.geometry import Size
 
 from trainfast_runner.errors import UserError
+from trainfast_runner.machine.processes.identity import Identity, is_running
+from trainfast_runner.machine.processes.listing import ProcessRow
+from trainfast_runner.machine.processes.signalling import end, refuse
+from trainfast_runner.results.bottleneck.device_track import DeviceConditions
+from trainfast_runner.results.bottleneck.step_conditions import StepJoin
+from trainfast_runner.running.stopping import Membership, run_with
 from trainfast_tui.charts import data
 from trainfast_tui.charts.column import Charts
 from trainfast_tui.live.snapshot import Snapshot
 from trainfast_tui.screens.base import AppScreen
+from trainfast_tui.session import Session
 from trainfast_tui.text import format as fmt
-from trainfast_tui.text.keys import bindings
+from trainfast_tui.widgets.dialogs import Confirm
 from trainfast_tui.widgets.monitor_devices import MonitorDevices, MonitorHead
 from trainfast_tui.widgets.process_table import ProcessTable
 from trainfast_tui.widgets.strips import StatusLine
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from trainfast_runner.machine.processes.identity import Identity
-    from trainfast_runner.machine.processes.listing import ProcessRow
-    from trainfast_runner.results.bottleneck.device_track import DeviceConditions
-    from trainfast_runner.results.bottleneck.step_conditions import StepJoin
-    from trainfast_runner.running.stopping import Membership
-    from trainfast_tui.session import Session
 
 AROUND = 3
 """Rows of head, status and footer."""
@@ -46,7 +43,6 @@ class MonitorScreen(AppScreen):
     """Follows the newest snapshot; the reader looks at processes for as long as this is open."""
 
     SCOPE = "monitor"
-    BINDINGS = [*bindings(SCOPE)]
     DEFAULT_CSS = "MonitorScreen .-away { display: none; }"
 
     def __init__(self, session: Session) -> None:
@@ -112,19 +108,16 @@ class MonitorScreen(AppScreen):
         kept = self._kept_rows if self._rows_for == (self.size, gpus) else (0, 0)
         rows, wanted = self._kept_rows = max(rows, kept[0]), max(table.rows_wanted, kept[1])
         self._rows_for = self.size, gpus
-        if devices.styles.height is None or devices.styles.height.value != rows:
-            devices.styles.height = rows
+        devices.take_rows(rows)
         left = room - rows
         charts = left - max(LEAST_PROCESS_ROWS, min(wanted, left // 2))
         has_events = left > LEAST_ROWS_WITH_EVENTS
         self.query_one(Charts).set_class(charts < LEAST_CHART_ROWS and not has_events, "-away")
         height = left - (charts if charts >= LEAST_CHART_ROWS else has_events)
-        if table.styles.height is None or table.styles.height.value != height:
-            table.styles.height = height
+        table.take_rows(height)
 
     def _last_minute(self, snapshot: Snapshot) -> dict[str, DeviceConditions]:
         """Conditions of each GPU in the last minute by UUID, from its counters, with one sample a second."""
-        from trainfast_runner.results.bottleneck.step_conditions import StepJoin
 
         ticks = snapshot.machine_ticks
         if not ticks or not ticks[-1].devices:
@@ -150,12 +143,9 @@ class MonitorScreen(AppScreen):
     def _follow_asked(self, rows: tuple[ProcessRow, ...] | None) -> None:
         """Show when the process that was asked to end has ended."""
         asked = self._asked
-        if asked is not None and rows is not None:
-            from trainfast_runner.machine.processes.identity import is_running
-
-            if not is_running(asked):
-                self._asked = None
-                self.show_notice(f"Process {asked.pid} has ended.", "success")
+        if asked is not None and rows is not None and not is_running(asked):
+            self._asked = None
+            self.show_notice(f"Process {asked.pid} has ended.", "success")
 
     def action_end(self) -> None:
         row = self.query_one(ProcessTable).current
@@ -165,9 +155,6 @@ class MonitorScreen(AppScreen):
             words = f"Process {row.pid} is not visible from here, so it cannot be identified."
             self.notify(words, severity="warning")
             return
-        from trainfast_runner.machine.processes.signalling import refuse
-        from trainfast_runner.running.stopping import run_with
-        from trainfast_tui.widgets.dialogs import Confirm
 
         try:
             refuse(row.identity)
@@ -186,7 +173,6 @@ class MonitorScreen(AppScreen):
 
     def _offer_stop(self, row: ProcessRow, member: Membership) -> None:
         """Offer to stop the run of a process: ending the process alone would make the run a failed one."""
-        from trainfast_tui.widgets.dialogs import Confirm
 
         run_id = member.directory.name
         if member.role is not None:
@@ -203,7 +189,6 @@ class MonitorScreen(AppScreen):
     def _end(self, identity: Identity, kill: bool, yes: object) -> None:
         if not yes:
             return
-        from trainfast_runner.machine.processes.signalling import end
 
         try:
             words = end(identity, kill=kill)

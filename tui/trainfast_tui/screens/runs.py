@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING
 
 from textual.app import ComposeResult
 
@@ -16,20 +15,18 @@ from trainfast_runner.running.history import RunRow, iter_rows, row_of
 from trainfast_tui.control.background import in_background
 from trainfast_tui.control.messages import Notified, warning
 from trainfast_tui.screens.base import AppScreen, SessionMessage
-from trainfast_tui.text.keys import bindings, of
+from trainfast_tui.session import Session
+from trainfast_tui.text.keys import actions_of
+from trainfast_tui.widgets.dialogs import Ask, Confirm
 from trainfast_tui.widgets.run_detail import RunDetail
-from trainfast_tui.widgets.runs_table import ORDERS, RunsTable, fits, orders_of
-from trainfast_tui.widgets.sorted_table import ordered
+from trainfast_tui.widgets.runs_table import RunsTable, fits
 from trainfast_tui.widgets.strips import Footer, StatusLine
-
-if TYPE_CHECKING:
-    from trainfast_tui.session import Session
 
 REFRESH_S = 2.0
 
 
 def listed_again(home: Home, known: list[RunRow]) -> list[RunRow]:
-    """The home's runs, newest first, reading only those that are new or had not ended when `known` was read."""
+    """Return the home's runs, newest first, reading only those that are new or had not ended when `known` was read."""
     settled = {row.run_id: row for row in known if row.supervised is None and row.seconds is not None}
     ids = reversed(home.run_ids())
     return [settled.get(run_id) or row_of(home, run_id) for run_id in ids]
@@ -46,7 +43,6 @@ class RunsScreen(AppScreen):
     """Lists the runs in a thread: ten thousand take a while."""
 
     SCOPE = "runs"
-    BINDINGS = [*bindings(SCOPE)]
 
     def __init__(self, session: Session) -> None:
         super().__init__(session)
@@ -54,9 +50,9 @@ class RunsScreen(AppScreen):
         self._known: list[RunRow] = []
         self._rows: list[RunRow] = []
         """The listed runs, without probes, which their search shows."""
+        self._fitting: list[RunRow] = []
+        """The listed runs that the filter lets through."""
         self._filter = ""
-        self._order = ORDERS[0].name
-        self._reverse = False
         self._is_listing = False
         self._is_listed = False
 
@@ -68,17 +64,14 @@ class RunsScreen(AppScreen):
         yield self.footer()
 
     def footer(self) -> Footer:
-        """The footer: where the keys do not fit the order goes first, which the head names as well."""
-        keys = sorted(of("runs"), key=lambda action: action.id == "sort")
-        return Footer([*keys, *of("everywhere")])
+        """Return the footer; the order, which the head names as well, is the first key left out of a narrow one."""
+        keys = sorted(actions_of("runs"), key=lambda action: action.id == "RunsTable.sort")
+        return Footer([*keys, *actions_of("everywhere")])
 
     def on_mount(self) -> None:
         self.query_one("#head", StatusLine).show("runs", "title")
         self.action_reload()
         self.set_interval(REFRESH_S, self._look_again)
-
-    def on_resize(self) -> None:
-        self._show()
 
     def on_session_message(self, message: SessionMessage) -> None:
         if not isinstance(message.content, RunsListed):
@@ -105,15 +98,8 @@ class RunsScreen(AppScreen):
     def _show(self) -> None:
         if not self._is_listed:
             return
-        rows = [row for row in self._rows if fits(row, self._filter)] if self._filter else self._rows
-        orders = orders_of(self.size.width)
-        order = next((one for one in orders if one.name == self._order), orders[0])
-        self.table.show(ordered(rows, order, self._reverse), order, self._reverse)
-        self.on_sorted_table_moved()
-        head = f"runs   {len(rows):,} of {len(self._rows):,}" if self._filter else f"runs   {len(rows):,}"
-        head += f"   by {order.name}, {order.words[self._reverse]}"
-        head += f"   with “{self._filter}”" if self._filter else ""
-        self.query_one("#head", StatusLine).show(head, "title")
+        self._fitting = [row for row in self._rows if fits(row, self._filter)] if self._filter else self._rows
+        self.table.show(self._fitting)
 
     @property
     def table(self) -> RunsTable:
@@ -121,22 +107,17 @@ class RunsScreen(AppScreen):
 
     def on_sorted_table_moved(self) -> None:
         self.query_one(RunDetail).show(self.table.current)
+        if self._is_listed:
+            order, count = self.table.order, f"{len(self._fitting):,}"
+            head = f"runs   {count} of {len(self._rows):,}" if self._filter else f"runs   {count}"
+            head += f"   by {order.name}, {order.words[self.table.reverse]}"
+            head += f"   with “{self._filter}”" if self._filter else ""
+            self.query_one("#head", StatusLine).show(head, "title")
 
     def action_reload(self) -> None:
         in_background("runs", lambda: RunsListed(list(iter_rows(self._home, probes=True))), self.post)
 
-    def action_sort(self) -> None:
-        names = [order.name for order in orders_of(self.size.width)]
-        here = names.index(self._order) if self._order in names else 0
-        self._order = names[(here + 1) % len(names)]
-        self._show()
-
-    def action_reverse(self) -> None:
-        self._reverse = not self._reverse
-        self._show()
-
     def action_filter(self) -> None:
-        from trainfast_tui.widgets.dialogs import Ask
 
         hint = "Words that must all occur: oom, tiny-llama, batch_size=64. Empty shows every run."
         self.app.push_screen(Ask("Show runs with", hint, self._filter, None), self._filtered)
@@ -171,7 +152,6 @@ class RunsScreen(AppScreen):
             words = f"{row.run_id} is still running: Enter opens it, s stops it; then it can be deleted."
             self.notify(words, severity="warning")
             return
-        from trainfast_tui.widgets.dialogs import Confirm
 
         question = f"Delete {row.run_id} ({row.name}, {state_words(row.state)}) and all its records?"
         self.app.push_screen(Confirm(question, "delete it"), partial(self._delete, row.run_id))

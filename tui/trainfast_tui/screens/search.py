@@ -2,31 +2,25 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from textual.app import ComposeResult
 
+from trainfast_runner.errors import UserError
+from trainfast_runner.search.search_follower import SearchSnapshot
+from trainfast_runner.settings.spec import RunSpec
 from trainfast_tui.control.messages import Notified
 from trainfast_tui.control.next_run import is_about
+from trainfast_tui.live.snapshot import Snapshot
 from trainfast_tui.screens.base import AppScreen
+from trainfast_tui.session import Session
 from trainfast_tui.text.batch_search import limit_notice
-from trainfast_tui.text.keys import bindings
 from trainfast_tui.widgets.batch_search_view import BatchSearchView
 from trainfast_tui.widgets.strips import Footer
-
-if TYPE_CHECKING:
-    from trainfast_runner.errors import UserError
-    from trainfast_runner.search.search_follower import SearchSnapshot
-    from trainfast_runner.settings.spec import RunSpec
-    from trainfast_tui.live.snapshot import Snapshot
-    from trainfast_tui.session import Session
 
 
 class SearchScreen(AppScreen):
     """Shows the search of `spec`; Enter applies one of its answers to the next run."""
 
     SCOPE = "search"
-    BINDINGS = [*bindings(SCOPE)]
 
     def __init__(self, session: Session, spec: RunSpec) -> None:
         super().__init__(session)

@@ -1,4 +1,4 @@
-"""A batch search in words: its state, its answer, and what of the answer can be applied."""
+"""A batch search in words: its state, its answer, and the settings to apply."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from trainfast_tui.text.cooling import cooling_words
 
 if TYPE_CHECKING:
     from trainfast_runner.machine.devices import Machine
-    from trainfast_runner.search.journal import Answer
     from trainfast_runner.search.search_follower import SearchSnapshot
     from trainfast_runner.settings.spec import RunSpec
 
@@ -33,14 +32,20 @@ def choices(search: SearchSnapshot | None) -> tuple[Choice, ...]:
         return ()
     if ended.answer is None:
         return tuple(
-            Choice(f"change {place}", tuple(change.settings.items()), _change_words(change.words, change.costs))
+            Choice(
+                f"change {place}",
+                tuple(change.settings.items()),
+                f"{change.words}; speed: {change.costs}" if change.costs else change.words,
+            )
             for place, change in enumerate(ended.changes, 1)
         )
     answer = ended.answer
+    proof = answer.proof_run_id
+    multiple = "the largest multiple of 64" if (answer.aligned_batch or 0) >= 512 else "a multiple of 8"
     found = [
         ("recommended", answer.recommended_batch, answer.recommended_why),
-        ("aligned", answer.aligned_batch, "the largest multiple of 64" if _by_64(answer) else "a multiple of 8"),
-        ("largest", answer.max_batch, _largest_words(answer)),
+        ("aligned", answer.aligned_batch, multiple),
+        ("largest", answer.max_batch, f"confirmed by {proof}" if proof else "the largest that fits"),
         ("fastest", answer.fastest_batch, f"{fmt.per_second(answer.fastest_samples_per_s, 'samples')}, of those tried"),
     ]
     return tuple(Choice(label, (("batch_size", str(batch)),), why) for label, batch, why in found if batch is not None)
@@ -126,18 +131,6 @@ def _under_way(search: SearchSnapshot) -> str:
     if search.next is None:
         return "the model is built and its memory predicted"
     return "this confirmation run" if search.next.action == "prove" else "this probe"
-
-
-def _by_64(answer: Answer) -> bool:
-    return answer.aligned_batch is not None and answer.aligned_batch >= 512
-
-
-def _largest_words(answer: Answer) -> str:
-    return f"confirmed by {answer.proof_run_id}" if answer.proof_run_id else "the largest that fits"
-
-
-def _change_words(words: str, costs: str) -> str:
-    return f"{words}; speed: {costs}" if costs else words
 
 
 def probe_words(tried: Sequence[int]) -> str:

@@ -62,7 +62,7 @@ def conditions_line(run: RunSnapshot, width: int) -> Line:
 
 
 def steadiness(run: RunSnapshot) -> tuple[str, str] | None:
-    """Say if temperature and step time still drift, or did at the end; None if the steps are too few."""
+    """Return words for a drift of temperature and step time, now or at the end; None if the steps are too few."""
     steady = run.steady
     if steady.still_warming is None:
         return None

@@ -8,7 +8,7 @@ from rich.cells import cell_len
 
 from trainfast_tui.text import format as fmt
 from trainfast_tui.text.diagnosis_figures import cost_words, named, nothing_found, overlap_words, shown, wanted
-from trainfast_tui.text.lines import Line, rule, wrap
+from trainfast_tui.text.lines import Line, labelled, paragraph, rule
 
 if TYPE_CHECKING:
     from trainfast_runner.records.result import Diagnosis
@@ -34,7 +34,7 @@ def explained(run: RunSnapshot, width: int) -> list[Line]:
     if not run.diagnosis:
         return [[(_nothing(run), "text")]]
     overlap = overlap_words(run.diagnosis)
-    lines: list[Line] = [[(line, "muted")] for line in wrap(overlap, width)] if overlap else []
+    lines = paragraph(overlap, width, "muted")
     for place, diagnosis in enumerate(run.diagnosis):
         lines += [[]] if place else []
         lines += _opened(diagnosis, width)
@@ -55,8 +55,7 @@ def _opened(diagnosis: Diagnosis, width: int) -> list[Line]:
     found = rule_that_spoke(diagnosis.rule, diagnosis.evidence)
     head = ", ".join(filter(None, (found.title if found is not None else diagnosis.rule, cost_words(diagnosis))))
     thresholds = {condition.figure: condition for condition in found.when} if found is not None else {}
-    lines: list[Line] = [rule(head, width)]
-    lines += [[(line, "title")] for line in wrap(diagnosis.line, width)]
+    lines = [rule(head, width), *paragraph(diagnosis.line, width, "title")]
     wide = max((cell_len(named(name)) for name in diagnosis.evidence), default=0)
     for name, value in diagnosis.evidence.items():
         line: Line = [(f"  {fmt.fit(named(name), wide)}  ", "muted"), (shown(name, value), "text")]
@@ -64,10 +63,6 @@ def _opened(diagnosis: Diagnosis, width: int) -> list[Line]:
             line.append((f"   the rule: {wanted(condition)}", "muted"))
         lines.append(line)
     source = found.source if found is not None else ""
-    return [*lines, *_labelled("try", diagnosis.advice, width), *_labelled("source", source, width)]
-
-
-def _labelled(label: str, text: str, width: int) -> list[Line]:
-    first, *rest = wrap(text, max(10, width - 12)) or [""]
-    head: Line = [(f"  {label:<10}", "key"), (first, "text")]
-    return [head, *([(" " * 12 + line, "text")] for line in rest)] if text else []
+    for label, text in (("try", diagnosis.advice), ("source", source)):
+        lines += labelled((f"  {label:<10}", "key"), text, width)
+    return lines

@@ -94,7 +94,7 @@ def _throttling() -> dict[str, str]:
 
     found: dict[str, str] = {}
     for cause in CAUSES:
-        found |= dict.fromkeys((f"{cause.name}_percent", f"{cause.name}_ms_per_step"), f"held back by {cause.words}")
+        found |= dict.fromkeys((f"{cause.name}_percent", f"{cause.name}_ms_per_step"), f"throttled by {cause.words}")
         found |= dict.fromkeys((f"{cause.name}_lost_percent", f"{cause.name}_lost_ms_per_step"), "lost to it")
         found[f"{cause.name}_source"] = "known from"
     return found

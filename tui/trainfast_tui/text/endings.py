@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from trainfast_runner.running.follower import RunSnapshot
 
 LOG_LINES = 4
+_SEARCH = "b shows its search."
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +32,7 @@ class Ending:
 
 
 def ending(run: RunSnapshot, traced: OomExplanation | None = None, to_trace: int = 0) -> Ending | None:
-    """The run's ending, or None while it is running and supervised.
+    """Return the run's ending, or None while it is running and supervised.
 
     `traced` explains an out-of-memory run and goes before its result; `to_trace` models are still to be traced.
     """
@@ -46,19 +47,30 @@ def ending(run: RunSnapshot, traced: OomExplanation | None = None, to_trace: int
         )
     if run.state == "oom":
         return _oom(run, traced, to_trace)
-    make = _ENDINGS.get(run.state)
-    return None if make is None else make(run)
-
-
-def _finished(run: RunSnapshot) -> Ending:
-    if _is_probe(run):
-        return Ending(f"{probe_words(run.tried)}: ended", "success", run.reason, advice=_SEARCH)
-    return Ending(
-        "finished",
-        "success",
-        run.reason,
-        advice="Turn a knob and press r to see what it does; c compares with the run before.",
-    )
+    kept = "Its steps are kept. " if run.steps else ""
+    last_words = tuple(line for line in run.log if line.strip())[-LOG_LINES:]
+    match run.state:
+        case "finished" if _is_probe(run):
+            return Ending(f"{probe_words(run.tried)}: ended", "success", run.reason, advice=_SEARCH)
+        case "finished":
+            advice = "Turn a knob and press r to see what it does; c compares with the run before."
+            return Ending("finished", "success", run.reason, advice=advice)
+        case "failed":
+            advice = "l shows the whole log. Turn what it names and press r."
+            return Ending(f"failed{_where(run)}", "error", run.reason or _message(run), log=last_words, advice=advice)
+        case "failed_to_start":
+            advice = "l shows the whole log; trainfast-tui doctor looks for what is missing on this machine."
+            return Ending("failed to start", "error", run.reason or _message(run), log=last_words, advice=advice)
+        case "stopped":
+            return Ending("stopped", "warning", run.reason or "Asked to end, and ended.", advice=f"{kept}r runs again.")
+        case "killed":
+            reason, advice = run.reason or "It had to be killed.", f"{kept}r runs again; l shows its last words."
+            return Ending("killed", "warning", reason, log=last_words, advice=advice)
+        case "lost":
+            reason = run.reason or "Nothing of it is left and it wrote no result."
+            advice = "Its records are kept. trainfast-tui doctor says whether this machine ends programs at logout."
+            return Ending("lost", "warning", reason, log=last_words, advice=advice)
+    return None
 
 
 def _oom(run: RunSnapshot, traced: OomExplanation | None, to_trace: int) -> Ending:
@@ -74,23 +86,12 @@ def _oom(run: RunSnapshot, traced: OomExplanation | None, to_trace: int) -> Endi
         reason = ""
     elif run.run is not None and run.run.memory_limit_bytes:
         reason = f"{reason.rstrip('.')}. The limit was {fmt.size(min(run.run.memory_limit_bytes))} a rank."
+    changes = () if found is None or _is_probe(run) else tuple(found.changes)
     if _is_probe(run):
-        return Ending(
-            f"{probe_words(run.tried)}: out of memory{_where(run)}",
-            "warning",
-            reason,
-            advice=_SEARCH,
-            facts=tuple(facts),
-        )
-    changes = tuple(found.changes) if found is not None else ()
-    return Ending(
-        f"out of memory{_where(run)}",
-        "error",
-        reason,
-        changes,
-        advice="" if changes else "r runs again.",
-        facts=tuple(facts),
-    )
+        headline, tone, advice = f"{probe_words(run.tried)}: out of memory", "warning", _SEARCH
+    else:
+        headline, tone, advice = "out of memory", "error", "" if changes else "r runs again."
+    return Ending(f"{headline}{_where(run)}", tone, reason, changes, advice=advice, facts=tuple(facts))
 
 
 def explained(run: RunSnapshot) -> OomExplanation | None:
@@ -102,65 +103,8 @@ def explained(run: RunSnapshot) -> OomExplanation | None:
     return None if died is None else died.explained(lambda spec: None)
 
 
-def _failed(run: RunSnapshot) -> Ending:
-    return Ending(
-        f"failed{_where(run)}",
-        "error",
-        run.reason or _message(run),
-        log=_last_words(run),
-        advice="l shows the whole log. Turn what it names and press r.",
-    )
-
-
-def _failed_to_start(run: RunSnapshot) -> Ending:
-    return Ending(
-        "failed to start",
-        "error",
-        run.reason or _message(run),
-        log=_last_words(run),
-        advice="l shows the whole log; trainfast-tui doctor looks for what is missing on this machine.",
-    )
-
-
-def _stopped(run: RunSnapshot) -> Ending:
-    return Ending("stopped", "warning", run.reason or "Asked to end, and ended.", advice=f"{_kept(run)}r runs again.")
-
-
-def _killed(run: RunSnapshot) -> Ending:
-    return Ending(
-        "killed",
-        "warning",
-        run.reason or "It had to be killed.",
-        log=_last_words(run),
-        advice=f"{_kept(run)}r runs again; l shows its last words.",
-    )
-
-
-def _lost(run: RunSnapshot) -> Ending:
-    return Ending(
-        "lost",
-        "warning",
-        run.reason or "Nothing of it is left and it wrote no result.",
-        log=_last_words(run),
-        advice="Its records are kept. trainfast-tui doctor says whether this machine ends programs at logout.",
-    )
-
-
-_SEARCH = "b shows its search."
-
-
 def _is_probe(run: RunSnapshot) -> bool:
     return run.run is not None and run.run.role == PROBE
-
-
-_ENDINGS = {
-    "finished": _finished,
-    "failed": _failed,
-    "failed_to_start": _failed_to_start,
-    "stopped": _stopped,
-    "killed": _killed,
-    "lost": _lost,
-}
 
 
 def _where(run: RunSnapshot) -> str:
@@ -177,15 +121,6 @@ def _where(run: RunSnapshot) -> str:
     return f" {place}" if place else ""
 
 
-def _kept(run: RunSnapshot) -> str:
-    return "Its steps are kept. " if run.steps else ""
-
-
 def _message(run: RunSnapshot) -> str:
     line = run.error
     return "" if line is None else f"{line.type or ''}: {line.message or ''}".strip(": ")
-
-
-def _last_words(run: RunSnapshot) -> tuple[str, ...]:
-    lines = [line for line in run.log if line.strip()]
-    return tuple(lines[-LOG_LINES:])

@@ -14,7 +14,7 @@ Line = list[Piece]
 
 
 def rule(title: str, width: int, tone: str = "muted") -> Line:
-    """A section title with a line to the right edge."""
+    """Return a section title with a line to the right edge."""
     return [(f"{title} ", "title"), ("─" * max(0, width - cell_len(title) - 1), tone)]
 
 
@@ -28,6 +28,26 @@ def wrap(text: str, width: int) -> list[str]:
             line = ""
         line = f"{line} {word}" if line else truncate(word, width)
     return [*lines, line] if line else lines
+
+
+def paragraph(text: str, width: int, tone: str, most: int | None = None) -> list[Line]:
+    """Return one paragraph in lines of `width` cells; with `most` lines the last has a sign that more would follow."""
+    lines = wrap(text, max(1, width))
+    if most is not None and len(lines) > most:
+        lines = [*lines[: most - 1], with_more(lines[most - 1], width)]
+    return [[(line, tone)] for line in lines]
+
+
+def with_more(line: str, width: int) -> str:
+    """Return the line with a sign that more would follow."""
+    return f"{line[: width - 2].rstrip()} …"
+
+
+def labelled(label: Piece, text: str, width: int, tone: str = "text") -> list[Line]:
+    """Return the text beside its label, in lines of `width` cells; empty without a text."""
+    indent = cell_len(label[0])
+    first, *rest = wrap(text, max(8, width - indent)) or [""]
+    return [[label, (first, tone)], *([(" " * indent + line, tone)] for line in rest)] if text else []
 
 
 def joined(cells: Iterable[Piece]) -> Line:

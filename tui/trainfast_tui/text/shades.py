@@ -22,7 +22,7 @@ class Shade:
 
 
 SHADES: tuple[Shade, ...] = (
-    Shade("thermal", "T", "░", "held back by heat"),
+    Shade("thermal", "T", "░", "throttled by heat"),
     Shade("brake", "B", "▒", "power brake"),
     Shade("hardware", "H", "╱", "hardware slowdown"),
     Shade("power", "P", "·", "at the power limit"),

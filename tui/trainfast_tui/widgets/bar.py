@@ -1,35 +1,17 @@
 """The cells of horizontal bars: how much of a whole is filled, and the parts of a stacked bar."""
 
-import math
 from collections.abc import Sequence
+
+from trainfast_tui.text.lines import Line
 
 _EIGHTHS = " ▏▎▍▌▋▊▉"
 
 
-def bar_runs(fraction: float | None, width: int, marker: float | None = None) -> list[tuple[str, str]]:
-    """Return the bar alone, `width` cells, as (text, part) runs; parts are `fill`, `track` and `marker`.
-
-    `fraction` and `marker` are shares of the whole width, held to 0..1; None or NaN draws none.
-    """
-    if width <= 0:
-        return []
-    share = 0.0 if fraction is None or math.isnan(fraction) else min(max(fraction, 0.0), 1.0)
-    full, rest = divmod(round(share * width * 8), 8)
-    cells = "█" * full + (_EIGHTHS[rest] if rest else "")
-    filled = len(cells)
-    cells += "·" * (width - filled)
-    parts = ["fill"] * filled + ["track"] * (width - filled)
-    if marker is not None and not math.isnan(marker):
-        at = min(int(min(max(marker, 0.0), 1.0) * width), width - 1)
-        cells = cells[:at] + "┃" + cells[at + 1 :]
-        parts[at] = "marker"
-    runs: list[tuple[str, str]] = []
-    start = 0
-    for cell in range(1, width + 1):
-        if cell == width or parts[cell] != parts[start]:
-            runs.append((cells[start:cell], parts[start]))
-            start = cell
-    return runs
+def bar(share: float | None, width: int, tone: str = "primary") -> Line:
+    """Return a bar of `width` cells, filled to a share that is held to 0..1; None fills none."""
+    full, rest = divmod(round(min(max(share or 0.0, 0.0), 1.0) * width * 8), 8)
+    filled = "█" * full + (_EIGHTHS[rest] if rest else "")
+    return [(filled, tone), ("·" * (width - len(filled)), "muted")]
 
 
 def shares(values: Sequence[float], width: int) -> list[int]:

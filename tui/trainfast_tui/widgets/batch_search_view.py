@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
+from trainfast_runner.search.fit import Fit
+from trainfast_runner.search.journal import Probe, Proof, refuted_by
+from trainfast_runner.search.search_follower import SearchSnapshot
 from trainfast_tui.charts.fit_chart import Point, fit_chart
 from trainfast_tui.charts.painted import Painted
 from trainfast_tui.text import format as fmt
 from trainfast_tui.text.batch_search import Choice, choices, expected_s, state_words
-from trainfast_tui.text.lines import Line, line_length, rule, wrap
-
-if TYPE_CHECKING:
-    from trainfast_runner.search.fit import Fit
-    from trainfast_runner.search.journal import Probe, Proof
-    from trainfast_runner.search.search_follower import SearchSnapshot
+from trainfast_tui.text.lines import Line, labelled, line_length, paragraph, rule, wrap
 
 SIGNS = {
     "starting": ("○", "secondary"),
@@ -83,15 +80,15 @@ class BatchSearchView(Painted):
         if search is None:
             waited = _elapsed(self._asked_ns, self._now_ns)
             words = self._notice[0] or f"The knobs are being checked… {waited}"
-            waiting: list[Line] = [[(line, self._notice[1])] for line in wrap(words, width)]
+            waiting = paragraph(words, width, self._notice[1])
             if not self._notice[0]:
-                waiting += [[(line, "warning")] for line in wrap(self._before_start, width)]
+                waiting += paragraph(self._before_start, width, "warning")
             return [rule(f"largest batch: {self._preset}", width), *waiting]
         head = _head(search, self._preset, self._now_ns, width)
         table = _table(search, width)
         foot = [*_next_lines(search, width), *_choice_lines(search, self._at, width)]
         if self._notice[0]:
-            foot += [[], *([(line, self._notice[1])] for line in wrap(self._notice[0], width))]
+            foot += [[], *paragraph(self._notice[0], width, self._notice[1])]
         # Blank lines come before the table, the chart and the foot.
         room = height - len(head) - 1 - len(foot) - (1 if foot else 0)
         if len(table) > room:
@@ -118,7 +115,7 @@ def _head(search: SearchSnapshot, name: str, now_ns: int, width: int) -> list[Li
     )
     lines += [line] if (line := _limit_line(search)) else []
     if search.prediction is not None and search.prediction.reason:
-        lines += [[(line, "warning")] for line in wrap(search.prediction.reason, width)[:2]]
+        lines += paragraph(search.prediction.reason, width, "warning", 2)
     return [rule(f"largest batch: {name}", width), *lines]
 
 
@@ -167,19 +164,17 @@ def _tightest(search: SearchSnapshot) -> Fit | None:
 
 
 def _table(search: SearchSnapshot, width: int) -> list[Line]:
-    from trainfast_runner.search.journal import refuted_by
-
     rows: list[Line] = []
     for probe in search.probes:
         refuted = refuted_by(probe, search.proofs) is not None
         rows.append(_probe_row(probe, len(search.fits) > 1, width, refuted))
         if probe.outcome == "void" and probe.reason:
             # The person has to fix the reason, so it is shown in full.
-            rows += [[(f"{'':10}{line}", "warning")] for line in wrap(probe.reason, width - 10)]
+            rows += labelled((" " * 10, "text"), probe.reason, width, "warning")
     for proof in search.proofs:
         rows.append(_proof_row(proof, width))
         if proof.state not in ("finished", "oom") and proof.reason:
-            rows += [[(f"{'':10}{line}", "error")] for line in wrap(fmt.plain(proof.reason), width - 10)]
+            rows += labelled((" " * 10, "text"), proof.reason, width, "error")
     step = search.next
     if search.state in ("running", "pausing") and step is not None and step.batch_size is not None:
         verb = "probing…" if step.action == "probe" else "confirming…"
@@ -248,17 +243,16 @@ def _next_lines(search: SearchSnapshot, width: int) -> list[Line]:
         certainty = ended.answer.certainty if ended.answer is not None else ""
         # The reason of a failure is at the top already.
         text = certainty or (ended.reason if search.state == "nothing_fits" else "")
-        return [[(line, "muted")] for line in wrap(text, width)]
+        return paragraph(text, width, "muted")
     if step is None:
-        text = "" if search.prediction is None else search.prediction.basis
-        return [[(line, "muted")] for line in wrap(text, width)]
+        return [] if search.prediction is None else paragraph(search.prediction.basis, width, "muted")
     stands = search.state in ("paused", "interrupted")
     if stands and not search.is_decided:
         return [[("next: decided from these when the search continues", "text")]]
     when = "next" if stands else "now"
     what = {"probe": "probe ", "prove": "confirm "}.get(step.action, "")
     batch = f"{what}batch_size {step.batch_size:,}, " if step.batch_size is not None else ""
-    return [[(line, "text")] for line in wrap(f"{when}: {batch}{step.why}", width)[:3]]
+    return paragraph(f"{when}: {batch}{step.why}", width, "text", 3)
 
 
 def _choice_lines(search: SearchSnapshot, at: int, width: int) -> list[Line]:

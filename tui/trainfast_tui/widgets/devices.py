@@ -12,7 +12,7 @@ from trainfast_runner.machine.telemetry.slowdown import degrees_left
 from trainfast_tui.charts.painted import Painted
 from trainfast_tui.text import format as fmt
 from trainfast_tui.text.lines import Line, line_length
-from trainfast_tui.widgets.bar import bar_runs
+from trainfast_tui.widgets.bar import bar
 
 if TYPE_CHECKING:
     from trainfast_runner.records.tick import DeviceReading, HostReading, Tick
@@ -58,16 +58,10 @@ class DevicesPanel(Painted):
 
         `lost_s` gives the seconds since each silent GPU last answered, by index.
         """
-        before = (self._used, self._run_live, self._lost_s)
-        if tick is not None and tick is self._tick and before == (used, run_live, lost_s or {}):
-            # The screen shows two snapshots a second, the sampler takes one.
-            return
         self._tick, self._used, self._run_live = tick, used, run_live
         self._lost_s = lost_s or {}
         self._keep_cpu(tick)
-        rows = 1 + (max(len(tick.devices), 1) if tick is not None and tick.devices else 1)
-        if self.styles.height is None or self.styles.height.value != rows:
-            self.styles.height = rows
+        self.take_rows(1 + max(1, len(tick.devices) if tick is not None else 0))
         self.repaint()
 
     def _keep_cpu(self, tick: Tick | None) -> None:
@@ -119,7 +113,7 @@ class DevicesPanel(Painted):
 
 
 def _what_is_broken(tick: Tick) -> Line:
-    """Say why a driver shows no GPU; a missing driver is no problem."""
+    """Name the reason why a driver shows no GPU; a missing driver is no problem."""
     failure = tick.missing.get("nvml", NO_DRIVER)
     return [] if failure.startswith(NO_DRIVER) else [(f"; {failure}", "warning")]
 
@@ -221,7 +215,6 @@ def _share(used: float | None, total: float | None) -> float | None:
 
 
 def _bar(share: float | None, width: int, nearly_full: float = 2.0) -> Line:
-    """A bar that warns from the share `nearly_full` on; a busy CPU is no reason to warn."""
+    """Return a bar that warns from the share `nearly_full` on; a busy CPU is no reason to warn."""
     tone = "warning" if share is not None and share >= nearly_full else "primary"
-    tones = {"fill": tone, "track": "muted", "marker": "error"}
-    return [(text, tones[part]) for text, part in bar_runs(share, width)]
+    return bar(share, width, tone)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from trainfast_tui.charts.painted import Painted
+from trainfast_tui.charts.painted import PaintedValue
 from trainfast_tui.text.diagnosis import one_line
 from trainfast_tui.text.lines import Line
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from trainfast_runner.running.follower import RunSnapshot
 
 
-class DiagnosisLine(Painted):
+class DiagnosisLine(PaintedValue["RunSnapshot"]):
     """Hidden until the run has made a step."""
 
     DEFAULT_CSS = """
@@ -20,15 +20,10 @@ class DiagnosisLine(Painted):
     DiagnosisLine.-shown { display: block; }
     """
 
-    def __init__(self) -> None:
-        super().__init__()
-        self._run: RunSnapshot | None = None
-
-    def show(self, run: RunSnapshot | None) -> None:
+    def show(self, value: RunSnapshot | None) -> None:
         """Show this run's worst bottleneck."""
-        self._run = run
-        self.set_class(run is not None and bool(run.steps), "-shown")
-        self.repaint()
+        self.set_class(value is not None and bool(value.steps), "-shown")
+        super().show(value)
 
     def lines(self, width: int, height: int) -> list[Line]:
-        return [] if self._run is None else [one_line(self._run)]
+        return [] if self.shown is None else [one_line(self.shown)]

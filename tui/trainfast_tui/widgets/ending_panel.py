@@ -1,16 +1,14 @@
-"""How a run ended, in the middle of the screen: the reason, and the changes to try, with their keys."""
+"""The end of a run, in the middle of the screen: the reason, and the changes to try, with their keys."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from textual.geometry import Size
-
 from trainfast_runner.records.result import OomChange
-from trainfast_tui.charts.painted import Painted
+from trainfast_tui.charts.painted import GrowingPanel
 from trainfast_tui.text import oom
 from trainfast_tui.text.endings import Ending, ending
-from trainfast_tui.text.lines import Line, wrap
+from trainfast_tui.text.lines import Line, paragraph
 
 if TYPE_CHECKING:
     from trainfast_runner.running.follower import RunSnapshot
@@ -22,13 +20,8 @@ KEYS = ("", "1 sets it", "1 or 2 sets it", "1, 2 or 3 sets it")
 """By the number of changes."""
 
 
-class EndingPanel(Painted):
-    """As high as its text; hidden while there is none."""
-
-    DEFAULT_CSS = """
-    EndingPanel { height: auto; display: none; }
-    EndingPanel.-says { display: block; }
-    """
+class EndingPanel(GrowingPanel):
+    """The reason and the changes, and their keys."""
 
     def __init__(self, session: Session) -> None:
         super().__init__()
@@ -48,9 +41,7 @@ class EndingPanel(Painted):
             self._run_id = run.run_id
         if found != self._ending:
             self._ending = found
-            self.set_class(found is not None, "-says")
-            self.refresh(layout=True)
-            self._rows = None
+            self.grow(found is not None)
 
     def action_fix(self, place: int) -> None:
         """Give the next run's knobs a change that would make the run fit, in place of the change taken before."""
@@ -71,9 +62,6 @@ class EndingPanel(Painted):
                 next_run = next_run.back(name, before)
         return next_run
 
-    def get_content_height(self, container: Size, viewport: Size, width: int) -> int:
-        return len(self.lines(width, 100))
-
     def lines(self, width: int, height: int) -> list[Line]:
         ending = self._ending
         if ending is None:
@@ -83,19 +71,19 @@ class EndingPanel(Painted):
         line: Line = [(head, "alarm" if alarm else ending.tone)]
         if ending.tone == "success":
             return [[*line, (f"  {ending.advice}", "muted")]]
-        lines: list[Line] = [line, *_paragraph(ending.reason, width, "text", MOST_REASON_LINES)]
+        lines: list[Line] = [line, *paragraph(ending.reason, width, "text", MOST_REASON_LINES)]
         for fact in ending.facts:
-            lines += _paragraph(fact, width, "text", 2)
+            lines += paragraph(fact, width, "text", 2)
         lines += _fix_lines(ending.fixes, width)
         lines += [[("│ ", "muted"), (text, "text")] for text in ending.log]
-        return [*lines, *_paragraph(ending.advice, width, "muted", 2)]
+        return [*lines, *paragraph(ending.advice, width, "muted", 2)]
 
 
 def _fix_lines(fixes: tuple[OomChange, ...], width: int) -> list[Line]:
     """Return each change with its key, the memory it needs or frees, and its cost, beside it or below."""
     if not fixes:
         return []
-    lines: list[Line] = _paragraph(f"{KEYS[len(fixes)]}; {oom.title(fixes)}", width, "muted", 2)
+    lines: list[Line] = paragraph(f"{KEYS[len(fixes)]}; {oom.title(fixes)}", width, "muted", 2)
     wide = max(len(oom.knobs(fix)) for fix in fixes)
     for place, fix in enumerate(fixes, 1):
         head, words = oom.knobs(fix), f"{fix.saves}; speed: {fix.costs}"
@@ -103,12 +91,5 @@ def _fix_lines(fixes: tuple[OomChange, ...], width: int) -> list[Line]:
         if 3 + wide + 2 + len(words) <= width:
             lines[-1].append((f"{'':{wide - len(head)}}  {words}", "text"))
         else:
-            lines += [[(f"   {line}", "text")] for line in wrap(words, max(1, width - 3))[:2]]
+            lines += [[("   ", "text"), *line] for line in paragraph(words, width - 3, "text", 2)]
     return lines
-
-
-def _paragraph(text: str, width: int, tone: str, most: int) -> list[Line]:
-    lines = wrap(text, max(1, width))
-    if len(lines) > most:
-        lines = [*lines[: most - 1], f"{lines[most - 1]} …"]
-    return [[(line, tone)] for line in lines]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from rich.cells import cell_len
@@ -12,7 +12,7 @@ from trainfast_runner.settings.knobs import BY_NAME, KNOBS
 from trainfast_tui.charts.painted import Painted
 from trainfast_tui.control.next_run import NextRun, preset_choices
 from trainfast_tui.text.format import fit, plain
-from trainfast_tui.text.lines import Line, rule, wrap
+from trainfast_tui.text.lines import Line, labelled, paragraph, rule, with_more, wrap
 
 if TYPE_CHECKING:
     from trainfast_tui.session import Session
@@ -26,11 +26,15 @@ KNOBS_BESIDE_REFUSAL = 3
 """Lines of the list that a long refusal leaves."""
 
 
-def in_order() -> tuple[str, ...]:
-    """Names of all knobs as the panel lists them: by group, the most turned groups first."""
-    known = [*GROUPS, *(entry.group for entry in KNOBS)]
-    groups = list(dict.fromkeys(known))
-    return tuple(entry.name for group in groups for entry in KNOBS if entry.group == group)
+def knobs_by_group() -> dict[str, list[str]]:
+    """Return the names of all knobs as the panel lists them, the most turned groups first."""
+    found: dict[str, list[str]] = {group: [] for group in GROUPS}
+    for entry in KNOBS:
+        found.setdefault(entry.group, []).append(entry.name)
+    return found
+
+
+IN_ORDER = tuple(name for names in knobs_by_group().values() for name in names)
 
 
 class KnobPanel(Painted, can_focus=True):
@@ -46,7 +50,7 @@ class KnobPanel(Painted, can_focus=True):
         self._advice: Mapping[str, str] = {}
         self._chosen: Mapping[str, str] = {}
         self._refusal: UserError | None = None
-        self._names = in_order()
+        self._names = IN_ORDER
         self._at = 0
         self._top = 0
 
@@ -63,7 +67,7 @@ class KnobPanel(Painted, can_focus=True):
         self._next, self._advice = next_run, self._session.advice()
         self._global_batch = None if next_run is None else next_run.global_batch(machine)
         if next_run is not None:
-            self._list_only(tuple(name for name in in_order() if next_run.matters(name)))
+            self._list_only(tuple(name for name in IN_ORDER if next_run.matters(name)))
         if knob in self._names:
             self._at = self._names.index(knob)
         self.repaint()
@@ -229,36 +233,28 @@ class KnobPanel(Painted, can_focus=True):
             refusal = wrap(f"Refused: {self._refusal.line()}", width)
             if len(refusal) > room - 1:
                 # The last line names the values that work.
-                refusal = [*refusal[: room - 3], _with_more(refusal[room - 3], width), refusal[-1]]
+                refusal = [*refusal[: room - 3], with_more(refusal[room - 3], width), refusal[-1]]
             return [rule("", width)[1:], *([(line, "error")] for line in refusal)]
         entry = BY_NAME[self.current]
         choice = self._choice(self._next, self.current) if self._next is not None else ""
-        lines = [[(line, "text")] for line in wrap(entry.what, width)]
+        lines = paragraph(entry.what, width, "text")
         advice = self._advice.get(self.current, "")
         for label, text in (("advice", advice), ("here", choice), ("speed", entry.speed), ("memory", entry.memory)):
-            if text:
-                first, *rest = wrap(text, max(8, width - 7))
-                lines.append([(f"{label:<7}", "accent" if text is advice else "secondary"), (first, "text")])
-                lines += [[(" " * 7 + line, "text")] for line in rest]
-        lines += [[(line, "muted")] for line in wrap(f"takes {entry.values.describe()}", width)]
+            lines += labelled((f"{label:<7}", "accent" if text is advice else "secondary"), text, width)
+        lines += paragraph(f"takes {entry.values.describe()}", width, "muted")
         # The short texts about speed and memory are worth more than the end of a long description.
         cut = len(lines) - (room - 1)
         if cut > 0:
             what = len(wrap(entry.what, width))
             keep = max(1, what - cut)
             # Help has the whole text; a cut text ends with a sign that there is more.
-            last = _with_more(wrap(entry.what, width)[keep - 1], width)
+            last = with_more(wrap(entry.what, width)[keep - 1], width)
             lines = [*lines[: keep - 1], [(last, "text")], *lines[what:]]
             if len(lines) > room - 1:
                 *before, (text, style) = lines[room - 2]
                 taken = sum(cell_len(part) for part, _ in before)
-                lines = [*lines[: room - 2], [*before, (_with_more(text, width - taken), style)]]
+                lines = [*lines[: room - 2], [*before, (with_more(text, width - taken), style)]]
         return [rule(self.current, width), *lines]
-
-
-def _with_more(line: str, width: int) -> str:
-    """The line with a sign that more would follow."""
-    return f"{line[: width - 2].rstrip()} …"
 
 
 def _knob_row(name: str, next_run: NextRun, changed: bool, here: bool, choice: str) -> Line:
@@ -275,10 +271,3 @@ def _knob_row(name: str, next_run: NextRun, changed: bool, here: bool, choice: s
     if here:
         return [*row, (f"{value}{was}", "cursor")]
     return [*row, (value, "warning" if changed else "text"), (was, "muted")]
-
-
-def group_of_knobs() -> Iterator[tuple[str, tuple[str, ...]]]:
-    """The groups and the knobs in each, in the panel's order."""
-    names = in_order()
-    for group in dict.fromkeys(BY_NAME[name].group for name in names):
-        yield group, tuple(name for name in names if BY_NAME[name].group == group)

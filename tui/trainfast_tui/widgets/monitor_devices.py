@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
 
-from trainfast_tui.charts.painted import Painted
+from trainfast_runner.machine.telemetry.binding import IN_SHORT
+from trainfast_runner.records.tick import DeviceReading, HostReading, Tick
+from trainfast_runner.results.bottleneck.device_track import DeviceConditions
+from trainfast_tui.charts.painted import Painted, PaintedValue
 from trainfast_tui.live.snapshot import Snapshot
 from trainfast_tui.text import format as fmt
 from trainfast_tui.text.device_details import (
@@ -17,13 +19,9 @@ from trainfast_tui.text.device_details import (
     is_alarm,
     missing_item,
 )
-from trainfast_tui.text.lines import Line, line_length, wrap
+from trainfast_tui.text.lines import Line, labelled, line_length, paragraph
 from trainfast_tui.text.shades import causes_of, rank, shade_of
 from trainfast_tui.widgets.devices import gpu_line, host_line
-
-if TYPE_CHECKING:
-    from trainfast_runner.records.tick import DeviceReading, HostReading, Tick
-    from trainfast_runner.results.bottleneck.device_track import DeviceConditions
 
 INDENT = 6
 WIDE = 120
@@ -31,40 +29,26 @@ RATE_TICKS = 5
 """Rates are taken over this many samples."""
 
 
-class MonitorHead(Painted):
+class MonitorHead(PaintedValue[Snapshot]):
     """The throttled GPUs, and the cost of a sample."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self._snapshot: Snapshot | None = None
-
-    def show(self, snapshot: Snapshot) -> None:
-        """Show this snapshot."""
-        self._snapshot = snapshot
-        self.repaint()
-
     def lines(self, width: int, height: int) -> list[Line]:
-        tick = self._snapshot.tick if self._snapshot is not None else None
+        tick = self.shown.tick if self.shown is not None else None
         line: Line = [("monitor", "title")]
-        if tick is None or self._snapshot is None:
+        if tick is None or self.shown is None:
             return [[*line, ("   looking…", "muted")]]
         if tick.devices:
             line += [(f"  {fmt.count(len(tick.devices), 'GPU' if len(tick.devices) == 1 else 'GPUs')}", "text")]
-            worded = [*line, *_held_back(tick, True)]
-            line = worded if line_length(worded) <= width else [*line, *_held_back(tick, False)]
-        cost: Line = [(f"  {_microseconds(tick.sample_us)} a sample{_period(self._snapshot)}", "muted")]
+            worded = [*line, *_throttled(tick, True)]
+            line = worded if line_length(worded) <= width else [*line, *_throttled(tick, False)]
+        cost: Line = [(f"  {_microseconds(tick.sample_us)} a sample{_period(self.shown)}", "muted")]
         if (slowed := tick.missing.get("sampler.period")) is not None:
             cost.append((f"   {slowed}", "warning"))
         if line_length([*line, *cost]) <= width or slowed is not None:
             line += cost
         if tick.devices and "nvml.binding" in tick.missing:
-            from trainfast_runner.machine.telemetry.binding import IN_SHORT
-
             line.append((f"   {IN_SHORT}", "warning"))
         return [line]
-
-
-_NOT_LAID_OUT: tuple[int, int, list[Line]] = (0, 0, [])
 
 
 class MonitorDevices(Painted):
@@ -78,8 +62,6 @@ class MonitorDevices(Painted):
         self._used: frozenset[str] = frozenset()
         self._lately: Mapping[str, DeviceConditions] = {}
         self._chosen = 0
-        self._laid_out = _NOT_LAID_OUT
-        """The width and height of the last `lines` and their result: a frame asks twice."""
         self._cpu_percent: float | None = None
 
     def take(self, snapshot: Snapshot, used: frozenset[str], lately: Mapping[str, DeviceConditions]) -> None:
@@ -88,7 +70,6 @@ class MonitorDevices(Painted):
         `used` are the UUIDs of a live run's GPUs; `lately` is each GPU's last minute, by UUID.
         """
         self._snapshot, self._used, self._lately = snapshot, used, lately
-        self._laid_out = _NOT_LAID_OUT
         tick = snapshot.tick
         if tick is not None and tick.host.cpu_percent is not None:
             # A sampler's first tick has no CPU figure: the one before stays.
@@ -99,25 +80,21 @@ class MonitorDevices(Painted):
         tick = self._snapshot.tick if self._snapshot is not None else None
         count = len(tick.devices) if tick is not None else 0
         self._chosen = max(0, min(self._chosen + by, count - 1))
-        self._laid_out = _NOT_LAID_OUT
         self.repaint()
 
     def rows_wanted(self, width: int, most: int) -> int:
         """Return the rows there is content for, at most `most`."""
-        self._laid_out = width, most, self.lines(width, most)
-        return min(most, len(self._laid_out[2]))
+        return min(most, len(self.lines(width, most)))
 
     def lines(self, width: int, height: int) -> list[Line]:
         snapshot = self._snapshot
         tick = snapshot.tick if snapshot is not None else None
         if snapshot is None or tick is None:
             return [[("looking at the machine…", "muted")]]
-        if self._laid_out[0] == width and len(self._laid_out[2]) <= height <= self._laid_out[1]:
-            return self._laid_out[2]
         before, seconds = _before(snapshot, tick)
         host = self._host(tick.host, before.host if before is not None else None, seconds, width, bool(tick.devices))
         if not tick.devices:
-            return [*host, *([(line, "muted")] for words in _why_no_gpu(tick) for line in wrap(words, width))]
+            return [*host, *(line for words in _why_no_gpu(tick) for line in paragraph(words, width, "muted"))]
         lost_s = snapshot.lost_s()
         heads = [
             gpu_line(one, width, one.uuid in self._used, lost_s.get(one.index), tick.missing) for one in tick.devices
@@ -177,9 +154,8 @@ def _most_telling(items: list[list[Item]], chosen: int, whole: list[Line], room:
 
 def _why_silent(error: str, head: Line, width: int) -> list[Line]:
     """Return the whole error with its cure if the GPU's row had no room for it."""
-    if any(text == error for text, _ in head):
-        return []
-    return [[(" " * INDENT, "text"), (line, "error")] for line in wrap(error, width - INDENT)]
+    is_whole = any(text == error for text, _ in head)
+    return [] if is_whole else labelled((" " * INDENT, "text"), error, width, "error")
 
 
 def _before(snapshot: Snapshot, tick: Tick) -> tuple[Tick | None, float]:
@@ -191,7 +167,7 @@ def _before(snapshot: Snapshot, tick: Tick) -> tuple[Tick | None, float]:
     return before, (tick.t_ns - before.t_ns) / 1e9
 
 
-def _held_back(tick: Tick, wide: bool) -> Line:
+def _throttled(tick: Tick, wide: bool) -> Line:
     """Return the throttled GPUs by cause, the worst first."""
     by_cause: dict[str, list[int]] = {}
     for device in tick.devices:

@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from trainfast_tui.charts.painted import Painted
 from trainfast_tui.text.lines import Line
 
 
 class Page(Painted):
-    """Shows the lines of `body` that fit on the screen; its keys scroll."""
+    """Shows the lines that fit of `body`, the whole text in lines of a width; its keys scroll."""
 
     DEFAULT_CSS = "Page { height: 1fr; }"
 
-    def __init__(self) -> None:
+    def __init__(self, body: Callable[[int], list[Line]]) -> None:
         super().__init__()
+        self._body = body
         self._top = 0
-
-    def body(self, width: int) -> list[Line]:
-        """The whole text, in lines of `width` cells."""
-        raise NotImplementedError
 
     def action_scroll(self, by: int) -> None:
         """Scroll down by `by` lines."""
@@ -25,6 +24,6 @@ class Page(Painted):
         self.repaint()
 
     def lines(self, width: int, height: int) -> list[Line]:
-        body = self.body(width)
+        body = self._body(width)
         self._top = max(0, min(self._top, len(body) - height))
         return body[self._top :]

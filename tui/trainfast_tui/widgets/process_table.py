@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
+from trainfast_runner.machine.processes.listing import ProcessRow
 from trainfast_tui.text import format as fmt
 from trainfast_tui.text.lines import Line
-from trainfast_tui.widgets.sorted_table import Columns, Order, SortedTable, ordered
-
-if TYPE_CHECKING:
-    from trainfast_runner.machine.processes.listing import ProcessRow
+from trainfast_tui.widgets.sorted_table import Columns, Order, SortedTable
 
 NARROW: Columns = (("pid", 9), ("owner", 9), ("GPU memory", 18), ("CPU", 8), ("memory", 10), ("age", 8))
 COLUMNS: Columns = (("pid", 10), ("owner", 12), ("GPU memory", 20), ("CPU", 9), ("memory", 11), ("age", 13))
@@ -26,46 +22,29 @@ ORDERS: tuple[Order[ProcessRow], ...] = (
 )
 
 
-class ProcessTable(SortedTable["ProcessRow"]):
-    """The newest look at the processes, in the order a person has chosen."""
+class ProcessTable(SortedTable[ProcessRow]):
+    """The newest look at the processes, first by GPU memory on a machine with a GPU, else by CPU."""
 
     DEFAULT_CSS = "ProcessTable { height: 1fr; }"
+    ORDERS = ORDERS
     FIGURES = ("GPU memory", "CPU", "memory")
     LAST = "command"
 
     def __init__(self) -> None:
         super().__init__()
-        self.order: Order[ProcessRow] | None = None
-        """None until a person has chosen: by GPU memory on a machine with a GPU, else by CPU."""
-        self.reverse = False
-        self._processes: tuple[ProcessRow, ...] | None = None
+        self._has_looked = False
         self._has_gpu = False
-
-    @property
-    def shown_order(self) -> Order[ProcessRow]:
-        """The order of the rows now."""
-        if self.order is None or (self.order is ORDERS[0] and not self._has_gpu):
-            return ORDERS[0 if self._has_gpu else 1]
-        return self.order
 
     def show(self, rows: tuple[ProcessRow, ...] | None, has_gpu: bool) -> None:
         """Show these rows, those of one value by processor time; None before the first look."""
-        self._processes, self._has_gpu = rows, has_gpu
-        by_cpu = sorted(rows or (), key=lambda row: row.cpu_percent or 0.0, reverse=True)
-        self._shown = ordered(by_cpu, self.shown_order, self.reverse)
-        self.repaint()
+        self._has_looked, self._has_gpu = rows is not None, has_gpu
+        self._listed = sorted(rows or (), key=lambda row: row.cpu_percent or 0.0, reverse=True)
+        self.reorder()
 
     def action_sort(self) -> None:
-        """Order by the next column."""
-        orders = ORDERS if self._has_gpu else ORDERS[1:]
-        self.order = orders[(orders.index(self.shown_order) + 1) % len(orders)]
-        self.show(self._processes, self._has_gpu)
+        """Order by the next column, with a notice."""
+        super().action_sort()
         self.screen.notify(f"processes by {self.order.name}")
-
-    def action_reverse(self) -> None:
-        """Reverse the order."""
-        self.order, self.reverse = self.shown_order, not self.reverse
-        self.show(self._processes, self._has_gpu)
 
     @property
     def rows_wanted(self) -> int:
@@ -73,9 +52,9 @@ class ProcessTable(SortedTable["ProcessRow"]):
         return 1 + max(1, len(self._shown))
 
     def lines(self, width: int, height: int) -> list[Line]:
-        heading = self.heading(width, self.shown_order, self.reverse)
+        heading = self.heading(width)
         if not self._shown:
-            words = "Nothing keeps this machine busy." if self._processes is not None else "looking at the processes…"
+            words = "Nothing keeps this machine busy." if self._has_looked else "looking at the processes…"
             return [heading, [(words, "muted")]]
         heading.append((f"   of {fmt.count(len(self._shown))}" if width >= WIDE else "", "muted"))
         return [heading, *self.rows_in_sight(width, height - 1)]

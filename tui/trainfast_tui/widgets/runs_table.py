@@ -26,17 +26,6 @@ NARROWEST: Columns = (("preset", 15), ("state", 17), ("samples/s", 12))
 FULL_WIDTH = 80
 
 
-def columns_of(width: int) -> Columns:
-    """Return the columns there is room for; none is cut."""
-    return COLUMNS if width >= WIDE else NARROW if width >= FULL_WIDTH else NARROWEST
-
-
-def orders_of(width: int) -> tuple[Order[RunRow], ...]:
-    """Return the orders by columns in sight, and always the one by start."""
-    shown = {"started", *(name for name, _ in columns_of(width))}
-    return tuple(order for order in ORDERS if order.name in shown)
-
-
 ORDERS: tuple[Order[RunRow], ...] = (
     Order("started", lambda row: row.run_id, words=("newest first", "oldest first")),
     Order("samples/s", lambda row: row.samples_per_s if row.measured_under is None else None),
@@ -61,6 +50,7 @@ class RunsTable(SortedTable[RunRow]):
     """Rows with a cursor and marks."""
 
     DEFAULT_CSS = "RunsTable { height: 1fr; }"
+    ORDERS = ORDERS
     FIGURES = ("samples/s", "peak memory")
     LAST = "changed"
     MARGIN = 3
@@ -70,21 +60,27 @@ class RunsTable(SortedTable[RunRow]):
         self.marked: list[str] = []
         """Ids of marked runs, first marked first; at most two."""
         self._is_listed = False
-        self._order = ORDERS[0]
-        self._reverse = False
 
     @property
     def below(self) -> RunRow | None:
         """The run one row below the cursor."""
         return self._shown[self._at + 1] if self._at + 1 < len(self._shown) else None
 
-    def show(self, rows: list[RunRow], order: Order[RunRow], reverse: bool) -> None:
-        """Show these rows; the cursor stays on its run."""
+    @property
+    def orders(self) -> list[Order[RunRow]]:
+        """The order by start, and those by columns in sight."""
+        return list(dict.fromkeys((ORDERS[0], *super().orders)))
+
+    def show(self, rows: list[RunRow]) -> None:
+        """Show these rows."""
+        self._is_listed, self._listed = True, rows
+        self.reorder()
+
+    def reorder(self) -> None:
+        """Put the listed rows in order and draw them; the cursor stays on its run."""
         if (here := self.current) is not None:
             self._here = here.run_id
-        self._is_listed = True
-        self._shown, self._order, self._reverse = rows, order, reverse
-        self.repaint()
+        super().reorder()
 
     def action_mark(self) -> None:
         """Mark or unmark the run under the cursor; a third mark replaces the oldest."""
@@ -100,13 +96,13 @@ class RunsTable(SortedTable[RunRow]):
     def lines(self, width: int, height: int) -> list[Line]:
         if not self._shown:
             return [[("No matching runs." if self._is_listed else "listing the runs…", "muted")]]
-        return [self.heading(width, self._order, self._reverse), *self.rows_in_sight(width, height - 1)]
+        return [self.heading(width), *self.rows_in_sight(width, height - 1)]
 
     def identity(self, row: RunRow) -> str:
         return row.run_id
 
     def columns(self, width: int) -> Columns:
-        return columns_of(width)
+        return COLUMNS if width >= WIDE else NARROW if width >= FULL_WIDTH else NARROWEST
 
     def row_line(self, row: RunRow, width: int) -> Line:
         sign, tone = STATE_SIGNS.get(row.state, ("○", "text"))

@@ -1,10 +1,10 @@
-"""A table with a cursor and an order; it draws only the rows in sight, so that ten thousand cost no more than ten."""
+"""A table with a cursor and orders; it draws only the rows in sight, so that ten thousand cost no more than ten."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import ClassVar, Generic, TypeVar
+from typing import Any, ClassVar, Generic, TypeVar
 
 from textual.message import Message
 
@@ -39,6 +39,8 @@ def ordered(rows: Iterable[Row], order: Order[Row], reverse: bool) -> list[Row]:
 class SortedTable(Painted, Generic[Row]):
     """The cursor stays on its row while rows change their places."""
 
+    ORDERS: ClassVar[tuple[Order[Any], ...]]
+    """The first is taken until a person chooses another."""
     FIGURES: ClassVar[tuple[str, ...]] = ()
     """Columns that are set to the right."""
     LAST: ClassVar[str]
@@ -48,7 +50,11 @@ class SortedTable(Painted, Generic[Row]):
 
     def __init__(self) -> None:
         super().__init__()
+        self.reverse = False
+        self._order = ""
+        self._listed: list[Row] = []
         self._shown: list[Row] = []
+        """The listed rows in their order."""
         self._here: object = None
         """The identity of the row under the cursor; None for the first row."""
         self._top = 0
@@ -66,6 +72,37 @@ class SortedTable(Painted, Generic[Row]):
         raise NotImplementedError
 
     @property
+    def orders(self) -> list[Order[Row]]:
+        """The orders by columns in sight."""
+        shown = [name for name, _ in self.columns(self.size.width)]
+        return [order for order in self.ORDERS if order.name in shown]
+
+    @property
+    def order(self) -> Order[Row]:
+        """The order of the rows now."""
+        return next((order for order in self.orders if order.name == self._order), self.orders[0])
+
+    def reorder(self) -> None:
+        """Put the listed rows in order and draw them."""
+        self._shown = ordered(self._listed, self.order, self.reverse)
+        self.repaint()
+        self.post_message(self.Moved())
+
+    def action_sort(self) -> None:
+        """Order by the next column."""
+        orders = self.orders
+        self._order = orders[(orders.index(self.order) + 1) % len(orders)].name
+        self.reorder()
+
+    def action_reverse(self) -> None:
+        """Reverse the order."""
+        self.reverse = not self.reverse
+        self.reorder()
+
+    def on_resize(self) -> None:
+        self.reorder()
+
+    @property
     def current(self) -> Row | None:
         """The row under the cursor."""
         return self._shown[self._at] if self._shown else None
@@ -75,7 +112,7 @@ class SortedTable(Painted, Generic[Row]):
         return next((at for at, row in enumerate(self._shown) if self.identity(row) == self._here), 0)
 
     class Moved(Message):
-        """The cursor is on another row."""
+        """The cursor is on another row, or the rows are others or in another order."""
 
     def action_move(self, by: int) -> None:
         """Move the cursor `by` rows down, held at the ends."""
@@ -92,9 +129,10 @@ class SortedTable(Painted, Generic[Row]):
         """Move the cursor to the first row (-1) or to the last (1)."""
         self.action_move(by * len(self._shown))
 
-    def heading(self, width: int, order: Order[Row], reverse: bool) -> Line:
+    def heading(self, width: int) -> Line:
         """Paint the names of the columns, with an arrow at the one that orders."""
-        arrow = "↓" if order.largest_first != reverse else "↑"
+        order = self.order
+        arrow = "↓" if order.largest_first != self.reverse else "↑"
         line: Line = [(" " * self.MARGIN, "muted")]
         for name, room in self.columns(width):
             here = name == order.name

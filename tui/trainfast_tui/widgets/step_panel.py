@@ -7,13 +7,13 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from trainfast_runner.records.result import Result
-from trainfast_tui.charts.painted import Painted
+from trainfast_tui.charts.painted import PaintedValue
 from trainfast_tui.control.next_run import predicted_of
 from trainfast_tui.live.figures import Figures, planned_steps, recent_figures, seconds_left
 from trainfast_tui.text import format as fmt
 from trainfast_tui.text.conditions import conditions_line, has_conditions, steadiness
 from trainfast_tui.text.lines import Line, line_length
-from trainfast_tui.widgets.bar import bar_runs, shares
+from trainfast_tui.widgets.bar import bar, shares
 
 if TYPE_CHECKING:
     from trainfast_runner.running.follower import RunSnapshot
@@ -27,7 +27,7 @@ PHASES = (
 )
 
 
-class StepPanel(Painted):
+class StepPanel(PaintedValue["RunSnapshot"]):
     """Five lines about the run, six on a narrow screen; one more if its devices were watched."""
 
     DEFAULT_CSS = """
@@ -37,18 +37,13 @@ class StepPanel(Painted):
     NARROW = 66
     """Below this many columns the phases of a step need two lines."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self._run: RunSnapshot | None = None
-
-    def show(self, run: RunSnapshot | None) -> None:
+    def show(self, value: RunSnapshot | None) -> None:
         """Show the figures of this run."""
-        self._run = run
-        self.set_class(run is not None and has_conditions(run), "-watched")
-        self.repaint()
+        self.set_class(value is not None and has_conditions(value), "-watched")
+        super().show(value)
 
     def lines(self, width: int, height: int) -> list[Line]:
-        run = self._run
+        run = self.shown
         if run is None:
             return []
         result = run.result
@@ -77,9 +72,7 @@ def _progress(run: RunSnapshot, width: int) -> Line:
     narrow = width < StepPanel.NARROW
     line: Line = [(f"{words} " if narrow else f"{words:<19} ", "title")]
     beside = len(words) + 1 + len(label) if narrow else max(20, len(words) + 1) + max(22, len(label))
-    bar = bar_runs(share, max(4, width - beside))
-    line += [(text, {"fill": "primary", "track": "muted", "marker": "error"}[part]) for text, part in bar]
-    return [*line, (label, "text")]
+    return [*line, *bar(share, max(4, width - beside)), (label, "text")]
 
 
 def _speed(figures: Figures, width: int) -> Line:

@@ -101,6 +101,7 @@ def _closed_to_us(folder: Path) -> str | None:
     # Root may write anywhere. That makes nobody else's directory root's.
     if found.st_uid != os.geteuid() and not found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
         return f"belongs to {_user_name(found.st_uid)}"
+    return None
 
 
 def _user_name(uid: int) -> str:
