@@ -212,16 +212,17 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
 class Found(msgspec.Struct, frozen=True, kw_only=True):
     """The answer. `within_percent` is the noise of the machine where it cannot carry the claim, else None.
 
-    Rates are in samples/s, values in the unit of the objective (seconds for time), the gain is by the objective.
+    Rates are in samples/s (None for a baseline that does not fit), values in the unit of the objective (seconds for
+    time), the gain is by the objective.
     `ties` are candidates that the runs could not tell from the winner. `notes` are sentences on what limits the claim.
     """
 
     best: int
     best_rate: Interval
-    baseline_rate: Interval
+    baseline_rate: Interval | None = None
     best_value: Interval | None = None
     baseline_value: Interval | None = None
-    gain_percent: Interval
+    gain_percent: Interval | None = None
     best_run_ids: list[str]
     baseline_run_ids: list[str]
     within_percent: float | None = None

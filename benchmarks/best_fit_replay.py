@@ -1,0 +1,198 @@
+"""A best-fit search under a fake clock: the real decision code, and trials that a space answers."""
+
+from __future__ import annotations
+
+import random
+import statistics
+import time
+from dataclasses import dataclass, field
+
+from benchmarks.best_fit_spaces import UNTIMED, Process, Terrain
+
+from trainfast_runner.records.run_file import ClockAnchor
+from trainfast_runner.search.best.cold_runs import ROLES, ColdRuns
+from trainfast_runner.search.best.decide import Move, decide
+from trainfast_runner.search.best.found import found
+from trainfast_runner.search.best.journal import (
+    BestLine,
+    EarlierEffect,
+    Found,
+    LaunchedBest,
+    Question,
+    Race,
+    Space,
+    Trial,
+    Visited,
+)
+from trainfast_runner.search.best.known import BestKnown, known
+
+MOST_MOVES = 1000
+COLD_WARMUP = 3
+
+
+@dataclass
+class Replayed:
+    """One replayed search. `leader` was chosen by trials alone, `answer` after the runs in fresh processes.
+
+    Seconds are of the fake clock; `decisions_s` are real ones.
+    """
+
+    leader: int | None = None
+    answer: int | None = None
+    leader_s: float = 0.0
+    seconds: float = 0.0
+    starts: int = 0
+    cold: dict[str, int] = field(default_factory=lambda: dict.fromkeys(ROLES, 0))
+    decisions_s: list[float] = field(default_factory=list)
+    found: Found | None = None
+    stopped_because: str = ""
+    lines: list[BestLine] = field(default_factory=list)
+
+
+class FakeConductor:
+    """Does what is decided, as the conductor of a search does, in no time. `lines` is the journal so far."""
+
+    def __init__(self, terrain: Terrain, question: Question, seed: int, lines: list[BestLine] | None = None) -> None:
+        self.terrain, self.seed = terrain, random.Random(seed)
+        self.lines: list[BestLine] = lines if lines is not None else [question, terrain.space]
+        self.spent_s = sum(line.seconds for line in self.lines if isinstance(line, Trial | Race))
+        self._process: Process | None = None
+        self.run_id: str | None = None
+        self.latest: BestKnown | None = None
+
+    def run(self, most_moves: int = MOST_MOVES) -> Replayed:
+        """Conduct to the end, or for so many moves, after which everything of this process is forgotten."""
+        told = Replayed(lines=self.lines)
+        for _ in range(most_moves):
+            began = time.perf_counter()
+            move = self.next()
+            told.decisions_s.append(time.perf_counter() - began)
+            if move.action == "end":
+                break
+            if move.action == "trial":
+                self.trial(move)
+                told.leader_s = self.spent_s
+            else:
+                self.race(move)
+        else:
+            return told
+        assert self.latest is not None
+        told.stopped_because = move.stopped_because
+        told.leader, told.seconds = self.latest.leader, self.spent_s
+        told.found = found(self.latest)
+        told.answer = told.found.best if told.found is not None else None
+        told.starts = sum(isinstance(line, Visited) for line in self.lines)
+        for line in self.lines:
+            if isinstance(line, Race):
+                told.cold[line.role] += 1
+        assert told.leader is None or told.answer == ColdRuns(self.latest).answer
+        return told
+
+    def next(self) -> Move:
+        """Decide the next step."""
+        self.latest = known(self.lines, self.spent_s, self.run_id, before=self.latest)
+        return decide(self.latest)
+
+    def trial(self, move: Move) -> None:
+        """Try a setting in the process that waits, or in a new one."""
+        assert move.candidate is not None
+        began_s = self.spent_s
+        one = self.terrain.space.candidates[move.candidate]
+        warm = not move.cold
+        if move.cold or self._process is None:
+            warm = False
+            self._process = self.terrain.process(move.candidate, self.seed)
+            self.run_id = f"visit-{len(self.lines)}"
+            self.lines.append(LaunchedBest(run_id=self.run_id, role="trial", candidate=move.candidate))
+            self.lines.append(Visited(run_id=self.run_id, process=one.process, start_s=self._process.start_s))
+            self.spent_s += self._process.start_s
+        assert self.run_id is not None
+        began_s = self.spent_s
+        if warm:
+            self.spent_s += self._process.switch_s(move.candidate)
+        steps = self._process.steps(move.candidate)
+        self.spent_s += sum(next(steps) for _ in range(UNTIMED)) / 1000
+        taken: list[float] = []
+        while (verdict := move.steps.judge(taken)) == "more":
+            taken.append(next(steps))
+        self.spent_s += sum(taken) / 1000
+        self.lines.append(
+            Trial(
+                candidate=move.candidate,
+                run_id=self.run_id,
+                outcome="slow" if verdict == "slow" else "measured",
+                warm=warm,
+                samples_per_step=one.samples_per_step,
+                step_ms=taken,
+                peak_allocated_bytes=one.predicted_bytes,
+                seconds=self.spent_s - began_s,
+                repeats=move.repeats,
+            )
+        )
+
+    def race(self, move: Move) -> None:
+        """Run a setting in a fresh process."""
+        assert move.candidate is not None
+        self._process, self.run_id = None, None
+        one = self.terrain.space.candidates[move.candidate]
+        process = self.terrain.process(move.candidate, self.seed, cold=True)
+        steps = process.steps(move.candidate)
+        taken = [next(steps) for _ in range(COLD_WARMUP + move.steps.least)]
+        timed = taken[COLD_WARMUP:]
+        seconds = process.start_s + sum(taken) / 1000
+        self.spent_s += seconds
+        run_id = f"run-{len(self.lines)}"
+        self.lines.append(LaunchedBest(run_id=run_id, role=move.action, candidate=move.candidate, knob=move.knob))
+        self.lines.append(
+            Race(
+                candidate=move.candidate,
+                role=move.action,
+                run_id=run_id,
+                outcome="measured",
+                knob=move.knob,
+                samples_per_s=1000 * one.samples_per_step / statistics.median(timed),
+                start_s=process.start_s,
+                peak_allocated_bytes=one.predicted_bytes,
+                seconds=seconds,
+            )
+        )
+
+
+def question(
+    name: str,
+    space: Space,
+    objective: str = "samples_per_s",
+    for_steps: int | None = None,
+    budget_s: float = 1e9,
+    earlier: tuple[EarlierEffect, ...] = (),
+) -> Question:
+    """The question that a space is searched for."""
+    baseline = space.candidates[space.baseline]
+    vary: dict[str, list[object]] = {}
+    for one in space.candidates:
+        for name, value in one.knobs.items():
+            values = vary.setdefault(name, [])
+            if value not in values:
+                values.append(value)
+    return Question(
+        preset=name,
+        title=name,
+        model={},
+        data={},
+        knobs=dict(baseline.knobs),
+        changed=[],
+        search_id=name,
+        key=name,
+        vary=vary,
+        global_batch=baseline.samples_per_step,
+        objective=objective,
+        for_steps=for_steps,
+        budget_s=budget_s,
+        earlier=list(earlier),
+        clock=ClockAnchor(monotonic_ns=0, wall_ns=0),
+    )
+
+
+def replay(terrain: Terrain, seed: int, asked: Question | None = None) -> Replayed:
+    """Search a space once."""
+    return FakeConductor(terrain, asked or question(terrain.name, terrain.space), seed).run()

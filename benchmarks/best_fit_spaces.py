@@ -1,0 +1,285 @@
+"""Spaces that a best-fit search is replayed over: recorded grids of this machine, and synthetic ones.
+
+A recorded grid is a JSON file of `benchmarks/grids`, written by `best_fit.py record`. A synthetic space is a model of a
+training step with random parts: it judges the decision code where no grid was recorded, and says nothing of a machine.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+import random
+import statistics
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from trainfast_runner.search.best.journal import Candidate, Space
+from trainfast_runner.search.best.observed import process_key
+
+GRIDS = Path(__file__).parent / "grids"
+UNTIMED = 2
+COLD_STEPS = 10
+"""Timed steps of each setting where the whole grid is run cold, for the time that takes."""
+
+
+class Process(Protocol):
+    """A training process of a space: its start in seconds, the seconds of a switch, and the steps of a setting."""
+
+    start_s: float
+
+    def switch_s(self, candidate: int) -> float:
+        """Seconds to turn the warm knobs to a candidate's."""
+
+    def steps(self, candidate: int) -> Iterator[float]:
+        """Its timed steps in ms, without end."""
+
+
+class Terrain(Protocol):
+    """A space whose figures are known: `truth` is the ln samples/s of each candidate that can be the answer."""
+
+    name: str
+    is_synthetic: bool
+    space: Space
+    truth: dict[int, float]
+
+    def process(self, candidate: int, seed: random.Random, cold: bool = False) -> Process:
+        """A process for the settings of a candidate's group; `cold` for a run in a fresh process."""
+
+
+def regret(terrain: Terrain, candidate: int) -> float:
+    """The share by which a candidate is slower than the best of the space."""
+    return 1 - math.exp(terrain.truth[candidate] - max(terrain.truth.values()))
+
+
+def cold_grid_s(terrain: Terrain) -> float:
+    """Seconds that every setting takes in a process of its own, with `COLD_STEPS` timed steps."""
+    seed, total = random.Random(0), 0.0
+    for number, one in enumerate(terrain.space.candidates):
+        if number in terrain.truth:
+            step_s = one.samples_per_step / math.exp(terrain.truth[number])
+            total += terrain.process(number, seed).start_s + (UNTIMED + COLD_STEPS) * step_s
+    return total
+
+
+def groups(space: Space) -> dict[tuple[tuple[str, object], ...], list[int]]:
+    """The candidates of each process."""
+    found: dict[tuple[tuple[str, object], ...], list[int]] = {}
+    for number, one in enumerate(space.candidates):
+        found.setdefault(process_key(one.process), []).append(number)
+    return found
+
+
+class Synthetic:
+    """A random space of some hundred settings: the time of a sample as a sum of its parts.
+
+    compute x precision x attention x checkpointing x compile x (1 + launch cost / batch) x cache pressure
+    + optimizer / global batch + loading that is not hidden; then pairwise terms of 1 % and a residual of 0.5 %.
+    """
+
+    is_synthetic = True
+
+    def __init__(self, number: int) -> None:
+        self.name = f"synthetic {number}"
+        draw = random.Random(f"space {number}")
+        self._draw_parts(draw)
+        vary: dict[str, list[Any]] = {
+            "batch_size": [2**power for power in range(draw.choice((5, 6, 7)))],
+            "precision": ["fp32", "bf16"],
+            "optimizer": ["adamw", "adamw-foreach", "adamw-fused"][: draw.choice((2, 3))],
+            "checkpointing": ["off", "full"],
+            "compile": ["off", "default"],
+        }
+        more = {"attention": ["auto", "eager"], "workers": [0, 2], "pin_memory": ["off", "on"]}
+        vary |= {name: more[name] for name in sorted(draw.sample(sorted(more), draw.choice((1, 2))))}
+        self._global_batch = int(max(vary["batch_size"]))
+        self._pairs: dict[tuple[object, ...], float] = {}
+        candidates: list[Candidate] = []
+        truth: list[float] = []
+        for values in itertools.product(*vary.values()):
+            knobs: dict[str, Any] = dict(zip(vary, values, strict=True))
+            knobs["grad_accum"] = self._global_batch // knobs["batch_size"]
+            truth.append(-math.log(self._sample_s(knobs)) + self._small_terms(knobs, draw))
+            process = (
+                knobs
+                if knobs["compile"] != "off"
+                else {name: knobs[name] for name in ("pin_memory", "compile") if name in knobs}
+            )
+            candidates.append(Candidate(knobs=knobs, process=process, samples_per_step=self._global_batch))
+        needed = [self._bytes(one.knobs) for one in candidates]
+        limit = sorted(needed)[int(draw.uniform(0.75, 1.0) * (len(needed) - 1))]
+        for place, size in enumerate(needed):
+            out = "too_large" if size > limit else None
+            candidates[place] = Candidate(
+                knobs=candidates[place].knobs,
+                process=candidates[place].process,
+                samples_per_step=self._global_batch,
+                predicted_bytes=size,
+                ruled_out=out,
+            )
+        self.truth: dict[int, float] = {
+            number: rate for number, rate in enumerate(truth) if candidates[number].ruled_out is None
+        }
+        preset = {name: values[0] for name, values in vary.items()} | {"batch_size": min(8, self._global_batch)}
+        baseline = next(
+            number
+            for number, one in enumerate(candidates)
+            if all(one.knobs[name] == value for name, value in preset.items())
+        )
+        if baseline not in self.truth:
+            baseline = next(iter(self.truth))
+        self.space = Space(candidates=candidates, baseline=baseline)
+
+    def process(self, candidate: int, seed: random.Random, cold: bool = False) -> Process:
+        """A process with its own visit effect; a fresh one is a little off its warm figures, too."""
+        one = self.space.candidates[candidate]
+        start = self._start_s + (self._compile_s if one.knobs["compile"] != "off" else 0.0)
+        shift = seed.gauss(0, self._visit) + (self._cold_gap + seed.gauss(0, 0.003) if cold else 0.0)
+        return _Drawn(self, start * seed.uniform(0.9, 1.1), shift, seed)
+
+    def step_ms(self, candidate: int, shift: float, seed: random.Random) -> float:
+        """One timed step: mostly near the true one, now and then a much longer one."""
+        noise = seed.gauss(0, self._noise) + (seed.uniform(0.1, 0.6) if seed.random() < 0.03 else 0.0)
+        slower: float = math.exp(noise - shift - self.truth[candidate])
+        return 1000 * self._global_batch * slower
+
+    def _draw_parts(self, draw: random.Random) -> None:
+        self._compute = draw.uniform(0.002, 0.02)
+        self._factors: dict[Any, float] = {
+            "bf16": draw.choice((draw.uniform(0.35, 0.7), draw.uniform(0.9, 1.5))),
+            "eager": draw.uniform(0.98, 1.4),
+            "full": draw.uniform(1.2, 1.35),
+            "default": draw.uniform(0.65, 1.05),
+        }
+        self._launch, self._pressure = draw.uniform(0.1, 3.0), draw.uniform(0.0, 0.2)
+        self._pressure_from = draw.choice((2, 4, 8, 64))
+        self._optimizer = {
+            "adamw": draw.uniform(0.01, 0.25),
+            "adamw-foreach": draw.uniform(0.01, 0.25),
+            "adamw-fused": draw.uniform(0.005, 0.1),
+        }
+        self._load = draw.choice((0.02, draw.uniform(0.1, 1.2))) * self._compute
+        self._start_s, self._compile_s = draw.uniform(3, 15), draw.uniform(15, 60)
+        self._visit, self._noise = draw.uniform(0.002, 0.01), draw.uniform(0.005, 0.03)
+        self._cold_gap = draw.gauss(0, 0.01)
+
+    def _sample_s(self, knobs: Mapping[str, Any]) -> float:
+        batch = knobs["batch_size"]
+        work: float = self._compute * self._factors.get(knobs["precision"], 1.0)
+        work *= self._factors.get(knobs.get("attention"), 1.0) * self._factors.get(knobs["checkpointing"], 1.0)
+        launch = self._launch * (0.5 if knobs["compile"] != "off" else 1.0)
+        work *= self._factors.get(knobs["compile"], 1.0) * (1 + launch / batch)
+        work *= max(1.0, batch / self._pressure_from) ** self._pressure
+        optimizer = self._optimizer[knobs["optimizer"]] * self._compute * 8 / self._global_batch
+        workers = knobs.get("workers", 0)
+        loading = self._load * (0.6 if knobs.get("pin_memory") == "on" else 1.0)
+        hidden = max(0.0, loading / workers - work) + 0.01 * self._compute if workers else loading
+        total: float = work + optimizer + hidden
+        return total
+
+    def _small_terms(self, knobs: Mapping[str, Any], draw: random.Random) -> float:
+        total: float = draw.gauss(0, 0.005)
+        for pair in itertools.combinations(sorted(set(knobs) - {"grad_accum"}), 2):
+            key = tuple((name, knobs[name]) for name in pair)
+            if key not in self._pairs:
+                self._pairs[key] = draw.gauss(0, 0.01 / math.sqrt(5))
+            total += self._pairs[key]
+        return total
+
+    def _bytes(self, knobs: Mapping[str, Any]) -> int:
+        per_sample = (0.3 if knobs["checkpointing"] == "full" else 1.0) * (0.6 if knobs["precision"] == "bf16" else 1.0)
+        return int(2**20 * (500 + 40 * knobs["batch_size"] * per_sample))
+
+
+@dataclass
+class _Drawn:
+    """A process of a synthetic space."""
+
+    terrain: Synthetic
+    start_s: float
+    shift: float
+    seed: random.Random
+
+    def switch_s(self, candidate: int) -> float:
+        return 0.3
+
+    def steps(self, candidate: int) -> Iterator[float]:
+        while True:
+            yield self.terrain.step_ms(candidate, self.shift, self.seed)
+
+
+class Recorded:
+    """A grid of this machine: `passes` over every setting, each a visit of each process with its steps."""
+
+    is_synthetic = False
+
+    def __init__(self, path: Path) -> None:
+        stored = json.loads(path.read_text())
+        self.name = path.stem
+        candidates = [
+            Candidate(
+                knobs=one["knobs"],
+                process=one["process"],
+                samples_per_step=one["samples_per_step"],
+                predicted_bytes=one.get("predicted_bytes"),
+            )
+            for one in stored["candidates"]
+        ]
+        self.space = Space(candidates=candidates, baseline=stored["baseline"])
+        self._visits: list[dict[str, Any]] = [one for one in stored["visits"] if one["outcome"] == "measured"]
+        by_setting: dict[int, list[float]] = {}
+        for visit in self._visits:
+            for trial in visit["trials"]:
+                one = candidates[trial["candidate"]]
+                rate = math.log(1000 * one.samples_per_step / statistics.median(trial["step_ms"]))
+                by_setting.setdefault(trial["candidate"], []).append(rate)
+        self.rates: Mapping[int, Sequence[float]] = by_setting
+        self.truth: dict[int, float] = {number: statistics.median(rates) for number, rates in by_setting.items()}
+
+    @property
+    def passes(self) -> int:
+        """Passes over the whole grid."""
+        return min(map(len, self.rates.values()))
+
+    @property
+    def worst_winner(self) -> float:
+        """The share by which the winner of one pass was slower than the best in another: the grid's own noise."""
+        worst = 0.0
+        for mine, other in itertools.permutations(range(self.passes), 2):
+            winner = max(self.rates, key=lambda number: self.rates[number][mine])
+            best = max(rates[other] for rates in self.rates.values())
+            worst = max(worst, 1 - math.exp(self.rates[winner][other] - best))
+        return worst
+
+    def process(self, candidate: int, seed: random.Random, cold: bool = False) -> Process:
+        """One of the recorded visits of the candidate's process that tried it."""
+        of = [one for one in self._visits if any(trial["candidate"] == candidate for trial in one["trials"])]
+        return _Replayed(seed.choice(of), self.truth, self.space, seed)
+
+
+class _Replayed:
+    """A recorded visit: its steps in random order, as often as asked for."""
+
+    def __init__(self, visit: Mapping[str, Any], truth: Mapping[int, float], space: Space, seed: random.Random) -> None:
+        self.start_s = float(visit["start_s"])
+        self._trials = {trial["candidate"]: trial for trial in visit["trials"]}
+        self._truth, self._space, self._seed = truth, space, seed
+
+    def switch_s(self, candidate: int) -> float:
+        return float(self._trials[candidate]["switch_s"]) if candidate in self._trials else 0.3
+
+    def steps(self, candidate: int) -> Iterator[float]:
+        if candidate in self._trials:
+            steps = self._trials[candidate]["step_ms"]
+        else:
+            steps = [1000 * self._space.candidates[candidate].samples_per_step / math.exp(self._truth[candidate])]
+        begin = self._seed.randrange(len(steps))
+        # In their order, because a machine's slow moments follow each other.
+        yield from itertools.chain(steps[begin:], itertools.cycle(steps))
+
+
+def recorded() -> list[Recorded]:
+    """Every recorded grid."""
+    return [Recorded(path) for path in sorted(GRIDS.glob("*.json"))]

@@ -1,0 +1,270 @@
+"""Enumerate the candidates of a best-fit search: every legal setting of one global batch, and why others are none."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+
+import msgspec
+
+from trainfast_runner.errors import UserError
+from trainfast_runner.machine.cpu.device_names import CPU, asks_for_cpu
+from trainfast_runner.machine.devices import Machine
+from trainfast_runner.search.best.journal import Candidate, KnobValues, Space
+from trainfast_runner.settings.knob_type import Knobs
+from trainfast_runner.settings.knob_values import KnobValue
+from trainfast_runner.settings.knobs import BY_NAME
+from trainfast_runner.settings.spec import RunSpec
+from trainfast_runner.settings.world import data_parallel_degree, device_count, strategy_of, world_size
+from trainfast_runner.units import mebibytes
+
+MOST = 5000
+"""A search has at most this many candidates."""
+BATCH = ("batch_size", "grad_accum")
+MESH = ("strategy", "tp_degree", "pp_degree")
+"""The knobs that decide how many slices the global batch is cut into."""
+WARM_STRATEGIES = ("single", "ddp")
+MOST_COUNTED = 1_000_000
+"""Combinations of batch, accumulation and strategy that are looked at one by one to count the candidates."""
+
+
+def spec_of(spec: RunSpec, knobs: Mapping[str, KnobValue]) -> RunSpec:
+    """The run of a candidate: `spec` with its knobs. `devices` is a ceiling, of which `single` uses one."""
+    turned = spec.turned(**{name: value for name, value in knobs.items() if spec.knobs[name] != value})
+    devices = turned.knobs["devices"]
+    if not strategy_of(turned.knobs).one_device or devices is None:
+        return turned
+    one: KnobValue = 1
+    if asks_for_cpu(devices):
+        one = CPU
+    elif isinstance(devices, str):
+        one = devices.partition("+")[0] + "+"
+    return replace(turned, knobs={**turned.knobs, "devices": one})
+
+
+def ranks_of(spec: RunSpec, machine: Machine) -> int | None:
+    """Number of processes of a run; None when the machine has too few devices."""
+    try:
+        return world_size(spec, machine)
+    except UserError:
+        return None
+
+
+def enumerate_space(
+    spec: RunSpec,
+    machine: Machine,
+    vary: Mapping[str, Sequence[KnobValue]],
+    global_batch: int | None,
+    refuse: Callable[[RunSpec], UserError | None],
+) -> Space:
+    """Return every combination of the varied values with that global batch (None: any), the baseline among them.
+
+    `refuse` returns the UserError of a run that cannot start. Raises UserError for more than `MOST` candidates, and for
+    a global batch that nothing varied can give.
+    """
+    count = count_of(spec, machine, vary, global_batch)
+    if count > MOST:
+        raise _too_many(count, vary)
+    slices = _Slices(spec, machine)
+    own = _baseline(slices, global_batch)
+    derives = global_batch is not None and any(name in vary for name in (*BATCH, *MESH))
+    shown = list(vary) + [name for name in BATCH if name not in vary and (derives or own[name] != spec.knobs[name])]
+    combinations: list[KnobValues] = []
+    dropped = 0
+    for values in itertools.product(*vary.values()):
+        found = slices.derive(dict(zip(vary, values, strict=True)), set(vary), global_batch)
+        if found is None:
+            dropped += 1
+        else:
+            combinations.append({name: found.get(name, own[name]) for name in shown})
+    if not combinations and global_batch is not None:
+        raise _impossible(global_batch, _attainable(slices, vary, global_batch))
+    first = {name: own[name] for name in shown}
+    if first not in combinations:
+        combinations.insert(0, first)
+    candidates = [_candidate(slices, knobs, refuse) for knobs in combinations]
+    return Space(candidates=candidates, baseline=combinations.index(first), dropped=dropped)
+
+
+def predicted(space: Space, bytes_of: Mapping[int, int | None], limit_bytes: int | None) -> Space:
+    """The space with the predicted bytes of these candidates (of the fullest rank), those above the limit ruled out.
+
+    The baseline is never ruled out: its run tells how far off the prediction is.
+    """
+    candidates = list(space.candidates)
+    for number, needed in bytes_of.items():
+        one = candidates[number]
+        changed = msgspec.structs.replace(one, predicted_bytes=needed)
+        if one.ruled_out is None and needed is not None and limit_bytes is not None and needed > limit_bytes:
+            excess = needed - limit_bytes
+            reason = f"needs {mebibytes(needed)} of {mebibytes(limit_bytes)}: {mebibytes(excess)} too large"
+            changed = msgspec.structs.replace(changed, excess_bytes=excess)
+            if number != space.baseline:
+                changed = msgspec.structs.replace(changed, ruled_out="too_large", reason=reason)
+        candidates[number] = changed
+    return msgspec.structs.replace(space, candidates=candidates)
+
+
+def bounded(space: Space, least_s_per_sample: Mapping[int, float | None]) -> Space:
+    """The space with the least seconds that a sample of these candidates takes, by FLOPs and the calibrated peak."""
+    candidates = list(space.candidates)
+    for number, least in least_s_per_sample.items():
+        candidates[number] = msgspec.structs.replace(candidates[number], least_s_per_sample=least)
+    return msgspec.structs.replace(space, candidates=candidates)
+
+
+def count_of(spec: RunSpec, machine: Machine, vary: Mapping[str, Sequence[KnobValue]], global_batch: int | None) -> int:
+    """Number of combinations with that global batch, without listing them; all of them beyond `MOST_COUNTED`."""
+    batch = {name: values for name, values in vary.items() if name in (*BATCH, *MESH)}
+    rest = math.prod(len(values) for name, values in vary.items() if name not in batch)
+    looked_at = math.prod(map(len, batch.values()))
+    if global_batch is None or looked_at > MOST_COUNTED or rest > MOST:
+        return rest * looked_at
+    slices = _Slices(spec, machine)
+    kept = sum(
+        slices.derive(dict(zip(batch, values, strict=True)), set(vary), global_batch) is not None
+        for values in itertools.product(*batch.values())
+    )
+    return rest * kept
+
+
+def changes_training(one: Candidate, baseline: Candidate) -> list[str]:
+    """The knobs by which a candidate trains differently from the baseline; empty if it trains the same."""
+    found = [
+        name
+        for name, value in one.knobs.items()
+        if name in BY_NAME and not BY_NAME[name].keeps_training(baseline.knobs[name], value)
+    ]
+    return [*found, *(["global batch"] if one.samples_per_step != baseline.samples_per_step else [])]
+
+
+def default_global_batch(spec: RunSpec, machine: Machine) -> int:
+    """Samples of one optimizer step of the preset. Raises UserError when there are too few devices."""
+    own = spec_of(spec, {})
+    batch, accumulation = (int(str(own.knobs[name])) for name in BATCH)
+    return batch * accumulation * data_parallel_degree(own.knobs, device_count(own, machine))
+
+
+class _Slices:
+    """Arithmetic of the global batch: batch_size x grad_accum x the slices that a strategy cuts it into."""
+
+    def __init__(self, spec: RunSpec, machine: Machine) -> None:
+        self.spec, self.machine = spec, machine
+        self._degrees: dict[tuple[KnobValue, ...], int] = {}
+
+    def degree(self, knobs: Mapping[str, KnobValue]) -> int:
+        """The data-parallel degree with these knobs; 1 where the devices do not suffice, which is refused later."""
+        key = tuple(knobs.get(name, self.spec.knobs[name]) for name in MESH)
+        if key not in self._degrees:
+            one = spec_of(self.spec, dict(zip(MESH, key, strict=True)))
+            try:
+                self._degrees[key] = data_parallel_degree(one.knobs, device_count(one, self.machine))
+            except UserError:
+                self._degrees[key] = 1
+        return self._degrees[key]
+
+    def derive(self, values: KnobValues, varied: set[str], global_batch: int | None) -> KnobValues | None:
+        """The combination with batch and accumulation that give the global batch; None when it has another one."""
+        if global_batch is None:
+            return values
+        batch, accumulation = (int(str(values.get(name, self.spec.knobs[name]))) for name in BATCH)
+        per_rank, rest = divmod(global_batch, self.degree(values))
+        if rest:
+            return None
+        if "batch_size" in varied and "grad_accum" in varied:
+            return values if batch * accumulation == per_rank else None
+        if "batch_size" in varied:
+            return None if per_rank % batch else {**values, "grad_accum": per_rank // batch}
+        if per_rank % accumulation == 0:
+            return {**values, "batch_size": per_rank // accumulation, "grad_accum": accumulation}
+        if "grad_accum" in varied or per_rank % batch:
+            return None
+        return {**values, "batch_size": batch, "grad_accum": per_rank // batch}
+
+
+def _baseline(slices: _Slices, global_batch: int | None) -> Knobs:
+    """The preset's knobs at that global batch: its batch size, or the next smaller one that divides."""
+    knobs = slices.spec.knobs
+    if global_batch is None:
+        return knobs
+    degree = slices.degree(knobs)
+    per_rank, rest = divmod(global_batch, degree)
+    if rest:
+        nearest = [size for size in (per_rank * degree, (per_rank + 1) * degree) if size]
+        raise _impossible(global_batch, nearest)
+    most = min(int(str(knobs["batch_size"])), per_rank)
+    batch = next(size for size in range(most, 0, -1) if per_rank % size == 0)
+    return {**knobs, "batch_size": batch, "grad_accum": per_rank // batch}
+
+
+def _candidate(slices: _Slices, knobs: KnobValues, refuse: Callable[[RunSpec], UserError | None]) -> Candidate:
+    one = spec_of(slices.spec, knobs)
+    refusal = refuse(one)
+    batch, accumulation = (int(str(one.knobs[name])) for name in BATCH)
+    return Candidate(
+        knobs=knobs,
+        process=process_knobs(one.knobs, knobs),
+        world_size=ranks_of(one, slices.machine) or 1,
+        samples_per_step=batch * accumulation * slices.degree(knobs),
+        ruled_out=None if refusal is None else "incompatible",
+        reason="" if refusal is None else refusal.line(),
+    )
+
+
+def process_knobs(whole: Knobs, shown: KnobValues) -> KnobValues:
+    """Those of the `shown` knobs that another value of needs a new process, in a run with the `whole` knobs.
+
+    A compiled step of another setting is another program, so a compiled process tries one setting.
+    """
+    if strategy_of(whole).name not in WARM_STRATEGIES or whole["compile"] != "off" or whole["engine"] != "native":
+        return dict(shown)
+    return {name: value for name, value in shown.items() if BY_NAME[name].needs_process(value)}
+
+
+def _attainable(slices: _Slices, vary: Mapping[str, Sequence[KnobValue]], wanted: int) -> list[int]:
+    """The nearest global batches below and above that the varied values give."""
+    given: set[int] = set()
+    batch = {name: values for name, values in vary.items() if name in (*BATCH, *MESH)}
+    for values in itertools.product(*batch.values()):
+        knobs = {**slices.spec.knobs, **dict(zip(batch, values, strict=True))}
+        size = slices.degree(knobs)
+        if "batch_size" in batch or "grad_accum" not in batch:
+            size *= int(str(knobs["batch_size"]))
+        if "grad_accum" in batch:
+            size *= int(str(knobs["grad_accum"]))
+        # With one of the two given, the other one makes any multiple.
+        fixed = "batch_size" in batch and "grad_accum" in batch
+        given |= {size} if fixed else {size * max(1, wanted // size), size * (wanted // size + 1)}
+    below, above = [size for size in given if size < wanted], [size for size in given if size > wanted]
+    return [*([max(below)] if below else []), *([min(above)] if above else [])]
+
+
+def _impossible(wanted: int, possible: Sequence[int]) -> UserError:
+    nearest = min(possible, key=lambda size: abs(size - wanted), default=None)
+    return UserError(
+        f"--global-batch {wanted}: no batch_size x grad_accum x data-parallel degree gives it",
+        key="--global-batch",
+        allowed=[str(size) for size in sorted(possible)],
+        nearest=None if nearest is None else str(nearest),
+    )
+
+
+def _too_many(count: int, vary: Mapping[str, Sequence[KnobValue]]) -> UserError:
+    """The refusal of a space with too many candidates: the count, and the fewest knobs whose removal is enough."""
+    left, drop = count, []
+    for name, values in _by_size(vary):
+        if left <= MOST:
+            break
+        left = math.ceil(left / len(values))
+        drop.append(name)
+    return UserError(
+        f"{count:,} candidates are more than {MOST:,}; without {' and '.join(drop)} there are about {left:,}",
+        key="--vary",
+        advice="leaving out " + " and ".join(f"--vary {name}" for name in drop),
+    )
+
+
+def _by_size(vary: Mapping[str, Sequence[KnobValue]]) -> Iterator[tuple[str, Sequence[KnobValue]]]:
+    return iter(sorted(vary.items(), key=lambda item: -len(item[1])))

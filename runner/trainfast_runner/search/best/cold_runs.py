@@ -1,0 +1,312 @@
+"""The runs in fresh processes: a race among the leaders, the winner beside the baseline, each knob turned back alone.
+
+Runs follow each other as A B B A, so that a machine that warms up or slows down does so for all alike. The noise of a
+run is that of runs of one setting, pooled over the settings, with the noise of the trials as four runs' worth of
+evidence; intervals are Student's.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections import defaultdict
+from dataclasses import dataclass
+from functools import cached_property
+
+from trainfast_runner.results.comparison.repeats import NORMAL, STUDENT
+from trainfast_runner.search.best.journal import LaunchedBest, Race
+from trainfast_runner.search.best.known import MOST_VOID, BestKnown
+
+MOST_COLD = 12
+"""Runs in fresh processes of one search."""
+NEAR = 0.03
+"""Candidates within this of the leader, in ln of the objective, take part in the race."""
+MOST_FINALISTS = 4
+SURELY_SLOWER = 0.01
+"""A candidate with a smaller chance than this to be the fastest takes no part."""
+EQUAL = 0.01
+"""Settings that differ by less than this, and by less than the noise, are equal: the simpler one wins."""
+NEAR_LIMIT = 0.9
+"""A setting that needs more than this share of memory_limit gets a run under it."""
+PRIOR_RUNS = 4
+"""The noise of the trials counts as this many repeated runs."""
+SAME_MEMORY = 0.05
+"""Memory that differs by less than this share is the same."""
+RUN_STEPS = 20
+"""Steps of a run in a fresh process, for its expected time."""
+ROLES = ("race", "confirm", "limit", "turn_back")
+
+
+@dataclass(frozen=True)
+class ColdRun:
+    """The next run in a fresh process."""
+
+    action: str
+    candidate: int
+    why: str
+    knob: str | None = None
+
+
+@dataclass(frozen=True)
+class Difference:
+    """The ln of one candidate's objective less another's, and half of its 95 % interval."""
+
+    mean: float
+    half: float
+
+    @property
+    def is_clear(self) -> bool:
+        """True if the interval excludes zero."""
+        return abs(self.mean) > self.half
+
+
+class Runs:
+    """The measured runs in some roles: the ln of the objective of each, their noise, and differences."""
+
+    def __init__(self, known: BestKnown, *roles: str) -> None:
+        self._known, self._roles = known, roles
+
+    @cached_property
+    def values(self) -> dict[int, list[float]]:
+        """The ln of the objective in each run, by candidate."""
+        found: dict[int, list[float]] = defaultdict(list)
+        for one in self._known.races:
+            if one.role in self._roles and (value := self.value(one)) is not None:
+                found[one.candidate].append(value)
+        return dict(found)
+
+    def value(self, run: Race) -> float | None:
+        """The ln of the objective of one run; None if it measured nothing."""
+        if run.outcome != "measured" or not run.samples_per_s:
+            return None
+        question, one = self._known.question, self._known.candidates[run.candidate]
+        if question.objective == "samples_per_joule":
+            return math.log(run.samples_per_joule) if run.samples_per_joule else None
+        if question.objective == "time":
+            return -math.log(run.start_s + (question.for_steps or 1) * one.samples_per_step / run.samples_per_s)
+        tokens = self._known.seq_len(one) if question.objective == "tokens_per_s" else 1
+        return math.log(run.samples_per_s * tokens)
+
+    @cached_property
+    def noise(self) -> tuple[float, float]:
+        """The deviation of one run's ln objective, and Student's quantile for intervals made of it."""
+        prior = self._known.posterior.scales.visit**2 + 0.007**2
+        squares, freedom = PRIOR_RUNS * prior, PRIOR_RUNS
+        for values in self.values.values():
+            if len(values) > 1:
+                squares += statistics.variance(values) * (len(values) - 1)
+                freedom += len(values) - 1
+        return math.sqrt(squares / freedom), STUDENT[freedom - 1] if freedom <= len(STUDENT) else NORMAL
+
+    def difference(self, one: int, other: int) -> Difference | None:
+        """The ln of `one` over `other`; None unless both were run."""
+        mine, theirs = self.values.get(one), self.values.get(other)
+        if not mine or not theirs:
+            return None
+        deviation, quantile = self.noise
+        half = quantile * deviation * math.sqrt(1 / len(mine) + 1 / len(theirs))
+        return Difference(statistics.fmean(mine) - statistics.fmean(theirs), half)
+
+    def mean(self, number: int) -> float:
+        """The mean ln of the objective of a candidate that was run."""
+        return statistics.fmean(self.values[number])
+
+
+class ColdRuns:
+    """The runs in fresh processes: what they tell, and which are still to be made."""
+
+    def __init__(self, known: BestKnown) -> None:
+        self.known = known
+        self.baseline = known.space.baseline
+        self.raced = Runs(known, "race")
+        self.every = Runs(known, "race", "confirm", "turn_back")
+
+    @property
+    def begun(self) -> bool:
+        """True once a run in a fresh process was started: from then on there are no more trials."""
+        return any(isinstance(one, LaunchedBest) and one.role in ROLES for one in self.known.lines) or bool(
+            self.known.races
+        )
+
+    @property
+    def count(self) -> int:
+        """Number of runs that count."""
+        return sum(one.outcome != "void" for one in self.known.races)
+
+    @cached_property
+    def finalists(self) -> list[int]:
+        """The leader, and the measured candidates near it that may be as fast, the fastest first."""
+        known, leader = self.known, self.known.leader
+        if leader is None:
+            return []
+        own, slope = known.value(leader)
+        found = [(own, leader)]
+        for number in known.alive:
+            if number == leader or number not in known.rated:
+                continue
+            value, _ = known.value(number)
+            _, variance = known.posterior.difference(number, leader)
+            chance = 0.5 * math.erfc((own - value) / max(slope * math.sqrt(2 * variance), 1e-9))
+            if own - value < NEAR and chance > SURELY_SLOWER:
+                found.append((value, number))
+        return [number for _, number in sorted(found, key=lambda pair: (-pair[0], pair[1]))][:MOST_FINALISTS]
+
+    def runs(self, number: int, *roles: str) -> int:
+        """Number of runs of a candidate in these roles that count."""
+        return sum(one.candidate == number and one.role in roles and one.outcome != "void" for one in self.known.races)
+
+    @cached_property
+    def contenders(self) -> list[int]:
+        """The finalists that are not clearly slower than the fastest in the race."""
+        best = self._fastest
+        if best is None:
+            return self.finalists
+        return [number for number in self.finalists if not self._is_slower(number, best)]
+
+    @cached_property
+    def ties(self) -> list[int]:
+        """The contenders that the race cannot tell from the fastest; the leader alone without a race."""
+        best = self._fastest
+        if best is None:
+            return self.finalists[:1]
+        ran = [number for number in self.contenders if number in self.raced.values]
+        return [number for number in ran if number == best or self._is_equal(number, best)]
+
+    @property
+    def _fastest(self) -> int | None:
+        ran = [number for number in self.finalists if number in self.raced.values]
+        return max(ran, key=self.raced.mean, default=None)
+
+    def _is_slower(self, number: int, best: int) -> bool:
+        difference = self.raced.difference(best, number)
+        return number != best and difference is not None and difference.is_clear
+
+    def _is_equal(self, number: int, best: int) -> bool:
+        difference = self.raced.difference(best, number)
+        return difference is not None and not difference.is_clear and difference.mean < EQUAL
+
+    @property
+    def winner(self) -> int:
+        """The fastest of the race; among equals the one of less memory, fewer changed knobs, a cheaper start."""
+        return min(self.ties, key=self._preference)
+
+    @property
+    def answer(self) -> int:
+        """The winner, or the baseline if the runs that confirm show no gain over it."""
+        winner = self.winner
+        gain = self.every.difference(winner, self.baseline)
+        if gain is None or winner == self.baseline:
+            return winner
+        return winner if gain.mean >= EQUAL or (gain.is_clear and gain.mean > 0) else self.baseline
+
+    def _preference(self, number: int) -> tuple[int, int, float]:
+        known = self.known
+        needed = self.memory_bytes(number)
+        memory = 0 if needed is None else round(math.log(max(needed, 1)) / SAME_MEMORY)
+        return memory, len(self.changed(number)), known.start_s(number)
+
+    def memory_bytes(self, number: int) -> int | None:
+        """The measured peak of a candidate, or the predicted one."""
+        known = self.known
+        runs = (*known.races, *known.rated.get(number, ()))
+        peaks = [one.peak_allocated_bytes for one in runs if one.candidate == number and one.peak_allocated_bytes]
+        return max(peaks, default=known.candidates[number].predicted_bytes)
+
+    def changed(self, number: int) -> list[str]:
+        """The knobs that differ from the baseline's, without accumulation where the batch decides it."""
+        levels = self.known.posterior.levels
+        mine, base = levels.settings[number], levels.settings[self.baseline]
+        return [name for name, one, other in zip(levels.names, mine, base, strict=True) if one != other]
+
+    def turned_back(self, number: int, knob: str) -> int | None:
+        """The candidate with one knob at the baseline's value; None where there is none that can run."""
+        levels = self.known.posterior.levels
+        base = levels.settings[self.baseline][levels.names.index(knob)]
+        found = levels.turned(number, knob, base)
+        return None if found is None or found in self.known.ruled_out else found
+
+    def is_near_limit(self, number: int) -> bool:
+        """True if a candidate needs nearly all of memory_limit, or an unknown part of it."""
+        limits = self.known.question.limits_bytes
+        needed = self.memory_bytes(number)
+        return bool(limits) and (needed is None or needed > NEAR_LIMIT * min(limits))
+
+    def run_s(self, number: int) -> float:
+        """Expected seconds of a run in a fresh process."""
+        known = self.known
+        return known.start_s(number) + RUN_STEPS * known.step_s(number)
+
+    def reserve_s(self) -> float:
+        """Expected seconds of the runs that confirm: leader and baseline, twice each."""
+        leader = self.known.leader
+        return 2 * sum(self.run_s(number) for number in (leader, self.baseline) if number is not None)
+
+
+def next_cold_run(known: BestKnown) -> ColdRun | None:
+    """Return the next run in a fresh process; None when the answer is confirmed."""
+    cold = ColdRuns(known)
+    if sum(one.outcome == "void" for one in known.races) >= 2 * MOST_VOID:
+        return None
+    return _race(cold) or _confirm(cold) or _turn_back(cold)
+
+
+def _race(cold: ColdRuns) -> ColdRun | None:
+    """The next run of the race, those under memory_limit first; None when it is decided."""
+    for number in cold.finalists:
+        if cold.is_near_limit(number) and not cold.runs(number, "limit"):
+            return ColdRun("limit", number, "it needs nearly all of memory_limit: one run under it")
+    if len(cold.finalists) < 2 or _confirming(cold):
+        return None
+    for turn in (1, 2):
+        order = cold.finalists if turn == 1 else cold.finalists[::-1]
+        contenders = cold.contenders if turn == 2 else cold.finalists
+        if len(contenders) < 2:
+            return None
+        for number in order:
+            if number in contenders and cold.runs(number, "race") < turn:
+                return ColdRun("race", number, f"one of {len(cold.finalists)} settings within 3 % of the leader")
+    return None
+
+
+def _confirming(cold: ColdRuns) -> bool:
+    return any(one.role == "confirm" for one in cold.known.races)
+
+
+def _confirm(cold: ColdRuns) -> ColdRun | None:
+    """The next run of winner, baseline, baseline, winner; None when both have two runs."""
+    winner, baseline = cold.winner, cold.baseline
+    if cold.known.question.limits_bytes and not cold.runs(winner, "limit"):
+        return ColdRun("limit", winner, "the winner, under memory_limit")
+    if baseline in cold.known.ruled_out:
+        order = [winner, winner]
+    elif winner == baseline:
+        order = [baseline, baseline]
+    else:
+        order = [winner, baseline, baseline, winner]
+    raced = {number: cold.runs(number, "race") for number in order}
+    if all(count >= 2 for count in raced.values()):
+        return None
+    taken: dict[int, int] = defaultdict(int)
+    for number in order:
+        taken[number] += 1
+        if cold.runs(number, "confirm") < taken[number]:
+            whose = "baseline" if number == baseline else "winner"
+            return ColdRun("confirm", number, f"the {whose} in a fresh process")
+    return None
+
+
+def _turn_back(cold: ColdRuns) -> ColdRun | None:
+    """The run of the answer with one knob turned back that gave most, as long as runs and budget allow."""
+    known, answer = cold.known, cold.answer
+    changed = cold.changed(answer)
+    if len(changed) < 2 or cold.count >= MOST_COLD:
+        return None
+    found = []
+    for knob in changed:
+        other = cold.turned_back(answer, knob)
+        if other is not None and not cold.runs(other, *ROLES):
+            found.append((known.posterior.difference(answer, other)[0], knob, other))
+    for _, knob, other in sorted(found, reverse=True):
+        if known.spent_s + cold.run_s(other) <= known.question.budget_s:
+            return ColdRun("turn_back", other, f"the winner with {knob} turned back: the loss is its gain", knob)
+    return None

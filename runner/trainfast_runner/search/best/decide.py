@@ -1,0 +1,368 @@
+"""Decide the next step of a best-fit search from its knowledge, with the reason in words. Touches nothing.
+
+The baseline opens; in its process the largest batch, and each warm knob's other values there. Then the next trial is
+the one of the greatest expected improvement a second (Snoek, Larochelle and Adams, "Practical Bayesian Optimization",
+2012), until nothing is likely to be 2 % better and every value of every knob was run once, or the budget ends. Runs in
+fresh processes choose among the leaders and confirm the winner.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+from trainfast_runner.search.best.cold_runs import ColdRuns, next_cold_run
+from trainfast_runner.search.best.known import MORE, MOST_VOID, BestKnown
+from trainfast_runner.search.best.observed import MEDIAN_VARIANCE, relative_error
+from trainfast_runner.settings.knobs import BY_NAME
+
+LIKELY = 0.05
+"""The search goes on while some candidate has this chance to be 2 % better than the leader."""
+HOPELESS = 0.7
+"""A trial ends early when its best step is below this share of the leader's pace."""
+UNTIMED = 2
+LEAST, MOST, ERROR = 4, 25, 0.012
+"""Timed steps of a trial, and the standard error that is enough."""
+COLD_ERROR, COLD_LEAST, COLD_MOST = 0.007, 8, 60
+"""The standard error of a run in a fresh process, and its timed steps."""
+RESERVED = 0.5
+"""The share of the budget that trials may take when the runs that confirm would need more than the rest."""
+
+
+@dataclass(frozen=True)
+class StepRule:
+    """Timed steps of a trial: from `least` to `most`, until the median's standard error is below `standard_error`.
+
+    `give_up_ms` ends the trial when its best step is slower; None never does.
+    """
+
+    least: int = LEAST
+    most: int = MOST
+    standard_error: float = ERROR
+    give_up_ms: float | None = None
+
+    def judge(self, step_ms: Sequence[float]) -> str:
+        """`more` steps are needed, `enough` were taken, or the setting is too `slow`."""
+        if self.give_up_ms is not None and len(step_ms) >= 2 and min(step_ms) > self.give_up_ms:
+            return "slow"
+        if len(step_ms) < self.least:
+            return "more"
+        return "enough" if len(step_ms) >= self.most or relative_error(step_ms) <= self.standard_error else "more"
+
+
+@dataclass(frozen=True)
+class Move:
+    """The next step. `action` is trial, race, confirm, limit, turn_back or end; `state` is that of an end.
+
+    A `cold` trial needs a new process; `repeats` marks the repeat of a process's first setting. `rate`, `low` and
+    `high` are the leader's samples/s, `chance` the probability that going on finds 2 % more in about `price_s`.
+    """
+
+    action: str
+    candidate: int | None
+    why: str
+    knob: str | None = None
+    cold: bool = False
+    repeats: bool = False
+    steps: StepRule = StepRule()
+    state: str = ""
+    stopped_because: str = ""
+    leader: int | None = None
+    rate: float | None = None
+    low: float | None = None
+    high: float | None = None
+    chance: float | None = None
+    price_s: float | None = None
+
+
+def decide(known: BestKnown) -> Move:
+    """Return the next step."""
+    hopes = Hopes(known)
+    move = _next_trial(known, hopes) or _finish(known, hopes)
+    return _with_figures(_closing_visit(known, move), known, hopes)
+
+
+def _next_trial(known: BestKnown, hopes: Hopes) -> Move | None:
+    """The next trial, or the end of a search that measures nothing; None once the trials are over."""
+    if ColdRuns(known).begun and known.leader is not None:
+        return None
+    return _baseline(known) or _without_leader(known) or _opening(known) or _loop(known, hopes)
+
+
+class Hopes:
+    """For each candidate that is left: its expected improvement on the leader, chance and cost."""
+
+    def __init__(self, known: BestKnown) -> None:
+        self._known = known
+        self.leader = known.leader
+
+    @cached_property
+    def open(self) -> list[int]:
+        """Candidates that a trial could make the leader. None is tried twice: the race tells equals apart."""
+        known, leader = self._known, self.leader
+        return [
+            number
+            for number in known.alive
+            if number not in known.rated and (leader is None or not known.is_bound(number, leader))
+        ]
+
+    @cached_property
+    def gains(self) -> dict[int, tuple[float, float]]:
+        """The mean and deviation of the ln of each open candidate's objective over the leader's."""
+        known, leader = self._known, self.leader
+        if leader is None:
+            return {}
+        posterior = known.posterior
+        covariances = posterior.covariances(leader)
+        own, own_slope = known.value(leader)
+        own_variance = own_slope**2 * posterior.variance[leader]
+        found = {}
+        for number in self.open:
+            mean, slope = known.value(number)
+            variance = slope**2 * posterior.variance[number] + own_variance
+            variance -= 2 * slope * own_slope * covariances[number]
+            found[number] = (mean - own, math.sqrt(max(variance, 1e-12)))
+        return found
+
+    @cached_property
+    def chances(self) -> dict[int, float]:
+        """The probability of each open candidate to be 2 % better than the leader."""
+        return {number: _above((mean - MORE) / deviation) for number, (mean, deviation) in self.gains.items()}
+
+    def improvement_per_s(self, number: int) -> float:
+        """The expected improvement in ln of the objective, per second of its cost."""
+        mean, deviation = self.gains[number]
+        ratio = mean / deviation
+        density = math.exp(-0.5 * ratio * ratio) / math.sqrt(2 * math.pi)
+        return (mean * _above(ratio) + deviation * density) / self.cost_s(number)
+
+    def cost_s(self, number: int) -> float:
+        """Expected seconds of a trial: the process if none waits for it, untimed and timed steps."""
+        known = self._known
+        step_s = known.step_s(number)
+        cost = (UNTIMED + self.steps) * step_s + known.switch_s
+        if known.is_warm(number):
+            return cost
+        # The process that waits is closed with a repeat of its first setting.
+        return cost + self._closing_s + known.start_s(number)
+
+    @cached_property
+    def _closing_s(self) -> float:
+        """Expected seconds of that repeat."""
+        visit = self._known.visit
+        return (UNTIMED + self.steps) * self._known.step_s(visit[0].candidate) if visit else 0.0
+
+    @cached_property
+    def steps(self) -> int:
+        """Timed steps that bring the standard error of a trial below `ERROR`."""
+        return _steps_for(self._known, ERROR, LEAST, MOST)
+
+    @cached_property
+    def unseen(self) -> dict[int, int]:
+        """Open candidates with values of knobs that were never run, each with the number of such values."""
+        known = self._known
+        settings = known.posterior.levels.settings
+        # A value that failed or did not fit was run, too.
+        ran = {one.candidate for one in known.trials if one.outcome != "void" and one.run_id not in known.measured.void}
+        seen = [set(levels) for levels in zip(*(settings[number] for number in ran), strict=True)]
+        found = {}
+        for number in self.open:
+            new = sum(level not in levels for level, levels in zip(settings[number], seen, strict=True))
+            if new:
+                found[number] = new
+        return found
+
+    @cached_property
+    def outlook(self) -> tuple[float, float]:
+        """The chance that going on finds 2 % more, and the seconds that takes.
+
+        Candidates of one process have much in common, so the best of each counts, and these as independent.
+        """
+        best: dict[object, int] = {}
+        for number, chance in self.chances.items():
+            group = self._known.processes[number]
+            if chance > 0.01 and chance > self.chances.get(best.get(group, -1), 0.0):
+                best[group] = number
+        none = math.prod(1 - self.chances[number] for number in best.values())
+        return 1 - none, sum(self.cost_s(number) for number in best.values())
+
+
+def _baseline(known: BestKnown) -> Move | None:
+    """The first trial of all, until it was measured or does not fit."""
+    number = known.space.baseline
+    if number in known.rated:
+        return None
+    ran = [one for one in known.trials if one.candidate == number]
+    if any(one.outcome == "failed" for one in ran):
+        return _end("failed", f"the baseline failed: {ran[-1].reason}")
+    if sum(one.outcome == "void" for one in ran) >= MOST_VOID:
+        return _end("failed", f"other processes took the machine in {MOST_VOID} trials of the baseline")
+    return None if number in known.ruled_out else _trial(known, number, "the baseline, to compare with")
+
+
+def _opening(known: BestKnown) -> Move | None:
+    """In the baseline's process: the largest batch that fits, then each warm knob's other values there."""
+    process = known.candidates[known.space.baseline].process
+    if any(known.candidates[one.candidate].process != process for one in known.trials):
+        return None
+    if known.spent_s > RESERVED * known.question.budget_s:
+        return None
+    ran = {one.candidate for one in known.trials if one.run_id not in known.measured.void}
+    for number, why in _openers(known):
+        if number not in ran:
+            return _trial(known, number, why)
+    return None
+
+
+def _openers(known: BestKnown) -> list[tuple[int, str]]:
+    """The trials of the opening, each with its reason."""
+    levels, first = known.posterior.levels, known.space.baseline
+    process = known.candidates[first].process
+    group = {number for number in known.alive if known.candidates[number].process == process}
+    found: list[tuple[int, str]] = []
+    place = first
+    if "batch_size" in levels.names:
+        sizes = [levels.turned(first, "batch_size", level) for level in range(len(levels.values["batch_size"]))]
+        fitting = [number for number in sizes if number is not None and number in group]
+        place = max(fitting, key=lambda number: _batch(known, number), default=first)
+        if place != first:
+            found.append((place, "the largest batch that fits"))
+    for name in levels.names:
+        for level, value in enumerate(levels.values[name]):
+            number = levels.turned(place, name, level)
+            if number in group and number not in (None, place) and name != "batch_size":
+                found.append((number, f"{name}={_shown(name, value)} at that batch"))
+    return found
+
+
+def _loop(known: BestKnown, hopes: Hopes) -> Move | None:
+    """The trial of the greatest expected improvement a second; None when the trials end."""
+    if _stopped(known, hopes):
+        return None
+    tries = [number for number, chance in hopes.chances.items() if chance > LIKELY]
+    if tries:
+        number = max(tries, key=hopes.improvement_per_s)
+        gain = hopes.gains[number][0]
+        why = f"{hopes.chances[number]:.0%} chance of 2 % more, expected {100 * math.expm1(gain):+.1f} %"
+        return _trial(known, number, why)
+    number = max(hopes.unseen, key=hopes.improvement_per_s)
+    new = ", ".join(_new_values(known, number))
+    return _trial(known, number, f"{new} was never run")
+
+
+def _stopped(known: BestKnown, hopes: Hopes) -> str | None:
+    """The reason why the trials end; None while they go on."""
+    if max(hopes.chances.values(), default=0.0) <= LIKELY and not hopes.unseen:
+        return "no setting left has a chance above 5 % to be 2 % better, and every value was run"
+    least = min((hopes.cost_s(number) for number in hopes.open), default=0.0)
+    budget = known.question.budget_s
+    if known.spent_s + least > max(budget - ColdRuns(known).reserve_s(), RESERVED * budget):
+        chance, price = hopes.outlook
+        return f"the budget of {budget:g} s: {price:.0f} s more have a {chance:.0%} chance of 2 % more"
+    return None
+
+
+def _without_leader(known: BestKnown) -> Move | None:
+    """The smallest candidate, where the baseline was tried and nothing was measured; None once something was."""
+    if known.leader is not None:
+        return None
+    left = [number for number in known.alive if number not in known.rated]
+    if not left:
+        verdicts = {verdict.verdict for verdict in known.ruled_out.values()}
+        if verdicts <= {"too_large", "incompatible"}:
+            return _end("nothing_fits", "no setting fits")
+        return _end("failed", "no setting could be measured")
+    sizes = {one: (known.candidates[one].predicted_bytes or 0, _batch(known, one)) for one in left}
+    number = min(left, key=lambda one: sizes[one])
+    return _trial(known, number, "the baseline does not fit: the smallest setting first")
+
+
+def _finish(known: BestKnown, hopes: Hopes) -> Move:
+    """Runs in fresh processes, then the end."""
+    run = next_cold_run(known)
+    if run is None:
+        because = _stopped(known, hopes) or "the runs that confirm had begun"
+        return replace(_end("answered", because), stopped_because=because)
+    steps = _steps_for(known, COLD_ERROR, COLD_LEAST, COLD_MOST)
+    rule = StepRule(steps, steps, COLD_ERROR)
+    return Move(run.action, run.candidate, run.why, knob=run.knob, cold=True, steps=rule)
+
+
+def _closing_visit(known: BestKnown, move: Move) -> Move:
+    """The move, or before it leaves a process the repeat of that process's first setting, which shows drift."""
+    stays = move.action == "end" or (move.action == "trial" and not move.cold)
+    visit = [one for one in known.visit if one.outcome in ("measured", "slow")]
+    if stays or len({one.candidate for one in visit}) < 2 or any(one.repeats for one in visit):
+        return move
+    repeated = [one for one in known.visit if one.repeats]
+    if len(repeated) >= MOST_VOID or any(one.outcome in ("oom", "failed") for one in known.visit[-1:]):
+        return move
+    first = visit[0].candidate
+    why = "the first setting of this process again: a change would be drift"
+    return Move("trial", first, why, repeats=True, steps=StepRule(least=max(LEAST, len(visit[0].step_ms))))
+
+
+def _trial(known: BestKnown, number: int, why: str) -> Move:
+    give_up = None
+    leader = known.leader
+    if leader is not None and known.question.objective != "samples_per_joule":
+        pace = math.exp(known.posterior.mean[leader])
+        give_up = 1000 * known.candidates[number].samples_per_step / (HOPELESS * pace)
+        if known.question.objective in ("time", "tokens_per_s"):
+            give_up = _give_up_by_value(known, number, leader)
+    return Move("trial", number, why, cold=not known.is_warm(number), steps=StepRule(give_up_ms=give_up))
+
+
+def _give_up_by_value(known: BestKnown, number: int, leader: int) -> float | None:
+    """The step in ms that makes the objective `HOPELESS` of the leader's; None where the start alone is longer."""
+    one, goal = known.candidates[number], known.value(leader)[0] + math.log(HOPELESS)
+    if known.question.objective == "tokens_per_s":
+        return 1000 * one.samples_per_step * known.seq_len(one) / math.exp(goal)
+    left = math.exp(-goal) - known.start_s(number)
+    return 1000 * left / (known.question.for_steps or 1) if left > 0 else None
+
+
+def _end(state: str, why: str) -> Move:
+    return Move("end", None, why, state=state, stopped_because=why)
+
+
+def _with_figures(move: Move, known: BestKnown, hopes: Hopes) -> Move:
+    """The move with the leader's figures and the price of going on."""
+    leader = hopes.leader
+    if leader is None:
+        return move
+    mean = known.posterior.mean[leader]
+    half = 1.96 * math.sqrt(max(known.posterior.variance[leader], 0.0))
+    chance, price = hopes.outlook
+    low, rate, high = (math.exp(mean + shift) for shift in (-half, 0.0, half))
+    return replace(move, leader=leader, rate=rate, low=low, high=high, chance=chance, price_s=price)
+
+
+def _new_values(known: BestKnown, number: int) -> Iterable[str]:
+    levels = known.posterior.levels
+    ran = [levels.settings[one.candidate] for one in known.trials]
+    for knob, name in enumerate(levels.names):
+        level = levels.settings[number][knob]
+        if all(setting[knob] != level for setting in ran):
+            yield f"{name}={_shown(name, levels.values[name][level])}"
+
+
+def _steps_for(known: BestKnown, error: float, least: int, most: int) -> int:
+    """Steps after which the median's standard error is expected to be this small."""
+    needed = MEDIAN_VARIANCE * (known.measured.step_deviation / error) ** 2
+    return max(least, min(most, math.ceil(needed)))
+
+
+def _batch(known: BestKnown, number: int) -> int:
+    return int(known.candidates[number].knobs.get("batch_size", 1))
+
+
+def _shown(name: str, value: object) -> str:
+    return BY_NAME[name].show(value) if name in BY_NAME and isinstance(value, int | float | str | None) else str(value)
+
+
+def _above(ratio: float) -> float:
+    """The probability that a normal value exceeds -ratio deviations."""
+    return 0.5 * math.erfc(-ratio / math.sqrt(2))

@@ -1,0 +1,221 @@
+"""Make a best-fit search's answer from its knowledge: the winner, its gain, every knob's effect, and every verdict."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Iterator
+
+from trainfast_runner.search.best.cold_runs import ColdRuns, Difference
+from trainfast_runner.search.best.decide import LIKELY, Hopes
+from trainfast_runner.search.best.journal import Effect, Found, Interval, Verdict
+from trainfast_runner.search.best.known import MORE, BestKnown
+from trainfast_runner.search.best.observed import log_rate
+
+NORMAL = 1.96
+GAP = 0.03
+"""A difference between warm trials and fresh processes that the answer mentions."""
+
+
+def found(known: BestKnown) -> Found | None:
+    """Return the answer, or the best so far of a search that goes on; None before anything was measured."""
+    cold = ColdRuns(known)
+    if known.leader is None:
+        return None
+    best, baseline = cold.answer, cold.baseline
+    best_rate, baseline_rate = _rate(known, cold, best), _rate(known, cold, baseline)
+    if best_rate is None:
+        return None
+    gain = None
+    if best == baseline:
+        gain = Difference(0.0, 0.0)
+    elif baseline_rate is not None:
+        gain = cold.every.difference(best, baseline) or _by_model(known, best, baseline)
+    clear = best == baseline or gain is None or gain.is_clear
+    return Found(
+        best=best,
+        best_rate=best_rate,
+        baseline_rate=baseline_rate,
+        best_value=_value(known, cold, best),
+        baseline_value=_value(known, cold, baseline),
+        gain_percent=None if gain is None else _percent(gain),
+        best_run_ids=_run_ids(known, best),
+        baseline_run_ids=_run_ids(known, baseline),
+        within_percent=_within_percent(cold, clear),
+        ties=[number for number in cold.ties if number != best],
+        effects=list(_effects(known, cold, best)),
+        verdicts=verdicts(known, cold, best),
+        pareto=_pareto(known, cold),
+        changes_training=known.changes_training(best),
+        notes=list(_notes(known, cold, best)),
+    )
+
+
+def verdicts(known: BestKnown, cold: ColdRuns, best: int) -> list[Verdict]:
+    """One verdict for every candidate, in their order."""
+    hopes = Hopes(known)
+    return [_verdict(known, cold, hopes, best, number) for number in range(len(known.candidates))]
+
+
+def _verdict(known: BestKnown, cold: ColdRuns, hopes: Hopes, best: int, number: int) -> Verdict:
+    if number in known.ruled_out:
+        return known.ruled_out[number]
+    rate = _rate(known, cold, number)
+    if rate is not None:
+        return Verdict(candidate=number, verdict="measured", reason=_beside_best(known, cold, best, number), rate=rate)
+    if number in known.ordered_out:
+        return Verdict(candidate=number, verdict="not_tried", reason=known.ordered_out[number])
+    least = known.candidates[number].least_s_per_sample
+    if least and hopes.leader is not None and known.is_bound(number, hopes.leader):
+        reason = f"at most {1 / least:.4g} samples/s by its FLOPs and the device's peak"
+        return Verdict(candidate=number, verdict="bound", reason=reason)
+    chance = hopes.chances.get(number, 0.0)
+    words = f"{_shown_chance(chance)} chance to be 2 % better than the best"
+    if chance <= LIKELY:
+        return Verdict(candidate=number, verdict="beaten", reason=words)
+    return Verdict(candidate=number, verdict="not_tried", reason=f"no time left: {words}")
+
+
+def _beside_best(known: BestKnown, cold: ColdRuns, best: int, number: int) -> str:
+    if number == best:
+        return "the best"
+    difference = cold.every.difference(number, best) or _by_model(known, number, best)
+    percent = 100 * math.expm1(difference.mean)
+    if number in cold.ties:
+        return f"{percent:+.1f} %, within the noise of the best"
+    return f"{percent:+.1f} % beside the best"
+
+
+def _shown_chance(chance: float) -> str:
+    return "less than 0.1 %" if chance < 0.001 else f"{100 * chance:.1f} %"
+
+
+def _by_model(known: BestKnown, one: int, other: int) -> Difference:
+    """The difference of the ln of the objective by the trials and the effects."""
+    (mine, slope), (theirs, _) = known.value(one), known.value(other)
+    _, variance = known.posterior.difference(one, other)
+    return Difference(mine - theirs, NORMAL * slope * math.sqrt(variance))
+
+
+def _percent(difference: Difference) -> Interval:
+    low, median, high = (100 * math.expm1(difference.mean + shift * difference.half) for shift in (-1, 0, 1))
+    return Interval(median=median, low=low, high=high)
+
+
+def _log_rate(known: BestKnown, cold: ColdRuns, number: int) -> tuple[float, float] | None:
+    """The ln samples/s of a candidate and half of its interval: by fresh processes, else by trials; else None."""
+    runs = [one.samples_per_s for one in known.races if one.candidate == number and one.outcome == "measured"]
+    rates = [math.log(rate) for rate in runs if rate]
+    if rates:
+        deviation, quantile = cold.every.noise
+        return statistics.fmean(rates), quantile * deviation / math.sqrt(len(rates))
+    trials = known.rated.get(number)
+    if not trials:
+        return None
+    if known.question.objective == "samples_per_joule":
+        logs = [value for one in trials if (value := log_rate(one)) is not None]
+        variance = statistics.fmean(known.measured.variance(one) for one in trials) / len(trials)
+        return statistics.fmean(logs), NORMAL * math.sqrt(variance + known.posterior.scales.visit**2)
+    return known.posterior.mean[number], NORMAL * math.sqrt(max(known.posterior.variance[number], 0.0))
+
+
+def _rate(known: BestKnown, cold: ColdRuns, number: int) -> Interval | None:
+    """Samples/s of a candidate; None if it was not measured."""
+    known_rate = _log_rate(known, cold, number)
+    return None if known_rate is None else _interval(*known_rate)
+
+
+def _interval(middle: float, half: float) -> Interval:
+    return Interval(median=math.exp(middle), low=math.exp(middle - half), high=math.exp(middle + half))
+
+
+def _value(known: BestKnown, cold: ColdRuns, number: int) -> Interval | None:
+    """The objective of a candidate in its unit: seconds for `time`; None if it was not measured."""
+    values = cold.every.values.get(number)
+    if values:
+        deviation, quantile = cold.every.noise
+        middle, half = statistics.fmean(values), quantile * deviation / math.sqrt(len(values))
+    elif number in known.rated:
+        middle, slope = known.value(number)
+        half = NORMAL * slope * math.sqrt(max(known.posterior.variance[number], 0.0))
+    else:
+        return None
+    return _interval(-middle if known.question.objective == "time" else middle, half)
+
+
+def _run_ids(known: BestKnown, number: int) -> list[str]:
+    """The runs in fresh processes that measured a candidate."""
+    return [
+        one.run_id
+        for one in known.races
+        if one.candidate == number and one.outcome == "measured" and one.role != "limit"
+    ]
+
+
+def _within_percent(cold: ColdRuns, clear: bool) -> float | None:
+    """The least gain that runs as A B B A show here, where it is above 2 % and leaves the winner open; else None."""
+    deviation, quantile = cold.every.noise
+    half = quantile * deviation
+    if half < MORE or (clear and len(cold.ties) < 2):
+        return None
+    return 100 * math.expm1(half)
+
+
+def _effects(known: BestKnown, cold: ColdRuns, best: int) -> Iterator[Effect]:
+    """The gain of each value of each knob over the baseline's value, the other knobs as in the answer."""
+    levels, baseline = known.posterior.levels, known.space.baseline
+    ran = [levels.settings[number] for number in known.rated]
+    earlier = {one.knob for one in known.question.earlier}
+    for knob, name in enumerate(levels.names):
+        base = levels.settings[baseline][knob]
+        for level, value in enumerate(levels.values[name]):
+            if level == base:
+                continue
+            for place in (best, baseline):
+                one, other = levels.turned(place, name, level), levels.turned(place, name, base)
+                if one is not None and other is not None:
+                    break
+            else:
+                continue
+            measured = cold.every.difference(one, other)
+            yield Effect(
+                knob=name,
+                value=value,
+                before=levels.values[name][base],
+                gain_percent=_percent(measured or _by_model(known, one, other)),
+                measured=measured is not None,
+                earlier=name in earlier and all(setting[knob] != level for setting in ran),
+            )
+
+
+def _pareto(known: BestKnown, cold: ColdRuns) -> list[int]:
+    """The measured candidates that no other one beats in both rate and memory, the fastest first."""
+    rated = []
+    for number in range(len(known.candidates)):
+        rate, needed = _log_rate(known, cold, number), cold.memory_bytes(number)
+        if rate is not None and needed is not None and number not in known.ruled_out:
+            rated.append((-rate[0], needed, number))
+    front, least = [], math.inf
+    for _, needed, number in sorted(rated):
+        if needed < least:
+            front.append(number)
+            least = needed
+    return front
+
+
+def _notes(known: BestKnown, cold: ColdRuns, best: int) -> Iterator[str]:
+    """Sentences on what limits the claim."""
+    baseline = known.space.baseline
+    if baseline in known.ruled_out:
+        yield f"the baseline has no figure: {known.ruled_out[baseline].reason}"
+    if known.question.objective != "samples_per_joule":
+        for name, number in (("best", best), ("baseline", baseline)):
+            values = cold.every.values.get(number)
+            if values and number in known.rated:
+                gap = statistics.fmean(values) - known.value(number)[0]
+                if abs(gap) > GAP and (name == "best" or best != baseline):
+                    yield f"the {name} is {100 * math.expm1(gap):+.1f} % in fresh processes beside its warm trial"
+    if known.measured.void:
+        yield f"{len(known.measured.void)} processes drifted by more than 2 % and were repeated"
+    if known.question.earlier:
+        yield "effects of earlier searches, with widened spread, chose the order of the trials"

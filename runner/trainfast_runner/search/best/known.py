@@ -1,0 +1,363 @@
+"""Collect what the journal of a best-fit search tells: the candidates that are left, their rates, costs and chances."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+
+from trainfast_runner.search.best.candidates import changes_training
+from trainfast_runner.search.best.effects import Levels, Observation, Posterior, Scales, log_likelihood
+from trainfast_runner.search.best.journal import (
+    BestLine,
+    Candidate,
+    LaunchedBest,
+    Ordered,
+    Question,
+    Race,
+    Space,
+    Trial,
+    Verdict,
+    Visited,
+)
+from trainfast_runner.search.best.observed import (
+    DRIFT,
+    MOST_VOID_VISITS,
+    Measurements,
+    ProcessKey,
+    Starts,
+    earlier_observations,
+    log_rate,
+    measurements,
+    process_key,
+    switch_seconds,
+)
+
+MORE = math.log(1.02)
+"""A gain that is worth going on for, in ln rate."""
+MOST_VOID = 3
+"""A setting whose trials or runs were voided so often is given up."""
+MILESTONES = (6, 10, 16, 26, 42, 68, 110)
+"""Numbers of observations at which the scales of the effects are chosen anew."""
+MAINS, PAIRS, VISITS = (0.15, 0.3, 0.6), (0.02, 0.05, 0.12), (0.003, 0.01, 0.03, 0.08)
+
+
+@dataclass(frozen=True)
+class BestKnown:
+    """The knowledge of a search after `spent_s` seconds; `warm_run_id` is the process that waits for its next trial."""
+
+    question: Question
+    space: Space
+    lines: tuple[BestLine, ...]
+    measured: Measurements
+    posterior: Posterior
+    spent_s: float
+    warm_run_id: str | None
+    starts: Starts = field(repr=False)
+    processes: Sequence[ProcessKey] = field(repr=False)
+    """The process of each candidate."""
+
+    @property
+    def candidates(self) -> Sequence[Candidate]:
+        """All candidates, by number."""
+        return self.space.candidates
+
+    @cached_property
+    def trials(self) -> list[Trial]:
+        """Every trial, void ones and those of voided visits among them."""
+        return [line for line in self.lines if isinstance(line, Trial)]
+
+    @cached_property
+    def races(self) -> list[Race]:
+        """Every run in a fresh process."""
+        return [line for line in self.lines if isinstance(line, Race)]
+
+    @cached_property
+    def ran(self) -> list[Trial | Race]:
+        """Every trial and every run in a fresh process."""
+        return [line for line in self.lines if isinstance(line, Trial | Race)]
+
+    @cached_property
+    def rated(self) -> dict[int, list[Trial]]:
+        """The trials that count, by candidate."""
+        found: dict[int, list[Trial]] = defaultdict(list)
+        for trial in self.measured.trials:
+            found[trial.candidate].append(trial)
+        return dict(found)
+
+    @cached_property
+    def ruled_out(self) -> dict[int, Verdict]:
+        """The candidates that can no longer be the answer, each with its verdict."""
+        found = {
+            number: Verdict(candidate=number, verdict=one.ruled_out, reason=one.reason)
+            for number, one in enumerate(self.candidates)
+            if one.ruled_out is not None
+        }
+        for verdict in (*self._ended(), *self._failed_levels()):
+            found.setdefault(verdict.candidate, verdict)
+        return found
+
+    @cached_property
+    def ordered_out(self) -> dict[int, str]:
+        """The candidates that the person's orders leave out, each with the order. The baseline is always measured."""
+        skipped: dict[tuple[str, object], bool] = {}
+        pinned: dict[str, object] = {}
+        for line in self.lines:
+            if isinstance(line, Ordered):
+                if line.do == "skip":
+                    skipped[line.knob, line.value] = True
+                elif line.do == "pin":
+                    pinned[line.knob] = line.value
+                else:
+                    pinned.pop(line.knob, None)
+        if not skipped and not pinned:
+            return {}
+        found = {}
+        for number, one in enumerate(self.candidates):
+            for name, value in one.knobs.items():
+                if (name, value) in skipped:
+                    found[number] = f"you skipped {name}={value}"
+                elif name in pinned and pinned[name] != value:
+                    found[number] = f"you pinned {name}={pinned[name]}"
+        return found
+
+    @cached_property
+    def alive(self) -> list[int]:
+        """The candidates that may still be the answer."""
+        return [
+            number
+            for number in range(len(self.candidates))
+            if number not in self.ruled_out and number not in self.ordered_out
+        ]
+
+    @cached_property
+    def leader(self) -> int | None:
+        """The measured candidate of the highest value; None before any was measured."""
+        rated = [number for number in self.alive if number in self.rated]
+        return max(rated, key=lambda number: self.value(number)[0], default=None)
+
+    def value(self, number: int) -> tuple[float, float]:
+        """The ln of the objective (higher is better), and its change with that of the ln rate.
+
+        For `time`, T = start + steps x samples / rate: d(-ln T) / d(ln rate) = (T - start) / T.
+        """
+        mean = self.posterior.mean[number]
+        return self.value_at(number, mean)
+
+    def value_at(self, number: int, log_of_rate: float) -> tuple[float, float]:
+        """The same at another ln rate."""
+        one, objective = self.candidates[number], self.question.objective
+        if objective == "tokens_per_s":
+            return log_of_rate + math.log(self.seq_len(one)), 1.0
+        if objective != "time":
+            return log_of_rate, 1.0
+        start = self.start_s(number)
+        work = (self.question.for_steps or 1) * one.samples_per_step / math.exp(log_of_rate)
+        return -math.log(start + work), work / (start + work)
+
+    def seq_len(self, one: Candidate) -> int:
+        """Tokens of a sample of a candidate."""
+        return int(str(one.knobs.get("seq_len", self.question.knobs.get("seq_len", 1))))
+
+    def is_bound(self, number: int, leader: int) -> bool:
+        """True if its FLOPs alone take longer than the leader's whole sample."""
+        least = self.candidates[number].least_s_per_sample
+        if not least or self.question.objective == "samples_per_joule":
+            return False
+        return self.value_at(number, -math.log(least))[0] < self.value(leader)[0]
+
+    def step_s(self, number: int) -> float:
+        """Expected seconds of an optimizer step."""
+        rate = self.posterior.mean[number]
+        if self.question.objective == "samples_per_joule":
+            rates = [value for trials in self.rated.values() for one in trials if (value := log_rate(one)) is not None]
+            rate = max(rates, default=0.0)
+        return self.candidates[number].samples_per_step / math.exp(rate)
+
+    @cached_property
+    def switch_s(self) -> float:
+        """Expected seconds of a warm trial beside its timed steps."""
+        return switch_seconds(self.trials)
+
+    @cached_property
+    def warm_process(self) -> ProcessKey | None:
+        """The knobs of the process that waits; None without one."""
+        for line in reversed(self.lines):
+            if isinstance(line, Visited) and line.run_id == self.warm_run_id:
+                return process_key(line.process)
+            if isinstance(line, LaunchedBest) and line.run_id == self.warm_run_id:
+                return self.processes[line.candidate]
+        return None
+
+    def is_warm(self, number: int) -> bool:
+        """True if the process that waits can try this candidate."""
+        return self.warm_process is not None and self.processes[number] == self.warm_process
+
+    def start_s(self, number: int) -> float:
+        """Expected seconds until a process of a candidate takes its first timed step."""
+        return self.starts.seconds(self.processes[number])
+
+    @cached_property
+    def visit(self) -> list[Trial]:
+        """The trials in the process that waits."""
+        return [one for one in self.trials if one.run_id == self.warm_run_id]
+
+    def _ended(self) -> list[Verdict]:
+        """Verdicts of candidates that ran out of memory, failed, or were voided too often."""
+        found = []
+        void: dict[int, int] = defaultdict(int)
+        for line in self.ran:
+            if line.outcome == "oom":
+                reason = line.reason or "ran out of memory"
+                found.append(Verdict(candidate=line.candidate, verdict="too_large", reason=reason))
+                found += [
+                    Verdict(candidate=number, verdict="too_large", reason=f"a smaller batch {reason}")
+                    for number in self._larger(line.candidate)
+                ]
+            elif line.outcome == "failed":
+                found.append(Verdict(candidate=line.candidate, verdict="failed", reason=line.reason))
+            elif line.outcome == "void":
+                void[line.candidate] += 1
+        for number, count in void.items():
+            if count >= MOST_VOID and number not in self.rated:
+                reason = f"other processes took the machine in {count} trials"
+                found.append(Verdict(candidate=number, verdict="not_tried", reason=reason))
+        return [*found, *self._left_loss()]
+
+    def _larger(self, number: int) -> list[int]:
+        """Candidates that differ from one only by a larger batch."""
+        one = self.candidates[number].knobs
+        if "batch_size" not in one:
+            return []
+        rest = {name: value for name, value in one.items() if name not in ("batch_size", "grad_accum")}
+        return [
+            other
+            for other, candidate in enumerate(self.candidates)
+            if candidate.knobs["batch_size"] > one["batch_size"]
+            and all(candidate.knobs[name] == value for name, value in rest.items())
+        ]
+
+    def _left_loss(self) -> list[Verdict]:
+        """Verdicts of candidates whose runs end with another loss than the baseline's, from the same samples."""
+        finished = [one for one in self.races if one.outcome == "measured" and one.last_loss is not None]
+        base = [one for one in finished if one.candidate == self.space.baseline]
+        if not base or not base[0].last_loss or self.question.global_batch is None:
+            return []
+        own = base[0].last_loss
+        found = []
+        for one in finished:
+            loss = one.last_loss
+            assert loss is not None
+            if abs(loss - own) > LOSS_SHARE * abs(own) and not self.changes_training(one.candidate):
+                reason = f"its loss was {loss:.4g} where the baseline's was {own:.4g}"
+                found.append(Verdict(candidate=one.candidate, verdict="failed", reason=reason))
+        return found
+
+    def changes_training(self, number: int) -> list[str]:
+        """The knobs by which a candidate trains differently from the baseline."""
+        return changes_training(self.candidates[number], self.candidates[self.space.baseline])
+
+    def _failed_levels(self) -> list[Verdict]:
+        """Verdicts of candidates with a value of a knob that has failed in every setting of two or more."""
+        failed = {one.candidate: one.reason for one in self.ran if one.outcome == "failed"}
+        if len(failed) < 2:
+            return []
+        levels, found = self.posterior.levels, []
+        for knob, name in enumerate(levels.names):
+            by_level: dict[int, list[int]] = defaultdict(list)
+            for number in failed:
+                by_level[levels.settings[number][knob]].append(number)
+            rated = {levels.settings[number][knob] for number in self.rated}
+            for level, numbers in by_level.items():
+                if len(numbers) < 2 or level in rated:
+                    continue
+                reason = f"{name}={levels.values[name][level]} failed in {len(numbers)} settings: {failed[numbers[0]]}"
+                found += [
+                    Verdict(candidate=number, verdict="failed", reason=reason)
+                    for number, setting in enumerate(levels.settings)
+                    if setting[knob] == level
+                ]
+        return found
+
+
+LOSS_SHARE = 0.05
+"""A loss leaves the baseline's when it is further off than this: fp16 and bf16 stay within a few percent."""
+
+
+def known(
+    lines: Sequence[BestLine], spent_s: float, warm_run_id: str | None = None, before: BestKnown | None = None
+) -> BestKnown:
+    """Collect what a journal's lines tell. `before` was known at an earlier line: its posterior is extended."""
+    question = next(line for line in lines if isinstance(line, Question))
+    space = next(line for line in reversed(lines) if isinstance(line, Space))
+    measured = measurements(lines)
+    levels = before.posterior.levels if before is not None else Levels([one.knobs for one in space.candidates])
+    observations = measured.observations(levels, question.objective == "samples_per_joule")
+    baseline = space.candidates[space.baseline].knobs
+    earlier = earlier_observations(levels, question.earlier, baseline)
+    posterior = _posterior(levels, [*earlier, *observations], len(earlier), measured, before)
+    processes = before.processes if before is not None else [process_key(one.process) for one in space.candidates]
+    return BestKnown(question, space, tuple(lines), measured, posterior, spent_s, warm_run_id, Starts(lines), processes)
+
+
+def _posterior(
+    levels: Levels,
+    observations: Sequence[Observation],
+    earlier: int,
+    measured: Measurements,
+    before: BestKnown | None,
+) -> Posterior:
+    """The posterior after these observations, from the one of `before` where that only lacks the last of them."""
+    own = observations[earlier:]
+    center = own[0].value if own else 0.0
+    scales = _scales(levels, center, observations, len(own), measured, before)
+    posterior = before.posterior if before is not None else None
+    if (
+        posterior is None
+        or posterior.scales != scales
+        or posterior.center != center
+        or list(posterior.observations) != list(observations[: len(posterior.observations)])
+    ):
+        posterior = Posterior(levels, scales, center)
+    for observation in observations[len(posterior.observations) :]:
+        posterior.add(observation)
+    return posterior
+
+
+def _scales(
+    levels: Levels,
+    center: float,
+    observations: Sequence[Observation],
+    count: int,
+    measured: Measurements,
+    before: BestKnown | None,
+) -> Scales:
+    """The scales of the greatest likelihood for the observations up to the last milestone."""
+    milestone = max((one for one in MILESTONES if one <= count), default=None)
+    if milestone is None:
+        return Scales()
+    seen = observations[: len(observations) - count + milestone]
+    if before is not None and list(before.posterior.observations[: len(seen)]) == list(seen):
+        return before.posterior.scales
+    least = _drift_deviation(measured)
+    visits = [visit for visit in VISITS if visit >= least] or [least]
+
+    def score(scales: Scales) -> float:
+        return log_likelihood(levels, scales, center, seen)
+
+    best = Scales(visit=min(visits, key=lambda one: abs(one - 0.01)))
+    for _ in range(2):
+        best = max((Scales(main, best.pair, best.visit) for main in MAINS), key=score)
+        best = max((Scales(best.main, pair, best.visit) for pair in PAIRS), key=score)
+        best = max((Scales(best.main, best.pair, visit) for visit in visits), key=score)
+    return best
+
+
+def _drift_deviation(measured: Measurements) -> float:
+    """The least deviation between visits: that within visits, where too many were voided for it to be an accident."""
+    if len(measured.void) < MOST_VOID_VISITS or not measured.drifts:
+        return 0.0
+    square = sum(drift * drift for drift in measured.drifts) / len(measured.drifts)
+    return math.sqrt(square / 2) if square > DRIFT * DRIFT else 0.0

@@ -1,0 +1,127 @@
+"""Choose the knobs that a best-fit search varies: those asked for, or those that keep the training the same."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+from trainfast_runner.errors import UserError
+from trainfast_runner.machine.cpu.device_names import cpu_processes
+from trainfast_runner.machine.devices import Machine
+from trainfast_runner.search.best.candidates import MOST, count_of, ranks_of, spec_of
+from trainfast_runner.settings.knob_type import Knob
+from trainfast_runner.settings.knob_values import KnobValue
+from trainfast_runner.settings.knobs import BY_NAME, KNOBS, knob
+from trainfast_runner.settings.spec import RunSpec
+from trainfast_runner.settings.world import strategy_of
+from trainfast_runner.worker.catalog import STRATEGIES
+
+Refuse = Callable[[RunSpec], UserError | None]
+Vary = dict[str, list[KnobValue]]
+NEVER = {
+    "devices": "it is a ceiling: vary strategy",
+    "memory_limit": "it is the limit that every setting has to keep",
+    "steps": "it changes no step",
+    "timing_warmup": "it changes no step",
+    "watch": "it changes no step",
+}
+"""Knobs that cannot be varied, each with the reason."""
+LEAST_WORTH = ("pin_memory", "workers", "attention", "optimizer", "checkpointing", "compile")
+"""Knobs that are left alone first where the product of all is too large."""
+
+
+def vary_of(
+    spec: RunSpec, asked: Mapping[str, Sequence[object]], machine: Machine, global_batch: int, refuse: Refuse
+) -> tuple[Vary, dict[str, str]]:
+    """Return the values of each varied knob, and the knobs and values left alone, each with the reason.
+
+    Without `asked` every knob that keeps the training the same is varied over its `tried` values, as far as a run with
+    them is legal here. `refuse` returns the UserError of a run that cannot start. Raises UserError for a knob or value
+    that cannot be varied.
+    """
+    if asked:
+        return {name: _asked_values(name, values) for name, values in asked.items()}, {}
+    vary: Vary = {}
+    left_alone: dict[str, str] = {}
+    for entry in KNOBS:
+        now = spec.knobs[entry.name]
+        if not entry.trains_same:
+            left_alone[entry.name] = entry.training
+        elif entry.tried and not all(entry.keeps_training(now, value) for value in entry.tried):
+            left_alone[entry.name] = f"{entry.show(now)} trains differently from its other values"
+        elif entry.tried:
+            vary[entry.name] = _values(entry, now, global_batch)
+    if machine.used_by(spec.knobs["devices"]).device == "cpu":
+        vary.pop("pin_memory", None)
+        left_alone["pin_memory"] = "a run on the CPU copies nothing to a GPU"
+    _drop_illegal(spec, vary, left_alone, machine, refuse)
+    _prefer_bf16(spec, vary, left_alone)
+    for name in [name for name, values in vary.items() if len(values) < 2]:
+        del vary[name]
+    for name in LEAST_WORTH:
+        if name in vary and count_of(spec, machine, vary, global_batch) > MOST:
+            del vary[name]
+            left_alone[name] = f"with it there are more than {MOST:,} settings; --vary {name}=... names it"
+    return vary, left_alone
+
+
+def _asked_values(name: str, values: Iterable[object]) -> list[KnobValue]:
+    entry = knob(name)
+    if name in NEVER:
+        raise UserError(f"{name} cannot be varied: {NEVER[name]}", key=name, advice=f"--set {name}=...")
+    found = list(dict.fromkeys(entry.read(value) for value in values))
+    if not found:
+        raise UserError(f"--vary {name} names no value", key=name, allowed=[entry.values.describe()])
+    return found
+
+
+def _values(entry: Knob, now: KnobValue, global_batch: int) -> list[KnobValue]:
+    """The tried values and the present one, the present one first; batch sizes only up to the global batch."""
+    values = list(dict.fromkeys((now, *entry.tried)))
+    if entry.name == "batch_size":
+        sizes = {int(str(value)) for value in (*values, global_batch)}
+        return [size for size in sorted(sizes) if size <= global_batch and global_batch % size == 0]
+    return values
+
+
+def _drop_illegal(spec: RunSpec, vary: Vary, left_alone: dict[str, str], machine: Machine, refuse: Refuse) -> None:
+    """Leave out the values that cannot run here with any precision, and loader processes beyond the cores."""
+    precisions = list(vary.get("precision", [spec.knobs["precision"]]))
+    for name, values in vary.items():
+        for value in [value for value in values if value != spec.knobs[name]]:
+            reason = _why_not_here(spec, name, value, machine)
+            if reason is None and name != "batch_size":
+                refusals = [refuse(spec_of(spec, {"precision": one, name: value})) for one in precisions]
+                if all(refusals):
+                    reason = next(refusal.message for refusal in refusals if refusal is not None)
+            if reason is not None:
+                left_alone[f"{name}={BY_NAME[name].show(value)}"] = reason
+                values.remove(value)
+
+
+def _why_not_here(spec: RunSpec, name: str, value: KnobValue, machine: Machine) -> str | None:
+    """The reason why a legal value is not worth a trial on this machine; None if it may be."""
+    if name == "workers" and int(str(value)) > machine.cores:
+        return f"there are {machine.cores} cores"
+    if name == "strategy" and not _has_several_devices(spec, value, machine):
+        return "the run has one device"
+    return None
+
+
+def _has_several_devices(spec: RunSpec, strategy: KnobValue, machine: Machine) -> bool:
+    """True if the run may use several devices, or the strategy needs one only."""
+    if STRATEGIES[str(strategy)].one_device:
+        return True
+    if machine.used_by(spec.knobs["devices"]).device == "cpu" and strategy_of(spec.knobs).one_device:
+        # Any number of processes runs on a CPU: only who asks for several has them.
+        asked = spec.knobs["devices"]
+        count = asked if isinstance(asked, int) else cpu_processes(asked)
+        return (count or 1) > 1
+    return (ranks_of(spec_of(spec, {"strategy": strategy}), machine) or 1) > 1
+
+
+def _prefer_bf16(spec: RunSpec, vary: Vary, left_alone: dict[str, str]) -> None:
+    """Leave fp16 out where bf16 runs: it needs loss scaling and is no faster."""
+    values = vary.get("precision", [])
+    if "bf16" in values and "fp16" in values and spec.knobs["precision"] != "fp16":
+        values.remove("fp16")
+        left_alone["precision=fp16"] = "bf16 runs here, as fast and without loss scaling"

@@ -1,0 +1,174 @@
+"""The candidates of a best-fit search: one global batch, knobs that train the same, and refusals in words."""
+
+from __future__ import annotations
+
+import pytest
+
+from trainfast_runner.errors import UserError
+from trainfast_runner.machine.devices import Machine
+from trainfast_runner.search.best.candidates import (
+    bounded,
+    changes_training,
+    count_of,
+    default_global_batch,
+    enumerate_space,
+    predicted,
+    spec_of,
+)
+from trainfast_runner.search.best.varied import vary_of
+from trainfast_runner.settings.compatibility.check import check
+from trainfast_runner.settings.compatibility.facts import Facts
+from trainfast_runner.settings.spec import RunSpec, resolve
+
+CPU = Machine(device="cpu", gpus=(), nvml_gpus=(), cores=2, missing="no GPU")
+GIB = 1 << 30
+
+
+def refuse(spec: RunSpec) -> UserError | None:
+    try:
+        check(Facts(spec, CPU, {}, {}, ""))
+    except UserError as problem:
+        return problem
+    return None
+
+
+def vary(spec: RunSpec, **asked: object) -> dict[str, list]:
+    return vary_of(spec, {name: list(values) for name, values in asked.items()}, CPU, 32, refuse)[0]  # type: ignore[call-overload]
+
+
+def test_the_candidates_are_the_combinations_of_one_global_batch() -> None:
+    spec = resolve("tiny-llama")
+    varied = vary(
+        spec,
+        batch_size=["2", "4", "8", "16", "32"],
+        grad_accum=["1", "2", "4", "8", "16"],
+        precision=["fp32", "bf16"],
+        optimizer=["adamw", "adamw-fused", "sgd"],
+    )
+    space = enumerate_space(spec, CPU, varied, 32, refuse)
+    assert len(space.candidates) == 30
+    assert space.dropped == 120
+    assert all(one.knobs["batch_size"] * one.knobs["grad_accum"] == 32 for one in space.candidates)
+    assert all(one.samples_per_step == 32 for one in space.candidates)
+    baseline = space.candidates[space.baseline]
+    assert baseline.knobs == {"batch_size": 8, "grad_accum": 4, "precision": "fp32", "optimizer": "adamw"}
+    assert all(one.process == {} for one in space.candidates), "one process tries them all"
+    sgd = next(one for one in space.candidates if one.knobs["optimizer"] == "sgd")
+    assert changes_training(sgd, baseline) == ["optimizer"]
+
+
+@pytest.mark.parametrize("name", ["batch_size", "grad_accum"])
+def test_one_of_batch_and_accumulation_decides_the_other(name: str) -> None:
+    spec = resolve("tiny-llama")
+    space = enumerate_space(spec, CPU, vary(spec, **{name: [1, 2, 3, 4]}), 8, refuse)
+    varied = [one.knobs[name] for one in space.candidates]
+    assert varied == ([8, 1, 2, 4] if name == "batch_size" else [1, 2, 4]), "3 does not divide 8"
+    assert all(one.knobs["batch_size"] * one.knobs["grad_accum"] == 8 for one in space.candidates)
+    assert space.dropped == 1
+
+
+def test_each_strategy_cuts_the_global_batch_by_its_own_degree() -> None:
+    spec = resolve("tiny-llama", ["devices=2", "strategy=ddp", "batch_size=4"])
+    assert default_global_batch(spec, CPU) == 8
+    varied = vary(spec, strategy=["single", "ddp", "fsdp", "tp"])
+    space = enumerate_space(spec, CPU, varied, 8, refuse)
+    sizes = {one.knobs["strategy"]: one.knobs["batch_size"] for one in space.candidates}
+    assert sizes == {"single": 8, "ddp": 4, "fsdp": 4, "tp": 8}
+    assert {one.knobs["strategy"]: one.world_size for one in space.candidates}["single"] == 1
+    single = spec_of(spec, {"strategy": "single", "batch_size": 8})
+    assert single.knobs["devices"] == 1, "devices is a ceiling, of which single uses one"
+    assert space.candidates[0].ruled_out is None
+    fsdp = next(one for one in space.candidates if one.knobs["strategy"] == "fsdp")
+    assert fsdp.process == fsdp.knobs, "fsdp turns no knob in a running process"
+
+
+def test_settings_that_exclude_each_other_are_candidates_with_both_knobs_named() -> None:
+    spec = resolve("tiny-llama")
+    space = enumerate_space(spec, CPU, vary(spec, precision=["fp32", "tf32"]), None, refuse)
+    [wrong] = [one for one in space.candidates if one.ruled_out]
+    assert wrong.ruled_out == "incompatible"
+    assert "precision=tf32" in wrong.reason
+    assert "CPU" in wrong.reason
+
+
+def test_a_compiled_process_tries_one_setting() -> None:
+    spec = resolve("tiny-llama")
+    space = enumerate_space(spec, CPU, vary(spec, compile=["off", "default"], batch_size=[4, 8]), 8, refuse)
+    processes = {tuple(sorted(one.process.items())) for one in space.candidates}
+    assert len(processes) == 3, "one for both settings without compile, one for each with it"
+
+
+def test_an_impossible_global_batch_gets_the_nearest_possible() -> None:
+    spec = resolve("tiny-llama")
+    with pytest.raises(UserError) as refused:
+        enumerate_space(spec, CPU, vary(spec, batch_size=[2, 4], grad_accum=[1, 2]), 7, refuse)
+    assert refused.value.nearest == "8"
+
+
+def test_a_global_batch_that_the_ranks_cannot_share_gets_the_nearest_they_can() -> None:
+    spec = resolve("tiny-llama", ["devices=2", "strategy=ddp"])
+    with pytest.raises(UserError) as refused:
+        enumerate_space(spec, CPU, vary(spec, precision=["fp32", "bf16"]), 7, refuse)
+    assert refused.value.allowed == ["6", "8"]
+
+
+def test_a_million_points_are_refused_with_the_count_before_anything_is_listed() -> None:
+    spec = resolve("tiny-llama")
+    many = {
+        "lr": [step / 1e6 for step in range(1, 101)],
+        "seed": list(range(100)),
+        "weight_decay": [step / 1000 for step in range(100)],
+    }
+    assert count_of(spec, CPU, many, 8) == 1_000_000
+    with pytest.raises(UserError) as refused:
+        enumerate_space(spec, CPU, many, 8, refuse)
+    assert "1,000,000 candidates are more than 5,000" in refused.value.message
+    assert "without lr and seed there are about 100" in refused.value.message
+
+
+def test_a_setting_that_needs_more_than_the_limit_says_how_much_more() -> None:
+    spec = resolve("tiny-llama")
+    space = enumerate_space(spec, CPU, vary(spec, batch_size=[8, 16]), 16, refuse)
+    space = predicted(space, {0: GIB, 1: 3 * GIB}, 2 * GIB)
+    assert space.candidates[0].ruled_out is None
+    assert space.candidates[1].ruled_out == "too_large"
+    assert space.candidates[1].excess_bytes == GIB
+    assert "1024.0 MiB too large" in space.candidates[1].reason or "too large" in space.candidates[1].reason
+    assert predicted(space, {0: 3 * GIB}, 2 * GIB).candidates[0].ruled_out is None, "the baseline is run all the same"
+    assert bounded(space, {0: 0.01}).candidates[0].least_s_per_sample == 0.01
+
+
+def test_without_asking_only_knobs_that_train_the_same_are_varied() -> None:
+    spec = resolve("tiny-llama")
+    varied, left_alone = vary_of(spec, {}, CPU, default_global_batch(spec, CPU), refuse)
+    assert varied["batch_size"] == [1, 2, 4, 8]
+    assert varied["precision"] == ["fp32", "bf16"]
+    assert set(varied) >= {"checkpointing", "optimizer", "compile"}
+    assert "seq_len" not in varied
+    assert "trains differently" in left_alone["seq_len"]
+    assert "NVIDIA" in left_alone["precision=tf32"]
+    assert "bf16 runs here" in left_alone["precision=fp16"]
+    assert "strategy" not in varied, "the run has one device"
+    space = enumerate_space(spec, CPU, varied, 8, refuse)
+    baseline = space.candidates[space.baseline]
+    assert all(changes_training(one, baseline) == [] for one in space.candidates)
+
+
+def test_an_optimizer_of_another_kind_leaves_the_knob_alone() -> None:
+    spec = resolve("tiny-llama", ["optimizer=sgd"])
+    varied, left_alone = vary_of(spec, {}, CPU, 8, refuse)
+    assert "optimizer" not in varied
+    assert left_alone["optimizer"] == "sgd trains differently from its other values"
+
+
+def test_strategies_are_varied_where_there_are_several_devices() -> None:
+    spec = resolve("tiny-llama", ["devices=2", "strategy=ddp"])
+    varied, _ = vary_of(spec, {}, CPU, 16, refuse)
+    assert set(varied["strategy"]) >= {"single", "ddp", "fsdp"}
+
+
+@pytest.mark.parametrize("name", ["steps", "devices", "memory_limit"])
+def test_a_knob_that_decides_no_speed_cannot_be_varied(name: str) -> None:
+    with pytest.raises(UserError) as refused:
+        vary(resolve("tiny-llama"), **{name: ["1"]})
+    assert refused.value.key == name
