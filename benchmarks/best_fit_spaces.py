@@ -92,7 +92,7 @@ class Synthetic:
             "checkpointing": ["off", "full"],
             "compile": ["off", "default"],
         }
-        more = {"attention": ["auto", "eager"], "workers": [0, 2], "pin_memory": ["off", "on"]}
+        more: dict[str, list[Any]] = {"attention": ["auto", "eager"], "workers": [0, 2], "pin_memory": ["off", "on"]}
         vary |= {name: more[name] for name in sorted(draw.sample(sorted(more), draw.choice((1, 2))))}
         self._global_batch = int(max(vary["batch_size"]))
         self._pairs: dict[tuple[object, ...], float] = {}
