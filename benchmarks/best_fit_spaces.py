@@ -102,12 +102,13 @@ class Synthetic:
             knobs: dict[str, Any] = dict(zip(vary, values, strict=True))
             knobs["grad_accum"] = self._global_batch // knobs["batch_size"]
             truth.append(-math.log(self._sample_s(knobs)) + self._small_terms(knobs, draw))
-            process = (
-                knobs
-                if knobs["compile"] != "off"
-                else {name: knobs[name] for name in ("pin_memory", "compile") if name in knobs}
+            # A compiled step of another setting is another program.
+            process = [name for name in knobs if knobs["compile"] != "off" or name in ("pin_memory", "compile")]
+            candidates.append(
+                Candidate(
+                    knobs=knobs, process={name: knobs[name] for name in process}, samples_per_step=self._global_batch
+                )
             )
-            candidates.append(Candidate(knobs=knobs, process=process, samples_per_step=self._global_batch))
         needed = [self._bytes(one.knobs) for one in candidates]
         limit = sorted(needed)[int(draw.uniform(0.75, 1.0) * (len(needed) - 1))]
         for place, size in enumerate(needed):
