@@ -16,10 +16,11 @@ from trainfast_runner.memory.prediction import Prediction
 from trainfast_runner.memory.tracing import trace_anew
 from trainfast_runner.settings.spec import resolve
 from trainfast_runner.worker import trace_memory
+from trainfast_runner.worker.catalog import OPTIMIZERS
 from trainfast_runner.worker.memory_trace.envelope import deeper, envelope
-from trainfast_runner.worker.memory_trace.live_bytes import PARAMS, LiveBytes, TracedSegment
+from trainfast_runner.worker.memory_trace.live_bytes import GRADS, OPTIMIZER, PARAMS, LiveBytes, TracedSegment
 from trainfast_runner.worker.memory_trace.repeated_blocks import TracedStack, shorten
-from trainfast_runner.worker.memory_trace.step_timeline import keep_pages_aside, library_bytes
+from trainfast_runner.worker.memory_trace.step_timeline import keep_pages_aside, library_bytes, trace_optimizer
 from trainfast_runner.worker.trace_memory import InProcess
 
 Train = Callable[..., Any]
@@ -105,6 +106,20 @@ def test_the_optimizer_step_of_a_few_blocks_predicts_that_of_all(at_once: bool) 
     start, peak = deeper(step(3), step(4), more=20)
     assert start == list(step(23).start)
     assert peak == list(max(step(23).points, key=sum))
+
+
+@pytest.mark.parametrize("name", [entry.name for entry in OPTIMIZERS.values() if not entry.gpus_only])
+def test_the_step_of_every_optimizer_finds_the_states_that_its_entry_says(name: str) -> None:
+    entry = OPTIMIZERS[name]
+    if entry.package:
+        pytest.importorskip(entry.package)
+    sizes = {"hidden_size": 16, "intermediate_size": 16, "num_attention_heads": 2, "num_key_value_heads": 2}
+    model = {"family": "llama", "vocab_size": 64, "num_hidden_layers": 1, **sizes}
+    knobs = {"optimizer": name, "attention": "eager"}
+    request = {"model": model, "objective": "causal-lm", "device": "cpu", "knobs": knobs, "unused": []}
+    standing = trace_optimizer(request, 0)["segment"].start
+    if not entry.eight_bit:  # its small states are not quantized
+        assert standing[OPTIMIZER] // standing[GRADS] == entry.moments
 
 
 def test_a_parameter_of_the_repeated_block_stands_for_one_in_each() -> None:

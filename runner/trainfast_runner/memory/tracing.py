@@ -242,7 +242,7 @@ def _traced(
     """Yield each trace as soon as it is made; if the process fails, the missing ones get its UserError."""
     if not requests:
         return
-    owed = dict(enumerate(asked for asked, _ in requests))
+    owed = dict(enumerate(requests))
     server = WarmTracer() if tracer is None else tracer
     try:
         wanted, given_up = [request for _, request in requests], given_up or threading.Event()
@@ -251,28 +251,30 @@ def _traced(
                 if "imported" in answer:
                     on_imported()
                     continue
-                asked = owed.pop(answer.pop("request"))
+                asked, request = owed.pop(answer.pop("request"))
                 try:
-                    yield asked, _decoded(answer, OptimizerTrace if "optimizer_peak" in answer else StepTrace)
+                    yield asked, _decoded(answer, request)
                 except UserError as problem:
                     yield asked, problem
     except worker_scripts.GivenUp:
         raise
     except UserError as problem:
-        yield from ((asked, problem) for asked in owed.values())
+        yield from ((asked, problem) for asked, _ in owed.values())
     finally:
         if tracer is None:
             server.close()
 
 
-def _decoded(answer: dict[str, Any], kind: type[StepTrace] | type[OptimizerTrace]) -> Trace:
+def _decoded(answer: dict[str, Any], request: dict[str, Any]) -> Trace:
+    of_optimizer = request["part"] == "optimizer"
     if answer.get("error"):
         raise training_python.model_problem(answer["error"])
     if answer.get("untraceable"):
-        why = f"the tracer cannot follow this model: {answer['untraceable']}"
-        raise Untraceable(why, key="model", advice="search max-batch, which finds what fits by running it")
+        part = f"the optimizer step of {request['knobs']['optimizer']}" if of_optimizer else "this model"
+        why, key = f"the tracer cannot follow {part}: {answer['untraceable']}", "optimizer" if of_optimizer else "model"
+        raise Untraceable(why, key=key, advice="search max-batch, which finds what fits by running it")
     try:
-        return msgspec.convert(answer, kind)
+        return msgspec.convert(answer, OptimizerTrace if of_optimizer else StepTrace)
     except msgspec.ValidationError as error:
         raise Untraceable(f"the tracer's answer is not understood: {error}", key="model") from None
 

@@ -99,17 +99,21 @@ class OptimizerEntry:
 
     name: str
     path: str
-    """`module:Class`, a leading dot for a file of the worker; called with parameter groups, `lr` and `arguments`."""
+    """`module:Class`, a leading dot for a file of the worker; called with parameter groups, `lr` and `arguments`.
+
+    The groups set `weight_decay`, which the knob means as decoupled: a class that adds it to the gradient by default
+    gets the argument that changes that.
+    """
     arguments: tuple[tuple[str, bool], ...] = ()
     live: str
-    """Name of the live object's class."""
+    """Name of the live object's class: what ran is compared with it."""
     implementation: str | None = None
     """Which of torch's loops runs: loop, foreach, fused; None where the entry does not decide it."""
     what: str
     speed: str = ""
     memory: str = ""
     moments: int = 2
-    """States of a parameter that are as wide as it is."""
+    """Tensors of state of a parameter's own size; numbers such as a step count are not counted."""
     eight_bit: bool = False
     """True if the moments take a byte each."""
     refuses: tuple[tuple[str, str], ...] = ()

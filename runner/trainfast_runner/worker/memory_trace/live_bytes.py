@@ -172,10 +172,11 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _usual_value(self, scalar: Tensor) -> Any:
         """The likeliest value of a tensor that decides which operations follow.
 
-        A mask holds everywhere, no gradient overflowed, and any other number is a count that has begun.
+        A mask holds everywhere, no gradient overflowed, and any other number is a count that has begun. A float is 2,
+        the count of the traced step: with 1 NAdam, whose product of momenta is below 1, would divide by zero.
         """
         if scalar.dtype == torch.bool:
             return True
         if scalar.untyped_storage()._cdata in self._overflows:
             return 0.0
-        return 1.0 if scalar.dtype.is_floating_point else 1
+        return 2.0 if scalar.dtype.is_floating_point else 1
