@@ -5,7 +5,8 @@ from __future__ import annotations
 import importlib
 import pkgutil
 
-from recorded import a_run, a_tick
+import msgspec
+from recorded import a_run, a_step, a_tick, write_lines
 from still import FULL, SMALL, StillApp, a_snapshot, screen_text, shown
 from textual.widget import Widget
 
@@ -117,6 +118,29 @@ async def test_zooming_says_what_the_charts_show(home: Home) -> None:
     assert "The charts show 5 min." in text
     text, _ = await shown(home, snapshot, "g")
     assert "first reading: memory" in text
+
+
+async def test_throughput_is_shown_in_tokens_and_back(home: Home) -> None:
+    directory = a_run(home)
+
+    def top_chart(text: str) -> list[str]:
+        rows = text.splitlines()
+        top = next(at for at, row in enumerate(rows) if "throughput" in row)
+        return rows[top : top + 6]
+
+    samples = top_chart((await shown(home, a_snapshot(directory)))[0])
+    tokens = top_chart((await shown(home, a_snapshot(directory), "t"))[0])
+    rate = a_step(30).tokens / a_step(30).step_ms * 1e3
+    assert f"tokens/s {rate:,.0f}" in tokens[0], "the newest step's"
+    assert top_chart((await shown(home, a_snapshot(directory), "t", "t"))[0]) == samples, "on its own y axis again"
+
+
+async def test_a_model_without_tokens_has_no_token_throughput(home: Home) -> None:
+    directory = a_run(home)
+    steps = [msgspec.structs.replace(a_step(number), tokens=0) for number in range(1, 31)]
+    write_lines(directory / "steps.jsonl", steps)
+    text, _ = await shown(home, a_snapshot(directory), "t")
+    assert "This model has no tokens; t shows samples/s." in text
 
 
 async def test_the_log_opens_closes_and_scrolls(home: Home) -> None:

@@ -151,18 +151,23 @@ def throughput(
     run = snapshot.run
     rates = run.rates if run is not None else None
     values: Sequence[float] = ()
+    empty = _waiting_words(run)
     if rates is not None:
         values = rates.samples_per_s if noun == "samples" else rates.tokens_per_s
+        # An image that is not cut into patches has no tokens.
+        if noun == "tokens" and values and not any(values):
+            values, empty = (), "This model has no tokens; t shows samples/s."
     synthetic = " (synthetic data)" if run is not None and run.synthetic else ""
     return ChartData(
         title=f"throughput{synthetic}",
-        series=(Series(f"{noun}/s", rates.times_ns if rates is not None else (), values, "success"),),
+        series=(Series(f"{noun}/s", rates.times_ns if rates is not None and values else (), values, "success"),),
         t_min_ns=axis.start_ns,
         t_max_ns=axis.end_ns,
         gap_ns=_step_gap(run),
+        scale_of=f"{run.run_id if run is not None else ''} {noun}/s",
         unit=fmt.number,
         spans=_spans((memory or TickMemory()).of(_recent(run.ticks, axis), chosen)) if run is not None else (),
-        empty=_waiting_words(run),
+        empty=empty,
         now_label=axis.now_label,
     )
 

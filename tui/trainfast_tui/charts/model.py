@@ -52,6 +52,8 @@ class ChartData:
     t_max_ns: int
     gap_ns: int
     """Samples further apart than this are not joined."""
+    scale_of: str = ""
+    """Whose y axis it is, such as a run and its unit: the y range starts anew for another one."""
     unit: Formatter = number
     spans: tuple[Span, ...] = ()
     limits: tuple[Limit, ...] = ()
