@@ -273,8 +273,9 @@ def _decoded(answer: dict[str, Any], request: dict[str, Any]) -> Trace:
         part = f"the optimizer step of {request['knobs']['optimizer']}" if of_optimizer else "this model"
         why, key = f"the tracer cannot follow {part}: {answer['untraceable']}", "optimizer" if of_optimizer else "model"
         raise Untraceable(why, key=key, advice="search max-batch, which finds what fits by running it")
+    kind: type[StepTrace] | type[OptimizerTrace] = OptimizerTrace if of_optimizer else StepTrace
     try:
-        return msgspec.convert(answer, OptimizerTrace if of_optimizer else StepTrace)
+        return msgspec.convert(answer, kind)
     except msgspec.ValidationError as error:
         raise Untraceable(f"the tracer's answer is not understood: {error}", key="model") from None
 
