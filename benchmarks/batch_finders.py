@@ -37,7 +37,7 @@ class Prepared:
         log = worker["worker_log"].WorkerLog(folder, 0)
         self.spec = worker["spec"].read_spec(folder, 0)
         self.training = worker["training"].Training(folder, self.spec, log, allocator)
-        self.training.memory.start()
+        self.training.memory.start(self.spec.strict_steps)
         self.training.build()
 
     def train(self, batch_size: int, steps: int) -> None:
@@ -47,12 +47,12 @@ class Prepared:
         clock = self.worker["clock"].make_clock(training.device)
         kept = self.worker["probing"].KeptSteps()
         recorder = self.worker["recorder"].StepRecorder(clock, training.memory, kept, training.log)
-        knobs = replace(training.knobs, batch_size=batch_size, steps=steps)
-        training.engine.train(knobs, self.batches(batch_size, steps), recorder)
+        knobs = replace(training.state.knobs, batch_size=batch_size, steps=steps)
+        training.state.engine.train(knobs, self.batches(batch_size, steps), recorder)
 
     def batches(self, batch_size: int, steps: int) -> Iterator[Any]:
         """Micro-batches for so many steps."""
-        knobs = replace(self.training.knobs, batch_size=batch_size, steps=steps, workers=0)
+        knobs = replace(self.training.state.knobs, batch_size=batch_size, steps=steps, workers=0)
         found: Iterator[Any] = self.worker["data.batches"].batches_of(self.training.samples, knobs, 0, 1)
         return found
 
@@ -79,7 +79,7 @@ def by_lightning(prepared: Prepared, start: int, steps: int) -> dict[str, Any]:
         from lightning.pytorch.tuner import Tuner, batch_size_scaling
     except ImportError as error:
         return {"missing": str(error)}
-    strategy, objective = prepared.training.strategy, prepared.training.engine.objective
+    strategy, objective = prepared.training.strategy, prepared.training.state.engine.objective
     tried: list[int] = []
     ooms: list[bool] = []
     judge = batch_size_scaling.is_oom_error
@@ -128,7 +128,7 @@ def by_lightning(prepared: Prepared, start: int, steps: int) -> dict[str, Any]:
         enable_checkpointing=False,
         enable_progress_bar=False,
         enable_model_summary=False,
-        accumulate_grad_batches=prepared.training.knobs.grad_accum,
+        accumulate_grad_batches=prepared.training.state.knobs.grad_accum,
         default_root_dir=tempfile.gettempdir(),
     )
     found = Tuner(trainer).scale_batch_size(

@@ -68,7 +68,9 @@ def measure(pairs: int = 30) -> Cost:
         recorders = {"with": recorder_of(prepared, step_log), "without": NoRecorder()}
 
         def train(name: str) -> None:
-            prepared.engine.train(replace(prepared.knobs, steps=BLOCK_STEPS), prepared.batches, recorders[name])
+            prepared.state.engine.train(
+                replace(prepared.state.knobs, steps=BLOCK_STEPS), prepared.state.batches, recorders[name]
+            )
 
         for name in recorders:
             train(name)
@@ -100,7 +102,7 @@ def training(folder: Path, steps: int, *settings: str) -> Iterator[tuple[Any, An
     log = worker["worker_log"].WorkerLog(folder, 0)
     spec = worker["spec"].read_spec(folder, 0)
     prepared = worker["training"].Training(folder, spec, log, worker["allocator"].Allocator())
-    prepared.memory.start()
+    prepared.memory.start(spec.strict_steps)
     step_log = prepared.build()
     yield prepared, step_log
     step_log.flush()

@@ -217,7 +217,8 @@ def test_where_one_change_is_not_enough_several_are_traced_the_strongest_first()
 
 def test_a_probe_is_explained_by_the_batch_it_was_trying_and_nothing_is_to_be_turned() -> None:
     run = msgspec.structs.replace(a_run(1000 * MIB), role="probe", predicted={"total_bytes": 380 * MIB})
-    died = OutOfMemory(run, ON_CPU, error("backward"), 990 * MIB, [], tried=[8, 90])
+    tried = [{"batch_size": 8}, {"batch_size": 90}]
+    died = OutOfMemory(run, ON_CPU, error("backward"), 990 * MIB, [], tried=tried)
     found = died.explained(known)
     assert (found.batch_size, found.needed_bytes, found.changes) == (90, 1210 * MIB, [])
     said = list(oom.facts(found))

@@ -106,6 +106,38 @@ def test_freed_blocks_go_back_under_strict_thresholds_only(thresholds: str, keep
     assert (left > 50 << 20) is keeps
 
 
+AGAIN = """
+import sys; sys.path.insert(0, sys.argv[1])
+from allocator import Allocator
+allocator = Allocator()
+def resident():
+    return int(open("/proc/self/statm").read().split()[1]) * 4096
+def blocks():
+    return [bytearray(b"x" * (1 << 20)) for _ in range(64)]
+allocator.ordinary()
+earlier = blocks()
+pinned = [bytearray(1000) for _ in range(1000)]
+del earlier
+kept = resident()
+allocator.strict_again()
+before = resident()
+later = blocks()
+full = resident()
+del later
+left = resident()
+allocator.ordinary()
+print(kept - before, full - before, left - before)
+"""
+
+
+def test_a_process_that_is_strict_again_neither_keeps_nor_reuses_what_it_freed() -> None:
+    done = subprocess.run([sys.executable, "-c", AGAIN, str(WORKER)], capture_output=True, text=True, check=True)
+    returned, full, left = map(int, done.stdout.split())
+    assert returned > 60 << 20
+    assert full > 60 << 20
+    assert left < 1 << 20
+
+
 def test_glibc_tunables_of_malloc_are_the_users_own() -> None:
     assert Allocator({"GLIBC_TUNABLES": "glibc.malloc.tcache_count=2"}).thresholds == "kept"
     assert Allocator({"GLIBC_TUNABLES": "glibc.cpu.x86_shstk=off"}).thresholds == "ordinary"

@@ -1,11 +1,7 @@
-"""The orders to a warm process, its probes, and the end of its wait."""
+"""The probes of a warm process, and what their memory counts."""
 
 from __future__ import annotations
 
-import fcntl
-import json
-import os
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from trainfast_runner.worker import limit_gauge, memory_meter, probing
+from trainfast_runner.worker import limit_gauge, memory_meter
 from trainfast_runner.worker.allocator import Allocator
 from trainfast_runner.worker.limit_gauge import HostLimitGauge
 from trainfast_runner.worker.memory_meter import CudaMemoryMeter, HostMemoryMeter
@@ -21,56 +17,12 @@ from trainfast_runner.worker.probing import (
     MOST_SKIPPED,
     PHASES,
     KeptSteps,
-    ProbeOrders,
     Prober,
     SizeOrder,
 )
 from trainfast_runner.worker.recorder import StepRecorder
 from trainfast_runner.worker.spec import Knobs
 from trainfast_runner.worker.strategies.single import Single
-
-
-@pytest.fixture
-def search_lock(tmp_path: Path) -> Path:
-    path = tmp_path / "search.lock"
-    path.touch()
-    return path
-
-
-def held(path: Path) -> int:
-    fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
-    fcntl.flock(fd, fcntl.LOCK_EX)
-    return fd
-
-
-def order(control: Path, **fields: object) -> None:
-    with control.open("a") as file:
-        file.write(json.dumps(fields) + "\n")
-
-
-def test_line_n_is_probe_n_and_the_last_line_ends_it(tmp_path: Path, search_lock: Path) -> None:
-    control = tmp_path / "control.jsonl"
-    orders, other = ProbeOrders(control, search_lock), ProbeOrders(control, search_lock)
-    fd = held(search_lock)
-    order(control, do="probe", batch_size=4, steps=2)
-    order(control, do="probe", batch_size=8, steps=2)
-    order(control, do="end", batch_size=0, steps=0)
-    assert [orders.next(), orders.next(), orders.next()] == [SizeOrder(4, 2), SizeOrder(8, 2), None]
-    assert other.next() == SizeOrder(4, 2)
-    os.close(fd)
-
-
-def test_without_a_parent_every_rank_takes_what_was_ordered_and_then_ends(
-    tmp_path: Path, search_lock: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(probing, "PARENT_EVERY_S", 0.0)
-    control = tmp_path / "control.jsonl"
-    order(control, do="probe", batch_size=4, steps=2)
-    with control.open("a") as file:
-        file.write('{"do":"probe","batch_si')
-    for orders in (ProbeOrders(control, search_lock), ProbeOrders(control, tmp_path / "gone")):
-        assert orders.next() == SizeOrder(4, 2)
-        assert orders.next() is None
 
 
 def test_the_gauge_counts_what_the_limit_counts_and_only_new_peaks(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -92,8 +44,8 @@ def test_the_limit_is_added_to_the_memory_of_the_imports(monkeypatch: pytest.Mon
     monkeypatch.setattr(memory_meter.os, "pwrite", lambda *to: 0)  # peaks of this very process are not reset
     figures = {"VmHWM": 700, "VmRSS": 500, "VmData": 400, "RssFile": 0}
     monkeypatch.setattr(HostMemoryMeter, "_read_status", lambda self: dict(figures))
-    counters = HostMemoryMeter(1000, Allocator({}), None)
-    counters.start()
+    counters = HostMemoryMeter(1000, Allocator({}))
+    counters.start(None)
     counters.boundary("forward_backward")
     counters.boundary("optimizer")
     assert counters.read()["phase_peaks"] == {"forward_backward": 200, "optimizer": 200}

@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from trainfast_runner.records.run_file import Step, WorkerLine
-from trainfast_runner.search.processes import ProbeLine
+from trainfast_runner.records.warm_process import ProbeLine, TrialLine, WarmLine
 from trainfast_runner.worker.invalid import InvalidInput
 from trainfast_runner.worker.worker_log import WorkerLog
 
@@ -23,8 +23,8 @@ UNREAD = {
     "finished": {"steps", "seconds", "scaler"},
 }
 """Fields that stand in the file for a person."""
-IN_PROBES = ("probe", "probing")
-TYPES: dict[str, type[msgspec.Struct]] = dict.fromkeys(IN_PROBES, ProbeLine)
+TYPES: dict[str, type[msgspec.Struct]] = {"probe": ProbeLine, "trial": TrialLine, "ready": WarmLine}
+"""The types of the lines that warm processes alone write."""
 
 
 def kinds_written() -> dict[str, set[str]]:
@@ -42,7 +42,7 @@ def kinds_written() -> dict[str, set[str]]:
 
 def test_every_field_that_the_worker_names_is_typed_or_known_to_be_unread() -> None:
     kinds = kinds_written()
-    assert {"started", "phase", "data", "cpu", "actual", "exception", "invalid", "finished", *IN_PROBES} <= set(kinds)
+    assert {"started", "phase", "data", "cpu", "actual", "exception", "invalid", "finished", *TYPES} <= set(kinds)
     for kind, fields in kinds.items():
         typed = set(TYPES.get(kind, WorkerLine).__struct_fields__)
         assert fields - typed <= UNREAD.get(kind, set()), f"{kind}: {fields - typed}"
@@ -62,7 +62,7 @@ def test_what_workers_wrote_is_decoded_field_by_field(train: Callable[..., Any],
     for line in lines:
         assert_same(line, WorkerLine)
     wrote = {msgspec.json.decode(line)["kind"] for line in lines}
-    assert wrote == set(kinds_written()) - {*IN_PROBES}, "the probes of a search are read in test_probing"
+    assert wrote == set(kinds_written()) - {*TYPES}, "warm processes are tested in test_probing and test_trials"
     steps = (run.folder / "steps.jsonl").read_bytes().splitlines()
     assert len(steps) == len(run.losses()) > 0
     for line in steps:

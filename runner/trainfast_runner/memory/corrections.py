@@ -18,7 +18,7 @@ from trainfast_runner.errors import UserError
 from trainfast_runner.records.home import home_directory, locked
 from trainfast_runner.records.json_lines import write_atomically
 from trainfast_runner.records.result import Result
-from trainfast_runner.records.run_file import PROBE, RunFile
+from trainfast_runner.records.run_file import WARM_ROLES, RunFile
 from trainfast_runner.records.run_records import RunRecords
 
 CORRECTIONS_FILE = "memory_corrections.json"
@@ -111,7 +111,7 @@ def learn(home: Path, records: RunRecords, result: Result) -> None:
     """
     run = records.run
     trace = None if run is None else (run.predicted or {}).get("trace")
-    if run is None or trace is None or run.role == PROBE:
+    if run is None or trace is None or run.role in WARM_ROLES:
         return
     beyond, failed = _beyond(records, result), _failed(run, result)
     if not beyond and failed is None:

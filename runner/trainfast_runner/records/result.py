@@ -301,7 +301,7 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
     role: str | None = None
     search_id: str | None = None
     tried: list[int] = []
-    """The batch sizes that a search's probe tried, the one it was at last; its own `batch_size` is the preset's."""
+    """Batch sizes that a search's warm process tried, the one it was at last; its own `batch_size` is the preset's."""
     synthetic_data: bool | None = None
     started_wall_ns: int | None = None
     seconds: float | None = None

@@ -30,8 +30,11 @@ STATES = (
     "failed_to_start",
 )
 END_STATES = STATES[3:]
-PROBE, PROOF = "probe", "proof"
-"""The roles of a search's runs: the process in which it tries batch sizes, and its last run, which proves one."""
+PROBE, PROOF, TRIAL = "probe", "proof", "trial"
+"""The roles of a search's runs: the process in which it tries batch sizes, its last run, which proves one, and the
+process in which it tries settings."""
+WARM_ROLES = (PROBE, TRIAL)
+"""The roles of warm processes: they try settings and train none to its end."""
 EXIT_CODES = {
     "finished": 0,
     "oom": 3,
@@ -113,7 +116,8 @@ class RunFile(RecordedSpec, frozen=True, kw_only=True):
     devices_reason: str | None = None
     """Why the run took these GPUs, if not for their free memory."""
     role: str | None = None
-    """`probe` for the process in which a search tries batch sizes, `proof` for its last run; None for any other."""
+    """`probe` for the process in which a search tries batch sizes, `proof` for its last run, `trial` for a process in
+    which it tries settings; None for any other."""
     search_id: str | None = None
     calibration: dict[str, Any] | None = None
     """The ceiling that `doctor --calibrate` measured on this device; None when not measured."""
@@ -132,14 +136,6 @@ class RunFile(RecordedSpec, frozen=True, kw_only=True):
     def gpu_uuids(self) -> list[str]:
         """The GPUs that the run is about: those its ranks use, else those that were joined to it with `watch`."""
         return self.device_uuids or self.watch_uuids
-
-
-class ProbeOrder(msgspec.Struct, frozen=True, kw_only=True):
-    """A line of `control.jsonl`: `do` is probe (so many optimizer `steps` at this batch size) or end."""
-
-    do: str
-    batch_size: int = 0
-    steps: int = 0
 
 
 class Step(msgspec.Struct, frozen=True, kw_only=True):

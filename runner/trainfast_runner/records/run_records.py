@@ -9,18 +9,19 @@ import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 
 from trainfast_runner.records.home import read_run_file
-from trainfast_runner.records.json_lines import Tail, read_all, rest_of
+from trainfast_runner.records.json_lines import Tail, rest_of
 from trainfast_runner.records.result import Thinning
-from trainfast_runner.records.run_file import PROBE, Count, Event, ProbeOrder, RunFile, Step, WorkerLine
+from trainfast_runner.records.run_file import Count, Event, RunFile, Step, WorkerLine
 from trainfast_runner.records.step_lines import StepTail
 from trainfast_runner.records.step_totals import StepTotals
 from trainfast_runner.records.telemetry_lines import telemetry_tail
 from trainfast_runner.records.thinned import Thinned
+from trainfast_runner.records.warm_process import settings_tried
 from trainfast_runner.units import highest
 
 T = TypeVar("T")
@@ -104,8 +105,8 @@ class RunRecords:
     devices: dict[str, list[tuple[int, DeviceSample]]] = field(default_factory=dict)
     hosts: list[tuple[int, HostSample]] = field(default_factory=list)
     events: list[Event] = field(default_factory=list)
-    tried: list[int] = field(default_factory=list)
-    """The batch sizes that a search's probe tried, the one it was at last."""
+    tried: list[dict[str, Any]] = field(default_factory=list)
+    """Knobs of each setting that a search's warm process tried, the one it was at last."""
     unreadable_lines: int = 0
     thinning: Thinning | None = None
     """None when all records are here."""
@@ -136,7 +137,7 @@ def read_records(directory: Path) -> RunRecords:
     records = RunRecords(run=read_run_file(directory))
     records.worker = worker_lines(directory, records)
     records.events = list(_each(Tail(directory / EVENTS_FILE, Event), records))
-    records.tried = tried_batches(directory, records.run)
+    records.tried = settings_tried(directory / CONTROL_FILE, records.run.role if records.run else None)
     steps = _read_steps(directory, records)
     ticks = _read_ticks(directory, records)
     first = records.totals(min(records.steps, default=0))
@@ -195,20 +196,6 @@ def _read_ticks(directory: Path, records: RunRecords) -> Thinned[_DeviceTick]:
                 taken_ns = tick.t_ns if sample.t_ns is None else sample.t_ns
                 records.devices.setdefault(sample.uuid, []).append((taken_ns, sample))
     return ticks
-
-
-def tried_batches(directory: Path, run: RunFile | None) -> list[int]:
-    """The batch sizes that a search's probe tried, oldest first; empty for a run that is no probe.
-
-    An order is written before the probe begins it, so the probe ended at the last one.
-    """
-    if run is None or run.role != PROBE:
-        return []
-    try:
-        orders, _ = read_all(directory / CONTROL_FILE, ProbeOrder)
-    except OSError:
-        return []
-    return [order.batch_size for order in orders if order.do == "probe"]
 
 
 def rank_file(directory: Path, name: str, rank: int) -> Path:

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from trainfast_runner.records.result import OomExplanation, Result, RunError
-from trainfast_runner.records.run_file import PROBE, Event, RunFile
+from trainfast_runner.records.run_file import WARM_ROLES, Event, RunFile
 from trainfast_runner.records.run_records import RunRecords, read_records
+from trainfast_runner.records.warm_process import batch_sizes
 
 if TYPE_CHECKING:
     from trainfast_runner.memory.model import MemoryModel
@@ -30,26 +31,25 @@ class OutOfMemory:
     held_bytes: int | None
     """Bytes that the failed rank held, as it recorded them."""
     events: Sequence[Event]
-    tried: Sequence[int] = ()
-    """The batch sizes of a search's probe; it failed at the last one."""
+    tried: Sequence[Mapping[str, Any]] = ()
+    """Knobs of each setting that a search's warm process tried; it failed at the last one."""
     in_first_step: bool = False
     """True if no step had ended."""
 
     def explained(self, model_of: Callable[[RunSpec], MemoryModel | None]) -> OomExplanation:
         """The cause, and the changes that would fit: by the traced memory models, or by estimate without one.
 
-        For a search's probe the batch is the tried one, and no changes are given: the search goes on.
+        For a search's warm process the setting is the tried one, and no changes are given: the search goes on.
         """
         from trainfast_runner.memory.oom_explained import explain
 
-        run, is_probe = self.run, self.run.role == PROBE
-        if is_probe and not self.tried:
+        run, is_warm = self.run, self.run.role in WARM_ROLES
+        if is_warm and not self.tried:
             phase = self.error.phase if self.error is not None else None
             return OomExplanation(phase=phase, held_bytes=self.held_bytes, basis="no batch was tried yet")
-        if is_probe:
-            # The prediction in `run.json` is for the preset's batch.
-            knobs = {**run.knobs, "batch_size": self.tried[-1]}
-            run = msgspec.structs.replace(run, knobs=knobs, predicted=None)
+        if is_warm:
+            # The prediction in `run.json` is for the preset's setting.
+            run = msgspec.structs.replace(run, knobs={**run.knobs, **self.tried[-1]}, predicted=None)
         found = explain(
             run,
             self.error,
@@ -59,7 +59,7 @@ class OutOfMemory:
             held_bytes=self.held_bytes,
             in_first_step=self.in_first_step,
         )
-        return msgspec.structs.replace(found, batch_size=self.tried[-1], changes=[]) if is_probe else found
+        return msgspec.structs.replace(found, batch_size=run.knobs["batch_size"], changes=[]) if is_warm else found
 
 
 def explanation_of(records: RunRecords, reason: str, error: RunError | None) -> OomExplanation | None:
@@ -74,7 +74,7 @@ def explanation_of(records: RunRecords, reason: str, error: RunError | None) -> 
         held_by(records, error),
         records.events,
         records.tried,
-        in_first_step=run.role != PROBE and not any(records.steps.values()),
+        in_first_step=run.role not in WARM_ROLES and not any(records.steps.values()),
     )
     try:
         return died.explained(models_of(run))
@@ -103,9 +103,9 @@ def explained_now(directory: Path, result: Result) -> Result:
         return result
     records, known = read_records(directory), result.oom
     found = explanation_of(records, result.reason, result.error)
-    if result.role == PROBE and not result.tried:
+    if result.role in WARM_ROLES and not result.tried:
         # An older version explained it by the preset's batch.
-        return msgspec.structs.replace(result, oom=found, tried=records.tried)
+        return msgspec.structs.replace(result, oom=found, tried=batch_sizes(records.tried))
     if found is None or (found.needed_bytes is None and known is not None and known.needed_bytes is not None):
         return result
     return msgspec.structs.replace(result, oom=found)

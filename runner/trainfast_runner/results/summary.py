@@ -26,8 +26,9 @@ from trainfast_runner.records.result import (
     StepTime,
     Throughput,
 )
-from trainfast_runner.records.run_file import PROBE, Actual, RunFile, Step, WorkerLine
+from trainfast_runner.records.run_file import WARM_ROLES, Actual, RunFile, Step, WorkerLine
 from trainfast_runner.records.run_records import RunRecords
+from trainfast_runner.records.warm_process import batch_sizes
 from trainfast_runner.results.asked_and_ran import as_fields, what_ran
 from trainfast_runner.results.bottleneck.absences import absences
 from trainfast_runner.results.bottleneck.device_window import energy, hottest_c, throttle, window_of
@@ -99,7 +100,7 @@ def without_figures(directory: Path, records: RunRecords, verdict: Verdict, ende
         variant=run.variant if run else None,
         role=run.role if run else None,
         search_id=run.search_id if run else None,
-        tried=records.tried,
+        tried=batch_sizes(records.tried),
         started_wall_ns=run.clock.wall_ns if run else None,
         seconds=(ended_ns - run.clock.monotonic_ns) / 1e9 if run and ended_ns is not None else None,
         knobs=run.knobs if run else {},
@@ -258,8 +259,8 @@ def _memory(records: RunRecords) -> MemoryFigures:
         peak_allocated_bytes=highest(rank.peak_allocated_bytes for rank in totals),
         peak_reserved_bytes=highest(rank.peak_reserved_bytes for rank in totals),
         device_peak_used_bytes=records.peak_used_bytes(records.run.device_uuids if records.run else ()),
-        # A probe tried other batches than the one that was predicted.
-        predicted_bytes=records.run.predicted_bytes if records.run and records.run.role != PROBE else None,
+        # A warm process tried other settings than the one that was predicted.
+        predicted_bytes=records.run.predicted_bytes if records.run and records.run.role not in WARM_ROLES else None,
         alloc_retries=highest(rank.alloc_retries for rank in totals),
         not_measured_because=_why_no_peak(records),
     )

@@ -19,11 +19,12 @@ from trainfast_runner.records.home import Home, is_alive, read_result, read_run_
 from trainfast_runner.records.json_lines import Tail
 from trainfast_runner.records.log_tail import LogTail
 from trainfast_runner.records.result import Diagnosis, Result, SteadyState
-from trainfast_runner.records.run_file import END_STATES, PROBE, Event, RunFile, Step, WorkerLine
-from trainfast_runner.records.run_records import EVENTS_FILE, TELEMETRY_FILE, rank_files, tried_batches
+from trainfast_runner.records.run_file import END_STATES, WARM_ROLES, Event, RunFile, Step, WorkerLine
+from trainfast_runner.records.run_records import CONTROL_FILE, EVENTS_FILE, TELEMETRY_FILE, rank_files
 from trainfast_runner.records.step_lines import StepTail
 from trainfast_runner.records.telemetry_lines import telemetry_tail
 from trainfast_runner.records.tick import Tick
+from trainfast_runner.records.warm_process import settings_tried
 from trainfast_runner.results.bottleneck.live import LiveDiagnosis
 from trainfast_runner.results.bottleneck.step_conditions import StepConditions, StepJoin
 from trainfast_runner.running.recovery import StateEvents, is_whole, state_of
@@ -93,8 +94,8 @@ class RunSnapshot:
     """The bottlenecks, the costliest first: of a live run now, of an ended run as a whole."""
     steady: SteadyState = field(default_factory=SteadyState)
     """The warm-up: of a live run's newest steps, of all steps of an ended run."""
-    tried: tuple[int, ...] = ()
-    """The batch sizes that a search's probe tried, the one it is or was at last."""
+    tried: tuple[dict[str, Any], ...] = ()
+    """Knobs of each setting that a search's warm process tried, the one it is or was at last."""
 
     @property
     def run_id(self) -> str:
@@ -181,7 +182,7 @@ class Follower:
             conditions=tuple(self._conditions),
             diagnosis=tuple(result.diagnosis) if result else self._live.diagnosis,
             steady=result.conditions if result else self._live.steady,
-            tried=tuple(tried_batches(self.directory, self._run)),
+            tried=tuple(settings_tried(self.directory / CONTROL_FILE, self._run.role if self._run else None)),
         )
         if over:
             self._final = snapshot
@@ -280,15 +281,15 @@ class Follower:
 def newest(home: Home) -> Path | None:
     """The newest live run, else the newest of all; None without any.
 
-    A search's probes are left out: their search shows them.
+    A search's warm processes are left out: their search shows them.
     """
     every = (home.directory(run_id) for run_id in reversed(home.run_ids()))
-    return next((directory for directory in chain(home.live_directories(), every) if not _is_probe(directory)), None)
+    return next((directory for directory in chain(home.live_directories(), every) if not _is_warm(directory)), None)
 
 
-def _is_probe(directory: Path) -> bool:
+def _is_warm(directory: Path) -> bool:
     run = read_run_file(directory)
-    return run is not None and run.role == PROBE
+    return run is not None and run.role in WARM_ROLES
 
 
 class _SummedRates:

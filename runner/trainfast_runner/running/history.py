@@ -11,7 +11,7 @@ import msgspec
 
 from trainfast_runner.records.home import RESULT_FILE, Home, read_run_file
 from trainfast_runner.records.result import speed_doubt
-from trainfast_runner.records.run_file import PROBE, name_of
+from trainfast_runner.records.run_file import WARM_ROLES, name_of
 from trainfast_runner.running.recovery import settle, state_of
 
 
@@ -109,16 +109,16 @@ _decoder = msgspec.json.Decoder(_Brief)
 def iter_rows(home: Home, probes: bool = False) -> Iterator[RunRow]:
     """The rows one by one, newest first, so that a reader who wants ten reads ten.
 
-    The processes in which a search tried batch sizes trained nothing to look back at: only with `probes`.
+    The processes in which a search tried batch sizes or settings trained nothing to look back at: only with `probes`.
     """
     for run_id in reversed(home.run_ids()):
         row = _ended(f"{home.runs}/{run_id}/{RESULT_FILE}")
         if row is not None:
-            if probes or row.role != PROBE:
+            if probes or row.role not in WARM_ROLES:
                 yield row
         elif home.directory(run_id).is_dir():
             row = row_of(home, run_id)
-            if probes or row.role != PROBE:
+            if probes or row.role not in WARM_ROLES:
                 yield row
 
 

@@ -41,7 +41,7 @@ class RunPlan:
     devices_reason: str | None = None
     """The reason for these GPUs, if not their free memory."""
     role: str | None = None
-    """`probe` or `proof` in a search, whose id is `search_id`."""
+    """`probe`, `trial` or `proof` in a search, whose id is `search_id`."""
     search_id: str | None = None
 
     @property

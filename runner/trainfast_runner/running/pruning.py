@@ -15,7 +15,7 @@ from trainfast_runner.errors import UserError
 from trainfast_runner.records import cache_entries
 from trainfast_runner.records.cache_entries import Unneeded, disk_bytes
 from trainfast_runner.records.home import LOCK_FILE, RUN_FILE, STAMP, STAMP_EXAMPLE, Home, is_alive, read_run_file
-from trainfast_runner.records.run_file import PROBE
+from trainfast_runner.records.run_file import WARM_ROLES
 from trainfast_runner.records.search_directories import exclusive, is_conducted, search_directories
 from trainfast_runner.running.recovery import BEING_MADE_S
 
@@ -128,7 +128,7 @@ def _oldest_kept(home: Home, keep: int) -> str:
         return NEWER_THAN_ALL
     for run_id in reversed(_own_runs(home)):
         run = read_run_file(home.directory(run_id))
-        keep -= run is None or run.role != PROBE
+        keep -= run is None or run.role not in WARM_ROLES
         if keep == 0:
             return run_id
     return ""

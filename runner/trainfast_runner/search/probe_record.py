@@ -13,9 +13,9 @@ from trainfast_runner.records.run_file import Step
 from trainfast_runner.records.run_records import TELEMETRY_FILE, read_records
 from trainfast_runner.records.telemetry_lines import read_ticks
 from trainfast_runner.records.tick import Tick
+from trainfast_runner.records.warm_process import ProbeLine
 from trainfast_runner.search.decide import Known, fits_of, tightest
 from trainfast_runner.search.journal import Probe, Proof, RankPeaks
-from trainfast_runner.search.processes import ProbeLine
 from trainfast_runner.units import mebibytes
 
 TOO_MUCH_BYTES = 64 << 20

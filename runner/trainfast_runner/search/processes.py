@@ -1,19 +1,19 @@
-"""The processes of a search: the warm one that tries sizes, waiting for results, ending runs."""
+"""The processes of a search: the warm one that tries sizes or settings, waiting for results, ending runs."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
 from pathlib import Path
-
-import msgspec
+from typing import Any, TypeVar
 
 from trainfast_runner.errors import UserError
 from trainfast_runner.records.home import RESULT_FILE, is_alive, read_result
 from trainfast_runner.records.json_lines import Appender, Tail
 from trainfast_runner.records.result import Result
-from trainfast_runner.records.run_file import Count, ProbeOrder
+from trainfast_runner.records.run_file import PROBE, TRIAL
 from trainfast_runner.records.run_records import CONTROL_FILE, rank_file
+from trainfast_runner.records.warm_process import ProbeLine, ProbeOrder, TrialLine, TrialOrder, WarmLine, WarmLines
 from trainfast_runner.running.recovery import settle, state_of
 from trainfast_runner.running.stopping import kill_now, request_stop, stop_unsupervised
 
@@ -21,65 +21,49 @@ LOOK_EVERY_S = 0.02
 STATE_EVERY_S = 0.25
 STOPS_WITHIN_S = 10.0
 RESULT_WITHIN_S = 5.0
+L = TypeVar("L", bound=WarmLine)
 
 
 class Interrupted(Exception):
     """Raised when the search must stop now: its run is ended and nothing more started."""
 
 
-class ProbeLine(msgspec.Struct, frozen=True, kw_only=True):
-    """A line of `worker.jsonl` with the fields a search reads: of kind probing (ready), probe or started."""
-
-    t_ns: Count
-    kind: str
-    pid: Count | None = None
-    number: int | None = None
-    outcome: str | None = None
-    rank: int | None = None
-    phase: str | None = None
-    message: str | None = None
-    seconds: float | None = None
-    phase_peaks: dict[str, int] = {}
-    peak_allocated_bytes: Count | None = None
-    peak_reserved_bytes: Count | None = None
-    limit_peak_bytes: Count | None = None
-    room_bytes: Count | None = None
-    room_after_bytes: Count | None = None
-    alloc_retries: Count | None = None
-    samples: Count | None = None
-    step_ms: list[float] = []
-
-
 class WarmProcess:
-    """The run that tries sizes in one process per rank. `check` is called while waiting and may raise Interrupted."""
+    """The run that tries settings in one process per rank. `check` is called while waiting and may raise Interrupted.
+
+    An answer of the ranks is None when the run ended without one.
+    """
 
     def __init__(self, directory: Path, world_size: int, check: Callable[[], None]) -> None:
         self.directory = directory
         self.result: Result | None = None
         """The run's result; None while it lives."""
         self._check = check
-        self._tails = [Tail(rank_file(directory, "worker", rank), ProbeLine) for rank in range(world_size)]
+        self._tails = [
+            Tail(rank_file(directory, "worker", rank), WarmLine, decoder=WarmLines()) for rank in range(world_size)
+        ]
         self._control = Appender(directory / CONTROL_FILE)
         self._asked = 0
-        self._ready: dict[int, ProbeLine] = {}
-        self._answers: dict[int, dict[int, ProbeLine]] = {}
+        self._ready: dict[int, WarmLine] = {}
+        self._probes: dict[int, dict[int, ProbeLine]] = {}
+        self._trials: dict[int, dict[int, TrialLine]] = {}
         self.pids: set[int] = set()
 
-    def ready(self) -> dict[int, ProbeLine] | None:
-        """Wait until every rank is ready; return their lines by rank, or None when the run ended before."""
-        return self._wait(lambda: len(self._ready) == len(self._tails), lambda: self._ready)
+    def ready(self) -> dict[int, WarmLine] | None:
+        """Wait until every rank is ready; return their lines by rank."""
+        return self._ready if self._wait(lambda: len(self._ready) == len(self._tails)) else None
 
     def probe(self, batch_size: int, steps: int) -> dict[int, ProbeLine] | None:
-        """Try a size; return the ranks' lines (one suffices if memory ran out), or None when the run ended silently."""
-        self._asked += 1
-        number = self._asked
-        self._control.write(ProbeOrder(do="probe", batch_size=batch_size, steps=steps))
+        """Try a size; return the ranks' lines (one suffices if memory ran out)."""
+        return self._ask(ProbeOrder(do=PROBE, batch_size=batch_size, steps=steps), self._probes)
 
-        def over() -> bool:
-            answers = self._answers.get(number, {})
-            return len(answers) == len(self._tails) or any(line.outcome == "oom" for line in answers.values())
+    def trial(self, knobs: dict[str, Any], untimed: int, steps: int, more: bool = False) -> dict[int, TrialLine] | None:
+        """Try a setting, or with `more` take further timed steps of the last one; return the ranks' lines.
 
-        return self._wait(over, lambda: self._answers[number])
+        One line suffices if an exception ended its process. `knobs` has every knob that a warm process turns.
+        """
+        order = TrialOrder(do=TRIAL, knobs=knobs, untimed=untimed, steps=steps, more=more)
+        return self._ask(order, self._trials)
 
     def end(self) -> None:
         """Order the end and wait until the run is over."""
@@ -90,11 +74,23 @@ class WarmProcess:
 
     def wait_for_end(self) -> Result:
         """Wait for the run's result and return it."""
-        self._wait(lambda: False, lambda: {})
+        self._wait(lambda: False)
         assert self.result is not None
         return self.result
 
-    def _wait(self, over: Callable[[], bool], lines: Callable[[], dict[int, ProbeLine]]) -> dict[int, ProbeLine] | None:
+    def _ask(self, order: ProbeOrder | TrialOrder, answers: dict[int, dict[int, L]]) -> dict[int, L] | None:
+        self._asked += 1
+        number = self._asked
+        self._control.write(order)
+
+        def over() -> bool:
+            lines = answers.get(number, {})
+            return len(lines) == len(self._tails) or any(line.ended_process for line in lines.values())
+
+        return answers[number] if self._wait(over) else None
+
+    def _wait(self, over: Callable[[], bool]) -> bool:
+        """Wait until `over`; False when the run ended before."""
         looked, end = 0.0, _End(self.directory)
         while True:
             # The result is looked at before the lines: all lines of an ended run are then there.
@@ -103,9 +99,9 @@ class WarmProcess:
                 self.result = end.result()
             self._read()
             if over():
-                return lines()
+                return True
             if self.result is not None:
-                return None
+                return False
             self._check()
             time.sleep(LOOK_EVERY_S)
 
@@ -114,10 +110,12 @@ class WarmProcess:
             for line in tail.new():
                 if line.kind == "started" and line.pid is not None:
                     self.pids.add(line.pid)
-                elif line.kind == "probing":
+                elif line.kind == "ready":
                     self._ready[rank] = line
-                elif line.kind == "probe" and line.number is not None:
-                    self._answers.setdefault(line.number, {})[rank] = line
+                elif isinstance(line, ProbeLine) and line.number is not None:
+                    self._probes.setdefault(line.number, {})[rank] = line
+                elif isinstance(line, TrialLine) and line.number is not None:
+                    self._trials.setdefault(line.number, {})[rank] = line
 
 
 def wait_for_result(directory: Path, check: Callable[[], None]) -> Result:

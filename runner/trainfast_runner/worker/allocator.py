@@ -19,6 +19,9 @@ STRICT_BYTES = 128 << 10
 ORDINARY_MMAP_BYTES = 32 << 20
 """The most that glibc's own threshold grows to on 64 bits (DEFAULT_MMAP_THRESHOLD_MAX, malloc.c)."""
 ORDINARY_TRIM_BYTES = 256 << 20
+LARGEST_WITHHELD_BYTES = 1 << 30
+SIZE_FIELD_BYTES, IS_MMAPPED = ctypes.sizeof(ctypes.c_size_t), 0x2
+"""A block's size and flags stand in the word before it (struct malloc_chunk, malloc.c)."""
 STRICT, ORDINARY, KEPT = "strict", "ordinary", "kept"
 
 
@@ -44,6 +47,10 @@ class Allocator:
         self.name = _name(self._library)
         self.kept_because = _kept_because(self.name, environment)
         self.thresholds = ORDINARY if self.kept_because is None else KEPT
+        self._library.malloc.restype = ctypes.c_void_p
+        self._library.malloc.argtypes = [ctypes.c_size_t]
+        self._library.free.argtypes = [ctypes.c_void_p]
+        self._withheld: list[int] = []
 
     def strict(self) -> None:
         """Return freed blocks of 128 KiB and more to the kernel at once; use one arena, so that heaps stay together."""
@@ -51,7 +58,28 @@ class Allocator:
 
     def ordinary(self) -> None:
         """Keep freed blocks for the next step, as glibc does by default after a process has freed large ones."""
+        while self._withheld:
+            self._library.free(self._withheld.pop())
         self._set(ORDINARY, ((M_MMAP_THRESHOLD, ORDINARY_MMAP_BYTES), (M_TRIM_THRESHOLD, ORDINARY_TRIM_BYTES)))
+
+    def strict_again(self) -> None:
+        """Make a process strict that was ordinary: nothing of what it freed until now is resident or used again.
+
+        malloc takes a free block of the heap before it maps a new one, and would return neither that block nor its
+        parts: all such blocks are withheld, untouched, until `ordinary`.
+        """
+        if self.kept_because is not None:
+            return
+        self.strict()
+        self._library.malloc_trim(ctypes.c_size_t(0))
+        size = LARGEST_WITHHELD_BYTES
+        while size >= STRICT_BYTES:
+            block = self._library.malloc(size)
+            if block and not ctypes.c_size_t.from_address(block - SIZE_FIELD_BYTES).value & IS_MMAPPED:
+                self._withheld.append(block)
+            else:
+                self._library.free(block)
+                size //= 2
 
     def _set(self, thresholds: str, parameters: tuple[tuple[int, int], ...]) -> None:
         if self.kept_because is not None:

@@ -62,6 +62,8 @@ class StrategyEntry:
     """True if torch.compile works with it."""
     searched: bool = False
     """True if a batch search can give its ranks another batch size while they run."""
+    turned_warm: bool = False
+    """True if one process can train one setting after another with it."""
     trainer: bool = False
     """True if transformers' Trainer can be told to do the same."""
     accelerate: str | None = None
@@ -146,6 +148,8 @@ class EngineEntry:
     """Strategies it can run; empty for all."""
     compiles: bool = True
     """True if it obeys the `compile` knob."""
+    turned_warm: bool = False
+    """True if one process can train one setting after another with it."""
     fp16_on_cpu: bool = True
     """False if it silently trains in fp32 where fp16 is asked for on a CPU."""
     package: str | None = None
@@ -235,6 +239,7 @@ _STRATEGIES = (
         without_nccl="one GPU has nobody to talk to",
         compiles=True,
         searched=True,
+        turned_warm=True,
         trainer=True,
         accelerate="NO",
     ),
@@ -263,6 +268,7 @@ _STRATEGIES = (
         memory_rule="Replicated",
         compiles=True,
         searched=True,
+        turned_warm=True,
         trainer=True,
         accelerate="MULTI_GPU",
     ),
@@ -461,7 +467,7 @@ _ACCELERATE = EngineEntry(
     package="accelerate",
 )
 _ENGINES = (
-    EngineEntry(name="native", path="native:Native", what="the loop here"),
+    EngineEntry(name="native", path="native:Native", what="the loop here", turned_warm=True),
     _ACCELERATE,
     replace(
         _ACCELERATE,
@@ -513,3 +519,11 @@ def nearest_optimizer(entry: OptimizerEntry, strategy: StrategyEntry) -> str:
 def strategies_obeying(knob: str) -> tuple[str, ...]:
     """Names of the strategies that obey a knob of `StrategyEntry.knobs`."""
     return tuple(name for name, entry in STRATEGIES.items() if knob in entry.knobs)
+
+
+def turned_warm(strategy: str, engine: str, compile: str) -> bool:
+    """True if one process can train one setting after another with these.
+
+    Every compiled setting is another program, which warms nothing for the next.
+    """
+    return STRATEGIES[strategy].turned_warm and ENGINES[engine].turned_warm and compile == "off"

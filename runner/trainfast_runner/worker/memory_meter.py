@@ -17,8 +17,14 @@ RESERVE_BYTES = 16 << 20
 class MemoryMeter(Protocol):
     """Measures the peak of each phase of a step."""
 
-    def start(self) -> None:
-        """Take the baseline and set the limit. Called when everything but the training is in memory."""
+    def start(self, strict_steps: int | None) -> None:
+        """Take the baseline and set the limit. Called when everything but the training is in memory.
+
+        A process that trains several settings calls it before each. `strict_steps` is as for `HostMemoryMeter`.
+        """
+
+    def give_back(self) -> None:
+        """Give freed memory back, so that an earlier setting's is not in the next figures."""
 
     def boundary(self, phase: str) -> None:
         """End `phase`: note its peak and start the next one's."""
@@ -33,13 +39,11 @@ class MemoryMeter(Protocol):
         """Free memory for the last records. Called when the training is over, also after an error."""
 
 
-def make_memory_meter(
-    devices: list[torch.device], limit_bytes: int | None, allocator: Allocator, strict_steps: int | None
-) -> MemoryMeter:
-    """Make the meter of this process's devices; the last two arguments are those of `HostMemoryMeter`."""
+def make_memory_meter(devices: list[torch.device], limit_bytes: int | None, allocator: Allocator) -> MemoryMeter:
+    """Make the meter of this process's devices."""
     if devices[0].type == "cuda":
         return CudaMemoryMeter(devices, limit_bytes)
-    return HostMemoryMeter(limit_bytes, allocator, strict_steps)
+    return HostMemoryMeter(limit_bytes, allocator)
 
 
 NOT_MEASURED: dict[str, object] = {
@@ -71,10 +75,10 @@ class HostMemoryMeter:
     have ordinary thresholds and null fields, as all steps have under an allocator that is not ours to set.
     """
 
-    def __init__(self, limit_bytes: int | None, allocator: Allocator, strict_steps: int | None) -> None:
+    def __init__(self, limit_bytes: int | None, allocator: Allocator) -> None:
         self._limit_bytes = limit_bytes
         self._allocator = allocator
-        self._left = 0 if allocator.kept_because else strict_steps
+        self._left: int | None = 0
         self._baseline = 0
         self._files = 0
         self._peaks = dict.fromkeys(PHASES, 0)
@@ -83,11 +87,14 @@ class HostMemoryMeter:
         # Counted before the limit, never touched: freed to write the last records after an OOM.
         self._reserve: bytearray | None = bytearray(RESERVE_BYTES)
 
-    def start(self) -> None:
+    def start(self, strict_steps: int | None) -> None:
         """Start the thread pools and compute a large product first, so that their memory is in the baseline."""
-        warm = torch.ones(1024, 1024, requires_grad=True)
-        (warm @ warm).sum().backward()  # type: ignore[no-untyped-call]
-        del warm
+        if not self._baseline:
+            warm = torch.ones(1024, 1024, requires_grad=True)
+            (warm @ warm).sum().backward()  # type: ignore[no-untyped-call]
+            del warm
+        self._left = 0 if self._allocator.kept_because else strict_steps
+        self._peaks = dict.fromkeys(PHASES, 0)
         figures = self._read_status()
         self._baseline = figures["VmRSS"]
         self._files = figures["RssFile"]
@@ -96,6 +103,10 @@ class HostMemoryMeter:
         os.pwrite(self._clear_fd, b"5", 0)
         if self._left == 0:
             self._allocator.ordinary()
+
+    def give_back(self) -> None:
+        """Return what was freed to the kernel, and every block that is freed from now on."""
+        self._allocator.strict_again()
 
     def boundary(self, phase: str) -> None:
         """Read VmHWM and reset it, unless this step's memory is not measured."""
@@ -157,7 +168,7 @@ class CudaMemoryMeter:
         self._reserved = 0
         self._retries = 0
 
-    def start(self) -> None:
+    def start(self, strict_steps: int | None) -> None:
         """Cap the allocator and reset its peaks."""
         torch.cuda.set_device(self._devices[0])
         for device in self._devices:
@@ -165,6 +176,12 @@ class CudaMemoryMeter:
                 total = torch.cuda.get_device_properties(device).total_memory
                 torch.cuda.set_per_process_memory_fraction(min(1.0, self._limit_bytes / total), device)
             torch.cuda.reset_peak_memory_stats(device)
+
+    def give_back(self) -> None:
+        """Empty the allocator's cache."""
+        for device in self._devices:
+            torch.cuda.synchronize(device)
+        torch.cuda.empty_cache()
 
     def boundary(self, phase: str) -> None:
         """Read and reset the allocator's peaks, which are host counters: nothing waits for the device."""

@@ -6,18 +6,13 @@ The parent appends to `control.jsonl`. Every rank reads line n as the order of p
 
 from __future__ import annotations
 
-import fcntl
 import gc
-import json
-import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from .clock import StepTimes, make_clock
@@ -25,15 +20,12 @@ from .data.batches import Samples, batches_of
 from .data.samples import Batch
 from .limit_gauge import LimitGauge
 from .memory_meter import PHASES, MemoryMeter
-from .oom import is_out_of_memory
+from .orders import Orders
 from .recorder import StepRecorder
 from .spec import Knobs
 from .strategies import Strategy
-from .worker_log import WorkerLog, exception_chain
+from .worker_log import WorkerLog, chain_is_oom, exception_chain
 
-CONTROL_FILE = "control.jsonl"
-LOOK_EVERY_S = 0.02
-PARENT_EVERY_S = 1.0
 MOST_SKIPPED = 20
 """Most steps that a probe adds where fp16 skips updates: the scale falls from 65536 to 1 in 16."""
 
@@ -44,57 +36,6 @@ class SizeOrder:
 
     batch_size: int
     steps: int
-
-
-class ProbeOrders:
-    """The parent's orders, one line of `control.jsonl` for each probe.
-
-    The parent holds `search_lock` for as long as it lives, and nobody else writes here: once the lock is free no
-    further line comes, so all ranks read the same orders.
-    """
-
-    def __init__(self, control: Path, search_lock: Path) -> None:
-        self._control = control
-        self._search_lock = search_lock
-        self._taken = 0
-
-    def next(self) -> SizeOrder | None:
-        """Wait for the next order; None when the parent ends the search or is gone."""
-        looked = time.monotonic()
-        while True:
-            line = self._line()
-            if line is None and time.monotonic() - looked > PARENT_EVERY_S:
-                looked = time.monotonic()
-                if self._parent_is_gone():
-                    # It may have written its last line just before it died.
-                    line = self._line()
-                    if line is None:
-                        return None
-            if line is not None:
-                self._taken += 1
-                return SizeOrder(line["batch_size"], line["steps"]) if line["do"] == "probe" else None
-            time.sleep(LOOK_EVERY_S)
-
-    def _line(self) -> dict[str, Any] | None:
-        try:
-            lines = self._control.read_bytes().split(b"\n")[:-1]
-        except FileNotFoundError:
-            return None
-        found: dict[str, Any] | None = json.loads(lines[self._taken]) if len(lines) > self._taken else None
-        return found
-
-    def _parent_is_gone(self) -> bool:
-        try:
-            fd = os.open(self._search_lock, os.O_RDWR | os.O_CLOEXEC)
-        except OSError:
-            return True
-        try:
-            fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return False
-        finally:
-            os.close(fd)
-        return True
 
 
 class KeptSteps:
@@ -143,10 +84,11 @@ class Prober:
     log: WorkerLog
     write_actual: Callable[[], None]
 
-    def run(self, orders: ProbeOrders) -> None:
+    def run(self, orders: Orders) -> None:
         """Try sizes until there is no further order. Raises what a step raises, after recording how far it came."""
         number, retries = 0, 0
-        while (order := orders.next()) is not None:
+        while (line := orders.next()) is not None:
+            order = SizeOrder(line["batch_size"], line["steps"])
             number += 1
             self.forget_last_probe()
             known = {
@@ -207,10 +149,7 @@ class Prober:
     def forget_last_probe(self) -> None:
         """Empty the caches that the last size left, and begin new peaks."""
         gc.collect()
-        device = self.strategy.device
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)
-            torch.cuda.empty_cache()
+        self.memory.give_back()
         for phase in PHASES:
             self.memory.boundary(phase)
         self.memory.read()
@@ -221,7 +160,7 @@ class Prober:
         `known` are fields of the record, `reached` the phases that an earlier step of this size went through.
         """
         chain = exception_chain(error)
-        if not is_out_of_memory((f"{link['type']}: {link['message']}" for link in chain), self.gauge.is_low()):
+        if not chain_is_oom(chain, self.gauge.is_low()):
             return
         self.memory.release()
         fields: dict[str, Any] = {}
@@ -245,8 +184,3 @@ class Prober:
             room_after_bytes=available_after,
             **fields,
         )
-
-
-def orders_of(run_dir: Path, search_id: str) -> ProbeOrders:
-    """The orders of the search that this run belongs to: searches stand beside runs."""
-    return ProbeOrders(run_dir / CONTROL_FILE, run_dir.parent.parent / "searches" / search_id / "search.lock")

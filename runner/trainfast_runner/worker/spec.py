@@ -88,7 +88,8 @@ class RankSpec:
     cache_dir: Path
     memory_limit_bytes: int | None = None
     role: str | None = None
-    """`probe` in a process that tries batch sizes, `proof` in a search's confirmation run; None in any other."""
+    """`probe` in a process that tries batch sizes, `trial` in one that tries settings, `proof` in a batch search's
+    confirmation run; None in any other."""
     search_id: str | None = None
 
     @property
@@ -98,7 +99,7 @@ class RankSpec:
         None with a memory limit and in a batch search. 0 with fewer than two warm-up steps: optimizer states exist
         from step 2 on.
         """
-        if self.memory_limit_bytes is not None or self.role is not None:
+        if self.memory_limit_bytes is not None or self.role in ("probe", "proof"):
             return None
         return self.knobs.timing_warmup if self.knobs.timing_warmup >= 2 else 0
 
@@ -129,7 +130,8 @@ def read_spec(run_dir: Path, rank: int) -> RankSpec:
             f"data.kind={data.kind} cannot serve data.objective={data.objective}: jpeg goes with image-classification",
             "data.kind",
         )
-    limits = raw.get("memory_limit_bytes") or []
+    # A trial's speed is measured without the limit: under one, every step has strict malloc thresholds.
+    limits = (raw.get("memory_limit_bytes") or []) if raw.get("role") != "trial" else []
     return RankSpec(
         run_id=raw["run_id"],
         model=raw["model"],

@@ -8,7 +8,6 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -16,7 +15,6 @@ from torch import Tensor
 
 from .clock import StepTimes
 from .compilation import CompileWatch
-from .record_file import RecordFile, rank_suffix
 from .worker_log import WorkerLog
 
 
@@ -33,14 +31,14 @@ class _Pending:
 
 
 class StepLog:
-    """Appends to `steps.jsonl` (or this rank's). `add` takes a step that just ended and writes the one before it.
+    """Hands the record of each step to `write`. `add` takes a step that just ended and writes the one before it.
 
     `samples` and `tokens` are those of a step, tokens without padding; a function returns them for each step.
     """
 
     def __init__(
         self,
-        run_dir: Path,
+        write: Callable[[dict[str, Any]], object],
         log: WorkerLog,
         samples: int,
         tokens: int | Callable[[], int],
@@ -48,7 +46,7 @@ class StepLog:
         compile_watch: CompileWatch | None = None,
         initial_scale: float | None = None,
     ) -> None:
-        self._file = RecordFile(run_dir / f"steps{rank_suffix(log.rank)}.jsonl", complain=log.trouble)
+        self._write_record = write
         self._log = log
         self._samples = samples
         self._tokens = tokens
@@ -123,7 +121,7 @@ class StepLog:
             if self._scale is not None and scale[0] < self._scale:
                 self._log.write("overflow", step=record["step"], scale=scale[0])
             self._scale = scale[0]
-        self._file.write(record)
+        self._write_record(record)
 
 
 def _arrives(ready: Any, patience_s: float) -> bool:

@@ -17,10 +17,11 @@ STEP_LOG_PATIENCE_S = 1.0
 EXIT_SIGTERM = 128 + signal.SIGTERM
 
 
-def keep_last_step_on_sigterm(step_log: StepLog, log: WorkerLog, device: torch.device) -> None:
+def keep_last_step_on_sigterm(step_log: StepLog | None, log: WorkerLog, device: torch.device) -> None:
     """Handle SIGTERM in a thread, because the main thread may wait in a collective for a rank that is gone.
 
-    A new thread's device is the first GPU, where CUDA would make a context: the thread sets `device` first.
+    Without a step log no step is kept. A new thread's device is the first GPU, where CUDA would make a context: the
+    thread sets `device` first.
     """
     receiver, sender = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
     os.set_blocking(receiver, True)
@@ -31,7 +32,8 @@ def keep_last_step_on_sigterm(step_log: StepLog, log: WorkerLog, device: torch.d
             torch.cuda.set_device(device)
         while os.read(receiver, 1) != bytes([signal.SIGTERM]):
             pass
-        step_log.flush(patience_s=STEP_LOG_PATIENCE_S)
+        if step_log is not None:
+            step_log.flush(patience_s=STEP_LOG_PATIENCE_S)
         log.write("signal", signal="SIGTERM", phase=log.phase, step=log.step)
         leave(EXIT_SIGTERM)
 

@@ -70,10 +70,7 @@ class WorkerLog:
             message=chain[0]["message"],
             chain=chain,
             traceback=text[-TRACEBACK_CHARACTERS:],
-            is_oom=is_out_of_memory(
-                (f"{link['type']}: {link['message']}" for link in chain),
-                memory_is_low=self.available is not None and self.available.is_low,
-            ),
+            is_oom=chain_is_oom(chain, self.available is not None and self.available.is_low),
         )
 
 
@@ -89,3 +86,8 @@ def exception_chain(error: BaseException) -> list[dict[str, str]]:
         chain.append({"type": name, "message": str(link)[:2000]})
         link = link.__cause__ or (None if link.__suppress_context__ else link.__context__)
     return chain
+
+
+def chain_is_oom(chain: list[dict[str, str]], memory_is_low: bool) -> bool:
+    """True if any link of an exception chain reports an OOM; `memory_is_low` as for `is_out_of_memory`."""
+    return is_out_of_memory((f"{link['type']}: {link['message']}" for link in chain), memory_is_low)

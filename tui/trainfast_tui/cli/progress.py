@@ -11,10 +11,11 @@ from contextlib import closing
 from typing import Any, TextIO
 
 from trainfast_runner.records.run_file import SCHEMA
+from trainfast_runner.records.warm_process import batch_sizes
 from trainfast_runner.running.follower import RunSnapshot
 from trainfast_tui.cli.output import shown
 from trainfast_tui.live.figures import planned_steps, recent_figures, seconds_left
-from trainfast_tui.text.batch_search import probe_words
+from trainfast_tui.text.batch_search import warm_words
 from trainfast_tui.text.format import duration, milliseconds, number, per_second, plain, size, truncate
 from trainfast_tui.text.phases import STARTING
 
@@ -151,7 +152,7 @@ def status_line(snapshot: RunSnapshot, bar: Any = None) -> str:
     """Return state, step n of N, throughput, step time, loss, peak memory and time left."""
     parts = [_state_words(snapshot)]
     if snapshot.tried:
-        parts.append(probe_words(snapshot.tried))
+        parts.append(warm_words(snapshot.run.role if snapshot.run else None, batch_sizes(snapshot.tried)))
         return plain("  ".join(parts))
     total = planned_steps(snapshot)
     if snapshot.steps:

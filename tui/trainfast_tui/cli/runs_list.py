@@ -10,7 +10,7 @@ import time
 
 from trainfast_runner.errors import UserError, nearest
 from trainfast_runner.records.home import Home
-from trainfast_runner.records.run_file import PROBE, SCHEMA, STATES
+from trainfast_runner.records.run_file import PROBE, SCHEMA, STATES, TRIAL
 from trainfast_runner.running.history import RunRow, iter_rows
 from trainfast_runner.settings import presets
 from trainfast_tui.cli.output import print_json, print_line, print_table, terminal_width
@@ -22,7 +22,7 @@ def add(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
     parser.add_argument("--state", help="only runs in this state: running, finished, oom, failed, ...")
     parser.add_argument("--preset", help="only runs of this preset, NAME or NAME/VARIANT")
-    parser.add_argument("--probes", action="store_true", help="also the processes in which searches tried batch sizes")
+    parser.add_argument("--probes", action="store_true", help="also the processes in which searches tried settings")
     parser.add_argument("-n", type=int, metavar="N", help="only the newest N")
     parser.add_argument("--json", action="store_true", help="print {schema, runs[...]}")
 
@@ -86,7 +86,7 @@ def _cells(row: RunRow) -> list[str]:
     if row.started_wall_ns is not None:
         started = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(row.started_wall_ns / 1e9))
     notes = [
-        "a search's probe" if row.role == PROBE else "",
+        {PROBE: "a search's probe", TRIAL: "a search's trials"}.get(row.role or "", ""),
         "unsupervised" if row.supervised is False else "",
         "synthetic data" if row.synthetic_data else "",
         "speed under strict malloc thresholds" if row.measured_under else "",

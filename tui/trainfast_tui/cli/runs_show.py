@@ -7,7 +7,7 @@ from pathlib import Path
 
 from trainfast_runner.records.home import Home, read_result, read_run_file
 from trainfast_runner.records.result import Result
-from trainfast_runner.records.run_file import PROBE, RunFile
+from trainfast_runner.records.run_file import WARM_ROLES, RunFile
 from trainfast_runner.results.bottleneck.joined_steps import as_record, joined_steps
 from trainfast_runner.results.explained_run import explained_now
 from trainfast_runner.running.follower import Follower
@@ -78,7 +78,7 @@ def _print_steps(directory: Path, as_json: bool) -> None:
 
 def _settings(result: Result, run: RunFile | None) -> str:
     """Return the overrides; results of older versions have them only in `run.json`."""
-    if result.role == PROBE:
+    if result.role in WARM_ROLES:
         return f"its search: {result.search_id or 'not on record'}"
     changed = result.changed or (run.changes() if run is not None else {})
     return f"settings: {plain(' '.join(settings(changed)))}" if changed else "settings: as the preset sets them"

@@ -6,11 +6,11 @@ from collections.abc import Iterator
 
 from trainfast_runner.machine.devices import cpu_has_fp16
 from trainfast_runner.records.result import Cpu, Flops, Result, Thinning
-from trainfast_runner.records.run_file import PROBE, SCHEMA
+from trainfast_runner.records.run_file import SCHEMA, WARM_ROLES
 from trainfast_runner.results.bottleneck.doubts import doubts, marks, watched_words
 from trainfast_tui.cli.diagnosis import verdicts
 from trainfast_tui.text import oom
-from trainfast_tui.text.batch_search import probe_words
+from trainfast_tui.text.batch_search import warm_words
 from trainfast_tui.text.format import (
     ABSENT,
     against_prediction,
@@ -45,7 +45,7 @@ def lines(result: Result) -> list[str]:
 def headline(result: Result) -> str:
     """Return the run's id, its end and the reason."""
     reason = f": {plain(result.reason)}" if result.reason and result.state != "finished" else ""
-    role = f"{probe_words(result.tried)}: " if result.role == PROBE else ""
+    role = f"{warm_words(result.role, result.tried)}: " if result.role in WARM_ROLES else ""
     return f"{result.run_id}  {result.name}  {role}{result.state.replace('_', ' ')}{reason}"
 
 
@@ -110,7 +110,7 @@ def _figures(result: Result) -> Iterator[tuple[str, str]]:
         yield "peak memory", f"{size(memory.peak_allocated_bytes)} allocated{reserved}{device}{whole}"
     elif memory.not_measured_because is not None:
         yield "peak memory", f"not measured: {plain(memory.not_measured_because)}"
-    if memory.predicted_bytes is not None and result.role != PROBE:
+    if memory.predicted_bytes is not None and result.role not in WARM_ROLES:
         label = "" if memory.peak_allocated_bytes is not None else "peak memory"
         yield label, against_prediction(memory.peak_allocated_bytes, memory.predicted_bytes)
     if result.flops.model_tflops_per_device is not None:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from trainfast_runner.errors import UserError
 from trainfast_runner.records.home import Home
-from trainfast_runner.records.run_file import PROBE
+from trainfast_runner.records.run_file import WARM_ROLES
 from trainfast_tui.control.messages import RunsCompared
 
 if TYPE_CHECKING:
@@ -30,8 +30,8 @@ def compared_with_previous(home: Home, run_id: str) -> RunsCompared:
     ended: Result | None = None
     for other in (*reversed(before), *reversed(after)):
         result = settle(home.directory(other))
-        if result is not None and result.role == PROBE:
-            continue  # it tried sizes, and trained at none of them
+        if result is not None and result.role in WARM_ROLES:
+            continue  # it tried settings, and trained none of them
         ended = ended or result
         if result is not None and result.state == "finished":
             ended = result

@@ -8,7 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from trainfast_runner.errors import UserError
-from trainfast_runner.records.run_file import PROBE
+from trainfast_runner.records.run_file import WARM_ROLES
 from trainfast_tui.control.background import in_background
 from trainfast_tui.control.messages import OomExplained, Post
 from trainfast_tui.text.oom import out_of_memory
@@ -44,9 +44,9 @@ class OomExplainer:
     def look(self, run: RunSnapshot | None, *, may_trace: bool) -> None:
         """Explain this run if it ran out of memory; give up the trace under way if it may not go on.
 
-        Nothing is traced for a search's probe, which needs no change.
+        Nothing is traced for a search's warm process, which needs no change.
         """
-        is_oom = run is not None and run.state == "oom" and run.run is not None and run.run.role != PROBE
+        is_oom = run is not None and run.state == "oom" and run.run is not None and run.run.role not in WARM_ROLES
         if not may_trace or not is_oom:
             self.stop()
         elif run is not None and run.run_id != self._of:

@@ -9,7 +9,7 @@ from textual.app import ComposeResult
 
 from trainfast_runner.errors import UserError
 from trainfast_runner.records.home import Home, is_alive
-from trainfast_runner.records.run_file import PROBE
+from trainfast_runner.records.run_file import WARM_ROLES
 from trainfast_runner.records.state_words import state_words
 from trainfast_runner.running.history import RunRow, iter_rows, row_of
 from trainfast_tui.control.background import in_background
@@ -80,7 +80,7 @@ class RunsScreen(AppScreen):
         self._is_listing, self._is_listed = False, True
         if rows != self._known or not self._known:
             self._known = rows
-            self._rows = [row for row in rows if row.role != PROBE]
+            self._rows = [row for row in rows if row.role not in WARM_ROLES]
             self._show()
 
     def _look_again(self) -> None:

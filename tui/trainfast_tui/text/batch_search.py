@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from trainfast_runner.errors import UserError
+from trainfast_runner.records.run_file import TRIAL
 from trainfast_tui.text import format as fmt
 from trainfast_tui.text.cooling import cooling_words
 
@@ -133,8 +134,10 @@ def _under_way(search: SearchSnapshot) -> str:
     return "this confirmation run" if search.next.action == "prove" else "this probe"
 
 
-def probe_words(tried: Sequence[int]) -> str:
-    """Name a probe by the batch sizes it tried, the newest last: `a search's probe at batch_size 62, after 7`."""
+def warm_words(role: str | None, tried: Sequence[int]) -> str:
+    """Name a warm process by what it tried: `a search's probe at batch_size 62, after 7`."""
+    if role == TRIAL:
+        return "a search's trial of a setting" if len(tried) == 1 else f"a search's trials of {len(tried)} settings"
     if not tried:
         return "a search's probe"
     *before, last = (f"{batch:,}" for batch in tried)

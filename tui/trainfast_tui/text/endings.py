@@ -6,10 +6,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from trainfast_runner.records.result import OomChange, OomExplanation
-from trainfast_runner.records.run_file import PROBE
+from trainfast_runner.records.run_file import WARM_ROLES
+from trainfast_runner.records.warm_process import batch_sizes
 from trainfast_tui.text import format as fmt
 from trainfast_tui.text import oom
-from trainfast_tui.text.batch_search import probe_words
+from trainfast_tui.text.batch_search import warm_words
 
 if TYPE_CHECKING:
     from trainfast_runner.running.follower import RunSnapshot
@@ -50,8 +51,8 @@ def ending(run: RunSnapshot, traced: OomExplanation | None = None, to_trace: int
     kept = "Its steps are kept. " if run.steps else ""
     last_words = tuple(line for line in run.log if line.strip())[-LOG_LINES:]
     match run.state:
-        case "finished" if _is_probe(run):
-            return Ending(f"{probe_words(run.tried)}: ended", "success", run.reason, advice=_SEARCH)
+        case "finished" if _is_warm(run):
+            return Ending(f"{_warm_words(run)}: ended", "success", run.reason, advice=_SEARCH)
         case "finished":
             advice = "Turn a knob and press r to see what it does; c compares with the run before."
             return Ending("finished", "success", run.reason, advice=advice)
@@ -86,9 +87,9 @@ def _oom(run: RunSnapshot, traced: OomExplanation | None, to_trace: int) -> Endi
         reason = ""
     elif run.run is not None and run.run.memory_limit_bytes:
         reason = f"{reason.rstrip('.')}. The limit was {fmt.size(min(run.run.memory_limit_bytes))} a rank."
-    changes = () if found is None or _is_probe(run) else tuple(found.changes)
-    if _is_probe(run):
-        headline, tone, advice = f"{probe_words(run.tried)}: out of memory", "warning", _SEARCH
+    changes = () if found is None or _is_warm(run) else tuple(found.changes)
+    if _is_warm(run):
+        headline, tone, advice = f"{_warm_words(run)}: out of memory", "warning", _SEARCH
     else:
         headline, tone, advice = "out of memory", "error", "" if changes else "r runs again."
     return Ending(f"{headline}{_where(run)}", tone, reason, changes, advice=advice, facts=tuple(facts))
@@ -97,14 +98,18 @@ def _oom(run: RunSnapshot, traced: OomExplanation | None, to_trace: int) -> Endi
 def explained(run: RunSnapshot) -> OomExplanation | None:
     """Return the explanation of the out-of-memory error, from the result if it has one."""
     # Results of older versions explain a probe by the preset's batch.
-    if run.result is not None and run.result.oom is not None and (run.result.tried or not _is_probe(run)):
+    if run.result is not None and run.result.oom is not None and (run.result.tried or not _is_warm(run)):
         return run.result.oom
     died = oom.out_of_memory(run)
     return None if died is None else died.explained(lambda spec: None)
 
 
-def _is_probe(run: RunSnapshot) -> bool:
-    return run.run is not None and run.run.role == PROBE
+def _is_warm(run: RunSnapshot) -> bool:
+    return run.run is not None and run.run.role in WARM_ROLES
+
+
+def _warm_words(run: RunSnapshot) -> str:
+    return warm_words(run.run.role if run.run is not None else None, batch_sizes(run.tried))
 
 
 def _where(run: RunSnapshot) -> str:

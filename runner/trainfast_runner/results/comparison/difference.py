@@ -21,7 +21,7 @@ from typing import Any
 
 from trainfast_runner.machine.cpu.device_names import CPU, cpu_processes
 from trainfast_runner.records.result import Result
-from trainfast_runner.records.run_file import PROBE
+from trainfast_runner.records.run_file import PROBE, WARM_ROLES
 from trainfast_runner.records.state_words import state_words
 from trainfast_runner.results.bottleneck.doubts import doubts, watched_words
 from trainfast_runner.results.comparison.conditions import ConditionRow, compared_conditions
@@ -270,6 +270,8 @@ def _notes(a: Result, b: Result) -> Iterator[str]:
         if result.role == PROBE:
             tried = ", ".join(map(str, result.tried)) or "not on record"
             yield f"{result.run_id} is a search's probe, which tried one batch_size after another: {tried}"
+        elif result.role in WARM_ROLES:
+            yield f"{result.run_id} tried {len(result.tried)} settings for a search, one after another"
         if result.measured_under is not None:
             yield f"speed is not comparable: that of {result.run_id} was measured under {result.measured_under}"
         if result.state != "finished":

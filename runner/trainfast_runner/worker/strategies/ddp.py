@@ -64,7 +64,12 @@ class DataParallel(Single):
 
 
 def join_group(device: torch.device) -> None:
-    """Join the group of all ranks that torchrun describes in the environment, by NCCL, or by gloo on CPU."""
+    """Join the group of all ranks that torchrun describes in the environment, by NCCL, or by gloo on CPU.
+
+    Does nothing in a process that has joined it for an earlier setting.
+    """
+    if dist.is_initialized():
+        return
     if device.type == "cuda":
         dist.init_process_group("nccl", device_id=device)
         return

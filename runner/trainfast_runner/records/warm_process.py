@@ -1,0 +1,122 @@
+"""The lines between a search and its warm process: orders in `control.jsonl`, answers in `worker.jsonl`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from trainfast_runner.records.json_lines import read_all
+from trainfast_runner.records.run_file import PROBE, TRIAL, WARM_ROLES, Count
+
+
+class ProbeOrder(msgspec.Struct, frozen=True, kw_only=True):
+    """An order: `do` is probe (so many optimizer `steps` at this batch size) or end."""
+
+    do: str
+    batch_size: int = 0
+    steps: int = 0
+
+
+class TrialOrder(msgspec.Struct, frozen=True, kw_only=True):
+    """An order to try the values of `knobs`; `do` is trial.
+
+    A trial takes `untimed` steps, whose memory is measured, and then `steps` whose time is. With `more` the last trial
+    goes on with further timed steps and no untimed ones.
+    """
+
+    do: str
+    knobs: dict[str, Any] = {}
+    untimed: int = 2
+    steps: int = 4
+    more: bool = False
+
+
+def settings_tried(control: Path, role: str | None) -> list[dict[str, Any]]:
+    """Knobs of each setting that a warm process was ordered to try, oldest first; empty for a run of another role.
+
+    An order is written before the process begins it, so the process ended at the last one.
+    """
+    if role not in WARM_ROLES:
+        return []
+    try:
+        if role == PROBE:
+            sizes, _ = read_all(control, ProbeOrder)
+            return [{"batch_size": order.batch_size} for order in sizes if order.do == PROBE]
+        trials, _ = read_all(control, TrialOrder)
+    except OSError:
+        return []
+    return [order.knobs for order in trials if order.do == TRIAL and not order.more]
+
+
+def batch_sizes(tried: Iterable[Mapping[str, Any]]) -> list[int]:
+    """The batch size of each setting that a warm process tried."""
+    return [setting["batch_size"] for setting in tried if "batch_size" in setting]
+
+
+class WarmLine(msgspec.Struct, frozen=True, kw_only=True):
+    """A rank's line: of kind ready (for orders), started, or the answer to the order of this `number` (from 1)."""
+
+    t_ns: Count
+    kind: str
+    pid: Count | None = None
+    number: int | None = None
+    outcome: str | None = None
+    rank: int | None = None
+    phase: str | None = None
+    """The phase in which an exception ended the process; None without one."""
+    message: str | None = None
+    seconds: float | None = None
+    samples: Count | None = None
+    step_ms: list[float] = []
+    peak_allocated_bytes: Count | None = None
+    peak_reserved_bytes: Count | None = None
+    room_bytes: Count | None = None
+
+    @property
+    def ended_process(self) -> bool:
+        """True if the process ended with this answer, as by an OOM: other ranks may not answer."""
+        return self.number is not None and self.phase is not None
+
+
+class ProbeLine(WarmLine, frozen=True, kw_only=True):
+    """A rank's answer to a `ProbeOrder`. `outcome` is fits or oom."""
+
+    phase_peaks: dict[str, int] = {}
+    limit_peak_bytes: Count | None = None
+    room_after_bytes: Count | None = None
+    alloc_retries: Count | None = None
+
+
+class TrialLine(WarmLine, frozen=True, kw_only=True):
+    """A rank's answer to a `TrialOrder`. `outcome` is measured, oom or failed.
+
+    `samples` and `tokens` are this rank's in one step (tokens the mean, without padding), `step_ms` and `losses` those
+    of the timed steps, None for a loss that is not finite. Peaks are those of the untimed steps on a CPU, of all steps
+    on a GPU; None for `more` steps on a CPU, and under malloc settings of the user's own. `switch_s` is the time from
+    the order to the first step, `seconds` the time to the answer.
+    """
+
+    tokens: Count | None = None
+    untimed_ms: list[float] = []
+    switch_s: float | None = None
+    losses: list[float | None] = []
+    loss_not_finite: bool = False
+
+
+class WarmLines:
+    """Decodes a rank's lines by their kind."""
+
+    def __init__(self) -> None:
+        self._any = msgspec.json.Decoder(WarmLine)
+        self._probe = msgspec.json.Decoder(ProbeLine)
+        self._trial = msgspec.json.Decoder(TrialLine)
+
+    def decode(self, line: bytes, /) -> WarmLine:
+        """Return the typed line. Raises msgspec.DecodeError for a damaged one."""
+        found = self._any.decode(line)
+        if found.kind == PROBE:
+            return self._probe.decode(line)
+        return self._trial.decode(line) if found.kind == TRIAL else found

@@ -1,0 +1,91 @@
+"""Everything that the training steps of one setting use: strategy, engine, loader, model and optimizer."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from .build import attention_of, attention_reason, build_model
+from .compilation import CompileWatch, unwrap
+from .data.batches import Samples, batches_of, mean_tokens
+from .data.samples import Batch
+from .data.whole_texts import CountedBatches, WholeTexts
+from .engines import make_engine
+from .flops import flops_per_sample
+from .objective import Objective
+from .observe import ComputeDtype, actual_fields
+from .optimizer import import_optimizer_code
+from .sdpa_backend import SdpaBackend
+from .spec import RankSpec
+from .step_log import StepLog
+from .strategies import make_strategy
+from .worker_log import WorkerLog
+
+
+class TrainState:
+    """The parts that the knobs of `spec` name; a model from `build` on."""
+
+    def __init__(self, spec: RankSpec, config: Any, device: torch.device) -> None:
+        """Make strategy and engine. Raises InvalidInput for what they cannot do."""
+        import_optimizer_code(spec.knobs.optimizer)
+        self.strategy = make_strategy(spec.knobs, device)
+        # One process loads for all of its devices.
+        self.knobs = replace(spec.knobs, batch_size=spec.knobs.batch_size * self.strategy.slices)
+        self.engine = make_engine(self.knobs, self.strategy, Objective(spec.data.objective))
+        self.batches: Iterator[Batch] = iter(())
+        self._spec = replace(spec, knobs=self.knobs)
+        self._config = config
+        self._device = device
+
+    def load(self, samples: Samples, steps: int, begin_loader: Callable[[int], None] | None) -> None:
+        """Start the loader for so many steps; `begin_loader` as for `batches_of`."""
+        knobs = replace(self.knobs, steps=steps)
+        self.batches = batches_of(samples, knobs, self.strategy.rank, self.strategy.ranks, begin_loader)
+        if isinstance(samples, WholeTexts):
+            self.batches = CountedBatches(self.batches)
+
+    def build(self, samples: Samples) -> None:
+        """Build the model, and wrap it with its optimizer."""
+        objective = self._spec.data.objective
+        # Padding is no progress: only the tokens of the texts count.
+        self._tokens = round(mean_tokens(samples, self._config, self._spec))
+        # transformers notes dtype and attention in the configuration that it is given.
+        self.model = build_model(copy.deepcopy(self._config), objective, self.knobs, self._device)
+        # Counted before the strategy cuts the model into pieces; shapes are enough, there are no weights yet.
+        self._flops = flops_per_sample(self.model, objective, self._tokens, self.knobs.checkpointing)
+        self.engine.prepare(self.model)
+        # Weights are the same on every rank; dropout is not.
+        torch.manual_seed(self.knobs.seed + self.strategy.dropout_rank)
+        module, _ = self.engine.live()
+        self._is_compiled = module is not unwrap(module)
+        self._compute_dtype = ComputeDtype(module, self._is_compiled)
+        self._sdpa = SdpaBackend(attention_of(self.model) == "sdpa" and not self._is_compiled)
+
+    def step_log(self, write: Callable[[dict[str, Any]], object], log: WorkerLog, timing_warmup: int) -> StepLog:
+        """Make the log of the next steps, the first `timing_warmup` of them warm-up; `write` gets each record."""
+        samples = self.knobs.batch_size * self.knobs.grad_accum
+        return StepLog(
+            write,
+            log,
+            samples,
+            self.batches.take_tokens if isinstance(self.batches, CountedBatches) else samples * self._tokens,
+            timing_warmup,
+            CompileWatch() if self._is_compiled else None,
+            self.strategy.precision.initial_scale(),
+        )
+
+    def write_actual(self, log: WorkerLog) -> None:
+        """Record what really runs, read from the live objects."""
+        log.write(
+            "actual",
+            engine=self.engine.name,
+            sdpa_backend=self._sdpa.name,
+            attention_reason=attention_reason(self.model, self.knobs),
+            **actual_fields(
+                self.model, *self.engine.live(), self.strategy, self._device, self._compute_dtype.name, self._flops
+            ),
+        )

@@ -1,0 +1,184 @@
+"""A warm process that tries settings: imports, data and process group are paid once, and the parent orders the trials.
+
+Each trial builds a model of its own and takes its steps as a run does, so that its figures are a run's. Every rank
+reads line n of `control.jsonl` as the order of trial n and writes a `trial` record. No rank decides anything. An
+exception ends the process, as in any run.
+"""
+
+from __future__ import annotations
+
+import gc
+import math
+import multiprocessing
+import os
+import statistics
+import time
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any
+
+import torch
+
+from .allocator import begin_loader
+from .available_memory import available_memory
+from .catalog import turned_warm
+from .clock import make_clock
+from .data.batches import Samples
+from .invalid import InvalidInput
+from .memory_meter import MemoryMeter
+from .orders import Orders
+from .recorder import StepRecorder
+from .spec import RankSpec
+from .train_state import TrainState
+from .worker_log import WorkerLog, chain_is_oom, exception_chain
+
+MOST_STEPS = 1_000_000
+"""Length of a trial's loader: `more` steps may be ordered again and again."""
+PARENT_EVERY_S = 1.0
+
+
+@dataclass(frozen=True)
+class SettingOrder:
+    """One trial: `untimed` steps whose memory is measured, then `steps` whose time is.
+
+    With `more` the last trial's setting takes further timed steps, and `knobs` and `untimed` are ignored.
+    """
+
+    knobs: dict[str, Any]
+    untimed: int
+    steps: int
+    more: bool = False
+
+
+class HeldLoader:
+    """Holds a trial's loader processes back until its steps begin.
+
+    With the head start of a model's build a slow loader would look fast for as long as a trial takes.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._is_on_cpu = device.type == "cpu"
+        self._released = multiprocessing.Event()
+
+    def begin(self, number: int) -> None:
+        """Wait in a loader process until `release`; end it if the training process is gone."""
+        parent = multiprocessing.parent_process()
+        while not self._released.wait(PARENT_EVERY_S):
+            if parent is not None and not parent.is_alive():
+                os._exit(0)
+        if self._is_on_cpu:
+            begin_loader(number)
+
+    def release(self) -> None:
+        """Let the loader processes load."""
+        self._released.set()
+
+
+@dataclass
+class Trials:
+    """Tries settings one after the other in this process."""
+
+    spec: RankSpec
+    config: Any
+    device: torch.device
+    samples: Samples
+    memory: MemoryMeter
+    log: WorkerLog
+    _state: TrainState | None = field(default=None, init=False)
+
+    def run(self, orders: Orders) -> None:
+        """Take trials until there is no further order. Raises what a trial raises, after recording it."""
+        number = 0
+        while (line := orders.next()) is not None:
+            number += 1
+            began = time.monotonic()
+            try:
+                fields = self._take(SettingOrder(line["knobs"], line["untimed"], line["steps"], line["more"]))
+            except Exception as error:
+                self._record_failure(error, number, time.monotonic() - began)
+                raise
+            self.log.write("trial", number=number, rank=self.log.rank, seconds=time.monotonic() - began, **fields)
+
+    def _take(self, order: SettingOrder) -> dict[str, Any]:
+        """Take the steps of one order and return the fields of its record."""
+        began = time.monotonic()
+        state, untimed = (self._continued(), 0) if order.more else (self._turned(order), order.untimed)
+        records: list[dict[str, Any]] = []
+        step_log = state.step_log(records.append, self.log, untimed)
+        write_actual = None if order.more else partial(state.write_actual, self.log)
+        recorder = StepRecorder(make_clock(self.device), self.memory, step_log, self.log, write_actual)
+        switch_s = time.monotonic() - began
+        state.engine.train(replace(state.knobs, steps=untimed + order.steps), state.batches, recorder)
+        step_log.flush()
+        return {"switch_s": switch_s, **fields_of(records)}
+
+    def _continued(self) -> TrainState:
+        """Return the last trial's setting once all ranks have read the order for more steps."""
+        if self._state is None:
+            raise ValueError("more steps were ordered before any trial")
+        # They read it up to 20 ms apart, and the first timed step would be that much longer.
+        self._state.strategy.all_reduce(torch.zeros((), device=self.device))
+        return self._state
+
+    def _turned(self, order: SettingOrder) -> TrainState:
+        """Let go of the last setting and build the next one. Raises InvalidInput for one that needs a new process."""
+        knobs = replace(self.spec.knobs, **order.knobs)
+        if self._state is not None and not turned_warm(knobs.strategy, knobs.engine, knobs.compile):
+            raise InvalidInput(
+                f"strategy={knobs.strategy}, engine={knobs.engine}, compile={knobs.compile}: a process tries one"
+                " setting of these",
+                "strategy",
+            )
+        self.log.enter("model", " ".join(f"{name}={value}" for name, value in order.knobs.items()))
+        self._state = None
+        gc.collect()
+        self.memory.give_back()
+        self._state = state = TrainState(replace(self.spec, knobs=knobs), self.config, self.device)
+        loader = HeldLoader(self.device)
+        state.load(self.samples, MOST_STEPS, loader.begin)
+        state.strategy.start()
+        self.memory.start(order.untimed)
+        state.build(self.samples)
+        loader.release()
+        self.log.enter("train")
+        return state
+
+    def _record_failure(self, error: Exception, number: int, seconds: float) -> None:
+        """Write the `trial` record of a trial that ends the process. Asks no other rank."""
+        self.memory.release()
+        chain = exception_chain(error)
+        available = available_memory([self.device], None)
+        is_oom = chain_is_oom(chain, available is not None and available.is_low)
+        self.log.write(
+            "trial",
+            number=number,
+            rank=self.log.rank,
+            outcome="oom" if is_oom else "failed",
+            phase=self.log.phase,
+            message=chain[0]["message"],
+            seconds=seconds,
+        )
+
+
+def fields_of(records: list[dict[str, Any]]) -> dict[str, Any]:
+    """Fields of a `trial` record from the records of its steps; those of warm-up and those that compiled are untimed.
+
+    Peaks are the highest of all steps that have one, and None without any.
+    """
+    timed = [record for record in records if not record["warmup"]]
+    broken = next((record for record in records if not math.isfinite(record["loss"])), None)
+    peaks = {
+        name: max((record[name] for record in records if record[name] is not None), default=None)
+        for name in ("peak_allocated_bytes", "peak_reserved_bytes")
+    }
+    return {
+        "outcome": "measured" if broken is None else "failed",
+        "message": None if broken is None else f"the loss of step {broken['step']} is not finite",
+        "loss_not_finite": broken is not None,
+        "samples": records[-1]["samples"],
+        "tokens": round(statistics.fmean(record["tokens"] for record in timed or records)),
+        "step_ms": [record["step_ms"] for record in timed],
+        "untimed_ms": [record["step_ms"] for record in records if record["warmup"]],
+        "losses": [record["loss"] for record in timed],
+        **peaks,
+    }

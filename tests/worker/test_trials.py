@@ -1,0 +1,282 @@
+"""A warm process that tries settings: real processes under the real supervisor, ordered as a search orders them."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import resource
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.data import DataLoader, Dataset
+
+from trainfast_runner.records.home import Home
+from trainfast_runner.records.result import Result
+from trainfast_runner.records.run_records import read_records
+from trainfast_runner.records.search_directories import exclusive
+from trainfast_runner.records.warm_process import TrialLine
+from trainfast_runner.running import launch
+from trainfast_runner.running.planning import plan_run
+from trainfast_runner.search.processes import WarmProcess, end_run, wait_for_result
+from trainfast_runner.search.searches import new_search
+from trainfast_runner.settings.spec import resolve
+from trainfast_runner.worker.catalog import turned_warm
+from trainfast_runner.worker.trials import HeldLoader, fields_of
+
+SMALL = (
+    *("data.kind=random", "model.hidden_size=64", "model.num_hidden_layers=2", "model.vocab_size=1024"),
+    *("seq_len=64", "lr=1e-3"),
+)
+AS_FIRST: dict[str, Any] = {
+    "batch_size": 8,
+    "grad_accum": 1,
+    "workers": 0,
+    "prefetch": 2,
+    "checkpointing": "off",
+    "optimizer": "adamw",
+    "precision": "fp32",
+    "attention": "sdpa",
+}
+FIRST_RAN = {
+    "optimizer": "AdamW",
+    "optimizer_implementation": "loop",
+    "compute_dtype": "float32",
+    "attention": "sdpa",
+    "checkpointing": "off",
+    "loader_workers_alive": 0,
+}
+TURNS: tuple[tuple[dict[str, Any], dict[str, Any]], ...] = (
+    ({}, {}),
+    ({"optimizer": "sgd"}, {"optimizer": "SGD", "optimizer_implementation": None}),
+    ({"optimizer": "adamw-fused"}, {"optimizer_implementation": "fused"}),
+    ({"precision": "bf16"}, {"compute_dtype": "bfloat16"}),
+    ({"attention": "eager"}, {"attention": "eager"}),
+    ({"checkpointing": "full"}, {"checkpointing": "full"}),
+    ({"workers": 2, "prefetch": 1}, {"loader_workers_alive": 2}),
+    ({"batch_size": 2, "grad_accum": 4}, {}),
+    ({"precision": "tf32"}, {}),
+    ({}, {}),
+)
+"""Turned knobs, and what of the live objects they change."""
+
+Start = Callable[..., WarmProcess]
+Train = Callable[..., tuple[Path, Result]]
+
+
+@pytest.fixture
+def home(tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> Home:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(cache))
+    return Home(tmp_path / "home")
+
+
+@pytest.fixture
+def start(home: Home) -> Iterator[Start]:
+    """Start a process that tries settings, as the conductor of a search does, and wait until it is ready."""
+    with ExitStack() as held:
+
+        def started(*settings: str) -> WarmProcess:
+            home.ready()
+            search = new_search(home, "trials")
+            assert held.enter_context(exclusive(search))
+            plan = plan_run(resolve("tiny-llama", [*SMALL, *settings]))
+            directory = launch.start(replace(plan, role="trial", search_id=search.name), home)
+            held.callback(end_run, directory)
+            process = WarmProcess(directory, plan.world_size, lambda: None)
+            assert process.ready(), process.result
+            return process
+
+        yield started
+
+
+@pytest.fixture
+def train(home: Home) -> Train:
+    """Train in a fresh process; returns the run's directory and result."""
+
+    def trained(*settings: str, **knobs: Any) -> tuple[Path, Result]:
+        asked = [*SMALL, *settings, *(f"{name}={value}" for name, value in knobs.items())]
+        directory = launch.start(plan_run(resolve("tiny-llama", asked)), home)
+        return directory, wait_for_result(directory, lambda: None)
+
+    return trained
+
+
+def turn(process: WarmProcess, more: bool = False, **knobs: Any) -> dict[int, TrialLine]:
+    answers = process.trial({**AS_FIRST, **knobs}, untimed=2, steps=3, more=more)
+    assert answers is not None, process.result
+    return answers
+
+
+def what_ran(process: WarmProcess, rank: int = 0) -> list[dict[str, Any]]:
+    """The `actual` records, one a trial."""
+    name = "worker.jsonl" if rank == 0 else f"worker.rank{rank}.jsonl"
+    lines = map(json.loads, (process.directory / name).read_text().splitlines())
+    return [line for line in lines if line["kind"] == "actual"]
+
+
+def check_every_turn(process: WarmProcess, ranks: int) -> list[dict[int, TrialLine]]:
+    answers = [turn(process, **knobs) for knobs, _ in TURNS]
+    for rank in range(ranks):
+        ran = what_ran(process, rank)
+        assert len(ran) == len(TURNS)
+        for actual, (_, changed) in zip(ran, TURNS, strict=True):
+            expected = {**FIRST_RAN, **changed}
+            assert {name: actual[name] for name in expected} == expected
+    for lines in answers:
+        assert len(lines) == ranks
+        for line in lines.values():
+            assert (line.outcome, line.message, line.samples, line.tokens) == ("measured", None, 8, 8 * 64)
+            assert len(line.step_ms) == len(line.losses) == 3
+            assert len(line.untimed_ms) == 2
+            assert line.peak_allocated_bytes == line.peak_reserved_bytes
+            assert (line.peak_allocated_bytes or 0) > 1 << 20
+    return answers
+
+
+def first_losses(answers: dict[int, TrialLine]) -> list[float]:
+    return [loss for loss in answers[0].losses if loss is not None]
+
+
+def test_each_warm_knob_is_turned_in_one_process_and_trains_as_a_run_does(start: Start, train: Train) -> None:
+    process = start("devices=cpu")
+    answers = check_every_turn(process, ranks=1)
+    further = turn(process, more=True)
+    process.end()
+    assert process.result is not None
+    assert (process.result.state, process.result.role) == ("finished", "trial")
+    assert len(read_records(process.directory).tried) == len(TURNS)
+
+    directory, result = train("devices=cpu", **AS_FIRST, steps=8, timing_warmup=2)
+    losses = [step.loss for step in read_records(directory).steps[0] if step.loss is not None]
+    for same in (answers[0], answers[-1]):
+        assert first_losses(same) == pytest.approx(losses[2:5], abs=1e-6), "weights and data as in a fresh process"
+    assert first_losses(further) == pytest.approx(losses[5:8], abs=1e-6), "further steps of the same training"
+    assert further[0].peak_allocated_bytes is None
+    assert further[0].untimed_ms == []
+    cold = result.memory.peak_allocated_bytes
+    assert cold is not None
+    for same in (answers[0], answers[-1]):
+        assert same[0].peak_allocated_bytes == pytest.approx(cold, rel=0.03, abs=4 << 20)
+    by_knobs = dict(zip((str(knobs) for knobs, _ in TURNS), answers, strict=True))
+    accumulated = by_knobs["{'batch_size': 2, 'grad_accum': 4}"][0].peak_allocated_bytes
+    assert accumulated is not None
+    assert accumulated < 0.5 * cold, "nothing of the larger batches before it counts"
+
+
+@pytest.mark.long
+def test_each_warm_knob_is_turned_in_two_ranks_of_ddp(start: Start, train: Train) -> None:
+    process = start("strategy=ddp", "devices=cpu:2")
+    answers = check_every_turn(process, ranks=2)
+    further = turn(process, more=True)
+    process.end()
+    directory, result = train("strategy=ddp", "devices=cpu:2", **AS_FIRST, steps=8, timing_warmup=2)
+    losses = [step.loss for step in read_records(directory).steps[0] if step.loss is not None]
+    for same in (answers[0], answers[-1]):
+        assert first_losses(same) == pytest.approx(losses[2:5], abs=1e-6)
+    assert first_losses(further) == pytest.approx(losses[5:8], abs=1e-6)
+    assert further[1].losses == further[0].losses
+    cold = result.memory.peak_allocated_bytes
+    warm = max(line.peak_allocated_bytes or 0 for line in answers[-1].values())
+    assert warm == pytest.approx(cold, rel=0.03, abs=4 << 20)
+
+
+def test_a_trial_out_of_memory_ends_the_process_and_names_the_phase(start: Start) -> None:
+    process = start("devices=cpu")
+    turn(process)
+    (pid,) = process.pids
+    status = Path(f"/proc/{pid}/status").read_text().splitlines()
+    (data,) = (int(line.split()[1]) << 10 for line in status if line.startswith("VmData:"))
+    _, hard = resource.prlimit(pid, resource.RLIMIT_DATA)
+    resource.prlimit(pid, resource.RLIMIT_DATA, (data + (256 << 20), hard))
+    (line,) = turn(process, batch_size=4096).values()
+    assert (line.outcome, line.phase, line.ended_process) == ("oom", "forward", True)
+    assert "allocate" in (line.message or "")
+    result = process.wait_for_end()
+    assert result.state == "oom"
+    assert result.oom is not None
+    assert (result.oom.batch_size, result.oom.changes) == (4096, [])
+
+
+@pytest.mark.long
+def test_under_malloc_settings_of_the_users_own_no_memory_is_measured(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MALLOC_ARENA_MAX", "2")
+    line = turn(start("devices=cpu"))[0]
+    assert (line.outcome, line.peak_allocated_bytes, line.peak_reserved_bytes) == ("measured", None, None)
+
+
+@pytest.mark.long
+def test_a_strategy_that_is_not_turned_warm_tries_one_setting_a_process(start: Start) -> None:
+    assert not turned_warm("zero2", "native", "off")
+    process = start("strategy=zero2", "devices=cpu:2")
+    assert {line.outcome for line in turn(process).values()} == {"measured"}
+    refused = next(iter(turn(process, batch_size=4).values()))
+    assert refused.outcome == "failed"
+    assert "one setting" in (refused.message or "")
+    assert process.wait_for_end().state == "failed_to_start"
+
+
+def a_step(step: int, warmup: bool, loss: float = 2.0, peak: int | None = None, tokens: int = 64) -> dict[str, Any]:
+    memory = dict.fromkeys(("peak_allocated_bytes", "peak_reserved_bytes"), peak)
+    return {
+        "step": step,
+        "warmup": warmup,
+        "loss": loss,
+        "step_ms": 10.0 * step,
+        "samples": 2,
+        "tokens": tokens,
+        **memory,
+    }
+
+
+def test_a_loss_that_is_not_finite_fails_its_trial() -> None:
+    fields = fields_of([a_step(1, True), a_step(2, False, math.nan)])
+    assert (fields["outcome"], fields["loss_not_finite"]) == ("failed", True)
+    assert fields["message"] == "the loss of step 2 is not finite"
+
+
+def test_a_step_that_compiled_is_not_timed_and_tokens_are_a_mean() -> None:
+    steps = [a_step(1, True, peak=7), a_step(2, True, peak=9), a_step(3, False, tokens=60), a_step(4, False, tokens=70)]
+    fields = fields_of(steps)
+    assert (fields["untimed_ms"], fields["step_ms"], fields["tokens"]) == ([10.0, 20.0], [30.0, 40.0], 65)
+    assert fields["peak_allocated_bytes"] == 9
+
+
+class Noticed(Dataset[torch.Tensor]):
+    """Samples that leave a file when one is loaded."""
+
+    def __init__(self, mark: Path) -> None:
+        self.mark = mark
+
+    def __len__(self) -> int:
+        return 4
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        self.mark.touch()
+        return torch.zeros(1)
+
+
+def test_loader_processes_load_nothing_before_the_steps_begin(tmp_path: Path) -> None:
+    held, mark = HeldLoader(torch.device("cuda")), tmp_path / "loaded"
+    began = tmp_path / "began"
+
+    def begin(number: int) -> None:
+        began.touch()
+        held.begin(number)
+
+    batches = iter(DataLoader(Noticed(mark), num_workers=1, worker_init_fn=begin))
+    deadline = time.monotonic() + 60
+    while not began.exists():
+        assert time.monotonic() < deadline
+        os.sched_yield()
+    assert not mark.exists()
+    held.release()
+    next(batches)
+    assert mark.exists()
