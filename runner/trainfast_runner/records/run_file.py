@@ -30,9 +30,10 @@ STATES = (
     "failed_to_start",
 )
 END_STATES = STATES[3:]
-PROBE, PROOF, TRIAL = "probe", "proof", "trial"
-"""The roles of a search's runs: the process in which it tries batch sizes, its last run, which proves one, and the
-process in which it tries settings."""
+PROBE, PROOF = "probe", "proof"
+"""The roles of a batch search's runs: the process in which it tries batch sizes, and its last run, which proves one."""
+TRIAL, COLD = "trial", "cold"
+"""The roles of a best-fit search's runs: a process that tries settings, and a run of one setting by itself."""
 WARM_ROLES = (PROBE, TRIAL)
 """The roles of warm processes: they try settings and train none to its end."""
 EXIT_CODES = {
@@ -117,7 +118,7 @@ class RunFile(RecordedSpec, frozen=True, kw_only=True):
     """Why the run took these GPUs, if not for their free memory."""
     role: str | None = None
     """`probe` for the process in which a search tries batch sizes, `proof` for its last run, `trial` for a process in
-    which it tries settings; None for any other."""
+    which it tries settings, `cold` for a run of one setting; None for any other."""
     search_id: str | None = None
     calibration: dict[str, Any] | None = None
     """The ceiling that `doctor --calibrate` measured on this device; None when not measured."""

@@ -10,6 +10,7 @@ import os
 import signal
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
@@ -17,6 +18,9 @@ import msgspec
 from trainfast_runner.errors import UserError
 from trainfast_runner.records.home import Home
 from trainfast_runner.running import planning
+from trainfast_runner.search.best.conduct import conduct_best
+from trainfast_runner.search.best.journal import BestLine
+from trainfast_runner.search.best.opening import BestOptions, open_best, plan_best
 from trainfast_runner.search.conduct import conduct
 from trainfast_runner.search.control import Order
 from trainfast_runner.search.journal import AnyLine, Conducted
@@ -43,22 +47,35 @@ def main() -> None:
 
     try:
         order = msgspec.json.decode(sys.stdin.buffer.read(), type=Order)
-        home = Home(Path(order.home))
-        options = Options(fresh=order.fresh, cool_to_c=order.cool_to_c)
-        plan = planning.plan_run(of_record(order), order.python)
-        check_plan(plan, options)
-        directory = open_search(plan, home, options)
 
-        def on_line(line: AnyLine) -> None:
-            if isinstance(line, Conducted):
-                answer({"search_dir": str(directory)})
+        def holds(directory: Path) -> None:
+            answer({"search_dir": str(directory)})
 
-        conduct(
-            directory, plan, home, options, on_line=on_line, is_cancelled=lambda: bool(cancelled), began_ns=began_ns
-        )
+        conduct_order(order, holds, is_cancelled=lambda: bool(cancelled), began_ns=began_ns)
     except UserError as problem:
         answer({"error": {"message": problem.line(), "key": problem.key, "exit_code": problem.exit_code}})
         sys.exit(1)
+
+
+def conduct_order(order: Order, holds: Callable[[Path], None], is_cancelled: Callable[[], bool], began_ns: int) -> None:
+    """Open and conduct the search of an order; `holds` is called once its lock is held. Raises UserError."""
+    home, spec = Home(Path(order.home)), of_record(order)
+
+    def on_line(line: AnyLine | BestLine) -> None:
+        if isinstance(line, Conducted):
+            holds(directory)
+
+    if order.best is not None:
+        how = BestOptions(fresh=order.fresh, cool_to_c=order.cool_to_c)
+        best = plan_best(spec, order.best, how, order.python)
+        directory = open_best(best, home, how)
+        conduct_best(directory, best, home, how, on_line=on_line, is_cancelled=is_cancelled, began_ns=began_ns)
+        return
+    options = Options(fresh=order.fresh, cool_to_c=order.cool_to_c)
+    plan = planning.plan_run(spec, order.python)
+    check_plan(plan, options)
+    directory = open_search(plan, home, options)
+    conduct(directory, plan, home, options, on_line=on_line, is_cancelled=is_cancelled, began_ns=began_ns)
 
 
 if __name__ == "__main__":

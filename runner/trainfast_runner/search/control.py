@@ -16,6 +16,7 @@ from trainfast_runner.machine.processes.identity import Identity, boot_id, reap_
 from trainfast_runner.records.home import Home
 from trainfast_runner.records.run_file import RecordedSpec
 from trainfast_runner.records.search_directories import is_conducted
+from trainfast_runner.search.best.asked import BestAsked
 from trainfast_runner.search.journal import PAUSE_FILE, Conducted, read_journal
 from trainfast_runner.settings.spec import RunSpec
 
@@ -23,23 +24,31 @@ MODULE = "trainfast_runner.search"
 
 
 class Order(RecordedSpec, frozen=True, kw_only=True):
-    """The order that `python -m trainfast_runner.search` reads from stdin."""
+    """The order that `python -m trainfast_runner.search` reads from stdin: a batch search, or `best` a best-fit one."""
 
     home: str
     python: str | None = None
     fresh: bool = False
     cool_to_c: float | None = None
+    best: BestAsked | None = None
 
 
 def start_search(
-    spec: RunSpec, home: Home, python: str | None = None, *, fresh: bool = False, cool_to_c: float | None = None
+    spec: RunSpec,
+    home: Home,
+    python: str | None = None,
+    *,
+    fresh: bool = False,
+    cool_to_c: float | None = None,
+    best: BestAsked | None = None,
 ) -> Path:
-    """Start, or continue, the batch search of `spec`; return its directory.
+    """Start, or continue, the batch search of `spec`, or the best-fit search that `best` asks for.
 
-    The conductor is a session of its own and outlives the caller. Returns once it holds the search, which takes as
-    long as checking the spec against the training Python: seconds. Raises the conductor's UserError.
+    The conductor is a session of its own and outlives the caller. Returns the search's directory once it holds the
+    search, which takes as long as checking the spec against the training Python: seconds. Raises its UserError.
     """
-    answer = _conduct(Order(home=str(home.path), **spec.fields(), python=python, fresh=fresh, cool_to_c=cool_to_c))
+    order = Order(home=str(home.path), **spec.fields(), python=python, fresh=fresh, cool_to_c=cool_to_c, best=best)
+    answer = _conduct(order)
     if "error" in answer:
         error = answer["error"]
         raise UserError(error["message"], key=error["key"], exit_code=error["exit_code"])
@@ -69,7 +78,7 @@ def _conduct(order: Order) -> dict[str, Any]:
 
 
 def pause(directory: Path) -> None:
-    """Pause the search after its current probe."""
+    """Pause the search after its current probe or trial."""
     (directory / PAUSE_FILE).touch(mode=0o600)
 
 

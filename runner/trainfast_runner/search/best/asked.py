@@ -1,0 +1,99 @@
+"""The person's part of a best-fit question: the knobs to vary, the objective and the budget, as typed and checked."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from typing import Any
+
+import msgspec
+
+from trainfast_runner.errors import UserError, nearest
+from trainfast_runner.running.planning import RunPlan
+from trainfast_runner.settings.knobs import knob
+
+OBJECTIVES = ("samples_per_s", "tokens_per_s", "samples_per_joule", "time")
+BUDGET_S = 600.0
+UNITS_S = {"": 1.0, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}
+BATCH_KNOBS = ("batch_size", "grad_accum")
+
+
+class BestAsked(msgspec.Struct, frozen=True, kw_only=True):
+    """The options of `search best`. An empty `vary` leaves the choice of knobs to the search.
+
+    `global_batch` is None for the preset's own, or for any where `vary` names batch_size or grad_accum. `for_steps` is
+    the length of the training that the objective `time` is about.
+    """
+
+    vary: dict[str, list[Any]] = {}
+    global_batch: int | None = None
+    objective: str = "samples_per_s"
+    for_steps: int | None = None
+    budget_s: float = BUDGET_S
+
+
+def read_vary(texts: Iterable[str]) -> dict[str, list[Any]]:
+    """Return the values of each `knob=a,b,c`, read by its knob, each once. Raises UserError."""
+    found: dict[str, list[Any]] = {}
+    for text in texts:
+        name, equals, values = text.partition("=")
+        name = name.strip()
+        if not equals or not name:
+            raise UserError(f"--vary takes knob=a,b,c, not {text!r}", key=name or text)
+        entry = knob(name)
+        read = [entry.read(value.strip()) for value in values.split(",") if value.strip()]
+        if not read:
+            raise UserError(f"--vary {text}: no value", key=name, allowed=[entry.values.describe()])
+        found[name] = list(dict.fromkeys([*found.get(name, []), *read]))
+    return found
+
+
+def read_budget(text: str) -> float:
+    """Seconds of a time as typed: 90s, 10m, 1.5h. Raises UserError."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([a-z]*)", text.strip().lower())
+    if match is None or match[2] not in UNITS_S or float(match[1]) == 0:
+        raise UserError(f"--budget {text}: not a time", key="--budget", allowed=["90s", "10m", "1.5h"])
+    return float(match[1]) * UNITS_S[match[2]]
+
+
+def check_asked(asked: BestAsked, plan: RunPlan) -> None:
+    """Raise UserError for an objective that does not exist, cannot be measured here, or compares unequal work."""
+    if asked.objective not in OBJECTIVES:
+        raise UserError(
+            f"--objective {asked.objective}: no such objective",
+            key="--objective",
+            allowed=OBJECTIVES,
+            nearest=nearest(asked.objective, OBJECTIVES),
+        )
+    if "seq_len" in asked.vary and asked.objective != "tokens_per_s":
+        raise UserError(
+            f"samples of another seq_len are other work: {asked.objective} cannot compare them",
+            key="--objective",
+            advice="--objective tokens_per_s",
+        )
+    if asked.objective == "time":
+        _check_time(asked)
+    elif asked.for_steps is not None:
+        raise UserError(f"--for-steps is about --objective time, not {asked.objective}", key="--for-steps")
+    if asked.objective == "samples_per_joule" and not any(_has_counter(gpu) for gpu in plan.watched):
+        raise UserError(
+            "--objective samples_per_joule needs a GPU with an energy counter, and this run watches none",
+            key="--objective",
+            nearest="samples_per_s",
+        )
+    for name, value in (("--global-batch", asked.global_batch), ("--for-steps", asked.for_steps)):
+        if value is not None and value < 1:
+            raise UserError(f"{name} {value}: at least 1", key=name)
+
+
+def _check_time(asked: BestAsked) -> None:
+    if asked.for_steps is None:
+        raise UserError("--objective time needs --for-steps N, the length of the training", key="--for-steps")
+    if asked.global_batch is None and any(name in asked.vary for name in BATCH_KNOBS):
+        raise UserError(
+            "--objective time compares equal numbers of steps: it needs --global-batch N", key="--global-batch"
+        )
+
+
+def _has_counter(gpu: Any) -> bool:
+    return gpu.energy_mj is not None or gpu.power_w is not None

@@ -1,0 +1,72 @@
+"""Measure one candidate in a fresh process: an ordinary run, and its line in the journal."""
+
+from __future__ import annotations
+
+import statistics
+from pathlib import Path
+
+from trainfast_runner.records.result import Result
+from trainfast_runner.records.run_file import Step
+from trainfast_runner.records.run_records import RunRecords, read_records
+from trainfast_runner.search.best.company import why_run_void
+from trainfast_runner.search.best.journal import LaunchedBest, Race
+
+TIMING_WARMUP = 3
+"""Steps of a cold run that are not timed, as in any run; on a CPU its memory is measured in them."""
+
+
+def race_of(launched: LaunchedBest, directory: Path, result: Result, *, counts: bool) -> Race:
+    """The line of an ended cold run. With `counts` one that other processes or heat disturbed is not void."""
+    rate = result.throughput.samples_per_s
+    joules = result.energy.joules_per_sample
+    outcome, reason = outcome_of(result, counts=counts)
+    return Race(
+        candidate=launched.candidate,
+        role=launched.role,
+        run_id=result.run_id,
+        outcome=outcome,
+        knob=launched.knob,
+        samples_per_s=rate.median if outcome in ("measured", "void") else None,
+        mad=rate.mad if outcome in ("measured", "void") else None,
+        samples_per_joule=1 / joules if joules else None,
+        start_s=start_s(directory),
+        peak_allocated_bytes=result.memory.peak_allocated_bytes,
+        first_loss=result.loss.first,
+        last_loss=result.loss.last,
+        seconds=result.seconds or 0.0,
+        reason=reason,
+    )
+
+
+def outcome_of(result: Result, *, counts: bool) -> tuple[str, str]:
+    """Outcome of an ended run and its reason: measured, oom, failed or void."""
+    if result.state == "oom":
+        return "oom", result.reason
+    if result.state == "lost":
+        return "void", f"lost: {result.reason}"
+    if result.state != "finished" or result.throughput.samples_per_s.median is None:
+        return "failed", f"{result.state}: {result.reason}" if result.reason else result.state
+    if result.loss.not_finite:
+        return "failed", f"the loss of {result.loss.not_finite} steps is not finite"
+    void = why_run_void(result)
+    return "measured" if void is None or counts else "void", void or ""
+
+
+def first_rank_steps(records: RunRecords) -> list[Step]:
+    """The recorded steps of the first rank; empty for a run that took none."""
+    return records.steps[min(records.steps)] if records.steps else []
+
+
+def start_s(directory: Path) -> float:
+    """Seconds from the launch to steady steps, beyond the steps' own time: imports, building, compiling.
+
+    A training of N steps takes this and N steady steps. 0 without a measured step.
+    """
+    records = read_records(directory)
+    steps = first_rank_steps(records)
+    warmup = [step for step in steps if step.warmup]
+    measured = [step.step_ms for step in steps if not step.warmup]
+    if records.run is None or not measured or not warmup:
+        return 0.0
+    until_steady_s = (warmup[-1].t_ns - records.run.clock.monotonic_ns) / 1e9
+    return max(0.0, until_steady_s - len(warmup) * statistics.median(measured) / 1e3)

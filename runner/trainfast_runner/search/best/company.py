@@ -1,0 +1,74 @@
+"""Conditions that void a measurement: other processes that took the CPU, and GPUs throttled for heat or a power brake.
+
+A GPU at its power limit is in its ordinary state under load, and voids nothing.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from trainfast_runner.machine.cpu.others import CpuWindow
+from trainfast_runner.records.result import Result
+from trainfast_runner.records.run_records import read_records
+from trainfast_runner.results.bottleneck.device_track import DeviceConditions
+from trainfast_runner.results.bottleneck.step_conditions import join_of
+
+MOST_OTHERS = 0.15
+"""Share of the cores from which the diagnosis of a run names other processes (the rule of `others_cpu_percent`)."""
+MOST_THROTTLED = 0.02
+"""Share of the time: as much as the gain that a search is about."""
+VOIDING = ("thermal", "brake")
+
+
+class CpuCompany:
+    """The CPU time of processes other than the search's own, from its making on."""
+
+    def __init__(self) -> None:
+        self._window = CpuWindow()
+
+    def why_void(self) -> str | None:
+        """Say in words that others took too much of the CPU since; None when they did not, or no figure is known."""
+        others = self._window.others_cores()
+        return None if others is None else _others_words(others / len(os.sched_getaffinity(0)))
+
+
+def gpu_conditions(directory: Path, uuids: Sequence[str], begin_ns: int, end_ns: int) -> list[DeviceConditions]:
+    """Throttling and energy of a run's GPUs between two moments (CLOCK_MONOTONIC); empty for a run on the CPU."""
+    if not uuids:
+        return []
+    devices = read_records(directory).devices
+    return join_of(devices, list(uuids), 1.0).window(begin_ns, end_ns)
+
+
+def why_throttled(devices: Sequence[DeviceConditions], begin_ns: int, end_ns: int) -> str | None:
+    """Say in words which GPU was throttled for too much of the time; None when none was."""
+    for device in devices:
+        for cause in VOIDING:
+            share = (device.throttled_ms.get(cause) or 0.0) * 1e6 / max(1, end_ns - begin_ns)
+            if share > MOST_THROTTLED:
+                return f"GPU {device.index} was throttled ({cause}) for {share:.0%} of the time"
+    return None
+
+
+def joules_of(devices: Sequence[DeviceConditions]) -> float | None:
+    """Energy summed over the GPUs; None when one of them has no figure, and without any GPU."""
+    found = [device.energy_joules for device in devices]
+    known = [one for one in found if one is not None]
+    return sum(known) if found and len(known) == len(found) else None
+
+
+def why_run_void(result: Result) -> str | None:
+    """Say in words why a finished run does not count; None when it does."""
+    percent = result.conditions.others_cpu_percent
+    if percent is not None and (words := _others_words(percent / 100)) is not None:
+        return words
+    for cause, share in (("thermal", result.throttle.thermal_fraction), ("brake", result.throttle.brake_fraction)):
+        if share is not None and share > MOST_THROTTLED:
+            return f"a GPU was throttled ({cause}) for {share:.0%} of the time"
+    return None
+
+
+def _others_words(share: float) -> str | None:
+    return f"other processes took {share:.0%} of the CPU" if share > MOST_OTHERS else None

@@ -1,0 +1,332 @@
+"""Conduct a best-fit search: do what `decide` says, record the outcome, and leave nothing running behind."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+
+import msgspec
+
+from trainfast_runner.errors import UserError
+from trainfast_runner.records.home import Home, read_run_file
+from trainfast_runner.records.result import Result
+from trainfast_runner.records.run_file import COLD, TRIAL
+from trainfast_runner.running import planning
+from trainfast_runner.running.planning import RunPlan
+from trainfast_runner.search.best.bounds import ceiling_here, flops_of, with_bounds
+from trainfast_runner.search.best.candidates import spec_of
+from trainfast_runner.search.best.cold_run import TIMING_WARMUP, race_of
+from trainfast_runner.search.best.decide import Move, decide
+from trainfast_runner.search.best.found import found
+from trainfast_runner.search.best.journal import (
+    BestEnded,
+    BestLine,
+    Chosen,
+    KnobValues,
+    LaunchedBest,
+    Ordered,
+    Question,
+    Race,
+    Space,
+    Trial,
+    Visited,
+    read_best_journal,
+)
+from trainfast_runner.search.best.known import BestKnown, known
+from trainfast_runner.search.best.left_runs import LeftRuns
+from trainfast_runner.search.best.opening import BestOptions, BestPlan
+from trainfast_runner.search.best.orders import read_orders
+from trainfast_runner.search.best.trial import take_trial
+from trainfast_runner.search.conducting import ConductOptions, Conductor, sole_conductor, worked_seconds
+from trainfast_runner.search.journal import Conducted
+from trainfast_runner.search.processes import LOOK_EVERY_S, Interrupted, WarmProcess, wait_for_result
+
+TRACE_WITHIN_S = 30.0
+"""The first trial waits at most this long for predictions once its process is ready: nothing is traced while timing."""
+MOST_VOID, VOID_AMONG = 2, 8
+"""After so many void measurements among the last ones the next one counts: the machine is as it is, and the noise that
+its other users make is measured."""
+LIMIT_STEPS = 4
+"""Steps of a run under the real `memory_limit`: the optimizer's states exist from the second on."""
+
+
+def conduct_best(
+    directory: Path,
+    best: BestPlan,
+    home: Home,
+    options: BestOptions,
+    *,
+    on_line: Callable[[BestLine], None] = lambda line: None,
+    is_cancelled: Callable[[], bool] = lambda: False,
+    began_ns: int | None = None,
+) -> BestEnded:
+    """Conduct the search in `directory` to its end, record that and return it. `on_line` gets every new line.
+
+    The search's time counts from `began_ns` (CLOCK_MONOTONIC), when checking the question began.
+
+    Raises UserError when another process conducts the search, when its device is in use, and when the budget does not
+    pay for the baseline.
+    """
+    how = ConductOptions(options.wait, options.cool_to_c, on_line, is_cancelled, began_ns)
+    with sole_conductor(directory):
+        conductor = BestConductor(directory, best, home, how)
+        try:
+            return conductor.run()
+        finally:
+            conductor.close()
+
+
+class BestConductor(Conductor[BestLine, BestEnded]):
+    """Conducts a best-fit search: trials in warm processes, races and confirmations in fresh ones."""
+
+    def __init__(self, directory: Path, best: BestPlan, home: Home, how: ConductOptions[BestLine]) -> None:
+        super().__init__(directory, best.plan, home, read_best_journal(directory), how)
+        self._question = next(line for line in self._lines if isinstance(line, Question))
+        self._spec, self._survey = best.survey.spec, best.survey
+        self._space = best.space
+        self._ceiling = ceiling_here(home, best.plan)
+        self._left = LeftRuns(home, directory.name, self._lines)
+        self._process_knobs: KnobValues = {}
+        self._process_uuids: list[str] = []
+        self._before: BestKnown | None = None
+
+    def first_line(self, conducted: Conducted) -> Conducted:
+        """Return the line as it is: a best-fit search has no options of its own here."""
+        return conducted
+
+    def ended(self, state: str, reason: str) -> BestEnded:
+        """Return an end with the best found so far, if anything was measured."""
+        so_far = None
+        if state == "cancelled" and any(isinstance(line, Trial) and line.outcome == "measured" for line in self._lines):
+            so_far = found(self._known())
+        return BestEnded(state=state, reason=reason, found=so_far)
+
+    def open(self) -> None:
+        """Take over what an earlier conductor left, and list the candidates with their predictions."""
+        self._left.end_warm_processes()
+        for launched, left in self._left.cold_runs():
+            self._follow(launched, left)
+        space = next((line for line in reversed(self._lines) if isinstance(line, Space)), None)
+        if space is None:
+            self._survey_while_starting()
+        else:
+            self._space = space
+
+    def step(self) -> BestEnded | None:
+        """Decide and take one step."""
+        self._check_budget()
+        self._take_orders()
+        move = decide(self._known())
+        self._write(
+            Chosen(
+                action=move.action,
+                candidate=move.candidate,
+                knob=move.knob,
+                why=move.why,
+                leader=move.leader,
+                rate=move.rate,
+                low=move.low,
+                high=move.high,
+                chance=move.chance,
+                price_s=move.price_s,
+                repeats=move.repeats,
+            )
+        )
+        if move.action == "end":
+            return self._last_line(move)
+        assert move.candidate is not None
+        if move.action == "trial":
+            self._trial(move, move.candidate)
+        else:
+            self._cold(move, move.candidate)
+        return None
+
+    def _check_budget(self) -> None:
+        """Raise UserError if the first trial, the baseline's, took more than the budget."""
+        first = next((place for place, line in enumerate(self._lines) if isinstance(line, Trial)), None)
+        cost_s = 0.0 if first is None else worked_seconds(self._lines[: first + 1])
+        if cost_s > self._question.budget_s:
+            raise UserError(
+                f"--budget {self._question.budget_s:g}s is below the cost of the baseline, which took {cost_s:.1f} s",
+                key="--budget",
+                advice=f"--budget {5 * cost_s:.0f}s or more",
+            )
+
+    def _last_line(self, move: Move) -> BestEnded:
+        """Return the end: the answer, or the smallest excess where nothing fits."""
+        self._end_process()
+        excess = [one.excess_bytes for one in self._space.candidates if one.excess_bytes is not None]
+        return BestEnded(
+            state=move.state,
+            reason=move.why,
+            stopped_because=move.stopped_because,
+            found=found(self._known()) if move.state == "answered" else None,
+            missing_bytes=min(excess, default=None) if move.state == "nothing_fits" else None,
+        )
+
+    def _survey_while_starting(self) -> None:
+        """Trace and predict while the baseline's process starts, and write the candidates before its first trial."""
+        given_up = threading.Event()
+        with ThreadPoolExecutor(1) as pool:
+            surveyed = pool.submit(self._surveyed, given_up)
+            try:
+                self._process_for(self._space.baseline)
+                self._wait_for(surveyed, time.monotonic() + TRACE_WITHIN_S)
+            finally:
+                given_up.set()
+        self._space = surveyed.result()
+        self._write(self._space)
+
+    def _surveyed(self, given_up: threading.Event) -> Space:
+        self._survey.ask_attentions(self._question)
+        space = self._survey.space(self._question)
+        self._survey.trace(space, given_up)
+        return self._survey.predicted(space)
+
+    def _wait_for(self, surveyed: Future[Space], latest: float) -> None:
+        while not surveyed.done() and time.monotonic() < latest:
+            self._check()
+            time.sleep(LOOK_EVERY_S)
+
+    def _trial(self, move: Move, number: int) -> None:
+        """Measure a candidate in the warm process of its process knobs."""
+        process = self._process_for(number)
+        if process is None:
+            return
+        candidate, began = self._space.candidates[number], time.monotonic()
+        knobs = {name: value for name, value in candidate.knobs.items() if name not in candidate.process}
+        taken = take_trial(
+            process,
+            self._process_uuids,
+            number,
+            knobs,
+            candidate.samples_per_step,
+            move.steps,
+            needs_energy=self._question.objective == "samples_per_joule",
+            counts=self._is_in_company(),
+        )
+        if taken is None:
+            self._record_end(number, self._ended_process(process), time.monotonic() - began)
+            return
+        trial, has_ended = taken
+        is_warm = any(isinstance(line, Trial) and line.run_id == trial.run_id for line in self._lines)
+        self._write(msgspec.structs.replace(trial, warm=is_warm, repeats=move.repeats))
+        self._bound(process)
+        if has_ended:
+            process.wait_for_end()
+            self._ended_process(process)
+
+    def _bound(self, process: WarmProcess) -> None:
+        """Add the bounds by FLOPs to the candidates, once a process has counted its model's."""
+        if self._ceiling is None or any(one.least_s_per_sample for one in self._space.candidates):
+            return
+        if (flops := flops_of(process.directory)) is not None:
+            self._space = with_bounds(self._space, self._survey, flops, self._ceiling)
+            self._write(self._space)
+
+    def _process_for(self, number: int) -> WarmProcess | None:
+        """The warm process for a candidate, a new one if need be; None if it ended before it was ready."""
+        candidate = self._space.candidates[number]
+        if self._process is not None and self._process_knobs == candidate.process:
+            return self._process
+        self._end_process()
+        self._left.end()
+        began = time.monotonic()
+        try:
+            plan = self._plan_of(number)
+        except UserError as problem:
+            if number == self._space.baseline:
+                raise
+            self._record_failure(number, "", "failed", problem.line())
+            return None
+        directory = self._start(plan, TRIAL, LaunchedBest(run_id="", role=TRIAL, candidate=number))
+        process = self._process = WarmProcess(directory, plan.world_size, self._check)
+        self._process_knobs, self._process_uuids = candidate.process, plan.device_uuids
+        if process.ready() is None:
+            self._record_end(number, self._ended_process(process), time.monotonic() - began)
+            return None
+        self._write(Visited(run_id=directory.name, process=candidate.process, start_s=time.monotonic() - began))
+        return process
+
+    def _plan_of(self, number: int, **knobs: object) -> RunPlan:
+        """The plan of a candidate's run, its speed not under `memory_limit`. Raises UserError."""
+        spec = spec_of(self._spec, self._space.candidates[number].knobs)
+        spec = spec.turned(**{"memory_limit": None, **knobs})  # type: ignore[arg-type]
+        return replace(planning.plan_run(spec, self._plan.python), search_id=self._directory.name)
+
+    def _start(self, plan: RunPlan, role: str, launched: LaunchedBest) -> Path:
+        directory = self._launch(plan, role)
+        self._write(msgspec.structs.replace(launched, run_id=directory.name))
+        return directory
+
+    def _cold(self, move: Move, number: int) -> None:
+        """Measure a candidate in a fresh process, or take the same run of a killed conductor."""
+        self._end_process()
+        launched = LaunchedBest(run_id="", role=move.action, candidate=number, knob=move.knob)
+        if move.action == "limit":
+            limit = self._spec.knobs["memory_limit"]
+            plan = self._plan_of(number, memory_limit=limit, steps=LIMIT_STEPS, timing_warmup=1)
+        else:
+            steps = self._cold_steps() or TIMING_WARMUP + move.steps.most
+            plan = self._plan_of(number, steps=steps, timing_warmup=TIMING_WARMUP)
+        left = self._left.take(plan)
+        if left is None:
+            left = self._start(plan, COLD, launched)
+        else:
+            self._write(msgspec.structs.replace(launched, run_id=left.name))
+        self._follow(launched, left)
+
+    def _cold_steps(self) -> int | None:
+        """Steps of the search's cold runs so far: losses compare after equally many; None before the first."""
+        first = next((line for line in self._lines if isinstance(line, Race) and line.role != "limit"), None)
+        run = None if first is None else read_run_file(self._home.directory(first.run_id))
+        return None if run is None else int(run.knobs["steps"])
+
+    def _follow(self, launched: LaunchedBest, directory: Path) -> None:
+        """Wait for the end of a cold run and record it."""
+        self._live = directory
+        result = wait_for_result(directory, self._check)
+        self._live = None
+        if result.state in ("stopped", "killed"):
+            raise Interrupted
+        self._write(race_of(launched, directory, result, counts=self._is_in_company()))
+
+    def _record_end(self, number: int, result: Result, seconds: float) -> None:
+        """Record a trial whose process ended without an answer."""
+        if result.state in ("stopped", "killed"):
+            raise Interrupted
+        outcome = {"oom": "oom", "lost": "void"}.get(result.state, "failed")
+        self._record_failure(number, result.run_id, outcome, f"{result.state}: {result.reason}", seconds)
+
+    def _record_failure(self, number: int, run_id: str, outcome: str, reason: str, seconds: float = 0.0) -> None:
+        self._write(
+            Trial(
+                candidate=number,
+                run_id=run_id,
+                outcome=outcome,
+                warm=False,
+                samples_per_step=self._space.candidates[number].samples_per_step,
+                seconds=seconds,
+                reason=reason,
+            )
+        )
+
+    def _is_in_company(self) -> bool:
+        """True if so many of the last measurements were void that the company is this machine's ordinary state."""
+        last = [line for line in self._lines if isinstance(line, Trial | Race)][-VOID_AMONG:]
+        return sum(line.outcome == "void" for line in last) >= MOST_VOID
+
+    def _take_orders(self) -> None:
+        """Record the orders that a person gave since the last step."""
+        taken = sum(isinstance(line, Ordered) for line in self._lines)
+        for order in read_orders(self._directory)[taken:]:
+            self._write(Ordered(do=order.do, knob=order.knob, value=order.value))
+
+    def _known(self) -> BestKnown:
+        warm = None if self._process is None else self._process.directory.name
+        self._before = known(self._lines, worked_seconds(self._lines), warm, self._before)
+        return self._before

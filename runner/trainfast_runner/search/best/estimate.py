@@ -1,0 +1,83 @@
+"""Estimate the time of a best-fit search before it starts, for `--dry-run`."""
+
+from __future__ import annotations
+
+import statistics
+from dataclasses import dataclass
+from typing import Any
+
+from trainfast_runner.records.home import Home, read_run_file
+from trainfast_runner.search.best.cold_run import start_s
+from trainfast_runner.search.best.observed import Starts, process_key
+from trainfast_runner.search.best.opening import BestPlan
+
+LOOKED_AT, ENOUGH = 50, 3
+"""How many of the newest runs are looked at for starts of the same model, and how many are enough."""
+COLD_RUNS = 6
+"""Cold runs of a search: two each of the winner and the baseline, and about one for each of two of its knobs."""
+TRIAL_S = 1.0
+"""A warm trial beside its process's start, as tiny models take it."""
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """Candidates and expected time. `processes` is the least number that runs every value of every knob once.
+
+    `grid_s` is the time of a process for each legal candidate; `basis` is where `start_s`, of one process, comes from.
+    """
+
+    vary: dict[str, list[Any]]
+    left_alone: dict[str, str]
+    global_batch: int | None
+    candidates: int
+    legal: int
+    dropped: int
+    processes: int
+    cold_runs: int
+    start_s: float
+    basis: str
+    seconds: float
+    grid_s: float
+
+
+def estimate(best: BestPlan, home: Home) -> Estimate:
+    """Return the candidates' count and the expected time; the trials end within the budget."""
+    question, space = best.question, best.space
+    legal = [one for one in space.candidates if one.ruled_out is None]
+    levels = {name: {repr(one.knobs[name]) for one in legal} for name in (legal[0].knobs if legal else ())}
+    trials = 1 + sum(len(values) - 1 for values in levels.values())
+    by_knob = [{repr(one.process[name]) for one in legal if name in one.process} for name in levels]
+    needed = 1 + sum(max(0, len(values) - 1) for values in by_knob)
+    processes = min(needed, len({process_key(one.process) for one in legal}))
+    each_s, basis = _start(best, home)
+    trials_s = min(question.budget_s, processes * each_s + trials * TRIAL_S)
+    return Estimate(
+        vary=question.vary,
+        left_alone=question.left_alone,
+        global_batch=question.global_batch,
+        candidates=len(space.candidates),
+        legal=len(legal),
+        dropped=space.dropped,
+        processes=processes,
+        cold_runs=COLD_RUNS,
+        start_s=each_s,
+        basis=basis,
+        seconds=trials_s + COLD_RUNS * (each_s + TRIAL_S),
+        grid_s=len(legal) * (each_s + TRIAL_S),
+    )
+
+
+def _start(best: BestPlan, home: Home) -> tuple[float, str]:
+    """Seconds that a process of this model takes to its steady steps, and where that is from."""
+    seen = []
+    for run_id in home.run_ids()[: -LOOKED_AT - 1 : -1]:
+        directory = home.directory(run_id)
+        run = read_run_file(directory)
+        if run is not None and (run.model, run.device) == (best.question.model, best.plan.device):
+            seconds = start_s(directory)
+            seen += [seconds] if seconds else []
+        if len(seen) == ENOUGH:
+            break
+    if not seen:
+        return Starts.GUESS_S, "assumed: no run of this model was timed here"
+    return statistics.median(seen), f"as {'a run' if len(seen) == 1 else f'{len(seen)} runs'} of this model took"

@@ -1,0 +1,107 @@
+"""Open a best-fit search: its question checked against this machine, an unfinished search or a new one."""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import msgspec
+
+from trainfast_runner.records.home import Home
+from trainfast_runner.records.run_file import ClockAnchor
+from trainfast_runner.running import planning
+from trainfast_runner.running.planning import RunPlan
+from trainfast_runner.search.best.asked import BATCH_KNOBS, BestAsked, check_asked
+from trainfast_runner.search.best.candidates import default_global_batch, spec_of
+from trainfast_runner.search.best.journal import Question, Space, read_best_journal
+from trainfast_runner.search.best.priors import earlier_effects
+from trainfast_runner.search.best.survey import Survey
+from trainfast_runner.search.best.varied import vary_of
+from trainfast_runner.search.cool_down import check_coolable
+from trainfast_runner.search.journal import SearchJournal
+from trainfast_runner.search.searches import new_search, unfinished
+from trainfast_runner.settings.spec import RunSpec, expand_paths
+
+FREE_KNOBS = ("steps", "timing_warmup")
+"""Knobs a search sets itself; commands that differ only in these continue the same search."""
+
+
+@dataclass(frozen=True)
+class BestOptions:
+    """How a best-fit search is opened and conducted.
+
+    `fresh` ignores an unfinished search and the effects of earlier ones, `wait` queues behind a run on the same device,
+    `cool_to_c` is the temperature below which each process starts.
+    """
+
+    fresh: bool = False
+    wait: bool = False
+    cool_to_c: float | None = None
+
+
+@dataclass(frozen=True)
+class BestPlan:
+    """A question that this machine can answer: the plan of the preset's own run, and the candidates unpredicted."""
+
+    question: Question
+    plan: RunPlan
+    survey: Survey
+    space: Space
+
+
+def plan_best(spec: RunSpec, asked: BestAsked, options: BestOptions, python: str | None = None) -> BestPlan:
+    """Check a question against this machine and the training Python. Raises UserError; starts nothing.
+
+    Without a global batch the preset's own is kept, so that the training stays the same, unless the batch is varied.
+    """
+    spec = replace(spec, data=expand_paths(spec.data))
+    # `devices` is a ceiling: the preset's own run may use fewer.
+    plan = planning.plan_run(spec_of(spec, {}), python)
+    check_asked(asked, plan)
+    check_coolable(plan, options.cool_to_c)
+    survey = Survey(spec, plan)
+    own = default_global_batch(spec, survey.machine)
+    vary, left_alone = vary_of(spec, asked.vary, survey.machine, asked.global_batch or own, survey.refuse)
+    is_free = asked.global_batch is None and any(name in asked.vary for name in BATCH_KNOBS)
+    question = Question(
+        search_id="",
+        key="",
+        **spec.fields(),
+        vary=vary,
+        left_alone=left_alone,
+        global_batch=None if is_free else asked.global_batch or own,
+        objective=asked.objective,
+        for_steps=asked.for_steps,
+        budget_s=asked.budget_s,
+        device=plan.device,
+        device_names=plan.device_names,
+        limits_bytes=list(plan.memory_limit_bytes or ()),
+        clock=ClockAnchor(monotonic_ns=time.monotonic_ns(), wall_ns=time.time_ns()),
+    )
+    return BestPlan(question, plan, survey, survey.space(question))
+
+
+def open_best(best: BestPlan, home: Home, options: BestOptions) -> Path:
+    """Return the directory of the search this question continues, or of a new one with its first line written."""
+    home.ready()
+    key = best_key(best)
+    found = None if options.fresh else unfinished(home, key, read_best_journal)
+    if found is not None:
+        return found
+    directory = new_search(home, best.question.name)
+    journal = SearchJournal(directory)
+    earlier = [] if options.fresh else earlier_effects(home, best.question, before=directory)
+    journal.write(msgspec.structs.replace(best.question, search_id=directory.name, key=key, earlier=earlier))
+    journal.close()
+    return directory
+
+
+def best_key(best: BestPlan) -> str:
+    """Return the hash that tells questions apart: of model, data, knobs, what is varied, devices and versions."""
+    question, plan = best.question, best.plan
+    knobs = {name: value for name, value in question.knobs.items() if name not in FREE_KNOBS}
+    varied = question.vary, question.global_batch, question.objective, question.for_steps, question.budget_s
+    asked = (question.model, question.data, knobs, varied, plan.device, plan.device_uuids, plan.python, plan.versions)
+    return hashlib.sha256(msgspec.json.encode(asked, order="deterministic")).hexdigest()[:16]

@@ -1,0 +1,39 @@
+"""A person's orders to a live best-fit search: lines of `orders.jsonl`, appended by anyone, read by the conductor."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from trainfast_runner.errors import UserError
+from trainfast_runner.records.json_lines import Appender, read_all
+from trainfast_runner.settings.knobs import knob
+
+ORDERS_FILE = "orders.jsonl"
+SKIP, PIN, UNPIN = "skip", "pin", "unpin"
+
+
+class KnobOrder(msgspec.Struct, frozen=True, kw_only=True):
+    """`do` is skip (never try this value of the knob), pin (try this value alone) or unpin (of the knob)."""
+
+    do: str
+    knob: str
+    value: Any = None
+
+
+def give_order(directory: Path, do: str, name: str, value: object = None) -> None:
+    """Order a live search; it obeys before its next step. Raises UserError for an unknown order, knob or value."""
+    if do not in (SKIP, PIN, UNPIN):
+        raise UserError(f"{do}: no such order", key=do, allowed=[SKIP, PIN, UNPIN])
+    read = knob(name).read(value) if do != UNPIN else None
+    file = Appender(directory / ORDERS_FILE)
+    file.write(KnobOrder(do=do, knob=name, value=read))
+    file.close()
+
+
+def read_orders(directory: Path) -> list[KnobOrder]:
+    """Every readable order, oldest first; empty when none was given."""
+    found, _ = read_all(directory / ORDERS_FILE, KnobOrder)
+    return found

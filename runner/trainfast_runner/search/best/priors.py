@@ -1,0 +1,53 @@
+"""Effects that earlier searches of the same model found on the same device: where a new search begins to look."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from trainfast_runner.records.home import Home
+from trainfast_runner.records.run_file import SCHEMA
+from trainfast_runner.records.search_directories import search_directories
+from trainfast_runner.search.best.journal import BestEnded, EarlierEffect, Question, read_best_journal
+from trainfast_runner.search.searches import BEST, kind_of
+
+LOOKED_AT = 50
+"""How many of the newest searches are looked at."""
+
+
+def earlier_effects(home: Home, question: Question, before: Path) -> list[EarlierEffect]:
+    """Return the newest effect of each value of a varied knob, by answered searches other than `before`.
+
+    Of the same model, data and objective on a device of the same names, whatever else was set. Raises UserError when
+    the searches cannot be listed.
+    """
+    found: dict[tuple[str, str], EarlierEffect] = {}
+    for directory in search_directories(home)[: -LOOKED_AT - 1 : -1]:
+        if directory == before or kind_of(directory) != BEST:
+            continue
+        lines = read_best_journal(directory)
+        ended = next((line for line in reversed(lines) if isinstance(line, BestEnded)), None)
+        first = lines[0] if lines else None
+        if not isinstance(first, Question) or not _is_alike(first, question):
+            continue
+        if ended is None or ended.state != "answered" or ended.found is None:
+            continue
+        for effect in ended.found.effects:
+            if effect.value in question.vary.get(effect.knob, ()):
+                known = EarlierEffect(
+                    knob=effect.knob,
+                    value=effect.value,
+                    before=effect.before,
+                    gain_percent=effect.gain_percent,
+                    search_id=directory.name,
+                )
+                found.setdefault((effect.knob, repr(effect.value)), known)
+    return list(found.values())
+
+
+def _is_alike(one: Question, other: Question) -> bool:
+    """True if effects of one question are about the same training on the same device as the other."""
+
+    def about(question: Question) -> tuple[object, ...]:
+        return question.model, question.data, question.device, question.device_names, question.objective
+
+    return one.schema <= SCHEMA and about(one) == about(other)

@@ -1,0 +1,188 @@
+"""The object that `search best --json` prints: the answer with every candidate's verdict and every measurement."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from trainfast_runner.records.run_file import SCHEMA
+from trainfast_runner.search.best.journal import (
+    BestEnded,
+    BestLine,
+    EarlierEffect,
+    Effect,
+    Found,
+    Interval,
+    Ordered,
+    Question,
+    Race,
+    Space,
+    Trial,
+    read_best_journal,
+)
+
+
+def best_report(directory: Path) -> dict[str, Any]:
+    """Return the whole search as one object; absent figures are None."""
+    lines = read_best_journal(directory)
+    question = next(line for line in lines if isinstance(line, Question))
+    space = next((line for line in reversed(lines) if isinstance(line, Space)), None)
+    ended = next((line for line in reversed(lines) if isinstance(line, BestEnded)), None)
+    answer = ended.found if ended is not None else None
+    return {
+        "schema": SCHEMA,
+        "search_id": question.search_id,
+        "state": ended.state if ended is not None else None,
+        "reason": ended.reason if ended is not None else "",
+        "preset": question.preset,
+        "variant": question.variant,
+        "objective": question.objective,
+        "for_steps": question.for_steps,
+        "global_batch": question.global_batch,
+        "vary": question.vary,
+        "left_alone": question.left_alone,
+        **_answer(answer, space, lines),
+        "candidates": len(space.candidates) if space is not None else None,
+        "dropped": space.dropped if space is not None else None,
+        "trials": [_trial(line, space) for line in lines if isinstance(line, Trial)] if space is not None else [],
+        "races": [_race(line, space) for line in lines if isinstance(line, Race)] if space is not None else [],
+        "disturbed": sum(
+            isinstance(line, Trial | Race) and line.outcome == "measured" and bool(line.reason) for line in lines
+        ),
+        "orders": [_order(line) for line in lines if isinstance(line, Ordered)],
+        "earlier": [_earlier(effect) for effect in question.earlier],
+        "missing_bytes": ended.missing_bytes if ended is not None else None,
+        "stopped_because": ended.stopped_because if ended is not None else None,
+        "seconds": ended.seconds if ended is not None else None,
+    }
+
+
+def _answer(answer: Found | None, space: Space | None, lines: Sequence[BestLine]) -> dict[str, Any]:
+    """The fields of the answer; None and empty lists before there is one."""
+    if answer is None or space is None:
+        names = ("best", "baseline", "gain", "within_percent")
+        return {
+            **dict.fromkeys(names),
+            **{name: [] for name in ("ties", "effects", "verdicts", "pareto", "changes_training", "notes")},
+        }
+    return {
+        "best": _side(answer.best, answer.best_rate, answer.best_value, answer.best_run_ids, space),
+        "baseline": _side(space.baseline, answer.baseline_rate, answer.baseline_value, answer.baseline_run_ids, space),
+        "gain": _gain(answer.gain_percent),
+        "within_percent": answer.within_percent,
+        "ties": [space.candidates[number].knobs for number in answer.ties],
+        "effects": [_effect(one) for one in answer.effects],
+        "verdicts": [
+            {
+                "knobs": space.candidates[one.candidate].knobs,
+                "verdict": one.verdict,
+                "reason": one.reason,
+                "samples_per_s": _interval(one.rate),
+                "predicted_bytes": space.candidates[one.candidate].predicted_bytes,
+            }
+            for one in answer.verdicts
+        ],
+        "pareto": [_pareto(number, answer, space, lines) for number in answer.pareto],
+        "changes_training": answer.changes_training,
+        "notes": answer.notes,
+    }
+
+
+def _side(
+    number: int, rate: Interval | None, value: Interval | None, run_ids: list[str], space: Space
+) -> dict[str, Any]:
+    """The winner or the baseline; `value` is by the objective."""
+    candidate = space.candidates[number]
+    return {
+        "knobs": candidate.knobs,
+        "samples_per_s": _interval(rate),
+        "value": _interval(value),
+        "predicted_bytes": candidate.predicted_bytes,
+        "run_id": run_ids[0] if run_ids else None,
+        "run_ids": run_ids,
+    }
+
+
+def _interval(one: Interval | None) -> dict[str, float] | None:
+    return None if one is None else {"median": one.median, "low": one.low, "high": one.high}
+
+
+def _gain(percent: Interval | None) -> dict[str, float] | None:
+    return None if percent is None else {"percent": percent.median, "low": percent.low, "high": percent.high}
+
+
+def _effect(one: Effect) -> dict[str, Any]:
+    return {
+        "knob": one.knob,
+        "value": one.value,
+        "from": one.before,
+        "gain": _gain(one.gain_percent),
+        "measured": one.measured,
+        "earlier": one.earlier,
+    }
+
+
+def _earlier(one: EarlierEffect) -> dict[str, Any]:
+    gain = _gain(one.gain_percent)
+    return {"knob": one.knob, "value": one.value, "from": one.before, "gain": gain, "search_id": one.search_id}
+
+
+def _order(one: Ordered) -> dict[str, Any]:
+    return {"do": one.do, "knob": one.knob, "value": one.value}
+
+
+def _trial(line: Trial, space: Space) -> dict[str, Any]:
+    return {
+        "knobs": space.candidates[line.candidate].knobs,
+        "warm": line.warm,
+        "outcome": line.outcome,
+        "samples_per_s": _rate(line),
+        "steps": len(line.step_ms),
+        "seconds": line.seconds,
+        "peak_allocated_bytes": line.peak_allocated_bytes,
+        "run_id": line.run_id,
+        "repeats": line.repeats,
+        "reason": line.reason,
+    }
+
+
+def _race(line: Race, space: Space) -> dict[str, Any]:
+    return {
+        "knobs": space.candidates[line.candidate].knobs,
+        "role": line.role,
+        "knob": line.knob,
+        "outcome": line.outcome,
+        "samples_per_s": None if line.samples_per_s is None else {"median": line.samples_per_s, "mad": line.mad},
+        "samples_per_joule": line.samples_per_joule,
+        "start_s": line.start_s,
+        "peak_allocated_bytes": line.peak_allocated_bytes,
+        "seconds": line.seconds,
+        "run_id": line.run_id,
+        "reason": line.reason,
+    }
+
+
+def _rate(line: Trial) -> dict[str, float] | None:
+    """Samples a second: median and median absolute deviation of its steps; None without a timed step."""
+    rates = [1000 * line.samples_per_step / ms for ms in line.step_ms if ms > 0]
+    if not rates:
+        return None
+    middle = statistics.median(rates)
+    return {"median": middle, "mad": statistics.median(abs(rate - middle) for rate in rates)}
+
+
+def _pareto(number: int, answer: Found, space: Space, lines: Sequence[BestLine]) -> dict[str, Any]:
+    """A candidate that no other beats in both speed and memory; its peak is the highest that was measured."""
+    rate = next((one.rate for one in answer.verdicts if one.candidate == number), None)
+    peaks = [
+        line.peak_allocated_bytes
+        for line in lines
+        if isinstance(line, Trial | Race) and line.candidate == number and line.peak_allocated_bytes is not None
+    ]
+    return {
+        "knobs": space.candidates[number].knobs,
+        "samples_per_s": _interval(rate),
+        "peak_allocated_bytes": max(peaks, default=None),
+    }

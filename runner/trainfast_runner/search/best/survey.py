@@ -1,0 +1,89 @@
+"""Survey the candidates of a question before any is run: which this machine refuses, and the memory each needs."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import replace
+
+from trainfast_runner.errors import UserError
+from trainfast_runner.machine import training_python
+from trainfast_runner.machine.devices import look
+from trainfast_runner.machine.worker_scripts import GivenUp
+from trainfast_runner.memory.sharding import PREDICTED
+from trainfast_runner.memory.tracing import cached_models, trace_models
+from trainfast_runner.running.planning import RunPlan
+from trainfast_runner.search.best.candidates import enumerate_space, predicted, spec_of
+from trainfast_runner.search.best.journal import Question, Space
+from trainfast_runner.search.limits import limits_of
+from trainfast_runner.settings.compatibility.check import check
+from trainfast_runner.settings.compatibility.facts import Facts
+from trainfast_runner.settings.spec import RunSpec
+
+ASKS_THE_MODEL = ("sdpa", "flash")
+"""Values of `attention` about which only the model's class has the answer, which takes an import of torch."""
+
+
+class Survey:
+    """The rules of this machine and training Python for runs like `plan`, whose search varies knobs of `spec`."""
+
+    def __init__(self, spec: RunSpec, plan: RunPlan) -> None:
+        seen = training_python.inspect(plan.python, spec.model, spec.data["objective"])
+        self.spec, self.plan = spec, plan
+        self.machine = look(seen.versions, seen.executable).used_by(spec.knobs["devices"])
+        self._facts = Facts(spec, self.machine, seen.config, seen.versions, seen.executable)
+
+    def refuse(self, spec: RunSpec) -> UserError | None:
+        """Return the error of a run that cannot start here; None when it can."""
+        try:
+            check(replace(self._facts, spec=spec))
+        except UserError as problem:
+            return problem
+        return None
+
+    def space(self, question: Question) -> Space:
+        """Return the candidates, their memory unpredicted. Raises UserError as `enumerate_space`."""
+        return enumerate_space(self.spec, self.machine, question.vary, question.global_batch, self.refuse)
+
+    def ask_attentions(self, question: Question) -> None:
+        """Learn which attention kernels the model has, if a candidate names one: some seconds the first time."""
+        values = question.vary.get("attention", [self.spec.knobs["attention"]])
+        if any(value in ASKS_THE_MODEL for value in values):
+            model, objective = self.spec.model, self.spec.data["objective"]
+            seen = training_python.inspect(self.plan.python, model, objective, attention=True)
+            self._facts = replace(self._facts, attentions=seen.attentions)
+
+    def trace(self, space: Space, given_up: threading.Event) -> None:
+        """Trace the memory models that the legal candidates need into the cache, until `given_up` is set."""
+        specs = [one for one in self.legal(space).values() if one.knobs["strategy"] in PREDICTED]
+        plan = self.plan
+        try:
+            for _ in trace_models(specs, plan.device, plan.python, given_up=given_up, gpus=plan.device_uuids):
+                pass  # each is in the cache now, or cannot be traced
+        except (GivenUp, UserError):
+            return  # candidates without a model are tried unpredicted
+
+    def predicted(self, space: Space) -> Space:
+        """Return the space with the memory that cached models predict, and without the candidates too large for it."""
+        model_of = cached_models(self.plan.device, self.plan.python, next(iter(self.plan.device_names), None))
+        needed: dict[int, int | None] = {}
+        for number, spec in self.legal(space).items():
+            model = model_of(spec) if spec.knobs["strategy"] in PREDICTED else None
+            if model is not None:
+                found = model.predict(spec, space.candidates[number].world_size)
+                needed[number] = found.total_bytes + (found.context_bytes or 0)
+        return predicted(space, needed, self._available_bytes())
+
+    def _available_bytes(self) -> int | None:
+        """Bytes that each rank may take: `memory_limit`, else the free memory; None if unknown."""
+        plan = self.plan
+        if plan.device == "cpu" or plan.memory_limit_bytes is not None:
+            return min(limits_of(plan).by_rank, default=None)
+        return min((gpu.memory_free_bytes for gpu in plan.gpus if gpu.memory_free_bytes is not None), default=None)
+
+    def legal(self, space: Space) -> dict[int, RunSpec]:
+        """Return the run of each candidate that is not ruled out, by its number."""
+        return {
+            number: spec_of(self.spec, one.knobs)
+            for number, one in enumerate(space.candidates)
+            if one.ruled_out is None
+        }

@@ -1,0 +1,109 @@
+"""Measure one candidate in a warm process: order steps until their median is known well, or the pace is hopeless."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from trainfast_runner.records.warm_process import TrialLine
+from trainfast_runner.search.best.company import CpuCompany, gpu_conditions, joules_of, why_throttled
+from trainfast_runner.search.best.decide import StepRule
+from trainfast_runner.search.best.journal import KnobValues, Trial
+from trainfast_runner.search.best.observed import relative_error
+from trainfast_runner.search.processes import WarmProcess
+
+UNTIMED = 2
+"""Steps before the timed ones: the optimizer's states exist from the second on, and a CPU's memory is measured."""
+LEAST_MORE = 2
+SAMPLED_S = 3.0
+"""Timed steps of this length have two samples of a GPU's energy counter, which is read once a second."""
+
+
+@dataclass
+class _Taken:
+    """The steps of a trial so far: the slowest rank's time of each, and the last answers."""
+
+    step_ms: list[float] = field(default_factory=list)
+    losses: list[float | None] = field(default_factory=list)
+    peak_bytes: int | None = None
+    began_ns: int = 0
+    ended_ns: int = 0
+
+    def add(self, answers: dict[int, TrialLine]) -> None:
+        """Take the answers of all ranks to one order."""
+        lines = list(answers.values())
+        self.step_ms += [max(times) for times in zip(*(line.step_ms for line in lines), strict=True)]
+        self.losses += lines[0].losses
+        peaks = [self.peak_bytes, *(line.peak_allocated_bytes for line in lines)]
+        self.peak_bytes = max((peak for peak in peaks if peak is not None), default=None)
+        self.ended_ns = max(line.t_ns for line in lines)
+        timed_ns = sum(lines[0].step_ms) * 1e6
+        self.began_ns = self.began_ns or round(self.ended_ns - timed_ns)
+
+
+def take_trial(
+    process: WarmProcess,
+    uuids: Sequence[str],
+    number: int,
+    knobs: KnobValues,
+    samples_per_step: int,
+    rule: StepRule,
+    *,
+    needs_energy: bool,
+    counts: bool,
+) -> tuple[Trial, bool] | None:
+    """Take a trial of candidate `number`; return its line, and True if it ended the process.
+
+    None when the process ended without an answer. `uuids` are the process's GPUs. With `needs_energy` steps are added
+    until their energy counters were read twice. A trial that other processes or heat disturb is void at once, but with
+    `counts` it is measured with that reason.
+    """
+    company, began, taken, void = CpuCompany(), time.monotonic(), _Taken(), None
+    outcome, reason, has_ended, steps = "measured", "", False, rule.least
+    while steps:
+        answers = process.trial(knobs, UNTIMED, steps, more=bool(taken.step_ms))
+        if answers is None:
+            return None
+        bad = next((line for line in answers.values() if line.outcome != "measured"), None)
+        if bad is not None:
+            outcome, reason, has_ended = str(bad.outcome), bad.message or "", bad.ended_process
+            break
+        taken.add(answers)
+        void = company.why_void()
+        if void is not None and not counts:
+            break
+        judged = rule.judge(taken.step_ms)
+        if judged == "slow":
+            outcome = judged
+            reason = f"its best step takes {min(taken.step_ms):.3g} ms, hopeless above {rule.give_up_ms:.3g} ms"
+            break
+        steps = steps_to_add(taken.step_ms, rule) if judged == "more" else 0
+        if not steps and needs_energy and taken.ended_ns - taken.began_ns < SAMPLED_S * 1e9:
+            steps = rule.least
+    gpus = gpu_conditions(process.directory, uuids, taken.began_ns, taken.ended_ns)
+    void = void or why_throttled(gpus, taken.began_ns, taken.ended_ns)
+    if void is not None and outcome in ("measured", "slow"):
+        outcome, reason = outcome if counts else "void", "; ".join(filter(None, (reason, void)))
+    trial = Trial(
+        candidate=number,
+        run_id=process.directory.name,
+        outcome=outcome,
+        warm=True,
+        samples_per_step=samples_per_step,
+        step_ms=taken.step_ms,
+        joules=joules_of(gpus),
+        peak_allocated_bytes=taken.peak_bytes,
+        last_loss=next((loss for loss in reversed(taken.losses) if loss is not None), None),
+        seconds=time.monotonic() - began,
+        reason=reason,
+    )
+    return trial, has_ended
+
+
+def steps_to_add(step_ms: Sequence[float], rule: StepRule) -> int:
+    """Return how many further steps bring the median's standard error to the rule's, within the rule's most."""
+    taken, error = len(step_ms), relative_error(step_ms)
+    needed = rule.most if math.isinf(error) else math.ceil(taken * (error / rule.standard_error) ** 2)
+    return min(rule.most - taken, max(LEAST_MORE, needed - taken))
