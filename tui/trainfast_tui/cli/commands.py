@@ -17,6 +17,7 @@ class Command:
 COMMANDS = (
     Command(("run",), "run", "train a preset, show its progress, print the figures"),
     Command(("search", "max-batch"), "search_max_batch", "the largest batch that fits, confirmed in a fresh process"),
+    Command(("search", "best"), "search_best", "the fastest settings that fit, confirmed in fresh processes"),
     Command(("predict",), "predict", "the memory a run needs, by category, without running it"),
     Command(("bench",), "bench", "a preset's variants as a table against its baseline and the published figures"),
     Command(("runs", "list"), "runs_list", "all runs, newest first"),
@@ -35,7 +36,11 @@ COMMANDS = (
     Command(("topo",), "topo", "how the GPUs are connected, and what it means for the strategies"),
     Command(("doctor",), "doctor", "problems of this machine, each with its cure"),
 )
-GROUPS = {"search": "what fits", "runs": "history and live runs", "presets": "recipes: shipped ones and your own"}
+GROUPS = {
+    "search": "what fits, and what is fastest",
+    "runs": "history and live runs",
+    "presets": "recipes: shipped ones and your own",
+}
 
 
 def named(words: tuple[str, ...]) -> Command | None:

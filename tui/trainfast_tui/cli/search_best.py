@@ -1,0 +1,164 @@
+"""`search best`: the fastest settings that fit, found by warm trials and confirmed in fresh processes."""
+
+from __future__ import annotations
+
+import argparse
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from trainfast_tui.cli.best_printer import BestPrinter
+
+if TYPE_CHECKING:
+    from trainfast_runner.records.home import Home
+    from trainfast_runner.search.best.journal import BestEnded
+    from trainfast_runner.search.best.opening import BestOptions, BestPlan
+    from trainfast_tui.cli.follow_run import Signals
+
+EXIT_CODES = {"answered": 0, "nothing_fits": 3, "failed": 4, "cancelled": 130}
+
+
+def add(parser: argparse.ArgumentParser) -> None:
+    """Add the command's arguments."""
+    from trainfast_tui.cli.run import add_settings
+
+    parser.add_argument("preset", metavar="PRESET", help="a name, NAME/VARIANT, or a path ending in .toml")
+    parser.add_argument(
+        "--vary",
+        action="append",
+        default=[],
+        metavar="KNOB=A,B,C",
+        help="vary this knob; may be given again. Without it: every knob that keeps the training the same",
+    )
+    add_settings(parser)
+    parser.add_argument("--global-batch", type=int, metavar="N", help="samples of one optimizer step (the preset's)")
+    parser.add_argument(
+        "--objective",
+        default="samples_per_s",
+        metavar="NAME",
+        help="samples_per_s (the default), tokens_per_s, samples_per_joule, or time with --for-steps",
+    )
+    parser.add_argument("--for-steps", type=int, metavar="N", help="length of the training that time is about")
+    parser.add_argument("--budget", default="10m", metavar="T", help="time for finding the leader: 90s, 10m, 1h (10m)")
+    parser.add_argument(
+        "--fresh", action="store_true", help="begin anew, without an unfinished search or effects of earlier ones"
+    )
+    parser.add_argument("--wait", action="store_true", help="wait while another run uses the device")
+    parser.add_argument("--cool-to", type=float, metavar="C", help="start each process when the GPUs are below C °C")
+    parser.add_argument("--python", metavar="PATH", help="train with this Python, whatever torch it has")
+    parser.add_argument("--dry-run", action="store_true", help="print the number of candidates and the expected time")
+    parser.add_argument("--record", type=Path, metavar="FILE", help="write the answer and the whole journal to FILE")
+    parser.add_argument("--json", action="store_true", help="print the answer as one JSON object, the last line")
+    parser.epilog = "Ctrl-C cancels and prints the best so far; the same command then continues."
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Search and print the answer."""
+    from trainfast_runner.records.home import Home
+    from trainfast_runner.search.best.asked import BestAsked, read_budget, read_vary
+    from trainfast_runner.search.best.opening import BestOptions, open_best, plan_best
+    from trainfast_runner.settings.spec import resolve
+    from trainfast_tui.cli.follow_run import caught
+    from trainfast_tui.cli.progress import progress_when_slow
+    from trainfast_tui.cli.run import wait_for_device
+
+    began_ns = time.monotonic_ns()
+    home = Home().ready()
+    asked = BestAsked(
+        vary=read_vary(arguments.vary),
+        global_batch=arguments.global_batch,
+        objective=arguments.objective,
+        for_steps=arguments.for_steps,
+        budget_s=read_budget(arguments.budget),
+    )
+    options = BestOptions(fresh=arguments.fresh, wait=arguments.wait, cool_to_c=arguments.cool_to)
+    spec = resolve(arguments.preset, arguments.settings)
+    with progress_when_slow("checking…"):
+        best = plan_best(spec, asked, options, arguments.python)
+    if arguments.dry_run:
+        _print_estimate(best, home, arguments.json)
+        return 0
+    if arguments.wait:
+        asked_ns = time.monotonic_ns()
+        wait_for_device(best.plan, home)
+        began_ns += time.monotonic_ns() - asked_ns
+    directory = open_best(best, home, options)
+    with caught() as signals:
+        ended = _conducted(directory, best, home, options, signals, began_ns)
+    _report(directory, arguments.json, arguments.record)
+    return EXIT_CODES[ended.state]
+
+
+def _conducted(
+    directory: Path, best: BestPlan, home: Home, options: BestOptions, signals: Signals, began_ns: int
+) -> BestEnded:
+    """Conduct the search and print each line of its journal on stderr."""
+    from trainfast_runner.search.best.conduct import conduct_best
+    from trainfast_runner.search.best.journal import Race, Trial, read_best_journal
+    from trainfast_runner.search.control import resume
+    from trainfast_tui.cli.progress import Progress
+
+    resume(directory)
+    progress = Progress()
+    lines = read_best_journal(directory)
+    tried = sum(isinstance(line, Trial | Race) for line in lines)
+    if tried:
+        progress.print_line(f"continuing {directory.name}, with {tried} measurements; --fresh begins anew")
+    printer = BestPrinter(progress, home, lines)
+    printer.print_question(best.question)
+
+    def is_cancelled() -> bool:
+        # Called repeatedly during every wait.
+        printer.tick()
+        return bool(signals.interrupts or signals.hung_up)
+
+    try:
+        return conduct_best(
+            directory,
+            best,
+            home,
+            options,
+            on_line=printer.print_line,
+            is_cancelled=is_cancelled,
+            began_ns=began_ns,
+        )
+    finally:
+        progress.close()
+
+
+def _report(directory: Path, as_json: bool, record: Path | None) -> None:
+    from trainfast_runner.errors import UserError
+    from trainfast_runner.search.best.journal import read_best_journal
+    from trainfast_runner.search.best.report import best_report
+    from trainfast_tui.cli.output import print_json, print_line
+    from trainfast_tui.text.best_search import answer_lines
+
+    found = best_report(directory)
+    if record is not None:
+        import msgspec
+
+        try:
+            record.write_bytes(msgspec.json.encode({**found, "journal": read_best_journal(directory)}))
+        except OSError as error:
+            raise UserError(f"{record}: {error.strerror}", key="--record") from None
+    if as_json:
+        print_json(found)
+        return
+    for line in answer_lines(found):
+        print_line(line)
+
+
+def _print_estimate(best: BestPlan, home: Home, as_json: bool) -> None:
+    """Print the number of candidates and the time that a search of them takes."""
+    import dataclasses
+
+    from trainfast_runner.search.best.estimate import estimate
+    from trainfast_tui.cli.output import print_json, print_line
+    from trainfast_tui.text.best_search import estimate_lines
+
+    found = dataclasses.asdict(estimate(best, home))
+    if as_json:
+        print_json(found)
+        return
+    for line in estimate_lines(found):
+        print_line(line)

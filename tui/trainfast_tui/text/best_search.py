@@ -1,0 +1,147 @@
+"""A best-fit search in words: its answer, what each knob gave, and what became of every candidate."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from trainfast_runner.settings.knobs import BY_NAME
+from trainfast_tui.text import format as fmt
+from trainfast_tui.text.tables import pairs, table
+
+Fields = Mapping[str, Any]
+VERDICTS = ("measured", "beaten", "bound", "too_large", "incompatible", "failed", "not_tried")
+MOST_LISTED = 5
+"""Runner-ups and candidates that were not tried are listed up to this many."""
+
+
+def knob_words(knobs: Fields) -> str:
+    """Knobs as they are typed: `batch_size=8 precision=bf16`."""
+    return " ".join(f"{name}={BY_NAME[name].show(value)}" for name, value in knobs.items())
+
+
+def rate_words(rate: Fields | None) -> str:
+    """A rate with its 95 % interval: `123 samples/s (120 to 126)`."""
+    if rate is None:
+        return fmt.ABSENT
+    return f"{fmt.per_second(rate['median'], 'samples')} ({fmt.number(rate['low'])} to {fmt.number(rate['high'])})"
+
+
+def gain_words(gain: Fields) -> str:
+    """A gain with its 95 % interval: `+34.1 % (+31.0 % to +37.2 %)`."""
+    low, high = fmt.signed_percent(gain["low"]), fmt.signed_percent(gain["high"])
+    return f"{fmt.signed_percent(gain['percent'])} ({low} to {high})"
+
+
+def answer_lines(found: Fields) -> list[str]:
+    """The answer of `best_report` in lines: the winner first, then the effects, the Pareto settings and the rest."""
+    if found["best"] is None:
+        return [fmt.plain(line) for line in _without_answer(found)]
+    lines = pairs(_answer_rows(found))
+    if found["effects"]:
+        lines += ["", *_effects(found["effects"])]
+    if found["pareto"]:
+        lines += ["", *_pareto(found["pareto"])]
+    lines += ["", *pairs(_rest_rows(found))]
+    return [fmt.plain(line) for line in lines]
+
+
+def _answer_rows(found: Fields) -> Iterable[tuple[str, str]]:
+    best, baseline = found["best"], found["baseline"]
+    is_same = best["knobs"] == baseline["knobs"]
+    so_far = "" if found["state"] == "answered" else "so far "
+    yield f"fastest {so_far}".strip(), f"{knob_words(best['knobs'])}: {_side_words(best, found)}"
+    if is_same:
+        yield "gain", "none: the baseline itself is the fastest"
+    else:
+        yield "baseline", f"{knob_words(baseline['knobs'])}: {_side_words(baseline, found)}"
+        yield "gain", "unknown" if found["gain"] is None else gain_words(found["gain"])
+    if found["within_percent"] is not None:
+        yield "but", f"settings within {fmt.percent(found['within_percent'])} of it: the noise of this machine"
+    changed = found["changes_training"]
+    yield "trains", f"differently, by {', '.join(changed)}" if changed else "the same as the baseline"
+    for note in found["notes"]:
+        yield "note", note
+
+
+def _side_words(side: Fields, found: Fields) -> str:
+    words = rate_words(side["samples_per_s"])
+    value = side["value"]
+    if value is not None and found["objective"] != "samples_per_s":
+        interval = f"{fmt.number(value['low'])} to {fmt.number(value['high'])}"
+        words += f", {found['objective']} {fmt.number(value['median'])} ({interval})"
+    return f"{words}, runs {' and '.join(side['run_ids'])}" if side["run_ids"] else f"{words}, not confirmed"
+
+
+def _effects(effects: Iterable[Fields]) -> list[str]:
+    rows = []
+    for one in effects:
+        show = BY_NAME[one["knob"]].show
+        by = "turned back in a run" if one["measured"] else "earlier searches" if one["earlier"] else "the trials"
+        rows.append([f"{one['knob']}={show(one['value'])}", show(one["from"]), gain_words(one["gain"]), by])
+    return table(["setting", "instead of", "gave (95 % CI)", "measured by"], rows)
+
+
+def _pareto(settings: Iterable[Fields]) -> list[str]:
+    rows = [
+        [knob_words(one["knobs"]), rate_words(one["samples_per_s"]), fmt.size(one["peak_allocated_bytes"])]
+        for one in settings
+    ]
+    return table(["fastest in its memory", "rate", "peak"], rows, right=(2,))
+
+
+def _rest_rows(found: Fields) -> Iterable[tuple[str, str]]:
+    ties = [knob_words(knobs) for knobs in found["ties"]]
+    for words in ties[:MOST_LISTED]:
+        yield "within the noise", words
+    if len(ties) > MOST_LISTED:
+        yield "within the noise", f"and {len(ties) - MOST_LISTED} more"
+    counts = Counter(one["verdict"] for one in found["verdicts"])
+    words = ", ".join(f"{counts[name]} {name.replace('_', ' ')}" for name in VERDICTS if counts[name])
+    dropped = f"; {found['dropped']} combinations have another global batch" if found["dropped"] else ""
+    yield "candidates", f"{found['candidates']}: {words}{dropped}"
+    not_tried = [one for one in found["verdicts"] if one["verdict"] == "not_tried"]
+    for one in not_tried[:MOST_LISTED]:
+        yield "not tried", f"{knob_words(one['knobs'])}: {one['reason']}"
+    if len(not_tried) > MOST_LISTED:
+        yield "not tried", f"and {len(not_tried) - MOST_LISTED} more"
+    if found["disturbed"]:
+        yield "disturbed", f"{found['disturbed']} measurements, by other processes or a throttled GPU"
+    if found["stopped_because"]:
+        yield "stopped because", found["stopped_because"]
+    yield "took", f"{fmt.duration(found['seconds'])}, {len(found['trials'])} trials, {len(found['races'])} runs"
+
+
+def _without_answer(found: Fields) -> list[str]:
+    if found["state"] == "cancelled":
+        return [f"cancelled before anything was measured; the same command continues {found['search_id']}"]
+    missing = found["missing_bytes"]
+    if missing is not None:
+        return [f"{found['reason']}: the smallest setting is {fmt.size(missing)} too large"]
+    return [found["reason"]]
+
+
+def question_lines(vary: Mapping[str, list[Any]], left_alone: Mapping[str, str], global_batch: int | None) -> list[str]:
+    """What a search varies and what it leaves alone, with the reasons."""
+    varied = "; ".join(f"{name} {', '.join(map(BY_NAME[name].show, values))}" for name, values in vary.items())
+    at = f" at a global batch of {global_batch}" if global_batch is not None else ""
+    lines = [f"varying {varied or 'nothing'}{at}"]
+    by_reason: dict[str, list[str]] = {}
+    for name, reason in left_alone.items():
+        by_reason.setdefault(reason, []).append(name)
+    return [*lines, *(f"left alone: {', '.join(names)}: {reason}" for reason, names in by_reason.items())]
+
+
+def estimate_lines(found: Fields) -> list[str]:
+    """The lines of `search best --dry-run`."""
+    dropped = f", {found['dropped']} with another global batch left out" if found["dropped"] else ""
+    legal = f"{found['candidates']}, {found['legal']} of them can run here{dropped}"
+    lines = question_lines(found["vary"], found["left_alone"], found["global_batch"])
+    start = f"{fmt.duration(found['start_s'])} a process, {found['basis']}"
+    rows = [
+        ("candidates", legal),
+        ("processes", f"{found['processes']} for trials and about {found['cold_runs']} cold runs; {start}"),
+        ("takes", f"about {fmt.duration(found['seconds'])}; each candidate by itself: {fmt.duration(found['grid_s'])}"),
+    ]
+    return [fmt.plain(line) for line in [*lines, *pairs(rows)]]
