@@ -1,0 +1,190 @@
+"""`search best` with real trainings: the answer, what a kill leaves behind, strategies on two processes."""
+
+from __future__ import annotations
+
+import random
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cli.command import Cli, Started, until
+from trainfast_runner.records.home import Home, is_alive, read_result
+from trainfast_runner.records.search_directories import is_conducted
+from trainfast_runner.search.best.journal import LaunchedBest, Race, Space, Trial, read_best_journal
+from trainfast_runner.search.best.orders import give_order
+
+SMALL = [
+    *("--set", "data.kind=random", "--set", "model.hidden_size=64", "--set", "model.num_hidden_layers=2"),
+    *("--set", "seq_len=32"),
+]
+GRID = [
+    *("--vary", "batch_size=2,4,8,16", "--vary", "grad_accum=1,2,4,8", "--vary", "precision=fp32,bf16"),
+    *("--vary", "optimizer=adamw,adamw-fused,sgd", "--global-batch", "16"),
+]
+VERDICTS = {"measured", "beaten", "bound", "too_large", "incompatible", "failed", "not_tried"}
+
+
+def directory_of(cli: Cli) -> Path:
+    """The only search's."""
+    found = list((cli.home / "searches").iterdir())
+    assert len(found) == 1
+    return found[0]
+
+
+def live_runs(cli: Cli) -> list[Path]:
+    home = Home(cli.home)
+    return [directory for run_id in home.run_ids() if is_alive(directory := home.directory(run_id))]
+
+
+def until_measured(cli: Cli, started: Started, count: int) -> None:
+    """Wait until the journal of the only search has so many measurements, or the command has ended."""
+
+    def measured() -> int:
+        found = list((cli.home / "searches").glob("*"))
+        return sum(isinstance(one, Trial | Race) for one in read_best_journal(found[0])) if found else 0
+
+    until(lambda: measured() >= count or started.process.poll() is not None, f"{count} measurements")
+
+
+def assert_is_whole(cli: Cli, found: dict[str, Any], candidates: int) -> None:
+    """The answer has every field, a verdict for each candidate, and runs that can be opened."""
+    assert found["state"] == "answered"
+    assert found["candidates"] == candidates == len(found["verdicts"])
+    assert {one["verdict"] for one in found["verdicts"]} <= VERDICTS
+    assert all(one["reason"] for one in found["verdicts"])
+    for side in ("best", "baseline"):
+        assert len(found[side]["run_ids"]) >= 2
+        assert len(set(found[side]["run_ids"])) == len(found[side]["run_ids"])
+        for run_id in found[side]["run_ids"]:
+            shown = cli("runs", "show", run_id, "--json").json
+            assert shown["state"] == "finished"
+            assert {name: shown["knobs"][name] for name in found[side]["knobs"]} == found[side]["knobs"]
+            assert shown["throughput"]["measured_under"] is None
+        rate = found[side]["samples_per_s"]
+        assert rate["low"] <= rate["median"] <= rate["high"]
+    gain = found["gain"]
+    assert gain["low"] <= gain["percent"] <= gain["high"]
+
+
+@pytest.mark.long
+def test_every_candidate_gets_a_verdict_and_winner_and_baseline_two_cold_runs(cli: Cli) -> None:
+    done = cli("search", "best", "tiny-llama", *SMALL, *GRID, "--budget", "2m", "--json")
+    assert done.code == 0, done.err
+    found = done.json
+    assert_is_whole(cli, found, candidates=24)
+    assert found["dropped"] == 72
+    assert all(one["knobs"]["batch_size"] * one["knobs"]["grad_accum"] == 16 for one in found["verdicts"])
+    measured = {tuple(one["knobs"].values()) for one in found["trials"]}
+    assert 1 < len(measured) < 24, "as many settings measured as there are"
+    assert {one["knob"] for one in found["effects"]} >= {"batch_size", "precision", "optimizer"}
+    assert ("optimizer" in found["changes_training"]) == (found["best"]["knobs"]["optimizer"] == "sgd")
+    assert live_runs(cli) == []
+    again = cli("search", "best", "tiny-llama", *SMALL, *GRID, "--budget", "2m", "--dry-run", "--json").json
+    assert "took" in again["basis"], "the starts of the search's runs are known now"
+
+
+@pytest.mark.long
+def test_a_search_killed_five_times_measures_nothing_twice(cli: Cli) -> None:
+    command = ("search", "best", "tiny-llama", *SMALL, *GRID[2:], "--budget", "2m", "--json")
+    moments = random.Random(7)
+    for kill in range(5):
+        started = Started(cli, command)
+        until_measured(cli, started, kill + moments.randrange(1, 4))
+        started.signal(signal.SIGKILL)
+        started.end()
+        assert not is_conducted(directory_of(cli))
+    done = cli(*command)
+    assert done.code == 0, done.err
+    lines = read_best_journal(directory_of(cli))
+    assert_is_whole(cli, done.json, candidates=sum(len(one.candidates) for one in lines if isinstance(one, Space)))
+    trials = [(one.candidate, one.repeats) for one in lines if isinstance(one, Trial) and one.outcome == "measured"]
+    firsts = [candidate for candidate, repeats in trials if not repeats]
+    assert len(firsts) == len(set(firsts)), "a setting was measured twice"
+    races = [one.run_id for one in lines if isinstance(one, Race)]
+    assert len(races) == len(set(races)), "a run was recorded twice"
+    cold = [one.run_id for one in lines if isinstance(one, LaunchedBest) and one.role != "trial"]
+    home = Home(cli.home)
+    ended = [run_id for run_id in cold if (one := read_result(home.directory(run_id))) and one.state == "finished"]
+    assert set(ended) == set(races), "a finished run was not taken"
+    assert live_runs(cli) == []
+
+
+@pytest.mark.long
+def test_ctrl_c_prints_the_best_so_far_and_the_same_command_goes_on(cli: Cli) -> None:
+    command = ("search", "best", "tiny-llama", *SMALL, *GRID[2:], "--budget", "2m", "--json")
+    started = Started(cli, command)
+    until_measured(cli, started, 2)
+    started.signal(signal.SIGINT)
+    cancelled = started.end()
+    assert cancelled.code == 130, cancelled.err
+    assert cancelled.json["state"] == "cancelled"
+    assert cancelled.json["best"]["samples_per_s"]["median"] > 0
+    assert live_runs(cli) == []
+    done = cli(*command)
+    assert done.code == 0, done.err
+    assert "continuing" in done.err
+    assert done.json["search_id"] == cancelled.json["search_id"]
+
+
+@pytest.mark.long
+def test_a_skipped_value_and_a_pinned_knob_are_obeyed(cli: Cli) -> None:
+    started = Started(cli, ("search", "best", "tiny-llama", *SMALL, *GRID, "--budget", "2m", "--json"))
+    until_measured(cli, started, 1)
+    give_order(directory_of(cli), "skip", "optimizer", "sgd")
+    give_order(directory_of(cli), "pin", "precision", "fp32")
+    done = started.end()
+    assert done.code == 0, done.err
+    best = done.json["best"]["knobs"]
+    assert (best["precision"], best["optimizer"] != "sgd") == ("fp32", True)
+    assert done.json["orders"] == [
+        {"do": "skip", "knob": "optimizer", "value": "sgd"},
+        {"do": "pin", "knob": "precision", "value": "fp32"},
+    ]
+    reasons = {one["reason"] for one in done.json["verdicts"] if one["verdict"] == "not_tried"}
+    assert any("you skipped optimizer=sgd" in reason for reason in reasons)
+
+
+@pytest.mark.long
+def test_nothing_that_fits_ends_with_the_smallest_excess(cli: Cli) -> None:
+    words = ("--set", "memory_limit=48MiB", "--set", "model.hidden_size=256", "--vary", "batch_size=32,64")
+    done = cli("search", "best", "tiny-llama", *SMALL, *words, "--budget", "2m", "--json")
+    assert done.code == 3, done.err
+    assert done.json["state"] == "nothing_fits"
+    assert done.json["missing_bytes"] > 0
+
+
+@pytest.mark.long
+def test_a_budget_below_the_baseline_says_what_the_baseline_costs(cli: Cli) -> None:
+    done = cli("search", "best", "tiny-llama", *SMALL, "--vary", "precision=fp32,bf16", "--budget", "0.5s")
+    assert done.code == 2
+    assert "below the cost of the baseline, which took" in done.err
+    assert live_runs(cli) == []
+
+
+@pytest.mark.long
+def test_a_device_in_use_is_refused_and_can_be_waited_for(cli: Cli) -> None:
+    words = ("tiny-llama", *SMALL, "--vary", "precision=fp32,bf16", "--budget", "2m", "--json")
+    other = cli("run", "tiny-llama", *SMALL, "--set", "steps=100000", "--detach").out.strip()
+    refused = cli("search", "best", *words)
+    assert refused.code == 2
+    assert other in refused.err
+    assert "--wait" in refused.err
+    waiting = Started(cli, ("search", "best", *words, "--wait"))
+    waiting.until_said("waiting for")
+    cli("stop", other)
+    done = waiting.end()
+    assert done.code == 0, done.err
+
+
+@pytest.mark.long
+def test_two_processes_pick_a_strategy_by_measurement(cli: Cli) -> None:
+    words = ("--set", "devices=2", "--vary", "strategy=single,ddp,fsdp", "--global-batch", "8", "--budget", "3m")
+    done = cli("search", "best", "tiny-llama", *SMALL, *words, "--json")
+    assert done.code == 0, done.err
+    found = done.json
+    assert_is_whole(cli, found, candidates=3)
+    assert {one["knobs"]["strategy"] for one in found["verdicts"]} == {"single", "ddp", "fsdp"}
+    assert {one["value"] for one in found["effects"] if one["knob"] == "strategy"} == {"ddp", "fsdp"}
+    assert all(one["verdict"] == "measured" for one in found["verdicts"]), found["verdicts"]

@@ -1,0 +1,101 @@
+"""A home with both kinds of search: each command and screen sees its own."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+
+import pytest
+
+from trainfast_runner.errors import UserError
+from trainfast_runner.machine.processes.identity import boot_id
+from trainfast_runner.records.home import Home
+from trainfast_runner.records.run_file import ClockAnchor
+from trainfast_runner.search.best.journal import BestEnded, Effect, Found, Interval, Question, read_best_journal
+from trainfast_runner.search.best.orders import give_order, read_orders
+from trainfast_runner.search.best.priors import earlier_effects
+from trainfast_runner.search.journal import Asked, Conducted, SearchJournal
+from trainfast_runner.search.searches import BATCH, BEST, kind_of, new_search, newest_search, unfinished
+
+CLOCK = ClockAnchor(monotonic_ns=0, wall_ns=time.time_ns())
+CONDUCTED = Conducted(pid=os.getpid(), start_ticks=0, boot_id=boot_id())
+
+
+def question(directory: Path, model: str = "llama") -> Question:
+    return Question(
+        search_id=directory.name,
+        key="k",
+        preset="tiny",
+        model={"family": model},
+        vary={"precision": ["fp32", "bf16"]},
+        clock=CLOCK,
+    )
+
+
+def best_search(home: Home, *lines: BestEnded, model: str = "llama") -> Path:
+    directory = new_search(home, "tiny")
+    journal = SearchJournal(directory)
+    for line in (question(directory, model), CONDUCTED, *lines):
+        journal.write(line)
+    journal.close()
+    return directory
+
+
+def batch_search(home: Home) -> Path:
+    directory = new_search(home, "tiny")
+    journal = SearchJournal(directory)
+    journal.write(Asked(search_id=directory.name, key="k", preset="tiny", clock=CLOCK))
+    journal.write(CONDUCTED)
+    journal.close()
+    return directory
+
+
+def test_a_screen_of_one_kind_does_not_show_a_search_of_the_other(tmp_path: Path) -> None:
+    home = Home(tmp_path).ready()
+    batch, best = batch_search(home), best_search(home)
+    assert (kind_of(batch), kind_of(best)) == (BATCH, BEST)
+    assert newest_search(home) == batch
+    assert newest_search(home, BEST) == best
+
+
+def test_the_same_key_continues_a_search_of_its_own_kind(tmp_path: Path) -> None:
+    home = Home(tmp_path).ready()
+    batch, best = batch_search(home), best_search(home)
+    assert unfinished(home, "k") == batch
+    assert unfinished(home, "k", read_best_journal) == best
+
+
+def test_a_search_with_an_answer_is_not_continued(tmp_path: Path) -> None:
+    home = Home(tmp_path).ready()
+    best_search(home, BestEnded(state="answered"))
+    assert unfinished(home, "k", read_best_journal) is None
+
+
+def test_orders_reach_the_conductor_in_their_order(tmp_path: Path) -> None:
+    assert read_orders(tmp_path) == []
+    give_order(tmp_path, "pin", "precision", "bf16")
+    give_order(tmp_path, "unpin", "precision")
+    assert [(order.do, order.knob, order.value) for order in read_orders(tmp_path)] == [
+        ("pin", "precision", "bf16"),
+        ("unpin", "precision", None),
+    ]
+    with pytest.raises(UserError, match="bf16"):
+        give_order(tmp_path, "skip", "precision", "bf17")
+    with pytest.raises(UserError, match="no such order"):
+        give_order(tmp_path, "forget", "precision")
+
+
+def test_effects_of_an_answered_search_of_the_same_model_are_where_the_next_begins(tmp_path: Path) -> None:
+    home = Home(tmp_path).ready()
+    gain = Interval(median=40.0, low=35.0, high=45.0)
+    effect = Effect(knob="precision", value="bf16", before="fp32", gain_percent=gain)
+    other = Effect(knob="workers", value=2, before=0, gain_percent=gain)
+    rate = Interval(median=10.0, low=9.0, high=11.0)
+    found = Found(best=0, best_rate=rate, best_run_ids=[], baseline_run_ids=[], effects=[effect, other])
+    answered = best_search(home, BestEnded(state="answered", found=found))
+    best_search(home, BestEnded(state="answered", found=found), model="bert")
+    best_search(home, BestEnded(state="cancelled", found=found))
+    asked = best_search(home)
+    known = earlier_effects(home, question(asked), before=asked)
+    assert [(one.knob, one.value, one.search_id) for one in known] == [("precision", "bf16", answered.name)]

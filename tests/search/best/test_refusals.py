@@ -1,0 +1,65 @@
+"""`search best`: questions that are refused before anything starts, each with one line that helps."""
+
+from __future__ import annotations
+
+import pytest
+
+from cli.command import SMALL, Cli
+from trainfast_runner.records.home import Home
+
+BEST = ("search", "best", "tiny-llama", *SMALL)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--vary", "batchsize=2,4"), ("no knob 'batchsize'", "did you mean batch_size?")),
+        (("--vary", "precision=fp32,bf17"), ("precision", "did you mean bf16?")),
+        (("--vary", "precision"), ("--vary takes knob=a,b,c",)),
+        (("--vary", "precision="), ("no value",)),
+        (("--vary", "devices=1,2"), ("devices cannot be varied", "ceiling")),
+        (("--objective", "sample_per_s"), ("no such objective", "did you mean samples_per_s?")),
+        (("--vary", "seq_len=16,32"), ("seq_len", "--objective tokens_per_s")),
+        (("--objective", "time"), ("--for-steps N",)),
+        (("--for-steps", "100"), ("--for-steps is about --objective time",)),
+        (("--objective", "time", "--for-steps", "9", "--vary", "batch_size=1,2"), ("needs --global-batch N",)),
+        (("--objective", "samples_per_joule"), ("energy counter",)),
+        (("--global-batch", "0"), ("at least 1",)),
+        (("--budget", "soon"), ("not a time", "10m")),
+        (("--vary", "batch_size=4,8", "--vary", "grad_accum=1", "--global-batch", "7"), ("did you mean 8?",)),
+    ],
+)
+def test_a_bad_question_is_one_line(cli: Cli, words: tuple[str, ...], said: tuple[str, ...]) -> None:
+    line = cli(*BEST, *words).refused()
+    assert all(part in line for part in said), line
+    assert Home(cli.home).run_ids() == []
+
+
+def test_a_grid_of_a_million_is_counted_and_says_which_knobs_to_drop(cli: Cli) -> None:
+    sizes = ",".join(str(size) for size in range(1, 101))
+    words = ("--vary", f"batch_size={sizes}", "--vary", f"workers={sizes}", "--vary", f"prefetch={sizes}")
+    line = cli(*BEST, *words).refused()
+    assert "1,000,000 candidates" in line
+    assert "without" in line
+    assert "--vary prefetch" in line or "--vary batch_size" in line
+
+
+def test_a_dry_run_counts_and_starts_nothing(cli: Cli) -> None:
+    done = cli(*BEST, "--vary", "batch_size=1,2,4", "--vary", "precision=fp32,bf16", "--global-batch", "4", "--dry-run")
+    assert done.code == 0, done.err
+    assert "6" in done.out
+    assert "cold runs" in done.out
+    found = cli(*BEST, "--vary", "batch_size=1,2,4", "--global-batch", "4", "--dry-run", "--json").json
+    assert (found["candidates"], found["legal"]) == (3, 3)
+    assert found["seconds"] > 0
+    assert "assumed" in found["basis"]
+    assert Home(cli.home).run_ids() == []
+
+
+def test_without_vary_only_what_trains_the_same_is_varied(cli: Cli) -> None:
+    found = cli(*BEST, "--dry-run", "--json").json
+    assert "precision" in found["vary"]
+    assert not {"lr", "seq_len", "seed"} & set(found["vary"])
+    assert {"lr", "seq_len"} <= set(found["left_alone"])
+    assert "bf16-pure" not in found["vary"]["precision"]
+    assert found["global_batch"] == 2
