@@ -62,6 +62,13 @@ class Preset:
         ids = [row.id for row in self.variants]
         raise UserError(f"preset {self.name} has no variant {id!r}", key=id, allowed=ids, nearest=nearest(id, ids))
 
+    @property
+    def baseline_variant(self) -> Variant | None:
+        """The variant that others are compared with, the first unless `baseline` names one; None without variants."""
+        if self.baseline is not None:
+            return self.variant(self.baseline)
+        return self.variants[0] if self.variants else None
+
     def model_of(self, variant: Variant | None) -> dict[str, Any]:
         """`[model]` of the preset, or of one of its variants."""
         return merged_model(self.model, variant.model if variant else {})

@@ -1,17 +1,17 @@
-"""`bench`: a preset's variants, each run for real, as a table against its baseline and the published figures."""
+"""`bench`: a preset's variants or a grid of settings, each run for real, as a table against the baseline."""
 
 from __future__ import annotations
 
 import argparse
 import shlex
 import sys
-from pathlib import Path
 
 from trainfast_runner.errors import UserError
 from trainfast_runner.records.home import Home
 from trainfast_runner.records.result import Result
 from trainfast_runner.records.run_file import EXIT_CODES
 from trainfast_runner.running import launch, planning
+from trainfast_runner.search.bench.grid import prepare_grid
 from trainfast_runner.search.bench.report import MEASURED, markdown, measured, notes, published_gain
 from trainfast_runner.search.bench.variants import (
     Bench,
@@ -23,6 +23,8 @@ from trainfast_runner.search.bench.variants import (
     prepare,
     tabulate,
 )
+from trainfast_runner.settings.vary import read_vary
+from trainfast_tui.cli.bench_file import check_output, write_output
 from trainfast_tui.cli.cooling import wait_until_cool
 from trainfast_tui.cli.follow_run import HUNG_UP, Signals, caught, follow
 from trainfast_tui.cli.output import print_json, print_line, print_lines, print_table
@@ -36,14 +38,25 @@ INTERRUPTED = 130
 def add(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
     parser.add_argument(
-        "preset", metavar="PRESET", help="a preset with variants; NAME/VARIANT runs it and the baseline"
+        "preset",
+        metavar="PRESET",
+        help="a preset with variants; NAME/VARIANT runs it and the baseline; with --vary any preset",
+    )
+    parser.add_argument(
+        "--vary",
+        action="append",
+        default=[],
+        metavar="KNOB=A,B,C",
+        help="a row for each value; may be given again: a row for each combination",
     )
     add_settings(parser)
-    parser.add_argument("--repeat", type=int, default=1, metavar="N", help="run every variant N times, A B A B")
+    parser.add_argument("--repeat", type=int, default=1, metavar="N", help="run every row N times, A B A B")
     parser.add_argument(
         "--scale-batch", type=float, default=1.0, metavar="F", help="multiply every variant's batch by F, at least 1"
     )
-    parser.add_argument("-o", dest="output", metavar="FILE", help="write the table there too, as Markdown")
+    parser.add_argument(
+        "-o", dest="output", metavar="FILE", help="write the table there too, by the name as .md, .csv, .json or .html"
+    )
     parser.add_argument("--wait", action="store_true", help="wait while another run uses the device")
     parser.add_argument("--cool-to", type=float, metavar="C", help="wait until the GPUs are below C degrees Celsius")
     parser.add_argument("--python", metavar="PATH", help="train with this Python, whatever torch it has")
@@ -56,26 +69,32 @@ def run(arguments: argparse.Namespace) -> int:
         raise UserError(f"--repeat {arguments.repeat} runs nothing", key="--repeat", allowed=["1 or more"])
     if not 0 < arguments.scale_batch < float("inf"):
         raise UserError("--scale-batch must be above 0", key="--scale-batch", allowed=["such as 0.25 or 2"])
-    bench = prepare(arguments.preset, arguments.settings, arguments.scale_batch)
-    if arguments.output and not Path(arguments.output).absolute().parent.is_dir():
-        raise UserError(f"there is no folder {Path(arguments.output).absolute().parent}", key="-o")
+    bench = _prepared(arguments)
+    if arguments.output:
+        check_output(arguments.output)
     outcomes: dict[str, list[Outcome]] = {entry.id: [] for entry in bench.entries}
     with caught() as signals:
         went_on = _run_all(bench, outcomes, Home().ready(), signals, arguments)
     if signals.hung_up:
         return HUNG_UP
     table = tabulate(bench, outcomes)
-    text = markdown(bench, table, _command(arguments))
-    if arguments.output:
-        Path(arguments.output).write_text(text, encoding="utf-8")
     if arguments.json:
-        fields = {"preset": table.preset, "baseline": table.baseline, "rows": table.rows}
-        print_json({**fields, "unpublished": table.unpublished or None})
+        print_json(table.fields())
     elif sys.stdout.isatty():
         _show(table)
     else:
-        print_line(text.rstrip())
+        print_line(markdown(bench, table, _command(arguments)).rstrip())
+    if arguments.output:
+        write_output(arguments.output, bench, table, _command(arguments))
     return EXIT_CODES.get(table.baseline_state, 4) if went_on else INTERRUPTED
+
+
+def _prepared(arguments: argparse.Namespace) -> Bench:
+    """Return the rows to be run. Raises UserError."""
+    vary = read_vary(arguments.vary)
+    if vary:
+        return prepare_grid(arguments.preset, vary, arguments.settings, arguments.scale_batch)
+    return prepare(arguments.preset, arguments.settings, arguments.scale_batch)
 
 
 def _show(table: Table) -> None:
@@ -154,6 +173,8 @@ def _run_one(entry: Entry, home: Home, signals: Signals, arguments: argparse.Nam
 def _command(arguments: argparse.Namespace) -> str:
     """Return the command line that prints this table again."""
     words = ["trainfast-tui", "bench", arguments.preset]
+    for varied in arguments.vary:
+        words += ["--vary", varied]
     for setting in arguments.settings:
         words += ["--set", setting]
     if arguments.repeat != 1:

@@ -23,6 +23,7 @@ from trainfast_runner.results.comparison.difference import (
 )
 from trainfast_runner.results.comparison.repeats import paired_interval
 from trainfast_runner.settings import presets
+from trainfast_runner.settings.knob_type import Knobs
 from trainfast_runner.settings.published import published_for
 from trainfast_runner.settings.spec import RunSpec, from_preset
 
@@ -52,6 +53,8 @@ class Bench:
     entries: tuple[Entry, ...]
     unpublished: str = ""
     """Why the published figures are left out; empty if they are not."""
+    varied: tuple[str, ...] = ()
+    """The knobs of `--vary`, whose values are in the ids."""
 
 
 @dataclass(frozen=True)
@@ -76,11 +79,24 @@ class Row:
     """95 % CI of the difference from the baseline: from pairs of runs if there are enough repetitions, else from the
     steps of the middle runs."""
     published_vs_baseline_percent: float | None = None
+    knobs: Knobs = field(default_factory=dict)
+    """Every knob as asked for."""
+
+    @property
+    def rate(self) -> float | None:
+        """Median samples/s of the finished runs; None when none finished."""
+        return _median(self.samples_per_s)
+
+    @property
+    def peak_bytes(self) -> int | None:
+        """The middle run's peak of device memory, else of the worst rank's allocations; None when not measured."""
+        memory = self.result.memory if self.result is not None else None
+        return (memory.device_peak_used_bytes or memory.peak_allocated_bytes) if memory is not None else None
 
 
 @dataclass(frozen=True)
 class Table:
-    """The object that `bench --json` prints."""
+    """The rows of a bench, as far as they were run."""
 
     preset: str
     baseline: str
@@ -93,6 +109,15 @@ class Table:
         """The end state of the baseline."""
         return next(row.state for row in self.rows if row.id == self.baseline)
 
+    def fields(self) -> dict[str, Any]:
+        """The object that `bench --json` prints."""
+        return {
+            "preset": self.preset,
+            "baseline": self.baseline,
+            "rows": self.rows,
+            "unpublished": self.unpublished or None,
+        }
+
 
 def prepare(reference: str, settings: Sequence[str] = (), scale_batch: float = 1.0) -> Bench:
     """Return the rows of PRESET, or for NAME/VARIANT that one and the baseline, with every setting applied.
@@ -100,25 +125,32 @@ def prepare(reference: str, settings: Sequence[str] = (), scale_batch: float = 1
     `scale_batch` multiplies each row's batch_size, which stays at least 1. Raises UserError.
     """
     preset, chosen = presets.load(reference)
-    if not preset.variants:
+    baseline = preset.baseline_variant
+    if baseline is None:
         tables = [name for name in presets.names() if _has_variants(name)]
         raise UserError(
             f"preset {preset.name} has no variants to compare",
             key=reference,
             allowed=tables,
             nearest=nearest(preset.name, tables),
-            advice=f"trainfast-tui run {preset.name}",
+            advice=f"trainfast-tui bench {preset.name} --vary batch_size=8,16",
         )
-    baseline = preset.baseline or preset.variants[0].id
     entries = []
     reasons = []
     for variant in preset.variants:
-        if chosen is None or variant.id in (chosen.id, baseline):
+        if chosen is None or variant.id in (chosen.id, baseline.id):
             spec = from_preset(preset, variant, settings)
             published, reason = published_for(preset, variant, spec)
-            entries.append(Entry(variant.id, _scaled(spec, scale_batch), published))
+            entries.append(Entry(variant.id, scaled(spec, scale_batch), published))
             reasons.append(reason)
-    return Bench(preset.name, preset.title, baseline, tuple(entries), next(filter(None, reasons), ""))
+    return Bench(preset.name, preset.title, baseline.id, tuple(entries), next(filter(None, reasons), ""))
+
+
+def scaled(spec: RunSpec, factor: float) -> RunSpec:
+    """The run with its batch_size multiplied by `factor`, at least 1."""
+    if factor == 1.0:
+        return spec
+    return spec.turned(batch_size=max(1, round(int(str(spec.knobs["batch_size"])) * factor)))
 
 
 def order(bench: Bench, repeat: int) -> Iterator[tuple[int, Entry]]:
@@ -149,25 +181,18 @@ def _has_variants(name: str) -> bool:
         return False
 
 
-def _scaled(spec: RunSpec, factor: float) -> RunSpec:
-    if factor == 1.0:
-        return spec
-    return spec.turned(batch_size=max(1, round(int(str(spec.knobs["batch_size"])) * factor)))
-
-
 def _row(entry: Entry, outcomes: Sequence[Outcome], first: Entry, base_outcomes: Sequence[Outcome]) -> Row:
     state, reason = _ending(outcomes)
     result = _middle(outcomes)
-    finished = [_rate(outcome) for outcome in outcomes if isinstance(outcome, Result)]
-    rates = [rate for rate in finished if rate is not None]
-    rate = statistics.median(rates) if rates else None
+    rates = _rates(outcomes)
+    rate = _median(rates)
     is_baseline = entry.id == first.id
     published, published_base = _published_rate(entry.published), _published_rate(first.published)
     if not _same_work(entry.spec, first.spec):
         base_outcomes, published_base = (), None
     base = _middle(base_outcomes)
     comparable = base is not None and result is not None and speeds_rank(base, result)
-    base_rate = _rate(base) if base is not None and comparable else None
+    base_rate = _median(_rates(base_outcomes)) if comparable else None
     verdict, interval = (None, None) if is_baseline else _compared(base, result, base_outcomes, outcomes)
     return Row(
         id=entry.id,
@@ -181,6 +206,7 @@ def _row(entry: Entry, outcomes: Sequence[Outcome], first: Entry, base_outcomes:
         samples_per_s=rates,
         interval_percent=interval,
         published_vs_baseline_percent=_percent(published, published_base),
+        knobs=entry.spec.knobs,
     )
 
 
@@ -237,6 +263,16 @@ def _middle(outcomes: Sequence[Outcome]) -> Result | None:
 
 def _rate(result: Result) -> float | None:
     return result.throughput.samples_per_s.median if result.state == "finished" else None
+
+
+def _rates(outcomes: Sequence[Outcome]) -> list[float]:
+    """The samples/s of each finished run."""
+    rates = [_rate(outcome) for outcome in outcomes if isinstance(outcome, Result)]
+    return [rate for rate in rates if rate is not None]
+
+
+def _median(rates: Sequence[float]) -> float | None:
+    return statistics.median(rates) if rates else None
 
 
 def _percent(rate: float | None, base: float | None) -> float | None:

@@ -1,0 +1,78 @@
+"""The rows of `bench --vary`: every combination of the varied values, on top of a preset or of its variants."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Mapping, Sequence
+
+from trainfast_runner.errors import UserError
+from trainfast_runner.search.bench.variants import Bench, Entry, scaled
+from trainfast_runner.settings import presets
+from trainfast_runner.settings.knob_values import KnobValue
+from trainfast_runner.settings.knobs import BY_NAME
+from trainfast_runner.settings.published import published_for
+from trainfast_runner.settings.spec import RunSpec, from_preset
+from trainfast_runner.settings.vary import Vary
+
+MOST_ROWS = 200
+"""Rows of a grid; as runs of a quarter of a minute each, 200 take 50 minutes."""
+Combination = Mapping[str, KnobValue]
+"""A value for each varied knob."""
+
+
+def prepare_grid(reference: str, vary: Vary, settings: Sequence[str] = (), scale_batch: float = 1.0) -> Bench:
+    """Return a row for each combination of the varied values, on top of PRESET or PRESET/VARIANT.
+
+    A PRESET with variants gets these rows for each of them. The baseline is the preset (or its baseline variant, or
+    VARIANT) at its own settings, a row of its own unless the grid has it. Raises UserError for too many rows.
+    """
+    preset, chosen = presets.load(reference)
+    if scale_batch != 1.0 and "batch_size" in vary:
+        raise UserError("--scale-batch would change the sizes of --vary batch_size", key="--scale-batch")
+    bases = preset.variants if chosen is None and preset.variants else (chosen,)
+    _check_count(vary, len(bases))
+    baseline = preset.baseline_variant if chosen is None else chosen
+    combinations = [dict(zip(vary, values, strict=True)) for values in itertools.product(*vary.values())]
+    entries: list[Entry] = []
+    baseline_id = unpublished = ""
+    for base in bases:
+        spec = scaled(from_preset(preset, base, settings), scale_batch)
+        own = {name: spec.knobs[name] for name in vary}
+        prefix = f"{base.id} " if base is not None and len(bases) > 1 else ""
+        if base is baseline:
+            baseline_id = prefix + _id(own)
+        # Published figures are of the variant's own settings.
+        published, reason = ({}, "") if base is None else published_for(preset, base, spec)
+        unpublished = unpublished or reason
+        for combination in [*([own] if base is baseline and own not in combinations else []), *combinations]:
+            figures = published if combination == own else {}
+            entries.append(Entry(prefix + _id(combination), _turned(spec, combination), figures))
+    return Bench(preset.name, preset.title, baseline_id, tuple(entries), unpublished, tuple(vary))
+
+
+def _turned(spec: RunSpec, combination: Combination) -> RunSpec:
+    """The run with these knobs; only those that differ count as changed."""
+    changed = {name: value for name, value in combination.items() if spec.knobs[name] != value}
+    return spec.turned(**changed) if changed else spec
+
+
+def _id(combination: Combination) -> str:
+    return " ".join(f"{name}={BY_NAME[name].show(value)}" for name, value in combination.items())
+
+
+def _check_count(vary: Vary, bases: int) -> None:
+    """Raise UserError with the count and the fewest knobs to drop if there are more than `MOST_ROWS` rows."""
+    count = left = bases * math.prod(map(len, vary.values()))
+    drop: list[str] = []
+    for name, values in sorted(vary.items(), key=lambda item: -len(item[1])):
+        if left <= MOST_ROWS:
+            break
+        left //= len(values)
+        drop.append(name)
+    if drop:
+        raise UserError(
+            f"the grid has {count:,} rows, more than {MOST_ROWS}",
+            key="--vary",
+            advice=f"dropping --vary {' and --vary '.join(drop)}, which leaves {left:,}",
+        )

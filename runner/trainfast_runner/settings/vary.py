@@ -1,0 +1,28 @@
+"""`--vary knob=a,b,c`: the values that a command tries for each knob."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from trainfast_runner.errors import UserError
+from trainfast_runner.settings.knob_values import KnobValue
+from trainfast_runner.settings.knobs import knob
+
+Vary = Mapping[str, Sequence[KnobValue]]
+"""The values of each varied knob, each once."""
+
+
+def read_vary(texts: Iterable[str]) -> dict[str, list[KnobValue]]:
+    """Return the values of each `knob=a,b,c`, read by its knob. Raises UserError, also for a knob given twice."""
+    found: dict[str, list[KnobValue]] = {}
+    for text in texts:
+        name, equals, values = text.partition("=")
+        name = name.strip()
+        if not equals or not name:
+            raise UserError(f"--vary takes knob=a,b,c, not {text!r}", key=name or text)
+        entry = knob(name)
+        if name in found:
+            given = ",".join(map(entry.show, found[name]))
+            raise UserError(f"--vary {name} is given twice", key=name, advice=f"--vary {name}={given},{values}")
+        found[name] = list(dict.fromkeys(entry.read(value.strip()) for value in values.split(",")))
+    return found

@@ -1,0 +1,196 @@
+"""The rows of `bench --vary`, and the files of a table."""
+
+from __future__ import annotations
+
+import csv
+import json
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+
+from core.test_bench import ended
+from trainfast_runner.errors import UserError
+from trainfast_runner.search.bench.grid import MOST_ROWS, prepare_grid
+from trainfast_runner.search.bench.report import markdown
+from trainfast_runner.search.bench.variants import Bench, Outcome, order, tabulate
+from trainfast_runner.settings.vary import read_vary
+from trainfast_tui.cli.bench_file import check_output, write_output
+
+
+def grid(reference: str, *vary: str, settings: tuple[str, ...] = ()) -> Bench:
+    return prepare_grid(reference, read_vary(vary), settings)
+
+
+def ids(bench: Bench) -> list[str]:
+    return [entry.id for entry in bench.entries]
+
+
+def test_rows_are_the_product_of_the_values() -> None:
+    bench = grid("tiny-llama", "batch_size=8,16", "precision=fp32,bf16")
+    assert ids(bench) == [
+        "batch_size=8 precision=fp32",
+        "batch_size=8 precision=bf16",
+        "batch_size=16 precision=fp32",
+        "batch_size=16 precision=bf16",
+    ]
+    assert [entry.spec.changed for entry in bench.entries] == [
+        (),
+        ("precision",),
+        ("batch_size",),
+        ("batch_size", "precision"),
+    ]
+    assert bench.baseline == "batch_size=8 precision=fp32"
+
+
+def test_the_baseline_is_the_presets_own_settings_and_a_row_of_its_own_where_the_grid_lacks_it() -> None:
+    bench = grid("tiny-llama", "batch_size=2,4", settings=("batch_size=3",))
+    assert (bench.baseline, ids(bench)) == ("batch_size=3", ["batch_size=3", "batch_size=2", "batch_size=4"])
+    assert [entry.id for _, entry in order(bench, 2)] == ids(bench) * 2
+
+
+def test_a_preset_with_variants_has_the_grid_for_each_of_them() -> None:
+    bench = grid("benchmarks-bert", "batch_size=4,512")
+    assert bench.baseline == "bert_1 batch_size=56"
+    assert len(bench.entries) == 6 * 2 + 1
+    assert "bert_6 batch_size=512" in ids(bench)
+    own = next(entry for entry in bench.entries if entry.id == bench.baseline)
+    assert own.published["samples_per_s"] == 88.9
+    # A source measured its own settings only.
+    assert all(not entry.published for entry in bench.entries if entry is not own)
+
+
+def test_a_variant_is_its_own_baseline() -> None:
+    bench = grid("benchmarks-bert/bert_4", "grad_accum=1,2")
+    assert (bench.baseline, ids(bench)) == ("grad_accum=1", ["grad_accum=1", "grad_accum=2"])
+    assert {entry.spec.variant for entry in bench.entries} == {"bert_4"}
+
+
+def test_equal_values_are_one_row() -> None:
+    assert ids(grid("tiny-llama", "batch_size=8, 08,16")) == ["batch_size=8", "batch_size=16"]
+
+
+def test_devices_are_joined_by_plus() -> None:
+    assert [entry.spec.knobs["devices"] for entry in grid("tiny-llama", "devices=0+1,2,cpu").entries] == [
+        None,
+        "0+1",
+        2,
+        "cpu",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("vary", "said"),
+    [
+        (("batchsize=1",), "did you mean batch_size?"),
+        (("precision=bf61",), "did you mean bf16?"),
+        (("batch_size",), "--vary takes knob=a,b,c"),
+        (("batch_size=",), "must be a whole number, not ''"),
+        (("batch_size=1,2", "batch_size=4"), "try --vary batch_size=1,2,4"),
+    ],
+)
+def test_bad_values_name_the_nearest(vary: tuple[str, ...], said: str) -> None:
+    with pytest.raises(UserError) as refused:
+        read_vary(vary)
+    assert said in refused.value.line()
+
+
+def test_a_grid_of_a_million_rows_names_the_knobs_to_drop() -> None:
+    hundred = ",".join(map(str, range(1, 101)))
+    with pytest.raises(UserError) as refused:
+        grid("tiny-llama", f"batch_size={hundred}", "workers=0,1", f"grad_accum={hundred}", f"seed={hundred}")
+    line = refused.value.line()
+    assert line.startswith(f"the grid has 2,000,000 rows, more than {MOST_ROWS}; try dropping --vary batch_size and")
+    assert line.endswith("--vary grad_accum, which leaves 200")
+
+
+def test_scaled_sizes_are_not_those_of_the_ids() -> None:
+    with pytest.raises(UserError, match="--scale-batch"):
+        prepare_grid("tiny-llama", read_vary(["batch_size=1,2"]), (), 0.5)
+    assert prepare_grid("tiny-llama", read_vary(["workers=0,1"]), (), 0.5).entries[0].spec.knobs["batch_size"] == 4
+
+
+@pytest.fixture
+def bench() -> Bench:
+    return grid("tiny-llama", "batch_size=8,16", "strategy=single,dp")
+
+
+@pytest.fixture
+def outcomes(bench: Bench) -> dict[str, list[Outcome]]:
+    refused = UserError("<b>dp</b> needs\n two | GPUs \x1b[31m", key="strategy")
+    return {
+        "batch_size=8 strategy=single": [ended(100), ended(110)],
+        "batch_size=8 strategy=dp": [refused],
+        "batch_size=16 strategy=single": [ended(150), ended(160)],
+        "batch_size=16 strategy=dp": [refused],
+    }
+
+
+def written(bench: Bench, outcomes: dict[str, list[Outcome]], path: Path) -> str:
+    check_output(str(path))
+    write_output(str(path), bench, tabulate(bench, outcomes), "trainfast-tui bench x")
+    return path.read_text()
+
+
+def test_a_row_of_the_table_does_not_repeat_its_id(bench: Bench, outcomes: dict[str, list[Outcome]]) -> None:
+    rows = [line for line in markdown(bench, tabulate(bench, outcomes), "x").splitlines() if "batch_size=" in line]
+    assert rows[0].startswith("| batch_size=8 strategy=single (baseline) | seq_len=128 precision=fp32 | 105 | +0.0 %")
+    assert rows[2].startswith("| batch_size=16 strategy=single |  | 155 | +47.6 %")
+
+
+def test_json_is_that_of_the_command(bench: Bench, outcomes: dict[str, list[Outcome]], tmp_path: Path) -> None:
+    found = json.loads(written(bench, outcomes, tmp_path / "table.json"))
+    assert [row["state"] for row in found["rows"]] == ["finished", "refused"] * 2
+    assert [row["knobs"]["batch_size"] for row in found["rows"]] == [8, 8, 16, 16]
+    assert found["rows"][2]["result"]["throughput"]["samples_per_s"]["median"] == 150
+
+
+def test_csv_has_figures_in_full_and_the_knobs_that_differ(
+    bench: Bench, outcomes: dict[str, list[Outcome]], tmp_path: Path
+) -> None:
+    base, refused, faster, _ = csv.DictReader(written(bench, outcomes, tmp_path / "table.csv").splitlines())
+    assert (base["baseline"], float(base["samples_per_s"]), base["strategy"]) == ("1", 105, "single")
+    assert (refused["state"], refused["samples_per_s"]) == ("refused", "")
+    assert "two | GPUs" in refused["reason"]
+    assert float(faster["vs_baseline_percent"]) == pytest.approx(100 * (155 / 105 - 1))
+    assert faster["batch_size"] == "16"
+    assert "seq_len" not in faster
+
+
+class Page(HTMLParser):
+    """The tags and the texts of a page."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.tags: set[str] = set()
+        self.texts: list[str] = []
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.add(tag)
+        assert not {"src", "href"} & dict(attrs).keys()
+
+    def handle_data(self, data: str) -> None:
+        self.texts.append(data)
+
+
+def test_html_is_one_page_with_all_text_escaped(
+    bench: Bench, outcomes: dict[str, list[Outcome]], tmp_path: Path
+) -> None:
+    text = written(bench, outcomes, tmp_path / "TABLE.HTML")
+    page = Page(text)
+    assert {"table", "thead", "tbody"} < page.tags
+    assert not {"b", "script", "link", "img"} & page.tags
+    assert "refused: <b>dp</b> needs two | GPUs " in page.texts
+    assert "\x1b" not in text
+    assert "url(" not in text
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [("table.htm", "did you mean .html?"), ("table", "allowed: .md, .csv"), ("no/table.md", "there is no folder")],
+)
+def test_a_file_that_cannot_be_written_is_refused_first(tmp_path: Path, name: str, said: str) -> None:
+    with pytest.raises(UserError) as refused:
+        check_output(str(tmp_path / name))
+    assert said in refused.value.line()

@@ -1,0 +1,117 @@
+"""`bench -o FILE`: the table as Markdown, CSV, JSON or one HTML page, by the ending of the file's name."""
+
+from __future__ import annotations
+
+import csv
+import io
+import os
+from collections.abc import Callable, Iterator
+from html import escape
+from pathlib import Path
+
+import msgspec
+
+from trainfast_runner.errors import UserError, nearest
+from trainfast_runner.search.bench.report import cells, markdown, notes
+from trainfast_runner.search.bench.variants import Bench, Row, Table
+from trainfast_runner.settings.knobs import BY_NAME
+from trainfast_tui.text.format import plain
+
+FIGURES = (
+    *("samples_per_s", "vs_baseline_percent", "ci_low_percent", "ci_high_percent", "step_ms", "peak_bytes"),
+    *("published_samples_per_s", "ratio"),
+)
+STYLE = """
+body { font: 15px/1.5 system-ui, sans-serif; margin: 2em; color: #222; background: #fff }
+table { border-collapse: collapse }
+th, td { padding: .25em .75em; border-bottom: 1px solid #ccc; text-align: right; white-space: nowrap }
+.text { text-align: left; white-space: normal }
+@media (prefers-color-scheme: dark) { body { color: #ddd; background: #181818 } }
+"""
+
+
+def check_output(name: str) -> None:
+    """Raise UserError if the table cannot be written to this file."""
+    path = Path(name).absolute()
+    if path.suffix.lower() not in WRITERS:
+        close = nearest(path.suffix, WRITERS) if path.suffix else None
+        raise UserError(f"{name}: no known kind of file", key="-o", allowed=list(WRITERS), nearest=close)
+    if not path.parent.is_dir():
+        raise UserError(f"there is no folder {path.parent}", key="-o")
+    if path.is_dir():
+        raise UserError(f"{path} is a folder", key="-o")
+    if not os.access(path if path.exists() else path.parent, os.W_OK):
+        raise UserError(f"{path} cannot be written", key="-o")
+
+
+def write_output(name: str, bench: Bench, table: Table, command: str) -> None:
+    """Write the table to a file that `check_output` has passed. Raises UserError when the disk refuses it."""
+    text = WRITERS[Path(name).suffix.lower()](bench, table, command)
+    try:
+        Path(name).write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise UserError(f"cannot write {name}: {error.strerror}", key="-o") from None
+
+
+def _csv(bench: Bench, table: Table, command: str) -> str:
+    """A line a row: figures in full, empty where there are none, and the knobs by which rows differ."""
+    knobs = [name for name in BY_NAME if len({row.knobs[name] for row in table.rows}) > 1]
+    lines = io.StringIO()
+    writer = csv.writer(lines)
+    writer.writerow(["id", "baseline", "state", "reason", "run_id", *FIGURES, *knobs])
+    for row in table.rows:
+        figures = ["" if value is None else value for value in _figures(row)]
+        shown = [BY_NAME[name].show(row.knobs[name]) for name in knobs]
+        run_id = row.result.run_id if row.result is not None else ""
+        is_baseline = int(row.id == table.baseline)
+        writer.writerow([plain(row.id), is_baseline, row.state, plain(row.reason), run_id, *figures, *shown])
+    return lines.getvalue()
+
+
+def _figures(row: Row) -> Iterator[float | None]:
+    """Yield the values of `FIGURES`."""
+    yield from (row.rate, row.vs_baseline_percent, *(row.interval_percent or (None, None)))
+    yield row.result.step_ms.p50 if row.result is not None else None
+    yield from (row.peak_bytes, row.published.get("samples_per_s"), row.ratio)
+
+
+def _json(bench: Bench, table: Table, command: str) -> str:
+    return msgspec.json.encode(table.fields()).decode() + "\n"
+
+
+def _html(bench: Bench, table: Table, command: str) -> str:
+    """A page that loads nothing and runs no script; every text in it is escaped."""
+    header, rows = cells(bench, table)
+    title = _text(bench.title)
+    return "\n".join(
+        [
+            '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">',
+            f"<title>{title}</title>\n<style>{STYLE}</style>\n</head>\n<body>",
+            f"<h1>{title}</h1>\n<p><code>{_text(command)}</code></p>",
+            f"<table>\n<thead>\n{_line('th', header)}\n</thead>\n<tbody>",
+            *(_line("td", row) for row in rows),
+            "</tbody>\n</table>",
+            *(f"<p>{_text(note)}</p>" for note in notes(table)),
+            "</body>\n</html>\n",
+        ]
+    )
+
+
+def _line(tag: str, texts: list[str]) -> str:
+    """A table row: the variant, its settings and its state to the left, figures to the right."""
+    sides = [' class="text"', ' class="text"', *[""] * (len(texts) - 3), ' class="text"']
+    inner = (f"<{tag}{side}>{_text(text)}</{tag}>" for side, text in zip(sides, texts, strict=True))
+    return f"<tr>{''.join(inner)}</tr>"
+
+
+def _text(text: str) -> str:
+    return escape(plain(text))
+
+
+WRITERS: dict[str, Callable[[Bench, Table, str], str]] = {
+    ".md": markdown,
+    ".csv": _csv,
+    ".json": _json,
+    ".html": _html,
+}
+"""The writer of each ending."""
